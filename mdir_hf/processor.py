@@ -105,38 +105,10 @@ class _Here(threading.local):
     n_cores: int | None = None
 
 
-class _OthersPools:
-    """Process-wide thread pools, limited to one thread inside :func:`one_pool`."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.n_inside = 0
-        self.before: list[tuple[LibController, int]] = []
-
-    def enter(self) -> None:
-        with self.lock:
-            if self.n_inside == 0:
-                libraries = get_cached_controller().lib_controllers  # a lookup takes milliseconds
-                self.before = [(library, library.num_threads) for library in libraries if library.user_api == "blas"]
-            self.n_inside += 1
-            self._set([(library, 1) for library, _ in self.before])
-
-    def leave(self) -> None:
-        with self.lock:
-            self.n_inside -= 1
-            if self.n_inside == 0:
-                self._set(self.before)
-
-    @staticmethod
-    def _set(threads: list[tuple[LibController, int]]) -> None:
-        for library, n_threads in threads:
-            library.set_num_threads(n_threads)
-        # threadpoolctl lets only the thread that set a limit change it, but the last thread to leave restores it here.
-        OpenBLASController.clear_controlling_thread()
-
-
 _here = _Here()
-_others = _OthersPools()
+_blas = threading.Lock()
+_blas_before: list[list[tuple[LibController, int]]] = []
+"""Threads of each BLAS library before the first block of :func:`one_pool`, once for each block that runs."""
 _all_cores = threading.Lock()
 _torch = threading.Lock()
 
@@ -154,14 +126,42 @@ def one_pool() -> Iterator[None]:
     with _torch:  # new threads inherit a process-wide setting, which _set_torch_threads changes for a moment
         before = torch.get_num_threads()
     _here.n_cores = min(before, usable_cores())
-    _others.enter()
     try:
-        _set_torch_threads(1)
+        with _blas_on_one_thread():
+            try:
+                _set_torch_threads(1)
+                yield
+            finally:
+                _set_torch_threads(before)
+    finally:
+        _here.n_cores = None
+
+
+@contextmanager
+def _blas_on_one_thread() -> Iterator[None]:
+    """Limit the process-wide pools of BLAS to one thread, until the last block ends."""
+    with _blas:
+        if _blas_before:
+            before = _blas_before[0]
+        else:
+            libraries = get_cached_controller().lib_controllers  # a lookup takes milliseconds
+            before = [(library, library.num_threads) for library in libraries if library.user_api == "blas"]
+        _blas_before.append(before)
+        _set_blas_threads([(library, 1) for library, _ in before])
+    try:
         yield
     finally:
-        _set_torch_threads(before)
-        _others.leave()
-        _here.n_cores = None
+        with _blas:
+            _blas_before.pop()
+            if not _blas_before:
+                _set_blas_threads(before)
+
+
+def _set_blas_threads(threads: list[tuple[LibController, int]]) -> None:
+    for library, n_threads in threads:
+        library.set_num_threads(n_threads)
+    # threadpoolctl lets only the thread that set a limit change it, but the last thread to leave restores it here.
+    OpenBLASController.clear_controlling_thread()
 
 
 @contextmanager

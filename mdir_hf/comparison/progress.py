@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import NoReturn
 
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled
@@ -45,43 +44,42 @@ LOOKED_FOR = {
 _PARTS = {"layers": "maps", "modules": "layers", "rows": "models", "pairs": "pairs", "trees": "trees", "cards": "cards"}
 
 
-class ProgressBar:
-    """Show the latest :class:`~mdir_hf.comparison.progress.Progress` on a terminal inside a ``with`` block."""
+@contextmanager
+def progress_bar(*, is_wanted: bool) -> Iterator[Callable[[Progress], None]]:
+    """Show the latest progress on a terminal inside the block.
 
-    def __init__(self, *, is_wanted: bool) -> None:
-        is_terminal = sys.stderr is not None and sys.stderr.isatty()
-        self._is_shown = is_wanted and is_terminal and not are_progress_bars_disabled()
-        self._told: Progress | None = None
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._show, name="mdir-hf-progress", daemon=True)
+    Yields a function that sets it; it is thread-safe and cheap.
+    """
+    latest: Progress | None = None
+    ended = threading.Event()
 
-    def __enter__(self) -> ProgressBar:
-        if self._is_shown:
-            self._thread.start()
-        return self
+    def tell(progress: Progress) -> None:
+        nonlocal latest
+        latest = progress
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._ended.set()
-        if self._is_shown:
-            self._thread.join()
-
-    def tell(self, progress: Progress) -> None:
-        """Set the current progress. Thread-safe and cheap."""
-        self._told = progress
-
-    def _show(self) -> None:
-        if self._ended.wait(DELAY_S):
+    def show() -> None:
+        if ended.wait(DELAY_S):
             return
         bar: tqdm[NoReturn] = tqdm(file=sys.stderr, leave=False, dynamic_ncols=True, bar_format="{desc}")
         with bar:
             bar.start_t -= DELAY_S
             while True:
-                if self._told is not None:
-                    _draw(bar, self._told)
-                if self._ended.wait(_BETWEEN_DRAWINGS_S):
+                if latest is not None:
+                    _draw(bar, latest)
+                if ended.wait(_BETWEEN_DRAWINGS_S):
                     return
+
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+    if not is_wanted or not is_terminal or are_progress_bars_disabled():
+        yield tell
+        return
+    thread = threading.Thread(target=show, name="mdir-hf-progress", daemon=True)
+    thread.start()
+    try:
+        yield tell
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _draw(bar: tqdm[NoReturn], progress: Progress) -> None:
@@ -162,7 +160,7 @@ class Watch:
         self._planned: tuple[int, int] | None = None
         self._listeners = listeners
         self._progress = Progress("opening", 0)
-        self._bar = ProgressBar(is_wanted=listeners.progress)
+        self._show: Callable[[Progress], None] = lambda progress: None
         self._lock = threading.Lock()
 
     @property
@@ -186,7 +184,7 @@ class Watch:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Report bytes as they arrive, and show the progress bar."""
-        with self._bar, self._ledger.listening(self._arrived):
+        with progress_bar(is_wanted=self._listeners.progress) as self._show, self._ledger.listening(self._arrived):
             yield
 
     def enter(self, stage: str, bytes_expected: int | None = None) -> None:
@@ -226,7 +224,7 @@ class Watch:
 
     def _tell(self, progress: Progress) -> None:
         self._progress = progress
-        self._bar.tell(progress)
+        self._show(progress)
         if self._listeners.on_progress is None:
             return
         try:

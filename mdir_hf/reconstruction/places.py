@@ -74,7 +74,7 @@ class TensorPlace:
         """Make the place of a part of a stored tensor of this shape."""
         rows = None if part.is_whole else part.rows(shape)
         if kind == "bias":
-            rows = None if part.is_whole else part.layout.rows(shape[0], part.heads)
+            rows = None if part.is_whole else part.rows_of(shape[0])
         return cls(kind, layer, role, expert, is_shared, part, rows)
 
     def taken(self, values: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mdir_hf._version import __version__
-from mdir_hf.comparison.progress import Progress, ProgressBar, Watch
+from mdir_hf.comparison.progress import Progress, Watch, progress_bar
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, sample_name
@@ -236,8 +236,8 @@ def _read_models(
     done = {name for name, result in results.models.items() if result.error is None and sample.key(name) in store}
     todo = [name for name in wanted if name not in done]
     n_done = n_bytes = 0
-    with ProgressBar(is_wanted=plan.progress) as bar:
-        bar.tell(Progress("rows", 0, n_parts=len(todo)))
+    with progress_bar(is_wanted=plan.progress) as tell:
+        tell(Progress("rows", 0, n_parts=len(todo)))
 
         def record(outcome: Taken) -> None:
             nonlocal n_done, n_bytes
@@ -247,7 +247,7 @@ def _read_models(
             model = None if outcome.fingerprint is None else outcome.fingerprint.model
             results.add_model(ModelResult(outcome.name, model, outcome.error, outcome.bytes_read))
             n_done, n_bytes = n_done + 1, n_bytes + outcome.bytes_read
-            bar.tell(Progress("rows", n_bytes, None, n_done, len(todo)))
+            tell(Progress("rows", n_bytes, None, n_done, len(todo)))
 
         tasks = [
             (name, (name, sample.tokens, plan.reading, sample.pins.get(name), sample.neuron_seed)) for name in todo
@@ -284,14 +284,14 @@ def _compare_pairs(
         return stored
 
     n_done, n_pairs = 0, sum(map(len, todo))
-    with ProgressBar(is_wanted=plan.progress) as bar:
-        bar.tell(Progress("pairs", 0, n_parts=n_pairs))
+    with progress_bar(is_wanted=plan.progress) as tell:
+        tell(Progress("pairs", 0, n_parts=n_pairs))
 
         def record(outcome: list[PairResult]) -> None:
             nonlocal n_done
             results.add_pairs(outcome)
             n_done += len(outcome)
-            bar.tell(Progress("pairs", 0, None, n_done, n_pairs))
+            tell(Progress("pairs", 0, None, n_done, n_pairs))
 
         def arguments(tile: Sequence[Pair]) -> tuple[Any, ...]:
             names = dict.fromkeys(name for pair in tile for name in pair)

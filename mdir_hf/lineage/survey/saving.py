@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from mdir_hf.comparison.progress import Progress, ProgressBar
+from mdir_hf.comparison.progress import Progress, progress_bar
 from mdir_hf.errors import InputError, MdirError
 from mdir_hf.lineage.cards.declared import declared_in
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
@@ -229,10 +229,10 @@ def add_declared(report: SurveyReport, reading: Reading, *, progress: bool = Fal
         except MdirError:
             return replace(result, declared_bases=None)
 
-    with ProgressBar(is_wanted=progress) as bar, ThreadPoolExecutor(READERS) as pool:
+    with progress_bar(is_wanted=progress) as tell, ThreadPoolExecutor(READERS) as pool:
         for n_done, result in enumerate(pool.map(declared, names), start=1):
             models[result.name] = result
-            bar.tell(Progress("cards", 0, None, n_done, len(names)))
+            tell(Progress("cards", 0, None, n_done, len(names)))
     return replace(report, models=models)
 
 

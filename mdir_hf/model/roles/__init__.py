@@ -6,7 +6,7 @@ from mdir_hf.model.roles.layers import Layer
 from mdir_hf.model.roles.numbered_channels import meaning_of_numbers
 from mdir_hf.model.roles.parts import StoredWeight, WeightPart, WeightProduct, part_shape, read_experts, read_part
 from mdir_hf.model.roles.resolve import WITHOUT_EMBEDDING, Anatomy, resolve_anatomy
-from mdir_hf.model.roles.roles import FusedRows, HeadCounts, Role, RowsOfEach, WholeTensor
+from mdir_hf.model.roles.roles import FusedRows, HeadCounts, Role, RowsOfEach
 
 __all__ = [
     "WITHOUT_EMBEDDING",
@@ -20,7 +20,6 @@ __all__ = [
     "StoredWeight",
     "WeightPart",
     "WeightProduct",
-    "WholeTensor",
     "gguf_config",
     "language_config",
     "meaning_of_numbers",

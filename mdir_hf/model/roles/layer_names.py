@@ -87,30 +87,19 @@ def is_in_layer(name: str) -> bool:
     return _NUMBER.search(name) is not None
 
 
-class NamesOfLayer:
-    """The names in one layer, with their patterns."""
+def rows_of(rest: str) -> tuple[LayerRow, ...]:
+    """Return the rows of the table that a name in a layer matches, in table order."""
+    patterns = _patterns_of(rest)
+    return _rows_with(patterns) if patterns else ()
 
-    def __init__(self, rests: Iterable[str]) -> None:
-        self.rests = tuple(rests)
-        self._patterns = {rest: _patterns_of(rest) for rest in self.rests}
-        self._by_pattern: dict[str, list[str]] = defaultdict(list)
-        for rest, patterns in self._patterns.items():
-            for pattern in patterns:
-                self._by_pattern[pattern].append(rest)
 
-    def rows_of(self, rest: str) -> tuple[LayerRow, ...]:
-        """Return the rows that a name matches, in table order."""
-        patterns = self._patterns[rest]
-        return _rows_with(patterns) if patterns else ()
-
-    def has(self, pattern: str) -> bool:
-        """Return whether a tensor matches this pattern of a table."""
-        return pattern in self._by_pattern
-
-    def only(self, pattern: str | None) -> str | None:
-        """Return the only tensor that matches a pattern, or None."""
-        matches = [] if pattern is None else self._by_pattern.get(pattern, [])
-        return matches[0] if len(matches) == 1 else None
+def names_by_pattern(rests: Iterable[str]) -> dict[str, list[str]]:
+    """Return the names in a layer by each pattern of a table that they match."""
+    by_pattern: dict[str, list[str]] = defaultdict(list)
+    for rest in rests:
+        for pattern in _patterns_of(rest):
+            by_pattern[pattern].append(rest)
+    return dict(by_pattern)
 
 
 def is_factor(rest: str) -> bool:

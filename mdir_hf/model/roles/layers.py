@@ -15,7 +15,7 @@ from mdir_hf.errors import AnatomyError
 from mdir_hf.model.roles import tables
 from mdir_hf.model.roles.config import ConfigSizes
 from mdir_hf.model.roles.families import PRODUCT_ROWS
-from mdir_hf.model.roles.layer_names import NamesOfLayer, Stack, expert_of, is_factor
+from mdir_hf.model.roles.layer_names import Stack, expert_of, is_factor, names_by_pattern, rows_of
 from mdir_hf.model.roles.parts import StoredWeight, WeightPart, WeightProduct
 from mdir_hf.model.roles.roles import HeadCounts, Role, head_counts
 from mdir_hf.model.roles.rows import LayerRow, ProductRow, RopeLayout
@@ -105,8 +105,8 @@ def _n_roles(stack: Stack, sizes: ConfigSizes) -> int:
     most = 0
     for index in (min(stack.names), max(stack.names)):
         placed_parts = _Placed()
-        names = NamesOfLayer(stack.names[index])
-        for rest in names.rests:
+        names = names_by_pattern(stack.names[index])
+        for rest in stack.names[index]:
             _place(stack, index, rest, names, sizes, placed_parts)
         _place_products(stack, index, names, sizes, placed_parts)
         roles = placed_parts.parts.keys() | {role for parts in placed_parts.mlps() for role in parts}
@@ -145,8 +145,8 @@ def place_layers(stack: Stack, sizes: ConfigSizes, notes: list[str]) -> tuple[tu
     n_experts = 0
     unplaced: list[str] = []
     for index, placed_parts in placed.items():
-        names = NamesOfLayer(stack.names[index])
-        unknown = [rest for rest in names.rests if not _place(stack, index, rest, names, sizes, placed_parts)]
+        names = names_by_pattern(stack.names[index])
+        unknown = [rest for rest in stack.names[index] if not _place(stack, index, rest, names, sizes, placed_parts)]
         factors = _place_products(stack, index, names, sizes, placed_parts)
         n_experts += placed_parts.n_experts()
         if n_experts > tables.MOST_EXPERTS_OF_ALL:
@@ -232,9 +232,13 @@ def _by_number(experts: Mapping[int, dict[Role, WeightPart]]) -> list[dict[Role,
     return [experts.get(number, {}) for number in range(max(experts, default=-1) + 1)]
 
 
-def _place(stack: Stack, index: int, rest: str, names: NamesOfLayer, sizes: ConfigSizes, placed_parts: _Placed) -> bool:
+_Names = Mapping[str, Sequence[str]]
+"""The names in a layer by pattern."""
+
+
+def _place(stack: Stack, index: int, rest: str, names: _Names, sizes: ConfigSizes, placed_parts: _Placed) -> bool:
     heads = sizes.heads_of(index)
-    for row in names.rows_of(rest):
+    for row in rows_of(rest):
         if not _holds(row, names, sizes):
             continue
         n_experts = _n_experts(row, sizes)
@@ -242,7 +246,7 @@ def _place(stack: Stack, index: int, rest: str, names: NamesOfLayer, sizes: Conf
             continue  # unknown; the number would cost the header of its shard
         if row.experts == "numbered" and expert_of(rest, row) >= (sizes.n_experts or tables.MOST_EXPERTS):
             return False  # LongCat's experts that do nothing are partly stored
-        if not all(layout.is_known(heads) for _, layout in row.parts):
+        if not all(layout is None or layout.is_known(heads) for _, layout in row.parts):
             return False  # the name is known but the config does not determine the layout, so later rows must not guess
         if row.transposed is None and sizes.hidden_size is None:
             return False  # the orientation depends on the width of the model
@@ -280,24 +284,22 @@ def _n_experts(row: LayerRow, sizes: ConfigSizes) -> int | None:
     return sizes.n_shared_experts if row.experts == "stacked shared" else 0
 
 
-def _place_products(
-    stack: Stack, index: int, names: NamesOfLayer, sizes: ConfigSizes, placed_parts: _Placed
-) -> set[str]:
+def _place_products(stack: Stack, index: int, names: _Names, sizes: ConfigSizes, placed_parts: _Placed) -> set[str]:
     used: set[str] = set()
     heads = sizes.heads_of(index)
     for row in PRODUCT_ROWS:
         if (
-            not names.has(row.left)
+            row.left not in names
             or row.role in placed_parts.parts
             or (row.model_types and sizes.architecture not in row.model_types)
         ):
             continue
         if sizes.architecture in row.except_model_types:
             continue
-        left, right, gain = names.only(row.left), names.only(row.right), names.only(row.gain)
+        left, right, gain = (_only(names, pattern) for pattern in (row.left, row.right, row.gain))
         if left is None or right is None or (gain is None and row.gain is not None):
             continue
-        if not (row.left_layout.is_known(heads) and row.right_layout.is_known(heads)):
+        if not all(layout is None or layout.is_known(heads) for layout in (row.left_layout, row.right_layout)):
             continue
         used |= {rest for rest in (left, right, gain) if rest is not None}
         placed_parts.parts[row.role] = WeightProduct(
@@ -316,13 +318,18 @@ def _place_products(
     return used
 
 
-def _holds(row: LayerRow, names: NamesOfLayer, sizes: ConfigSizes) -> bool:
+def _only(names: _Names, pattern: str | None) -> str | None:
+    matches = () if pattern is None else names.get(pattern, ())
+    return matches[0] if len(matches) == 1 else None
+
+
+def _holds(row: LayerRow, names: _Names, sizes: ConfigSizes) -> bool:
     if row.model_types and sizes.architecture not in row.model_types:
         return False
     if row.needs_number is not None and row.needs_number not in sizes.numbers:
         return False
     if any(sizes.flags.get(key) not in answers for key, answers in row.when):
         return False
-    if row.beside is not None and not names.has(row.beside):
+    if row.beside is not None and row.beside not in names:
         return False
-    return row.unless_beside is None or not names.has(row.unless_beside)
+    return row.unless_beside is None or row.unless_beside not in names

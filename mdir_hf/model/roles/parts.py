@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from mdir_hf.errors import AnatomyError
-from mdir_hf.model.roles.roles import WHOLE, HeadCounts, IntArray, Layout, Role
+from mdir_hf.model.roles.roles import HeadCounts, IntArray, Layout, Role
 
 ShapeOf = Callable[[str], tuple[int, ...]]
 """Returns the stored shape of a tensor by name; each call may cost the header of a shard."""
@@ -36,6 +36,7 @@ class WeightPart:
     """The stored weight of one role.
 
     Attributes:
+        layout: Its rows of the tensor; None for all.
         transposed: Whether the checkpoint stores ``(d_in, d_out)``.
         expert: Index along the first axis of stacked experts, or None.
         n_experts: Experts that one matrix holds one below the other, or None.
@@ -46,7 +47,7 @@ class WeightPart:
     """
 
     tensor: str
-    layout: Layout = WHOLE
+    layout: Layout | None = None
     transposed: bool = False
     heads: HeadCounts | None = None
     expert: int | None = None
@@ -64,7 +65,11 @@ class WeightPart:
     @property
     def is_whole(self) -> bool:
         """Whether it includes every row of the tensor."""
-        return self.layout == WHOLE and self.expert is None and not self.per_head
+        return self.layout is None and self.expert is None and not self.per_head
+
+    def rows_of(self, n_rows: int) -> IntArray:
+        """Return its rows among ``n_rows`` rows of the tensor."""
+        return np.arange(n_rows, dtype=np.int64) if self.layout is None else self.layout.rows(n_rows, self.heads)
 
     def rows(self, stored_shape: tuple[int, ...]) -> IntArray:
         """Return its rows in the ``(d_out, d_in)`` matrix.
@@ -77,7 +82,7 @@ class WeightPart:
             raise AnatomyError(f"tensor {self.tensor!r} has shape (), a single number; expected a vector or a matrix")
         n_rows = matrix[-1] if self.is_transposed(stored_shape) else matrix[0]
         try:
-            return self.layout.rows(n_rows, self.heads)
+            return self.rows_of(n_rows)
         except AnatomyError as exc:
             raise AnatomyError(f"tensor {self.tensor!r} of shape {stored_shape}: {exc.message}") from exc
 

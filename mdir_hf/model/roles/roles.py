@@ -114,21 +114,6 @@ class Layout(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class WholeTensor:
-    """The whole tensor is the weight."""
-
-    def rows(self, n_rows: int, heads: HeadCounts | None) -> IntArray:
-        """Return all row numbers."""
-        del heads
-        return np.arange(n_rows, dtype=np.int64)
-
-    def is_known(self, heads: HeadCounts | None) -> bool:
-        """Return True."""
-        del heads
-        return True
-
-
-@dataclass(frozen=True, slots=True)
 class FusedRows:
     """Several weights in one tensor: equal groups of rows, and in each group one share per weight.
 
@@ -214,9 +199,6 @@ class RowsOfEach:
     def is_known(self, heads: HeadCounts | None) -> bool:
         """Return whether the config states both numbers."""
         return _are_known((self.groups, self.count), heads)
-
-
-WHOLE = WholeTensor()
 
 
 def _are_known(counts: tuple[StatedCount, ...], heads: HeadCounts | None) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mdir_hf.model.roles.rows import YES, Answer, RopeLayout
+from mdir_hf.model.roles.rows import RopeLayout
 
 _Config = Mapping[str, object]
 
@@ -21,91 +21,64 @@ class Rotation:
     dim: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RotationRow:
-    """How rows pair up in some families.
+ROTATED_IN_WINDOWS = frozenset(
+    {"afmoe", "beam", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "flint", "kolibri1"}
+)
+"""Families in which positions affect only the layers with a window."""
 
-    Attributes:
-        when: See :class:`~mdir_hf.model.roles.rows.LayerRow`.
-        layer_types: Entries of ``layer_types`` it applies to; empty for all.
-    """
-
-    layout: RopeLayout
-    model_types: frozenset[str]
-    when: tuple[tuple[str, frozenset[Answer]], ...] = ()
-    layer_types: frozenset[str] = frozenset()
-
-
-ROTATION_ROWS: tuple[RotationRow, ...] = (
-    RotationRow("none", frozenset({"falcon", "RefinedWeb", "RefinedWebModel"}), when=(("alibi", YES),)),
-    RotationRow("half", frozenset({"granitemoehybrid"}), when=(("position_embedding_type", frozenset({"rope"})),)),
-    RotationRow("half", frozenset({"zamba2"}), when=(("use_mem_rope", YES),)),
-    # Positions affect only the layers with a window.
-    RotationRow(
-        "none",
-        frozenset({"afmoe", "beam", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "flint", "kolibri1"}),
-        layer_types=frozenset({"full_attention"}),
+FAMILIES: Mapping[RopeLayout, frozenset[str]] = {
+    "half": frozenset(
+        {
+            *("afmoe", "apertus", "arcee", "aria_text", "bamba", "beam", "bitnet", "cohere_compass_text", "cwm"),
+            *("dbrx", "doge", "dots1", "emu3_text_model", "exaone4", "exaone_moe", "falcon", "falcon_h1"),
+            *("flex_olmo", "flint", "gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n_text", "gemma4_text"),
+            *("gemma4_unified_text", "glm4_moe", "gpt_neox", "gpt_oss", "granite", "granite_swa", "granitemoe"),
+            *("granitemoe_swa", "granitemoeshared", "hrm_text", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3"),
+            *("hyperclovax", "internlm3", "iquestcoder", "jais2", "kolibri1", "laguna", "lfm2", "lfm2_moe"),
+            *("lfm3", "llama", "mellum", "mimo_v2_flash", "minimax", "minimax_m2", "minimax_m3_vl_text"),
+            *("ministral", "ministral3", "mistral", "mixtral", "mllama_text_model", "modernbert-decoder", "moshi"),
+            *("nanochat", "nemotron", "olmo", "olmo2", "olmo3", "olmo_hybrid", "olmoe", "persimmon", "phi", "phi3"),
+            *("phi4_multimodal", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next"),
+            *("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "recurrent_gemma", "seed_oss"),
+            *("RefinedWeb", "RefinedWebModel", "arctic", "grok-1", "mixformer-sequential", "new", "phi-msft"),
+            *("smollm3", "solar_open", "stablelm", "starcoder2", "vaultgemma"),
+        }
     ),
-    RotationRow(
-        "half",
-        frozenset(
-            {
-                *("afmoe", "apertus", "arcee", "aria_text", "bamba", "beam", "bitnet", "cohere_compass_text", "cwm"),
-                *("dbrx", "doge", "dots1", "emu3_text_model", "exaone4", "exaone_moe", "falcon", "falcon_h1"),
-                *("flex_olmo", "flint", "gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n_text", "gemma4_text"),
-                *("gemma4_unified_text", "glm4_moe", "gpt_neox", "gpt_oss", "granite", "granite_swa", "granitemoe"),
-                *("granitemoe_swa", "granitemoeshared", "hrm_text", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3"),
-                *("hyperclovax", "internlm3", "iquestcoder", "jais2", "kolibri1", "laguna", "lfm2", "lfm2_moe"),
-                *("lfm3", "llama", "mellum", "mimo_v2_flash", "minimax", "minimax_m2", "minimax_m3_vl_text"),
-                *("ministral", "ministral3", "mistral", "mixtral", "mllama_text_model", "modernbert-decoder", "moshi"),
-                *("nanochat", "nemotron", "olmo", "olmo2", "olmo3", "olmo_hybrid", "olmoe", "persimmon", "phi", "phi3"),
-                *("phi4_multimodal", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next"),
-                *("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "recurrent_gemma", "seed_oss"),
-                *("RefinedWeb", "RefinedWebModel", "arctic", "grok-1", "mixformer-sequential", "new", "phi-msft"),
-                *("smollm3", "solar_open", "stablelm", "starcoder2", "vaultgemma"),
-            }
-        ),
-    ),
-    RotationRow(
-        "interleaved",
-        frozenset(
-            {
-                *(
-                    "blt_global_transformer",
-                    "codegen",
-                    "cohere",
-                    "cohere2",
-                    "cohere2_moe",
-                    "ernie4_5",
-                    "ernie4_5_moe",
-                    "glm",
-                    "glm4",
-                    "gptj",
-                ),
-                *("helium", "llama4_text", "roformer"),
-            }
-        ),
+    "interleaved": frozenset(
+        {
+            *("blt_global_transformer", "codegen", "cohere", "cohere2", "cohere2_moe", "ernie4_5", "ernie4_5_moe"),
+            *("glm", "glm4", "gptj", "helium", "llama4_text", "roformer"),
+        }
     ),
     # Positions are learnt and added, or change the scores (ALiBi, T5), or there are none.
-    RotationRow(
-        "none",
-        frozenset(
-            {
-                *("gpt2", "openai-gpt", "opt", "bloom", "mpt", "gpt_bigcode", "gpt_neo", "biogpt", "cpmant", "ctrl"),
-                *("flaubert", "git", "granitemoehybrid", "inkling2_text", "inkling_text", "jamba", "musicgen_decoder"),
-                *("musicgen_melody_decoder", "trocr", "whisper", "xglm", "xlm", "xlstm"),
-                *("bert", "bert-generation", "roberta", "xlm-roberta", "xlm-roberta-xl", "camembert"),
-                *("data2vec-text", "electra", "ernie", "megatron-bert", "rembert", "roberta-prelayernorm"),
-                *("roc_bert", "deberta", "deberta-v2", "distilbert", "albert", "mpnet", "big_bird", "xmod"),
-                *("layoutlm", "mra", "yoso", "nystromformer", "ibert", "longformer"),
-                *("bart", "mbart", "mvp", "plbart", "marian", "pegasus", "pegasus_x", "bigbird_pegasus"),
-                *("blenderbot", "blenderbot-small", "fsmt", "led", "m2m_100", "nllb-moe", "prophetnet"),
-                *("zamba", "zamba2"),
-            }
-        ),
+    "none": frozenset(
+        {
+            *("gpt2", "openai-gpt", "opt", "bloom", "mpt", "gpt_bigcode", "gpt_neo", "biogpt", "cpmant", "ctrl"),
+            *("flaubert", "git", "granitemoehybrid", "inkling2_text", "inkling_text", "jamba", "musicgen_decoder"),
+            *("musicgen_melody_decoder", "trocr", "whisper", "xglm", "xlm", "xlstm"),
+            *("bert", "bert-generation", "roberta", "xlm-roberta", "xlm-roberta-xl", "camembert"),
+            *("data2vec-text", "electra", "ernie", "megatron-bert", "rembert", "roberta-prelayernorm"),
+            *("roc_bert", "deberta", "deberta-v2", "distilbert", "albert", "mpnet", "big_bird", "xmod"),
+            *("layoutlm", "mra", "yoso", "nystromformer", "ibert", "longformer"),
+            *("bart", "mbart", "mvp", "plbart", "marian", "pegasus", "pegasus_x", "bigbird_pegasus"),
+            *("blenderbot", "blenderbot-small", "fsmt", "led", "m2m_100", "nllb-moe", "prophetnet"),
+            *("zamba", "zamba2"),
+        }
     ),
-)
-"""The first row that applies to a layer is used; other families are ``unknown``."""
+}
+"""Families by how their rows pair up; other families are ``unknown``."""
+
+
+def family_layout(architecture: str, answers: Mapping[str, bool | str]) -> RopeLayout:
+    """Return how rows pair up in a family, with these answers of its config."""
+    if architecture in ("falcon", "RefinedWeb", "RefinedWebModel") and answers.get("alibi") is True:
+        return "none"
+    if architecture == "granitemoehybrid" and answers.get("position_embedding_type") == "rope":
+        return "half"
+    if architecture == "zamba2" and answers.get("use_mem_rope") is True:
+        return "half"
+    return next((layout for layout, families in FAMILIES.items() if architecture in families), "unknown")
+
 
 SHARE_KEYS = ("partial_rotary_factor", "rotary_pct")
 """Config keys for the share of a head that is turned; also in ``rope_parameters``, there also by layer type."""
@@ -124,23 +97,19 @@ def read_rotations(
     config: _Config, architecture: str, answers: Mapping[str, bool | str], head_dim: int | None, *, most_layers: int
 ) -> tuple[Rotation, dict[int, Rotation]]:
     """Return the rotation of the model, and of layers that differ."""
-    rows = [
-        row
-        for row in ROTATION_ROWS
-        if architecture in row.model_types and all(answers.get(key) in allowed for key, allowed in row.when)
-    ]
-    layout: RopeLayout = next((row.layout for row in rows if not row.layer_types), "unknown")
+    layout = family_layout(architecture, answers)
     whole = Rotation(layout, None if layout == "none" else _dim(config, head_dim))
     layers: dict[int, Rotation] = {}
     types = config.get("layer_types")
     names = [name for name in types[:most_layers] if isinstance(name, str)] if isinstance(types, list) else []
     parameters = config.get("rope_parameters")
-    is_mixed = len(set(names)) > 1
+    has_windows = len(set(names)) > 1 and architecture in ROTATED_IN_WINDOWS
     for index, name in enumerate(names):
-        own_layout: RopeLayout | None = next((row.layout for row in rows if is_mixed and name in row.layer_types), None)
+        if has_windows and name == "full_attention":
+            layers[index] = Rotation("none")
+            continue
         inside = parameters.get(name) if isinstance(parameters, Mapping) else None
-        dim = _dim(inside, head_dim) if isinstance(inside, Mapping) else whole.dim
-        layers[index] = Rotation(own_layout or layout, None if own_layout == "none" else dim)
+        layers[index] = Rotation(layout, _dim(inside, head_dim) if isinstance(inside, Mapping) else whole.dim)
     for key in LISTS_OF_ROTATED_LAYERS:
         turned = config.get(key)
         for index, is_turned in enumerate(turned[:most_layers] if isinstance(turned, list) else []):

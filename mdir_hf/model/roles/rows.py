@@ -6,7 +6,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypedDict
 
-from mdir_hf.model.roles.roles import WHOLE, FusedRows, Layout, Role, StatedCount
+from mdir_hf.model.roles.roles import FusedRows, Layout, Role, StatedCount
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
@@ -15,6 +15,9 @@ RopeLayout = Literal["half", "interleaved", "none", "unknown"]
 """How positions pair up the rows of a head: ``half`` (i, i + d/2), ``interleaved`` (2i, 2i + 1), or ``none`` if
 positions do not affect q and k."""
 
+
+RoleLayouts = tuple[tuple[Role, Layout | None], ...]
+"""Role of each weight in a tensor, and its rows; None for all rows."""
 
 Answer = bool | str | None
 ExpertStorage = Literal["numbered", "stacked", "below", "shared", "stacked shared"]
@@ -57,7 +60,7 @@ class LayerRow:
     """
 
     pattern: str
-    parts: tuple[tuple[Role, Layout], ...]
+    parts: RoleLayouts
     transposed: bool | None = False
     model_types: frozenset[str] = frozenset()
     when: tuple[tuple[str, frozenset[Answer]], ...] = ()
@@ -89,8 +92,8 @@ class ProductRow:
     left: str
     right: str
     gain: str | None
-    left_layout: Layout = WHOLE
-    right_layout: Layout = WHOLE
+    left_layout: Layout | None = None
+    right_layout: Layout | None = None
     left_per_head: bool = False
     left_transposed: bool = False
     left_first_half: bool = False
@@ -99,9 +102,6 @@ class ProductRow:
     rope: RopeLayout | None = None
     n_heads: tuple[StatedCount, StatedCount] | None = None
 
-
-RoleLayouts = tuple[tuple[Role, Layout], ...]
-"""Role and layout of each weight in a tensor."""
 
 ATTENTION = (Role.Q, Role.K, Role.V, Role.O)
 QKV = (Role.Q, Role.K, Role.V)
@@ -154,7 +154,7 @@ class RowOptions(TypedDict, total=False):
 
 
 def rows(
-    weights: Mapping[str, Role | tuple[Role | tuple[Role, Layout], ...]],
+    weights: Mapping[str, Role | tuple[Role | tuple[Role, Layout | None], ...]],
     model_types: Set[str] = frozenset(),
     *,
     ending: str = r"\.weight",
@@ -176,6 +176,6 @@ def named(pattern: str, words: str, roles: tuple[Role, ...]) -> dict[str, Role]:
     return {pattern.replace("%s", word): role for word, role in zip(words.split(), roles, strict=True)}
 
 
-def _parts(content: Role | tuple[Role | tuple[Role, Layout], ...]) -> RoleLayouts:
+def _parts(content: Role | tuple[Role | tuple[Role, Layout | None], ...]) -> RoleLayouts:
     roles = (content,) if isinstance(content, Role) else content
-    return tuple((entry, WHOLE) if isinstance(entry, Role) else entry for entry in roles)
+    return tuple((entry, None) if isinstance(entry, Role) else entry for entry in roles)

@@ -9,7 +9,7 @@ import pytest
 from mdir_hf.errors import AnatomyError
 from mdir_hf.model.roles import Role, layer_names, read_sizes, resolve_anatomy, tables
 from mdir_hf.model.roles.families import LAYER_ROWS, PRODUCT_ROWS
-from mdir_hf.model.roles.layer_names import EXPERTS, NamesOfLayer, is_endless, spelled, split_at_layer
+from mdir_hf.model.roles.layer_names import EXPERTS, is_endless, rows_of, spelled, split_at_layer
 
 LLAMA = {"model_type": "llama", "hidden_size": 8, "num_attention_heads": 4}
 EMBEDDING = "model.embed_tokens.weight"
@@ -165,4 +165,4 @@ def test_the_number_of_an_expert_does_not_change_what_it_is():
     )
     assert [part[Role.GATE].tensor.split(".")[5] for part in many] == [str(i) for i in range(60)]
     assert few == many[:2]
-    assert not NamesOfLayer(["mlp.experts.12345.gate_proj.weight"]).rows_of("mlp.experts.12345.gate_proj.weight")
+    assert not rows_of("mlp.experts.12345.gate_proj.weight")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
+from mdir_hf.comparison.exclusion import with_noise
 from mdir_hf.comparison.plan import ReadPlan, plan_comparison
 from mdir_hf.comparison.progress import Progress, Watch
 from mdir_hf.comparison.run import compare_models
@@ -323,6 +324,7 @@ class HomologyChecker:
         with self._lock:
             opened = self._open(model, options.get("token"), settings.level)
             plan = plan_comparison(self.reference, opened, settings)
+            plan = with_noise(plan, self.reference, opened, settings.alpha)
             return replace(plan, opening_bytes=self._ledger.bytes_read + self._ledger.bytes_from_cache)
 
     def _open(self, model: NamedModel, token: str | bool | None, level: Level) -> Model:

@@ -103,22 +103,22 @@ def compare_embeddings(
             _caveats(name, reader),
         )
 
-    first = SettledBy.SCREEN if name == "embedding" else SettledBy.UNEMBEDDING
+    first = "screen" if name == "embedding" else name
     watch.enter(first, plan.screen_bytes[1])
     with watch.step("screen"):
         for n_rows in plan.look_rows:
             x, y = reader.sample(n_rows)
             test.screen(x, y, is_last=not plan.runs_full_test and n_rows == plan.look_rows[-1])
             if test.is_significant and not plan.runs_full_test:
-                conclusion = conclude(first)
+                conclusion = conclude(SettledBy(first))
                 if is_trusted(conclusion.result):
                     return conclusion
             if n_rows == plan.look_rows[0] and after_first_look is not None:
                 if after_first_look():
-                    return conclude(first)
+                    return conclude(SettledBy(first))
                 watch.enter(first, plan.screen_bytes[1])
     if not plan.runs_full_test or not len(common):
-        return conclude(first)
+        return conclude(SettledBy(first))
     watch.enter(name, plan.full_bytes)
     with watch.step(name):
         printed = None

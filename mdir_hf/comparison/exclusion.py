@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 from mdir_hf.comparison.layer_weights import layers_with, n_channels_of
+from mdir_hf.comparison.plan import ReadPlan
 from mdir_hf.comparison.row_screen import chosen_layers, is_wide, representatives
+from mdir_hf.errors import AnatomyError, UnsupportedFormatError
+from mdir_hf.method.embedding import FEW_ROWS, SCREEN_CHANNELS, TESTS_PER_MATRIX
 from mdir_hf.method.map_evidence import TESTS_PER_MAP
 from mdir_hf.method.matching import REMARKABLE
 from mdir_hf.method.power import MatrixSizes, noise_of_looks, strongest_noise, strongest_noise_of_pairs
@@ -52,13 +56,10 @@ def layers_noise(
     return min(whole, noise_of_row_screen(n_channels[1], n_columns, n_tests=n_tests, n_cells=n_cells))
 
 
-def planned_layers_noise(
+def _planned_layers_noise(
     reference: PlacedTensors, candidate: PlacedTensors, *, n_looks: int, alpha: float, every: bool
 ) -> float | None:
-    """Predict :func:`layers_noise` before any weight is read; None if there are no layers to compare.
-
-    Reads the header of the shard with the first layer.
-    """
+    """Predict :func:`layers_noise` from headers; None if there are no layers to compare."""
     roles = representatives(reference, candidate, every=every)
     if not roles:
         return None
@@ -71,6 +72,32 @@ def planned_layers_noise(
         log_alpha=math.log(alpha) - log_cost_of_look(n_looks + 1),
         every=every,
     )
+
+
+def noise_of_plan(plan: ReadPlan, alpha: float) -> float:
+    """Return the noise up to which a "no" of the looks at two matrices excludes copies."""
+    widths, last = (plan.reference.shape[1], plan.candidate.shape[1]), plan.look_rows[-1]
+    is_drawn = not plan.runs_full_test and last > FEW_ROWS and max(widths) > FEW_ROWS
+    n_narrow = min(*widths, SCREEN_CHANNELS) if is_drawn else min(widths)
+    shape = MatrixSizes(n_narrow, max(widths), plan.common_tokens if plan.runs_full_test else last)
+    return noise_of_looks(shape, alpha=alpha, n_tests=TESTS_PER_MATRIX, n_looks=plan.n_looks)
+
+
+def with_noise(plan: ReadPlan, reference: PlacedTensors, candidate: PlacedTensors, alpha: float) -> ReadPlan:
+    """Add the noise up to which a "no" excludes copies, by the matrices and by the layers.
+
+    Reads the header of the shard with the first layer.
+    """
+    plan, level = replace(plan, excluded_noise=noise_of_plan(plan, alpha)), plan.level
+    if not level.may_read_layers:
+        return plan
+    try:
+        noise = _planned_layers_noise(
+            reference, candidate, n_looks=plan.n_looks, alpha=alpha, every=level.tests_whole_layers
+        )
+    except (AnatomyError, UnsupportedFormatError):
+        return plan  # the comparison says why when it comes to the layers
+    return replace(plan, excluded_layers_noise=noise)
 
 
 def noise_of_row_screen(n_channels: int, n_columns: int, *, n_tests: int, n_cells: int) -> float:

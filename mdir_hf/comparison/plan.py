@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mdir_hf.comparison.caveats import ROWS_PAIRED_BY_NUMBER, VOCABULARY_AS_ASKED
-from mdir_hf.comparison.exclusion import planned_layers_noise
 from mdir_hf.comparison.layer_weights import layers_with, n_neurons
 from mdir_hf.comparison.neuron_reading import planned_n_bytes
 from mdir_hf.comparison.read_bound import bytes_of_blocks, bytes_of_layer_map, bytes_of_looks, bytes_of_neurons
@@ -17,8 +16,6 @@ from mdir_hf.comparison.row_screen import representatives
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.comparison.stacks import expert_sets, has_mixture
 from mdir_hf.errors import AnatomyError, MemoryBudgetError, UnsupportedFormatError
-from mdir_hf.method.embedding import FEW_ROWS, SCREEN_CHANNELS, TESTS_PER_MATRIX
-from mdir_hf.method.power import MatrixSizes, noise_of_looks
 from mdir_hf.model.comparable import Comparable, PlacedTensors, head_of, matrix_spec, n_rows, vocabularies_of
 from mdir_hf.model.files import TensorSpec
 from mdir_hf.model.roles import WeightPart
@@ -71,7 +68,8 @@ class ReadPlan:
         full_bytes: Bytes of a full test.
         peak_memory_bytes: Estimate for the whole comparison.
         runs_full_test: Whether every common token is compared, whatever first looks show.
-        excluded_noise: Noise up to which a "no" of the embeddings excludes copies, in units of the weights' RMS.
+        excluded_noise: Noise up to which a "no" of the embeddings excludes copies, in units of the weights' RMS; 0 in
+            a plan that is not shown.
         excluded_layers_noise: The same for a "no" of the layers; None without them.
         matrix: ``embedding``, ``unembedding``, or ``layer``.
         opening_bytes: Bytes of headers, configs and tokenizers of both models.
@@ -89,7 +87,7 @@ class ReadPlan:
     peak_memory_bytes: int
     level: Level
     runs_full_test: bool
-    excluded_noise: float
+    excluded_noise: float = 0.0
     excluded_layers_noise: float | None = None
     matrix: str = "embedding"
     opening_bytes: int = 0
@@ -173,7 +171,7 @@ def make_plan(
     n_neurons: int = 0,
 ) -> ReadPlan:
     """Plan the reads of two matrices ``(V, n)``; ``n_neurons`` is the wider MLP's width."""
-    level, alpha = settings.level, settings.alpha
+    level = settings.level
     row_n_bytes = sum(spec.n_bytes // spec.shape[0] for spec in (reference, candidate))
     full_bytes = common_tokens * row_n_bytes
     is_small = level is Level.LAYERS and matrix == "embedding" and full_bytes <= FULL_TEST_BYTES
@@ -195,10 +193,6 @@ def make_plan(
     if level.tests_whole_layers:
         # The polar factor of an MLP, its absolute values and the assignment's copy, and the layer's weights twice.
         memory += 8 * 3 * n_neurons * n_neurons + 8 * 2 * 4 * n_neurons * n_wide
-    is_drawn = not runs_full_test and last > FEW_ROWS and max(widths) > FEW_ROWS
-    n_narrow = min(*widths, SCREEN_CHANNELS) if is_drawn else min(widths)
-    shape = MatrixSizes(n_narrow, n_wide, common_tokens if runs_full_test else last)
-    n_looks = len(look_rows) + runs_full_test
     plan = ReadPlan(
         reference=reference,
         candidate=candidate,
@@ -211,7 +205,6 @@ def make_plan(
         level=level,
         runs_full_test=runs_full_test,
         matrix=matrix,
-        excluded_noise=noise_of_looks(shape, alpha=alpha, n_tests=TESTS_PER_MATRIX, n_looks=n_looks),
     )
     # As stored, and two reads on their way in float32.
     held_bytes = common_tokens * row_n_bytes + 2 * KEPT_BYTES if plan.is_read_at_once else 0
@@ -340,16 +333,7 @@ def plan_matrix(
         matrix=name,
         n_neurons=max(n_neurons(reference), n_neurons(candidate)) if level.tests_whole_layers else 0,
     )
-    plan = replace(plan, neuron_bytes=_neuron_bytes(reference) + _neuron_bytes(candidate))
-    if not level.may_read_layers:
-        return plan
-    try:
-        noise = planned_layers_noise(
-            reference, candidate, n_looks=plan.n_looks, alpha=settings.alpha, every=level.tests_whole_layers
-        )
-    except (AnatomyError, UnsupportedFormatError):
-        return plan  # the comparison says why when it comes to the layers
-    return replace(plan, excluded_layers_noise=noise)
+    return replace(plan, neuron_bytes=_neuron_bytes(reference) + _neuron_bytes(candidate))
 
 
 def _neuron_bytes(model: Comparable) -> int:

@@ -198,6 +198,11 @@ class Watch:
         with self._lock:
             self._tell(Progress(stage, self._progress.bytes_read, None, n_done, n_parts))
 
+    @property
+    def shows_plan(self) -> bool:
+        """Whether a listener gets the plan."""
+        return self._listeners.on_plan is not None
+
     def planned(self, plan: ReadPlan) -> None:
         """Keep the bytes of the plan, and notify listeners of it."""
         self._planned = plan.n_bytes

@@ -10,6 +10,7 @@ from functools import partial
 from mdir_hf.comparison import caveats
 from mdir_hf.comparison.direction import direction_facts
 from mdir_hf.comparison.embeddings import compare_embeddings
+from mdir_hf.comparison.exclusion import with_noise
 from mdir_hf.comparison.measurements import Measurements, report_on
 from mdir_hf.comparison.neuron_reading import neuron_layers
 from mdir_hf.comparison.neuron_sample import NeuronSample, draw_sample_seed
@@ -179,6 +180,8 @@ class Comparison:
         is_first = not measured.matrices
         if is_first:
             bounded = with_bound(plan, self.reference, self.candidate, rows, sampler)
+            if self.watch.shows_plan:
+                bounded = with_noise(bounded, self.reference, self.candidate, self.settings.alpha)
             self.watch.planned(replace(bounded, opening_bytes=self.watch.n_bytes))
         else:
             self._tell(measured, caveats.STOPPED_BEFORE_UNEMBEDDINGS, *self._layers_to_come)

@@ -17,6 +17,7 @@ from docs.roles import without_roles
 from docs.site_hooks import command_line_page, lists_apart, schema_page, start_page, table_page
 from mdir_hf import HomologyReport, errors
 from mdir_hf.cli.main import build_parser
+from mdir_hf.comparison.exclusion import noise_of_plan
 from mdir_hf.comparison.plan import make_plan
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.model.files.sources import TensorSpec
@@ -64,7 +65,8 @@ def test_the_plan_on_the_page_is_the_one_of_these_models():
     plan = make_plan(matrix, matrix, common_tokens=common, bytes_of_weights=n_bytes, settings=Settings())
     correlation = float(re.search(r"by its layers from ([\d.]+) on,", shown).group(1))
     noise = math.sqrt(1.0 / correlation**2 - 1.0)
-    assert str(replace(plan, excluded_layers_noise=noise)) == shown
+    alpha = Settings().alpha
+    assert str(replace(plan, excluded_noise=noise_of_plan(plan, alpha), excluded_layers_noise=noise)) == shown
 
 
 def test_every_line_that_a_report_prints_is_explained():

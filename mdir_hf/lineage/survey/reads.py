@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
+from mdir_hf.comparison.exclusion import noise_of_plan
 from mdir_hf.comparison.plan import make_plan
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.lineage.fingerprints.fingerprint import tokens_with_rows
@@ -74,7 +75,9 @@ def plan_reads(plan: SurveyPlan) -> SurveyReads:
             fewest[widths] = (n_common, specs[first], specs[second])
     settings = Settings(level=Level.SCREEN, alpha=plan.alpha_of_pair)
     noises = [
-        make_plan(first, second, common_tokens=n_common, bytes_of_weights=0, settings=settings).excluded_noise
+        noise_of_plan(
+            make_plan(first, second, common_tokens=n_common, bytes_of_weights=0, settings=settings), plan.alpha_of_pair
+        )
         for n_common, first, second in fewest.values()
     ]
     n_rows = {name: len(common) for name, common in tokens.items()}

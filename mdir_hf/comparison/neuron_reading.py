@@ -48,40 +48,10 @@ STRENGTHS_READ = 512
 neurons are not copies, all of these are copies with probability 0.6 %; of a sample of 24 runs, with 79 %."""
 
 
-@dataclass(frozen=True, slots=True)
-class SampleDesign:
-    """How a sample of neurons is chosen, without reading weights.
-
-    Attributes:
-        seed: Seed of the choice, the same for both models.
-        n_fitted_rows: Rows to fit a rotation on. None: all that are not tested.
-        every: Whether to sample all layers.
-        places: Positions of the layers to sample. None: according to ``every``.
-        n_down_channels: Channels of down to read. 0: none; None: all.
-        nominates: Whether to read up alone, in longer runs: a part of the rows that the layer map reads.
-    """
-
-    seed: int = 0
-    n_fitted_rows: int | None = FITTED_ROWS
-    every: bool = False
-    places: tuple[int, ...] | None = None
-    n_down_channels: int | None = 0
-    nominates: bool = False
-
-
-@dataclass(frozen=True)
-class MlpRoles:
-    """Roles that contain the neurons of a layer."""
-
-    gate: Role
-    up: Role
-    down: Role
-
-
-MLP = MlpRoles(Role.GATE, Role.UP, Role.DOWN)
-
-MIXER = MlpRoles(Role.MIXER_GATE, Role.SSM_IN, Role.SSM_OUT)
-"""Channels of a state-space mixer can be renumbered as freely as the neurons of an MLP."""
+GATE_OF = {Role.UP: Role.GATE, Role.SSM_IN: Role.MIXER_GATE}
+DOWN_OF = {Role.UP: Role.DOWN, Role.SSM_IN: Role.SSM_OUT}
+"""The gate and the output of the neurons that are rows of a role. Channels of a state-space mixer can be renumbered as
+freely as the neurons of an MLP."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +59,7 @@ class _Choice:
     """The rows of a model to read: layers, roles and neuron numbers."""
 
     model: PlacedTensors
-    roles: MlpRoles
+    up: Role
     places: tuple[int, ...]
     written: tuple[Role, ...]
     """Roles that are read: gate and up, or up alone."""
@@ -115,25 +85,25 @@ def _with_first_expert(layer: Layer) -> Layer:
     return replace(layer, parts={**layer.parts, **first})
 
 
-def mlp_roles(*models: PlacedTensors) -> MlpRoles | None:
-    """Return the roles by which neurons of all models can be compared, or None."""
+def neuron_role(*models: PlacedTensors) -> Role | None:
+    """Return the role whose rows are neurons of all models: up, or the input of a mixer; or None."""
     adapted = [with_first_experts(model) for model in models]
-    return next((roles for roles in (MLP, MIXER) if all(layers_with(model, roles.up) for model in adapted)), None)
+    return next((role for role in GATE_OF if all(layers_with(model, role) for model in adapted)), None)
 
 
 def neuron_layers(model: PlacedTensors) -> tuple[int, ...]:
     """Return positions of layers with neurons: an MLP, a first expert or a mixer."""
-    roles = mlp_roles(model)
-    return () if roles is None else layers_with(with_first_experts(model), roles.up)
+    up = neuron_role(model)
+    return () if up is None else layers_with(with_first_experts(model), up)
 
 
 def n_neurons_of(model: PlacedTensors) -> dict[int, int]:
     """Return the number of neurons of each layer that has any, by position."""
-    roles = mlp_roles(model)
-    if roles is None:
+    up = neuron_role(model)
+    if up is None:
         return {}
     adapted = with_first_experts(model)
-    return {place: n_channels_of(adapted, roles.up, place) for place in layers_with(adapted, roles.up)}
+    return {place: n_channels_of(adapted, up, place) for place in layers_with(adapted, up)}
 
 
 def sample_sizes(n_neurons: int, n_fitted_rows: int | None, *, n_matrices: int) -> tuple[int, int]:
@@ -146,31 +116,38 @@ def sample_sizes(n_neurons: int, n_fitted_rows: int | None, *, n_matrices: int) 
     return n_tested, n_rest if n_fitted_rows is None else min(n_fitted_rows // n_matrices, n_rest)
 
 
-def _choose(model: PlacedTensors, design: SampleDesign) -> _Choice | None:
-    roles = mlp_roles(model)
-    if roles is None or model.anatomy.neuron_numbers is not None:
+def _choose(
+    model: PlacedTensors,
+    *,
+    seed: int = 0,
+    n_fitted_rows: int | None = FITTED_ROWS,
+    every: bool = False,
+    chosen_places: Sequence[int] | None = None,
+    nominates: bool = False,
+) -> _Choice | None:
+    up = neuron_role(model)
+    if up is None or model.anatomy.neuron_numbers is not None:
         return None
     model = with_first_experts(model)
-    places = layers_with(model, roles.up)
-    if design.places is not None:
-        places = tuple(place for place in design.places if place in places)
-    elif not design.every:
+    places = layers_with(model, up)
+    if chosen_places is not None:
+        places = tuple(place for place in chosen_places if place in places)
+    elif not every:
         places = spread(places, FEW_LAYERS)
     if not places:
         return None
-    n_neurons_at = {place: n_channels_of(model, roles.up, place) for place in places}
+    n_neurons_at = {place: n_channels_of(model, up, place) for place in places}
     n_neurons = Counter(n_neurons_at.values()).most_common(1)[0][0]
     if n_neurons < 2 * FEWEST_TESTED:
         return None
     places = tuple(place for place in places if n_neurons_at[place] == n_neurons)
-    written = [role for role in (roles.gate, roles.up) if set(places) <= set(layers_with(model, role))]
-    run, n_fitted_rows = RUN, design.n_fitted_rows
-    if design.nominates:
-        written, run, n_fitted_rows = [roles.up], RUN_NEURONS, NOMINATING_FITTED_ROWS
+    written, run = [role for role in (GATE_OF[up], up) if set(places) <= set(layers_with(model, role))], RUN
+    if nominates:
+        written, run, n_fitted_rows = [up], RUN_NEURONS, NOMINATING_FITTED_ROWS
     n_tested, n_fitted = sample_sizes(n_neurons, n_fitted_rows, n_matrices=len(written))
-    drawn = sample_neurons(n_neurons, n_tested + n_fitted, run=run, seed=design.seed)
+    drawn = sample_neurons(n_neurons, n_tested + n_fitted, run=run, seed=seed)
     numbers = np.concatenate([np.sort(drawn[n_tested:]), np.sort(drawn[:n_tested])])
-    return _Choice(model, roles, places, tuple(written), n_neurons, n_tested, numbers)
+    return _Choice(model, up, places, tuple(written), n_neurons, n_tested, numbers)
 
 
 def planned_n_bytes(model: PlacedTensors, *, every: bool = False) -> int:
@@ -180,30 +157,43 @@ def planned_n_bytes(model: PlacedTensors, *, every: bool = False) -> int:
         AnatomyError: If a matrix of neurons does not have the width of the model.
         MdirError: If the header cannot be read.
     """
-    choice = _choose(model, SampleDesign(every=every))
+    choice = _choose(model, every=every)
     if choice is None:
         return 0
     layer = choice.model.anatomy.layers[choice.places[0]]
-    spec = model.tensors.spec(layer.parts[choice.roles.up].tensors[0])
+    spec = model.tensors.spec(layer.parts[choice.up].tensors[0])
     n_rows = len(choice.places) * len(choice.written) * len(choice.numbers)
     return n_rows * model.anatomy.hidden_size * spec.n_bytes // math.prod(spec.shape)
 
 
 def bytes_of_down(model: PlacedTensors) -> int:
     """Return the stored size of down in the layers that :func:`take_neurons` samples."""
-    choice = _choose(model, SampleDesign())
+    choice = _choose(model)
     if choice is None:
         return 0
-    parts = choice.model.anatomy.layers[choice.places[0]].parts
-    if choice.roles.down not in parts:
+    down = choice.model.anatomy.layers[choice.places[0]].parts.get(DOWN_OF[choice.up])
+    if down is None:
         return 0
-    spec = model.tensors.spec(parts[choice.roles.down].tensors[0])
+    spec = model.tensors.spec(down.tensors[0])
     n_values = choice.n_neurons * model.anatomy.hidden_size * len(choice.places)
     return n_values * spec.n_bytes // max(1, math.prod(spec.shape))
 
 
-def take_neurons(model: PlacedTensors, design: SampleDesign = SampleDesign()) -> NeuronSample | None:
-    """Read rows of gate and up of some neurons, and their columns of down if the design asks for them.
+def take_neurons(
+    model: PlacedTensors,
+    *,
+    seed: int = 0,
+    n_fitted_rows: int | None = FITTED_ROWS,
+    every: bool = False,
+    places: Sequence[int] | None = None,
+    n_down_channels: int | None = 0,
+    nominates: bool = False,
+) -> NeuronSample | None:
+    """Read rows of gate and up of some neurons of some layers, and perhaps their columns of down.
+
+    Both models take the same ``seed``. ``n_fitted_rows`` fit a rotation; None: all that are not tested. ``places`` None:
+    all layers if ``every``, else four. ``n_down_channels`` 0: none; None: all. ``nominates`` reads up alone, in longer
+    runs, which are a part of the rows that the layer map reads.
 
     Returns:
         The sample; None without an MLP of enough neurons, or if neuron numbers have a meaning.
@@ -212,19 +202,19 @@ def take_neurons(model: PlacedTensors, design: SampleDesign = SampleDesign()) ->
         AnatomyError: If a matrix of neurons does not have the width of the model.
         MdirError: If it cannot be read.
     """
-    choice = _choose(model, design)
+    choice = _choose(
+        model, seed=seed, n_fitted_rows=n_fitted_rows, every=every, chosen_places=places, nominates=nominates
+    )
     if choice is None:
         return None
     n_neurons = choice.n_neurons
     readers = tuple(RoleReader(choice.model, role, choice.places) for role in choice.written)
     places = [place for place in choice.places if all(reader.n_channels(place) == n_neurons for reader in readers)]
-    sample = read_sample(
-        choice.model, places, choice.numbers, n_tested=choice.n_tested, readers=readers, seed=design.seed
-    )
+    sample = read_sample(choice.model, places, choice.numbers, n_tested=choice.n_tested, readers=readers, seed=seed)
     sample = replace(sample, n_neurons=n_neurons)
-    if design.n_down_channels == 0:
+    if n_down_channels == 0:
         return sample
-    return with_outputs(model, sample, seed=design.seed, n_channels=design.n_down_channels)
+    return with_outputs(model, sample, seed=seed, n_channels=n_down_channels)
 
 
 def read_sample(
@@ -272,8 +262,8 @@ def with_outputs(model: PlacedTensors, sample: NeuronSample, *, seed: int, n_cha
         MdirError: If it cannot be read.
     """
     assert sample.numbers is not None and sample.lengths is not None
-    roles = mlp_roles(model)
-    assert roles is not None
+    up = neuron_role(model)
+    assert up is not None
     adapted = with_first_experts(model)
     width = model.anatomy.written_width
     channels: IntArray | None = None
@@ -281,7 +271,7 @@ def with_outputs(model: PlacedTensors, sample: NeuronSample, *, seed: int, n_cha
         channels = np.sort(np.random.default_rng([seed, 1]).permutation(width)[:n_channels]).astype(np.int64)
     rows, strengths = [], []
     for place, lengths in zip(sample.layers, sample.lengths, strict=True):
-        outputs = read_outputs(adapted, roles, place, sample.numbers, channels)
+        outputs = read_outputs(adapted, up, place, sample.numbers, channels)
         strengths.append(lengths * outputs.norm(dim=1) * math.sqrt(width / outputs.shape[1]))
         rows.append(in_span([unit_rows(outputs)], sample.n_fitted)[0])
     outputs_of_layers = NeuronOutputs(torch.stack(rows), torch.stack(strengths), sample.stream_scale or 0.0, n_channels)
@@ -296,8 +286,8 @@ def with_mean_squares(model: PlacedTensors, sample: NeuronSample, places: Sequen
     Raises:
         MdirError: If they cannot be read.
     """
-    outputs, roles = sample.outputs, mlp_roles(model)
-    assert outputs is not None and roles is not None
+    outputs, up = sample.outputs, neuron_role(model)
+    assert outputs is not None and up is not None
     adapted = with_first_experts(model)
     width = model.anatomy.written_width
     rng = np.random.default_rng([seed, 5])
@@ -309,12 +299,12 @@ def with_mean_squares(model: PlacedTensors, sample: NeuronSample, places: Sequen
     for place in places:
         numbers = np.sort(rng.permutation(sample.n_neurons)[:STRENGTHS_READ]).astype(np.int64)
         rows = torch.from_numpy(numbers)
-        written = [role for role in (roles.gate, roles.up) if place in layers_with(adapted, role)]
+        written = [role for role in (GATE_OF[up], up) if place in layers_with(adapted, role)]
         readers = [RoleReader(adapted, role, (place,)) for role in written]
         # Only these rows are read; lengths of rows that were not read before would need the whole matrix.
         unit = [unit_rows(reader.read(place, rows).float()) for reader in readers]
         lengths = products_of_lengths(adapted, place, readers, rows, stream)
-        columns = read_outputs(adapted, roles, place, numbers, channels)
+        columns = read_outputs(adapted, up, place, numbers, channels)
         written_outputs = lengths[:, None] * columns * math.sqrt(width / columns.shape[1])
         mean_squares[sample.layers.index(place)] = mean_square_of_outputs(
             unit, written_outputs, n_neurons=sample.n_neurons
@@ -358,18 +348,18 @@ def bias_of(model: PlacedTensors, place: int, role: Role) -> torch.Tensor | None
 
 
 def read_outputs(
-    model: PlacedTensors, roles: MlpRoles, place: int, numbers: IntArray, channels: IntArray | None = None
+    model: PlacedTensors, up: Role, place: int, numbers: IntArray, channels: IntArray | None = None
 ) -> torch.Tensor:
     """Read columns of down of some neurons, ``(n, channels)`` float32, times the gain of a norm behind down.
 
     Raises:
         AnatomyError: If the layer has no down, or it does not have the width of the model.
     """
-    layer = model.anatomy.layers[place]
-    if roles.down not in layer.parts:
-        raise AnatomyError(f"layer {layer.index} has no {roles.down.value}", subject=model.label)
-    columns = read_role(model, layer, roles.down, channels)[:, torch.from_numpy(numbers)].float()
-    if Role.MLP_OUT_NORM in layer.parts and roles.down is Role.DOWN:
+    layer, down = model.anatomy.layers[place], DOWN_OF[up]
+    if down not in layer.parts:
+        raise AnatomyError(f"layer {layer.index} has no {down.value}", subject=model.label)
+    columns = read_role(model, layer, down, channels)[:, torch.from_numpy(numbers)].float()
+    if Role.MLP_OUT_NORM in layer.parts and down is Role.DOWN:
         # The norm undoes the scale of down, so only its gain determines how much the layer writes.
         gain = read_role(model, layer, Role.MLP_OUT_NORM).float() + float(model.anatomy.norms_add_one)
         columns = columns / columns.norm(dim=0).mean().clamp(min=1e-30)

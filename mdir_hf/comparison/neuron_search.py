@@ -14,11 +14,12 @@ import torch
 
 from mdir_hf.comparison.layer_weights import RoleReader, layers_with, n_channels_of
 from mdir_hf.comparison.neuron_reading import (
+    DOWN_OF,
+    GATE_OF,
     RUN,
     STRENGTHS_READ,
-    MlpRoles,
     bias_of,
-    mlp_roles,
+    neuron_role,
     products_of_lengths,
     read_outputs,
     sample_sizes,
@@ -76,25 +77,23 @@ def search_neurons(
     Raises:
         MdirError: If they cannot be read.
     """
-    roles = mlp_roles(*models)
-    if roles is None:
+    up = neuron_role(*models)
+    if up is None:
         return None
     views = tuple(map(with_first_experts, models))
-    usable = [pair for pair in pairs if _have_neurons(views, roles, pair)]
+    usable = [pair for pair in pairs if _have_neurons(views, up, pair)]
     chosen = [usable[at] for at in np.random.default_rng([seed, 3]).permutation(len(usable))[:MOST_PAIRS]]
     searched = [
         (pair, sides)
         for pair in sorted(chosen)
-        if (sides := _searched_pair(views, roles, pair, residual_map, seed=seed, device=device)) is not None
+        if (sides := _searched_pair(views, up, pair, residual_map, seed=seed, device=device)) is not None
     ]
     shapes = [sides[0].matrices[0].shape[0] for _, sides in searched]
     searched = [each for each, shape in zip(searched, shapes, strict=True) if shape == shapes[0]]
     if not searched:
         return None
     n_neurons = max(
-        n_channels_of(model, roles.up, place_)
-        for pair, _ in searched
-        for model, place_ in zip(views, pair, strict=True)
+        n_channels_of(model, up, place_) for pair, _ in searched for model, place_ in zip(views, pair, strict=True)
     )
     samples = [
         _sample(
@@ -118,15 +117,15 @@ def search_neurons(
     )
 
 
-def _have_neurons(models: tuple[PlacedTensors, ...], roles: MlpRoles, pair: tuple[int, int]) -> bool:
+def _have_neurons(models: tuple[PlacedTensors, ...], up: Role, pair: tuple[int, int]) -> bool:
     parts = [model.anatomy.layers[place].parts for model, place in zip(models, pair, strict=True)]
-    gates = [roles.gate in of_layer for of_layer in parts]
-    return all(roles.up in of_layer and roles.down in of_layer for of_layer in parts) and gates[0] == gates[1]
+    gates = [GATE_OF[up] in of_layer for of_layer in parts]
+    return all({up, DOWN_OF[up]} <= of_layer.keys() for of_layer in parts) and gates[0] == gates[1]
 
 
 def _searched_pair(
     models: tuple[PlacedTensors, ...],
-    roles: MlpRoles,
+    up: Role,
     pair: tuple[int, int],
     residual_map: ResidualBasisMap,
     *,
@@ -134,10 +133,10 @@ def _searched_pair(
     device: str,
 ) -> tuple[_SearchedLayer, _SearchedLayer] | None:
     """Pair sampled neurons of the smaller layer with their best partners."""
-    n_neurons = [n_channels_of(model, roles.up, place) for model, place in zip(models, pair, strict=True)]
+    n_neurons = [n_channels_of(model, up, place) for model, place in zip(models, pair, strict=True)]
     few = int(n_neurons[1] < n_neurons[0])
-    has_gate = roles.gate in models[0].anatomy.layers[pair[0]].parts
-    written = (roles.gate, roles.up) if has_gate else (roles.up,)
+    has_gate = GATE_OF[up] in models[0].anatomy.layers[pair[0]].parts
+    written = (GATE_OF[up], up) if has_gate else (up,)
     if n_neurons[few] < 2 * FEWEST_TESTED:
         return None
     n_tested, n_fitted = sample_sizes(n_neurons[few], FITTED_ROWS, n_matrices=len(written))
@@ -157,12 +156,12 @@ def _searched_pair(
     # Keys and queries do not determine the sign of the stream, and neither does a map fitted on keys.
     both_signs = [_best_partners([sign * rows for rows in carried], every, device) for sign in (1.0, -1.0)]
     partners, signs, _ = max(both_signs, key=lambda partners: partners[2])
-    signs = signs if has_gate and roles.gate is Role.GATE else torch.ones_like(signs)
+    signs = signs if has_gate and up is Role.UP else torch.ones_like(signs)
     matched = [rows[partners] for rows in every]
     sampled[-1] = sampled[-1] * signs[:, None]
     whole = torch.arange(n_neurons[1 - few])
     lengths = products_of_lengths(models[1 - few], pair[1 - few], readers[1 - few], whole, streams[1 - few])
-    outputs = read_outputs(models[1 - few], roles, pair[1 - few], whole.numpy())
+    outputs = read_outputs(models[1 - few], up, pair[1 - few], whole.numpy())
     some = torch.from_numpy(np.random.default_rng([seed, 5]).permutation(len(whole))[:STRENGTHS_READ])
     mean_square = mean_square_of_outputs(
         [unit_rows(rows[some]) for rows in every], (lengths[:, None] * outputs)[some], n_neurons=len(whole)
@@ -172,14 +171,14 @@ def _searched_pair(
         for rows, reader in zip(every, readers[1 - few], strict=True)
     ]
     is_twin = larger_rows[0].cosines(partners, device).abs() >= TWIN_COSINE
-    if roles.up is Role.UP:
+    if up is Role.UP:
         outputs, is_merged = merged_outputs(larger_rows, outputs, partners, device)
     else:  # channels of a mixer with equal rows may differ in their convolution and decay
         outputs, is_merged = outputs[partners], whole == partners[:, None]
     # Twins with other activations may cancel each other in ways that are not followed, so they do not count.
     lengths = torch.where((is_twin & ~is_merged).any(dim=1), 0.0, lengths[partners])
     larger = _SearchedLayer(n_fitted, mean_square, matched, lengths, outputs)
-    outputs = read_outputs(models[few], roles, pair[few], numbers.numpy())
+    outputs = read_outputs(models[few], up, pair[few], numbers.numpy())
     mean_square = mean_square_of_outputs(
         [unit_rows(rows) for rows in sampled], sampled_lengths[:, None] * outputs, n_neurons=n_neurons[few]
     )
@@ -281,10 +280,10 @@ def same_places(
     reference: PlacedTensors, candidate: PlacedTensors, *, at_most: int, seed: int
 ) -> list[tuple[int, int]]:
     """Draw layers at the same position of two equally deep models."""
-    roles = mlp_roles(reference, candidate)
-    if roles is None:
+    up = neuron_role(reference, candidate)
+    if up is None:
         return []
-    places = [layers_with(with_first_experts(model), roles.up) for model in (reference, candidate)]
+    places = [layers_with(with_first_experts(model), up) for model in (reference, candidate)]
     if len(places[0]) != len(places[1]):
         return []
     drawn = np.random.default_rng([seed, 4]).permutation(len(places[0]))[:at_most]

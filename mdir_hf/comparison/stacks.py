@@ -15,8 +15,8 @@ import torch
 
 from mdir_hf.comparison.layer_weights import RoleReader, n_channels_of
 from mdir_hf.comparison.mixtures import mlp_parts
-from mdir_hf.comparison.neuron_reading import SampleDesign, take_neurons
-from mdir_hf.comparison.neuron_sample import DOWN_CHANNELS, FEWEST_TESTED, FITTED_ROWS, NeuronSample
+from mdir_hf.comparison.neuron_reading import take_neurons
+from mdir_hf.comparison.neuron_sample import DOWN_CHANNELS, FEWEST_TESTED, NeuronSample
 from mdir_hf.comparison.neurons import LOOKS_AT_NEURONS, PLACE
 from mdir_hf.comparison.row_screen import spread
 from mdir_hf.comparison.witness import compare_samples
@@ -182,12 +182,9 @@ class _Sets:
         samples = [
             take_neurons(
                 model,
-                SampleDesign(
-                    seed=self.seed,
-                    n_fitted_rows=FITTED_ROWS,
-                    places=tuple(dict.fromkeys(pair[side] for pair in pairs)),
-                    n_down_channels=n_down_channels,
-                ),
+                seed=self.seed,
+                places=tuple(dict.fromkeys(pair[side] for pair in pairs)),
+                n_down_channels=n_down_channels,
             )
             for side, model in enumerate((self.reference, self.candidate))
             if pairs
@@ -351,7 +348,7 @@ def _sampled(views: Sequence[ModelView], seed: int) -> list[_Sampled]:
     sampled = []
     for view in views:
         try:
-            neurons = take_neurons(view, SampleDesign(seed=seed, n_down_channels=DOWN_CHANNELS))
+            neurons = take_neurons(view, seed=seed, n_down_channels=DOWN_CHANNELS)
         except (AnatomyError, CheckpointError):
             continue
         if neurons is not None:

@@ -11,9 +11,8 @@ import torch
 
 from mdir_hf.comparison.layer_weights import RoleReader
 from mdir_hf.comparison.neuron_reading import (
-    SampleDesign,
-    mlp_roles,
     n_neurons_of,
+    neuron_role,
     take_neurons,
     with_mean_squares,
     with_outputs,
@@ -128,7 +127,7 @@ class Witness:
     def ask_by_number(self, *, every: bool) -> None:
         """Compare neurons of four layers, or of all, then down of layers that agree."""
         seed, place = self._seed_of_look, self._next_place()
-        first, second = (take_neurons(model, SampleDesign(seed=seed, every=every)) for model in self.models)
+        first, second = (take_neurons(model, seed=seed, every=every) for model in self.models)
         if first is not None and second is not None:
             self._keep_by_number(self._counts_with_down(first, second, seed, place), first, second)
 
@@ -137,8 +136,8 @@ class Witness:
 
         The layer map has read most of the rows if the MLPs are wide.
         """
-        place, design = self._next_place(), SampleDesign(seed=self.seed, every=True, nominates=True)
-        first, second = (take_neurons(model, design) for model in self.models)
+        place = self._next_place()
+        first, second = (take_neurons(model, seed=self.seed, every=True, nominates=True) for model in self.models)
         counts = None if first is None or second is None else self._counts((first, second), place)
         if first is None or second is None or counts is None:
             return
@@ -189,12 +188,10 @@ class Witness:
         return [
             take_neurons(
                 model,
-                SampleDesign(
-                    seed=seed,
-                    n_fitted_rows=n_fitted_rows,
-                    places=tuple(dict.fromkeys(pair[side] for pair in pairs)),
-                    n_down_channels=n_down_channels,
-                ),
+                seed=seed,
+                n_fitted_rows=n_fitted_rows,
+                places=tuple(dict.fromkeys(pair[side] for pair in pairs)),
+                n_down_channels=n_down_channels,
             )
             for side, model in enumerate(self.models)
         ]
@@ -263,8 +260,7 @@ class Witness:
         return (self.seed + self._n_looks) % SAMPLE_SEEDS
 
     def _n_values(self, pair: tuple[int, int]) -> int:
-        roles = mlp_roles(*self.models)
-        if roles is None:
+        if neuron_role(*self.models) is None:
             return 0
         n_neurons = [n_neurons_of(model).get(place, 0) for model, place in zip(self.models, pair, strict=True)]
         return max(n * model.anatomy.hidden_size for n, model in zip(n_neurons, self.models, strict=True))
@@ -287,7 +283,7 @@ def compare_samples(
     counts = compare_neurons(*samples, alpha=alpha, device=device, place=place, n_nominated_of=n_nominated_of)
     if counts is None:
         return None
-    can_read = all(mlp_roles(model) is not None for model in models)  # a fingerprint has no further neurons
+    can_read = all(neuron_role(model) is not None for model in models)  # a fingerprint has no further neurons
     doubtful = doubtful_matches(*samples, counts.matches, if_unknown=can_read)
     if not doubtful:
         return counts

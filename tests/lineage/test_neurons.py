@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mdir_hf import survey
-from mdir_hf.comparison.neuron_reading import SampleDesign, take_neurons
+from mdir_hf.comparison.neuron_reading import take_neurons
 from mdir_hf.comparison.neuron_sample import NeuronSample
 from mdir_hf.errors import CorruptCheckpointError, InputError
 from mdir_hf.lineage.family import find_family
@@ -145,7 +145,7 @@ def test_sketches_of_neurons_pick_the_base_from_a_large_index(index, folders, mo
     monkeypatch.setattr(base_index, "SCANNED_BASES", 0)
     monkeypatch.setattr(base_index, "PICKED_BASES", 1)
     for name in ("new", "turned"):
-        query = take_neurons(Model(open_repository(folders[name])), SampleDesign(every=True)).kept()
+        query = take_neurons(Model(open_repository(folders[name])), every=True).kept()
         (picked,) = index.search_by_neurons(query)
         assert picked.model.repo == folders["base"]
 

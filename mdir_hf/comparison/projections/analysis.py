@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from mdir_hf.comparison.neuron_reading import MIXER, MLP
 from mdir_hf.comparison.projections.expert_rows import ExpertCells, compare_experts
 from mdir_hf.comparison.projections.findings import Finding, FoundMaps
 from mdir_hf.comparison.projections.records import Records
@@ -226,7 +225,7 @@ def _search_pair(analysis: LayerAnalysis, heads: HeadSearch, neurons: NeuronSear
     open_roles = [role for role in PROJECTION_ROLES if analysis.tier_one.needs_search(role, pair)]
     maps = FoundMaps()
     findings = heads.attention(pair, [role for role in open_roles if role in ATTENTION_ROLES], maps)
-    findings |= neurons.mlp(pair, MLP, open_roles, maps)
-    findings |= neurons.mlp(pair, MIXER, open_roles, FoundMaps())
+    findings |= neurons.mlp(pair, Role.UP, open_roles, maps)
+    findings |= neurons.mlp(pair, Role.SSM_IN, open_roles, FoundMaps())
     analysis.findings[pair], analysis.maps[pair] = findings, maps
     return any(found.share >= LEAST_SHARE_FOUND for found in findings.values())

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from mdir_hf.comparison.layer_weights import IntArray, RoleReader, inner_rows, norm_before, read_role
-from mdir_hf.comparison.neuron_reading import MIXER, MLP
 from mdir_hf.comparison.reading import ReadOnce, is_remote, of_unread_weight
 from mdir_hf.errors import AnatomyError, MdirError, UnsupportedFormatError
 from mdir_hf.method.gauge import ResidualBasisMap, fold_gain
@@ -20,10 +19,10 @@ from mdir_hf.model.roles import Role
 from mdir_hf.processor import in_order, is_one_of_several_ranks
 
 ATTENTION_ROLES = (Role.Q, Role.K, Role.V, Role.O)
-MAPPED_ROLES = (*ATTENTION_ROLES, MLP.gate, MLP.up, MLP.down)
+MAPPED_ROLES = (*ATTENTION_ROLES, Role.GATE, Role.UP, Role.DOWN)
 """Projections that may stand for a layer in the layer map."""
 
-PROJECTION_ROLES = (*MAPPED_ROLES, MIXER.gate, MIXER.up, MIXER.down)
+PROJECTION_ROLES = (*MAPPED_ROLES, Role.MIXER_GATE, Role.SSM_IN, Role.SSM_OUT)
 
 SAMPLED_ROWS = 64
 """Rows of a projection that tier 1 reads. The cosine of a projection is known to 0.01 to 0.03 then."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from mdir_hf.comparison.neuron_reading import MLP, MlpRoles
+from mdir_hf.comparison.neuron_reading import DOWN_OF, GATE_OF
 from mdir_hf.comparison.projections.findings import (
     Finding,
     FoundMaps,
@@ -32,31 +32,31 @@ LEAST_SHARE_MOVED = 0.05
 class NeuronSearch(Search):
     """Searches of neurons."""
 
-    def mlp(
-        self, pair: tuple[int, int], mlp: MlpRoles, roles: Collection[Role], maps: FoundMaps
-    ) -> dict[Role, Finding]:
-        """Look for permuted neurons or mixer channels; pairs are added to ``maps``."""
-        reader = self.reader
-        has_gate = all(pair[side] in reader.places(side, mlp.gate) for side in (0, 1))
+    def mlp(self, pair: tuple[int, int], up: Role, roles: Collection[Role], maps: FoundMaps) -> dict[Role, Finding]:
+        """Look for permuted neurons or mixer channels, which are rows of ``up``; pairs are added to ``maps``."""
+        reader, gate, down = self.reader, GATE_OF[up], DOWN_OF[up]
+        has_gate = all(pair[side] in reader.places(side, gate) for side in (0, 1))
         findings: dict[Role, Finding] = {}
-        searched = [role for role in ((mlp.gate, mlp.up) if has_gate else (mlp.up,)) if role in roles]
+        searched = [role for role in ((gate, up) if has_gate else (up,)) if role in roles]
         for role in searched:
             if maps.neurons is None:
-                found = self._neurons(role, pair, maps, is_signed=role is mlp.up and has_gate)
+                found = self._neurons(role, pair, maps, is_signed=role is up and has_gate)
                 if found is not None:
                     findings[role] = found
         if maps.neurons is None:
             return findings
-        for role in (mlp.gate, mlp.up):
-            if role in roles and role not in findings and (has_gate or role is mlp.up):
-                found = self._same_neurons(role, pair, maps, is_signed=role is mlp.up and has_gate)
+        for role in (gate, up):
+            if role in roles and role not in findings and (has_gate or role is up):
+                found = self._same_neurons(role, pair, maps, is_signed=role is up and has_gate)
                 if found is not None:
                     findings[role] = found
-        if mlp.down in roles:
-            found = self._neuron_outputs(pair, mlp.down, maps)
+        if down in roles:
+            found = self._neuron_outputs(pair, down, maps)
             if found is not None:
-                findings[mlp.down] = found
-        return findings if mlp is MLP else {role: replace(found, moved="channels") for role, found in findings.items()}
+                findings[down] = found
+        if up is Role.UP:
+            return findings
+        return {role: replace(found, moved="channels") for role, found in findings.items()}
 
     def _neurons(self, role: Role, pair: tuple[int, int], maps: FoundMaps, *, is_signed: bool) -> Finding | None:
         """Sampled neurons of the smaller layer against all of the other."""

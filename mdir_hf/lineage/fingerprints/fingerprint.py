@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from mdir_hf.budgets import REPORT_JSON
-from mdir_hf.comparison.neuron_reading import SampleDesign, bytes_of_down, planned_n_bytes, take_neurons
+from mdir_hf.comparison.neuron_reading import bytes_of_down, planned_n_bytes, take_neurons
 from mdir_hf.comparison.neuron_sample import DOWN_CHANNELS, OUTPUTS, ROWS, STRENGTHS, DescribedNeurons, NeuronSample
 from mdir_hf.comparison.reading import FiniteRows, narrowed
 from mdir_hf.errors import AnatomyError, CorruptCheckpointError, InputError, UnsupportedFormatError, VocabularyError
@@ -226,10 +226,10 @@ def neurons_of(model: PlacedTensors, *, every: bool = False, seed: int | None = 
     """
     try:
         if seed is None:
-            sample = take_neurons(model, SampleDesign(every=every))
+            sample = take_neurons(model, every=every)
         else:
             n_down_channels = None if bytes_of_down(model) <= WHOLE_DOWN_BYTES else DOWN_CHANNELS
-            sample = take_neurons(model, SampleDesign(seed=seed, every=every, n_down_channels=n_down_channels))
+            sample = take_neurons(model, seed=seed, every=every, n_down_channels=n_down_channels)
     except (AnatomyError, UnsupportedFormatError):
         return None
     return None if sample is None else sample.kept()

@@ -36,7 +36,6 @@ class ReadOfModel:
         partly_analysed: Layers with only ``partly_by`` analysed.
         row_layers: Layers with sampled rows of ``rows_of`` compared.
         other_stacks: Other stacks compared by neurons, and with how many stacks.
-        expert_set_layers: Layers whose experts were compared as a set.
     """
 
     n_layers: int

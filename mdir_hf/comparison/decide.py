@@ -154,8 +154,6 @@ class Evidence:
     """All evidence of one comparison; None for parts not compared.
 
     Attributes:
-        neurons: The second witness.
-        have_layers: Whether both models have layers.
         is_sample_fresh: Whether the sample of neurons was drawn from system entropy.
         layers_are_unreadable: Whether most layers to compare could not be read.
         layers_noise: Strongest detectable noise on layers of a copy, in units of the weights' RMS.

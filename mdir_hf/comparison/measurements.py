@@ -57,10 +57,8 @@ class Measurements:
 
     Attributes:
         is_sample_fresh: Whether the seed came from system entropy after both models were open.
-        neurons: The second witness.
-        neuron_samples: Samples of its last look by number, gate and up.
+        neuron_samples: Samples of the last look by number, gate and up.
         nominating_samples: Samples of every layer, by up alone.
-        tokens_are_known: Whether rows were paired by token.
         n_looks: Most looks at a pair of matrices.
         layers_are_unreadable: Whether most layers to compare could not be read.
         parts: Pairs of other stacks and of expert sets.

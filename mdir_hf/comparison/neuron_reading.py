@@ -191,9 +191,9 @@ def take_neurons(
 ) -> NeuronSample | None:
     """Read rows of gate and up of some neurons of some layers, and perhaps their columns of down.
 
-    Both models take the same ``seed``. ``n_fitted_rows`` fit a rotation; None: all that are not tested. Without
+    ``seed`` is the same for both models. ``n_fitted_rows`` fit a rotation; None: all that are not tested. Without
     ``places``, layers are sampled: all if ``every``, else four. ``n_down_channels`` 0: none; None: all. ``nominates``
-    reads up alone, in longer runs, which are a part of the rows that the layer map reads.
+    reads up alone, in longer runs, a part of the rows that the layer map reads.
 
     Returns:
         The sample; None without an MLP of enough neurons, or if neuron numbers have a meaning.

@@ -276,10 +276,7 @@ NOISES = tuple(0.125 * 1.25**step for step in range(20))
 def excluded_noise(*samples: NeuronSample, alpha: float, nominates: bool = False) -> float:
     """Find the noise up to which a copy of either model, in any basis and with its neurons in order, would be detected.
 
-    Args:
-        samples: Samples of both models.
-        alpha: Significance level.
-        nominates: Whether the samples nominate layers, by own numbers alone and at :data:`REMARKABLE`.
+    ``nominates``: the samples nominate layers, by own numbers alone and at :data:`REMARKABLE`.
 
     Returns:
         Noise in units of each row's root mean square, or 0 if the smallest of :data:`NOISES` hides a copy. Cost: 40
@@ -318,9 +315,6 @@ def _numbers_of_copy(layer: torch.Tensor, noise: float, seed: int, sample: Neuro
 
 def resemblances(sample: NeuronSample) -> torch.Tensor:
     """Compute the similarities between the tested neurons of each layer, in any basis.
-
-    Args:
-        sample: Neurons of a model.
 
     Returns:
         Cosines of all pairs of neurons, ``(layers, matrices * pairs)`` float32, in centred unit rows, whose inner

@@ -52,14 +52,7 @@ AXES_LEVEL = math.log(0.05)
 class Witness:
     """The second witness of one comparison: neurons in the layers of both models.
 
-    Args:
-        reference: One model.
-        candidate: The other model.
-        seed: Seed of all samples.
-        is_fresh: Whether it came from system entropy after both models were open.
-        alpha: Significance level.
-        device: torch device.
-        keeps_rows: Whether rows are read once and kept.
+    ``seed`` chooses all samples; ``is_fresh`` if it came from system entropy after both models were open.
 
     Attributes:
         counts: The strongest counts so far, or None.

@@ -127,13 +127,8 @@ def build_lineage(
     """Build the family, or reuse a finished one in the same folder.
 
     The base is an untied Llama with 6 layers and grouped queries. Takes two to four minutes of CPU time, 1 GB of memory
-    and 50 MB of disk.
-
-    Args:
-        folder: Created if missing. The models appear in it once the whole family is done.
-        seed: Seed of the initialisations and batches.
-        progress: Called with the current step and the fraction done, in [0, 1].
-        on_member: Called with each member once its files are written, the reference first.
+    and 50 MB of disk. The models appear in ``folder`` once the whole family is done. ``progress`` gets the current step
+    and the fraction done, in [0, 1]; ``on_member`` each member once its files are written, the reference first.
 
     Raises:
         InputError: If transformers is not installed, or the folder has a ``demo`` folder that is not ours.

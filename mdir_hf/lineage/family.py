@@ -56,7 +56,7 @@ class Family:
         declared: Comparisons with the bases that the card declares, or None if it was not read.
         layers: Matching neurons by name of the relative.
         not_mapped: Reason for missing layers or tree, or empty.
-        tree: Tree of model and bases; None with fewer than three models.
+        tree: None with fewer than three models.
         apart: Models with aligned rows, and their RMS differences relative to the RMS.
         mixture: Bases and their shares in the embedding rows, if a weighted sum explains these better than the nearest
             base; else None.
@@ -157,16 +157,9 @@ def find_family(
 ) -> Family:
     """Find the family of a model.
 
-    Args:
-        model: The model.
-        index: Index of bases to search. None: no search.
-        verifies: Whether to compare the model with declared bases.
-        settings: Settings of every comparison. ``describes_relatives`` adds the layers of relatives (some dozen
-            megabytes each). Alpha is for all bases of the index together, and for each declared base; the byte limit is
-            for everything.
-        reading: How repositories are opened.
-        listeners: Callbacks that receive progress.
-        on_step: Called with each intermediate result.
+    ``verifies`` compares the model with declared bases. ``settings.describes_relatives`` adds the layers of relatives
+    (some dozen megabytes each). Alpha is for all bases of ``index`` together, and for each declared base; the byte
+    limit is for everything. ``on_step`` gets each intermediate result.
 
     Returns:
         The family; if the search or the verification fails, with the reason.

@@ -295,8 +295,7 @@ class PrintedAlgorithm:
     def result(self, *, axes_stand_out: bool | None) -> PrintedAlgorithm1:
         """Run Algorithm 1 on all rows so far. Cost O(n^3).
 
-        Args:
-            axes_stand_out: Whether the axes of both embeddings stand out; None if unknown.
+        ``axes_stand_out``: whether the axes of both embeddings do; None if unknown.
         """
         factor = polar_factor(self._cross)
         matching = best_matching(factor.matrix, signed=False)

@@ -40,12 +40,9 @@ def numbering_of(
 ) -> NumberingResult:
     """Count how the numbers of partners agree.
 
-    Args:
-        polar: U, ``(k, n_candidate)``. Partners have the largest absolute entry of their row and column.
-        matching: Shows which channels are significant by themselves. None: none.
-        channels: Reference channel of each row of U, ascending. None: all channels.
-        n_tests: Number of tests that p is corrected for; each counts :data:`TESTS` times.
-        log_cost: Natural log of the factor on p that this look costs.
+    Partners have the largest absolute entry of their row and column in ``polar``, U, ``(k, n_candidate)``. ``channels``
+    are the reference channels of its rows, ascending; None: all. ``matching`` shows which channels are significant by
+    themselves. p is corrected for ``n_tests``, each :data:`TESTS` times, and for ``log_cost`` of this look.
 
     Returns:
         The counts and p. Cost O(k n).

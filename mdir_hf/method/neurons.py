@@ -61,13 +61,11 @@ class NeuronMatching:
 
     Attributes:
         reference: Matched neurons, ascending.
-        candidate: The partner of each.
         entries: Contribution of each to the trace.
         signs: +1 or -1 for up and down of each.
         up_scales: s_j with ``up'_j ~ s_j up_i`` (sign included).
         down_scales: The inverse of ``up_scales`` if only the gauge was used.
-        trace: c.
-        normalized_trace: c over its maximum, the ranks of the factors; 1 for a copy.
+        normalized_trace: Trace over its maximum, the ranks of the factors; 1 for a copy.
         log_p: Natural log of the bound for this pair alone.
     """
 
@@ -256,11 +254,8 @@ def mean_square_of_outputs(rows: Sequence[torch.Tensor], outputs: torch.Tensor, 
     """Estimate the mean square of a layer's outputs per neuron, in which the parts of split neurons add up.
 
     Splitting leaves the layer's output as it is, so products of twins (:data:`TWIN_COSINE`) are added to the squares.
-
-    Args:
-        rows: Unit rows of sampled neurons, gate and up or up alone, each ``(k, width)``.
-        outputs: Columns of down times the lengths of the neuron's rows, ``(k, channels)``.
-        n_neurons: Neurons of the layer, from which the k were drawn uniformly.
+    ``rows`` are unit rows of k neurons, drawn uniformly: gate and up, or up alone, each ``(k, width)``. ``outputs``
+    are columns of down times the lengths of the neuron's rows, ``(k, channels)``.
 
     Returns:
         The estimate; exact if all neurons are given.

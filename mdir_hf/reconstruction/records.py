@@ -76,7 +76,6 @@ class AttentionMap:
         kv_reference: Matched key-value heads, ``(k,)`` ascending.
         kv_candidate: The candidate's head of each.
         q_reference: Matched query heads, group by group.
-        q_candidate: The candidate's head of each.
         n_kv_heads: Key-value heads of the candidate.
         n_heads: Query heads of the candidate.
         values: H of each key-value head: ``V' = H V`` and ``O' = O H^-1``; None if V or O is missing.
@@ -234,9 +233,7 @@ class ReconstructedLayer:
     Attributes:
         reference: Position of the partner, from 0. None: no partner; its inner side stays.
         candidate: Its own position.
-        attention: Heads; None without attention.
-        mlp: Neurons of a dense MLP; None without one.
-        experts: Experts of a mixture; None for a dense layer.
+        mlp: Neurons of a dense MLP.
         gains: Norms in front of its projections, by role.
         residuals: ``|W_aligned - W|_F / |W_aligned|_F`` of each projection, by role, gains folded in, over matched
             rows.

@@ -34,7 +34,6 @@ class LayerAnalysis:
     Attributes:
         tier_one: Behind the best residual-basis map.
         counterparts: Reference layer by candidate layer, if a projection agrees.
-        findings: By pair of layers and projection.
         log_n_tests: Natural log of the tests that each p is corrected for.
     """
 

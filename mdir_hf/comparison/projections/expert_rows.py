@@ -40,7 +40,6 @@ class ExpertCells:
     Attributes:
         names: Compared experts of the reference's and the candidate's layer, in the order of the cells.
         n_experts: Experts that each layer has; 1 for a dense MLP.
-        cells: By projection.
         failures: Why a projection was not compared.
     """
 

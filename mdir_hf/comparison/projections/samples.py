@@ -77,7 +77,6 @@ class ProjectionReader:
         left_out: Projections that are not compared, and why.
         failures: Why a projection of some layers could not be read, by role.
         unread: A sentence on each unreadable weight.
-        n_sampled_rows: Rows of a projection that tier 1 reads.
     """
 
     models: tuple[PlacedTensors, PlacedTensors]

@@ -138,10 +138,7 @@ class Badge:
     def markdown(self, image_url: str, report_url: str, bom_url: str | None = None) -> str:
         """Return a line of Markdown with the picture, linked to the report, and perhaps a link to a bill of materials.
 
-        Args:
-            image_url: URL of the SVG: http(s), or a relative path.
-            report_url: URL of the report, alike.
-            bom_url: URL of a bill of materials, alike. None: no link.
+        URLs are http(s), or relative paths.
 
         Raises:
             InputError: If a URL is empty or has another scheme.

@@ -192,13 +192,8 @@ def verify_badge(
 ) -> BadgeCheck:
     """Compare the two models of a badge again, at its commits and with its seed, alpha and level.
 
-    Args:
-        source: See :func:`read_badge`.
-        level: Another level than the badge's; then only verdicts are compared.
-        reading: How repositories are opened.
-        tokenizers: Vocabularies of reference and candidate, if the claim used an unnamed local folder.
-        settings: Device and limits; the rest comes from the badge.
-        listeners: Callbacks that receive progress.
+    ``source`` is as in :func:`read_badge`. With another ``level``, only verdicts are compared. ``tokenizers`` are the
+    vocabularies of both models, if the claim used an unnamed local folder. ``settings`` give device and limits.
 
     Returns:
         The claim and the recomputed result.

@@ -56,7 +56,6 @@ class PairResult:
         channels: Channels that match one by one, and channels of the narrower model, or None.
         by_neurons: Whether the verdict rests on neuron numbers.
         layers_compared: Whether this is the result of a full comparison.
-        layers_error: Why requested layers could not be compared.
         layer_drift: How much of each layer agrees and how far it moved, or None.
     """
 

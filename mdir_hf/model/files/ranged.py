@@ -71,17 +71,13 @@ def coalesce(
     max_gap_bytes: int = REMOTE_MAX_GAP_BYTES,
     max_span_bytes: int = MAX_SPAN_BYTES,
 ) -> list[RowSpan]:
-    """Plan the reads for ``rows``, in the order of the file. Takes O(k log k) time and O(k) memory.
+    """Plan the reads for ``rows``, ``(k,)`` in any order. Takes O(k log k) time and O(k) memory.
 
-    Args:
-        rows: Row numbers, ``(k,)``, int64, >= 0, in any order.
-        row_n_bytes: Stored size of a row, > 0.
-        start: Absolute offset of row 0.
-        max_gap_bytes: Largest gap between two rows that is read and dropped.
-        max_span_bytes: Longest read, except for one row.
+    ``start`` is the absolute offset of row 0. Gaps of up to ``max_gap_bytes`` are read and dropped. One row may be
+    longer than ``max_span_bytes``.
 
     Returns:
-        Disjoint spans; each slot ``0..k-1`` is in exactly one of them.
+        Disjoint spans in the order of the file; each slot ``0..k-1`` is in exactly one of them.
     """
     order = np.argsort(rows, kind="stable")
     ordered = rows[order]

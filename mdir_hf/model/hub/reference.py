@@ -86,12 +86,8 @@ def parse_reference(reference: str | os.PathLike[str], *, allow_local: bool = Tr
     r"""Parse the name of a repository, folder or file.
 
     Uses no network. Existing local files take precedence. What looks like a path (``./x``, ``/x``, ``~/x``, ``C:\x``)
-    or a weight file is never a repo id.
-
-    Args:
-        reference: ``owner/name`` or ``name``, perhaps with ``@revision`` or ``:Q4_K_M``; ``owner/name/folder``,
-            ``owner/name/file.gguf``, a Hub URL (also ``hf://``), a folder, or a weight file.
-        allow_local: False for names from untrusted users; then this disk is not accessed.
+    or a weight file is never a repo id. ``allow_local`` False is for names from untrusted users, and does not access
+    this disk.
 
     Raises:
         InvalidReferenceError: If it is invalid, or is a path that does not exist.

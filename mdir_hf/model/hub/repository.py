@@ -113,15 +113,8 @@ def open_repository(
 ) -> Repository:
     """Open a repository or folder by name, pinned to one commit; reads only the listing.
 
-    Takes one API request for a repository on the Hub, none for a folder or offline.
-
-    Args:
-        reference: See :func:`~mdir_hf.model.hub.reference.parse_reference`.
-        options: Token, caches and limits.
-        revision: Branch, tag or commit; ``main`` by default.
-        subfolder: Folder to use as root.
-        allow_local: False rejects local names, for servers.
-        ledger: Counts the bytes read; a new one by default.
+    Takes one API request for a repository on the Hub, none for a folder or offline. ``revision`` None is ``main``;
+    ``subfolder`` is used as root; ``allow_local`` False rejects local names, for servers.
 
     Raises:
         InvalidReferenceError: If the name is invalid.

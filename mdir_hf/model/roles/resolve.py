@@ -41,10 +41,9 @@ class Anatomy:
         norms_add_one: Whether the norms multiply by ``1 + g``.
         channel_numbers: Meaning of a residual channel's number, as a clause, or None.
         prefixes: Prefixes of the layers; several for a looped model.
-        decided_by: How the roles were found.
-        output_width: Width of the layers' output if it differs from ``hidden_size``, or None.
-        embedding: Input embedding, ``(d_vocab, d_model)``, or None.
-        unembedding: Output head (``lm_head``), ``(d_vocab, d_model)``; None without a stored one.
+        output_width: Width of the layers' output if it differs from ``hidden_size``.
+        embedding: Input embedding, ``(d_vocab, d_model)``.
+        unembedding: Stored output head (``lm_head``), ``(d_vocab, d_model)``.
         tied: Whether the output head is the embedding. A stored head counts as separate.
         declares_tied: Whether the config ties them.
         unplaced: Names in the language model's stack without a matching row.

@@ -56,7 +56,6 @@ class CellGrid:
         widths: Fractions of the width by column; empty if equal.
         is_merged: Whether adjacent cells with the same text are merged.
         models: ``(rows, columns)``: the two models of each cell, or None.
-        ticks: Labels of its axes.
     """
 
     box: tuple[float, float, float, float]

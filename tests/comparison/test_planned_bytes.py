@@ -73,6 +73,18 @@ def test_no_more_is_read_than_planned(tmp_path, level, kind):
     assert plan.n_bytes == pytest.approx((least, most), rel=0.05)
 
 
+def test_a_plan_says_what_a_no_excludes_before_and_during_a_comparison(tmp_path):
+    folders = [
+        write_model(tmp_path / f"{seed}", gaussian(V, N, seed), config=CONFIG, further=layers(0)) for seed in (0, 1)
+    ]
+    checker, plans = HomologyChecker.from_pretrained(folders[0]), []
+    before = checker.plan(folders[1])
+    checker.compare(folders[1], progress=False, on_plan=plans.append)
+    (during,) = plans
+    assert during.excluded_noise == before.excluded_noise > 0.0
+    assert during.excluded_layers_noise == before.excluded_layers_noise > 0.0
+
+
 def test_the_bound_counts_the_experts_that_are_compared_last(tmp_path):
     from transformers import MixtralConfig, MixtralForCausalLM
 

@@ -15,7 +15,7 @@ from mdir_hf.comparison.inspection import inspect_model
 from mdir_hf.comparison.inspection_result import lines_of
 from mdir_hf.model.files.sources import StoredTensor
 from mdir_hf.model.hub import open_repository
-from mdir_hf.model.inventory import PartKind, take_inventory
+from mdir_hf.model.inventory import PartKind, may_have_other_stacks, take_inventory
 from mdir_hf.model.inventory.take import auxiliary_label
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import resolve_anatomy
@@ -67,6 +67,20 @@ def test_every_tensor_of_a_published_model_is_in_one_part(model):
     in_layers = {name for layer in anatomy.layers for _, part in layer.all_parts() for name in part.tensors}
     unplaced = {name for part in inventory.parts if part.kind is PartKind.UNPLACED for name in part.tensors}
     assert not unplaced & in_layers
+    others = [part for part in inventory.parts if part.kind in (PartKind.STACK, PartKind.CONNECTOR)]
+    assert may_have_other_stacks(shapes, anatomy) or others == [language]
+
+
+def test_a_model_of_one_stack_is_told_by_its_names(tmp_path, monkeypatch):
+    layers = attention("model.layers") | {f"model.layers.{at}.self_attn.q_proj.bias": torch.ones(N) for at in range(2)}
+    tower = attention("vision_tower.layers")
+    plain, seeing = (
+        Model(open_repository(str(write_model(tmp_path / name, gaussian(V, N, 0), further=further))))
+        for name, further in (("plain", layers), ("seeing", layers | tower))
+    )
+    assert [stack.name for stack in seeing.other_stacks] == ["vision tower"]
+    monkeypatch.setattr(Model, "known_inventory", None)  # not needed
+    assert plain.other_stacks == ()
 
 
 def test_stacks_tables_and_connectors_have_parts_of_their_own(tmp_path):

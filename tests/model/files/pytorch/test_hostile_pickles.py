@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 import struct
 import tracemalloc
 
@@ -294,6 +295,8 @@ def test_a_view_that_leaves_its_storage_is_refused(tensor, message):
     assert source.read("fine").tolist() == [0, 1, 2, 3, 4, 5]
     with pytest.raises(CheckpointError, match=message):
         source.read("w")
+    (of_fine, of_view) = source.contents()
+    assert of_fine.reason is None and re.search(message, of_view.reason)
 
 
 def test_an_empty_view_anywhere_is_empty():

@@ -18,7 +18,7 @@ from mdir_hf.model.files.ranged import MAX_SPAN_BYTES, RangedTensors
 from mdir_hf.model.files.sources import Description, FileTree, StoredTensor, TensorSpec, TreeThatReadsAhead
 
 Header = Mapping[str, TensorSpec | str]
-"""The tensors of one weight file by name: the spec, or for an unsupported tensor what it is."""
+"""The tensors of one weight file by name: the spec, or the kind of an unsupported tensor."""
 
 
 class ShardedTensors(RangedTensors):

@@ -1,7 +1,7 @@
 """Runs commands of ``mdir-hf`` in processes that may take little memory and time, and tells how each ended.
 
-One interpreter imports everything, compares two models and forks a child for each command, so that a child costs
-nothing but what it does.
+One interpreter imports everything, runs a few commands and forks a child for each command, so that a child costs only
+what it does.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ class Ending:
     err: str
 
 
-def run_limited(commands: Sequence[Sequence[str]], folder: Path, *, first: Sequence[str]) -> list[Ending]:
+def run_limited(commands: Sequence[Sequence[str]], folder: Path, *, first: Sequence[Sequence[str]]) -> list[Ending]:
     """Run each command line of ``mdir-hf`` for itself.
 
     Args:
         commands: The command lines.
         folder: Takes their output.
-        first: A command line that ends well. It runs before the others and without limits, so that what a process
-            computes once is there for each of them.
+        first: Command lines that run before the others and without limits, so that what a process imports or computes
+            once is there for each of them. The first of them succeeds.
     """
     folder.mkdir()
     asked = folder / "commands.json"
-    asked.write_text(json.dumps([list(command) for command in (first, *commands)]))
+    asked.write_text(json.dumps([[list(command) for command in each] for each in (first, commands)]))
     root = Path(__file__).parent.parent
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "HF_HOME": str(folder / "hf")}
     subprocess.run([sys.executable, __file__, str(asked)], check=True, env=environment, cwd=folder)
@@ -59,9 +59,10 @@ def run_limited(commands: Sequence[Sequence[str]], folder: Path, *, first: Seque
 def _main(asked: Path) -> None:
     from mdir_hf.cli import main
 
-    first, *commands = json.loads(asked.read_text())
-    with contextlib.redirect_stdout(io.StringIO()):
-        assert main(first) == 0
+    first, commands = json.loads(asked.read_text())
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        statuses = [main(command) for command in first]
+    assert statuses[0] == 0
     for number, command in enumerate(commands):
         out, err = (asked.with_name(f"{number}.{name}") for name in ("out", "err"))
         child = os.fork()

@@ -30,8 +30,8 @@ def one_step_lineage(tmp_path_factory):
         for name in ("_BASE_STEPS", "_FINE_TUNE_STEPS", "_RETOKENIZED_STEPS", "_PRUNED_STEPS", "_NARROW_STEPS"):
             patch.setattr(lineage, name, 1)
         patch.setattr(lineage, "_TOTAL_STEPS", 6)
-        patch.setattr(lineage, "_CODE_N_CHARS", 300_000)
-        patch.setattr(lineage, "_PROSE_N_CHARS", 300_000)
+        patch.setattr(lineage, "_CODE_N_CHARS", 500_000)
+        patch.setattr(lineage, "_PROSE_N_CHARS", 100_000)  # the Unigram tokenizer takes most of the time
         built = build_lineage(folder, progress=lambda doing, share: heard.append((doing, share)))
     return built, heard
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -20,16 +22,19 @@ def hub(tmp_path_factory):
     # 5 GB, which go as soon as these tests are done.
     with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as place, FullHub() as hub:
         folder = Path(place)
-        base_digests = None
-        for name, rows, neurons in (
-            ("base", llama_8b.base_rows, llama_8b.base_neurons),
-            ("fine-tune", llama_8b.fine_tuned_rows, llama_8b.moved_neurons),
-            ("resaved", llama_8b.resaved_rows, llama_8b.base_neurons),
-        ):
-            digests = llama_8b.write_checkpoint(folder / name, rows, tokenizer, neurons=neurons, n_layers=1)
-            hub.add_repository(f"llama/{name}", folder / name, sha256=digests)
-            base_digests = base_digests or digests
-        hub.add_repository("llama/mirror", folder / "base", sha256=base_digests)
+        digests = {
+            name: llama_8b.write_checkpoint(folder / name, rows, tokenizer, neurons=neurons, n_layers=1)
+            for name, rows, neurons in (
+                ("base", llama_8b.base_rows, llama_8b.base_neurons),
+                ("fine-tune", llama_8b.fine_tuned_rows, llama_8b.moved_neurons),
+            )
+        }
+        # The weights of the base in files of other digests.
+        shutil.copytree(folder / "base", folder / "resaved", copy_function=os.link)
+        digests["resaved"] = {path: digest[::-1] for path, digest in digests["base"].items()}
+        for name, sha256 in digests.items():
+            hub.add_repository(f"llama/{name}", folder / name, sha256=sha256)
+        hub.add_repository("llama/mirror", folder / "base", sha256=digests["base"])
         yield hub
 
 

@@ -129,8 +129,9 @@ def test_a_scheduler_that_stops_is_reported(workers_here):
     assert given_up == []
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster():
+    """Two worker processes; a worker that is killed is started again."""
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1"
     ) as cluster:

@@ -203,7 +203,7 @@ def trained(model, *, steps=150, learning_rate=5e-3, seed=0, length=32, batch=8)
     """Train a copy of a model on the language with AdamW in float32; returns it in float64, and its losses."""
     model = copy.deepcopy(model).float().train()
     text = language(steps * batch * length, seed=seed).reshape(steps, batch, length)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     losses = []
     for step, tokens in enumerate(text):
         for group in optimizer.param_groups:

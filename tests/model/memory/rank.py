@@ -1,9 +1,11 @@
-"""One of two ranks: shards two models over both, compares them, and prints the report.
+"""Two ranks: each shards two models over both, compares them and writes its report to a file of its number.
 
-python -m tests.model.memory.rank RANK STORE REFERENCE CANDIDATE
+python -m tests.model.memory.rank FOLDER REFERENCE CANDIDATE
 """
 
+import os
 import sys
+from pathlib import Path
 
 import torch.distributed as dist
 import transformers
@@ -12,9 +14,8 @@ from torch.distributed.fsdp import fully_shard
 from mdir_hf import HomologyChecker
 
 
-def main():
-    rank, store, *folders = sys.argv[1:]
-    dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=int(rank), world_size=2)
+def run(rank, place, folders):
+    dist.init_process_group("gloo", store=dist.FileStore(str(place / "store"), 2), rank=rank, world_size=2)
     try:
         mesh = dist.init_device_mesh("cpu", (2,))
         models = [transformers.AutoModelForCausalLM.from_pretrained(folder) for folder in folders]
@@ -25,9 +26,18 @@ def main():
         tokenizers = [transformers.AutoTokenizer.from_pretrained(folder) for folder in folders]
         checker = HomologyChecker.from_pretrained(models[0], tokenizer=tokenizers[0])
         report = checker.compare(models[1], tokenizer=tokenizers[1], level="full", progress=False)
-        sys.stdout.write(report.to_json())
+        (place / f"{rank}.json").write_text(report.to_json())
     finally:
         dist.destroy_process_group()
+
+
+def main():
+    place, *folders = sys.argv[1:]
+    # Forked after the imports, which take longer than the rest.
+    other = os.fork()
+    run(0 if other else 1, Path(place), folders)
+    if other and os.waitpid(other, 0)[1] != 0:
+        raise SystemExit("rank 1 failed")
 
 
 if __name__ == "__main__":

@@ -3,11 +3,11 @@
 from mdir_hf.report.encoding import SCHEMA, json_schema
 from mdir_hf.report.models import READ_AS, HowRead, InputOutput, ModelSummary
 from mdir_hf.report.optional_parts import (
+    ComparedExpert,
     Coverage,
     DirectionFact,
     Exclusion,
     ExpertOrigin,
-    ExpertRows,
     ExpertsFound,
     FactKind,
     HeadsFound,
@@ -68,12 +68,12 @@ __all__ = [
     "SCHEMA",
     "AncestorLayer",
     "Assumption",
+    "ComparedExpert",
     "Coverage",
     "DirectionFact",
     "Exclusion",
     "ExpertName",
     "ExpertOrigin",
-    "ExpertRows",
     "ExpertsFound",
     "FactKind",
     "HeadsFound",

@@ -238,7 +238,7 @@ Cosine = Annotated[float, Ge(-1.0), Le(1.0)]
 OfRows = Annotated[float, Ge(0.0), Le(1.0)]
 
 
-class ExpertRows(NamedTuple):
+class ComparedExpert(NamedTuple):
     """An expert of the candidate, the one in the reference that its rows agree with best, and their mean cosine.
 
     If no expert agrees, the last two are None.
@@ -281,10 +281,10 @@ class ProjectionResult(ReportRecord):
     is_turned: bool = False
     source: Count | None = None
     reason: str | None = None
-    experts: tuple[ExpertRows, ...] | None = None
+    experts: tuple[ComparedExpert, ...] | None = None
 
     @property
-    def agreeing_experts(self) -> tuple[ExpertRows, ...]:
+    def agreeing_experts(self) -> tuple[ComparedExpert, ...]:
         """The experts of a mixture that agree with one of the reference."""
         return tuple(rows for rows in self.experts or () if rows.cosine is not None)
 

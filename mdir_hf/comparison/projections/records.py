@@ -15,7 +15,7 @@ from mdir_hf.comparison.projections.tier_one import LEAST_SHARE_KEPT, Pair, Role
 from mdir_hf.method.row_agreement import deciles
 from mdir_hf.method.significance import LN10
 from mdir_hf.model.roles import Role
-from mdir_hf.report import ExpertRows, LayerPair, ModuleRole, Outcome, ProjectionResult
+from mdir_hf.report import ComparedExpert, LayerPair, ModuleRole, Outcome, ProjectionResult
 
 NO_EXPERT_AGREES = "rows of no expert agree under their own numbers, and renumbered neurons were not searched:"
 
@@ -122,7 +122,7 @@ class Records:
             return replace(result, reason=experts.failures.get(role, "it could not be read"))
         cells = experts.cells[role]
         paired = {column: (row, column) for column, row in experts.partners(role).items()}
-        rows = [ExpertRows(name, None, None) for name in experts.names[1]]
+        rows = [ComparedExpert(name, None, None) for name in experts.names[1]]
         for column, cell in paired.items():
             cosine = _cosine(float(cells.agreement.cosine[cell]))
             rows[column] = rows[column]._replace(reference=experts.names[0][cell[0]], cosine=cosine)

@@ -83,9 +83,19 @@ def _result_text(row: Row) -> str:
 def _why_missed(missed: Sequence[Row]) -> str:
     if not missed:
         return "None was missed."
-    names = dict.fromkeys(row["done"] for row in missed)
-    return (
-        f"Not found at level auto: {'; '.join(names)}. Q, O, gate and down are tested by themselves only at level "
-        "layers, which was run on SmolLM2. If a gate or a third of the neurons is kept, more neurons have their own "
-        "number than chance allows, and too few are certain: `inconclusive`."
-    )
+    published = dict.fromkeys((row["done"], row["verdict"], row["reason"]) for row in missed if row["published"])
+    hard = dict.fromkeys(row["done"] for row in missed if not row["published"])
+    texts = []
+    if published:
+        listed = "; ".join(f"{done}: `{verdict}` (`{reason}`)" for done, verdict, reason in published)
+        texts.append(
+            f"Published methods that leave no second witness: {listed}. QuaRot rotates the inputs of down, so neurons "
+            "agree by gate and up alone. A draft model of EAGLE-1 shares nothing but the embeddings with its base."
+        )
+    if hard:
+        texts.append(
+            f"Of the others, not found at level auto: {'; '.join(hard)}. Q, O, gate and down are tested by themselves "
+            "only at level layers, which was run on SmolLM2. If a gate or a third of the neurons is kept, more neurons "
+            "have their own number than chance allows, and too few are certain: `inconclusive`."
+        )
+    return " ".join(texts)

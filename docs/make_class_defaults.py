@@ -21,7 +21,7 @@ def read_keys() -> set[str]:
     """Return every config key that the naming tables use."""
     layouts = [layout for row in LAYER_ROWS for _, layout in row.parts]
     layouts += [layout for row in PRODUCT_ROWS for layout in (row.left_layout, row.right_layout)]
-    keys = set(_words([dataclasses.astuple(layout) for layout in layouts]))
+    keys = set(_words([dataclasses.astuple(layout) for layout in layouts if layout is not None]))
     keys |= set(_words([row.n_heads for row in (*LAYER_ROWS, *PRODUCT_ROWS)]))
     keys |= {key for row in LAYER_ROWS for key, _ in row.when} | {key for synonyms in SYNONYMS for key in synonyms}
     return {key for key in keys if key.isidentifier()} | {"tie_word_embeddings"}

@@ -127,7 +127,7 @@ def _assign(cost: torch.Tensor) -> npt.NDArray[np.int64]:
 
 def _taken(outputs: dict[str, torch.Tensor], part: WeightPart) -> torch.Tensor:
     output = outputs[part.tensor]
-    return output[:, torch.from_numpy(part.layout.rows(output.shape[1], part.heads))]
+    return output[:, torch.from_numpy(part.rows_of(output.shape[1]))]
 
 
 def _score(log_p: float) -> PeerScore:

@@ -180,7 +180,7 @@ class Wire:
                 wire.n_requests += 1
                 if wire.n_requests > 2 * MOST_REQUESTS:
                     return  # who asks for ever would not come to where it is counted
-                if host != HUB and "authorization" in headers:
+                if host != HUB and TOKEN in headers.get("authorization", ""):
                     wire.leaked.append(host)
                 kind = of_kind(method, host, path)
                 said = wire.bytes_ if kind == wire.attacked else valid(kind, headers.get("range", "bytes=0-63"))

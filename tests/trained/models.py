@@ -39,15 +39,11 @@ NAMES = ("base", "fine-tune", "other-seed")
 
 VOCABULARY_SIZE = 2048
 SEQUENCE_LENGTH = 64
-CODE_N_CHARS, PROSE_N_CHARS = 1_200_000, 400_000
-# name -> (trained from, or seed of its initialisation; text; seed of the order of batches)
-RECIPES = {"base": (0, "code", 0), "other-seed": (1, "code", 0), "fine-tune": ("base", "prose", 1)}
-# (architecture, text) -> (steps; peak learning rate; sequences of a batch): GPT-NeoX learns faster
-TRAINING = {
-    ("llama", "code"): (150, 4e-3, 8),
-    ("llama", "prose"): (75, 1.5e-3, 8),
-    ("gpt-neox", "code"): (150, 5e-3, 4),
-    ("gpt-neox", "prose"): (60, 2e-3, 4),
+# name -> (trained from, or seed of its initialisation; text; steps; peak learning rate; seed of the order of batches)
+RECIPES = {
+    "base": (0, "code", 200, 3e-3, 0),
+    "other-seed": (1, "code", 200, 3e-3, 0),
+    "fine-tune": ("base", "prose", 70, 1e-3, 1),
 }
 
 
@@ -110,7 +106,7 @@ def _tokenizer_and_texts():
 
 
 def _write_tokenizer_and_texts(folder):
-    corpus = read_corpus(code_n_chars=CODE_N_CHARS, prose_n_chars=PROSE_N_CHARS)
+    corpus = read_corpus()
     tokenizer = train_byte_level_bpe([*corpus.code.learnt, *corpus.prose.learnt], vocabulary_size=VOCABULARY_SIZE)
     tokens = {
         f"{kind}.{share}": encode(tokenizer, getattr(getattr(corpus, kind), share))
@@ -126,8 +122,7 @@ def _write_tokenizer_and_texts(folder):
 
 
 def _build(architecture, name, folder):
-    origin, kind, order_seed = RECIPES[name]
-    steps, learning_rate, n_sequences = TRAINING[architecture, kind]
+    origin, kind, steps, learning_rate, order_seed = RECIPES[name]
     tokenizer, split = _tokenizer_and_texts()
     logging.disable_progress_bar()
     if isinstance(origin, str):
@@ -144,7 +139,7 @@ def _build(architecture, name, folder):
             split[kind].learnt,
             steps=steps,
             learning_rate=learning_rate,
-            batch=(n_sequences, SEQUENCE_LENGTH),
+            batch=(8, SEQUENCE_LENGTH),
             order_seed=order_seed,
         )
         record = {

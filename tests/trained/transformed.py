@@ -24,7 +24,7 @@ from mdir_hf.demo.training import BEGIN, END, encode, read_corpus, seeded_single
 from mdir_hf.demo.transformations import keep_channels, permute_channels, replace_tokenizer
 from tests.method.obfuscation import haar, obfuscate
 from tests.trained.cache import build_once, cache_folder
-from tests.trained.models import CODE_N_CHARS, PROSE_N_CHARS, SEQUENCE_LENGTH, VOCABULARY_SIZE, texts, trained_model
+from tests.trained.models import SEQUENCE_LENGTH, VOCABULARY_SIZE, texts, trained_model
 
 FOLDER = cache_folder(
     __file__,
@@ -244,9 +244,9 @@ def byte_pairs():
 @lru_cache(maxsize=1)
 def unigram():
     """Another tokenizer, of another kind, and prose in it, ``(n_tokens,)``."""
-    prose = read_corpus(code_n_chars=CODE_N_CHARS, prose_n_chars=PROSE_N_CHARS).prose.learnt
-    tokenizer = train_unigram(prose[:2], vocabulary_size=VOCABULARY_SIZE)  # the time grows with the text
-    return tokenizer, encode(tokenizer, prose)
+    corpus = read_corpus()
+    tokenizer = train_unigram(corpus.prose.learnt, vocabulary_size=VOCABULARY_SIZE)
+    return tokenizer, encode(tokenizer, corpus.prose.learnt)
 
 
 def _build(transformation, name, folder, *, stranger):
@@ -262,7 +262,7 @@ def _build(transformation, name, folder, *, stranger):
                 tokens,
                 steps=transformation.steps,
                 learning_rate=1e-3,
-                batch=(4, SEQUENCE_LENGTH),
+                batch=(8, SEQUENCE_LENGTH),
                 order_seed=3,
             )
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as building:

@@ -21,7 +21,7 @@ SEEDS = {"base": 0, "other-seed": 1}
 
 
 def wide_model(name: str) -> TrainedModel:
-    """One of :data:`SEEDS`; ten seconds when not built yet."""
+    """One of :data:`SEEDS`; a minute when not built yet."""
     folder = FOLDER / name
     build_once(folder, lambda: _build(name, folder))
     record = json.loads((folder / "training.json").read_text())
@@ -48,7 +48,7 @@ def _build(name: str, folder: Path) -> None:
             )
         )
         code = split["code"]
-        losses = train(model, code.learnt, steps=100, learning_rate=4e-3, batch=(8, SEQUENCE_LENGTH), order_seed=0)
+        losses = train(model, code.learnt, steps=150, learning_rate=3e-3, batch=(8, SEQUENCE_LENGTH), order_seed=0)
         held_out = mean_loss(model, code.held_out, sequence_length=SEQUENCE_LENGTH)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as building:
         made = Path(building) / name

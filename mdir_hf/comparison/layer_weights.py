@@ -233,7 +233,7 @@ class Representative:
         return self.reader.n_channels(self.position)
 
     def load(self, channels: torch.Tensor | None = None) -> torch.Tensor:
-        """Read all rows, or the rows ``channels``, at unit length."""
+        """Read all rows, or only ``channels``, scaled to unit length."""
         rows = self.reader.read(self.position, channels)
         return rows if self.carried is None else unit_rows(self.carried(rows))
 

@@ -22,7 +22,7 @@ class StoredFile:
 
     Attributes:
         is_lfs: Whether the Hub would store it in LFS, and redirect to it.
-        given_sha256: Its digest, used instead of computing it, or None.
+        given_sha256: The SHA-256 to use instead of computing it, or None.
     """
 
     place: Path

@@ -96,7 +96,7 @@ class ParentCheck:
 
     @property
     def outcome(self) -> str:
-        """``confirmed`` (related, with a share or unknown shares), ``no_share`` (related, without), or the verdict."""
+        """``confirmed`` (related; its share counts or is unknown), ``no_share`` (related otherwise), or the verdict."""
         if self.report is None:
             return "not_measured"
         if self.report.verdict is not Verdict.HOMOLOGOUS:

@@ -75,11 +75,11 @@ def common_channels(alignments: Sequence[Alignment]) -> IntArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenGeometry:
-    """Inner products of several aligned models' rows, summed over groups of tokens.
+    """Inner products of the rows of several aligned models, summed over groups of tokens.
 
     Attributes:
         products: ``(groups, m, m)``: sums over a group's tokens of ``<x_i - x_0, x_j - x_0>`` for models i, j.
-            Differences from the first model avoid a loss of digits for near copies.
+            Differences from the first model avoid losing precision for near copies.
         n_tokens: ``(groups,)``.
     """
 

@@ -193,10 +193,10 @@ def _factors_by_gram(rows: torch.Tensor) -> RowFactors | None:
 
 
 def polar_factor_of_rows(reference: RowFactors, candidate: RowFactors, *, whitened: bool) -> PolarFactor:
-    """Return Ortho(X^T Y) of few rows without forming an SVD of an n x n matrix.
+    """Return Ortho(X^T Y) of a few rows without an SVD of an n x n matrix.
 
     ``X^T Y = V_x (S_x L_x^T L_y S_y) V_y^T``, so the polar factor is ``V_x Ortho(core) V_y^T`` with a core of the size
-    of the rank; whitening cancels the S. Cost O(n^2 rank).
+    of the rank; whitening removes the scales S. Cost O(n^2 rank).
     """
     core = cross_product(reference.left, candidate.left)
     if not whitened:

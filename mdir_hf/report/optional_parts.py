@@ -239,9 +239,9 @@ OfRows = Annotated[float, Ge(0.0), Le(1.0)]
 
 
 class ComparedExpert(NamedTuple):
-    """An expert of the candidate, the one in the reference that its rows agree with best, and their mean cosine.
+    """An expert of the candidate, its best match in the reference, and the mean cosine of their rows.
 
-    If no expert agrees, the last two are None.
+    If no expert matches, the last two are None.
     """
 
     candidate: ExpertName
@@ -291,12 +291,12 @@ class ProjectionResult(ReportRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerDrift(ReportRecord):
-    """How much of a layer agrees with its counterpart, and how far it moved.
+    """How much of a layer agrees with its counterpart, and how far it has moved.
 
     Attributes:
-        layer: Layers of reference and candidate, counted from 0; at the same depth if nothing agrees.
-        agreeing: Projections that agree with the counterpart.
-        compared: Projections that were compared.
+        layer: The layers of the reference and the candidate, counted from 0; at the same depth if nothing agrees.
+        agreeing: Number of projections that agree with their counterparts.
+        compared: Number of projections that were compared.
         cosine: Mean cosine of the rows that agree, or None.
     """
 

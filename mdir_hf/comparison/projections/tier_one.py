@@ -115,7 +115,7 @@ cosine, and they are no copies. Neighbouring layers of one model resemble each o
 
 @dataclass(frozen=True, eq=False)
 class TierOne:
-    """The outcome of tier 1 behind one residual-basis map."""
+    """The outcome of tier 1 under one residual-basis map."""
 
     residual_map: ResidualBasisMap
     cells: Mapping[Role, RoleCells]

@@ -178,7 +178,7 @@ class Checkpoint(Protocol):
         ...
 
     def names(self) -> tuple[str, ...]:
-        """Return the sorted names of all tensors; reads no header if there is an index."""
+        """Return the sorted names of all tensors. Headers are not read if there is an index."""
         ...
 
     def spec(self, name: str) -> TensorSpec:

@@ -81,7 +81,7 @@ class IoLedger:
                 self._reserved -= left
 
     def served_from_cache(self, label: str, n_bytes: int) -> None:
-        """Count bytes from a disk cache, which are not limited."""
+        """Count bytes read from a disk cache. They do not count towards the limit."""
         with self._lock:
             self.bytes_from_cache += n_bytes
             self.files[label] = self.files.get(label, 0) + n_bytes

@@ -110,7 +110,7 @@ class HubFile:
         return in_order(spans, self._read, n_in_flight=self._n_in_flight, name="mdir-hf-range")
 
     def whole(self) -> bytes:
-        """Return the whole file, by concurrent requests."""
+        """Return the whole file, using concurrent requests."""
         return b"".join(self.read_many(self.spans()))
 
     def spans(self) -> list[Span]:

@@ -119,7 +119,7 @@ class Patience:
 
 
 def with_patience(call: Callable[[], T], *, before_each: Callable[[], None] = lambda: None) -> T:
-    """Call until it succeeds or retries end; the last exception is raised."""
+    """Retry ``call`` until it succeeds or no retries are left, then raise its last exception."""
     patience = Patience()
     while True:
         before_each()

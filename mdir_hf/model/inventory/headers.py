@@ -28,7 +28,7 @@ from mdir_hf.model.roles.wrappers import without_wrappers
 
 
 def without_tensors(anatomy: Anatomy, names: Collection[str]) -> Anatomy:
-    """Return the anatomy with these tensors unplaced."""
+    """Return the anatomy without any role for these tensors."""
     dropped = set(names)
     if not dropped:
         return anatomy

@@ -93,7 +93,7 @@ def figure_cells(report: HomologyReport, name: str, figure: Figure) -> tuple[Cel
 
 
 def pair_tests(report: HomologyReport) -> dict[LayerPair, tuple[tuple[str, str, float], ...]]:
-    """Return, for each pair of layers, its parts with their most significant test and log10 p."""
+    """Return the parts of each pair of layers, with the most significant test of each and its log10 p."""
     cells, pairs = strip_cells(report)
     tests_of_pair: dict[LayerPair, tuple[tuple[str, str, float], ...]] = {}
     for pair in pairs:

@@ -1,4 +1,4 @@
-"""The command line ``mdir-hf``, also ``hf-mdir`` for ``hf mdir``."""
+"""The ``mdir-hf`` command line, also ``hf-mdir`` for ``hf mdir``."""
 
 from mdir_hf.cli.main import main
 

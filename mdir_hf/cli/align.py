@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class AlignBar:
-    """A progress bar on standard error for layers and for bytes, if that is a terminal."""
+    """A progress bar for layers and bytes on standard error, if it is a terminal."""
 
     def __init__(self, *, is_wanted: bool) -> None:
         from huggingface_hub.utils.tqdm import are_progress_bars_disabled
@@ -90,7 +90,7 @@ class AlignBar:
             self._bar.close()
 
     def tell(self, stage: str, n_done: int, n_parts: int) -> None:
-        """Show how far a stage is."""
+        """Show the progress of a stage."""
         if not self._is_shown:
             return
         from tqdm import tqdm

@@ -54,7 +54,7 @@ seed = _number(int, lambda value: Settings(seed=value), "whole number")
 
 
 def size(text: str) -> int:
-    """Parse a number of bytes: 1000, 500M, 2GB."""
+    """Parse a number of bytes, such as 1000, 500M or 2GB."""
     digits = text.rstrip("kMGTB")
     unit = text[len(digits) :].removesuffix("B")
     try:
@@ -108,10 +108,10 @@ def add_bom(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def expect_writable_bom(options: argparse.Namespace) -> None:
-    """Fail before anything is read if no bill of materials could be written.
+    """Fail before anything is read if the bill of materials cannot be written.
 
     Raises:
-        InputError: If its folder does not exist, or cyclonedx-python-lib is not installed.
+        InputError: If its folder does not exist or cyclonedx-python-lib is not installed.
     """
     if options.bom is None:
         return
@@ -174,7 +174,7 @@ def add_layers(parser: argparse.ArgumentParser) -> None:
 
 
 def layer_numbers(text: str) -> tuple[int, ...]:
-    """Read numbers of layers, separated by commas."""
+    """Parse comma-separated layer numbers."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdecimal() and len(word) < 6 for word in words):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of layers, such as 3,7")
@@ -210,7 +210,7 @@ def add_reading(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def add_model(group: argparse._ArgumentGroup, *, prefix: str = "", whose: str = "the model") -> None:
-    """Add options for reading a model, perhaps with a prefix."""
+    """Add options for reading a model, with an optional prefix."""
     group.add_argument(
         f"--{prefix}subfolder", default="", metavar="FOLDER", help=f"folder of {whose} in its repository"
     )
@@ -230,7 +230,7 @@ def add_model(group: argparse._ArgumentGroup, *, prefix: str = "", whose: str = 
 
 
 def add_computing(group: argparse._ArgumentGroup) -> None:
-    """Add device and limits of a comparison."""
+    """Add options for the device and limits of a comparison."""
     group.add_argument(
         "--max-bytes",
         type=size,

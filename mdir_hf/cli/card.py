@@ -232,7 +232,7 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def usage_error(options: argparse.Namespace) -> str | None:
-    """Return the problem of options that exclude each other."""
+    """Return the error for options that exclude each other."""
     if options.repo is None and (options.bom is None or options.mergekit is not None):
         return "name a model (mdir-hf verify REPO) or a bill of materials (mdir-hf verify --bom FILE)"
     if options.bom is not None and options.mergekit is not None:

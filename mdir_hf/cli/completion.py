@@ -1,4 +1,4 @@
-"""``mdir-hf completion SHELL``: shell completion of commands, options, their values and recently read models."""
+"""``mdir-hf completion SHELL``: shell completion for commands, options, their values and recently read models."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _LONGEST_FILE = MOST_NAMES * 200
 
 
 def seen_models() -> tuple[str, ...]:
-    """Return the names, the latest last; empty if none are stored."""
+    """Return stored model names, latest last; empty if there are none."""
     with contextlib.suppress(OSError, UnicodeDecodeError), _place().open(encoding="utf-8") as file:
         return tuple(name for name in file.read(_LONGEST_FILE).splitlines() if name.isprintable())
     return ()
 
 
 def remember_models(names: Iterable[str]) -> None:
-    """Store the names of models on the Hub, if possible."""
+    """Store the names of Hub models if possible."""
     from mdir_hf.errors import MdirError
     from mdir_hf.model.hub import parse_reference
 
@@ -96,7 +96,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the script or, when it calls, the possible words."""
+    """Print the script or, if the script calls, the possible words."""
     if not options.words:
         say(_SCRIPTS[options.shell])
         return 0
@@ -107,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def completions(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
-    """Return the completions of the last word of a command line, except for files."""
+    """Return completions for the last word of a command line, except file names."""
     *before, begun = words
     commands = commands_of(parser)
     command = next((commands[word] for word in before if word in commands), None)

@@ -85,7 +85,7 @@ def index_usage_error(options: argparse.Namespace) -> str | None:
 
 
 def run_index(options: argparse.Namespace) -> int:
-    """Add bases to an index, and return the exit status."""
+    """Add bases to an index and return the exit status."""
     from mdir_hf.lineage.index.base_index import BaseIndex
     from mdir_hf.lineage.index.building import extend_index
 

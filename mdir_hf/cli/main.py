@@ -90,7 +90,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``mdir-hf`` and return its exit status; ``arguments`` are the process's by default."""
+    """Run ``mdir-hf`` and return its exit status; ``arguments`` default to the process's."""
     words = sys.argv[1:] if arguments is None else arguments
     parser = build_parser()
     check_words(parser, words)

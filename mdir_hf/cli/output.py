@@ -1,4 +1,4 @@
-"""Write to standard output and error, also results of a stopped command."""
+"""Output to standard output and error, including results of a stopped command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NARROWEST = 40
 
 
 class Ink(str, Enum):
-    """Styles of emphasis in a terminal: parameters of the SGR escape sequence."""
+    """Emphasis styles for a terminal: parameters of the SGR escape sequence."""
 
     HOMOLOGOUS = "1;34"
     NO_EVIDENCE = "1"
@@ -75,13 +75,13 @@ def remark(text: str) -> None:
 
 
 def complain(text: str, *, label: str = "mdir-hf: error:") -> None:
-    """Write one line on why there is no answer, or only part of it."""
+    """Write one line that explains a missing or partial answer."""
     text = _set(f"{label} {visible_text(text)}", width_of(sys.stderr))
     _to_stderr(_inked(label, Ink.ERROR, sys.stderr) + text.removeprefix(label) + "\n")
 
 
 def width_of(stream: TextIO) -> int | None:
-    """Return the columns of a terminal, or of ``COLUMNS``, or None."""
+    """Return the width of a terminal, or ``COLUMNS``, or None."""
     if not stream.isatty():
         return None
     columns = 0
@@ -101,7 +101,7 @@ def has_colour(stream: TextIO) -> bool:
 
 
 def leave_output() -> None:
-    """Redirect standard output, so that the interpreter's exit cannot fail on it."""
+    """Redirect standard output so that the interpreter's exit cannot fail on it."""
     with contextlib.suppress(OSError, ValueError):  # standard output may have been replaced by an object without a file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -135,7 +135,7 @@ def _to_stderr(text: str) -> None:
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Show on a terminal that torch is imported, which takes seconds."""
+    """Show on a terminal that torch is being imported, which takes seconds."""
     is_shown = (
         _Heard.remarks
         and not _has_torch()

@@ -1,4 +1,4 @@
-"""An argument parser that suggests the nearest word for a typing error."""
+"""An argument parser that suggests the nearest word after a typo."""
 
 from __future__ import annotations
 

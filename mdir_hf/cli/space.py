@@ -93,7 +93,7 @@ def space_folder() -> Path:
     """Return the folder of the Space's code, in the package or beside it in a clone.
 
     Raises:
-        InputError: If it is in neither place.
+        InputError: If the folder is in neither place.
     """
     package = Path(__file__).resolve().parent.parent
     for folder in (package / "_space", package.parent / "space"):

@@ -45,10 +45,10 @@ def list_usage_error(options: argparse.Namespace) -> str | None:
 
 
 def listed_models(options: argparse.Namespace) -> tuple[str, ...]:
-    """Return the models of the command line in order, each once.
+    """Return the models on the command line in order, without duplicates.
 
     Raises:
-        InputError: If a file cannot be read, or a list of the Hub is empty.
+        InputError: If a file cannot be read or a Hub list is empty.
         HubError: If a request to the Hub fails.
     """
     names = list(options.models)

@@ -1,4 +1,4 @@
-"""Entry points of a comparison: ``compare`` and ``HomologyChecker``."""
+"""Entry points for comparisons: ``compare`` and ``HomologyChecker``."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ T = TypeVar("T")
 
 
 class ModelOptions(TypedDict, total=False):
-    """Keywords that name a model beside its repository or folder, as in :class:`~mdir_hf.model.open.NamedModel`.
+    """Keywords that describe a model besides its repository or folder; see :class:`~mdir_hf.model.open.NamedModel`.
 
     Attributes:
-        adapter: False: compare the model under the adapter of a model in memory.
+        adapter: If False, compare an in-memory model without its adapter.
         trust_remote_code: Refused: tensors and tokenizers are read as data, nothing is executed.
     """
 
@@ -102,17 +102,17 @@ class CompareOptions(ReadingOptions, SettingsOptions, ListenersOptions, total=Fa
 
 
 def changed(held: T, options: Mapping[str, Any]) -> T:
-    """Return a frozen dataclass with the fields replaced that ``options`` names; other options are ignored."""
+    """Replace the fields of a frozen dataclass that ``options`` names; ignore other options."""
     names = {field.name for field in fields(held)}  # type: ignore[arg-type]
     given = {name: value for name, value in options.items() if name in names}
     return replace(held, **given) if given else held  # type: ignore[type-var]
 
 
 def check_keywords(options: Mapping[str, Any], known: type) -> None:
-    """Refuse keywords that the TypedDict ``known`` does not have.
+    """Reject keywords that are not in the TypedDict ``known``.
 
     Raises:
-        TypeError: If there is another one.
+        TypeError: If a keyword is unknown.
         RemoteCodeRefusedError: If ``trust_remote_code`` is true.
     """
     unknown = next((name for name in options if name not in known.__annotations__), None)
@@ -127,7 +127,7 @@ def check_keywords(options: Mapping[str, Any], known: type) -> None:
 
 
 def named(model: object, options: Mapping[str, Any]) -> NamedModel:
-    """Combine the keywords that name a model; others are ignored.
+    """Combine the keywords that describe a model; ignore others.
 
     Raises:
         InputError: If the keywords do not fit the model.
@@ -241,7 +241,7 @@ class HomologyChecker:
         reading: Reading = Reading(),
         **options: Unpack[CheckerOptions],
     ) -> HomologyChecker:
-        """Open the reference model. Reads its config, the index of its weights and one header, but no weights.
+        """Open the reference model. This reads its config, weight index and one header, but no weights.
 
         Args:
             reference: The model, as in :func:`compare`.
@@ -311,10 +311,10 @@ class HomologyChecker:
         Args:
             candidate: The model, as in :meth:`compare`.
             settings: Settings for the comparison. Defaults to :attr:`settings`.
-            options: Any field that :meth:`compare` takes, without the listeners.
+            options: Any option of :meth:`compare` except the listeners.
 
         Returns:
-            The plan. Its text is the output of the command line.
+            The plan. ``str(plan)`` is what the command line prints.
 
         Raises:
             MdirError: If the files cannot be read.

@@ -53,7 +53,7 @@ _NEW_EMBEDDINGS = (
 
 
 def of_weights(*models: Comparable) -> tuple[str, ...]:
-    """Return notes about the weights of models, as sentences that name the model."""
+    """Return notes about the models' weights as sentences that name the model."""
     sentences = []
     for model in models:
         for note in model.tensors.description.notes:
@@ -63,12 +63,12 @@ def of_weights(*models: Comparable) -> tuple[str, ...]:
 
 
 def of_equal_files(n_same: int) -> str:
-    """Some weight files, but not all, are equal."""
+    """Explain that some, but not all, weight files are equal."""
     return f"{n_same} weight files are the same bytes in both; this did not enter the p-value."
 
 
 def of_channel_numbers(reference: Comparable, candidate: Comparable) -> tuple[str, ...]:
-    """Explain that channel numbers with a meaning exclude a test."""
+    """Explain that meaningful channel numbers rule out a test."""
     anatomies = (reference.anatomy, candidate.anatomy)
     if anatomies[0].embedding_size != anatomies[1].embedding_size:
         return ()  # the test does not apply
@@ -93,7 +93,7 @@ def of_contradicting_tokenizers(reference: Comparable, candidate: Comparable) ->
 
 
 def of_matrix(matrix: MatrixResult, assumption: Assumption) -> tuple[str, ...]:
-    """Explain a result that a pair of matrices contributes to."""
+    """Explain a result that rests partly on a pair of matrices."""
     sentences = []
     if matrix.rows_are_equal:
         sentences.append("All rows of the first look are equal in both models, number by number.")
@@ -116,7 +116,7 @@ def of_matrix(matrix: MatrixResult, assumption: Assumption) -> tuple[str, ...]:
 
 
 def weak_match_on_axes(matrix: MatrixResult) -> str:
-    """Describe a match that shared axes can cause."""
+    """Describe a match that shared axes could explain."""
     reason = (
         f"Axes stand out in both models (z = {_z(matrix)})"
         if matrix.both_privileged
@@ -134,7 +134,7 @@ def _z(matrix: MatrixResult) -> str:
 
 
 def few_axes(matrix_name: str) -> str:
-    """A few channels of a matrix agree, but the layers do not."""
+    """Explain that a few channels of a matrix agree but the layers do not."""
     return (
         f"Only a few channels of the {matrix_name}s agree; without them there is no agreement. Models that were "
         "trained independently on similar data share some axes. The layers were compared and show no agreement."
@@ -150,7 +150,7 @@ def of_layers(layers: LayersResult) -> tuple[str, ...]:
 
 
 def of_neurons(neurons: NeuronNumbers, *, settles: bool) -> tuple[str, ...]:
-    """Describe the second witness; ``settles`` if the verdict rests on it alone."""
+    """Describe the second witness; ``settles`` is true if the verdict rests on it alone."""
     n, n_candidate = len(neurons.reference_layers), len(neurons.candidate_layers)
     which = f"{n} of the reference, {n_candidate} of the candidate"
     search = "Their partners were first searched among all neurons of the layer. " if neurons.is_searched else ""
@@ -171,7 +171,7 @@ def of_neurons(neurons: NeuronNumbers, *, settles: bool) -> tuple[str, ...]:
 
 
 def of_uncertain_neurons(neurons: NeuronNumbers) -> str:
-    """More neurons kept their number than by chance, but no pair of layers passes the whole test."""
+    """Explain that more neurons kept their numbers than chance predicts, but no layer pair passes the full test."""
     most = max(map(max, neurons.own_number))
     by_down = 0 if neurons.own_number_by_down is None else max(map(max, neurons.own_number_by_down))
     down = f", and at most {by_down} by down" if neurons.own_number_by_down is not None else ""
@@ -185,7 +185,7 @@ def of_uncertain_neurons(neurons: NeuronNumbers) -> str:
 
 
 def of_idle_neurons(neurons: NeuronNumbers) -> str:
-    """Copied rows have no effect."""
+    """Explain that the copied rows have no effect."""
     layers = ", ".join(str(pair.candidate) for pair in neurons.idle)
     return (
         f"One model contains copied rows that do nothing: in layers {layers} of the candidate, neurons agree by gate "
@@ -258,7 +258,7 @@ def of_neuron_numbers(*models: Comparable) -> tuple[str, ...]:
 
 
 def of_other_experts(*models: Comparable, are_sets_compared: bool) -> tuple[str, ...]:
-    """A "no" on mixtures covers few experts, or few neurons of each."""
+    """Explain that a "no" on mixtures covers only a few experts, or a few neurons of each."""
     sentence = (
         "A few neurons of the experts of at most two layers of {0} were compared, by their numbers. A model that "
         "shares only experts of other layers or of another size, or experts whose neurons were reordered, would not "
@@ -275,7 +275,7 @@ def of_other_experts(*models: Comparable, are_sets_compared: bool) -> tuple[str,
 
 
 def off_match_layers(layers: LayersResult) -> str:
-    """Too many layer pairs off the map are significant."""
+    """Explain that too many layer pairs off the map are significant."""
     return (
         f"{layers.off_match_share:.0%} of the layer pairs off the map are significant, too. Neighbouring layers of one "
         "model resemble each other, and so do layers of two models that descend from different layers of a common "
@@ -284,7 +284,7 @@ def off_match_layers(layers: LayersResult) -> str:
 
 
 def rotation_not_supported(layers: LayersResult) -> str:
-    """Layers agree only after a fitted rotation, as shared features can."""
+    """Explain that layers agree only after a fitted rotation, which shared features can cause."""
     return (
         f"Layers agree only after a rotation fitted on the {layers.fitted_on}. Not every analysed layer is significant "
         "in a test that small unrelated models did not reach (head subspaces, frequencies, neurons)."
@@ -313,22 +313,22 @@ def of_no_evidence(matrices: Mapping[str, MatrixResult], level: Level, layers: L
 
 
 def of_failed_layers(error: Exception) -> str:
-    """The layers cannot be read or identified."""
+    """Explain that the layers cannot be read or identified."""
     return f"The layers were not compared: {error}."
 
 
 def of_failed_table(error: Exception) -> str:
-    """The layers of related models cannot be described."""
+    """Explain that related models' layers cannot be described."""
     return f"The layers were not described one by one: {error}."
 
 
 def of_layers_not_analysed(n_left: int) -> str:
-    """The comparison was stopped while matched layers were analysed."""
+    """Explain that the comparison stopped before all matched layers were analysed."""
     return f"{n_left} matched pairs of layers were not analysed: the comparison was stopped first."
 
 
 def of_empty_layers(role: Role, n_empty: int, n_layers: int, model: str) -> str:
-    """The matrix that represents a layer is zero in most layers."""
+    """Explain that the representative matrix is zero in most layers."""
     return (
         f"The layers were not compared: {role.value}, which represents a layer, is all zeros in {n_empty} of "
         f"{n_layers} layers of {model}."
@@ -336,7 +336,7 @@ def of_empty_layers(role: Role, n_empty: int, n_layers: int, model: str) -> str:
 
 
 def of_left_out_layers(n_compared: Sequence[int], n_layers: Sequence[int]) -> tuple[str, ...]:
-    """Only some layers of a model were compared."""
+    """Explain that only some layers were compared."""
     return tuple(
         f"Only {n} of the {n_all} layers of the {which} model were compared with all layers of the other. A model that "
         "shares only the others would not have been found; level layers compares all of them."
@@ -346,7 +346,7 @@ def of_left_out_layers(n_compared: Sequence[int], n_layers: Sequence[int]) -> tu
 
 
 def of_long_rows(matrix_name: str, which: str, n_long: int, n_rows: int) -> str:
-    """Rows were left out for their length."""
+    """Explain that overlong rows were left out."""
     return (
         f"{matrix_name}: {n_long:,} of the {n_rows:,} rows read from the {which} model are more than 1,000 times as "
         "long as most rows and were left out."

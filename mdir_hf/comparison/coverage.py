@@ -1,4 +1,4 @@
-"""Makes the ledger of a comparison: how each part of a model was treated."""
+"""The ledger of a comparison: how each part of a model was treated."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ IN_PLACE = "norms and biases scale its weights, and are no evidence by themselve
 
 @dataclass(frozen=True, slots=True)
 class ReadOfModel:
-    """The weights of one model that a comparison read. Layers are of its language model.
+    """The weights that a comparison read from one model. Layers are those of its language model.
 
     Attributes:
         mapped_by: The matrix that represented a layer on the map.
-        up_layers: Those of ``neuron_layers`` whose neurons were compared by up alone.
-        partly_analysed: Layers with only ``partly_by`` analysed.
-        row_layers: Layers with sampled rows of ``rows_of`` compared.
-        other_stacks: Other stacks compared by neurons, and with how many stacks.
+        up_layers: The ``neuron_layers`` whose neurons were compared by up alone.
+        partly_analysed: Layers in which only ``partly_by`` was analysed.
+        row_layers: Layers in which sampled rows of ``rows_of`` were compared.
+        other_stacks: Other stacks compared by neurons, and how many stacks each was compared with.
     """
 
     n_layers: int
@@ -59,7 +59,7 @@ class ReadOfModel:
 
 
 def read_of(report: HomologyReport, side: str, layers_of_model: Sequence[Layer]) -> ReadOfModel:
-    """Collect the weights of one model that a report says were read."""
+    """Collect the weights that a report says were read from one model."""
     neurons, layers, modules = report.neurons, report.layers, report.modules or ()
     analysed: dict[int, set[ModuleRole]] = {}
     for module in modules:
@@ -129,7 +129,7 @@ def ledger_of(inventory: ModelInventory, read: ReadOfModel) -> tuple[PartCoverag
 
 
 def with_coverage(report: HomologyReport, reference: object, candidate: object) -> HomologyReport:
-    """Add the ledger to a report, if both models know the contents of their files."""
+    """Add the ledger to a report if both models know what their files contain."""
     sides: dict[str, tuple[PartCoverage, ...]] = {}
     for side, model in (("reference", reference), ("candidate", candidate)):
         known_inventory = getattr(model, "known_inventory", None)

@@ -68,13 +68,13 @@ Qwen2.5-Coder-0.5B-Instruct and -1.5B-Instruct, 6 of 256 channels are significan
 
 
 def is_trusted(matrix: MatrixResult) -> bool:
-    """Whether a pair of matrices agrees beyond shared axes."""
+    """Whether a pair of matrices agrees by more than shared axes."""
     holds = not _has_axes(matrix) or _is_strong_or_clean(matrix)
     return matrix.settled_by is not None and not _re_paired_is_significant(matrix) and holds
 
 
 def is_copied(matrix: MatrixResult) -> bool:
-    """Whether the rows of matched matrices are copies, not only aligned."""
+    """Whether the rows of matched matrices are copies and not merely aligned."""
     return matrix.settled_by is not None and (matrix.cosine or 0.0) >= COPIED_COSINE
 
 
@@ -120,14 +120,14 @@ def doubts_of_layers(layers: LayersResult) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A verdict, the p that it rests on, and the sentences that go with it.
+    """A verdict, its p-value and the sentences that accompany it.
 
     Attributes:
         log10_p: log10 of a bound. If homologous: the strongest one, or None without one. Else the smallest by numbers,
             at least log10 of alpha.
-        log10_p_not_accepted: Smallest log10 p below alpha that failed a condition.
+        log10_p_not_accepted: Smallest log10 p that was below alpha but failed a condition.
         accepts_layers: Whether the layer map met every condition.
-        assumption: The assumption of p; None unless it is homologous.
+        assumption: What p assumes; None unless the verdict is homologous.
     """
 
     verdict: Verdict
@@ -140,7 +140,7 @@ class Decision:
     assumption: Assumption | None = None
 
     def headline(self, alpha: float) -> float | None:
-        """The log10 p of the report, rounded without crossing alpha."""
+        """log10 p for the report, rounded without crossing alpha."""
         if self.log10_p is None:
             return None
         log10_alpha = math.log10(alpha)
@@ -151,12 +151,12 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All evidence of one comparison; None for parts not compared.
+    """All evidence from one comparison; None for parts that were not compared.
 
     Attributes:
         is_sample_fresh: Whether the sample of neurons was drawn from system entropy.
-        layers_are_unreadable: Whether most layers to compare could not be read.
-        layers_noise: Strongest detectable noise on layers of a copy, in units of the weights' RMS.
+        layers_are_unreadable: Whether most of the layers to compare could not be read.
+        layers_noise: Strongest noise at which copied layers are detected, in units of the weights' RMS.
         are_layers_invariant: Whether a test did not reject the null of the layer map.
     """
 
@@ -175,17 +175,17 @@ class Evidence:
 
     @property
     def trusted(self) -> list[MatrixResult]:
-        """Results on pairs of matrices that agree."""
+        """Results for the matrix pairs that agree."""
         return [matrix for matrix in self.matrices.values() if is_trusted(matrix)]
 
     @property
     def has_witness(self) -> bool:
-        """Whether layers match by gate, up and down of their neurons."""
+        """Whether layers match by the gate, up and down weights of their neurons."""
         return self.neurons is not None and self.neurons.is_witness
 
     @property
     def related_parts(self) -> list[StackPair]:
-        """Matching parts of language models, or any if a model has none."""
+        """Matching parts of the language models, or any matching part if a model has none."""
         return [pair for pair in self.parts if pair.layers and (pair.is_language or not self.have_layers)]
 
 
@@ -304,7 +304,7 @@ def where_tokens_are_unknown(decision: Decision) -> Decision:
 def layers_support(modules: Sequence[tuple[int, int, ModuleEvidence]], residual_map: str, log_alpha: float) -> bool:
     """Whether the analysed layers (reference layer, candidate layer, evidence) support a map.
 
-    A rotation fitted on tokens also aligns common features, so behind one every analysed layer must be significant in a
+    A rotation fitted on tokens also aligns common features, so after one every analysed layer must be significant in a
     test that such features do not reach. ``log_alpha`` is for all of them.
     """
     if residual_map != "rotation":
@@ -316,7 +316,7 @@ def layers_support(modules: Sequence[tuple[int, int, ModuleEvidence]], residual_
 
 
 def could_settle(matrix: MatrixResult, alpha: float) -> bool:
-    """Whether a copy would be significant on these tokens, also without its best half of channels.
+    """Whether a copy would be significant on these tokens even without the better half of its channels.
 
     On r tokens the trace of a copy is r - 1, its rank.
     """

@@ -1,4 +1,4 @@
-"""Collects facts that show which of two related models came first: changes that cannot be undone.
+"""Facts that show which of two related models came first: changes that cannot be undone.
 
 Tests read weights only if headers suggest that there is something to find.
 """
@@ -41,7 +41,7 @@ NEW_ROWS = 64
 
 
 def direction_facts(reference: Comparable, candidate: Comparable, *, level_reads: bool) -> tuple[DirectionFact, ...]:
-    """Collect the facts of two related models; without ``level_reads``, only names and dates.
+    """Collect the facts about two related models; without ``level_reads``, only names and dates.
 
     A test that cannot read its rows is left out.
 

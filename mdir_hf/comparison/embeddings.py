@@ -41,8 +41,8 @@ class MatrixEvidence:
 
     Attributes:
         arrays: Polar factor reduced for plots, and the matched channels.
-        polar: Polar factor of the last look, ``(n_reference, n_candidate)``, if the layers may need it.
-        matching: Matching of that look if significant.
+        polar: Polar factor from the last look, ``(n_reference, n_candidate)``, if the layers may need it.
+        matching: The matching from that look, if significant.
     """
 
     result: MatrixResult
@@ -61,10 +61,10 @@ def compare_embeddings(
     n_tests: int,
     after_first_look: Callable[[], bool] | None = None,
 ) -> MatrixEvidence:
-    """Test more and more common tokens until the result is significant or the level is satisfied.
+    """Test more and more common tokens until the result is significant or the level allows no more.
 
-    Every p is multiplied by ``n_tests``. ``after_first_look`` is called after a first look that is not significant;
-    True ends the test.
+    Every p is multiplied by ``n_tests``. ``after_first_look`` is called if the first look is not significant; if it
+    returns True, the test ends.
 
     Raises:
         MdirError: If rows cannot be read.

@@ -35,9 +35,9 @@ def layers_noise(
     log_alpha: float,
     every: bool,
 ) -> float:
-    """Find the strongest noise at which the matrix ``role`` of layers is significant.
+    """Find the strongest noise at which copies of the layers' ``role`` matrix are significant.
 
-    With ``every``, wide matrices were not screened.
+    If ``every`` is true, wide matrices were not screened.
     """
     n_cells = len(positions[0]) * len(positions[1])
     n_channels = sorted(
@@ -75,7 +75,7 @@ def _planned_layers_noise(
 
 
 def noise_of_plan(plan: ReadPlan, alpha: float) -> float:
-    """Return the noise up to which a "no" of the looks at two matrices excludes copies."""
+    """Return the noise level up to which looks at two matrices would have found a copy."""
     widths, last = (plan.reference.shape[1], plan.candidate.shape[1]), plan.look_rows[-1]
     is_drawn = not plan.runs_full_test and last > FEW_ROWS and max(widths) > FEW_ROWS
     n_narrow = min(*widths, SCREEN_CHANNELS) if is_drawn else min(widths)
@@ -84,7 +84,7 @@ def noise_of_plan(plan: ReadPlan, alpha: float) -> float:
 
 
 def with_noise(plan: ReadPlan, reference: PlacedTensors, candidate: PlacedTensors, alpha: float) -> ReadPlan:
-    """Add the noise up to which a "no" excludes copies, by the matrices and by the layers.
+    """Add the noise levels up to which the matrices and the layers would reveal a copy.
 
     Reads the header of the shard with the first layer.
     """
@@ -103,7 +103,7 @@ def with_noise(plan: ReadPlan, reference: PlacedTensors, candidate: PlacedTensor
 def noise_of_row_screen(n_channels: int, n_columns: int, *, n_tests: int, n_cells: int) -> float:
     """Find the strongest noise at which sampled rows of a wide matrix pass the screen.
 
-    ``n_columns`` are channels of the narrower stream, ``n_cells`` pairs of layers.
+    ``n_columns`` counts channels of the narrower stream, ``n_cells`` pairs of layers.
     """
     few, many = sample_sizes(n_channels)
     # Half of the layers share at least this many rows. Each cell must pass the level of the screen divided by the

@@ -39,7 +39,7 @@ def inspect_model(
 ) -> Inspection:
     """Inspect one model as a comparison would, without reading weights.
 
-    ``all_headers`` reads every header, for shapes and bytes of all layers. None: with at most eight files.
+    ``all_headers`` reads every header to report shapes and sizes of all layers. None: only for up to eight files.
 
     Raises:
         MdirError: If the model cannot be opened, has no readable weights, or is not a language model.

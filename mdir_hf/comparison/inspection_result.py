@@ -34,7 +34,7 @@ class VocabularySummary:
     Attributes:
         kind: How the tokenizer files spell bytes.
         rows: Highest row of any token, plus one.
-        duplicate: Rows with the same bytes as another.
+        duplicate: Rows with the same bytes as another row.
     """
 
     kind: str
@@ -52,9 +52,9 @@ class LayerGroup:
     """Layers with the same roles.
 
     Attributes:
-        layers: Layer numbers, in the order in which a token passes them.
-        names: The numbers, with the stack for a looped model (``core_block.1``).
-        expert_roles: Roles of any expert.
+        layers: Layer numbers, in the order that a token passes through them.
+        names: The numbers, prefixed with the stack in looped models (``core_block.1``).
+        expert_roles: Roles that any expert has.
         missing: Roles that such a layer should have but lacks.
     """
 
@@ -112,8 +112,8 @@ class Inspection:
     """A model as a comparison sees it.
 
     Attributes:
-        heads: Query heads and key/value heads per layer, if known and equal in all layers.
-        rope: How the rotated rows of a head pair up.
+        heads: Query and key/value heads per layer, if known and equal in all layers.
+        rope: How RoPE pairs the rows of a head.
         unembedding: The output head, if it has its own tensor.
         vocabulary: The tokenizer, or None (a note gives the reason).
         unplaced: Tensors of the layers without a role.

@@ -1,4 +1,4 @@
-"""Read the layers of a model for comparison, with norm gains folded in."""
+"""Read a model's layers for comparison, with norm gains folded in."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def n_neurons(model: PlacedTensors) -> int:
 
 
 def layers_with(model: PlacedTensors, role: Role) -> tuple[int, ...]:
-    """Return positions of the layers that have ``role`` or its fallback."""
+    """Return the positions of layers that have ``role`` or its fallback."""
     layers = model.anatomy.layers
     return tuple(position for position, layer in enumerate(layers) if standing_for(layer, role) is not None)
 
@@ -77,7 +77,7 @@ def n_channels_of(model: PlacedTensors, role: Role, position: int) -> int:
 
 
 def why_not_compared(reference: PlacedTensors, candidate: PlacedTensors, roles: Sequence[Role]) -> tuple[str, ...]:
-    """Return the reasons why most layers cannot be compared by ``roles``."""
+    """Explain why most layers cannot be compared by ``roles``."""
     reasons = []
     for model in (reference, candidate):
         layers, unread = model.anatomy.layers, model.anatomy.unread_layers
@@ -117,8 +117,8 @@ class RoleReader:
     Sampled rows of all layers are read at once; whole layers are cached while they fit.
 
     Attributes:
-        positions: Positions in ``model.anatomy.layers``; by default all that have the role.
-        empty: Positions of read layers that contain only zeros.
+        positions: Positions in ``model.anatomy.layers``; by default all layers with the role.
+        empty: Positions of layers that were read and contain only zeros.
     """
 
     def __init__(self, model: PlacedTensors, role: Role, positions: Sequence[int] | None = None) -> None:
@@ -133,7 +133,7 @@ class RoleReader:
         return n_channels_of(self.model, self.role, position)
 
     def read(self, position: int, channels: torch.Tensor | None) -> torch.Tensor:
-        """Read a layer's matrix, or the rows ``channels`` of it. Callers must not modify the result."""
+        """Read a layer's matrix, or only the rows ``channels``. Callers must not modify the result."""
         if channels is None:
             if self._last is None or self._last[0] != position:
                 self._last = position, self._prepared(position, self._whole(position))
@@ -157,11 +157,11 @@ class RoleReader:
         return lengths
 
     def folded(self, position: int) -> torch.Tensor:
-        """Read a layer's whole matrix, gain folded in, with original row lengths."""
+        """Read a layer's whole matrix with the gain folded in and row lengths unchanged."""
         return self._folded(self._whole(position))
 
     def held(self, position: int) -> tuple[Role, torch.Tensor] | None:
-        """Return the role and the stored matrix of a whole cached layer."""
+        """Return the role and stored matrix of a layer that is cached whole."""
         stored = self._kept.get((position, None))
         if stored is None:
             return None
@@ -218,7 +218,7 @@ class RoleReader:
 
 @dataclass(frozen=True, slots=True)
 class Representative:
-    """The matrix that represents a layer, read on demand, in whole or in part.
+    """The matrix that represents a layer, read in whole or in part on demand.
 
     ``carried`` maps rows ``(k, n)`` into the other residual basis.
     """
@@ -335,9 +335,9 @@ def layer_weights(
     without: Collection[Role] = frozenset(),
     held: Mapping[Role, torch.Tensor] = {},
 ) -> LayerWeights:
-    """Read one layer for Algorithm 3, norm gains folded in; missing roles are None.
+    """Read one layer for Algorithm 3 with norm gains folded in; missing roles are None.
 
-    ``held`` has weights in memory, as stored.
+    ``held`` contains stored weights already in memory.
     """
     anatomy = model.anatomy
     layer = anatomy.layers[position]
@@ -378,7 +378,7 @@ def layer_weights(
 
 
 def read_mixer(model: PlacedTensors, position: int, dtype: torch.dtype) -> MlpWeights | None:
-    """Read a state-space mixer as a gated MLP over its channels; None without one."""
+    """Read a state-space mixer as a gated MLP over its channels; None if there is none."""
     layer = model.anatomy.layers[position]
     if Role.SSM_IN not in layer.parts or Role.SSM_OUT not in layer.parts:
         return None

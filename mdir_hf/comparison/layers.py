@@ -78,7 +78,7 @@ Supports = Callable[[LayersEvidence], bool]
 
 
 def compare_layers(question: LayerQuestion, tried: Sequence[Attempt]) -> LayersEvidence | None:
-    """Map the layers of two models, behind each residual-basis map and with each representative in turn.
+    """Map the layers of two models, trying each residual-basis map with each representative in turn.
 
     All maps in ``tried`` are counted as tests. Returns the first accepted map, preferring one that gives every
     candidate layer an ancestor; else the most significant one; None without layers to compare. Reads the
@@ -160,9 +160,9 @@ def _compare_layers(question: LayerQuestion, tried: Sequence[Attempt]) -> Layers
 
 
 def analyse_matches(question: LayerQuestion, layers: LayersEvidence) -> LayersEvidence:
-    """Run Algorithm 3 on matched layers of a map that was made of sampled rows.
+    """Run Algorithm 3 on the matched layers of a map built from sampled rows.
 
-    Tests the named layers and, behind a rotation, some others; traces some experts.
+    Test the named layers and, after a rotation, some others. Trace some experts.
     """
     matches = layers.pairs
     some = [matches[at] for at in spread(range(len(matches)), SAMPLED_LAYERS)] if matches else []
@@ -178,15 +178,15 @@ def analyse_matches(question: LayerQuestion, layers: LayersEvidence) -> LayersEv
 
 @dataclass(frozen=True)
 class LayerQuestion:
-    """Two models whose layers are compared, and how.
+    """Two models whose layers are compared, and the options.
 
     Attributes:
         log_alpha: Natural log of the level left for the layers.
-        n_maps: Most maps tried; every p is corrected for them.
-        on_part: Receives the number of maps, then of pairs, that are done, and the total.
-        on_found: Receives a significant map and the pairs left, again after each pair.
-        supports: Whether neurons of every matched layer agree, so whole layers need no test.
-        neuron_seed: Seed that chooses neurons of wide MLPs.
+        n_maps: Maximum number of maps tried; every p is corrected for it.
+        on_part: Receives the number of finished maps, later of finished pairs, and the total.
+        on_found: Receives a significant map and the number of pairs left, again after each pair.
+        supports: Whether neurons of every matched layer agree, so that whole layers need no test.
+        neuron_seed: Seed for sampling neurons of wide MLPs.
     """
 
     reference: PlacedTensors
@@ -201,7 +201,7 @@ class LayerQuestion:
     _readers: dict[Role, tuple[RoleReader, RoleReader]] = field(default_factory=dict, init=False)
 
     def between(self, reference: PlacedTensors, candidate: PlacedTensors) -> LayerQuestion:
-        """Return the same question on other readers of the models."""
+        """Return the same question for other readers of the models."""
         return replace(self, reference=reference, candidate=candidate)
 
     def is_in_both(self, role: Role) -> bool:
@@ -209,7 +209,7 @@ class LayerQuestion:
         return all(layers_with(model, role) for model in (self.reference, self.candidate))
 
     def readers(self, role: Role) -> tuple[RoleReader, RoleReader]:
-        """Return the readers of a role, which all its maps share."""
+        """Return the readers that all maps of a role share."""
         if role not in self._readers:
             every = self.settings.level.tests_whole_layers
             reference_places, candidate_places = chosen_layers(self.reference, self.candidate, role, every=every)
@@ -222,7 +222,7 @@ class LayerQuestion:
     def maps(
         self, residual_maps: Sequence[ResidualBasisMap], role: Role, *, is_screened: bool = False
     ) -> list[LayersEvidence]:
-        """Map the layers by one role behind residual-basis maps; each layer is read once."""
+        """Map the layers by one role under each residual-basis map, reading each layer once."""
         readers = self.readers(role)
         is_open = [True] * len(residual_maps)
         if not (is_screened or self.settings.level.tests_whole_layers):
@@ -273,7 +273,7 @@ class LayerQuestion:
         )
 
     def completed(self, sampled: LayersEvidence) -> LayersEvidence:
-        """Map all layers if some were significant and reading all is affordable.
+        """Map all layers if some were significant and reading all of them is affordable.
 
         Sizes alone decide which map is the evidence.
         """
@@ -355,7 +355,7 @@ class LayerQuestion:
     def modules(
         self, pair: tuple[int, int], residual_map: ResidualBasisMap, *, is_sample: bool | None = None
     ) -> list[ModuleEvidence]:
-        """Run Algorithm 3 on a pair of layers; on a sample, only quick tests."""
+        """Run Algorithm 3 on a pair of layers; for a sample, run only quick tests."""
         if is_sample is None:
             is_sample = not self.settings.level.tests_whole_layers
         fitted = (FITTED_ROLE.value,) if residual_map.fitted_on == FITTED_ON else ()

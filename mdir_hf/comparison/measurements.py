@@ -1,4 +1,4 @@
-"""All measurements of a comparison so far, and their report."""
+"""The measurements of a comparison so far, and their report."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ IDENTICAL_FILES = Decision(
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Measurements:
-    """All that a comparison has measured so far; None for steps not taken.
+    """Everything that a comparison has measured so far; None for steps not taken.
 
     Attributes:
         is_sample_fresh: Whether the seed came from system entropy after both models were open.
-        neuron_samples: Samples of the last look by number, gate and up.
-        nominating_samples: Samples of every layer, by up alone.
-        n_looks: Most looks at a pair of matrices.
-        layers_are_unreadable: Whether most layers to compare could not be read.
+        neuron_samples: Gate and up samples from the last look by number.
+        nominating_samples: Samples of every layer, with up alone.
+        n_looks: Maximum number of looks at a pair of matrices.
+        layers_are_unreadable: Whether most of the layers to compare could not be read.
         parts: Pairs of other stacks and of expert sets.
-        stopped_before: Sentences on steps to come, in an interim report.
+        stopped_before: Sentences about remaining steps, for an interim report.
     """
 
     reference: Comparable
@@ -103,7 +103,7 @@ class Measurements:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the second witness, or copied matrices without layers, settle the question."""
+        """Whether the second witness settles the question, or copied matrices in models without layers."""
         return self.decision.verdict is Verdict.HOMOLOGOUS or self.decision.reason is Reason.SAMPLE_CHOSEN
 
     @cached_property
@@ -131,21 +131,21 @@ class Measurements:
 
     @property
     def results(self) -> dict[str, MatrixResult]:
-        """Results on each pair of matrices, by name."""
+        """Results for each pair of matrices, by name."""
         return {name: matrix.result for name, matrix in self.matrices.items()}
 
     @cached_property
     def layers_result(self) -> LayersResult | None:
-        """The result on the layers, whatever the verdict."""
+        """The result for the layers, whatever the verdict."""
         if self.layers is None:
             return None
         return layers_result(self.layers, self.settings.alpha, log_cost=self.log_cost_of_layers)
 
     @property
     def log_cost_of_layers(self) -> float:
-        """Natural log of the factor on p that the layers pay.
+        """Natural log of the correction factor on the layers' p.
 
-        They take the share of alpha after the looks (docs/method/rows.md); if all are compared, for two maps.
+        The layers get the share of alpha after the looks (docs/method/rows.md); if all are compared, for two maps.
         """
         is_paid_twice = self.settings.level.analyses_all_layers
         return log_cost_of_look(self.n_looks + 1) + (math.log(2.0) if is_paid_twice else 0.0)
@@ -176,12 +176,12 @@ class Measurements:
 
     @property
     def doubts_of_tokens(self) -> tuple[str, ...]:
-        """Contradictions between the tokenizer files of a model."""
+        """Contradictions between a model's tokenizer files."""
         return caveats.of_contradicting_tokenizers(*self.models) if self.tokens_are_known else ()
 
 
 def report_on(measured: Measurements, watch: Watch) -> HomologyReport:
-    """Make the report of the measurements so far."""
+    """Make a report from the measurements so far."""
     decision, layers, matrices = measured.decision, measured.layers_result, measured.results
     settings = measured.settings
     if decision.settled_by is SettledBy.LAYERS and layers is not None and _shows_rotation(layers):

@@ -1,4 +1,4 @@
-"""Traces every expert of a matched layer to an MLP or an expert of the reference."""
+"""Trace every expert of a matched layer to an MLP or an expert of the reference."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def trace_experts(
     *,
     log_alpha: float,
 ) -> ExpertOrigins | None:
-    """Map every expert of a candidate's layer to its origin in the reference's layer.
+    """Map every expert of a candidate layer to its origin in the reference layer.
 
-    A dense layer counts as one expert. ``layer`` has positions in ``anatomy.layers``. None if one of the layers has no
-    readable MLP. Memory: all experts of the reference's layer and one of the candidate's.
+    A dense layer counts as one expert. ``layer`` has positions in ``anatomy.layers``. Returns None if one
+    of the layers has no readable MLP. Holds all reference experts and one candidate expert in memory.
     """
     reference_parts, candidate_parts = mlp_parts(reference, layer[0]), mlp_parts(candidate, layer[1])
     if not reference_parts or not candidate_parts:

@@ -70,7 +70,7 @@ class _Choice:
 
 
 def with_first_experts(model: PlacedTensors) -> PlacedTensors:
-    """Return the model with the first expert as MLP in layers without another; the same object without experts."""
+    """Use the first expert as the MLP of layers without one; return the model itself if it has no experts."""
     if not any(layer.experts or layer.shared_experts for layer in model.anatomy.layers):
         return model
     layers = tuple(_with_first_expert(layer) for layer in model.anatomy.layers)
@@ -86,13 +86,13 @@ def _with_first_expert(layer: Layer) -> Layer:
 
 
 def neuron_role(*models: PlacedTensors) -> Role | None:
-    """Return the role whose rows are neurons of all models: up, or the input of a mixer; or None."""
+    """Return the role whose rows are neurons in all models: up, the input of a mixer, or None."""
     adapted = [with_first_experts(model) for model in models]
     return next((role for role in GATE_OF if all(layers_with(model, role) for model in adapted)), None)
 
 
 def neuron_layers(model: PlacedTensors) -> tuple[int, ...]:
-    """Return positions of layers with neurons: an MLP, a first expert or a mixer."""
+    """Return the positions of layers with neurons: an MLP, a first expert or a mixer."""
     up = neuron_role(model)
     return () if up is None else layers_with(with_first_experts(model), up)
 
@@ -107,9 +107,9 @@ def n_neurons_of(model: PlacedTensors) -> dict[int, int]:
 
 
 def sample_sizes(n_neurons: int, n_fitted_rows: int | None, *, n_matrices: int) -> tuple[int, int]:
-    """Return how many neurons of a layer are tested, and how many others fit a rotation.
+    """Return how many neurons of a layer to test, and how many others to fit a rotation on.
 
-    ``n_neurons`` is at least twice :data:`FEWEST_TESTED`. ``n_fitted_rows`` None: all that are not tested.
+    ``n_neurons`` is at least twice :data:`FEWEST_TESTED`. ``n_fitted_rows`` None: all others.
     """
     n_tested = TESTED if n_neurons >= 3 * TESTED else FEWEST_TESTED
     n_rest = n_neurons - n_tested
@@ -189,14 +189,14 @@ def take_neurons(
     n_down_channels: int | None = 0,
     nominates: bool = False,
 ) -> NeuronSample | None:
-    """Read rows of gate and up of some neurons of some layers, and perhaps their columns of down.
+    """Read gate and up rows of some neurons in some layers, and optionally their down columns.
 
-    ``seed`` is the same for both models. ``n_fitted_rows`` fit a rotation; None: all that are not tested. Without
+    ``seed`` is the same for both models. ``n_fitted_rows`` fit a rotation; None: all others. Without
     ``places``, layers are sampled: all if ``every``, else four. ``n_down_channels`` 0: none; None: all. ``nominates``
     reads up alone, in longer runs, a part of the rows that the layer map reads.
 
     Returns:
-        The sample; None without an MLP of enough neurons, or if neuron numbers have a meaning.
+        The sample; None if no MLP has enough neurons or if neuron numbers carry meaning.
 
     Raises:
         AnatomyError: If a matrix of neurons does not have the width of the model.
@@ -226,7 +226,7 @@ def read_sample(
     readers: Sequence[RoleReader],
     seed: int,
 ) -> NeuronSample:
-    """Read gate and up of the given neurons, in the given order, from some layers.
+    """Read gate and up rows of the given neurons from some layers, in the given order.
 
     ``numbers`` ``(n,)`` are neuron numbers; the last ``n_tested`` are tested; ``readers`` are of gate and up, or of up
     alone. ``seed`` chooses embedding rows that represent the residual stream.
@@ -255,7 +255,7 @@ def read_sample(
 
 
 def with_outputs(model: PlacedTensors, sample: NeuronSample, *, seed: int, n_channels: int | None) -> NeuronSample:
-    """Read the columns of down of the neurons of a sample, in ``n_channels`` channels (None: all).
+    """Read the down columns of a sample's neurons in ``n_channels`` channels (None: all).
 
     Raises:
         AnatomyError: If a layer has no down, or it does not have the width of the model.
@@ -279,7 +279,7 @@ def with_outputs(model: PlacedTensors, sample: NeuronSample, *, seed: int, n_cha
 
 
 def with_mean_squares(model: PlacedTensors, sample: NeuronSample, places: Sequence[int], *, seed: int) -> NeuronSample:
-    """Read the strengths of up to :data:`STRENGTHS_READ` single neurons of some layers of a sample.
+    """Read the strengths of up to :data:`STRENGTHS_READ` single neurons in some layers of a sample.
 
     The runs of a sample may all be copies by luck; single neurons are independent draws.
 
@@ -319,7 +319,7 @@ def products_of_lengths(
     rows: torch.Tensor,
     stream: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the lengths of gate times up of some neurons, ``(n,)`` float32; zero if a bias or the stream shuts them.
+    """Return products of gate and up lengths of some neurons, ``(n,)`` float32; 0 if a bias or the stream shuts them.
 
     ``rows`` are ascending neuron numbers ``(n,)``; ``stream`` are embedding rows ``(k, width)``, or None.
     """
@@ -350,7 +350,7 @@ def bias_of(model: PlacedTensors, place: int, role: Role) -> torch.Tensor | None
 def read_outputs(
     model: PlacedTensors, up: Role, place: int, numbers: IntArray, channels: IntArray | None = None
 ) -> torch.Tensor:
-    """Read columns of down of some neurons, ``(n, channels)`` float32, times the gain of a norm behind down.
+    """Read down columns of some neurons, ``(n, channels)`` float32, times the gain of a norm after down.
 
     Raises:
         AnatomyError: If the layer has no down, or it does not have the width of the model.
@@ -368,7 +368,7 @@ def read_outputs(
 
 
 def stream_rows(model: PlacedTensors, seed: int) -> torch.Tensor | None:
-    """Read a few embedding rows, ``(k, width)`` float32; None without an embedding of that width."""
+    """Read a few embedding rows, ``(k, width)`` float32; None if no embedding has that width."""
     try:
         spec = embedding_spec(model)
     except (AnatomyError, UnsupportedFormatError):

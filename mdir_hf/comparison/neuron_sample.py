@@ -1,4 +1,4 @@
-"""Sampled neurons of some layers as records: rows of gate and up, and the columns of down."""
+"""Sampled neurons of some layers as records: gate and up rows and down columns."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ ROWS, OUTPUTS, STRENGTHS = "neurons", "neurons.down", "neurons.strengths"
 
 @dataclass(frozen=True)
 class DescribedNeurons:
-    """Fields of a :class:`NeuronSample` that a file stores besides its tensors."""
+    """Fields of a :class:`NeuronSample` that are stored alongside its tensors."""
 
     layers: tuple[Count, ...]
     n_neurons: Count
@@ -68,12 +68,12 @@ class NeuronOutputs:
     """Columns of down of the sampled neurons.
 
     Attributes:
-        rows: ``(layers, neurons, f)``: unit columns in a basis of the fitted ones.
+        rows: ``(layers, neurons, f)``: unit columns in a basis of the fitted columns.
         strengths: ``(layers, neurons)``: product of the lengths of the gate row, up row and down column; zero if a bias
             shuts the neuron.
         stream_scale: Median length of some embedding rows, or 0 without an embedding.
         n_channels: Channels of down that were read. None: all.
-        mean_squares: ``(layers,)``: mean square of a layer's strengths from more neurons than the sample, else NaN.
+        mean_squares: ``(layers,)``: mean square of a layer's strengths if measured on further neurons, else NaN.
             None: NaN everywhere.
     """
 
@@ -102,7 +102,7 @@ class NeuronSample:
         layers: Positions of the layers in ``anatomy.layers``.
         n_neurons: Neurons per layer.
         n_fitted: Leading rows that fit a rotation; the others are tested.
-        rows: ``(layers, matrices, neurons, f)``: unit rows of gate and up (or of up) in a basis of the fitted ones.
+        rows: ``(layers, matrices, neurons, f)``: unit rows of gate and up (or of up) in a basis of the fitted rows.
         whole: The rows as read, ``(layers, matrices, neurons, width)``, for at most four layers, or None.
         numbers: ``(neurons,)``: numbers of the rows. None in a stored sample.
         lengths: ``(layers, neurons)``: product of the lengths of gate and up rows; zero if a bias shuts the neuron.
@@ -159,7 +159,7 @@ class NeuronSample:
     ) -> NeuronSample:
         """Restore a sample that was read from a file.
 
-        ``rows`` are of gate and up, ``outputs`` columns of down, ``strengths`` the neurons'.
+        ``rows`` come from gate and up, ``outputs`` are down columns, and ``strengths`` belong to the neurons.
 
         Raises:
             ValueError: If the tensors do not form a valid sample.
@@ -185,7 +185,7 @@ class NeuronSample:
         return replace(sample, outputs=of_down)
 
     def is_like(self, candidate: NeuronSample) -> bool:
-        """Return whether both samples have the same neuron numbers and kinds of layers."""
+        """Return whether both samples have the same neuron numbers and layer kinds."""
         reference_shape, candidate_shape = (
             (sample.n_neurons, sample.n_fitted, sample.rows.shape[1:3]) for sample in (self, candidate)
         )

@@ -1,4 +1,4 @@
-"""Search the partners of neurons that were reordered, removed or resized, for the second witness.
+"""Find partners of reordered, removed or resized neurons for the second witness.
 
 A residual-basis map proposes the partners. The search chooses the pairs, so their numbers give no bound on p.
 """
@@ -69,13 +69,13 @@ def search_neurons(
     place: int,
     device: str = "cpu",
 ) -> NeuronNumbers | None:
-    """Run the second witness on neurons whose partners are searched behind a residual-basis map.
+    """Run the second witness on neurons whose partners are found with a residual-basis map.
 
-    Up to :data:`MOST_PAIRS` of the pairs of layers are searched, and read whole. ``place`` is the position of this
-    look. Returns None if no pair can be searched.
+    Up to :data:`MOST_PAIRS` pairs of layers are searched and read whole. ``place`` is the position of this look.
+    Returns None if no pair can be searched.
 
     Raises:
-        MdirError: If they cannot be read.
+        MdirError: If neurons cannot be read.
     """
     up = neuron_role(*models)
     if up is None:
@@ -225,7 +225,7 @@ class NeuronRows:
     bias: torch.Tensor | None = None
 
     def cosines(self, chosen: torch.Tensor, device: str) -> torch.Tensor:
-        """Return the cosines of chosen rows with all rows, ``(k, n)``."""
+        """Return the cosines between chosen rows and all rows, ``(k, n)``."""
         rows = unit_rows(self.rows).to(device)
         return (rows[chosen] @ rows.T).cpu()
 
@@ -233,7 +233,7 @@ class NeuronRows:
 def merged_outputs(
     matrices: list[NeuronRows], outputs: torch.Tensor, chosen: torch.Tensor, device: str = "cpu"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add up the outputs of neurons with equal activations: the parts of a split neuron, or copies that cancel.
+    """Add up the outputs of neurons with equal activations: parts of a split neuron, or copies that cancel.
 
     ``matrices`` are gate and up, or up alone; ``outputs`` columns of down ``(n, channels)``; ``chosen`` neuron numbers
     ``(k,)``. Returns the outputs of the chosen neurons, and which neurons they are the sum of, ``(k, n)``.
@@ -279,7 +279,7 @@ def _sample(
 def same_places(
     reference: PlacedTensors, candidate: PlacedTensors, *, at_most: int, seed: int
 ) -> list[tuple[int, int]]:
-    """Draw layers at the same position of two equally deep models."""
+    """Draw layers at the same position in two equally deep models."""
     up = neuron_role(reference, candidate)
     if up is None:
         return []

@@ -1,8 +1,8 @@
-"""The second witness: neurons behind a rotation that was fitted on other neurons of the same layer.
+"""The second witness: neurons compared after a rotation fitted on other neurons of the same layer.
 
-Embeddings of strangers, and rows at the same numbers, can be made to match. Neurons behind a rotation fitted on *other*
-neurons, on a sample that could not be foreseen, were not matched by any framer (docs/attacks.md). Gate and up are
-tested first, then down separately, of the same neurons.
+Embeddings of strangers, and rows at the same numbers, can be made to match. No framer matched neurons after a rotation
+fitted on *other* neurons of an unforeseeable sample (docs/attacks.md). Gate and up are tested first, then down of the
+same neurons separately.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def compare_neurons(
     is_searched: bool = False,
     n_nominated_of: int | None = None,
 ) -> NeuronNumbers | None:
-    """Count tested neurons with their own number, behind a rotation fitted on the others, for all pairs of layers.
+    """Count the tested neurons that match their own number after a rotation fitted on the others, for all layer pairs.
 
     ``place`` is the position of this look, which determines its share of alpha. With ``is_searched``, a search paired
     the neurons, so each has to be certain by itself. If the layers were nominated, p is paid for the
@@ -207,7 +207,7 @@ def _strength_ratio(reference: NeuronOutputs, candidate: NeuronOutputs, cell: tu
 
 
 def nominated_pairs(counts: NeuronNumbers) -> list[LayerPair]:
-    """Return the best reference layer of each candidate layer with remarkably many own numbers."""
+    """Return the best reference layer for each candidate layer in which remarkably many neurons kept their number."""
     own = np.array(counts.own_number, dtype=np.int64)
     best = [(int(own[:, j].argmax()), j) for j in range(own.shape[1])]
     return [
@@ -224,9 +224,9 @@ def _is_nominated(n_own: int, n_cells: int) -> bool:
 def doubtful_matches(
     reference: NeuronSample, candidate: NeuronSample, matches: Sequence[LayerPair], *, if_unknown: bool
 ) -> tuple[LayerPair, ...]:
-    """Return the matches for which more neurons have to be read, because the sample may hold only faint copies.
+    """Return the matches that need more neurons because the sample may contain only faint copies.
 
-    ``if_unknown``: a match is doubtful if a model has no embedding, so that the ratio is unknown.
+    ``if_unknown`` also returns matches whose ratio is unknown because a model has no embedding.
     """
     if reference.outputs is None or candidate.outputs is None:
         return ()
@@ -274,7 +274,7 @@ NOISES = tuple(0.125 * 1.25**step for step in range(20))
 
 
 def excluded_noise(*samples: NeuronSample, alpha: float, nominates: bool = False) -> float:
-    """Find the noise up to which a copy of either model, in any basis and with its neurons in order, would be detected.
+    """Find the strongest noise at which a copy of either model in any basis, with neurons in order, is detected.
 
     ``nominates``: the samples nominate layers, by own numbers alone and at :data:`REMARKABLE`.
 
@@ -317,8 +317,8 @@ def resemblances(sample: NeuronSample) -> torch.Tensor:
     """Compute the similarities between the tested neurons of each layer, in any basis.
 
     Returns:
-        Cosines of all pairs of neurons, ``(layers, matrices * pairs)`` float32, in centred unit rows, whose inner
-        products correlate layers.
+        Cosines of all neuron pairs, ``(layers, matrices * pairs)`` float32, as centred unit rows; their inner products
+        correlate layers.
     """
     tested = torch.nn.functional.normalize(sample.rows[:, :, sample.n_fitted :].float(), dim=-1)
     n = tested.shape[2]

@@ -1,6 +1,6 @@
-"""Tests that show which of two relatives came first; each returns nothing if it cannot tell.
+"""Tests for which of two relatives came first; each returns nothing if it cannot tell.
 
-Rounded numbers, a copied layer, and rows of new tokens at the mean of the others have a direction.
+Rounded numbers, copied layers and new token rows at the mean of the others reveal a direction.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ class OrderEvidence:
     """Evidence that one relative came first.
 
     Attributes:
-        earlier: The model that was there first, or a model like it.
+        earlier: The model that came first, or one like it.
         form: Format of a rounding; empty for other kinds.
-        places: Two layers of the later model, and the earlier one's layer that both repeat.
+        places: Two layers of the later model, and the earlier model's layer that both repeat.
     """
 
     kind: str
@@ -80,7 +80,7 @@ class OrderEvidence:
 
 
 def roundings(rows: Mapping[str, torch.Tensor]) -> tuple[OrderEvidence, ...]:
-    """Find models that are another one with its numbers rounded; ``rows`` has ``(r, n)`` of the same tokens by name.
+    """Find models that are rounded versions of another; ``rows`` has rows ``(r, n)`` of the same tokens by name.
 
     Fine-tunes of a quantised model lie near its levels, originals anywhere. Each rounded model gets the best original.
     Cost O(m r n log n), and O(r n) for each pair with only one model on a grid, with r at most :data:`ROUNDED_ROWS`.
@@ -102,9 +102,9 @@ def roundings(rows: Mapping[str, torch.Tensor]) -> tuple[OrderEvidence, ...]:
 
 
 def copied_layers(rows: Mapping[str, Sequence[torch.Tensor | None]]) -> tuple[OrderEvidence, ...]:
-    """Find models in which a layer of a relative occurs twice, as depth up-scaling makes them.
+    """Find models that contain a relative's layer twice, as after depth up-scaling.
 
-    ``rows`` has, by name, rows of one matrix of each layer, in one basis. Cost O(L^2) products of those rows for each
+    ``rows`` has, by name, rows of one matrix of each layer, in one basis. Cost O(L^2) products of those rows per
     pair.
     """
     units = {name: _unit(layers) for name, layers in rows.items()}
@@ -129,9 +129,9 @@ def copied_layers(rows: Mapping[str, Sequence[torch.Tensor | None]]) -> tuple[Or
 def grown_vocabulary(
     earlier: str, later: str, n_new: int, old_rows: torch.Tensor, new_rows: torch.Tensor
 ) -> OrderEvidence | None:
-    """Tell whether a vocabulary was extended by ``n_new`` rows that were put at the mean of the others.
+    """Check whether a vocabulary was extended by ``n_new`` rows set to the mean of the others.
 
-    The rows are the later model's, on tokens of both, ``(r, n)``, and on its own tokens, ``(s, n)``.
+    Both arrays are rows of the later model: for shared tokens ``(r, n)`` and for its own tokens ``(s, n)``.
     """
     if len(new_rows) < FEWEST_ROWS or len(old_rows) < FEWEST_ROWS:
         return None
@@ -150,7 +150,7 @@ UNTRAINED_SPREAD = 0.02
 
 
 def rows_at_mean(old_rows: torch.Tensor, new_rows: torch.Tensor) -> bool:
-    """Tell whether new rows ``(s, n)`` were put at the mean of the others, ``(r, n)``, and not trained.
+    """Check whether new rows ``(s, n)`` were set to the mean of the others, ``(r, n)``, and never trained.
 
     Rows count if they are nearly equal, and much nearer to that mean than to zero.
     """
@@ -165,13 +165,13 @@ def rows_at_mean(old_rows: torch.Tensor, new_rows: torch.Tensor) -> bool:
 
 
 def is_extension(small: Vocabulary, large: Vocabulary) -> bool:
-    """Whether a vocabulary holds all tokens of a smaller one at the same rows."""
+    """Whether a vocabulary has all tokens of a smaller one in the same rows."""
     row_of = large.row_of
     return len(row_of) > len(small.row_of) and all(row_of.get(token) == row for token, row in small.row_of.items())
 
 
 def first_rows(model: Model, layer: Layer, role: Role, n_rows: int) -> torch.Tensor | None:
-    """Read the first rows of a layer's matrix, if it is stored by rows."""
+    """Read the first rows of a layer's matrix if it is stored by rows."""
     part = layer.parts.get(role)
     if not isinstance(part, WeightPart) or part.expert is not None or part.per_head or part.joined:
         return None

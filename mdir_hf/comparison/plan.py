@@ -60,21 +60,21 @@ has 1.05 GB of them, and layers of two models of its shape are compared by 0.4 G
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """The reads of one pair of matrices, at least and at most.
+    """The minimum and maximum reads for one pair of matrices.
 
     Attributes:
-        look_rows: Rows of each look of the screen, doubling.
-        screen_bytes: Bytes of the first and the last look, without gaps between rows.
+        look_rows: Rows in each look of the screen; they double.
+        screen_bytes: Bytes of the first and last looks, without gaps between rows.
         full_bytes: Bytes of a full test.
         peak_memory_bytes: Estimate for the whole comparison.
-        runs_full_test: Whether every common token is compared, whatever first looks show.
+        runs_full_test: Whether every common token is compared, whatever the first looks show.
         excluded_noise: Noise up to which a "no" of the embeddings excludes copies, in units of the weights' RMS; 0 in
             a plan that is not shown.
         excluded_layers_noise: The same for a "no" of the layers; None without them.
         matrix: ``embedding``, ``unembedding``, or ``layer``.
         opening_bytes: Bytes of headers, configs and tokenizers of both models.
-        neuron_bytes: Estimated bytes of the first neurons that are compared.
-        most_bytes: Bound on the bytes after opening. None: not known.
+        neuron_bytes: Estimated bytes of the first neurons to compare.
+        most_bytes: Upper bound on bytes read after opening; None if unknown.
     """
 
     reference: TensorSpec
@@ -96,7 +96,7 @@ class ReadPlan:
 
     @property
     def n_bytes(self) -> tuple[int, int]:
-        """Bytes that are read at least and at most."""
+        """Minimum and maximum bytes read."""
         least = self.full_bytes if self.runs_full_test else self.screen_bytes[0]
         most = self.most_bytes
         if most is None:
@@ -109,12 +109,12 @@ class ReadPlan:
 
     @property
     def row_n_bytes(self) -> tuple[int, int]:
-        """Stored bytes of a row of each matrix."""
+        """Stored bytes per row of each matrix."""
         return self.reference.n_bytes // self.reference.shape[0], self.candidate.n_bytes // self.candidate.shape[0]
 
     @property
     def n_looks(self) -> int:
-        """Number of looks at a matrix, at most."""
+        """Maximum number of looks at a matrix."""
         return len(self.look_rows) + self.runs_full_test
 
     @property
@@ -124,7 +124,7 @@ class ReadPlan:
         return self.runs_full_test and 4 * self.common_tokens * width <= KEPT_BYTES
 
     def at_once(self) -> ReadPlan:
-        """Keep only the last look: for a second matrix."""
+        """Keep only the last look, for a second matrix."""
         return replace(self, look_rows=self.look_rows[-1:], screen_bytes=(self.screen_bytes[1],) * 2)
 
     def __str__(self) -> str:
@@ -212,7 +212,7 @@ def make_plan(
 
 
 def first_look_rows(width: int) -> int:
-    """How many rows the first look takes at this width."""
+    """Number of rows in the first look at this width."""
     least, most = FIRST_LOOK_ROWS
     return max(least, min(most, FIRST_LOOK_VALUES // width))
 
@@ -225,7 +225,7 @@ def row_sampler(plan: ReadPlan, common: CommonVocabulary, *, seed: int) -> RowSa
 def with_bound(
     plan: ReadPlan, reference: Comparable, candidate: Comparable, common: CommonVocabulary, sampler: RowSampler
 ) -> ReadPlan:
-    """Add the bound on all bytes of the comparison."""
+    """Add an upper bound on all bytes that the comparison reads."""
     sides = (common.reference_rows, common.candidate_rows)
     if plan.is_read_at_once:
         n_bytes = bytes_of_blocks(sides, plan.row_n_bytes, max(1, len(common)))
@@ -252,7 +252,7 @@ def with_bound(
 
 
 def check_memory(plan: ReadPlan, max_memory_bytes: int | None) -> None:
-    """Refuse a comparison that cannot fit; None allows all memory of the machine.
+    """Reject a comparison that does not fit; None allows all of the machine's memory.
 
     Raises:
         MemoryBudgetError: If the estimate exceeds the limit.
@@ -274,7 +274,7 @@ def _machine_memory_bytes() -> int | None:
 
 
 def common_tokens(reference: Comparable, candidate: Comparable) -> tuple[CommonVocabulary, tuple[str, ...]]:
-    """Pair rows of the same tokens, or numbers if a vocabulary is unknown; also return caveats."""
+    """Pair rows by token, or by number if a vocabulary is unknown; also return caveats."""
     models = (reference, candidate)
     caveats = tuple(
         VOCABULARY_AS_ASKED.format(model=model.label, place=model.vocabulary_from)
@@ -345,7 +345,7 @@ def _neuron_bytes(model: Comparable) -> int:
 
 
 def matrix_pairs(reference: Comparable, candidate: Comparable, level: Level) -> dict[str, MatrixPair]:
-    """Name the matrices to compare: the embeddings, and the unembeddings if they are a test of their own.
+    """Name the matrices to compare: embeddings, plus unembeddings if they are a separate test.
 
     Without an embedding, the unembedding is compared, even if tied.
     """

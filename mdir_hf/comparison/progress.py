@@ -1,4 +1,4 @@
-"""Report the progress of a comparison, and let it be stopped."""
+"""Progress reports for a comparison, which listeners can stop."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ _PARTS = {"layers": "maps", "modules": "layers", "rows": "models", "pairs": "pai
 
 @contextmanager
 def progress_bar(*, is_wanted: bool) -> Iterator[Callable[[Progress], None]]:
-    """Show the latest progress on a terminal inside the block.
+    """Show the latest progress on a terminal while the block runs.
 
-    Yields a function that sets it; it is thread-safe and cheap.
+    Yields a cheap, thread-safe function that updates it.
     """
     latest: Progress | None = None
     ended = threading.Event()
@@ -102,9 +102,9 @@ class Progress:
         stage: ``opening``, ``vocabulary``, ``screen``, ``neurons``, ``embedding``, ``unembedding``, ``layers`` (their
             map) or ``modules`` (each matched pair).
         bytes_read: Bytes read so far, from the network and caches.
-        bytes_expected: Upper bound by the end of this stage; None if unknown.
+        bytes_expected: Upper bound on bytes read by the end of this stage; None if unknown.
         n_done: Completed parts of this stage: maps or matched pairs of layers.
-        n_parts: Upper bound on the parts, or None.
+        n_parts: Upper bound on the number of parts, or None.
     """
 
     stage: str
@@ -115,10 +115,10 @@ class Progress:
 
 
 class ByteCounter:
-    """Add up the bytes that several comparisons read, also if they fail.
+    """Add up the bytes that several comparisons read, including failed ones.
 
     Attributes:
-        listeners: Listeners for the comparisons, which inform the given ones.
+        listeners: Listeners for the comparisons; they forward to the original listeners.
     """
 
     def __init__(self, listeners: Listeners) -> None:
@@ -132,7 +132,7 @@ class ByteCounter:
         return self._before + self._last
 
     def left_of(self, most: int | None) -> int | None:
-        """Return the bytes left under a cap on the total."""
+        """Return how many bytes remain under a total limit."""
         return None if most is None else max(0, most - self.n_bytes)
 
     def _hear(self, progress: Progress) -> None:
@@ -147,7 +147,7 @@ class ByteCounter:
 class Watch:
     """Track one comparison: count bytes and wall-clock seconds, notify listeners, and stop if one raises.
 
-    Counts since construction, or ``from_start`` of the ledger.
+    Counts from construction or, if ``from_start``, from the ledger's start.
     """
 
     def __init__(self, ledger: IoLedger, listeners: Listeners, *, from_start: bool = False) -> None:
@@ -165,7 +165,7 @@ class Watch:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes so far, from the network and from caches."""
+        """Bytes so far, from network and caches."""
         return self._ledger.bytes_read - self._read + self._ledger.bytes_from_cache - self._cached
 
     def io(self, bytes_of_weights: int) -> InputOutput:
@@ -204,19 +204,19 @@ class Watch:
         return self._listeners.on_plan is not None
 
     def planned(self, plan: ReadPlan) -> None:
-        """Keep the bytes of the plan, and notify listeners of it."""
+        """Store the plan's bytes and notify listeners of the plan."""
         self._planned = plan.n_bytes
         if self._listeners.on_plan is not None:
             self._listeners.on_plan(plan)
 
     def found(self, report: Callable[[], HomologyReport]) -> None:
-        """Notify listeners of an interim report, made only if someone listens."""
+        """Send an interim report to a listener, if there is one."""
         if self._listeners.on_found is not None:
             self._listeners.on_found(report())
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Add the duration of the block to a step."""
+        """Add the block's duration to a step."""
         started = time.perf_counter()
         try:
             yield

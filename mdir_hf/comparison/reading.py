@@ -1,4 +1,4 @@
-"""Read rows of two models for the same tokens, and share tensors that several reads need.
+"""Readers for rows of the same tokens in two models, which share tensors that several reads need.
 
 GPT-2 stores queries, keys and values as columns of one matrix.
 """
@@ -83,7 +83,7 @@ class FiniteRows:
 
 
 class PairReader:
-    """Read rows of both models for the same tokens; screened rows are reused."""
+    """Reads rows of both models for the same tokens; screened rows are reused."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class PairReader:
         )
 
     def sample(self, n_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the rows of a sample that contains all earlier ones."""
+        """Return the rows of a sample that contains all earlier samples."""
         positions = self.sampler.take(n_rows)
         new = np.setdiff1d(positions, self._taken, assume_unique=True)
         if self.plan.is_read_at_once:
@@ -143,7 +143,7 @@ class PairReader:
         return reference, candidate
 
     def blocks(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield all common rows: those in memory, then others read ahead."""
+        """Yield all common rows: first those in memory, then the others, read ahead."""
         yield self.rows()
         n_rows = rows_of_a_read(max(rows.shape[1] for rows in self._rows))
         rest = np.setdiff1d(np.arange(len(self.common), dtype=np.int64), self._taken, assume_unique=True)
@@ -170,7 +170,7 @@ class PairReader:
 
 
 def rows_of_a_read(width: int) -> int:
-    """Return how many rows of a full test are read at once."""
+    """Return how many rows a full test reads at once."""
     return BLOCKS_A_READ * block_rows(width)
 
 
@@ -204,7 +204,7 @@ KEPT_ROW_BYTES = 512 << 20
 class ReadOnce:
     """A model whose shared tensors are read once. Implements ``PlacedTensors``.
 
-    ``max_gap_bytes`` is the gap between rows that is read over (None: the byte source's default). ``keeps_rows`` keeps
+    ``max_gap_bytes`` is the largest gap read over between rows (None: the byte source's default). ``keeps_rows`` keeps
     rows, so that each is read once, while they fit in :data:`KEPT_ROW_BYTES`.
 
     Attributes:
@@ -222,7 +222,7 @@ class ReadOnce:
         self._failed_roles: Counter[Role] = Counter()
 
     def with_alike(self, tensors: tuple[str, ...]) -> tuple[str, ...]:
-        """Add, from the second failure of a role on, its tensors in all layers."""
+        """Add a role's tensors in all layers once it has failed twice."""
         failed = set(tensors)
         roles = {
             role for layer in self.anatomy.layers for role, part in layer.parts.items() if failed & set(part.tensors)
@@ -239,15 +239,15 @@ class ReadOnce:
         return tuple(dict.fromkeys((*tensors, *alike)))
 
     def note_failure(self, tensors: tuple[str, ...], error: MdirError) -> None:
-        """Keep which weight an error is about."""
+        """Record which weight an error is about."""
         self.failed = tensors, error
 
     def without(self, tensors: Collection[str]) -> ReadOnce:
-        """Return the model in which some tensors play no role."""
+        """Return a copy of the model in which some tensors have no role."""
         return self.with_anatomy(without_tensors(self.anatomy, tensors))
 
     def with_anatomy(self, anatomy: Anatomy) -> ReadOnce:
-        """Return the model with other roles for its tensors."""
+        """Return a copy of the model with other tensor roles."""
         model = copy(self)
         model.anatomy, model.failed = anatomy, None
         return model
@@ -301,7 +301,7 @@ class SharedTensors:
         return asked if asked.dtype == torch.float64 else asked.float()
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a whole tensor, not to be changed."""
+        """Return a whole tensor; callers must not modify it."""
         held = self._kept.get(name)
         if held is not None:
             return held if held.dtype == torch.float64 else held.float()

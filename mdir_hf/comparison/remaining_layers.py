@@ -1,4 +1,4 @@
-"""Tests layers that lack the matrix of a map by another projection.
+"""Tests layers that lack a map's matrix by another projection.
 
 Layers that borrow keys and values (Gemma 3n and 4) have no V.
 """
@@ -33,9 +33,9 @@ def with_remaining_layers(
     *,
     log_alpha: float,
 ) -> LayersEvidence:
-    """Extend an accepted map by layers that lack its matrix, tested by another one behind the same basis.
+    """Extend an accepted map to layers that lack its matrix, tested by another one in the same basis.
 
-    The second map uses half of the level, if the first is significant. Mixed cells have p = 1. A sampled map is
+    The second map uses half of the level if the first is significant. Mixed cells have p = 1. A sampled map is
     unchanged.
     """
     models, is_whole = (reference, candidate), accepted.layer_map.pattern != "sampled"

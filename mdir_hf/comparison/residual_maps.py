@@ -40,7 +40,7 @@ Readers = Callable[[Role], tuple[RoleReader, RoleReader]]
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One way to carry layers into the other residual basis.
+    """One way to convert layers to the other residual basis.
 
     Attributes:
         make: Returns the residual-basis map, or None. Called once.
@@ -62,7 +62,7 @@ def attempts(
 ) -> tuple[Attempt, ...]:
     """List the residual-basis maps to try on the layers of two models, in order.
 
-    One fitted on rows of the layers is added unless the embeddings have matched channels (``are_matched``).
+    Adds a map fitted on rows of the layers unless the embeddings have matched channels (``are_matched``).
     """
     result = [Attempt(partial(_given, residual_map), roles) for residual_map in from_embeddings]
     # Data that a map was fitted on cannot be tested behind it. Keys of latent attention are products as wide as all
@@ -92,8 +92,8 @@ def fitted_on_layers(
 
     Returns:
         The channel matching if it is significant at 0.1 % and predicts held-out rows at least as well as the fitted
-        rotation, else that. None if the heads do not resemble each other or the channels did not move. Reads the keys
-        of up to four layers of each model.
+        rotation, else the rotation. None if the heads do not resemble each other or the channels did not move. Reads
+        the keys of up to four layers of each model.
     """
     pairs = list(_paired_rows(keys, seed))
     if not pairs:

@@ -1,4 +1,4 @@
-"""Turns the evidence on layers into results for the report. Natural logarithms become log10 here."""
+"""Turns the evidence about layers into results for the report. Natural logarithms become log10 here."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from mdir_hf.report import (
 
 @dataclass(frozen=True, slots=True)
 class LayersEvidence:
-    """Evidence on the layers.
+    """Evidence about the layers.
 
     Attributes:
-        log_p: Natural log of p of the map, corrected for ``n_tests``.
-        positions: Positions of both models' layers on the map in ``anatomy.layers``.
-        off_match_share: Share of the cells off the map that are significant.
-        placebo_log_p: Smallest natural log of p of a cell with channels shuffled.
+        log_p: Natural log of the map's p, corrected for ``n_tests``.
+        positions: Positions in ``anatomy.layers`` of both models' layers on the map.
+        off_match_share: Share of cells off the map that are significant.
+        placebo_log_p: Smallest natural log of a cell's p with channels shuffled.
         modules: Algorithm 3 on matched layers: (reference layer, candidate layer, evidence).
         neurons_support: Whether sampled neurons of every matched layer agree.
-        n_empty: Layers of the reference and of the candidate that are all zeros.
+        n_empty: Number of all-zero layers in the reference and in the candidate.
         noise: Strongest noise, in units of the weights' RMS, under which a copy would have been found.
         are_invariant: Whether a test did not reject the null.
     """
@@ -93,7 +93,7 @@ class LayersEvidence:
 
 
 def layers_result(evidence: LayersEvidence, alpha: float, *, log_cost: float = 0.0) -> LayersResult:
-    """Return the result on the layers; ``log_cost`` is the natural log of the factor on p of earlier looks."""
+    """Return the result for the layers; ``log_cost`` is the natural log of the factor on p for earlier looks."""
     layer_map, (reference, candidate) = evidence.layer_map, evidence.positions
     residual_map = evidence.residual_map
     return LayersResult(
@@ -130,7 +130,7 @@ def shown_layers(layers: LayersResult, alpha: float, *, is_accepted: bool) -> La
 
 
 def module_results(evidence: LayersEvidence) -> tuple[ModuleResult, ...]:
-    """The part ``modules`` of a report: Algorithm 3 on matched layers."""
+    """Return the ``modules`` part of a report: Algorithm 3 on matched layers."""
     log_n = math.log(max(1, len(evidence.modules) + len(evidence.experts)))
     by_role = tuple(
         ModuleResult(
@@ -162,7 +162,7 @@ def _finding(evidence: ModuleEvidence) -> RowsFound | NeuronsFound | HeadsFound 
 
 
 def experts_result(origins: ExpertOrigins, *, log_n_tests: float) -> ModuleResult:
-    """Return the result on the experts of one pair of layers."""
+    """Return the result for the experts of one layer pair."""
     matched = origins.found
     log10_p = [min(0.0, p + log_n_tests) / LN10 for p in matched.log_p]
     best = min(range(len(log10_p)), key=log10_p.__getitem__)

@@ -1,4 +1,4 @@
-"""Choose the layers and the matrix of a map; decide by sampled rows whether to read wide matrices."""
+"""Choice of the layers and the matrix of a map, and whether sampled rows justify reading wide matrices."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ RUN_NEURONS = 8
 def representatives(reference: PlacedTensors, candidate: PlacedTensors, *, every: bool = False) -> tuple[Role, ...]:
     """Return the roles that can represent a layer of both models, in order.
 
-    Roles of more layers come first, then :data:`LAST`, all of them only if ``every``.
+    Roles that more layers have come first, then :data:`LAST`; all of ``LAST`` are included only if ``every``.
     """
 
     def left_out(role: Role) -> float:
@@ -64,8 +64,8 @@ def chosen_layers(
 ) -> tuple[tuple[int, ...], ...]:
     """Choose the layers that a map compares, without reading weights; return positions in both models.
 
-    All layers of the deeper model, and up to :data:`SPREAD_LAYERS` of the shallower one, spread over its depth. All of
-    both if ``every``, or if the shallower model has the narrower matrix.
+    Chooses all layers of the deeper model and up to :data:`SPREAD_LAYERS` spread over the shallower one, or all layers
+    of both if ``every`` or if the shallower model has the narrower matrix.
     """
     reference_layers, candidate_layers = layers_with(reference, role), layers_with(candidate, role)
     if every or not reference_layers or not candidate_layers:
@@ -93,7 +93,7 @@ def chosen_layers(
 
 
 def spread(positions: Sequence[int], at_most: int) -> tuple[int, ...]:
-    """Choose up to ``at_most`` (at least two) evenly spread layers, with the first and the last."""
+    """Choose up to ``at_most`` (at least two) evenly spaced layers, including the first and last."""
     if len(positions) <= at_most:
         return tuple(positions)
     step = (len(positions) - 1) / (at_most - 1)
@@ -114,8 +114,8 @@ def worth_reading(
 ) -> list[bool]:
     """Decide for each residual-basis map whether the layers are worth reading whole.
 
-    True if sampled rows are significant at 0.1 % over all maps, or if the matrices have few rows. A skipped map has p =
-    1. ``neuron_seed`` chooses the neurons.
+    True if sampled rows are significant at 0.1 % across all maps or if the matrices have few rows. A skipped map has
+    p = 1. ``neuron_seed`` chooses the neurons.
     """
     n_channels = [reader.n_channels(reader.positions[0]) for reader in readers]
     if not is_wide(readers[0].role, max(n_channels)):

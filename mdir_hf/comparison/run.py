@@ -119,9 +119,9 @@ def _witness(reference: Comparable, candidate: Comparable, settings: Settings, g
 
 @dataclass(frozen=True)
 class Comparison:
-    """The steps of one comparison. Each takes the measurements so far and returns them with its own.
+    """The steps of one comparison. Each step takes the measurements so far and returns them with its own added.
 
-    Without ``given`` neurons the witness reads them.
+    Without ``given`` neurons, the witness reads its own.
     """
 
     reference: Comparable
@@ -153,7 +153,7 @@ class Comparison:
         return nothing
 
     def find_common_tokens(self, measured: Measurements) -> tuple[Measurements, CommonVocabulary]:
-        """Pair the rows of the same tokens."""
+        """Pair rows of the same tokens."""
         pairs = matrix_pairs(self.reference, self.candidate, self.settings.level)
         if not pairs:
             return replace(measured, caveats=(*measured.caveats, caveats.NO_COMMON_MATRIX)), NO_TOKENS
@@ -201,7 +201,7 @@ class Comparison:
         return replace(self._with_neurons(measured), matrices={**measured.matrices, name: matrix})
 
     def compare_neurons(self, measured: Measurements) -> Measurements:
-        """Compare a few neurons by number, unless that was done."""
+        """Compare a few neurons by number, unless already done."""
         with self._reading_neurons():
             if self.given is not None:
                 self.witness.compare_given(self.given.reference, self.given.candidate)
@@ -213,7 +213,7 @@ class Comparison:
         return self._with_neurons(measured)
 
     def search_neurons(self, measured: Measurements) -> Measurements:
-        """Search noisy or reordered neurons behind the map of the embeddings."""
+        """Search for noisy or reordered neurons with the embeddings' maps."""
         if self.given is not None or not measured.have_layers or self.witness.is_convincing:
             return measured
         with self._reading_neurons():
@@ -224,7 +224,7 @@ class Comparison:
         return self._with_neurons(measured)
 
     def search_neurons_of_matched_layers(self, measured: Measurements) -> Measurements:
-        """Search reordered neurons of the layers that an accepted map matches."""
+        """Search for reordered neurons in the layers that an accepted map matches."""
         if measured.layers is None or not measured.decision.accepts_layers or self.witness.is_convincing:
             return measured
         pairs = measured.layers.pairs
@@ -235,7 +235,7 @@ class Comparison:
         return self._with_neurons(measured)
 
     def compare_neurons_of_every_layer(self, measured: Measurements) -> Measurements:
-        """Compare neurons of every layer, if everything else shows nothing."""
+        """Compare neurons of every layer if everything else shows nothing."""
         counts = self.witness.by_number
         if self.given is not None or counts is None or _holds_every_layer(counts, self.reference, self.candidate):
             return measured
@@ -263,14 +263,14 @@ class Comparison:
                 return replace(measured, caveats_of_layers=(caveats.of_failed_layers(exc),), layers_are_unreadable=True)
 
     def final_report(self, measured: Measurements) -> HomologyReport:
-        """Look at experts, stacks and facts of direction, and return the report."""
+        """Look at experts, stacks and facts about direction, and return the report."""
         if self.settings.level.may_read_layers:
             with self.watch.step("stacks"):
                 measured = self.compare_stacks(measured)
         return self.with_direction(self.describe_relatives(measured))
 
     def compare_stacks(self, measured: Measurements) -> Measurements:
-        """Compare experts as sets if nothing is settled, and the other stacks."""
+        """Compare the other stacks and, if nothing is settled, experts as sets."""
         experts = () if measured.is_settled else self._compare_experts(measured)
         stacks = stack_pairs(
             self.reference,
@@ -302,7 +302,7 @@ class Comparison:
         )
 
     def describe_relatives(self, measured: Measurements) -> Measurements:
-        """Make the table of projections of related models if asked; an error is only noted."""
+        """Make the projection table for related models if requested; errors are only noted."""
         if not self.settings.describes_relatives or measured.projections is not None or not measured.have_layers:
             return measured
         if measured.decision.verdict is not Verdict.HOMOLOGOUS:
@@ -321,7 +321,7 @@ class Comparison:
                 return replace(measured, caveats_of_layers=sentences)
 
     def with_direction(self, measured: Measurements) -> HomologyReport:
-        """Return the report, for relatives with facts of direction."""
+        """Return the report; for relatives, add facts about direction."""
         report = report_on(measured, self.watch)
         if report.verdict is not Verdict.HOMOLOGOUS:
             return report

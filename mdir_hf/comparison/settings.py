@@ -1,4 +1,4 @@
-"""The settings of a comparison and its listeners: frozen objects, checked when made."""
+"""Settings and listeners of a comparison: frozen objects, validated when created."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ class Settings:
     """The settings of a comparison.
 
     Attributes:
-        level: How far it goes. ``auto`` looks at more and more tokens, stops at the first decisive look, and goes on to
-            the layers if the embeddings do not settle it; ``screen`` stops before the full test; ``embedding`` runs the
-            full test on every common token; ``layers`` does so for embeddings of up to 256 MiB, compares sampled rows
-            of every projection of every layer, and searches those that moved; ``full`` runs all tests of every
+        level: How far to compare. ``auto`` looks at more and more tokens, stops at the first decisive look, and goes on
+            to the layers if the embeddings do not settle it; ``screen`` stops before the full test; ``embedding`` runs
+            the full test on every common token; ``layers`` does so for embeddings of up to 256 MiB, compares sampled
+            rows of every projection of every layer, and searches those that moved; ``full`` runs all tests of every
             projection, which takes hours for models of 8B.
-        alpha: Level of significance in (0, 1), fixed before looking.
-        seed: Seed of every random choice but the sample of neurons, in [0, 2^63).
-        sample_seed: Seed of the sample of neurons, as a report prints it. It reproduces that report, but a sample that
-            could be foreseen accuses no model: the verdict is then ``inconclusive`` (``sample_chosen``) at most. None:
-            drawn from the entropy of the system after both models are open.
-        device: torch device of the matrix products; ``auto``: a CUDA device if there is one, else the CPU.
+        alpha: Significance level in (0, 1), fixed before looking.
+        seed: Seed for every random choice except the sample of neurons, in [0, 2^63).
+        sample_seed: Seed for the sample of neurons, as printed in a report. It reproduces that report, but a sample
+            that could be foreseen accuses no model: the verdict is then ``inconclusive`` (``sample_chosen``) at most.
+            None: drawn from system entropy after both models are open.
+        device: torch device for matrix products; ``auto``: a CUDA device if there is one, else the CPU.
         max_bytes: Limit on the bytes that this comparison reads; None: no limit.
-        max_memory_bytes: Limit on memory; a comparison that needs more is refused. None: the memory of the machine.
+        max_memory_bytes: Limit on memory; a comparison that needs more is refused. None: the machine's memory.
         layers: Layers of the candidate, counted from 0, whose projections level ``layers`` reads whole and tests for
-            all inner transformations. Level ``auto`` becomes ``layers`` then.
-        describes_relatives: Whether a report on related models gets the table of projections at any level.
+            all inner transformations. Level ``auto`` then becomes ``layers``.
+        describes_relatives: Whether reports on related models include the table of projections at every level.
 
     Raises:
         InputError: If alpha or the seed is outside its range, the level is not known, or layers were named at another
@@ -76,14 +76,14 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """Callbacks of a comparison while it runs.
+    """Callbacks for a running comparison.
 
     Attributes:
-        progress: Whether to show, after a second, a bar on standard error if that is a terminal.
+        progress: Whether to show a progress bar after one second if standard error is a terminal.
         on_plan: Called with the plan before weights are read.
         on_progress: Called whenever a stage begins or bytes arrive, from any thread, one call at a time. An exception
-            stops the comparison: an ``MdirError`` as it is, anything else inside a ``StoppedError``.
-        on_found: Called with the report that there would be if no more were read: before the unembeddings, before the
+            stops the comparison: an ``MdirError`` is raised unchanged, others inside a ``StoppedError``.
+        on_found: Called with the report as it would be if reading stopped now: before the unembeddings, before the
             layers or their neurons, and between layers that are analysed. The last one is the result of a comparison
             that is stopped.
     """

@@ -53,7 +53,7 @@ MOST_NOMINATED = 8
 
 @dataclass(frozen=True)
 class ExpertSet(ModelView):
-    """The MLPs of one layer, each in place of a layer.
+    """The MLPs of one layer, each treated as a layer.
 
     Attributes:
         layer: Number of the layer in the checkpoint.
@@ -65,12 +65,12 @@ class ExpertSet(ModelView):
 
 
 def has_mixture(models: Sequence[PlacedTensors]) -> bool:
-    """Return whether a layer of any model has experts."""
+    """Return whether any layer of any model has experts."""
     return any(layer.experts for model in models for layer in model.anatomy.layers)
 
 
 def expert_sets(model: PlacedTensors) -> tuple[ExpertSet, ...]:
-    """Return the MLPs of the first and last mixture, or of dense layers there."""
+    """Return the MLPs of the first and last mixtures, or of dense layers at those positions."""
     layers = model.anatomy.layers
     places = [place for place, layer in enumerate(layers) if layer.experts] or list(range(len(layers)))
     sets = (expert_set(model, place) for place in spread(places, EXPERT_LAYERS))
@@ -78,7 +78,7 @@ def expert_sets(model: PlacedTensors) -> tuple[ExpertSet, ...]:
 
 
 def expert_set(model: PlacedTensors, place: int) -> ExpertSet:
-    """Return the MLPs of the layer at a position; one without a name if it is dense."""
+    """Return the MLPs of the layer at a position; a dense layer gives one without a name."""
     layer = model.anatomy.layers[place]
     mlps: list[tuple[ExpertName, dict[Role, StoredWeight]]] = []
     for name, parts in mlp_parts(model, place):
@@ -102,8 +102,8 @@ def compare_expert_sets(
 ) -> tuple[StackPair, ...]:
     """Compare the experts of two models as sets; return a record for each compared pair of layers.
 
-    None if neither model is a mixture. p is corrected for all pairs of experts. A sample that is not fresh accuses no
-    expert.
+    Returns nothing if neither model is a mixture. p is corrected for all pairs of experts. A sample that is not fresh
+    accuses no expert.
     """
     if not has_mixture((reference, candidate)):
         return ()
@@ -122,7 +122,7 @@ def compare_expert_sets(
 
 
 def name_of_experts(layer: int) -> str:
-    """Name of the experts of a layer, as in a report."""
+    """Name of a layer's experts, as in a report."""
     return f"experts of layer {layer}"
 
 
@@ -261,8 +261,8 @@ def stack_pairs(
 ) -> tuple[StackPair, ...] | None:
     """Compare the stacks of two models with :func:`compare_stacks`.
 
-    ``before`` gets the caveat to report if the comparison stops there. Returns None for sampled models, or without
-    other stacks.
+    ``before`` receives the caveat to report if the comparison stops there. Returns None for sampled models or if there
+    are no other stacks.
     """
     first, second = (_stacks(model) for model in (reference, candidate))
     if first is None or second is None or max(len(first), len(second)) < 2:
@@ -306,7 +306,7 @@ def compare_stacks(
 ) -> tuple[StackPair, ...]:
     """Compare all pairs of stacks, except the two language models; return a record for each comparable pair.
 
-    Without a fresh sample, none is homologous. Pair number k is tested at alpha / (s (s + 1)) with s =
+    Without a fresh sample, no pair is homologous. Pair number k is tested at alpha / (s (s + 1)) with s =
     :data:`FIRST_PLACE` + k, so all pairs together use at most alpha / FIRST_PLACE.
     """
     if len(reference) < 2 and len(candidate) < 2:

@@ -1,4 +1,4 @@
-"""Run the second witness: choose neurons to read until the result is clear."""
+"""The second witness: choose neurons to read until the result is clear."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ AXES_LEVEL = math.log(0.05)
 class Witness:
     """The second witness of one comparison: neurons in the layers of both models.
 
-    ``seed`` chooses all samples; ``is_fresh`` if it came from system entropy after both models were open.
+    ``seed`` determines all samples; ``is_fresh`` if it came from system entropy after both models were open.
 
     Attributes:
         counts: The strongest counts so far, or None.
-        by_number: Counts of the last look by number.
+        by_number: Counts from the last look by number.
         samples: Samples of that look.
-        nominating_samples: Samples of every layer, by up alone, or empty.
+        nominating_samples: Samples of every layer with up alone, or empty.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Witness:
         return self.counts is not None and self.counts.is_witness
 
     def same_places(self, *, at_most: int = NEAR_COPY_LAYERS) -> list[tuple[int, int]]:
-        """Draw layers at the same position; none if the depths differ."""
+        """Draw layers at the same position; return none if the depths differ."""
         return same_places(*self.models, at_most=at_most, seed=self.seed)
 
     def compare_given(self, reference: NeuronSample | None, candidate: NeuronSample | None) -> None:
@@ -110,7 +110,7 @@ class Witness:
         self._keep_by_number(self._counts((reference, candidate), self._next_place()), reference, candidate)
 
     def ask_near_copy(self) -> None:
-        """Compare one or two random layers by few neurons (4 MB for 8B models)."""
+        """Compare one or two random layers by a few neurons (4 MB for 8B models)."""
         pairs = self.same_places(at_most=NEAR_COPY_LAYERS)
         if pairs and self._n_values(pairs[0]) > LARGE_LAYER_VALUES:
             pairs = pairs[:1]
@@ -118,14 +118,14 @@ class Witness:
             self._ask_pairs(pairs, n_fitted_rows=NEAR_COPY_FITTED_ROWS, n_down_channels=DOWN_CHANNELS)
 
     def ask_by_number(self, *, every: bool) -> None:
-        """Compare neurons of four layers, or of all, then down of layers that agree."""
+        """Compare neurons of four layers, or of all, then the down weights of layers that agree."""
         seed, place = self._seed_of_look, self._next_place()
         first, second = (take_neurons(model, seed=seed, every=every) for model in self.models)
         if first is not None and second is not None:
             self._keep_by_number(self._counts_with_down(first, second, seed, place), first, second)
 
     def ask_every_layer(self) -> None:
-        """Compare neurons of all layers by up alone, then new ones of the layers that stand out, by gate, up and down.
+        """Compare neurons of all layers by up alone, then new neurons of outstanding layers by gate, up and down.
 
         The layer map has read most of the rows if the MLPs are wide.
         """
@@ -149,7 +149,7 @@ class Witness:
         self._keep(counts)
 
     def ask_under_noise(self, pairs: Sequence[tuple[int, int]] | None = None) -> None:
-        """Fit the rotation on many neurons, and read down whole; ``pairs`` None: layers at the same position."""
+        """Fit the rotation on many neurons and read all of down; ``pairs`` None: layers at the same position."""
         pairs = self.same_places() if pairs is None else list(pairs)[:NEAR_COPY_LAYERS]
         n_neurons = [n_neurons_of(model) for model in self.models]
         pairs = [(i, j) for i, j in pairs if n_neurons[0].get(i, 0) == n_neurons[1].get(j, -1)]
@@ -159,7 +159,7 @@ class Witness:
         self._ask_pairs(pairs, n_fitted_rows=n_rows, n_down_channels=None)
 
     def ask_by_search(self, pairs: Sequence[tuple[int, int]], residual_map: ResidualBasisMap) -> None:
-        """Search the partners of neurons that were reordered, removed or resized."""
+        """Find partners of reordered, removed or resized neurons."""
         if not pairs:
             return
         place = self._next_place()
@@ -269,7 +269,7 @@ def compare_samples(
     place: int,
     n_nominated_of: int | None = None,
 ) -> NeuronNumbers | None:
-    """Compare neurons like :func:`compare_neurons`; read the strengths of more neurons if the samples are doubtful.
+    """Compare neurons like :func:`compare_neurons`, but read more neurons' strengths if the samples are doubtful.
 
     ``seed`` chooses further neurons and must not be foreseeable; ``place`` is the position of this look.
     """
@@ -290,7 +290,7 @@ def compare_samples(
 
 
 def merged_counts(every: NeuronNumbers, confirmed: NeuronNumbers, *, log10_p: float | None = None) -> NeuronNumbers:
-    """Put the counts of some layers, which decide, in place of theirs among all layers.
+    """Replace the counts of some layers among all layers by their confirmed counts, which decide.
 
     ``log10_p`` None: the smaller one, which two looks may share.
     """
@@ -320,7 +320,7 @@ def merged_counts(every: NeuronNumbers, confirmed: NeuronNumbers, *, log10_p: fl
 def are_layers_invariant(
     reference: PlacedTensors, candidate: PlacedTensors, layers: LayersEvidence, *, seed: int
 ) -> bool:
-    """Return whether privileged axes, which break the null of the layer map, do not stand out in at least one model.
+    """Return whether at least one model lacks privileged axes, which break the layer map's null hypothesis.
 
     The axes of matched layers are tested at 5 %.
     """

@@ -33,7 +33,7 @@ class WeightEntries:
         return replace(self, part=part)
 
     def read(self, model: PlacedTensors) -> torch.Tensor:
-        """Read the entries, float32 ``(r, c)``; reads at most :data:`ROWS` stored rows."""
+        """Read the float32 entries, ``(r, c)``, from at most :data:`ROWS` stored rows."""
         shape = model.tensors.spec(self.part.tensor).shape
         rows, columns = self.part.rows(shape)[self.rows], self.columns
         if not self.part.is_transposed(shape):
@@ -44,7 +44,7 @@ class WeightEntries:
 def placed_matrices(model: PlacedTensors) -> Mapping[MatrixPlace, WeightPart]:
     """Return plain matrices with a role, including embeddings but not experts.
 
-    Products give the factor whose rows belong to the role.
+    For products, return the factor whose rows belong to the role.
     """
     anatomy = model.anatomy
     edges = {"embedding": anatomy.embedding, "unembedding": anatomy.unembedding}
@@ -65,7 +65,7 @@ def matrix_shape(model: PlacedTensors, part: WeightPart) -> tuple[int, ...]:
 def choose_entries(
     model: PlacedTensors, place: MatrixPlace, part: WeightPart, *, n_rows: int | None = None, seed: int = 0
 ) -> WeightEntries:
-    """Choose random entries of a weight in few stored rows; equal places give equal choices.
+    """Choose random entries from few stored rows of a weight; equal places give equal choices.
 
     ``n_rows`` limits the choice to the first rows.
     """

@@ -51,12 +51,12 @@ class Family:
     """The known family of a model.
 
     Attributes:
-        found: Result of the index search, or None without one.
-        not_searched: Reason why the search failed, or empty.
-        declared: Comparisons with the bases that the card declares, or None if it was not read.
-        layers: Matching neurons by name of the relative.
-        not_mapped: Reason for missing layers or tree, or empty.
-        tree: None with fewer than three models.
+        found: Result of the index search, or None if there is none.
+        not_searched: Reason why the search failed, or an empty string.
+        declared: Comparisons with the bases that the card declares, or None if the card was not read.
+        layers: Matching neurons, by name of relative.
+        not_mapped: Reason why layers or tree are missing, or an empty string.
+        tree: None for fewer than three models.
         apart: Models with aligned rows, and their RMS differences relative to the RMS.
         mixture: Bases and their shares in the embedding rows, if a weighted sum explains these better than the nearest
             base; else None.
@@ -77,7 +77,7 @@ class Family:
 
     @property
     def reports(self) -> dict[str, HomologyReport]:
-        """Comparisons with proposed and declared bases, by base."""
+        """Reports on proposed and declared bases, by base."""
         ancestors = () if self.found is None else self.found.ancestors
         checks = () if self.declared is None else self.declared.bases
         reports = {ancestor.base.repo: ancestor.report for ancestor in ancestors if ancestor.report is not None}
@@ -91,7 +91,7 @@ class Family:
 
     @property
     def parts(self) -> tuple[PartOrigin, ...]:
-        """Origins of the parts of a composite model; else empty."""
+        """Origins of a composite model's parts; empty for other models."""
         return origins_of_parts(self.reports)
 
     @property
@@ -106,7 +106,7 @@ class Family:
 
     @property
     def relatives(self) -> tuple[str, ...]:
-        """Models with shared weight ancestry, first from the index."""
+        """Models with shared weight ancestry, those from the index first."""
         from_index = () if self.found is None else tuple(ancestor.base.repo for ancestor in self.found.found)
         checks = () if self.declared is None else self.declared.bases
         return tuple(
@@ -158,11 +158,11 @@ def find_family(
     """Find the family of a model.
 
     ``verifies`` compares the model with declared bases. ``settings.describes_relatives`` adds the layers of relatives
-    (some dozen megabytes each). Alpha is for all bases of ``index`` together, and for each declared base; the byte
-    limit is for everything. ``on_step`` gets each intermediate result.
+    (some dozen megabytes each). Alpha applies to all bases of ``index`` together and to each declared base; the byte
+    limit is shared. ``on_step`` receives each intermediate result.
 
     Returns:
-        The family; if the search or the verification fails, with the reason.
+        The family, with the reason if the search or verification fails.
 
     Raises:
         MdirError: If the model cannot be read, or if search and verification both fail.

@@ -19,7 +19,7 @@ class PartOrigin:
 
     Attributes:
         part: Name in ``mdir-hf inspect``, or ``experts of layer 3``.
-        experts: Matching experts of a layer, else None.
+        experts: Matching experts if the part is a layer's experts, else None.
         is_compared: Whether the part was compared with any base.
     """
 

@@ -40,7 +40,7 @@ def save_family(family: Family, folder: Path) -> tuple[Path, ...]:
 
 
 def family_section(family: Family, *, has_picture: bool = False) -> str:
-    """Return a Markdown section with declaration, measurement and layers."""
+    """Return a Markdown section on the declaration, measurements and layers."""
     ancestors = {} if family.found is None else {ancestor.base.repo: ancestor for ancestor in family.found.found}
     checks = {} if family.declared is None else {check.base: check for check in family.declared.bases}
     drift = family.drift
@@ -79,13 +79,13 @@ PUBLISHED = ("README.md", "models.jsonl", "pairs.jsonl", RESULTS,
 def publish(
     place: Path, dataset: str, *, name: str | None = None, token: str | bool | None = None
 ) -> tuple[PullRequest, tuple[str, ...]]:
-    """Propose a survey or an index to an existing dataset; return the pull request and its paths.
+    """Propose adding a survey or index to a dataset, and return the pull request and its paths.
 
     ``place`` is the folder of a survey or an atlas, or the file of an index. ``name`` is a folder or file in the
     dataset, unused for an atlas. The token needs permission to open discussions.
 
     Raises:
-        InputError: If there is none, or it cannot be read.
+        InputError: If there is no survey or index, or it cannot be read.
         CorruptCheckpointError: If the file is not an index.
         PullRequestError: If the Hub rejects the pull request.
         HubError: If the Hub cannot be reached.

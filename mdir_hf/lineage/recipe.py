@@ -23,7 +23,7 @@ MOST_LAYERS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class LayerSource:
-    """A layer of a parent in a layer of the merge."""
+    """A parent's layer that is a source of a merged layer."""
 
     parent: str
     layer: int
@@ -35,7 +35,7 @@ class MergeRecipe:
 
     Attributes:
         method: ``slerp``, ``ties``, ``passthrough``, …, or an empty string if not specified.
-        slices: Sources of each layer. None: the same layer of every parent.
+        slices: Sources of each layer. None means the same layer of every parent.
     """
 
     method: str
@@ -44,7 +44,7 @@ class MergeRecipe:
     slices: tuple[tuple[LayerSource, ...], ...] | None
 
     def sources_of(self, layer: int) -> tuple[LayerSource, ...]:
-        """Return the sources of a layer; empty beyond the recipe."""
+        """Return the sources of a layer, or none beyond the recipe."""
         if self.slices is None:
             return tuple(LayerSource(parent, layer) for parent in self.parents)
         return self.slices[layer] if layer < len(self.slices) else ()
@@ -54,7 +54,7 @@ def read_recipe(data: bytes, *, subject: str) -> MergeRecipe:
     """Read a recipe as data; tags that create objects are rejected.
 
     Raises:
-        CardError: If it is not YAML, or not a recipe of one merge.
+        CardError: If the text is not YAML or not the recipe of one merge.
     """
     try:
         if len(data) > MAX_N_BYTES:

@@ -79,12 +79,12 @@ STANDARD_ERRORS = 6.0
 
 @dataclass(frozen=True, slots=True)
 class ParentCheck:
-    """A declared parent and its measurement.
+    """Measurement of a declared parent.
 
     Attributes:
         share: Mean share over its declared layers, or None if unknown.
-        layers_with_share: Those layers in which its share counts.
-        layers_told: Those layers in which a share could be determined.
+        layers_with_share: Number of declared layers in which its share counts.
+        layers_told: Number of declared layers in which a share could be determined.
     """
 
     parent: str
@@ -166,9 +166,9 @@ def verify_merge(
     settings: Settings = Settings(),
     listeners: Listeners = Listeners(),
 ) -> MergeCheck:
-    """Compare a merge with every parent in its mergekit recipe, and measure the share of each in every layer.
+    """Compare a merge with every parent in its mergekit recipe, and measure each parent's share in every layer.
 
-    By default the recipe is ``mergekit_config.yml`` of the merge. A parent that cannot be read is reported, and its
+    By default, the recipe is the merge's ``mergekit_config.yml``. A parent that cannot be read is reported, and its
     layers are left out. Shares need 64 rows of every weight.
 
     Raises:

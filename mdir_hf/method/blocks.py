@@ -37,14 +37,14 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadPattern:
-    """Pattern energies of every pair of heads, and the other inputs of the bound.
+    """Pattern energies of all pairs of heads, and the bound's other inputs.
 
     Attributes:
         scores: ``(H_reference, H_candidate)``, energy of U inside the pattern of each pair of heads.
         reference_energy: ``(H_reference,)``, share of each head in N if the candidate is the invariant model.
-        candidate_energy: The same, ``(H_candidate,)``, if the reference is.
-        n_reference: Rows of U, m.
-        n_candidate: Columns of U, m'.
+        candidate_energy: ``(H_candidate,)``, share of each head in N if the reference is the invariant model.
+        n_reference: m, number of rows of U.
+        n_candidate: m', number of columns of U.
     """
 
     scores: FloatArray
@@ -60,7 +60,7 @@ def log_p_pattern(statistic: float, *, energy: float, n_haar: int, log_n_maps: f
     Return the natural log of the bound, at most 0.
 
     Args:
-        statistic: T, for the chosen map, however it was chosen.
+        statistic: T of the chosen map, regardless of how it was chosen.
         energy: N, trace of the pattern's compression of ``U U^T``.
         n_haar: m, dimension of the side that is rotated under the null.
         log_n_maps: Natural log of the number of possible maps.
@@ -76,10 +76,10 @@ def log_p_pattern(statistic: float, *, energy: float, n_haar: int, log_n_maps: f
 def log_p_head_map(
     pattern: HeadPattern, reference: IntArray, candidate: IntArray, log_n_maps: float
 ) -> tuple[float, float]:
-    """Evaluate a head map, ``(k,)`` heads of the reference and of the candidate, on a pattern.
+    """Evaluate a pattern under a map from ``(k,)`` reference heads to ``(k,)`` candidate heads.
 
     Returns:
-        T and the natural log of its bound, the weaker of the two sides.
+        T and the natural log of the weaker of its two bounds.
     """
     statistic = float(pattern.scores[reference, candidate].sum())
     sides = (
@@ -93,10 +93,10 @@ def log_p_head_map(
 
 
 def best_head_map(pattern: HeadPattern) -> tuple[IntArray, IntArray, float]:
-    """Match the heads of the side with fewer heads into the other side, maximising T.
+    """Match each head of the side with fewer heads to one of the other side, maximising T.
 
     Returns:
-        Heads of the reference (ascending), their partners, and the natural log of the number of maps.
+        Reference heads in ascending order, their partners, and the natural log of the number of maps.
     """
     reference, candidate = linear_sum_assignment(pattern.scores, maximize=True)
     narrow, wide = sorted(pattern.scores.shape)

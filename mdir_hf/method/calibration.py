@@ -23,7 +23,7 @@ COLUMNS_AT_ONCE = 256
 def calibrate(
     rows: PairedRows, *, generator: torch.Generator, factors: tuple[RowFactors, RowFactors] | None = None
 ) -> Placebos:
-    """Compute the placebos and the privileged-basis indices on standardised paired rows.
+    """Compute placebos and privileged-basis scores from standardised paired rows.
 
     At most 512 rows and 1024 channels of each model are used. ``factors`` are the rows' factors, if known. Cost O(n^2
     r).
@@ -46,9 +46,9 @@ def calibrate(
 
 
 def count_off_match_channels(polar: torch.Tensor, matching: Matching) -> int:
-    """Count channels with an off-match hit: another entry besides the matched one that is significant by itself.
+    """Count channels with an off-match hit: an unmatched entry that is significant by itself.
 
-    Related models have almost none. Signs are free. Counts channels of the narrower side. Cost O(n^2).
+    Only channels of the narrower side are counted. Signs are free. Related models have almost no hits. Cost O(n^2).
     """
     n_reference, n_candidate = polar.shape
     row_energy, column_energy = (torch.from_numpy(energy).to(polar.device) for energy in line_energies(polar))
@@ -72,8 +72,8 @@ def count_off_match_channels(polar: torch.Tensor, matching: Matching) -> int:
 def privileged_basis_z(rows: torch.Tensor, *, generator: torch.Generator, n_directions: int = 512) -> float:
     """Measure how far the coordinate axes stand out among all directions of the row space.
 
-    Compares the mean excess kurtosis and the spread of the log norms of the columns of E, ``(r, n)`` centred unit rows,
-    and of E q for random unit vectors q.
+    The mean excess kurtosis and the spread of log norms are compared between the columns of E, ``(r, n)`` centred unit
+    rows, and E q for random unit vectors q.
 
     Returns:
         The z-score with the larger absolute value; |z| below 3 is unremarkable. Cost O(r n n_directions).
@@ -96,14 +96,13 @@ N_ROTATIONS = 39
 
 
 def log_p_of_axes(rows: torch.Tensor, *, generator: torch.Generator) -> float:
-    """Test whether the coordinate axes stand out among rotated ones, at an exact level.
+    """Run an exact test of whether the coordinate axes stand out among rotated axes.
 
-    If rows ``(r, n)`` are rotation invariant, the rank of their largest column variance among 39 Haar rotations is
-    uniform.
+    If the rows, ``(r, n)``, are rotation invariant, the rank of their largest column variance among 39 Haar rotations
+    is uniform.
 
     Returns:
-        Natural log of p, at least ln(1/40). Cost O(r n^2 + n^3)
-        for each rotation, with at most 1024 axes and 512 rows.
+        Natural log of p, at least ln(1/40). Cost O(r n^2 + n^3) for each rotation of at most 1024 axes and 512 rows.
     """
     sample = _subset(rows, generator).float()
     if len(sample) < 8:

@@ -1,8 +1,8 @@
 """Distances between related models, as a measure of drift for family trees.
 
-Distances of aligned raw rows rank relatives; p-values depend on widths and rows. If drifts are independent, they add
-along a lineage, ``D2(A, C) = D2(A, B) + D2(B, C)`` for A -> B -> C, as neighbour joining and the four-point condition
-require (docs/method/many.md, "Distances").
+Distances between aligned raw rows can rank relatives; p-values cannot, because they depend on widths and rows. If
+drifts are independent, they add along a lineage, ``D2(A, C) = D2(A, B) + D2(B, C)`` for A -> B -> C, as neighbour
+joining and the four-point condition require (docs/method/many.md, "Distances").
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Alignment:
     """Map from one model's channels to another's.
 
     Attributes:
-        source: ``(m,)`` matched channels of the model that is carried.
-        target: ``(m,)`` the channels that they are mapped to.
+        source: ``(m,)`` matched channels of the model whose rows are carried.
+        target: ``(m,)`` channel that each of them is mapped to.
         signs: ``(m,)`` +1 or -1, or None if no sign changes.
-        scale: Factor for carried rows; 1 for a plain fine-tune.
+        scale: Factor applied to carried rows; 1 for a plain fine-tune.
     """
 
     source: IntArray
@@ -42,14 +42,14 @@ class Alignment:
 
     @classmethod
     def identity(cls, n_channels: int) -> Alignment:
-        """Map every channel to itself, as between a model and its fine-tune."""
+        """Map every channel to itself, as for a fine-tune."""
         channels = np.arange(n_channels, dtype=np.int64)
         return cls(channels, channels)
 
     def carry(self, rows: torch.Tensor, channels: IntArray | None = None) -> torch.Tensor:
         """Carry rows ``(r, n_source)`` onto target channels, ``(r, len(channels))`` float64.
 
-        ``channels`` are matched ones. None: all of ``target``.
+        ``channels`` must be matched; None means all of ``target``.
 
         Raises:
             InputError: If a requested channel is not matched.
@@ -79,8 +79,8 @@ class TokenGeometry:
 
     Attributes:
         products: ``(groups, m, m)``: sums over a group's tokens of ``<x_i - x_0, x_j - x_0>`` for models i, j.
-            Differences from the first model avoid losing precision for near copies.
-        n_tokens: ``(groups,)``.
+            Differences from the first model preserve precision for near copies.
+        n_tokens: ``(groups,)`` tokens in each group.
     """
 
     products: FloatArray
@@ -90,7 +90,7 @@ class TokenGeometry:
     def distances(self, counts: IntArray | None = None) -> FloatArray:
         """Return ``D2(A, B) = |A - B|_F^2 / (V n)``, ``(m, m)``, the mean squared difference per entry.
 
-        ``counts`` says how often each group of tokens is counted, for resampling. None: once.
+        ``counts`` is how often each group of tokens is counted, for resampling; None counts each once.
         """
         products = self.products.sum(axis=0) if counts is None else np.tensordot(counts, self.products, axes=1)
         n = float(self.n_tokens.sum() if counts is None else counts @ self.n_tokens)
@@ -110,14 +110,14 @@ def token_geometry(
     """Compute the geometry of related models in one pass over the raw rows of their common tokens.
 
     A block has one ``(b, n_i)`` tensor per model, for the same tokens in the same order. Rows must be raw; centring
-    would destroy additivity. ``alignments`` map each model onto the channels of one of them (None: the basis is
-    common); only channels that all reach are compared. Tokens are assigned to ``n_groups`` at random.
+    would destroy additivity. ``alignments`` map each model onto the channels of one of them (None if they share a
+    basis); only channels that all alignments reach are compared. Tokens are assigned to ``n_groups`` at random.
 
     Returns:
-        Cost O(V m^2 n).
+        The geometry. Cost O(V m^2 n).
 
     Raises:
-        InputError: If there are fewer than two tokens or two models, or blocks disagree in shape.
+        InputError: If there are fewer than two tokens or two models, or block shapes differ.
     """
     generator = np.random.default_rng(seed)
     channels = None if alignments is None else common_channels(alignments)

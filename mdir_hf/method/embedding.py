@@ -1,4 +1,4 @@
-"""Algorithm 1 of the paper as a sequence of looks: a few tokens first, all of them last.
+"""Algorithm 1 of the paper as a sequence of looks: first at a few tokens, finally at all of them.
 
 Every look is a valid test (docs/method/rows.md).
 """
@@ -58,8 +58,8 @@ class Look:
         n_rows: Number of tokens used.
         rank: Rank of the polar factor.
         view: View with the smallest p.
-        on_factor: Matching of rows of U with the candidate's channels; None if none could be significant.
-        channels: The reference's channels that the rows of U belong to, ascending. None: all.
+        on_factor: Matching of rows of U to candidate channels; None if no matching could be significant.
+        channels: Reference channels of the rows of U, ascending; None means all.
         log_n_tests: Natural log of the number of tests that each p is corrected for.
     """
 
@@ -74,14 +74,14 @@ class Look:
 
     @property
     def matching(self) -> Matching | None:
-        """Matching of channels of the reference and of the candidate."""
+        """Matching between channels of the reference and the candidate."""
         if self.on_factor is None or self.channels is None:
             return self.on_factor
         return self.on_factor.of_channels(self.channels)
 
     @property
     def log_p(self) -> float:
-        """Natural log of p of the trace, or 0 without a matching."""
+        """Natural log of p for the trace, or 0 if there is no matching."""
         return 0.0 if self.on_factor is None else self._corrected(self.on_factor.log_p)
 
     @property
@@ -97,23 +97,23 @@ class Look:
 
     @property
     def log_p_signs(self) -> float | None:
-        """Natural log of p of a sign test of channels in their own order, else None."""
+        """Natural log of p for a sign test if channels are matched in their own order, else None."""
         signs = None if self.on_factor is None else self.on_factor.log_p_signs
         return None if signs is None else self._corrected(signs)
 
     @property
     def result(self) -> LookResult:
-        """The look as a report keeps it."""
+        """The look in the form used by reports."""
         return LookResult(self.n_rows, self.corrected_log_p / LN10)
 
     @property
     def corrected_log_p(self) -> float:
-        """Natural log of p of the trace, corrected for other looks."""
+        """Natural log of p for the trace, corrected for other looks."""
         return min(0.0, self.log_p + self.log_cost)
 
     @property
     def log_cost(self) -> float:
-        """Cost of stopping at this look in nats: ln s(s+1)."""
+        """Cost, in nats, of stopping at this look: ln s(s+1)."""
         return log_cost_of_look(self.number)
 
     def _corrected(self, log_p: float) -> float:
@@ -121,7 +121,7 @@ class Look:
 
 
 def block_rows(width: int) -> int:
-    """Return how many rows of a model of this width are read and multiplied at a time."""
+    """Return how many rows to read and multiply at a time for a model of this width."""
     return max(FEWEST_BLOCK_ROWS, min(BLOCK_ROWS, BLOCK_VALUES // max(1, width)))
 
 
@@ -130,12 +130,12 @@ class EmbeddingTest:
 
     Args:
         log_alpha: Natural log of the level, fixed in advance.
-        n_tests: Factor on every p.
-        must_be_robust: Whether a conclusive look must not rest on a few channels.
+        n_tests: Number of tests that every p is corrected for.
+        must_be_robust: Whether a look that rests on a few channels is inconclusive.
         own_order: Whether channels are tested in their own order; the number of tests does not change.
 
-    :attr:`polar` is the polar factor of the last look; :attr:`polar_of_all_channels` the last over all channels of the
-    reference.
+    :attr:`polar` is the polar factor of the last look; :attr:`polar_of_all_channels` is the last one over all channels
+    of the reference.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class EmbeddingTest:
 
     @property
     def rows(self) -> PairedRows | None:
-        """Prepared rows of the last screen, or None; recomputed on each access."""
+        """Prepared rows of the last screen, recomputed on each access, or None before any screen."""
         if self._sample is None:
             return None
         reference, candidate, dtype = self._sample
@@ -171,7 +171,7 @@ class EmbeddingTest:
 
     @property
     def row_factors(self) -> tuple[RowFactors, RowFactors] | None:
-        """Factors of both models' :attr:`rows` if narrow enough to be kept, else None."""
+        """Factors of both models' :attr:`rows`, or None if they were not kept."""
         return self._factors
 
     @property
@@ -181,7 +181,7 @@ class EmbeddingTest:
 
     @property
     def is_significant(self) -> bool:
-        """Whether a look is significant, also without its best half of channels."""
+        """Whether any look is significant, even without the best half of its channels."""
         return any(self._decisive(look) + look.log_cost < self.log_alpha for look in self.looks)
 
     def best_look(self) -> Look:
@@ -191,9 +191,9 @@ class EmbeddingTest:
         return self.looks[best] if corrected[best] < 0.0 else self.looks[-1]
 
     def screen(self, reference: torch.Tensor, candidate: torch.Tensor, *, is_last: bool = False) -> Look:
-        """Look at all rows that have been read so far, raw and of the same tokens.
+        """Look at all raw rows read so far for the same tokens.
 
-        ``is_last`` also reports a matching that cannot be significant. Cost O(r^2 n + r n^2).
+        If ``is_last``, a matching is reported even if it cannot be significant. Cost O(r^2 n + r n^2).
         """
         widths = (reference.shape[1], candidate.shape[1])
         is_few = len(reference) <= FEW_ROWS or max(widths) <= FEW_ROWS
@@ -223,13 +223,13 @@ class EmbeddingTest:
     def full(self, blocks: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Look:
         """Look at all common rows, streamed in blocks. Means and whitening come from the last screen.
 
-        Blocks are pairs ``(b, n_reference)``, ``(b, n_candidate)`` of raw rows, including the screen's.
+        Blocks are pairs of raw rows, ``(b, n_reference)`` and ``(b, n_candidate)``, including the screen's rows.
 
         Returns:
             The look. Cost O(|C| n^2 + n^3); memory O(n^2) and one block.
 
         Raises:
-            RuntimeError: If no screen was run before.
+            RuntimeError: If no screen has been run.
         """
         if self._standard is None or self._sample is None:
             raise RuntimeError("full() needs the means of a screen; call screen() first")
@@ -338,7 +338,7 @@ class EmbeddingTest:
 def matched_scale(reference: torch.Tensor, candidate: torch.Tensor, matching: Matching) -> float:
     """Return the factor s of ``E' ~ s E P``, by least squares on raw rows of the same tokens.
 
-    Noise in the reference biases it; noise in the candidate does not.
+    Noise in the reference biases this factor; noise in the candidate does not.
     """
     x = reference.double()[:, torch.from_numpy(matching.reference)]
     y = candidate.double()[:, torch.from_numpy(matching.candidate)]

@@ -1,8 +1,8 @@
 """Residual-basis maps, the paper's outer transformations: they carry weights from one model's basis to another's.
 
 The residual stream of a transformer may be turned by any orthogonal matrix U once the gains of its norms are folded
-into the projections behind them. Every weight is ``(d_out, d_in)``, ``y = W x``; U is ``(n_reference, n_candidate)``
-with ``E' ~ E U``.
+into the projections that follow. Every weight is ``(d_out, d_in)`` with ``y = W x``; U is ``(n_reference,
+n_candidate)`` with ``E' ~ E U``.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _OUTER_NULL: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResidualBasisMap:
-    """A residual-basis map U, which carries reference weights into the candidate's residual basis.
+    """Map U that carries reference weights into the candidate's residual basis.
 
     Attributes:
-        matrix: ``(n_reference, n_candidate)`` if it is a rotation, else None.
-        reference: Matched reference channels, ``(k,)`` int64, if it is a matching of channels, else None.
+        matrix: ``(n_reference, n_candidate)`` if the map is a rotation, else None.
+        reference: ``(k,)`` int64 matched reference channels if the map is a matching, else None.
         candidate: Their partners, ``(k,)``.
         signs: ``(k,)`` of +1 and -1.
-        fitted_on: Kind of the rows that it was fitted on.
+        fitted_on: Kind of rows that the map was fitted on.
     """
 
     kind: MapKind
@@ -58,19 +58,19 @@ class ResidualBasisMap:
 
     @classmethod
     def identity(cls, n: int) -> ResidualBasisMap:
-        """Take both models to have one basis, of width ``n``."""
+        """Return the map between models that share a basis of width ``n``."""
         return cls("identity", n, n)
 
     @classmethod
     def rotation(cls, matrix: torch.Tensor, *, fitted_on: str = "embeddings") -> ResidualBasisMap:
-        """Use a fitted orthogonal map ``(n_reference, n_candidate)``, or a partial isometry."""
+        """Wrap a fitted orthogonal map or partial isometry, ``(n_reference, n_candidate)``."""
         return cls("rotation", matrix.shape[0], matrix.shape[1], matrix=matrix, fitted_on=fitted_on)
 
     @classmethod
     def from_matching(
         cls, matching: Matching, n_reference: int, n_candidate: int, *, fitted_on: str = "embeddings"
     ) -> ResidualBasisMap:
-        """Use a matching of channels, perhaps signed or a selection."""
+        """Wrap a matching of channels, which may be signed or partial."""
         kind: MapKind = "signed_permutation" if matching.signed else "permutation"
         return cls(
             kind if n_reference == n_candidate else "channels",
@@ -96,7 +96,7 @@ class ResidualBasisMap:
 
     @property
     def negated(self) -> ResidualBasisMap:
-        """The map with the opposite sign of everything."""
+        """The map with all signs flipped."""
         if self.matrix is not None:
             return replace(self, matrix=-self.matrix)
         if self.signs is not None:
@@ -107,19 +107,19 @@ class ResidualBasisMap:
 
     @property
     def is_fitted(self) -> bool:
-        """Whether it was looked for, or taken as it is."""
+        """Whether the map was fitted rather than assumed."""
         return self.kind != "identity"
 
     @property
     def null(self) -> str:
-        """The assumption of a p-value behind this transformation, as text."""
+        """The null hypothesis of p-values computed after this transformation, as text."""
         return f"{LEFT_INVARIANCE} {_OUTER_NULL[self.kind].format(fitted_on=self.fitted_on)}"
 
     def carry_in(self, weight: torch.Tensor) -> torch.Tensor:
-        """Carry a weight that reads the residual stream, ``(d_out, n_reference)``: ``W U``, for q, k, v, gate and up.
+        """Return ``W U`` for a weight ``(d_out, n_reference)`` that reads the residual stream: q, k, v, gate or up.
 
         Returns:
-            ``(d_out, n_candidate)``; channels of the candidate that have no counterpart are zero.
+            ``(d_out, n_candidate)``; candidate channels without a counterpart are zero.
 
         Raises:
             ValueError: If the weight's input width is not ``n_reference``.
@@ -140,7 +140,7 @@ class ResidualBasisMap:
         return carried
 
     def carry_out(self, weight: torch.Tensor) -> torch.Tensor:
-        """Carry a weight that writes to the residual stream, ``(n_reference, d_in)``: ``U^T W``, for o and down.
+        """Return ``U^T W`` for a weight ``(n_reference, d_in)`` that writes to the residual stream: o or down.
 
         Raises:
             ValueError: If the weight's output width is not ``n_reference``.
@@ -159,11 +159,11 @@ def residual_basis_maps(
     polar: torch.Tensor | None = None,
     matching: Matching | None = None,
 ) -> tuple[ResidualBasisMap, ...]:
-    """Choose the residual-basis maps to test the layers with, in this order (paper, Algorithm 1: U_E).
+    """Choose the residual-basis maps for testing the layers, in order (paper, Algorithm 1: U_E).
 
-    ``polar`` is the polar factor of common tokens' embeddings, ``matching`` a significant matching of it. Without a
-    matching they are the rotation and, for equal widths, the identity: a model retrained under a new tokenizer may keep
-    its basis.
+    ``polar`` is the polar factor of common tokens' embeddings, and ``matching`` is a significant matching of it.
+    Without a matching, the maps are the rotation and, for equal widths, the identity: a model retrained under a new
+    tokenizer may keep its basis.
     """
     if matching is not None:
         return (ResidualBasisMap.from_matching(matching, n_reference, n_candidate),)
@@ -178,8 +178,8 @@ def residual_basis_maps(
 def fold_gain(weight: torch.Tensor, gain: torch.Tensor | None, *, plus_one: bool = False) -> torch.Tensor:
     """Fold the gain ``(n,)`` of an RMSNorm into the projection ``(d_out, n)`` that reads its output: ``W diag(g)``.
 
-    Only then do the norm and rotations of the stream commute. ``plus_one``: the norm multiplies by ``1 + g`` (Gemma).
-    None: a norm without gain.
+    Only then do the norm and rotations of the stream commute. If ``plus_one``, the norm multiplies by ``1 + g``
+    (Gemma). ``gain`` is None for a norm without gain.
     """
     if gain is None:
         return weight

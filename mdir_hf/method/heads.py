@@ -37,7 +37,7 @@ def unit_heads(rows: torch.Tensor, n_heads: int) -> torch.Tensor:
 
 
 def canonical_heads(rows: torch.Tensor, n_heads: int) -> torch.Tensor:
-    """Replace heads by representatives that are invariant under any invertible map per head, up to a rotation per head.
+    """Replace heads by representatives that are invariant, up to rotations, under any invertible map per head.
 
     Each head's rows (v, or o transposed, ``(H d, n)``) are replaced by their polar factor, then the stack of all heads
     by its polar factor. Both steps commute with rotations inside heads, so the result is invariant under them, as the
@@ -56,7 +56,7 @@ def canonical_heads(rows: torch.Tensor, n_heads: int) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadMap:
-    """Matched KV heads, ``(k,)``, and query heads, ``(k r,)`` group by group, of the reference and the candidate.
+    """Matched KV heads ``(k,)`` and query heads ``(k r,)``, ordered by group, of the reference and the candidate.
 
     Attributes:
         log_n_kv_maps: Natural log of the number of KV maps.
@@ -78,10 +78,10 @@ def find_head_map(
     n_kv_heads: tuple[int, int],
     n_heads: tuple[int, int],
 ) -> HeadMap:
-    """Find one map of KV groups, and of the queries inside each group, from all projections of a layer.
+    """Find one map of KV groups and of the queries in each group, using all projections of a layer.
 
-    The map is optimal: an assignment of queries inside every pair of groups, then of groups. ``kv_patterns`` (k, v) and
-    ``q_patterns`` (q, o) may be empty. Cost O(G^2 r^3) for G groups of r queries.
+    The map is optimal: queries are assigned within every pair of groups, then groups are assigned. ``kv_patterns`` (k,
+    v) and ``q_patterns`` (q, o) may be empty. Cost O(G^2 r^3) for G groups of r queries.
     """
     sizes = (n_heads[0] // n_kv_heads[0], n_heads[1] // n_kv_heads[1])
     k = min(sizes)
@@ -117,7 +117,7 @@ def _weighted(patterns: Sequence[HeadPattern], shape: tuple[int, int]) -> FloatA
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadTransformation:
-    """Head map and inner map of each head that take the reference's rows to the candidate's.
+    """Head map, and inner map of each head, from the reference's rows to the candidate's.
 
     Attributes:
         matrices: ``(k, d', d)``, H_h with ``W'_h ~ H_h W_sigma(h)``; for o on its transpose, i.e. ``H_h^-T``.
@@ -143,7 +143,8 @@ def solve_heads(
 ) -> HeadTransformation:
     """Fit the inner map of every matched head by least squares.
 
-    ``carried`` are rows in the candidate's residual basis, ``(H d, n)``, ``weight`` the candidate's, ``(H' d', n)``.
+    ``carried`` holds reference rows in the candidate's residual basis, ``(H d, n)``; ``weight`` holds candidate rows,
+    ``(H' d', n)``.
     """
     n = carried.shape[1]
     x = carried.reshape(n_heads[0], -1, n)[torch.from_numpy(reference)]
@@ -165,11 +166,11 @@ N_REFINEMENTS = 30
 def pair_heads(reference: torch.Tensor, candidate: torch.Tensor) -> tuple[IntArray, IntArray, float]:
     """Pair the heads of two layers by the inner products of their rows.
 
-    Unit rows by head are ``(h, d, n)`` and ``(h', d, n')``; complex rows are rotary planes.
+    The unit rows of the heads are ``(h, d, n)`` and ``(h', d, n')``; complex rows are rotary planes.
 
     Returns:
-        Heads of the reference, ascending, and their partners, ``(min(h, h'),)`` each, and the mean correlation of the
-        products of paired heads, in [-1, 1], near 0 for unrelated models.
+        Reference heads in ascending order and their partners, ``(min(h, h'),)`` each; and the mean correlation of the
+        products of paired heads, in [-1, 1] and near 0 for unrelated models.
 
     Raises:
         ValueError: If heads have different numbers of rows.

@@ -1,4 +1,4 @@
-"""Solves the inner transformations of attention: head maps, the mixing of values, the turns of queries and keys.
+"""Solves the inner transformations of attention: head maps, mixing of values, and turns of queries and keys.
 
 They have the form of the paper's appendix, ``W_Q = mu P_1 x P_2 x S`` and ``W_K = mu^-1 P_1 x S``, and one H for each
 key-value head on V and O; S may also turn rotary planes, and H may be any invertible matrix. Each fit uses both sides
@@ -41,7 +41,7 @@ class BlockMap:
 
     Attributes:
         matrices: ``(k, d, d)`` float64; None for the identity.
-        residual: Relative residual of both sides in the reference's axes, root mean square.
+        residual: Root mean square of both sides' relative residuals in the reference's axes.
     """
 
     kind: BlockKind
@@ -51,7 +51,7 @@ class BlockMap:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sides:
-    """Both sides of a product of one layer, by head.
+    """Both sides of a product in one layer, split into heads.
 
     Attributes:
         single: ``(G, d, n)``: v or k.
@@ -63,19 +63,19 @@ class Sides:
 
     @classmethod
     def of(cls, single: torch.Tensor, grouped: torch.Tensor, n_kv_heads: int, n_heads: int) -> Sides:
-        """Cut ``(G d, n)`` and ``(H d, n)`` rows into heads."""
+        """Split ``(G d, n)`` and ``(H d, n)`` rows into heads."""
         n = single.shape[1]
         return cls(
             single.reshape(n_kv_heads, -1, n), grouped.reshape(n_kv_heads, n_heads // n_kv_heads, -1, grouped.shape[1])
         )
 
     def taken(self, kv: IntArray, queries: IntArray) -> Sides:
-        """Take some key-value heads, and their queries ``(k r,)`` group by group."""
+        """Select key-value heads and their queries, ``(k r,)`` ordered by group."""
         flat = self.grouped.flatten(0, 1)[torch.from_numpy(queries)]
         return Sides(self.single[torch.from_numpy(kv)], flat.reshape(len(kv), -1, *flat.shape[1:]))
 
     def rows(self, chosen: torch.Tensor) -> Sides:
-        """Take some rows of every head."""
+        """Select the same rows of every head."""
         return Sides(self.single[:, chosen], self.grouped[:, :, chosen])
 
 
@@ -90,8 +90,8 @@ def fit_heads(
 ) -> HeadMap:
     """Find the map of heads from v, o, k and q together.
 
-    ``layouts`` are how rotary rows pair up (None without rotary positions), ``rotary_dim`` the rows of a head that are
-    turned (None: all). Heads in their own places are tried first; all pairs cost O((H d)^2 n).
+    ``layouts`` are the pairings of rotary rows (None without rotary positions); ``rotary_dim`` is the number of rotated
+    rows per head (None: all). Heads are tried in their own places first; all pairs cost O((H d)^2 n).
     """
     are_alike = n_kv_heads[0] == n_kv_heads[1] and n_heads[0] == n_heads[1]
     scores: tuple[list[HeadPattern], list[HeadPattern]] = ([], [])
@@ -117,12 +117,13 @@ def fit_heads(
 
 
 def fit_blocks(x: Sides, y: Sides) -> BlockMap:
-    """Fit one invertible matrix for each head: V and O, or K and Q without rotary positions.
+    """Fit one invertible matrix per head to V and O, or to K and Q without rotary positions.
 
     ``x`` are matched heads in the candidate's residual basis, ``y`` the candidate's heads in the same order.
 
     Returns:
-        The simplest of: identity, rotations, rotations with a scale, invertible matrices. Cost O(H d^2 n).
+        The simplest sufficient map: identity, rotations, rotations with a scale, or invertible matrices. Cost O(H d^2
+        n).
     """
     d = x.single.shape[1]
     if d != y.single.shape[1]:
@@ -164,13 +165,13 @@ def fit_planes(
     rotary_dim: int | None = None,
     signs_only: bool = False,
 ) -> BlockMap:
-    """Fit a turn and a scale of each rotary plane of each key-value head, on K and Q together.
+    """Fit a turn and a scale for each rotary plane of each key-value head to K and Q together.
 
-    ``x`` and ``y`` are as for :func:`fit_blocks`, which fits the rows beyond ``rotary_dim`` (None: there are none).
-    ``layouts`` are how rotary rows pair up; with ``signs_only`` only the sign of a plane is free (QK-norm).
+    ``x`` and ``y`` are as for :func:`fit_blocks`, which fits the rows beyond ``rotary_dim`` (None: no such rows).
+    ``layouts`` are the pairings of rotary rows; with ``signs_only``, only the sign of a plane is free (QK-norm).
 
     Returns:
-        The simplest of: identity, turns (or signs), turns with scales.
+        The simplest sufficient map: identity, turns (or signs), or turns with scales.
     """
     d = x.single.shape[1]
     (planes, still), (other_planes, other_still) = (
@@ -241,7 +242,7 @@ def _dense_or_unit(block_map: BlockMap, x: Sides) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Grams:
-    """Products of k matched heads, ``(k, d, d)``, or ``(k, r, d, d)`` for groups; every residual follows from them."""
+    """Products of k matched heads, ``(k, d, d)``, or ``(k, r, d, d)`` for groups."""
 
     single_cross: torch.Tensor
     single_gram: torch.Tensor
@@ -300,7 +301,7 @@ def _complex(rows: torch.Tensor, planes: torch.Tensor) -> torch.Tensor:
 
 
 def _pattern(scores: FloatArray) -> HeadPattern:
-    """Wrap scores of heads for :func:`find_head_map`, which weighs them by their widths."""
+    """Wrap scores of heads for :func:`find_head_map`."""
     nothing = np.zeros(0)
     return HeadPattern(scores, nothing, nothing, 1, 1)
 

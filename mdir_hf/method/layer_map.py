@@ -2,7 +2,7 @@
 
 For one representative matrix per layer (V by default) the polar factor of ``W W'^T`` is tested for a permutation of
 output channels, over all L x L' pairs of layers. The p-values rest on :data:`~mdir_hf.method.gauge.LEFT_INVARIANCE` of
-ONE model; the cells off the map are the natural control: they must not be significant.
+ONE model; cells off the map are the control: they must not be significant.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StoredLayer(Protocol):
         ...
 
     def load(self, channels: torch.Tensor | None = None) -> torch.Tensor:
-        """Return some output channels, ``(k, n)``, or all of them."""
+        """Return the requested output channels, ``(k, n)``, or all channels."""
         ...
 
 
@@ -84,14 +84,14 @@ class LayerMap:
     Attributes:
         log_p: ``(L, L')``; each cell corrected for ``tests_per_cell`` only.
         is_full: ``(L, L')`` whether the full polar factor was computed. If not, the screen decided.
-        tests_per_cell: Permutation and signed permutation, doubled if the screen may decide.
-        multiplicity: Factor on a cell's p before it counts: L L' (times the caller's ``n_tests``).
+        tests_per_cell: 2 (permutation and signed permutation), doubled if the screen may decide.
+        multiplicity: Number of tests that a cell's p must be corrected for: L L' times ``n_tests``.
         matches: The best significant partner of each candidate layer, if any.
         ordered: The maximal ordered matching of significant cells, (reference, candidate).
         log_p_map: p for the whole map under ANY dependence: Rüger's ``(L / k) p_(k)``, k half the layers of the
             shallower model.
-        log_p_any: The same by Hommel's rule, for maps related in a small part.
-        log_p_fisher: Fisher's sum along the best ordered map, corrected for that search; needs layers that are left
+        log_p_any: p for the whole map by Hommel's rule, for maps with few related layers.
+        log_p_fisher: Fisher's sum along the best ordered map, corrected for that search; valid only if layers are left
             invariant given each other.
         n_related: At least this many layers of the shallower model have a relative, at confidence 1 - alpha.
     """
@@ -120,17 +120,17 @@ def map_layers(
     seed: int = 0,
     device: str | torch.device = "cpu",
 ) -> list[LayerMap]:
-    """Find every candidate layer's ancestor among the reference's layers, in one map or in several in step.
+    """Find every candidate layer's ancestor among the reference's layers, for one map or for several in lockstep.
 
     Args:
         sides: Reference and candidate of each map. The reference has L matrices ``(d_out, n)``, y = W x, ALREADY
-            carried into the candidate's residual basis, of any output widths. The candidate has L' matrices ``(d_out',
-            n)``.
+            carried into the candidate's residual basis, with any output widths. The candidate has L' matrices
+            ``(d_out', n)``.
         log_alpha: Natural log of the level fixed in advance.
-        refine: ``hits`` gives every cell beyond the null of the screen its full test; ``undecided`` keeps the screen's
+        refine: ``hits`` runs the full test on every cell beyond the screen's null; ``undecided`` keeps the screen's
             weaker bound if it is significant.
-        n_screened: Output channels of the screen; 0 tests every cell in full.
-        n_tests: Tests that each map is corrected for.
+        n_screened: Number of output channels screened; 0 tests every cell in full.
+        n_tests: Number of tests that each map is corrected for.
         seed: Seed of the screen.
         device: torch device of the computation.
 
@@ -267,7 +267,7 @@ class _CellSearch:
         return torch.stack(rows)
 
     def _triage(self, column: ScreenedColumn) -> tuple[dict[int, float], list[int]]:
-        """Split a screened column into decided cells and cells that need their full test."""
+        """Split a screened column into decided cells and cells needing their full test."""
         decided: dict[int, float] = {}
         undecided: list[int] = []
         for i in map(int, np.flatnonzero(~column.is_null)):
@@ -319,7 +319,7 @@ def with_matches(layer_map: LayerMap, matches: Sequence[LayerMatch]) -> LayerMap
 
 
 def silent_map(n_reference: int, n_candidate: int, *, n_tests: int = 1) -> LayerMap:
-    """Return the map of layers that were not compared: p = 1 in every cell."""
+    """Return a map with p = 1 in every cell, for layers that were not compared."""
     shape = (n_reference, n_candidate)
     return map_of_cells(
         np.zeros(shape), np.zeros(shape, dtype=np.bool_), log_alpha=-1.0, tests_per_cell=1, n_tests=n_tests
@@ -336,7 +336,7 @@ def map_of_cells(
 ) -> LayerMap:
     """Build the map from cells ``(L, L')``: natural logs, corrected for ``tests_per_cell`` only.
 
-    ``n_tests`` tests of the same comparison are corrected for in the map.
+    The map is corrected for ``n_tests`` tests of the same comparison.
     """
     multiplicity = log_p.size * n_tests
     corrected = np.minimum(0.0, log_p + math.log(multiplicity))
@@ -369,8 +369,8 @@ def map_of_cells(
 def log_p_of_layers(reference: torch.Tensor, candidate: torch.Tensor, *, tests_per_cell: int = TESTS_PER_CELL) -> float:
     """Test one pair of layers in full: the polar factor of ``W W'^T``, its best matching, and the bound.
 
-    Matrices are ``(d_out, n)`` in one residual basis. A factor of rank n is never completed by a null basis. Return the
-    natural log of p, corrected for ``tests_per_cell`` only. Cost O(d d' n + d d' min(d, d')).
+    Both matrices are ``(d_out, n)`` in one residual basis. A factor of rank n is never completed by a null basis.
+    Return the natural log of p, corrected for ``tests_per_cell`` only. Cost O(d d' n + d d' min(d, d')).
     """
     n_narrow, n_wide = sorted((reference.shape[0], candidate.shape[0]))
     dtype = torch.float64 if n_wide <= FLOAT64_CHANNELS else torch.float32

@@ -1,4 +1,4 @@
-"""Describe a set of matched layers: order, runs, pattern."""
+"""Describe the order, runs and pattern of matched layers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ordered_matching(log_p: npt.NDArray[np.float64], penalty: float) -> list[tup
     """Find the order-preserving matching with the most evidence (paper, "maximal ordered matching").
 
     ``D[i, j] = max(D[i-1, j], D[i, j-1], D[i-1, j-1] + max(0, -ln p_ij - penalty))`` for finite natural logs ``(L,
-    L')``: pairs with less evidence than ``penalty`` nats are left out.
+    L')``. Pairs with less evidence than ``penalty`` nats are left out.
 
     Returns:
         Pairs (reference layer, candidate layer), ascending in both. Cost O(L L').
@@ -67,8 +67,8 @@ def classify_layers(pairs: Sequence[tuple[int, int]], n_reference: int, n_candid
     - ``none``: no candidate layer has a partner.
     - ``partial``: only some candidate layers have a partner.
     - ``repeated``: all have one, and several share a partner (depth upscaling).
-    - ``reordered``: all have their own, not in the reference's order.
-    - ``pruned``: all have their own, in order, and some reference layers are unused.
+    - ``reordered``: each has its own partner, but not in the reference's order.
+    - ``pruned``: each has its own partner, in order, and some reference layers are unused.
     - ``identity``: the partner of layer i is layer i, for all layers.
 
     ``pairs`` (reference layer, candidate layer) are ascending in the candidate layer.

@@ -53,12 +53,12 @@ def log_p_of_all_layers(layer_map: LayerMap) -> float:
 
 @dataclass(frozen=True, slots=True)
 class WeighedMatches:
-    """Matches of a map that are the same layer, and significant cells beside them.
+    """Matches that are the same layer, and the share of significant cells off the matches.
 
     Attributes:
-        certain: Uncontested matches, and matches as strong as the same layer.
-        off_match_share: Share of the cells off the matches that are significant, in [0, 1]. Near 0 under the null;
-            cells between a shared layer and neighbours of its partner do not count.
+        certain: Matches that are uncontested or as strong as the same layer.
+        off_match_share: Share of unmatched cells that are significant, in [0, 1]. Near 0 under the null; cells between
+            a shared layer and neighbours of its partner do not count.
     """
 
     certain: tuple[LayerMatch, ...]
@@ -76,7 +76,7 @@ def weigh_matches(
 
     Neighbouring layers resemble each other significantly, but much less than a layer resembles itself.
 
-    Cells with a rival have had their full test; ``log_alpha`` is the level of the whole map. ``log_p_with_itself``
+    Cells with a rival must have had their full test; ``log_alpha`` is the level of the whole map. ``log_p_with_itself``
     returns the larger natural log of p of layers i and j, each tested against itself. ``neurons_agree`` returns whether
     most neurons of a pair agree, for pairs below :data:`RIVAL_SHARE`.
     """
@@ -116,8 +116,8 @@ def log_p_of_placebos(
     """Map the layers with the reference's residual channels shuffled, so that no relation remains.
 
     If rows of both models have few large entries, cosines are heavy-tailed and cells of unrelated models become
-    significant for any pairing of the channels. ``layers`` returns both models' layers, the reference's carried by its
-    argument.
+    significant for any pairing of the channels. ``layers`` applies its argument to the reference's layers and returns
+    both models' layers.
 
     Returns:
         Natural log of the smallest p of any cell, uncorrected: it stays at 0 if the null holds. Cost:

@@ -48,14 +48,14 @@ class Matching:
 
     Attributes:
         reference: Matched channels, ascending.
-        candidate: The partner of each.
+        candidate: Partner of each reference channel.
         entries: Matched entries of U; absolute values if signed.
         signs: ``+1`` or ``-1`` for each pair; all +1 unless signed.
         n_negative: Number of negative matched entries of U.
         threshold: Trace required for significance at 0.1 % on this factor.
         log_p: Natural log of the bound for this matching alone, without other corrections.
-        log_p_trimmed: The same without the best n/16, n/4 and n/2 channels, by ``TRIMS``.
-        log_p_signs: The same for a sign test; None unless the matching was fixed in advance.
+        log_p_trimmed: ``log_p`` without the best n/16, n/4 and n/2 channels, keyed as in ``TRIMS``.
+        log_p_signs: Natural log of p for a sign test; None unless the matching was fixed in advance.
         is_significant: ``(n_narrow,)``: channels significant by themselves at 1 % over all entries.
     """
 
@@ -76,18 +76,19 @@ class Matching:
     def log_p_robust(self) -> float:
         """Natural log of a p that a few outstanding channels cannot make small.
 
-        It is the p without the best half of the channels, or, for a fixed matching, the sign test if smaller, doubled.
+        This is p without the best half of the channels or, for a fixed matching, twice the smaller of that and the sign
+        test's p.
         """
         trimmed = self.log_p_trimmed["n/2"]
         return trimmed if self.log_p_signs is None else min(0.0, min(trimmed, self.log_p_signs) + math.log(2.0))
 
     @property
     def n_significant(self) -> int:
-        """Number of channels that are matched by themselves."""
+        """Number of channels that are significant by themselves."""
         return int(self.is_significant.sum())
 
     def of_channels(self, reference: IntArray) -> Matching:
-        """Return the matching with reference channel numbers for the rows of U."""
+        """Return the matching with rows of U replaced by reference channels."""
         return replace(self, reference=reference[self.reference])
 
     @property
@@ -102,8 +103,8 @@ class Matching:
 def best_matching(polar: torch.Tensor, *, signed: bool, log_alpha: float | None = None) -> Matching | None:
     """Find the matching with the largest trace (paper, Algorithm 1).
 
-    ``signed`` matches absolute values. None if the sum of the row maxima does not reach ``log_alpha``. Cost O(n^2), and
-    O(n^3) at worst for the assignment.
+    ``signed`` matches absolute values. Return None if the sum of row maxima cannot reach ``log_alpha``. Cost O(n^2),
+    and O(n^3) at worst for the assignment.
     """
     factor = _Factor.of(polar, signed=signed, log_alpha=log_alpha)
     if factor is None:
@@ -114,9 +115,10 @@ def best_matching(polar: torch.Tensor, *, signed: bool, log_alpha: float | None 
 def quick_matching(
     polar: torch.Tensor, *, signed: bool, log_alpha: float, must_be_robust: bool = True
 ) -> Matching | None:
-    """Find a significant matching, greedily, that does not necessarily have the largest trace.
+    """Find a significant matching greedily; its trace may not be the largest.
 
-    None if it is not significant (with ``must_be_robust`` also without the best half of the channels). Cost O(n^2).
+    Return None if it is not significant (with ``must_be_robust``, even without the best half of its channels). Cost
+    O(n^2).
     """
     factor = _Factor.of(polar, signed=signed, log_alpha=log_alpha)
     if factor is None:
@@ -127,7 +129,7 @@ def quick_matching(
 
 
 def matching_in_order(polar: torch.Tensor, columns: IntArray | None = None) -> Matching:
-    """Evaluate the matching that was fixed in advance: every channel with the channel of the same number.
+    """Evaluate the fixed matching of every channel to the channel with the same number.
 
     ``polar`` is U, ``(k, n)``, k <= n; ``columns`` are the channels of its rows. No correction for the choice is
     needed. Cost O(k n).
@@ -260,7 +262,7 @@ def _greedy(weights: torch.Tensor) -> IntArray:
 
 
 def line_energies(factor: torch.Tensor) -> tuple[FloatArray, FloatArray]:
-    """Return the sums of squares of the rows and of the columns, float64."""
+    """Return the float64 sums of squares of the rows and columns."""
     rows, columns = [], torch.zeros(factor.shape[1], dtype=torch.float64, device=factor.device)
     for start in range(0, factor.shape[0], ROWS_AT_ONCE):
         squares = factor[start : start + ROWS_AT_ONCE].square()
@@ -270,7 +272,7 @@ def line_energies(factor: torch.Tensor) -> tuple[FloatArray, FloatArray]:
 
 
 class PrintedAlgorithm:
-    """MDIR's Algorithm 1 as it is printed, on all rows as they are stored; no verdict rests on it.
+    """MDIR's Algorithm 1 as printed, run on all rows as stored; no verdict depends on it.
 
     The paper's p assumes independent Gaussian entries in one embedding, and full rank (appendix "Uniform Distribution
     across Haar Measure").
@@ -295,7 +297,7 @@ class PrintedAlgorithm:
     def result(self, *, axes_stand_out: bool | None) -> PrintedAlgorithm1:
         """Run Algorithm 1 on all rows so far. Cost O(n^3).
 
-        ``axes_stand_out``: whether the axes of both embeddings do; None if unknown.
+        ``axes_stand_out``: whether both embeddings' axes stand out; None if unknown.
         """
         factor = polar_factor(self._cross)
         matching = best_matching(factor.matrix, signed=False)

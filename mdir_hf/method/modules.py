@@ -65,8 +65,8 @@ class LayerWeights:
     Attributes:
         n_heads: H, query heads.
         n_kv_heads: G, key and value heads.
-        rope: How rotary rows pair up. ``unknown``: both layouts are tried. ``none``: no positions.
-        rotary_dim: Leading rows of a head that are rotated. None: all.
+        rope: Pairing of rotary rows. ``unknown`` tries both layouts; ``none`` means no rotary positions.
+        rotary_dim: Number of leading rows rotated in each head; None means all.
         qk_norm: Whether q and k are normalised per head with gains.
         attention_gain: ``(n,)`` gain of the norm before q, k, v.
         mlp_gain: ``(n,)`` gain of the norm before gate and up.
@@ -90,7 +90,7 @@ class LayerWeights:
     def folded(self, *, plus_one: bool = False, dtype: torch.dtype = torch.float64) -> LayerWeights:
         """Fold the gains into q, k, v, gate and up, in one dtype.
 
-        ``plus_one``: the norms multiply by ``1 + g`` (Gemma).
+        If ``plus_one``, the norms multiply by ``1 + g`` (Gemma).
         """
         changed: dict[str, torch.Tensor | None] = {"attention_gain": None, "mlp_gain": None}
         for role in PROJECTIONS:
@@ -161,7 +161,7 @@ def analyse_layer(
     - gate, up and down: one joint permutation with signs and scales (``neurons``).
 
     All head tests share one map of KV groups and queries. Fold gains of ``1 + g`` beforehand. Permutations that cannot
-    reach ``log_alpha`` are missing from the result.
+    reach ``log_alpha`` are omitted.
 
     Returns:
         Evidence in the order of ``roles``, uncorrected. Cost O(m^2 n) per role, and O(m^3) at worst for its

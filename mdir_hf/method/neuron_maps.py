@@ -30,13 +30,13 @@ NeuronKind = Literal["order", "signs", "scales"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NeuronMap:
-    """Which neuron of the candidate is which of the reference, and the factor on it.
+    """Map from reference neurons to candidate neurons, with a factor for each.
 
     Attributes:
         kind: ``signs``: also signs on up and down; ``scales``: also positive factors.
         reference: Matched neurons, ``(k,)`` ascending.
-        candidate: The partner of each.
-        scales: ``(k,)`` float64, s of ``up' = s up`` and ``down' = down / s``.
+        candidate: Partner of each reference neuron.
+        scales: ``(k,)`` float64, s in ``up' = s up`` and ``down' = down / s``.
     """
 
     kind: NeuronKind
@@ -48,10 +48,10 @@ class NeuronMap:
 def fit_neurons(reference: MlpWeights, candidate: MlpWeights, *, seed: int = 0) -> NeuronMap:
     """Match the neurons of two MLPs, and fit their free factors.
 
-    The reference is carried into the candidate's residual basis; the numbers of neurons may differ.
+    The reference must be in the candidate's residual basis; the numbers of neurons may differ.
 
     Returns:
-        The matching of the narrower side into the wider, with the simplest factors that explain the weights.
+        The matching of the narrower side into the wider side, with the simplest sufficient factors.
     """
     gated = reference.gate is not None and candidate.gate is not None
     x, y = (_views(mlp, gated=gated) for mlp in (reference, candidate))

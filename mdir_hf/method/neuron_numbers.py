@@ -38,11 +38,11 @@ def numbering_of(
     n_tests: int = 1,
     log_cost: float = 0.0,
 ) -> NumberingResult:
-    """Count how the numbers of partners agree.
+    """Count partners whose numbers agree.
 
     Partners have the largest absolute entry of their row and column in ``polar``, U, ``(k, n_candidate)``. ``channels``
-    are the reference channels of its rows, ascending; None: all. ``matching`` shows which channels are significant by
-    themselves. p is corrected for ``n_tests``, each :data:`TESTS` times, and for ``log_cost`` of this look.
+    are the reference channels of its rows, ascending; None means all. ``matching`` shows which channels are significant
+    by themselves. p is corrected for ``n_tests``, each :data:`TESTS` times, and for ``log_cost`` of this look.
 
     Returns:
         The counts and p. Cost O(k n).
@@ -78,12 +78,12 @@ def log_p_own_number(n: int) -> float:
 
 
 def log_p_in_order(n_pairs: int, n: int) -> float:
-    """Return the natural log of the bound for n of some pairs in order, ``C(n_pairs, n) / n!``; at most 0."""
+    """Return the natural log of the bound for n of ``n_pairs`` pairs in order, ``C(n_pairs, n) / n!``; at most 0."""
     return min(0.0, log_n_choices(n_pairs, n) - math.lgamma(n + 1))
 
 
 def mutual_partners(polar: torch.Tensor) -> tuple[IntArray, IntArray]:
-    """Return pairs of rows and columns whose entry is the largest of both in absolute value."""
+    """Return pairs of rows and columns whose common entry has the largest absolute value in both."""
     partner = torch.empty(len(polar), dtype=torch.long, device=polar.device)  # for each row
     size = polar.new_zeros(len(polar))
     best = polar.new_zeros(polar.shape[1])  # for each column, so far
@@ -144,9 +144,9 @@ class NeuronMatches:
 
     Attributes:
         is_own: ``(n_tested,)`` bool on the CPU: whether the partner has the same number.
-        is_certain: ``(n_tested,)`` bool: whether it is also more similar than any random pair.
-        shift: Length of the mean difference of unit rows over such partners, after the rotation; else 0.
-        least_z: Smallest mean cosine over the matrices, all neurons in place, in standard deviations for random
+        is_certain: ``(n_tested,)`` bool: whether such a pair is also more similar than any random pair.
+        shift: Length of the mean difference between unit rows of such partners after the rotation, or 0.
+        least_z: Smallest mean cosine of any matrix, with all neurons in place, in standard deviations for random
             directions.
     """
 
@@ -157,14 +157,14 @@ class NeuronMatches:
 
     @property
     def counts(self) -> OwnNumbers:
-        """Number of neurons of either kind."""
+        """Number of neurons of each kind."""
         return OwnNumbers(int(self.is_own.sum()), int(self.is_certain.sum()))
 
 
 def sample_neurons(n_neurons: int, n: int, *, run: int, seed: int) -> IntArray:
-    """Choose n neuron numbers in runs of neighbours, in random order of the runs; each run is one read.
+    """Choose n neuron numbers as runs of neighbours in random order; each run is one read.
 
-    A layer with fewer whole runs gives fewer.
+    Layers with too few whole runs give fewer.
     """
     starts = np.random.default_rng(seed).permutation(n_neurons // run)[: n // run] * run
     numbers: IntArray = (starts[:, None] + np.arange(run)).reshape(-1).astype(np.int64)
@@ -172,7 +172,7 @@ def sample_neurons(n_neurons: int, n: int, *, run: int, seed: int) -> IntArray:
 
 
 def in_span(rows: Neurons, n_fitted: int) -> list[torch.Tensor]:
-    """Express rows in an orthonormal basis of the span of the first ``n_fitted`` ones.
+    """Express rows in an orthonormal basis of the span of the first ``n_fitted`` rows.
 
     Cosines within the space, which :func:`match_neurons_by_number` uses, do not change.
 
@@ -189,8 +189,8 @@ def in_span(rows: Neurons, n_fitted: int) -> list[torch.Tensor]:
 def match_neurons_by_number(reference: Neurons, candidate: Neurons, *, n_fitted: int, n_neurons: int) -> NeuronMatches:
     """Find the tested neurons whose partner has the same number, after a rotation fitted on other neurons.
 
-    Both sides come from :func:`in_span`. The first ``n_fitted`` fit the rotation, the others are tested. ``n_neurons``
-    are in the layer, which sets the threshold of certainty. Cost O(n^2 f + f^3) for f fitted rows.
+    Both sides come from :func:`in_span`. The rotation is fitted on the first ``n_fitted`` neurons; the others are
+    tested. The layer's size, ``n_neurons``, sets the certainty threshold. Cost O(n^2 f + f^3) for f fitted rows.
     """
     x, y = (torch.cat([rows[:n_fitted] for rows in model]) for model in (reference, candidate))
     left, _, right = torch.linalg.svd(x.T @ y, full_matrices=False)
@@ -232,6 +232,6 @@ def own_numbers(reference: Neurons, candidate: Neurons, *, n_fitted: int, n_neur
 def log_p_own_numbers(n_own: int, n_layers: int = 1) -> float:
     """Return the natural log of the bound for k equal numbers in L pairs of layers together, ``L^k / k!``; at most 0.
 
-    Pairs of layers are chosen without using numbers, and repeat none.
+    Pairs must be chosen without using numbers, and no layer may repeat.
     """
     return min(0.0, n_own * math.log(max(1, n_layers)) - math.lgamma(n_own + 1))

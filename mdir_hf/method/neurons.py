@@ -99,7 +99,7 @@ def inner_polar(reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tenso
 def match_neurons(reference: MlpWeights, candidate: MlpWeights) -> NeuronMatching:
     """Match the neurons of two MLPs by one permutation, from gate, up and down together.
 
-    The reference is carried into the candidate's residual basis; the narrower side is matched into the wider. Cost O(m
+    The reference must be in the candidate's residual basis; the narrower side is matched into the wider side. Cost O(m
     m' n), and O(m^3) at worst for the assignment; memory O(m m').
     """
     gated = reference.gate is not None and candidate.gate is not None
@@ -178,8 +178,8 @@ class ExpertMap:
     """Origins of the experts of one layer.
 
     Attributes:
-        origins: The reference's expert for each of the candidate's, or None if none is significant.
-        log_p: Natural log of p of each, over all E E' pairs; at most 0.
+        origins: Reference expert for each candidate expert, or None if none is significant.
+        log_p: Natural log of p for each candidate expert, over all E E' pairs; at most 0.
         matrix: ``(E, E')`` natural log of p of every pair alone, 0 for pairs not on the shortlist.
     """
 
@@ -202,13 +202,13 @@ def match_experts(
     *,
     log_alpha: float,
 ) -> ExpertMap:
-    """Map every expert of a candidate's layer to its origin, in any order and with repeats.
+    """Map every expert of a candidate's layer to its origin, allowing any order and repeats.
 
     ``reference`` is one MLP for a dense layer. Every p is corrected for all E E' pairs. Cost: ``min(E, 2) E'`` neuron
     matchings, and ``64 m E E'`` products to choose them.
 
     Raises:
-        ValueError: If either side has no expert.
+        ValueError: If either side has no experts.
     """
     carried = [expert.carried(residual_map) for expert in reference]
     columns: list[FloatArray] = []
@@ -251,7 +251,7 @@ def _likeness(reference: MlpWeights, candidate: MlpWeights) -> float:
 
 
 def mean_square_of_outputs(rows: Sequence[torch.Tensor], outputs: torch.Tensor, *, n_neurons: int) -> float:
-    """Estimate the mean square of a layer's outputs per neuron, in which the parts of split neurons add up.
+    """Estimate the mean square of a layer's outputs per neuron, adding up the parts of split neurons.
 
     Splitting leaves the layer's output as it is, so products of twins (:data:`TWIN_COSINE`) are added to the squares.
     ``rows`` are unit rows of k neurons, drawn uniformly: gate and up, or up alone, each ``(k, width)``. ``outputs``

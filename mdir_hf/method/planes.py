@@ -32,7 +32,7 @@ def plane_rows(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Index the rows of q or k by head and frequency plane.
 
-    ``rotary_dim`` leading rows of each head are rotated. None: all.
+    The ``rotary_dim`` leading rows of each head are rotated; None means all.
 
     Returns:
         ``(n_heads, rotary_dim / 2, 2)`` int64 rows of the planes, and ``(n_heads, head_dim - rotary_dim)`` rows that
@@ -121,10 +121,10 @@ def frequency_pattern(
 ) -> HeadPattern:
     """Compute energies along ``a + bJ`` of polar factors formed separately for each frequency.
 
-    Rows of different frequencies need not be isotropic among each other. Keys of a first layer of strangers reach ln p
-    = -4.6 with :func:`plane_pattern`, and -0.1 here, under :data:`FREQUENCY_NULL`. The factors ``U_f = Ortho(A_f
+    Rows of different frequencies need not be isotropic among each other. Keys of unrelated models' first layers reach
+    ln p = -4.6 with :func:`plane_pattern`, and -0.1 here, under :data:`FREQUENCY_NULL`. The factors ``U_f = Ortho(A_f
     A'_f^T)`` are ``2H x 2H'``. Conditioning on one frequency after another multiplies the moment bounds of
-    :mod:`~mdir_hf.method.blocks`, whose m is now 2H, and adds the N.
+    :mod:`~mdir_hf.method.blocks`, whose m is now 2H, and adds their N.
 
     Rows are ``(H d, n)``, with normalised planes; planes are ``(H, F, 2)``. With few heads, :func:`plane_pattern` has
     more power. Cost O(H^2 d n).
@@ -152,7 +152,7 @@ def frequency_pattern(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlaneTransformation:
-    """Head map and plane rotations that take the reference's q or k to the candidate's.
+    """Head map and plane rotations from the reference's q or k to the candidate's.
 
     Attributes:
         turns: ``(k, F, 2)``, the numbers a and b of each plane: rows (y1, y2) become (a y1 - b y2, b y1 + a y2).
@@ -177,7 +177,7 @@ def solve_planes(
     layouts: tuple[PlanePairing, PlanePairing],
     signs_only: bool = False,
 ) -> PlaneTransformation:
-    """Fit ``a + bJ`` of every plane by least squares, given the head map.
+    """Fit ``a + bJ`` to every plane by least squares, given the head map.
 
     ``carried`` is the reference's q or k in the candidate's residual basis, ``(H d, n)``, ``weight`` the candidate's,
     ``(H' d, n)``; ``planes`` are ``(H, F, 2)`` and ``(H', F, 2)``. ``signs_only`` fixes b at 0 (QK-norm).

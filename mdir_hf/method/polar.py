@@ -17,9 +17,9 @@ from mdir_hf.processor import all_cores
 
 
 def thin_svd(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return left, scale and right^T of the thin SVD of one finite matrix or a stack of matrices.
+    """Return left, scale and right^T of the thin SVD of one finite matrix or a stack.
 
-    LAPACK's divide and conquer fails on some matrices, which are decomposed again by QR iteration in float64.
+    If LAPACK's divide and conquer fails, QR iteration in float64 is used.
 
     Returns:
         ``(..., m, k)``, ``(..., k)`` descending and ``(..., k, n)``, k = min(m, n), in the dtype of ``matrices``,
@@ -54,10 +54,9 @@ def orthonormal_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def cross_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Return ``left^T @ right``, ``(n, m)`` from ``(r, n)`` and ``(r, m)`` of one dtype and device.
+    """Return ``left^T @ right``, ``(n, m)`` from ``(r, n)`` and ``(r, m)`` with equal dtype and device.
 
-    On a CPU, float32 uses oneDNN if torch has it, which is faster on some processors and rounds alike. Cost ``2 r n m``
-    flop.
+    On CPUs, float32 uses oneDNN if available, which is sometimes faster and rounds alike. Cost ``2 r n m`` flop.
     """
     with all_cores(2.0 * left.numel() * right.shape[1], left.device):
         if left.dtype is torch.float32 and left.device.type == "cpu" and _HAS_ONEDNN:
@@ -148,7 +147,7 @@ class Whitener:
 
 
 def polar_factor(cross: torch.Tensor) -> PolarFactor:
-    """Return Ortho(M) of a float32 or float64 cross product, truncated to its rank, in the same dtype.
+    """Return Ortho(M) for a float32 or float64 cross product M, truncated to its rank, in the same dtype.
 
     Cost O(n_reference n_candidate min(n_reference, n_candidate)), one SVD.
 
@@ -193,10 +192,10 @@ def _factors_by_gram(rows: torch.Tensor) -> RowFactors | None:
 
 
 def polar_factor_of_rows(reference: RowFactors, candidate: RowFactors, *, whitened: bool) -> PolarFactor:
-    """Return Ortho(X^T Y) of a few rows without an SVD of an n x n matrix.
+    """Return Ortho(X^T Y) for a few rows without an SVD of an n x n matrix.
 
-    ``X^T Y = V_x (S_x L_x^T L_y S_y) V_y^T``, so the polar factor is ``V_x Ortho(core) V_y^T`` with a core of the size
-    of the rank; whitening removes the scales S. Cost O(n^2 rank).
+    ``X^T Y = V_x (S_x L_x^T L_y S_y) V_y^T``, so the polar factor is ``V_x Ortho(core) V_y^T`` with a core whose size
+    is the rank; whitening removes the scales S. Cost O(n^2 rank).
     """
     core = cross_product(reference.left, candidate.left)
     if not whitened:
@@ -236,7 +235,7 @@ def _turned(small: PolarFactor, left: torch.Tensor, right: torch.Tensor) -> Pola
 
 
 def _thin_svd(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return left, scale and right (not transposed) of the thin SVD; reject non-finite values."""
+    """Return left, scale and right (not transposed) of the thin SVD."""
     # LAPACK is several times slower on a wide matrix than on its transpose (measured: 12 s and 3 s, 1024 x 4096).
     is_wide = matrix.shape[0] < matrix.shape[1]
     tall = matrix.t() if is_wide else matrix

@@ -41,7 +41,7 @@ STRONGEST = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class MatrixSizes:
-    """Numbers of channels of the narrower and of the wider side of a test, and of rows used."""
+    """Numbers of channels on the narrower and the wider side of a test, and of rows used."""
 
     n_narrow: int
     n_wide: int
@@ -53,8 +53,8 @@ def strongest_noise(
 ) -> float:
     """Find the strongest noise under which a copy would be significant, by bisection.
 
-    ``log_level`` is the natural log of the level after all corrections of p. ``in_order``: the channels of the copy are
-    in their own order. ``must_be_robust``: also without its best half of channels.
+    ``log_level`` is the natural log of the level after all corrections of p. If ``in_order``, the copy's channels are
+    in their own order. ``must_be_robust`` requires significance without the best half too.
 
     Returns:
         k, in units of the weights' own RMS, or 0 if not even a plain copy would be significant.
@@ -82,7 +82,7 @@ def strongest_noise_of_pairs(shape: MatrixSizes, *, n_pairs: int, log_level: flo
 
 
 def noise_of_few_rows(rows: torch.Tensor, *, log_level: float) -> float:
-    """Find the strongest noise, k, under which a copy with channels in their own order is significant on few rows.
+    """Find the strongest noise, k, under which a copy with channels in their own order is significant given few rows.
 
     For r rows, r at least 2 and below the width n, the trace of the polar factor is the sum over the eigenvalues v of
     the Gram matrix of ``sqrt(v / (v + k^2 m))``, m their mean. Cost O(r^2 n + r^3).
@@ -149,9 +149,9 @@ def _is_found(noise: float, shape: MatrixSizes, log_level: float, *, in_order: b
 
 @lru_cache(maxsize=4096)
 def expected_trace(noise: float, rows_per_channel: float, width_share: float = 1.0) -> tuple[float, float]:
-    """Return the share of the polar factor's trace that a copy with noise k keeps, and the rank over the channels.
+    """Return the share of the polar factor's trace that a copy with noise k keeps, and the rank per channel.
 
-    Rows count per channel of the wider model; ``width_share`` is narrower over wider width, in (0, 1]. Cost
+    ``rows_per_channel`` refers to the wider model; ``width_share`` is narrower over wider width, in (0, 1]. Cost
     O(N_SIMULATED^2 rows_per_channel), cached.
     """
     n_wide = N_SIMULATED

@@ -63,8 +63,7 @@ class RowAgreement:
 def flattened(cross: torch.Tensor) -> torch.Tensor:
     """Return ``A f(S) B^T`` of a batch of products ``X Y^T``, ``(..., k, l)``, for the fixed odd polynomial f.
 
-    f is :data:`N_STEPS` quintic steps on the singular values over the Frobenius norm. Cost O(k l min(k, l)) each; no
-    decomposition.
+    f is :data:`N_STEPS` quintic steps on the singular values over the Frobenius norm. Cost O(k l min(k, l)) each.
     """
     is_tall = cross.shape[-2] > cross.shape[-1]
     factor = (cross.mT if is_tall else cross).reshape(-1, *sorted(cross.shape[-2:]))
@@ -111,7 +110,7 @@ def log_p_fixed(trace: npt.ArrayLike, energy: npt.ArrayLike, n_rows: int, *, log
 def compare_rows(reference: torch.Tensor, candidate: torch.Tensor, *, own_places: bool = False) -> RowAgreement:
     """Compare sampled rows of all layers of two models pairwise.
 
-    Rows of the same numbers are ``(L, k, n)`` and ``(L', k, n)``, of any lengths, in one residual basis. With
+    Rows with the same numbers are ``(L, k, n)`` and ``(L', k, n)``, with any lengths, in one residual basis. With
     ``own_places``, L and L' are equal, and pairs of layers at different places have zeros everywhere. Cost O(L L' (k^2
     n + k^3)).
     """
@@ -197,7 +196,7 @@ def _shares(cosines: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 
 
 def share_alike_of_columns(reference: torch.Tensor, candidate: torch.Tensor) -> tuple[float, float]:
-    """Estimate which share of the columns of two ``(k, m)`` samples is alike, in place, and its standard error.
+    """Estimate the share of columns of two ``(k, m)`` samples that are alike in place, and its standard error.
 
     If heads or neurons moved, all rows of a matrix that writes the stream resemble each other less. Products of columns
     at some distance show the noise.
@@ -221,7 +220,7 @@ SHIFTS = (1, 3, 7, 11)
 
 
 def deciles(row_cosines: npt.ArrayLike) -> tuple[float, ...]:
-    """Return the nine deciles of the cosines of a sample of rows, ascending."""
+    """Return the nine deciles of a sample's row cosines, ascending."""
     return tuple(float(value) for value in np.quantile(np.asarray(row_cosines, dtype=np.float64), DECILES))
 
 
@@ -234,8 +233,8 @@ class HeadAgreement:
 
     Attributes:
         log_p: ``(L, L')`` natural log of the bound for each pair alone.
-        reference: ``(L, L', g)`` matched heads, ascending, for g heads of the model with fewer.
-        candidate: ``(L, L', g)`` the partner of each.
+        reference: ``(L, L', g)`` matched heads, ascending, where g is the smaller number of heads.
+        candidate: ``(L, L', g)`` partner of each reference head.
     """
 
     log_p: FloatArray
@@ -302,10 +301,10 @@ class FoundRows:
 def search_rows(sample: torch.Tensor, every: torch.Tensor, *, is_signed: bool) -> FoundRows:
     """Find partners of k rows ``(k, n)`` of one layer among all rows ``(m, n)`` of another, in one residual basis.
 
-    k is at most m. ``is_signed``: a partner may have the opposite sign.
+    k is at most m. If ``is_signed``, partners may have opposite signs.
 
     Returns:
-        The matching with the largest trace. Cost O(k m n), and one assignment of k x m.
+        The matching with the largest trace. Cost O(k m n), and one k x m assignment.
     """
     factor = flattened(centred_rows(sample) @ centred_rows(every).T)
     weights = (factor.abs() if is_signed else factor).double().cpu().numpy()

@@ -20,10 +20,10 @@ LONGEST = 1e3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowStandard:
-    """Means and lengths of a block of rows, to prepare other blocks alike.
+    """Means and lengths of a block of rows, for preparing other blocks in the same way.
 
-    ``shortest`` is the minimum length of a row: of the reference before and after centring, and of the candidate before
-    and after centring.
+    ``shortest`` holds the minimum row length before and after centring, first for the reference, then for the
+    candidate.
     """
 
     reference_mean: torch.Tensor
@@ -59,7 +59,7 @@ def pair_rows(
     ``like`` replaces the blocks' own means and minimum lengths, as in a stream.
 
     Returns:
-        The paired rows, possibly none. Cost O(r n); memory the two results.
+        The paired rows, possibly none. Cost O(r n); memory for both results.
     """
     x, y = _own_copy(reference, dtype), _own_copy(candidate, dtype)  # all further steps are in place
     x_raw, y_raw = x.norm(dim=1), y.norm(dim=1)
@@ -88,16 +88,16 @@ def pair_rows(
 
 
 def long_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Return which rows :func:`pair_rows` drops for their length, ``(r,)`` bool."""
+    """Return which rows :func:`pair_rows` drops as too long, ``(r,)`` bool."""
     norms = torch.cat([block.double().norm(dim=1) for block in torch.split(rows, 512)])
     shortest = _shortest(norms)
     return torch.zeros_like(norms, dtype=torch.bool) if shortest == 0.0 else norms > _longest(shortest)
 
 
 def usual_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Return which rows of one model alone :func:`pair_rows` would keep, ``(r,)`` bool.
+    """Return which rows :func:`pair_rows` would keep based on one model alone, ``(r,)`` bool.
 
-    Memory: a copy in float64.
+    Memory: one float64 copy.
     """
     copied = _own_copy(rows, torch.float64)
     norms = copied.norm(dim=1)

@@ -46,13 +46,13 @@ MIN_LAYERS_FOR_BULK = 8
 
 @dataclass(frozen=True, slots=True)
 class ScreenedColumn:
-    """All reference layers against one candidate layer, on the screened channels.
+    """All reference layers screened against one candidate layer.
 
     Attributes:
         polar: ``(L, d0, d_candidate)`` polar factors of the screened rows.
         z: ``(L,)`` standard scores of the sums of row maxima, the larger of unsigned and signed.
-        is_null: ``(L,)`` whether cells are within the null distribution.
-        is_bulk: ``(L,)`` whether they are within the bulk of the column.
+        is_null: ``(L,)`` whether each cell is within the null distribution.
+        is_bulk: ``(L,)`` whether each cell is within the bulk of the column.
     """
 
     polar: torch.Tensor
@@ -62,9 +62,9 @@ class ScreenedColumn:
 
 
 def screen_channels(n_channels: int, n_screened: int, *, seed: int) -> torch.Tensor:
-    """Draw the screened channels of a layer: the same for all layers of that width.
+    """Draw the channels to screen, the same for all layers of that width.
 
-    They are runs of neighbours, one read each.
+    They form runs of neighbours, one read each.
     """
     if n_screened >= n_channels:
         return torch.arange(n_channels)
@@ -129,7 +129,7 @@ def row_maximum_moments(n: int, *, signed: bool) -> tuple[float, float]:
 
 
 def _z_of_row_maxima(maxima: torch.Tensor, norms: torch.Tensor, n: int, *, signed: bool) -> npt.NDArray[np.float64]:
-    """Standardise the sums of row maxima. Rows are shorter than 1 if the factor is rank-deficient."""
+    """Standardise the sums of row maxima."""
     mean, sd = row_maximum_moments(n, signed=signed)
     excess = (maxima.double() - mean * norms.double()).sum(dim=1)
     spread = sd * torch.linalg.vector_norm(norms.double(), dim=1).clamp(min=1e-12)
@@ -158,7 +158,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 def sample_sizes(n_channels: int) -> tuple[int, int]:
-    """Return how many of m rows to read from each layer, of the model with few layers and the other.
+    """Return how many of m rows to read from each layer of the model with few layers and of the other.
 
     Returns:
         ``(2 r, r)`` with ``2 r^2 / m`` expected pairs, both at most m.
@@ -200,7 +200,7 @@ def screen_rows(few: torch.Tensor, many: torch.Tensor) -> npt.NDArray[np.float64
 def log_p_of_pairs(polar: torch.Tensor) -> float:
     """Evaluate the largest entries of U, ``(r, R)`` with r <= R: 1, 2, 4, ... of them, no two in one row or column.
 
-    Natural log of p, corrected for the numbers of entries tried; signs are free.
+    Return the natural log of p, corrected for the numbers of entries tried; signs are free.
     """
     n_narrow, n_wide = polar.shape
     best, where = (part.cpu().numpy() for part in polar.abs().max(dim=1))
@@ -227,6 +227,6 @@ def log_p_of_pairs(polar: torch.Tensor) -> float:
 
 
 def log_p_of_screen(cells: npt.NDArray[np.float64], *, any_part: bool) -> float:
-    """Reduce the cells ``(L, l)`` of a screen to one p: half of the layers have a partner, or any has."""
+    """Reduce the cells ``(L, l)`` of a screen to one p, for half of the layers having a partner or for any."""
     by_layer = log_p_by_layer(cells)
     return log_p_hommel(by_layer) if any_part else log_p_rueger(by_layer, (len(by_layer) + 1) // 2)

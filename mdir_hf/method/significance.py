@@ -40,9 +40,10 @@ def log_p_matching(
 
     Args:
         trace: c, the sum of the matched entries (of their absolute values if ``signed``).
-        sizes: Channels of the narrower and of the wider side of U.
-        energies: Sums of squares of U over the matched rows of the narrow side, and the matched columns of the wide.
-        n_matched: Number of matched pairs, fixed in advance. None: a full matching of the narrow side.
+        sizes: Numbers of channels on the narrower and wider sides of U.
+        energies: Sums of squares of U over the matched rows of the narrow side and the matched columns of the wide
+            side.
+        n_matched: Number of matched pairs, fixed in advance. None means a full matching of the narrow side.
         signed: Whether each pair could also be matched with a minus sign.
         is_fixed: Whether the matching was fixed before reading the weights; only the choice of its pairs counts then.
         is_cut: Whether to cut the bound at p = 1.
@@ -95,7 +96,7 @@ def log_p_signs(entries: npt.ArrayLike) -> float:
 def log_p_entry(
     entry: npt.ArrayLike, *, line_energy: npt.ArrayLike, n_haar: int, n_comparisons: int
 ) -> npt.NDArray[np.float64]:
-    """Bound single entries of U.
+    """Bound the p-values of single entries of U.
 
     ``line_energy`` is the sum of squares of the row or column of U that each entry belongs to, on the side that is not
     rotated; ``n_haar`` is the dimension of the rotated side, ``n_comparisons`` the number of entries to select from.
@@ -117,7 +118,7 @@ def log_cost_of_look(number: int) -> float:
 def log_p_looks(log_p_by_look: list[float]) -> float:
     """Combine successive looks at growing data: ``min_s [ln p_s + ln s(s+1)]``, s = 1, 2, ...
 
-    Valid at any stopping time and dependence.
+    Valid for any stopping time, under any dependence.
     """
     return min((min(0.0, p + log_cost_of_look(s)) for s, p in enumerate(log_p_by_look, start=1)), default=0.0)
 
@@ -147,7 +148,7 @@ def log_p_rueger(log_p: Sequence[float] | FloatArray, k: int) -> float:
 def log_p_hommel(log_p: Sequence[float] | FloatArray) -> float:
     """Test the global null by the best k of all: ``(1 + 1/2 + ... + 1/L) min_k (L / k) p_(k)``.
 
-    For maps with only some related layers.
+    Intended for maps with only some related layers.
     """
     ascending = np.sort(np.asarray(log_p, dtype=np.float64))
     ranks = np.arange(1, len(ascending) + 1, dtype=np.float64)

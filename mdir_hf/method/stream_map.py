@@ -48,8 +48,8 @@ class RowProducts:
 
     Attributes:
         cross: ``(n_reference, n_candidate)`` float64, ``E^T E'``.
-        reference: ``(n_reference,)`` squares of each channel.
-        candidate: ``(n_candidate,)`` squares of each channel.
+        reference: ``(n_reference,)`` sum of squares per channel.
+        candidate: ``(n_candidate,)`` sum of squares per channel.
     """
 
     cross: torch.Tensor
@@ -87,7 +87,7 @@ def fit_stream(
 ) -> StreamMap:
     """Fit U and s to paired rows. Cost O(n^3).
 
-    ``keeps_mean``: the norms subtract the mean (LayerNorm), so U has to fix the all-ones direction. ``must_rotate``
+    If ``keeps_mean``, the norms subtract the mean (LayerNorm), so U must fix the all-ones direction. ``must_rotate``
     excludes permutations. Different widths need a matching of channels.
     """
     n, n_other = products.cross.shape
@@ -179,8 +179,8 @@ def rotation_predicts_better(rows: PairedRows, matching: Matching) -> bool:
 def matched_cosine(rows: PairedRows, matching: Matching) -> float:
     """Return the mean cosine of paired, centred rows after a matching of channels, in [-1, 1].
 
-    Copies have 0.7 and more, unrelated models rotated to match at most 0.48. If it is the identity on some channels of
-    two models of equal width, all are used.
+    Copies reach at least 0.7; unrelated models rotated to match reach at most 0.48. If the matching is the identity on
+    some channels of equally wide models, all are used.
     """
     x, y = rows.reference.double(), rows.candidate.double()
     if x.shape[1] != y.shape[1] or not matching.is_identity or matching.n_negative:
@@ -190,6 +190,6 @@ def matched_cosine(rows: PairedRows, matching: Matching) -> float:
 
 
 def _mean_cosine(carried: torch.Tensor, partners: torch.Tensor, whole: torch.Tensor) -> float:
-    """Return the mean cosine of carried rows with their partners; ``whole`` gives the lengths."""
+    """Return the mean cosine of carried rows with their partners."""
     lengths = (carried.norm(dim=1) * whole.norm(dim=1)).clamp(min=1e-30)
     return float(((carried * partners).sum(dim=1) / lengths).mean()) if len(carried) else 0.0

@@ -31,10 +31,10 @@ class OpenRepository(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The weights of a model, the files of its own repository, and the weights of the base under an adapter.
+    """The weights of a model, its repository's files, and the weights of the base if it is an adapter.
 
     Attributes:
-        tensors: Everything, the base included.
+        tensors: All tensors, including the base.
         paths: Weight files of the repository.
         recipe: How an adapter is applied, or empty.
     """
@@ -47,12 +47,12 @@ class Weights:
 
     @property
     def chain(self) -> tuple[Weights, ...]:
-        """These weights, then each base below, down to the last."""
+        """These weights, followed by each base in turn."""
         return (self,) if self.under is None else (self, *self.under.chain)
 
     @property
     def base(self) -> Repository:
-        """The repository of all weights."""
+        """The repository of the last base in the chain."""
         return self.chain[-1].repository
 
     def digests(self) -> dict[str, str] | None:
@@ -76,9 +76,9 @@ class Weights:
 
 
 def open_weights(repository: Repository, *, variant: str | None, open_other: OpenRepository) -> Weights:
-    """Open the weights of a model; an adapter is opened with its base.
+    """Open the weights of a model, or of an adapter and its base.
 
-    ``variant`` selects files of the base. A local path in a downloaded adapter is never opened.
+    ``variant`` selects files in the base. A local path in a downloaded adapter is never opened.
 
     Raises:
         CheckpointError: If there are no readable weights, or the adapters form a cycle.

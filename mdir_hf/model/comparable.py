@@ -12,11 +12,11 @@ from mdir_hf.report import ModelSummary
 
 
 class PlacedTensors(Protocol):
-    """Tensors and their roles: all that Algorithms 2 and 3 read of a model."""
+    """Tensors and their roles, which are all that Algorithms 2 and 3 need from a model."""
 
     @property
     def label(self) -> str:
-        """Name in errors and caveats: ``owner/name@0123abc``, or the folder."""
+        """Name in errors and caveats: ``owner/name@0123abc`` or the folder."""
 
     @property
     def tensors(self) -> TensorSource:
@@ -36,14 +36,14 @@ class Comparable(PlacedTensors, Protocol):
 
     @property
     def vocabulary_key(self) -> object:
-        """Equal for identical tokenizer files, or None."""
+        """A key that identical tokenizer files share, or None."""
 
     @property
     def vocabulary_from(self) -> str | None:
         """The source of a replaced vocabulary, or None."""
 
     def vocabulary_doubts(self) -> tuple[str, ...]:
-        """Contradictions about tokens; may read one more file."""
+        """Contradictions about tokens. May read one more file."""
 
     def identities(self) -> frozenset[str] | None:
         """SHA-256 or inode of each weight file, if all are known without reading."""
@@ -53,13 +53,13 @@ class Comparable(PlacedTensors, Protocol):
 
 
 def have_one_vocabulary(reference: Comparable, candidate: Comparable) -> bool:
-    """Whether two models have identical tokenizer files."""
+    """Return whether two models have identical tokenizer files."""
     key = reference.vocabulary_key
     return key is not None and key == candidate.vocabulary_key
 
 
 def vocabularies_of(reference: Comparable, candidate: Comparable) -> tuple[Vocabulary | None, Vocabulary | None]:
-    """Return two vocabularies; identical tokenizer files give one object.
+    """Return two vocabularies, or one object twice if the tokenizer files are identical.
 
     Raises:
         VocabularyError: If a tokenizer file is invalid.
@@ -69,9 +69,9 @@ def vocabularies_of(reference: Comparable, candidate: Comparable) -> tuple[Vocab
 
 
 def numbers_are_free(*models: PlacedTensors) -> bool:
-    """Whether no model is known to tie residual channels to their numbers.
+    """Return whether no model is known to tie residual channels to their numbers.
 
-    The bound needs this of one model only, but a tie may be unknown.
+    The bound needs this for only one model, but a tie may be unknown.
     """
     return all(model.anatomy.channel_numbers is None for model in models)
 
@@ -112,12 +112,12 @@ def embedding_spec(model: PlacedTensors) -> TensorSpec:
 
 
 def head_of(model: PlacedTensors) -> WeightPart | None:
-    """The unembedding (``lm_head``), or the tied embedding, or None."""
+    """Return the unembedding (``lm_head``), the tied embedding, or None."""
     anatomy = model.anatomy
     return anatomy.embedding if anatomy.unembedding is None and anatomy.tied else anatomy.unembedding
 
 
 def n_rows(model: PlacedTensors) -> int:
-    """Rows of the embedding, else of the unembedding, else 0."""
+    """Return the number of rows of the embedding, else of the unembedding, else 0."""
     part = model.anatomy.embedding or model.anatomy.unembedding
     return 0 if part is None else matrix_spec(model, part).shape[0]

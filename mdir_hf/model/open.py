@@ -24,15 +24,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Reading(RepositoryOptions):
-    """How the repositories of one comparison are opened.
+    """How a comparison opens its repositories.
 
     Attributes:
-        token: Token, as in the Hub client: None or True for the stored one, False for none.
-        cache_dir: The Hub cache; None for the default one.
+        token: Token as in the Hub client: None or True for the stored token, False for none.
+        cache_dir: The Hub cache; None for the default.
         local_files_only: Do not use the network.
         force_download: Do not use the Hub cache.
         allow_local: Accept local folders and files.
-        use_caches: Read and write caches on this disk.
+        use_caches: Read and write caches on the local disk.
         public_only: Reject repositories that are not public, whatever the token allows.
     """
 
@@ -47,7 +47,10 @@ class Reading(RepositoryOptions):
         allow_local: bool = True,
         ledger: IoLedger | None = None,
     ) -> Repository:
-        """Open a repository or folder; see :func:`~mdir_hf.model.hub.open_repository`. Models in memory pass."""
+        """Open a repository or folder; see :func:`~mdir_hf.model.hub.open_repository`.
+
+        Models in memory pass through.
+        """
         if isinstance(reference, LoadedRepository):
             return reference.counted_by(ledger or reference.ledger)
         return open_repository(
@@ -82,7 +85,7 @@ class NamedModel:
     bases: tuple[str, ...] = ()
 
     def open(self, reading: Reading, ledger: IoLedger | None = None) -> Model:
-        """Open the model. Reads its config, the index of its weights and one header, but no weights.
+        """Open the model. Reads its config, weight index and one header, but no weights.
 
         Args:
             reading: How repositories are opened.
@@ -110,9 +113,9 @@ class NamedModel:
         may_read_head: bool = False,
         vocabulary: Future[Vocabulary] | None = None,
     ) -> Model:
-        """Open the model in a repository that was found already; see :meth:`open`.
+        """Open the model in a repository that has already been found; see :meth:`open`.
 
-        ``may_read_head`` also prefetches the unembedding's header. ``vocabulary`` is of its own tokenizer files.
+        ``may_read_head`` also prefetches the unembedding's header. ``vocabulary`` comes from its own tokenizer files.
         """
         expect_files(repository, self.variant, may_read_head=may_read_head)
         open_counted = partial(reading.open, ledger=ledger)
@@ -135,7 +138,7 @@ def open_both(
     """Open two models concurrently, and prefetch further reads of a comparison.
 
     Raises:
-        MdirError: As :meth:`NamedModel.open`. If neither can be opened, the error is the reference's.
+        MdirError: See :meth:`NamedModel.open`. If neither can be opened, the error is the reference's.
     """
     named = (reference, candidate)
     repositories = _both(*(partial(name.find, reading, ledger) for name in named))
@@ -164,13 +167,13 @@ def open_both(
 
 
 def expect_files(repository: Repository, variant: str | None = None, *, may_read_head: bool = False) -> None:
-    """Prefetch what opening a model reads: config, index and first header."""
+    """Prefetch the files that opening a model reads: config, index and first header."""
     whole, heads = first_files(repository.files, variant=variant, file=repository.file, may_read_head=may_read_head)
     repository.expect(whole=(CONFIG, *whole), heads=heads)
 
 
 def open_beside(reference: Model, candidate: NamedModel, reading: Reading, ledger: IoLedger, level: Level) -> Model:
-    """Open a candidate beside an open model, and prefetch both vocabularies."""
+    """Open a candidate next to an open model, and prefetch both vocabularies."""
     repository = candidate.find(reading, ledger)
     if not (level.accepts_equal_files and _list_same_weights(reference.repository, repository)):
         to_read = [reference.repository] if reference.tokenizer is None and not reference.has_read_vocabulary else []

@@ -87,7 +87,7 @@ class Model:
 
     @cached_property
     def inventory(self) -> ModelInventory:
-        """Every tensor of the files, each in one part; reads all headers.
+        """All tensors in the files, each in one part. Reads all headers.
 
         Raises:
             MdirError: If a header cannot be read.
@@ -102,7 +102,7 @@ class Model:
 
     @cached_property
     def other_stacks(self) -> tuple[ModelView, ...]:
-        """The stacks of layers beside the language model's."""
+        """The layer stacks other than the language model's."""
         if not may_have_other_stacks(self.tensors.names(), self.anatomy):
             return ()
         return other_stacks(self.known_inventory(), self.label, self.tensors)

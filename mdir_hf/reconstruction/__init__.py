@@ -1,1 +1,1 @@
-"""The transformation that takes the reference to the candidate, as data, on disk, and undone."""
+"""The transformation from the reference to the candidate: find it, store it and undo it."""

@@ -22,7 +22,7 @@ class Explained:
     """How much of an aligned tensor the reference explains.
 
     ``share`` is ``1 - |W' - W|_F^2 / |W'|_F^2``, W' the aligned and W the reference's weight, over the rows and
-    channels that have partners; 0 if it is negative. None if the reference has nothing to compare it with.
+    channels that have partners; 0 if negative. None if the reference has nothing to compare it with.
     """
 
     name: str
@@ -39,9 +39,9 @@ def explained_share(
     *,
     is_head: bool = False,
 ) -> float | None:
-    """Compare one aligned tensor, as it is stored, with the reference's.
+    """Compare one stored aligned tensor with the reference's tensor.
 
-    ``is_head``: it is a head that was tied before.
+    ``is_head``: the tensor is a head that was tied before.
     """
     left = energy = 0.0
     if is_head:

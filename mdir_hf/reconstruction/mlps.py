@@ -36,7 +36,7 @@ def bias_name(model: PlacedTensors, part: StoredWeight) -> str | None:
 
 
 def read_gains(model: PlacedTensors, part: StoredWeight | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Read the gain of a norm, as the factor that it is, and its bias; float64."""
+    """Read a norm's gain, as a plain factor, and its bias; float64."""
     if part is None:
         return None, None
     gain = read_part(model.tensors, part).double()
@@ -52,9 +52,9 @@ def pair_gains(
     *,
     must_stay: bool = False,
 ) -> NormGains:
-    """Decide whether the aligned norm has the gain of the reference or keeps the candidate's.
+    """Decide whether the aligned norm gets the reference's gain or keeps the candidate's.
 
-    Behind a rotation the gain has to move; behind a permutation it moves if the two differ by much. ``must_stay``: an
+    After a rotation the gain has to move; after a permutation it moves if the gains differ by much. ``must_stay``: an
     embedding is tied to the head.
     """
     (gain, bias), (other_gain, other_bias) = reference, candidate
@@ -124,9 +124,9 @@ def fit_experts(
     *,
     seed: int,
 ) -> ExpertsMap | None:
-    """Match the experts of two layers, and the neurons of each; None if the reference's layer has no MLP.
+    """Match the experts of two layers, and the neurons of each; None if the reference layer has no MLP.
 
-    ``residuals`` gets the largest of all experts, as ``experts.gate``. All experts of both are in memory.
+    ``residuals`` gets the largest residuals of all experts, such as ``experts.gate``. Holds all experts in memory.
     """
     references = _mlps(reference, pair[0], routed=True) or _mlps(reference, pair[0], routed=None)
     candidates = _mlps(candidate, pair[1], routed=True)

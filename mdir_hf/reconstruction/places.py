@@ -1,7 +1,7 @@
-"""Finds the place of every tensor of a checkpoint in the function of the model, and maps single weights.
+"""Finds the place of every checkpoint tensor in the model's function, and maps single weights.
 
-Weights are ``(d_out, d_in)`` or vectors. Together the maps change no logit: the contragredient of each undoes it in the
-next matrix.
+Weights are ``(d_out, d_in)`` or vectors. Together the maps change no logit: the next matrix undoes each map by its
+contragredient.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class TensorPlace:
 
     Attributes:
         kind: ``written``: rows added to the stream; ``kept``: unchanged.
-        layer: Position of its layer; None outside of the layers.
-        role: None outside of the layers.
+        layer: Position of its layer; None outside the layers.
+        role: Its role; None outside the layers.
         part: The stored place of its weight.
         rows: Its rows of the tensor, after transposing; None for all.
     """
@@ -71,7 +71,7 @@ class TensorPlace:
         expert: int | None = None,
         is_shared: bool = False,
     ) -> TensorPlace:
-        """Make the place of a part of a stored tensor of this shape."""
+        """Return the place of a part of a stored tensor with this shape."""
         rows = None if part.is_whole else part.rows(shape)
         if kind == "bias":
             rows = None if part.is_whole else part.rows_of(shape[0])
@@ -108,7 +108,7 @@ class TensorPlace:
 
 
 def plan_places(model: Model) -> dict[str, tuple[TensorPlace, ...]]:
-    """Find the places in every tensor of a checkpoint, by its name.
+    """Find the places in every tensor of a checkpoint, by tensor name.
 
     Raises:
         ReconstructionError: If a tensor has no known place, or is stored in a way that cannot be written.
@@ -220,7 +220,7 @@ def _check_whole(model: Model, places: dict[str, list[TensorPlace]]) -> None:
 class StreamTransform:
     """The residual side of every weight: channels, signs, rotation and scale.
 
-    ``is_inverse``: it leads back to the candidate's basis.
+    ``is_inverse``: the transform leads back to the candidate's basis.
     """
 
     reconstruction: Reconstruction
@@ -233,7 +233,7 @@ class StreamTransform:
         return scale if self.is_inverse else 1.0 / scale
 
     def columns(self, rows: torch.Tensor) -> torch.Tensor:
-        """Turn the channels of ``(k, n)`` rows."""
+        """Transform the channels of ``(k, n)`` rows."""
         outer = self.reconstruction.stream.outer
         if outer.kind == "identity":
             return rows
@@ -253,7 +253,7 @@ class StreamTransform:
         return mapped[0] if weight.ndim == 1 else mapped
 
     def gain(self, stored: torch.Tensor, gains: NormGains | None, *, times: float = 1.0) -> torch.Tensor:
-        """Return the gain, as a factor, that a norm has afterwards."""
+        """Return a norm's gain, as a factor, after the transformation."""
         if gains is not None and gains.is_moved:
             target = gains.candidate if self.is_inverse else gains.reference
             assert target is not None
@@ -261,7 +261,7 @@ class StreamTransform:
         return self._permuted(stored) * times
 
     def bias(self, stored: torch.Tensor, gains: NormGains | None) -> torch.Tensor:
-        """Return the bias of the aligned norm: its readers see the same."""
+        """Return the bias of the aligned norm, which preserves its readers' input."""
         if gains is not None and gains.is_moved:
             assert gains.candidate is not None and gains.reference is not None
             before, after = gains.candidate, gains.reference
@@ -271,7 +271,7 @@ class StreamTransform:
         return self.columns(stored[None])[0]
 
     def read(self, weight: torch.Tensor, gains: NormGains | None) -> torch.Tensor:
-        """Map the input side of a weight that reads the stream behind a norm, ``(d_out, n)``."""
+        """Map the input side of a weight ``(d_out, n)`` that reads the stream after a norm."""
         if gains is None or not gains.is_moved:
             return self.columns(weight)
         assert gains.candidate is not None and gains.reference is not None
@@ -299,7 +299,7 @@ def _channel_order(outer: ResidualBasisMap) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def rows_of(layer: ReconstructedLayer | None, role: Role, mlp: MlpMap | None) -> RowMap | None:
-    """Return the map of the inner side of a weight, towards the reference, or None."""
+    """Return the map of a weight's inner side towards the reference, or None."""
     if mlp is not None and role in (Role.GATE, Role.UP, Role.DOWN):
         return {Role.GATE: mlp.gate_rows, Role.UP: mlp.up_rows, Role.DOWN: mlp.down_rows}[role]
     attention = None if layer is None else layer.attention
@@ -328,9 +328,9 @@ def mapped_weight(
     stream: StreamTransform,
     is_shared: bool = False,
 ) -> torch.Tensor:
-    """Map a weight of a layer, ``(d_out, d_in)`` float, on both of its sides.
+    """Map both sides of a layer's weight, ``(d_out, d_in)`` float.
 
-    ``matched`` is None for a layer without a partner, whose inner side stays.
+    ``matched`` is None for a layer without a partner; its inner side stays.
     """
     inner = rows_of(matched, role, mlp)
     if inner is not None and stream.is_inverse:

@@ -1,4 +1,4 @@
-"""Reconstructs the transformation that takes one model to another, and aligns one with the other.
+"""Reconstructs the transformation from one model to another, and aligns the two.
 
 The order follows the paper: Algorithms 1 to 3, and the appendix "Solving All Transformations".
 """
@@ -63,10 +63,10 @@ def fit_reconstruction(
     seed: int = 0,
     on_layer: OnLayer | None = None,
 ) -> Reconstruction:
-    """Find the transformation from the reference to the candidate, two opened models.
+    """Find the transformation from an opened reference to an opened candidate.
 
     Reads the embeddings (or a sample of their rows) and all layers of both models, one at a time. Without a report, the
-    caller answers for the verdict.
+    caller is responsible for the verdict.
 
     Raises:
         ReconstructionError: If nothing relates the models.
@@ -258,7 +258,7 @@ class Aligned:
     """An aligned model.
 
     Attributes:
-        report: The comparison that came first.
+        report: The report of the preceding comparison.
         reconstruction: The transformation.
         written: The files, and how much of each tensor the reference explains.
     """

@@ -1,4 +1,4 @@
-"""The transformation that takes one model to another, as frozen records.
+"""The transformation from one model to another, as frozen records.
 
 A head is a block of ``d`` rows, a neuron a block of one. Rows are mapped by a permutation of blocks and one invertible
 matrix for each (paper, appendix on inner transformations).
@@ -21,10 +21,10 @@ from mdir_hf.method.stream_map import StreamMap
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowMap:
-    """Takes the rows of one matrix to the places and axes of another.
+    """Maps the rows of one matrix to the places and axes of another.
 
     Attributes:
-        order: Which block comes to each place, ``(k,)``: a permutation.
+        order: Which block moves to each place, ``(k,)``: a permutation.
         matrices: ``(k, d, d)``, the factor on the block at each place; None for the identity.
     """
 
@@ -33,22 +33,22 @@ class RowMap:
 
     @property
     def is_identity(self) -> bool:
-        """Whether it leaves all rows as they are."""
+        """Whether the map leaves all rows unchanged."""
         return self.matrices is None and bool((self.order == np.arange(len(self.order))).all())
 
     @property
     def inverse(self) -> RowMap:
-        """The map that undoes it."""
+        """The inverse map."""
         back = np.argsort(self.order).astype(np.int64)
         if self.matrices is None:
             return RowMap(back)
         return RowMap(back, torch.linalg.inv(self.matrices)[torch.from_numpy(back)])
 
     def apply(self, rows: torch.Tensor) -> torch.Tensor:
-        """Map ``(k d, …)`` rows; a vector has entries for rows.
+        """Map ``(k d, …)`` rows, or the entries of a vector.
 
         Raises:
-            ValueError: If the rows cannot be divided into its blocks.
+            ValueError: If the rows cannot be divided into blocks.
         """
         if self.is_identity:
             return rows
@@ -62,7 +62,7 @@ class RowMap:
 
 
 def full_order(reference: IntArray, candidate: IntArray, n_blocks: int) -> IntArray:
-    """Order all blocks of the candidate: those with a partner by its number, then the others."""
+    """Order all candidate blocks: first blocks with a partner, by its number, then the others."""
     matched = candidate[np.argsort(reference, kind="stable")]
     rest = np.setdiff1d(np.arange(n_blocks, dtype=np.int64), matched)
     return np.concatenate([matched, rest]).astype(np.int64)
@@ -74,14 +74,14 @@ class AttentionMap:
 
     Attributes:
         kv_reference: Matched key-value heads, ``(k,)`` ascending.
-        kv_candidate: The candidate's head of each.
+        kv_candidate: The candidate's head for each.
         q_reference: Matched query heads, group by group.
         n_kv_heads: Key-value heads of the candidate.
         n_heads: Query heads of the candidate.
         values: H of each key-value head: ``V' = H V`` and ``O' = O H^-1``; None if V or O is missing.
-        keys: The same of K and Q; turns of planes under rotary positions.
-        layouts: How rotary rows pair up in the two models; None without rotary positions.
-        rotary_dim: Rows of a head that are turned; None for all.
+        keys: The same for K and Q; rotations of planes under rotary positions.
+        layouts: How rotary rows are paired in the two models; None without rotary positions.
+        rotary_dim: Number of rotated rows per head; None for all.
     """
 
     kv_reference: IntArray
@@ -117,7 +117,7 @@ class AttentionMap:
 
     @property
     def moves_heads(self) -> bool:
-        """Whether any head changed its place."""
+        """Whether any head moved."""
         return not (RowMap(self._kv_order).is_identity and RowMap(self._q_order).is_identity)
 
     @property
@@ -196,7 +196,7 @@ class ExpertsMap:
 
     Attributes:
         reference: Matched routed experts, ``(k,)``.
-        candidate: The candidate's expert of each. Several may come from one.
+        candidate: The candidate's expert for each. Several may come from one.
         mlps: Neurons of the candidate's routed experts, by number.
         shared: Neurons of its shared experts.
     """
@@ -214,7 +214,7 @@ class NormGains:
     Attributes:
         reference: ``(n_reference,)``; None for a norm without gain.
         candidate: ``(n_candidate,)``; None for a norm without gain.
-        is_moved: Whether the aligned norm has the reference's gain, and the weights behind it the ratio.
+        is_moved: Whether the aligned norm has the reference's gain and the next weights absorb the ratio.
         reference_bias: ``(n_reference,)`` of a LayerNorm, else None.
         candidate_bias: ``(n_candidate,)``.
     """
@@ -234,7 +234,7 @@ class ReconstructedLayer:
         reference: Position of the partner, from 0. None: no partner; its inner side stays.
         candidate: Its own position.
         mlp: Neurons of a dense MLP.
-        gains: Norms in front of its projections, by role.
+        gains: Norms before its projections, by role.
         residuals: ``|W_aligned - W|_F / |W_aligned|_F`` of each projection, by role, gains folded in, over matched
             rows.
     """
@@ -250,14 +250,14 @@ class ReconstructedLayer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reconstruction:
-    """The transformation that takes the reference to the candidate.
+    """The transformation from the reference to the candidate.
 
     Attributes:
         reference: Label of the reference.
         candidate: Label of the candidate.
         stream: The map of residual channels, U, and the scale of the residual stream.
         layers: Every layer of the candidate, in order.
-        final_gain: The norm in front of the head.
+        final_gain: The norm before the head.
         residuals: Relative residuals of the embedding and of the head.
         version: Version of this package.
     """

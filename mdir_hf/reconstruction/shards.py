@@ -1,4 +1,4 @@
-"""Writes safetensors files one tensor at a time, so that memory holds one tensor and not a shard."""
+"""Writes safetensors files one tensor at a time, so that memory holds one tensor instead of a shard."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class Planned:
 
     @property
     def n_bytes(self) -> int:
-        """Its size in the file."""
+        """Size in the file."""
         return math.prod(self.shape) * DTYPES[self.dtype].n_bits // 8
 
 
 class ShardWriter:
-    """Writes one file atomically, tensors in the planned order.
+    """Writes one file atomically, with tensors in the planned order.
 
     Raises:
-        InputError: If it cannot be written.
+        InputError: If the file cannot be written.
     """
 
     def __init__(self, path: Path, tensors: Sequence[Planned]) -> None:
@@ -71,7 +71,7 @@ class ShardWriter:
         """Append the next tensor.
 
         Raises:
-            ValueError: If it is not the one that was planned.
+            ValueError: If it is not the planned tensor.
             InputError: If the disk is full.
         """
         planned = self._waiting.pop(0)

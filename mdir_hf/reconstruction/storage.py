@@ -40,9 +40,9 @@ MAX_INDEX_BYTES = 64 << 20
 def save_reconstruction(
     reconstruction: Reconstruction, folder: Path, *, full_rotation: bool = False
 ) -> tuple[Path, Path]:
-    """Write the index and the arrays of a reconstruction, and return their paths.
+    """Write the index and arrays of a reconstruction and return their paths.
 
-    ``full_rotation`` keeps a rotation in float64; else it is stored in float32, and left out above 16 MiB.
+    ``full_rotation`` stores a rotation in float64; otherwise it is stored in float32 and omitted above 16 MiB.
 
     Raises:
         InputError: If the folder cannot be written.
@@ -58,7 +58,7 @@ def save_reconstruction(
 
 
 def reconstruction_files(reconstruction: Reconstruction, *, full_rotation: bool = False) -> tuple[bytes, bytes]:
-    """Return the index and the file of arrays; see :func:`save_reconstruction`."""
+    """Return the index and the array file; see :func:`save_reconstruction`."""
     from safetensors.torch import save
 
     arrays: dict[str, torch.Tensor] = {}

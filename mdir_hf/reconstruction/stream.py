@@ -1,4 +1,4 @@
-"""Finds the map of the residual stream: on the embeddings, on the heads, or on the layers if both are new."""
+"""Finds the map of the residual stream from the embeddings, the heads, or the layers if both are new."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pair_layers(
 ) -> list[tuple[int, int]]:
     """Pair every layer of the candidate with its partner, as positions in ``anatomy.layers``.
 
-    A report that mapped all layers is used. Else the spaces of the values are compared, own places first. Pairs are in
+    Uses a report that mapped all layers; otherwise compares the spaces of the values, same places first. Pairs are in
     the candidate's order.
     """
     n_layers = len(reference.anatomy.layers), len(candidate.anatomy.layers)
@@ -55,7 +55,7 @@ def pair_layers(
 class LayerLikeness:
     """Share of one layer's values in the space of another's, above chance; at most 1.
 
-    Layers that were read are kept.
+    Keeps the layers that it reads.
     """
 
     def __init__(self, reference: PlacedTensors, candidate: PlacedTensors, outer: ResidualBasisMap) -> None:
@@ -103,7 +103,7 @@ REFINED_ON_LAYERS, REFINEMENTS = 6, 2
 def find_stream(
     reference: Comparable, candidate: Comparable, common: CommonVocabulary, *, seed: int, keeps_mean: bool
 ) -> tuple[StreamMap, dict[str, float]]:
-    """Find U and its scale, and the residuals of the embeddings and of the heads that were compared.
+    """Find U, its scale, and the residuals of the compared embeddings and heads.
 
     ``keeps_mean``: the norms subtract the mean.
 

@@ -1,6 +1,6 @@
 """Writes the candidate in the reference's basis, or an aligned model back in its own.
 
-One tensor is in memory at a time. An unknown tensor stops it before anything is written.
+Memory holds one tensor at a time. An unknown tensor raises an error before anything is written.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Written:
 
     Attributes:
         n_bytes: Size of all tensors.
-        explained: How much of each tensor the reference explains, in the order of the files.
+        explained: How much of each tensor the reference explains, in file order.
         notes: Remarks for the reader, in sentences.
     """
 
@@ -76,8 +76,8 @@ def write_model(
 ) -> Written:
     """Write a model in the other basis, as safetensors with its config and tokenizer files.
 
-    It computes the same logits, up to rounding. With ``is_inverse`` an aligned model returns to the candidate's basis.
-    The folder has to be empty or new. Tensors are compared with ``reference``, if given.
+    The result computes the same logits, up to rounding. With ``is_inverse``, an aligned model returns to its own basis.
+    The folder must be empty or new. Tensors are compared with ``reference``, if given.
 
     Raises:
         ReconstructionError: If a tensor has no known place, or the transformation cannot be applied exactly.
@@ -359,10 +359,10 @@ def _shards(model: Model, untied: str | None) -> dict[str, list[Planned]]:
 
 
 def check_empty(folder: Path) -> None:
-    """Refuse a folder that an aligned model cannot be written into.
+    """Reject a folder that an aligned model cannot be written into.
 
     Raises:
-        InputError: If it holds files, or is one.
+        InputError: If it contains files or is a file.
     """
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise InputError(f"{folder} is not empty; name a folder that does not exist")

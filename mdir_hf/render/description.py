@@ -55,7 +55,7 @@ _MATRICES = {"embedding": "Embeddings", "unembedding": "Unembeddings (lm_head)"}
 
 
 def describe(report: HomologyReport) -> tuple[Section, ...]:
-    """Lay out a report, the verdict first; parts that were not run have no section."""
+    """Lay out a report, verdict first; parts that were not run have no section."""
     sections = (
         _verdict(report),
         Section(SectionKind.NOT_MEANING, "What it does not mean", bullets=report.does_not_mean),

@@ -19,7 +19,7 @@ def check_save_folder(folder: Path) -> None:
     """Fail early if a folder cannot be written.
 
     Raises:
-        InputError: If the path is a file, or is not writable.
+        InputError: If the path is a file or is not writable.
     """
     if folder.exists() and not folder.is_dir():
         raise InputError(f"cannot save into {folder}: it is a file; name a folder")

@@ -26,11 +26,11 @@ Row = tuple[str, str, int | None, int | None, float | None, float | None, float]
 
 
 def frame_of(report: HomologyReport) -> DataFrame:
-    """Return the evidence as a table, ``log10_p`` corrected as in the report.
+    """Return the evidence as a table with ``log10_p`` corrected as in the report.
 
     There is one row for each pair of matrices (``part``, and the transformation as ``test``), each pair of layers that
     matches by neurons (``neurons``), each matched pair of layers (``layers``), and each test of a part of a layer.
-    ``frame.attrs`` has values of the whole report.
+    ``frame.attrs`` has report-wide values.
 
     Raises:
         MissingExtraError: If pandas is not installed.

@@ -45,7 +45,7 @@ _NUMBER = re.compile(r"-?\d[\d.,]*( \(\d+%\))?")
 def html_page(report: HomologyReport, images: Mapping[str, str]) -> str:
     """Render a report as a page without external resources.
 
-    ``images`` is markup by figure, with alt texts.
+    ``images`` maps figures to markup with alt texts.
     """
     data = base64.b64encode(report.to_json().encode()).decode("ascii")
     title = f"{report.headline}: {pair_name(report, length=40)}"
@@ -53,7 +53,7 @@ def html_page(report: HomologyReport, images: Mapping[str, str]) -> str:
 
 
 def notebook_html(report: HomologyReport, images: Mapping[str, str]) -> str:
-    """Render a report for a notebook: the verdict, its limits, and folded figures, the deciding one first.
+    """Render a report for a notebook: verdict, limits, and folded figures with the deciding one first.
 
     ``images`` beyond :data:`NOTEBOOK_LENGTH` are left out.
     """
@@ -93,7 +93,7 @@ def _filled(template: str, report: HomologyReport, images: Mapping[str, str], **
 def section_html(section: Section, images: Mapping[str, str], *, copyable: bool = False) -> str:
     """Render one section without its heading.
 
-    ``copyable``: listings get a button of the class ``copy``.
+    ``copyable``: listings get a button with class ``copy``.
     """
     macros = _environment().get_template("section.html.j2").make_module({"images": _markup(images)})
     return str(macros.body(section, copyable))  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The results on layers and modules, as text."""
+"""The results for layers and modules as text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mdir_hf.report.words import neurons_text
 
 
 def layers_section(report: HomologyReport) -> Section:
-    """Return the section on matched layers, perhaps empty."""
+    """Return the section on matched layers, which may be empty."""
     by_number = _neurons_section(report.neurons)
     if report.layers is None:
         return by_number
@@ -101,7 +101,7 @@ def basis_words(layers: LayersResult) -> str:
 
 
 def modules_section(report: HomologyReport) -> Section:
-    """Return the section on projections and whole layers, perhaps empty."""
+    """Return the section on projections and whole layers, which may be empty."""
     by_tests = _tests_section(report)
     if report.projections is None:
         return by_tests
@@ -142,7 +142,7 @@ def _tests_section(report: HomologyReport) -> Section:
 
 
 def experts_words(mixtures: Sequence[ExpertsFound]) -> str:
-    """Count the origins of experts over all analysed layers."""
+    """Count the origins of experts in all analysed layers."""
     traced = [origin for mixture in mixtures for origin in mixture.experts]
     n_all = sum(mixture.n_experts for mixture in mixtures)
     counts = {

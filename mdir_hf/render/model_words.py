@@ -1,4 +1,4 @@
-"""Describes the two models of a report, their related parts, and parts not compared."""
+"""Describes a report's two models, their related parts, and the parts that were not compared."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def outcome_words(result: ProjectionResult) -> str:
 
 
 def projection_lines(table: LayerTable) -> tuple[Line, ...]:
-    """Return the lines for a terminal: projections by outcome, and those not kept."""
+    """Return lines for a terminal: projections by outcome, then projections not kept."""
     compared = [result.cosine for result in table.results if result.cosine is not None]
     counts = ", ".join(f"{n} {outcome.words}" for outcome, n in table.counts().items())
     drift = f"; mean cosine {sum(compared) / len(compared):.3f}" if compared else ""
@@ -115,7 +115,7 @@ def projection_paragraphs(report: HomologyReport) -> tuple[str, ...]:
 
 
 def projection_table(table: LayerTable) -> Table:
-    """Return the table with layers of the candidate as rows and projections as columns."""
+    """Return the table with candidate layers as rows and projections as columns."""
     roles = [role for role in ROLES if any(result.role is role for result in table.results)]
     by_layer: dict[tuple[int, int], dict[ModuleRole, ProjectionResult]] = {}
     for result in table.results:
@@ -131,7 +131,7 @@ def projection_table(table: LayerTable) -> Table:
 def short_projection_table(table: LayerTable) -> Table:
     """Return the table with one row for all layers with the same outcomes.
 
-    There are at most :data:`MOST_LISTED` rows, those with most layers first.
+    There are at most :data:`MOST_LISTED` rows; rows with the most layers come first.
     """
     roles = [role for role in ROLES if any(result.role is role for result in table.results)]
     by_layer: dict[int, dict[ModuleRole, ProjectionResult]] = {}

@@ -1,4 +1,4 @@
-"""Sections with shell and Python code that repeats a comparison and is safe to paste, and with the reads."""
+"""Sections with paste-safe shell and Python code that repeats a comparison, and with the reads."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def reproduce_section(report: HomologyReport) -> Section:
 
 
 def read_section(report: HomologyReport) -> Section:
-    """State the bytes and files that were read, and the seconds."""
+    """State the bytes and files read and the seconds taken."""
     io = report.io
     cached = f" and {n_bytes_text(io.bytes_from_cache)} from the cache" if io.bytes_from_cache else ""
     planned = ""
@@ -147,5 +147,5 @@ def read_section(report: HomologyReport) -> Section:
 
 
 def share_read(report: HomologyReport) -> str:
-    """Return the share of the weights that was read, in words."""
+    """Describe the share of the weights that was read."""
     return percent(report.io.share_read) if report.io.bytes_of_weights else "an unknown share"

@@ -1,4 +1,4 @@
-"""Places a p among the measured ones of real models, unrelated pairs and relatives, in words and on a drawn scale."""
+"""Places a p among measured values for unrelated and related real models, in words and on a drawn scale."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _LARGEST = 5.0
 
 @cache
 def measured_pairs() -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return log10 p of unrelated pairs and of relatives, the strongest evidence first."""
+    """Return log10 p of unrelated pairs and of relatives, strongest evidence first."""
     measured = json.loads(files("mdir_hf.render").joinpath(MEASURED).read_text(encoding="utf-8"))
     return tuple(measured["strangers"]), tuple(measured["relatives"])
 
 
 def scale_section(report: HomologyReport) -> Section:
-    """Return the section on the position of this p; empty if p is no bound, or inconclusive."""
+    """Return the section on the position of this p; empty if p is not a bound or inconclusive."""
     is_answered = report.verdict is not Verdict.INCONCLUSIVE and report.settled_by is not SettledBy.IDENTICAL_FILES
     if not is_answered or report.log10_p is None or not report.p_is_bound:
         return Section(SectionKind.SCALE, TITLE)

@@ -76,7 +76,7 @@ class FigureName(Term):
 
 
 class Line(NamedTuple):
-    """A line for a terminal: a label, empty if continued, and text."""
+    """A line for a terminal: a label (empty on continuation lines) and text."""
 
     label: str
     text: str
@@ -84,9 +84,9 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A quantity; ``is_decisive`` ones stand beside the verdict.
+    """A quantity.
 
-    ``is_decisive``: it stands beside the verdict: p or the agreement, its assumption, the step that settled it.
+    ``is_decisive``: it appears beside the verdict: p or the agreement, its assumption, the step that settled it.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of text whose first cell is their header, with headers of columns."""
+    """Rows of text with column headers; the first cell of each row is its header."""
 
     caption: str
     columns: tuple[str, ...]
@@ -106,7 +106,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Lines to copy, in a language: sh or python."""
+    """Lines to copy in one language: sh or python."""
 
     language: str
     text: str
@@ -114,7 +114,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A p among the measured ones.
+    """A p among measured values.
 
     ``strangers`` and ``relatives`` are log10 p, ascending; ``words`` state the position.
     """
@@ -150,7 +150,7 @@ class Section:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has nothing except its title."""
+        """Whether the section has only a title."""
         return not (self.brief or self.paragraphs or self.bullets or self.facts or self.tables or self.code)
 
 
@@ -160,7 +160,7 @@ def number(value: float | None, digits: int = 1) -> str:
 
 
 def percent(share: float) -> str:
-    """Format a fraction as per cent, with three digits."""
+    """Format a fraction as a percentage with three digits."""
     return f"{100.0 * share:.3g}%"
 
 
@@ -187,7 +187,7 @@ def deciding_kind(report: HomologyReport) -> SectionKind | None:
 
 
 def deciding_figures(report: HomologyReport) -> tuple[FigureName, ...]:
-    """Return figures of the evidence that settled the question, the most telling first."""
+    """Return figures for the evidence that settled the question, most telling first."""
     return _DECIDING[report.settled_by][1] if report.settled_by in _DECIDING else ()
 
 

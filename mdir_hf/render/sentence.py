@@ -1,4 +1,4 @@
-"""States the result in one sentence to quote, with the names of both models."""
+"""States the result in one quotable sentence that names both models."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def _map_words(layers: LayersResult, reference: str, candidate: str, n_of_candid
 
 
 def projections_text(table: LayerTable) -> str:
-    """Return the number of projections with each outcome, and their rows."""
+    """Count projections by outcome and state how many rows judged them."""
     counts = [f"{n} {outcome.words}" for outcome, n in table.counts().items()]
     n_rows = max((result.rows for result in table.results), default=0)
     judged = f", judged by up to {n_rows} rows of each" if n_rows else ""

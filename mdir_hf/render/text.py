@@ -1,4 +1,4 @@
-"""Renders a report as text: for a terminal, and in Markdown."""
+"""Renders a report as terminal text or Markdown."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LONGEST_TABLE = 40
 
 
 def text_of(report: HomologyReport, *, width: int | None = None) -> str:
-    """Render a report for a terminal, in lines of at most ``width`` columns, and at most 100."""
+    """Render a report for a terminal in lines of at most ``width`` columns (100 at most)."""
     filled = partial(_filled, width=LINE_WIDTH if width is None else min(width, LINE_WIDTH))
     brief = [
         filled(f"  {line.label:<{LABEL_WIDTH}} ", line.text) for section in describe(report) for line in section.brief
@@ -49,7 +49,7 @@ def _filled(label: str, text: str, width: int) -> str:
 
 
 def markdown_text(report: HomologyReport, alt_texts: Mapping[str, str]) -> str:
-    """Render a report in GitHub's Markdown, with its figures as files beside it.
+    """Render a report in GitHub Markdown that links figures in files beside it.
 
     Figures without ``alt_texts`` are left out.
     """

@@ -32,8 +32,8 @@ class LayerAnalysis:
     """The outcome of tiers 1 and 2.
 
     Attributes:
-        tier_one: Behind the best residual-basis map.
-        counterparts: Reference layer by candidate layer, if a projection agrees.
+        tier_one: Tier 1 under the best residual-basis map.
+        counterparts: Reference layer for each candidate layer with an agreeing projection.
         log_n_tests: Natural log of the tests that each p is corrected for.
     """
 
@@ -60,7 +60,7 @@ class LayerAnalysis:
 
     @cached_property
     def table(self) -> LayerTable:
-        """The table of the report; ``unconfirmed`` takes back findings without a second witness."""
+        """The report's table; ``unconfirmed`` withdraws findings without a second witness."""
         residual_map = self.tier_one.residual_map
         records = Records(self.reader, self.tier_one, self.findings, self.log_n_tests, self.experts)
         results = records.results(self.pairs)
@@ -114,10 +114,10 @@ def analyse_layers(
     device: str = "cpu",
     counterparts: Mapping[int, int] = {},
 ) -> LayerAnalysis | None:
-    """Run tiers 1 and 2 on all layers behind the residual-basis map with most agreement.
+    """Run tiers 1 and 2 on all layers under the residual-basis map with the most agreement.
 
-    All maps are counted. ``counterparts`` has known reference layers by candidate layers; tier 1 overrules it. Returns
-    None without layers to compare or a map.
+    All maps are counted. ``counterparts`` has known reference layers by candidate layer; tier 1 overrides it. Returns
+    None if there are no layers or no map.
     """
     analysis = compare_layers_in_place(
         reference, candidate, residual_maps, seed=seed, device=device, counterparts=counterparts
@@ -137,7 +137,7 @@ def compare_layers_in_place(
     device: str = "cpu",
     counterparts: Mapping[int, int] = {},
 ) -> LayerAnalysis | None:
-    """Run tier 1 alone; :func:`analyse_layers` has the arguments."""
+    """Run tier 1 alone; for arguments, see :func:`analyse_layers`."""
     models = read_closely(reference), read_closely(candidate)
     if not residual_maps or not all(model.anatomy.layers for model in models):
         return None
@@ -154,7 +154,7 @@ def compare_layers_in_place(
 def describe_copies(
     reference: PlacedTensors, candidate: PlacedTensors, *, seed: int = 0, device: str = "cpu"
 ) -> LayerAnalysis | None:
-    """Run tier 1 on two models with the same residual basis, at the same places first.
+    """Run tier 1 on two models with the same residual basis, starting with layers at the same place.
 
     Other pairs are compared only if some layer is not at its place. Returns None if there are no layers to compare.
     """
@@ -174,7 +174,7 @@ def describe_copies(
 
 
 def add_experts(analysis: LayerAnalysis) -> None:
-    """Compare the experts of paired layers, and add them to the analysis."""
+    """Compare the experts of paired layers and add them to the analysis."""
     for pair in analysis.pairs:
         cells = compare_experts(analysis.reader, analysis.tier_one, pair, analysis.log_n_tests)
         if cells is not None:
@@ -182,10 +182,10 @@ def add_experts(analysis: LayerAnalysis) -> None:
 
 
 def search_moved_rows(analysis: LayerAnalysis, on_part: OnPart | None = None) -> None:
-    """Run tier 2, and add findings to the analysis.
+    """Run tier 2 and add its findings to the analysis.
 
-    Searches known counterparts, the same places, then counterparts that heads show. ``on_part`` receives the number of
-    searched pairs of layers, and of all.
+    Searches known counterparts, then the same places, then counterparts by heads. ``on_part`` receives the number of
+    searched layer pairs and the total.
     """
     heads = HeadSearch(analysis.reader, analysis.tier_one, analysis.log_n_tests)
     neurons = NeuronSearch(analysis.reader, analysis.tier_one, analysis.log_n_tests)

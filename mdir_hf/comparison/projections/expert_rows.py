@@ -1,4 +1,4 @@
-"""Compares sampled rows of the experts of paired layers, each with every one of the other model."""
+"""Comparison of sampled expert rows in paired layers, each expert with every expert of the other model."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ strangers one is, on average, whatever the number of rows."""
 
 @dataclass(frozen=True, eq=False)
 class ExpertCells:
-    """How the experts of a pair of layers agree, for every pair of experts.
+    """Agreement of every pair of experts in a pair of layers.
 
     Attributes:
         names: Compared experts of the reference's and the candidate's layer, in the order of the cells.
-        n_experts: Experts that each layer has; 1 for a dense MLP.
+        n_experts: Number of experts in each layer; 1 for a dense MLP.
         failures: Why a projection was not compared.
     """
 
@@ -68,10 +68,10 @@ class ExpertCells:
 def compare_experts(
     reader: ProjectionReader, tier_one: TierOne, pair: tuple[int, int], log_n_tests: float
 ) -> ExpertCells | None:
-    """Compare the experts of a pair of layers, a dense MLP as one expert.
+    """Compare the experts of a pair of layers; a dense MLP counts as one expert.
 
-    p of a cell is corrected by ``log_n_tests`` and for all pairs of experts. Returns None if neither layer is a
-    mixture, or one of them has no MLP.
+    Each cell's p is corrected by ``log_n_tests`` and for all pairs of experts. Returns None if neither layer is a
+    mixture or if one has no MLP.
     """
     models = reader.models
     if not any(model.anatomy.layers[place].experts for model, place in zip(models, pair, strict=True)):

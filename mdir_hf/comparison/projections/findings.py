@@ -1,4 +1,4 @@
-"""Findings of the searches of tier 2, and their common parts."""
+"""Findings of tier 2 searches, and their common parts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Finding:
         log_p: Natural log of the bound for this test alone, with its multiplicity.
         row_cosines: ``(k,)`` cosines of the sampled rows with their partners.
         share: Share of sampled rows with a partner.
-        moved: Which rows changed their places; None if none did.
+        moved: Which rows moved; None if none did.
     """
 
     log_p: float
@@ -66,7 +66,7 @@ class FoundMaps:
 
 @dataclass
 class Search:
-    """Base of the searches of tier 2: two models behind one residual-basis map.
+    """Base class of tier 2 searches: two models under one residual-basis map.
 
     Each p is corrected by ``log_n_tests``.
     """
@@ -77,15 +77,15 @@ class Search:
 
     @property
     def residual_map(self) -> ResidualBasisMap:
-        """Carries the reference into the residual basis of the candidate."""
+        """The map from the reference's residual basis to the candidate's."""
         return self.tier_one.residual_map
 
     def is_significant(self, log_p: float) -> bool:
-        """Whether p of one search is remarkable after all corrections."""
+        """Whether the p of one search is remarkable after all corrections."""
         return log_p + self.log_n_tests < math.log(REMARKABLE)
 
     def rows(self, side: int, role: Role, place: int, numbers: IntArray) -> torch.Tensor:
-        """Read rows of a layer, in the order of their numbers."""
+        """Read rows of a layer in the order of ``numbers``."""
         order = np.argsort(numbers)
         return self.reader.rows_of_one(side, role, place, numbers[order])[torch.from_numpy(np.argsort(order))]
 
@@ -102,14 +102,14 @@ def oriented(cosines: FloatArray) -> FloatArray:
 
 
 def is_alike(cosines: FloatArray) -> npt.NDArray[np.bool_]:
-    """Which rows resemble their partner about as much as the best quarter."""
+    """Which rows resemble their partners about as closely as the best quarter does."""
     typical = float(np.quantile(cosines, 0.75)) if len(cosines) else 0.0
     alike: npt.NDArray[np.bool_] = (cosines >= LEAST_SHARE_OF_LIKENESS * typical) & (typical > 0.0)
     return alike
 
 
 def share_alike(cosines: FloatArray) -> float:
-    """Share of rows that resemble their partner."""
+    """Share of rows that resemble their partners."""
     return float(is_alike(cosines).mean()) if len(cosines) else 0.0
 
 
@@ -120,7 +120,7 @@ def share_of_columns(first: torch.Tensor, second: torch.Tensor) -> float:
 
 
 def log_p_in_order(first: torch.Tensor, second: torch.Tensor) -> float:
-    """Bound for rows under their own numbers."""
+    """Log of the bound on p for rows with equal numbers."""
     factor = flattened(centred_rows(first) @ centred_rows(second).T)
     numbers = torch.stack((factor.diagonal().sum(), factor.square().sum())).double().cpu().numpy()
     return float(log_p_fixed(numbers[0], numbers[1], len(first), log_n_choices=math.log(2.0)))

@@ -50,7 +50,7 @@ Tell = Callable[[Measurements, str], None]
 def with_layer_map(
     measured: Measurements, models: tuple[PlacedTensors, PlacedTensors], watch: Watch, tell: Tell
 ) -> Measurements:
-    """Map the layers by sampled rows if the level asks for it, and by whole matrices unless rows show most layers.
+    """Map the layers by sampled rows if the level asks for it, and by whole matrices unless rows match most layers.
 
     ``models`` read the weights.
 
@@ -142,13 +142,13 @@ def _of_zeros(measured: Measurements, layers: LayersEvidence) -> str:
 def map_by_rows(
     question: LayerQuestion, from_embeddings: tuple[ResidualBasisMap, ...], tried: Sequence[Attempt]
 ) -> tuple[LayerAnalysis | None, LayersEvidence | None]:
-    """Run tiers 1 and 2, and put the layer map together that they show.
+    """Run tiers 1 and 2 and build a layer map from their findings.
 
-    Maps in ``tried`` are fitted on the layers, and used if the embeddings' maps give no complete one.
+    Maps in ``tried`` are fitted on the layers and used if the embeddings' maps give no complete layer map.
 
     Returns:
-        The analysis that found most, and the accepted layer map with most matches, which may be of another analysis;
-        None if there is none.
+        The analysis with the most findings, and the accepted layer map with the most matches (possibly from another
+        analysis), or None.
     """
     reference, candidate = question.reference, question.candidate
     settings, log_alpha = question.settings, question.log_alpha
@@ -198,10 +198,10 @@ def map_by_rows(
 def found_by_rows(
     analysis: LayerAnalysis, *, log_alpha: float, n_maps: int, seed: int, device: str
 ) -> LayersEvidence | None:
-    """Make a layer map from the cells of one projection; None without projections.
+    """Make a layer map from the cells of one projection; None if there are no projections.
 
-    All projections and ``n_maps`` residual-basis maps are counted. The first projection with a partner for every
-    candidate layer is taken, else the one with most.
+    All projections and ``n_maps`` residual-basis maps are counted. Takes the first projection with a partner for every
+    candidate layer, else the one with the most partners.
     """
     roles = [role for role in dict.fromkeys((*REPRESENTATIVES, *MAPPED_ROLES)) if role in analysis.tier_one.cells]
     if not roles:
@@ -282,7 +282,7 @@ def _concluded(
 
 
 def supports(analysis: LayerAnalysis, found: LayersEvidence, log_alpha: float) -> bool:
-    """Whether rows show that neurons of every matched layer agree, behind the same map."""
+    """Whether rows show that neurons of every matched layer agree under the same map."""
     mine, other = analysis.tier_one.residual_map, found.residual_map
     if (mine.kind, mine.fitted_on) != (other.kind, other.fitted_on):
         return False
@@ -292,7 +292,7 @@ def supports(analysis: LayerAnalysis, found: LayersEvidence, log_alpha: float) -
 def neurons_support(analysis: LayerAnalysis, pairs: Sequence[Pair], log_alpha: float) -> bool:
     """Whether neurons of every pair of layers agree by gate or up, in place or in another order.
 
-    Behind a rotation fitted on tokens, strangers agree only in the last layers (docs/method/layers.md).
+    After a rotation fitted on tokens, unrelated models agree only in the last layers (docs/method/layers.md).
     """
 
     def agrees(pair: tuple[int, int]) -> bool:

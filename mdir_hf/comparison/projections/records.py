@@ -1,4 +1,4 @@
-"""Makes the table of a report, one line for each projection of each layer."""
+"""The table of a report: one line for each projection of each layer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ more."""
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """Makes the lines of the table; each p is corrected by ``log_n_tests``."""
+    """Builds the lines of the table; each p is corrected by ``log_n_tests``."""
 
     reader: ProjectionReader
     tier_one: TierOne

@@ -1,4 +1,4 @@
-"""Reads sampled rows of all layers' projections, of the same numbers in both models."""
+"""Reads sampled rows of all layers' projections, with the same row numbers in both models."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ FETCHES_AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowSample:
-    """Sampled rows of one projection of both models, in the candidate's residual basis.
+    """Sampled rows of one projection in both models, in the candidate's residual basis.
 
     Attributes:
         places: Positions of the reference's and the candidate's layers.
@@ -91,7 +91,7 @@ class ProjectionReader:
 
     @property
     def is_remote(self) -> bool:
-        """Whether a model's rows are fetched, so that requests cost more than bytes."""
+        """Whether a model's rows are fetched remotely, so that requests cost more than bytes."""
         return any(is_remote(model) for model in self.models)
 
     def numbers(self, role: Role, n_rows: int) -> IntArray:
@@ -100,7 +100,7 @@ class ProjectionReader:
         return chosen_numbers(n_rows, seed=self.seed, at_most=self.n_sampled_rows, run=run)
 
     def fetch_ahead(self, residual_map: ResidualBasisMap) -> None:
-        """Fetch tier 1's rows of remote models side by side, and keep them."""
+        """Fetch tier 1's rows of remote models in parallel and keep them."""
         if not self.is_remote or is_one_of_several_ranks():
             return
         norms: dict[tuple[int, tuple[str, ...]], tuple[int, Role, int, IntArray | None]] = {}
@@ -150,11 +150,11 @@ class ProjectionReader:
         )
 
     def n_rows(self, side: int, role: Role, place: int) -> int:
-        """Rows of a projection on the side of heads or neurons; costs a header."""
+        """Number of rows on a projection's head or neuron side; reads a header."""
         return inner_rows(self.models[side], place, role) or 0
 
     def n_heads(self, side: int, role: Role, place: int) -> int:
-        """Heads that the rows of a projection divide into, or 1."""
+        """Number of heads that a projection's rows divide into, or 1."""
         anatomy = self.models[side].anatomy
         heads = anatomy.layers[place].heads
         n_kv = heads.n_kv_heads if heads else anatomy.n_kv_heads or anatomy.n_heads
@@ -207,7 +207,7 @@ class ProjectionReader:
         return RowSample(role, places, others[at], reference, sides[1], is_of_stream=True)
 
     def rows(self, side: int, role: Role, place: int, numbers: IntArray | None) -> torch.Tensor:
-        """Read rows of a layer on the side of heads or neurons, ``(k, width)`` float32, gains folded in."""
+        """Read rows on a layer's head or neuron side, ``(k, width)`` float32, with gains folded in."""
         return self._rows_on_host(side, role, place, numbers).to(self.device)
 
     def _rows_on_host(self, side: int, role: Role, place: int, numbers: IntArray | None) -> torch.Tensor:
@@ -216,7 +216,7 @@ class ProjectionReader:
         return reader.read(place, channels).float()
 
     def rows_of_one(self, side: int, role: Role, place: int, numbers: IntArray | None = None) -> torch.Tensor:
-        """Read rows of a single layer, without keeping them."""
+        """Read rows of a single layer without keeping them."""
         model = self.models[side]
         layer = model.anatomy.layers[place]
         if role.writes_stream:
@@ -266,7 +266,7 @@ class ProjectionReader:
 
 
 def read_closely(model: PlacedTensors, *, keeps_rows: bool = False) -> ReadOnce:
-    """The model, with few bytes read over between sampled rows if it is local."""
+    """Return the model; if local, it reads few unneeded bytes between sampled rows."""
     has_kept_rows = isinstance(model, ReadOnce) and model.keeps_rows
     if is_remote(model):
         return model if isinstance(model, ReadOnce) and has_kept_rows else ReadOnce(model, keeps_rows=True)
@@ -281,7 +281,7 @@ def chosen_numbers(n_rows: int, *, seed: int, at_most: int = SAMPLED_ROWS, run: 
 
 
 def matched_channels(residual_map: ResidualBasisMap) -> tuple[IntArray, IntArray, IntArray]:
-    """Channels of the reference, their partners and signs, of a map that is no rotation."""
+    """Reference channels, their partners and signs, for a map that is not a rotation."""
     if residual_map.reference is None or residual_map.candidate is None or residual_map.signs is None:
         every = np.arange(residual_map.n_reference, dtype=np.int64)
         return every, every, np.ones_like(every)

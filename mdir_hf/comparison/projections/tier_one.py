@@ -1,4 +1,4 @@
-"""Tier 1: sampled rows of all pairs of layers under their own numbers."""
+"""Tier 1: sampled rows of all layer pairs, compared by number."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ for."""
 
 @dataclass(frozen=True, eq=False)
 class RoleCells:
-    """How one projection agrees, for every pair of layers.
+    """Agreement of one projection for every pair of layers.
 
     Cells are corrected by ``log_n_tests``.
     """
@@ -83,12 +83,12 @@ class RoleCells:
         return rows.index(pair[0]), columns.index(pair[1])
 
     def is_copy_in_place(self, place: int) -> bool:
-        """Whether a layer agrees with the one at its place beyond rivalry."""
+        """Whether a layer agrees with the layer at its place beyond rivalry."""
         cell = self.at((place, place))
         return cell is not None and bool(self.is_named[cell]) and self.agreement.cosine[cell] >= COPIED_LAYER_COSINE
 
     def share_kept(self, cell: tuple[int, int]) -> float:
-        """Share of the rows of a cell that agree under their own numbers.
+        """Share of a cell's rows that agree with the row of the same number.
 
         Noise hides partners, so a cell is kept as a whole if that explains the cosines within two standard errors.
         """
@@ -122,12 +122,12 @@ class TierOne:
 
     @cached_property
     def n_named(self) -> int:
-        """Layers of the candidate with a counterpart, summed over projections."""
+        """Number of candidate layers with a counterpart, summed over projections."""
         return sum(int(cells.is_named.any(axis=0).sum()) for cells in self.cells.values())
 
     @property
     def is_negative(self) -> bool:
-        """Whether agreeing rows have the opposite sign, as a map fitted on keys leaves open."""
+        """Whether agreeing rows have the opposite sign, which a map fitted on keys cannot determine."""
         signs = [np.sign(cells.agreement.cosine[cells.is_named]).sum() for cells in self.cells.values()]
         return float(sum(signs)) < 0.0
 
@@ -150,7 +150,7 @@ class TierOne:
         }
 
     def counterparts(self) -> dict[int, int]:
-        """Reference layer by candidate layer, by the votes of projections."""
+        """Reference layer for each candidate layer, by votes of projections."""
         votes: dict[int, dict[int, float]] = {}
         for cells in self.cells.values():
             for column, place in enumerate(cells.sample.places[1]):
@@ -163,7 +163,7 @@ class TierOne:
 
 
 def compare_own_places(reader: ProjectionReader, residual_map: ResidualBasisMap) -> TierOne | None:
-    """Compare layers at the same place only, as in models that kept all layers in place.
+    """Compare only layers at the same place, for models that kept all layers in place.
 
     Returns None unless every layer agrees by most projections as clearly as copies do. Each p is corrected for all
     pairs of layers.
@@ -181,9 +181,9 @@ def compare_own_places(reader: ProjectionReader, residual_map: ResidualBasisMap)
 
 
 def compare_in_place(reader: ProjectionReader, residual_maps: Sequence[ResidualBasisMap]) -> list[TierOne]:
-    """Compare sampled rows of all layers under their own numbers, behind each map; p pays for all of them.
+    """Compare sampled rows of all layers by number under each map; p is corrected for all maps.
 
-    Rows are read once for all maps that are no rotation.
+    Rows are read once for all maps that are not rotations.
     """
     log_n = _log_n_tests(reader, len(residual_maps))
     outcomes = []
@@ -210,7 +210,7 @@ def cells_of(
     own_places: bool = False,
     roles: Sequence[Role] = PROJECTION_ROLES,
 ) -> dict[Role, RoleCells]:
-    """Compare sampled rows of each projection behind one map; p is corrected by ``log_n``."""
+    """Compare sampled rows of each projection under one map; p is corrected by ``log_n``."""
     cells: dict[Role, RoleCells] = {}
     for role in roles:
         sample = reader.sample(role, residual_map)

@@ -1,4 +1,4 @@
-"""Tier 2, attention: heads that were permuted, and rows that were rotated inside heads."""
+"""Tier 2, attention: permuted heads and rows rotated inside heads."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ the fitted channels they would be too large."""
 
 @dataclass(frozen=True, eq=False)
 class HeadCells:
-    """How layers agree by the heads of one projection, in any order.
+    """Agreement of layers by the heads of one projection, in any order.
 
     Attributes:
         places: Positions of both models' layers.
@@ -61,7 +61,7 @@ class HeadSearch(Search):
     """Searches of heads."""
 
     def heads_of_layers(self, role: Role, columns: Collection[int]) -> HeadCells | None:
-        """Compare candidate layers with all of the reference by heads, if comparable."""
+        """Compare candidate layers with all reference layers by heads, if comparable."""
         reader = self.reader
         rows, others = reader.places(0, role), tuple(at for at in reader.places(1, role) if at in columns)
         if not rows or not others or len(self._shapes(role, rows, others)) != 1:
@@ -75,7 +75,7 @@ class HeadSearch(Search):
         return HeadCells((rows, others), agreement.log_p, np.abs(cosine))
 
     def counterparts(self, role: Role, cells: HeadCells) -> dict[int, int]:
-        """Reference layer by candidate layer, by heads; without those that another layer resembles far more."""
+        """Reference layer for each candidate layer, by heads; omits those that another layer resembles far more."""
         most = cells.cosine.max(axis=1)
         in_place = self.tier_one.cells.get(role)
         if in_place is not None:
@@ -114,7 +114,7 @@ class HeadSearch(Search):
         return match_heads(samples[0], samples[1], n_heads=n_heads), (samples[0], samples[1])
 
     def attention(self, pair: tuple[int, int], roles: Collection[Role], maps: FoundMaps) -> dict[Role, Finding]:
-        """Look for permuted or turned heads; maps are added to ``maps``."""
+        """Look for permuted or rotated heads and add their maps to ``maps``."""
         findings: dict[Role, Finding] = {}
         # Sampled queries may miss heads that changed places, which o shows by its columns.
         searched = {*roles, Role.Q} if Role.O in roles and Role.Q in self.tier_one.cells else {*roles}

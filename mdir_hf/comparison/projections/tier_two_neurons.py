@@ -33,7 +33,7 @@ class NeuronSearch(Search):
     """Searches of neurons."""
 
     def mlp(self, pair: tuple[int, int], up: Role, roles: Collection[Role], maps: FoundMaps) -> dict[Role, Finding]:
-        """Look for permuted neurons or mixer channels, which are rows of ``up``; pairs are added to ``maps``."""
+        """Look for permuted neurons or mixer channels (rows of ``up``) and add the pairs to ``maps``."""
         reader, gate, down = self.reader, GATE_OF[up], DOWN_OF[up]
         has_gate = all(pair[side] in reader.places(side, gate) for side in (0, 1))
         findings: dict[Role, Finding] = {}

@@ -95,7 +95,7 @@ class BomCheck:
         return (*(check.state.value for check in self.models), *(check.outcome.value for check in self.claims))
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain containers, for JSON."""
+        """Return plain containers for JSON."""
         models = [
             {**asdict(check.listed), "state": check.state.value, "why": check.why, "read_at": check.commit}
             for check in self.models

@@ -107,7 +107,7 @@ def bom_of_report(
     version: str = "1.6",
     timestamp: datetime | None = None,
 ) -> str:
-    """Write the bill of materials of the candidate of a report, with the reference in its pedigree.
+    """Write the bill of materials for a report's candidate, with the reference in its pedigree.
 
     See :func:`bom_of_result`.
 
@@ -126,13 +126,13 @@ def bom_of_result(
     version: str = "1.6",
     timestamp: datetime | None = None,
 ) -> str:
-    """Write the bill of materials of a model that ``verify`` or ``family`` has looked at.
+    """Write the bill of materials of a model examined by ``verify`` or ``family``.
 
     Args:
         result: Its declarations and their measurements.
         facts: Name, digests, licence and date of the model.
         version: Version of CycloneDX, 1.6 or 1.7.
-        timestamp: Date of the document; None: the date of the facts.
+        timestamp: Date of the document, by default the date of the facts.
 
     Raises:
         InputError: If the version is not one of these.

@@ -36,10 +36,10 @@ _HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedModel:
-    """A model as a document names it.
+    """A model named by a document.
 
     Attributes:
-        name: In printable form.
+        name: Name in printable form.
         repo: Repo id on the Hub, or None.
         commit: Commit or the beginning of one, or None.
         hashes: Stated SHA-256 of the model or of its files.
@@ -56,7 +56,7 @@ class ListedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatedBase:
-    """A document states that one model is the base of another.
+    """A document's statement that one model is the base of another.
 
     Attributes:
         stated_in: The field that states it: ``pedigree.ancestors``, ``modelCard.properties`` or ``properties``.
@@ -71,11 +71,11 @@ class StatedBase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BillOfMaterials:
-    """A document, as far as it is about models.
+    """The part of a document that describes models.
 
     Attributes:
         tools: The tools that wrote it.
-        models: The models that it lists, each once.
+        models: Listed models, without repeats.
     """
 
     version: str

@@ -62,7 +62,7 @@ class BaseRecord:
 
     @property
     def shown(self) -> str:
-        """Its name; only the last part of a folder."""
+        """Name, or only the last part for a folder."""
         return self.name if self.is_on_hub else PurePath(self.name).name or "model"
 
     @property
@@ -74,7 +74,7 @@ class BaseRecord:
 
     @property
     def standing(self) -> Standing | None:
-        """How it stands; None if it is neither declared nor found."""
+        """Standing, or None if the base is neither declared nor found."""
         if self.is_related:
             return Standing.FOUND if self.declared_in is None else Standing.CONFIRMED
         if self.declared_in is None:

@@ -1,8 +1,8 @@
 """``make_badge``: turn a report into an SVG, a Markdown snippet and a shields.io endpoint.
 
 The SVG is deterministic, escapes all text, and has no scripts, ids or external references. Its ``<metadata>`` contains
-the claim, from which verify_badge renders the same bytes, so other bytes need another schema. Text widths are of DejaVu
-Sans and stated (``textLength``), so other typefaces never overflow.
+the claim, from which verify_badge renders the same bytes, so other bytes need another schema. Text widths assume DejaVu
+Sans and are stated (``textLength``), so other typefaces never overflow.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Badge:
         return json.dumps(endpoint_of(self.claim), indent=2) + "\n"
 
     def markdown(self, image_url: str, report_url: str, bom_url: str | None = None) -> str:
-        """Return a line of Markdown with the picture, linked to the report, and perhaps a link to a bill of materials.
+        """Return a Markdown line with the picture, linked to the report, and optionally a bill of materials link.
 
         URLs are http(s), or relative paths.
 

@@ -179,7 +179,7 @@ def _changed(
 
 
 def _hub_repo(text: str) -> tuple[str, str | None]:
-    """Return repo id and branch, whatever local folders exist."""
+    """Return repo id and branch, ignoring local folders."""
     name, _, branch = text.partition("@")
     if is_repo_id(name):
         return name, branch or None

@@ -105,7 +105,7 @@ def _beside(name: str) -> str:
 
 
 class _WithoutDoctype(ElementTree.TreeBuilder):
-    """Reject document type declarations, and so entities and other files."""
+    """Reject document type declarations, and so entities."""
 
     def doctype(self, name: str, pubid: str | None, system: str | None) -> None:
         raise InputError("declares a document type, which no badge does")

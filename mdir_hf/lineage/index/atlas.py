@@ -136,7 +136,7 @@ def build_atlas(
 ) -> tuple[AtlasBase, ...]:
     """Build or extend an atlas; bases at their newest commit are not read again.
 
-    ``folder`` gets the index, its table and its card, also if the build is interrupted.
+    ``folder`` receives the index, table and card, even if the build is interrupted.
 
     Raises:
         InputError: If the folder cannot be used, or no base of a new atlas can be opened.

@@ -182,8 +182,7 @@ def identify(
         index: The bases.
         top: Number of most likely bases to test.
         confirm: Whether to compare the model with significant bases, at their commits.
-        settings: Settings of these comparisons. Alpha is for all bases together, the byte limit for everything that is
-            read.
+        settings: Settings of these comparisons. Alpha applies to all bases together, the byte limit to all reads.
         reading: How repositories are opened.
         listeners: Callbacks that receive the progress of the search and of each comparison.
 

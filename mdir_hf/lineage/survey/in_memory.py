@@ -159,7 +159,7 @@ def survey(
 
     Args:
         models: Names of the models, as for :func:`mdir_hf.compare`, without repeats.
-        folder: Folder for results, so that a stopped survey can be resumed. None: store nothing.
+        folder: Folder for results, so that a stopped survey can resume. None stores nothing.
         n_tokens: Number of rows to read from each model.
         layers: Whether to describe the layers of relatives, and to compare models without a relative in full with one
             model of each family, which reads as much as :func:`mdir_hf.compare`.

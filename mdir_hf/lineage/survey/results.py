@@ -179,7 +179,7 @@ class SurveyReport:
         return f"{n_read} of {len(self.names)} models read, {pairs} compared"
 
     def compared_with(self, name: str) -> tuple[int, int]:
-        """Return how many models ``name`` was compared with, and can be in all."""
+        """Return how many models ``name`` was compared with, and the possible total."""
         n_compared = sum(name in pair and result.verdict is not None for pair, result in self.pairs.items())
         n_others = sum(
             other != name and (other not in self.models or self.models[other].error is None) for other in self.names
@@ -248,7 +248,7 @@ class SurveyReport:
         return tuple(pairs)
 
     def contradictions(self) -> tuple[tuple[str, str, str], ...]:
-        """Return triples whose middle model is related to both others, without a relation between these.
+        """Return triples whose middle model is related to both others, which show no relation to each other.
 
         The parents of a merge may share nothing, and a sample may miss a weak relation.
         """

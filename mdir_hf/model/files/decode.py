@@ -1,4 +1,4 @@
-"""Decode stored bytes to tensors, and reject tensors that are not weights. Pure functions.
+"""Pure functions that decode stored bytes to tensors, and reject tensors that are not weights.
 
 Source: ``Dtype`` in ``safetensors/src/tensor.rs`` of safetensors 0.8; for E2M1, E2M3 and E8M0, OCP Microscaling Formats
 (MX) specification 1.0, section 5.3.
@@ -25,8 +25,8 @@ class DType:
 
     Attributes:
         name: The format's own name, e.g. ``BF16``.
-        torch_dtype: None for dtypes returned as raw bytes.
-        is_weight: Whether its bytes alone are weights.
+        torch_dtype: None if tensors are returned as raw bytes.
+        is_weight: Whether its bytes are weights by themselves.
     """
 
     name: str
@@ -100,7 +100,7 @@ def decode_e2m3(packed: torch.Tensor) -> torch.Tensor:
 
 
 def decode_e8m0(codes: torch.Tensor) -> torch.Tensor:
-    """Decode powers of two: ``2^(code - 127)``, float32."""
+    """Decode powers of two, ``2^(code - 127)``, to float32."""
     return E8M0[as_bytes(codes).int()]
 
 
@@ -113,7 +113,7 @@ def as_bytes(values: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How numbers are stored, in independent units.
+    """How numbers are stored in independent units.
 
     Attributes:
         n_values: Numbers per unit: 1, or the block size.
@@ -136,7 +136,7 @@ class Encoding:
 
 
 def stored_encoding(spec: TensorSpec) -> Encoding:
-    """Return how a tensor is viewed in its own dtype, or as bytes."""
+    """Return the encoding that views a tensor in its own dtype, or as bytes."""
     dtype = DTYPES[spec.dtype]
     if dtype.torch_dtype is None:
         n_values = 8 // math.gcd(8, dtype.n_bits)
@@ -146,10 +146,10 @@ def stored_encoding(spec: TensorSpec) -> Encoding:
 
 
 def weight_encoding(spec: TensorSpec, label: str) -> Encoding:
-    """Return how a tensor is decoded to numbers.
+    """Return the encoding that decodes a tensor to numbers.
 
     Raises:
-        UnsupportedFormatError: If its bytes alone are not weights.
+        UnsupportedFormatError: If its bytes are not weights by themselves.
     """
     check_weight(spec, label)
     if spec.dtype != "F4":
@@ -166,7 +166,7 @@ def _decode_f4(data: bytes) -> torch.Tensor:
 
 
 def check_weight(spec: TensorSpec, label: str) -> None:
-    """Reject a tensor whose bytes alone are not weights, with ``UnsupportedFormatError``."""
+    """Raise ``UnsupportedFormatError`` if a tensor's bytes are not weights by themselves."""
     dtype = DTYPES[spec.dtype]
     if not dtype.is_weight:
         raise UnsupportedFormatError(
@@ -220,6 +220,6 @@ def check_finite(
 
 
 def rows_not_finite(values: torch.Tensor, rows: npt.NDArray[np.int64]) -> tuple[int, ...]:
-    """Return which of ``rows``, ``(k,)``, hold NaN or infinity in values ``(k, d)``."""
+    """Return those of ``rows``, ``(k,)``, whose values ``(k, d)`` include NaN or infinity."""
     is_bad = ~torch.isfinite(values.reshape(len(rows), -1)).all(dim=1)
     return tuple(map(int, rows[is_bad.numpy()]))

@@ -1,4 +1,4 @@
-"""Find and open the weight files of a repository, by a table of formats."""
+"""Find and open the weight files of a repository with a table of formats."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ OpenBase = Callable[[AdapterConfig], TensorSource]
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One way in which a tree may store weights.
+    """A way in which a tree may store weights.
 
     Attributes:
-        looks_for: File names for users; empty for unsupported formats.
-        open: Returns the tensors of a tree and a variant, or None.
+        looks_for: File names shown to users; empty for unsupported formats.
+        open: Returns the tensors for a tree and variant, or None.
     """
 
     looks_for: str
@@ -99,13 +99,13 @@ def _open_shards(source: _UsuallyNamed, tree: FileTree, variant: str | None) -> 
 def open_checkpoint(
     tree: FileTree, *, variant: str | None = None, file: str | None = None, open_base: OpenBase | None = None
 ) -> TensorSource:
-    """Open the weights in the root of a tree lazily. Reads at most the index file.
+    """Open the weights in a tree's root lazily. Reads at most the index file.
 
-    ``variant`` is as in transformers: ``fp16`` for ``model.fp16.safetensors``. ``file`` is a weight file or index to
+    ``variant`` works as in transformers: ``fp16`` for ``model.fp16.safetensors``. ``file`` is a weight file or index to
     open. Without ``open_base``, adapters are rejected.
 
     Raises:
-        NoWeightsError: If the root holds no weights (of that variant).
+        NoWeightsError: If the root contains no weights (of that variant).
         UnsupportedFormatError: If the format is unsupported, or several files could be the model.
         CorruptCheckpointError: If the index is invalid, or a shard is missing.
         UnsafePathError: If the index names a file outside its folder.
@@ -131,9 +131,9 @@ def open_checkpoint(
 def first_files(
     names: Collection[str], *, variant: str | None = None, file: str | None = None, may_read_head: bool = False
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Guess the files that opening a checkpoint reads first: some whole, and the headers of others.
+    """Guess which whole files and which headers opening a checkpoint reads first.
 
-    ``may_read_head`` adds the last shard, which may have the output embedding.
+    ``may_read_head`` adds the last shard, which may contain the output embedding.
     """
     if file is not None:
         return (file,) if file.endswith(".json") else (), (file,) if file.endswith(".safetensors") else ()

@@ -1,4 +1,4 @@
-"""Parse an index, which maps tensors to shards, and compare it with their headers.
+"""Parse an index, which maps tensors to shards, and compare it with the shards' headers.
 
 Pure functions. Tools often leave an outdated index, so headers take precedence.
 """
@@ -33,7 +33,7 @@ _SLICE = re.compile(
 
 
 class Shard(NamedTuple):
-    """The parts of the name of a shard."""
+    """The parts of a shard's name."""
 
     stem: str
     number: int
@@ -42,19 +42,19 @@ class Shard(NamedTuple):
 
 
 def shard_named(name: str) -> Shard | None:
-    """Split the name of a shard into its parts, or return None."""
+    """Split a shard's name into its parts, or return None."""
     match = _SHARD.fullmatch(name)
     return match and Shard(match["stem"], int(match["number"]), int(match["total"]), match["suffix"])
 
 
 def slices_among(names: Iterable[str]) -> list[str]:
-    """Return the sorted files named like slices for tensor parallelism."""
+    """Return the sorted files that are named like tensor-parallel slices."""
     slices = sorted(name for name in names if _SLICE.fullmatch(name.lower()))
     return slices if len(slices) > 1 else []
 
 
 def slices_refused(slices: list[str]) -> str:
-    """Return an error message for slices."""
+    """Return the error message for slices."""
     return (
         f"the weights are split into {len(slices)} slices for tensor parallelism ({slices[0]}, …): each file holds a "
         "part of every matrix, which is not supported; compare a copy in the layout of transformers, which most such "
@@ -67,7 +67,7 @@ class ShardIndex:
     """A parsed index.
 
     Attributes:
-        complaint: Error in the rest of the file, raised when a tensor is read, or None.
+        complaint: Error in the rest of the file, to raise when a tensor is read, or None.
         total_size: Bytes of all tensors according to the index, or None.
     """
 
@@ -79,7 +79,7 @@ class ShardIndex:
 
 @collector_paused()
 def parse_index(data: bytes, *, path: str, label: str) -> ShardIndex:
-    """Parse an index file; shards are named relative to the folder of ``path``.
+    """Parse an index file. Shard names are relative to the folder of ``path``.
 
     Raises:
         CorruptCheckpointError: If it is not JSON, or its ``weight_map`` does not map names to file names.
@@ -145,7 +145,7 @@ ROUNDING = 50
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """Differences between an index and the headers of its shards, as sorted tensors."""
+    """Differences between an index and its shards' headers, as sorted tensor names."""
 
     unlisted: tuple[str, ...]
     moved: tuple[str, ...]
@@ -165,9 +165,9 @@ class Disagreement:
 def place_by_headers(
     weight_map: Mapping[str, str], headers: Mapping[str, Collection[str]]
 ) -> tuple[dict[str, str], Disagreement | None]:
-    """Place each tensor in the shard whose header lists it; return differences to the index, if any.
+    """Place each tensor in the shard whose header lists it, and return any differences from the index.
 
-    The index decides between several shards, or else the first one. Tensors of a missing shard stay there.
+    If several shards list it, the index decides, or else the first one wins. Tensors of missing shards stay there.
     """
     places: dict[str, str] = {}
     for path in sorted(headers):

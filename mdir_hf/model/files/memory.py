@@ -23,8 +23,8 @@ class MemorySource:
     Args:
         tensors: Tensors by name, on any device. Not copied, so they must not change.
         label: Name in error messages.
-        outlines: The tensors on the meta device, if access to ``tensors`` is expensive.
-        on_read: Called with name and bytes before each copy; may raise.
+        outlines: The tensors on the meta device, if accessing ``tensors`` is expensive.
+        on_read: Called with the name and size before each copy; may raise.
 
     Raises:
         InputError: If a tensor has a dtype that checkpoints cannot hold.
@@ -68,10 +68,10 @@ class MemorySource:
             yield StoredTensor(name, name, spec.n_bytes, spec.shape)
 
     def read_all_headers(self) -> None:
-        """Do nothing; all shapes are known."""
+        """Do nothing, because all shapes are known."""
 
     def spec(self, name: str) -> TensorSpec:
-        """Return shape and dtype of a tensor, as if stored in sequence."""
+        """Return a tensor's shape and dtype, as if tensors were stored consecutively."""
         spec = self._specs.get(name)
         if spec is None:
             raise TensorNotFoundError(f"there is no tensor {name!r}", subject=self.label)

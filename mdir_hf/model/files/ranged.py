@@ -1,6 +1,6 @@
-"""Read row-major tensors by byte ranges.
+"""Read row-major tensors with range requests.
 
-Neighbouring rows share a request; small gaps are read and dropped.
+Neighbouring rows share a request; small gaps are read and discarded.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ MAX_SPAN_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class RowSpan:
-    """One contiguous read, and the places of its rows.
+    """One contiguous read, and where its rows belong.
 
     Attributes:
         slots: Indices into the requested rows that this read fills, ``(k,)``.
-        offsets: Row of the read for each slot, ``(k,)``.
+        offsets: Row within the read for each slot, ``(k,)``.
     """
 
     start: int
@@ -73,11 +73,11 @@ def coalesce(
 ) -> list[RowSpan]:
     """Plan the reads for ``rows``, ``(k,)`` in any order. Takes O(k log k) time and O(k) memory.
 
-    ``start`` is the absolute offset of row 0. Gaps of up to ``max_gap_bytes`` are read and dropped. One row may be
-    longer than ``max_span_bytes``.
+    ``start`` is the absolute offset of row 0. Gaps of up to ``max_gap_bytes`` are read and discarded. A single row may
+    exceed ``max_span_bytes``.
 
     Returns:
-        Disjoint spans in the order of the file; each slot ``0..k-1`` is in exactly one of them.
+        Disjoint spans in file order; each slot ``0..k-1`` is in exactly one of them.
     """
     order = np.argsort(rows, kind="stable")
     ordered = rows[order]
@@ -127,7 +127,7 @@ def iter_row_blocks(
     *,
     max_gap_bytes: int | None = None,
 ) -> Generator[torch.Tensor, None, None]:
-    """Yield rows of a matrix in blocks ``(<= block_rows, d)``; the next block is read while one is in use.
+    """Yield the rows of a matrix in blocks ``(<= block_rows, d)``, prefetching the next block.
 
     Closing the generator waits for the read in progress.
 
@@ -171,7 +171,7 @@ ROWS_AT_ONCE = 512
 class RangedTensors(ABC):
     """Reads tensors at the offsets in their specs. Implements ``TensorSource`` and ``StoredTensors``.
 
-    A format implements :meth:`names`, :meth:`spec`, ``paths`` and ``description``, and perhaps encodings.
+    Subclasses implement :meth:`names`, :meth:`spec`, ``paths``, ``description``, and perhaps encodings.
     ``max_span_bytes`` limits memory. Thread-safe.
     """
 
@@ -190,11 +190,11 @@ class RangedTensors(ABC):
     @property
     @abstractmethod
     def description(self) -> Description:
-        """Format, quantisation and notes."""
+        """The format, the quantisation, and notes."""
 
     @property
     def n_bytes(self) -> int:
-        """Size of the weight files, in bytes, without missing shards."""
+        """Size of the weight files in bytes, excluding missing shards."""
         return sum(self._tree.files[path].n_bytes for path in self.paths if path in self._tree.files)
 
     @abstractmethod
@@ -203,7 +203,7 @@ class RangedTensors(ABC):
 
     @abstractmethod
     def spec(self, name: str) -> TensorSpec:
-        """Return shape, dtype and place of a tensor."""
+        """Return the shape, dtype and location of a tensor."""
 
     def read(self, name: str) -> torch.Tensor:
         """Return a whole tensor as float32 (float64 stays float64)."""
@@ -223,7 +223,7 @@ class RangedTensors(ABC):
     def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
         """Return some rows as float32 (float64 stays float64), ``(k, d)``.
 
-        ``max_gap_bytes`` None: the byte source's ``gap_bytes``, or 128 KiB.
+        ``max_gap_bytes`` defaults to the byte source's ``gap_bytes``, or to 128 KiB.
         """
         spec = self.spec(name)
         label = self._byte_source(spec.path).label

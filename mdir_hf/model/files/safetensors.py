@@ -1,4 +1,4 @@
-"""Tensors of safetensors files, single or sharded, read by ranges.
+"""Tensors of safetensors files, single or sharded, read with range requests.
 
 A file is ``u64 N`` (little endian), ``N`` bytes of JSON that map a name to ``{dtype, shape, data_offsets}``, and the
 data.
@@ -67,11 +67,11 @@ def read_header_n_bytes(prefix: bytes, *, n_file_bytes: int, label: str) -> int:
 def parse_header(header: bytes, *, n_file_bytes: int, path: str, label: str) -> dict[str, TensorSpec]:
     """Parse and validate the JSON bytes of a header.
 
-    Offsets are absolute, and cover the data without gap or overlap.
+    Offsets are absolute, and cover the data without gaps or overlaps.
 
     Raises:
         CorruptCheckpointError: If the header breaks the rules of the format.
-        UnsupportedFormatError: If the header lists more values than the limit.
+        UnsupportedFormatError: If the header has more values than the limit.
     """
     with naming(label):
         n_structure = json_values(header)
@@ -250,7 +250,7 @@ UNNAMED_TENSORS = 100_000
 class SafetensorsSource(ShardedTensors):
     """The tensors of one safetensors checkpoint, read lazily. Implements ``TensorSource`` and ``StoredTensors``.
 
-    A header costs one or two reads.
+    Reading a header takes one or two reads.
     """
 
     format_name = "safetensors"

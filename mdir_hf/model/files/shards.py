@@ -1,6 +1,6 @@
 """Tensors in one file or several shards.
 
-With an index only the needed shards are opened. If it contradicts a header or the sizes, all headers are read instead.
+With an index, only the needed shards are opened. If it contradicts a header or the sizes, all headers are read instead.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Header = Mapping[str, TensorSpec | str]
 class ShardedTensors(RangedTensors):
     """The tensors of one checkpoint, in one file or several. Implements ``TensorSource`` and ``StoredTensors``.
 
-    A format implements :meth:`_read_header`, called at most once per file. ``sizes_tell``: file sizes can contradict an
-    index. Thread-safe.
+    Subclasses implement :meth:`_read_header`, called at most once per file. ``sizes_tell`` means that file sizes can
+    contradict an index. Thread-safe.
     """
 
     format_name: ClassVar[str]
@@ -59,7 +59,7 @@ class ShardedTensors(RangedTensors):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The sorted weight files, as an index names them."""
+        """The sorted weight files, named as in the index."""
         return self._paths
 
     @property
@@ -77,7 +77,7 @@ class ShardedTensors(RangedTensors):
         return (*self._notes, self._disagreement.note(self._index.path))
 
     def names(self) -> tuple[str, ...]:
-        """Return the sorted names of all tensors: the same object until they change.
+        """Return the sorted names of all tensors, as the same object until they change.
 
         Reads headers unless an index fits the file sizes.
         """
@@ -137,7 +137,7 @@ class ShardedTensors(RangedTensors):
                 yield StoredTensor(name, name, spec.n_bytes, spec.shape)
 
     def spec(self, name: str) -> TensorSpec:
-        """Return the spec of a tensor; reads its shard's header once."""
+        """Return the spec of a tensor, reading its shard's header once."""
         path = self._paths_of_names().get(name)
         if path is None:
             raise TensorNotFoundError(f"there is no tensor {name!r} in {list_some(self._paths)}", subject=self.label)
@@ -244,7 +244,7 @@ def list_some(names: Iterable[str], most: int = 3) -> str:
 
 
 def check_complete(shards: Mapping[int, str], total: int, *, what: str, named: str) -> None:
-    """Raise an error if a file of ``total`` numbered ones is missing.
+    """Check that all ``total`` numbered files are present.
 
     Raises:
         CorruptCheckpointError: If one is missing.

@@ -20,7 +20,7 @@ Span = tuple[int, int]
 class ByteSource(Protocol):
     """Random access to the bytes of one immutable file.
 
-    It may have ``gap_bytes``: unwanted bytes that cost less than a second read.
+    It may have ``gap_bytes``, the most unwanted bytes that cost less than another read.
     """
 
     @property
@@ -73,7 +73,7 @@ class FileTree(Protocol):
 
     @property
     def files(self) -> Mapping[str, FileEntry]:
-        """Every file, by path."""
+        """All files, by path."""
         ...
 
     def open(self, path: str) -> ByteSource:
@@ -85,7 +85,7 @@ class FileTree(Protocol):
         ...
 
     def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
-        """Return a whole small file, through the standard cache.
+        """Return the content of a small file, using the standard cache.
 
         Raises:
             FileMissingError: If there is no such file.
@@ -102,7 +102,7 @@ from them (strides, rows of unpacked codes) could overflow 64 bits."""
 
 
 def excess_of_shape(shape: Sequence[int]) -> str | None:
-    """Describe how a shape exceeds the limits, as the end of a sentence, or return None."""
+    """Return the end of a sentence that says how a shape exceeds the limits, or None."""
     if len(shape) > MOST_AXES:
         return f"has {len(shape):,} axes; the limit is {MOST_AXES}"
     n_elements = 1
@@ -115,7 +115,7 @@ def excess_of_shape(shape: Sequence[int]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Name, shape, dtype and place of a tensor.
+    """Name, shape, dtype and location of a tensor.
 
     Attributes:
         dtype: The format's name for the dtype, e.g. ``BF16``.
@@ -141,7 +141,7 @@ class Description:
     """Properties of a checkpoint.
 
     Attributes:
-        format: The format in users' words, e.g. ``safetensors``.
+        format: User-facing name of the format, e.g. ``safetensors``.
         quantization: The quantisation, e.g. ``GPTQ, 4 bits in groups of 128``, or None.
         metadata: Key/value pairs of a GGUF header.
         unreadable: Tensors whose numbers cannot be decoded.
@@ -155,7 +155,7 @@ class Description:
 
 
 class Checkpoint(Protocol):
-    """The contents of a checkpoint that are known before weights are read."""
+    """Everything known about a checkpoint before its weights are read."""
 
     @property
     def label(self) -> str:
@@ -174,19 +174,19 @@ class Checkpoint(Protocol):
 
     @property
     def description(self) -> Description:
-        """Properties of the checkpoint; may cost the header of a file."""
+        """Properties of the checkpoint. May read the header of a file."""
         ...
 
     def names(self) -> tuple[str, ...]:
-        """Return the sorted names of all tensors. Headers are not read if there is an index."""
+        """Return the sorted names of all tensors. If there is an index, headers are not read."""
         ...
 
     def spec(self, name: str) -> TensorSpec:
-        """Return shape, dtype and place of a tensor; reads the header of its shard once.
+        """Return the shape, dtype and location of a tensor, reading its shard's header once.
 
         Raises:
             TensorNotFoundError: If the checkpoint holds no such tensor.
-            CorruptCheckpointError: If header, index and file contradict each other.
+            CorruptCheckpointError: If the header, index and file contradict each other.
         """
         ...
 
@@ -195,12 +195,12 @@ class TensorSource(Checkpoint, Protocol):
     """The weights of one checkpoint, read lazily."""
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a whole tensor as float32 (float64 stays float64), with the shape in its spec.
+        """Return a whole tensor as float32 (float64 stays float64), in the shape of its spec.
 
         Raises:
             TensorNotFoundError: If the checkpoint holds no such tensor.
             UnsupportedFormatError: If it cannot be read as numbers.
-            CorruptCheckpointError: If it holds NaN or infinity, or files contradict each other.
+            CorruptCheckpointError: If it contains NaN or infinity, or files contradict each other.
         """
         ...
 
@@ -208,7 +208,7 @@ class TensorSource(Checkpoint, Protocol):
         """Return some rows as float32 (float64 stays float64), ``(len(rows), d)``, in the given order.
 
         Row ``i`` of matrix ``e`` of a stack ``(..., m, d)`` has the number ``e * m + i``. Gaps of up to
-        ``max_gap_bytes`` are read and dropped (None: the source's default).
+        ``max_gap_bytes`` are read and discarded (default: the source's).
 
         Raises:
             InputError: If the tensor has fewer than two axes, or a row number is out of range.
@@ -223,7 +223,7 @@ class StoredRows(Protocol):
     def read_stored(self, name: str) -> torch.Tensor:
         """Return a whole tensor in its stored dtype and shape.
 
-        Dtypes that torch lacks (F4, F6) are uint8, with the last axis in bytes.
+        Dtypes that torch lacks (F4, F6) become uint8, with the last axis in bytes.
         """
         ...
 
@@ -244,13 +244,13 @@ class StoredSource(TensorSource, StoredTensors, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor of the files, and the weight that it belongs to.
+    """A stored tensor, and the weight that it belongs to.
 
     Attributes:
         name: Name in the files.
-        weight: Name of the weight that holds or needs it.
-        n_bytes: Stored size; None if the header was not read.
-        shape: Stored shape, alike.
+        weight: Name of the weight that contains or needs it.
+        n_bytes: Stored size; None if the header has not been read.
+        shape: Stored shape; None if the header has not been read.
         belongs_to_other: Whether it is a companion of another tensor.
         reason: Why the weight cannot be read or is unused; None if it can be read.
     """
@@ -265,14 +265,14 @@ class StoredTensor:
 
 @runtime_checkable
 class ListsContents(Protocol):
-    """A tensor source that can list every tensor of its files."""
+    """A tensor source that can list every tensor in its files."""
 
     def contents(self) -> Iterator[StoredTensor]:
-        """Yield every tensor in the headers read so far; costs no request."""
+        """Yield every tensor in the headers read so far, without any request."""
         ...
 
     def read_all_headers(self) -> None:
-        """Read the remaining headers; they override the index."""
+        """Read the remaining headers, which override the index."""
         ...
 
 
@@ -287,7 +287,7 @@ class TreeThatReadsAhead(Protocol):
 
 @runtime_checkable
 class TreeWithTensors(Protocol):
-    """A file tree whose tensors need no weight file."""
+    """A file tree that has tensors without weight files."""
 
     @property
     def tensors(self) -> StoredSource | None:

@@ -1,6 +1,6 @@
-"""Access to the Hub: resolves a name to files pinned to a commit.
+"""Resolve a model name to files on the Hub, pinned to a commit.
 
-``HF_ENDPOINT``, ``HF_HUB_OFFLINE`` and ``MDIR_HF_CACHE`` are read at each opening, not at import.
+``HF_ENDPOINT``, ``HF_HUB_OFFLINE`` and ``MDIR_HF_CACHE`` are read whenever a repository is opened, not at import.
 """
 
 # ruff: noqa: E402  the environment is checked before the client is imported, because the client reads it at import

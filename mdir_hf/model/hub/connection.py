@@ -1,6 +1,6 @@
-"""Send requests through the Hub client's session, and to the Hub's JSON API.
+"""Send requests with the Hub client's session, including requests to the Hub's JSON API.
 
-``HfApi`` waits as long as a server says, and reads responses of any length.
+``HfApi`` limits neither waiting times nor response lengths.
 """
 
 from __future__ import annotations
@@ -83,10 +83,10 @@ def wait_for_turn(url: str, *, token: str | bool | None) -> None:
 
 
 def secured(url: str, target: str, *, subject: str) -> str:
-    """Return the target of a redirect.
+    """Return the target URL of a redirect.
 
     Raises:
-        ServerError: If it leaves https or is not a valid URL.
+        ServerError: If the target leaves https or is not a valid URL.
     """
     try:
         target = urljoin(url, target)
@@ -107,7 +107,7 @@ def pieces(
 ) -> Iterator[bytes]:
     """Yield a response body as it arrives.
 
-    ``decoded`` decompresses the body.
+    The body is decompressed if ``decoded``.
 
     Raises:
         StalledError: If the body arrives too slowly.
@@ -132,7 +132,7 @@ def pieces(
 
 
 def drain(response: Any, *, subject: str) -> bytes:  # noqa: ANN401
-    """Return a short body, so that the connection can be reused."""
+    """Read and return a short body so that the connection can be reused."""
     length = response.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and len(length) < 8 and int(length) <= _SMALL_BODY:
         return b"".join(pieces(response, subject=subject))
@@ -143,7 +143,7 @@ _MOST_MOVES = 4
 
 
 class RefusalError(Exception):
-    """An error status from the Hub with its text, hidden from users."""
+    """An error status and message from the Hub, hidden from users."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(status)
@@ -162,7 +162,7 @@ def ask(
 ) -> tuple[Any, str | None]:
     """Send a GET request to the Hub's API, following redirects.
 
-    Return the decoded JSON, unchecked, and the URL of the next page or None.
+    Return the unvalidated JSON content, and the URL of the next page or None.
 
     Raises:
         HubError: If the Hub refuses (cause: :class:`RefusalError`), is unreachable, or does not return JSON.

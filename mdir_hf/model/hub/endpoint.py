@@ -1,6 +1,6 @@
 """The Hub endpoint: its URL, offline mode, and the hosts that may receive the token.
 
-``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` are read at every call; the Hub client reads them once, at import.
+``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` are read on every call; the Hub client reads them once, at import.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def check_endpoint(endpoint: str) -> None:
-    """Raise an error if the URL of the Hub is invalid.
+    """Check that the Hub URL is valid.
 
     Raises:
         InputError: If it is not an http(s) URL.
@@ -30,7 +30,7 @@ def check_endpoint(endpoint: str) -> None:
 
 
 def is_address(url: str, schemes: Container[str]) -> bool:
-    """Return whether a text is a URL with one of these schemes."""
+    """Return whether a string is a URL with one of these schemes."""
     try:
         parts = urlsplit(url)
         _ = parts.port  # raises if the port is not a number
@@ -64,7 +64,7 @@ _PUBLIC_HUB = ("https://huggingface.co", "https://hf.co")
 
 
 class Caller(TypedDict):
-    """Keywords that identify this package to the Hub client."""
+    """Keyword arguments that identify this package to the Hub client."""
 
     library_name: str
     library_version: str
@@ -112,7 +112,7 @@ def is_offline() -> bool:
 
 
 def origin(url: str) -> Origin:
-    """Return scheme, lower-case host, and port of a URL."""
+    """Return the scheme, lower-case host, and port of a URL."""
     parts = urlsplit(url)
     return (
         parts.scheme.lower(),
@@ -122,7 +122,7 @@ def origin(url: str) -> Origin:
 
 
 def may_see_token(url: str, endpoint: str) -> bool:
-    """Return whether a request may carry the token."""
+    """Return whether requests to a URL may carry the token."""
     return origin(url) in {origin(endpoint), *map(origin, _PUBLIC_HUB)}
 
 
@@ -134,7 +134,7 @@ def hub_hosts() -> frozenset[str]:
 def path_on_hub(url: str, *, may_name_user: bool = False) -> str | None:
     """Return the path of a URL below the Hub's base URL, or None.
 
-    ``may_name_user`` allows a user before the host.
+    ``may_name_user`` allows a user name before the host.
     """
     try:
         parts = urlsplit(url if "://" in url else f"https://{url}")

@@ -1,4 +1,4 @@
-"""Map exceptions of the Hub client to ours; its messages contain URLs, which may be secret."""
+"""Translate the Hub client's exceptions, because its messages contain URLs that may be secret."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ _TRANSLATIONS |= dict.fromkeys(
 
 @contextmanager
 def hub_errors(subject: str, *, file: str | None = None, revision: str | None = None) -> Iterator[None]:
-    """Translate exceptions of the Hub client; other exceptions pass through.
+    """Translate the Hub client's exceptions and let others pass through.
 
     Raises:
         MdirError: With the client's exception as its cause.
@@ -186,7 +186,7 @@ def hub_errors(subject: str, *, file: str | None = None, revision: str | None = 
 def translate(
     exc: BaseException, *, subject: str, file: str | None = None, revision: str | None = None
 ) -> MdirError | None:
-    """Return the exception for one of the Hub client's, or None. The most derived class with an entry decides."""
+    """Return our exception for a Hub client exception, or None. The most derived class with an entry wins."""
 
     def translated(message: _Message, **fields: object) -> MdirError:
         return _error(message, subject, file, revision, **fields)
@@ -230,7 +230,7 @@ def translate(
 def of_status(
     status: int, *, headers: Mapping[str, str], subject: str, file: str | None = None, revision: str | None = None
 ) -> MdirError:
-    """Return the exception for an HTTP error status; headers have lower-case names."""
+    """Return the exception for an HTTP error status. Header names must be lower-case."""
     message = _BY_CODE.get(headers.get("x-error-code", ""), _BY_STATUS.get(status, _OTHER_STATUS))
     if status == 401 and message is _GATED:
         message = _GATED_WITHOUT_TOKEN

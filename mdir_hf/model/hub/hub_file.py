@@ -1,4 +1,4 @@
-"""Read a single small file by its URL on the Hub."""
+"""Read a small file from its Hub URL."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _PAGES = ("resolve", "blob", "raw")
 
 
 def read_hub_file(url: str, *, max_bytes: int, token: str | bool | None = None) -> tuple[bytes, str]:
-    """Read a small file from the Hub, and return it with its commit.
+    """Read a small file from the Hub and return its content and commit.
 
     ``url`` is ``https://huggingface.co/owner/name/resolve/main/path``, also with ``blob``, ``raw``, ``datasets/`` or
-    ``spaces/``. Takes a HEAD, and a GET unless the file is cached.
+    ``spaces/``. Takes a HEAD request, and a GET request unless the file is cached.
 
     Raises:
-        InvalidReferenceError: If the URL is not a file on the Hub.
+        InvalidReferenceError: If the URL is not that of a file on the Hub.
         ByteBudgetError: If the file is larger than ``max_bytes``.
         HubError: If it cannot be read.
     """
@@ -49,9 +49,9 @@ def read_hub_file(url: str, *, max_bytes: int, token: str | bool | None = None) 
 def fetch_hub_file(
     url: str, *, max_bytes: int, token: str | bool | None = None, cache_dir: str | os.PathLike[str] | None = None
 ) -> tuple[Path, str]:
-    """Download a file as :func:`read_hub_file` does, and return its path and commit.
+    """Download a file like :func:`read_hub_file`, and return its local path and commit.
 
-    It is stored below ``mdir-hf`` in ``cache_dir``, by default beside the range cache.
+    The file is stored below ``mdir-hf`` in ``cache_dir``, or by default next to the range cache.
     """
     source, etag, commit = _open(url, max_bytes=max_bytes, token=token, cache=None)
     root = cache_root() if cache_dir is None else Path(cache_dir).expanduser() / "mdir-hf"
@@ -129,10 +129,10 @@ def _not_written(root: Path, exc: OSError) -> HubError:
 
 
 def parse_file_url(url: str) -> tuple[str, str, str, str]:
-    """Split the URL of a file into kind of repository, repo id, revision and path.
+    """Split a file URL into repository kind, repo id, revision and path.
 
     Raises:
-        InvalidReferenceError: If it is not the URL of a file.
+        InvalidReferenceError: If it is not a file URL.
     """
     place = path_on_hub(url) if "://" in url else None
     segments = [unquote(segment) for segment in (place or "").split("/") if segment]

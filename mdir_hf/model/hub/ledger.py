@@ -1,4 +1,4 @@
-"""Count bytes read by file, and enforce the limit on bytes."""
+"""Count the bytes read from each file and enforce the byte limit."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 class IoLedger:
-    """Counts the bytes read by all sources of a comparison, and stops reads at a limit. Thread-safe.
+    """Counts the bytes that a comparison reads, and enforces a limit. Thread-safe.
 
-    ``max_bytes`` limits bytes from the network and local folders, not from caches. ``files`` has all bytes by file
-    label. ``requests`` includes retries.
+    ``max_bytes`` limits bytes from the network and local folders, not from caches. ``files`` maps file labels
+    to bytes read. ``requests`` includes retries.
     """
 
     def __init__(self, *, max_bytes: int | None = None) -> None:
@@ -33,7 +33,7 @@ class IoLedger:
 
     @contextmanager
     def limited(self, max_bytes: int | None) -> Iterator[None]:
-        """Limit the bytes read inside the block, also by other threads. Blocks can be nested.
+        """Limit the bytes that all threads read inside the block. Blocks can be nested.
 
         Raises:
             InputError: If ``max_bytes`` is negative.
@@ -43,16 +43,16 @@ class IoLedger:
 
     @contextmanager
     def listening(self, on_bytes: Callable[[int], None]) -> Iterator[None]:
-        """Call a function with the number of bytes that arrive inside the block.
+        """Call a function with the size of each piece that arrives inside the block.
 
-        Calls come from any thread, one at a time. Exceptions end the read.
+        Any thread may call it, but never concurrently. An exception ends the read.
         """
         with _held(self._listeners, [on_bytes], self._progress_lock):
             yield
 
     @contextmanager
     def reserve(self, label: str, n_bytes: int) -> Iterator[Callable[[int], None]]:
-        """Reserve bytes of the limit for one read; yield a function to call with the size of each piece.
+        """Reserve part of the byte limit for one read; yield a function to call with the size of each piece.
 
         Raises:
             ByteBudgetError: If the read would exceed a limit.

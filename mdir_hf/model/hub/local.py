@@ -1,4 +1,4 @@
-"""Files on this disk: a folder, a weight file, or a cached snapshot."""
+"""Files on the local disk: a folder, a weight file, or a cached snapshot."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def digest(etag: object) -> str | None:
 
 
 def commit_named(commit: object, *, revision: str, subject: str) -> str:
-    """Return the commit in a response of the Hub.
+    """Return the commit named in a Hub response.
 
     Raises:
         ServerError: If it is not 40 hex digits.
@@ -56,7 +56,7 @@ def commit_named(commit: object, *, revision: str, subject: str) -> str:
 
 
 def has_digest(content: bytes, expected: str | None) -> bool:
-    """Return whether bytes match a SHA-256 or a git blob id; None matches any bytes."""
+    """Return whether the bytes match a SHA-256 or git blob id. None matches anything."""
     if expected is None:
         return True
     if SHA256.fullmatch(expected):
@@ -69,7 +69,7 @@ _MOST_FILES = 100_000  # a model has at most some thousand files; more suggests 
 
 
 def check_span(start: int, stop: int, n_bytes: int, label: str) -> None:
-    """Raise an error if a span is invalid or ends past the file.
+    """Check that a span is valid and lies within the file.
 
     Raises:
         InputError: If ``0 <= start <= stop`` does not hold.
@@ -82,7 +82,7 @@ def check_span(start: int, stop: int, n_bytes: int, label: str) -> None:
 
 
 class LocalFile:
-    """A file on this disk as a byte source. Follows links. ``from_cache`` bytes are not limited by the ledger.
+    """A local file as a byte source. Follows links. The ledger does not limit ``from_cache`` bytes.
 
     Raises:
         FileMissingError: If it cannot be opened.
@@ -137,7 +137,7 @@ class LocalFile:
         return (self.read(start, stop) for start, stop in spans)
 
     def close(self) -> None:
-        """Close the file, as deletion of the object does."""
+        """Close the file. Deleting the object does the same."""
         self._close()
 
     def _read(self, start: int, stop: int) -> bytes:
@@ -171,7 +171,7 @@ def _not_in_folder(path: str, label: str) -> MdirError:
 
 @dataclass(eq=False, repr=False)
 class LocalRepository:
-    """The files of a folder, or of a snapshot in the Hub's cache. Implements ``Repository``.
+    """The files of a local folder or a cached Hub snapshot. Implements ``Repository``.
 
     Attributes:
         commit: Commit of a snapshot in the Hub's cache, or None.
@@ -205,7 +205,7 @@ class LocalRepository:
 
     @cached_property
     def files(self) -> Mapping[str, FileEntry]:
-        """Every regular file below the folder, without hidden folders."""
+        """All regular files below the folder, except in hidden folders."""
         entries: dict[str, FileEntry] = {}
         for folder, subfolders, names in os.walk(self.folder):
             subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
@@ -248,7 +248,7 @@ class LocalRepository:
         return LocalFile(place, label=f"{self.label}:{path}", ledger=self.ledger, from_cache=not self.is_local)
 
     def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
-        """Return a whole small file."""
+        """Return the content of a small file."""
         source = self.open(path)
         try:
             check_size(source.n_bytes, max_bytes, source.label)
@@ -257,7 +257,7 @@ class LocalRepository:
             source.close()
 
     def expect(self, *, whole: Iterable[str] = (), heads: Iterable[str] = ()) -> None:
-        """Do nothing, since reads from disk are fast."""
+        """Do nothing, because disk reads are fast."""
 
     def _refuse_link_leaving(self, place: Path, path: str) -> None:
         real = Path(os.path.realpath(place))
@@ -276,7 +276,7 @@ class LocalRepository:
 
 
 def check_size(n_bytes: int, max_bytes: int, label: str) -> None:
-    """Raise an error if a file is too large to be read whole.
+    """Check that a file is small enough to read whole.
 
     Raises:
         ByteBudgetError: If ``n_bytes`` is more than ``max_bytes``.
@@ -288,7 +288,7 @@ def check_size(n_bytes: int, max_bytes: int, label: str) -> None:
 
 
 def commit_of_snapshot(folder: Path) -> str | None:
-    """Return the commit of a folder inside a cached snapshot, else None."""
+    """Return the commit of the cached snapshot that contains a folder, or None."""
     repository = _cache_folder_of(folder)
     return None if repository is None else folder.relative_to(repository / "snapshots").parts[0]
 

@@ -1,7 +1,7 @@
-"""Find the current URL of a file's content: on the Hub or a CDN.
+"""Find the current URL of a file's content, on the Hub or a CDN.
 
-Files in git need no request if the listing gave size and blob id; for others a HEAD returns a signed URL on a CDN,
-which expires.
+Files stored in git need no request if the listing gave their size and blob id. For other files, a HEAD request returns
+a signed CDN URL that expires.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _EXPIRY_MARGIN_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class HubPlace:
-    """A file in a repository, with everything to request it.
+    """A file in a repository, with everything needed to request it.
 
     Attributes:
         kind: ``model``, ``dataset`` or ``space``.
-        is_restricted: Whether the repository is private or gated; then its cached content is not shared.
+        is_restricted: Whether the repository is private or gated, so that cached content is not shared.
     """
 
     repo: str
@@ -57,7 +57,7 @@ class Location:
     """URL and identity of a file's content.
 
     Attributes:
-        url: URL for ranged GET requests; secret if signed. Empty once found to be stale.
+        url: URL for ranged GET requests; secret if signed. Empty once known to be stale.
         etag: SHA-256 for LFS files, git blob id for small files.
         expires_at: Expiry on the monotonic clock, or infinity.
     """
@@ -72,7 +72,7 @@ class Location:
 
 
 class Locator:
-    """Finds the location of one file, again after it expired. Thread-safe."""
+    """Finds the location of a file, and refreshes it after expiry. Thread-safe."""
 
     def __init__(self, place: HubPlace, *, n_bytes: int | None, etag: str | None, ledger: IoLedger) -> None:
         self.place = place
@@ -86,7 +86,7 @@ class Locator:
             self._known = Location(place.url, etag, n_bytes, float("inf"))
 
     def current(self) -> Location:
-        """Return the location, with a request if it expired."""
+        """Return the location, requesting a new one if it has expired."""
         with self._lock:  # concurrent first reads send one HEAD
             known = self._known
             if known is None or not known.url or time.monotonic() >= known.expires_at:

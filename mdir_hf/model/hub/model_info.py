@@ -27,7 +27,7 @@ from mdir_hf.names import is_repo_id
 
 
 def commit_date(repo: str, commit: str, *, token: str | bool | None = None) -> datetime | None:
-    """Return when a commit was made, in UTC, or None. Takes one API request."""
+    """Return the UTC time of a commit, or None. Takes one API request."""
     if is_offline():
         return None
     endpoint = current_endpoint()
@@ -43,7 +43,7 @@ def commit_date(repo: str, commit: str, *, token: str | bool | None = None) -> d
 
 
 def parsed_date(text: object) -> datetime | None:
-    """Return a date of the Hub's API in UTC and whole seconds, or None."""
+    """Parse a date from the Hub's API to whole seconds in UTC, or return None."""
     if not isinstance(text, str) or len(text) > 40:
         return None
     try:
@@ -64,8 +64,8 @@ class ModelInfo:
 
     Attributes:
         repo: Current name.
-        is_public: Whether the Hub says that it is public.
-        is_restricted: Whether the Hub says that it is private or gated.
+        is_public: Whether the Hub reports it as public.
+        is_restricted: Whether the Hub reports it as private or gated.
     """
 
     repo: str
@@ -86,7 +86,7 @@ def model_info(
     kind: Literal["model", "dataset"] = "model",
     before_each: Callable[[], None] = lambda: None,
 ) -> ModelInfo:
-    """Request information on a model (or data set) from the Hub.
+    """Request information about a model (or data set) from the Hub.
 
     ``label`` names it in errors; ``before_each`` is called before every request.
 
@@ -142,7 +142,7 @@ _MODELS_OF_A_PAGE = 1000
 
 @dataclass(frozen=True, slots=True)
 class ModelList:
-    """Repo ids on the Hub; ``is_cut`` if there are more than the limit."""
+    """Repo ids on the Hub; ``is_cut`` tells whether the limit cut the list."""
 
     names: tuple[str, ...]
     is_cut: bool = False
@@ -153,10 +153,10 @@ def models_of_author(
 ) -> ModelList:
     """List the models of a user or an organisation, most downloaded first.
 
-    Takes a request per thousand models.
+    Takes one request per thousand models.
 
     Raises:
-        InputError: If the author has no such model, or the name is invalid.
+        InputError: If the author has no matching model, or the name is invalid.
         HubError: If the request fails.
     """
     if not author or "/" in author:
@@ -182,7 +182,7 @@ def models_of_author(
 
 
 def models_of_collection(collection: str, *, token: str | bool | None = None) -> ModelList:
-    """List the models of a collection in order; takes one request.
+    """List the models of a collection in order. Takes one request.
 
     ``collection`` is ``owner/title-0123456789abcdef01234567``, or the URL of its page.
 

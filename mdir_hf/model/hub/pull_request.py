@@ -72,13 +72,13 @@ def open_pull_request(
     token: str | bool | None = None,
     kind: _Kind = "model",
 ) -> PullRequest:
-    """Open a pull request with one commit, on top of the commit that the files were made from.
+    """Open a pull request with one commit, based on the commit that the files were made from.
 
     Takes about five requests.
 
     Raises:
-        PullRequestError: If the token lacks the permission, discussions are disabled, the head has moved, or this title
-            is open.
+        PullRequestError: If the token lacks the permission, discussions are disabled, the head has moved, or a
+            pull request with this title is open.
         CardError: If the Hub rejects the metadata of a README.md.
         HubError: If a request fails.
     """

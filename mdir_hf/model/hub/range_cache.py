@@ -1,7 +1,7 @@
 """A disk cache of byte ranges, so that a second comparison of a model needs no download.
 
-Layout: ``<root>/ranges/<key[:2]>/<key>/<start>-<stop>``, one file per piece: the bytes, their length, and half their
-SHA-256 in 24 bytes. Several processes may share a root.
+Layout: ``<root>/ranges/<key[:2]>/<key>/<start>-<stop>``, one file per piece: the bytes, their length, and half of
+their SHA-256, 24 bytes in total. Several processes may share a root.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _TEMPORARY = "tmp-"
 
 
 def content_key(*, endpoint: str, etag: str | None, repo: str, commit: str, path: str) -> str:
-    """Return the key under which a file's ranges are cached: 40 hex digits.
+    """Return the cache key of a file's ranges: 40 hex digits.
 
-    It has the Hub's URL and the digest, or commit and file, so entries never become outdated.
+    It depends on the Hub's URL and the digest, or the commit and file, so entries never become outdated.
     """
     name = digest(etag) or f"{repo}\n{commit}\n{path}"
     return hashlib.blake2b(f"{endpoint}\n{name}".encode(), digest_size=20).hexdigest()
 
 
 def shared_range_cache() -> RangeCache:
-    """Return this process's cache for the folder and limit in the environment."""
+    """Return this process's cache for the folder and limit set in the environment."""
     return _shared(cache_root(), cache_max_bytes())
 
 
@@ -52,7 +52,7 @@ def _shared(root: Path, max_bytes: int) -> RangeCache:
 
 
 class RangeCache:
-    """A cache of byte ranges of limited size. Failed writes never fail a read; 0 bytes disable the cache.
+    """A size-limited cache of byte ranges. Failed writes never fail a read. A limit of 0 disables the cache.
 
     Attributes:
         is_writable: False if the cache is disabled, or the disk is full or read-only.
@@ -98,7 +98,7 @@ class RangeCache:
                 return
 
     def drop(self, key: str) -> None:
-        """Delete every cached range of a content."""
+        """Delete every cached range of a key."""
         with self._lock:
             spans = self._spans.pop(key, None) or list(self._listed(key))
         for span in {*spans, *self._listed(key)}:
@@ -107,7 +107,7 @@ class RangeCache:
 
     @contextlib.contextmanager
     def alone(self, key: str, start: int, stop: int) -> Iterator[None]:
-        """Block other threads from a range, so that it is fetched once."""
+        """Block other threads from a range so that it is fetched only once."""
         with self._lock:
             waited = self._wanted.setdefault((key, start, stop), _Wanted())
             waited.n += 1

@@ -37,9 +37,9 @@ _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)
 
 
 class HubFile:
-    """A file of a Hub repository as a byte source, read by HTTP ranges. Thread-safe.
+    """A file in a Hub repository as a byte source, read with range requests. Thread-safe.
 
-    Takes one GET per uncached span, and perhaps a HEAD first. Size and digest come from the listing, or None.
+    Takes one GET per uncached span, and perhaps a HEAD first. Size and digest come from the listing, or are None.
     ``use_cached=False`` replaces cached ranges; ``n_in_flight`` limits concurrent requests.
     """
 
@@ -78,10 +78,10 @@ class HubFile:
 
     @property
     def n_bytes(self) -> int:
-        """Size in bytes; costs a HEAD if the listing did not give it.
+        """Size in bytes. Takes a HEAD request if the listing lacks it.
 
         Raises:
-            HubError: If the HEAD fails.
+            HubError: If that request fails.
         """
         return self._n_bytes if self._n_bytes is not None else self._locator.current().n_bytes
 
@@ -91,8 +91,8 @@ class HubFile:
         Raises:
             ShortReadError: If the file ends before ``stop``, or the connection keeps failing.
             RangeIgnoredError: If the server does not send the requested range.
-            RateLimitedError: If it returns 429 after all retries, or requests too long a wait.
-            ServerError: If it fails otherwise after all retries, or the file changed.
+            RateLimitedError: If the server returns 429 after all retries, or requests too long a wait.
+            ServerError: If the request fails otherwise after all retries, or the file has changed.
             ByteBudgetError: If the read would exceed the limit on bytes.
         """
         return self._read((start, stop), None)
@@ -114,19 +114,19 @@ class HubFile:
         return b"".join(self.read_many(self.spans()))
 
     def spans(self) -> list[Span]:
-        """Return spans that cover the whole file."""
+        """Split the whole file into spans."""
         n_bytes = self.n_bytes
         return [(at, min(at + WHOLE_SPAN_BYTES, n_bytes)) for at in range(0, n_bytes, WHOLE_SPAN_BYTES)]
 
     def begin(self) -> None:
-        """Start reading the first bytes, for the first read within them."""
+        """Prefetch the first bytes for the first read within them."""
         n_first = min(FIRST_BYTES, self.n_bytes)
         future = run_beside(lambda: self._through_cache(0, n_first, None), name="mdir-hf-ahead")
         with self._lock:
             self._begun = n_first, future
 
     def distrust(self) -> None:
-        """Drop the cached content at the next read, and request its location again."""
+        """Drop cached content at the next read, and look up its location again."""
         with self._lock:
             self._is_stale = True
         self._locator.forget(self._locator.current())
@@ -170,7 +170,7 @@ class HubFile:
 
     @property
     def key(self) -> str:
-        """Key of its bytes in the cache."""
+        """Cache key of the file's bytes."""
         place = self._place
         etag = None if place.is_restricted else self._etag or self._locator.current().etag
         return content_key(endpoint=place.endpoint, etag=etag, repo=place.repo, commit=place.commit, path=place.path)

@@ -1,4 +1,4 @@
-"""Parse the name of a model: a repo id, a Hub URL, a folder or a weight file."""
+"""Parse a model name: a repo id, a Hub URL, a folder or a weight file."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _VARIANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A parsed name of a model, not yet looked up on the Hub.
+    """A parsed model name, not yet looked up on the Hub.
 
     Attributes:
         repo_id: ``owner/name`` or a single-word id; None for local files.
@@ -85,12 +85,12 @@ class Reference:
 def parse_reference(reference: str | os.PathLike[str], *, allow_local: bool = True) -> Reference:
     r"""Parse the name of a repository, folder or file.
 
-    Uses no network. Existing local files take precedence. What looks like a path (``./x``, ``/x``, ``~/x``, ``C:\x``)
-    or a weight file is never a repo id. ``allow_local`` False is for names from untrusted users, and does not access
-    this disk.
+    Uses no network. Existing local files take precedence. A name that looks like a path (``./x``, ``/x``, ``~/x``,
+    ``C:\x``) or a weight file is never a repo id. If ``allow_local`` is False, as for
+    untrusted names, the disk is not accessed.
 
     Raises:
-        InvalidReferenceError: If it is invalid, or is a path that does not exist.
+        InvalidReferenceError: If the name is invalid or a path that does not exist.
     """
     try:
         return _parse(reference, allow_local=allow_local)

@@ -35,11 +35,11 @@ class RepositoryOptions:
     """How a repository is opened: fields of :class:`~mdir_hf.model.open.Reading`.
 
     Attributes:
-        token: A token, False for none, None or True for the stored one.
-        cache_dir: The Hub's cache; None for the standard one.
+        token: A token, False for none, or None or True for the stored token.
+        cache_dir: The Hub's cache; None for the default.
         local_files_only: Never use the network.
         force_download: Download files even if they are cached.
-        use_caches: False neither reads nor writes caches, so one user's private content does not reach another.
+        use_caches: If False, do not read or write caches, so that private content does not reach other users.
         public_only: Reject repositories that are not public.
     """
 
@@ -95,11 +95,11 @@ class HubRepository:
 
     @property
     def files(self) -> Mapping[str, FileEntry]:
-        """Every file by path relative to the subfolder."""
+        """All files, by path relative to the subfolder."""
         return self._files
 
     def open(self, path: str) -> ByteSource:
-        """Open a file from the Hub's cache, or by ranges."""
+        """Open a file from the Hub's cache, or with range requests."""
         entry = self._entry(path)
         downloaded = None if self._options.force_download else self._in_cache(entry)
         if downloaded is not None:
@@ -107,7 +107,7 @@ class HubRepository:
         return self._ranged(entry)
 
     def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
-        """Return a whole small file, checked against the listing."""
+        """Return a small file's content, checked against the listing."""
         entry = self._entry(path)
         check_size(entry.n_bytes, max_bytes, f"{self.label}:{path}")
         with self._lock:
@@ -238,5 +238,5 @@ class HubRepository:
 
 
 def hub_cache_dir(cache_dir: str | os.PathLike[str] | None) -> str:
-    """Return the Hub's cache folder: the given one, or the client's default."""
+    """Return the given cache folder, or the Hub client's default."""
     return str(Path(cache_dir if cache_dir is not None else constants.HF_HUB_CACHE).expanduser())

@@ -1,4 +1,4 @@
-"""Open a repository by name: on the Hub at a commit, or a local folder."""
+"""Open a Hub repository at a commit, or a local folder, by name."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class ResolvedModel:
     """A model at its current commit.
 
     Attributes:
-        repo: Current repo id; for local files the given name.
-        commit: Full sha of the commit of the revision; None for local files.
+        repo: Current repo id, or the given name for local files.
+        commit: Full SHA of the revision's commit; None for local files.
         pinned: A name for exactly these files, for :class:`~mdir_hf.comparison.api.HomologyChecker`.
-        is_public: Whether the Hub says that it is public.
+        is_public: Whether the Hub reports it as public.
     """
 
     repo: str
@@ -43,7 +43,7 @@ class ResolvedModel:
 def resolve_model(
     reference: str | os.PathLike[str], *, token: str | bool | None = None, allow_local: bool = True
 ) -> ResolvedModel:
-    """Return the current commit of a name, without opening the model.
+    """Resolve a name to its current commit without opening the model.
 
     Takes one API request, or none for local files. See :func:`open_repository`.
 
@@ -111,10 +111,10 @@ def open_repository(
     allow_local: bool = True,
     ledger: IoLedger | None = None,
 ) -> Repository:
-    """Open a repository or folder by name, pinned to one commit; reads only the listing.
+    """Open a repository or folder by name, pinned to one commit. Only the listing is read.
 
-    Takes one API request for a repository on the Hub, none for a folder or offline. ``revision`` None is ``main``;
-    ``subfolder`` is used as root; ``allow_local`` False rejects local names, for servers.
+    Takes one API request for a repository on the Hub, none for a folder or offline. ``revision`` defaults to ``main``.
+    ``subfolder`` becomes the root. If ``allow_local`` is False, as on servers, local names are rejected.
 
     Raises:
         InvalidReferenceError: If the name is invalid.

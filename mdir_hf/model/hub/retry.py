@@ -1,6 +1,6 @@
 """Decide which failures are retried, and wait for the Hub's rate limit.
 
-Every response states the remaining requests of the window (docs/hub-behaviour.md); if few are left, all threads spread
+Every response states the requests left in the window (docs/hub-behaviour.md); if few are left, all threads spread
 them over the rest of the window.
 """
 
@@ -37,7 +37,7 @@ _never = threading.Event()
 
 
 def pause(wait_s: float, cancelled: threading.Event | None = None) -> None:
-    """Wait, unless cancelled; tests replace it."""
+    """Wait unless cancelled. Tests replace this function."""
     (cancelled or _never).wait(wait_s)
 
 
@@ -46,7 +46,7 @@ class StalledError(TimeoutError):
 
 
 def is_transport_error(exc: BaseException) -> bool:
-    """Return whether the HTTP library (httpx or httpx2) raised this."""
+    """Return whether the HTTP library (httpx or httpx2) raised an exception."""
     return isinstance(exc, HfHubHTTPError.__bases__[0]) and not isinstance(exc, HfHubHTTPError)
 
 
@@ -60,7 +60,7 @@ def is_transient(exc: BaseException) -> bool:
 
 
 def is_stall(exc: BaseException | None) -> bool:
-    """Return whether a timeout was reached."""
+    """Return whether the exception is a timeout."""
     return isinstance(exc, StalledError) or any(kind.__name__ == "TimeoutException" for kind in type(exc).__mro__)
 
 
@@ -100,10 +100,9 @@ class Patience:
         *,
         cause: BaseException | None = None,
     ) -> bool:
-        """Count a failure.
+        """Count a failure. Wait and return True if a retry is worthwhile.
 
-        Wait and return True if a retry is worthwhile. Waits 0.5, 1, 2, 4, 8 s (plus up to 25 %), or as the server
-        requests.
+        The wait is 0.5, 1, 2, 4, 8 s (plus up to 25 %), or as long as the server requests.
         """
         self.failures += 1
         self.stalls += is_stall(cause)

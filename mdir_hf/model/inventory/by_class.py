@@ -1,4 +1,4 @@
-"""Find names through the transformers class that a config names.
+"""Find tensor names with the transformers class named in a config.
 
 The class is built on the meta device, without weights or remote code; most families share the names of modules.
 """
@@ -37,9 +37,9 @@ _HALVES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)
 
 
 def names_by_class(config: Mapping[str, object], names: Collection[str]) -> dict[str, str] | None:
-    """Return stored names by name in the module, according to the class in a config.
+    """Map names in the module to stored names, according to the class in a config.
 
-    Other tensors keep their name. Return None without transformers, the class, or any of these names. Takes some
+    Other tensors keep their names. Return None if transformers, the class, or all these names are missing. Takes some
     seconds.
     """
     settings = harmless(config)
@@ -73,10 +73,10 @@ def _moved_prefixes(stored_names: Mapping[str, str]) -> dict[str, str]:
 
 
 def harmless(config: Mapping[str, object]) -> dict[str, object] | None:
-    """Return the entries of a config that are safe for building a model.
+    """Return the config entries that are safe for building a model.
 
     A config can make transformers import kernels from the Hub, load weights, or build a million layers. Entries that
-    select code are left out; None if it names other weights or too many modules.
+    select code are left out. Return None if it names other weights or too many modules.
     """
     safe: dict[str, object] = {}
     for key, value in config.items():

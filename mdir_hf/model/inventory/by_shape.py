@@ -1,4 +1,4 @@
-"""Assign roles by shape, to models without known names, stacks and connectors.
+"""Assign roles by shape to stacks, connectors, and models with unknown names.
 
 The embedding has as many rows as the vocabulary, layers are numbered groups of equal shapes, and a matrix gets a role
 only if its shape is unique in the layer.
@@ -35,9 +35,9 @@ _INTERMEDIATE = ("intermediate_size", "ffn_dim", "n_inner", "d_ff", "ffn_hidden_
 def resolve_by_shape(
     config: Mapping[str, object], names: Sequence[str], shape_of: ShapeOf, *, is_language: bool = True
 ) -> Anatomy | None:
-    """Find embedding, head and layers by shape alone; needs the shape of every tensor.
+    """Find the embedding, head and layers by shape alone. Needs every tensor's shape.
 
-    ``is_language`` skips stacks named like a tower. Return None without a possible embedding or repeated layers.
+    ``is_language`` skips stacks named like a tower. Return None if no possible embedding or repeated layers exist.
     """
     sizes = read_sizes(config)
     shapes = {name: tuple(shape_of(name)) for name in names}
@@ -124,7 +124,7 @@ def _embedding_and_head(tables: list[str]) -> tuple[str | None, str | None, tupl
 
 
 def common_width(stack: Stack | None, shapes: Mapping[str, tuple[int, ...]]) -> int | None:
-    """Return the commonest side of matrices in the layers."""
+    """Return the most common dimension of matrices in the layers."""
     if stack is None:
         return None
     sides: Counter[int] = Counter()
@@ -154,9 +154,9 @@ def _layer(stack: Stack, index: int, shapes: Mapping[str, tuple[int, ...]], hidd
 
 
 def other_stacks(inventory: ModelInventory, label: str, tensors: TensorSource) -> tuple[ModelView, ...]:
-    """Return the stacks with at least one known role, without the language model.
+    """Return the stacks with at least one known role, except the language model.
 
-    A connector is one layer if two matrices form an MLP. Costs the headers of the shards.
+    A connector is one layer if two matrices form an MLP. Reads the shards' headers.
     """
     views: list[ModelView] = []
 
@@ -202,7 +202,7 @@ def stack_anatomy(names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None:
 def connector_anatomy(names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None:
     """Assign up and down to two matrices of a connector that form an MLP, such as LLaVA's projector, as one layer.
 
-    Return None if no matrix has as many columns as another one in the same module has rows.
+    Return None if no matrix has as many columns as another in its module has rows.
     """
     matrices = [name for name in sorted(names, key=_by_number)[:MOST_MATRICES] if len(shape_of(name)) == 2]
     for up, down in sorted(

@@ -1,6 +1,6 @@
 """Resolve the roles in a checkpoint whose index may be out of date, and take its inventory.
 
-Matrices with common names in unknown architectures get roles if the shapes fit, whole groups only.
+In unknown architectures, whole groups of matrices with common names get roles if their shapes fit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mdir_hf.model.roles.wrappers import without_wrappers
 
 
 def without_tensors(anatomy: Anatomy, names: Collection[str]) -> Anatomy:
-    """Return the anatomy without any role for these tensors."""
+    """Return the anatomy without the roles of these tensors."""
     dropped = set(names)
     if not dropped:
         return anatomy
@@ -89,9 +89,9 @@ ShapeOf = Callable[[str], tuple[int, ...]]
 
 
 def with_usual_names(anatomy: Anatomy, shape_of: ShapeOf) -> Anatomy:
-    """Place matrices by common names, in layers that lack attention or an MLP.
+    """Place matrices by common names in layers that lack attention or an MLP.
 
-    Return the same object without a change.
+    Return the same object if nothing changes.
     """
     if not anatomy.unplaced:
         return anatomy
@@ -149,7 +149,7 @@ def _named(names: Mapping[Role, str], stored_names: Mapping[str, str]) -> dict[R
 def resolve_from_headers(config: Mapping[str, object], tensors: TensorSource) -> Anatomy:
     """Resolve roles from the names in an index, or from all headers if the index seems incomplete.
 
-    It is incomplete if it lacks layers, an untied head or the embedding, or if a header contradicts it.
+    An index seems incomplete if it lacks layers, an untied head or the embedding, or if a header contradicts it.
 
     Raises:
         AnatomyError: See :func:`~mdir_hf.model.roles.resolve_anatomy`.
@@ -172,7 +172,7 @@ def resolve_from_headers(config: Mapping[str, object], tensors: TensorSource) ->
 
 
 def lacks_groups(anatomy: Anatomy) -> bool:
-    """Return whether most layers lack attention or the MLP, with matrices unplaced."""
+    """Return whether most layers lack attention or the MLP and matrices are unplaced."""
     lacking = [layer for layer in anatomy.layers if _missing_groups(layer)]
     return bool(anatomy.unplaced) and 2 * len(lacking) > len(anatomy.layers)
 

@@ -14,7 +14,7 @@ LANGUAGE = "language model"
 
 
 class PartKind(str, Enum):
-    """Kind of a part of a model."""
+    """The kind of a model part."""
 
     STACK = "stack"
     """Matrices of a sequence of layers, and matrices beside the layers under the same prefix."""
@@ -65,7 +65,7 @@ class ModelInventory:
     """Every tensor in a model's files, each in exactly one part.
 
     Attributes:
-        parts: In the order of :class:`PartKind`, the largest first.
+        parts: Parts in :class:`PartKind` order, largest first.
         n_bytes_of_files: Size of all weight files.
     """
 
@@ -88,7 +88,7 @@ class ModelInventory:
         """Return a part by name.
 
         Raises:
-            KeyError: If there is none.
+            KeyError: If there is no such part.
         """
         return next(part for part in self.parts if part.name == name) if name in self._names else self._missing(name)
 
@@ -102,7 +102,7 @@ class ModelInventory:
 
 @dataclass(frozen=True)
 class ModelView:
-    """Some weights of a model under roles of their own. Implements :class:`~mdir_hf.model.comparable.PlacedTensors`.
+    """Some weights of a model with their own roles. Implements :class:`~mdir_hf.model.comparable.PlacedTensors`.
 
     Attributes:
         name: A stack, or the experts of a layer.

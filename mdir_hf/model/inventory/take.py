@@ -1,4 +1,4 @@
-"""Assign each tensor to one part: by roles, then by words in names and shapes. Pure functions."""
+"""Pure functions that assign each tensor to one part, by role, then by words in names and by shape."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def stack_label(components: list[str]) -> tuple[str, int] | None:
 
 
 def auxiliary_label(rest: str) -> str | None:
-    """Return the purpose of a matrix by its name in its layer."""
+    """Return the purpose of a matrix, given its name within the layer."""
     return next((label for label, pattern in _AUXILIARY if pattern.fullmatch(rest)), None)
 
 
@@ -162,7 +162,7 @@ def take_inventory(
 
 
 def may_have_other_stacks(names: Iterable[str], anatomy: Anatomy) -> bool:
-    """Return whether a name has no role and is not in a layer of the language model. Names cost no header."""
+    """Return whether any name has no role and is outside the language model's layers. Reads no headers."""
     edges = (anatomy.embedding, anatomy.unembedding, anatomy.final_norm)
     placed = {part.tensor for part in edges if part is not None}
     placed.update(name for layer in anatomy.layers for _, part in layer.all_parts() for name in part.tensors)

@@ -1,4 +1,4 @@
-"""Reads models and tokenizers in memory as if they were folders."""
+"""Read models and tokenizers in memory as if they were folders."""
 
 from mdir_hf.model.memory.model import load_model, load_tokenizer
 from mdir_hf.model.memory.repository import LoadedRepository

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def active_adapters(model: Any, *, wanted: bool) -> tuple[str, ...]:  # noqa: ANN401 - from PEFT, which is optional
-    """Return the active adapters in order; none if disabled or merged.
+    """Return the active adapters in order, or none if they are disabled or merged.
 
     Raises:
-        InputError: If only some are merged, or the model is wanted without merged ones.
+        InputError: If only some are merged, or the model is requested without merged ones.
     """
     layers = [module for module in model.modules() if hasattr(module, "merged_adapters") and hasattr(module, "merged")]
     merged = {name for layer in layers for name in layer.merged_adapters}
@@ -53,7 +53,7 @@ def adapter_files(
     *,
     base: str,
 ) -> tuple[Mapping[str, bytes], Mapping[str, torch.Tensor]]:
-    """Return an adapter's config as a file, and its tensors by PEFT's names."""
+    """Return an adapter's config as a file, and its tensors by PEFT name."""
     from peft import get_peft_model_state_dict
 
     tensors = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
@@ -71,7 +71,7 @@ MAX_FILE_N_BYTES = 256 << 20
 
 
 def load_tokenizer(tokenizer: object) -> LoadedRepository:
-    """Return a ``PreTrainedTokenizerBase``, or a processor with one, as a repository.
+    """Return a ``PreTrainedTokenizerBase``, or a processor that has one, as a repository.
 
     A slow tokenizer is saved to a temporary folder.
 
@@ -96,7 +96,7 @@ def load_tokenizer(tokenizer: object) -> LoadedRepository:
 
 
 def load_model(model: object, *, tokenizer: LoadedRepository | None = None, adapter: bool = True) -> LoadedRepository:
-    """Return a ``PreTrainedModel``, or a PEFT model on one, as a repository. Reads no parameter.
+    """Return a ``PreTrainedModel``, or a PEFT model around one, as a repository. No parameter is read.
 
     Wrappers of DistributedDataParallel and ``torch.compile`` are removed.
 

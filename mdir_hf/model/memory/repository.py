@@ -1,4 +1,4 @@
-"""A model in memory as a repository: small files on request, and tensors."""
+"""A model in memory as a repository of tensors and small files made on request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class LoadedRepository:
     Attributes:
         repo: Name in reports, e.g. ``memory:LlamaForCausalLM(Qwen/Qwen2.5-0.5B)``.
         contents: Small files by name.
-        tensors: Tensors by their names when saved; None for a tokenizer.
+        tensors: Tensors by saved name; None for a tokenizer.
         came_from: The name that transformers loaded it from, or None.
     """
 
@@ -57,7 +57,7 @@ class LoadedRepository:
         raise FileMissingError(f"there is no file {path!r}: the model is in memory", subject=self.label)
 
     def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
-        """Return a small file; costs no bytes."""
+        """Return a small file. No bytes are counted."""
         content = self.contents.get(path)
         if content is None:
             raise FileMissingError(f"a model in memory has no file {path!r}", subject=self.label)
@@ -69,13 +69,13 @@ class LoadedRepository:
         return content
 
     def expect(self, *, whole: Iterable[str] = (), heads: Iterable[str] = ()) -> None:
-        """Do nothing; reads from memory are fast."""
+        """Do nothing, because memory reads are fast."""
 
     def count(self, name: str, n_bytes: int) -> None:
-        """Count bytes of a tensor before they are copied.
+        """Count a tensor's bytes before they are copied.
 
         Raises:
-            ByteBudgetError: If they would exceed the limit of the ledger.
+            ByteBudgetError: If they would exceed the ledger's limit.
         """
         with self.ledger.reserve(f"{self.label}:{name}", n_bytes) as arrived:
             arrived(n_bytes)
@@ -88,7 +88,7 @@ class LoadedRepository:
         return self
 
     def open_base(self, reference: str, *, revision: str | None = None, allow_local: bool = True) -> LoadedRepository:
-        """Return the base of an adapter, by the name in its config.
+        """Return an adapter's base by the name in its config.
 
         Raises:
             FileMissingError: If there is no such base.

@@ -19,7 +19,7 @@ from mdir_hf.model.files.decode import NAME_OF_TORCH_DTYPE
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedParameter:
-    """A parameter or buffer of a model, wherever its values are."""
+    """A parameter or buffer of a model, wherever its values are stored."""
 
     name: str
     tensor: torch.Tensor
@@ -40,7 +40,7 @@ class PlacedParameter:
 
     @property
     def place(self) -> object:
-        """A key equal for parameters that share memory."""
+        """A key shared by parameters that share memory."""
         if self.is_at_hand and self.tensor.numel():
             return self.tensor.device, self.tensor.data_ptr(), tuple(self.tensor.shape)
         return id(self.tensor)
@@ -53,7 +53,7 @@ class PlacedParameter:
     def gather(self, model: torch.nn.Module) -> torch.Tensor:
         """Return the whole parameter as a plain tensor.
 
-        Every rank must request the same sharded ones in the same order.
+        Every rank must request the same sharded parameters in the same order.
 
         Raises:
             InputError: If it is on the meta device without known values.

@@ -1,6 +1,6 @@
 """Read the sizes of a model from its ``config.json``.
 
-Nested configs (``text_config``) are saved without defaults of their class, which ``class_defaults.json`` holds;
+Nested configs (``text_config``) are saved without their class defaults, which are in ``class_defaults.json``;
 ``docs/make_class_defaults.py`` writes it.
 """
 
@@ -39,7 +39,7 @@ HEADS_BY_LAYER_TYPE: tuple[tuple[str, frozenset[str], tuple[StatedCount, StatedC
 def read_layer_heads(
     config: _Config, architecture: str, heads: HeadCounts | None, numbers: Mapping[str, int], *, most_layers: int
 ) -> dict[int, HeadCounts]:
-    """Read head counts by number, for layers that differ from ``heads``."""
+    """Read head counts by layer number, for layers that differ from ``heads``."""
     layer_heads: dict[int, HeadCounts] = {}
     for index, layer_type in enumerate(_items(config.get("layer_types"))[:most_layers]):
         for name, families, counts in HEADS_BY_LAYER_TYPE:
@@ -105,7 +105,7 @@ SYNONYMS: tuple[tuple[str, ...], ...] = (
 
 
 def with_class_defaults(config: Mapping[str, object], model_type: str) -> dict[str, object]:
-    """Add transformers' defaults for a family, if known, to its config."""
+    """Add transformers' known defaults for a family to its config."""
     stated = set(config)
     for place in ("rope_parameters", "rope_scaling"):
         inside = config.get(place)
@@ -159,15 +159,15 @@ Config = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class ConfigSizes:
-    """Sizes of the language model according to a config; missing ones are None.
+    """Sizes of the language model according to a config; missing sizes are None.
 
     Attributes:
         vocabulary_size: Rows of the embedding, including padding.
         n_shared_experts: Experts per layer that process every token.
-        numbers: Every integer by key, nested ones as ``outer.inner``.
-        flags: Every boolean and string by key, like ``numbers``.
-        layer_rotations: Different rotations by layer number.
-        channel_numbers: Meaning of a residual channel's number, as a clause, or None.
+        numbers: All integers by key; nested keys are ``outer.inner``.
+        flags: All booleans and strings by key, like ``numbers``.
+        layer_rotations: Deviating rotations by layer number.
+        channel_numbers: A clause on the meaning of residual channel numbers, or None.
     """
 
     architecture: str = "unknown"
@@ -199,7 +199,7 @@ class ConfigSizes:
 
     @property
     def width_of_head(self) -> int | None:
-        """Width of a head, stated or derived from the model's."""
+        """Width of a head, as stated or derived from the model's width."""
         if self.head_dim is not None:
             return self.head_dim
         if self.hidden_size is None or self.n_heads is None or self.hidden_size % self.n_heads:
@@ -229,7 +229,7 @@ def read_config(data: bytes, *, label: str = "config.json") -> dict[str, object]
 
 
 def language_config(config: Config) -> Config:
-    """Return the part of a config on the language model: ``text_config`` or similar, or all."""
+    """Return the language model's part of a config: ``text_config`` or similar, or all of it."""
     for path in tables.NESTED_CONFIGS:
         inner: object = config
         family: object = config.get("model_type")
@@ -243,9 +243,9 @@ def language_config(config: Config) -> Config:
 
 
 def read_sizes(config: Config | None, *, class_defaults: bool = True) -> ConfigSizes:
-    """Read sizes from a config, under whichever keys the family uses.
+    """Read sizes from a config, using the family's keys.
 
-    ``class_defaults`` allows transformers' defaults. Lists of sizes are ignored.
+    ``class_defaults`` enables transformers' defaults. Lists of sizes are ignored.
 
     Raises:
         AnatomyError: If a size is not a positive integer.
@@ -327,7 +327,7 @@ def _size(config: Config, keys: tuple[str, ...]) -> int | None:
 
 
 def sizes_of_stack(sizes: ConfigSizes, prefix: str) -> ConfigSizes:
-    """Take the sizes of the encoder or decoder that a stack's prefix names."""
+    """Return the sizes of the encoder or decoder named in a stack's prefix."""
     for side in ("decoder", "encoder"):
         if side in prefix:
             n_layers, n_heads = (

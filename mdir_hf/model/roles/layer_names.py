@@ -76,7 +76,7 @@ _WRAPPED = ".base_layer."
 def split_at_layer(name: str) -> tuple[str, int, str] | None:
     """Split ``model.layers.3.mlp.up_proj.weight`` into ``("model.layers", 3, "mlp.up_proj.weight")``.
 
-    Return None without a number between dots. Numbers with leading zeros do not count.
+    Return None if there is no number between dots. Numbers with leading zeros do not count.
     """
     match = _NUMBER.search(name)
     return None if match is None else (name[: match.start()], int(match[1]), name[match.end() :])
@@ -88,13 +88,13 @@ def is_in_layer(name: str) -> bool:
 
 
 def rows_of(rest: str) -> tuple[LayerRow, ...]:
-    """Return the rows of the table that a name in a layer matches, in table order."""
+    """Return the table rows that a name in a layer matches, in table order."""
     patterns = _patterns_of(rest)
     return _rows_with(patterns) if patterns else ()
 
 
 def names_by_pattern(rests: Iterable[str]) -> dict[str, list[str]]:
-    """Return the names in a layer by each pattern of a table that they match."""
+    """Group the names in a layer by the table patterns that they match."""
     by_pattern: dict[str, list[str]] = defaultdict(list)
     for rest in rests:
         for pattern in _patterns_of(rest):
@@ -103,13 +103,13 @@ def names_by_pattern(rests: Iterable[str]) -> dict[str, list[str]]:
 
 
 def is_factor(rest: str) -> bool:
-    """Return whether a tensor is an adapter's factor beside the weight."""
+    """Return whether a tensor is an adapter factor stored next to the weight."""
     return ".lora_A." in rest or ".lora_B." in rest
 
 
 @lru_cache(maxsize=1 << 14)
 def expert_of(rest: str, row: LayerRow) -> int:
-    """Return the number of the expert in a name."""
+    """Return the expert number in a name."""
     match = _compiled(row.pattern).fullmatch(rest.replace(_WRAPPED, "."))
     assert match is not None
     return int(match["expert"])
@@ -173,7 +173,7 @@ class Stack:
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """Prefixes of its layers."""
+        """Prefixes of the layers."""
         return tuple(dict.fromkeys(prefix for prefix, _ in self.places.values())) or (self.prefix,)
 
     def layer_name(self, index: int) -> str | None:

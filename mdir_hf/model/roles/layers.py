@@ -1,4 +1,4 @@
-"""Find layer stacks in tensor names, and assign roles in their layers."""
+"""Find layer stacks in tensor names, and assign roles within their layers."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Layer:
         missing: Roles that are missing here, or in an expert.
         experts: Routed experts by number, each with its gate, up and down.
         shared_experts: Experts that process every token.
-        rope: How rotated rows pair up, if not as in the model.
+        rope: How rotated rows pair up, if different from the model.
         rotary_dim: Rotated rows of a head if ``rope`` is set; None for all.
-        own_name: Name in one of several stacks, such as ``core_block.1``, or None.
+        own_name: Name if there are several stacks, such as ``core_block.1``, or None.
     """
 
     index: int
@@ -53,7 +53,7 @@ class Layer:
 
     @property
     def name(self) -> str:
-        """Number, or name of the stack with the number in it."""
+        """The layer number, or the stack name with the number in the stack."""
         return str(self.index) if self.own_name is None else self.own_name
 
     def all_parts(self) -> Iterator[tuple[Role, StoredWeight]]:
@@ -64,9 +64,9 @@ class Layer:
 
 @collector_paused()
 def choose_stack(stacks: Iterable[Stack], embedding: str, sizes: ConfigSizes) -> Stack | None:
-    """Return the stack of the language model: the longest common prefix with the embedding, then most known roles.
+    """Return the language model's stack: longest common prefix with the embedding, then most known roles.
 
-    Vision towers and the like are skipped unless there is nothing else. Families in
+    Vision towers and similar stacks are skipped unless there is no other. Families in
     :data:`~mdir_hf.model.roles.tables.MAIN_STACKS` name it.
     """
     candidates = list(stacks)
@@ -124,7 +124,7 @@ def _listed(indices: Sequence[int]) -> str:
 
 @collector_paused()
 def place_layers(stack: Stack, sizes: ConfigSizes, notes: list[str]) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
-    """Assign a role to each tensor of a stack; return layers and unmatched names, and append to ``notes``."""
+    """Assign a role to each tensor in a stack, append to ``notes``, and return the layers and unmatched names."""
     indices = list(stack.names)
     if sizes.n_layers is not None and not stack.places:  # configs count the rounds of a loop, or one of several stacks
         extra = [index for index in indices if index >= sizes.n_layers]

@@ -1,4 +1,4 @@
-"""Stored weights of roles, and how to read them: fused, transposed, interleaved or factored.
+"""The stored weights of roles, and how to read them: fused, transposed, interleaved or factored.
 
 Outside this folder every weight is ``(d_out, d_in)``, ``y = W x``.
 """
@@ -36,14 +36,14 @@ class WeightPart:
     """The stored weight of one role.
 
     Attributes:
-        layout: Its rows of the tensor; None for all.
+        layout: The role's rows of the tensor; None for all.
         transposed: Whether the checkpoint stores ``(d_in, d_out)``.
         expert: Index along the first axis of stacked experts, or None.
-        n_experts: Experts that one matrix holds one below the other, or None.
+        n_experts: Number of experts stacked vertically in one matrix, or None.
         joined: Whether the last two of three axes (heads and their width) form one.
-        stream: For files with either orientation: the axis of ``(d_out, d_in)`` that is the stream, and its width.
+        stream: If either orientation is possible, the stream's axis in ``(d_out, d_in)`` and its width.
         per_head: Whether it is a stack ``(heads, ..., ...)`` of matrices.
-        first_half: Whether only the first half of its columns is the weight, as of two inputs side by side.
+        first_half: Whether only the first half of the columns is the weight, as with two concatenated inputs.
     """
 
     tensor: str
@@ -64,15 +64,15 @@ class WeightPart:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it includes every row of the tensor."""
+        """Whether the part includes every row of the tensor."""
         return self.layout is None and self.expert is None and not self.per_head
 
     def rows_of(self, n_rows: int) -> IntArray:
-        """Return its rows among ``n_rows`` rows of the tensor."""
+        """Return the part's rows among ``n_rows`` rows of the tensor."""
         return np.arange(n_rows, dtype=np.int64) if self.layout is None else self.layout.rows(n_rows, self.heads)
 
     def rows(self, stored_shape: tuple[int, ...]) -> IntArray:
-        """Return its rows in the ``(d_out, d_in)`` matrix.
+        """Return the part's rows in the ``(d_out, d_in)`` matrix.
 
         Raises:
             AnatomyError: If the tensor cannot be divided according to its layout.
@@ -87,7 +87,7 @@ class WeightPart:
             raise AnatomyError(f"tensor {self.tensor!r} of shape {stored_shape}: {exc.message}") from exc
 
     def shape(self, stored_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return its shape, ``(d_out, d_in)`` or ``(d,)``."""
+        """Return the part's shape, ``(d_out, d_in)`` or ``(d,)``."""
         n_rows = len(self.rows(stored_shape))
         matrix = self._matrix_shape(stored_shape)
         shape = (n_rows, *(matrix[:-1] if self.is_transposed(stored_shape) else matrix[1:]))
@@ -161,7 +161,7 @@ class WeightProduct:
 
     @property
     def tensor(self) -> str:
-        """Name of the tensor with its rows."""
+        """Name of the tensor that contains its rows."""
         return self.left.tensor
 
     @property
@@ -175,7 +175,7 @@ StoredWeight = WeightPart | WeightProduct
 
 
 def part_shape(part: StoredWeight, shape_of: ShapeOf) -> tuple[int, ...]:
-    """Return the shape of a part, ``(d_out, d_in)`` or ``(d,)``; costs the headers of its shards.
+    """Return the shape of a part, ``(d_out, d_in)`` or ``(d,)``, reading its shards' headers.
 
     Raises:
         AnatomyError: If a tensor cannot be divided according to its layout, or two factors do not fit.
@@ -193,7 +193,7 @@ def part_shape(part: StoredWeight, shape_of: ShapeOf) -> tuple[int, ...]:
 
 
 class TensorReader(Protocol):
-    """The methods of a tensor source that read parts."""
+    """The tensor source methods needed to read parts."""
 
     def read(self, name: str) -> torch.Tensor:
         """Return a whole tensor."""
@@ -262,7 +262,7 @@ def _read_expert(source: TensorReader, part: WeightPart, shape: tuple[int, ...],
 def read_experts(
     source: TensorReader, experts: Iterable[Mapping[Role, StoredWeight]]
 ) -> Iterator[dict[Role, torch.Tensor]]:
-    """Read the weights of some experts of one layer, one after the other; see :func:`read_part`.
+    """Read the weights of some experts of a layer, one at a time; see :func:`read_part`.
 
     Stacked experts are read once and kept.
 

@@ -1,4 +1,4 @@
-"""Resolve the role of every tensor from config and names."""
+"""Resolve the role of every tensor from the config and names."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ class Anatomy:
     Attributes:
         architecture: ``model_type`` of the language model, or ``unknown``.
         hidden_size: Width of the residual stream, ``d_model``.
-        embedding_size: Width of the embedding, before a projection.
+        embedding_size: Width of the embedding before any projection.
         vocabulary_size: Size according to the config, or None.
         rope: How rotated rows pair up; ``none`` if positions do not affect q and k.
-        rotary_dim: Rotated rows of a head, from its first; None for all, or unknown.
+        rotary_dim: Number of rotated rows at the start of a head; None for all, or unknown.
         norms_add_one: Whether the norms multiply by ``1 + g``.
-        channel_numbers: Meaning of a residual channel's number, as a clause, or None.
+        channel_numbers: A clause on the meaning of residual channel numbers, or None.
         prefixes: Prefixes of the layers; several for a looped model.
         output_width: Width of the layers' output if it differs from ``hidden_size``.
         embedding: Input embedding, ``(d_vocab, d_model)``.
         unembedding: Stored output head (``lm_head``), ``(d_vocab, d_model)``.
         tied: Whether the output head is the embedding. A stored head counts as separate.
-        declares_tied: Whether the config ties them.
+        declares_tied: Whether the config says that they are tied.
         unplaced: Names in the language model's stack without a matching row.
     """
 
@@ -81,11 +81,11 @@ class Anatomy:
 
     @property
     def unread_layers(self) -> tuple[int, ...]:
-        """Numbers of the layers without a weight with a role; norms do not count."""
+        """Numbers of the layers in which no weight except norms has a role."""
         return tuple(layer.index for layer in self.layers if not _has_weights(layer))
 
     def check_shapes(self, layer: Layer, shape_of: ShapeOf) -> None:
-        """Check a layer's stored shapes; costs the headers of its shards.
+        """Check a layer's stored shapes, reading its shards' headers.
 
         Raises:
             AnatomyError: If the shape of a tensor does not fit its role.
@@ -129,7 +129,7 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
 
 
 def resolve_renamed(config: Config | None, stored_names: Mapping[str, str], shape_of: ShapeOf) -> Anatomy:
-    """Resolve an anatomy by names that ``stored_names`` maps to the stored ones."""
+    """Resolve an anatomy from names that ``stored_names`` maps to stored names."""
     anatomy = _resolve(config, sorted(stored_names), lambda name: shape_of(stored_names[name]))
     if all(plain == stored for plain, stored in stored_names.items()):
         return anatomy

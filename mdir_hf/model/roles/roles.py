@@ -1,4 +1,4 @@
-"""The roles of weights, and their rows of a stored matrix."""
+"""The roles of weights, and their rows in a stored matrix."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 class Role(str, Enum):
-    """The function of a weight in a layer. Shapes are ``(d_out, d_in)``."""
+    """A weight's function in a layer. Shapes are ``(d_out, d_in)``."""
 
     Q = "q"
     K = "k"
@@ -65,7 +65,7 @@ class Role(str, Enum):
 
     @property
     def is_norm(self) -> bool:
-        """Whether it is the scale of a norm, a vector."""
+        """Whether it is a norm's scale, which is a vector."""
         return self.value.endswith("norm")
 
 
@@ -83,8 +83,8 @@ class HeadCounts:
 
     Attributes:
         n_heads: Query heads.
-        n_kv_heads: Key/value heads; equal to ``n_heads`` without grouping.
-        numbers: Every integer of the config by key, for layouts that need one.
+        n_kv_heads: Key/value heads; equals ``n_heads`` without grouping.
+        numbers: All integers in the config by key, for layouts that need them.
     """
 
     n_heads: int
@@ -98,10 +98,10 @@ product of these (``mamba_n_heads*mamba_d_head``); for groups also ``rows``, for
 
 
 class Layout(Protocol):
-    """The rows of a ``(d_out, d_in)`` matrix that belong to one role."""
+    """The rows of a ``(d_out, d_in)`` matrix that belong to a role."""
 
     def rows(self, n_rows: int, heads: HeadCounts | None) -> IntArray:
-        """Return the role's rows of a matrix with ``n_rows`` rows.
+        """Return the role's rows in a matrix with ``n_rows`` rows.
 
         Raises:
             AnatomyError: If the rows cannot be divided, or needed heads are unknown.
@@ -115,7 +115,7 @@ class Layout(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FusedRows:
-    """Several weights in one tensor: equal groups of rows, and in each group one share per weight.
+    """Several weights in one tensor: equal groups of rows, each with one share per weight.
 
     Examples:
         ``FusedRows(1, ("heads", "kv_heads", "kv_heads"), 0)`` is q of a contiguous q|k|v;
@@ -157,8 +157,8 @@ class FusedRows:
 class InterleavedRows:
     """The whole tensor, with the two halves of each head interleaved.
 
-    Rotary positions turn row ``i`` of a head with row ``i + d/2`` in transformers, with row ``i + 1`` in Meta's files
-    and GGUF.
+    Rotary positions rotate row ``i`` of a head with row ``i + d/2`` in transformers, and with row ``i + 1`` in Meta's
+    files and GGUF.
     """
 
     heads: StatedCount
@@ -244,7 +244,7 @@ def number_of(count: StatedCount, heads: HeadCounts | None) -> int:
 
 
 def head_counts(counts: tuple[StatedCount, StatedCount], heads: HeadCounts | None) -> HeadCounts | None:
-    """Return query heads and key/value heads, or None without both."""
+    """Return the query and key/value head counts, or None unless both are known."""
     try:
         return HeadCounts(number_of(counts[0], heads), number_of(counts[1], heads))
     except AnatomyError:

@@ -1,4 +1,4 @@
-"""Rotary positions: which rows of q and k are turned, in which pairs and layers.
+"""Rotary positions: which rows of q and k are rotated, in which pairs and layers.
 
 Source: the modelling files of transformers 5.23.
 """
@@ -15,7 +15,7 @@ _Config = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """How positions turn the first ``dim`` rows of a head; None for all, or unknown."""
+    """How positions rotate the first ``dim`` rows of a head; None for all, or unknown."""
 
     layout: RopeLayout = "unknown"
     dim: int | None = None
@@ -70,7 +70,7 @@ FAMILIES: Mapping[RopeLayout, frozenset[str]] = {
 
 
 def family_layout(architecture: str, answers: Mapping[str, bool | str]) -> RopeLayout:
-    """Return how rows pair up in a family, with these answers of its config."""
+    """Return how rows pair up in a family with these config values."""
     if architecture in ("falcon", "RefinedWeb", "RefinedWebModel") and answers.get("alibi") is True:
         return "none"
     if architecture == "granitemoehybrid" and answers.get("position_embedding_type") == "rope":
@@ -96,7 +96,7 @@ WHOLE_HEAD_TYPES = ("proportional",)
 def read_rotations(
     config: _Config, architecture: str, answers: Mapping[str, bool | str], head_dim: int | None, *, most_layers: int
 ) -> tuple[Rotation, dict[int, Rotation]]:
-    """Return the rotation of the model, and of layers that differ."""
+    """Return the rotation of the model, and those of layers that differ."""
     layout = family_layout(architecture, answers)
     whole = Rotation(layout, None if layout == "none" else _dim(config, head_dim))
     layers: dict[int, Rotation] = {}

@@ -29,7 +29,7 @@ class EdgeRow:
 
     Attributes:
         pattern: Matches the name after any prefix of whole components.
-        model_types: Families it applies to; empty for any.
+        model_types: Families that it applies to; empty for any.
         at_root: Whether the name must have no prefix.
     """
 
@@ -40,22 +40,22 @@ class EdgeRow:
 
 @dataclass(frozen=True, slots=True)
 class LayerRow:
-    """A possible name of a tensor in a layer, with the weights in it.
+    """A possible name of a tensor in a layer, and the weights that it contains.
 
     Attributes:
         pattern: Matches the name after prefix and layer number.
         transposed: Whether it is stored ``(d_in, d_out)``; None if the width of the model decides.
-        model_types: Families it applies to; empty for any.
+        model_types: Families that it applies to; empty for any.
         when: Keys of the config (``outer.inner`` if nested) with the values for which the row applies; None for a
             missing key.
-        beside: Pattern of a tensor that the layer must have, too.
+        beside: Pattern of a tensor that the layer must also have.
         unless_beside: Pattern of a tensor that the layer must not have.
         experts: ``numbered``: the routed expert of the pattern's group ``expert``. ``stacked``: all along the first
             axis. ``below``: all one below the other. ``shared``: the expert of every token. ``stacked shared``: several
             such.
         joined: Whether the last two of three axes form one.
-        rope: How rotated rows pair up, if not as in the family.
-        n_heads: Query and key/value heads, if not as in the model.
+        rope: How rotated rows pair up, if different from the family.
+        n_heads: Query and key/value heads, if different from the model.
         first_half: Whether only the first half of its columns reads the stream.
     """
 
@@ -81,7 +81,7 @@ class ProductRow:
     The row applies in layers that have all of them. Patterns match after prefix and layer number.
 
     Attributes:
-        left: Pattern of the factor that gives its rows.
+        left: Pattern of the factor that provides the rows.
         right: Pattern of the factor that reads the stream.
         gain: Pattern of the norm's scale; None without a norm.
         left_transposed: Whether those matrices are stored ``(d_in, d_out)``.
@@ -117,7 +117,7 @@ NUMBER = r"(?P<expert>\d{1,4})"
 
 
 def fused_rows(roles: tuple[Role, ...], groups: StatedCount, shares: tuple[StatedCount, ...]) -> RoleLayouts:
-    """Return the parts of a tensor with several weights, see :class:`~mdir_hf.model.roles.roles.FusedRows`."""
+    """Return the parts of a tensor with several weights; see :class:`~mdir_hf.model.roles.roles.FusedRows`."""
     return tuple((role, FusedRows(groups, shares, at)) for at, role in enumerate(roles))
 
 
@@ -172,7 +172,7 @@ def rows(
 
 
 def named(pattern: str, words: str, roles: tuple[Role, ...]) -> dict[str, Role]:
-    """Return roles by name, for :func:`rows`; ``%s`` stands for each word."""
+    """Return roles by name for :func:`rows`. ``%s`` stands for each word."""
     return {pattern.replace("%s", word): role for word, role in zip(words.split(), roles, strict=True)}
 
 

@@ -24,9 +24,9 @@ _MENTIONS = re.compile("_mod|module|base_layer")
 
 
 def without_wrappers(names: Iterable[str]) -> dict[str, str]:
-    """Return the stored name of each tensor by its name without wrappers.
+    """Map each tensor's name without wrappers to its stored name.
 
-    Trained copies of PEFT replace originals; other colliding names keep their wrappers.
+    PEFT's trained copies replace the originals; other colliding names keep their wrappers.
     """
     stored: dict[str, list[str]] = defaultdict(list)
     for name in names:

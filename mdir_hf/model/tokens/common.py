@@ -22,11 +22,11 @@ MAX_TOKENS_BEYOND = 16
 
 @dataclass(frozen=True, eq=False)
 class CommonVocabulary:
-    """Pairs of embedding rows of two models that stand for the same bytes.
+    """Pairs of embedding rows from two models that stand for the same bytes.
 
     Attributes:
         reference_rows: Row numbers in the reference, int64, strictly ascending.
-        candidate_rows: The candidate's row numbers, int64, all different.
+        candidate_rows: Row numbers in the candidate, int64, all distinct.
         n_reference_beyond: Usable tokens of the reference without a row in its embedding.
         is_by_number: Whether rows of unknown tokens were paired by number.
     """
@@ -41,7 +41,7 @@ class CommonVocabulary:
         return len(self.reference_rows)
 
     def within(self, n_reference_rows: int, n_candidate_rows: int) -> CommonVocabulary:
-        """Leave out pairs beyond the rows of smaller matrices, such as an output head."""
+        """Leave out pairs beyond the last rows of smaller matrices, such as output heads."""
         is_within = (self.reference_rows < n_reference_rows) & (self.candidate_rows < n_candidate_rows)
         if is_within.all():
             return self
@@ -58,8 +58,8 @@ def common_vocabulary(
     Embeddings may have padding.
 
     Raises:
-        VocabularyError: If a vocabulary has more than ``MAX_TOKENS_BEYOND`` tokens beyond its embedding, as of another
-            model.
+        VocabularyError: If a vocabulary has more than ``MAX_TOKENS_BEYOND`` tokens beyond its embedding, as if it were
+            another model's.
     """
     n_reference_beyond = _beyond(reference, n_reference_rows, "reference")
     n_candidate_beyond = _beyond(candidate, n_candidate_rows, "candidate")
@@ -112,11 +112,11 @@ few longer ones. Reading 4096 rows of 14 kB then takes 46 requests rather than 2
 class RowSampler:
     """Nested samples of the common vocabulary: a larger sample contains every smaller one.
 
-    Windows make samples of ``n_first`` to ``n_last`` tokens cheap. ``row_n_bytes`` are stored bytes per row of both
+    Windows make samples of ``n_first`` to ``n_last`` tokens cheap. ``row_n_bytes`` counts stored bytes per row of both
     embeddings.
 
     Attributes:
-        window_rows: Rows per window, of the first sample with one tokenizer.
+        window_rows: Rows per window; for a shared tokenizer, in the first sample.
         max_gap_bytes: Largest gap that is worth reading.
     """
 
@@ -147,7 +147,7 @@ class RowSampler:
             self._rank_of_token = ranks[self.window_rows]
 
     def take(self, n_tokens: int) -> IntArray:
-        """Return ascending positions in ``common`` of at least ``n_tokens`` tokens, in whole windows."""
+        """Return the ascending positions in ``common`` of at least ``n_tokens`` tokens, in whole windows."""
         n_tokens = min(n_tokens, len(self._reference))
         if n_tokens <= 0:
             return np.zeros(0, dtype=np.int64)

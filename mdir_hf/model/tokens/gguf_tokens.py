@@ -1,4 +1,4 @@
-"""Read the vocabulary in a GGUF file: ``tokenizer.ggml.tokens`` and their types, one for each row.
+"""Read the vocabulary in a GGUF file: ``tokenizer.ggml.tokens`` and their types, one per row.
 
 Source: the converter of llama.cpp (``conversion/base.py``).
 """

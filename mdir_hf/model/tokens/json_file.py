@@ -1,4 +1,4 @@
-"""Load JSON files of tokenizers, with errors of this package."""
+"""Load tokenizer JSON files, raising this package's errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CLOSE = re.compile(rb"\s*\]")
 
 
 def without_merges(data: bytes) -> bytes:
-    """Empty the array of BPE merges, at least half of a tokenizer.json. Unexpected data is returned unchanged."""
+    """Empty the BPE merges array, at least half of any tokenizer.json. Unexpected data is returned unchanged."""
     start = _MERGES.search(data)
     if start is None:
         return data
@@ -34,10 +34,10 @@ def without_merges(data: bytes) -> bytes:
 
 
 def load_object(data: bytes, file: str) -> dict[str, Any]:
-    """Load a JSON object; the last of duplicate keys is used.
+    """Load a JSON object. The last duplicate of a key wins.
 
     Raises:
-        VocabularyError: If it is not a JSON object in UTF-8, too deeply nested, or has too long a number.
+        VocabularyError: If it is not a UTF-8 JSON object, is too deeply nested, or has too long a number.
     """
     original = data
     data = without_merges(data)
@@ -87,7 +87,7 @@ def shown(value: object) -> str:
 
 
 def row_id(value: object, token: str) -> int:
-    """Return a JSON value that must be an integer.
+    """Return a JSON value, which must be an integer.
 
     Raises:
         VocabularyError: If it is not.

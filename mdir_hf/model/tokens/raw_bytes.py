@@ -1,4 +1,4 @@
-"""Vocabularies of lines or raw bytes: tiktoken, ``tekken.json``, RWKV's word list, ``vocab.txt``."""
+"""Vocabularies stored as lines or raw bytes: tiktoken, ``tekken.json``, RWKV's word list, ``vocab.txt``."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ RWKV_LINE = re.compile(
 
 
 def lines_of(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield number, from 1, and content of each line that is not empty; without BOM.
+    """Yield the number, from 1, and content of each non-empty line, without BOM.
 
     Raises:
-        VocabularyError: If there are more lines, or longer ones, than the limits.
+        VocabularyError: If there are too many lines, or a line is too long.
     """
     check_lines(data)
     for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
@@ -108,7 +108,7 @@ def tekken_tokens(content: dict[str, Any]) -> Iterator[Token]:
 
 
 def rwkv_tokens(data: bytes) -> Iterator[Token]:
-    """Read the word list of RWKV: row, a Python literal of text or bytes, number of bytes.
+    """Read RWKV's word list: row, Python literal of text or bytes, number of bytes.
 
     Literals are not evaluated. Row 0, the end of text, is not in the file.
 
@@ -127,7 +127,7 @@ def rwkv_tokens(data: bytes) -> Iterator[Token]:
 
 
 def literal_tokens(data: bytes) -> Iterator[Token]:
-    """Read RWKV's ``vocab.txt`` in the Hub's format: line n has a Python literal of bytes for row n - 1.
+    """Read RWKV's ``vocab.txt`` in the Hub's format: line n is a Python bytes literal for row n - 1.
 
     Row 0 is the end of text, whatever its line contains.
 
@@ -169,9 +169,9 @@ _CONTINUES = "@@"
 
 
 def word_list_tokens(data: bytes) -> tuple[VocabularyKind, Iterator[Token]]:
-    """Read a ``vocab.txt``, in which an empty line is an unused row; return convention and tokens.
+    """Read a ``vocab.txt``, in which empty lines are unused rows, and return its convention and tokens.
 
-    Names tell special tokens; the content tells WordPiece.
+    Special tokens are recognised by name, and WordPiece by content.
 
     Raises:
         VocabularyError: If the file is not UTF-8 text.

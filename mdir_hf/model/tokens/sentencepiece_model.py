@@ -1,6 +1,6 @@
 """Read the pieces of SentencePiece ``.model`` files with a strict protobuf reader.
 
-Only field 1 of ``ModelProto`` (pieces in the order of ids) with fields 1 (text) and 3 (type) is decoded. Schema:
+Only field 1 of ``ModelProto`` (pieces in id order) with fields 1 (text) and 3 (type) is decoded. Schema:
 ``sentencepiece_model.proto`` of the SentencePiece project.
 """
 
@@ -30,7 +30,7 @@ def sentencepiece_tokens(data: bytes) -> Iterator[Token]:
     """Read the pieces of a SentencePiece model.
 
     Raises:
-        VocabularyError: If the bytes are not such a model, or have no pieces.
+        VocabularyError: If the bytes are not a SentencePiece model, or contain no pieces.
     """
     row = n_fields = 0
     if (excess := SENTENCEPIECE.excess(n_bytes=len(data))) is not None:

@@ -1,4 +1,4 @@
-"""Decode token strings to the bytes that they add to a text."""
+"""Decode token strings to the bytes that they add to text."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def meta_space(token: str, *, mark: str = META_SPACE) -> bytes:
 
 
 def fallback_byte(token: str) -> bytes | None:
-    """Return the byte of a token ``<0xNN>``, or None."""
+    """Return the byte of a ``<0xNN>`` token, or None."""
     if len(token) == 6 and token.startswith("<0x") and token[5] == ">" and _HEXADECIMAL.issuperset(token[3:5]):
         return bytes.fromhex(token[3:5])
     return None
@@ -95,7 +95,7 @@ vocabularies a few tokens such as ``##`` and ``###`` are headings. The other mar
 
 
 def guess_kind(tokens: Iterable[str]) -> VocabularyKind:
-    """Guess the convention of a word list from its commonest marker."""
+    """Guess a word list's convention from its most common marker."""
     markers = {BYTE_SPACE: VocabularyKind.BYTE_LEVEL, META_SPACE: VocabularyKind.SENTENCEPIECE}
     counts = {VocabularyKind.PLAIN: 0, **dict.fromkeys(markers.values(), 0), VocabularyKind.WORDPIECE: 0}
     n_tokens = 0

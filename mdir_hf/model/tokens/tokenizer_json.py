@@ -16,10 +16,10 @@ _N_FIRST_ROWS = 16
 
 
 def tokenizer_json_tokens(content: dict[str, Any]) -> tuple[VocabularyKind, Iterator[Token]]:
-    """Read a ``tokenizer.json``; return convention and tokens.
+    """Read a ``tokenizer.json`` and return its convention and tokens.
 
-    An added token is special if it is flagged, or named ``<|…|>``. One that repeats an entry of the model's vocabulary
-    is that entry; any other is literal text.
+    An added token is special if it is flagged, or named ``<|…|>``. A token that repeats an entry of the model's
+    vocabulary is that entry; any other is literal text.
 
     Raises:
         VocabularyError: If a value has the wrong type; also during iteration.
@@ -76,7 +76,7 @@ def tokenizer_json_tokens(content: dict[str, Any]) -> tuple[VocabularyKind, Iter
 
 
 def vocab_json_tokens(row_of: dict[str, Any]) -> tuple[VocabularyKind, Iterator[Token]]:
-    """Read a ``vocab.json`` (token string to row); return the guessed convention and the tokens.
+    """Read a ``vocab.json`` (token string to row) and return its guessed convention and tokens.
 
     Raises:
         VocabularyError: If an id is not an integer; during iteration.
@@ -107,7 +107,7 @@ def added_json_tokens(row_of: dict[str, Any]) -> Iterator[Token]:
 
 
 def declared_tokens(config: dict[str, Any]) -> Iterator[Token]:
-    """Read text and flags of single rows in a ``tokenizer_config.json`` (``added_tokens_decoder``).
+    """Read the text and flags of individual rows from a ``tokenizer_config.json`` (``added_tokens_decoder``).
 
     Raises:
         VocabularyError: If a value has the wrong type; during iteration.

@@ -62,16 +62,16 @@ Token = tuple[int, bytes, TokenType]
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The usable tokens of one tokenizer, as bytes, with the embedding row of each.
+    """The usable tokens of a tokenizer, as bytes, with their embedding rows.
 
     ``n_tokens + n_special + n_reserved + n_unused + n_duplicate == n_rows`` always holds.
 
     Attributes:
-        row_of: Row number by bytes of usable tokens; every row occurs once.
+        row_of: Row number by the usable token's bytes; every row occurs once.
         n_rows: One more than the highest row number, including special tokens.
         n_special: Control, unknown and other special rows.
         n_unused: Rows without a token, without bytes, or marked as unused.
-        doubts: Contradictions between the files about rows, as sentences.
+        doubts: Sentences about contradictions between files.
     """
 
     kind: VocabularyKind
@@ -92,7 +92,7 @@ class Vocabulary:
 
 
 def assemble(tokens: Iterable[Token], *, kind: VocabularyKind, files: tuple[str, ...]) -> Vocabulary:
-    """Decide which tokens are usable, by the rules of this module.
+    """Decide which tokens are usable by this module's rules.
 
     Types that leave a row out take precedence. Errors name the first of ``files``.
 

@@ -1,4 +1,4 @@
-"""Row numbers of SentencePiece pieces, for tokenizer classes that put own tokens in front or drop pieces.
+"""Row numbers of SentencePiece pieces, for tokenizer classes that prepend their own tokens or drop pieces.
 
 Source: the slow tokenizers of transformers and their converters (``convert_slow_tokenizer.py``); ``SPTokenizer`` in the
 repository of ChatGLM-6B.
@@ -41,7 +41,7 @@ class Numbering:
 
     Attributes:
         offset: Added to a piece's position in the file.
-        n_dropped: First pieces without a row.
+        n_dropped: Number of leading pieces without a row.
         setting: Key in ``tokenizer_config.json`` that overrides the offset.
         literals: Pieces that stand for other white space.
     """
@@ -178,8 +178,8 @@ _COMPANIONS: tuple[tuple[str, Callable[[str], bool]], ...] = (
 def vocabulary_files(names: Collection[str]) -> tuple[str, ...]:
     """Return the files that :func:`read_vocabulary` reads: the primary file and its companions.
 
-    Identical files have identical vocabularies. The result is empty without known files. If the root has none, they are
-    in the folder ``tokenizer`` or ``original``.
+    Identical files have identical vocabularies. The result is empty if there are no known files. If the root has none,
+    the folders ``tokenizer`` and ``original`` are searched.
     """
     return next(_sources(names), ())
 
@@ -198,9 +198,9 @@ def _sources(names: Collection[str]) -> Iterator[tuple[str, ...]]:
 
 
 def read_vocabulary(names: Collection[str], read: Callable[[str], bytes]) -> Vocabulary:
-    """Read the vocabulary of a repository as data; runs no code of the repository and no tokenizer library.
+    """Read a repository's vocabulary as data, without running its code or any tokenizer library.
 
-    Only the most complete file is read, with its companions. The content tells the format.
+    Only the most complete file is read, with its companions. The format is detected from the content.
 
     Raises:
         VocabularyError: If no file holds a vocabulary, or the file is invalid.
@@ -217,9 +217,9 @@ def read_vocabulary(names: Collection[str], read: Callable[[str], bytes]) -> Voc
 def doubts_of_vocabulary(
     names: Collection[str], read: Callable[[str], bytes], vocabulary: Vocabulary
 ) -> tuple[str, ...]:
-    """Describe how the files of a repository contradict each other about the rows of tokens.
+    """Describe how a repository's files contradict each other about token rows.
 
-    If two sources give other rows, one does not belong to the weights.
+    If two sources give different rows, one does not belong to the weights.
     """
     files, *further = _sources(names)
     if files != vocabulary.files or not files[0].endswith("tokenizer.json") or not further:

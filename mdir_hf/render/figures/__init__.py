@@ -1,4 +1,4 @@
-"""Figures of a report: object API, no pyplot, the same bytes every time, and no information by colour alone.
+"""Figures of a report: object API without pyplot, reproducible bytes, and no information by colour alone.
 
 Every figure's ``Figure.get_label()`` is its alt text.
 """

@@ -43,14 +43,14 @@ def draw_figures(
     style: FigureStyle = "screen",
     labels: tuple[str, str] | None = None,
 ) -> Mapping[str, Figure]:
-    """Draw every figure for which the report has data, by name in a good order for reading.
+    """Draw every figure that the report has data for, by name in reading order.
 
     Names: ``embedding``, ``embedding_matched`` (the polar factor; not for a report from JSON), the same for
     ``unembedding``, ``null`` (trace against placebos), ``looks`` (p against tokens), ``neurons``, ``layers``, ``flow``
     (unless all layers stayed in place), ``drift``, ``modules``.
 
     Raises:
-        InputError: If matplotlib is not installed, or the style is unknown.
+        InputError: If matplotlib is not installed or the style is unknown.
     """
     expect_style(style)
     sides = (report.reference, report.candidate)
@@ -86,10 +86,10 @@ def draw_figures(
 
 
 def expect_style(style: str) -> None:
-    """Validate the name of a style.
+    """Validate a style name.
 
     Raises:
-        InputError: If it is unknown.
+        InputError: If the style is unknown.
     """
     if style != "screen" and style not in WIDTHS:
         raise InputError(f"there is no figure style {style!r}; use screen, column or page")

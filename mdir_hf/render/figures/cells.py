@@ -30,9 +30,9 @@ TICK_POINTS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class TickStrip:
-    """The labels of one axis beside a grid, which a page writes anew in an enlarged part.
+    """The labels of one axis beside a grid; a page redraws them when enlarging a part.
 
-    ``depth`` is their room, as a fraction of the figure's side.
+    ``depth`` is their space as a fraction of the figure's side.
     """
 
     side: Literal["left", "right", "bottom"]
@@ -45,15 +45,15 @@ class CellGrid:
     """A grid of cells on a figure.
 
     Attributes:
-        box: Left, top, width and height, as fractions of the figure's.
+        box: Left, top, width and height, as fractions of the figure's size.
         sides: Words for a row and a column, with ``{}`` for its label.
         noun: The word for one of its cells.
         rows: Labels, from the top.
         value: The meaning of ``values``; empty if ``texts`` says everything.
         values: ``(rows, columns)`` numbers or None.
         texts: ``(rows, columns)`` texts or None.
-        notes: Further text on some cells, by (row, column).
-        widths: Fractions of the width by column; empty if equal.
+        notes: Further text for some cells, by (row, column).
+        widths: Column widths as fractions; empty if equal.
         is_merged: Whether adjacent cells with the same text are merged.
         models: ``(rows, columns)``: the two models of each cell, or None.
     """
@@ -76,7 +76,7 @@ class CellGrid:
 
 
 def figure_cells(report: HomologyReport, name: str, figure: Figure) -> tuple[CellGrid, ...]:
-    """Return the grids of the figure of that name, in the order of its axes."""
+    """Return the grids of the named figure in the order of its axes."""
     makers = {
         FigureName.EMBEDDING: _channels,
         FigureName.UNEMBEDDING: _channels,
@@ -93,7 +93,7 @@ def figure_cells(report: HomologyReport, name: str, figure: Figure) -> tuple[Cel
 
 
 def pair_tests(report: HomologyReport) -> dict[LayerPair, tuple[tuple[str, str, float], ...]]:
-    """Return the parts of each pair of layers, with the most significant test of each and its log10 p."""
+    """Return the parts of each layer pair, with each part's most significant test and its log10 p."""
     cells, pairs = strip_cells(report)
     tests_of_pair: dict[LayerPair, tuple[tuple[str, str, float], ...]] = {}
     for pair in pairs:
@@ -110,7 +110,7 @@ def _names(report: HomologyReport) -> tuple[str, str]:
 
 
 def box_of(figure: Figure, axes: int) -> tuple[float, float, float, float]:
-    """Return the box of some axes: left, top, width and height, as fractions of the figure's."""
+    """Return the box of some axes: left, top, width and height, as fractions of the figure's size."""
     place = figure.axes[axes].get_position()
     return float(place.x0), float(1.0 - place.y1), float(place.width), float(place.height)
 

@@ -1,4 +1,4 @@
-"""Draws a dendrogram of the groups of a survey, by distance."""
+"""Draws a dendrogram of a survey's groups, by distance."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ _GAP = 0.6
 def draw_dendrogram(
     groups: Sequence[tuple[Sequence[str], npt.ArrayLike]], *, alone: int = 0, by_layers: int = 0, dark: bool = False
 ) -> Figure:
-    """Draw every group of related models as a tree of average distances.
+    """Draw each group of related models as a tree of average distances.
 
     Groups are the names of m >= 2 models and their ``(m, m)`` distances, at least 0. ``alone`` and ``by_layers`` count
-    models without relatives, or by layers only. At most ``MOST_ROWS`` models are drawn.
+    models without relatives, or with relatives by layers only. At most ``MOST_ROWS`` models are drawn.
 
     Raises:
         InputError: If there is no group, sizes do not fit, or matplotlib is not installed.
@@ -61,7 +61,7 @@ def draw_dendrogram(
 def dendrogram_cells(groups: Sequence[tuple[Sequence[str], npt.ArrayLike]], figure: Figure) -> tuple[CellGrid, ...]:
     """Return the texts of a dendrogram's leaves and branches: a grid for each group, from the top.
 
-    A row is a leaf; joins bound the columns. A branch names the nearest two models on either side.
+    Rows are leaves; joins bound the columns. A branch names the two nearest models across it.
 
     Raises:
         InputError: If the groups cannot be drawn.

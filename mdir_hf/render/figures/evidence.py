@@ -1,4 +1,4 @@
-"""Draws the evidence: observed traces beside their thresholds, and p over the tokens read."""
+"""Draws the evidence: observed traces with their thresholds, and p against tokens read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MOST_NUMBERS = 10
 
 
 def draw_null(matrices: Mapping[str, MatrixResult], theme: Theme) -> Figure:
-    """Draw traces of the matrices and of their placebos, as multiples of their own thresholds.
+    """Draw traces of the matrices and their placebos as multiples of their own thresholds.
 
     Matrices without placebos are left out.
     """

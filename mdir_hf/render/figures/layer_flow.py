@@ -24,9 +24,9 @@ _LEFT, _BELOW, _GAP = 1.0, 0.36, 3.0
 
 
 def draw_layer_flow(report: HomologyReport, layers: LayersResult, theme: Theme) -> Figure:
-    """Draw every match as a line from a layer of the reference (left) to one of the candidate (right).
+    """Draw every match as a line from a reference layer (left) to a candidate layer (right).
 
-    A further match of a layer is dashed, a layer without one is hollow.
+    Further matches of a layer are dashed; layers without a match are hollow.
     """
     reference_layers, candidate_layers = layers.reference_layers, layers.candidate_layers
     row = min(ROW, TALLEST / max(len(reference_layers), len(candidate_layers)))

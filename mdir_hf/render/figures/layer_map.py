@@ -1,4 +1,4 @@
-"""Draws layers of one model against layers of the other, by their weights and by their neurons."""
+"""Draws the layers of one model against the layers of the other, by weights and by neurons."""
 
 from __future__ import annotations
 
@@ -134,12 +134,12 @@ def draw_neuron_map(report: HomologyReport, neurons: NeuronNumbers, theme: Theme
 
 
 def word_of_mark(cell: float) -> str:
-    """Return the name of the mark of partners at this cell size, in inches."""
+    """Return the name of the partner mark for a cell size in inches."""
     return "ring" if cell >= RINGED else "dot"
 
 
 def mark_partners(axes: Axes, theme: Theme, cells: Sequence[tuple[int, int]], cell: float) -> None:
-    """Mark the partners, visibly on any cell; ``cell`` is in inches."""
+    """Mark the partners visibly on any cell; ``cell`` is in inches."""
     from matplotlib.patheffects import withStroke
 
     is_ringed = word_of_mark(cell) == "ring"
@@ -169,7 +169,7 @@ def short_number(evidence: float) -> str:
 
 
 def number_layers(axes: Axes, rows: Sequence[int], columns: Sequence[int], width: float, height: float) -> None:
-    """Put as many layer numbers at the ticks as fit; sizes are in inches."""
+    """Label ticks with as many layer numbers as fit; sizes are in inches."""
     for numbers, length, put in ((columns, width, axes.set_xticks), (rows, height, axes.set_yticks)):
         step = next(s for s in (1, 2, 4, 5, 8, 10, 16, 20, 32, 64, len(numbers)) if length / len(numbers) * s >= 0.25)
         places = list(range(0, len(numbers), step))

@@ -48,7 +48,7 @@ _Cells = Mapping[tuple[ModuleRole, LayerPair], ModuleResult]
 
 
 def draw_module_strip(report: HomologyReport, theme: Theme) -> Figure:
-    """Draw -log10 p of each role (rows) of each matched pair of layers (columns), with the letter of its test."""
+    """Draw -log10 p for each role (rows) and matched pair of layers (columns), with the letter of its test."""
     cells, pairs = strip_cells(report)
     roles = [role for role in ModuleRole if any(key[0] is role for key in cells)]
     bands = bands_of(pairs)
@@ -89,7 +89,7 @@ def strip_cells(report: HomologyReport) -> tuple[_Cells, list[LayerPair]]:
 
 
 def bands_of(pairs: Sequence[LayerPair]) -> list[Sequence[LayerPair]]:
-    """Cut the columns into bands of similar length, one below the other."""
+    """Split the columns into bands of similar length, one below another."""
     n_columns = math.ceil(len(pairs) / math.ceil(len(pairs) / COLUMNS_OF_A_BAND))
     return [pairs[start : start + n_columns] for start in range(0, len(pairs), n_columns)]
 

@@ -34,7 +34,7 @@ _TITLES = {
 def draw_polar_factor(
     report: HomologyReport, name: str, picture: npt.NDArray[np.float32], theme: Theme, *, is_matched: bool
 ) -> Figure:
-    """Draw |U|, one cell for each block of channels, with the largest entry of the block.
+    """Draw |U| with one cell for each block of channels, showing the block's largest entry.
 
     The shade is the square root of the entry, so that 0.1 is visible beside 1.
     """

@@ -1,4 +1,4 @@
-"""Renders a figure as bytes, or as an element of a web page."""
+"""Renders a figure as bytes or as an HTML element."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _PROLOG = re.compile(rb"\A.*?<svg\b([^>]*)>", re.DOTALL)
 def figure_bytes(figure: Figure, file_format: str) -> bytes:
     """Render a figure as ``svg`` or ``png``; the same report always gives the same bytes.
 
-    An SVG has no external references, and ``<title>`` and ``<desc>``.
+    An SVG has ``<title>`` and ``<desc>`` but no external references.
 
     Raises:
-        InputError: If the format is unknown, or matplotlib is not installed.
+        InputError: If the format is unknown or matplotlib is not installed.
     """
     if file_format not in _NO_METADATA:
         raise InputError(f"figures are rendered as svg or png, not as {file_format!r}")
@@ -54,14 +54,14 @@ def figure_bytes(figure: Figure, file_format: str) -> bytes:
 def figure_img(figure: Figure, dark_figure: Figure | None = None) -> str:
     """Return a figure as a self-contained ``<img>`` with its label as alt text.
 
-    With ``dark_figure`` it is inside ``<picture>``.
+    With ``dark_figure``, it is inside ``<picture>``.
     """
     dark_svg = None if dark_figure is None else figure_bytes(dark_figure, "svg")
     return svg_img(figure, figure_bytes(figure, "svg"), dark_svg)
 
 
 def svg_img(figure: Figure, svg: bytes, dark_svg: bytes | None = None) -> str:
-    """Return the element of :func:`figure_img` for SVGs that exist already."""
+    """Return the element of :func:`figure_img` for existing SVGs."""
     img = _img(figure, _data_url(svg))
     if dark_svg is None:
         return img

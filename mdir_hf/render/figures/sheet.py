@@ -1,4 +1,4 @@
-"""A figure as a sheet of paper: a head with title and subtitle, and axes placed in inches.
+"""A figure as a sheet of paper, with a title, a subtitle and axes placed in inches.
 
 Without a layout engine, foreign text cannot move the axes.
 """
@@ -53,7 +53,7 @@ _LOCK = threading.RLock()
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Use our own matplotlib settings within the block.
+    """Use our own matplotlib settings inside the block.
 
     Raises:
         MissingExtraError: If matplotlib is not installed.
@@ -81,7 +81,7 @@ def new_sheet(theme: Theme, height: float, title: str, subtitle: str, *, width: 
 
 
 def add_axes(figure: Figure, theme: Theme, left: float, bottom: float, width: float, height: float) -> Axes:
-    """Place axes, in inches from the lower left corner."""
+    """Place axes at inches from the lower left corner."""
     sheet_width, sheet_height = figure.get_size_inches()
     box = (left / sheet_width, bottom / sheet_height, width / sheet_width, height / sheet_height)
     axes = figure.add_axes(box, facecolor=theme.paper)
@@ -94,7 +94,7 @@ def add_axes(figure: Figure, theme: Theme, left: float, bottom: float, width: fl
 
 
 def label_sides(figure: Figure, axes: Axes, theme: Theme, what: str, reference: str, candidate: str) -> None:
-    """Label the axes of a map, vertically for the reference and horizontally for the candidate.
+    """Label the axes of a map: vertical for the reference, horizontal for the candidate.
 
     Names are cut to fit. ``what`` is the word for a row or column.
     """
@@ -118,7 +118,7 @@ def text_width(text: str, size: float, *, bold: bool = False) -> float:
 
 
 def fitted(text: str, room: float, size: float, *, bold: bool = False) -> str:
-    """Replace characters that the font lacks, and elide a line to ``room`` points."""
+    """Replace characters that the font lacks and shorten a line to ``room`` points."""
     font = _font(bold=bold)
     text = "".join(_drawable(character, font) for character in text)
     if text_width(text, size, bold=bold) <= room:
@@ -153,7 +153,7 @@ def _drawable(character: str, font: FT2Font) -> str:
 def fill_cells(
     axes: Axes, theme: Theme, shades: npt.ArrayLike, extent: Box, *, origin: Literal["upper", "lower"] = "upper"
 ) -> None:
-    """Fill axes with cells of shades in [0, 1], without resampling."""
+    """Fill axes with cells shaded in [0, 1], without resampling."""
     cells = colour_map(theme)
     axes.imshow(
         shades, cmap=cells, vmin=0.0, vmax=1.0, extent=extent, origin=origin, aspect="auto", interpolation="none"
@@ -161,7 +161,7 @@ def fill_cells(
 
 
 def write_in_cell(axes: Axes, x: float, y: float, text: str, colour: str, size: float) -> None:
-    """Write a text centred at a position of a map."""
+    """Write text centred at a position on a map."""
     axes.text(x, y, text, color=colour, fontsize=size, ha="center", va="center")
 
 
@@ -204,5 +204,5 @@ def evidence_ticks(ticks: Sequence[int]) -> list[tuple[float, str]]:
 
 
 def spaced(number: int) -> str:
-    """Format a number, thousands separated from five digits on: 4094, 10 000."""
+    """Format a number with thousands separators from five digits on: 4094, 10 000."""
     return f"{number:,}".replace(",", "\N{NARROW NO-BREAK SPACE}") if number >= 10_000 else str(number)

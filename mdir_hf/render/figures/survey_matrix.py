@@ -1,4 +1,4 @@
-"""Draws the matrix of a survey: every model against every other."""
+"""Draws a survey's matrix: every model against every other."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ def draw_survey_matrix(
     groups: Sequence[Sequence[str]] | None = None,
     dark: bool = False,
 ) -> Figure:
-    """Draw a survey: how much of each pair agrees as a shade, its verdict as a symbol, groups as frames.
+    """Draw a survey: agreement of each pair as a shade, its verdict as a symbol, and groups as frames.
 
-    Lists are n x n for n names; a verdict is None if the pair was not compared. ``log10_p`` is symmetric, and shown if
+    Lists are n x n for n names; a verdict is None if the pair was not compared. ``log10_p`` is symmetric and shown if
     it is a bound. Pairs without a finding are hatched unless ``layers`` were compared. Models are in the order of
-    ``groups``, or of ``names``, without frames.
+    ``groups``, else of ``names`` without frames.
 
     Raises:
         InputError: If sizes or names do not fit together, or matplotlib is not installed.

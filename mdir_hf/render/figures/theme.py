@@ -1,4 +1,4 @@
-"""Colours, and the scale from evidence to shade, which all figures share."""
+"""The colours and the evidence-to-shade scale that all figures share."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Theme:
 
     Attributes:
         muted: Secondary text; contrast 4.5 : 1 with paper.
-        hatch: Lines across a cell that was not computed.
+        hatch: Lines across cells that were not computed.
         observed: Measured values.
-        null: Values under chance.
-        ramp: From no to overwhelming evidence, of monotonic luminance.
+        null: Values expected by chance.
+        ramp: From no to overwhelming evidence, with monotonic luminance.
     """
 
     ink: str
@@ -83,7 +83,7 @@ def evidence_shade(log10_p: float) -> float:
 
 @lru_cache(maxsize=4096)
 def ink_on(theme: Theme, shade: float) -> str:
-    """Return black or white, with a contrast of at least 4.5 : 1 on this shade."""
+    """Return black or white, whichever has a contrast of at least 4.5 : 1 on this shade."""
     red, green, blue, _ = colour_map(theme)(shade)
     return "#000000" if _luminance(red, green, blue) > _EQUAL_LUMINANCE else "#ffffff"
 

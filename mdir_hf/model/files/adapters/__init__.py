@@ -46,12 +46,12 @@ class AdaptedSource:
     :mod:`.row_changes` applies the other methods. Tensors saved whole replace those in the base. Tensors that an
     unsupported adapter changes cannot be read.
 
-    Results are float32, not rounded to the base's dtype as in a merged file. If DoRA rescales columns, their lengths
-    cost one pass over the matrix. Thread-safe.
+    Results are float32, not rounded to the base's dtype as in a merged file. If DoRA rescales columns, computing
+    their lengths takes one pass over the matrix. Thread-safe.
 
     Raises:
-        CorruptCheckpointError: If factors are missing or do not fit each other.
-        UnsupportedFormatError: If the base holds no matching name for a changed weight.
+        CorruptCheckpointError: If factors are missing or inconsistent.
+        UnsupportedFormatError: If the base has no match for a changed weight.
     """
 
     def __init__(self, base: TensorSource, adapter: TensorSource, config: AdapterConfig) -> None:
@@ -70,12 +70,12 @@ class AdaptedSource:
 
     @property
     def n_bytes(self) -> int:
-        """Size of the weight files of base and adapter, in bytes."""
+        """Total size of the base and adapter files, in bytes."""
         return self._base.n_bytes + (self._adapter.n_bytes if self._config.changes_weights else 0)
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Weight files of base and adapter."""
+        """Weight files of the base and the adapter."""
         return (*self._base.paths, *(self._adapter.paths if self._config.changes_weights else ()))
 
     @property
@@ -89,7 +89,7 @@ class AdaptedSource:
         return tuple(sorted({*self._base.names(), *self._replaced}))
 
     def spec(self, name: str) -> TensorSpec:
-        """Return shape and dtype of a tensor, and its place in base or adapter."""
+        """Return the shape, dtype and location of a tensor."""
         spec = self._unchanged_spec(name)
         if name in self._changes:
             self._check_fit(name, spec)
@@ -98,7 +98,7 @@ class AdaptedSource:
         return spec
 
     def contents(self) -> Iterator[StoredTensor]:
-        """Yield every tensor; the adapter's belong to weights that they change."""
+        """Yield every tensor; adapter tensors belong to the weights that they change."""
         for tensor in self._base.contents() if isinstance(self._base, ListsContents) else ():
             if tensor.weight in self._replaced:
                 yield replace(tensor, reason=tensor.reason or "the adapter replaces it")
@@ -113,7 +113,7 @@ class AdaptedSource:
                 yield replace(tensor, weight=owner, belongs_to_other=True, reason=None)
 
     def read_all_headers(self) -> None:
-        """Read all headers of base and adapter."""
+        """Read all headers of the base and the adapter."""
         for source in (self._base, self._adapter):
             if isinstance(source, ListsContents):
                 source.read_all_headers()

@@ -67,13 +67,13 @@ class AdapterConfig:
 
     Attributes:
         changes_weights: False for methods such as prompt tuning.
-        alpha_pattern: Alpha for modules whose name ends with the key.
-        is_rank_stabilized: Whether alpha is divided by the root of the rank (rsLoRA).
+        alpha_pattern: Alpha of modules whose names end with the key.
+        is_rank_stabilized: Whether alpha is divided by the square root of the rank (rsLoRA).
         is_transposed: Whether square matrices are stored ``(d_in, d_out)``.
         has_magnitudes: Whether rows are rescaled to learnt lengths (DoRA).
-        token_rows: Replaced rows by the end of the module's name; empty for the embedding.
-        parameters: Ends of the names of changed ``target_parameters``.
-        not_applied: Words to follow "an adapter that", if changed tensors cannot be read.
+        token_rows: Replaced rows by module name suffix; an empty suffix means the embedding.
+        parameters: Name suffixes of changed ``target_parameters``.
+        not_applied: If changed tensors cannot be read, words to follow "an adapter that".
     """
 
     kind: str
@@ -94,20 +94,20 @@ class AdapterConfig:
 
     @property
     def method(self) -> str:
-        """The method's name as users know it."""
+        """User-facing name of the method."""
         if self.kind == "LORA":
             return "DoRA" if self.has_magnitudes else "LoRA"
         return _LEAVES_WEIGHTS_ALONE.get(self.kind) or _METHODS.get(self.kind, f"{self.kind[:40]}")
 
     @property
     def recipe(self) -> str:
-        """The settings that decide the result, as text."""
+        """The settings that determine the result, as text."""
         switches = (self.is_rank_stabilized, self.is_transposed, self.has_magnitudes)
         alphas, rows = list(self.alpha_pattern.items()), sorted(self.token_rows.items())
         return repr((self.kind, self.alpha, alphas, *switches, rows, self.parameters, self.settings))
 
     def scaling(self, module: str, rank: int) -> float:
-        """Return the factor on B A in one module."""
+        """Return the factor that scales B A in a module."""
         alphas = (value for pattern, value in self.alpha_pattern.items() if _ends_with(module, pattern))
         alpha = next(alphas, self.alpha)
         return alpha / math.sqrt(rank) if self.is_rank_stabilized else alpha / rank
@@ -157,7 +157,7 @@ class _Lora:
 
 
 def has_adapter(tree: FileTree) -> bool:
-    """Return whether a tree's root holds an adapter."""
+    """Return whether the root of a tree contains an adapter."""
     return ADAPTER_CONFIG in tree.files and any(name in tree.files for name in ADAPTER_WEIGHTS)
 
 

@@ -1,7 +1,7 @@
 """Map names in an adapter to names in its base.
 
-PEFT names factors after modules in memory. Files of the base may use another prefix, so an unambiguous end is enough,
-and hold stacked experts one by one.
+PEFT names factors after modules in memory. The base's files may use another prefix, so an unambiguous suffix is enough,
+and may store stacked experts separately.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class ModuleChange:
 
 @dataclass(frozen=True)
 class AdapterNames:
-    """The tensors of an adapter: by module, by several parameters of a module, and saved whole.
+    """The tensors of an adapter, grouped by module or by several parameters of a module, or saved whole.
 
     Attributes:
-        replaced: Name in the model to name in the adapter.
+        replaced: Maps names in the model to names in the adapter.
     """
 
     modules: Mapping[str, ModuleChange] = field(default_factory=dict)
@@ -73,7 +73,7 @@ def sort_names(names: Iterable[str], *, label: str, has_parameters: bool = False
     With ``has_parameters``, modules may be wrapped several times.
 
     Raises:
-        CorruptCheckpointError: If a factor is duplicated, or one of a pair is missing.
+        CorruptCheckpointError: If a factor is duplicated or unpaired.
     """
     nested: dict[tuple[str, int], ModuleChange] = {}
     copies: dict[str, list[str]] = {}
@@ -109,7 +109,7 @@ def sort_names(names: Iterable[str], *, label: str, has_parameters: bool = False
 
 
 def components_of(name: str) -> list[str]:
-    """Split a name, without components of compilers, trainers and PEFT."""
+    """Split a name, leaving out components added by compilers, trainers and PEFT."""
     parts = [part for part in name.split(".") if part not in _OF_TRAINING]
     return ".".join(parts).removeprefix(_PREFIX).split(".")
 
@@ -117,7 +117,7 @@ def components_of(name: str) -> list[str]:
 def sort_by_slots(
     names: Iterable[str], slots: Set[str], shared: Iterable[str] = ()
 ) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
-    """Group the tensors of an adapter by module, for kinds whose names contain one of ``slots``.
+    """Group the tensors of an adapter by module, for methods whose names contain one of ``slots``.
 
     Tensors in ``shared`` slots belong to all modules. Also return tensors saved whole.
     """
@@ -162,10 +162,10 @@ class BaseNames:
         self._by_end: dict[str, list[str]] | None = None
 
     def find(self, name: str) -> str | None:
-        """Return the only matching tensor of the base, or None.
+        """Return the only matching tensor in the base, or None.
 
-        The longest common end decides, which contains the layer's number with the word before it. Further common
-        components break a tie.
+        The longest common suffix wins; it must contain the layer's number and the word before it. Other common
+        components break ties.
         """
         if name in self._names:
             return name
@@ -211,7 +211,7 @@ class ExpertStack:
     """A parameter that stacks experts, as the base stores it.
 
     Attributes:
-        weights: Tensors of the base, each with its expert (None for all) and first row.
+        weights: Tensors in the base, each with its expert (None for all) and first row.
         is_transposed: Whether the base stores ``(d_in, d_out)``; None for an ambiguous shape.
     """
 

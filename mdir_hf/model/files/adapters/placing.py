@@ -1,4 +1,4 @@
-"""Find the tensor of the base that each tensor of an adapter changes."""
+"""Find the base tensor that each adapter tensor changes."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ class LoraChange:
 
 
 class Placement:
-    """The tensors of an adapter, by the tensor of the base that each changes.
+    """The tensors of an adapter, keyed by the base tensor that each one changes.
 
     Attributes:
-        biases: Tensors added to biases, with their scaling.
-        bias_factors: Factors on biases (IA3).
-        token_rows: The adapter's tensor, and its row for each row of a table.
-        blocked: Weights that cannot be read, each with the reason.
+        biases: Tensors added to biases, and their scaling.
+        bias_factors: Factors that scale biases (IA3).
+        token_rows: An adapter tensor, and its row number for each table row.
+        blocked: Unreadable weights, each with the reason.
 
     Raises:
-        CorruptCheckpointError: If factors are missing or do not fit each other.
-        UnsupportedFormatError: If the base holds no matching name for a changed weight.
+        CorruptCheckpointError: If factors are missing or inconsistent.
+        UnsupportedFormatError: If the base has no match for a changed weight.
     """
 
     def __init__(self, base: TensorSource, adapter: TensorSource, config: AdapterConfig) -> None:

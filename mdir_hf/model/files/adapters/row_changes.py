@@ -1,4 +1,4 @@
-"""Changes of a matrix, row by row, for the linear PEFT methods besides LoRA.
+"""Row-by-row changes to a matrix by linear PEFT methods other than LoRA.
 
 Source: ``get_delta_weight`` and ``merge`` of each tuner in peft 0.21.
 """
@@ -38,12 +38,12 @@ class RowChange(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KindSettings:
-    """Settings that decide the meaning of an adapter's tensors.
+    """Settings that determine the meaning of an adapter's tensors.
 
     Attributes:
         alpha: ``alpha`` or ``lora_alpha``.
-        uses_neumann: Whether OFT computes its rotations by a truncated series.
-        shares_blocks: Whether all blocks of OFT are the same.
+        uses_neumann: Whether OFT computes its rotations with a truncated series.
+        shares_blocks: Whether all OFT blocks are the same.
     """
 
     alpha: float = 1.0
@@ -143,8 +143,8 @@ class AdapterMethod:
 
     Attributes:
         slots: Name components of its tensors.
-        needed: Sets of slots; one set must be present.
-        shape: Computes the weight's shape from its tensors'; None for an unknown side.
+        needed: Sets of slots, one of which must be present.
+        shape: Computes the weight's shape from the tensors' shapes; unknown sides are None.
     """
 
     slots: frozenset[str]

@@ -22,7 +22,7 @@ from mdir_hf.model.files.sources import Description, FileTree, TensorSpec
 class GgufSource(ShardedTensors):
     """The tensors of one GGUF checkpoint, read lazily. Implements ``TensorSource`` and ``StoredTensors``.
 
-    The dtype in a spec is ggml's name of the type.
+    The dtype in a spec is the type's name in ggml.
     """
 
     format_name = "GGUF"
@@ -31,7 +31,7 @@ class GgufSource(ShardedTensors):
 
     @property
     def description(self) -> Description:
-        """Types of the matrices, and the first header's pairs."""
+        """The matrix types, and the key/value pairs of the first header."""
         n_bytes: Counter[str] = Counter()
         unreadable: dict[str, str] = {}
         for spec in map(self.spec, self.names()):
@@ -127,13 +127,13 @@ _PREFIXES = frozenset({"ud", "i1"})  # how it was quantised, in front of a type
 
 
 def open_gguf(tree: FileTree, variant: str | None) -> GgufSource | None:
-    """Open the GGUF model in the root or else in a subfolder; of several quantisations, the widest.
+    """Open the GGUF model in the root, or else in a subfolder. The widest quantisation is preferred.
 
-    ``variant`` selects a quantisation by file name: ``Q4_K_M`` for ``model-Q4_K_M.gguf``. Return None without such a
-    file.
+    ``variant`` selects a quantisation by file name: ``Q4_K_M`` for ``model-Q4_K_M.gguf``. Return None if there is no
+    such file.
 
     Raises:
-        SeveralModelsError: If there are several models; names them.
+        SeveralModelsError: If there are several models; the message names them.
         CorruptCheckpointError: If a part of a split model is missing.
     """
     models = _models(tree, variant, in_root=True) or _models(tree, variant, in_root=False)
@@ -160,7 +160,7 @@ def open_gguf(tree: FileTree, variant: str | None) -> GgufSource | None:
 
 
 def open_named_gguf(tree: FileTree, file: str) -> GgufSource:
-    """Open the model that a file belongs to, with all parts of a split model.
+    """Open the model that a file belongs to, including all parts of a split model.
 
     Raises:
         CorruptCheckpointError: If another part is missing.

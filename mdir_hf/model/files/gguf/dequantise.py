@@ -22,7 +22,7 @@ PLAIN = frozenset({"F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64"})
 
 @dataclass(frozen=True, slots=True)
 class GgmlType:
-    """A type of tensor, named as in ggml, in blocks of ``n_values``; ``n_bytes`` is 0 if unknown."""
+    """A tensor type, named as in ggml, with ``n_values`` numbers per block; ``n_bytes`` is 0 if unknown."""
 
     number: int
     name: str
@@ -105,12 +105,12 @@ _BY_NAME = {known.name: known for group in ([*GGML_TYPES.values()], *OTHER_LAYOU
 
 
 def ggml_type(number: int) -> GgmlType:
-    """Return the type of a number; an unknown one has no size."""
+    """Return the type with a number; unknown types have no size."""
     return GGML_TYPES.get(number) or GgmlType(number, f"type {number}", 1, 0)
 
 
 def type_named(name: str) -> GgmlType:
-    """Return the type for a name from :func:`ggml_type`."""
+    """Return the type with a name from :func:`ggml_type`."""
     return _BY_NAME.get(name) or ggml_type(int(name.removeprefix("type ")))
 
 
@@ -121,7 +121,7 @@ _Dequantise = Callable[[np.ndarray], np.ndarray]
 
 
 def weight_encoding(kind: GgmlType, *, tensor: str) -> Encoding:
-    """Return how blocks of a quantised type are decoded.
+    """Return the encoding that decodes blocks of a quantised type.
 
     Raises:
         UnsupportedFormatError: If the package is not installed, or does not support the type.

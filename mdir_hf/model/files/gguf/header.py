@@ -51,7 +51,7 @@ _NOT_KEPT = frozenset({"tokenizer.ggml.merges"})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedStrings:
-    """An array of stored strings; iteration creates the objects."""
+    """A packed array of strings; iterating creates the objects."""
 
     data: bytes = field(repr=False)
     n_strings: int
@@ -91,7 +91,7 @@ class GrowingPrefix:
         return bytes(self._data[start : self.at])
 
     def name(self, what: str) -> str:
-        """Read a key or a name, which must be short UTF-8."""
+        """Read a key or name, which must be short and valid UTF-8."""
         n_bytes = self.uint64(f"the length of {what}")
         if n_bytes > MAX_KEY_N_BYTES:
             self.fail(f"{what} claims {n_bytes:,} bytes; the format allows 65,535")
@@ -102,7 +102,7 @@ class GrowingPrefix:
             raise CorruptCheckpointError(f"{what} is not UTF-8: {data[:40]!r}", subject=self.label) from exc
 
     def value(self, key: str) -> object:
-        """Read the type and value of a pair; None for unneeded arrays of strings."""
+        """Read the type and value of a pair. Return None for unneeded arrays of strings."""
         kind = self.uint32(f"the type of {key!r}")
         what = f"the value of {key!r}"
         if kind == _STRING:
@@ -113,7 +113,7 @@ class GrowingPrefix:
         return self._numbers(kind, 1, key, what)[0].item()
 
     def fail(self, message: str) -> NoReturn:
-        """Raise an error about the header."""
+        """Raise a header error."""
         raise CorruptCheckpointError(message, subject=self.label)
 
     def _array(self, key: str, what: str) -> object:
@@ -194,7 +194,7 @@ class GgufHeader:
 
     Attributes:
         metadata: Values by key: bool, int, float, str, numpy array, or :class:`PackedStrings`.
-        tensors: Specs by name, with rows first in shapes and absolute offsets.
+        tensors: Specs by name; shapes start with rows, and offsets are absolute.
     """
 
     version: int
@@ -204,7 +204,7 @@ class GgufHeader:
 
 
 def read_gguf_header(source: ByteSource, *, path: str, first_n_bytes: int | None = None) -> GgufHeader:
-    """Read and validate the header of a file; each byte once, at most twice its length.
+    """Read and validate a header. Reads no byte twice, and at most twice the header's length.
 
     Raises:
         CorruptCheckpointError: If the file is not GGUF, is truncated, or breaks the rules of the format.

@@ -1,4 +1,4 @@
-"""ONNX: the initialisers of a graph, under the names in the original checkpoint."""
+"""ONNX: the initialisers of a graph, under their original checkpoint names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mdir_hf.model.files.sources import Description, FileTree, StoredTensor, Ten
 class OnnxWeights:
     """The weights of an ONNX model, read lazily. Implements ``TensorSource``.
 
-    Reading rows of a transposed weight costs the whole matrix.
+    Reading rows of a transposed weight reads the whole matrix.
     """
 
     def __init__(self, source: OnnxSource) -> None:
@@ -43,7 +43,7 @@ class OnnxWeights:
 
     @property
     def description(self) -> Description:
-        """Format, bits of quantised matrices, and unreadable codes."""
+        """The format, the bits of quantised matrices, and unreadable codes."""
         bits = sorted({weight.codes.n_bits for weight in self._weights.values() if weight.codes is not None})
         quantization = f"{' and '.join(map(str, bits))} bits" if bits else None
         unreadable = frozenset(name for name, weight in self._weights.items() if self._is_unreadable(weight))
@@ -61,7 +61,7 @@ class OnnxWeights:
         return tuple(sorted(self._weights))
 
     def contents(self) -> Iterator[StoredTensor]:
-        """Yield every initialiser; companions belong to their weight."""
+        """Yield every initialiser; companions belong to their weights."""
         owners = {weight.stored: (name, False) for name, weight in self._weights.items()}
         for name, weight in self._weights.items():
             parts = weight.codes.parts if weight.codes else ()
@@ -71,10 +71,10 @@ class OnnxWeights:
             yield replace(tensor, weight=owner, belongs_to_other=is_companion)
 
     def read_all_headers(self) -> None:
-        """Do nothing; the graph has been read."""
+        """Do nothing, because the graph has been read."""
 
     def spec(self, name: str) -> TensorSpec:
-        """Return a weight's shape, and dtype and place of the stored numbers."""
+        """Return a weight's shape, and the dtype and location of its stored numbers."""
         weight = self._weight(name)
         stored = self._source.spec(weight.stored)
         return replace(stored, name=name, shape=weight.shape, path=stored.path.partition("\0")[0])
@@ -136,12 +136,12 @@ _PRECISION = re.compile(r"(?P<name>.+?)(_(?P<precision>fp16|bf16|u?int8|quantize
 
 
 def open_onnx(tree: FileTree, variant: str | None) -> OnnxSource | None:
-    """Open the ONNX model in the root or in ``onnx/``; of several precisions, the most exact.
+    """Open the ONNX model in the root or in ``onnx/``. The highest precision is preferred.
 
-    ``variant`` is the precision in the file name: ``q4`` for ``model_q4.onnx``. Return None without such a file.
+    ``variant`` is the precision in the file name: ``q4`` for ``model_q4.onnx``. Return None if there is no such file.
 
     Raises:
-        SeveralModelsError: If there are several models; names them.
+        SeveralModelsError: If there are several models; the message names them.
     """
     models: dict[str, dict[str, str]] = {}
     for path in sorted(tree.files):

@@ -1,4 +1,4 @@
-"""Decode quantised ONNX weights in the layouts of the operators.
+"""Decode quantised ONNX weights in each operator's layout.
 
 Source: the schemas of ONNX (DequantizeLinear 25, QLinearMatMul) and of ONNX Runtime's ``com.microsoft`` domain
 (MatMulNBits, GatherBlockQuantized, MatMulBnb4, QGemm, MatMulIntegerToFloat).
@@ -50,7 +50,7 @@ class Codes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinearCodes:
-    """``(code - zero) * scale``, with parameters for the tensor, entries of an axis, or blocks.
+    """``(code - zero) * scale``, with parameters per tensor, per entry of an axis, or per block.
 
     Attributes:
         shape: Shape of the weight as stored.
@@ -134,7 +134,7 @@ class NBitsCodes:
     """``MatMulNBits``: codes in blocks along rows of ``(out, in)``, low bits first.
 
     Attributes:
-        zero: The initialiser of the zero points, packed like codes or floats; None for half of the range.
+        zero: Initialiser of the zero points, floats or packed like codes; None for half the range.
         block: Codes that share a scale.
     """
 

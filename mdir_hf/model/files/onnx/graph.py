@@ -23,7 +23,7 @@ VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
 
 class Field(NamedTuple):
-    """A field of a message: number, wire type, varint, and offsets of the payload."""
+    """A message field: number, wire type, varint, and payload offsets."""
 
     number: int
     kind: int
@@ -33,7 +33,7 @@ class Field(NamedTuple):
 
 
 class MessageReader:
-    """Reads messages of one file from front to back."""
+    """Reads the messages in a file from front to back."""
 
     def __init__(self, source: ByteSource) -> None:
         self.source = source
@@ -134,7 +134,7 @@ class MessageReader:
 
 
 def decode_varints(data: bytes) -> npt.NDArray[np.uint64] | None:
-    """Decode packed varints, negative ones as two's complement, or return None."""
+    """Decode packed varints (two's complement if negative), or return None."""
     raw = np.frombuffer(data, np.uint8)
     last = np.flatnonzero(raw < 0x80)
     if not raw.size or last.size == 0 or last[-1] != raw.size - 1:
@@ -187,9 +187,9 @@ class Initialiser:
     """A tensor of a graph.
 
     Attributes:
-        dtype: safetensors' name, or ``U4``, ``I4``, ``U2`` or ``I2`` for packed integers.
+        dtype: Name as in safetensors, or ``U4``, ``I4``, ``U2`` or ``I2`` for packed integers.
         path: The external file, or empty.
-        varints: Fields of varints; ``start`` and ``stop`` then count decoded bytes.
+        varints: Varint fields; ``start`` and ``stop`` then count decoded bytes.
     """
 
     name: str
@@ -202,7 +202,7 @@ class Initialiser:
 
     @property
     def n_bytes_of_shape(self) -> int:
-        """Number of bytes for the shape."""
+        """Number of bytes that the shape implies."""
         return n_bytes_of(self.shape, self.dtype)
 
 
@@ -212,7 +212,7 @@ class Node:
 
     Attributes:
         inputs: Names of tensors; empty for an omitted optional input.
-        module: Module by torch's exporter, e.g. ``model.layers.0.self_attn.q_proj``, or empty.
+        module: Module named by torch's exporter, e.g. ``model.layers.0.self_attn.q_proj``, or empty.
         module_class: Class of that module, e.g. ``torch.nn.modules.linear.Linear``.
     """
 
@@ -227,7 +227,7 @@ class Node:
 
 @dataclass(slots=True)
 class Graph:
-    """Initialisers and nodes of a graph and its nested graphs."""
+    """The initialisers and nodes of a graph and its nested graphs."""
 
     initialisers: dict[str, Initialiser] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
@@ -236,7 +236,7 @@ class Graph:
 def read_graph(source: ByteSource) -> Graph:
     """Read an ONNX file without the bytes of its weights.
 
-    Costs one read for each long initialiser inside the file.
+    Takes one read per long initialiser inside the file.
 
     Raises:
         CorruptCheckpointError: If it is not an ONNX file.

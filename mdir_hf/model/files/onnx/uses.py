@@ -1,7 +1,7 @@
 """Find the weights of an ONNX graph, and their names in the original checkpoint.
 
-Exporters transpose and number matrices, but the nodes that use them have the paths of modules. Quantisers append to
-names, or store codes, scales and zero points as inputs of nodes.
+Exporters transpose and number matrices, but the nodes that use them carry module paths. Quantisers append to names,
+or store codes, scales and zero points as inputs of nodes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OF_BUILDER = (
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """How a weight of the checkpoint is stored; plain numbers have no ``codes``."""
+    """How a checkpoint weight is stored. Plain numbers have no ``codes``."""
 
     stored: str
     shape: tuple[int, ...]
@@ -52,7 +52,7 @@ class Weight:
 def find_weights(graph: Graph, label: str) -> dict[str, Weight]:
     """Return the weights of a graph by their names in the checkpoint.
 
-    Matrices without a known operator keep their name; integer ones cannot be read.
+    Matrices without a known operator keep their names. Integer matrices among them cannot be read.
     """
     return _Finder(graph, label).find()
 

@@ -1,4 +1,4 @@
-"""PyTorch's own files, read by ranges. Their pickles are parsed as data and never executed."""
+"""PyTorch's own files, read with range requests. Their pickles are parsed as data and never executed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class StridedSpec(TensorSpec):
 class PytorchSource(ShardedTensors):
     """The tensors of one PyTorch checkpoint, read lazily. Implements ``TensorSource`` and ``StoredTensors``.
 
-    A header (zip directory and pickle) takes two or three reads.
+    Reading a header (zip directory and pickle) takes two or three reads.
     """
 
     format_name = "PyTorch"
@@ -310,9 +310,9 @@ _NOT_THE_MODEL = re.compile(
 
 
 def open_only_pytorch_file(tree: FileTree, variant: str | None) -> PytorchSource | None:
-    """Open the only ``.pth``, ``.pt`` or ``model*.bin`` in the root, as of RWKV and Meta.
+    """Open the only ``.pth``, ``.pt`` or ``model*.bin`` in the root, as published by RWKV and Meta.
 
-    Return None without such a file, or for a variant.
+    Return None if there is no such file, or for a variant.
 
     Raises:
         UnsupportedFormatError: If there are several: slices of one model, or several models.

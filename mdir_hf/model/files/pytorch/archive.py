@@ -1,4 +1,4 @@
-"""Read the directory of a zip file written by ``torch.save``, from a few byte ranges.
+"""Read the directory of a zip file written by ``torch.save`` from a few byte ranges.
 
 The rules follow the zip format (APPNOTE 6.3, sections 4.3 and 4.5), strictly. Reading local headers would cost a
 request per tensor. torch pads them to align the data (``getPadding`` in ``caffe2/serialize/inline_container.cc``), so
@@ -56,11 +56,11 @@ class Entry:
 
     @property
     def furthest_stop(self) -> int:
-        """Upper bound for the end of the content with any padding."""
+        """Upper bound on the end of the content, with any padding."""
         return min(self.stop, self.header_start + _LOCAL.size + self.n_name_bytes + MAX_PADDING_N_BYTES + self.n_bytes)
 
     def aligned_start(self, alignment: int) -> int | None:
-        """Return the offset of the content for torch's alignment, or None if it does not fit."""
+        """Return the offset of the content with torch's alignment, or None if it does not fit."""
         start = self.header_start + _LOCAL.size + self.n_name_bytes + 4
         if self.n_bytes >= _U32_MAX or self.header_start >= _U32_MAX:
             start += 4 + 16 * (self.n_bytes >= _U32_MAX) + 8 * (self.header_start >= _U32_MAX)
@@ -74,7 +74,7 @@ class NoArchiveError(CorruptCheckpointError):
 
 
 class Archive:
-    """A zip file with its parsed directory and a cache of bytes.
+    """A zip file with a parsed directory and a byte cache.
 
     Takes one or two reads.
 
@@ -91,14 +91,14 @@ class Archive:
         self.entries: Mapping[str, Entry] = self._read_directory()
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return the bytes ``[start, stop)``, cached if possible."""
+        """Return the bytes ``[start, stop)``, from the cache if possible."""
         for at, piece in self._pieces:
             if at <= start and stop <= at + len(piece):
                 return piece[start - at : stop - at]
         return self._source.read(start, stop)
 
     def keep(self, start: int, stop: int) -> None:
-        """Read ``[start, stop)`` into the cache, until :meth:`forget`."""
+        """Keep ``[start, stop)`` in the cache until :meth:`forget`."""
         if start < stop:
             self._pieces.append((start, self.read(start, stop)))
 
@@ -112,7 +112,7 @@ class Archive:
         return self.read(start, start + entry.n_bytes)
 
     def data_start(self, entry: Entry) -> int:
-        """Return the absolute offset of an entry's content; costs a small read.
+        """Return the absolute offset of an entry's content. Takes a small read.
 
         Raises:
             UnsupportedFormatError: If it is compressed or encrypted.

@@ -49,9 +49,9 @@ class _Bounds:
 
 
 def find_tensors(root: object, *, as_named: bool = False, is_shard: bool = False) -> Mapping[str, Leaf]:
-    """Return the tensors of a state dict by name; other objects are ignored.
+    """Return the tensors of a state dict by name, ignoring other objects.
 
-    Nested names are joined by dots, without wrappers unless ``as_named``. A shard may be empty.
+    Nested names are joined with dots, and wrappers are removed unless ``as_named``. A shard may be empty.
 
     Raises:
         UnsupportedFormatError: If it contains no state dict.
@@ -147,8 +147,8 @@ _NO_OPS = frozenset(("PROTO", "FRAME"))
 def read_pickle(data: bytes, *, label: str) -> object:
     """Run a pickle of at most 2,000,000 opcodes and return its data.
 
-    Tensors are :class:`~.objects.PickledTensor`, other objects :class:`~.objects.Inert`. Takes O(opcodes) time and
-    memory.
+    Tensors are :class:`~.objects.PickledTensor`, other objects :class:`~.objects.Inert`. Time and memory are
+    O(opcodes).
 
     Raises:
         UnsafePickleError: If it names a global that weights do not need.

@@ -1,4 +1,4 @@
-"""The globals that a pickled checkpoint may name, and the data built for each.
+"""The globals that a pickled checkpoint may name, and the data built for each one.
 
 No name is imported or called. Names of training frameworks become inert objects. Unknown names raise an error.
 """
@@ -19,7 +19,7 @@ _I64_MAX = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Global:
-    """The name of a global in a pickle; ``name`` is dotted if nested."""
+    """The name of a global in a pickle; ``name`` is dotted for nested globals."""
 
     module: str
     name: str
@@ -30,7 +30,7 @@ class Global:
 
 @dataclass(frozen=True, slots=True)
 class Inert:
-    """An object that is no weight; ``kind`` names its class or function."""
+    """An object that is not a weight; ``kind`` names its class or function."""
 
     kind: str
 
@@ -40,9 +40,9 @@ class Storage:
     """A run of numbers in the archive.
 
     Attributes:
-        key: Its entry is ``data/<key>``.
-        dtype: Dtype as in a safetensors header; None for raw bytes.
-        n_values: Elements, or bytes if there is no dtype.
+        key: Key of the archive entry ``data/<key>``.
+        dtype: Name as in a safetensors header; None for raw bytes.
+        n_values: Number of elements, or of bytes without a dtype.
     """
 
     key: str
@@ -56,8 +56,8 @@ class PickledTensor:
     """A view of a storage.
 
     Attributes:
-        offset: First element, counted from the start of the storage.
-        stride: Distance in elements along each axis.
+        offset: First element, relative to the start of the storage.
+        stride: Stride along each axis, in elements.
         is_negated: Whether the stored numbers are negated (``torch._neg_view``).
     """
 
@@ -191,7 +191,7 @@ def make_storage(pid: object) -> Storage:
 
 
 def apply(function: object, arguments: object) -> object:
-    """Return the data for ``function(*arguments)``; calls only local functions.
+    """Return the data for ``function(*arguments)``. Only local functions are called.
 
     Raises:
         CorruptCheckpointError: If the arguments do not describe a tensor.

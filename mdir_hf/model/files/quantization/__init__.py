@@ -1,4 +1,4 @@
-"""Read quantised checkpoints as numbers, under the names in the unquantised checkpoint. One module per scheme."""
+"""Read quantised checkpoints as numbers, under their unquantised names. One module per scheme."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ MOST_KEPT_N_BYTES = 1 << 20
 class DequantizedSource:
     """A checkpoint whose quantised weights are read as numbers. Implements ``TensorSource``.
 
-    A quantised weight has the name, shape and orientation of the unquantised file; its spec points to the codes.
+    A quantised weight has the name, shape and orientation of its unquantised version; its spec points to the codes.
     Reading rows reads only their codes and scales, except for layouts that store rows as columns. Thread-safe.
     """
 
@@ -77,7 +77,7 @@ class DequantizedSource:
 
     @property
     def description(self) -> Description:
-        """The source's description and its schemes; costs one shard's header per scheme."""
+        """The source's description with its schemes. Reads one shard header per scheme."""
         described = self._source.description
         notes = [*described.notes]
         meanings = self._meanings()
@@ -97,7 +97,7 @@ class DequantizedSource:
         return self._inventory().names
 
     def contents(self) -> Iterator[StoredTensor]:
-        """Yield every tensor; codes and companions belong to their weight."""
+        """Yield every tensor; codes and companions belong to their weights."""
         if not isinstance(self._source, ListsContents):
             return
         inventory = self._inventory()
@@ -121,7 +121,7 @@ class DequantizedSource:
             self._source.read_all_headers()
 
     def spec(self, name: str) -> TensorSpec:
-        """Return the logical shape, a dtype for users, and the place of the codes."""
+        """Return the logical shape, a user-facing dtype, and the location of the codes."""
         coded = self._open(name)
         if coded is None:
             spec = self._source.spec(name)
@@ -167,11 +167,11 @@ class DequantizedSource:
         return out
 
     def read_stored(self, name: str) -> torch.Tensor:
-        """Return a tensor of the files."""
+        """Return a tensor as stored."""
         return self._source.read_stored(name)
 
     def read_stored_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows of a tensor of the files."""
+        """Return some rows of a tensor as stored."""
         return self._source.read_stored_rows(name, rows, max_gap_bytes=max_gap_bytes)
 
     @cached_property

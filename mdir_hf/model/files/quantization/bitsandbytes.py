@@ -44,13 +44,13 @@ class _State:
 
 @dataclass(frozen=True, slots=True)
 class BlockCodes(CodedTensor):
-    """NF4 or FP4 codes of consecutive entries, in bytes of any dtype.
+    """NF4 or FP4 codes of consecutive entries, stored as bytes of any dtype.
 
     Attributes:
         block: Entries that share a scale.
         absmax: Name of the scales, which are always read whole.
         quant_map: The 16 numbers.
-        nested: Name of outer scales, their block, 256 numbers and offset; None for float scales.
+        nested: Name, block, 256 numbers and offset of the outer scales; None for float scales.
     """
 
     block: int

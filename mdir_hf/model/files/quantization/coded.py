@@ -1,4 +1,4 @@
-"""Quantised weights: which rows of the codes to read, and how to decode them.
+"""Quantised weights: which code rows to read, and how to decode them.
 
 Words are packed in two ways. Dense: number i starts at bit ``i * bits`` of the row, lowest bit first, even across words
 (GPTQ, MLX, compressed-tensors since 0.18). Padded: a word holds ``32 // bits`` whole numbers and its highest bits are
@@ -28,7 +28,7 @@ class Numbers(Protocol):
     """Numbers that belong to the rows of a weight."""
 
     def at(self, stored: StoredRows, rows: IntArray) -> torch.Tensor:
-        """Return the numbers for some rows, float32, ``(k, d)`` or ``(k, 1)``."""
+        """Return the numbers for some rows as float32, ``(k, d)`` or ``(k, 1)``."""
         ...
 
 
@@ -52,14 +52,14 @@ class Grid:
     divides: bool = False
 
     def at(self, stored: StoredRows, rows: IntArray) -> torch.Tensor:
-        """Return the numbers for some rows, float32, ``(k, d)``, or ``(k, 1)`` if all columns share one.
+        """Return the numbers for some rows as float32, ``(k, d)``, or ``(k, 1)`` if all columns share one.
 
         Rows are numbered across the weight's matrices.
         """
         return self.spread(lambda needed: self.decode(self._read(stored, needed)), rows)
 
     def spread(self, numbers_of: Callable[[IntArray], torch.Tensor], rows: IntArray) -> torch.Tensor:
-        """Spread numbers over some rows, like :meth:`at`, with a given reader."""
+        """Spread numbers over some rows like :meth:`at`, using a given reader."""
         matrix, row = np.divmod(rows, self.shape[1])
         if self.grid[0] == 1:
             matrix = np.zeros_like(matrix)
@@ -80,7 +80,7 @@ class Grid:
 
     @property
     def words(self) -> str:
-        """Which weights share a number, in users' words."""
+        """Describe to users which weights share a number."""
         (_, m, d), (bm, bn) = self.shape, self.block
         if self.group_of_column is not None:
             return f"in {self.grid[2]} groups of columns"
@@ -99,12 +99,12 @@ def fit_grid(
     *,
     block: tuple[int, int] | None = None,
 ) -> Grid | None:
-    """Derive from the shapes how a companion is spread over a weight, or return None.
+    """Derive how a companion is spread over a weight from their shapes, or return None.
 
     Args:
         spec: The companion: a scalar, or one number per row, expert or block. Edge blocks may be cut.
         shape: Shape of the weight, ``(..., m, d)``.
-        block: Rows and columns of a block, if known. Otherwise 128 is tried, then equal ones.
+        block: Rows and columns of a block, if known. Otherwise 128 is tried, then equal blocks.
     """
     weight = (math.prod(shape[:-2]), shape[-2], shape[-1])
     stack = _as_stack(spec.shape, weight)
@@ -128,7 +128,7 @@ def column_grid(spec: TensorSpec, shape: tuple[int, ...]) -> Grid | None:
 
 
 def dividing(grid: Grid) -> Grid:
-    """Return the same grid, to be divided by."""
+    """Return the same grid as a divisor."""
     return replace(grid, divides=True)
 
 
@@ -223,12 +223,12 @@ class CodedTensor(ABC):
 
     @property
     def reads_rows(self) -> bool:
-        """Whether some rows cost less than the whole tensor."""
+        """Whether reading some rows costs less than reading the whole tensor."""
         return True
 
     @abstractmethod
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows as float32, ``(k, d)``, with unchecked values. Row numbers count across a stack."""
+        """Return some rows as float32, ``(k, d)``, with unchecked values. Rows are numbered across a stack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +237,7 @@ class RowCodes(CodedTensor):
 
     Attributes:
         decode: Decodes rows of codes, ``(k, w)``, to new float32 numbers, ``(k, >= d)``; numbers past d are padding.
-        scales: Multiplied one after the other.
+        scales: Multiplied in order.
         zero: Subtracted first.
         offset: Added last.
     """
@@ -248,7 +248,7 @@ class RowCodes(CodedTensor):
     offset: Numbers | None = None
 
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows; reads only these rows of codes and companions."""
+        """Return some rows, reading only their codes and companions."""
         codes = stored.read_stored_rows(self.codes.name, rows, max_gap_bytes=max_gap_bytes)
         return self.finish(self.decode(codes)[:, : self.shape[-1]], stored, rows)
 
@@ -272,17 +272,17 @@ class RowCodes(CodedTensor):
 
 @dataclass(frozen=True, slots=True)
 class PairedRowCodes(RowCodes):
-    """Codes of two neighbouring rows per byte, even row in the low half."""
+    """Codes of two neighbouring rows per byte, with the even row in the low half."""
 
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows; reads the rows of bytes that hold them."""
+        """Return some rows, reading the byte rows that contain them."""
         bytes_ = stored.read_stored_rows(self.codes.name, rows // 2, max_gap_bytes=max_gap_bytes).view(torch.uint8)
         is_odd = torch.from_numpy(rows % 2 == 1)[:, None]
         return self.finish(self.decode(torch.where(is_odd, bytes_ >> 4, bytes_ & 15)), stored, rows)
 
 
 class KeptTensors:
-    """Stored tensors that are read once, whole, and cached. Implements ``StoredRows``."""
+    """Stored tensors that are read whole once and cached. Implements ``StoredRows``."""
 
     def __init__(self, stored: StoredTensors) -> None:
         self._stored = stored
@@ -295,7 +295,7 @@ class KeptTensors:
         return self._cache[name]
 
     def read_stored_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows; consecutive rows are not copied."""
+        """Return some rows. Consecutive rows are not copied."""
         del max_gap_bytes
         whole = self.read_stored(name)
         matrix = whole.reshape(math.prod(whole.shape[:-1]), whole.shape[-1])

@@ -1,15 +1,15 @@
 """FP8, NVFP4, MXFP4 and MXFP6 weights with scales.
 
 FP8: W = codes * scale. DeepSeek-V3 and Qwen multiply by the scale although they call it ``weight_scale_inv``. GPTQModel
-means the inverse, and its config says so. Scales that are bytes are powers of two (MXFP8, DeepSeek-V4).
+means the inverse, and its config says so. Scales stored as bytes are powers of two (MXFP8, DeepSeek-V4).
 
 FP4: two E2M1 numbers share a byte, low half first. MX: groups of 32 share a power of two, W = code * 2^(scale - 127).
 NVFP4: groups of 16 share an E4M3 scale, and the whole tensor has one more, which compressed-tensors divides by
 (``weight_global_scale``) and ModelOpt multiplies by (``weight_scale_2``).
 
 gpt-oss stores experts as ``…_blocks``, uint8 ``(experts, out, in / 32, 16)``, and ``…_scales``, uint8 ``(experts, out,
-in / 32)``. The unquantised file has ``(experts, in, out)``, so a row is a column of the file and costs the whole
-expert.
+in / 32)``. The unquantised file has ``(experts, in, out)``, so a row is a column in the file and reading it takes the
+whole expert.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ MX_GROUP = 32
 
 
 def open_fp4(opening: Opening) -> CodedTensor:
-    """Open a weight whose codes are bytes of small floats.
+    """Open a weight whose codes are small floats packed in bytes.
 
     Raises:
         CorruptCheckpointError: If a companion is missing or does not fit.
-        UnsupportedFormatError: If the scales are not of a known kind for small floats.
+        UnsupportedFormatError: If the scales are of an unknown kind.
     """
     codes = opening.codes
     part = next((part for part in ("scale", "scale_inv", "scales", "block_scales") if opening.has(part)), "scale")
@@ -129,11 +129,11 @@ class ExpertBlocks(CodedTensor):
 
     @property
     def rows_together(self) -> int:
-        """Number of rows of an expert."""
+        """Number of rows per expert."""
         return self.shape[1]
 
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows; reads whole experts."""
+        """Return some rows, reading whole experts."""
         expert, row = np.divmod(rows, self.shape[1])
         out = torch.empty((rows.size, self.shape[2]), dtype=torch.float32)
         for number in np.unique(expert).tolist():

@@ -1,7 +1,7 @@
 """GPTQ and AWQ: codes of 2, 3, 4 or 8 bits in int32 words, stored ``(d_in, d_out)``.
 
-W[out, in] = (code - zero) * scale; groups of input channels share both. A row of the weight is a column of the file, so
-some rows cost the whole tensor.
+W[out, in] = (code - zero) * scale; groups of input channels share both. A row of the weight is a column in the file, so
+reading any row takes the whole tensor.
 
 GPTQ packs codes along the input and zeros along the output, densely. Its first format stores ``zero - 1``, its second
 ``zero``. Some checkpoints in the second are labelled as the first (vLLM, pull request 38966), so if all zeros are the
@@ -33,7 +33,7 @@ _AWQ_PLACE = (0, 4, 1, 5, 2, 6, 3, 7)
 
 @dataclass(frozen=True, slots=True)
 class ColumnCodes(CodedTensor):
-    """Codes stored ``(d_in, d_out)``: a row of the weight is a column of the file.
+    """Codes stored ``(d_in, d_out)``: a row of the weight is a column in the file.
 
     Attributes:
         columns: Computes rows ``(k, d_in)`` of the linear map.
@@ -54,7 +54,7 @@ class ColumnCodes(CodedTensor):
         return False
 
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows; reads the whole tensor from ``stored``."""
+        """Return some rows, reading the whole tensor from ``stored``."""
         del max_gap_bytes
         if not self.transposed:
             return self.columns(stored, rows)

@@ -105,7 +105,7 @@ class PackedZeros:
     unpack: Unpack
 
     def at(self, stored: StoredRows, rows: IntArray) -> torch.Tensor:
-        """Return the zero points of some rows, float32, ``(k, d)`` or ``(k, 1)``."""
+        """Return the zero points of some rows as float32, ``(k, d)`` or ``(k, 1)``."""
         return self.grid.spread(partial(self._unpacked, stored), rows)
 
     def _unpacked(self, stored: StoredRows, rows: IntArray) -> torch.Tensor:
@@ -197,10 +197,10 @@ PER_BYTE = 4
 
 @dataclass(frozen=True, slots=True)
 class QuarteredRowCodes(RowCodes):
-    """2-bit codes; the four rows in a row of bytes are a quarter of the matrix apart."""
+    """2-bit codes; the four rows in a byte row are a quarter of the matrix apart."""
 
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows; reads the rows of bytes that hold them."""
+        """Return some rows, reading the byte rows that contain them."""
         n_byte_rows = self.codes.shape[0]
         packed = stored.read_stored_rows(self.codes.name, rows % n_byte_rows, max_gap_bytes=max_gap_bytes)
         shifts = torch.from_numpy(2 * (rows // n_byte_rows)).to(torch.uint8)[:, None]

@@ -1,4 +1,4 @@
-"""The input of a scheme that opens one weight: stored parts, checked declarations of the config, and errors."""
+"""The input for opening a weight: its stored parts, the validated config declarations, and errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Declared:
     """The quantisation declared in a config; missing properties are None or empty.
 
     Attributes:
-        of_modules: Settings of single modules, by names without the prefixes of loaders.
+        of_modules: Settings of individual modules, by name without loader prefixes.
     """
 
     settings: DeclaredSettings = field(default_factory=lambda: MappingProxyType({}))
@@ -106,7 +106,7 @@ class Declared:
         return None if match is None else (int(match[1]), int(match[2])) >= (0, 18)
 
     def of_module(self, module: str) -> tuple[DeclaredSettings, ...]:
-        """Return settings that may apply to a module, its own first."""
+        """Return the settings that may apply to a module, starting with its own."""
         own_settings = self.settings.get(module, self.of_modules.get(_without_front(module)))
         return (own_settings, self.settings) if isinstance(own_settings, Mapping) else (self.settings,)
 
@@ -115,7 +115,7 @@ class Declared:
         return self.family in _CONV1D_FAMILIES and _CONV1D.fullmatch(weight) is not None
 
     def notes(self) -> Iterator[str]:
-        """Yield notes on properties that the tensors do not show."""
+        """Yield notes about properties that the tensors do not show."""
         if _mentions_rotation(self.settings):
             yield (
                 "rotated: its config lists rotations that were multiplied into the weights (QuaRot or SpinQuant), so "
@@ -140,7 +140,7 @@ class Declared:
 
 
 def rescaled(method: str) -> str:
-    """Return the note on a method that moves factors into the next matrices."""
+    """Return the note about a method that moves factors into the next matrices."""
     return (
         f"{method}: per-channel rescaled: norms and the matrices after them, and some pairs of matrices, were divided "
         "and multiplied by one factor for each channel, which leaves the model's function unchanged; the embedding is "
@@ -239,7 +239,7 @@ class Opening:
         return self.stored.spec(self.parts.codes)
 
     def has(self, part: str) -> bool:
-        """Return whether the weight has such a companion."""
+        """Return whether the weight has a companion."""
         return part in self.parts.companions
 
     def spec(self, part: str) -> TensorSpec:
@@ -257,7 +257,7 @@ class Opening:
         return self.stored.spec(name)
 
     def grid(self, part: str, shape: tuple[int, ...], *, block: tuple[int, int] | None = None) -> Grid:
-        """Return a companion spread over a weight of this shape.
+        """Return a companion, spread over a weight of a given shape.
 
         Raises:
             CorruptCheckpointError: If it is missing, or does not fit.
@@ -269,7 +269,7 @@ class Opening:
         return grid
 
     def column_scale(self, shape: tuple[int, ...]) -> tuple[Grid, ...]:
-        """Return the factors of input channels that were divided out, or nothing."""
+        """Return the input channel factors that were divided out, if any."""
         if not self.has("column_scale"):
             return ()
         spec = self.spec("column_scale")

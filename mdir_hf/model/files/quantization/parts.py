@@ -1,6 +1,6 @@
 """Group stored tensors by weight: codes, scales, zero points and maps.
 
-Only names are used, which cost no header.
+Only names are used, so no header is read.
 """
 
 from __future__ import annotations
@@ -175,8 +175,8 @@ class QuantizedParts:
     """The stored tensors of one weight.
 
     Attributes:
-        form: Its kind of name: ``weight``, ``packed``, ``blocks``, ``qweight``, or an unsupported scheme.
-        rival: A plain tensor with the weight's name in addition to the codes, or None.
+        form: Kind of name: ``weight``, ``packed``, ``blocks``, ``qweight``, or an unsupported scheme.
+        rival: A plain tensor with the weight's name, stored besides the codes, or None.
     """
 
     name: str
@@ -191,7 +191,7 @@ class QuantizedParts:
         return self.name.rpartition(".")[0]
 
     def name_of(self, part: str) -> str:
-        """Return the name that a companion has, or would have."""
+        """Return the actual or expected name of a companion."""
         if part in self.companions:
             return self.companions[part]
         for table, before in ((_ONTO, f"{self.name}_"), (_UNDER, f"{self.name}."), (_INTO, f"{self.module}.")):
@@ -202,7 +202,7 @@ class QuantizedParts:
 
     @property
     def kind(self) -> tuple[str, ...]:
-        """A key that is equal for weights of the same scheme."""
+        """A key shared by all weights with the same scheme."""
         return (self.form, *sorted(self.companions))
 
 
@@ -211,7 +211,7 @@ class TensorGroups:
     """The names of a checkpoint, grouped.
 
     Attributes:
-        orphans: Weights with companions but without codes, and one companion of each.
+        orphans: Weights that have companions but no codes, each with one companion.
     """
 
     names: tuple[str, ...]
@@ -221,12 +221,12 @@ class TensorGroups:
     stored: tuple[str, ...]
 
     def holds(self, name: str) -> bool:
-        """Return whether a tensor of that name is stored."""
+        """Return whether a tensor with this name is stored."""
         at = bisect_left(self.stored, name)
         return at < len(self.stored) and self.stored[at] == name
 
     def scales_beside(self, name: str) -> tuple[str, ...]:
-        """Return scales in the same module, except scales of activations."""
+        """Return scales in the same module, except activation scales."""
         module = name.rpartition(".")[0]
         return tuple(
             sibling
@@ -237,7 +237,7 @@ class TensorGroups:
         )
 
     def unknown_beside(self, name: str) -> tuple[str, ...]:
-        """Return tensors of no known scheme that extend this name."""
+        """Return tensors of unknown schemes whose names extend this name."""
         return tuple(
             extended
             for extended in (*_between(self.stored, name + "."), *_between(self.stored, name + "_"))

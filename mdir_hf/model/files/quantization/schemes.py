@@ -1,4 +1,4 @@
-"""Find the quantisation scheme of a weight from names, dtypes and shapes of its parts."""
+"""Find the quantisation scheme of a weight from its parts' names, dtypes and shapes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BYTE_SCALES = ("U8", "F8_E8M0")
 
 
 def open_coded(opening: Opening) -> CodedTensor | None:
-    """Open one weight with the scheme that its parts show.
+    """Open a weight with the scheme that its parts indicate.
 
     Return None if the codes are plain floats.
 

@@ -1,4 +1,4 @@
-"""Decoders: with fused projections, from before Llama, like Llama, compressed; and the norms of all.
+"""Decoders: with fused projections, before Llama, like Llama, and compressed; and all their norms.
 
 Norms whose output is the stream itself (BART and others) have no role. Source of the compressed names: the modules that
 SVD-LLM, ASVD, QuaRot, SpinQuant and SliceGPT save.

@@ -1,4 +1,4 @@
-"""Masked language models, and encoder-decoders by the self-attention of their decoder.
+"""Masked language models, and encoder-decoders by their decoder's self-attention.
 
 Cross-attention has no role.
 """

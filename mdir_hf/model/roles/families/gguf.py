@@ -1,4 +1,4 @@
-"""GGUF's names, the same for all families, with the changes that the converter of llama.cpp makes.
+"""GGUF's names, the same for all families, with the changes made by llama.cpp's converter.
 
 Source: ``gguf.constants`` (names) and the ``conversion`` folder of llama.cpp (permuted, split, joined and transposed
 weights).

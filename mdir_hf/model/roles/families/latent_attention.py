@@ -1,6 +1,6 @@
 """Multi-head latent attention (since DeepSeek-V2): q, k and v are products through a latent with a norm.
 
-Q and K here are the rows without positions: like v and o, they have a free invertible map per head and no planes. The
+Here, Q and K are the rows without positions: like v and o, they have a free invertible map per head and no planes. The
 turned rows of k are shared by all heads, and have no role.
 """
 

@@ -1,4 +1,4 @@
-"""Families with modelling code in their repositories, and files with their makers' names.
+"""Families whose modelling code is in their repositories, and files with their makers' names.
 
 Families with Llama's names need no row.
 """

@@ -36,11 +36,11 @@ def methods_section(results: Results, figures: dict[str, Figure]) -> str:
     return "\n\n".join(
         [
             "## What published methods leave",
-            f"{len(published)} published methods on two real models, and {len(names) - len(published)} edits that "
-            "nobody publishes, made to be hard (`python -m benchmarks.real.methods`). Nothing is trained: if a "
+            f"{len(published)} published methods on two real models, and {len(names) - len(published)} other edits, "
+            "made to be hard (`python -m benchmarks.real.methods`). Nothing is trained: if a "
             "method trains, its starting point is compared. Choices that a method makes by running the model are made "
             "by size or by chance, save the bases of SliceGPT. *As it is*: its result, compared with its base. "
-            "*Layers alone*: the embeddings drawn anew as well, and the residual stream rotated where the method "
+            "*Layers alone*: the embeddings are drawn anew as well, and the residual stream is rotated if the method "
             "leaves most of the layers. A cell says what settled it, log10 p, and MB read, tokenizers among them. "
             "Strangers: what the method makes of SmolLM2, compared with Qwen. "
             f"**{_found(related, True)} relatives by published methods are found, {_found(related, False)} by the "
@@ -83,19 +83,22 @@ def _result_text(row: Row) -> str:
 def _why_missed(missed: Sequence[Row]) -> str:
     if not missed:
         return "None was missed."
-    published = dict.fromkeys((row["done"], row["verdict"], row["reason"]) for row in missed if row["published"])
+    published: dict[str, dict[str, None]] = {}
+    for row in missed:
+        if row["published"]:
+            published.setdefault(row["done"], {})[f"`{row['reason'] or row['verdict']}`"] = None
     hard = dict.fromkeys(row["done"] for row in missed if not row["published"])
     texts = []
     if published:
-        listed = "; ".join(f"{done}: `{verdict}` (`{reason}`)" for done, verdict, reason in published)
+        listed = "; ".join(f"{done} ({', '.join(reasons)})" for done, reasons in published.items())
         texts.append(
-            f"Published methods that leave no second witness: {listed}. QuaRot rotates the inputs of down, so neurons "
-            "agree by gate and up alone. A draft model of EAGLE-1 shares nothing but the embeddings with its base."
+            f"These published methods leave no second witness: {listed}. QuaRot rotates the inputs of down, so neurons "
+            "agree by gate and up alone. A draft model of EAGLE-1 has only the embeddings of its base."
         )
     if hard:
         texts.append(
-            f"Of the others, not found at level auto: {'; '.join(hard)}. Q, O, gate and down are tested by themselves "
-            "only at level layers, which was run on SmolLM2. If a gate or a third of the neurons is kept, more neurons "
-            "have their own number than chance allows, and too few are certain: `inconclusive`."
+            f"Level auto misses these edits that were made to be hard: {'; '.join(hard)}. Q, O, gate and down are "
+            "tested by themselves only at level layers, which was run on SmolLM2. If a gate or a third of the neurons "
+            "is kept, more neurons have their own number than chance allows, and too few are certain: `inconclusive`."
         )
     return " ".join(texts)

@@ -314,7 +314,7 @@ class HomologyChecker:
             options: Any option of :meth:`compare` except the listeners.
 
         Returns:
-            The plan. ``str(plan)`` is what the command line prints.
+            The plan. The command line prints ``str(plan)``.
 
         Raises:
             MdirError: If the files cannot be read.

@@ -127,7 +127,7 @@ class Decision:
             at least log10 of alpha.
         log10_p_not_accepted: Smallest log10 p that was below alpha but failed a condition.
         accepts_layers: Whether the layer map met every condition.
-        assumption: What p assumes; None unless the verdict is homologous.
+        assumption: The assumption behind p; None unless the verdict is homologous.
     """
 
     verdict: Verdict

@@ -231,9 +231,7 @@ def _table_of(measured: Measurements) -> LayerTable | None:
         return None
     table = replace(measured.projections.table, tested_layers=measured.settings.layers)
     neurons = measured.neurons
-    is_witness = neurons is not None and neurons.is_witness
-    is_witness |= any(pair.experts for pair in measured.parts or ())
-    is_confirmed = measured.decision.verdict is Verdict.HOMOLOGOUS and is_witness
+    is_confirmed = measured.decision.verdict is Verdict.HOMOLOGOUS and neurons is not None and neurons.is_witness
     return table if is_confirmed else unconfirmed(table)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mdir_hf.render.sections import Line, Table, counted
-from mdir_hf.render.sentence import runs_text
-from mdir_hf.report.optional_parts import LayerDrift, LayerTable, ProjectionResult
+from mdir_hf.render.sentence import runs_text, unread_experts_text
+from mdir_hf.report.optional_parts import ComparedExpert, LayerDrift, LayerTable, ProjectionResult
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.terms import ModuleRole, Outcome
 
@@ -37,9 +37,8 @@ def outcome_words(result: ProjectionResult) -> str:
     if result.outcome is Outcome.FROM_LAYER and result.source is not None:
         return f"from layer {result.source}"
     details = [] if result.share is None or result.share >= 0.995 else [f"{result.share:.0%}"]
-    n_experts, n_agreeing = len(result.experts or ()), len(result.agreeing_experts)
-    if 0 < n_agreeing < n_experts:
-        details = [f"{n_agreeing} of {n_experts} experts"]
+    if result.share is not None and result.experts is not None:
+        details = _expert_details(result.experts, result.unread_experts[1])
     is_named = result.outcome in (Outcome.PERMUTED, Outcome.ROTATED_IN_HEADS, Outcome.ROWS_AGREE)
     if result.moved is not None and is_named:
         words_of = {Outcome.PERMUTED: result.moved}
@@ -51,12 +50,24 @@ def outcome_words(result: ProjectionResult) -> str:
     return words + (f" ({', '.join(details)})" if details else "")
 
 
+def _expert_details(experts: Sequence[ComparedExpert], n_unread: int) -> list[str]:
+    """Say how many of a layer's experts agree. Others may match one that was not read, or by renumbered neurons."""
+    n_agreeing = sum(expert.cosine is not None for expert in experts)
+    if n_agreeing == len(experts) and not n_unread:
+        return []
+    at_least = "at least " if n_agreeing < len(experts) else ""
+    not_read = f"; {n_unread} not read" if n_unread else ""
+    return [f"{at_least}{n_agreeing} of {len(experts)} experts{not_read}"]
+
+
 def projection_lines(table: LayerTable) -> tuple[Line, ...]:
     """Return lines for a terminal: projections by outcome, then projections not kept."""
     compared = [result.cosine for result in table.results if result.cosine is not None]
     counts = ", ".join(f"{n} {outcome.words}" for outcome, n in table.counts().items())
     drift = f"; mean cosine {sum(compared) / len(compared):.3f}" if compared else ""
     lines = [Line("projections", f"{counts}{drift}")]
+    unread = unread_experts_text(table)
+    lines += [Line("", f"Not all experts were compared: {unread}")] if unread else []
     listed: dict[tuple[ModuleRole, Outcome], list[ProjectionResult]] = {}
     for result in table.results:
         if result.outcome not in QUIET:
@@ -103,14 +114,16 @@ def projection_paragraphs(report: HomologyReport) -> tuple[str, ...]:
         return ()
     n_layers = len({result.layer.candidate for result in table.results})
     rows = max((result.rows for result in table.results), default=0)
-    n_experts = max((len(result.experts or ()) for result in table.results), default=0)
+    unread = unread_experts_text(table)
     text = (
         f"Up to {rows} rows of each projection that was compared, in {counted(n_layers, 'layer')} of the candidate, "
         "were held against rows of every layer of the reference, first under their own numbers. A cell holds the "
         "outcome and the mean cosine of the sampled rows; 1 minus the cosine is the drift."
     )
-    if n_experts:
-        text += f" In mixtures, up to {counted(n_experts, 'expert')} of each layer were compared with each other."
+    if any(result.experts is not None for result in table.results):
+        text += " In a mixture, each compared expert was held against each one of the other layer."
+    if unread:
+        text += f" Not all experts were compared: {unread}."
     return (text,) if table.is_confirmed else (text, UNCONFIRMED_WORDS)
 
 

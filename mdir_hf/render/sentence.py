@@ -208,10 +208,25 @@ def projections_text(table: LayerTable) -> str:
     counts = [f"{n} {outcome.words}" for outcome, n in table.counts().items()]
     n_rows = max((result.rows for result in table.results), default=0)
     judged = f", judged by up to {n_rows} rows of each" if n_rows else ""
+    unread = unread_experts_text(table)
+    judged += f" and, in mixtures, by {unread}" if unread else ""
     if len(counts) == 1:
         return f"all {len(table.results)} projections are {next(iter(table.counts())).words}{judged}"
     counts[0] = counts[0].replace(" ", " are ", 1)
     return f"of {len(table.results)} projections, {', '.join(counts[:-1])} and {counts[-1]}{judged}"
+
+
+def unread_experts_text(table: LayerTable) -> str:
+    """Say how many experts of a layer were compared, as in ``8 of 128 experts of a layer``; empty if all were."""
+    sizes = {
+        (len(result.experts), len(result.experts) + result.unread_experts[1])
+        for result in table.results
+        if result.experts is not None and result.unread_experts[1]
+    }
+    if not sizes:
+        return ""
+    n_compared, n_experts = min(sizes, key=lambda size: size[0] / size[1])
+    return f"{n_compared} of {n_experts} experts of a layer"
 
 
 def runs_text(layers: Sequence[int], *, noun: str = "layer") -> str:

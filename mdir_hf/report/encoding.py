@@ -142,7 +142,7 @@ def plain_of(report: HomologyReport) -> dict[str, object]:
         del body["neurons"]["nominated"]
     for result in [] if body["projections"] is None else body["projections"]["results"]:
         if result["experts"] is None:
-            del result["experts"]
+            del result["experts"], result["unread_experts"]
     return {"schema": SCHEMA, **body, **{name: getattr(report, name) for name in DERIVED}}
 
 

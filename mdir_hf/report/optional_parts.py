@@ -266,7 +266,8 @@ class ProjectionResult(ReportRecord):
         is_turned: Whether rows were rotated inside their heads.
         source: Layer of the reference that it comes from, if not the one in ``layer``.
         reason: Why it was not compared.
-        experts: The compared experts of a mixture; ``share`` counts those that agree with none.
+        experts: The compared experts of a mixture; ``share`` counts those that match none.
+        unread_experts: Experts of the reference's and the candidate's layer that were not compared.
     """
 
     layer: LayerPair
@@ -282,11 +283,7 @@ class ProjectionResult(ReportRecord):
     source: Count | None = None
     reason: str | None = None
     experts: tuple[ComparedExpert, ...] | None = None
-
-    @property
-    def agreeing_experts(self) -> tuple[ComparedExpert, ...]:
-        """The experts of a mixture that agree with one of the reference."""
-        return tuple(rows for rows in self.experts or () if rows.cosine is not None)
+    unread_experts: tuple[Count, Count] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

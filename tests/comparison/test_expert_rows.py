@@ -1,18 +1,25 @@
 """The table of projections describes the experts of mixtures: each is compared with every expert of the other model."""
 
 import copy
+import json
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from mdir_hf import HomologyReport, Verdict, compare
 from mdir_hf.comparison.projections import expert_rows
+from mdir_hf.model.roles import Role
 from mdir_hf.render.html import html_page
+from mdir_hf.render.projection_words import outcome_words
 from mdir_hf.report import Outcome
 from tests.comparison.test_expert_sets import give_experts, mixture
 from tests.comparison.test_expert_sets import save as save  # a fixture: experts one by one, and stacked
-from tests.comparison.test_upcycling import LAYERS, NEURONS, new_model, upcycle_to_mixtral
+from tests.comparison.test_upcycling import LAYERS, NEURONS, V, new_model, upcycle_to_mixtral
 from tests.comparison.test_upcycling import expert as expert_of
+from tests.specimens import tokenizer_json, tokens
 
 MLP = ("gate", "up", "down")
 
@@ -25,11 +32,19 @@ def of_experts(report):
 
 
 def partners(result):
-    return {rows.candidate: rows.reference for rows in result.agreeing_experts}
+    return {expert.candidate: expert.reference for expert in result.experts if expert.cosine is not None}
 
 
 def copied(model):
     return copy.deepcopy(model)
+
+
+def noised_folder(folder):
+    """Change the file a little, so that the two folders are not equal byte by byte."""
+    weights = load_file(folder / "model.safetensors")
+    changed = {key: weight * 1.001 if weight.ndim > 1 else weight for key, weight in weights.items()}
+    save_file(changed, folder / "model.safetensors")
+    return folder
 
 
 @torch.no_grad()
@@ -58,16 +73,27 @@ def test_kept_experts_show_their_noise(save):
     assert HomologyReport.from_json(report.to_json()).projections == report.projections
     text = str(report)
     assert f"{7 * LAYERS} kept" in text
-    assert "In mixtures, up to 3 experts of each layer were compared" in html_page(report, {})
+    assert "each compared expert was held against each one of the other layer" in html_page(report, {})
+    assert "experts" not in report.sentence.partition("projections")[2]  # all were compared
 
 
 def test_experts_in_another_order_are_permuted(save):
     base = mixture(0)
-    report = table_of(save, base, give_experts(copied(base), base, {0: 1, 1: 2, 2: 0}))
+    report = table_of(save, base, give_experts(copied(base), base, {1: 2, 2: 1}))
     for result in of_experts(report).values():
         assert (result.outcome, result.moved) == (Outcome.PERMUTED, "experts")
-        assert partners(result) == {0: 1, 1: 2, 2: 0}
+        assert partners(result) == {0: 0, 1: 2, 2: 1}
     assert f"{3 * LAYERS} permuted" in str(report)
+
+
+def test_a_witness_of_experts_alone_does_not_confirm_the_table(save):
+    """The neurons of the first expert are the second witness of a layer; here it is another expert."""
+    base = mixture(0)
+    report = table_of(save, base, give_experts(copied(base), base, {0: 1, 1: 2, 2: 0}))
+    assert report.verdict is Verdict.HOMOLOGOUS and not report.projections.is_confirmed
+    for result in of_experts(report).values():
+        assert (result.outcome, result.moved) == (Outcome.ROWS_AGREE, "experts")
+        assert partners(result) == {0: 1, 1: 2, 2: 0}
 
 
 def test_an_expert_of_a_stranger_does_not_agree(save):
@@ -76,7 +102,7 @@ def test_an_expert_of_a_stranger_does_not_agree(save):
     for result in of_experts(report).values():
         assert (result.outcome, result.share) == (Outcome.KEPT_IN_PART, pytest.approx(2 / 3))
         assert partners(result) == {0: 0, 2: 2}
-    assert "2 of 3 experts" in html_page(report, {})
+    assert "kept in part (at least 2 of 3 experts)" in html_page(report, {})
 
 
 def test_experts_that_were_copied_from_a_dense_mlp_name_it(save):
@@ -109,20 +135,68 @@ def test_renumbered_neurons_of_experts_are_not_called_replaced(save):
                 gate_up.copy_(gate_up[torch.cat([order, order + NEURONS])])
                 down.copy_(down[:, order])
     for result in of_experts(table_of(save, base, candidate)).values():
-        assert result.outcome is Outcome.NOT_COMPARED and "renumbered neurons were not searched" in result.reason
+        assert result.outcome is Outcome.NOT_COMPARED and "neurons of experts were not searched" in result.reason
 
 
 def test_strangers_share_no_expert(save):
     for result in of_experts(table_of(save, mixture(0), mixture(1))).values():
-        assert result.outcome is Outcome.NOT_COMPARED and not result.agreeing_experts
+        assert result.outcome is Outcome.NOT_COMPARED and not partners(result)
 
 
-def test_a_large_mixture_is_compared_by_the_same_experts_of_both(save, monkeypatch):
+def test_a_large_mixture_says_how_many_experts_were_compared(save, monkeypatch):
     monkeypatch.setattr(expert_rows, "MOST_EXPERTS", 4)
     base = mixture(0, n_experts=9)
-    for result in of_experts(table_of(save, base, copied(base))).values():
-        assert (result.outcome, len(result.experts)) == (Outcome.KEPT, 4)
+    report = table_of(save, base, copied(base))
+    for result in of_experts(report).values():
+        assert (result.outcome, len(result.experts), result.unread_experts) == (Outcome.KEPT, 4, (5, 5))
         assert all(candidate == reference for candidate, reference in partners(result).items())
+    for text in (report.sentence, str(report), html_page(report, {})):
+        assert "4 of 9 experts" in " ".join(text.split())
+    assert "4 of 4 experts; 5 not read" in html_page(report, {})
+
+
+def test_an_expert_may_have_a_partner_that_was_not_read(save, monkeypatch):
+    monkeypatch.setattr(expert_rows, "MOST_EXPERTS", 4)
+    base = mixture(0, n_experts=9)
+    shifted = give_experts(copied(base), base, {number: 1 + number % 8 for number in range(1, 9)})
+    results = of_experts(table_of(save, base, shifted)).values()
+    in_part = [result for result in results if result.outcome is Outcome.KEPT_IN_PART]
+    assert in_part and all(outcome_words(result).startswith("kept in part (at least") for result in in_part)
+
+
+def test_experts_keep_their_names_if_a_weight_of_one_is_missing(tmp_path):
+    """Experts are named by their numbers, not by their places among those that could be read."""
+    base = mixture(0, n_experts=4)
+    for name in ("base", "candidate"):
+        base.save_pretrained(tmp_path / name, save_original_format=True)
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(V))))
+        file = tmp_path / name / "model.safetensors"
+        weights = load_file(file)
+        gates = [key for key in weights if "experts.1.w1" in key]
+        assert len(gates) == LAYERS
+        save_file({key: weight for key, weight in weights.items() if key not in gates}, file)
+    report = compare(tmp_path / "base", noised_folder(tmp_path / "candidate"), level="layers", progress=False)
+    for (_, role), result in of_experts(report).items():
+        read = {0, 2, 3} if role == "gate" else {0, 1, 2, 3}
+        assert partners(result) == {number: number for number in read}
+        assert result.unread_experts == (4 - len(read), 4 - len(read))
+
+
+@pytest.mark.parametrize(("n_own", "partner"), [(3, None), (4, 0)])
+def test_a_small_p_alone_names_no_expert(n_own, partner):
+    """A map that is not quite right makes tiny cosines significant; rows of strangers are no best partners, though."""
+    agreement = SimpleNamespace(own_share=np.array([[n_own / 16]]), cosine=np.array([[0.1]]))
+    sample = SimpleNamespace(numbers=np.arange(16), places=((0,), (0,)))
+    cells = SimpleNamespace(agreement=agreement, sample=sample, log_p=np.array([[-100.0]]))
+    experts = expert_rows.ExpertCells(((0,), (0,)), (1, 1), {Role.UP: cells}, {})
+    assert experts.partner(Role.UP, 0) == partner
+
+
+def test_a_dense_mlp_beside_experts_stands_for_its_layer():
+    layer = SimpleNamespace(parts={Role.UP: None}, experts=({Role.UP: None},))
+    model = SimpleNamespace(anatomy=SimpleNamespace(layers=(layer,)))
+    reader = SimpleNamespace(models=(model, model), seed=0)
+    assert expert_rows.compare_experts(reader, None, (0, 0), 0.0) is None
 
 
 def test_experts_that_would_be_read_whole_are_left_out(save, monkeypatch):

@@ -38,7 +38,7 @@ class ExpertCells:
     """Agreement of every pair of experts in a pair of layers.
 
     Attributes:
-        names: Compared experts of the reference's and the candidate's layer, in the order of the cells.
+        names: Chosen experts of the reference's and the candidate's layer.
         n_experts: Number of experts in each layer; 1 for a dense MLP.
         failures: Why a projection was not compared.
     """
@@ -48,18 +48,25 @@ class ExpertCells:
     cells: Mapping[Role, RoleCells]
     failures: Mapping[Role, str]
 
-    def partners(self, role: Role) -> dict[int, int]:
-        """The row that agrees best with each column, if any does."""
-        partners = {column: self._partner(self.cells[role], column) for column in range(len(self.names[1]))}
-        return {column: row for column, row in partners.items() if row is not None}
+    def compared(self, role: Role) -> tuple[tuple[ExpertName, ...], tuple[ExpertName, ...]]:
+        """Names of the experts of each layer whose rows of a projection were read, in the order of the cells."""
+        reference, candidate = self.cells[role].sample.places
+        return tuple(self.names[0][at] for at in reference), tuple(self.names[1][at] for at in candidate)
 
-    def _partner(self, cells: RoleCells, column: int) -> int | None:
+    def n_unread(self, role: Role) -> tuple[int, int]:
+        """Number of experts of each layer whose rows of a projection were not read."""
+        reference, candidate = self.compared(role)
+        return self.n_experts[0] - len(reference), self.n_experts[1] - len(candidate)
+
+    def partner(self, role: Role, column: int) -> int | None:
+        """The cell's row that agrees best with a column, or None."""
+        cells, names = self.cells[role], self.compared(role)
         own, cosine = cells.agreement.own_share[:, column], np.abs(cells.agreement.cosine[:, column])
         is_own_best = own * len(cells.sample.numbers) > LEAST_OWN_ROWS
         agreeing = np.flatnonzero(is_own_best & (cells.log_p[:, column] < math.log(REMARKABLE)))
         if not len(agreeing):
             return None
-        has_same_name = [name == self.names[1][column] for name in self.names[0]]
+        has_same_name = [name == names[1][column] for name in names[0]]
         return int(
             max(agreeing, key=lambda row: (round(float(own[row]), 2), round(float(cosine[row]), 2), has_same_name[row]))
         )
@@ -71,10 +78,11 @@ def compare_experts(
     """Compare the experts of a pair of layers; a dense MLP counts as one expert.
 
     Each cell's p is corrected by ``log_n_tests`` and for all pairs of experts. Returns None if neither layer is a
-    mixture or if one has no MLP.
+    mixture, if one has no MLP, or if both have a dense MLP beside their experts, which then stands for the layer.
     """
     models = reader.models
-    if not any(model.anatomy.layers[place].experts for model, place in zip(models, pair, strict=True)):
+    layers = [model.anatomy.layers[place] for model, place in zip(models, pair, strict=True)]
+    if not any(layer.experts for layer in layers) or all(Role.UP in layer.parts for layer in layers):
         return None
     sets = expert_set(models[0], pair[0]), expert_set(models[1], pair[1])
     n_experts = len(sets[0].names), len(sets[1].names)
@@ -86,19 +94,18 @@ def compare_experts(
         read_closely(model).with_anatomy(replace(each.anatomy, layers=tuple(each.anatomy.layers[at] for at in chosen)))
         for model, each, chosen in zip(models, sets, places, strict=True)
     ]
-    failures = {role: COLUMNS_ONLY for role in MLP_ROLES if any(_needs_whole_experts(view, role) for view in views)}
+    left_out = {role: COLUMNS_ONLY for role in MLP_ROLES if any(_needs_whole_experts(view, role) for view in views)}
     of_experts = ProjectionReader(
         (views[0], views[1]),
         seed=reader.seed,
         device=reader.device,
-        left_out=failures,
-        failures=failures,
+        left_out=left_out,
         n_sampled_rows=ROWS_OF_EXPERT,
     )
     cells = cells_of(of_experts, tier_one.residual_map, log_n_tests + math.log(MOST_EXPERTS**2), roles=MLP_ROLES)
     reader.unread.extend(of_experts.unread)
     names = [tuple(each.names[at] for at in chosen) for each, chosen in zip(sets, places, strict=True)]
-    return ExpertCells((names[0], names[1]), n_experts, cells, failures)
+    return ExpertCells((names[0], names[1]), n_experts, cells, {**of_experts.failures, **left_out})
 
 
 def _needs_whole_experts(view: ReadOnce, role: Role) -> bool:

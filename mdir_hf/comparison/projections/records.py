@@ -17,7 +17,7 @@ from mdir_hf.method.significance import LN10
 from mdir_hf.model.roles import Role
 from mdir_hf.report import ComparedExpert, LayerPair, ModuleRole, Outcome, ProjectionResult
 
-NO_EXPERT_AGREES = "rows of no expert agree under their own numbers, and renumbered neurons were not searched:"
+NO_EXPERT_AGREES = "no compared expert agrees, and renumbered neurons of experts were not searched"
 
 LEAST_GAIN = 0.1
 """Rows that agree in part are explained by a search, or by another layer, only if it explains this share of them
@@ -120,18 +120,19 @@ class Records:
         result = ProjectionResult(layer=LayerPair(*pair), role=ModuleRole(role.value), outcome=Outcome.NOT_COMPARED)
         if role not in experts.cells:
             return replace(result, reason=experts.failures.get(role, "it could not be read"))
-        cells = experts.cells[role]
-        paired = {column: (row, column) for column, row in experts.partners(role).items()}
-        rows = [ComparedExpert(name, None, None) for name in experts.names[1]]
+        cells, names = experts.cells[role], experts.compared(role)
+        partners = {column: experts.partner(role, column) for column in range(len(names[1]))}
+        paired = {column: (row, column) for column, row in partners.items() if row is not None}
+        compared = [ComparedExpert(name, None, None) for name in names[1]]
         for column, cell in paired.items():
             cosine = _cosine(float(cells.agreement.cosine[cell]))
-            rows[column] = rows[column]._replace(reference=experts.names[0][cell[0]], cosine=cosine)
-        result = replace(result, experts=tuple(rows))
+            compared[column] = ComparedExpert(names[1][column], names[0][cell[0]], cosine)
+        result = replace(result, experts=tuple(compared), unread_experts=experts.n_unread(role))
         if not paired:
-            return replace(result, reason=f"{NO_EXPERT_AGREES} {len(rows)} of {experts.n_experts[1]} were compared")
+            return replace(result, reason=NO_EXPERT_AGREES)
         cosines = np.concatenate([cells.agreement.row_cosines[cell] for cell in paired.values()])
-        share = sum(map(cells.share_kept, paired.values())) / len(rows)
-        has_moved = any(each.candidate != each.reference is not None for each in result.agreeing_experts)
+        share = sum(map(cells.share_kept, paired.values())) / len(compared)
+        has_moved = any(each.candidate != each.reference is not None for each in compared if each.cosine is not None)
         kept = Outcome.PERMUTED if has_moved else Outcome.KEPT
         return replace(
             result,

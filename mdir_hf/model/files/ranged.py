@@ -45,7 +45,7 @@ MAX_SPAN_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class RowSpan:
-    """One contiguous read, and where its rows belong.
+    """One contiguous read, and the places of its rows in the result.
 
     Attributes:
         slots: Indices into the requested rows that this read fills, ``(k,)``.

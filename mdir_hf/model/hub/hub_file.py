@@ -32,7 +32,7 @@ def read_hub_file(url: str, *, max_bytes: int, token: str | bool | None = None) 
     ``spaces/``. Takes a HEAD request, and a GET request unless the file is cached.
 
     Raises:
-        InvalidReferenceError: If the URL is not that of a file on the Hub.
+        InvalidReferenceError: If the URL does not point to a file on the Hub.
         ByteBudgetError: If the file is larger than ``max_bytes``.
         HubError: If it cannot be read.
     """

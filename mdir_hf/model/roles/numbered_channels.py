@@ -23,7 +23,7 @@ class NumberRow:
     Attributes:
         model_types: Families that it applies to; empty for any.
         when: See :class:`~mdir_hf.model.roles.rows.LayerRow`.
-        any_key: Config keys, one of which must be present and not empty. Empty for no condition.
+        any_key: Config keys; at least one must be present and not empty. Empty for no condition.
     """
 
     meaning: str

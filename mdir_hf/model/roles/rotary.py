@@ -96,7 +96,7 @@ WHOLE_HEAD_TYPES = ("proportional",)
 def read_rotations(
     config: _Config, architecture: str, answers: Mapping[str, bool | str], head_dim: int | None, *, most_layers: int
 ) -> tuple[Rotation, dict[int, Rotation]]:
-    """Return the rotation of the model, and those of layers that differ."""
+    """Return the model's rotation, and the rotations of layers that differ from it."""
     layout = family_layout(architecture, answers)
     whole = Rotation(layout, None if layout == "none" else _dim(config, head_dim))
     layers: dict[int, Rotation] = {}

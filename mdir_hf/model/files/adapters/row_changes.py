@@ -143,7 +143,7 @@ class AdapterMethod:
 
     Attributes:
         slots: Name components of its tensors.
-        needed: Sets of slots, one of which must be present.
+        needed: Sets of slots; at least one set must be present.
         shape: Computes the weight's shape from the tensors' shapes; unknown sides are None.
     """
 

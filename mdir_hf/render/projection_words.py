@@ -67,7 +67,7 @@ def projection_lines(table: LayerTable) -> tuple[Line, ...]:
     drift = f"; mean cosine {sum(compared) / len(compared):.3f}" if compared else ""
     lines = [Line("projections", f"{counts}{drift}")]
     unread = unread_experts_text(table)
-    lines += [Line("", f"Not all experts were compared: {unread}")] if unread else []
+    lines += [Line("", f"{unread} were compared")] if unread else []
     listed: dict[tuple[ModuleRole, Outcome], list[ProjectionResult]] = {}
     for result in table.results:
         if result.outcome not in QUIET:
@@ -121,9 +121,9 @@ def projection_paragraphs(report: HomologyReport) -> tuple[str, ...]:
         "outcome and the mean cosine of the sampled rows; 1 minus the cosine is the drift."
     )
     if any(result.experts is not None for result in table.results):
-        text += " In a mixture, each compared expert was held against each one of the other layer."
+        text += " Experts were compared with each expert of the paired layer only."
     if unread:
-        text += f" Not all experts were compared: {unread}."
+        text += f" {unread} were compared."
     return (text,) if table.is_confirmed else (text, UNCONFIRMED_WORDS)
 
 

@@ -73,7 +73,7 @@ def test_kept_experts_show_their_noise(save):
     assert HomologyReport.from_json(report.to_json()).projections == report.projections
     text = str(report)
     assert f"{7 * LAYERS} kept" in text
-    assert "each compared expert was held against each one of the other layer" in html_page(report, {})
+    assert "Experts were compared with each expert of the paired layer only" in html_page(report, {})
     assert "experts" not in report.sentence.partition("projections")[2]  # all were compared
 
 

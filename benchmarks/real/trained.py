@@ -218,7 +218,7 @@ def trained(base: PreTrainedModel, tokenizer_file: Path, how: Trained) -> tuple[
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
-    with seeded_single_thread(11):
+    with torch.enable_grad(), seeded_single_thread(11):  # a caller may have switched gradients off
         model, losses = how.make(base, tokenizer, how.steps)
         read_as = new_tokenizer() if how.is_retokenised else tokenizer
         loss = held_out_loss(model, read_as)

@@ -1,6 +1,7 @@
 """Train models of 33 million parameters on a GPU, and compare strangers and relatives among them.
 
     python -m benchmarks.strangers --size 33M --device cuda
+    python -m benchmarks.strangers --size 33M --device cuda --only mixture on-docstrings same-seed
 
 The text is the source code of installed Python packages, and their docstrings. A Llama, a GPT-2 (learned positions), an
 XGLM (sinusoidal positions), a Llama with tied embeddings and a mixture of experts are trained from two seeds each,
@@ -131,6 +132,12 @@ RECIPES: Mapping[str, tuple[Callable[[Size], Any], float]] = {
     "mixture": (mixture, 0.04),
 }
 """How to make a model, and the ratio of its tokens to the tokens of the first Llama."""
+
+PARTS = (
+    "llama-1", "pruned", "retokenised", "hidden-student", *(recipe for recipe in RECIPES if recipe != "llama"),
+    "on-docstrings", "same-seed",
+)  # fmt: skip
+"""Models that are trained besides the first Llama, in this order."""
 
 SECOND_LLAMA = 0.5
 """Ratio of the tokens of the second Llama to the tokens of the first."""
@@ -395,12 +402,14 @@ class Run:
         device: torch device of the training.
         share: Share of the tokens that the sizes name.
         most_seconds: No training begins after so many seconds.
+        only: Which of :data:`PARTS` to train besides the first Llama.
     """
 
     size: str
     device: str
     share: float
     most_seconds: float
+    only: Sequence[str]
 
 
 def train_and_compare(run: Run, folder: Path, results: Path) -> None:
@@ -414,7 +423,7 @@ def train_and_compare(run: Run, folder: Path, results: Path) -> None:
     n_processes = max(1, (os.cpu_count() or 2) - 2)
     with ProcessPoolExecutor(n_processes, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
         work = Workshop(SIZES[run.size], run.device, run.share, folder, pool)
-        for _ in steps(work):
+        for _ in steps(work, run.only):
             work.write(results)
             if time.monotonic() - work.began > run.most_seconds:
                 work.say("no time is left for more")
@@ -427,7 +436,7 @@ def train_and_compare(run: Run, folder: Path, results: Path) -> None:
         work.write(results)
 
 
-def steps(work: Workshop) -> Iterator[None]:
+def steps(work: Workshop, only: Sequence[str]) -> Iterator[None]:
     """Train the models, the important ones first, and order their comparisons; yields after each."""
     strangers: list[str] = []
 
@@ -441,37 +450,41 @@ def steps(work: Workshop) -> Iterator[None]:
     work.compare(early, base, is_related=True)
     add_stranger(base)
     yield
-    work.train("llama-1", work.made(llama, 1), SECOND_LLAMA)
-    add_stranger("llama-1")
-    yield
-    student = pruned(copied(teacher)).to(work.device)
-    work.keep("pruned", student, 0, is_new=False)
-    for name in (
-        "pruned",
-        *work.train("pruned-distilled", student, 1.0, loss_of=towards_logits(teacher), stages=STAGES),
-    ):
-        work.compare(base, name, is_related=True)
-    yield
-    model = with_new_embeddings(teacher, 5)
-    for name in work.train("retokenised", model, 1.0, tokens=work.new_code, stages=STAGES):
-        work.compare(base, name, is_related=True)
-    yield
-    student = work.made(llama, 6)
-    loss = towards_hidden_states(copied(teacher))
-    work.train("hidden-student", student, 0.2, loss_of=loss, is_compiled=False)
-    add_stranger("hidden-student")
-    yield
+    if "llama-1" in only:
+        work.train("llama-1", work.made(llama, 1), SECOND_LLAMA)
+        add_stranger("llama-1")
+        yield
+    if "pruned" in only:
+        student = pruned(copied(teacher)).to(work.device)
+        work.keep("pruned", student, 0, is_new=False)
+        loss = towards_logits(teacher)
+        for name in ("pruned", *work.train("pruned-distilled", student, 1.0, loss_of=loss, stages=STAGES)):
+            work.compare(base, name, is_related=True)
+        yield
+    if "retokenised" in only:
+        model = with_new_embeddings(teacher, 5)
+        for name in work.train("retokenised", model, 1.0, tokens=work.new_code, stages=STAGES):
+            work.compare(base, name, is_related=True)
+        yield
+    if "hidden-student" in only:
+        student = work.made(llama, 6)
+        loss = towards_hidden_states(copied(teacher))
+        work.train("hidden-student", student, 0.2, loss_of=loss, is_compiled=False)
+        add_stranger("hidden-student")
+        yield
     for recipe, (make, share) in RECIPES.items():
-        for seed in (0, 1) if recipe != "llama" else ():
+        for seed in (0, 1) if recipe != "llama" and recipe in only else ():
             name = f"{recipe}-{seed}"
             # No two models share a seed: even with different recipes they would start with the same numbers.
             number = 10 + 2 * list(RECIPES).index(recipe) + seed
             work.train(name, work.made(make, number), share, is_compiled=recipe != "mixture")
             add_stranger(name)
             yield
-    for name in work.train("on-docstrings", copied(teacher), 0.4, tokens=work.prose, stages=STAGES):
-        work.compare(base, name, is_related=True)
-    yield
-    work.train("same-seed", work.made(llama, 0), 0.25, tokens=work.prose)
-    work.compare(base, "same-seed", is_related=True)
-    yield
+    if "on-docstrings" in only:
+        for name in work.train("on-docstrings", copied(teacher), 0.4, tokens=work.prose, stages=STAGES):
+            work.compare(base, name, is_related=True)
+        yield
+    if "same-seed" in only:
+        work.train("same-seed", work.made(llama, 0), 0.25, tokens=work.prose)
+        work.compare(base, "same-seed", is_related=True)
+        yield

@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.at_scale import PARTS, SIZES, Run, train_and_compare
 from benchmarks.at_scale import RESULTS as AT_SCALE
-from benchmarks.at_scale import SIZES, Run, train_and_compare
 from mdir_hf import HomologyReport, compare
 from mdir_hf.demo.training import encode, mean_loss, read_corpus, seeded_single_thread, train, train_byte_level_bpe
 
@@ -97,6 +97,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="of the training, unless the size is small")
     parser.add_argument("--share", type=float, default=1.0, help="share of the tokens, unless the size is small")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no training later, unless size is small")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="only these, unless the size is small")
     parser.add_argument("--results", type=Path, help="another JSON file, unless the size is small")
     options = parser.parse_args()
     logging.set_verbosity_error()
@@ -105,7 +106,7 @@ def main() -> None:
         if options.size == "small":
             compare_small(options.steps, Path(place))
         else:
-            run = Run(options.size, options.device, options.share, options.seconds)
+            run = Run(options.size, options.device, options.share, options.seconds, options.only)
             train_and_compare(run, Path(place), options.results or AT_SCALE)
 
 

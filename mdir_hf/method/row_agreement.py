@@ -122,7 +122,7 @@ def compare_rows(reference: torch.Tensor, candidate: torch.Tensor, *, own_places
     for start in range(0, len(reference), at_once):
         here = slice(start, start + at_once)
         parts.append(_measured(sides[0].at(here), sides[1].at(here) if own_places else sides[1], own_places=own_places))
-    values = torch.cat(parts).numpy()
+    values = torch.cat(parts).double().cpu().numpy()
     if own_places:
         diagonal = values
         values = np.zeros((len(reference), len(candidate), values.shape[2]))
@@ -157,7 +157,7 @@ class _Prepared:
 
 
 def _measured(first: _Prepared, second: _Prepared, *, own_places: bool) -> torch.Tensor:
-    """Return ``(i, j, 5 + k)`` on the host: trace, energy, shares and their error, cosines of rows."""
+    """Return ``(i, j, 5 + k)``: trace, energy, shares and their error, cosines of rows."""
     if own_places:
         cross = (first.centred @ second.centred.mT)[:, None]
         lengths = (first.lengths[:, :, None] * second.lengths[:, None, :])[:, None]
@@ -171,7 +171,7 @@ def _measured(first: _Prepared, second: _Prepared, *, own_places: bool) -> torch
     sign = torch.where(trace < 0.0, -1.0, 1.0).to(trace)
     own_share, alike_share, error = _shares(cross / lengths * sign[..., None, None])
     numbers = torch.stack((trace, factor.square().sum(dim=(2, 3)), own_share, alike_share, error), dim=2)
-    return torch.cat((numbers, row_cosines), dim=2).double().cpu()
+    return torch.cat((numbers, row_cosines), dim=2)
 
 
 def _shares(cosines: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

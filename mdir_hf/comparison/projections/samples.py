@@ -188,9 +188,8 @@ class ProjectionReader:
             self.failures[role] = "a layer has none of its rows"
             return None
         numbers = self.numbers(role, n_rows)
-        # All layers are moved to the device at once.
         reference, candidate = (
-            torch.stack([self._rows_on_host(side, role, at, numbers) for at in places[side]]).to(self.device)
+            stacked([self._rows_on_host(side, role, at, numbers) for at in places[side]], self.device)
             for side in (0, 1)
         )
         return RowSample(role, places, numbers, carried(residual_map, reference), candidate)
@@ -240,7 +239,7 @@ class ProjectionReader:
         n_in_flight = 1 if is_one_of_several_ranks() else READS_AT_ONCE
         rows = list(in_order(places, read, n_in_flight=n_in_flight, name="mdir-rows"))
         width = min(each.shape[1] for each in rows)
-        return torch.stack([each[:, :width] for each in rows]).to(self.device)
+        return stacked([each[:, :width] for each in rows], self.device)
 
     def _is_small(self, role: Role, places: tuple[tuple[int, ...], tuple[int, ...]]) -> bool:
         return all(
@@ -263,6 +262,14 @@ class ProjectionReader:
                     self.unread.append(of_unread_weight(model.label, tensors, exc.message))
                     self._unreadable.add((side, role, place))
         self._readers = {key: reader for key, reader in self._readers.items() if key[1] is not role}
+
+
+def stacked(rows: Sequence[torch.Tensor], device: str) -> torch.Tensor:
+    """Stack the rows of all layers, and move them to a device in one copy."""
+    # Copies from pinned memory are not staged, and the host does not wait for them.
+    is_gpu = torch.device(device).type == "cuda"
+    on_host = torch.empty((len(rows), *rows[0].shape), dtype=rows[0].dtype, pin_memory=is_gpu)
+    return torch.stack(list(rows), out=on_host).to(device, non_blocking=is_gpu)
 
 
 def read_closely(model: PlacedTensors, *, keeps_rows: bool = False) -> ReadOnce:

@@ -69,41 +69,43 @@ def strangers_section(results: Results, figures: dict[str, Figure]) -> str:
             ),
             "Models of two recipes that begin with one seed of torch share the numbers of some matrices, and are found "
             "by them, rightly: a shared seed is shared ancestry. So no two of these have one.",
-            *_at_scale(results["strangers-at-scale"][0]),
+            *_at_scale(*results["strangers-at-scale"]),
             OUTSIDE,
         ]
     )
 
 
-def _at_scale(made: Row) -> list[str]:
-    """The parts on models of 33 million parameters."""
-    models, pairs = made["models"], made["pairs"]
+def _at_scale(first: Row, second: Row) -> list[str]:
+    """The parts on models of 33 million parameters, which two runs trained."""
+    pairs = [pair for run in (first, second) for pair in run["pairs"]]
     strangers = [pair for pair in pairs if not pair["related"]]
     relatives = [pair for pair in pairs if pair["related"]]
     framed = [pair for pair in strangers if pair["verdict"] != "no_evidence"]
-    names = {name for pair in strangers for name in (pair["a"], pair["b"])}
     return [
         "### At 33 million parameters",
-        f"`python -m benchmarks.strangers --size 33M --device cuda`, trained on one {made['device']} with "
-        f"{made['share']:.0%} of the tokens that it asks for, compared on processors. Width 512, 8 layers, a "
-        "vocabulary of 8,192. `hidden-student` was trained from random weights towards all hidden states of `llama-0`: "
-        "a stranger in its basis. `pruned-distilled` is `llama-0` with half of its width, depth and MLP, distilled "
-        "from the whole, much as Llama-3.2-1B was made; `retokenised` has new embeddings for another tokenizer, and "
-        "one rate for all weights. The machine's time ended before the mixtures were compared and before the "
-        "training on docstrings and the model of one seed with other text.",
-        f"**{_n_homologous(strangers)} of {len(strangers)} comparisons of {len(names)} strangers are `homologous`** "
+        f"`python -m benchmarks.strangers --size 33M --device cuda`, in two runs on one {first['device']} each, with "
+        f"{first['share']:.0%} and {second['share']:.0%} of the tokens that it asks for, compared on processors. Width "
+        "512, 8 layers, a vocabulary of 8,192. `hidden-student` was trained from random weights towards all hidden "
+        "states of `llama-0`: a stranger in its basis. `pruned-distilled` is `llama-0` with half of its width, depth "
+        "and MLP, distilled from the whole, much as Llama-3.2-1B was made; `retokenised` has new embeddings for "
+        "another tokenizer, and one rate for all weights. The second run trained its own `llama-0`, mixtures of four "
+        "experts (which learnt little in their time), `on-docstrings` from its `llama-0`, and `same-seed`: a model "
+        "from the seed of `llama-0` that never saw its text.",
+        f"**{_n_homologous(strangers)} of {len(strangers)} comparisons of strangers are `homologous`** "
         f"(levels `auto` and `layers`), {len(framed)} are `inconclusive`: {_pairs(framed)}, because only embeddings "
         f"agree. {_n_homologous(relatives)} of {len(relatives)} comparisons of relatives are.",
         table(
-            ["model", "tokens", "loss on held-out code"],
+            ["run", "model", "tokens", "loss on held-out code"],
             [
-                [name, f"{model['tokens'] / 1e6:.1f} M", f"{model['held_out_loss']:.2f}"]
-                for name, model in models.items()
-                if name in names
+                [str(number), name, f"{model['tokens'] / 1e6:.1f} M", f"{model['held_out_loss']:.2f}"]
+                for number, run in enumerate((first, second), start=1)
+                for name, model in run["models"].items()
+                if name in {name for pair in run["pairs"] if not pair["related"] for name in (pair["a"], pair["b"])}
             ],
         ),
         table(
             [
+                "run",
                 "descendant",
                 "of",
                 "tokens",
@@ -113,11 +115,16 @@ def _at_scale(made: Row) -> list[str]:
                 "trace over rank",
                 "neurons",
             ],
-            [_relative(models, *(pair for pair in relatives if (pair["a"], pair["b"]) == of)) for of in _of(relatives)],
+            [[str(number), *row] for number, run in enumerate((first, second), start=1) for row in _relatives(run)],
         ),
         "*neurons*: how many of 64 have their own number in the pair of layers with most. The embeddings of "
         "`retokenised` say nothing after 55 million tokens; the paper's did after 3 billion.",
     ]
+
+
+def _relatives(run: Row) -> list[list[str]]:
+    pairs = [pair for pair in run["pairs"] if pair["related"]]
+    return [_relative(run["models"], *(pair for pair in pairs if (pair["a"], pair["b"]) == of)) for of in _of(pairs)]
 
 
 def _n_homologous(pairs: list[Row]) -> int:

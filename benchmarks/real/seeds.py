@@ -1,62 +1,74 @@
 """Compares real pairs with many seeds: the verdict, the assumption and the p of a pair must not depend on them.
 
-    python -m benchmarks.real.seeds [--seeds 20] [--pair smollm2-135m-instruct/noise-3 …]
+    python -m benchmarks.real.seeds [--seeds 20] [--kind edit] [--base smollm2-135m-instruct] [--most-s 10]    # resumes
 
 Each comparison draws its own neurons from the entropy of the system, and rows of the embeddings from the seed. A line
-for each pair: the verdicts, the assumptions, and the smallest and largest log10 p. Seconds for a near copy, a minute
-and more for a hidden one.
+for each pair goes to ``benchmarks/results/real-seeds.jsonl``: the verdicts, the assumptions, and the smallest and
+largest log10 p. Only pairs whose models were built before are compared (``python -m benchmarks.real build``).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
-from benchmarks.real.workshop import Model, built
+from benchmarks.real.judging import RESULTS as JUDGED
+from benchmarks.real.pairs import Pair, pairs
+from benchmarks.real.workshop import Model, built, folder_of
+from benchmarks.zoo.run import read_lines
 from mdir_hf import HomologyReport, compare
 
-BASE = "smollm2-135m-instruct/base"
-PAIRS = tuple(
-    f"smollm2-135m-instruct/{name}"
-    for name in (
-        "permuted",
-        "signed",
-        "noise-1",
-        "noise-3",
-        "half-width",
-        "half-depth",
-        "heads-neurons",
-        "new-embeddings",
-    )
-)
+RESULTS = Path(__file__).parents[1] / "results" / "real-seeds.jsonl"
 
 
-def folder(name: str) -> str:
-    """The folder of a model, ``base/member``; it is built if it is not there."""
-    base, member = name.split("/")
-    return str(built(Model(base) if member == "base" else Model(base, member)))
+def has_been_built(model: Model) -> bool:
+    """Whether a model is on this disk; bases are fetched if necessary."""
+    return model.member == "base" or (folder_of(model) / "made.json").is_file()
 
 
-def line_of(name: str, reports: list[HomologyReport]) -> str:
+def row_of(pair: Pair, reports: list[HomologyReport]) -> dict[str, Any]:
     """One line on all comparisons of a pair."""
-    verdicts = Counter(report.verdict.value for report in reports)
-    assumptions = Counter(str(report.assumption) for report in reports)
     bounds = [report.log10_p for report in reports if report.log10_p is not None]
-    spread = f"log10 p {min(bounds):.1f} to {max(bounds):.1f}" if bounds else "no bound"
-    return f"{name}: {dict(verdicts)}, {dict(assumptions)}, {spread}"
+    return {
+        "a": pair.a.name,
+        "b": pair.b.name,
+        "kind": pair.kind,
+        "related": pair.is_related,
+        "seeds": len(reports),
+        "verdicts": Counter(report.verdict.value for report in reports),
+        "assumptions": Counter("none" if report.assumption is None else report.assumption.value for report in reports),
+        "bounds": len(bounds),
+        "log10_p": [round(min(bounds), 1), round(max(bounds), 1)] if bounds else None,
+    }
 
 
 def main() -> None:
-    """Compare, and print a line for each pair."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.real.seeds", description=__doc__)
+    """Compare, write and print a line for each pair that has none."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--pair", action="append", help="base/member of the workshop, compared with SmolLM2-135M")
+    parser.add_argument("--kind", action="append", help="only pairs of this kind, e.g. edit")
+    parser.add_argument("--base", action="append", help="only candidates made from this base")
+    parser.add_argument("--most-s", type=float, help="only pairs that took fewer seconds when they were judged")
     arguments = parser.parse_args()
-    reference = folder(BASE)
-    for name in arguments.pair or PAIRS:
-        candidate = folder(name)
-        reports = [compare(reference, candidate, seed=seed, progress=False) for seed in range(arguments.seeds)]
-        print(line_of(name, reports), flush=True)
+    seconds = {(row["a"], row["b"]): row["cpu_s"] for row in read_lines(JUDGED) if row["level"] == "auto"}
+    known = {(row["a"], row["b"]) for row in read_lines(RESULTS)}
+    for pair in pairs():
+        names = pair.a.name, pair.b.name
+        is_chosen = (not arguments.kind or pair.kind in arguments.kind) and (
+            not arguments.base or pair.b.base in arguments.base
+        )
+        is_quick = arguments.most_s is None or seconds.get(names, 0.0) < arguments.most_s
+        if names in known or not (is_chosen and is_quick and has_been_built(pair.a) and has_been_built(pair.b)):
+            continue
+        folders = [str(built(model)) for model in (pair.a, pair.b)]
+        reports = [compare(*folders, seed=seed, progress=False) for seed in range(arguments.seeds)]
+        row = row_of(pair, reports)
+        with RESULTS.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from mdir_hf.comparison.layer_weights import RoleReader, layers_with, n_channels_of, read_role
+from mdir_hf.comparison.layer_weights import RoleReader, layers_with, n_channels_of, norm_before, read_role
 from mdir_hf.comparison.neuron_sample import (
     FEWEST_TESTED,
     FITTED_ROWS,
@@ -36,9 +36,13 @@ RUN = 4
 of its neurons copied in blocks might pass by chance."""
 
 SHUT_BY_BIAS = 4.0
-"""A neuron counts as shut if its bias is below minus this many lengths of its row: after a norm, the product of the row
-and the stream has a standard deviation of about the row's length. It also counts as shut if its mean response to rows
-of the embedding is below minus this many of their standard deviations."""
+"""A neuron counts as shut if its offset is below minus this many lengths of its row: after a norm, the product of the
+row and the stream has a standard deviation of about the row's length. It also counts as shut if its mean response to
+similar rows of the embedding is below minus this many of their standard deviations."""
+
+CLUSTER_COSINE, FEWEST_IN_CLUSTER, FEWEST_FREE = 0.5, 2, 3
+"""Embedding rows are similar if they have this cosine to the leading direction of all. On either side at least two must
+have it, with three degrees of freedom together, to estimate a standard deviation."""
 
 STREAM_ROWS = 16
 """Number of embedding rows used to estimate the scale of the residual stream."""
@@ -46,6 +50,11 @@ STREAM_ROWS = 16
 STRENGTHS_READ = 512
 """Single neurons per layer whose strength is read if the sample may not represent the layer. If a hundredth of the
 neurons are not copies, all of these are copies with probability 0.6 %; of a sample of 24 runs, with 79 %."""
+
+
+OTHER_LAYERS, OTHER_NEURONS, OTHER_CHANNELS = 2, 8, 4
+"""Further layers, drawn at random, whose strengths are estimated from a run of neurons and a run of channels of down.
+In real models, 16 neurons give the root mean square of a layer to within a third."""
 
 
 GATE_OF = {Role.UP: Role.GATE, Role.SSM_IN: Role.MIXER_GATE}
@@ -235,10 +244,11 @@ def read_sample(
     order = np.sort(numbers)
     at, rows = torch.from_numpy(np.searchsorted(order, numbers)), torch.from_numpy(order)
     n_fitted = len(numbers) - n_tested
-    in_spans, whole, lengths = [], [], []
+    in_spans, whole, lengths, offsets = [], [], [], []
     for place in places:
         read = [reader.read(place, rows)[at].float() for reader in readers]
         lengths.append(products_of_lengths(model, place, readers, rows, stream)[at])
+        offsets.append(offsets_of(model, place, readers[0], rows)[at])
         in_spans.append(torch.stack(in_span(read, n_fitted)))
         if place in spread(places, FEW_LAYERS):
             whole.append(torch.stack(read))
@@ -250,6 +260,7 @@ def read_sample(
         whole=torch.stack(whole),
         numbers=numbers,
         lengths=torch.stack(lengths),
+        offsets=torch.stack(offsets),
         stream_scale=stream_scale(stream),
     )
 
@@ -274,8 +285,43 @@ def with_outputs(model: PlacedTensors, sample: NeuronSample, *, seed: int, n_cha
         outputs = read_outputs(adapted, up, place, sample.numbers, channels)
         strengths.append(lengths * outputs.norm(dim=1) * math.sqrt(width / outputs.shape[1]))
         rows.append(in_span([unit_rows(outputs)], sample.n_fitted)[0])
-    outputs_of_layers = NeuronOutputs(torch.stack(rows), torch.stack(strengths), sample.stream_scale or 0.0, n_channels)
+    outputs_of_layers = NeuronOutputs(
+        torch.stack(rows),
+        torch.stack(strengths),
+        stream_scale=sample.stream_scale or 0.0,
+        strongest=strongest_layer(model, dict(zip(sample.layers, strengths, strict=True)), seed=seed),
+        n_channels=n_channels,
+        offsets=sample.offsets,
+    )
     return replace(sample, outputs=outputs_of_layers)
+
+
+def strongest_layer(model: PlacedTensors, strengths: Mapping[int, torch.Tensor], *, seed: int) -> float:
+    """Return the largest root mean square of the strengths of some layers, and of a few others that are read here.
+
+    ``strengths`` maps positions of layers to strengths of neurons.
+
+    Raises:
+        MdirError: If the others cannot be read.
+    """
+    up = neuron_role(model)
+    assert up is not None
+    adapted = with_first_experts(model)
+    roles = [role for role in (GATE_OF[up], up) if set(strengths) <= set(layers_with(adapted, role))]
+    complete = set.intersection(*(set(layers_with(adapted, role)) for role in (*roles, DOWN_OF[up])))
+    others = sorted(complete - set(strengths))
+    rng = np.random.default_rng([seed, 6])
+    root_mean_squares = [float(of_layer.square().mean().sqrt()) for of_layer in strengths.values()]
+    for place in sorted(rng.permutation(others)[:OTHER_LAYERS].tolist()):
+        numbers = sample_neurons(n_channels_of(adapted, up, place), OTHER_NEURONS, run=OTHER_NEURONS, seed=seed)
+        first_channel = int(rng.integers(max(1, model.anatomy.written_width - OTHER_CHANNELS)))
+        channels = np.arange(first_channel, min(first_channel + OTHER_CHANNELS, model.anatomy.written_width))
+        readers = [RoleReader(adapted, role, (place,)) for role in roles]
+        lengths = products_of_lengths(adapted, place, readers, torch.from_numpy(numbers), None)
+        columns = read_outputs(adapted, up, place, numbers, channels)
+        of_layer = lengths * columns.norm(dim=1) * math.sqrt(model.anatomy.written_width / columns.shape[1])
+        root_mean_squares.append(float(of_layer.square().mean().sqrt()))
+    return max(root_mean_squares)
 
 
 def with_mean_squares(model: PlacedTensors, sample: NeuronSample, places: Sequence[int], *, seed: int) -> NeuronSample:
@@ -319,24 +365,61 @@ def products_of_lengths(
     rows: torch.Tensor,
     stream: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return products of gate and up lengths of some neurons, ``(n,)`` float32; 0 if a bias or the stream shuts them.
+    """Return products of gate and up lengths of some neurons, ``(n,)`` float32; 0 for neurons that are shut.
 
     ``rows`` are ascending neuron numbers ``(n,)``; ``stream`` are embedding rows ``(k, width)``, or None.
     """
-    by_matrix = torch.stack([reader.lengths(place, rows) for reader in readers])
-    product: torch.Tensor = by_matrix.prod(dim=0)
-    bias = bias_of(model, place, readers[0].role)
-    if bias is not None:
-        product = torch.where(bias[rows] < -SHUT_BY_BIAS * by_matrix[0], 0.0, product)
+    product: torch.Tensor = torch.stack([reader.lengths(place, rows) for reader in readers]).prod(dim=0)
+    product = torch.where(offsets_of(model, place, readers[0], rows) < -SHUT_BY_BIAS, 0.0, product)
     if stream is not None:
         responses = readers[0].read(place, rows).float() @ unit_rows(stream).T
-        is_shut = responses.mean(dim=1) < -SHUT_BY_BIAS * responses.std(dim=1)
-        product = torch.where(is_shut, 0.0, product)
+        product = torch.where(_is_shut_by_constant(responses, unit_rows(stream)), 0.0, product)
     return product
 
 
+def _is_shut_by_constant(responses: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
+    """Whether the responses ``(n, k)`` of neurons to similar unit rows of the embedding are far below zero, ``(n,)``.
+
+    A constant channel may be hidden by tokens that are never used: their rows can have the opposite constant, or none.
+    So rows are similar if they are close to one side of the leading direction of all.
+    """
+    cosines = stream @ torch.linalg.svd(stream, full_matrices=False).Vh[0]
+    sides = [responses[:, sign * cosines > CLUSTER_COSINE] for sign in (1.0, -1.0)]
+    sides = [side for side in sides if side.shape[1] >= FEWEST_IN_CLUSTER]
+    n_free = sum(side.shape[1] - 1 for side in sides)
+    is_shut = torch.zeros(len(responses), dtype=torch.bool)
+    if n_free < FEWEST_FREE:
+        return is_shut
+    means = [side.mean(dim=1, keepdim=True) for side in sides]
+    residuals = torch.cat([side - mean for side, mean in zip(sides, means, strict=True)], dim=1)
+    deviation = (residuals.square().sum(dim=1) / n_free).sqrt()
+    for mean in means:
+        is_shut |= mean[:, 0] < -SHUT_BY_BIAS * deviation
+    return is_shut
+
+
+def offsets_of(model: PlacedTensors, place: int, reader: RoleReader, rows: torch.Tensor) -> torch.Tensor:
+    """Return what some neurons read at a stream of zeros, ``(n,)`` float32, in lengths of their rows.
+
+    The bias of the matrix contributes, and the bias of the norm before it. ``rows`` are ascending neuron numbers.
+    """
+    offsets = torch.zeros(len(rows))
+    bias = bias_of(model, place, reader.role)
+    if bias is not None:
+        offsets += bias[rows] / reader.lengths(place, rows).clamp(min=torch.finfo(torch.float32).tiny)
+    layer = model.anatomy.layers[place]
+    norm = norm_before(layer, reader.role)
+    norm_bias = bias_of(model, place, norm) if norm in layer.parts else None
+    if norm_bias is not None:
+        gain = read_role(model, layer, norm).float() + float(model.anatomy.norms_add_one)
+        # The rows have the gain folded in; a channel with a gain of zero has lost its weight.
+        in_rows = torch.where(gain == 0.0, 0.0, norm_bias / gain)
+        offsets += reader.read(place, rows).float() @ in_rows
+    return offsets
+
+
 def bias_of(model: PlacedTensors, place: int, role: Role) -> torch.Tensor | None:
-    """Return the bias of a role's matrix, ``(n,)``, or None."""
+    """Return the bias of a role's matrix or norm, ``(n,)``, or None."""
     part = model.anatomy.layers[place].parts[role]
     if len(part.tensors) != 1 or not isinstance(part, WeightPart) or not part.is_whole:
         return None

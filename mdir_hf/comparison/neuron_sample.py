@@ -48,8 +48,9 @@ def draw_sample_seed() -> int:
     return secrets.randbelow(SAMPLE_SEEDS)
 
 
-ROWS, OUTPUTS, STRENGTHS = "neurons", "neurons.down", "neurons.strengths"
-"""Tensor names of a sample in a file."""
+ROWS = "neurons"
+STORED_OUTPUTS = {"outputs": "neurons.down", "strengths": "neurons.strengths", "offsets": "neurons.offsets"}
+"""Tensor names of a sample in a file; those of outputs by the arguments of :meth:`NeuronSample.restored`."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class DescribedNeurons:
     n_fitted: Count
     stream_scale: float | None = None
     n_down_channels: Count | None = None
+    strongest: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,17 +73,21 @@ class NeuronOutputs:
         rows: ``(layers, neurons, f)``: unit columns in a basis of the fitted columns.
         strengths: ``(layers, neurons)``: product of the lengths of the gate row, up row and down column; zero if a bias
             shuts the neuron.
-        stream_scale: Median length of some embedding rows, or 0 without an embedding.
+        stream_scale: Median length of some embedding rows, or 0 if there is no embedding.
+        strongest: Largest root mean square of the strengths of any layer that was read, these and a few others.
         n_channels: Channels of down that were read. None: all.
         mean_squares: ``(layers,)``: mean square of a layer's strengths if measured on further neurons, else NaN.
             None: NaN everywhere.
+        offsets: ``(layers, neurons)``: what gates read at a stream of zeros, in lengths of their rows; None if unknown.
     """
 
     rows: torch.Tensor
     strengths: torch.Tensor
     stream_scale: float
+    strongest: float
     n_channels: int | None
     mean_squares: torch.Tensor | None = None
+    offsets: torch.Tensor | None = None
 
     def mean_square(self, at: int) -> float:
         """Return the mean square of a layer's strengths."""
@@ -106,6 +112,7 @@ class NeuronSample:
         whole: The rows as read, ``(layers, matrices, neurons, width)``, for at most four layers, or None.
         numbers: ``(neurons,)``: numbers of the rows. None in a stored sample.
         lengths: ``(layers, neurons)``: product of the lengths of gate and up rows; zero if a bias shuts the neuron.
+        offsets: ``(layers, neurons)``: what gates read at a stream of zeros, in lengths of their rows.
         stream_scale: Median length of some embedding rows, or 0 without.
         outputs: Columns of down, or None.
     """
@@ -117,6 +124,7 @@ class NeuronSample:
     whole: torch.Tensor | None = None
     numbers: IntArray | None = None
     lengths: torch.Tensor | None = None
+    offsets: torch.Tensor | None = None
     stream_scale: float | None = None
     outputs: NeuronOutputs | None = None
 
@@ -139,7 +147,10 @@ class NeuronSample:
         """Return the tensors stored in a file, by name."""
         tensors = {ROWS: self.rows}
         if self.outputs is not None:
-            tensors |= {OUTPUTS: self.outputs.rows, STRENGTHS: self.outputs.strengths}
+            stored = (self.outputs.rows, self.outputs.strengths, self.outputs.offsets)
+            tensors |= {
+                name: tensor for name, tensor in zip(STORED_OUTPUTS.values(), stored, strict=True) if tensor is not None
+            }
         return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
     def described(self) -> dict[str, Any]:
@@ -147,7 +158,12 @@ class NeuronSample:
         known = {"layers": list(self.layers), "n_neurons": self.n_neurons, "n_fitted": self.n_fitted}
         if self.outputs is None:
             return known
-        return {**known, "stream_scale": self.outputs.stream_scale, "n_down_channels": self.outputs.n_channels}
+        return {
+            **known,
+            "stream_scale": self.outputs.stream_scale,
+            "n_down_channels": self.outputs.n_channels,
+            "strongest": self.outputs.strongest,
+        }
 
     @classmethod
     def restored(
@@ -156,10 +172,11 @@ class NeuronSample:
         rows: torch.Tensor,
         outputs: torch.Tensor | None = None,
         strengths: torch.Tensor | None = None,
+        offsets: torch.Tensor | None = None,
     ) -> NeuronSample:
         """Restore a sample that was read from a file.
 
-        ``rows`` come from gate and up, ``outputs`` are down columns, and ``strengths`` belong to the neurons.
+        ``rows`` come from gate and up, ``outputs`` are down columns.
 
         Raises:
             ValueError: If the tensors do not form a valid sample.
@@ -179,9 +196,17 @@ class NeuronSample:
             return sample
         shape = (n_layers, rows.shape[2])
         is_right = outputs.ndim == 3 and outputs.shape[:2] == shape and strengths.shape == shape
+        is_right &= offsets is None or (offsets.shape == shape and bool(torch.isfinite(offsets).all()))
         if not (is_right and bool(torch.isfinite(outputs).all()) and bool(torch.isfinite(strengths).all())):
             raise ValueError(f"expected columns of down of shape {(*shape, 'f')}, got {tuple(outputs.shape)}")
-        of_down = NeuronOutputs(outputs, strengths, described.stream_scale, described.n_down_channels)
+        of_down = NeuronOutputs(
+            outputs,
+            strengths,
+            stream_scale=described.stream_scale,
+            strongest=described.strongest,
+            n_channels=described.n_down_channels,
+            offsets=offsets,
+        )
         return replace(sample, outputs=of_down)
 
     def is_like(self, candidate: NeuronSample) -> bool:
@@ -195,7 +220,13 @@ class NeuronSample:
 def at_layers(sample: NeuronSample, layers: Sequence[int]) -> NeuronSample:
     """Return the given layers of a sample, without outputs."""
     at = [sample.layers.index(layer) for layer in layers]
-    assert sample.lengths is not None
+    assert sample.lengths is not None and sample.offsets is not None
     return replace(
-        sample, layers=tuple(layers), rows=sample.rows[at], lengths=sample.lengths[at], whole=None, outputs=None
+        sample,
+        layers=tuple(layers),
+        rows=sample.rows[at],
+        lengths=sample.lengths[at],
+        offsets=sample.offsets[at],
+        whole=None,
+        outputs=None,
     )

@@ -20,11 +20,13 @@ from mdir_hf.comparison.neuron_reading import (
     STRENGTHS_READ,
     bias_of,
     neuron_role,
+    offsets_of,
     products_of_lengths,
     read_outputs,
     sample_sizes,
     stream_rows,
     stream_scale,
+    strongest_layer,
     with_first_experts,
 )
 from mdir_hf.comparison.neuron_sample import FEWEST_TESTED, FITTED_ROWS, NeuronOutputs, NeuronSample
@@ -56,6 +58,7 @@ class _SearchedLayer:
     mean_square: float
     matrices: list[torch.Tensor]
     lengths: torch.Tensor
+    offsets: torch.Tensor
     outputs: torch.Tensor
 
 
@@ -161,6 +164,7 @@ def _searched_pair(
     sampled[-1] = sampled[-1] * signs[:, None]
     whole = torch.arange(n_neurons[1 - few])
     lengths = products_of_lengths(models[1 - few], pair[1 - few], readers[1 - few], whole, streams[1 - few])
+    offsets = offsets_of(models[1 - few], pair[1 - few], readers[1 - few][0], whole)[partners]
     outputs = read_outputs(models[1 - few], up, pair[1 - few], whole.numpy())
     some = torch.from_numpy(np.random.default_rng([seed, 5]).permutation(len(whole))[:STRENGTHS_READ])
     mean_square = mean_square_of_outputs(
@@ -177,12 +181,13 @@ def _searched_pair(
         outputs, is_merged = outputs[partners], whole == partners[:, None]
     # Twins with other activations may cancel each other in ways that are not followed, so they do not count.
     lengths = torch.where((is_twin & ~is_merged).any(dim=1), 0.0, lengths[partners])
-    larger = _SearchedLayer(n_fitted, mean_square, matched, lengths, outputs)
+    larger = _SearchedLayer(n_fitted, mean_square, matched, lengths, offsets, outputs)
     outputs = read_outputs(models[few], up, pair[few], numbers.numpy())
     mean_square = mean_square_of_outputs(
         [unit_rows(rows) for rows in sampled], sampled_lengths[:, None] * outputs, n_neurons=n_neurons[few]
     )
-    smaller = _SearchedLayer(n_fitted, mean_square, sampled, sampled_lengths, outputs * signs[:, None])
+    offsets = offsets_of(models[few], pair[few], readers[few][0], order)[at]
+    smaller = _SearchedLayer(n_fitted, mean_square, sampled, sampled_lengths, offsets, outputs * signs[:, None])
     return (smaller, larger) if few == 0 else (larger, smaller)
 
 
@@ -269,9 +274,11 @@ def _sample(
         outputs=NeuronOutputs(
             outputs,
             strengths,
-            stream_scale(stream_rows(model, seed)),
-            None,
-            torch.tensor([layer.mean_square for layer in layers]),
+            stream_scale=stream_scale(stream_rows(model, seed)),
+            strongest=strongest_layer(model, dict(zip(places, strengths, strict=True)), seed=seed),
+            n_channels=None,
+            mean_squares=torch.tensor([layer.mean_square for layer in layers]),
+            offsets=torch.stack([layer.offsets for layer in layers]),
         ),
     )
 

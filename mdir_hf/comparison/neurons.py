@@ -66,14 +66,20 @@ MOST_STRENGTH_RATIO = 50.0
 could put copied layers beside the layers of a stranger and let them write next to nothing. Noise of k RMS on all
 weights changes the ratio by a factor of k^2, an embedding that is drawn anew by ten or so."""
 
+MOST_PROFILE_RATIO = 8.0
+"""Strengths of two matching layers, each relative to the strongest layer that was read of its model, differ by at most
+this factor. Whole layers that are copied, and do next to nothing beside a stranger's own, fall short of it. In real
+models the weakest layer has a tenth of the strength of the strongest, and relatives agree on which it is."""
+
 CLEAR_STRENGTH_RATIO = 3.0
 """If the relative strengths of two matching layers differ by more than this factor, the sample may hold only faint
 copies by luck, so more neurons are read. At a third of the strength, copies in 81 % of the neurons still carry 32 % of
 the mean square. Related pairs of the zoo reach 2.5, ternary copies 3.6."""
 
-MOST_SHIFT = 0.4
-"""Length of the mean difference between the gates of partners, in lengths of a gate, that is allowed. If a channel of
-the stream is the same for every token, gates that are shifted against it are shut, and copies of them do nothing."""
+MOST_SHIFT = 0.2
+"""Length of the difference that the gates of partners may have in common, offsets included, in lengths of a gate.
+Biases may shut copies, so that they do nothing, and so may shifts of their gates against a channel of the stream that
+is the same for every token. Related real models reach 0.09 under noise."""
 
 PLACE = 16
 """Look s of a comparison may spend 1 / (s (s + 1)) of alpha. There are fewer looks at the matrices and the layers."""
@@ -133,7 +139,7 @@ def compare_neurons(
         idle = [
             cell
             for cell in agreeing
-            if cells[cell[0]][cell[1]].shift > MOST_SHIFT
+            if _shift(reference.outputs, candidate.outputs, cell, cells[cell[0]][cell[1]], n_fitted) > MOST_SHIFT
             or _is_idle(reference.outputs, candidate.outputs, cell, cells, n_fitted, is_searched=is_searched)
         ]
         agreeing = [cell for cell in agreeing if own_by_down[cell] >= least and cell not in idle]
@@ -168,6 +174,17 @@ def _match_outputs(
     return match_neurons_by_number([x], [y], n_fitted=n_fitted, n_neurons=n_neurons)
 
 
+def _shift(
+    reference: NeuronOutputs, candidate: NeuronOutputs, cell: tuple[int, int], matches: NeuronMatches, n_fitted: int
+) -> float:
+    """Return the length of the mean difference between the gates of partners, with offsets as a further channel."""
+    of_offsets = 0.0
+    if reference.offsets is not None and candidate.offsets is not None and bool(matches.is_own.any()):
+        differences = candidate.offsets[cell[1], n_fitted:] - reference.offsets[cell[0], n_fitted:]
+        of_offsets = float(differences[matches.is_own].mean())
+    return math.hypot(matches.shift, of_offsets)
+
+
 def _is_idle(
     reference: NeuronOutputs,
     candidate: NeuronOutputs,
@@ -193,7 +210,7 @@ def _is_idle(
         if not float(of_side[n_fitted:][is_certain].mean()) >= LEAST_SHARE_OF_STRENGTH * mean_square > 0.0:
             return True
     ratio = _strength_ratio(reference, candidate, cell)
-    return ratio is not None and ratio > MOST_STRENGTH_RATIO
+    return (ratio is not None and ratio > MOST_STRENGTH_RATIO) or _profile_ratio(sides) > MOST_PROFILE_RATIO
 
 
 def _strength_ratio(reference: NeuronOutputs, candidate: NeuronOutputs, cell: tuple[int, int]) -> float | None:
@@ -203,6 +220,14 @@ def _strength_ratio(reference: NeuronOutputs, candidate: NeuronOutputs, cell: tu
         return None
     # Gate and up read the stream behind a norm, so only down and the stream have scales of their own.
     relative = [math.sqrt(outputs.mean_square(at)) / outputs.stream_scale for outputs, at in sides]
+    return max(relative) / min(relative) if min(relative) > 0.0 else math.inf
+
+
+def _profile_ratio(sides: Sequence[tuple[NeuronOutputs, int]]) -> float:
+    """Return the factor between the strengths of two layers, relative to the strongest layers of their models."""
+    if min(outputs.strongest for outputs, _ in sides) <= 0.0:
+        return 1.0
+    relative = [math.sqrt(outputs.mean_square(at)) / outputs.strongest for outputs, at in sides]
     return max(relative) / min(relative) if min(relative) > 0.0 else math.inf
 
 

@@ -145,7 +145,7 @@ class NeuronMatches:
     Attributes:
         is_own: ``(n_tested,)`` bool on the CPU: whether the partner has the same number.
         is_certain: ``(n_tested,)`` bool: whether such a pair is also more similar than any random pair.
-        shift: Length of the mean difference between unit rows of such partners after the rotation, or 0.
+        shift: Length of the difference that unit rows of such partners have in common after the rotation.
         least_z: Smallest mean cosine of any matrix, with all neurons in place, in standard deviations for random
             directions.
     """
@@ -215,13 +215,26 @@ def match_neurons_by_number(reference: Neurons, candidate: Neurons, *, n_fitted:
     least_sum = deviation * math.sqrt(len(reference) * 2.0 * math.log(n_neurons**2 / CHANNEL_ALPHA))
     own_cosines = by_matrix.diagonal(dim1=1, dim2=2).cpu()
     is_large = (own_cosines.sum(dim=0) > least_sum) & (own_cosines.amin(dim=0) > LEAST_DEVIATIONS * deviation)
-    shift = 0.0
-    if bool(is_own.any()):
-        is_partner = is_own.to(x.device)
-        carried, partners = unit_rows(reference[0][n_fitted:] @ left @ right), unit_rows(candidate[0][n_fitted:])
-        shift = float((partners[is_partner] - carried[is_partner]).mean(dim=0).norm())
+    is_partner = is_own.to(x.device)
+    carried, partners = unit_rows(reference[0][n_fitted:] @ left @ right), unit_rows(candidate[0][n_fitted:])
+    # Noise makes what all carried rows have in common smaller, too, by the same factor as the rows.
+    cosine = (partners * carried).sum(dim=1)[is_partner].mean()
+    shift = common_length(partners[is_partner] - cosine * carried[is_partner])
     least_z = float(own_cosines.mean(dim=1).min()) / deviation * math.sqrt(own_cosines.shape[1])
     return NeuronMatches(is_own, is_own & is_large, shift, least_z)
+
+
+def common_length(differences: torch.Tensor) -> float:
+    """Estimate the length of the mean of the distribution of some vectors ``(k, n)``; 0 if they have none in common.
+
+    The square is unbiased before it is cut off at 0: products of a vector with itself are left out, so independent
+    noise adds nothing on average.
+    """
+    k = len(differences)
+    if k < 2:
+        return 0.0
+    square = (differences.sum(dim=0).square().sum() - differences.square().sum()) / (k * (k - 1))
+    return math.sqrt(max(0.0, float(square)))
 
 
 def own_numbers(reference: Neurons, candidate: Neurons, *, n_fitted: int, n_neurons: int) -> OwnNumbers:

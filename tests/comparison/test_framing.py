@@ -7,11 +7,14 @@ import pytest
 import torch
 
 from mdir_hf import Reason, Verdict, compare
+from mdir_hf.comparison.neuron_reading import take_neurons
 from mdir_hf.comparison.neuron_sample import NeuronOutputs
 from mdir_hf.comparison.neuron_search import NeuronRows, merged_outputs
 from mdir_hf.comparison.neurons import _is_idle
 from mdir_hf.method.neuron_numbers import NeuronMatches, sample_neurons
 from mdir_hf.method.neurons import mean_square_of_outputs, unit_rows
+from mdir_hf.model.hub import open_repository
+from mdir_hf.model.opened import Model
 from mdir_hf.report import Outcome
 from tests.comparison.test_body import drift
 from tests.comparison.test_residual_maps import edited, turned
@@ -143,10 +146,101 @@ def test_a_strong_neuron_with_its_own_number_by_chance_does_not_make_copies_work
     fitted = torch.cat([torch.full((60,), 0.01), torch.ones(4)])
     idle = torch.cat([fitted, torch.full((60,), 0.01), torch.tensor([2.0, 1.0, 1.0, 1.0])])
     rows = torch.zeros(1, 128, 4)
-    sides = [NeuronOutputs(rows, strengths[None], 1.0, None) for strengths in (torch.ones(128), idle)]
+    sides = [NeuronOutputs(rows, strengths[None], 1.0, 0.0, None) for strengths in (torch.ones(128), idle)]
     assert _is_idle(*sides, (0, 0), [[matches]], 64, is_searched=False)
-    working = NeuronOutputs(rows, torch.ones(1, 128), 1.0, None)
+    working = NeuronOutputs(rows, torch.ones(1, 128), 1.0, 0.0, None)
     assert not _is_idle(sides[0], working, (0, 0), [[matches]], 64, is_searched=False)
+
+
+@torch.no_grad()
+def with_biases(model, *, n_shut, lengths):
+    """A copy of a model whose first gates have a bias of minus this many of their lengths."""
+    model.config.mlp_bias = True
+    biased = type(model)(model.config)
+    biased.load_state_dict(model.state_dict(), strict=False)
+    for layer in biased.model.layers:
+        for part in (layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj):
+            part.bias.zero_()
+        gates = layer.mlp.gate_proj.weight * layer.post_attention_layernorm.weight
+        layer.mlp.gate_proj.bias[:n_shut] = -lengths * gates[:n_shut].norm(dim=1)
+    return biased
+
+
+@pytest.mark.parametrize("lengths", [1.0, 2.5, 3.9])
+def test_copies_that_a_bias_shuts_accuse_no_model(victim, save, lengths):
+    framed = with_copied_mlps(victim, new_model(seed=9, **SIZES), share=0.92, scale=1.0)
+    framed = with_biases(framed, n_shut=int(0.92 * SIZES["intermediate_size"]), lengths=lengths)
+    report = compare(save(victim, "victim"), save(framed, "framed"), progress=False)
+    assert report.verdict is Verdict.INCONCLUSIVE and report.neurons.idle
+
+
+def test_a_model_whose_biases_were_trained_a_little_is_found(victim, save):
+    tuned = with_biases(drift(copy.deepcopy(victim), 0.1), n_shut=SIZES["intermediate_size"], lengths=0.05)
+    report = compare(save(victim, "victim"), save(tuned, "tuned"), progress=False)
+    assert report.verdict is Verdict.HOMOLOGOUS and not report.neurons.idle
+
+
+@torch.no_grad()
+def with_layers_of(victim, stranger, *, gain, output):
+    """Put a copy of each layer of the victim behind a layer of the stranger."""
+    n = SIZES["num_hidden_layers"]
+    both = new_model(seed=9, **SIZES | {"num_hidden_layers": 2 * n})
+    both.model.embed_tokens.load_state_dict(stranger.model.embed_tokens.state_dict())
+    for at in range(n):
+        both.model.layers[2 * at].load_state_dict(stranger.model.layers[at].state_dict())
+        quiet = both.model.layers[2 * at + 1]
+        quiet.load_state_dict(victim.model.layers[at].state_dict())
+        for norm in (quiet.input_layernorm, quiet.post_attention_layernorm):
+            norm.weight *= gain
+        for writer in (quiet.self_attn.o_proj, quiet.mlp.down_proj):
+            writer.weight *= output
+    return both
+
+
+@pytest.mark.parametrize(("gain", "output"), [(0.15, 1.0), (1.0, 0.05), (0.003, 1.0)])
+def test_copied_layers_that_write_next_to_nothing_accuse_no_model(victim, save, gain, output):
+    framed = with_layers_of(victim, new_model(seed=9, **SIZES), gain=gain, output=output)
+    report = compare(save(victim, "victim"), save(framed, "framed"), level="layers", progress=False)
+    assert report.verdict is not Verdict.HOMOLOGOUS
+    assert report.neurons.idle and not report.neurons.matches
+
+
+def test_copied_layers_that_work_are_shared_weights(victim, save):
+    shared = with_layers_of(victim, new_model(seed=9, **SIZES), gain=1.0, output=1.0)
+    report = compare(save(victim, "victim"), save(shared, "shared"), level="layers", progress=False)
+    assert report.verdict is Verdict.HOMOLOGOUS and report.neurons.matches
+
+
+@torch.no_grad()
+def test_offsets_are_what_neurons_read_at_a_stream_of_zeros(save):
+    """GPT-2: a norm with a gain and a bias, then a matrix with a bias."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(3)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=48, n_layer=1, n_head=4))
+    block = model.transformer.h[0]
+    for weight in (block.ln_2.weight, block.ln_2.bias, block.mlp.c_fc.bias):
+        weight.normal_()
+    sample = take_neurons(Model(open_repository(str(save(model, "gpt2")))), n_down_channels=None)
+    lengths = (block.ln_2.weight[:, None] * block.mlp.c_fc.weight).norm(dim=0)
+    read = block.mlp.c_fc(block.ln_2(torch.zeros(48))) / lengths
+    # float32: sums of 48 products of numbers around 1
+    torch.testing.assert_close(sample.outputs.offsets[0], read[torch.from_numpy(sample.numbers)], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("n_unused", [0, 8])
+def test_gates_that_a_constant_channel_shuts_have_no_strength(victim, save, n_unused):
+    """Unused tokens whose rows have the opposite constant hide the mean of the rows, and not those of used ones."""
+    model, n_shut = copy.deepcopy(victim), 120
+    with torch.no_grad():
+        rows = model.model.embed_tokens.weight
+        is_unused = torch.randperm(len(rows), generator=torch.Generator().manual_seed(1)) < len(rows) * n_unused // 16
+        rows[:, 0] = 20.0 * rows.norm(dim=1) * torch.where(is_unused, -1.0, 1.0)
+        gates = model.model.layers[0].mlp.gate_proj.weight
+        gates[:, 0] = 0.0
+        gates[:n_shut, 0] = -gates[:n_shut].norm(dim=1)
+    sample = take_neurons(Model(open_repository(str(save(model, "shut")))), every=True, n_down_channels=None)
+    assert torch.equal(sample.outputs.strengths[0] == 0.0, torch.from_numpy(sample.numbers) < n_shut)
 
 
 def test_working_copies_of_most_neurons_are_shared_weights(victim, save):

@@ -43,7 +43,12 @@ ZOO = {
     GPT2: ("gpt2", "base"),
     GPT2_OTHER: ("gpt2", "other-seed"),
 }
-CONSTANTS = {"llama-constant": 20.0, "llama-large-constant": 300.0, "llama-late-constant": 50.0}
+CONSTANTS = {
+    "llama-constant": 20.0,
+    "llama-large-constant": 300.0,
+    "llama-late-constant": 50.0,
+    "llama-large-late-constant": 150.0,
+}
 """Slim strangers that were trained with a channel that holds one number for every token."""
 REAL = {SMALL: RealModel(SMALL), MIDDLE: RealModel(MIDDLE)}
 SHAPES: dict[str, dict[str, int]] = {
@@ -264,12 +269,18 @@ def mlp_means(model: PreTrainedModel) -> list[torch.Tensor]:
 
 
 def quiet_layers(
-    victim: str, stranger: str, *, gain: float, n_copied: int | None = None, unused_size: float | None = None
+    victim: str,
+    stranger: str,
+    *,
+    gain: float = 1.0,
+    output: float = 1.0,
+    n_copied: int | None = None,
+    unused_size: float | None = None,
 ) -> PreTrainedModel:
-    """A stranger with the victim's layers between its own, behind norms of nearly no gain."""
+    """A stranger with the victim's layers between its own, which read or write next to nothing."""
     model, stack, target = _opened(victim, stranger)
     stack = turning.turned(stack, arranging.fitted_turn(target, stack, ids_of(victim, stranger), BOTH_ENDS))
-    stack = copies.with_quiet_layers(target, stack, gain, n_copied=n_copied)
+    stack = copies.with_quiet_layers(target, stack, gain, output=output, n_copied=n_copied)
     if unused_size is not None:
         stack = copies.with_unused_tokens(stack, unused_size)
     return rebuilt(model, stack)

@@ -242,13 +242,16 @@ def in_dead_directions(victim: Stack, stranger: Stack, pairs: list[tuple[int, in
 
 
 @torch.no_grad()
-def with_quiet_layers(victim: Stack, stranger: Stack, gain: float, *, n_copied: int | None = None) -> Stack:
-    """Put a copy of a victim's layer behind each layer of the stranger; the gains of its norms are nearly zero.
+def with_quiet_layers(
+    victim: Stack, stranger: Stack, gain: float, *, output: float = 1.0, n_copied: int | None = None
+) -> Stack:
+    """Put a copy of a victim's layer behind each layer of the stranger; it reads or writes next to nothing.
 
     Args:
         victim: Whose layers are copied.
         stranger: A folded model of the same sizes.
         gain: Factor of the gains of the copies. An MLP writes a product of two things that it reads.
+        output: Factor of o and down of the copies.
         n_copied: How many layers are copied, from the last; None for one behind each.
     """
     first = 0 if n_copied is None else len(stranger.blocks) - n_copied
@@ -259,6 +262,8 @@ def with_quiet_layers(victim: Stack, stranger: Stack, gain: float, *, n_copied: 
             quiet = copy.deepcopy(victim.blocks[at % len(victim.blocks)])
             for norm, _ in quiet.readers:
                 norm.weight = gain * norm.weight.double()
+            for writer in (quiet.o, quiet.down):
+                writer.weight = output * writer.weight.double()
             blocks.append(quiet)
     stranger.blocks = blocks
     return stranger

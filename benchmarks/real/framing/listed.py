@@ -133,7 +133,8 @@ def _planted(victim: str, slim: str, equal: str) -> Iterator[Case]:
         ("split-gate", copies.gate_alone, "gate"),
     ):
         yield plant(kind, Planted(f"own neurons split so that {copied} can be copied", trick), copied, stranger=equal)
-    for (stranger, large), strength, up_size in zip(CONSTANTS.items(), (0.7, 0.1, 0.35), (1.0, 1.0, 0.3), strict=True):
+    strengths, up_sizes = (0.7, 0.1, 0.35, 0.15), (1.0, 1.0, 0.3, 0.3)
+    for (stranger, large), strength, up_size in zip(CONSTANTS.items(), strengths, up_sizes, strict=True):
         yield _case(
             "shut-by-constant",
             victim,
@@ -151,12 +152,15 @@ def _planted(victim: str, slim: str, equal: str) -> Iterator[Case]:
         copied=ALL_ROWS,
     )
     for kind, change, arguments in (
-        ("0.15", "0.15 of their gain", {"gain": 0.15}),
-        ("0.03", "0.03 of their gain", {"gain": 0.03}),
-        ("last", "0.15 of their gain, of the last layer alone", {"gain": 0.15, "n_copied": 1}),
+        ("0.5", "behind norms with half of their gain", {"gain": 0.5}),
+        ("0.35", "behind norms with 0.35 of their gain", {"gain": 0.35}),
+        ("0.15", "behind norms with 0.15 of their gain", {"gain": 0.15}),
+        ("0.03", "behind norms with 0.03 of their gain", {"gain": 0.03}),
+        ("last", "behind norms with 0.15 of their gain, the last layer alone", {"gain": 0.15, "n_copied": 1}),
+        ("output", "o and down 0.03 times as large", {"output": 0.03}),
         (
             "unused",
-            "0.003 of their gain, beside two unused tokens for each used one",
+            "behind norms with 0.003 of their gain, beside two unused tokens for each used one",
             {"gain": 0.003, "unused_size": 1e-4},
         ),
     ):
@@ -164,7 +168,7 @@ def _planted(victim: str, slim: str, equal: str) -> Iterator[Case]:
             f"quiet-layers-{kind}",
             victim,
             equal,
-            f"whole layers copied, behind norms with {change}",
+            f"whole layers copied, {change}",
             partial(made.quiet_layers, victim, equal, **arguments),
             copied="whole layers",
         )

@@ -20,7 +20,7 @@ from safetensors.torch import save
 
 from mdir_hf.budgets import REPORT_JSON
 from mdir_hf.comparison.neuron_reading import bytes_of_down, planned_n_bytes, take_neurons
-from mdir_hf.comparison.neuron_sample import DOWN_CHANNELS, OUTPUTS, ROWS, STRENGTHS, DescribedNeurons, NeuronSample
+from mdir_hf.comparison.neuron_sample import DOWN_CHANNELS, ROWS, STORED_OUTPUTS, DescribedNeurons, NeuronSample
 from mdir_hf.comparison.reading import FiniteRows, narrowed
 from mdir_hf.errors import AnatomyError, CorruptCheckpointError, InputError, UnsupportedFormatError, VocabularyError
 from mdir_hf.method.rows import usual_rows
@@ -128,7 +128,9 @@ class Fingerprint:
                 if known.get("format") != FORMAT:
                     raise ValueError(f"expected {FORMAT}, got {known.get('format')!r}")
                 rows = file.get_tensor("rows")
-                neurons = [file.get_tensor(name) for name in (ROWS, OUTPUTS, STRENGTHS) if name in set(file.keys())]
+                names = set(file.keys())
+                neurons = file.get_tensor(ROWS) if ROWS in names else None
+                outputs = {key: file.get_tensor(name) for key, name in STORED_OUTPUTS.items() if name in names}
             read = partial(read_json, what="the description of its model", label=None, budget=REPORT_JSON)
             metadata = {name: value.encode() for name, value in known.items()}
             tokens = tuple(base64.b64decode(token, validate=True) for token in read(metadata["tokens"], list[str]))
@@ -139,9 +141,9 @@ class Fingerprint:
                 bytes_of_weights=read(metadata["bytes_of_weights"], Count),
                 digests=None if metadata["digests"] == b"null" else read(metadata["digests"], dict[str, str]),
                 notes=read(metadata["notes"], tuple[str, ...]),
-                neurons=NeuronSample.restored(read(metadata["neurons"], DescribedNeurons), *neurons)
-                if neurons
-                else None,
+                neurons=None
+                if neurons is None
+                else NeuronSample.restored(read(metadata["neurons"], DescribedNeurons), neurons, **outputs),
                 numbers_by_config=known.get("channel_numbers"),
             )
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as exc:

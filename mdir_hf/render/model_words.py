@@ -1,4 +1,4 @@
-"""Describes a report's two models, their related parts, and the parts that were not compared."""
+"""Describe a report's two models, their related parts, and the parts that were not compared."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _not_compared(report: HomologyReport) -> tuple[str, str]:
 
 
 def _not_compared_lines(sides: tuple[str, str]) -> tuple[Line, ...]:
-    """Return one line if they are the same of both models, else two."""
+    """Return one line if the text is the same for both models, else two."""
     if sides[0] == sides[1]:
         return (Line("not compared", f"of either: {sides[0]}"),) if sides[0] else ()
     named = zip(("reference", "candidate"), sides, strict=True)

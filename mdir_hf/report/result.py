@@ -311,7 +311,7 @@ class HomologyReport:
     def to_bom(
         self, *, facts: ModelFacts | None = None, version: str = "1.6", timestamp: datetime | None = None
     ) -> str:
-        """Return a CycloneDX bill of materials, with the reference in the candidate's pedigree (needs ``mdir-hf[bom]``).
+        """Return a CycloneDX bill of materials with the reference in the candidate's pedigree (needs ``mdir-hf[bom]``).
 
         The reference is listed as a variant unless a fact shows the direction. For declared bases, use
         ``mdir-hf verify --bom`` or ``mdir-hf family --bom``.

@@ -1,11 +1,10 @@
-"""A local server that stands in for the Hub: serves folders over HTTP as public models.
+"""Serve folders as public models over HTTP, from a local server that replaces the Hub.
 
 It has two origins, 127.0.0.1 and localhost, each on its own port: the "hub" (API, small files, redirects) and the "CDN"
 (large files). For demos; tests/loopback adds access control, uploads and faults.
 
     with LoopbackHub() as hub:
-        hub.add_repository("owner/name", folder)
-        os.environ["HF_ENDPOINT"] = hub.endpoint
+        hub.add_repository("owner/name", folder) os.environ["HF_ENDPOINT"] = hub.endpoint
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), hub.handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
-        """Remember the connection, to be closed at the end."""
+        """Remember a connection, so that it can be closed at the end."""
         self._connections.add(request)
         super().process_request(request, client_address)
 
@@ -59,19 +58,19 @@ class Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def close_connections(self) -> None:
-        """Close the connections that clients keep open."""
+        """Close all connections that clients kept open."""
         for connection in list(self._connections):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
-        """Print the error if it is a fault of this server."""
+        """Print the error unless the client caused it."""
         if not isinstance(sys.exc_info()[1], OSError):  # the client closed the connection
             super().handle_error(request, client_address)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Handles the requests on one connection; ``routes`` maps path patterns to methods."""
+    """Handler of the requests on one connection; ``routes`` maps path patterns to methods."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -89,11 +88,11 @@ class Handler(BaseHTTPRequestHandler):
         """Print nothing."""
 
     def do_HEAD(self) -> None:
-        """Send the headers only."""
+        """Send only the headers."""
         self._serve()
 
     def do_GET(self) -> None:
-        """Send headers and content."""
+        """Send the headers and the content."""
         self._serve()
 
     def _serve(self) -> None:
@@ -289,7 +288,7 @@ def object_id(text: str) -> str:
 
 
 class LoopbackHub:
-    """A local stand-in for the Hub, which runs inside its ``with`` block."""
+    """A local replacement for the Hub that runs inside its ``with`` block."""
 
     handler: ClassVar[type[Handler]] = Handler
 
@@ -314,7 +313,7 @@ class LoopbackHub:
             server.server_close()
 
     def add_repository(self, repo_id: str, folder: str | Path) -> str:
-        """Serve a folder as ``main`` of a model; return its commit SHA."""
+        """Serve a folder as the ``main`` branch of a model; return its commit SHA."""
         repository = StoredRepository(repo_id)
         self._repositories[repo_id] = repository
         return repository.add_revision("main", Path(folder))

@@ -1,4 +1,4 @@
-"""Measures how much of each aligned tensor the reference explains."""
+"""Measure how much of each aligned tensor the reference explains."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from mdir_hf.reconstruction.records import Reconstruction, full_order
 class Explained:
     """How much of an aligned tensor the reference explains.
 
-    ``share`` is ``1 - |W' - W|_F^2 / |W'|_F^2``, W' the aligned and W the reference's weight, over the rows and
-    channels that have partners; 0 if negative. None if the reference has nothing to compare it with.
+    ``share`` is ``1 - |W' - W|_F^2 / |W'|_F^2``, at least 0, for the aligned weight W' and the reference's W, over rows
+    and channels that have partners. It is None if the reference has no counterpart.
     """
 
     name: str
@@ -41,7 +41,7 @@ def explained_share(
 ) -> float | None:
     """Compare one stored aligned tensor with the reference's tensor.
 
-    ``is_head``: the tensor is a head that was tied before.
+    ``is_head`` says whether the tensor is a head that was tied before.
     """
     left = energy = 0.0
     if is_head:
@@ -59,7 +59,7 @@ def explained_share(
 def _pair(
     values: torch.Tensor, place: TensorPlace, model: Model, reference: Model, reconstruction: Reconstruction
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return an aligned part and its counterpart, over rows and channels with partners."""
+    """Return an aligned part and its counterpart, with only the rows and channels that have partners."""
     outer = reconstruction.stream.outer
     channels = None if outer.reference is None else outer.reference.sort().values
     if place.kind == "norm":

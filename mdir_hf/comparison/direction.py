@@ -140,7 +140,6 @@ def _repeated_layers(reference: Model, candidate: Model) -> Iterator[DirectionFa
 
 
 def _stored_rows(model: Model, at: int, role: Role) -> torch.Tensor | None:
-    """Read the first rows of a matrix as stored."""
     part = model.anatomy.layers[at].parts.get(role)
     if not isinstance(part, WeightPart) or part.expert is not None:
         return None

@@ -199,7 +199,6 @@ def _reads(model: Model, vocabulary: VocabularySummary | None, *, has_headers: b
 
 
 def _n_bytes(model: Model, names: Iterable[str]) -> int:
-    """Return the stored size of some tensors."""
     total = 0
     for name in set(names) - model.tensors.description.unreadable:
         with suppress(UnsupportedFormatError):

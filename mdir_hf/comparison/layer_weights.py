@@ -184,7 +184,6 @@ class RoleReader:
         return stored
 
     def _read_all(self, positions: Sequence[int], channels: torch.Tensor | None, key: bytes | None) -> None:
-        """Read several layers concurrently."""
         n_in_flight = 1 if is_one_of_several_ranks() else READS_AT_ONCE
         of_layers = in_order(
             positions, lambda position, _: self._read(position, channels), n_in_flight=n_in_flight, name="mdir-layers"

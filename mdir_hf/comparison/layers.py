@@ -345,7 +345,6 @@ class LayerQuestion:
         return tuple(origins for origins in traced if origins is not None)
 
     def _analysed(self, evidence: LayersEvidence) -> list[tuple[int, int]]:
-        """Return the matched layers to analyse."""
         matches = evidence.pairs
         if self.settings.level.tests_whole_layers:
             return matches
@@ -379,7 +378,6 @@ class LayerQuestion:
         return [*evidence, analyse_mixer(reference_mixer, candidate_mixer, residual_map)]
 
     def _held(self, side: int, position: int) -> dict[Role, torch.Tensor]:
-        """Return a layer's matrices that are in memory."""
         return dict(held for readers in self._readers.values() if (held := readers[side].held(position)) is not None)
 
     def _narrow_roles(self, pair: tuple[int, int], roles: Sequence[Projection]) -> tuple[Projection, ...]:

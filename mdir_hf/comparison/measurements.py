@@ -251,7 +251,6 @@ def _exclusion_by(measured: Measurements) -> Exclusion:
 
 
 def _caveats_on(measured: Measurements) -> tuple[str, ...]:
-    """Return all caveats except the decision's."""
     verdict, models, level = measured.decision.verdict, measured.models, measured.settings.level
     late = tuple(note for note in caveats.of_weights(*models) if note not in measured.caveats)
     if measured.files_are_equal:

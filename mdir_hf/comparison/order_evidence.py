@@ -211,7 +211,6 @@ def _n_levels(rows: torch.Tensor, group: int) -> float:
 
 
 def _n_distinct(rows: torch.Tensor, group: int) -> torch.Tensor:
-    """Count the distinct values of each group."""
     ordered = rows.reshape(-1, group).sort(dim=1).values
     return 1 + (ordered.diff(dim=1) != 0).sum(dim=1)
 
@@ -321,7 +320,6 @@ def _unit(layers: Sequence[torch.Tensor | None]) -> torch.Tensor:
 
 
 def _copies(x: torch.Tensor, y: torch.Tensor) -> set[tuple[int, int]]:
-    """Return the pairs of layers that are alike."""
     i, j = np.nonzero((x @ y.T).numpy() > COPIED_COSINE)
     pairs = set(zip(i.tolist(), j.tolist(), strict=True))
     return {(a, b) for a, b in pairs if a < b} if x is y else pairs

@@ -154,7 +154,6 @@ class ReadPlan:
 
 
 def _of_layers(level: Level) -> str:
-    """Describe the reads of the layers at a level."""
     if level.tests_whole_layers:
         return "the rest, whose tests take about 4 s a layer at width 576, 50 s at 1,024 and 7 minutes at 2,048"
     if level.analyses_all_layers:
@@ -366,7 +365,6 @@ def matrix_pairs(reference: Comparable, candidate: Comparable, level: Level) -> 
 
 
 def _first_of_layers(reference: Comparable, candidate: Comparable) -> MatrixPair:
-    """Return the first matrix of a layer that exists in both models."""
     for role in representatives(reference, candidate):
         parts = [model.anatomy.layers[layers_with(model, role)[0]].parts.get(role) for model in (reference, candidate)]
         if isinstance(parts[0], WeightPart) and isinstance(parts[1], WeightPart):

@@ -72,7 +72,6 @@ def with_remaining_layers(
 
 
 def _matched(accepted: LayersEvidence) -> tuple[set[int], set[int]]:
-    """Return the positions on the map of both models' matched layers."""
     matches = accepted.layer_map.matches
     return {match.reference for match in matches}, {match.candidate for match in matches}
 
@@ -103,7 +102,6 @@ def _n_rows(model: PlacedTensors, position: int, role: Role) -> int:
 
 
 def _joined(accepted: LayersEvidence, second: LayerMap, places: tuple[Positions, Positions]) -> LayersEvidence:
-    """Join two maps into one that covers the layers of both."""
     first = accepted.layer_map
     rows, columns = (tuple(sorted({*known, *more})) for known, more in zip(accepted.positions, places, strict=True))
     row_at, column_at = ({place: at for at, place in enumerate(side)} for side in (rows, columns))

@@ -149,7 +149,6 @@ def module_results(evidence: LayersEvidence) -> tuple[ModuleResult, ...]:
 
 
 def _finding(evidence: ModuleEvidence) -> RowsFound | NeuronsFound | HeadsFound | None:
-    """Return the inner transformation found by a test, as data."""
     transformation = evidence.transformation
     if isinstance(transformation, Matching):
         return RowsFound(moves=not transformation.is_identity, negative=transformation.n_negative)

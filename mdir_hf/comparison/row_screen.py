@@ -164,7 +164,6 @@ def sampled(readers: tuple[RoleReader, RoleReader], side: int, *, seed: int, neu
 
 
 def _n_heads(reader: RoleReader) -> int:
-    """Return the number of heads into which the rows divide, or 1."""
     if reader.role not in (Role.V, Role.K):
         return 1
     anatomy, position = reader.model.anatomy, reader.positions[0]

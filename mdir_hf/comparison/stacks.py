@@ -285,8 +285,6 @@ MOST_STACKS = 8
 
 @dataclass(frozen=True, slots=True)
 class _Sampled:
-    """A stack and a sample of its neurons."""
-
     view: ModelView
     neurons: NeuronSample
 
@@ -344,7 +342,6 @@ def compare_stacks(
 
 
 def _sampled(views: Sequence[ModelView], seed: int) -> list[_Sampled]:
-    """Sample neurons of each readable stack."""
     sampled = []
     for view in views:
         try:

@@ -121,14 +121,12 @@ class Handler(BaseHTTPRequestHandler):
         self._json({"standardEnvVars": [], "harnesses": {}})
 
     def _repository(self, address: str) -> StoredRepository | None:
-        """Return the repository, or send an error."""
         repository = self._hub.find(address)
         if repository is None:
             self._error(404, "RepoNotFound", "Repository not found")
         return repository
 
     def _commit(self, address: str, revision: str) -> tuple[StoredRepository, str] | None:
-        """Return a repository and a commit SHA, or send an error."""
         repository = self._repository(address)
         if repository is None:
             return None
@@ -232,7 +230,6 @@ class Handler(BaseHTTPRequestHandler):
     # Responses.
 
     def _content(self, file: StoredFile, headers: Mapping[str, str]) -> None:
-        """Send a file, or the requested range of it."""
         start, stop, status, about = 0, file.n_bytes, 200, dict(headers)
         byte_range = _SINGLE_RANGE.fullmatch(self.headers.get("Range", ""))  # else the whole file, as on S3
         if byte_range is not None:

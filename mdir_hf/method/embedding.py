@@ -261,7 +261,6 @@ class EmbeddingTest:
         blocks: Iterable[tuple[torch.Tensor, torch.Tensor]],
         standard: RowStandard,
     ) -> int:
-        """Add the products of all blocks to ``cross``; return the number of rows."""
         n_rows = 0
         for reference, candidate in _regrouped(blocks, block_rows(max(cross.shape))):
             block = pair_rows(reference.to(self._device), candidate.to(self._device), like=standard, dtype=cross.dtype)
@@ -348,7 +347,6 @@ def matched_scale(reference: torch.Tensor, candidate: torch.Tensor, matching: Ma
 def _regrouped(
     blocks: Iterable[tuple[torch.Tensor, torch.Tensor]], n_rows: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Split a stream of paired blocks into blocks of ``n_rows`` rows."""
     waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
     n_waiting = 0
     for reference, candidate in blocks:

@@ -302,7 +302,6 @@ def _complex(rows: torch.Tensor, planes: torch.Tensor) -> torch.Tensor:
 
 
 def _pattern(scores: FloatArray) -> HeadPattern:
-    """Wrap head scores for :func:`find_head_map`."""
     nothing = np.zeros(0)
     return HeadPattern(scores, nothing, nothing, 1, 1)
 

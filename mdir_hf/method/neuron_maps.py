@@ -97,7 +97,6 @@ def _likeness(x: _Views, y: _Views, pairs: tuple[IntArray, IntArray] | None) -> 
 
 
 def _scores(x: _Views, y: _Views, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """Return the likeness of all pairs of the selected neurons."""
     updown = x[1][rows] @ y[1][columns].T
     updown += x[2][rows] @ y[2][columns].T
     if x[0] is None or y[0] is None:
@@ -108,7 +107,6 @@ def _scores(x: _Views, y: _Views, rows: torch.Tensor, columns: torch.Tensor) -> 
 
 
 def _left(partner: IntArray, n_candidate: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the neurons of both models that have no partner yet."""
     is_free = np.ones(n_candidate, dtype=bool)
     is_free[partner[partner >= 0]] = False
     return torch.from_numpy(np.flatnonzero(partner < 0)), torch.from_numpy(np.flatnonzero(is_free))
@@ -136,7 +134,6 @@ def _by_signature(x: _Views, y: _Views, partner: IntArray, seed: int) -> None:
 
 
 def _in_full(x: _Views, y: _Views, partner: IntArray) -> None:
-    """Pair the remaining neurons, in place, using the assignment with the largest sum."""
     rows, columns = _left(partner, len(y[1]))
     if not len(rows) or not len(columns):
         return

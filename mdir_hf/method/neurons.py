@@ -143,7 +143,6 @@ def _updown(mlp: MlpWeights) -> torch.Tensor:
 
 
 def _assign(score: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Match the narrower side of a score matrix into the wider one."""
     transposed = score.shape[0] > score.shape[1]
     narrow = score.T if transposed else score
     columns = narrow.argmax(dim=1)

@@ -105,7 +105,6 @@ def noise_of_few_rows(rows: torch.Tensor, *, log_level: float) -> float:
 
 
 def _strongest(is_found: Callable[[float], bool]) -> float:
-    """Return the largest detected noise, found by bisection, or 0."""
     if not is_found(0.0):
         return 0.0
     least, most = 0.0, STRONGEST

@@ -142,8 +142,6 @@ def compare_rows(reference: torch.Tensor, candidate: torch.Tensor, *, own_places
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Prepared:
-    """Centred unit rows of some layers, and their lengths."""
-
     units: torch.Tensor
     centred: torch.Tensor
     lengths: torch.Tensor

@@ -129,7 +129,6 @@ def row_maximum_moments(n: int, *, signed: bool) -> tuple[float, float]:
 
 
 def _z_of_row_maxima(maxima: torch.Tensor, norms: torch.Tensor, n: int, *, signed: bool) -> npt.NDArray[np.float64]:
-    """Standardise the sums of row maxima."""
     mean, sd = row_maximum_moments(n, signed=signed)
     excess = (maxima.double() - mean * norms.double()).sum(dim=1)
     spread = sd * torch.linalg.vector_norm(norms.double(), dim=1).clamp(min=1e-12)

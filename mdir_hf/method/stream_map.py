@@ -146,7 +146,6 @@ def _with_scale(outer: ResidualBasisMap, products: RowProducts) -> StreamMap:
 
 
 def _inner(outer: ResidualBasisMap, products: RowProducts) -> tuple[float, float]:
-    """Return ``<E U, E'>`` and ``|E U|_F^2``."""
     cross = products.cross
     if outer.kind == "identity":
         return float(cross.diagonal().sum()), float(products.reference.sum())
@@ -190,6 +189,5 @@ def matched_cosine(rows: PairedRows, matching: Matching) -> float:
 
 
 def _mean_cosine(carried: torch.Tensor, partners: torch.Tensor, whole: torch.Tensor) -> float:
-    """Return the mean cosine of carried rows with their partners."""
     lengths = (carried.norm(dim=1) * whole.norm(dim=1)).clamp(min=1e-30)
     return float(((carried * partners).sum(dim=1) / lengths).mean()) if len(carried) else 0.0

@@ -106,7 +106,6 @@ def _gains(
     reconstruction: Reconstruction,
     channels: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Pair the gains of one norm in both models."""
     part = reference.anatomy.final_norm
     if place.layer is not None:
         ancestor = reconstruction.layers[place.layer].reference
@@ -123,7 +122,6 @@ def _gains(
 
 
 def _source_expert(reference: IntArray, candidate: IntArray, place: int, n: int) -> tuple[int, int] | None:
-    """Return the candidate's expert at a place, and its partner."""
     is_one_to_one = len(set(reference.tolist())) == len(reference)
     expert = int(full_order(reference, candidate, n)[place]) if is_one_to_one else place
     origin = {int(c): int(r) for r, c in zip(reference, candidate, strict=True)}
@@ -133,7 +131,6 @@ def _source_expert(reference: IntArray, candidate: IntArray, place: int, n: int)
 def _rows_of_tokens(
     values: torch.Tensor, place: TensorPlace, model: Model, reference: Model, channels: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Pair the rows of the same tokens of an embedding or a head."""
     part = reference.anatomy.embedding if place.kind == "written" else head_of(reference)
     if part is None or values.ndim != 2:
         return None

@@ -179,7 +179,6 @@ def _add_weight(
     *,
     is_shared: bool,
 ) -> None:
-    """Add the places of a weight and its bias."""
     if isinstance(part, WeightProduct) or part.per_head or part.first_half or role is Role.KV_LATENT:
         raise ReconstructionError(
             f"{' x '.join(repr(name) for name in part.tensors)} (role {role.value}) is stored in a way that is not "

@@ -101,7 +101,6 @@ def fit_reconstruction(
 
 
 def _subtracts_mean(model: PlacedTensors) -> bool:
-    """Return whether the norms are LayerNorms with biases."""
     norms = [part for layer in model.anatomy.layers[:1] for role, part in layer.parts.items() if role.is_norm]
     if model.anatomy.final_norm is not None:
         norms.append(model.anatomy.final_norm)
@@ -150,7 +149,6 @@ def _layer(
 def _gains(
     reference: PlacedTensors, candidate: PlacedTensors, ancestor: int | None, position: int, stream: StreamMap
 ) -> Mapping[str, NormGains]:
-    """Pair the norms before projections."""
     parts = candidate.anatomy.layers[position].parts
     of_ancestor = {} if ancestor is None else reference.anatomy.layers[ancestor].parts
     return {

@@ -199,8 +199,6 @@ def _gains_index(gains: NormGains | None, name: str, arrays: dict[str, torch.Ten
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Builder of records from an index and its arrays."""
-
     index: Mapping[str, Any]
     arrays: Mapping[str, torch.Tensor] = field(repr=False)
 

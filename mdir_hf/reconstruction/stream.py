@@ -84,7 +84,6 @@ class LayerLikeness:
 
 
 def _heads(rows: torch.Tensor, model: PlacedTensors, position: int) -> torch.Tensor:
-    """Split values into heads, ``(G, d, n)``, or one head if unknown."""
     layer, anatomy = model.anatomy.layers[position], model.anatomy
     n_heads = layer.heads.n_kv_heads if layer.heads else anatomy.n_kv_heads or anatomy.n_heads or 1
     n_heads = n_heads if len(rows) % n_heads == 0 else 1
@@ -191,7 +190,6 @@ def _stream_of_layers(reference: PlacedTensors, candidate: PlacedTensors, *, see
 
 
 def _likeness(reference: PlacedTensors, candidate: PlacedTensors, outer: ResidualBasisMap) -> float:
-    """Return the mean likeness of layers at the same place."""
     likeness = LayerLikeness(reference, candidate, outer)
     both = sorted(set(likeness.reference_layers) & set(likeness.candidate_layers))
     chosen = both[:: max(1, len(both) // REFINED_ON_LAYERS)]

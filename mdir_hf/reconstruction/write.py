@@ -166,8 +166,6 @@ def _check(model: Model, reconstruction: Reconstruction) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tensors:
-    """Builder of the aligned model's tensors, one by one."""
-
     model: Model
     reconstruction: Reconstruction
     stream: StreamTransform
@@ -196,7 +194,6 @@ class _Tensors:
         return self.stream.read(rows, self.reconstruction.final_gain)
 
     def _by_blocks(self, stored: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """Change the rows of a token table block by block."""
         made = torch.empty_like(stored)
         for start in range(0, len(stored), BLOCK_ROWS):
             made[start : start + BLOCK_ROWS] = change(stored[start : start + BLOCK_ROWS].to(_exact(stored.dtype)))
@@ -211,7 +208,6 @@ class _Tensors:
         return self.model.tensors.read(name).to(dtype)
 
     def _apply(self, values: torch.Tensor, place: TensorPlace, name: str) -> None:
-        """Map one part of a tensor, in place."""
         if place.kind in ("norm", "norm_bias"):
             self._apply_norm(values, place)
         else:
@@ -293,7 +289,6 @@ def _head_name(model: Model, reference: Model | None) -> str:
 
 
 def _config(model: Model, stream: StreamTransform, *, is_untied: bool) -> tuple[bytes | None, list[str]]:
-    """Return the config of the aligned model, and notes on it."""
     files = model.weights.base
     notes: list[str] = []
     if CONFIG not in files.files:
@@ -337,7 +332,6 @@ def _sections(config: dict[str, object]) -> Iterator[dict[str, object]]:
 
 
 def _shards(model: Model, untied: str | None) -> dict[str, list[Planned]]:
-    """Plan the files: the model's shards, renamed."""
     by_path: dict[str, list[Planned]] = {}
     for name in model.tensors.names():
         spec = model.tensors.spec(name)

@@ -147,7 +147,6 @@ def _verdict(report: HomologyReport) -> Section:
 
 
 def _scale_text(matrix: MatrixResult) -> str:
-    """State the scale of the candidate's rows, if it differs."""
     times = "1" if matrix.scale is None else f"{matrix.scale:.3g}"
     return "" if times == "1" else f" The candidate's rows are {times} times as large."
 
@@ -235,7 +234,6 @@ def _evidence(report: HomologyReport) -> Section:
 
 
 def _transformation_text(matrix: MatrixResult) -> str:
-    """Name the transformation between the channels of the two matrices."""
     return "channels in the same order, others left out" if matrix.keeps_order else FOUND[matrix.transformation]
 
 
@@ -269,7 +267,6 @@ def _trace_p(matrix: MatrixResult) -> str:
 
 
 def _matrix_facts(matrix: MatrixResult) -> Iterator[Fact]:
-    """Yield the facts, most informative first."""
     transformation = _transformation_text(matrix)
     yield Fact("found", transformation, "The transformation from the reference's channels to the candidate's.")
     matched = "–"

@@ -173,7 +173,6 @@ def _row(role: ModuleRole, test: ModuleTest, modules: Sequence[ModuleResult]) ->
 
 
 def _transformation_words(test: ModuleTest, modules: Sequence[ModuleResult]) -> str:
-    """Describe the transformations inside layers whose tests are significant."""
     rows = [module.found for module in modules if isinstance(module.found, RowsFound)]
     neurons = [module.found for module in modules if isinstance(module.found, NeuronsFound)]
     heads = [module.found for module in modules if isinstance(module.found, HeadsFound)]

@@ -44,7 +44,6 @@ def models_section(report: HomologyReport) -> Section:
 
 
 def _stack_lines(report: HomologyReport) -> tuple[Line, ...]:
-    """Return one line for each related pair of stacks or experts."""
     related = [pair for pair in report.parts or () if pair.verdict is Verdict.HOMOLOGOUS]
     return tuple(
         Line(
@@ -58,7 +57,6 @@ def _stack_lines(report: HomologyReport) -> tuple[Line, ...]:
 
 
 def _not_compared(report: HomologyReport) -> tuple[str, str]:
-    """Return the parts of each model that were not compared."""
     if report.coverage is None:
         return "", ""
     sides = (report.coverage.reference, report.coverage.candidate)

@@ -169,7 +169,6 @@ def _words(roles: Sequence[ModuleRole]) -> tuple[str, ...]:
 
 
 def _with_cosine(words: str, results: Sequence[ProjectionResult]) -> str:
-    """Add the mean cosine of results with the same outcome."""
     cosines = [result.cosine for result in results if result.cosine is not None]
     return f"{words}, {sum(cosines) / len(cosines):.2f}" if cosines else words
 

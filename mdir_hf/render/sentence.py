@@ -113,7 +113,6 @@ def _nothing_found(report: HomologyReport) -> str:
 
 
 def _of_matrices(report: HomologyReport) -> Iterable[str]:
-    """Describe matrices that settled the question by themselves."""
     for step, name, matrix in (
         ((SettledBy.SCREEN, SettledBy.EMBEDDING), "embeddings", report.embedding),
         ((SettledBy.UNEMBEDDING,), "unembeddings (lm_head)", report.unembedding),
@@ -247,7 +246,6 @@ def runs_text(layers: Sequence[int], *, noun: str = "layer") -> str:
 
 
 def _inside_words(modules: Sequence[ModuleResult], n_matches: int) -> str:
-    """Describe the changes inside most of the analysed layers."""
     results = [module.found for module in modules if module.is_significant]
     neurons = [
         2 * result.moved_neurons > result.matched_neurons for result in results if isinstance(result, NeuronsFound)

@@ -37,7 +37,6 @@ def text_of(report: HomologyReport, *, width: int | None = None) -> str:
 
 
 def _filled(label: str, text: str, width: int) -> str:
-    """Wrap a text, indented to align with its label."""
     return fill(
         visible_text(text, length=LONGEST_TEXT),
         width,

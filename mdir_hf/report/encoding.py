@@ -240,7 +240,6 @@ def _body() -> Any:  # noqa: ANN401 - a class
 
 
 def _renamed(records: Any, names: dict[str, str]) -> Any:  # noqa: ANN401 - parsed JSON
-    """Rename keys in a list of objects."""
     if not isinstance(records, list):
         return records
     return [

@@ -342,7 +342,6 @@ class LayerTable(ReportRecord):
 
 
 def _drift_of(layer: LayerPair, results: Sequence[ProjectionResult]) -> LayerDrift:
-    """Summarise the projections of one layer."""
     without = (Outcome.REPLACED, Outcome.NO_AGREEMENT, Outcome.FROM_LAYER)
     cosines = [
         result.cosine

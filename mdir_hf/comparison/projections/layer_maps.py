@@ -117,7 +117,6 @@ def projections_of(
 
 
 def _with_layers(measured: Measurements, layers: LayersEvidence, log_alpha: float) -> Measurements:
-    """Add a layer map, its null and the noise that it excludes."""
     are_invariant = are_layers_invariant(*measured.models, layers, seed=measured.settings.seed)
     unread = () if measured.projections is None else measured.projections.reader.unread
     sentences = dict.fromkeys((*measured.caveats_of_layers, *layers.not_compared, *unread))
@@ -323,6 +322,5 @@ def _log_p_of_placebos(reference: torch.Tensor, candidate: torch.Tensor, *, seed
 
 
 def _n_empty(*sides: torch.Tensor) -> tuple[int, int]:
-    """Count each model's layers whose sampled rows are all zero."""
     counts: Sequence[int] = [int((~rows.flatten(1).any(dim=1)).sum()) for rows in sides]
     return counts[0], counts[1]

@@ -114,7 +114,6 @@ class Records:
         )
 
     def _of_experts(self, pair: Pair, role: Role) -> ProjectionResult:
-        """Return the line of a projection for all experts of a layer."""
         experts = self.experts[pair]
         result = ProjectionResult(layer=LayerPair(*pair), role=ModuleRole(role.value), outcome=Outcome.NOT_COMPARED)
         if role not in experts.cells:

@@ -281,7 +281,6 @@ class HeadSearch(Search):
 def _rows_of_heads(
     samples: Sequence[torch.Tensor], n_heads: Sequence[int], heads: Sequence[IntArray]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rows of matched heads of two layers, in the order of the pairs."""
     first, second = (
         rows.reshape(n, len(rows) // n, -1)[torch.from_numpy(at)].flatten(0, 1)
         for rows, n, at in zip(samples, n_heads, heads, strict=True)

@@ -160,7 +160,6 @@ def _channels(report: HomologyReport, name: str, figure: Figure) -> Iterator[Cel
 
 
 def _first(block: str) -> str:
-    """Return the first channel of a block."""
     return block.partition(" ")[0]
 
 
@@ -171,7 +170,6 @@ def _edges(size: int, n: int) -> list[str]:
 
 
 def _block(place: int, size: int, n: int) -> int:
-    """Return the block of a channel."""
     return ((place + 1) * n - 1) // size
 
 
@@ -197,7 +195,6 @@ def _neurons(report: HomologyReport, name: str, figure: Figure) -> Iterator[Cell
 
 
 def _numbers(compared: NeuronNumbers | LayersResult) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the compared layers' numbers as text."""
     return tuple(map(str, compared.reference_layers)), tuple(map(str, compared.candidate_layers))
 
 

@@ -134,7 +134,6 @@ class _Family:
             yield text, models
 
     def _joined(self) -> Iterator[tuple[set[int], set[int], float]]:
-        """Yield the two sides and the distance of each join, in ascending order."""
         order = [int(leaf) for leaf in self.lines["leaves"]]
         sides = [{order.index(leaf)} for leaf in range(len(order))]
         for left, right, at, _ in self.links:

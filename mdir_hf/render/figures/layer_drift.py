@@ -73,7 +73,6 @@ _SUBTITLE = (
 
 
 def _draw_band(axes: Axes, theme: Theme, band: Sequence[ProjectionResult]) -> None:
-    """Draw the cosines of one projection."""
     places = [result.layer.candidate for result in band]
     deciles = [result.deciles or (result.cosine,) * 9 for result in band]
     low, middle, high = ([float(each[at] or 0.0) for each in deciles] for at in (0, 4, 8))

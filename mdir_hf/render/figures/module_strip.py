@@ -165,7 +165,6 @@ def _write_counts(
     right: float,
     top: float,
 ) -> None:
-    """Write the number of agreeing pairs beside each row of the first band."""
     width, height = figure.get_size_inches()
     for row, role in enumerate(roles):
         of_role = [result for (name, _), result in cells.items() if name == role]

@@ -48,7 +48,7 @@ SENTENCEPIECE = Budget(64 << 20, 5 << 20)
 
 SAFETENSORS_HEADER = Budget(100_000_000, 850_000)
 """The format allows this many bytes. A tensor takes about nine values, each up to 200 bytes when parsed. This is enough
-for a 671B mixture of experts in one file; published models have shards of a few thousand tensors."""
+for a 671B mixture of experts in one file."""
 MAX_TENSORS = 420_000
 """Tensors in all files of a checkpoint. A 1T model in 4 bits has 210,000."""
 MAX_TENSORS_UNINDEXED = 140_000
@@ -103,8 +103,8 @@ _collector = _Collector()
 def collector_paused() -> Iterator[None]:
     """Pause garbage collection while a parser builds many objects without cycles.
 
-    For a header of 200,000 tensors, garbage collection took two thirds of the time. The pause is process-wide, so use
-    it only for a few seconds and with no network access.
+    Collection took two thirds of the time for a header of 200,000 tensors. The pause is process-wide, so keep it short
+    and free of network access.
     """
     with _collector.lock:
         if _collector.n_inside == 0:

@@ -1,7 +1,6 @@
 r"""Make untrusted text safe to display, check names and paths, and distinguish paths from Hub names.
 
-All text for a terminal, log, page or document passes through :func:`visible_text`. The command line checks paths before
-it imports torch.
+All text for a terminal, log, page or document passes through :func:`visible_text`.
 """
 
 from __future__ import annotations

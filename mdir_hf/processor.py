@@ -22,9 +22,8 @@ from threadpoolctl import LibController, OpenBLASController, get_cached_controll
 from mdir_hf.errors import InputError
 
 LARGE = 5e9
-"""Minimum floating-point operations for using all cores: a tenth of a second on one core. It was measured with two
-threads on two cores, one of which was shared with another program. A 1024 x 1024 SVD became 1.6 (float32) to 2.2
-(float64) times as fast and a 512 x 512 SVD in float64 0.2 times, while a 64 x 64 product took 16 ms instead of 0.02 ms.
+"""Minimum floating-point operations for using all cores: a tenth of a second on one core. With two threads on two
+partly busy cores, a 1024 x 1024 SVD became 1.6 to 2.2 times as fast, but a 512 x 512 SVD only 0.2 times.
 """
 
 T = TypeVar("T")
@@ -40,9 +39,9 @@ def is_one_of_several_ranks() -> bool:
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Return the number of cores that this process may use: affinity or, if lower, the cgroup quota rounded down.
+    """Return how many cores, at least 1, this process may use: affinity or, if lower, the cgroup quota.
 
-    The number is at least 1. ``root`` contains ``proc`` and ``sys``.
+    ``root`` contains ``proc`` and ``sys``.
     """
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cgroup_quota(root)

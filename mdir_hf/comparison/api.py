@@ -275,8 +275,8 @@ class HomologyChecker:
             candidate: The model, as in :func:`mdir_hf.compare`.
             settings: Settings for this comparison. Defaults to :attr:`settings`.
             listeners: Callbacks that receive progress.
-            options: Any field of :class:`Settings`, :class:`Listeners` and :class:`NamedModel`, and the candidate's
-                ``token``, which defaults to the reference's.
+            options: Any field of :class:`Settings`, :class:`Listeners` and :class:`NamedModel`; also ``token``, by
+                default the reference's.
 
         Returns:
             The report. Its ``io`` counts this comparison and, for the first comparison, opening the reference.

@@ -125,7 +125,6 @@ def _vocabulary(model: Model, notes: list[str]) -> VocabularySummary | None:
 
 
 def _check_shapes(model: Model, notes: list[str]) -> None:
-    """Read every header, and note layers with unexpected shapes."""
     faults = []
     for layer in model.anatomy.layers:
         try:

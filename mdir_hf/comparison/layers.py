@@ -276,7 +276,7 @@ class LayerQuestion:
     def completed(self, sampled: LayersEvidence) -> LayersEvidence:
         """Map all layers if the map of some is significant and reading all of them is affordable.
 
-        The choice of the map depends on sizes alone, so p needs no correction for it.
+        The choice depends on sizes alone, so p needs no correction.
         """
         role, models = sampled.role, (self.reference, self.candidate)
         every = chosen_layers(*models, role, every=True)

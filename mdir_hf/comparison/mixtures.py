@@ -86,7 +86,6 @@ def mlp_parts(model: PlacedTensors, position: int) -> list[tuple[ExpertName, Map
 def _read_mlps(
     model: PlacedTensors, position: int, named: list[tuple[ExpertName, Mapping[Role, StoredWeight]]], dtype: torch.dtype
 ) -> Iterator[MlpWeights]:
-    """Yield the MLPs of a layer one at a time, with gains folded in."""
     layer = model.anatomy.layers[position]
     gains = {role: read_role(model, layer, role) for role in (Role.MLP_NORM, Role.SHARED_NORM) if role in layer.parts}
 

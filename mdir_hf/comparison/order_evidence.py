@@ -49,9 +49,8 @@ they would be off by 1e-2, and the matrix counts as BF16."""
 
 UNIFORM, FLATNESS = (0.03, 0.13), 2.5
 """Bounds on the spread of numbers around their level, in a cell of width 1: the mean square of the distance, and the
-fourth moment divided by its square. Before rounding, numbers lie anywhere in the cell, which gives 1/12 and 1.8 (less
-and more if a neighbouring level is unused). Numbers that drifted away from a level lie close to it, or are normally
-distributed, which gives 3."""
+fourth moment divided by its square. Before rounding, numbers lie anywhere in the cell, which gives about 1/12 and 1.8.
+Numbers that drifted away from a level lie close to it, or are normally distributed, which gives 3."""
 
 COPIED_COSINE = 0.3
 """Rows of two layers are copies above this cosine. For layers that were trained separately, it is below 0.05."""
@@ -68,7 +67,7 @@ class OrderEvidence:
     """Evidence that one relative came first.
 
     Attributes:
-        earlier: The model that came first, or that resembles the one that did.
+        earlier: The model that came first, or one that resembles it.
         form: Format to which numbers were rounded; empty for other kinds of evidence.
         places: Two layers of the later model, and the earlier model's layer of which both are copies.
     """

@@ -132,7 +132,7 @@ class ByteCounter:
         return self._before + self._last
 
     def left_of(self, most: int | None) -> int | None:
-        """Return how many bytes remain under the total limit ``most``; None if there is no limit."""
+        """Return how many bytes remain under the limit ``most``, if any."""
         return None if most is None else max(0, most - self.n_bytes)
 
     def _hear(self, progress: Progress) -> None:

@@ -26,8 +26,7 @@ FITTED_ROLE = Role.K
 FITTED_ON = "keys of the layers"
 
 FITTED_LAYERS, FITTED_ROWS = 4, 1024
-"""Maximum numbers of layers and rows. A copy needs about 2 ln n rows, and a fine-tune a few hundred; up to a thousand
-rows allow cheap thin factors."""
+"""Maximum numbers of layers and rows. A copy needs about 2 ln n rows, and a fine-tune a few hundred."""
 
 LEAST_RESEMBLANCE = 0.35
 """Layers whose paired heads resemble each other less are skipped; unrelated models reach 0.31 (docs/LOG.md,

@@ -284,7 +284,6 @@ class Comparison:
         return replace(measured, parts=(*experts, *(stacks or ())) if experts or stacks is not None else None)
 
     def _compare_experts(self, measured: Measurements) -> tuple[StackPair, ...]:
-        """Compare experts as sets, unless only samples are available."""
         if any(getattr(model, "other_stacks", None) is None for model in measured.models):
             return ()
         widths = (self.reference.anatomy.hidden_size, self.candidate.anatomy.hidden_size)

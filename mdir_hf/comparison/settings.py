@@ -85,8 +85,8 @@ class Listeners:
             stops the comparison: an ``MdirError`` is raised unchanged, any other exception as the cause of a
             ``StoppedError``.
         on_found: Called with the report that the comparison would return if it stopped now: before the unembeddings,
-            before the layers or their neurons, and between analysed layers. The last report is the result of a
-            comparison that is stopped.
+            before the layers or their neurons, and between analysed layers. A stopped comparison's result is the last
+            report.
     """
 
     progress: bool = True

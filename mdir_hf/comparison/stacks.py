@@ -1,7 +1,7 @@
 """Compare stacks with stacks, and experts with experts.
 
 Stacks are compared using a few neurons, paired by number. Experts are compared as sets, with a dense layer as a set of
-one: a few rows of up nominate pairs, which the second witness then confirms or rejects.
+one: a few rows of up nominate pairs for the second witness.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ def train(
 
     ``tokens`` is int64, ``(n_tokens,)``; ``batch`` is the number of sequences and their length. torch's global
     generator is not used, so the same ``order_seed`` and tokens give the same batches in the same order. Return the
-    loss of each step before its update, in nats per token. See :func:`optimize`.
+    loss of each step before its update, in nats per token.
     """
     order = torch.Generator().manual_seed(order_seed)
 

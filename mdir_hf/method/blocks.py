@@ -106,7 +106,7 @@ def best_head_map(pattern: HeadPattern) -> tuple[IntArray, IntArray, float]:
 def block_pattern(polar: torch.Tensor, n_heads_reference: int, n_heads_candidate: int) -> HeadPattern:
     """Compute the energies of whole blocks, for heads that any rotation may mix (docs/method/layers.md).
 
-    ``polar`` is U, ``(H d, H' d')``, a partial isometry. Takes O(|U|) time.
+    ``polar`` is U, ``(H d, H' d')``, a partial isometry.
     """
     n_reference, n_candidate = polar.shape
     d, d_other = n_reference // n_heads_reference, n_candidate // n_heads_candidate

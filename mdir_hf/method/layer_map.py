@@ -164,8 +164,6 @@ def map_layers(
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """The layers of one model, loaded and checked one at a time."""
-
     name: str
     layers: Layers
     device: torch.device

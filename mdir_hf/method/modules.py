@@ -4,8 +4,8 @@ The inner factor ``U_X = Ortho(X U_E X'^T)`` of a role is formed on the head or 
 (widths above n have rank n: ``ln m! - c^2 m / 2n``). It is tested for the inner transformations that the role allows.
 Every p-value rests on :data:`~mdir_hf.method.gauge.LEFT_INVARIANCE`.
 
-Rows are normalised first: one by one for permutations, otherwise jointly by plane, head or neuron if the role may be
-rescaled. If row lengths varied widely in both models, the polar factor would match long rows with long rows.
+Rows are normalised first: one by one for permutations, otherwise per plane, head or neuron if rescaling is allowed.
+Otherwise, the polar factor would match long rows with long rows.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class LayerWeights:
     an MLP has no gate, its first matrix is up.
 
     Attributes:
-        n_heads: H, number of query heads.
-        n_kv_heads: G, number of key and value heads.
+        n_heads: H, query heads.
+        n_kv_heads: G, key and value heads.
         rope: Pairing of rotary rows. If ``unknown``, both layouts are tried; ``none`` means no rotary positions.
         rotary_dim: Number of leading rows that are rotated in each head; None means all.
         qk_norm: Whether q and k are normalised per head with gains.
@@ -233,8 +233,6 @@ def _permutations(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _HeadTest:
-    """A role's pattern and test, with the function that solves its inner maps."""
-
     role: Projection
     test: Test
     pattern: HeadPattern

@@ -45,7 +45,7 @@ def numbering_of(
     by themselves. p is corrected for ``n_tests`` times :data:`TESTS` tests, and for the ``log_cost`` of this look.
 
     Returns:
-        The counts and p. Takes O(k n) time.
+        The counts and p.
     """
     reference, candidate = mutual_partners(polar)
     if channels is not None:
@@ -156,7 +156,7 @@ class NeuronMatches:
 
     @property
     def counts(self) -> OwnNumbers:
-        """Number of neurons with an own and with a certain partner."""
+        """Number of own and of certain neurons."""
         return OwnNumbers(int(self.is_own.sum()), int(self.is_certain.sum()))
 
 

@@ -77,8 +77,7 @@ def plane_pattern(
 
     For the 2 x 2 block u of a plane, the energy is ``((u11 + u22)^2 + (u12 - u21)^2) / 2``, or only its first term if
     only signs are free (``signs_only``, QK-norm). A plane adds its rows' energy to N, or half of it for signs. Rows
-    that are not rotated form whole blocks. ``reference`` and ``candidate`` come from :func:`plane_rows`. Takes O(|U|)
-    time.
+    that are not rotated form whole blocks. ``reference`` and ``candidate`` come from :func:`plane_rows`.
 
     Raises:
         ValueError: If the two models have different numbers of planes per head.

@@ -164,7 +164,7 @@ def polar_factor(cross: torch.Tensor) -> PolarFactor:
 
 
 def row_factors(rows: torch.Tensor) -> RowFactors:
-    """Factorise ``(r, n)`` rows, keeping directions above rounding error, in O(r n min(r, n)) time."""
+    """Factorise ``(r, n)`` rows, keeping directions above rounding error."""
     if rows.dtype is torch.float64 and rows.shape[0] < rows.shape[1]:
         quick = _factors_by_gram(rows)
         if quick is not None:
@@ -205,7 +205,7 @@ def polar_factor_of_rows(reference: RowFactors, candidate: RowFactors, *, whiten
 
 
 def whitener(rows: torch.Tensor) -> Whitener:
-    """Return the whitening for X, ``(r, n)``, ``W = (X^T X)^(-1/2)`` on its row space, in O(r n min(r, n)) time."""
+    """Return the whitening for X, ``(r, n)``: ``W = (X^T X)^(-1/2)`` on its row space."""
     factors = row_factors(rows)
     return Whitener(factors.scale, factors.right)
 
@@ -213,7 +213,7 @@ def whitener(rows: torch.Tensor) -> Whitener:
 def whitened_core(cross: torch.Tensor, reference: Whitener, candidate: Whitener) -> torch.Tensor:
     """Return ``W_x M W_y`` in the directions spanned by two samples of rows; M is the product over all rows.
 
-    The core is ``(k_reference, k_candidate)``, in the dtype of ``cross``. Takes O(n^2 k) time for samples of rank k.
+    The core is ``(k_reference, k_candidate)``, in the dtype of ``cross``.
     """
     half = cross_product(reference.right.to(cross.dtype), cross_product(cross.t(), candidate.right.to(cross.dtype)))
     return half.div_(reference.scale[:, None]).div_(candidate.scale[None, :])
@@ -222,7 +222,7 @@ def whitened_core(cross: torch.Tensor, reference: Whitener, candidate: Whitener)
 def whitened_polar_factor(core: torch.Tensor, reference: Whitener, candidate: Whitener) -> PolarFactor:
     """Return ``Ortho(W_x M W_y)``, ``(n_reference, n_candidate)``, from the core of :func:`whitened_core`.
 
-    Whitening rotates with the sample, so the null stays exact. Takes O(n^2 k + k^3) time for samples of rank k.
+    Whitening rotates with the sample, so the null stays exact.
     """
     return _turned(polar_factor(core), reference.right, candidate.right)
 

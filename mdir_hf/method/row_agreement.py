@@ -45,12 +45,11 @@ class RowAgreement:
 
     Attributes:
         log_p: Natural log of the bound for each pair alone.
-        cosine: Mean cosine of rows with the same number, as stored (not centred).
+        cosine: Mean cosine, not centred, of rows with the same number.
         own_share: Share of rows whose best partner, in both directions, is the row with the same number.
-        kept_share: Estimated share of rows, in [0, 1], that are alike in place if the others are unrelated, from the
-            mean and spread of the cosines.
+        kept_share: Estimated share of rows that are alike in place, in [0, 1], if the others are unrelated.
         kept_error: Standard error of ``kept_share``.
-        row_cosines: ``(L, L', k)`` float32 cosines of rows with the same number.
+        row_cosines: Their cosines, ``(L, L', k)`` float32.
     """
 
     log_p: FloatArray
@@ -98,7 +97,7 @@ def rows_at_once(n_values: int, device: torch.device) -> int:
 def log_p_fixed(trace: npt.ArrayLike, energy: npt.ArrayLike, n_rows: int, *, log_n_choices: float) -> FloatArray:
     """Bound the probability of reaching a trace with a fixed matching of k centred rows.
 
-    ``trace`` is c, ``energy`` is ``|U|_F^2``.
+    ``trace`` is c and ``energy`` is ``|U|_F^2``.
 
     Returns:
         Natural logs, at most 0; 0 if U is zero or there are fewer than two rows.

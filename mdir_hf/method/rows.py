@@ -59,7 +59,7 @@ def pair_rows(
     ``like`` replaces the blocks' own means and minimum lengths, as in a stream.
 
     Returns:
-        The paired rows, possibly none. Takes O(r n) time, and memory for both results.
+        The paired rows, possibly none.
     """
     x, y = _own_copy(reference, dtype), _own_copy(candidate, dtype)  # all further steps are in place
     x_raw, y_raw = x.norm(dim=1), y.norm(dim=1)
@@ -88,14 +88,14 @@ def pair_rows(
 
 
 def long_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Return a mask, ``(r,)`` bool, of the rows that :func:`pair_rows` drops as too long."""
+    """Return which rows :func:`pair_rows` drops as too long, as an ``(r,)`` mask."""
     norms = torch.cat([block.double().norm(dim=1) for block in torch.split(rows, 512)])
     shortest = _shortest(norms)
     return torch.zeros_like(norms, dtype=torch.bool) if shortest == 0.0 else norms > _longest(shortest)
 
 
 def usual_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Return a mask, ``(r,)`` bool, of the rows that :func:`pair_rows` would keep based on one model alone.
+    """Return which rows :func:`pair_rows` would keep based on one model alone, as an ``(r,)`` mask.
 
     Makes one float64 copy.
     """

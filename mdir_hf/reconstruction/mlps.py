@@ -126,8 +126,8 @@ def fit_experts(
 ) -> ExpertsMap | None:
     """Match the experts of two layers, and the neurons of each expert.
 
-    Return None if the reference layer has no MLP. The largest residuals of all experts are added to ``residuals``, as
-    ``experts.gate`` for example. All experts are in memory at once.
+    Return None if the reference layer has no MLP. The experts' largest residuals are added to ``residuals``. All
+    experts are in memory at once.
     """
     references = _mlps(reference, pair[0], routed=True) or _mlps(reference, pair[0], routed=None)
     candidates = _mlps(candidate, pair[1], routed=True)

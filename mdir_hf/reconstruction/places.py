@@ -44,7 +44,7 @@ class TensorPlace:
     """One part of a stored tensor that is transformed as a unit.
 
     Attributes:
-        kind: How the part is transformed; ``written`` rows are added to the stream, and ``kept`` parts do not change.
+        kind: ``written`` rows are added to the stream, and ``kept`` parts do not change.
         layer: Position of its layer; None outside the layers.
         role: Its role; None outside the layers.
         part: Where its weight is stored.

@@ -209,7 +209,6 @@ def _attention(
 def _fit(
     sides: tuple[Sides, Sides] | None, head_map: HeadMap, fit: Callable[[Sides, Sides], BlockMap]
 ) -> BlockMap | None:
-    """Fit the maps of matched heads; return None if head sizes differ."""
     if sides is None:
         return None
     x = sides[0].taken(head_map.kv_reference, head_map.q_reference)

@@ -126,7 +126,6 @@ class AttentionMap:
 
     @property
     def _q_order(self) -> IntArray:
-        """The candidate's query heads in their new order."""
         size = self.n_heads // self.n_kv_heads
         place_of = {int(c): int(r) for r, c in zip(self.q_reference, self.q_candidate, strict=True)}
         order = [
@@ -231,8 +230,7 @@ class ReconstructedLayer:
     """One layer of the candidate with its partner, and the changes inside it.
 
     Attributes:
-        reference: Position of the partner, counted from 0; None if there is none, in which case the inner side is
-            unchanged.
+        reference: Position of the partner, counted from 0, or None.
         candidate: Position of the layer itself.
         mlp: Neurons of a dense MLP.
         gains: Gains of the norms before its projections, by role.

@@ -53,9 +53,9 @@ def pair_layers(
 
 
 class LayerLikeness:
-    """Likeness of two layers: the share of one's values in the space of the other's, above chance; at most 1.
+    """Likeness of two layers: the share of one's values in the space of the other's, above chance.
 
-    Layers that were read are kept in memory.
+    Layers stay in memory.
     """
 
     def __init__(self, reference: PlacedTensors, candidate: PlacedTensors, outer: ResidualBasisMap) -> None:

@@ -65,7 +65,6 @@ def _not_compared(report: HomologyReport) -> tuple[str, str]:
 
 
 def _not_compared_lines(sides: tuple[str, str]) -> tuple[Line, ...]:
-    """Return one line if the text is the same for both models, else two."""
     if sides[0] == sides[1]:
         return (Line("not compared", f"of either: {sides[0]}"),) if sides[0] else ()
     named = zip(("reference", "candidate"), sides, strict=True)

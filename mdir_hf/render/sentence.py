@@ -102,7 +102,6 @@ def _told_apart(model: ModelSummary) -> str:
 
 
 def _nothing_found(report: HomologyReport) -> str:
-    """Return the sentence for a "no", about the parts that were compared."""
     excludes = report.excludes
     if excludes is not None and excludes.layers_noise is None:
         return f"No shared weights were found in the embeddings; the layers were not compared. {NO_PROOF}"

@@ -202,7 +202,7 @@ class DirectionFact(ReportRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackPair(ReportRecord):
-    """The comparison of a stack, or set of experts, of the reference with one of the candidate.
+    """The comparison of two stacks, or of two sets of experts.
 
     Attributes:
         reference: Name of the part of the reference, as in ``mdir-hf inspect``.
@@ -256,8 +256,8 @@ class ProjectionResult(ReportRecord):
     """One projection of a candidate layer, compared with the reference's projections.
 
     Attributes:
-        layer: The candidate's layer, and the reference's layer with which most projections agree or, failing that, the
-            one at the same depth.
+        layer: The candidate's layer, and the reference's layer with which most projections agree, else the one at the
+            same depth.
         role: The projection.
         outcome: The change of the projection.
         share: Share of the sampled rows that agree; None if the projection does not agree or was not compared.
@@ -367,11 +367,11 @@ def without_history(result: ProjectionResult) -> ProjectionResult:
 
 @dataclass(frozen=True, slots=True)
 class WeightFile:
-    """One weight file. Its digest is None if finding it would require reading the file.
+    """One weight file.
 
     Attributes:
         path: Path in the repository.
-        sha256: Digest of its content, or None.
+        sha256: Digest of its content; None if unknown without reading it.
     """
 
     path: str

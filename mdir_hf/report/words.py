@@ -10,7 +10,7 @@ from mdir_hf.report.parts import NeuronNumbers, NumberingResult, PrintedAlgorith
 from mdir_hf.report.terms import Reason, Verdict
 
 ICON = {Verdict.HOMOLOGOUS: "●", Verdict.NO_EVIDENCE: "○", Verdict.INCONCLUSIVE: "◐"}
-"""A full, an empty and a half circle, which are distinct without colour and, unlike ticks and crosses, do not judge."""
+"""Full, empty and half circles, which are distinct even without colour."""
 
 REASON_TEXT = {
     Reason.TOO_FEW_COMMON_TOKENS: "the two vocabularies share too few tokens for even a plain copy to be significant",

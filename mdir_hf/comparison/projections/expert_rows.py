@@ -31,7 +31,7 @@ ROWS_OF_EXPERT = 16
 
 LEAST_OWN_ROWS = 3
 """An expert agrees only if more than this many rows have their best partner, in both directions, under the same number.
-For unrelated experts, one row does on average, for any number of rows."""
+For unrelated experts, one row does on average."""
 
 
 @dataclass(frozen=True, eq=False)

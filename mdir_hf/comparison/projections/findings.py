@@ -98,7 +98,7 @@ def row_cosines(first: torch.Tensor, second: torch.Tensor) -> FloatArray:
 
 
 def oriented(cosines: FloatArray) -> FloatArray:
-    """Return cosines with the sign that makes their sum positive, since the residual-basis map may have either sign."""
+    """Return cosines with a positive sum, since the residual-basis map may have either sign."""
     return -cosines if float(cosines.sum()) < 0.0 else cosines
 
 

@@ -147,8 +147,8 @@ def map_by_rows(
     layers, are used too.
 
     Returns:
-        The analysis with the most findings, and the accepted layer map with the most matches, if any, which may come
-        from another analysis.
+        The analysis with the most findings, and the accepted layer map, possibly of another analysis, with the most
+        matches.
     """
     reference, candidate = question.reference, question.candidate
     settings, log_alpha = question.settings, question.log_alpha

@@ -39,8 +39,7 @@ LONG_RUNS = {role: 32 if role in (Role.Q, Role.K, Role.V) else 64 for role in PR
 in different heads."""
 
 LOCAL_GAP_BYTES = 4096
-"""Largest gap, in bytes, between wanted rows of local files that is read rather than skipped. On the Hub, the gap
-depends on the cost of a request."""
+"""Largest gap, in bytes, between wanted rows of local files that is read rather than skipped."""
 
 READS_AT_ONCE = 8
 """Number of layers read concurrently."""
@@ -125,7 +124,6 @@ class ProjectionReader:
             read_role(self.models[side], self.models[side].anatomy.layers[place], role, numbers)
 
     def _numbers_of_sides(self, role: Role, residual_map: ResidualBasisMap) -> tuple[IntArray, IntArray] | None:
-        """Return the rows of both models that tier 1 reads, or None."""
         places = self.places(0, role), self.places(1, role)
         if not all(places) or (role.writes_stream and residual_map.kind == "rotation"):
             return None
@@ -249,7 +247,6 @@ class ProjectionReader:
         )
 
     def _leave_out_unreadable(self, role: Role) -> None:
-        """Read one row of each layer, and exclude unreadable layers."""
         for side in (0, 1):
             for place in self.places(side, role):
                 try:

@@ -273,7 +273,6 @@ class HeadSearch(Search):
         return Finding(log_p, cosines, share_of_columns(first, second), moved, is_turned=turns is not None)
 
     def _whole_outputs(self, side: int, pair: tuple[int, int]) -> torch.Tensor:
-        """Read o of one layer, ``(n, H d)``, in the candidate's residual basis."""
         rows = self.reader.rows_of_one(side, Role.O, pair[side])
         return (carried(self.residual_map, rows) if side == 0 else rows).T
 

@@ -1,4 +1,4 @@
-"""Run tier 2 for the MLP: search for permuted neurons. Partners found in gate are then compared in up and down."""
+"""Run tier 2 for the MLP: search for permuted neurons in gate, then compare their up and down."""
 
 from __future__ import annotations
 

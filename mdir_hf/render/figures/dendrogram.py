@@ -153,7 +153,6 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _grown(groups: Sequence[tuple[Sequence[str], npt.ArrayLike]]) -> list[_Family]:
-    """Join the models of each group that fits on the sheet."""
     import numpy as np
     from scipy.cluster.hierarchy import dendrogram, linkage
     from scipy.spatial.distance import squareform

@@ -174,7 +174,6 @@ def _write_counts(
 
 
 def _legend_lines(cells: Iterable[ModuleResult]) -> list[str]:
-    """Return the legend in lines that fit: the letters of tests, the dot and the hatching."""
     significant = {result.test for result in cells if result.is_significant}
     entries = [f"{test.letter} {test.words}" for test in ModuleTest if test in significant]
     entries += ["· not significant (p > 0.001)", "hatched: not run"]

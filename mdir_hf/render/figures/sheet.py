@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 Box = tuple[float, float, float, float]
 
 WIDTH = 5.0
-"""Width in inches, equal to 480 CSS pixels. Text of 8 points is readable even on a phone that scales it to three
-quarters."""
+"""Width in inches, equal to 480 CSS pixels. Text of 8 points is readable on a phone."""
 
 HEAD = 0.86
 """Inches above the axes for the title, two subtitle lines, and the label of a colour bar."""

@@ -70,7 +70,7 @@ def draw_survey_matrix(
 
     Lists are n x n for n names; a verdict is None if the pair was not compared. ``log10_p`` is symmetric and shown if
     it is a bound. Pairs for which nothing was found are hatched unless ``layers`` were compared. Models are in the
-    order of ``groups`` or, if there are none, of ``names``, with no frames.
+    order of ``groups``, if given, else of ``names``.
 
     Raises:
         InputError: If sizes or names do not match, or matplotlib is not installed.
@@ -92,8 +92,6 @@ def draw_survey_matrix(
 
 
 class _Squares(NamedTuple):
-    """The n x n values of a survey, as for :func:`draw_survey_matrix`."""
-
     log10_p: Sequence[Sequence[float]]
     verdicts: Sequence[Sequence[str | None]]
     bounds: Sequence[Sequence[bool]]

@@ -61,14 +61,13 @@ layer map."""
 
 SURE_TESTS = ("subspaces", "frequencies", "neurons")
 """Tests of a layer that, after a fitted rotation, were not significant for small unrelated models trained on the same
-text. For large unrelated models, neurons in the last layers are significant, so a map after a rotation needs half of
-the layers."""
+text. For real unrelated models, neurons in the last layers are significant, so a map after a rotation needs half of the
+layers."""
 
 LEAST_NOISE = 1.0
-"""Layers that are not significant outweigh agreement on a few axes if copies with at least this noise, relative to the
-weights, would be significant. Independently trained models of one recipe share some axes
-(benchmarks/results/pages/real-models.md): in Qwen2.5-Coder-0.5B-Instruct and -1.5B-Instruct, 6 of 256 channels are
-individually significant, but no layer is."""
+"""Insignificant layers outweigh agreement on a few axes if copies with this noise, relative to the weights, would be
+significant. Independently trained models of one recipe share some axes (benchmarks/results/pages/real-models.md): in
+Qwen2.5-Coder-0.5B-Instruct and -1.5B-Instruct, 6 of 256 channels are individually significant, but no layer is."""
 
 
 def is_trusted(matrix: MatrixResult) -> bool:

@@ -65,17 +65,17 @@ SAME_NEURONS = 0.5
 0.2."""
 
 SAMPLED_LAYERS = 3
-"""Number of matched layers that are analysed in full even if the verdict does not need it."""
+"""Number of matched layers that are analysed below level ``full``."""
 
 MOST_LEFT_OUT = 24
 """Maximum number of unreadable weights that a comparison of layers skips before it fails."""
 
 OnPart = Callable[[str, int, int], None]
-"""Receives ``layers`` or ``modules``, the number of finished parts, and the maximum number of parts."""
+"""Callback that receives ``layers`` or ``modules``, the number of finished parts, and the maximum number."""
 
 
 Supports = Callable[[LayersEvidence], bool]
-"""Returns whether neurons of every matched layer of a map are known to agree."""
+"""Function that returns whether neurons of every matched layer of a map are known to agree."""
 
 
 def compare_layers(question: LayerQuestion, tried: Sequence[Attempt]) -> LayersEvidence | None:

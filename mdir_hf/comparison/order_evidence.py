@@ -246,7 +246,7 @@ def _share_on_levels(fine: torch.Tensor, coarse: torch.Tensor, group: int) -> fl
 
 
 def _float_units(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-    """Return the scales ``(groups, 1)`` if groups of rows are scaled floats of this format, else None."""
+    """Return the scales, ``(groups, 1)``, if the rows are scaled floats of this format, else None."""
     n_bits = SIGNIFICANT_BITS[dtype]
     for group in (rows.shape[1], 128):
         if rows.shape[1] % group:

@@ -34,8 +34,8 @@ LAST_LOOK_ROWS = 4096
 its weights (docs/method/rows.md, "Looks")."""
 
 WIDEST_WHOLE = 8192
-"""Number of channels. Wider models are read like this width, since a 16384 x 16384 polar factor takes an hour on one
-core."""
+"""Number of channels. Wider models are read as if they had this width, since a 16384 x 16384 polar factor takes an hour
+on one core."""
 
 KEPT_BYTES = 64 << 20
 """If the whole matrix is needed and its common rows take at most this much in float32, it is read at once. A later read

@@ -1,6 +1,6 @@
 """Read rows of the same tokens in two models, keeping tensors that several reads need.
 
-GPT-2 stores queries, keys and values as columns of one matrix.
+For example, GPT-2 stores queries, keys and values as columns of one matrix.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ residual stream."""
 
 
 Readers = Callable[[Role], tuple[RoleReader, RoleReader]]
-"""Returns the cached readers of a role for the reference and the candidate."""
+"""Function that returns the cached readers of a role for the reference and the candidate."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ def chosen_layers(
 ) -> tuple[tuple[int, ...], ...]:
     """Choose the layers that a map compares, without reading weights; return their positions in both models.
 
-    These are all layers of the deeper model and up to :data:`SPREAD_LAYERS` spread over the shallower one. They are all
+    These are all layers of the deeper model and up to :data:`SPREAD_LAYERS` spread over the shallower one, or all
     layers of both if ``every`` or if the shallower model has the narrower matrix.
     """
     reference_layers, candidate_layers = layers_with(reference, role), layers_with(candidate, role)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mdir_hf.comparison.progress import Progress
 
 SEEDS = 2**63
-"""Upper limit (exclusive) of seeds in numpy and torch."""
+"""Exclusive upper limit on seeds in numpy and torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,8 @@ class Listeners:
             stops the comparison: an ``MdirError`` is raised unchanged, any other exception as the cause of a
             ``StoppedError``.
         on_found: Called with the report that the comparison would return if it stopped now: before the unembeddings,
-            before the layers or their neurons, and between analysed layers. A stopped comparison's result is the last
-            report.
+            before the layers or their neurons, and between analysed layers. If the comparison is stopped, the last
+            report is its result.
     """
 
     progress: bool = True

@@ -122,7 +122,7 @@ def compare_expert_sets(
 
 
 def name_of_experts(layer: int) -> str:
-    """Return the name of a layer's experts that reports use."""
+    """Return the name that reports use for a layer's experts."""
     return f"experts of layer {layer}"
 
 
@@ -166,7 +166,7 @@ class _Sets:
         return [(i, j) for _, i, j in sorted(scored, reverse=True)[:MOST_NOMINATED]]
 
     def matches(self, nominated: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
-        """Return nominated pairs that the witness confirms, each with its number of neurons that kept their number."""
+        """Return nominated pairs that the witness confirms, each with the number of neurons that kept their numbers."""
         matches: list[tuple[int, int, int]] = []
         by_size: dict[int, list[tuple[int, int]]] = {}
         for pair in nominated:

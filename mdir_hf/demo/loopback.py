@@ -1,10 +1,11 @@
 """Serve folders as public models over HTTP, from a local server that replaces the Hub.
 
 It has two origins, 127.0.0.1 and localhost, each on its own port: the "hub" (API, small files, redirects) and the "CDN"
-(large files). For demos; tests/loopback adds access control, uploads and faults.
+(large files). It is meant for demos; tests/loopback adds access control, uploads and faults.
 
     with LoopbackHub() as hub:
-        hub.add_repository("owner/name", folder) os.environ["HF_ENDPOINT"] = hub.endpoint
+        hub.add_repository("owner/name", folder)
+        os.environ["HF_ENDPOINT"] = hub.endpoint
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def keep_channels(model: PreTrainedModel, channels: torch.Tensor) -> PreTrainedM
 
 @torch.no_grad()
 def replace_tokenizer(model: PreTrainedModel, old: Tokenizer, new: Tokenizer) -> PreTrainedModel:
-    """Return the same model for another tokenizer; rows of tokens with the same text are copied, others random."""
+    """Return the same model for another tokenizer; rows of tokens with equal text are copied, others are random."""
     rebuilt = _rebuilt(
         model,
         vocab_size=new.get_vocab_size(),

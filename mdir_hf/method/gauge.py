@@ -44,7 +44,7 @@ class ResidualBasisMap:
         reference: ``(k,)`` int64 matched reference channels if the map is a matching, else None.
         candidate: ``(k,)`` partner of each reference channel.
         signs: ``(k,)``, +1 or -1.
-        fitted_on: Kind of rows that the map was fitted on.
+        fitted_on: Kind of rows to which the map was fitted.
     """
 
     kind: MapKind

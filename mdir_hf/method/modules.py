@@ -4,8 +4,8 @@ The inner factor ``U_X = Ortho(X U_E X'^T)`` of a role is formed on the head or 
 (widths above n have rank n: ``ln m! - c^2 m / 2n``). It is tested for the inner transformations that the role allows.
 Every p-value rests on :data:`~mdir_hf.method.gauge.LEFT_INVARIANCE`.
 
-Rows are normalised first: one by one for permutations, otherwise per plane, head or neuron if rescaling is allowed.
-Otherwise, the polar factor would match long rows with long rows.
+Rows are normalised first: one by one for permutations, otherwise per plane, head or neuron if rescaling is allowed. If
+lengths varied widely, the polar factor would match long rows with long rows.
 """
 
 from __future__ import annotations

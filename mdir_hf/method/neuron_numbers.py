@@ -156,7 +156,7 @@ class NeuronMatches:
 
     @property
     def counts(self) -> OwnNumbers:
-        """Number of own and of certain neurons."""
+        """The numbers of own and certain pairs."""
         return OwnNumbers(int(self.is_own.sum()), int(self.is_certain.sum()))
 
 

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 OnLayer = Callable[[int, int], None]
-"""Receives the number of finished layers and the total."""
+"""Callback that receives the number of finished layers and the total."""
 
 
 def fit_reconstruction(
@@ -247,7 +247,7 @@ def _sides(
 
 
 OnPart = Callable[[str, int, int], None]
-"""Receives ``layers`` or ``bytes``, the number done, and the total."""
+"""Callback that receives ``layers`` or ``bytes``, the number done, and the total."""
 
 
 @dataclass(frozen=True, slots=True)

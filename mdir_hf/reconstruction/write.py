@@ -46,7 +46,7 @@ SPARE_DISK = 64 << 20
 BLOCK_ROWS = 4096
 
 OnBytes = Callable[[int, int], None]
-"""Receives the number of bytes written and the total."""
+"""Callback that receives the number of bytes written and the total."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,7 +244,7 @@ class NeuronNumbers(ReportRecord):
         reference_layers: Reference layer for each row of ``own_number``.
         candidate_layers: Candidate layer for each column.
         own_number: Number of tested neurons that kept their number, for each pair of layers.
-        certain: How many of them are more similar to their partner than any random pair would be.
+        certain: Number of those that are more similar to their partner than any random pair would be.
         matches: Pairs of layers in which three quarters of the neurons are certain in gate and up, or nine tenths keep
             their number, with p below alpha. If down was read, half must also agree in down, and must not be idle.
         log10_p: log10 p for gate and up, corrected for all pairs, tests and looks; 0 if ``is_searched``.

@@ -88,7 +88,7 @@ class LayerAnalysis:
 
 
 OnPart = Callable[[str, int, int], None]
-"""Receives ``layers``, the number of layer pairs searched, and the maximum number of pairs."""
+"""Callback that receives ``layers``, the number of layer pairs searched, and the maximum number."""
 
 PROBED_LAYERS = 4
 """Number of layers that are searched at the same place if no rows of two models agree in place. Other layers are

@@ -44,7 +44,7 @@ SAME_LAYER_SHARE = 0.5
 
 
 Tell = Callable[[Measurements, str], None]
-"""Sends listeners a report on some measurements, with a sentence on the remaining steps."""
+"""Callback that sends listeners a report on some measurements, with a sentence on the remaining steps."""
 
 
 def with_layer_map(

@@ -91,7 +91,7 @@ class HeadSearch(Search):
         }
 
     def _shapes(self, role: Role, rows: Collection[int], others: Collection[int]) -> set[tuple[int, int]]:
-        """Return the head dimensions that occur in these layers, each with whether heads are known."""
+        """Return the distinct pairs (head dimension, whether heads are known) of these layers."""
         shapes = set()
         for side, places in ((0, rows), (1, others)):
             for place in places:

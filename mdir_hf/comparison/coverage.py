@@ -28,7 +28,7 @@ IN_PLACE = "norms and biases scale its weights, and are no evidence by themselve
 
 @dataclass(frozen=True, slots=True)
 class ReadOfModel:
-    """The weights that a comparison read from one model. Layers are those of its language model.
+    """The weights that a comparison read from one model. Layers belong to its language model.
 
     Attributes:
         mapped_by: The matrix that represents a layer on the map.

@@ -69,7 +69,7 @@ class OrderEvidence:
     Attributes:
         earlier: The model that came first, or one that resembles it.
         form: Format to which numbers were rounded; empty for other kinds of evidence.
-        places: Two layers of the later model, and the earlier model's layer of which both are copies.
+        places: Two layers of the later model, and the earlier model's layer that both copy.
     """
 
     kind: str

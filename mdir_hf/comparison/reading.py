@@ -223,7 +223,7 @@ class ReadOnce:
         self._failed_roles: Counter[Role] = Counter()
 
     def with_alike(self, tensors: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the tensors, plus those of all layers for roles that failed before."""
+        """Return the tensors, plus the tensors in all layers for roles that failed before."""
         failed = set(tensors)
         roles = {
             role for layer in self.anatomy.layers for role, part in layer.parts.items() if failed & set(part.tensors)
@@ -261,9 +261,9 @@ def is_remote(model: PlacedTensors) -> bool:
 
 
 class SharedTensors:
-    """A model's tensors, of which tensors with several roles are kept in memory; implements ``TensorSource``.
+    """A model's tensors, which are kept in memory if they have several roles; implements ``TensorSource``.
 
-    The class is thread-safe. The options are those of :class:`ReadOnce`.
+    The class is thread-safe. See :class:`ReadOnce` for the options.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import Role, part_shape
 
 OTHER_ROLES = (Role.V, Role.K, Role.Q, Role.SSM_IN, Role.UP, Role.O, Role.GATE, Role.DOWN)
-"""Matrices that can represent the remaining layers. Of those that most layers have, the narrowest is read."""
+"""Matrices that can represent the remaining layers. The narrowest matrix that most of these layers have is read."""
 
 Positions = tuple[int, ...]
 

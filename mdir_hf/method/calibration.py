@@ -72,8 +72,8 @@ def count_off_match_channels(polar: torch.Tensor, matching: Matching) -> int:
 def privileged_basis_z(rows: torch.Tensor, *, generator: torch.Generator, n_directions: int = 512) -> float:
     """Measure how far the coordinate axes stand out among all directions of the row space.
 
-    Compare the mean excess kurtosis and the spread of log norms of E's columns with those of E q for random unit
-    vectors q. E is ``(r, n)``, centred unit rows.
+    Compare the columns of E with E q for random unit vectors q, in mean excess kurtosis and in the spread of log norms.
+    E is ``(r, n)``, centred unit rows.
 
     Returns:
         The z-score with the larger absolute value; |z| below 3 is unremarkable. Takes O(r n n_directions) time.

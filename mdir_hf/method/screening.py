@@ -180,7 +180,7 @@ def sampled_rows(n_channels: int, n_rows: int, *, n_groups: int, run: int, seed:
 
 
 def screen_rows(few: torch.Tensor, many: torch.Tensor) -> npt.NDArray[np.float64]:
-    """Test sampled unit rows of one model's layers, ``(l, R, n)``, against those of the other's, ``(L, r, n)``.
+    """Test sampled unit rows of one model's layers, ``(l, R, n)``, against the other model's, ``(L, r, n)``.
 
     Returns:
         ``(L, l)`` natural logs of p, each valid by itself under the null of the layers. Takes ``2 L l R r n`` flops.

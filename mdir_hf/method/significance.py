@@ -85,9 +85,9 @@ def log_n_choices(n: int, n_chosen: int) -> float:
 def log_p_signs(entries: npt.ArrayLike) -> float:
     """Bound the p-value of a sign test over the entries of a matching fixed in advance.
 
-    ``ln p <= -v^2 / 2m`` for m nonzero entries, of which v more are positive than negative (Hoeffding). The only
-    assumption is that sign changes of single residual channels leave the distribution of one model unchanged. A few
-    axes, however outstanding, count as a few signs (docs/method/bound.md, "Channels in their own order").
+    ``ln p <= -v^2 / 2m`` for m nonzero entries, v more of them positive than negative (Hoeffding). The only assumption
+    is that sign changes of single residual channels leave the distribution of one model unchanged. A few axes, however
+    outstanding, count as a few signs (docs/method/bound.md, "Channels in their own order").
     """
     signs = np.sign(np.asarray(entries, dtype=np.float64))
     n_signs, excess = int(np.count_nonzero(signs)), float(signs.sum())

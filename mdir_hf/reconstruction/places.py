@@ -47,7 +47,7 @@ class TensorPlace:
         kind: ``written`` rows are added to the stream, and ``kept`` parts do not change.
         layer: Position of its layer; None outside the layers.
         role: Its role; None outside the layers.
-        part: Where its weight is stored.
+        part: The stored part of its weight.
         rows: Its rows in the tensor, after transposing; None for all.
     """
 

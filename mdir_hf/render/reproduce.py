@@ -1,4 +1,4 @@
-"""Describe how to repeat a comparison, in paste-safe shell and Python code, and what it read."""
+"""Describe how to repeat a comparison, in paste-safe shell and Python code, and the files read."""
 
 from __future__ import annotations
 

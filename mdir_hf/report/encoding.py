@@ -60,7 +60,7 @@ def _headline(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _third(body: dict[str, Any]) -> dict[str, Any]:
-    """Rename fields to current terms, and add those of schema 3."""
+    """Rename fields to current terms, and add the fields of schema 3."""
     new = {"neurons": None, **body, "schema": "mdir-hf/report/3"}
     for key in ("level", "settled_by"):
         if new.get(key) == "body":
@@ -200,7 +200,7 @@ def report_of(text: str) -> HomologyReport:
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a report, of which ``report.schema.json`` is a copy."""
+    """Return the JSON Schema of a report, as in ``report.schema.json``."""
     from pydantic import TypeAdapter
 
     body: dict[str, Any] = TypeAdapter(_body()).json_schema()

@@ -68,7 +68,7 @@ class ModuleResult(ReportRecord):
         layer: The pair of layers.
         role: The part.
         test: The transformation that the test looks for.
-        trace: The statistic; for experts, that of the most significant pair.
+        trace: The statistic; for experts, the most significant pair's.
         normalized_trace: The statistic divided by its maximum.
         log10_p: log10 p, corrected for all tests on modules.
         scale: Factor between the two weights; None if it was not fitted.

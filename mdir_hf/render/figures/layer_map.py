@@ -1,4 +1,4 @@
-"""Draw the layers of one model against those of the other, comparing weights or neurons."""
+"""Draw the layers of one model against the other's, comparing weights or neurons."""
 
 from __future__ import annotations
 

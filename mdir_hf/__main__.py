@@ -1,4 +1,4 @@
-"""``python -m mdir_hf`` is ``mdir-hf``."""
+"""Run ``mdir-hf`` as ``python -m mdir_hf``."""
 
 from mdir_hf.cli import main
 

@@ -1,4 +1,4 @@
-"""All exceptions of the package, in one tree.
+"""The exceptions of the package, in one tree.
 
 ``MdirError``: base of all errors of this package
  ├── ``InputError`` (ValueError)
@@ -57,7 +57,7 @@ class MdirError(Exception):
         self.subject = subject
 
     def about(self, subject: str) -> MdirError:
-        """Set the subject, unless it is set."""
+        """Set the subject unless it is already set."""
         if self.subject is None:
             self.subject = subject
         return self
@@ -88,7 +88,7 @@ class InputError(MdirError, ValueError):
 
 
 class InvalidReferenceError(InputError):
-    """The name of a model is neither a repo id, a Hub URL, a local folder nor a weight file."""
+    """A model's name is not a repo id, Hub URL, local folder or weight file."""
 
 
 class MissingExtraError(InputError):
@@ -100,7 +100,7 @@ class RemoteCodeRefusedError(InputError):
 
 
 class HubError(MdirError, OSError):
-    """A file or an answer could not be read, from the Hub or the local disk."""
+    """A file or response could not be read, whether from the Hub or from the local disk."""
 
 
 class RepositoryNotFoundError(HubError):
@@ -132,7 +132,7 @@ class ServerError(HubError):
 
 
 class RangeIgnoredError(HubError):
-    """The server returned something else than the requested byte range."""
+    """The server did not return the requested byte range."""
 
 
 class ShortReadError(HubError):
@@ -140,7 +140,7 @@ class ShortReadError(HubError):
 
 
 class ByteBudgetError(HubError):
-    """The next read would exceed the caller's limit on bytes."""
+    """The next read would exceed the caller's byte limit."""
 
 
 class PullRequestError(HubError):
@@ -152,7 +152,7 @@ class CheckpointError(MdirError, ValueError):
 
 
 class NoWeightsError(CheckpointError):
-    """The repository or folder holds no weights."""
+    """The repository or folder contains no weights."""
 
 
 class UnsupportedFormatError(CheckpointError):
@@ -160,7 +160,7 @@ class UnsupportedFormatError(CheckpointError):
 
 
 class SeveralModelsError(UnsupportedFormatError):
-    """Several files could be the model, and none was selected; ``files`` has their names."""
+    """Several files could be the model, and none was selected; ``files`` lists their names."""
 
     def __init__(self, message: str, *, subject: str | None = None, files: tuple[str, ...] = ()) -> None:
         super().__init__(message, subject=subject)
@@ -175,11 +175,11 @@ def _rebuild_several(message: str, subject: str | None, files: tuple[str, ...]) 
 
 
 class CorruptCheckpointError(CheckpointError):
-    """Header, index, offsets or values contradict each other."""
+    """The header, index, offsets or values contradict each other."""
 
 
 class NotFiniteError(CorruptCheckpointError):
-    """A weight holds NaN or infinity, in ``rows`` (empty if whole tensors were read)."""
+    """A weight contains NaN or infinity, in ``rows`` (empty if whole tensors were read)."""
 
     def __init__(self, message: str, *, rows: tuple[int, ...] = (), subject: str | None = None) -> None:
         super().__init__(message, subject=subject)
@@ -187,11 +187,11 @@ class NotFiniteError(CorruptCheckpointError):
 
 
 class UnsafePathError(CheckpointError):
-    """A file name in an index leaves the repository."""
+    """A file name in an index points outside the repository."""
 
 
 class UnsafePickleError(CheckpointError):
-    """A pickle refers to something that weight files do not need; nothing of it was run."""
+    """A pickle refers to an object that weight files do not need. No part of it was executed."""
 
 
 class TensorNotFoundError(CheckpointError):
@@ -199,11 +199,11 @@ class TensorNotFoundError(CheckpointError):
 
 
 class AnatomyError(MdirError, ValueError):
-    """Config or tensor names do not describe a language model."""
+    """The config or the tensor names do not describe a language model."""
 
 
 class VocabularyError(MdirError, ValueError):
-    """Tokenizer files are missing, unreadable, or do not belong to the embedding."""
+    """Tokenizer files are missing or unreadable, or do not belong to the embedding."""
 
 
 class CardError(MdirError, ValueError):
@@ -215,17 +215,17 @@ class ReconstructionError(MdirError, ValueError):
 
 
 class MemoryBudgetError(MdirError):
-    """The comparison would not fit into the allowed memory."""
+    """The comparison would exceed the memory limit."""
 
 
 class StoppedError(MdirError):
-    """A progress listener raised and so stopped the comparison."""
+    """A progress listener stopped the comparison by raising an exception."""
 
 
 class WorkersLostError(MdirError):
-    """The workers of a survey are gone; finished results are kept."""
+    """The workers of a survey died; finished results are kept."""
 
 
 def one_line(exc: BaseException) -> str:
-    """The message of an exception on one line, or the name of its class."""
+    """Return the message of an exception on one line, or the name of its class."""
     return " ".join(str(exc).split()) or type(exc).__name__

@@ -1,4 +1,4 @@
-"""The pip command that installs this package, or an extra, from the same source as this copy.
+"""Find the pip command that installs this package, or an extra, from the same source as this copy.
 
 The package is on no index yet: ``pip install mdir-hf`` could find something else under that name.
 """
@@ -24,9 +24,9 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 
 def install_command(*extras: str, for_others: bool = False) -> str:
-    """Return the shell command (POSIX) that installs this package with some extras, from the source of this copy.
+    """Return the POSIX shell command that installs this package with some extras, from the source of this copy.
 
-    ``for_others`` allows no local path.
+    If ``for_others``, the command contains no local path.
     """
     wanted = f"[{','.join(extras)}]" if extras else ""
     url = os.environ.get(ORIGIN_VARIABLE)
@@ -50,7 +50,7 @@ def _command(*words: str) -> str:
 
 
 def _direct_url() -> dict[str, object]:
-    """Return the installer's record of the source (PEP 610); empty for an index."""
+    """Return the installer's record of the source (PEP 610), which is empty for an index."""
     try:
         record = json.loads(distribution(NAME).read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, ValueError):
@@ -59,12 +59,12 @@ def _direct_url() -> dict[str, object]:
 
 
 def require_extra(extra: str, *modules: str, purpose: str, for_others: bool = False) -> None:
-    """Raise an error that names the extra unless its modules are installed; imports none of them.
+    """Raise an error that names the extra unless its modules are installed, without importing them.
 
     ``purpose`` begins the message; ``for_others`` is as for :func:`install_command`.
 
     Raises:
-        MissingExtraError: If one is missing.
+        MissingExtraError: If a module is missing.
     """
     if not all(map(_is_installed, modules)):
         raise MissingExtraError(f"{purpose}: {install_command(extra, for_others=for_others)}")

@@ -1,7 +1,6 @@
-r"""Make untrusted text safe to display, check names and paths, and tell paths from names on the Hub.
+r"""Make untrusted text safe to display, check names and paths, and distinguish paths from Hub names.
 
-All text that goes to a terminal, a log, a page or a document passes through :func:`visible_text`. The command line
-checks paths before it imports torch.
+All text for a terminal, log, page or document passes through :func:`visible_text`.
 """
 
 from __future__ import annotations
@@ -16,21 +15,21 @@ from mdir_hf.errors import InvalidReferenceError, UnsafePathError
 
 ELLIPSIS = "…"
 LONGEST_TEXT = 4000
-"""Characters of one sentence."""
+"""Maximum number of characters in a sentence."""
 
 _BLANKS = re.compile(r"[\s\x1c-\x1f\x85\u2028\u2029]+")
 _DRIVE = re.compile(r"^[A-Za-z]:")
 _WRITTEN_OUT = {"Cc", "Cf", "Cs", "Zl", "Zp"}
-"""Control characters, format characters (invisible and bidirectional ones), surrogates, line and paragraph breaks."""
+"""Control, format (invisible and bidirectional) and surrogate characters, line breaks and paragraph breaks."""
 
 
 def visible_text(text: str, *, length: int | None = None, keeps_lines: bool = False) -> str:
-    r"""Return a text whose control characters, bidirectional controls and lone surrogates are escaped as in JSON.
+    r"""Return a text with control characters, bidirectional controls and lone surrogates escaped as in JSON.
 
     Args:
         text: Any text.
-        length: Maximum length in characters, at least 3; None for no limit. Longer text is elided in the middle.
-        keeps_lines: Keep line breaks and tabs; otherwise they become spaces.
+        length: Maximum length in characters, at least 3, or None. Longer text is elided in the middle.
+        keeps_lines: Whether to keep line breaks and tabs, which otherwise become spaces.
     """
     if length is not None and len(text) > 20 * length:
         # Shorten it before scanning it, with a margin for runs of blanks that collapse.
@@ -46,18 +45,18 @@ def visible_text(text: str, *, length: int | None = None, keeps_lines: bool = Fa
 
 
 def shown_name(name: str, *, length: int = 60) -> str:
-    """Return a name as one line of at most ``length`` (at least 3) characters; never empty."""
+    """Return a name as one non-empty line of at most ``length`` (at least 3) characters."""
     return visible_text(name, length=length) or "(no name)"
 
 
 def without_folders(names: Sequence[str]) -> tuple[str, ...]:
-    """Return names for a plot: local paths cut to their last part, if unique."""
+    """Return names for a plot, with local paths shortened to their last part if that is unique."""
     last = [Path(name).name or name if name.startswith(("/", "~", ".")) else name for name in names]
     return tuple(short if last.count(short) == 1 else name for short, name in zip(last, names, strict=True))
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean 'x'?`` with the closest known name to a word, or nothing."""
+    """Return ``; did you mean 'x'?`` with the known name that is closest to a word, or an empty string."""
     by_lower = {name.lower(): name for name in known if name != word}
     close = get_close_matches(word.lower(), by_lower, n=1, cutoff=0.75)
     close += [name for name in by_lower if len(word) > 1 and name.startswith(word.lower())]
@@ -95,13 +94,13 @@ WEIGHT_SUFFIXES = (
     ".gguf",
     ".onnx",
 )
-"""Suffixes of files that can be named as a model."""
+"""Suffixes of files that can be given as a model."""
 
 _PATH = re.compile(r"^(\.{1,2}($|[/\\])|[/~\\]|[A-Za-z]:[/\\])|\\")
 
 
 def looks_like_a_path(text: str) -> bool:
-    """Whether a name can only be a path, by its beginning or a backslash."""
+    """Return whether a name can only be a path, because of its beginning or a backslash."""
     return _PATH.search(text) is not None
 
 
@@ -122,7 +121,7 @@ def check_path(text: str) -> None:
 
 
 def missing_path(text: str) -> InvalidReferenceError:
-    """Return the error for a path that does not exist, with the nearest name beside it."""
+    """Return the error for a path that does not exist, which suggests the closest name in its folder."""
     is_weight_file = text.lower().endswith(WEIGHT_SUFFIXES)
     kind = "file" if is_weight_file else "folder"
     hint = did_you_mean(text, names_beside(text))
@@ -153,10 +152,10 @@ def is_repo_id(text: object) -> bool:
 
 
 def safe_path(path: str, *, subject: str | None = None) -> str:
-    """Return a ``/``-separated path if it stays inside a repository on any operating system.
+    """Return a ``/``-separated path, after checking that it stays inside a repository on any operating system.
 
     Raises:
-        UnsafePathError: If it is empty, absolute, has a drive, a backslash, a control character or a ``..`` part.
+        UnsafePathError: If the path is empty or absolute, or contains a drive, backslash, control character or ``..``.
     """
     why = None
     if not path or path.startswith("/") or _DRIVE.match(path):

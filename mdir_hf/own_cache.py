@@ -1,4 +1,4 @@
-"""The cache folder of this package and its size limit."""
+"""Find the cache folder of this package and its size limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DEFAULT_MAX_BYTES = 4 << 30
 
 
 def cache_root() -> Path:
-    """Return the cache folder: ``MDIR_HF_CACHE``, else ``mdir-hf`` under ``HF_HOME``."""
+    """Return the cache folder: ``MDIR_HF_CACHE`` or, if unset, ``mdir-hf`` under ``HF_HOME``."""
     own_folder = os.environ.get("MDIR_HF_CACHE")
     if own_folder:
         return Path(own_folder).expanduser()
@@ -22,7 +22,7 @@ def cache_root() -> Path:
 
 
 def cache_max_bytes() -> int:
-    """Return the size limit: ``MDIR_HF_CACHE_MAX_BYTES``, else 4 GiB; 0 turns the cache off.
+    """Return the size limit: ``MDIR_HF_CACHE_MAX_BYTES`` or, if unset, 4 GiB. 0 disables the cache.
 
     Raises:
         InputError: If the variable is not a whole number of bytes.

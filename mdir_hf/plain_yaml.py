@@ -1,4 +1,4 @@
-"""Untrusted YAML, parsed into plain values within limits on size."""
+"""Parse untrusted YAML into plain values, within size limits."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import re
 import yaml
 
 MOST_CHARACTERS = 1 << 20
-"""Cards with all results of a large benchmark have several hundred thousand."""
+"""Maximum number of characters. Cards with all results of a large benchmark have several hundred thousand."""
 MOST_MARKS = 100_000
-"""Separators of values, even inside strings. A card with 6,000 results has 28,000 (0.45 MB); the parser takes about
-20 us for each."""
+"""Maximum number of value separators, even inside strings. A card with 6,000 results has 28,000 (0.45 MB). The parser
+takes about 20 us for each."""
 _MARK = re.compile(r"[,\[{]|[-?:](?!\S)")
 _MOST_DIGITS = 1000  # YAML has numbers in base 60, which take quadratic time to parse
 _MOST_NODES = 200_000
-"""Values once all aliases are expanded. A card has a few hundred; nested aliases grow exponentially."""
+"""Maximum number of values after expanding all aliases. A card has a few hundred; nested aliases grow exponentially."""
 
 
 def read_yaml(text: str, *, first_line: int = 1) -> object:
-    """Parse YAML into mappings, lists and scalars; None if the text is empty.
+    """Parse YAML into mappings, lists and scalars; return None if the text is empty.
 
     Raises:
-        ValueError: If it is not YAML of plain values, or is too large. The message ends a sentence.
+        ValueError: If the text is not YAML with plain values, or is too large. The message is the end of a sentence.
     """
     if len(text) > MOST_CHARACTERS:
         raise ValueError(f"has {len(text):,} characters, expected at most {MOST_CHARACTERS:,}")
@@ -46,7 +46,7 @@ def read_yaml(text: str, *, first_line: int = 1) -> object:
 
 
 def _what_is_too_large(root: yaml.Node) -> str | None:
-    """Return the reason that a document is too large to load, or None."""
+    """Return why a document is too large to load, or None."""
     weights: dict[int, int] = {}
     open_nodes: set[int] = set()
     complaints: list[str] = []

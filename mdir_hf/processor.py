@@ -1,7 +1,7 @@
-"""Processor cores: how many this process may use, which work gets more than one, and reads in several threads.
+"""Decide how many processor cores this process and its work may use, and read in several threads.
 
 On busy cores, a 64 x 64 product takes eight hundred times as long with two threads as with one. So a comparison runs on
-one thread, inside :func:`one_pool`, and :func:`all_cores` gives torch all cores during a large product.
+one thread, inside :func:`one_pool`, and :func:`all_cores` gives torch all cores during large products.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from threadpoolctl import LibController, OpenBLASController, get_cached_controll
 from mdir_hf.errors import InputError
 
 LARGE = 5e9
-"""Floating-point operations from which all cores are used: a tenth of a second on one core. Measured with two threads
-on two cores, one of them shared with another program: an SVD of 1024 x 1024 was 1.6 (float32) to 2.2 times (float64) as
-fast, one of 512 x 512 in float64 0.2 times, and a 64 x 64 product took 16 ms instead of 0.02."""
+"""Minimum floating-point operations for using all cores: a tenth of a second on one core. With two threads on two
+partly busy cores, a 1024 x 1024 SVD became 1.6 to 2.2 times as fast, but a 512 x 512 SVD only 0.2 times.
+"""
 
 T = TypeVar("T")
 
 
 def is_one_of_several_ranks() -> bool:
-    """Whether this process is one of several ranks of ``torch.distributed``.
+    """Return whether this process is one of several ranks of ``torch.distributed``.
 
     Ranks must gather the same parameters in the same order, so reads must not run in two threads.
     """
@@ -39,9 +39,9 @@ def is_one_of_several_ranks() -> bool:
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Count the cores that this process may use, at least 1: affinity or, if lower, cgroup quota, rounded down.
+    """Return how many cores, at least 1, this process may use: affinity or, if lower, the cgroup quota.
 
-    ``root`` holds ``proc`` and ``sys``.
+    ``root`` contains ``proc`` and ``sys``.
     """
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cgroup_quota(root)
@@ -60,7 +60,7 @@ def cgroup_quota(root: Path = Path("/")) -> float | None:
 
 
 def _cgroup_folders(root: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield the folder of this process's cgroup and its mount point, per hierarchy."""
+    """Yield the folder of this process's cgroup and its mount point, for each hierarchy."""
     groups: dict[str, str] = {}  # by controller, "" for version 2
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
@@ -108,7 +108,7 @@ class _Here(threading.local):
 _here = _Here()
 _blas = threading.Lock()
 _blas_before: list[list[tuple[LibController, int]]] = []
-"""Threads of each BLAS library before the first block of :func:`one_pool`, once for each block that runs."""
+"""Thread counts of each BLAS library before the first block of :func:`one_pool`, once per running block."""
 _all_cores = threading.Lock()
 _torch = threading.Lock()
 
@@ -117,8 +117,8 @@ _torch = threading.Lock()
 def one_pool() -> Iterator[None]:
     """Run the block on one thread, and restore all settings afterwards.
 
-    torch's limit is for this Python thread; the pool of BLAS is for the process, until the last block ends. The
-    caller's setting limits what :func:`all_cores` gives. Nested blocks do nothing.
+    torch is limited for this Python thread only, but BLAS for the whole process until the last block ends.
+    :func:`all_cores` gives no more threads than the caller's setting. Nested blocks do nothing.
     """
     if _here.n_cores is not None:
         yield
@@ -139,7 +139,7 @@ def one_pool() -> Iterator[None]:
 
 @contextmanager
 def _blas_on_one_thread() -> Iterator[None]:
-    """Limit the process-wide pools of BLAS to one thread, until the last block ends."""
+    """Limit the process-wide BLAS pools to one thread until the last block ends."""
     with _blas:
         if _blas_before:
             before = _blas_before[0]
@@ -166,9 +166,9 @@ def _set_blas_threads(threads: list[tuple[LibController, int]]) -> None:
 
 @contextmanager
 def all_cores(operations: float, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Give torch all cores for a large piece of work, in floating-point operations, inside :func:`one_pool`.
+    """Give torch all cores for work with many floating-point ``operations``, inside :func:`one_pool`.
 
-    One thread has them at a time. Does nothing outside :func:`one_pool`, nor on an accelerator.
+    Only one thread has them at a time. This does nothing outside :func:`one_pool` or on an accelerator.
     """
     n_cores = _here.n_cores
     if n_cores is None or n_cores == 1 or operations < LARGE or torch.device(device).type != "cpu":
@@ -185,7 +185,7 @@ def all_cores(operations: float, device: torch.device | str = "cpu") -> Iterator
 
 
 def _set_torch_threads(n_threads: int) -> None:
-    """Set torch's threads for this Python thread only."""
+    """Set torch's thread count for this Python thread only."""
     if torch.get_num_threads() == n_threads:
         return
     with _torch:
@@ -203,10 +203,10 @@ def _in_a_new_thread(call: Callable[[], T]) -> T:
 
 
 def available_device(device: str) -> str:
-    """Return an available torch device; ``auto``: a CUDA device, else the CPU.
+    """Return a torch device if available; ``auto`` selects a CUDA device if there is one, else the CPU.
 
     Raises:
-        InputError: If the device is not available, or has no float64.
+        InputError: If the device is unavailable or does not support float64.
     """
     if device == "auto":
         # Small factors are float64, which Apple's accelerator does not have.
@@ -230,8 +230,8 @@ def in_order(
 ) -> Iterator[R]:
     """Yield ``work(task, cancelled)`` for every task in order, with at most ``n_in_flight`` unconsumed.
 
-    ``work`` runs in a daemon thread and should stop when the event is set. The first failure, or leaving early, cancels
-    the others.
+    ``work`` runs in daemon threads and should stop when the event is set. The first failure, or an early exit, cancels
+    the other tasks.
     """
     n_threads = min(n_in_flight, len(tasks))
     if n_threads <= 1:
@@ -302,7 +302,7 @@ def run_beside(work: Callable[[], R], *, name: str, at_once: bool = False) -> Fu
 
 
 def result_of(future: Future[R]) -> R:
-    """Wait for started work; return its result or raise its exception."""
+    """Wait for started work, and return its result or raise its exception."""
     _wait_for(future)
     return future.result()
 

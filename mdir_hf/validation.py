@@ -1,4 +1,4 @@
-"""Untrusted JSON, checked against a type before anything is built from it."""
+"""Validate untrusted JSON against a type before anything is built from it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mdir_hf.errors import CorruptCheckpointError, MdirError
 def validator_of(kind: Any) -> Any:  # noqa: ANN401 - any type, and pydantic is imported when the first one is asked for
     """Return an object with ``validate_json`` and ``validate_python`` for a type of plain containers.
 
-    They raise ``ValidationError`` at the first invalid item; pydantic would describe every error in gigabytes.
+    Both raise ``ValidationError`` at the first invalid item, since pydantic's list of all errors could take gigabytes.
     """
     from pydantic import TypeAdapter
     from pydantic_core import SchemaValidator
@@ -33,7 +33,7 @@ def _giving_up_early(schema: Any) -> Any:  # noqa: ANN401 - nested containers
 T = TypeVar("T")
 
 AS_WRITTEN = {"strict": True, "allow_inf_nan": False}
-"""``__pydantic_config__`` for strict dataclasses: values are not converted between types."""
+"""``__pydantic_config__`` for strict dataclasses, in which values are not converted between types."""
 
 
 def read_json(
@@ -45,12 +45,12 @@ def read_json(
     budget: Budget | None = None,
     error: type[MdirError] = CorruptCheckpointError,
 ) -> T:
-    """Read a JSON object; unknown keys are ignored.
+    """Read a JSON object, ignoring unknown keys.
 
-    ``what`` and ``label`` name the object and its file. ``budget`` None: the caller has checked the size.
+    ``what`` and ``label`` name the object and its file. If ``budget`` is None, the caller has checked the size.
 
     Raises:
-        MdirError: An ``error`` that names the field, if the data is not valid.
+        MdirError: If the data is invalid; an ``error`` that names the field.
     """
     from pydantic import ValidationError
 

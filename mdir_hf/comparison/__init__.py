@@ -1,1 +1,1 @@
-"""One comparison of two models; ``run`` has its steps."""
+"""Compare two models. The steps are in ``run``."""

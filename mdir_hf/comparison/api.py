@@ -31,11 +31,11 @@ T = TypeVar("T")
 
 
 class ModelOptions(TypedDict, total=False):
-    """Keywords that describe a model besides its repository or folder; see :class:`~mdir_hf.model.open.NamedModel`.
+    """Keyword arguments that further describe a model; see :class:`~mdir_hf.model.open.NamedModel`.
 
     Attributes:
         adapter: If False, compare an in-memory model without its adapter.
-        trust_remote_code: Refused: tensors and tokenizers are read as data, nothing is executed.
+        trust_remote_code: Must not be true. Tensors and tokenizers are read as data; no repository code runs.
     """
 
     revision: str | None
@@ -48,7 +48,7 @@ class ModelOptions(TypedDict, total=False):
 
 
 class ReadingOptions(TypedDict, total=False):
-    """Keywords for opening repositories: the fields of :class:`~mdir_hf.model.open.Reading`."""
+    """Keyword arguments for opening repositories: the fields of :class:`~mdir_hf.model.open.Reading`."""
 
     token: str | bool | None
     cache_dir: str | os.PathLike[str] | None
@@ -60,7 +60,7 @@ class ReadingOptions(TypedDict, total=False):
 
 
 class SettingsOptions(TypedDict, total=False):
-    """Keywords for the settings of a comparison: the fields of :class:`~mdir_hf.comparison.settings.Settings`."""
+    """Keyword arguments for settings: the fields of :class:`~mdir_hf.comparison.settings.Settings`."""
 
     level: Level | str
     alpha: float
@@ -73,7 +73,7 @@ class SettingsOptions(TypedDict, total=False):
 
 
 class ListenersOptions(TypedDict, total=False):
-    """Keywords for callbacks: the fields of :class:`~mdir_hf.comparison.settings.Listeners`."""
+    """Keyword arguments for callbacks: the fields of :class:`~mdir_hf.comparison.settings.Listeners`."""
 
     progress: bool
     on_plan: Callable[[ReadPlan], None] | None
@@ -82,34 +82,34 @@ class ListenersOptions(TypedDict, total=False):
 
 
 class CheckerOptions(ModelOptions, ReadingOptions, SettingsOptions, total=False):
-    """Keywords of :meth:`HomologyChecker.from_pretrained`."""
+    """Keyword arguments of :meth:`HomologyChecker.from_pretrained`."""
 
 
 class CandidateOptions(ModelOptions, SettingsOptions, ListenersOptions, total=False):
-    """Keywords of :meth:`HomologyChecker.compare`; the token defaults to the reference's."""
+    """Keyword arguments of :meth:`HomologyChecker.compare`; ``token`` defaults to the reference's."""
 
     token: str | bool | None
 
 
 class PlanOptions(ModelOptions, SettingsOptions, total=False):
-    """Keywords of :meth:`HomologyChecker.plan`; the token is the candidate's."""
+    """Keyword arguments of :meth:`HomologyChecker.plan`; ``token`` is for the candidate."""
 
     token: str | bool | None
 
 
 class CompareOptions(ReadingOptions, SettingsOptions, ListenersOptions, total=False):
-    """Keywords of :func:`compare`."""
+    """Keyword arguments of :func:`compare`."""
 
 
 def changed(held: T, options: Mapping[str, Any]) -> T:
-    """Replace the fields of a frozen dataclass that ``options`` names; ignore other options."""
+    """Return a copy of a frozen dataclass with its fields set from ``options``; ignore other options."""
     names = {field.name for field in fields(held)}  # type: ignore[arg-type]
     given = {name: value for name, value in options.items() if name in names}
     return replace(held, **given) if given else held  # type: ignore[type-var]
 
 
 def check_keywords(options: Mapping[str, Any], known: type) -> None:
-    """Reject keywords that are not in the TypedDict ``known``.
+    """Reject keyword arguments that are not in the TypedDict ``known``.
 
     Raises:
         TypeError: If a keyword is unknown.
@@ -127,10 +127,10 @@ def check_keywords(options: Mapping[str, Any], known: type) -> None:
 
 
 def named(model: object, options: Mapping[str, Any]) -> NamedModel:
-    """Combine the keywords that describe a model; ignore others.
+    """Combine a model and the options that describe it; ignore other options.
 
     Raises:
-        InputError: If the keywords do not fit the model.
+        InputError: If an option does not apply to the model.
     """
     given = {name: value for name, value in options.items() if name in ModelOptions.__annotations__ and value}
     if isinstance(model, NamedModel):
@@ -166,15 +166,15 @@ def compare(
 
     Args:
         reference: A Hub repository (``owner/name`` or ``owner/name@revision``), a Hub URL, a local folder or a weight
-            file. Add ``/folder`` for a subfolder of a repository and ``:name`` for one of several quantisations. Or a
-            ``PreTrainedModel``, or a PEFT model around one, in memory. To set a tokenizer, base or variant for one
-            model, pass a :class:`~mdir_hf.NamedModel`.
+            file. Add ``/folder`` for a subfolder of a repository and ``:name`` for one of several quantisations. It may
+            also be an in-memory ``PreTrainedModel`` or a PEFT model around one. To set a tokenizer, base or variant for
+            one model, pass a :class:`~mdir_hf.NamedModel`.
         candidate: The other model.
         settings: Level, significance threshold and other options of the comparison.
         reading: How repositories are opened.
         listeners: Callbacks that receive progress.
-        options: Any field of these three classes by name, such as ``level="layers"``, ``token=…`` or
-            ``progress=False``.
+        options: Any field of :class:`Settings`, :class:`Reading` and :class:`Listeners`, such as ``level="layers"``,
+            ``token=…`` or ``progress=False``.
 
     Returns:
         The report.
@@ -213,8 +213,8 @@ class HomologyChecker:
         ('homologous', True)
 
     Attributes:
-        reference: The model that others are compared with.
-        settings: Default settings, with the device resolved to one that is available.
+        reference: The model with which others are compared.
+        settings: Default settings, with ``device`` resolved to an available device.
     """
 
     def __init__(
@@ -247,8 +247,8 @@ class HomologyChecker:
             reference: The model, as in :func:`compare`.
             settings: Default settings for all comparisons.
             reading: How repositories are opened.
-            options: Any field of :class:`Settings`, :class:`Reading` and :class:`NamedModel` by name, such as
-                ``alpha=1e-6``, ``token=…``, ``revision=…`` or ``tokenizer=…``.
+            options: Any field of :class:`Settings`, :class:`Reading` and :class:`NamedModel`, such as ``alpha=1e-6``,
+                ``token=…``, ``revision=…`` or ``tokenizer=…``.
 
         Raises:
             InputError: If an argument is invalid.
@@ -275,11 +275,11 @@ class HomologyChecker:
             candidate: The model, as in :func:`mdir_hf.compare`.
             settings: Settings for this comparison. Defaults to :attr:`settings`.
             listeners: Callbacks that receive progress.
-            options: Any field of :class:`Settings`, :class:`Listeners` and :class:`NamedModel` by name, and ``token``
-                for the candidate. The token defaults to the reference's.
+            options: Any field of :class:`Settings`, :class:`Listeners` and :class:`NamedModel`; also ``token``, by
+                default the reference's.
 
         Returns:
-            The report. Its ``io`` counts this comparison; for the first comparison it includes opening the reference.
+            The report. Its ``io`` counts this comparison and, for the first comparison, opening the reference.
 
         Raises:
             MdirError: If an argument is invalid or the files cannot be read. "Cannot tell" is a verdict, not an error.
@@ -305,8 +305,8 @@ class HomologyChecker:
     ) -> ReadPlan:
         """Return what a comparison would read and how much memory it would need.
 
-        Reads the candidate's config, index and one header, and both tokenizers, but no weights. These files are cached
-        for a later :meth:`compare`.
+        This reads the candidate's config, index and one header, and both tokenizers, but no weights. The files are
+        cached for a later :meth:`compare`.
 
         Args:
             candidate: The model, as in :meth:`compare`.
@@ -314,7 +314,7 @@ class HomologyChecker:
             options: Any option of :meth:`compare` except the listeners.
 
         Returns:
-            The plan. The command line prints ``str(plan)``.
+            The plan; ``str(plan)`` is the text that the command line prints.
 
         Raises:
             MdirError: If the files cannot be read.

@@ -1,4 +1,4 @@
-"""Caveats of a report: sentences that accompany a verdict."""
+"""Write the caveats of a report: sentences that accompany a verdict."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from mdir_hf.report import Assumption, LayersResult, Level, MatrixResult, Neuron
 SAME_FILES = "Both models have the same weight files (one file on this disk, or equal SHA-256 digests)."
 NO_LAYERS = "One of the models has no layers, so the verdict rests on copied rows of its embeddings alone."
 COPIED_COSINE = 0.7
-"""Mean cosine of paired rows above which they count as copies. Unrelated models that were rotated to match reach 0.48;
-fine-tuned, further pretrained and distilled relatives with copied rows have at least 0.74
+"""Minimum mean cosine of paired rows that count as copies. Unrelated models that were rotated to match reach 0.48;
+fine-tuned, further pretrained and distilled relatives with copied rows reach at least 0.74
 (``benchmarks/real/framing``)."""
 STOPPED_BEFORE_LAYERS = "The layers were not compared: the comparison was stopped first."
 STOPPED_BEFORE_NEURONS = "The neurons of only some layers were compared: the comparison was stopped first."
@@ -53,7 +53,7 @@ _NEW_EMBEDDINGS = (
 
 
 def of_weights(*models: Comparable) -> tuple[str, ...]:
-    """Return notes about the models' weights as sentences that name the model."""
+    """Return the notes about each model's weights, as sentences that name the model."""
     sentences = []
     for model in models:
         for note in model.tensors.description.notes:
@@ -68,7 +68,7 @@ def of_equal_files(n_same: int) -> str:
 
 
 def of_channel_numbers(reference: Comparable, candidate: Comparable) -> tuple[str, ...]:
-    """Explain that meaningful channel numbers rule out a test."""
+    """Explain which test is ruled out because channel numbers have a meaning."""
     anatomies = (reference.anatomy, candidate.anatomy)
     if anatomies[0].embedding_size != anatomies[1].embedding_size:
         return ()  # the test does not apply
@@ -81,7 +81,7 @@ def of_channel_numbers(reference: Comparable, candidate: Comparable) -> tuple[st
 
 
 def of_contradicting_tokenizers(reference: Comparable, candidate: Comparable) -> tuple[str, ...]:
-    """Describe contradictions between a model's tokenizer files."""
+    """Describe contradictions between the tokenizer files of each model."""
     if have_one_vocabulary(reference, candidate):
         return ()  # whichever file is right, rows of the same number are rows of the same token
     return tuple(
@@ -93,7 +93,7 @@ def of_contradicting_tokenizers(reference: Comparable, candidate: Comparable) ->
 
 
 def of_matrix(matrix: MatrixResult, assumption: Assumption) -> tuple[str, ...]:
-    """Explain a result that rests partly on a pair of matrices."""
+    """Explain the part of a verdict that rests on a pair of matrices."""
     sentences = []
     if matrix.rows_are_equal:
         sentences.append("All rows of the first look are equal in both models, number by number.")
@@ -134,7 +134,7 @@ def _z(matrix: MatrixResult) -> str:
 
 
 def few_axes(matrix_name: str) -> str:
-    """Explain that a few channels of a matrix agree but the layers do not."""
+    """Explain that a few channels of a matrix agree, but the layers do not."""
     return (
         f"Only a few channels of the {matrix_name}s agree; without them there is no agreement. Models that were "
         "trained independently on similar data share some axes. The layers were compared and show no agreement."
@@ -171,7 +171,7 @@ def of_neurons(neurons: NeuronNumbers, *, settles: bool) -> tuple[str, ...]:
 
 
 def of_uncertain_neurons(neurons: NeuronNumbers) -> str:
-    """Explain that more neurons kept their numbers than chance predicts, but no layer pair passes the full test."""
+    """Explain that more neurons kept their numbers than expected, but no pair of layers passes the full test."""
     most = max(map(max, neurons.own_number))
     by_down = 0 if neurons.own_number_by_down is None else max(map(max, neurons.own_number_by_down))
     down = f", and at most {by_down} by down" if neurons.own_number_by_down is not None else ""
@@ -258,7 +258,7 @@ def of_neuron_numbers(*models: Comparable) -> tuple[str, ...]:
 
 
 def of_other_experts(*models: Comparable, are_sets_compared: bool) -> tuple[str, ...]:
-    """Explain that a "no" on mixtures covers only a few experts, or a few neurons of each."""
+    """Explain that a "no" for mixtures covers only a few experts, or a few neurons of each."""
     sentence = (
         "A few neurons of the experts of at most two layers of {0} were compared, by their numbers. A model that "
         "shares only experts of other layers or of another size, or experts whose neurons were reordered, would not "
@@ -318,7 +318,7 @@ def of_failed_layers(error: Exception) -> str:
 
 
 def of_failed_table(error: Exception) -> str:
-    """Explain that related models' layers cannot be described."""
+    """Explain that the layers of related models cannot be described."""
     return f"The layers were not described one by one: {error}."
 
 
@@ -346,7 +346,7 @@ def of_left_out_layers(n_compared: Sequence[int], n_layers: Sequence[int]) -> tu
 
 
 def of_long_rows(matrix_name: str, which: str, n_long: int, n_rows: int) -> str:
-    """Explain that overlong rows were left out."""
+    """Explain that overlong rows were excluded."""
     return (
         f"{matrix_name}: {n_long:,} of the {n_rows:,} rows read from the {which} model are more than 1,000 times as "
         "long as most rows and were left out."

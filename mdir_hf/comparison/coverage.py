@@ -1,4 +1,4 @@
-"""The ledger of a comparison: how each part of a model was treated."""
+"""Build the ledger of a comparison, which says how each part of a model was treated."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from mdir_hf.report import HomologyReport, LayerRole, MatrixResult, ModuleRole, 
 from mdir_hf.report.optional_parts import Coverage, PartCoverage, Treatment
 
 Treated = tuple[Treatment, str | None]
-"""How a part was treated, and how much of it, by what, or why."""
+"""How a part was treated, and a note on the extent, the method or the reason."""
 
 _MODULES = {
     **{role: ModuleRole(role.value) for role in (Role.Q, Role.K, Role.V, Role.O, Role.GATE, Role.UP, Role.DOWN)},
     **dict.fromkeys((Role.SSM_IN, Role.SSM_OUT, Role.MIXER_GATE), ModuleRole.MIXER),
 }
-"""The module of a report that a matrix of a layer is analysed in; matrices without one are never analysed."""
+"""The report's module for each matrix of a layer; matrices that have none are never analysed."""
 
 OTHER_STACK = "it was compared with no part of the other model"
 IN_PLACE = "norms and biases scale its weights, and are no evidence by themselves"
@@ -31,11 +31,11 @@ class ReadOfModel:
     """The weights that a comparison read from one model. Layers belong to its language model.
 
     Attributes:
-        mapped_by: The matrix that represented a layer on the map.
-        up_layers: The ``neuron_layers`` whose neurons were compared by up alone.
+        mapped_by: The matrix that represents a layer on the map.
+        up_layers: The ``neuron_layers`` whose neurons were compared using up alone.
         partly_analysed: Layers in which only ``partly_by`` was analysed.
         row_layers: Layers in which sampled rows of ``rows_of`` were compared.
-        other_stacks: Other stacks compared by neurons, and how many stacks each was compared with.
+        other_stacks: Other stacks whose neurons were compared, and with how many stacks each was compared.
     """
 
     n_layers: int
@@ -59,7 +59,7 @@ class ReadOfModel:
 
 
 def read_of(report: HomologyReport, side: str, layers_of_model: Sequence[Layer]) -> ReadOfModel:
-    """Collect the weights that a report says were read from one model."""
+    """Collect the weights that, according to a report, were read from one model."""
     neurons, layers, modules = report.neurons, report.layers, report.modules or ()
     analysed: dict[int, set[ModuleRole]] = {}
     for module in modules:
@@ -129,7 +129,7 @@ def ledger_of(inventory: ModelInventory, read: ReadOfModel) -> tuple[PartCoverag
 
 
 def with_coverage(report: HomologyReport, reference: object, candidate: object) -> HomologyReport:
-    """Add the ledger to a report if both models know what their files contain."""
+    """Add the ledger to a report if the inventories of both models are known."""
     sides: dict[str, tuple[PartCoverage, ...]] = {}
     for side, model in (("reference", reference), ("candidate", candidate)):
         known_inventory = getattr(model, "known_inventory", None)
@@ -212,7 +212,7 @@ def _experts(read: ReadOfModel) -> Treated:
 
 
 def _as_its_owner(part: ModelPart, owner: Treated) -> Treated:
-    """Treat storage and vectors like the weights that need them."""
+    """Treat storage and vectors like the weights to which they belong."""
     treatment, reason = owner
     if treatment is Treatment.NOT_COMPARED:
         return treatment, reason

@@ -1,7 +1,7 @@
-"""The verdict rules. docs/method/verdicts.md explains each.
+"""Apply the verdict rules, which docs/method/verdicts.md explains.
 
-``homologous`` needs a witness from inside the layers, if there are any: neurons by gate and up, and separately by down.
-Embeddings and layer maps only nominate, and provide p.
+If the models have layers, ``homologous`` needs evidence from inside them: neurons that agree in gate and up, and
+separately in down. Embeddings and layer maps only nominate models and provide p.
 """
 
 from __future__ import annotations
@@ -29,52 +29,55 @@ from mdir_hf.report import (
 )
 
 TRUSTED_STRENGTH = 0.7
-"""A match this strong (trace over rank) counts although the axes of both models stand out. Strangers reach 0.63 in
-simulations, at width 64."""
+"""A match this strong (trace divided by rank) counts even if the axes of both models stand out. Unrelated models reach
+0.63 in simulations, at width 64."""
 
 TRUSTED_OFF_MATCH_SHARE = 0.05
-"""A match with at most this many off-match hits per matched channel counts, too. Strangers have 0.15 and more, and
-relatives hardly any unless they drifted along the axes. Both limits were chosen on simulations (docs/LOG.md,
+"""A match with at most this many off-match hits per matched channel counts too. Unrelated models have at least 0.15,
+and relatives hardly any unless they drifted along the axes. Both limits were chosen in simulations (docs/LOG.md,
 2026-11-20, -22)."""
 
 VISIBLE_HIT = 0.5
-"""An off-match hit is an entry that is significant by itself. Below about 120 channels not even an entry of this size
-is, so their absence says nothing."""
+"""An off-match hit is an unmatched entry that is significant by itself. Below about 120 channels, even an entry of this
+size is not significant, so the absence of hits is no evidence."""
 
 LEAST_COVERAGE = 0.1
-"""The absence of off-match hits counts only if at least this share of the channels is significant one by one."""
+"""The absence of off-match hits counts only if at least this share of the channels is individually significant."""
 
 MAX_OFF_MATCH_SHARE = 0.1
-"""If more than this share of the layer pairs off the map is significant, the null of the map does not hold."""
+"""If more than this share of the layer pairs off the map is significant, the map's null hypothesis is considered false.
+"""
 
 LEAST_CERTAIN_SHARE_OF_CHANNELS = 0.5
-"""Channels of a stranger can be renumbered so that slightly similar channels get the same number. So a verdict states p
-by the numbers of channels only beside a second witness, and only if this share of the channels is matched in order and
-significant one by one, or the match is strong or clean. In arranged real strangers, 0 to 5 % of the channels are
-(``benchmarks/real/arranged.py``)."""
+"""An unrelated model's channels can be renumbered so that slightly similar channels get the same number. So a verdict
+states p for channel numbers only together with a second witness. In addition, this share of the channels must be
+matched in order and individually significant, or the match must be strong or clean. In renumbered unrelated real
+models, the share is 0 to 5% (``benchmarks/real/arranged.py``)."""
 
 N_BOUNDS = 4
-"""A verdict prints the smallest of this many bounds, multiplied by their number: numbers of channels of either matrix,
-numbers of neurons (in the layers, else in other parts, whose p is corrected for their number), and the layer map."""
+"""A verdict states the smallest of this many bounds, multiplied by their number. They come from the channel numbers of
+either matrix, the neuron numbers (in the layers, or else in other parts, with a correction for their number), and the
+layer map."""
 
 SURE_TESTS = ("subspaces", "frequencies", "neurons")
-"""Tests of a layer that were not significant, behind the fitted rotation, on small strangers trained on the same text.
-In the last layers of real strangers, neurons are significant, so a map behind a rotation needs half of the layers."""
+"""Tests of a layer that, after a fitted rotation, were not significant for small unrelated models trained on the same
+text. For real unrelated models, neurons in the last layers are significant, so a map after a rotation needs half of the
+layers."""
 
 LEAST_NOISE = 1.0
-"""Layers outweigh agreement on a few axes if they are not significant, and would have been with noise as large as the
-weights. Independently trained models of one recipe share some axes (benchmarks/results/pages/real-models.md): in
-Qwen2.5-Coder-0.5B-Instruct and -1.5B-Instruct, 6 of 256 channels are significant one by one, and no layer is."""
+"""Insignificant layers outweigh agreement on a few axes if copies with this noise, relative to the weights, would be
+significant. Independently trained models of one recipe share some axes (benchmarks/results/pages/real-models.md): in
+Qwen2.5-Coder-0.5B-Instruct and -1.5B-Instruct, 6 of 256 channels are individually significant, but no layer is."""
 
 
 def is_trusted(matrix: MatrixResult) -> bool:
-    """Whether a pair of matrices agrees by more than shared axes."""
+    """Whether the agreement of two matrices goes beyond shared axes."""
     holds = not _has_axes(matrix) or _is_strong_or_clean(matrix)
     return matrix.settled_by is not None and not _re_paired_is_significant(matrix) and holds
 
 
 def is_copied(matrix: MatrixResult) -> bool:
-    """Whether the rows of matched matrices are copies and not merely aligned."""
+    """Whether the rows of matched matrices are copies rather than merely aligned."""
     return matrix.settled_by is not None and (matrix.cosine or 0.0) >= COPIED_COSINE
 
 
@@ -87,7 +90,7 @@ def is_numbered_alike(matrix: MatrixResult, log10_alpha: float) -> bool:
 
 
 def _is_strong_or_clean(matrix: MatrixResult) -> bool:
-    """Whether a match is strong, or has hardly an off-match hit."""
+    """Whether a match is strong, or has hardly any off-match hits."""
     n = min(matrix.widths)
     would_show = VISIBLE_HIT**2 * n / 2.0 > math.log(2.0 * n * n / CHANNEL_ALPHA)
     is_clean = (
@@ -97,7 +100,7 @@ def _is_strong_or_clean(matrix: MatrixResult) -> bool:
 
 
 def _has_axes(matrix: MatrixResult) -> bool:
-    """Whether neither model is known to be rotation invariant."""
+    """Whether both models may have privileged axes, so that p need not be a bound."""
     return matrix.both_privileged or matrix.channel_numbers_mean_something
 
 
@@ -107,7 +110,7 @@ def _re_paired_is_significant(matrix: MatrixResult) -> bool:
 
 
 def doubts_of_layers(layers: LayersResult) -> tuple[str, ...]:
-    """Return a sentence for each doubt about a map of the layers."""
+    """Return a sentence for each doubt about a layer map."""
     doubts = []
     if layers.off_match_share > MAX_OFF_MATCH_SHARE:
         doubts.append(caveats.off_match_layers(layers))
@@ -123,10 +126,10 @@ class Decision:
     """A verdict, its p-value and the sentences that accompany it.
 
     Attributes:
-        log10_p: log10 of a bound. If homologous: the strongest one, or None without one. Else the smallest by numbers,
-            at least log10 of alpha.
-        log10_p_not_accepted: Smallest log10 p that was below alpha but failed a condition.
-        accepts_layers: Whether the layer map met every condition.
+        log10_p: log10 of a bound on p. If the verdict is homologous, the strongest bound, or None if there is none;
+            else the bound for neuron numbers, or 0 if that is below alpha.
+        log10_p_not_accepted: Smallest log10 p that was below alpha but did not meet a condition.
+        accepts_layers: Whether the layer map met all conditions.
         assumption: The assumption behind p; None unless the verdict is homologous.
     """
 
@@ -140,7 +143,7 @@ class Decision:
     assumption: Assumption | None = None
 
     def headline(self, alpha: float) -> float | None:
-        """log10 p for the report, rounded without crossing alpha."""
+        """Return log10 p for the report, on the verdict's side of alpha."""
         if self.log10_p is None:
             return None
         log10_alpha = math.log10(alpha)
@@ -151,13 +154,13 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All evidence from one comparison; None for parts that were not compared.
+    """All evidence from one comparison. Parts that were not compared are None.
 
     Attributes:
         is_sample_fresh: Whether the sample of neurons was drawn from system entropy.
         layers_are_unreadable: Whether most of the layers to compare could not be read.
         layers_noise: Strongest noise at which copied layers are detected, in units of the weights' RMS.
-        are_layers_invariant: Whether a test did not reject the null of the layer map.
+        are_layers_invariant: Whether the layer map's null hypothesis was tested and not rejected.
     """
 
     alpha: float
@@ -175,26 +178,27 @@ class Evidence:
 
     @property
     def trusted(self) -> list[MatrixResult]:
-        """Results for the matrix pairs that agree."""
+        """Results for the matrix pairs that agree beyond shared axes."""
         return [matrix for matrix in self.matrices.values() if is_trusted(matrix)]
 
     @property
     def has_witness(self) -> bool:
-        """Whether layers match by the gate, up and down weights of their neurons."""
+        """Whether neurons of matched layers agree in gate, up and down."""
         return self.neurons is not None and self.neurons.is_witness
 
     @property
     def related_parts(self) -> list[StackPair]:
-        """Matching parts of the language models, or any matching part if a model has none."""
+        """Matching parts of the language models, or all matching parts if a model has no layers."""
         return [pair for pair in self.parts if pair.layers and (pair.is_language or not self.have_layers)]
 
 
 def decide(evidence: Evidence) -> Decision:
     """Apply the verdict rules (docs/method/verdicts.md).
 
-    Homologous: layers, experts or other parts of the language models match by their neurons on an unforeseeable sample,
-    or, without layers, the rows of a matrix are copies. Inconclusive: matrices or layers agree without that, not even a
-    plain copy could have been significant, or layers could not be compared.
+    The verdict is homologous if the neurons of layers, experts or other parts of the language models match on an
+    unforeseeable sample or, for models without layers, the rows of a matrix are copies. It is inconclusive if only
+    matrices or layer maps agree, if not even a plain copy could have been significant, or if layers could not be
+    compared.
     """
     alpha, level, log10_alpha = evidence.alpha, evidence.level, math.log10(evidence.alpha)
     matrices, layers, neurons = evidence.matrices, evidence.layers, evidence.neurons
@@ -251,7 +255,7 @@ def decide(evidence: Evidence) -> Decision:
 
 
 def _homologous(evidence: Evidence, log10_alpha: float, *, accepts_layers: bool, doubts: tuple[str, ...]) -> Decision:
-    """Word a finding, with its strongest bound if any."""
+    """Return the verdict ``homologous`` with its strongest bound, if any."""
     neurons, layers = evidence.neurons, evidence.layers
     bounds: list[tuple[float, Assumption]] = [
         (matrix.numbering.log10_p, Assumption.NUMBERING)
@@ -292,9 +296,9 @@ def _homologous(evidence: Evidence, log10_alpha: float, *, accepts_layers: bool,
 
 
 def where_tokens_are_unknown(decision: Decision) -> Decision:
-    """Make "no evidence" inconclusive if rows may have been paired with rows of other tokens.
+    """Make "no evidence" inconclusive, because rows may have been paired with rows of other tokens.
 
-    Any pairing keeps p valid, but hides copies.
+    p is valid for any pairing, but a wrong pairing hides copies.
     """
     if decision.verdict is not Verdict.NO_EVIDENCE:
         return decision
@@ -304,8 +308,8 @@ def where_tokens_are_unknown(decision: Decision) -> Decision:
 def layers_support(modules: Sequence[tuple[int, int, ModuleEvidence]], residual_map: str, log_alpha: float) -> bool:
     """Whether the analysed layers (reference layer, candidate layer, evidence) support a map.
 
-    A rotation fitted on tokens also aligns common features, so after one every analysed layer must be significant in a
-    test that such features do not reach. ``log_alpha`` is for all of them.
+    A rotation fitted on tokens also aligns common features. After such a rotation, every analysed layer must therefore
+    be significant in a test that common features do not affect. ``log_alpha`` is the level for all layers together.
     """
     if residual_map != "rotation":
         return True
@@ -316,9 +320,9 @@ def layers_support(modules: Sequence[tuple[int, int, ModuleEvidence]], residual_
 
 
 def could_settle(matrix: MatrixResult, alpha: float) -> bool:
-    """Whether a copy would be significant on these tokens even without the better half of its channels.
+    """Whether a copy would be significant on these tokens, even without the best half of its channels.
 
-    On r tokens the trace of a copy is r - 1, its rank.
+    On r tokens, the trace of a copy is r - 1, its rank.
     """
     n_narrow, n_wide = sorted(matrix.widths)
     # Where every common row is zero no row could be used: then not even a copy has a rank.
@@ -333,5 +337,5 @@ def could_settle(matrix: MatrixResult, alpha: float) -> bool:
 
 
 def _doubts_of_matrix(matrix: MatrixResult) -> tuple[str, ...]:
-    """Why a significant match of a pair of matrices is not accepted."""
+    """Explain why a significant match of two matrices is not accepted."""
     return (caveats.RE_PAIRED_AGREE if _re_paired_is_significant(matrix) else caveats.weak_match_on_axes(matrix),)

@@ -1,6 +1,6 @@
-"""Facts that show which of two related models came first: changes that cannot be undone.
+"""Find out which of two related models came first, from changes that cannot be undone.
 
-Tests read weights only if headers suggest that there is something to find.
+Tests read weights only if the headers suggest such a change.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from mdir_hf.model.roles import Role, WeightPart
 from mdir_hf.report import DirectionFact, FactKind, ModelSummary, fact_side
 
 ROWS = 64
-"""Rows of a matrix that are looked at for roundings: 0.5 MB of each model at a width of 4096."""
+"""Number of rows of a matrix that are checked for rounding: 0.5 MB per model at a width of 4096."""
 
 ROWS_IN_SAME_FORM = 16
-"""The same if both models are stored alike: the numbers of a quantised model may be stored in 16 bits again."""
+"""Number of rows checked if both models are stored alike, since a quantised model may be stored in 16 bits again."""
 
 COPIED_ROWS = 8
-"""Rows of each layer that are looked at for copies: 2 MB of a model of 32 layers of width 4096."""
+"""Number of rows per layer that are checked for copies: 2 MB for a model with 32 layers of width 4096."""
 
 OLD_BLOCKS, OLD_BLOCK_ROWS = 16, 16
-"""Blocks of neighbouring rows of known tokens, and rows of each: the mean of all rows is estimated from them."""
+"""Number of blocks of neighbouring rows of known tokens, and of rows per block, for estimating the mean row."""
 
 NEW_ROWS = 64
 
 
 def direction_facts(reference: Comparable, candidate: Comparable, *, level_reads: bool) -> tuple[DirectionFact, ...]:
-    """Collect the facts about two related models; without ``level_reads``, only names and dates.
+    """Collect the facts about two related models; if ``level_reads`` is False, only names and dates.
 
-    A test that cannot read its rows is left out.
+    A test that cannot read its rows is skipped.
 
     Raises:
         StoppedError: If a listener raises.
@@ -71,7 +71,7 @@ def _adapters(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
 
 
 def _roundings(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
-    """Test the embedding and a middle layer; if they are stored alike, only a few rows of the layer."""
+    """Check the embedding and a middle layer for rounding, or a few rows of the layer if both are stored alike."""
     is_same_form = _form(reference) == _form(candidate)
     sides = {"reference": reference, "candidate": candidate}
     n_rows = ROWS_IN_SAME_FORM if is_same_form else ROWS
@@ -104,7 +104,7 @@ def _form(model: Model) -> tuple[str | None, ...]:
 
 
 def _rows(model: Model, role: Role | None, n_rows: int) -> torch.Tensor | None:
-    """Return rows of a middle layer, or of the embedding from its first quarter on, past special tokens."""
+    """Return rows of a middle layer, or of the embedding after its first quarter, which may have special tokens."""
     if role is not None:
         layers = model.anatomy.layers
         return first_rows(model, layers[len(layers) // 2], role, n_rows) if layers else None
@@ -116,7 +116,7 @@ def _rows(model: Model, role: Role | None, n_rows: int) -> torch.Tensor | None:
 
 
 def _repeated_layers(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
-    """Test the deeper model for copies of layers that the other has once."""
+    """Check the deeper model for copies of layers that the other model has only once."""
     sides = {"reference": reference, "candidate": candidate}
     counts = [len(model.anatomy.layers) for model in sides.values()]
     if counts[0] == counts[1] or 0 in counts:
@@ -140,7 +140,6 @@ def _repeated_layers(reference: Model, candidate: Model) -> Iterator[DirectionFa
 
 
 def _stored_rows(model: Model, at: int, role: Role) -> torch.Tensor | None:
-    """Read the first rows of a matrix as stored."""
     part = model.anatomy.layers[at].parts.get(role)
     if not isinstance(part, WeightPart) or part.expert is not None:
         return None
@@ -151,7 +150,7 @@ def _stored_rows(model: Model, at: int, role: Role) -> torch.Tensor | None:
 
 
 def _new_tokens(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
-    """Test the larger vocabulary, if it extends the smaller one."""
+    """Check whether the larger vocabulary extends the smaller one with new rows at the mean."""
     vocabularies = [model.vocabulary if model.has_read_vocabulary else None for model in (reference, candidate)]
     for at, earlier in enumerate((reference, candidate)):
         small, large, later = vocabularies[at], vocabularies[1 - at], (candidate, reference)[at]

@@ -1,4 +1,4 @@
-"""Run Algorithm 1 on one pair of matrices: read, test, calibrate, report."""
+"""Run Algorithm 1 on one pair of matrices, from reading to the result."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from mdir_hf.report import (
 )
 
 FEWEST_ROWS_TO_CALIBRATE = 16
-"""A placebo on fewer rows could not become significant."""
+"""Minimum number of rows for a placebo; on fewer, it could not become significant."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class MatrixEvidence:
 
     Attributes:
         arrays: Polar factor reduced for plots, and the matched channels.
-        polar: Polar factor from the last look, ``(n_reference, n_candidate)``, if the layers may need it.
+        polar: Polar factor from the last look, ``(n_reference, n_candidate)``, if the layer tests may need it.
         matching: The matching from that look, if significant.
     """
 
@@ -61,10 +61,10 @@ def compare_embeddings(
     n_tests: int,
     after_first_look: Callable[[], bool] | None = None,
 ) -> MatrixEvidence:
-    """Test more and more common tokens until the result is significant or the level allows no more.
+    """Test ever more common tokens until the result is significant or the level allows no more.
 
-    Every p is multiplied by ``n_tests``. ``after_first_look`` is called if the first look is not significant; if it
-    returns True, the test ends.
+    Every p is multiplied by ``n_tests``. If the first look is not significant, ``after_first_look`` is called, and the
+    test ends if it returns True.
 
     Raises:
         MdirError: If rows cannot be read.

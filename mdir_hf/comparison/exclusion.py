@@ -22,7 +22,7 @@ from mdir_hf.model.roles import Role
 from mdir_hf.report import Exclusion, MatrixResult
 
 MOST_MAPS = 5
-"""Upper bound on the residual-basis maps tried on the layers. p is multiplied by their number."""
+"""Upper bound on the number of residual-basis maps tried on the layers, by which p is multiplied."""
 
 
 def layers_noise(
@@ -35,9 +35,9 @@ def layers_noise(
     log_alpha: float,
     every: bool,
 ) -> float:
-    """Find the strongest noise at which copies of the layers' ``role`` matrix are significant.
+    """Find the strongest noise at which copies of the layers' ``role`` matrices are significant.
 
-    If ``every`` is true, wide matrices were not screened.
+    If ``every``, wide matrices were not screened.
     """
     n_cells = len(positions[0]) * len(positions[1])
     n_channels = sorted(
@@ -59,7 +59,7 @@ def layers_noise(
 def _planned_layers_noise(
     reference: PlacedTensors, candidate: PlacedTensors, *, n_looks: int, alpha: float, every: bool
 ) -> float | None:
-    """Predict :func:`layers_noise` from headers; None if there are no layers to compare."""
+    """Predict :func:`layers_noise` from headers; return None if there are no layers to compare."""
     roles = representatives(reference, candidate, every=every)
     if not roles:
         return None
@@ -75,7 +75,7 @@ def _planned_layers_noise(
 
 
 def noise_of_plan(plan: ReadPlan, alpha: float) -> float:
-    """Return the noise level up to which looks at two matrices would have found a copy."""
+    """Return the strongest noise at which looks at two matrices would find a copy."""
     widths, last = (plan.reference.shape[1], plan.candidate.shape[1]), plan.look_rows[-1]
     is_drawn = not plan.runs_full_test and last > FEW_ROWS and max(widths) > FEW_ROWS
     n_narrow = min(*widths, SCREEN_CHANNELS) if is_drawn else min(widths)
@@ -84,9 +84,9 @@ def noise_of_plan(plan: ReadPlan, alpha: float) -> float:
 
 
 def with_noise(plan: ReadPlan, reference: PlacedTensors, candidate: PlacedTensors, alpha: float) -> ReadPlan:
-    """Add the noise levels up to which the matrices and the layers would reveal a copy.
+    """Add the strongest noise at which the matrices, and the layers, would reveal a copy.
 
-    Reads the header of the shard with the first layer.
+    This reads the header of the shard with the first layer.
     """
     plan, level = replace(plan, excluded_noise=noise_of_plan(plan, alpha)), plan.level
     if not level.may_read_layers:
@@ -101,9 +101,9 @@ def with_noise(plan: ReadPlan, reference: PlacedTensors, candidate: PlacedTensor
 
 
 def noise_of_row_screen(n_channels: int, n_columns: int, *, n_tests: int, n_cells: int) -> float:
-    """Find the strongest noise at which sampled rows of a wide matrix pass the screen.
+    """Find the strongest noise at which sampled rows of a copied wide matrix pass the screen.
 
-    ``n_columns`` counts channels of the narrower stream, ``n_cells`` pairs of layers.
+    ``n_columns`` is the number of channels of the narrower stream, and ``n_cells`` the number of layer pairs.
     """
     few, many = sample_sizes(n_channels)
     # Half of the layers share at least this many rows. Each cell must pass the level of the screen divided by the

@@ -1,4 +1,4 @@
-"""Inspect one model: its roles, its vocabulary and the bytes that a comparison would read."""
+"""Inspect one model's tensor roles and vocabulary, and the bytes that a comparison would read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Layer, Role, StoredWeight
 
 FEW_FILES = 8
-"""Read all headers by default up to this many weight files; each takes one or two requests."""
+"""Up to this many weight files, all headers are read by default; each takes one or two requests."""
 
 
 def inspect_model(
@@ -39,7 +39,8 @@ def inspect_model(
 ) -> Inspection:
     """Inspect one model as a comparison would, without reading weights.
 
-    ``all_headers`` reads every header to report shapes and sizes of all layers. None: only for up to eight files.
+    If ``all_headers``, every header is read to report shapes and sizes of all layers. By default, that is done for up
+    to eight files.
 
     Raises:
         MdirError: If the model cannot be opened, has no readable weights, or is not a language model.
@@ -124,7 +125,6 @@ def _vocabulary(model: Model, notes: list[str]) -> VocabularySummary | None:
 
 
 def _check_shapes(model: Model, notes: list[str]) -> None:
-    """Read every header, and note layers with unexpected shapes."""
     faults = []
     for layer in model.anatomy.layers:
         try:
@@ -198,7 +198,6 @@ def _reads(model: Model, vocabulary: VocabularySummary | None, *, has_headers: b
 
 
 def _n_bytes(model: Model, names: Iterable[str]) -> int:
-    """Return the stored size of some tensors."""
     total = 0
     for name in set(names) - model.tensors.description.unreadable:
         with suppress(UnsupportedFormatError):

@@ -13,7 +13,7 @@ from mdir_hf.report import InputOutput, ModelSummary, n_bytes_text
 SCHEMA = "mdir-hf/inspection/1"
 
 MOST_NAMES = 20
-"""Number of tensors without a role that the text lists. JSON lists all of them."""
+"""Maximum number of tensors without a role in the text; the JSON lists all of them."""
 NAME_LENGTH = 120
 
 
@@ -52,10 +52,10 @@ class LayerGroup:
     """Layers with the same roles.
 
     Attributes:
-        layers: Layer numbers, in the order that a token passes through them.
+        layers: Layer numbers, in the order in which a token passes through them.
         names: The numbers, prefixed with the stack in looped models (``core_block.1``).
-        expert_roles: Roles that any expert has.
-        missing: Roles that such a layer should have but lacks.
+        expert_roles: Roles that at least one expert has.
+        missing: Roles that such a layer should have, but lacks.
     """
 
     layers: tuple[int, ...]
@@ -69,13 +69,13 @@ class LayerGroup:
 
 @dataclass(frozen=True, slots=True)
 class PartSummary:
-    """A part of the inventory, which contains every tensor.
+    """A part of the inventory; together, the parts contain every tensor.
 
     Attributes:
         kind: ``stack``, ``table``, ``connector``, ``experts``, ``storage``, ``vectors`` or ``unplaced``.
-        owner: The part that experts, storage and vectors belong to.
+        owner: The part to which experts, storage or vectors belong.
         bytes: Stored size; None if a file header was not read.
-        decided_by: How tensors were recognised: ``names``, ``class`` (of transformers) or ``shapes``.
+        decided_by: How tensors were recognised: from their ``names``, the transformers ``class`` or their ``shapes``.
         reason: Why tensors are unplaced.
     """
 
@@ -91,12 +91,12 @@ class PartSummary:
 
 @dataclass(frozen=True, slots=True)
 class ReadEstimate:
-    """Bytes that a comparison reads from this model if the other has the same tokens.
+    """Bytes that a comparison would read from this model if the other model has the same tokens.
 
     Attributes:
         screen: Bytes of the first and of the last look at the embedding.
         unembedding: Bytes of the full test of an untied output head.
-        layers: Bytes of the layer map by representing role. None if headers were not read.
+        layers: Bytes of the layer map for each role that can represent a layer; None if headers were not read.
         body: Bytes of weights with a role; None if headers were not read.
     """
 
@@ -109,13 +109,13 @@ class ReadEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """A model as a comparison sees it.
+    """The result of inspecting a model as a comparison would.
 
     Attributes:
         heads: Query and key/value heads per layer, if known and equal in all layers.
         rope: How RoPE pairs the rows of a head.
         unembedding: The output head, if it has its own tensor.
-        vocabulary: The tokenizer, or None (a note gives the reason).
+        vocabulary: The tokenizer, or None if unavailable; a note then gives the reason.
         unplaced: Tensors of the layers without a role.
     """
 
@@ -148,7 +148,7 @@ class Inspection:
 
 
 def lines_of(inspection: Inspection) -> Iterator[str]:
-    """Yield the lines of an inspection."""
+    """Yield the lines of an inspection's text."""
     model = inspection.model
     at = "" if model.commit is None else f"@{model.commit[:7]}"
     layers = f", {_counted(model.layers, 'layer')}" if model.layers else ""

@@ -26,16 +26,16 @@ READS_AT_ONCE = 8
 """Number of layers read concurrently."""
 
 KEPT_BYTES = 160 << 20
-"""Memory for weights of one role of one model that later maps may need again: eight whole layers of Llama-3.1-8B in
-float32."""
+"""Memory for one role's weights of one model, which later maps may need again. Eight whole layers of Llama-3.1-8B fit,
+in float32."""
 
 STORED_BYTES = 4
-"""Upper bound on the bytes per cached weight; most models are stored with two."""
+"""Upper bound on the bytes per cached weight. Most models are stored with two."""
 
 STANDS_IN = {Role.V: Role.SSM_IN}
-"""Fallback for V in layers without attention: the input projection of the state-space mixer. This gives a hybrid model
-one map over all of its layers. Values and mixer inputs of unrelated models do not match significantly, so each layer is
-matched with layers of its own kind."""
+"""Fallback for V in layers without attention: the input projection of the state-space mixer. A hybrid model thus has
+one map over all of its layers. Values do not match mixer inputs significantly, so each layer is matched with layers of
+its own kind."""
 
 
 def n_neurons(model: PlacedTensors) -> int:
@@ -64,7 +64,7 @@ def n_channels_of(model: PlacedTensors, role: Role, position: int) -> int:
     """Return the number of rows of the matrix that represents a layer, from its header.
 
     Raises:
-        AnatomyError: If it is not a matrix with the model's width on one side.
+        AnatomyError: If the weight is not a matrix with the model's width on one side.
     """
     layer = model.anatomy.layers[position]
     standing = standing_for(layer, role)
@@ -77,7 +77,7 @@ def n_channels_of(model: PlacedTensors, role: Role, position: int) -> int:
 
 
 def why_not_compared(reference: PlacedTensors, candidate: PlacedTensors, roles: Sequence[Role]) -> tuple[str, ...]:
-    """Explain why most layers cannot be compared by ``roles``."""
+    """Explain why most layers cannot be compared using ``roles``."""
     reasons = []
     for model in (reference, candidate):
         layers, unread = model.anatomy.layers, model.anatomy.unread_layers
@@ -100,7 +100,7 @@ def why_not_compared(reference: PlacedTensors, candidate: PlacedTensors, roles: 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _StoredRows:
-    """Rows as stored, ``(k, n)``, losslessly in 16 bits if possible, and the norm's gain."""
+    """Rows as stored, ``(k, n)``, in 16 bits if that is lossless, and the norm's gain."""
 
     rows: torch.Tensor
     gain: torch.Tensor | None
@@ -111,10 +111,10 @@ class _StoredRows:
 
 
 class RoleReader:
-    """Read the matrix that represents each layer: ``(d_out, n)``, norm gain folded in, rows of unit length.
+    """Reader of the matrix that represents each layer, ``(d_out, n)``, with the norm gain folded in and unit rows.
 
-    Matrices that write to the residual stream are transposed. Heavy-tailed row lengths would mislead the polar factor.
-    Sampled rows of all layers are read at once; whole layers are cached while they fit.
+    Matrices that write to the residual stream are transposed. Rows have unit length because heavy-tailed lengths would
+    mislead the polar factor. Sampled rows of all layers are read at once; whole layers are cached while they fit.
 
     Attributes:
         positions: Positions in ``model.anatomy.layers``; by default all layers with the role.
@@ -133,7 +133,7 @@ class RoleReader:
         return n_channels_of(self.model, self.role, position)
 
     def read(self, position: int, channels: torch.Tensor | None) -> torch.Tensor:
-        """Read a layer's matrix, or only the rows ``channels``. Callers must not modify the result."""
+        """Read a layer's matrix, or only the rows ``channels``. The result must not be modified."""
         if channels is None:
             if self._last is None or self._last[0] != position:
                 self._last = position, self._prepared(position, self._whole(position))
@@ -150,7 +150,7 @@ class RoleReader:
         return self._prepared(position, self._kept[position, key])
 
     def lengths(self, position: int, channels: torch.Tensor) -> torch.Tensor:
-        """Return the lengths of these rows before normalization."""
+        """Return the lengths of the rows ``channels`` before normalisation."""
         stored = self._kept.get((position, channels.numpy().tobytes()))
         rows = self.folded(position)[channels] if stored is None else self._folded(stored)
         lengths: torch.Tensor = rows.float().norm(dim=1)
@@ -161,7 +161,7 @@ class RoleReader:
         return self._folded(self._whole(position))
 
     def held(self, position: int) -> tuple[Role, torch.Tensor] | None:
-        """Return the role and stored matrix of a layer that is cached whole."""
+        """Return the role and stored matrix of a layer if it is cached whole."""
         stored = self._kept.get((position, None))
         if stored is None:
             return None
@@ -170,7 +170,7 @@ class RoleReader:
         return standing, rows.T if standing.writes_stream else rows
 
     def _whole(self, position: int) -> _StoredRows:
-        """Read a whole layer, with the others if they are few and small."""
+        """Read a whole layer, together with the others if they are few and small."""
         stored = self._kept.get((position, None))
         if stored is not None:
             return stored
@@ -184,7 +184,6 @@ class RoleReader:
         return stored
 
     def _read_all(self, positions: Sequence[int], channels: torch.Tensor | None, key: bytes | None) -> None:
-        """Read several layers concurrently."""
         n_in_flight = 1 if is_one_of_several_ranks() else READS_AT_ONCE
         of_layers = in_order(
             positions, lambda position, _: self._read(position, channels), n_in_flight=n_in_flight, name="mdir-layers"
@@ -229,7 +228,7 @@ class Representative:
 
     @property
     def n_channels(self) -> int:
-        """Number of rows."""
+        """Number of rows of the matrix."""
         return self.reader.n_channels(self.position)
 
     def load(self, channels: torch.Tensor | None = None) -> torch.Tensor:
@@ -257,7 +256,7 @@ def read_role(model: PlacedTensors, layer: Layer, role: Role, rows: IntArray | N
     """Read the weight of a role: a norm ``(d,)``, or a matrix ``(d_out, d_in)``.
 
     Raises:
-        AnatomyError: If the shape does not fit the role.
+        AnatomyError: If the weight's shape does not fit the role.
         MdirError: If the weight cannot be read.
     """
     with about_weight(model, layer.parts[role]), naming(model.label):
@@ -271,7 +270,7 @@ def read_role(model: PlacedTensors, layer: Layer, role: Role, rows: IntArray | N
 
 @contextmanager
 def about_weight(model: PlacedTensors, part: StoredWeight) -> Iterator[None]:
-    """Report an unreadable weight to the model, then re-raise."""
+    """Record an unreadable weight in the model, then re-raise the error."""
     try:
         yield
     except (AnatomyError, UnsupportedFormatError) as exc:
@@ -285,7 +284,7 @@ def check_shape(model: PlacedTensors, layer: Layer, role: Role, part: StoredWeig
     """Check that the shape of a weight fits its role.
 
     Raises:
-        AnatomyError: If a weight does not have the model's width.
+        AnatomyError: If the weight does not have the model's width.
     """
     width = model.anatomy.hidden_size
     is_matrix = len(shape) == 2 and 0 not in shape
@@ -320,7 +319,7 @@ def stored_n_bytes(model: PlacedTensors, position: int, role: Role) -> int:
 
 
 def inner_rows(model: PlacedTensors, position: int, role: Role) -> int | None:
-    """Return the rows of a projection on the side of heads or neurons, from headers."""
+    """Return the number of a projection's rows on its head or neuron side, from headers."""
     part = model.anatomy.layers[position].parts.get(role)
     if part is None:
         return None
@@ -335,9 +334,9 @@ def layer_weights(
     without: Collection[Role] = frozenset(),
     held: Mapping[Role, torch.Tensor] = {},
 ) -> LayerWeights:
-    """Read one layer for Algorithm 3 with norm gains folded in; missing roles are None.
+    """Read one layer for Algorithm 3, with norm gains folded in; missing roles are None.
 
-    ``held`` contains stored weights already in memory.
+    ``held`` contains stored weights that are already in memory.
     """
     anatomy = model.anatomy
     layer = anatomy.layers[position]
@@ -378,7 +377,7 @@ def layer_weights(
 
 
 def read_mixer(model: PlacedTensors, position: int, dtype: torch.dtype) -> MlpWeights | None:
-    """Read a state-space mixer as a gated MLP over its channels; None if there is none."""
+    """Read a state-space mixer as a gated MLP over its channels; return None if the layer has none."""
     layer = model.anatomy.layers[position]
     if Role.SSM_IN not in layer.parts or Role.SSM_OUT not in layer.parts:
         return None

@@ -1,4 +1,4 @@
-"""Compares the layers of two models by Algorithms 2 and 3. One layer of each model is in memory at a time."""
+"""Compare the layers of two models with Algorithms 2 and 3, keeping one layer of each model in memory."""
 
 from __future__ import annotations
 
@@ -43,47 +43,48 @@ from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import Role
 
 MANY_ROWS = 1024
-"""Sampled layers omit projections with more rows, because a polar factor costs their cube. If every projection of
-attention has more, the first of :data:`NARROWEST` stays."""
+"""Projections with more rows are not tested in sampled layers, because a polar factor takes cubic time. If every
+projection of attention has more, the first of :data:`NARROWEST` is tested."""
 
 TOO_MANY_ROWS = 8192
-"""No projection with more rows stays, because its polar factor takes minutes; latent attention has up to 16384."""
+"""No projection with more rows is tested, because its polar factor takes minutes; latent attention has up to 16384."""
 
 NARROWEST: tuple[Projection, ...] = ("k", "v", "q", "o")
-"""Projections of attention; keys and values have no more rows than queries."""
+"""Projections of attention, narrowest first; keys and values have no more rows than queries."""
 
 MANY_NEURONS = 2048
-"""The same for MLPs, which have more rows than attention in every layer: three matrices that are tested as one."""
+"""The limit for MLPs, which always have more rows than attention; their three matrices are tested as one."""
 
 MLP: tuple[Projection, ...] = ("gate", "up", "down")
 
 WHOLE_MAP_BYTES = 512 << 20
-"""If a map of a few layers is significant, all are mapped if their matrices in both models take at most this much."""
+"""After a significant map of a few layers, all layers are mapped if both models' matrices take at most this much."""
 
 SAME_NEURONS = 0.5
-"""Two layers are the same if their neurons reach this share of the largest trace. Neighbours in MiniLM reach 0.2."""
+"""Two layers are the same if their neurons reach this share of the largest trace. Neighbouring layers of MiniLM reach
+0.2."""
 
 SAMPLED_LAYERS = 3
-"""Number of matched layers that are analysed in full if the verdict does not need it."""
+"""Number of matched layers that are analysed below level ``full``."""
 
 MOST_LEFT_OUT = 24
-"""Weights that a comparison of layers does without before it gives up."""
+"""Maximum number of unreadable weights that a comparison of layers skips before it fails."""
 
 OnPart = Callable[[str, int, int], None]
-"""Takes ``layers`` or ``modules``, how many parts of that are done, and how many there are at most."""
+"""Callback that receives ``layers`` or ``modules``, the number of finished parts, and the maximum number."""
 
 
 Supports = Callable[[LayersEvidence], bool]
-"""Tells whether neurons of every layer that a map matches are known to agree."""
+"""Function that returns whether neurons of every matched layer of a map are known to agree."""
 
 
 def compare_layers(question: LayerQuestion, tried: Sequence[Attempt]) -> LayersEvidence | None:
     """Map the layers of two models, trying each residual-basis map with each representative in turn.
 
-    All maps in ``tried`` are counted as tests. Returns the first accepted map, preferring one that gives every
-    candidate layer an ancestor; else the most significant one; None without layers to compare. Reads the
-    representatives (wide ones only if sampled rows match) and the weights of analysed layers. Unless the level asks for
-    all, few layers of the shallower model are compared.
+    All maps in ``tried`` are counted as tests. Return the first accepted map, preferring one that gives every candidate
+    layer an ancestor; else the most significant map; or None if there are no layers to compare. Representatives are
+    read (wide ones only if sampled rows match), and the weights of analysed layers. Unless the level asks for all
+    layers, only a few layers of the shallower model are compared.
     """
     models = [ReadOnce(question.reference), ReadOnce(question.candidate)]
     question = replace(question, n_maps=sum(len(attempt.roles) for attempt in tried))
@@ -108,12 +109,12 @@ def compare_layers(question: LayerQuestion, tried: Sequence[Attempt]) -> LayersE
 
 
 def is_accepted(layers: LayersEvidence, log_alpha: float, settings: Settings) -> bool:
-    """Whether a layer map is significant without doubts."""
+    """Whether a layer map is significant and there are no doubts about it."""
     return layers.log_p < log_alpha and not doubts_of_layers(layers_result(layers, settings.alpha))
 
 
 def _compare_layers(question: LayerQuestion, tried: Sequence[Attempt]) -> LayersEvidence | None:
-    """Map the layers of two models that can be read."""
+    """Map the layers of two models; raise an error at the first unreadable weight."""
     reference, candidate, settings = question.reference, question.candidate, question.settings
     log_alpha = question.log_alpha
     n_done = 0
@@ -162,7 +163,7 @@ def _compare_layers(question: LayerQuestion, tried: Sequence[Attempt]) -> Layers
 def analyse_matches(question: LayerQuestion, layers: LayersEvidence) -> LayersEvidence:
     """Run Algorithm 3 on the matched layers of a map built from sampled rows.
 
-    Test the named layers and, after a rotation, some others. Trace some experts.
+    This tests the layers named in the settings and, after a rotation, some others. It also traces some experts.
     """
     matches = layers.pairs
     some = [matches[at] for at in spread(range(len(matches)), SAMPLED_LAYERS)] if matches else []
@@ -178,14 +179,14 @@ def analyse_matches(question: LayerQuestion, layers: LayersEvidence) -> LayersEv
 
 @dataclass(frozen=True)
 class LayerQuestion:
-    """Two models whose layers are compared, and the options.
+    """Two models whose layers are compared, with the options.
 
     Attributes:
-        log_alpha: Natural log of the level left for the layers.
-        n_maps: Maximum number of maps tried; every p is corrected for it.
-        on_part: Receives the number of finished maps, later of finished pairs, and the total.
-        on_found: Receives a significant map and the number of pairs left, again after each pair.
-        supports: Whether neurons of every matched layer agree, so that whole layers need no test.
+        log_alpha: Natural log of the level that remains for the layers.
+        n_maps: Maximum number of maps tried, for which every p is corrected.
+        on_part: Receives the stage, the number of finished maps or (later) pairs, and the total.
+        on_found: Receives a significant map and the number of remaining pairs, after the map and after each pair.
+        supports: Returns whether neurons of every matched layer agree, so that whole layers need no test.
         neuron_seed: Seed for sampling neurons of wide MLPs.
     """
 
@@ -201,11 +202,11 @@ class LayerQuestion:
     _readers: dict[Role, tuple[RoleReader, RoleReader]] = field(default_factory=dict, init=False)
 
     def between(self, reference: PlacedTensors, candidate: PlacedTensors) -> LayerQuestion:
-        """Return the same question for other readers of the models."""
+        """Return the same question with other readers of the models."""
         return replace(self, reference=reference, candidate=candidate)
 
     def is_in_both(self, role: Role) -> bool:
-        """Whether both models have the role or its fallback."""
+        """Return whether both models have the role or its fallback."""
         return all(layers_with(model, role) for model in (self.reference, self.candidate))
 
     def readers(self, role: Role) -> tuple[RoleReader, RoleReader]:
@@ -222,7 +223,7 @@ class LayerQuestion:
     def maps(
         self, residual_maps: Sequence[ResidualBasisMap], role: Role, *, is_screened: bool = False
     ) -> list[LayersEvidence]:
-        """Map the layers by one role under each residual-basis map, reading each layer once."""
+        """Map the layers using one role under each residual-basis map, reading each layer once."""
         readers = self.readers(role)
         is_open = [True] * len(residual_maps)
         if not (is_screened or self.settings.level.tests_whole_layers):
@@ -247,7 +248,7 @@ class LayerQuestion:
         ]
 
     def _silent(self, readers: tuple[RoleReader, RoleReader]) -> LayerMap:
-        """Return the map of layers not read whole: p = 1 everywhere."""
+        """Return a map with p = 1 everywhere, for layers that are not worth reading whole."""
         return silent_map(*(len(reader.positions) for reader in readers), n_tests=self.n_maps)
 
     def _evidence(self, residual_map: ResidualBasisMap, role: Role, layer_map: LayerMap) -> LayersEvidence:
@@ -273,9 +274,9 @@ class LayerQuestion:
         )
 
     def completed(self, sampled: LayersEvidence) -> LayersEvidence:
-        """Map all layers if some were significant and reading all of them is affordable.
+        """Map all layers if the map of some is significant and reading all of them is affordable.
 
-        Sizes alone decide which map is the evidence.
+        The choice depends on sizes alone, so p needs no correction.
         """
         role, models = sampled.role, (self.reference, self.candidate)
         every = chosen_layers(*models, role, every=True)
@@ -337,14 +338,13 @@ class LayerQuestion:
     def experts(
         self, pairs: Sequence[tuple[int, int]], residual_map: ResidualBasisMap, n_modules: int
     ) -> tuple[ExpertOrigins, ...]:
-        """Trace the experts of matched layers of mixtures."""
+        """Trace the experts in matched layers of mixtures."""
         mixed = [(i, j) for i, j in pairs if is_mixture(self.reference, i) or is_mixture(self.candidate, j)]
         level = self.log_alpha - math.log(max(1, n_modules + len(mixed)))
         traced = [trace_experts(self.reference, self.candidate, pair, residual_map, log_alpha=level) for pair in mixed]
         return tuple(origins for origins in traced if origins is not None)
 
     def _analysed(self, evidence: LayersEvidence) -> list[tuple[int, int]]:
-        """Return the matched layers to analyse."""
         matches = evidence.pairs
         if self.settings.level.tests_whole_layers:
             return matches
@@ -355,7 +355,7 @@ class LayerQuestion:
     def modules(
         self, pair: tuple[int, int], residual_map: ResidualBasisMap, *, is_sample: bool | None = None
     ) -> list[ModuleEvidence]:
-        """Run Algorithm 3 on a pair of layers; for a sample, run only quick tests."""
+        """Run Algorithm 3 on a pair of layers, with quick tests only if it is a sample."""
         if is_sample is None:
             is_sample = not self.settings.level.tests_whole_layers
         fitted = (FITTED_ROLE.value,) if residual_map.fitted_on == FITTED_ON else ()
@@ -378,11 +378,10 @@ class LayerQuestion:
         return [*evidence, analyse_mixer(reference_mixer, candidate_mixer, residual_map)]
 
     def _held(self, side: int, position: int) -> dict[Role, torch.Tensor]:
-        """Return a layer's matrices that are in memory."""
         return dict(held for readers in self._readers.values() if (held := readers[side].held(position)) is not None)
 
     def _narrow_roles(self, pair: tuple[int, int], roles: Sequence[Projection]) -> tuple[Projection, ...]:
-        """Return roles with quick tests, and one of attention if it is affordable."""
+        """Return the roles with quick tests, including at least one of attention if that is affordable."""
 
         def has_at_most(most: int, role: Projection) -> bool:
             places = zip((self.reference, self.candidate), pair, strict=True)

@@ -1,4 +1,4 @@
-"""The measurements of a comparison so far, and their report."""
+"""Collect the measurements of a comparison, and report on them."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ IDENTICAL_FILES = Decision(
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Measurements:
-    """Everything that a comparison has measured so far; None for steps not taken.
+    """Everything that a comparison has measured so far. Steps that were not taken are None.
 
     Attributes:
         is_sample_fresh: Whether the seed came from system entropy after both models were open.
-        neuron_samples: Gate and up samples from the last look by number.
-        nominating_samples: Samples of every layer, with up alone.
+        neuron_samples: Samples of gate and up from the last look at neurons by number.
+        nominating_samples: Samples of up from every layer.
         n_looks: Maximum number of looks at a pair of matrices.
         layers_are_unreadable: Whether most of the layers to compare could not be read.
         parts: Pairs of other stacks and of expert sets.
@@ -93,22 +93,22 @@ class Measurements:
 
     @property
     def have_layers(self) -> bool:
-        """Whether both models have layers, read or not."""
+        """Whether both models have layers, even if those cannot be read."""
         return all(bool(model.anatomy.layers or model.summary().layers) for model in self.models)
 
     @property
     def is_nominated(self) -> bool:
-        """Whether a pair of matrices agrees."""
+        """Whether at least one pair of matrices agrees."""
         return any(is_trusted(matrix.result) for matrix in self.matrices.values())
 
     @property
     def is_settled(self) -> bool:
-        """Whether the second witness settles the question, or copied matrices in models without layers."""
+        """Whether the second witness, or copied matrices in models without layers, settle the question."""
         return self.decision.verdict is Verdict.HOMOLOGOUS or self.decision.reason is Reason.SAMPLE_CHOSEN
 
     @cached_property
     def decision(self) -> Decision:
-        """The verdict rules applied to the evidence so far."""
+        """The decision that follows from the evidence so far."""
         if self.files_are_equal:
             return IDENTICAL_FILES
         decision = decide(
@@ -136,7 +136,7 @@ class Measurements:
 
     @cached_property
     def layers_result(self) -> LayersResult | None:
-        """The result for the layers, whatever the verdict."""
+        """The result for the layers, regardless of the verdict."""
         if self.layers is None:
             return None
         return layers_result(self.layers, self.settings.alpha, log_cost=self.log_cost_of_layers)
@@ -145,19 +145,20 @@ class Measurements:
     def log_cost_of_layers(self) -> float:
         """Natural log of the correction factor on the layers' p.
 
-        The layers get the share of alpha after the looks (docs/method/rows.md); if all are compared, for two maps.
+        The layers get the share of alpha after the last look (docs/method/rows.md), shared by two maps if all layers
+        are compared.
         """
         is_paid_twice = self.settings.level.analyses_all_layers
         return log_cost_of_look(self.n_looks + 1) + (math.log(2.0) if is_paid_twice else 0.0)
 
     @property
     def n_tests_of_matrices(self) -> int:
-        """Number of tests of matrices."""
+        """Number of tests on matrices."""
         return TESTS_PER_MATRIX * len(self.matrix_pairs)
 
     @property
     def n_tests(self) -> int:
-        """Number of tests of matrices and layer maps."""
+        """Number of tests on matrices and layer maps."""
         if self.files_are_equal:
             return 1
         of_layers = 0 if self.layers is None else self.layers.n_tests
@@ -226,7 +227,7 @@ def _shows_rotation(layers: LayersResult) -> bool:
 
 
 def _table_of(measured: Measurements) -> LayerTable | None:
-    """Return the table of projections; only a second witness lets it speak of copies."""
+    """Return the table of projections; it mentions copies only if there is a second witness."""
     if measured.projections is None:
         return None
     table = replace(measured.projections.table, tested_layers=measured.settings.layers)
@@ -250,7 +251,6 @@ def _exclusion_by(measured: Measurements) -> Exclusion:
 
 
 def _caveats_on(measured: Measurements) -> tuple[str, ...]:
-    """Return all sentences except for the decision's."""
     verdict, models, level = measured.decision.verdict, measured.models, measured.settings.level
     late = tuple(note for note in caveats.of_weights(*models) if note not in measured.caveats)
     if measured.files_are_equal:

@@ -23,8 +23,8 @@ class ExpertOrigins:
     """Origins of the experts of one candidate layer.
 
     Attributes:
-        layer: Layer of the reference and of the candidate.
-        reference: Names of the reference's MLPs, in the order of ``found``.
+        layer: Layers of the reference and of the candidate.
+        reference: Names of the reference's MLPs, in the order used in ``found``.
         candidate: Names of the candidate's MLPs.
     """
 
@@ -50,8 +50,8 @@ def trace_experts(
 ) -> ExpertOrigins | None:
     """Map every expert of a candidate layer to its origin in the reference layer.
 
-    A dense layer counts as one expert. ``layer`` has positions in ``anatomy.layers``. Returns None if one
-    of the layers has no readable MLP. Holds all reference experts and one candidate expert in memory.
+    A dense layer counts as one expert. ``layer`` has positions in ``anatomy.layers``. Return None if either layer has
+    no readable MLP. All reference experts and one candidate expert are in memory at a time.
     """
     reference_parts, candidate_parts = mlp_parts(reference, layer[0]), mlp_parts(candidate, layer[1])
     if not reference_parts or not candidate_parts:
@@ -86,7 +86,6 @@ def mlp_parts(model: PlacedTensors, position: int) -> list[tuple[ExpertName, Map
 def _read_mlps(
     model: PlacedTensors, position: int, named: list[tuple[ExpertName, Mapping[Role, StoredWeight]]], dtype: torch.dtype
 ) -> Iterator[MlpWeights]:
-    """Read the MLPs of a layer one at a time, gains folded in."""
     layer = model.anatomy.layers[position]
     gains = {role: read_role(model, layer, role) for role in (Role.MLP_NORM, Role.SHARED_NORM) if role in layer.parts}
 

@@ -1,6 +1,6 @@
-"""Tests for which of two relatives came first; each returns nothing if it cannot tell.
+"""Test which of two relatives came first; each test returns nothing if it cannot tell.
 
-Rounded numbers, copied layers and new token rows at the mean of the others reveal a direction.
+Rounded numbers, copied layers, and new token rows at the mean of the others reveal the order.
 """
 
 from __future__ import annotations
@@ -17,48 +17,49 @@ from mdir_hf.model.roles import Layer, Role, WeightPart
 from mdir_hf.model.tokens import Vocabulary
 
 ROUNDED_SHARE = 0.99
-"""Share of the coarser model's entries that rounding the finer one must give. Ties and later repairs are the rest."""
+"""Minimum share of the coarser model's entries that rounding the finer model must reproduce. Ties and later repairs
+explain the others."""
 
 GROUPS = (0, 128, 64, 32)
-"""Numbers of neighbouring entries of a row to which quantisers give levels of their own; 0 is a whole row."""
+"""Numbers of neighbouring entries in a row that quantisers treat as one group with its own levels; 0 means a whole row.
+"""
 
 LEVELS_PER_ENTRY = 0.5
-"""A group lies on levels if it has at most this many distinct values for each entry."""
+"""A group lies on levels if its number of distinct values, divided by its entries, is at most this."""
 
 TIMES_FINER = 3.0
-"""If both models lie on levels, the finer one must have this many times as many: enough places in each cell of the
-coarser one to tell numbers that were rounded from numbers that drifted."""
+"""If both models lie on levels, the finer model must have at least this many times as many levels. It then has enough
+places in each cell of the coarser model to distinguish rounding from drift."""
 
 FLOATS = (torch.bfloat16, torch.float16)
 
 SIGNIFICANT_BITS = {torch.float8_e5m2: 3, torch.float8_e4m3fn: 4}
-"""Significant bits of floats that are stored with a scale, the leading one included; the coarsest format first."""
+"""Significant bits, including the leading bit, of float formats that are stored with a scale, coarsest first."""
 
 FEWEST_SIGNIFICANDS = 0.75
-"""A matrix lies on scaled floats if at least this share of their significands occurs in it. Levels at equal distances,
-as in INT4, use fewer."""
+"""Minimum share of a float format's significands that must occur in a matrix of scaled floats. Equidistant levels, as
+in INT4, use fewer."""
 
 ROUNDED_ROWS, ROUNDED_GROUPS = 64, 1024
-"""Rows, and groups of their entries, that are looked at."""
+"""Maximum numbers of rows, and of groups of their entries, that are checked."""
 
 ROUNDING_OF_SCALES = 1e-4
-"""Largest distance of a significand from an integer. Scales are float32, so their products are off by 1e-6; in BF16
-they would be off by 1e-2, and the matrix is a BF16 one."""
+"""Maximum distance of a significand from an integer. With float32 scales, products are off by 1e-6. With BF16 scales,
+they would be off by 1e-2, and the matrix counts as BF16."""
 
 UNIFORM, FLATNESS = (0.03, 0.13), 2.5
-"""Bounds on the spread of numbers around their level, in a cell of width 1: the mean square of their distance from
-it, and the fourth moment over the square of that. Numbers that were rounded lie anywhere in the cell, which gives
-1/12 and 1.8 (less and more if a neighbouring level is not used). Numbers that drifted away from a level lie near it,
-or are spread like a normal draw, which gives 3."""
+"""Bounds on the spread of numbers around their level, in a cell of width 1: the mean square of the distance, and the
+fourth moment divided by its square. Before rounding, numbers lie anywhere in the cell, which gives about 1/12 and 1.8.
+Numbers that drifted away from a level lie close to it, or are normally distributed, which gives 3."""
 
 COPIED_COSINE = 0.3
-"""Rows of two layers are copies above this cosine; layers that were trained apart stay below 0.05."""
+"""Rows of two layers are copies above this cosine. For layers that were trained separately, it is below 0.05."""
 
 MEAN_ROW_SHARE = 0.1
-"""New rows lie at the mean of the others if their distance from it is below this share of the others' distance."""
+"""New rows lie at the mean of the others if their distance from it is at most this share of the others' distance."""
 
 FEWEST_ROWS = 8
-"""Fewer new rows, or fewer others, say nothing."""
+"""Minimum number of new rows, and of others, for a test."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +67,9 @@ class OrderEvidence:
     """Evidence that one relative came first.
 
     Attributes:
-        earlier: The model that came first, or one like it.
-        form: Format of a rounding; empty for other kinds.
-        places: Two layers of the later model, and the earlier model's layer that both repeat.
+        earlier: The model that came first, or one that resembles it.
+        form: Format to which numbers were rounded; empty for other kinds of evidence.
+        places: Two layers of the later model, and the earlier model's layer that both copy.
     """
 
     kind: str
@@ -80,10 +81,11 @@ class OrderEvidence:
 
 
 def roundings(rows: Mapping[str, torch.Tensor]) -> tuple[OrderEvidence, ...]:
-    """Find models that are rounded versions of another; ``rows`` has rows ``(r, n)`` of the same tokens by name.
+    """Find models that are rounded versions of another model.
 
-    Fine-tunes of a quantised model lie near its levels, originals anywhere. Each rounded model gets the best original.
-    Cost O(m r n log n), and O(r n) for each pair with only one model on a grid, with r at most :data:`ROUNDED_ROWS`.
+    ``rows`` maps a model's name to rows ``(r, n)`` of the same tokens. Fine-tunes of a quantised model lie near its
+    levels, originals anywhere. Each rounded model gets the best original. Takes O(m r n log n) time, and O(r n) per
+    pair in which one model is on a grid, with r at most :data:`ROUNDED_ROWS`.
     """
     sampled = {name: values[:ROUNDED_ROWS].float() for name, values in rows.items()}
     grids = {name: _grids(values) for name, values in sampled.items()}
@@ -104,8 +106,8 @@ def roundings(rows: Mapping[str, torch.Tensor]) -> tuple[OrderEvidence, ...]:
 def copied_layers(rows: Mapping[str, Sequence[torch.Tensor | None]]) -> tuple[OrderEvidence, ...]:
     """Find models that contain a relative's layer twice, as after depth up-scaling.
 
-    ``rows`` has, by name, rows of one matrix of each layer, in one basis. Cost O(L^2) products of those rows per
-    pair.
+    ``rows`` maps a model's name to rows of one matrix per layer, all in one basis. Computes O(L^2) products of layers
+    per pair.
     """
     units = {name: _unit(layers) for name, layers in rows.items()}
     twice = {name: _copies(unit, unit) for name, unit in units.items()}
@@ -131,7 +133,8 @@ def grown_vocabulary(
 ) -> OrderEvidence | None:
     """Check whether a vocabulary was extended by ``n_new`` rows set to the mean of the others.
 
-    Both arrays are rows of the later model: for shared tokens ``(r, n)`` and for its own tokens ``(s, n)``.
+    ``old_rows``, ``(r, n)``, and ``new_rows``, ``(s, n)``, are the later model's rows for shared tokens and its own
+    tokens.
     """
     if len(new_rows) < FEWEST_ROWS or len(old_rows) < FEWEST_ROWS:
         return None
@@ -146,13 +149,14 @@ def grown_vocabulary(
 
 
 UNTRAINED_SPREAD = 0.02
-"""Largest spread of rows that were added at the mean and not trained, over the distance of the others from it."""
+"""Maximum spread of rows that were added at the mean and never trained, divided by the others' distance from the mean.
+"""
 
 
 def rows_at_mean(old_rows: torch.Tensor, new_rows: torch.Tensor) -> bool:
     """Check whether new rows ``(s, n)`` were set to the mean of the others, ``(r, n)``, and never trained.
 
-    Rows count if they are nearly equal, and much nearer to that mean than to zero.
+    New rows must be nearly equal, and much closer to that mean than to zero.
     """
     if len(new_rows) < FEWEST_ROWS or len(old_rows) < FEWEST_ROWS:
         return False
@@ -165,7 +169,7 @@ def rows_at_mean(old_rows: torch.Tensor, new_rows: torch.Tensor) -> bool:
 
 
 def is_extension(small: Vocabulary, large: Vocabulary) -> bool:
-    """Whether a vocabulary has all tokens of a smaller one in the same rows."""
+    """Return whether a vocabulary has all tokens of a smaller one in the same rows."""
     row_of = large.row_of
     return len(row_of) > len(small.row_of) and all(row_of.get(token) == row for token, row in small.row_of.items())
 
@@ -182,7 +186,7 @@ def first_rows(model: Model, layer: Layer, role: Role, n_rows: int) -> torch.Ten
 
 
 def _grids(rows: torch.Tensor) -> list[torch.dtype | int]:
-    """Return the grids that rows lie on: narrow floats, scaled floats, or levels of groups."""
+    """Return the grids on which rows lie: narrow floats, scaled floats, or levels of groups."""
     grids: list[torch.dtype | int] = [dtype for dtype in FLOATS if torch.equal(rows.to(dtype).float(), rows)]
     grids += [dtype for dtype in SIGNIFICANT_BITS if _float_units(rows, dtype) is not None][:1]
     for group in GROUPS:
@@ -195,7 +199,7 @@ def _grids(rows: torch.Tensor) -> list[torch.dtype | int]:
 
 
 def _is_finer(fine: torch.Tensor, coarse: torch.Tensor, grid: torch.dtype | int) -> bool:
-    """Whether one of two models on the same groups of levels has far more of them."""
+    """Whether the first of two models with levels for the same groups has far more levels."""
     if not isinstance(grid, int):
         return False
     return _n_levels(fine, grid) >= TIMES_FINER * _n_levels(coarse, grid)
@@ -206,13 +210,12 @@ def _n_levels(rows: torch.Tensor, group: int) -> float:
 
 
 def _n_distinct(rows: torch.Tensor, group: int) -> torch.Tensor:
-    """Count the distinct values of each group."""
     ordered = rows.reshape(-1, group).sort(dim=1).values
     return 1 + (ordered.diff(dim=1) != 0).sum(dim=1)
 
 
 def _rounded_share(fine: torch.Tensor, coarse: torch.Tensor, grid: torch.dtype | int) -> float:
-    """Return the share of coarse entries that rounding the fine ones gives, or 0."""
+    """Return the share of coarse entries that rounding the fine entries reproduces, or 0 if they drifted."""
     if isinstance(grid, int):
         return _share_on_levels(fine, coarse, grid)
     if grid in SIGNIFICANT_BITS:
@@ -243,7 +246,7 @@ def _share_on_levels(fine: torch.Tensor, coarse: torch.Tensor, group: int) -> fl
 
 
 def _float_units(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-    """Return the scales ``(groups, 1)`` of groups of floats of this format, or None."""
+    """Return the scales, ``(groups, 1)``, if the rows are scaled floats of this format, else None."""
     n_bits = SIGNIFICANT_BITS[dtype]
     for group in (rows.shape[1], 128):
         if rows.shape[1] % group:
@@ -264,13 +267,13 @@ def _float_units(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
 
 
 def _significands(values: torch.Tensor, n_bits: int) -> torch.Tensor:
-    """Return the leading bits of values: for four bits, 8 to below 16, and 0."""
+    """Scale values by powers of two to their leading bits: 8 to below 16 for four bits, or 0."""
     leading: torch.Tensor = torch.frexp(values).mantissa * 2**n_bits
     return leading
 
 
 def _share_of_scaled_floats(fine: torch.Tensor, coarse: torch.Tensor, dtype: torch.dtype) -> float:
-    """Return the share of coarse entries that rounding the fine ones to scaled floats gives, without subnormal ones."""
+    """Return the share of coarse entries, excluding subnormals, that rounding to scaled floats reproduces."""
     units = _float_units(coarse, dtype)
     if units is None:
         return 0.0
@@ -304,7 +307,7 @@ def _share(equal: torch.Tensor) -> float:
 
 
 def _unit(layers: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """Return a unit vector for each layer, ``(L, entries)``, or zeros for other shapes."""
+    """Return a unit vector for each layer, ``(L, entries)``; zeros if its shape differs from the first."""
     present = [layer for layer in layers if layer is not None]
     if not present:
         return torch.zeros(len(layers), 0)
@@ -316,7 +319,6 @@ def _unit(layers: Sequence[torch.Tensor | None]) -> torch.Tensor:
 
 
 def _copies(x: torch.Tensor, y: torch.Tensor) -> set[tuple[int, int]]:
-    """Return the pairs of layers that are alike."""
     i, j = np.nonzero((x @ y.T).numpy() > COPIED_COSINE)
     pairs = set(zip(i.tolist(), j.tolist(), strict=True))
     return {(a, b) for a, b in pairs if a < b} if x is y else pairs

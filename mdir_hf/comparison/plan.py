@@ -1,4 +1,4 @@
-"""Pairs tokens, chooses matrices, and plans bytes and memory from headers alone."""
+"""Pair tokens, choose matrices, and plan bytes and memory from headers alone."""
 
 from __future__ import annotations
 
@@ -26,36 +26,38 @@ from mdir_hf.report.words import UNLESS_IN_ANOTHER_BASIS, UNLESS_ROTATED, correl
 
 FIRST_LOOK_ROWS = (64, 512)
 FIRST_LOOK_VALUES = 1 << 19
-"""The first look takes 512 rows of a small model, which is all of its channels, and fewer the wider: 128 at n = 4096.
-Near copies need no more (docs/method/rows.md, "Looks"), and a look at n = 4096 costs more with every row."""
+"""Rows times width of the first look: 512 rows for small models (up to width 1024), and 128 at width 4096. Near copies
+need no more (docs/method/rows.md, "Looks"), and for wide models each row makes a look slower."""
 
 LAST_LOOK_ROWS = 4096
-"""The last look takes as many rows, or one for each channel of a wider model. A copy under noise of eight times its
-weights is found on them (docs/method/rows.md, "Looks")."""
+"""Rows of the last look; wider models take one row per channel. That is enough to find a copy with noise of eight times
+its weights (docs/method/rows.md, "Looks")."""
 
 WIDEST_WHOLE = 8192
-"""Channels. Wider models are read like these: a polar factor of 16384 x 16384 takes an hour of one core."""
+"""Number of channels. Wider models are read as if they had this width, since a 16384 x 16384 polar factor takes an hour
+on one core."""
 
 KEPT_BYTES = 64 << 20
-"""A matrix whose common rows take no more than this in float32 is read at once if all of it is needed: a later read of
-the rest would cover the sampled runs again."""
+"""If the whole matrix is needed and its common rows take at most this much in float32, it is read at once. A later read
+of the remainder would repeat the sampled runs."""
 
 BASE_MEMORY_BYTES = 420 << 20
-"""Memory of Python, torch, two vocabularies of 128,000 tokens and the names of 90,000 tensors (measured)."""
+"""Memory for Python, torch, two vocabularies of 128,000 tokens, and the names of 90,000 tensors (measured)."""
 
 N_SQUARES_OF_FULL_TEST = 9
-"""float32 matrices of n x n at the peak of a full test: 6.4 of the SVD beyond its input (measured), M, and a block."""
+"""Number of float32 n x n matrices at the peak of a full test: 6.4 for the SVD beyond its input (measured), M, and a
+block."""
 
 
 MatrixPair = tuple[WeightPart, WeightPart]
-"""A matrix of the reference, and the same of the candidate."""
+"""A matrix of the reference, and the corresponding matrix of the candidate."""
 
 NO_TOKENS = CommonVocabulary(np.arange(0), np.arange(0), 0, 0, is_by_number=False)
 
 
 FULL_TEST_BYTES = 256 << 20
-"""Level ``layers`` compares all common tokens if their rows take at most this in both embeddings together. Llama-3.1-8B
-has 1.05 GB of them, and layers of two models of its shape are compared by 0.4 GB."""
+"""Level ``layers`` compares all common tokens if their rows in both embeddings take at most this much. Those of
+Llama-3.1-8B take 1.05 GB per model; comparing the layers of two such models takes only 0.4 GB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +65,16 @@ class ReadPlan:
     """The minimum and maximum reads for one pair of matrices.
 
     Attributes:
-        look_rows: Rows in each look of the screen; they double.
-        screen_bytes: Bytes of the first and last looks, without gaps between rows.
+        look_rows: Number of rows in each look of the screen, doubling each time.
+        screen_bytes: Bytes of the first and the last look, excluding gaps between rows.
         full_bytes: Bytes of a full test.
-        peak_memory_bytes: Estimate for the whole comparison.
-        runs_full_test: Whether every common token is compared, whatever the first looks show.
-        excluded_noise: Noise up to which a "no" of the embeddings excludes copies, in units of the weights' RMS; 0 in
-            a plan that is not shown.
-        excluded_layers_noise: The same for a "no" of the layers; None without them.
+        peak_memory_bytes: Estimated peak memory of the whole comparison.
+        runs_full_test: Whether all common tokens are compared regardless of the first looks.
+        excluded_noise: Strongest noise at which a "no" from the embeddings excludes copies, in units of the weights'
+            RMS; 0 if the plan is not shown.
+        excluded_layers_noise: The same for a "no" from the layers; None if layers are not compared.
         matrix: ``embedding``, ``unembedding``, or ``layer``.
-        opening_bytes: Bytes of headers, configs and tokenizers of both models.
+        opening_bytes: Bytes of both models' headers, configs and tokenizers.
         neuron_bytes: Estimated bytes of the first neurons to compare.
         most_bytes: Upper bound on bytes read after opening; None if unknown.
     """
@@ -124,7 +126,7 @@ class ReadPlan:
         return self.runs_full_test and 4 * self.common_tokens * width <= KEPT_BYTES
 
     def at_once(self) -> ReadPlan:
-        """Keep only the last look, for a second matrix."""
+        """Return a plan with only the last look, for a second matrix."""
         return replace(self, look_rows=self.look_rows[-1:], screen_bytes=(self.screen_bytes[1],) * 2)
 
     def __str__(self) -> str:
@@ -152,7 +154,6 @@ class ReadPlan:
 
 
 def _of_layers(level: Level) -> str:
-    """Describe the reads of the layers at a level."""
     if level.tests_whole_layers:
         return "the rest, whose tests take about 4 s a layer at width 576, 50 s at 1,024 and 7 minutes at 2,048"
     if level.analyses_all_layers:
@@ -212,7 +213,7 @@ def make_plan(
 
 
 def first_look_rows(width: int) -> int:
-    """Number of rows in the first look at this width."""
+    """Return the number of rows in the first look at this width."""
     least, most = FIRST_LOOK_ROWS
     return max(least, min(most, FIRST_LOOK_VALUES // width))
 
@@ -252,7 +253,7 @@ def with_bound(
 
 
 def check_memory(plan: ReadPlan, max_memory_bytes: int | None) -> None:
-    """Reject a comparison that does not fit; None allows all of the machine's memory.
+    """Reject a comparison that does not fit into memory; None allows all of the machine's memory.
 
     Raises:
         MemoryBudgetError: If the estimate exceeds the limit.
@@ -274,7 +275,7 @@ def _machine_memory_bytes() -> int | None:
 
 
 def common_tokens(reference: Comparable, candidate: Comparable) -> tuple[CommonVocabulary, tuple[str, ...]]:
-    """Pair rows by token, or by number if a vocabulary is unknown; also return caveats."""
+    """Pair rows by token, or by number if a vocabulary is unknown. Also return caveats."""
     models = (reference, candidate)
     caveats = tuple(
         VOCABULARY_AS_ASKED.format(model=model.label, place=model.vocabulary_from)
@@ -322,7 +323,7 @@ def plan_matrix(
     common: CommonVocabulary,
     settings: Settings,
 ) -> ReadPlan:
-    """Plan the reads of the ``embedding``, ``unembedding`` or ``layer`` matrices."""
+    """Plan the reads of the matrices called ``name``: ``embedding``, ``unembedding`` or ``layer``."""
     level = settings.level
     plan = make_plan(
         matrix_spec(reference, pair[0]),
@@ -337,7 +338,7 @@ def plan_matrix(
 
 
 def _neuron_bytes(model: Comparable) -> int:
-    """Estimate the bytes of the first compared neurons; 0 without any."""
+    """Estimate the bytes of the first compared neurons; 0 if there are none."""
     try:
         return planned_n_bytes(model)
     except (AnatomyError, UnsupportedFormatError):
@@ -345,9 +346,9 @@ def _neuron_bytes(model: Comparable) -> int:
 
 
 def matrix_pairs(reference: Comparable, candidate: Comparable, level: Level) -> dict[str, MatrixPair]:
-    """Name the matrices to compare: embeddings, plus unembeddings if they are a separate test.
+    """Return the matrices to compare by name: embeddings, plus unembeddings if those are a separate test.
 
-    Without an embedding, the unembedding is compared, even if tied.
+    If there is no embedding, the unembedding is compared, even if it is tied.
     """
     models = (reference, candidate)
     first, second = (model.anatomy.embedding for model in models)
@@ -364,7 +365,6 @@ def matrix_pairs(reference: Comparable, candidate: Comparable, level: Level) -> 
 
 
 def _first_of_layers(reference: Comparable, candidate: Comparable) -> MatrixPair:
-    """Return the first matrix of a layer that both models have."""
     for role in representatives(reference, candidate):
         parts = [model.anatomy.layers[layers_with(model, role)[0]].parts.get(role) for model in (reference, candidate)]
         if isinstance(parts[0], WeightPart) and isinstance(parts[1], WeightPart):
@@ -376,7 +376,7 @@ def _first_of_layers(reference: Comparable, candidate: Comparable) -> MatrixPair
 
 
 def _has_tied_head(model: Comparable, embedding: WeightPart) -> bool:
-    """Whether the head is the embedding, by config or place in the file."""
+    """Whether the head is the embedding, according to the config or its place in the file."""
     anatomy = model.anatomy
     if anatomy.declares_tied or anatomy.unembedding is None:
         return True

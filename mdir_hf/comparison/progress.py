@@ -1,4 +1,4 @@
-"""Progress reports for a comparison, which listeners can stop."""
+"""Report the progress of a comparison to listeners, which can stop it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mdir_hf.model.hub import IoLedger
 from mdir_hf.report import HomologyReport, InputOutput, n_bytes_text
 
 DELAY_S = 1.0
-"""Work that finishes sooner shows no bar."""
+"""Seconds until the progress bar appears."""
 
 _BETWEEN_DRAWINGS_S = 0.25
 
@@ -39,7 +39,7 @@ LOOKED_FOR = {
     "trees": "growing family trees",
     "cards": "looking for declared bases",
 }
-"""Description of each stage in the terminal."""
+"""Description of each stage, for the terminal."""
 
 _PARTS = {"layers": "maps", "modules": "layers", "rows": "models", "pairs": "pairs", "trees": "trees", "cards": "cards"}
 
@@ -99,8 +99,8 @@ class Progress:
     """A progress update of a comparison.
 
     Attributes:
-        stage: ``opening``, ``vocabulary``, ``screen``, ``neurons``, ``embedding``, ``unembedding``, ``layers`` (their
-            map) or ``modules`` (each matched pair).
+        stage: ``opening``, ``vocabulary``, ``screen``, ``neurons``, ``embedding``, ``unembedding``, ``layers`` (mapping
+            them) or ``modules`` (analysing each matched pair).
         bytes_read: Bytes read so far, from the network and caches.
         bytes_expected: Upper bound on bytes read by the end of this stage; None if unknown.
         n_done: Completed parts of this stage: maps or matched pairs of layers.
@@ -115,10 +115,10 @@ class Progress:
 
 
 class ByteCounter:
-    """Add up the bytes that several comparisons read, including failed ones.
+    """Counter for the bytes that several comparisons read, including failed ones.
 
     Attributes:
-        listeners: Listeners for the comparisons; they forward to the original listeners.
+        listeners: Listeners for the comparisons, which forward every call to the original listeners.
     """
 
     def __init__(self, listeners: Listeners) -> None:
@@ -132,7 +132,7 @@ class ByteCounter:
         return self._before + self._last
 
     def left_of(self, most: int | None) -> int | None:
-        """Return how many bytes remain under a total limit."""
+        """Return how many bytes remain under the limit ``most``, if any."""
         return None if most is None else max(0, most - self.n_bytes)
 
     def _hear(self, progress: Progress) -> None:
@@ -145,9 +145,9 @@ class ByteCounter:
 
 
 class Watch:
-    """Track one comparison: count bytes and wall-clock seconds, notify listeners, and stop if one raises.
+    """Watcher of one comparison: counts bytes and seconds, notifies listeners, and stops if one raises an error.
 
-    Counts from construction or, if ``from_start``, from the ledger's start.
+    Counting begins at construction or, if ``from_start``, at the ledger's start.
     """
 
     def __init__(self, ledger: IoLedger, listeners: Listeners, *, from_start: bool = False) -> None:
@@ -200,7 +200,7 @@ class Watch:
 
     @property
     def shows_plan(self) -> bool:
-        """Whether a listener gets the plan."""
+        """Whether a listener receives the plan."""
         return self._listeners.on_plan is not None
 
     def planned(self, plan: ReadPlan) -> None:
@@ -216,7 +216,7 @@ class Watch:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Add the block's duration to a step."""
+        """Add the duration of the ``with`` block to a step."""
         started = time.perf_counter()
         try:
             yield

@@ -1,4 +1,4 @@
-"""Bounds on the bytes that one comparison reads."""
+"""Bound the bytes that one comparison reads."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from mdir_hf.model.tokens.common import RowSampler
 IntArray = npt.NDArray[np.int64]
 
 SAMPLED_WITH_GAPS = 4
-"""Sampled rows of neurons take at most this many times their size, with gaps."""
+"""Reads of sampled neuron rows, including gaps, are at most this many times as large as the rows."""
 
 LARGEST_GAP_BYTES = 1 << 18
-"""Largest gap that any source reads over by default."""
+"""Largest gap that any source reads rather than skips by default."""
 
 SEARCHES = 3
-"""Searches for reordered neurons: behind two maps of the embeddings and the layer map."""
+"""Number of searches for reordered neurons: under two maps of the embeddings, and with the layer map."""
 
 
 def bytes_of_looks(
     common: CommonVocabulary, sampler: RowSampler, row_n_bytes: Sequence[int], look_rows: Sequence[int]
 ) -> int:
-    """Bytes of the looks at two matrices, including gaps between rows."""
+    """Return the bytes of the looks at two matrices, including gaps between rows."""
     n_bytes, taken = 0, np.zeros(0, dtype=np.int64)
     for n_rows in look_rows:
         positions = sampler.take(n_rows)
@@ -54,7 +54,7 @@ def bytes_of_looks(
 
 
 def bytes_of_blocks(sides: Sequence[IntArray], row_n_bytes: Sequence[int], block_rows: int) -> int:
-    """Bytes of rows that are read in blocks, including all rows in between."""
+    """Return the bytes of rows that are read in blocks, including all rows in between."""
     n_bytes = 0
     for rows, row_bytes in zip(sides, row_n_bytes, strict=True):
         for start in range(0, len(rows), block_rows):
@@ -64,7 +64,7 @@ def bytes_of_blocks(sides: Sequence[IntArray], row_n_bytes: Sequence[int], block
 
 
 def bytes_of_layer_map(models: Sequence[Comparable], roles: Sequence[Role]) -> int:
-    """Bytes of the matrices that may represent layers, judged by the first layer with each."""
+    """Estimate the bytes of the matrices that may represent layers, from the first layer with each."""
     n_bytes = 0
     for model in models:
         for role in roles:
@@ -75,7 +75,7 @@ def bytes_of_layer_map(models: Sequence[Comparable], roles: Sequence[Role]) -> i
 
 
 def bytes_of_neurons(model: PlacedTensors, *, every: bool) -> int:
-    """Maximum bytes of all looks at a model's neurons; without ``every``, in four layers only."""
+    """Return the maximum bytes of all looks at a model's neurons, in four layers unless ``every``."""
     try:
         n_layers, sampled, matrix = len(neuron_layers(model)), planned_n_bytes(model), bytes_of_down(model)
     except (AnatomyError, UnsupportedFormatError):

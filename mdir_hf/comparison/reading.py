@@ -1,6 +1,6 @@
-"""Readers for rows of the same tokens in two models, which share tensors that several reads need.
+"""Read rows of the same tokens in two models, keeping tensors that several reads need.
 
-GPT-2 stores queries, keys and values as columns of one matrix.
+For example, GPT-2 stores queries, keys and values as columns of one matrix.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ MOST_NOT_FINITE = 64
 """Maximum number of rows of one matrix that may contain NaN or infinity."""
 
 BLOCKS_A_READ = 2
-"""Number of product blocks per read: halves the requests and needs less memory than the SVD that follows."""
+"""Number of product blocks per read. Two halve the requests, and need less memory than the subsequent SVD."""
 
 IntArray = npt.NDArray[np.int64]
 
 
 class FiniteRows:
-    """Read rows of a model, replacing rows with NaN or infinity by zeros, which every test ignores.
+    """Reader that replaces a model's rows that contain NaN or infinity with zeros, which every test ignores.
 
     Some checkpoints have such rows for tokens that were never trained.
     """
@@ -55,7 +55,7 @@ class FiniteRows:
 
     @property
     def n_not_finite(self) -> int:
-        """Number of rows replaced by zeros so far."""
+        """Number of rows replaced with zeros so far."""
         return len(self._not_finite)
 
     def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
@@ -83,7 +83,7 @@ class FiniteRows:
 
 
 class PairReader:
-    """Reads rows of both models for the same tokens; screened rows are reused."""
+    """Reader of both models' rows for the same tokens; screened rows are reused."""
 
     def __init__(
         self,
@@ -133,17 +133,17 @@ class PairReader:
 
     @property
     def n_not_finite(self) -> tuple[int, int]:
-        """Rows of each model with NaN or infinity, read as zeros."""
+        """Number of rows of each model with NaN or infinity, which were read as zeros."""
         (reference, _, _), (candidate, _, _) = self._sides
         return reference.n_not_finite, candidate.n_not_finite
 
     def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """All rows read so far."""
+        """Return all rows read so far."""
         reference, candidate = self._rows
         return reference, candidate
 
     def blocks(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield all common rows: first those in memory, then the others, read ahead."""
+        """Yield all common rows: first the rows in memory, then the others, which are read ahead."""
         yield self.rows()
         n_rows = rows_of_a_read(max(rows.shape[1] for rows in self._rows))
         rest = np.setdiff1d(np.arange(len(self.common), dtype=np.int64), self._taken, assume_unique=True)
@@ -179,7 +179,7 @@ def _beside(read: Callable[[], T]) -> Future[T]:
 
 
 def narrowed(rows: torch.Tensor) -> torch.Tensor:
-    """Convert rows to 16 bits if that is lossless, to save memory."""
+    """Convert rows to 16 bits to save memory, if that is lossless."""
     for dtype in (torch.bfloat16, torch.float16):
         narrow = rows.to(dtype)
         if torch.equal(narrow.to(rows.dtype), rows):
@@ -194,21 +194,22 @@ def return_freed_memory() -> None:
 
 
 KEPT_BYTES = 160 << 20
-"""Most bytes that are kept of one model; the rest is read again. GPT-2 has 42 MB of such tensors in 16 bits, GPT-2 XL
-737 MB."""
+"""Maximum bytes of shared tensors kept per model; other tensors are read again. GPT-2 has 42 MB of shared tensors in 16
+bits, GPT-2 XL 737 MB."""
 
 KEPT_ROW_BYTES = 512 << 20
-"""Most bytes of sampled rows that are kept of one model. 64 rows of every projection of 32 layers of 8B are 320 MB."""
+"""Maximum bytes of sampled rows kept per model. For an 8B model, 64 rows of every projection of 32 layers take 320 MB.
+"""
 
 
 class ReadOnce:
-    """A model whose shared tensors are read once. Implements ``PlacedTensors``.
+    """A model whose shared tensors are read once; implements ``PlacedTensors``.
 
-    ``max_gap_bytes`` is the largest gap read over between rows (None: the byte source's default). ``keeps_rows`` keeps
-    rows, so that each is read once, while they fit in :data:`KEPT_ROW_BYTES`.
+    ``max_gap_bytes`` is the largest gap between rows that is read rather than skipped; it defaults to the byte
+    source's. With ``keeps_rows``, each row is read only once, as long as all fit in :data:`KEPT_ROW_BYTES`.
 
     Attributes:
-        failed: Tensors of the last unreadable weight, and the error.
+        failed: Tensors of the last unreadable weight, with the error.
     """
 
     def __init__(self, model: PlacedTensors, *, max_gap_bytes: int | None = None, keeps_rows: bool = False) -> None:
@@ -222,7 +223,7 @@ class ReadOnce:
         self._failed_roles: Counter[Role] = Counter()
 
     def with_alike(self, tensors: tuple[str, ...]) -> tuple[str, ...]:
-        """Add a role's tensors in all layers once it has failed twice."""
+        """Return the tensors, plus the tensors in all layers for roles that failed before."""
         failed = set(tensors)
         roles = {
             role for layer in self.anatomy.layers for role, part in layer.parts.items() if failed & set(part.tensors)
@@ -239,7 +240,7 @@ class ReadOnce:
         return tuple(dict.fromkeys((*tensors, *alike)))
 
     def note_failure(self, tensors: tuple[str, ...], error: MdirError) -> None:
-        """Record which weight an error is about."""
+        """Record an error and the weight that caused it."""
         self.failed = tensors, error
 
     def without(self, tensors: Collection[str]) -> ReadOnce:
@@ -254,15 +255,15 @@ class ReadOnce:
 
 
 def is_remote(model: PlacedTensors) -> bool:
-    """Whether the weights of a model are on the Hub."""
+    """Return whether a model's weights are on the Hub."""
     repository = getattr(model, "repository", None)
     return getattr(model, "is_remote", False) or (repository is not None and not repository.is_local)
 
 
 class SharedTensors:
-    """A model's tensors; tensors with several roles stay in memory. Implements ``TensorSource``. Thread-safe.
+    """A model's tensors, which are kept in memory if they have several roles; implements ``TensorSource``.
 
-    Options as in :class:`ReadOnce`.
+    The class is thread-safe. See :class:`ReadOnce` for the options.
     """
 
     def __init__(
@@ -276,11 +277,11 @@ class SharedTensors:
 
     @property
     def description(self) -> Description:
-        """Description of the checkpoint so far."""
+        """Current description of the checkpoint."""
         return self._source.description
 
     def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows of a matrix, as the source does."""
+        """Return rows of a matrix, as the source does."""
         gap = self._max_gap_bytes if max_gap_bytes is None else max_gap_bytes
         if self._rows is None:
             return self._source.read_rows(name, rows, max_gap_bytes=gap)
@@ -301,7 +302,7 @@ class SharedTensors:
         return asked if asked.dtype == torch.float64 else asked.float()
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a whole tensor; callers must not modify it."""
+        """Return a whole tensor, which callers must not modify."""
         held = self._kept.get(name)
         if held is not None:
             return held if held.dtype == torch.float64 else held.float()

@@ -1,6 +1,6 @@
-"""Tests layers that lack a map's matrix by another projection.
+"""Test the layers that lack a map's matrix using another projection.
 
-Layers that borrow keys and values (Gemma 3n and 4) have no V.
+For example, layers that borrow keys and values (Gemma 3n and 4) have no V.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import Role, part_shape
 
 OTHER_ROLES = (Role.V, Role.K, Role.Q, Role.SSM_IN, Role.UP, Role.O, Role.GATE, Role.DOWN)
-"""Matrices that can represent the remaining layers. Among those that all of them have, the one with the fewest rows is
-read."""
+"""Matrices that can represent the remaining layers. The narrowest matrix that most of these layers have is read."""
 
 Positions = tuple[int, ...]
 
@@ -33,10 +32,9 @@ def with_remaining_layers(
     *,
     log_alpha: float,
 ) -> LayersEvidence:
-    """Extend an accepted map to layers that lack its matrix, tested by another one in the same basis.
+    """Extend an accepted map to layers that lack its matrix, using another matrix in the same basis.
 
-    The second map uses half of the level if the first is significant. Mixed cells have p = 1. A sampled map is
-    unchanged.
+    The second map uses half of the level. Cells outside both maps have p = 1. A sampled map is returned unchanged.
     """
     models, is_whole = (reference, candidate), accepted.layer_map.pattern != "sampled"
     lacking = [_without(model, places) for model, places in zip(models, accepted.positions, strict=True)]
@@ -74,7 +72,6 @@ def with_remaining_layers(
 
 
 def _matched(accepted: LayersEvidence) -> tuple[set[int], set[int]]:
-    """Return the map positions of matched layers of both models."""
     matches = accepted.layer_map.matches
     return {match.reference for match in matches}, {match.candidate for match in matches}
 
@@ -105,7 +102,6 @@ def _n_rows(model: PlacedTensors, position: int, role: Role) -> int:
 
 
 def _joined(accepted: LayersEvidence, second: LayerMap, places: tuple[Positions, Positions]) -> LayersEvidence:
-    """Join two maps into one over the layers of both."""
     first = accepted.layer_map
     rows, columns = (tuple(sorted({*known, *more})) for known, more in zip(accepted.positions, places, strict=True))
     row_at, column_at = ({place: at for at, place in enumerate(side)} for side in (rows, columns))

@@ -1,4 +1,4 @@
-"""Lists the residual-basis maps to try on the layers: from the embeddings, then from keys."""
+"""List the residual-basis maps to try on the layers: from the embeddings, then from keys."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from mdir_hf.model.comparable import PlacedTensors, numbers_are_free
 from mdir_hf.model.roles import Role
 
 FITTED_ROLE = Role.K
-"""Key rows take the place of tokens: they are few, rotary positions fix their order, and V stays free for the test."""
+"""Key rows replace tokens, because they are few, rotary positions fix their order, and V remains free for the test."""
 
 FITTED_ON = "keys of the layers"
 
 FITTED_LAYERS, FITTED_ROWS = 4, 1024
-"""A copy needs about 2 ln n rows, a fine-tune a few hundred. Up to a thousand rows go through cheap thin factors."""
+"""Maximum numbers of layers and rows. A copy needs about 2 ln n rows, and a fine-tune a few hundred."""
 
 LEAST_RESEMBLANCE = 0.35
-"""Layers whose paired heads resemble each other less are skipped: unrelated models reach 0.31 (docs/LOG.md,
-2026-11-22). This saves work and does not bias p, because the products that it compares are invariant under any rotation
-of the residual stream."""
+"""Layers whose paired heads resemble each other less are skipped; unrelated models reach 0.31 (docs/LOG.md,
+2026-11-22). This saves work without biasing p, because the products compared are invariant under rotations of the
+residual stream."""
 
 
 Readers = Callable[[Role], tuple[RoleReader, RoleReader]]
-"""Returns the cached readers of a role, for the reference and for the candidate."""
+"""Function that returns the cached readers of a role for the reference and the candidate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One way to convert layers to the other residual basis.
+    """One way to carry layers into the other residual basis.
 
     Attributes:
-        make: Returns the residual-basis map, or None. Called once.
-        roles: Representatives to test, in order; all are counted.
+        make: Returns the residual-basis map, or None; called once.
+        roles: Representatives to test, in order; all are counted as tests.
     """
 
     make: Callable[[Readers], ResidualBasisMap | None]
@@ -62,7 +62,7 @@ def attempts(
 ) -> tuple[Attempt, ...]:
     """List the residual-basis maps to try on the layers of two models, in order.
 
-    Adds a map fitted on rows of the layers unless the embeddings have matched channels (``are_matched``).
+    A map fitted on rows of the layers is included unless the embeddings' channels are matched (``are_matched``).
     """
     result = [Attempt(partial(_given, residual_map), roles) for residual_map in from_embeddings]
     # Data that a map was fitted on cannot be tested behind it. Keys of latent attention are products as wide as all
@@ -85,15 +85,15 @@ def _fitted(settings: Settings, readers: Readers) -> ResidualBasisMap | None:
 def fitted_on_layers(
     keys: tuple[RoleReader, RoleReader], *, seed: int = 0, device: str = "cpu"
 ) -> ResidualBasisMap | None:
-    """Relate the residual streams of two models by key rows, paired by layer, head and index.
+    """Relate the residual streams of two models using key rows, paired by layer, head and index.
 
-    Rows of the layers can take the place of tokens in Algorithm 1. Heads are paired by inner products of their rows,
-    which do not depend on the residual basis. The map is tested on another matrix.
+    Rows of the layers can replace tokens in Algorithm 1. Heads are paired using inner products of their rows, which do
+    not depend on the residual basis. The map is then tested on another matrix.
 
     Returns:
-        The channel matching if it is significant at 0.1 % and predicts held-out rows at least as well as the fitted
-        rotation, else the rotation. None if the heads do not resemble each other or the channels did not move. Reads
-        the keys of up to four layers of each model.
+        The channel matching if it is significant at 0.1% and predicts held-out rows at least as well as the fitted
+        rotation, else the rotation. None if the heads do not resemble each other or the channels did not move. The keys
+        of up to four layers of each model are read.
     """
     pairs = list(_paired_rows(keys, seed))
     if not pairs:
@@ -139,7 +139,7 @@ def _paired_rows(keys: tuple[RoleReader, RoleReader], seed: int) -> Iterator[tup
 
 
 def _plane_layout(model: PlacedTensors, position: int) -> PlanePairing | None:
-    """Return how rows pair into free rotary planes; None if not all do."""
+    """Return how rows pair into rotary planes; None unless all rows do."""
     anatomy, layer = model.anatomy, model.anatomy.layers[position]
     if layer.heads is None and anatomy.n_heads is None:
         return None

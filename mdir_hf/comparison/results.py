@@ -1,4 +1,4 @@
-"""Turns the evidence about layers into results for the report. Natural logarithms become log10 here."""
+"""Convert the evidence about layers to results for the report, and natural logs to log10."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class LayersEvidence:
 
     Attributes:
         log_p: Natural log of the map's p, corrected for ``n_tests``.
-        positions: Positions in ``anatomy.layers`` of both models' layers on the map.
-        off_match_share: Share of cells off the map that are significant.
-        placebo_log_p: Smallest natural log of a cell's p with channels shuffled.
-        modules: Algorithm 3 on matched layers: (reference layer, candidate layer, evidence).
+        positions: Positions of both models' mapped layers in ``anatomy.layers``.
+        off_match_share: Share of cells off the map that is significant.
+        placebo_log_p: Smallest natural log of a cell's p after shuffling channels.
+        modules: Results of Algorithm 3 on matched layers, as (reference layer, candidate layer, evidence).
         neurons_support: Whether sampled neurons of every matched layer agree.
         n_empty: Number of all-zero layers in the reference and in the candidate.
-        noise: Strongest noise, in units of the weights' RMS, under which a copy would have been found.
-        are_invariant: Whether a test did not reject the null.
+        noise: Strongest noise, in units of the weights' RMS, at which a copy would have been found.
+        are_invariant: Whether the null hypothesis was tested and not rejected.
     """
 
     log_p: float
@@ -88,12 +88,12 @@ class LayersEvidence:
 
     @property
     def is_empty(self) -> bool:
-        """Whether most layers of a model are zeros."""
+        """Whether most layers of either model are all zeros."""
         return any(2 * n > len(places) for n, places in zip(self.n_empty, self.positions, strict=True))
 
 
 def layers_result(evidence: LayersEvidence, alpha: float, *, log_cost: float = 0.0) -> LayersResult:
-    """Return the result for the layers; ``log_cost`` is the natural log of the factor on p for earlier looks."""
+    """Return the result for the layers; ``log_cost`` is the natural log of p's correction for earlier looks."""
     layer_map, (reference, candidate) = evidence.layer_map, evidence.positions
     residual_map = evidence.residual_map
     return LayersResult(
@@ -130,7 +130,7 @@ def shown_layers(layers: LayersResult, alpha: float, *, is_accepted: bool) -> La
 
 
 def module_results(evidence: LayersEvidence) -> tuple[ModuleResult, ...]:
-    """Return the ``modules`` part of a report: Algorithm 3 on matched layers."""
+    """Return the ``modules`` part of a report: results of Algorithm 3 on matched layers."""
     log_n = math.log(max(1, len(evidence.modules) + len(evidence.experts)))
     by_role = tuple(
         ModuleResult(
@@ -149,7 +149,6 @@ def module_results(evidence: LayersEvidence) -> tuple[ModuleResult, ...]:
 
 
 def _finding(evidence: ModuleEvidence) -> RowsFound | NeuronsFound | HeadsFound | None:
-    """Return the inner transformation of a test as data."""
     transformation = evidence.transformation
     if isinstance(transformation, Matching):
         return RowsFound(moves=not transformation.is_identity, negative=transformation.n_negative)
@@ -162,7 +161,7 @@ def _finding(evidence: ModuleEvidence) -> RowsFound | NeuronsFound | HeadsFound 
 
 
 def experts_result(origins: ExpertOrigins, *, log_n_tests: float) -> ModuleResult:
-    """Return the result for the experts of one layer pair."""
+    """Return the result for the experts of one pair of layers."""
     matched = origins.found
     log10_p = [min(0.0, p + log_n_tests) / LN10 for p in matched.log_p]
     best = min(range(len(log10_p)), key=log10_p.__getitem__)

@@ -1,4 +1,4 @@
-"""Choice of the layers and the matrix of a map, and whether sampled rows justify reading wide matrices."""
+"""Choose the layers and the matrix of a map, and decide whether sampled rows justify reading wide matrices."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import Role
 
 REPRESENTATIVES = (Role.KV_LATENT, Role.V, Role.K, Role.UP)
-"""Matrices that stand for a layer, in the order tried; V first as in the paper, unless latent attention has a
-smaller one in front of it that K and V share. Each tried one is counted."""
+"""Matrices that can represent a layer, in the order tried. V is first as in the paper, unless latent attention has a
+smaller matrix that K and V share. Each matrix tried is counted as a test."""
 
 LAST: tuple[Role, ...] = (Role.UP, Role.Q, Role.O, Role.GATE, Role.DOWN)
-"""Those that are tried last, behind all residual-basis maps at once, so that each layer is read once: most weights. All
-but up are tried at the level that leaves nothing out, and at no other."""
+"""Matrices that are tried last because they have most of the weights, under all residual-basis maps at once so that
+each layer is read once. All except up are tried only at level ``full``."""
 
 SPREAD_LAYERS = 8
-"""Layers of the shallower model to map, unless the level asks for all layers. Each one has its ancestor or descendant
-among the layers of the other model, so a few spread over the depth are enough."""
+"""Number of layers of the shallower model to map, unless the level asks for all layers. Each has its ancestor or
+descendant among the other model's layers, so a few layers spread over the depth are enough."""
 
 MANY_CHANNELS, MANY_MLP_CHANNELS = 2048, 1024
-"""Matrices with more rows are screened by sampled rows before they are read whole. The limit is lower for MLP matrices,
-which are tried last and account for most of the bytes."""
+"""Matrices with more rows are screened using sampled rows before they are read whole. The limit is lower for up, which
+is tried last and accounts for most of the bytes."""
 
 RUN_ROWS = 16
 """Minimum number of adjacent rows per run."""
 
 RUN_NEURONS = 8
-"""Adjacent neurons per run of the rows of up."""
+"""Number of adjacent neurons per run, for rows of up."""
 
 
 def representatives(reference: PlacedTensors, candidate: PlacedTensors, *, every: bool = False) -> tuple[Role, ...]:
     """Return the roles that can represent a layer of both models, in order.
 
-    Roles that more layers have come first, then :data:`LAST`; all of ``LAST`` are included only if ``every``.
+    Roles that more layers have come first, and :data:`LAST` at the end; all of ``LAST`` are included only if ``every``.
     """
 
     def left_out(role: Role) -> float:
@@ -62,10 +62,10 @@ def representatives(reference: PlacedTensors, candidate: PlacedTensors, *, every
 def chosen_layers(
     reference: PlacedTensors, candidate: PlacedTensors, role: Role, *, every: bool
 ) -> tuple[tuple[int, ...], ...]:
-    """Choose the layers that a map compares, without reading weights; return positions in both models.
+    """Choose the layers that a map compares, without reading weights; return their positions in both models.
 
-    Chooses all layers of the deeper model and up to :data:`SPREAD_LAYERS` spread over the shallower one, or all layers
-    of both if ``every`` or if the shallower model has the narrower matrix.
+    These are all layers of the deeper model and up to :data:`SPREAD_LAYERS` spread over the shallower one, or all
+    layers of both if ``every`` or if the shallower model has the narrower matrix.
     """
     reference_layers, candidate_layers = layers_with(reference, role), layers_with(candidate, role)
     if every or not reference_layers or not candidate_layers:
@@ -93,7 +93,7 @@ def chosen_layers(
 
 
 def spread(positions: Sequence[int], at_most: int) -> tuple[int, ...]:
-    """Choose up to ``at_most`` (at least two) evenly spaced layers, including the first and last."""
+    """Choose up to ``at_most`` evenly spaced layers, including the first and last; ``at_most`` is at least 2."""
     if len(positions) <= at_most:
         return tuple(positions)
     step = (len(positions) - 1) / (at_most - 1)
@@ -114,8 +114,8 @@ def worth_reading(
 ) -> list[bool]:
     """Decide for each residual-basis map whether the layers are worth reading whole.
 
-    True if sampled rows are significant at 0.1 % across all maps or if the matrices have few rows. A skipped map has
-    p = 1. ``neuron_seed`` chooses the neurons.
+    They are if sampled rows are significant at 0.1%, corrected for all maps, or if the matrices have few rows. Skipped
+    maps have p = 1. ``neuron_seed`` determines the neurons.
     """
     n_channels = [reader.n_channels(reader.positions[0]) for reader in readers]
     if not is_wide(readers[0].role, max(n_channels)):
@@ -139,14 +139,14 @@ def worth_reading(
 
 
 def _carried(residual_map: ResidualBasisMap, rows: torch.Tensor) -> torch.Tensor:
-    """Carry sampled rows ``(L, k, n)`` into the other residual basis, at unit length."""
+    """Carry sampled rows ``(L, k, n)`` into the other residual basis, scaled to unit length."""
     return unit_rows(residual_map.carry_in(rows.flatten(0, 1))).view(*rows.shape[:2], -1)
 
 
 def sampled(readers: tuple[RoleReader, RoleReader], side: int, *, seed: int, neuron_seed: int) -> torch.Tensor:
-    """Read sampled unit rows of all layers of one side: ``(L, rows, n)`` float32.
+    """Read sampled unit rows of all layers of one model, ``(L, rows, n)`` float32.
 
-    Neurons of equally large MLPs are those that :meth:`Witness.ask_every_layer` begins with.
+    For MLPs of equal size, these are the neurons with which :meth:`Witness.ask_every_layer` begins.
     """
     n_layers = [len(reader.positions) for reader in readers]
     n_channels = [min(reader.n_channels(p) for p in reader.positions) for reader in readers]
@@ -164,7 +164,6 @@ def sampled(readers: tuple[RoleReader, RoleReader], side: int, *, seed: int, neu
 
 
 def _n_heads(reader: RoleReader) -> int:
-    """Return the number of heads that the rows divide into, or 1."""
     if reader.role not in (Role.V, Role.K):
         return 1
     anatomy, position = reader.model.anatomy, reader.positions[0]

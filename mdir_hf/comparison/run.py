@@ -1,4 +1,4 @@
-"""One comparison. Read :func:`compare_models` first; each line of it is a step."""
+"""Run one comparison. Read :func:`compare_models` first; its lines are the steps."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from mdir_hf.report import HomologyReport, Level, NeuronNumbers, StackPair, Verd
 
 @dataclass(frozen=True)
 class GivenNeurons:
-    """Samples of neurons read before the comparison; None for a model without such neurons.
+    """Samples of neurons that were read before the comparison; None for a model that has no such neurons.
 
-    ``is_fresh`` if their seed was drawn from system entropy after both models were open.
+    ``is_fresh`` says whether the seed was drawn from system entropy after both models were open.
     """
 
     reference: NeuronSample | None
@@ -62,7 +62,7 @@ def compare_models(
     """Compare two models. Every comparison of this package runs through this function.
 
     Raises:
-        MdirError: If the question cannot be asked or the files cannot be read.
+        MdirError: If an argument is invalid or the files cannot be read.
     """
     n_layers = len(candidate.anatomy.layers)
     if settings.layers and max(settings.layers) >= n_layers:
@@ -119,9 +119,9 @@ def _witness(reference: Comparable, candidate: Comparable, settings: Settings, g
 
 @dataclass(frozen=True)
 class Comparison:
-    """The steps of one comparison. Each step takes the measurements so far and returns them with its own added.
+    """The steps of one comparison. Each takes the measurements so far and returns them with its own results added.
 
-    Without ``given`` neurons, the witness reads its own.
+    The witness reads neurons itself unless they are ``given``.
     """
 
     reference: Comparable
@@ -132,7 +132,7 @@ class Comparison:
     given: GivenNeurons | None = None
 
     def compare_files(self) -> Measurements:
-        """Look for equal weight files."""
+        """Check whether the weight files are equal."""
         nothing = Measurements(
             reference=self.reference,
             candidate=self.candidate,
@@ -201,7 +201,7 @@ class Comparison:
         return replace(self._with_neurons(measured), matrices={**measured.matrices, name: matrix})
 
     def compare_neurons(self, measured: Measurements) -> Measurements:
-        """Compare a few neurons by number, unless already done."""
+        """Compare a few neurons by number, unless that is already done."""
         with self._reading_neurons():
             if self.given is not None:
                 self.witness.compare_given(self.given.reference, self.given.candidate)
@@ -213,7 +213,7 @@ class Comparison:
         return self._with_neurons(measured)
 
     def search_neurons(self, measured: Measurements) -> Measurements:
-        """Search for noisy or reordered neurons with the embeddings' maps."""
+        """Search for noisy or reordered neurons under the embeddings' maps."""
         if self.given is not None or not measured.have_layers or self.witness.is_convincing:
             return measured
         with self._reading_neurons():
@@ -235,7 +235,7 @@ class Comparison:
         return self._with_neurons(measured)
 
     def compare_neurons_of_every_layer(self, measured: Measurements) -> Measurements:
-        """Compare neurons of every layer if everything else shows nothing."""
+        """Compare neurons of every layer, as the last resort."""
         counts = self.witness.by_number
         if self.given is not None or counts is None or _holds_every_layer(counts, self.reference, self.candidate):
             return measured
@@ -245,11 +245,11 @@ class Comparison:
         return self._with_neurons(measured)
 
     def compare_layers(self, measured: Measurements) -> Measurements:
-        """Run Algorithms 2 and 3, as one more look after the looks at the matrices.
+        """Run Algorithms 2 and 3, which count as one more look after the looks at the matrices.
 
         Raises:
-            AnatomyError: If the layers of a model cannot be told apart, at the level that asks for all of them.
-            UnsupportedFormatError: If they cannot be read, at that level.
+            AnatomyError: If the layers of a model cannot be identified, at a level that analyses all layers.
+            UnsupportedFormatError: If the layers cannot be read, at such a level.
         """
         self._tell(measured, *self._layers_to_come)
         with self.watch.step("layers"):
@@ -263,14 +263,14 @@ class Comparison:
                 return replace(measured, caveats_of_layers=(caveats.of_failed_layers(exc),), layers_are_unreadable=True)
 
     def final_report(self, measured: Measurements) -> HomologyReport:
-        """Look at experts, stacks and facts about direction, and return the report."""
+        """Compare experts and stacks, collect facts about direction, and return the report."""
         if self.settings.level.may_read_layers:
             with self.watch.step("stacks"):
                 measured = self.compare_stacks(measured)
         return self.with_direction(self.describe_relatives(measured))
 
     def compare_stacks(self, measured: Measurements) -> Measurements:
-        """Compare the other stacks and, if nothing is settled, experts as sets."""
+        """Compare the other stacks and, if the verdict is not settled, experts as sets."""
         experts = () if measured.is_settled else self._compare_experts(measured)
         stacks = stack_pairs(
             self.reference,
@@ -284,7 +284,6 @@ class Comparison:
         return replace(measured, parts=(*experts, *(stacks or ())) if experts or stacks is not None else None)
 
     def _compare_experts(self, measured: Measurements) -> tuple[StackPair, ...]:
-        """Compare experts as sets, unless only samples are available."""
         if any(getattr(model, "other_stacks", None) is None for model in measured.models):
             return ()
         widths = (self.reference.anatomy.hidden_size, self.candidate.anatomy.hidden_size)
@@ -302,7 +301,7 @@ class Comparison:
         )
 
     def describe_relatives(self, measured: Measurements) -> Measurements:
-        """Make the projection table for related models if requested; errors are only noted."""
+        """Make the projection table for related models if requested; errors become caveats."""
         if not self.settings.describes_relatives or measured.projections is not None or not measured.have_layers:
             return measured
         if measured.decision.verdict is not Verdict.HOMOLOGOUS:
@@ -321,7 +320,7 @@ class Comparison:
                 return replace(measured, caveats_of_layers=sentences)
 
     def with_direction(self, measured: Measurements) -> HomologyReport:
-        """Return the report; for relatives, add facts about direction."""
+        """Return the report, with facts about direction for related models."""
         report = report_on(measured, self.watch)
         if report.verdict is not Verdict.HOMOLOGOUS:
             return report
@@ -336,12 +335,12 @@ class Comparison:
         return (caveats.STOPPED_BEFORE_LAYERS,) if self.settings.level.may_read_layers else ()
 
     def _tell(self, measured: Measurements, *stopped_before: str) -> None:
-        """Tell listeners of the report of a comparison that stops here."""
+        """Send listeners the report of a comparison that would stop here."""
         self.watch.found(lambda: report_on(replace(measured, stopped_before=stopped_before), self.watch))
 
     @contextmanager
     def _reading_neurons(self) -> Iterator[None]:
-        """Time a step of the witness; unreadable neurons end it."""
+        """Time a step of the witness, and end it at unreadable neurons."""
         with suppress(AnatomyError, UnsupportedFormatError), self.watch.step("neurons"):
             self.watch.enter("neurons")
             yield

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mdir_hf.comparison.progress import Progress
 
 SEEDS = 2**63
-"""Seeds are below this limit of numpy and torch."""
+"""Exclusive upper limit on seeds in numpy and torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,26 +22,26 @@ class Settings:
     """The settings of a comparison.
 
     Attributes:
-        level: How far to compare. ``auto`` looks at more and more tokens, stops at the first decisive look, and goes on
-            to the layers if the embeddings do not settle it; ``screen`` stops before the full test; ``embedding`` runs
-            the full test on every common token; ``layers`` does so for embeddings of up to 256 MiB, compares sampled
-            rows of every projection of every layer, and searches those that moved; ``full`` runs all tests of every
-            projection, which takes hours for models of 8B.
-        alpha: Significance level in (0, 1), fixed before looking.
-        seed: Seed for every random choice except the sample of neurons, in [0, 2^63).
+        level: How thoroughly to compare. ``auto`` tests ever more tokens, stops at the first decisive look, and
+            continues with the layers if the embeddings do not settle the verdict. ``screen`` stops before the full
+            test. ``embedding`` runs the full test on all common tokens. ``layers`` does so for embeddings of up to 256
+            MiB, compares sampled rows of every projection of every layer, and searches for moved rows. ``full`` runs
+            all tests of every projection, which takes hours for 8B models.
+        alpha: Significance level in (0, 1), fixed in advance.
+        seed: Seed in [0, 2^63) for every random choice except the sample of neurons.
         sample_seed: Seed for the sample of neurons, as printed in a report. It reproduces that report, but a sample
-            that could be foreseen accuses no model: the verdict is then ``inconclusive`` (``sample_chosen``) at most.
-            None: drawn from system entropy after both models are open.
-        device: torch device for matrix products; ``auto``: a CUDA device if there is one, else the CPU.
-        max_bytes: Limit on the bytes that this comparison reads; None: no limit.
-        max_memory_bytes: Limit on memory; a comparison that needs more is refused. None: the machine's memory.
-        layers: Layers of the candidate, counted from 0, whose projections level ``layers`` reads whole and tests for
-            all inner transformations. Level ``auto`` then becomes ``layers``.
-        describes_relatives: Whether reports on related models include the table of projections at every level.
+            that could be foreseen is no evidence: the verdict is then ``inconclusive`` (``sample_chosen``) at most. By
+            default, the seed is drawn from system entropy after both models are open.
+        device: torch device for matrix products. ``auto`` selects a CUDA device if there is one, else the CPU.
+        max_bytes: Limit on the bytes that this comparison reads, or None for no limit.
+        max_memory_bytes: Limit on memory, which defaults to the machine's. A comparison that needs more is refused.
+        layers: Candidate layers, counted from 0, whose projections level ``layers`` reads whole and tests for all inner
+            transformations. If set, level ``auto`` becomes ``layers``.
+        describes_relatives: Whether reports on related models include the projection table at every level.
 
     Raises:
-        InputError: If alpha or the seed is outside its range, the level is not known, or layers were named at another
-            level than ``layers``.
+        InputError: If alpha, a seed or a layer is out of range, if the level is unknown, or if layers are named at a
+            level other than ``layers``.
     """
 
     level: Level = Level.AUTO
@@ -55,7 +55,7 @@ class Settings:
     describes_relatives: bool = False
 
     def __post_init__(self) -> None:
-        """Check the ranges, and take the name of a level for the level."""
+        """Check the ranges, and convert the level's name to a :class:`Level`."""
         try:
             object.__setattr__(self, "level", Level(self.level))
         except ValueError as exc:
@@ -82,10 +82,11 @@ class Listeners:
         progress: Whether to show a progress bar after one second if standard error is a terminal.
         on_plan: Called with the plan before weights are read.
         on_progress: Called whenever a stage begins or bytes arrive, from any thread, one call at a time. An exception
-            stops the comparison: an ``MdirError`` is raised unchanged, others inside a ``StoppedError``.
-        on_found: Called with the report as it would be if reading stopped now: before the unembeddings, before the
-            layers or their neurons, and between layers that are analysed. The last one is the result of a comparison
-            that is stopped.
+            stops the comparison: an ``MdirError`` is raised unchanged, any other exception as the cause of a
+            ``StoppedError``.
+        on_found: Called with the report that the comparison would return if it stopped now: before the unembeddings,
+            before the layers or their neurons, and between analysed layers. If the comparison is stopped, the last
+            report is its result.
     """
 
     progress: bool = True

@@ -1,7 +1,7 @@
-"""Compares stacks with stacks, and experts with experts.
+"""Compare stacks with stacks, and experts with experts.
 
-Stacks are compared by a few neurons, paired by number. Experts are compared as sets, a dense layer as a set of one: a
-few rows of up nominate pairs, and the second witness decides.
+Stacks are compared using a few neurons, paired by number. Experts are compared as sets, with a dense layer as a set of
+one: a few rows of up nominate pairs for the second witness.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from mdir_hf.report import ExpertName, LayerPair, Verdict
 from mdir_hf.report.optional_parts import ExpertOrigin, StackPair
 
 EXPERTS_PLACE = PLACE + LOOKS_AT_NEURONS
-"""Place of the looks at experts among the looks of a comparison; those at neurons of layers come before."""
+"""Position of the first look at experts among a comparison's looks, after the looks at neurons of layers."""
 
 EXPERT_LAYERS = 2
-"""Layers of each mixture whose experts are read."""
+"""Number of layers per mixture whose experts are read."""
 
 LOOKS_AT_EXPERTS = EXPERT_LAYERS**2
-"""Looks at experts of one comparison at most: pairs of layers."""
+"""Maximum number of looks at experts per comparison, one for each pair of layers."""
 
 NOMINATING_ROWS = 8
-"""Rows of up of each expert that nominate, in two runs. At width 2,048, copies under noise of three times their weights
-have a mean cosine of 0.3, and the best of 65,000 pairs of strangers has 0.04."""
+"""Number of rows of up per expert that nominate pairs, in two runs. At width 2,048, copies with noise of three times
+their weights have a mean cosine of 0.3; the best of 65,000 unrelated pairs has 0.04."""
 
 LEAST_NOMINATING_Z = 5.0
-"""A pair is nominated if its mean cosine is this many deviations above the median of all pairs."""
+"""A pair is nominated if its mean cosine is more than this many standard deviations above the median of all pairs."""
 
 MOST_NOMINATED = 8
-"""Nominated pairs that the witness looks at, the most similar first."""
+"""Maximum number of nominated pairs that the witness tests, most similar first."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def expert_sets(model: PlacedTensors) -> tuple[ExpertSet, ...]:
 
 
 def expert_set(model: PlacedTensors, place: int) -> ExpertSet:
-    """Return the MLPs of the layer at a position; a dense layer gives one without a name."""
+    """Return the MLPs of the layer at a position; a dense layer has one, without a name."""
     layer = model.anatomy.layers[place]
     mlps: list[tuple[ExpertName, dict[Role, StoredWeight]]] = []
     for name, parts in mlp_parts(model, place):
@@ -102,8 +102,8 @@ def compare_expert_sets(
 ) -> tuple[StackPair, ...]:
     """Compare the experts of two models as sets; return a record for each compared pair of layers.
 
-    Returns nothing if neither model is a mixture. p is corrected for all pairs of experts. A sample that is not fresh
-    accuses no expert.
+    The result is empty if neither model is a mixture. p is corrected for all pairs of experts. Unless the sample is
+    fresh, no verdict is ``homologous``.
     """
     if not has_mixture((reference, candidate)):
         return ()
@@ -122,13 +122,13 @@ def compare_expert_sets(
 
 
 def name_of_experts(layer: int) -> str:
-    """Name of a layer's experts, as in a report."""
+    """Return the name that reports use for a layer's experts."""
     return f"experts of layer {layer}"
 
 
 @dataclass(frozen=True)
 class _Sets:
-    """The experts of a layer of each model; ``look`` determines the share of alpha."""
+    """The experts of one layer of each model; ``look`` determines the share of alpha."""
 
     reference: ExpertSet
     candidate: ExpertSet
@@ -138,7 +138,7 @@ class _Sets:
     look: int
 
     def nominated(self, residual_maps: Sequence[ResidualBasisMap]) -> list[tuple[int, int]] | None:
-        """Return pairs of experts of one size with similar rows; None without a common size."""
+        """Return pairs of equally large experts with similar rows; None if there is no common size."""
         readers = [RoleReader(each, Role.UP) for each in (self.reference, self.candidate)]
         places: list[dict[int, list[int]]] = []
         for reader in readers:
@@ -166,7 +166,7 @@ class _Sets:
         return [(i, j) for _, i, j in sorted(scored, reverse=True)[:MOST_NOMINATED]]
 
     def matches(self, nominated: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
-        """Return nominated pairs that the witness confirms, with their own numbers."""
+        """Return nominated pairs that the witness confirms, each with the number of neurons that kept their numbers."""
         matches: list[tuple[int, int, int]] = []
         by_size: dict[int, list[tuple[int, int]]] = {}
         for pair in nominated:
@@ -206,7 +206,7 @@ class _Sets:
         return [(i, j, counts.own_number[rows.index(i)][columns.index(j)]) for i, j in sorted(agreeing)]
 
     def record(self, matches: Sequence[tuple[int, int, int]], *, is_fresh: bool) -> StackPair:
-        """Return the record, with p corrected for all pairs of experts."""
+        """Return the record of this pair of layers, with p corrected for all pairs of experts."""
         cost = math.log(len(self.reference.names) * len(self.candidate.names)) + log_cost_of_look(self.look)
         origins = [
             ExpertOrigin(
@@ -231,7 +231,7 @@ class _Sets:
 def _likeness(
     residual_map: ResidualBasisMap, reference: torch.Tensor, candidate: torch.Tensor, device: str
 ) -> torch.Tensor:
-    """Return mean cosines of rows ``(experts, k, width)`` at the same numbers, ``(experts, experts')``."""
+    """Return mean cosines, ``(experts, experts')``, of rows ``(experts, k, width)`` with the same numbers."""
     sides = [
         unit_rows(rows.flatten(0, 1).to(device)).reshape(len(rows), -1)
         for rows in (residual_map.carry_in(reference.flatten(0, 1)).reshape(*reference.shape[:2], -1), candidate)
@@ -240,8 +240,7 @@ def _likeness(
 
 
 FIRST_PLACE = EXPERTS_PLACE + LOOKS_AT_EXPERTS
-"""Position of the first pair of stacks among the looks of a comparison; neurons and experts of the language models come
-first."""
+"""Position of the first pair of stacks among a comparison's looks, after neurons and experts of the language models."""
 
 
 STOPPED_BEFORE_STACKS = (
@@ -261,8 +260,8 @@ def stack_pairs(
 ) -> tuple[StackPair, ...] | None:
     """Compare the stacks of two models with :func:`compare_stacks`.
 
-    ``before`` receives the caveat to report if the comparison stops there. Returns None for sampled models or if there
-    are no other stacks.
+    ``before`` receives the caveat to report if the comparison stops before the stacks. Return None for sampled models
+    or if there are no other stacks.
     """
     first, second = (_stacks(model) for model in (reference, candidate))
     if first is None or second is None or max(len(first), len(second)) < 2:
@@ -280,13 +279,12 @@ def _stacks(model: PlacedTensors) -> tuple[ModelView, ...] | None:
 
 
 MOST_STACKS = 8
-"""Maximum number of stacks per model: the language model, then the largest. Published models have four or five."""
+"""Maximum number of stacks per model: the language model, then the largest others. Published models have four or five.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sampled:
-    """A stack and a sample of its neurons."""
-
     view: ModelView
     neurons: NeuronSample
 
@@ -304,9 +302,9 @@ def compare_stacks(
     is_fresh: bool,
     device: str = "cpu",
 ) -> tuple[StackPair, ...]:
-    """Compare all pairs of stacks, except the two language models; return a record for each comparable pair.
+    """Compare all pairs of stacks except the two language models; return a record for each comparable pair.
 
-    Without a fresh sample, no pair is homologous. Pair number k is tested at alpha / (s (s + 1)) with s =
+    Unless the sample is fresh, no verdict is ``homologous``. Pair number k is tested at alpha / (s (s + 1)) with s =
     :data:`FIRST_PLACE` + k, so all pairs together use at most alpha / FIRST_PLACE.
     """
     if len(reference) < 2 and len(candidate) < 2:
@@ -344,7 +342,6 @@ def compare_stacks(
 
 
 def _sampled(views: Sequence[ModelView], seed: int) -> list[_Sampled]:
-    """Sample neurons of each readable stack."""
     sampled = []
     for view in views:
         try:

@@ -1,1 +1,1 @@
-"""The demo: a small family of trained models, and a local server that stands in for the Hub."""
+"""The demo: a small family of trained models, and a local server that replaces the Hub."""

@@ -1,6 +1,6 @@
-"""Train a small family of language models: a base, five descendants, ever harder to recognise, and two strangers.
+"""Train a small family of language models: a base, five ever less recognisable descendants, and two strangers.
 
-The first stranger differs from the base by its seed only. Models are saved as on the Hub.
+The first stranger differs from the base only in its seed. Models are saved in the format of the Hub.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ class Member:
         repo: Repo id, ``demo/<name>``.
         folder: Its files, as in a snapshot of that repo.
         description: How it was made, in one sentence.
-        relation: ``reference``, ``related`` to it, or a ``stranger``.
+        relation: ``reference``, ``related`` or ``stranger``.
         held_out_loss: Mean loss on held-out text, in nats per token.
-        channels: The reference's channel for each of its own, if some were moved or cut.
+        channels: The reference's channel for each of its own, if channels were moved or removed.
         scale: Factor of its embedding relative to its parent's.
     """
 
@@ -105,7 +105,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Lineage:
-    """The models in ``folder/demo``: the base and the others, the closest relative first."""
+    """The models in ``folder/demo``: the base, then the others, closest relative first."""
 
     folder: Path
     reference: Member
@@ -113,7 +113,7 @@ class Lineage:
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """All models, the reference first."""
+        """All models, with the reference first."""
         return (self.reference, *self.candidates)
 
 
@@ -126,12 +126,13 @@ def build_lineage(
 ) -> Lineage:
     """Build the family, or reuse a finished one in the same folder.
 
-    The base is an untied Llama with 6 layers and grouped queries. Takes two to four minutes of CPU time, 1 GB of memory
-    and 50 MB of disk. The models appear in ``folder`` once the whole family is done. ``progress`` gets the current step
-    and the fraction done, in [0, 1]; ``on_member`` each member once its files are written, the reference first.
+    The base is an untied Llama with 6 layers and grouped queries. Building takes two to four minutes of CPU time, 1 GB
+    of memory and 50 MB of disk space. The models appear in ``folder`` once the whole family is done. ``progress``
+    receives the current step and the fraction done, in [0, 1]. ``on_member`` receives each member once its files are
+    written, the reference first.
 
     Raises:
-        InputError: If transformers is not installed, or the folder has a ``demo`` folder that is not ours.
+        InputError: If transformers is not installed, or the folder contains an unrelated ``demo`` folder.
     """
     folder = Path(folder)
     lineage = _read(folder, seed)
@@ -161,7 +162,7 @@ def build_lineage(
 
 
 class _Workshop:
-    """Builds the members and saves each under ``folder/demo``."""
+    """Builder that makes the members and saves each under ``folder/demo``."""
 
     def __init__(self, folder: Path, seed: int, progress: StageProgress, on_member: Callable[[Member], None]) -> None:
         self._folder, self._seed, self._progress, self._on_member = folder, seed, progress, on_member

@@ -1,7 +1,7 @@
-"""A local server that stands in for the Hub: serves folders over HTTP as public models.
+"""Serve folders as public models over HTTP, from a local server that replaces the Hub.
 
 It has two origins, 127.0.0.1 and localhost, each on its own port: the "hub" (API, small files, redirects) and the "CDN"
-(large files). For demos; tests/loopback adds access control, uploads and faults.
+(large files). It is meant for demos; tests/loopback adds access control, uploads and faults.
 
     with LoopbackHub() as hub:
         hub.add_repository("owner/name", folder)
@@ -49,7 +49,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), hub.handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
-        """Remember the connection, to be closed at the end."""
+        """Remember a connection, so that it can be closed at the end."""
         self._connections.add(request)
         super().process_request(request, client_address)
 
@@ -59,19 +59,19 @@ class Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def close_connections(self) -> None:
-        """Close the connections that clients keep open."""
+        """Close all connections that clients kept open."""
         for connection in list(self._connections):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
-        """Print the error if it is a fault of this server."""
+        """Print the error unless the client caused it."""
         if not isinstance(sys.exc_info()[1], OSError):  # the client closed the connection
             super().handle_error(request, client_address)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Handles the requests on one connection; ``routes`` maps path patterns to methods."""
+    """Handler of the requests on one connection; ``routes`` maps path patterns to methods."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -89,11 +89,11 @@ class Handler(BaseHTTPRequestHandler):
         """Print nothing."""
 
     def do_HEAD(self) -> None:
-        """Send the headers only."""
+        """Send only the headers."""
         self._serve()
 
     def do_GET(self) -> None:
-        """Send headers and content."""
+        """Send the headers and the content."""
         self._serve()
 
     def _serve(self) -> None:
@@ -122,14 +122,12 @@ class Handler(BaseHTTPRequestHandler):
         self._json({"standardEnvVars": [], "harnesses": {}})
 
     def _repository(self, address: str) -> StoredRepository | None:
-        """Return the repository, or send an error."""
         repository = self._hub.find(address)
         if repository is None:
             self._error(404, "RepoNotFound", "Repository not found")
         return repository
 
     def _commit(self, address: str, revision: str) -> tuple[StoredRepository, str] | None:
-        """Return a repository and a commit SHA, or send an error."""
         repository = self._repository(address)
         if repository is None:
             return None
@@ -233,7 +231,6 @@ class Handler(BaseHTTPRequestHandler):
     # Responses.
 
     def _content(self, file: StoredFile, headers: Mapping[str, str]) -> None:
-        """Send a file, or the requested range of it."""
         start, stop, status, about = 0, file.n_bytes, 200, dict(headers)
         byte_range = _SINGLE_RANGE.fullmatch(self.headers.get("Range", ""))  # else the whole file, as on S3
         if byte_range is not None:
@@ -289,7 +286,7 @@ def object_id(text: str) -> str:
 
 
 class LoopbackHub:
-    """A local stand-in for the Hub, which runs inside its ``with`` block."""
+    """A local replacement for the Hub that runs inside its ``with`` block."""
 
     handler: ClassVar[type[Handler]] = Handler
 
@@ -314,7 +311,7 @@ class LoopbackHub:
             server.server_close()
 
     def add_repository(self, repo_id: str, folder: str | Path) -> str:
-        """Serve a folder as ``main`` of a model; return its commit SHA."""
+        """Serve a folder as the ``main`` branch of a model; return its commit SHA."""
         repository = StoredRepository(repo_id)
         self._repositories[repo_id] = repository
         return repository.add_revision("main", Path(folder))

@@ -1,4 +1,4 @@
-"""``mdir-hf demo``: the whole workflow, on models built here and served over loopback HTTP."""
+"""Run ``mdir-hf demo``, the whole workflow on models that are built here and served over loopback HTTP."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXPECTED = {"related": "homologous", "stranger": "no_evidence"}
 def run_demo(folder: Path) -> int:
     """Build the lineage, compare every member with the base, and print the results.
 
-    Return 0 if all verdicts are as expected, else 1. ``folder`` gets models, reports and figures.
+    Return 0 if all verdicts are as expected, else 1. Models, reports and figures are saved in ``folder``.
 
     Raises:
         InputError: If a dependency is not installed, or the folder cannot be used.
@@ -71,7 +71,7 @@ def run_demo(folder: Path) -> int:
 def served_lineage(folder: Path, on_member: Callable[[Member], None] | None = None) -> Iterator[tuple[Lineage, str]]:
     """Build the lineage, and serve it instead of the Hub inside the block.
 
-    Yield the lineage and the URL. ``on_member`` gets each member once it is served.
+    Yield the lineage and the URL. ``on_member`` receives each member once it is served.
 
     Raises:
         InputError: If a dependency is not installed, or the folder cannot be used.

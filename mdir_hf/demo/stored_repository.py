@@ -1,4 +1,4 @@
-"""The repositories of the loopback Hub: folders on this disk, as commits with the digests that the Hub states."""
+"""The repositories of the loopback Hub: local folders as commits, with the digests that the Hub would give."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class StoredFile:
     """One file of a commit; digests are computed on first use.
 
     Attributes:
-        is_lfs: Whether the Hub would store it in LFS, and redirect to it.
-        given_sha256: The SHA-256 to use instead of computing it, or None.
+        is_lfs: Whether the Hub would store the file in LFS, and redirect to it.
+        given_sha256: Known SHA-256, or None if it must be computed.
     """
 
     place: Path
@@ -32,7 +32,7 @@ class StoredFile:
 
     @classmethod
     def at(cls, place: Path, path: str, given_sha256: str | None = None) -> StoredFile:
-        """Make a file on this disk one of a repository."""
+        """Return a local file as a repository's file."""
         n_bytes = place.stat().st_size
         return cls(place, n_bytes, path.endswith(LFS_SUFFIXES) or n_bytes > LFS_BYTES, given_sha256)
 
@@ -50,7 +50,7 @@ class StoredFile:
 
     @property
     def etag(self) -> str:
-        """The ETag: SHA-256 for LFS, else the blob id."""
+        """The ETag: SHA-256 for LFS files, else the blob id."""
         return self.sha256 if self.is_lfs else self.blob_id
 
     @property
@@ -81,7 +81,7 @@ class StoredRepository:
         revisions: Commit SHA by branch or tag.
         commits: Files by path, for each commit SHA.
         dates: Dates by commit SHA.
-        created_at: Date of the repository; empty if the API states none.
+        created_at: Date of the repository; empty if the API gives none.
     """
 
     repo_id: str
@@ -92,11 +92,11 @@ class StoredRepository:
 
     @property
     def address(self) -> str:
-        """Its path on the Hub."""
+        """The repository's path on the Hub."""
         return self.repo_id
 
     def add_revision(self, name: str, folder: Path, sha256: Mapping[str, str] | None = None) -> str:
-        """Add a folder as a branch; return its commit SHA. ``sha256`` has known digests by path."""
+        """Add a folder as a branch, with known ``sha256`` digests by path; return its commit SHA."""
         files: dict[str, StoredFile] = {}
         described: list[object] = [self.address]
         for place in sorted(folder.rglob("*")):
@@ -110,14 +110,14 @@ class StoredRepository:
         return commit
 
     def point(self, name: str, files: dict[str, StoredFile], described: object) -> str:
-        """Point a branch to files; return the commit SHA, a hash of their description."""
+        """Point a branch at files; return the commit SHA, a hash of the files' description."""
         commit = hashlib.sha1(json.dumps(described).encode(), usedforsecurity=False).hexdigest()
         self.revisions[name] = commit
         self.commits[commit] = files
         return commit
 
     def commit(self, revision: str) -> str | None:
-        """Return the full SHA for a branch, a tag, or an abbreviated SHA."""
+        """Return the full SHA for a branch, a tag or an abbreviated SHA."""
         if revision in self.revisions:
             return self.revisions[revision]
         matches = [commit for commit in self.commits if len(revision) >= 7 and commit.startswith(revision)]

@@ -1,6 +1,6 @@
-"""Text from Python's standard library, tokenizers trained on it, and a training loop for causal language models.
+"""Read text from Python's standard library, and train tokenizers and causal language models.
 
-The demo downloads no text: it uses the sources of the standard library as *code*, their docstrings as *prose*.
+The demo downloads no text. It uses the sources of the standard library as *code*, and their docstrings as *prose*.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MAY_HOLD_DOCSTRINGS = (ast.stmt, ast.ExceptHandler, ast.match_case)
 
 @dataclass(frozen=True)
 class Body:
-    """Text of one kind: shards to train on, and held-out beginnings of other modules."""
+    """Text of one kind: shards for training, and held-out beginnings of other modules."""
 
     learnt: tuple[str, ...]
     held_out: tuple[str, ...]
@@ -51,16 +51,17 @@ class Body:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Code (Python modules) and prose (docstrings) from different modules."""
+    """Code (Python modules) and prose (docstrings of other modules)."""
 
     code: Body
     prose: Body
 
 
 def read_corpus(*, code_n_chars: int = 2_000_000, prose_n_chars: int = 600_000) -> Corpus:
-    """Read code and prose from the standard library, for training and held out.
+    """Read code and prose from the standard library, with held-out parts.
 
-    One Python gives the same text on any file system. Sizes are in characters, in whole shards of 100,000.
+    The text depends on the Python version, but not on the file system. Sizes are in characters, in whole shards of
+    100,000.
 
     Raises:
         InputError: If the sources of the standard library are not on disk.
@@ -79,7 +80,7 @@ def read_corpus(*, code_n_chars: int = 2_000_000, prose_n_chars: int = 600_000) 
 
 
 def train_byte_level_bpe(texts: Sequence[str], *, vocabulary_size: int) -> Tokenizer:
-    """Train a tokenizer like GPT-2's: byte-level BPE, ``Ġ`` for a leading space.
+    """Train a tokenizer like GPT-2's: byte-level BPE with ``Ġ`` for a leading space.
 
     The size includes the two special tokens and the 256 bytes.
     """
@@ -99,7 +100,7 @@ def train_byte_level_bpe(texts: Sequence[str], *, vocabulary_size: int) -> Token
 
 
 def train_unigram(texts: Sequence[str], *, vocabulary_size: int) -> Tokenizer:
-    """Train a tokenizer like SentencePiece's: Unigram, ``▁`` for a space, ``<unk>`` for unknown characters.
+    """Train a tokenizer like SentencePiece's: Unigram with ``▁`` for a space and ``<unk>`` for unknown characters.
 
     The size is a maximum and includes the three special tokens.
     """
@@ -176,11 +177,11 @@ def train(
     order_seed: int = 0,
     on_step: Callable[[], None] | None = None,
 ) -> list[float]:
-    """Train a float32 causal LM without dropout, in place, on random excerpts of a text with :func:`optimize`.
+    """Train a float32 causal LM in place, on random excerpts of a text, without dropout.
 
-    ``tokens`` is int64, ``(n_tokens,)``; ``batch`` is the number of sequences and their length. Nothing here draws from
-    torch's global generator: the same ``order_seed`` and tokens give the same batches in the same order.
-    Return the loss of each step in nats per token, before that step's update.
+    ``tokens`` is int64, ``(n_tokens,)``; ``batch`` is the number of sequences and their length. torch's global
+    generator is not used, so the same ``order_seed`` and tokens give the same batches in the same order. Return the
+    loss of each step before its update, in nats per token.
     """
     order = torch.Generator().manual_seed(order_seed)
 
@@ -202,9 +203,9 @@ def optimize(
     learning_rate: float,
     on_step: Callable[[], None] | None = None,
 ) -> list[float]:
-    """Minimise a loss with AdamW, a linear warm-up over the first 5 % and a cosine decay to a tenth of the peak.
+    """Minimise a loss with AdamW, a linear warm-up over the first 5%, and a cosine decay to a tenth of the peak.
 
-    ``next_loss`` returns a scalar with a graph. Return the loss of each step, before its update.
+    ``next_loss`` returns a scalar with a graph. Return the loss of each step before its update.
     """
     optimizer = torch.optim.AdamW(_decay_groups(model), lr=learning_rate, betas=(0.9, 0.95), fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _share_of_peak(step, steps))
@@ -228,7 +229,7 @@ def optimize(
 def mean_loss(
     model: PreTrainedModel, tokens: torch.Tensor, *, sequence_length: int = 128, n_sequences: int = 64
 ) -> float:
-    """Mean loss in nats per token over evenly spaced sequences of ``tokens``, int64 ``(n_tokens,)``."""
+    """Return the mean loss in nats per token over evenly spaced sequences of ``tokens``, int64 ``(n_tokens,)``."""
     starts = torch.linspace(0, tokens.numel() - sequence_length, n_sequences).long()
     batch = tokens[starts[:, None] + torch.arange(sequence_length)]  # (n_sequences, sequence_length)
     model.eval()
@@ -237,9 +238,9 @@ def mean_loss(
 
 @contextmanager
 def seeded_single_thread(seed: int) -> Iterator[None]:
-    """Seed torch's global generator and compute on one thread; restore both afterwards.
+    """Seed torch's global generator and compute on one thread inside the block.
 
-    Sums are then the same on any number of cores.
+    Sums are then the same for any number of cores.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Transformations of a Llama-like causal LM: permuted, rotated or pruned channels, another tokenizer."""
+"""Transform a Llama-like causal LM: permute, rotate or prune channels, or replace the tokenizer."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _WRITES = ("o_proj", "down_proj")
 
 @torch.no_grad()
 def permute_channels(model: PreTrainedModel, permutation: torch.Tensor, *, scale: float = 1.0) -> None:
-    """Permute the channels of the residual stream and multiply it by ``scale``, in place; the outputs do not change.
+    """Permute the residual channels and multiply them by ``scale``, in place, preserving the outputs.
 
-    New channel i is old channel ``permutation[i]``, int64 ``(hidden_size,)``. RMSNorm cancels the positive scale
-    exactly, because its epsilon is scaled by the square; powers of two are exact in all dtypes.
+    New channel i is old channel ``permutation[i]``, int64 ``(hidden_size,)``. RMSNorm cancels a positive scale exactly,
+    because its epsilon is multiplied by the square. Powers of two are exact in all dtypes.
     """
     body, tied = model.model, model.config.tie_word_embeddings
     body.embed_tokens.weight.copy_(body.embed_tokens.weight[:, permutation] * scale)
@@ -47,8 +47,8 @@ def permute_channels(model: PreTrainedModel, permutation: torch.Tensor, *, scale
 def rotate_channels(model: PreTrainedModel, rotation: torch.Tensor) -> None:
     """Rotate the residual stream by an orthogonal ``(hidden_size, hidden_size)``, in place, up to rounding.
 
-    Gains are folded into the weights that read the stream, so embeddings must be untied. The model has the dtype of
-    ``rotation``.
+    Gains are folded into the weights that read the stream, so embeddings must be untied. The model must have the dtype
+    of ``rotation``.
     """
     body = model.model
     body.embed_tokens.weight.copy_(body.embed_tokens.weight @ rotation)
@@ -68,7 +68,7 @@ def rotate_channels(model: PreTrainedModel, rotation: torch.Tensor) -> None:
 
 @torch.no_grad()
 def keep_channels(model: PreTrainedModel, channels: torch.Tensor) -> PreTrainedModel:
-    """Return a narrower model with some channels, int64 ``(n_kept,)``, in their new order; its outputs suffer."""
+    """Return a narrower, worse model with only ``channels``, int64 ``(n_kept,)``, in their new order."""
     config = model.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     narrow = _rebuilt(model, hidden_size=channels.numel(), head_dim=head_dim)
@@ -82,7 +82,7 @@ def keep_channels(model: PreTrainedModel, channels: torch.Tensor) -> PreTrainedM
 
 @torch.no_grad()
 def replace_tokenizer(model: PreTrainedModel, old: Tokenizer, new: Tokenizer) -> PreTrainedModel:
-    """Return the same model with another tokenizer; rows of tokens with the same text are copied, others are random."""
+    """Return the same model for another tokenizer; rows of tokens with equal text are copied, others are random."""
     rebuilt = _rebuilt(
         model,
         vocab_size=new.get_vocab_size(),

@@ -1,1 +1,1 @@
-"""The mathematics of the paper: tensors in, numbers out. No input or output, no model names, no rounding."""
+"""The paper's mathematics, as functions from tensors to numbers that do no I/O and no rounding."""

@@ -1,12 +1,12 @@
-"""Head patterns of a polar factor: one exact bound for block-orthogonal heads, RoPE planes and plane signs.
+"""Bound the evidence in head patterns of a polar factor: block-orthogonal heads, RoPE planes and plane signs.
 
 A head map sigma and the allowed inner transformations span a linear space of matrices, the *pattern*: ``d x d`` blocks
 if any rotation may mix a head, ``a + bJ`` in each frequency plane if it must commute with RoPE. The statistic is the
 energy of U inside the pattern of the best sigma.
 
-**Bound.** Let ``U = A F B^T`` be a (truncated) polar factor, B Haar on O(m) given A and F. This is left invariance of
-the model whose inner side has m rows (:data:`~mdir_hf.method.gauge.LEFT_INVARIANCE`). For a fixed sigma let E_k be an
-orthonormal basis of its pattern, ``T = sum_k <E_k, U>^2`` and, with g standard Gaussian and ``G = sum g_k E_k``,
+**Bound.** Let ``U = A F B^T`` be a (truncated) polar factor, B Haar on O(m) given A and F. This is the left invariance
+of the model whose inner side has m rows (:data:`~mdir_hf.method.gauge.LEFT_INVARIANCE`). For a fixed sigma, let E_k be
+an orthonormal basis of its pattern, ``T = sum_k <E_k, U>^2`` and, with g standard Gaussian and ``G = sum g_k E_k``,
 ``exp(sT) = E_g exp(sqrt(2s) <G, U>)`` (Hubbard-Stratonovich). ``<G, U> = Tr(X O)`` with O Haar and ``|X|_F^2 = <G, K
 G>``, ``K = U U^T``. So by the moment bound of docs/moment-bound.md, ``E exp(sT) <= E_g exp((s/m) g^T Q g) = prod_i (1 -
 2 s q_i / m)^(-1/2)``, with q_i the eigenvalues of ``Q_kl = <E_k, K E_l>``. They lie in [0, 1] because K is a
@@ -15,7 +15,7 @@ sum_k <E_k, K E_k>``. Chernoff with ``x = m T / N`` gives:
 
     ln p <= ln #sigma - (N/2) (x - 1 - ln x)   for x > 1, else 0.
 
-The other model's invariance gives the same bound with ``K = U^T U`` and its own m. The weaker of the two holds
+The other model's invariance gives the same bound with ``K = U^T U`` and its own m. The weaker of the two bounds holds
 whichever model is invariant.
 """
 
@@ -37,7 +37,7 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadPattern:
-    """Pattern energies of all pairs of heads, and the bound's other inputs.
+    """Pattern energies of all pairs of heads, with the other inputs of the bound.
 
     Attributes:
         scores: ``(H_reference, H_candidate)``, energy of U inside the pattern of each pair of heads.
@@ -60,7 +60,7 @@ def log_p_pattern(statistic: float, *, energy: float, n_haar: int, log_n_maps: f
     Return the natural log of the bound, at most 0.
 
     Args:
-        statistic: T of the chosen map, regardless of how it was chosen.
+        statistic: T of the chosen map, however it was chosen.
         energy: N, trace of the pattern's compression of ``U U^T``.
         n_haar: m, dimension of the side that is rotated under the null.
         log_n_maps: Natural log of the number of possible maps.
@@ -93,7 +93,7 @@ def log_p_head_map(
 
 
 def best_head_map(pattern: HeadPattern) -> tuple[IntArray, IntArray, float]:
-    """Match each head of the side with fewer heads to one of the other side, maximising T.
+    """Match each head of the model with fewer heads to a head of the other model, maximising T.
 
     Returns:
         Reference heads in ascending order, their partners, and the natural log of the number of maps.
@@ -104,9 +104,9 @@ def best_head_map(pattern: HeadPattern) -> tuple[IntArray, IntArray, float]:
 
 
 def block_pattern(polar: torch.Tensor, n_heads_reference: int, n_heads_candidate: int) -> HeadPattern:
-    """Compute the energies of whole blocks, for heads that may be mixed by any rotation (docs/method/layers.md).
+    """Compute the energies of whole blocks, for heads that any rotation may mix (docs/method/layers.md).
 
-    ``polar`` is U, ``(H d, H' d')``, a partial isometry. Cost O(|U|).
+    ``polar`` is U, ``(H d, H' d')``, a partial isometry.
     """
     n_reference, n_candidate = polar.shape
     d, d_other = n_reference // n_heads_reference, n_candidate // n_heads_candidate

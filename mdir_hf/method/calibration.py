@@ -1,4 +1,4 @@
-"""Calibrate a p-value by placebos and privileged axes, which enter the verdict but not p (docs/method/rows.md)."""
+"""Calibrate a p-value with placebos and privileged axes; they affect the verdict, but not p (docs/method/rows.md)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from mdir_hf.report import PlaceboResult, Placebos
 
 MAX_PLACEBO_ROWS = 512
 MAX_PLACEBO_CHANNELS = 1024
-"""Placebos detect scale artefacts, which any thousand channels show. The limits keep them fast (a fraction of a
-second)."""
+"""Maximum number of channels in a placebo. Any thousand channels reveal scale artefacts, in a fraction of a second."""
 COLUMNS_AT_ONCE = 256
 
 
@@ -25,8 +24,8 @@ def calibrate(
 ) -> Placebos:
     """Compute placebos and privileged-basis scores from standardised paired rows.
 
-    At most 512 rows and 1024 channels of each model are used. ``factors`` are the rows' factors, if known. Cost O(n^2
-    r).
+    At most 512 rows and 1024 channels of each model are used. ``factors`` are the rows' factors, if known. Takes O(n^2
+    r) time.
     """
     x = _subset(rows.reference, generator)
     y = _subset(rows.candidate, generator)
@@ -46,13 +45,14 @@ def calibrate(
 
 
 def count_off_match_channels(polar: torch.Tensor, matching: Matching) -> int:
-    """Count channels with an off-match hit: an unmatched entry that is significant by itself.
+    """Count channels with an unmatched entry that is significant by itself.
 
-    Only channels of the narrower side are counted. Signs are free. Related models have almost no hits. Cost O(n^2).
+    Only channels of the narrower model are counted; entries may have either sign. Related models have almost no such
+    channels. Takes O(n^2) time.
     """
     n_reference, n_candidate = polar.shape
     row_energy, column_energy = (torch.from_numpy(energy).to(polar.device) for energy in line_energies(polar))
-    # Bound of one entry (log_p_entry) for either side's invariance, at 1 % over all entries and both signs.
+    # Bound of one entry (log_p_entry) for either side's invariance, at 1% over all entries and both signs.
     nats = math.log(2 * polar.numel() / CHANNEL_ALPHA)
     least_square = (2 * nats / n_candidate * row_energy, 2 * nats / n_reference * column_energy)
     partner = torch.full((n_reference,), -1)
@@ -72,11 +72,11 @@ def count_off_match_channels(polar: torch.Tensor, matching: Matching) -> int:
 def privileged_basis_z(rows: torch.Tensor, *, generator: torch.Generator, n_directions: int = 512) -> float:
     """Measure how far the coordinate axes stand out among all directions of the row space.
 
-    The mean excess kurtosis and the spread of log norms are compared between the columns of E, ``(r, n)`` centred unit
-    rows, and E q for random unit vectors q.
+    Compare the columns of E with E q for random unit vectors q, in mean excess kurtosis and in the spread of log norms.
+    E is ``(r, n)``, centred unit rows.
 
     Returns:
-        The z-score with the larger absolute value; |z| below 3 is unremarkable. Cost O(r n n_directions).
+        The z-score with the larger absolute value; |z| below 3 is unremarkable. Takes O(r n n_directions) time.
     """
     if len(rows) < 8:
         return 0.0
@@ -92,7 +92,7 @@ def privileged_basis_z(rows: torch.Tensor, *, generator: torch.Generator, n_dire
 
 
 N_ROTATIONS = 39
-"""Number of random rotations that the axes are ranked among; the smallest possible p is 1 / 40."""
+"""Number of random rotations with which the axes are ranked; the smallest possible p is 1 / 40."""
 
 
 def log_p_of_axes(rows: torch.Tensor, *, generator: torch.Generator) -> float:
@@ -102,7 +102,7 @@ def log_p_of_axes(rows: torch.Tensor, *, generator: torch.Generator) -> float:
     is uniform.
 
     Returns:
-        Natural log of p, at least ln(1/40). Cost O(r n^2 + n^3) for each rotation of at most 1024 axes and 512 rows.
+        Natural log of p, at least ln(1/40). Takes O(r n^2 + n^3) time per rotation, for at most 1024 axes and 512 rows.
     """
     sample = _subset(rows, generator).float()
     if len(sample) < 8:
@@ -119,7 +119,7 @@ def log_p_of_axes(rows: torch.Tensor, *, generator: torch.Generator) -> float:
 
 
 def _haar_frame(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Draw ``(n, k)`` orthonormal columns uniformly."""
+    """Draw k orthonormal columns, ``(n, k)``, uniformly at random."""
     q, r = torch.linalg.qr(torch.randn(like.shape, dtype=like.dtype, generator=generator).to(like.device))
     # The signs of R from LAPACK depend on the data, so q alone is not Haar (Mezzadri 2007).
     signs: torch.Tensor = torch.where(r.diagonal() < 0, -1.0, 1.0).to(q.dtype)

@@ -1,8 +1,8 @@
-"""Distances between related models, as a measure of drift for family trees.
+"""Measure the drift between related models as distances, for family trees.
 
-Distances between aligned raw rows can rank relatives; p-values cannot, because they depend on widths and rows. If
-drifts are independent, they add along a lineage, ``D2(A, C) = D2(A, B) + D2(B, C)`` for A -> B -> C, as neighbour
-joining and the four-point condition require (docs/method/many.md, "Distances").
+Distances between aligned raw rows can rank relatives; p-values cannot, because they depend on the widths and the number
+of rows. If drifts are independent, they add along a lineage, ``D2(A, C) = D2(A, B) + D2(B, C)`` for A -> B -> C, as
+neighbour joining and the four-point condition require (docs/method/many.md, "Distances").
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 BOOTSTRAP_GROUPS = 1024
-"""Number of token groups. A spread estimated from this many groups is accurate to 2 %."""
+"""Number of token groups. A spread estimated from this many groups is accurate to 2%."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,8 +29,8 @@ class Alignment:
     """Map from one model's channels to another's.
 
     Attributes:
-        source: ``(m,)`` matched channels of the model whose rows are carried.
-        target: ``(m,)`` channel that each of them is mapped to.
+        source: ``(m,)`` matched channels of the model that is mapped.
+        target: ``(m,)`` channel to which each source channel is mapped.
         signs: ``(m,)`` +1 or -1, or None if no sign changes.
         scale: Factor applied to carried rows; 1 for a plain fine-tune.
     """
@@ -49,7 +49,7 @@ class Alignment:
     def carry(self, rows: torch.Tensor, channels: IntArray | None = None) -> torch.Tensor:
         """Carry rows ``(r, n_source)`` onto target channels, ``(r, len(channels))`` float64.
 
-        ``channels`` must be matched; None means all of ``target``.
+        ``channels`` must be matched and defaults to all of ``target``.
 
         Raises:
             InputError: If a requested channel is not matched.
@@ -69,7 +69,7 @@ class Alignment:
 
 
 def common_channels(alignments: Sequence[Alignment]) -> IntArray:
-    """Return the target channels that all alignments reach, ascending."""
+    """Return the target channels that all alignments share, ascending."""
     return np.sort(reduce(np.intersect1d, [alignment.target for alignment in alignments]))
 
 
@@ -78,8 +78,8 @@ class TokenGeometry:
     """Inner products of the rows of several aligned models, summed over groups of tokens.
 
     Attributes:
-        products: ``(groups, m, m)``: sums over a group's tokens of ``<x_i - x_0, x_j - x_0>`` for models i, j.
-            Differences from the first model preserve precision for near copies.
+        products: ``(groups, m, m)``, sums over a group's tokens of ``<x_i - x_0, x_j - x_0>`` for models i, j.
+            Subtracting the first model preserves precision for near copies.
         n_tokens: ``(groups,)`` tokens in each group.
     """
 
@@ -90,7 +90,7 @@ class TokenGeometry:
     def distances(self, counts: IntArray | None = None) -> FloatArray:
         """Return ``D2(A, B) = |A - B|_F^2 / (V n)``, ``(m, m)``, the mean squared difference per entry.
 
-        ``counts`` is how often each group of tokens is counted, for resampling; None counts each once.
+        For resampling, ``counts`` says how often to count each group of tokens; by default, each counts once.
         """
         products = self.products.sum(axis=0) if counts is None else np.tensordot(counts, self.products, axes=1)
         n = float(self.n_tokens.sum() if counts is None else counts @ self.n_tokens)
@@ -109,15 +109,16 @@ def token_geometry(
 ) -> TokenGeometry:
     """Compute the geometry of related models in one pass over the raw rows of their common tokens.
 
-    A block has one ``(b, n_i)`` tensor per model, for the same tokens in the same order. Rows must be raw; centring
-    would destroy additivity. ``alignments`` map each model onto the channels of one of them (None if they share a
-    basis); only channels that all alignments reach are compared. Tokens are assigned to ``n_groups`` at random.
+    A block has one ``(b, n_i)`` tensor per model, for the same tokens in the same order. Rows must be raw, since
+    centring would destroy additivity. ``alignments`` map all models onto the channels of one model; None means that
+    they share a basis. Only channels that all alignments share are compared. Tokens are assigned to ``n_groups`` at
+    random.
 
     Returns:
-        The geometry. Cost O(V m^2 n).
+        The geometry. Takes O(V m^2 n) time.
 
     Raises:
-        InputError: If there are fewer than two tokens or two models, or block shapes differ.
+        InputError: If there are fewer than two tokens or fewer than two models, or if block shapes differ.
     """
     generator = np.random.default_rng(seed)
     channels = None if alignments is None else common_channels(alignments)
@@ -147,7 +148,7 @@ def token_geometry(
 def _aligned(
     block: Sequence[torch.Tensor], alignments: Sequence[Alignment] | None, channels: IntArray | None
 ) -> torch.Tensor:
-    """Stack a block's models on common channels, ``(m, b, n)`` float64."""
+    """Stack the aligned rows of a block's models, ``(m, b, n)`` float64."""
     if len(block) < 2:
         raise InputError(f"distances need at least two models, got {len(block)}")
     if alignments is None:

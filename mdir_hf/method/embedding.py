@@ -1,4 +1,4 @@
-"""Algorithm 1 of the paper as a sequence of looks: first at a few tokens, finally at all of them.
+"""Run Algorithm 1 of the paper as a sequence of looks, from a few tokens to all of them.
 
 Every look is a valid test (docs/method/rows.md).
 """
@@ -32,21 +32,20 @@ from mdir_hf.report import LookResult, NumberingResult
 
 VIEWS = ("centred", "whitened")
 TESTS_PER_MATRIX = 3 * len(VIEWS)
-"""Each view is tested for a permutation, a signed permutation, and channels in their own order."""
+"""Tests per matrix. Each view is tested for a permutation, a signed permutation, and channels in their own order."""
 
 FEW_ROWS = 1024
-"""Up to this many rows (or channels), a look uses the thin SVD of the rows, in float64, over all channels."""
+"""Up to this many rows or channels, a look uses the thin SVD of the rows, in float64, over all channels."""
 
 SCREEN_CHANNELS = 256
 """With more rows, a look tests this many randomly drawn channels of the reference against all of the candidate's."""
 
 BLOCK_ROWS, FEWEST_BLOCK_ROWS, BLOCK_VALUES = 4096, 512, 1 << 23
-"""Number of rows multiplied at a time, independent of the chunks in the stream: long enough for full-speed matrix
-products, and fewer for wide models, whose blocks would otherwise dominate memory (32 MiB in float32)."""
+"""Number of rows multiplied at a time, regardless of the stream's chunks. Blocks are long enough for full-speed matrix
+products, but shorter for wide models to limit memory to 32 MiB in float32."""
 
 PRODUCT_CHANNELS = 2048
-"""Number of reference channels multiplied at a time; the product of a wide model is as large as the sum it is added to.
-"""
+"""Number of reference channels multiplied at a time, because a wide model's product is as large as the running sum."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,13 +53,13 @@ class Look:
     """The result of one look; each p is a natural log, corrected for the other tests but not for other looks.
 
     Attributes:
-        number: Position among the looks, from 1.
+        number: Position among the looks, starting at 1.
         n_rows: Number of tokens used.
         rank: Rank of the polar factor.
         view: View with the smallest p.
         on_factor: Matching of rows of U to candidate channels; None if no matching could be significant.
-        channels: Reference channels of the rows of U, ascending; None means all.
-        log_n_tests: Natural log of the number of tests that each p is corrected for.
+        channels: Reference channel of each row of U, ascending; None means all.
+        log_n_tests: Natural log of the number of tests for which each p is corrected.
     """
 
     number: int
@@ -86,7 +85,7 @@ class Look:
 
     @property
     def log_p_trimmed(self) -> dict[str, float]:
-        """Natural log of p without the best n/16, n/4, n/2 channels."""
+        """Natural log of p after removing the best n/16, n/4 and n/2 channels."""
         trimmed = dict.fromkeys(TRIMS, 0.0) if self.on_factor is None else self.on_factor.log_p_trimmed
         return {name: self._corrected(log_p) for name, log_p in trimmed.items()}
 
@@ -97,7 +96,7 @@ class Look:
 
     @property
     def log_p_signs(self) -> float | None:
-        """Natural log of p for a sign test if channels are matched in their own order, else None."""
+        """Natural log of the sign test's p if channels are matched in their own order, else None."""
         signs = None if self.on_factor is None else self.on_factor.log_p_signs
         return None if signs is None else self._corrected(signs)
 
@@ -126,13 +125,13 @@ def block_rows(width: int) -> int:
 
 
 class EmbeddingTest:
-    """Test one pair of matrices whose rows are tokens and whose columns are residual channels.
+    """Test of one pair of matrices whose rows are tokens and whose columns are residual channels.
 
     Args:
         log_alpha: Natural log of the level, fixed in advance.
-        n_tests: Number of tests that every p is corrected for.
+        n_tests: Number of tests for which every p is corrected.
         must_be_robust: Whether a look that rests on a few channels is inconclusive.
-        own_order: Whether channels are tested in their own order; the number of tests does not change.
+        own_order: Whether to test channels in their own order; the number of tests does not change.
 
     :attr:`polar` is the polar factor of the last look; :attr:`polar_of_all_channels` is the last one over all channels
     of the reference.
@@ -171,7 +170,7 @@ class EmbeddingTest:
 
     @property
     def row_factors(self) -> tuple[RowFactors, RowFactors] | None:
-        """Factors of both models' :attr:`rows`, or None if they were not kept."""
+        """Factors of both models' :attr:`rows`, if kept, else None."""
         return self._factors
 
     @property
@@ -181,7 +180,7 @@ class EmbeddingTest:
 
     @property
     def is_significant(self) -> bool:
-        """Whether any look is significant, even without the best half of its channels."""
+        """Whether any look stays significant without the best half of its channels."""
         return any(self._decisive(look) + look.log_cost < self.log_alpha for look in self.looks)
 
     def best_look(self) -> Look:
@@ -191,9 +190,9 @@ class EmbeddingTest:
         return self.looks[best] if corrected[best] < 0.0 else self.looks[-1]
 
     def screen(self, reference: torch.Tensor, candidate: torch.Tensor, *, is_last: bool = False) -> Look:
-        """Look at all raw rows read so far for the same tokens.
+        """Test all raw rows read so far for the same tokens.
 
-        If ``is_last``, a matching is reported even if it cannot be significant. Cost O(r^2 n + r n^2).
+        If ``is_last``, a matching is reported even if it cannot be significant. Takes O(r^2 n + r n^2) time.
         """
         widths = (reference.shape[1], candidate.shape[1])
         is_few = len(reference) <= FEW_ROWS or max(widths) <= FEW_ROWS
@@ -221,12 +220,12 @@ class EmbeddingTest:
         return self._record(n_rows, factors, channels=channels, is_last=is_last)
 
     def full(self, blocks: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Look:
-        """Look at all common rows, streamed in blocks. Means and whitening come from the last screen.
+        """Test all common rows, streamed in blocks. Means and whitening come from the last screen.
 
         Blocks are pairs of raw rows, ``(b, n_reference)`` and ``(b, n_candidate)``, including the screen's rows.
 
         Returns:
-            The look. Cost O(|C| n^2 + n^3); memory O(n^2) and one block.
+            The look. Takes O(|C| n^2 + n^3) time, and memory for O(n^2) values and one block.
 
         Raises:
             RuntimeError: If no screen has been run.
@@ -262,7 +261,6 @@ class EmbeddingTest:
         blocks: Iterable[tuple[torch.Tensor, torch.Tensor]],
         standard: RowStandard,
     ) -> int:
-        """Add the products of all blocks to ``cross``; return the number of rows."""
         n_rows = 0
         for reference, candidate in _regrouped(blocks, block_rows(max(cross.shape))):
             block = pair_rows(reference.to(self._device), candidate.to(self._device), like=standard, dtype=cross.dtype)
@@ -281,7 +279,7 @@ class EmbeddingTest:
         is_last: bool,
         is_optimum_wanted: bool = False,
     ) -> Look:
-        """Test views and gauge groups up to the first conclusive one; all are counted."""
+        """Test views and gauge groups until one is conclusive; p is corrected for all of them."""
         number, log_n_tests = len(self.looks) + 1, math.log(self.n_tests)
         best: Look | None = None
         for view, factor in factors:
@@ -314,7 +312,7 @@ class EmbeddingTest:
     def _matchings(
         self, polar: torch.Tensor, channels: IntArray | None, *, is_any_wanted: bool, is_optimum_wanted: bool
     ) -> Iterator[Matching | None]:
-        """Yield greedy matchings, channels in their own order, and assignments."""
+        """Yield greedy matchings, the matching by channel number, and assignments."""
         level = self.log_alpha - math.log(self.n_tests)
         for signed in (False, True):
             quick = quick_matching(polar, signed=signed, log_alpha=level, must_be_robust=self._must_be_robust)
@@ -336,7 +334,7 @@ class EmbeddingTest:
 
 
 def matched_scale(reference: torch.Tensor, candidate: torch.Tensor, matching: Matching) -> float:
-    """Return the factor s of ``E' ~ s E P``, by least squares on raw rows of the same tokens.
+    """Return the least-squares factor s of ``E' ~ s E P`` on raw rows of the same tokens.
 
     Noise in the reference biases this factor; noise in the candidate does not.
     """
@@ -349,7 +347,6 @@ def matched_scale(reference: torch.Tensor, candidate: torch.Tensor, matching: Ma
 def _regrouped(
     blocks: Iterable[tuple[torch.Tensor, torch.Tensor]], n_rows: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Split a stream of paired blocks into blocks of ``n_rows`` rows."""
     waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
     n_waiting = 0
     for reference, candidate in blocks:

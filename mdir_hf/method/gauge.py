@@ -1,6 +1,6 @@
-"""Residual-basis maps, the paper's outer transformations: they carry weights from one model's basis to another's.
+"""Carry weights from one model's residual basis to another's (the paper's outer transformations).
 
-The residual stream of a transformer may be turned by any orthogonal matrix U once the gains of its norms are folded
+The residual stream of a transformer can be rotated by any orthogonal matrix U, once the gains of its norms are folded
 into the projections that follow. Every weight is ``(d_out, d_in)`` with ``y = W x``; U is ``(n_reference,
 n_candidate)`` with ``E' ~ E U``.
 """
@@ -21,8 +21,8 @@ LEFT_INVARIANCE = (
     "The models are independent, and given everything else in it, its other layers too, one of them has no preferred "
     "axes on the side of its heads or neurons: its matrix W and H W have the same law for every rotation H of it."
 )
-"""The assumption of every p-value of a layer (docs/method/layers.md): exact at Gaussian initialisation, a symmetry of
-attention inside each head, an assumption for trained heads and neurons."""
+"""The null hypothesis of every p-value of a layer (docs/method/layers.md). It is exact at Gaussian initialisation and a
+symmetry of attention inside each head, but an assumption for trained heads and neurons."""
 
 _OUTER_NULL: dict[str, str] = {
     "identity": "The residual basis was taken as it is, nothing was fitted.",
@@ -37,14 +37,14 @@ _OUTER_NULL: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResidualBasisMap:
-    """Map U that carries reference weights into the candidate's residual basis.
+    """The map U that carries reference weights into the candidate's residual basis.
 
     Attributes:
         matrix: ``(n_reference, n_candidate)`` if the map is a rotation, else None.
         reference: ``(k,)`` int64 matched reference channels if the map is a matching, else None.
-        candidate: Their partners, ``(k,)``.
-        signs: ``(k,)`` of +1 and -1.
-        fitted_on: Kind of rows that the map was fitted on.
+        candidate: ``(k,)`` partner of each reference channel.
+        signs: ``(k,)``, +1 or -1.
+        fitted_on: Kind of rows to which the map was fitted.
     """
 
     kind: MapKind
@@ -58,7 +58,7 @@ class ResidualBasisMap:
 
     @classmethod
     def identity(cls, n: int) -> ResidualBasisMap:
-        """Return the map between models that share a basis of width ``n``."""
+        """Return the identity map between models that share a basis of width ``n``."""
         return cls("identity", n, n)
 
     @classmethod
@@ -112,7 +112,7 @@ class ResidualBasisMap:
 
     @property
     def null(self) -> str:
-        """The null hypothesis of p-values computed after this transformation, as text."""
+        """The null hypothesis, as text, of p-values computed after this transformation."""
         return f"{LEFT_INVARIANCE} {_OUTER_NULL[self.kind].format(fitted_on=self.fitted_on)}"
 
     def carry_in(self, weight: torch.Tensor) -> torch.Tensor:
@@ -161,8 +161,8 @@ def residual_basis_maps(
 ) -> tuple[ResidualBasisMap, ...]:
     """Choose the residual-basis maps for testing the layers, in order (paper, Algorithm 1: U_E).
 
-    ``polar`` is the polar factor of common tokens' embeddings, and ``matching`` is a significant matching of it.
-    Without a matching, the maps are the rotation and, for equal widths, the identity: a model retrained under a new
+    ``polar`` is the polar factor of common tokens' embeddings, and ``matching`` is its significant matching. Without a
+    matching, the maps are the rotation and, for equal widths, the identity, since a model retrained with a new
     tokenizer may keep its basis.
     """
     if matching is not None:
@@ -178,8 +178,8 @@ def residual_basis_maps(
 def fold_gain(weight: torch.Tensor, gain: torch.Tensor | None, *, plus_one: bool = False) -> torch.Tensor:
     """Fold the gain ``(n,)`` of an RMSNorm into the projection ``(d_out, n)`` that reads its output: ``W diag(g)``.
 
-    Only then do the norm and rotations of the stream commute. If ``plus_one``, the norm multiplies by ``1 + g``
-    (Gemma). ``gain`` is None for a norm without gain.
+    After folding, the norm commutes with rotations of the stream. If ``plus_one``, the norm multiplies by ``1 + g``
+    (Gemma). ``gain`` is None if the norm has no gain.
     """
     if gain is None:
         return weight

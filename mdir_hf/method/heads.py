@@ -1,11 +1,11 @@
-"""Attention heads: one head map for all four projections, and values mixed by any invertible map per head.
+"""Map attention heads using all four projections; values may be mixed by any invertible map per head.
 
-``V_h -> H_h V_h`` with ``O_h -> O_h H_h^-1`` does not change a model's function for any invertible H_h (orthogonal in
-the paper). The row space of V_h and the column space of O_h do not depend on H_h.
+``V_h -> H_h V_h`` with ``O_h -> O_h H_h^-1`` preserves a model's function for any invertible H_h (orthogonal in the
+paper). The row space of V_h and the column space of O_h do not depend on H_h.
 
-Rows of W and of W Q have the same inner products for every orthogonal Q. So heads can be paired, and planes rotated
-back, before the residual bases of two models are known, and p-values stay valid (docs/method/bound.md). The plane of a
-rotary frequency is one complex row; rotary positions leave a factor exp(i t) free.
+The rows of W and W Q have the same inner products for every orthogonal Q. So heads can be paired, and planes rotated
+back, before the map between the residual bases is known, and p-values stay valid (docs/method/bound.md). The plane of a
+rotary frequency is treated as one complex row, which is determined up to a factor exp(i t).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ SUBSPACE_NULL = (
     "The models are independent, and given everything else in it the way one of them divides the space that a "
     "layer's heads read or write among its heads is uniformly random."
 )
-"""Null of the subspace tests. It is exact for independent Gaussian heads of total width up to n, and does not depend on
-the space that all heads share, so features that both models learned do not count."""
+"""Null hypothesis of the subspace tests. It is exact for independent Gaussian heads of total width up to n. It does not
+depend on the space that all heads share, so features that both models learned do not count."""
 
 
 def unit_heads(rows: torch.Tensor, n_heads: int) -> torch.Tensor:
@@ -37,14 +37,13 @@ def unit_heads(rows: torch.Tensor, n_heads: int) -> torch.Tensor:
 
 
 def canonical_heads(rows: torch.Tensor, n_heads: int) -> torch.Tensor:
-    """Replace heads by representatives that are invariant, up to rotations, under any invertible map per head.
+    """Replace heads with representatives that any invertible map per head changes by a rotation only.
 
-    Each head's rows (v, or o transposed, ``(H d, n)``) are replaced by their polar factor, then the stack of all heads
-    by its polar factor. Both steps commute with rotations inside heads, so the result is invariant under them, as the
-    block bound requires.
+    Each head's rows (v, or o transposed, ``(H d, n)``) are replaced with their polar factor, then the stack of all
+    heads with its polar factor. Both steps commute with rotations inside heads, as the block bound requires.
 
     Returns:
-        ``(H d, n)``, a partial isometry. Cost O(H d n min(H d, n)).
+        ``(H d, n)``, a partial isometry. Takes O(H d n min(H d, n)) time.
     """
     m, n = rows.shape
     heads = rows.reshape(n_heads, m // n_heads, n)
@@ -56,7 +55,7 @@ def canonical_heads(rows: torch.Tensor, n_heads: int) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadMap:
-    """Matched KV heads ``(k,)`` and query heads ``(k r,)``, ordered by group, of the reference and the candidate.
+    """Matched KV heads ``(k,)`` and query heads ``(k r,)`` of both models, ordered by group.
 
     Attributes:
         log_n_kv_maps: Natural log of the number of KV maps.
@@ -78,10 +77,10 @@ def find_head_map(
     n_kv_heads: tuple[int, int],
     n_heads: tuple[int, int],
 ) -> HeadMap:
-    """Find one map of KV groups and of the queries in each group, using all projections of a layer.
+    """Find one map of the KV groups and of the queries in each group, using all projections of a layer.
 
     The map is optimal: queries are assigned within every pair of groups, then groups are assigned. ``kv_patterns`` (k,
-    v) and ``q_patterns`` (q, o) may be empty. Cost O(G^2 r^3) for G groups of r queries.
+    v) and ``q_patterns`` (q, o) may be empty. Takes O(G^2 r^3) time for G groups of r queries.
     """
     sizes = (n_heads[0] // n_kv_heads[0], n_heads[1] // n_kv_heads[1])
     k = min(sizes)
@@ -117,12 +116,12 @@ def _weighted(patterns: Sequence[HeadPattern], shape: tuple[int, int]) -> FloatA
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadTransformation:
-    """Head map, and inner map of each head, from the reference's rows to the candidate's.
+    """Head map and inner map of each head, from the reference's rows to the candidate's.
 
     Attributes:
-        matrices: ``(k, d', d)``, H_h with ``W'_h ~ H_h W_sigma(h)``; for o on its transpose, i.e. ``H_h^-T``.
+        matrices: ``(k, d', d)``, H_h with ``W'_h ~ H_h W_sigma(h)``; for the transpose of o, ``H_h^-T``.
         residual: ``|W' - fit(W)|_F / |W'|_F`` over the matched heads; 0 for an exact copy.
-        skewness: ``|H H^T / s - 1|_F / sqrt(d')`` averaged over heads: 0 for scaled rotations, around 1 for generic
+        skewness: Mean of ``|H H^T / s - 1|_F / sqrt(d')`` over heads; 0 for scaled rotations, around 1 for generic
             maps.
     """
 
@@ -143,8 +142,8 @@ def solve_heads(
 ) -> HeadTransformation:
     """Fit the inner map of every matched head by least squares.
 
-    ``carried`` holds reference rows in the candidate's residual basis, ``(H d, n)``; ``weight`` holds candidate rows,
-    ``(H' d', n)``.
+    ``carried`` has the reference rows in the candidate's residual basis, ``(H d, n)``; ``weight`` has the candidate
+    rows, ``(H' d', n)``.
     """
     n = carried.shape[1]
     x = carried.reshape(n_heads[0], -1, n)[torch.from_numpy(reference)]
@@ -159,18 +158,17 @@ def solve_heads(
 
 
 N_REFINEMENTS = 30
-"""Number of refinement steps from the leading eigenvector to angles of unit length; each step increases the agreement.
-"""
+"""Number of steps that refine the leading eigenvector into phases of unit length; each increases the agreement."""
 
 
 def pair_heads(reference: torch.Tensor, candidate: torch.Tensor) -> tuple[IntArray, IntArray, float]:
-    """Pair the heads of two layers by the inner products of their rows.
+    """Pair the heads of two layers using the inner products of their rows.
 
-    The unit rows of the heads are ``(h, d, n)`` and ``(h', d, n')``; complex rows are rotary planes.
+    The heads' unit rows are ``(h, d, n)`` and ``(h', d, n')``; complex rows represent rotary planes.
 
     Returns:
-        Reference heads in ascending order and their partners, ``(min(h, h'),)`` each; and the mean correlation of the
-        products of paired heads, in [-1, 1] and near 0 for unrelated models.
+        Reference heads in ascending order and their partners, ``(min(h, h'),)`` each. Then the mean correlation between
+        products of paired heads, in [-1, 1]; near 0 for unrelated models.
 
     Raises:
         ValueError: If heads have different numbers of rows.
@@ -183,10 +181,11 @@ def pair_heads(reference: torch.Tensor, candidate: torch.Tensor) -> tuple[IntArr
 
 
 def turn_back(reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
-    """Rotate complex planes of the candidate, ``(m, n')``, so that their products agree with the reference's.
+    """Rotate complex planes of the candidate, ``(m, n')``, so that their inner products agree with the reference's.
 
     Rotated planes z' = a z, |a| = 1, have the products a_p conj(a_q) <z_p, z_q> and a_p a_q (z_p, z_q). The best angles
-    come from the leading eigenvector of a real quadratic form in a, up to one common sign. Cost O(m^2 (n + n') + m^3).
+    come from the leading eigenvector of a real quadratic form in a, up to one common sign. Takes O(m^2 (n + n') + m^3)
+    time.
     """
     x, y = reference.to(torch.complex128), candidate.to(torch.complex128)
     between = (x @ x.mH) * (y @ y.mH).conj()
@@ -212,7 +211,7 @@ def _unit(flat: torch.Tensor) -> torch.Tensor:
 
 
 def _standard_products(rows: torch.Tensor) -> torch.Tensor:
-    """Return centred, normalized products of different rows of each head, ``(h, some)``."""
+    """Return the centred, normalised inner products between rows of each head, ``(h, some)``."""
     d = rows.shape[1]
     i, j = torch.triu_indices(d, d, offset=1)
     if rows.is_complex():

@@ -1,9 +1,9 @@
-"""Solves the inner transformations of attention: head maps, mixing of values, and turns of queries and keys.
+"""Fit the inner transformations of attention: head maps, mixing of values, and rotations of queries and keys.
 
-They have the form of the paper's appendix, ``W_Q = mu P_1 x P_2 x S`` and ``W_K = mu^-1 P_1 x S``, and one H for each
-key-value head on V and O; S may also turn rotary planes, and H may be any invertible matrix. Each fit uses both sides
-of a product, so it never changes what the layer computes. A freer map is used only if it divides the squared residual
-by more than :data:`MUCH_BETTER`.
+As in the paper's appendix, ``W_Q = mu P_1 x P_2 x S`` and ``W_K = mu^-1 P_1 x S``, and V and O have one H per key-value
+head. Here S may also rotate rotary planes, and H may be any invertible matrix. Each fit uses both sides of a product,
+so it preserves the layer's output. A freer map is used only if it divides the squared residual by more than
+:data:`MUCH_BETTER`.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from mdir_hf.method.heads import HeadMap, find_head_map
 from mdir_hf.method.planes import PlanePairing, plane_rows
 
 MUCH_BETTER = 1.5
-"""A freer map has to divide the squared residual by this. Fitted to noise alone, a free matrix for each head of 64 rows
-takes off 11 % at width 576."""
+"""Factor by which a freer map must reduce the squared residual. Fitted to pure noise, a free matrix for each head of 64
+rows reduces it by 11% at width 576."""
 
 EXACT = 1e-10
-"""A relative squared residual that is rounding."""
+"""Relative squared residuals up to this are rounding errors."""
 
 LIKELY_SAME = 0.5
-"""Heads in their own places are taken to be the same if they resemble each other this much, of 1."""
+"""Minimum likeness, in [0, 1], from which heads with the same number are taken as the same head."""
 
 LARGEST_CONDITION = 1e8
-"""A fitted matrix that is closer to singular than this is not used."""
+"""Largest condition number of a fitted matrix; others are not used."""
 
 BlockKind = Literal["identity", "signs", "turns", "scaled_turns", "rotations", "scaled_rotations", "matrices"]
 
@@ -54,8 +54,8 @@ class Sides:
     """Both sides of a product in one layer, split into heads.
 
     Attributes:
-        single: ``(G, d, n)``: v or k.
-        grouped: ``(G, r, d, n)`` for r queries in each group: o transposed, or q.
+        single: ``(G, d, n)``, v or k.
+        grouped: ``(G, r, d, n)``, o transposed or q, for r queries in each group.
     """
 
     single: torch.Tensor
@@ -88,10 +88,11 @@ def fit_heads(
     layouts: tuple[PlanePairing, PlanePairing] | None,
     rotary_dim: int | None,
 ) -> HeadMap:
-    """Find the map of heads from v, o, k and q together.
+    """Find the head map from v, o, k and q together.
 
-    ``layouts`` are the pairings of rotary rows (None without rotary positions); ``rotary_dim`` is the number of rotated
-    rows per head (None: all). Heads are tried in their own places first; all pairs cost O((H d)^2 n).
+    ``layouts`` are the pairings of rotary rows, or None if there are no rotary positions. ``rotary_dim`` is the number
+    of rotated rows per head and defaults to all. Heads are first compared in place; comparing all pairs takes O((H d)^2
+    n) time.
     """
     are_alike = n_kv_heads[0] == n_kv_heads[1] and n_heads[0] == n_heads[1]
     scores: tuple[list[HeadPattern], list[HeadPattern]] = ([], [])
@@ -117,13 +118,13 @@ def fit_heads(
 
 
 def fit_blocks(x: Sides, y: Sides) -> BlockMap:
-    """Fit one invertible matrix per head to V and O, or to K and Q without rotary positions.
+    """Fit one invertible matrix per head to V and O, or to K and Q if there are no rotary positions.
 
-    ``x`` are matched heads in the candidate's residual basis, ``y`` the candidate's heads in the same order.
+    ``x`` has the matched heads in the candidate's residual basis; ``y`` has the candidate's heads in the same order.
 
     Returns:
-        The simplest sufficient map: identity, rotations, rotations with a scale, or invertible matrices. Cost O(H d^2
-        n).
+        The simplest sufficient map: identity, rotations, scaled rotations, or invertible matrices. Takes O(H d^2 n)
+        time.
     """
     d = x.single.shape[1]
     if d != y.single.shape[1]:
@@ -165,13 +166,13 @@ def fit_planes(
     rotary_dim: int | None = None,
     signs_only: bool = False,
 ) -> BlockMap:
-    """Fit a turn and a scale for each rotary plane of each key-value head to K and Q together.
+    """Fit a rotation and a scale to K and Q together, for each rotary plane of each key-value head.
 
-    ``x`` and ``y`` are as for :func:`fit_blocks`, which fits the rows beyond ``rotary_dim`` (None: no such rows).
-    ``layouts`` are the pairings of rotary rows; with ``signs_only``, only the sign of a plane is free (QK-norm).
+    ``x`` and ``y`` are as for :func:`fit_blocks`, which fits any rows beyond ``rotary_dim``. ``layouts`` are the
+    pairings of rotary rows. With ``signs_only``, only the sign of a plane is free (QK-norm).
 
     Returns:
-        The simplest sufficient map: identity, turns (or signs), or turns with scales.
+        The simplest sufficient map: identity, rotations (or signs), or scaled rotations.
     """
     d = x.single.shape[1]
     (planes, still), (other_planes, other_still) = (
@@ -223,7 +224,7 @@ def fit_planes(
 
 
 def _simplest(tried: Sequence[tuple[BlockKind, torch.Tensor, float]], *, is_unit: bool = True) -> BlockMap:
-    """Choose the first form that no freer one beats by much."""
+    """Choose the first form that no freer form improves on by much."""
     least = min(squared for _, _, squared in tried)
     for kind, h, squared in tried:
         if squared <= max(EXACT, MUCH_BETTER * least) and (kind != "matrices" or squared == least):
@@ -242,7 +243,7 @@ def _dense_or_unit(block_map: BlockMap, x: Sides) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Grams:
-    """Products of k matched heads, ``(k, d, d)``, or ``(k, r, d, d)`` for groups."""
+    """Gram matrices and cross products of k matched heads, ``(k, d, d)``, or ``(k, r, d, d)`` for groups."""
 
     single_cross: torch.Tensor
     single_gram: torch.Tensor
@@ -264,7 +265,7 @@ class _Grams:
         )
 
     def residual(self, h: torch.Tensor) -> float:
-        """Squared residual of H in the reference's axes, relative, the mean of both sides."""
+        """Return the relative squared residual of H in the reference's axes, averaged over both sides."""
         sides = (
             (torch.linalg.inv(h), self.single_gram, self.single_cross, self.single_norms[0]),
             (h.mT, self.grouped_gram, self.grouped_cross.sum(dim=1), self.grouped_norms[0]),
@@ -301,7 +302,6 @@ def _complex(rows: torch.Tensor, planes: torch.Tensor) -> torch.Tensor:
 
 
 def _pattern(scores: FloatArray) -> HeadPattern:
-    """Wrap scores of heads for :func:`find_head_map`."""
     nothing = np.zeros(0)
     return HeadPattern(scores, nothing, nothing, 1, 1)
 

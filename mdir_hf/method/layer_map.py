@@ -1,8 +1,8 @@
-"""Algorithm 2: which layer of the candidate corresponds to which layer of the reference.
+"""Run Algorithm 2: find the reference layer that corresponds to each candidate layer.
 
-For one representative matrix per layer (V by default) the polar factor of ``W W'^T`` is tested for a permutation of
-output channels, over all L x L' pairs of layers. The p-values rest on :data:`~mdir_hf.method.gauge.LEFT_INVARIANCE` of
-ONE model; cells off the map are the control: they must not be significant.
+For one representative matrix per layer (V by default), the polar factor of ``W W'^T`` is tested for a permutation of
+output channels, for all L x L' pairs of layers. The p-values rest on :data:`~mdir_hf.method.gauge.LEFT_INVARIANCE` of
+ONE model. Cells off the map serve as a control and must not be significant.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from mdir_hf.method.significance import (
 
 
 class StoredLayer(Protocol):
-    """A matrix ``(d_out, n)`` that is loaded on request and not kept."""
+    """A matrix ``(d_out, n)`` that is loaded on each request and not kept."""
 
     @property
     def n_channels(self) -> int:
@@ -49,20 +49,21 @@ Layers = Sequence[torch.Tensor | StoredLayer]
 """One matrix ``(d_out, n)`` per layer."""
 
 FLOAT64_CHANNELS = 512
-"""Up to this many output channels a full test is float64; beyond, float32 (three times as fast)."""
+"""Up to this many output channels, a full test uses float64; beyond that, float32 (three times as fast)."""
 
 FULL_CHANNELS = 2 * SCREEN_CHANNELS
-"""Layers of no more output channels than this are not screened: the full test costs no more. They stay in memory."""
+"""Layers with at most this many output channels are not screened, because the full test costs no more. They are kept in
+memory."""
 
 TESTS_PER_CELL = 2
-"""A cell is tested for a permutation and for a signed permutation."""
+"""Tests per cell: one for a permutation and one for a signed permutation."""
 
 CANNOT_COUNT = -1e-9
-"""A matching whose p cannot fall below 1 is not searched for."""
+"""A log level just below 0: matchings that cannot reach it are not searched for."""
 
 
 Cells = tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]
-"""log p, and whether it is of the full polar factor; ``(rows, columns)`` each."""
+"""log p, and whether it comes from the full polar factor; ``(rows, columns)`` each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +80,22 @@ class LayerMatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerMap:
-    """The map between the layers of two models, and its evidence. Natural logarithms, at most 0.
+    """The map between the layers of two models, and its evidence, in natural logs of at most 0.
 
     Attributes:
-        log_p: ``(L, L')``; each cell corrected for ``tests_per_cell`` only.
-        is_full: ``(L, L')`` whether the full polar factor was computed. If not, the screen decided.
+        log_p: ``(L, L')``, each cell corrected for ``tests_per_cell`` only.
+        is_full: ``(L, L')``, whether the full polar factor was computed or the screen decided.
         tests_per_cell: 2 (permutation and signed permutation), doubled if the screen may decide.
-        multiplicity: Number of tests that a cell's p must be corrected for: L L' times ``n_tests``.
+        multiplicity: Number of tests for which a cell's p must be corrected: L L' times ``n_tests``.
         matches: The best significant partner of each candidate layer, if any.
         ordered: The maximal ordered matching of significant cells, (reference, candidate).
-        log_p_map: p for the whole map under ANY dependence: Rüger's ``(L / k) p_(k)``, k half the layers of the
-            shallower model.
-        log_p_any: p for the whole map by Hommel's rule, for maps with few related layers.
-        log_p_fisher: Fisher's sum along the best ordered map, corrected for that search; valid only if layers are left
-            invariant given each other.
-        n_related: At least this many layers of the shallower model have a relative, at confidence 1 - alpha.
+        log_p_map: p for the whole map under ANY dependence: Rüger's ``(L / k) p_(k)``, where k is half the layers of
+            the shallower model.
+        log_p_any: p for the whole map according to Hommel's rule, for maps with few related layers.
+        log_p_fisher: Fisher's sum along the best ordered map, corrected for the search; valid only if each layer is
+            left-invariant given the others.
+        n_related: Lower bound, at confidence 1 - alpha, on the number of layers of the shallower model that have a
+            relative.
     """
 
     log_p: npt.NDArray[np.float64]
@@ -120,24 +122,23 @@ def map_layers(
     seed: int = 0,
     device: str | torch.device = "cpu",
 ) -> list[LayerMap]:
-    """Find every candidate layer's ancestor among the reference's layers, for one map or for several in lockstep.
+    """Find each candidate layer's ancestor among the reference's layers, for one map or several in lockstep.
 
     Args:
-        sides: Reference and candidate of each map. The reference has L matrices ``(d_out, n)``, y = W x, ALREADY
-            carried into the candidate's residual basis, with any output widths. The candidate has L' matrices
-            ``(d_out', n)``.
-        log_alpha: Natural log of the level fixed in advance.
+        sides: Reference and candidate of each map. The reference has L matrices ``(d_out, n)``, y = W x, of any output
+            widths, ALREADY carried into the candidate's residual basis. The candidate has L' matrices ``(d_out', n)``.
+        log_alpha: Natural log of the level, fixed in advance.
         refine: ``hits`` runs the full test on every cell beyond the screen's null; ``undecided`` keeps the screen's
             weaker bound if it is significant.
         n_screened: Number of output channels screened; 0 tests every cell in full.
-        n_tests: Number of tests that each map is corrected for.
+        n_tests: Number of tests for which each map is corrected.
         seed: Seed of the screen.
         device: torch device of the computation.
 
     Returns:
-        The maps, in the order of ``sides``. Each costs 2 L L' d0 d' n flops for the screen, and O(d d' n + d^3) for
-        each full cell. Memory of each: ``L d0 n`` floats, one layer of each model, and a few ``L d0 d'``, with L layers
-        of the model with fewer output channels.
+        The maps, in the order of ``sides``. For each map, the screen takes 2 L L' d0 d' n flops, and each full cell O(d
+        d' n + d^3) time. Each map needs memory for ``L d0 n`` floats, one layer of each model, and a few ``L d0 d'``
+        floats, where L counts the layers of the model with fewer output channels.
 
     Raises:
         InputError: If a side has no layers, a layer is not a finite matrix, or residual widths differ.
@@ -163,8 +164,6 @@ def map_layers(
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """The layers of one model, loaded and checked one at a time."""
-
     name: str
     layers: Layers
     device: torch.device
@@ -203,7 +202,7 @@ class _Side:
 
 @dataclass(frozen=True, slots=True)
 class _CellSearch:
-    """One pass over all cells; ``rows`` is the side with fewer output channels."""
+    """One pass over all cells; ``rows`` is the model with fewer output channels."""
 
     rows: _Side
     columns: _Side
@@ -228,7 +227,7 @@ class _CellSearch:
         return self.log_alpha - math.log(self.multiplicity)
 
     def empty(self) -> Cells:
-        """Return cells that were not computed."""
+        """Return cells for results that are not computed yet."""
         shape = (len(self.rows), len(self.columns))
         return np.zeros(shape), np.zeros(shape, dtype=np.bool_)
 
@@ -254,7 +253,7 @@ class _CellSearch:
             yield j
 
     def _screened_rows(self) -> torch.Tensor | None:
-        """Load the screened channels of each layer; None if this saves no reads."""
+        """Load the screened channels of each layer; return None if this saves no reads."""
         n_channels = [self.rows.n_channels(i) for i in range(len(self.rows))]
         if self.n_screened == 0 or min(n_channels) <= FULL_CHANNELS:
             return None
@@ -267,7 +266,7 @@ class _CellSearch:
         return torch.stack(rows)
 
     def _triage(self, column: ScreenedColumn) -> tuple[dict[int, float], list[int]]:
-        """Split a screened column into decided cells and cells needing their full test."""
+        """Split a screened column into decided cells and cells that need their full test."""
         decided: dict[int, float] = {}
         undecided: list[int] = []
         for i in map(int, np.flatnonzero(~column.is_null)):
@@ -305,7 +304,7 @@ class _CellSearch:
 
 
 def with_matches(layer_map: LayerMap, matches: Sequence[LayerMatch]) -> LayerMap:
-    """Return the map with only these matches."""
+    """Return the map with other matches."""
     pairs = [(match.reference, match.candidate) for match in matches]
     still_matched = set(pairs)
     return replace(
@@ -336,7 +335,7 @@ def map_of_cells(
 ) -> LayerMap:
     """Build the map from cells ``(L, L')``: natural logs, corrected for ``tests_per_cell`` only.
 
-    The map is corrected for ``n_tests`` tests of the same comparison.
+    The map as a whole is also corrected for the comparison's ``n_tests`` tests.
     """
     multiplicity = log_p.size * n_tests
     corrected = np.minimum(0.0, log_p + math.log(multiplicity))
@@ -367,10 +366,10 @@ def map_of_cells(
 
 
 def log_p_of_layers(reference: torch.Tensor, candidate: torch.Tensor, *, tests_per_cell: int = TESTS_PER_CELL) -> float:
-    """Test one pair of layers in full: the polar factor of ``W W'^T``, its best matching, and the bound.
+    """Test one pair of layers in full: bound the best matching of the polar factor of ``W W'^T``.
 
-    Both matrices are ``(d_out, n)`` in one residual basis. A factor of rank n is never completed by a null basis.
-    Return the natural log of p, corrected for ``tests_per_cell`` only. Cost O(d d' n + d d' min(d, d')).
+    Both matrices are ``(d_out, n)`` in one residual basis. A factor of rank n is never completed with a null basis.
+    Return the natural log of p, corrected for ``tests_per_cell`` only. Takes O(d d' n + d d' min(d, d')) time.
     """
     n_narrow, n_wide = sorted((reference.shape[0], candidate.shape[0]))
     dtype = torch.float64 if n_wide <= FLOAT64_CHANNELS else torch.float32

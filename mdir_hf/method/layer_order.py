@@ -25,10 +25,10 @@ def ordered_matching(log_p: npt.NDArray[np.float64], penalty: float) -> list[tup
     """Find the order-preserving matching with the most evidence (paper, "maximal ordered matching").
 
     ``D[i, j] = max(D[i-1, j], D[i, j-1], D[i-1, j-1] + max(0, -ln p_ij - penalty))`` for finite natural logs ``(L,
-    L')``. Pairs with less evidence than ``penalty`` nats are left out.
+    L')``. Pairs with less evidence than ``penalty`` nats are excluded.
 
     Returns:
-        Pairs (reference layer, candidate layer), ascending in both. Cost O(L L').
+        Pairs (reference layer, candidate layer), ascending in both. Takes O(L L') time.
     """
     gain = np.maximum(0.0, -log_p - penalty)
     n_reference, n_candidate = gain.shape
@@ -50,7 +50,7 @@ def ordered_matching(log_p: npt.NDArray[np.float64], penalty: float) -> list[tup
 
 
 def layer_runs(pairs: Sequence[tuple[int, int]]) -> tuple[LayerRun, ...]:
-    """Group matched layers, ascending in the candidate layer, into maximal runs that increase by one in both models."""
+    """Group matched layers, sorted by candidate layer, into maximal runs that increase by one in both models."""
     runs: list[LayerRun] = []
     for reference, candidate in pairs:
         last = runs[-1] if runs else None
@@ -62,7 +62,7 @@ def layer_runs(pairs: Sequence[tuple[int, int]]) -> tuple[LayerRun, ...]:
 
 
 def classify_layers(pairs: Sequence[tuple[int, int]], n_reference: int, n_candidate: int) -> Pattern:
-    """Classify how the candidate's layers relate to the reference's. The first match counts.
+    """Classify how the candidate's layers relate to the reference's, by the first description that applies.
 
     - ``none``: no candidate layer has a partner.
     - ``partial``: only some candidate layers have a partner.
@@ -71,7 +71,7 @@ def classify_layers(pairs: Sequence[tuple[int, int]], n_reference: int, n_candid
     - ``pruned``: each has its own partner, in order, and some reference layers are unused.
     - ``identity``: the partner of layer i is layer i, for all layers.
 
-    ``pairs`` (reference layer, candidate layer) are ascending in the candidate layer.
+    ``pairs`` are (reference layer, candidate layer), sorted by candidate layer.
     """
     ancestors = [reference for reference, _ in pairs]
     if not pairs:

@@ -1,4 +1,4 @@
-"""The evidence of a layer map: its p-value, the hits off its matches, and its placebo. All p are natural logarithms."""
+"""The evidence of a layer map: its p-value, hits off its matches, and placebos. All p are natural logs."""
 
 from __future__ import annotations
 
@@ -14,49 +14,50 @@ from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.layer_map import LayerMap, LayerMatch, Layers, map_layers
 
 TESTS_PER_MAP = 2
-"""A map is tested twice: as a whole (half of the layers related), and for any part of it."""
+"""Tests per map: one of the whole map (half of the layers related), and one of any part."""
 
 SHARE_OF_FISHER = 1e-3
-"""Share of alpha for Fisher's sum; the map's other two tests have the rest. Fisher's sum measures the strength of a
-verdict but does not decide it."""
+"""Share of alpha for Fisher's sum; the map's other two tests share the remainder. Fisher's sum measures the strength of
+a verdict but does not decide it."""
 
 N_PLACEBOS = 2
 """Number of times that a significant map is recomputed with the residual channels of one side shuffled."""
 
 RIVAL_SHARE = 0.25
-"""A significant cell contests a match in its row or column if its log p is at least this share of the match's. A match
-is as strong as the same layer if its log p is at least this share of a layer's log p with itself. Layers of MiniLM
-reach 0.03 of that with their neighbours, which contest each other (0.7 to 0.9); rivals of related layers have 0.04."""
+"""A significant cell contests a match in its row or column if its log p is at least this share of the match's log p. A
+match counts as the same layer if its log p is at least this share of a layer's log p with itself. Neighbouring layers
+of MiniLM reach a share of 0.03, and contest each other (0.7 to 0.9); rivals of related layers reach 0.04."""
 
 Carry = Callable[[torch.Tensor], torch.Tensor]
-"""Carries weights ``(d_out, n_reference)`` into the residual basis of the candidate, ``(d_out, n_candidate)``."""
+"""A function that carries weights ``(d_out, n_reference)`` into the candidate's residual basis, ``(d_out,
+n_candidate)``."""
 
 
 def log_p_of_map(layer_map: LayerMap, *, any_part: bool = True) -> float:
     """Reduce a map to one p-value that is valid under any dependence: the better of two tests.
 
-    Return its natural log, corrected for :data:`TESTS_PER_MAP` and :func:`log_p_of_all_layers`. Without ``any_part``,
-    half of the layers must be related.
+    Return its natural log, corrected for :data:`TESTS_PER_MAP` and :func:`log_p_of_all_layers`. If ``any_part`` is
+    False, half of the layers must be related.
     """
     best = min(layer_map.log_p_map, layer_map.log_p_any) if any_part else layer_map.log_p_map
     return min(0.0, best + math.log(TESTS_PER_MAP) - math.log1p(-SHARE_OF_FISHER))
 
 
 def log_p_of_all_layers(layer_map: LayerMap) -> float:
-    """Reduce a map to the p-value of all its layers together, by Fisher's sum. A verdict on the layers states this p.
+    """Reduce a map to the p-value of all its layers together, using Fisher's sum. Verdicts on layers state this p.
 
-    Natural log, at most 0, corrected for :func:`log_p_of_map`. It is valid if each layer of one model is left-invariant
-    given the others (docs/method/layers.md).
+    Return its natural log, at most 0, corrected for :func:`log_p_of_map`. It is valid if each layer of one model is
+    left-invariant given the others (docs/method/layers.md).
     """
     return min(0.0, layer_map.log_p_fisher - math.log(SHARE_OF_FISHER))
 
 
 @dataclass(frozen=True, slots=True)
 class WeighedMatches:
-    """Matches that are the same layer, and the share of significant cells off the matches.
+    """Matches that count as the same layer, and the share of significant cells off the matches.
 
     Attributes:
-        certain: Matches that are uncontested or as strong as the same layer.
+        certain: Matches that are uncontested or as strong as a layer with itself.
         off_match_share: Share of unmatched cells that are significant, in [0, 1]. Near 0 under the null; cells between
             a shared layer and neighbours of its partner do not count.
     """
@@ -76,8 +77,8 @@ def weigh_matches(
 
     Neighbouring layers resemble each other significantly, but much less than a layer resembles itself.
 
-    Cells with a rival must have had their full test; ``log_alpha`` is the level of the whole map. ``log_p_with_itself``
-    returns the larger natural log of p of layers i and j, each tested against itself. ``neurons_agree`` returns whether
+    Cells with a rival must have had their full test. ``log_alpha`` is the level of the whole map. ``log_p_with_itself``
+    tests layers i and j against themselves and returns the larger natural log of p. ``neurons_agree`` returns whether
     most neurons of a pair agree, for pairs below :data:`RIVAL_SHARE`.
     """
     is_hit = layer_map.log_p < log_alpha - math.log(layer_map.multiplicity)
@@ -101,7 +102,7 @@ def weigh_matches(
 
 
 def _n_beside(is_there: npt.NDArray[np.bool_], i: int, j: int) -> int:
-    """Count the other cells in the row and column of a cell."""
+    """Count the other marked cells in a cell's row and column."""
     return int(is_there[i].sum()) + int(is_there[:, j].sum()) - 2 * int(is_there[i, j])
 
 
@@ -115,13 +116,12 @@ def log_p_of_placebos(
 ) -> float:
     """Map the layers with the reference's residual channels shuffled, so that no relation remains.
 
-    If rows of both models have few large entries, cosines are heavy-tailed and cells of unrelated models become
+    If rows of both models have a few large entries, cosines are heavy-tailed, and cells of unrelated models become
     significant for any pairing of the channels. ``layers`` applies its argument to the reference's layers and returns
     both models' layers.
 
     Returns:
-        Natural log of the smallest p of any cell, uncorrected: it stays at 0 if the null holds. Cost:
-        :data:`N_PLACEBOS` maps.
+        Natural log of the smallest p of any cell, uncorrected; 0 if the null holds. Computes :data:`N_PLACEBOS` maps.
     """
     generator = torch.Generator().manual_seed(seed)
     smallest = 0.0

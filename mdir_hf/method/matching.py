@@ -1,6 +1,6 @@
-"""Matchings of channels: the best permutation, signed or not, and the evidence of each. Also the printed Algorithm 1.
+"""Match channels with the best permutation, signed or not, and weigh the evidence. Also Algorithm 1 as printed.
 
-p-values are valid for matchings found in any way.
+p-values are valid however a matching was found.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
 REMARKABLE = 10.0**PLACEBO_LOG10_P
-"""Level of the thresholds in reports; a placebo must not be significant at this level."""
+"""Level of the thresholds in reports. A placebo must not be significant at this level."""
 
 CHANNEL_ALPHA = 0.01
-"""Family-wise level at which a single channel counts as matched by itself."""
+"""Family-wise level at which a single channel is significant by itself."""
 
 ROWS_AT_ONCE = 256
 """Number of rows of a factor processed at a time, to avoid a copy of the whole factor."""
@@ -35,28 +35,27 @@ ROUNDING = 1e-4
 """Relative margin for float32 sums over a factor before it is rejected without an assignment."""
 
 GREEDY_ROUNDS, GREEDY_REST = 8, 256
-"""A greedy matching passes to the assignment all rows that are undecided after this many rounds, or once this few are
-left."""
+"""A greedy matching leaves rows to the assignment after this many rounds, or once this few rows remain."""
 
 TRIMS = {"n/16": 16, "n/4": 4, "n/2": 2}
-"""Shares of the best channels that the trimmed p-values leave out; fixed in advance."""
+"""Shares of best channels that the trimmed p-values exclude; fixed in advance."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Matching:
-    """An injective matching of the narrower side's channels into the wider side's, and its evidence.
+    """An injective matching of the narrower model's channels into the wider model's, and its evidence.
 
     Attributes:
         reference: Matched channels, ascending.
         candidate: Partner of each reference channel.
-        entries: Matched entries of U; absolute values if signed.
+        entries: Matched entries of U, as absolute values if signed.
         signs: ``+1`` or ``-1`` for each pair; all +1 unless signed.
         n_negative: Number of negative matched entries of U.
-        threshold: Trace required for significance at 0.1 % on this factor.
-        log_p: Natural log of the bound for this matching alone, without other corrections.
-        log_p_trimmed: ``log_p`` without the best n/16, n/4 and n/2 channels, keyed as in ``TRIMS``.
-        log_p_signs: Natural log of p for a sign test; None unless the matching was fixed in advance.
-        is_significant: ``(n_narrow,)``: channels significant by themselves at 1 % over all entries.
+        threshold: Trace required for significance at 0.1% on this factor.
+        log_p: Natural log of the bound for this matching alone, uncorrected.
+        log_p_trimmed: ``log_p`` after removing the best n/16, n/4 and n/2 channels, keyed as in ``TRIMS``.
+        log_p_signs: Natural log of the sign test's p; None unless the matching was fixed in advance.
+        is_significant: ``(n_narrow,)``, whether a channel is significant by itself at 1% over all entries.
     """
 
     reference: IntArray
@@ -88,23 +87,23 @@ class Matching:
         return int(self.is_significant.sum())
 
     def of_channels(self, reference: IntArray) -> Matching:
-        """Return the matching with rows of U replaced by reference channels."""
+        """Return the matching with rows of U replaced with reference channels."""
         return replace(self, reference=reference[self.reference])
 
     @property
     def is_identity(self) -> bool:
-        """Whether channels significant by themselves (if none, all channels) keep their numbers."""
+        """Whether the individually significant channels, or all channels if there are none, keep their numbers."""
         keep = self.is_significant if self.is_significant.any() else np.ones_like(self.is_significant)
         same = (self.reference == self.candidate)[keep]
-        # At 1 % over all entries, single channels may be matched wrongly; a real permutation moves more than 5 %.
+        # At 1% over all entries, single channels may be matched wrongly; a real permutation moves more than 5%.
         return bool(same.mean() > 0.95)
 
 
 def best_matching(polar: torch.Tensor, *, signed: bool, log_alpha: float | None = None) -> Matching | None:
     """Find the matching with the largest trace (paper, Algorithm 1).
 
-    ``signed`` matches absolute values. Return None if the sum of row maxima cannot reach ``log_alpha``. Cost O(n^2),
-    and O(n^3) at worst for the assignment.
+    If ``signed``, absolute values are matched. Return None if the sum of row maxima cannot reach ``log_alpha``. Takes
+    O(n^2) time, or at worst O(n^3) for the assignment.
     """
     factor = _Factor.of(polar, signed=signed, log_alpha=log_alpha)
     if factor is None:
@@ -117,8 +116,8 @@ def quick_matching(
 ) -> Matching | None:
     """Find a significant matching greedily; its trace may not be the largest.
 
-    Return None if it is not significant (with ``must_be_robust``, even without the best half of its channels). Cost
-    O(n^2).
+    Return None if it is not significant. With ``must_be_robust``, it must stay significant without the best half of its
+    channels. Takes O(n^2) time.
     """
     factor = _Factor.of(polar, signed=signed, log_alpha=log_alpha)
     if factor is None:
@@ -129,10 +128,9 @@ def quick_matching(
 
 
 def matching_in_order(polar: torch.Tensor, columns: IntArray | None = None) -> Matching:
-    """Evaluate the fixed matching of every channel to the channel with the same number.
+    """Evaluate the fixed matching of each channel to the channel with the same number.
 
-    ``polar`` is U, ``(k, n)``, k <= n; ``columns`` are the channels of its rows. No correction for the choice is
-    needed. Cost O(k n).
+    ``polar`` is U, ``(k, n)``, k <= n; ``columns`` are the channels of its rows. The choice needs no correction.
     """
     columns = np.arange(polar.shape[0], dtype=np.int64) if columns is None else columns
     factor = _Factor(polar, polar, columns, *line_energies(polar), signed=False, transposed=False)
@@ -189,7 +187,7 @@ class _Factor:
         return len(np.unique(self.columns)) == len(self.columns)
 
     def weigh(self, columns: IntArray, *, is_fixed: bool = False) -> Matching:
-        """Evaluate row i matched to ``columns[i]``, for all rows of the narrower side."""
+        """Evaluate the matching of row i to ``columns[i]``, for all rows of the narrower model."""
         n_narrow, n_wide = self.narrow.shape
         rows = np.arange(n_narrow, dtype=np.int64)
         where = torch.from_numpy(columns).to(self.narrow.device)
@@ -239,7 +237,7 @@ def _assignment(weights: torch.Tensor) -> IntArray:
 
 
 def _greedy(weights: torch.Tensor) -> IntArray:
-    """Assign columns to rows round by round; solve the small rest exactly."""
+    """Assign columns to rows greedily in rounds, then solve the small remainder exactly."""
     columns = np.empty(weights.shape[0], dtype=np.int64)
     rows, free = torch.arange(weights.shape[0]), torch.arange(weights.shape[1])
     rest = weights
@@ -272,7 +270,7 @@ def line_energies(factor: torch.Tensor) -> tuple[FloatArray, FloatArray]:
 
 
 class PrintedAlgorithm:
-    """MDIR's Algorithm 1 as printed, run on all rows as stored; no verdict depends on it.
+    """Algorithm 1 as printed in the paper, run on all rows as stored; no verdict depends on it.
 
     The paper's p assumes independent Gaussian entries in one embedding, and full rank (appendix "Uniform Distribution
     across Haar Measure").
@@ -286,7 +284,7 @@ class PrintedAlgorithm:
     def watching(
         self, blocks: Iterable[tuple[torch.Tensor, torch.Tensor]]
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield blocks of paired rows as they come, and add up their products."""
+        """Yield blocks of paired rows unchanged, and add up their products."""
         for x, y in blocks:
             operations = 2.0 * len(x) * self._cross.numel()
             with all_cores(operations, self._cross.device):
@@ -295,9 +293,9 @@ class PrintedAlgorithm:
             yield x, y
 
     def result(self, *, axes_stand_out: bool | None) -> PrintedAlgorithm1:
-        """Run Algorithm 1 on all rows so far. Cost O(n^3).
+        """Run Algorithm 1 on all rows so far. Takes O(n^3) time.
 
-        ``axes_stand_out``: whether both embeddings' axes stand out; None if unknown.
+        ``axes_stand_out`` says whether both embeddings' axes stand out, or is None if unknown.
         """
         factor = polar_factor(self._cross)
         matching = best_matching(factor.matrix, signed=False)

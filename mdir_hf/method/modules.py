@@ -1,11 +1,11 @@
-"""Algorithm 3: test each projection of a matched pair of layers, and find its inner transformation.
+"""Run Algorithm 3: test each projection of a matched pair of layers, and find its inner transformation.
 
-The inner factor ``U_X = Ortho(X U_E X'^T)`` of a role is formed on the head or neuron side, truncated to its rank
-(widths above n have rank n: ``ln m! - c^2 m / 2n``), and tested for the inner transformations that the role allows.
+The inner factor ``U_X = Ortho(X U_E X'^T)`` of a role is formed on the head or neuron side and truncated to its rank
+(widths above n have rank n: ``ln m! - c^2 m / 2n``). It is tested for the inner transformations that the role allows.
 Every p-value rests on :data:`~mdir_hf.method.gauge.LEFT_INVARIANCE`.
 
-Rows are normalized first: single rows for permutations; otherwise planes, heads or neurons, if these may be rescaled.
-If row lengths varied widely in both models, the polar factor would match long rows with long rows.
+Rows are normalised first: one by one for permutations, otherwise per plane, head or neuron if rescaling is allowed. If
+lengths varied widely, the polar factor would match long rows with long rows.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ Test = Literal[
 ModuleMap = Matching | HeadTransformation | PlaneTransformation | NeuronMatching
 
 READING: tuple[Projection, ...] = ("q", "k", "v", "gate", "up")
-"""Projections that read the residual stream; o and down write to it."""
+"""Projections that read the residual stream; the others, o and down, write to it."""
 
 PROJECTIONS: tuple[Projection, ...] = ("q", "k", "v", "o", "gate", "up", "down")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
-    """The weights of one layer, each ``(d_out, d_in)`` with ``y = W x``; missing weights are None.
+    """The weights of one layer, each ``(d_out, d_in)`` with ``y = W x``, or None if missing.
 
-    q is ``(H d, n)``, k ``(G d, n)``, v ``(G d_v, n)``, o ``(n, H d_v)``, gate and up ``(m, n)``, down ``(n, m)``; the
-    first matrix of an MLP without a gate is up.
+    q is ``(H d, n)``, k ``(G d, n)``, v ``(G d_v, n)``, o ``(n, H d_v)``, gate and up ``(m, n)``, down ``(n, m)``. If
+    an MLP has no gate, its first matrix is up.
 
     Attributes:
         n_heads: H, query heads.
         n_kv_heads: G, key and value heads.
-        rope: Pairing of rotary rows. ``unknown`` tries both layouts; ``none`` means no rotary positions.
-        rotary_dim: Number of leading rows rotated in each head; None means all.
+        rope: Pairing of rotary rows. If ``unknown``, both layouts are tried; ``none`` means no rotary positions.
+        rotary_dim: Number of leading rows that are rotated in each head; None means all.
         qk_norm: Whether q and k are normalised per head with gains.
         attention_gain: ``(n,)`` gain of the norm before q, k, v.
         mlp_gain: ``(n,)`` gain of the norm before gate and up.
@@ -88,7 +88,7 @@ class LayerWeights:
     mlp_gain: torch.Tensor | None = None
 
     def folded(self, *, plus_one: bool = False, dtype: torch.dtype = torch.float64) -> LayerWeights:
-        """Fold the gains into q, k, v, gate and up, in one dtype.
+        """Fold the gains into q, k, v, gate and up, and convert all weights to one dtype.
 
         If ``plus_one``, the norms multiply by ``1 + g`` (Gemma).
         """
@@ -125,9 +125,9 @@ class ModuleEvidence:
     """The result of one test on one role.
 
     Attributes:
-        role: ``mlp``: gate, up and down together; ``mixer``: a state-space mixer.
+        role: The projection tested; ``mlp`` is gate, up and down together, and ``mixer`` is a state-space mixer.
         statistic: The trace c, or the pattern energy T.
-        normalized: Statistic over its maximum; 1 for a copy.
+        normalized: Statistic divided by its maximum; 1 for a copy.
         log_p: Natural log of the bound, at most 0, for this test alone.
         scale: ``|X'|_F / |X|_F``, the paper's lambda and mu.
         transformation: The inner transformation, significant or not.
@@ -160,11 +160,11 @@ def analyse_layer(
       weaker null); ``blocks`` and ``subspaces`` if there are no rotary positions;
     - gate, up and down: one joint permutation with signs and scales (``neurons``).
 
-    All head tests share one map of KV groups and queries. Fold gains of ``1 + g`` beforehand. Permutations that cannot
-    reach ``log_alpha`` are omitted.
+    All head tests share one map of KV groups and queries. Gains of ``1 + g`` must be folded beforehand. Permutations
+    that cannot reach ``log_alpha`` are omitted.
 
     Returns:
-        Evidence in the order of ``roles``, uncorrected. Cost O(m^2 n) per role, and O(m^3) at worst for its
+        Evidence in the order of ``roles``, uncorrected. Takes O(m^2 n) time per role, and at worst O(m^3) for its
         assignments; float32 halves memory and time.
 
     Raises:
@@ -233,8 +233,6 @@ def _permutations(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _HeadTest:
-    """A role's pattern, its test, and the solver of its inner maps."""
-
     role: Projection
     test: Test
     pattern: HeadPattern
@@ -279,7 +277,7 @@ def _attention(
 def _planes(
     role: Projection, x: torch.Tensor, y: torch.Tensor, reference: LayerWeights, candidate: LayerWeights
 ) -> list[_HeadTest]:
-    """Test every possible pair of layouts and keep the best; all are counted."""
+    """Test each possible pair of layouts and keep the best; p is corrected for all of them."""
     tried: list[tuple[float, list[_HeadTest]]] = []
     pairs = [(a, b) for a in _layouts(reference) for b in _layouts(candidate)]
     signs_only = reference.qk_norm and candidate.qk_norm

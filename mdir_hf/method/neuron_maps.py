@@ -1,6 +1,6 @@
-"""Solves the order, signs and scales of neurons (paper, appendix "Solving the MLP"), without an m x m decomposition.
+"""Fit the order, signs and scales of neurons (paper, appendix "Solving the MLP") without decomposing an m x m matrix.
 
-Neurons in their own places are tried first, so a fine-tune costs O(m n).
+Neurons with the same number are compared first, so a fine-tune takes O(m n) time.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ from mdir_hf.method.inner_maps import EXACT, MUCH_BETTER
 from mdir_hf.method.neurons import MlpWeights, unit_rows
 
 SURE = 0.5
-"""Neurons are partners without a search if they resemble each other this much, of 1."""
+"""Minimum likeness (at most 1) from which neurons are accepted as partners before the assignment."""
 
 SIGNATURE = 256
-"""Dimensions of the random projection; cosines of strangers are then about 1/16."""
+"""Dimensions of the random projection. Cosines between unrelated neurons are then about 1/16."""
 
 FEW_NEURONS = 2048
-"""Up to this many neurons are compared in full at once."""
+"""Up to this many neurons, all pairs are compared in full at once."""
 
 NeuronKind = Literal["order", "signs", "scales"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NeuronMap:
-    """Map from reference neurons to candidate neurons, with a factor for each.
+    """A map from reference neurons to candidate neurons, with a factor for each.
 
     Attributes:
-        kind: ``signs``: also signs on up and down; ``scales``: also positive factors.
-        reference: Matched neurons, ``(k,)`` ascending.
+        kind: ``order`` changes the order only, ``signs`` also the signs of up and down, and ``scales`` also their
+            lengths.
+        reference: ``(k,)`` matched neurons, ascending.
         candidate: Partner of each reference neuron.
         scales: ``(k,)`` float64, s in ``up' = s up`` and ``down' = down / s``.
     """
@@ -51,7 +52,7 @@ def fit_neurons(reference: MlpWeights, candidate: MlpWeights, *, seed: int = 0) 
     The reference must be in the candidate's residual basis; the numbers of neurons may differ.
 
     Returns:
-        The matching of the narrower side into the wider side, with the simplest sufficient factors.
+        The matching of the narrower MLP into the wider one, with the simplest sufficient factors.
     """
     gated = reference.gate is not None and candidate.gate is not None
     x, y = (_views(mlp, gated=gated) for mlp in (reference, candidate))
@@ -81,7 +82,7 @@ def _views(mlp: MlpWeights, *, gated: bool) -> _Views:
 
 
 def _likeness(x: _Views, y: _Views, pairs: tuple[IntArray, IntArray] | None) -> torch.Tensor:
-    """Return the likeness of single pairs, at most 1; None: neurons of the same number."""
+    """Return the likeness, at most 1, of the given pairs, or of all neurons with the same number."""
 
     def cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if pairs is not None:
@@ -96,7 +97,6 @@ def _likeness(x: _Views, y: _Views, pairs: tuple[IntArray, IntArray] | None) -> 
 
 
 def _scores(x: _Views, y: _Views, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """Return the likeness of all pairs of some neurons."""
     updown = x[1][rows] @ y[1][columns].T
     updown += x[2][rows] @ y[2][columns].T
     if x[0] is None or y[0] is None:
@@ -107,14 +107,13 @@ def _scores(x: _Views, y: _Views, rows: torch.Tensor, columns: torch.Tensor) -> 
 
 
 def _left(partner: IntArray, n_candidate: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the neurons of both sides without a partner."""
     is_free = np.ones(n_candidate, dtype=bool)
     is_free[partner[partner >= 0]] = False
     return torch.from_numpy(np.flatnonzero(partner < 0)), torch.from_numpy(np.flatnonzero(is_free))
 
 
 def _by_signature(x: _Views, y: _Views, partner: IntArray, seed: int) -> None:
-    """Pair, in place, neurons whose projections are each other's best and whose rows then agree."""
+    """Pair, in place, neurons whose projections match each other best and whose rows agree too."""
     rows, columns = _left(partner, len(y[1]))
     if not len(rows) or not len(columns):
         return
@@ -135,7 +134,6 @@ def _by_signature(x: _Views, y: _Views, partner: IntArray, seed: int) -> None:
 
 
 def _in_full(x: _Views, y: _Views, partner: IntArray) -> None:
-    """Pair the remaining neurons, in place, by the assignment with the largest sum."""
     rows, columns = _left(partner, len(y[1]))
     if not len(rows) or not len(columns):
         return

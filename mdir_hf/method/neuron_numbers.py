@@ -1,12 +1,12 @@
-"""Evidence from the numbers of channels and neurons: exact, regardless of features or axes that two models share.
+"""Test whether channels and neurons keep their numbers; exact even if two models share features or axes.
 
-For independent models the numbering of one is a uniformly random permutation. Partners are found without using numbers.
-*Own number*: k pairs have equal numbers with probability ``p <= 1 / k!``. *In order*: the longest run of K pairs in
-which the numbers of both increase has length l with probability ``p <= C(K, l) / l!``. Neurons have the same symmetry
-in each layer: k of them in L layers chosen in advance have equal numbers with probability at most ``L^k / k!``, given
-the other neurons, which fit a rotation. Numbers can be forged, so *certain* neurons are counted: more similar than any
-random pair would be. docs/method/numbering.md has the proofs. Zhu et al., arXiv:2502.12292 (2025), test ranks by the
-same symmetry.
+For independent models, the numbering of one is a uniformly random permutation. Partners are found without using
+numbers. *Own number*: k pairs have equal numbers with probability ``p <= 1 / k!``. *In order*: the longest subsequence
+of K pairs in which both numbers increase has length l with probability ``p <= C(K, l) / l!``. Neurons have the same
+symmetry in each layer: in L layers chosen in advance, k neurons have equal numbers with probability at most
+``L^k / k!``, given the other neurons, to which a rotation is fitted. Numbers can be forged, so *certain* neurons, more
+similar than any random pair would be, are counted too. docs/method/numbering.md has the proofs. Zhu et al.,
+arXiv:2502.12292 (2025), use the same symmetry to test ranks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mdir_hf.method.significance import LN10, log_n_choices
 from mdir_hf.report import NumberingResult
 
 TESTS = 2
-"""Partners are counted by equal number and by order; p is corrected for both."""
+"""Tests per numbering: equal numbers and increasing numbers. p is corrected for both."""
 
 
 def numbering_of(
@@ -41,11 +41,11 @@ def numbering_of(
     """Count partners whose numbers agree.
 
     Partners have the largest absolute entry of their row and column in ``polar``, U, ``(k, n_candidate)``. ``channels``
-    are the reference channels of its rows, ascending; None means all. ``matching`` shows which channels are significant
-    by themselves. p is corrected for ``n_tests``, each :data:`TESTS` times, and for ``log_cost`` of this look.
+    are the reference channels of its rows, ascending; None means all. ``matching`` tells which channels are significant
+    by themselves. p is corrected for ``n_tests`` times :data:`TESTS` tests, and for the ``log_cost`` of this look.
 
     Returns:
-        The counts and p. Cost O(k n).
+        The counts and p.
     """
     reference, candidate = mutual_partners(polar)
     if channels is not None:
@@ -83,7 +83,7 @@ def log_p_in_order(n_pairs: int, n: int) -> float:
 
 
 def mutual_partners(polar: torch.Tensor) -> tuple[IntArray, IntArray]:
-    """Return pairs of rows and columns whose common entry has the largest absolute value in both."""
+    """Return pairs of a row and a column whose common entry has the largest absolute value in both."""
     partner = torch.empty(len(polar), dtype=torch.long, device=polar.device)  # for each row
     size = polar.new_zeros(len(polar))
     best = polar.new_zeros(polar.shape[1])  # for each column, so far
@@ -101,7 +101,7 @@ def mutual_partners(polar: torch.Tensor) -> tuple[IntArray, IntArray]:
 
 
 def longest_increasing(values: IntArray) -> npt.NDArray[np.int64]:
-    """Return positions of a longest strictly increasing subsequence, ascending. Cost O(k log k)."""
+    """Return the positions of a longest strictly increasing subsequence, ascending, in O(k log k) time."""
     ends: list[int] = []  # smallest last value of an increasing subsequence of each length
     places: list[int] = []
     before = np.full(len(values), -1, dtype=np.int64)
@@ -122,17 +122,16 @@ def longest_increasing(values: IntArray) -> npt.NDArray[np.int64]:
 
 
 Neurons = Sequence[torch.Tensor]
-"""Rows of the matrices that write some neurons, gate and up: each ``(n, width)`` of unit rows, for the same neurons."""
+"""Unit rows of gate and up, or of up alone, for the same neurons; each matrix is ``(n, width)``."""
 
 
 LEAST_DEVIATIONS = 3.0
-"""Each matrix of a certain neuron must resemble its partner by itself, by this many standard deviations of the cosine
-of two random directions. Otherwise, copies of up alone would count as copies of gate and up if neurons were split
-without changing the model's output."""
+"""Minimum cosine in each matrix of a certain neuron, in standard deviations for random directions. Without it, if
+neurons were split without changing the model's output, copies of up alone would count as copies of gate and up."""
 
 
 class OwnNumbers(NamedTuple):
-    """Tested neurons whose partner has the same number, and how many of them are certain."""
+    """Number of tested neurons whose partner has the same number, and how many of these are certain."""
 
     own: int
     certain: int
@@ -143,11 +142,11 @@ class NeuronMatches:
     """Tested neurons whose partner has the same number.
 
     Attributes:
-        is_own: ``(n_tested,)`` bool on the CPU: whether the partner has the same number.
-        is_certain: ``(n_tested,)`` bool: whether such a pair is also more similar than any random pair.
-        shift: Length of the difference that unit rows of such partners have in common after the rotation.
-        least_z: Smallest mean cosine of any matrix, with all neurons in place, in standard deviations for random
-            directions.
+        is_own: ``(n_tested,)`` bool on the CPU, whether the partner has the same number.
+        is_certain: ``(n_tested,)`` bool, whether such a pair is also more similar than any random pair.
+        shift: Estimated length of the difference that all such partners have in common after the rotation.
+        least_z: Mean cosine between tested neurons with the same number, in standard deviations for random directions;
+            the smallest of all matrices.
     """
 
     is_own: torch.Tensor
@@ -157,14 +156,14 @@ class NeuronMatches:
 
     @property
     def counts(self) -> OwnNumbers:
-        """Number of neurons of each kind."""
+        """The numbers of own and certain pairs."""
         return OwnNumbers(int(self.is_own.sum()), int(self.is_certain.sum()))
 
 
 def sample_neurons(n_neurons: int, n: int, *, run: int, seed: int) -> IntArray:
-    """Choose n neuron numbers as runs of neighbours in random order; each run is one read.
+    """Choose n neuron numbers as runs of neighbours in random order; each run needs one read.
 
-    Layers with too few whole runs give fewer.
+    Layers with too few whole runs yield fewer numbers.
     """
     starts = np.random.default_rng(seed).permutation(n_neurons // run)[: n // run] * run
     numbers: IntArray = (starts[:, None] + np.arange(run)).reshape(-1).astype(np.int64)
@@ -174,10 +173,11 @@ def sample_neurons(n_neurons: int, n: int, *, run: int, seed: int) -> IntArray:
 def in_span(rows: Neurons, n_fitted: int) -> list[torch.Tensor]:
     """Express rows in an orthonormal basis of the span of the first ``n_fitted`` rows.
 
-    Cosines within the space, which :func:`match_neurons_by_number` uses, do not change.
+    This preserves the cosines that :func:`match_neurons_by_number` uses.
 
     Returns:
-        Coordinates, each ``(n, min(width, n_fitted * matrices))``. Cost O(width f^2 + n width f) for f fitted rows.
+        Coordinates, each ``(n, min(width, n_fitted * matrices))``. Takes O(width f^2 + n width f) time for f fitted
+        rows.
     """
     fitted = torch.cat([matrix[:n_fitted] for matrix in rows])
     if len(fitted) >= fitted.shape[1]:
@@ -189,8 +189,8 @@ def in_span(rows: Neurons, n_fitted: int) -> list[torch.Tensor]:
 def match_neurons_by_number(reference: Neurons, candidate: Neurons, *, n_fitted: int, n_neurons: int) -> NeuronMatches:
     """Find the tested neurons whose partner has the same number, after a rotation fitted on other neurons.
 
-    Both sides come from :func:`in_span`. The rotation is fitted on the first ``n_fitted`` neurons; the others are
-    tested. The layer's size, ``n_neurons``, sets the certainty threshold. Cost O(n^2 f + f^3) for f fitted rows.
+    The inputs come from :func:`in_span`. The rotation is fitted on the first ``n_fitted`` neurons; the others are
+    tested. The layer's size, ``n_neurons``, sets the certainty threshold. Takes O(n^2 f + f^3) time for f fitted rows.
     """
     x, y = (torch.cat([rows[:n_fitted] for rows in model]) for model in (reference, candidate))
     left, _, right = torch.linalg.svd(x.T @ y, full_matrices=False)
@@ -243,7 +243,7 @@ def own_numbers(reference: Neurons, candidate: Neurons, *, n_fitted: int, n_neur
 
 
 def log_p_own_numbers(n_own: int, n_layers: int = 1) -> float:
-    """Return the natural log of the bound for k equal numbers in L pairs of layers together, ``L^k / k!``; at most 0.
+    """Return the natural log of the bound for k equal numbers in L pairs of layers, ``L^k / k!``; at most 0.
 
     Pairs must be chosen without using numbers, and no layer may repeat.
     """

@@ -1,19 +1,20 @@
-"""Joint matching of the neurons of an MLP, and of all experts of two models.
+"""Match the neurons of two MLPs, and all experts of two models.
 
 A neuron of a gated MLP is ``down_j * act(gate_j x) * (up_j x)``. The paper sums the polar factors of gate, up and down
-and matches once (appendix, "Solving the MLP"). This is that sum with a valid bound.
+and matches once (appendix, "Solving the MLP"). This module forms the same sum but has a valid bound.
 
 **Bound.** Let ``A = (gate | up | down^T)`` be the neurons of one model, ``(m, 3n)``. Null: ``H A`` and A have the same
-distribution for every rotation H of the neuron side, given the rest, whatever their dependence. Each polar factor
-rotates with it, ``U_X -> U_X H^T``, and so does any fixed combination of their columns. For a fixed matching P with
-signs S the trace ``c = <P, U_gate> + <PS, U_updown>`` is ``Tr(X O)`` with O
-Haar and ``|X|_F^2 = e = sum_i |U_gate[i] + s_i U_updown[i]|^2`` over the matched neurons i, which that rotation does
-not change. By the moment bound of docs/moment-bound.md, and the union over matchings and signs,
+distribution for every rotation H of the neuron side, given everything else, whatever their dependence. Each polar
+factor rotates with it, ``U_X -> U_X H^T``, and so does any fixed combination of the factors' columns. For a fixed
+matching P with signs S, the trace ``c = <P, U_gate> + <PS, U_updown>`` is ``Tr(X O)`` with O Haar and
+``|X|_F^2 = e = sum_i |U_gate[i] + s_i U_updown[i]|^2`` over the matched neurons i, and the rotation leaves e unchanged.
+By the moment bound of docs/moment-bound.md, and the union over matchings and signs,
 
     ln p <= ln #(P, S) - m' c^2 / (2 e),   m' the number of rotated neurons.
 
-up and down^T share a sign and are stacked before the polar factor, which then has rank up to min(m, 2n). Rows are
-normalized first. The other model's invariance gives the same bound with columns for rows; the weaker one is used.
+up and down^T share a sign and are stacked before their polar factor is formed, which then has rank up to min(m, 2n).
+Rows are normalised first. The other model's invariance gives the same bound with rows and columns exchanged; the weaker
+bound is used.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ from mdir_hf.method.polar import cross_product, polar_factor, polar_factor_of_ro
 from mdir_hf.method.significance import log_n_matchings, log_p_of_best
 
 TWIN_COSINE = 0.8
-"""Minimum cosine of two rows of one layer to count as twins. In real layers less than one percent of neurons have a
-twin."""
+"""Minimum cosine between two rows of a layer that count as twins. In real layers, less than 1% of neurons have a twin.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MlpWeights:
-    """The weights of one MLP or expert, gains folded in.
+    """The weights of one MLP or expert, with gains folded in.
 
     Attributes:
         up: ``(m, n)``.
         down: ``(n, m)``.
-        gate: ``(m, n)``, or None; then neither signs nor scales are free.
+        gate: ``(m, n)``; if None, signs and scales are fixed.
     """
 
     up: torch.Tensor
@@ -61,11 +62,11 @@ class NeuronMatching:
 
     Attributes:
         reference: Matched neurons, ascending.
-        entries: Contribution of each to the trace.
-        signs: +1 or -1 for up and down of each.
-        up_scales: s_j with ``up'_j ~ s_j up_i`` (sign included).
-        down_scales: The inverse of ``up_scales`` if only the gauge was used.
-        normalized_trace: Trace over its maximum, the ranks of the factors; 1 for a copy.
+        entries: Contribution of each neuron to the trace.
+        signs: Sign of each neuron's up and down, +1 or -1.
+        up_scales: s_j, with its sign, in ``up'_j ~ s_j up_i``.
+        down_scales: The same for down; the inverse of ``up_scales`` if the MLPs are equivalent.
+        normalized_trace: Trace divided by its maximum, the sum of the factors' ranks; 1 for a copy.
         log_p: Natural log of the bound for this pair alone.
     """
 
@@ -87,9 +88,9 @@ def unit_rows(rows: torch.Tensor) -> torch.Tensor:
 
 
 def inner_polar(reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
-    """Return ``Ortho(A A'^T)``, ``(m, m')``, of two stacks of rows over n features, truncated to its rank.
+    """Return ``Ortho(A A'^T)``, ``(m, m')``, of two stacks of rows with n features, truncated to its rank.
 
-    Cost O(m m' r), r = min(m, m', n): one SVD of m x m' if there are no more rows than features.
+    Takes O(m m' r) time with r = min(m, m', n); one SVD of m x m' if there are no more rows than features.
     """
     if max(len(reference), len(candidate)) <= reference.shape[1]:
         return polar_factor(cross_product(reference.T, candidate.T)).matrix
@@ -97,10 +98,10 @@ def inner_polar(reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tenso
 
 
 def match_neurons(reference: MlpWeights, candidate: MlpWeights) -> NeuronMatching:
-    """Match the neurons of two MLPs by one permutation, from gate, up and down together.
+    """Match the neurons of two MLPs with one permutation of gate, up and down together.
 
-    The reference must be in the candidate's residual basis; the narrower side is matched into the wider side. Cost O(m
-    m' n), and O(m^3) at worst for the assignment; memory O(m m').
+    The reference must be in the candidate's residual basis. The narrower MLP is matched into the wider one. Takes
+    O(m m' n) time, at worst O(m^3) for the assignment, and O(m m') memory.
     """
     gated = reference.gate is not None and candidate.gate is not None
     updown = inner_polar(_updown(reference), _updown(candidate)).double()
@@ -142,7 +143,6 @@ def _updown(mlp: MlpWeights) -> torch.Tensor:
 
 
 def _assign(score: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Match the narrow side into the wide one."""
     transposed = score.shape[0] > score.shape[1]
     narrow = score.T if transposed else score
     columns = narrow.argmax(dim=1)
@@ -157,7 +157,7 @@ def _assign(score: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _scales(reference: torch.Tensor, candidate: torch.Tensor) -> FloatArray:
-    """Return the least-squares factor of each row, from reference to candidate."""
+    """Return the least-squares factor from each reference row to its candidate row."""
     energy = reference.square().sum(dim=1).clamp(min=torch.finfo(reference.dtype).tiny)
     scales: FloatArray = ((reference * candidate).sum(dim=1) / energy).double().cpu().numpy()
     return scales
@@ -166,7 +166,7 @@ def _scales(reference: torch.Tensor, candidate: torch.Tensor) -> FloatArray:
 SHORTLIST = 2
 """Number of reference experts that are matched in full with each candidate expert.
 
-The true origin ranked first of 64 in every draw up to the noise at which p is no longer significant; the second one
+The true origin ranked first of 64 in every draw, up to the noise at which p is no longer significant; the second expert
 serves as a null."""
 
 N_PROBES = 64
@@ -179,8 +179,8 @@ class ExpertMap:
 
     Attributes:
         origins: Reference expert for each candidate expert, or None if none is significant.
-        log_p: Natural log of p for each candidate expert, over all E E' pairs; at most 0.
-        matrix: ``(E, E')`` natural log of p of every pair alone, 0 for pairs not on the shortlist.
+        log_p: Natural log of p for each candidate expert, corrected for all E E' pairs; at most 0.
+        matrix: ``(E, E')`` natural log of p for each pair alone; 0 for pairs that are not on the shortlist.
     """
 
     origins: tuple[int | None, ...]
@@ -190,7 +190,7 @@ class ExpertMap:
 
     @property
     def multiplicity(self) -> dict[int, int]:
-        """Number of candidate experts for each origin."""
+        """Number of candidate experts of each origin."""
         origins = [origin for origin in self.origins if origin is not None]
         return {origin: origins.count(origin) for origin in sorted(set(origins))}
 
@@ -202,13 +202,13 @@ def match_experts(
     *,
     log_alpha: float,
 ) -> ExpertMap:
-    """Map every expert of a candidate's layer to its origin, allowing any order and repeats.
+    """Map each expert of a candidate's layer to its origin, in any order and with repeats.
 
-    ``reference`` is one MLP for a dense layer. Every p is corrected for all E E' pairs. Cost: ``min(E, 2) E'`` neuron
-    matchings, and ``64 m E E'`` products to choose them.
+    For a dense layer, ``reference`` is one MLP. Every p is corrected for all E E' pairs. Computes ``min(E, 2) E'``
+    neuron matchings, and ``64 m E E'`` products to choose them.
 
     Raises:
-        ValueError: If either side has no experts.
+        ValueError: If either model has no experts.
     """
     carried = [expert.carried(residual_map) for expert in reference]
     columns: list[FloatArray] = []
@@ -230,7 +230,7 @@ def match_experts(
 
 
 def _shortlist(reference: Sequence[MlpWeights], candidate: MlpWeights) -> list[int]:
-    """Choose the experts most similar to a few of the candidate's neurons."""
+    """Choose the experts that are most similar to a few of the candidate's neurons."""
     if len(reference) <= SHORTLIST:
         return list(range(len(reference)))
     likeness = [_likeness(expert, candidate) for expert in reference]
@@ -238,7 +238,7 @@ def _shortlist(reference: Sequence[MlpWeights], candidate: MlpWeights) -> list[i
 
 
 def _likeness(reference: MlpWeights, candidate: MlpWeights) -> float:
-    """Return the mean best cosine of some candidate neurons."""
+    """Return the mean, over a few candidate neurons, of the best cosine."""
     step = max(1, candidate.up.shape[0] // N_PROBES)
 
     def cosines(rows: torch.Tensor, probed: torch.Tensor) -> torch.Tensor:
@@ -253,9 +253,9 @@ def _likeness(reference: MlpWeights, candidate: MlpWeights) -> float:
 def mean_square_of_outputs(rows: Sequence[torch.Tensor], outputs: torch.Tensor, *, n_neurons: int) -> float:
     """Estimate the mean square of a layer's outputs per neuron, adding up the parts of split neurons.
 
-    Splitting leaves the layer's output as it is, so products of twins (:data:`TWIN_COSINE`) are added to the squares.
-    ``rows`` are unit rows of k neurons, drawn uniformly: gate and up, or up alone, each ``(k, width)``. ``outputs``
-    are columns of down times the lengths of the neuron's rows, ``(k, channels)``.
+    Splitting preserves the layer's output, so products of twins (:data:`TWIN_COSINE`) are added to the squares.
+    ``rows`` are unit rows of gate and up, or of up alone, each ``(k, width)``, for k neurons drawn uniformly.
+    ``outputs``, ``(k, channels)``, are columns of down multiplied by the lengths of the neuron's rows.
 
     Returns:
         The estimate; exact if all neurons are given.

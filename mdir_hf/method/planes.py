@@ -1,8 +1,9 @@
-"""Queries and keys under rotary positions: the transformations that do not change a model, and their test.
+"""Fit and test the transformations of queries and keys that preserve a model with rotary positions.
 
-RoPE rotates each frequency plane of a head by an angle that grows with the position, so an inner transformation must
-commute with those rotations: ``a + bJ`` in each plane (a rotation and a scale, undone on the other of Q and K), and a
-permutation of heads within KV groups (paper, appendix: ``mu P_1 x P_2 x S``; docs/method/layers.md, "Inside a layer").
+RoPE rotates each frequency plane of a head by an angle that grows with the position, and an inner transformation must
+commute with those rotations. It consists of ``a + bJ`` in each plane (a rotation and a scale; if Q has one, K has the
+inverse scale), and a permutation of heads within KV groups (paper, appendix: ``mu P_1 x P_2 x S``;
+docs/method/layers.md, "Inside a layer").
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from mdir_hf.method.blocks import HeadPattern, IntArray
 from mdir_hf.method.neurons import inner_polar
 
 PlanePairing = Literal["half", "interleaved"]
-"""``half``: plane f consists of the rows (f, f + d/2) of a head (rotate-half). ``interleaved``: rows (2f, 2f + 1)."""
+"""Rows of a head in plane f: (f, f + d/2) for ``half`` (rotate-half), and (2f, 2f + 1) for ``interleaved``."""
 
 FREQUENCY_NULL = (
     "Only rows of one frequency are taken to have no preferred axes among the heads, for each frequency given "
     "the others."
 )
-"""Null of :func:`frequency_pattern`, weaker than left invariance of all rows."""
+"""Null hypothesis of :func:`frequency_pattern`, weaker than left invariance of all rows."""
 
 LAYOUTS: tuple[PlanePairing, ...] = ("half", "interleaved")
 
@@ -30,9 +31,9 @@ LAYOUTS: tuple[PlanePairing, ...] = ("half", "interleaved")
 def plane_rows(
     n_rows: int, n_heads: int, layout: PlanePairing, *, rotary_dim: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Index the rows of q or k by head and frequency plane.
+    """Return row indices of q or k for each head and frequency plane.
 
-    The ``rotary_dim`` leading rows of each head are rotated; None means all.
+    The first ``rotary_dim`` rows of each head are rotated; None means all rows.
 
     Returns:
         ``(n_heads, rotary_dim / 2, 2)`` int64 rows of the planes, and ``(n_heads, head_dim - rotary_dim)`` rows that
@@ -72,11 +73,11 @@ def plane_pattern(
     *,
     signs_only: bool = False,
 ) -> HeadPattern:
-    """Compute the energies of U, ``(H d, H' d)``, along ``a + bJ`` of matching planes, for every pair of heads.
+    """Compute the energies of U, ``(H d, H' d)``, along ``a + bJ`` in matching planes, for every pair of heads.
 
-    With the 2 x 2 block u of a plane, the energy is ``((u11 + u22)^2 + (u12 - u21)^2) / 2``, or its first half if only
-    signs are free (``signs_only``, QK-norm). A plane adds its rows' energy to N (half of it for signs). Rows that are
-    not rotated form whole blocks. Both sides come from :func:`plane_rows`. Cost O(|U|).
+    For the 2 x 2 block u of a plane, the energy is ``((u11 + u22)^2 + (u12 - u21)^2) / 2``, or only its first term if
+    only signs are free (``signs_only``, QK-norm). A plane adds its rows' energy to N, or half of it for signs. Rows
+    that are not rotated form whole blocks. ``reference`` and ``candidate`` come from :func:`plane_rows`.
 
     Raises:
         ValueError: If the two models have different numbers of planes per head.
@@ -119,15 +120,15 @@ def frequency_pattern(
     *,
     signs_only: bool = False,
 ) -> HeadPattern:
-    """Compute energies along ``a + bJ`` of polar factors formed separately for each frequency.
+    """Compute energies along ``a + bJ`` in polar factors that are formed for each frequency separately.
 
-    Rows of different frequencies need not be isotropic among each other. Keys of unrelated models' first layers reach
-    ln p = -4.6 with :func:`plane_pattern`, and -0.1 here, under :data:`FREQUENCY_NULL`. The factors ``U_f = Ortho(A_f
-    A'_f^T)`` are ``2H x 2H'``. Conditioning on one frequency after another multiplies the moment bounds of
-    :mod:`~mdir_hf.method.blocks`, whose m is now 2H, and adds their N.
+    Rows of different frequencies need not be jointly isotropic: for keys of unrelated models' first layers, ln p
+    reaches -4.6 with :func:`plane_pattern`, but only -0.1 here, under :data:`FREQUENCY_NULL`. The factors
+    ``U_f = Ortho(A_f A'_f^T)`` are ``2H x 2H'``. Conditioning on one frequency after another multiplies the moment
+    bounds of :mod:`~mdir_hf.method.blocks`, whose m is now 2H, and adds the N of all frequencies.
 
     Rows are ``(H d, n)``, with normalised planes; planes are ``(H, F, 2)``. With few heads, :func:`plane_pattern` has
-    more power. Cost O(H^2 d n).
+    more power. Takes O(H^2 d n) time.
 
     Raises:
         ValueError: If the two models have different numbers of planes per head.
@@ -155,7 +156,7 @@ class PlaneTransformation:
     """Head map and plane rotations from the reference's q or k to the candidate's.
 
     Attributes:
-        turns: ``(k, F, 2)``, the numbers a and b of each plane: rows (y1, y2) become (a y1 - b y2, b y1 + a y2).
+        turns: ``(k, F, 2)``, a and b of each plane: rows (y1, y2) become (a y1 - b y2, b y1 + a y2).
         residual: ``|W' - fit(W)|_F / |W'|_F`` on the planes; 0 for an exact copy.
     """
 
@@ -179,8 +180,8 @@ def solve_planes(
 ) -> PlaneTransformation:
     """Fit ``a + bJ`` to every plane by least squares, given the head map.
 
-    ``carried`` is the reference's q or k in the candidate's residual basis, ``(H d, n)``, ``weight`` the candidate's,
-    ``(H' d, n)``; ``planes`` are ``(H, F, 2)`` and ``(H', F, 2)``. ``signs_only`` fixes b at 0 (QK-norm).
+    ``carried`` is the reference's q or k in the candidate's residual basis, ``(H d, n)``; ``weight`` is the
+    candidate's, ``(H' d, n)``. ``planes`` are ``(H, F, 2)`` and ``(H', F, 2)``. ``signs_only`` fixes b at 0 (QK-norm).
     """
     x = carried[planes[0][torch.from_numpy(reference)]]  # (k, F, 2, n)
     y = weight[planes[1][torch.from_numpy(candidate)]]

@@ -1,7 +1,8 @@
-"""Matrix products, singular value decompositions, and polar factors truncated to the rank of the data.
+"""Compute matrix products, singular value decompositions, and polar factors truncated to the data's rank.
 
 ``Ortho(M) = U V^T`` from the SVD ``M = U S V^T`` (paper, section on matrix analysis). If M is rank-deficient, only
-directions with a nonzero singular value count, since bases of the null space can make unrelated models significant.
+directions with a nonzero singular value count, because an arbitrary basis of the null space can make unrelated models
+significant.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def thin_svd(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.
 
     Returns:
         ``(..., m, k)``, ``(..., k)`` descending and ``(..., k, n)``, k = min(m, n), in the dtype of ``matrices``,
-        float32 or float64. Cost O(m n k) each.
+        float32 or float64. Takes O(m n k) time per matrix.
     """
     try:
         left, scale, right_t = torch.linalg.svd(matrices, full_matrices=False)
@@ -56,7 +57,7 @@ def orthonormal_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def cross_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Return ``left^T @ right``, ``(n, m)`` from ``(r, n)`` and ``(r, m)`` with equal dtype and device.
 
-    On CPUs, float32 uses oneDNN if available, which is sometimes faster and rounds alike. Cost ``2 r n m`` flop.
+    On CPUs, float32 uses oneDNN if available, which is sometimes faster and rounds alike. Takes ``2 r n m`` flops.
     """
     with all_cores(2.0 * left.numel() * right.shape[1], left.device):
         if left.dtype is torch.float32 and left.device.type == "cpu" and _HAS_ONEDNN:
@@ -88,8 +89,8 @@ _HAS_ONEDNN = _has_onednn()
 
 
 FLOAT64_CHANNELS = 1024
-"""Up to this width everything is float64, with p exact to rounding. Wider models use float32 (half the memory, three
-times the speed)."""
+"""Up to this width, everything is float64, and p is exact up to rounding. Wider models use float32, which halves memory
+and is three times as fast."""
 
 RELATIVE_RANK_TOLERANCE = {
     # Smaller singular values, relative to the largest, are rounding errors: about sqrt(n) eps for n in the thousands.
@@ -98,11 +99,11 @@ RELATIVE_RANK_TOLERANCE = {
 }
 
 SVD_OPERATIONS, EIGH_OPERATIONS = 20.0, 9.0
-"""Floating-point operations of a decomposition of an n x n matrix, in n^3; for a thin one with m rows, in m n^2."""
+"""Floating-point operations of a decomposition, in units of n^3 for an n x n matrix, or of m n^2 for m x n."""
 
 GRAM_FLOOR, GRAM_CLEAR = 1e-13, 1e-8
-"""Relative eigenvalues of a float64 Gram matrix: below the first they are rounding errors, above the second they are
-accurate to eight digits."""
+"""Relative eigenvalues of a float64 Gram matrix: those below the first are rounding errors, and those above the second
+are accurate to eight digits."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,7 +136,7 @@ class RowFactors:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Whitener:
-    """Whitening by a sample of rows.
+    """Whitening with a sample of rows.
 
     Attributes:
         scale: ``(k,)``, singular values of the sample.
@@ -149,7 +150,7 @@ class Whitener:
 def polar_factor(cross: torch.Tensor) -> PolarFactor:
     """Return Ortho(M) for a float32 or float64 cross product M, truncated to its rank, in the same dtype.
 
-    Cost O(n_reference n_candidate min(n_reference, n_candidate)), one SVD.
+    Takes one SVD, O(n_reference n_candidate min(n_reference, n_candidate)) time.
 
     Raises:
         ValueError: If M contains non-finite values.
@@ -163,7 +164,7 @@ def polar_factor(cross: torch.Tensor) -> PolarFactor:
 
 
 def row_factors(rows: torch.Tensor) -> RowFactors:
-    """Factorise ``(r, n)`` rows, keeping directions above rounding. Cost O(r n min(r, n))."""
+    """Factorise ``(r, n)`` rows, keeping directions above rounding error."""
     if rows.dtype is torch.float64 and rows.shape[0] < rows.shape[1]:
         quick = _factors_by_gram(rows)
         if quick is not None:
@@ -174,7 +175,7 @@ def row_factors(rows: torch.Tensor) -> RowFactors:
 
 
 def _factors_by_gram(rows: torch.Tensor) -> RowFactors | None:
-    """Factorise few long float64 rows through their Gram matrix; None if that is inaccurate."""
+    """Factorise a few long float64 rows via their Gram matrix; return None if that is inaccurate."""
     n_rows, width = rows.shape
     with all_cores(2.0 * n_rows**2 * width + EIGH_OPERATIONS * n_rows**3, rows.device):
         energies, left = torch.linalg.eigh(rows @ rows.t())
@@ -194,8 +195,8 @@ def _factors_by_gram(rows: torch.Tensor) -> RowFactors | None:
 def polar_factor_of_rows(reference: RowFactors, candidate: RowFactors, *, whitened: bool) -> PolarFactor:
     """Return Ortho(X^T Y) for a few rows without an SVD of an n x n matrix.
 
-    ``X^T Y = V_x (S_x L_x^T L_y S_y) V_y^T``, so the polar factor is ``V_x Ortho(core) V_y^T`` with a core whose size
-    is the rank; whitening removes the scales S. Cost O(n^2 rank).
+    ``X^T Y = V_x (S_x L_x^T L_y S_y) V_y^T``, so the polar factor is ``V_x Ortho(core) V_y^T`` with a core as small as
+    the rank; whitening removes the scales S. Takes O(n^2 rank) time.
     """
     core = cross_product(reference.left, candidate.left)
     if not whitened:
@@ -204,30 +205,30 @@ def polar_factor_of_rows(reference: RowFactors, candidate: RowFactors, *, whiten
 
 
 def whitener(rows: torch.Tensor) -> Whitener:
-    """Return the whitening by ``(r, n)`` rows, ``W = (X^T X)^(-1/2)`` on the row space of X. Cost O(r n min(r, n))."""
+    """Return the whitening for X, ``(r, n)``: ``W = (X^T X)^(-1/2)`` on its row space."""
     factors = row_factors(rows)
     return Whitener(factors.scale, factors.right)
 
 
 def whitened_core(cross: torch.Tensor, reference: Whitener, candidate: Whitener) -> torch.Tensor:
-    """Return ``W_x M W_y`` between the directions spanned by two samples of rows; M is the product over all rows.
+    """Return ``W_x M W_y`` in the directions spanned by two samples of rows; M is the product over all rows.
 
-    ``(k_reference, k_candidate)``, in the dtype of ``cross``. Cost O(n^2 k) for samples of rank k.
+    The core is ``(k_reference, k_candidate)``, in the dtype of ``cross``.
     """
     half = cross_product(reference.right.to(cross.dtype), cross_product(cross.t(), candidate.right.to(cross.dtype)))
     return half.div_(reference.scale[:, None]).div_(candidate.scale[None, :])
 
 
 def whitened_polar_factor(core: torch.Tensor, reference: Whitener, candidate: Whitener) -> PolarFactor:
-    """Return ``Ortho(W_x M W_y)``, ``(n_reference, n_candidate)``, from the core, with both sides whitened by a sample.
+    """Return ``Ortho(W_x M W_y)``, ``(n_reference, n_candidate)``, from the core of :func:`whitened_core`.
 
-    Whitening rotates with the sample, so the null stays exact. Cost O(n^2 k + k^3) for samples of rank k.
+    Whitening rotates with the sample, so the null stays exact.
     """
     return _turned(polar_factor(core), reference.right, candidate.right)
 
 
 def _turned(small: PolarFactor, left: torch.Tensor, right: torch.Tensor) -> PolarFactor:
-    """Map a factor between two bases to the channels."""
+    """Expand a factor between two bases to one between channels."""
     if max(left.shape[0], right.shape[0]) > FLOAT64_CHANNELS:
         left, right = left.float(), right.float()  # a well-conditioned product: float32 costs 1e-7 per entry
     matrix = cross_product(small.matrix.to(left.dtype), left.t())  # (k_y, n_x)
@@ -253,7 +254,7 @@ def _rank(scale: torch.Tensor) -> int:
 
 
 PICTURE_SIZE = 256
-"""Number of cells per side: each still has its own pixel on a picture as wide as a phone."""
+"""Number of cells per side, few enough for one pixel each on a phone's screen."""
 
 Channels = npt.NDArray[np.int64]
 
@@ -265,13 +266,12 @@ def reduce_peaks(
     columns: Channels | None = None,
     max_size: int = PICTURE_SIZE,
 ) -> npt.NDArray[np.float32]:
-    """Return the largest absolute value of each block of a reordered matrix.
+    """Return the largest absolute value in each block of a reordered matrix.
 
-    Averages would hide the single entries of a permutation. ``rows`` and ``columns`` are permutations; None keeps the
-    order.
+    Averages would hide a permutation's single entries. ``rows`` and ``columns`` are permutations; None keeps the order.
 
     Returns:
-        ``(<= max_size, <= max_size)`` float32, non-negative. Cost O(n m); memory, one block of rows.
+        ``(<= max_size, <= max_size)`` float32, non-negative. Takes O(n m) time, and memory for one block of rows.
     """
     heights, widths = (_edges(size, max_size) for size in matrix.shape)
     reduced = np.empty((len(heights), len(widths)), dtype=np.float32)
@@ -287,7 +287,7 @@ def matched_order(channels: Channels, n_rows: int, n_columns: int) -> tuple[Chan
     """Order the channels of two models so that matched ones, ``(2, m)``, are on the diagonal.
 
     Returns:
-        Rows and columns: first the matched ones in the order of the reference, then the others.
+        Rows and columns: the matched channels in the order of the reference, then the others.
     """
     matched = channels[:, np.argsort(channels[0], kind="stable")]
     rows, columns = (

@@ -1,9 +1,9 @@
-"""The power of a negative result: the strongest noise under which a copy is still significant.
+"""Compute the power of a negative result: the strongest noise under which a copy is still significant.
 
 A relative is modelled as a copy with independent noise, ``Y = X P + k N``; k is the noise in units of the weights' own
-RMS. Up to rotations, which do not change U, ``X^T Y = S (S + k G)`` with S the singular values of X and G Gaussian. The
-share of the trace that a copy keeps depends on k and the rows per channel. It is simulated at a small size, and
-inserted into the bound at the true size.
+RMS. Up to rotations, which do not change the trace, ``X^T Y = S (S + k G)`` with S the singular values of X and G
+Gaussian. The share of the trace that a copy keeps depends on k and on the number of rows per channel. It is simulated
+at a small size and inserted into the bound at the true size.
 """
 
 from __future__ import annotations
@@ -18,22 +18,24 @@ import torch
 from mdir_hf.method.significance import log_cost_of_look, log_n_choices, log_n_matchings
 
 N_SIMULATED = 96
-"""Number of channels of the wider model in the simulated factor; its trace over n is within 0.007 of the value for 512.
+"""Number of channels of the wider model in the simulated factor. Its trace divided by n is within 0.007 of the value
+for 512.
 """
 
 MOST_ROWS_PER_CHANNEL = 16.0
-"""Above this many rows per channel, more rows act like less noise: the noise enters as k / sqrt(rows)."""
+"""Above this many rows per channel, more rows are equivalent to less noise, k / sqrt(rows)."""
 
 SAFETY = 0.8
-"""Factor on the expected trace for effects that the model leaves out: spectra and row lengths of real weights (which
-cost up to 8 %) and chance. Relatives planted into real weights at the stated noise are found in 99 of 100 cases."""
+"""Factor on the expected trace for effects that the model ignores: chance, and the spectra and row lengths of real
+weights (up to 8%). Relatives planted in real weights at the stated noise are found in 99 of 100 cases."""
 
 LOWER_HALF_MEAN = 0.798
-"""Mean of the lower half of standard normal numbers, negated: the loss of the matched entries without their best half.
+"""Negated mean of the lower half of a standard normal distribution: the loss when the best half of the entries is
+removed.
 """
 
 TAIL = 2.33
-"""Standard deviations below its mean that a normal number exceeds in 99 of 100 cases."""
+"""Number of standard deviations below the mean at which a normal variable lies in 1 of 100 cases."""
 
 STRONGEST = 1000.0
 """Upper limit of the stated noise."""
@@ -41,7 +43,7 @@ STRONGEST = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class MatrixSizes:
-    """Numbers of channels on the narrower and the wider side of a test, and of rows used."""
+    """Numbers of channels of the narrower and the wider model in a test, and number of rows used."""
 
     n_narrow: int
     n_wide: int
@@ -53,8 +55,8 @@ def strongest_noise(
 ) -> float:
     """Find the strongest noise under which a copy would be significant, by bisection.
 
-    ``log_level`` is the natural log of the level after all corrections of p. If ``in_order``, the copy's channels are
-    in their own order. ``must_be_robust`` requires significance without the best half too.
+    ``log_level`` is the natural log of the level after all corrections. If ``in_order``, the copy's channels keep their
+    order. ``must_be_robust`` also requires significance without the best half of the channels.
 
     Returns:
         k, in units of the weights' own RMS, or 0 if not even a plain copy would be significant.
@@ -67,7 +69,8 @@ def strongest_noise(
 def strongest_noise_of_pairs(shape: MatrixSizes, *, n_pairs: int, log_level: float) -> float:
     """Find the strongest noise, k, under which ``n_pairs`` shared rows of two samples would be significant.
 
-    ``shape`` holds the rows of the smaller and of the larger sample; ``n_rows`` is the width of their rows, plus one.
+    In ``shape``, the channels are the rows of the smaller and the larger sample; ``n_rows`` is the rows' width plus
+    one.
     """
     n, n_wide = shape.n_narrow, shape.n_wide
 
@@ -82,10 +85,10 @@ def strongest_noise_of_pairs(shape: MatrixSizes, *, n_pairs: int, log_level: flo
 
 
 def noise_of_few_rows(rows: torch.Tensor, *, log_level: float) -> float:
-    """Find the strongest noise, k, under which a copy with channels in their own order is significant given few rows.
+    """Find the strongest noise, k, at which a copy with channels in their own order is significant, given a few rows.
 
-    For r rows, r at least 2 and below the width n, the trace of the polar factor is the sum over the eigenvalues v of
-    the Gram matrix of ``sqrt(v / (v + k^2 m))``, m their mean. Cost O(r^2 n + r^3).
+    For r rows, 2 <= r < n, the trace of the polar factor is the sum of ``sqrt(v / (v + k^2 m))`` over the eigenvalues v
+    of the Gram matrix, with mean m. Takes O(r^2 n + r^3) time.
     """
     centred = rows.double() - rows.double().mean(dim=0)
     centred = centred / centred.norm(dim=1, keepdim=True).clamp(min=1e-12)
@@ -102,7 +105,6 @@ def noise_of_few_rows(rows: torch.Tensor, *, log_level: float) -> float:
 
 
 def _strongest(is_found: Callable[[float], bool]) -> float:
-    """Return the largest detected noise, by bisection, or 0."""
     if not is_found(0.0):
         return 0.0
     least, most = 0.0, STRONGEST
@@ -151,8 +153,8 @@ def _is_found(noise: float, shape: MatrixSizes, log_level: float, *, in_order: b
 def expected_trace(noise: float, rows_per_channel: float, width_share: float = 1.0) -> tuple[float, float]:
     """Return the share of the polar factor's trace that a copy with noise k keeps, and the rank per channel.
 
-    ``rows_per_channel`` refers to the wider model; ``width_share`` is narrower over wider width, in (0, 1]. Cost
-    O(N_SIMULATED^2 rows_per_channel), cached.
+    ``rows_per_channel`` refers to the wider model; ``width_share`` is the narrower width divided by the wider one.
+    Takes O(N_SIMULATED^2 rows_per_channel) time; results are cached.
     """
     n_wide = N_SIMULATED
     n = max(2, round(width_share * n_wide))

@@ -1,12 +1,12 @@
-"""Tiers 1 and 2 of the layer analysis: do sampled rows of two layers agree under their own numbers, or were they moved?
+"""Test whether sampled rows of two layers agree in place (tier 1) or after a move (tier 2).
 
-**Tier 1.** X and Y are k rows of two projections, of the same numbers, chosen independently of the weights, scaled to
-unit length and centred by the sample's mean row. For ``U = A f(S) B^T`` with the SVD ``X Y^T = A S B^T``,
+**Tier 1.** X and Y are k rows of two projections with the same numbers, chosen independently of the weights. They are
+scaled to unit length and centred on the sample's mean row. For ``U = A f(S) B^T`` with the SVD ``X Y^T = A S B^T``,
 
     ln p <= ln 2 - (k - 1) c^2 / (2 |U|_F^2),    c = |tr U|.
 
-**Tier 2.** Each search for moved rows is corrected for all of its possible outcomes: maps of heads; matchings of k rows
-among m, times 2^k with signs; or none for a map found on another projection.
+**Tier 2.** Each search for moved rows is corrected for all of its possible outcomes: maps of heads, or matchings of k
+rows among m (times 2^k with signs). A map found on another projection needs no correction.
 
 docs/method/layers.md has the null hypothesis and the proofs.
 """
@@ -27,15 +27,16 @@ from mdir_hf.method.neurons import unit_rows
 from mdir_hf.method.significance import log_n_matchings
 
 QUINTIC = (3.4445, -4.7750, 2.0315)
-"""Coefficients of s, s^3 and s^5 in one step of :func:`flattened`."""
+"""The coefficients of s, s^3 and s^5 in each step of :func:`flattened`."""
 
 N_STEPS = 2
-"""Steps of :func:`flattened`, fixed in advance. Two bring singular values from 0.1 on close to 1 and leave small ones
-small. Clean copies are as strong as with the polar factor; under noise this f is stronger, because the polar factor
-gives directions of noise the weight of all others (docs/method/layers.md has the table)."""
+"""Number of steps of :func:`flattened`, fixed in advance. Two steps bring singular values above 0.1 close to 1 and keep
+small ones small. For clean copies the test is as strong as with the polar factor. Under noise it is stronger, because
+the polar factor gives noise directions the same weight as all others (table in docs/method/layers.md)."""
 
 VALUES_AT_ONCE, VALUES_AT_ONCE_ELSEWHERE = 1 << 19, 1 << 23
-"""Entries of the products of one batch: 2 MiB in float32 stay in the cache of a CPU, and other devices take more."""
+"""Number of entries in the products of one batch, on CPUs and on other devices: 2 MiB in float32 fit in a CPU's cache.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,12 +45,11 @@ class RowAgreement:
 
     Attributes:
         log_p: Natural log of the bound for each pair alone.
-        cosine: Mean cosine of rows with the same number, as stored.
-        own_share: Share of the rows that are each other's best partner with the same number.
-        kept_share: Share of rows, in [0, 1], that best explains mean and spread of the cosines if the others are
-            unrelated.
+        cosine: Mean cosine, not centred, of rows with the same number.
+        own_share: Share of rows whose best partner, in both directions, is the row with the same number.
+        kept_share: Estimated share of rows that are alike in place, in [0, 1], if the others are unrelated.
         kept_error: Standard error of ``kept_share``.
-        row_cosines: ``(L, L', k)`` float32.
+        row_cosines: Their cosines, ``(L, L', k)`` float32.
     """
 
     log_p: FloatArray
@@ -63,7 +63,8 @@ class RowAgreement:
 def flattened(cross: torch.Tensor) -> torch.Tensor:
     """Return ``A f(S) B^T`` of a batch of products ``X Y^T``, ``(..., k, l)``, for the fixed odd polynomial f.
 
-    f is :data:`N_STEPS` quintic steps on the singular values over the Frobenius norm. Cost O(k l min(k, l)) each.
+    f applies :data:`N_STEPS` quintic steps to the singular values divided by the Frobenius norm. Takes O(k l min(k, l))
+    time per product.
     """
     is_tall = cross.shape[-2] > cross.shape[-1]
     factor = (cross.mT if is_tall else cross).reshape(-1, *sorted(cross.shape[-2:]))
@@ -89,14 +90,14 @@ def unit_rows_of_batch(rows: torch.Tensor) -> torch.Tensor:
 
 
 def rows_at_once(n_values: int, device: torch.device) -> int:
-    """Return the number of reference layers in one batch if each layer adds ``n_values`` entries."""
+    """Return the number of reference layers per batch if each layer adds ``n_values`` entries."""
     return max(1, (VALUES_AT_ONCE if device.type == "cpu" else VALUES_AT_ONCE_ELSEWHERE) // n_values)
 
 
 def log_p_fixed(trace: npt.ArrayLike, energy: npt.ArrayLike, n_rows: int, *, log_n_choices: float) -> FloatArray:
-    """Bound the probability of a trace over a fixed matching of k centred rows.
+    """Bound the probability of reaching a trace with a fixed matching of k centred rows.
 
-    ``trace`` is c, ``energy`` is ``|U|_F^2``.
+    ``trace`` is c and ``energy`` is ``|U|_F^2``.
 
     Returns:
         Natural logs, at most 0; 0 if U is zero or there are fewer than two rows.
@@ -108,11 +109,11 @@ def log_p_fixed(trace: npt.ArrayLike, energy: npt.ArrayLike, n_rows: int, *, log
 
 
 def compare_rows(reference: torch.Tensor, candidate: torch.Tensor, *, own_places: bool = False) -> RowAgreement:
-    """Compare sampled rows of all layers of two models pairwise.
+    """Compare the sampled rows of all pairs of layers of two models.
 
-    Rows with the same numbers are ``(L, k, n)`` and ``(L', k, n)``, with any lengths, in one residual basis. With
-    ``own_places``, L and L' are equal, and pairs of layers at different places have zeros everywhere. Cost O(L L' (k^2
-    n + k^3)).
+    The inputs are rows with the same numbers, ``(L, k, n)`` and ``(L', k, n)``, of any lengths, in one residual basis.
+    With ``own_places``, L and L' must be equal, and results for different places are zero. Takes O(L L' (k^2 n + k^3))
+    time.
     """
     n_rows = reference.shape[1]
     sides = [_Prepared.of(rows) for rows in (reference, candidate)]
@@ -140,8 +141,6 @@ def compare_rows(reference: torch.Tensor, candidate: torch.Tensor, *, own_places
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Prepared:
-    """Centred unit rows of some layers, and their lengths."""
-
     units: torch.Tensor
     centred: torch.Tensor
     lengths: torch.Tensor
@@ -157,7 +156,7 @@ class _Prepared:
 
 
 def _measured(first: _Prepared, second: _Prepared, *, own_places: bool) -> torch.Tensor:
-    """Return ``(i, j, 5 + k)``: trace, energy, shares and their error, cosines of rows."""
+    """Return ``(i, j, 5 + k)``: trace, energy, two shares, the error of the second, and row cosines."""
     if own_places:
         cross = (first.centred @ second.centred.mT)[:, None]
         lengths = (first.lengths[:, :, None] * second.lengths[:, None, :])[:, None]
@@ -175,7 +174,7 @@ def _measured(first: _Prepared, second: _Prepared, *, own_places: bool) -> torch
 
 
 def _shares(cosines: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the share of own partners, of rows that are alike, and its error, of ``(..., k, k)`` cosines."""
+    """Return the shares of own partners and of rows that are alike, with its error, from ``(..., k, k)`` cosines."""
     n_rows = cosines.shape[-1]
     own_cosines = cosines.diagonal(dim1=-2, dim2=-1)
     # Rows that tie with others have no partner, and neither do zero rows.
@@ -198,8 +197,8 @@ def _shares(cosines: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 def share_alike_of_columns(reference: torch.Tensor, candidate: torch.Tensor) -> tuple[float, float]:
     """Estimate the share of columns of two ``(k, m)`` samples that are alike in place, and its standard error.
 
-    If heads or neurons moved, all rows of a matrix that writes the stream resemble each other less. Products of columns
-    at some distance show the noise.
+    If heads or neurons moved, all rows of a matrix that writes to the stream resemble each other less. Products of
+    columns at other distances show the noise.
     """
     first, second = (unit_rows(side.T) for side in (reference, candidate))
     own_cosines = (first * second).sum(dim=1)
@@ -216,7 +215,7 @@ def share_alike_of_columns(reference: torch.Tensor, candidate: torch.Tensor) -> 
 
 
 SHIFTS = (1, 3, 7, 11)
-"""Columns are compared with those at these distances to learn how much strangers resemble each other by chance."""
+"""Distances between the columns that are compared to estimate the chance similarity of unrelated columns."""
 
 
 def deciles(row_cosines: npt.ArrayLike) -> tuple[float, ...]:
@@ -243,9 +242,9 @@ class HeadAgreement:
 
 
 def match_heads(reference: torch.Tensor, candidate: torch.Tensor, *, n_heads: tuple[int, int]) -> HeadAgreement:
-    """Compare rows of all layers of two models pairwise, under the best map of heads.
+    """Compare rows of all pairs of layers of two models, under the best map of heads.
 
-    Rows are ``(L, H r, n)`` and ``(L', H' r, n)`` in one residual basis: the same r positions of each head.
+    Rows are ``(L, H r, n)`` and ``(L', H' r, n)`` in one residual basis, at the same r positions in each head.
     """
     (h, h_other), (n_rows, n_columns) = n_heads, (reference.shape[1], candidate.shape[1])
     r = n_rows // h
@@ -288,7 +287,7 @@ def match_heads(reference: torch.Tensor, candidate: torch.Tensor, *, n_heads: tu
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FoundRows:
-    """Partners of ``(k,)`` sampled rows among all rows of another layer, with signs +1 and -1.
+    """Partners of k sampled rows among all rows of another layer, with signs of +1 or -1, each ``(k,)``.
 
     ``log_p`` is the natural log of the bound for this pair alone.
     """
@@ -299,12 +298,12 @@ class FoundRows:
 
 
 def search_rows(sample: torch.Tensor, every: torch.Tensor, *, is_signed: bool) -> FoundRows:
-    """Find partners of k rows ``(k, n)`` of one layer among all rows ``(m, n)`` of another, in one residual basis.
+    """Find partners of sampled rows, ``(k, n)``, among all rows of another layer, ``(m, n)``, in one residual basis.
 
     k is at most m. If ``is_signed``, partners may have opposite signs.
 
     Returns:
-        The matching with the largest trace. Cost O(k m n), and one k x m assignment.
+        The matching with the largest trace. Takes O(k m n) time and one k x m assignment.
     """
     factor = flattened(centred_rows(sample) @ centred_rows(every).T)
     weights = (factor.abs() if is_signed else factor).double().cpu().numpy()
@@ -320,7 +319,7 @@ def search_rows(sample: torch.Tensor, every: torch.Tensor, *, is_signed: bool) -
 
 
 def _log_p(trace: float, energies: tuple[float, float], n_rows: tuple[int, int], log_n: float) -> float:
-    """Bound a matching of centred rows by the weaker of the two models' invariance."""
+    """Return the weaker of the two bounds on a matching of centred rows, one per model's invariance."""
     if min(energies) <= 0.0 or min(n_rows) < 2:
         return 0.0
     # The rows of the reference are matched; if the candidate is invariant, it rotates in n_rows[1] - 1 dimensions.

@@ -1,7 +1,7 @@
-"""Prepare embedding rows, in ways that commute with every rotation of the residual stream.
+"""Prepare embedding rows in ways that commute with every rotation of the residual stream.
 
-Only preprocessings f with f(E Q) = f(E) Q keep the null exact (docs/method/bound.md): choosing rows by lengths,
-centring, normalising or whitening, but not scaling columns.
+Preprocessing f must satisfy f(E Q) = f(E) Q to keep the null exact (docs/method/bound.md). Rows may be chosen by
+length, centred, normalised or whitened, but columns may not be scaled.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 import torch
 
 NEGLIGIBLE_NORM = 1e-6
-"""Rows shorter than this share of the median, before or after centring, are empty (never trained, padding)."""
+"""Rows shorter than this share of the median, before or after centring, count as empty (never trained, or padding)."""
 
 LONGEST = 1e3
-"""Rows longer than this many medians are left out, because a few huge unused rows would dominate the mean."""
+"""Rows longer than this many medians are excluded, because a few huge unused rows would dominate the mean."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowStandard:
-    """Means and lengths of a block of rows, for preparing other blocks in the same way.
+    """Means and minimum lengths of a block of rows, for preparing other blocks in the same way.
 
     ``shortest`` holds the minimum row length before and after centring, first for the reference, then for the
     candidate.
@@ -38,7 +38,7 @@ class PairedRows:
     Attributes:
         reference: ``(r, n_reference)``, float64 by default.
         candidate: ``(r, n_candidate)``, float64 by default.
-        kept: ``(r_given,)`` bool: rows that were not empty, too long or non-finite in either model.
+        kept: ``(r_given,)`` bool, False for rows that are empty, too long or not finite in either model.
     """
 
     reference: torch.Tensor
@@ -54,12 +54,12 @@ def pair_rows(
     like: RowStandard | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> PairedRows:
-    """Centre and normalise both blocks, leaving out rows that are empty, too long or not finite in either model.
+    """Centre and normalise both blocks, excluding rows that are empty, too long or not finite in either model.
 
     ``like`` replaces the blocks' own means and minimum lengths, as in a stream.
 
     Returns:
-        The paired rows, possibly none. Cost O(r n); memory for both results.
+        The paired rows, possibly none.
     """
     x, y = _own_copy(reference, dtype), _own_copy(candidate, dtype)  # all further steps are in place
     x_raw, y_raw = x.norm(dim=1), y.norm(dim=1)
@@ -88,16 +88,16 @@ def pair_rows(
 
 
 def long_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Return which rows :func:`pair_rows` drops as too long, ``(r,)`` bool."""
+    """Return which rows :func:`pair_rows` drops as too long, as an ``(r,)`` mask."""
     norms = torch.cat([block.double().norm(dim=1) for block in torch.split(rows, 512)])
     shortest = _shortest(norms)
     return torch.zeros_like(norms, dtype=torch.bool) if shortest == 0.0 else norms > _longest(shortest)
 
 
 def usual_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Return which rows :func:`pair_rows` would keep based on one model alone, ``(r,)`` bool.
+    """Return which rows :func:`pair_rows` would keep based on one model alone, as an ``(r,)`` mask.
 
-    Memory: one float64 copy.
+    Makes one float64 copy.
     """
     copied = _own_copy(rows, torch.float64)
     norms = copied.norm(dim=1)
@@ -129,5 +129,5 @@ def _shortest_centred(norms: torch.Tensor, shortest: float) -> float:
 
 
 def _usual(norms: torch.Tensor, shortest: float) -> torch.Tensor:
-    """Return rows that are neither empty nor long enough to dominate the mean."""
+    """Return a mask of rows that are neither empty nor so long that they dominate the mean."""
     return torch.isfinite(norms) & (norms > shortest) & (norms <= _longest(shortest))

@@ -1,4 +1,4 @@
-"""Decides cheaply which cells of a layer map need the full test, and whether a wide matrix is worth reading.
+"""Decide cheaply which cells of a layer map need the full test, and whether a wide matrix is worth reading.
 
 **Cells.** A random set S of d0 output channels of every reference layer is tested against all channels of a candidate
 layer. Under the null, the rows of ``U_S = Ortho(W_S W'^T)`` are uniform on a sphere, so the distribution of the sum of
@@ -6,14 +6,14 @@ its row maxima is known.
 
 - A cell within the null distribution gets p = 1, so the screen creates no false positive and needs no correction.
 - A cell whose d0-channel bound is significant always passes.
-- Unequal norms shift whole columns, so a cell that looks like most of its column gets p = 1, unless its own bound is
+- Unequal norms shift whole columns. So a cell that looks like most of its column gets p = 1, unless its own bound is
   significant or it is the best of its column.
-- It is not proven that every cell with a significant FULL test passes. If the evidence lies in a share q >= c/d of the
-  channels, S misses it with probability at most ``(1 - q)^d0``, 7e-4 at d = 1024 and d0 = 64.
+- A cell with a significant FULL test may fail to pass. If the evidence lies in a share q >= c/d of the channels, S
+  misses it with probability at most ``(1 - q)^d0``, 7e-4 at d = 1024 and d0 = 64.
 
 **Matrices.** If two layers share m neurons, R rows of one layer and r of the other contain ``R r / m`` pairs on
 average. A pair is one large entry of the polar factor of ``W_R W'_r^T``. A matching of a few pairs has a valid bound
-(docs/method/bound.md), but is no evidence: unrelated models share a few features.
+(docs/method/bound.md), but is no evidence of shared ancestry, because unrelated models share a few features.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ SCREEN_CHANNELS = 64
 """Number of output channels of a reference layer that the screen uses."""
 
 RUN_CHANNELS = 4
-"""Number of adjacent channels per run. Longer runs need fewer requests but can miss a shared part of a layer: with 16,
-a block of rows that two models had from the same seed was missed (docs/LOG.md, 2026-11-22)."""
+"""Number of adjacent channels per run. Longer runs need fewer requests but can miss a shared part of a layer: runs of
+16 missed a block of rows that two models shared because of a common seed (docs/LOG.md, 2026-11-22)."""
 
 NULL_Z = 4.0
-"""A sum of row maxima within this many standard deviations above its null mean counts as null."""
+"""Sums of row maxima up to this many standard deviations above the null mean count as null."""
 
 MIN_LAYERS_FOR_BULK = 8
-"""Minimum number of reference layers for estimating the null of a candidate layer from its own cells."""
+"""Minimum number of reference layers for estimating a candidate layer's null distribution from its own cells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ class ScreenedColumn:
 
     Attributes:
         polar: ``(L, d0, d_candidate)`` polar factors of the screened rows.
-        z: ``(L,)`` standard scores of the sums of row maxima, the larger of unsigned and signed.
-        is_null: ``(L,)`` whether each cell is within the null distribution.
-        is_bulk: ``(L,)`` whether each cell is within the bulk of the column.
+        z: ``(L,)`` standard scores of the sums of row maxima; the larger of the unsigned and signed scores.
+        is_null: ``(L,)``, whether each cell is within the null distribution.
+        is_bulk: ``(L,)``, whether each cell is within the bulk of the column.
     """
 
     polar: torch.Tensor
@@ -62,9 +62,9 @@ class ScreenedColumn:
 
 
 def screen_channels(n_channels: int, n_screened: int, *, seed: int) -> torch.Tensor:
-    """Draw the channels to screen, the same for all layers of that width.
+    """Draw the channels to screen, the same ones for all layers of one width.
 
-    They form runs of neighbours, one read each.
+    The channels form runs of neighbours; each run needs one read.
     """
     if n_screened >= n_channels:
         return torch.arange(n_channels)
@@ -79,7 +79,7 @@ def screen_channels(n_channels: int, n_screened: int, *, seed: int) -> torch.Ten
 def screen_column(rows: torch.Tensor, candidate: torch.Tensor, *, signed: bool) -> ScreenedColumn:
     """Screen one candidate layer ``(d_candidate, n)`` against the screened rows ``(L, d0, n)`` of all reference layers.
 
-    A narrow candidate uses fewer rows. Cost 2 L d0 d_candidate n flops.
+    A narrow candidate uses fewer rows. Takes 2 L d0 d_candidate n flops.
     """
     n_layers, n_screened, n = rows.shape
     n_screened = min(n_screened, candidate.shape[0])
@@ -95,7 +95,7 @@ def screen_column(rows: torch.Tensor, candidate: torch.Tensor, *, signed: bool) 
 
 
 def polar_factors_of_wide(cross: torch.Tensor) -> torch.Tensor:
-    """Return ``(M M^T)^(-1/2) M`` for a batch ``(batch, d0, d)``, d0 <= d, of matrices, each truncated to its rank.
+    """Return ``(M M^T)^(-1/2) M`` for matrices ``(batch, d0, d)``, d0 <= d, each truncated to its rank.
 
     Gram matrices are float64, because squaring squares the condition number.
     """
@@ -109,9 +109,9 @@ def polar_factors_of_wide(cross: torch.Tensor) -> torch.Tensor:
 
 @cache
 def row_maximum_moments(n: int, *, signed: bool) -> tuple[float, float]:
-    """Return mean and standard deviation of the largest coordinate (or absolute value) of a uniform unit vector in R^n.
+    """Return the mean and standard deviation of the largest (absolute) coordinate of a uniform unit vector in R^n.
 
-    Integrated numerically with an error below 1e-6.
+    Both are integrated numerically, with an error below 1e-6.
     """
     x = np.linspace(-10.0, 10.0, 20001)
     if signed:
@@ -129,7 +129,6 @@ def row_maximum_moments(n: int, *, signed: bool) -> tuple[float, float]:
 
 
 def _z_of_row_maxima(maxima: torch.Tensor, norms: torch.Tensor, n: int, *, signed: bool) -> npt.NDArray[np.float64]:
-    """Standardise the sums of row maxima."""
     mean, sd = row_maximum_moments(n, signed=signed)
     excess = (maxima.double() - mean * norms.double()).sum(dim=1)
     spread = sd * torch.linalg.vector_norm(norms.double(), dim=1).clamp(min=1e-12)
@@ -149,26 +148,26 @@ def _is_bulk(z: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
 
 
 SHARED_ROWS = 6.0
-"""Mean number of row pairs that a layer and its reordered copy share in their samples; 1 in 400 shares none."""
+"""Mean number of row pairs that the samples of a layer and its reordered copy share; 1 in 400 copies shares none."""
 
 FEWEST_ROWS = 64
-"""Minimum number of rows in a sample; fewer than in the screen of a layer map would save nothing."""
+"""Minimum number of rows in a sample. Fewer rows than the screen of a layer map reads would save nothing."""
 
 IntArray = npt.NDArray[np.int64]
 
 
 def sample_sizes(n_channels: int) -> tuple[int, int]:
-    """Return how many of m rows to read from each layer of the model with few layers and of the other.
+    """Return how many of m rows to read per layer, for the model with fewer layers and for the other.
 
     Returns:
-        ``(2 r, r)`` with ``2 r^2 / m`` expected pairs, both at most m.
+        ``(2 r, r)``, both at most m, with ``2 r^2 / m`` expected pairs.
     """
     r = max(FEWEST_ROWS, math.ceil(math.sqrt(SHARED_ROWS * n_channels / 2.0)))
     return min(n_channels, 2 * r), min(n_channels, r)
 
 
 def sampled_rows(n_channels: int, n_rows: int, *, n_groups: int, run: int, seed: int) -> IntArray:
-    """Choose rows of a matrix: one run of neighbours per head, or a single run if ``n_groups`` is 1.
+    """Choose one run of neighbouring rows per head, or a single run if ``n_groups`` is 1.
 
     The runs have the same position in all heads, and a smaller sample is the beginning of a larger one. So layers with
     the same row order share all rows, and layers with moved heads often do.
@@ -181,10 +180,10 @@ def sampled_rows(n_channels: int, n_rows: int, *, n_groups: int, run: int, seed:
 
 
 def screen_rows(few: torch.Tensor, many: torch.Tensor) -> npt.NDArray[np.float64]:
-    """Test sampled unit rows ``(l, R, n)`` of every layer of one model against ``(L, r, n)`` of the other's layers.
+    """Test sampled unit rows of one model's layers, ``(l, R, n)``, against the other model's, ``(L, r, n)``.
 
     Returns:
-        ``(L, l)`` natural logs of p, each valid by itself under the null of the layers. Cost ``2 L l R r n`` flops.
+        ``(L, l)`` natural logs of p, each valid by itself under the null of the layers. Takes ``2 L l R r n`` flops.
     """
     n_many, r, width = many.shape
     cells = np.zeros((n_many, len(few)))
@@ -198,9 +197,9 @@ def screen_rows(few: torch.Tensor, many: torch.Tensor) -> npt.NDArray[np.float64
 
 
 def log_p_of_pairs(polar: torch.Tensor) -> float:
-    """Evaluate the largest entries of U, ``(r, R)`` with r <= R: 1, 2, 4, ... of them, no two in one row or column.
+    """Evaluate the 1, 2, 4, ... largest entries of U, ``(r, R)`` with r <= R, no two in one row or column.
 
-    Return the natural log of p, corrected for the numbers of entries tried; signs are free.
+    Return the natural log of p, corrected for the numbers of entries tried. Entries may have either sign.
     """
     n_narrow, n_wide = polar.shape
     best, where = (part.cpu().numpy() for part in polar.abs().max(dim=1))
@@ -227,6 +226,6 @@ def log_p_of_pairs(polar: torch.Tensor) -> float:
 
 
 def log_p_of_screen(cells: npt.NDArray[np.float64], *, any_part: bool) -> float:
-    """Reduce the cells ``(L, l)`` of a screen to one p, for half of the layers having a partner or for any."""
+    """Reduce a screen's cells ``(L, l)`` to one p for the claim that half of the layers, or any, have a partner."""
     by_layer = log_p_by_layer(cells)
     return log_p_hommel(by_layer) if any_part else log_p_rueger(by_layer, (len(by_layer) + 1) // 2)

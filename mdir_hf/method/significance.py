@@ -1,9 +1,9 @@
-"""The central formula, an exact upper bound on the p-value of a matched trace; and the combination of many p-values.
+"""Bound the p-value of a matched trace from above (the central formula), and combine p-values.
 
 docs/method/bound.md has the null hypothesis and the proof. The paper's ``ln d! - c^2/2`` is the square, full-rank,
-full-matching case, with its epsilon proved to be 0. Cells of a layer map share models, so the combinations behind a
-verdict are valid under any dependence; only Fisher's sum needs independence. All values are natural logarithms, at most
-0, and are never exponentiated.
+full-matching case, with its epsilon proved to be 0. Cells of a layer map share models, so verdicts use combinations
+that are valid under any dependence; only Fisher's sum needs independence. All values are natural logarithms, at most 0,
+and are never exponentiated.
 
 References: B. Rüger, Metrika 25 (1978); G. Hommel, Biometrical Journal 25 (1983); Y. Benjamini and R. Heller,
 Biometrics 64 (2008), for the partial conjunction.
@@ -33,23 +33,24 @@ def log_p_matching(
 ) -> float:
     """Bound the probability that unrelated models reach this trace, over all possible matchings.
 
-    ``ln p <= ln #matchings - min(n_wide c^2 / 2 e_narrow, n_narrow c^2 / 2 e_wide)``, with the sizes ``(n_narrow,
-    n_wide)`` and the energies ``(e_narrow, e_wide)``.
+    ``ln p <= ln #matchings - min(n_wide c^2 / 2 e_narrow, n_narrow c^2 / 2 e_wide)``, with the sizes
+    ``(n_narrow, n_wide)`` and the energies ``(e_narrow, e_wide)``.
 
     The first term holds if the wider model is rotation invariant, the second if the narrower one is.
 
     Args:
         trace: c, the sum of the matched entries (of their absolute values if ``signed``).
         sizes: Numbers of channels on the narrower and wider sides of U.
-        energies: Sums of squares of U over the matched rows of the narrow side and the matched columns of the wide
+        energies: Sums of squares of U over the matched rows of the narrower side and the matched columns of the wider
             side.
-        n_matched: Number of matched pairs, fixed in advance. None means a full matching of the narrow side.
+        n_matched: Number of matched pairs, fixed in advance. None means a full matching of the narrower side.
         signed: Whether each pair could also be matched with a minus sign.
-        is_fixed: Whether the matching was fixed before reading the weights; only the choice of its pairs counts then.
-        is_cut: Whether to cut the bound at p = 1.
+        is_fixed: Whether the matching was fixed before reading the weights. If so, only the choice of its pairs is
+            counted.
+        is_cut: Whether to cap the bound at p = 1.
 
     Returns:
-        Natural logarithm of the bound, at most 0 if cut.
+        Natural log of the bound; at most 0 if ``is_cut``.
 
     Raises:
         ValueError: If the sizes contradict each other.
@@ -77,15 +78,15 @@ def log_n_matchings(n_narrow: int, n_wide: int, n_matched: int, *, signed: bool 
 
 
 def log_n_choices(n: int, n_chosen: int) -> float:
-    """Return the log of the number of ways to choose some of n: ``ln C(n, m)``."""
+    """Return the log of the number of ways to choose m of n, ``ln C(n, m)``."""
     return math.lgamma(n + 1) - math.lgamma(n_chosen + 1) - math.lgamma(n - n_chosen + 1)
 
 
 def log_p_signs(entries: npt.ArrayLike) -> float:
     """Bound the p-value of a sign test over the entries of a matching fixed in advance.
 
-    ``ln p <= -v^2 / 2m`` for m nonzero entries, v more of them positive than negative (Hoeffding). It assumes only that
-    the distribution of one model does not change if single residual channels change their sign. A few axes, however
+    ``ln p <= -v^2 / 2m`` for m nonzero entries, v more of them positive than negative (Hoeffding). The only assumption
+    is that sign changes of single residual channels leave the distribution of one model unchanged. A few axes, however
     outstanding, count as a few signs (docs/method/bound.md, "Channels in their own order").
     """
     signs = np.sign(np.asarray(entries, dtype=np.float64))
@@ -98,8 +99,8 @@ def log_p_entry(
 ) -> npt.NDArray[np.float64]:
     """Bound the p-values of single entries of U.
 
-    ``line_energy`` is the sum of squares of the row or column of U that each entry belongs to, on the side that is not
-    rotated; ``n_haar`` is the dimension of the rotated side, ``n_comparisons`` the number of entries to select from.
+    ``line_energy`` is the sum of squares of each entry's row or column of U, on the side that is not rotated.
+    ``n_haar`` is the dimension of the rotated side, and ``n_comparisons`` is the number of entries to select from.
     """
     u, energy = np.asarray(entry, dtype=np.float64), np.asarray(line_energy, dtype=np.float64)
     exponent = 0.5 * n_haar * np.clip(u, 0.0, None) ** 2 / np.maximum(energy, 1e-300)
@@ -108,9 +109,9 @@ def log_p_entry(
 
 
 def log_cost_of_look(number: int) -> float:
-    """Return the log of the factor on the p of a look for its position among the looks: ``ln s(s+1)``, s = 1, 2, ...
+    """Return the log of the factor by which p of the s-th look is corrected, ``ln s(s+1)``, s = 1, 2, ...
 
-    The shares 1/(s(s+1)) sum to 1, for any number of looks (docs/method/rows.md, "Looks").
+    The shares 1/(s(s+1)) sum to at most 1 for any number of looks (docs/method/rows.md, "Looks").
     """
     return math.log(number * (number + 1))
 
@@ -118,7 +119,7 @@ def log_cost_of_look(number: int) -> float:
 def log_p_looks(log_p_by_look: list[float]) -> float:
     """Combine successive looks at growing data: ``min_s [ln p_s + ln s(s+1)]``, s = 1, 2, ...
 
-    Valid for any stopping time, under any dependence.
+    The result is valid for any stopping time, under any dependence.
     """
     return min((min(0.0, p + log_cost_of_look(s)) for s, p in enumerate(log_p_by_look, start=1)), default=0.0)
 
@@ -127,14 +128,14 @@ FloatArray = npt.NDArray[np.float64]
 
 
 def log_p_of_best(log_p: float, n_tests: int) -> float:
-    """Correct the smallest of ``n_tests`` p-values for selection (Bonferroni; any dependence)."""
+    """Correct the smallest of ``n_tests`` p-values for selection (Bonferroni), under any dependence."""
     return min(0.0, log_p + math.log(n_tests))
 
 
 def log_p_rueger(log_p: Sequence[float] | FloatArray, k: int) -> float:
-    """Test the global null by the k-th smallest of L p-values: ``(L / k) p_(k)``, valid under any dependence.
+    """Test the global null with the k-th smallest of L p-values, ``(L / k) p_(k)``, under any dependence.
 
-    k is fixed in advance.
+    k must be fixed in advance.
 
     Raises:
         ValueError: If k is not in [1, L].
@@ -146,9 +147,9 @@ def log_p_rueger(log_p: Sequence[float] | FloatArray, k: int) -> float:
 
 
 def log_p_hommel(log_p: Sequence[float] | FloatArray) -> float:
-    """Test the global null by the best k of all: ``(1 + 1/2 + ... + 1/L) min_k (L / k) p_(k)``.
+    """Test the global null with the best of all k, ``(1 + 1/2 + ... + 1/L) min_k (L / k) p_(k)``.
 
-    Intended for maps with only some related layers.
+    Use it for maps with only some related layers.
     """
     ascending = np.sort(np.asarray(log_p, dtype=np.float64))
     ranks = np.arange(1, len(ascending) + 1, dtype=np.float64)
@@ -159,8 +160,8 @@ def log_p_hommel(log_p: Sequence[float] | FloatArray) -> float:
 def count_related(log_p: Sequence[float] | FloatArray, log_alpha: float) -> int:
     """Return a lower bound on the number of false nulls, at confidence 1 - alpha, under any dependence.
 
-    The partial conjunction p-value of "fewer than k of L nulls are false" is ``(L - k + 1) p_(k)``. These hypotheses
-    are nested, so they are tested in order, each at the full level.
+    The partial conjunction p-value of "fewer than k of L nulls are false" is ``(L - k + 1) p_(k)``. The hypotheses for
+    successive k are nested, so each is tested in order at the full level.
     """
     ascending = np.sort(np.asarray(log_p, dtype=np.float64))
     n = len(ascending)
@@ -173,7 +174,7 @@ def count_related(log_p: Sequence[float] | FloatArray, log_alpha: float) -> int:
 def log_p_fisher(log_p: Sequence[float] | FloatArray) -> float:
     """Combine independent p-values: ``Q(k, x)`` with ``x = -sum ln p``, the upper tail of a Gamma(k) variable.
 
-    Valid ONLY if the p-values are independent under the null.
+    The result is valid ONLY if the p-values are independent under the null.
     """
     x = -float(np.sum(np.asarray(log_p, dtype=np.float64)))
     if x <= 0.0:
@@ -190,9 +191,9 @@ def log_n_ordered_maps(n_reference: int, n_candidate: int, n_pairs: int) -> floa
 def log_p_ordered_map(log_p_pairs: Sequence[float], n_reference: int, n_candidate: int) -> float:
     """Bound Fisher's sum along an ordered matching found by a search.
 
-    ``min(L, L') C(L, k) C(L', k) Q(k, x)``: the union over all ordered maps with k pairs and over k, if the p-values
-    along any FIXED ordered map are independent under the null: each layer's matrix is left-invariant given all the
-    others.
+    ``min(L, L') C(L, k) C(L', k) Q(k, x)`` is the union bound over k and all ordered maps with k pairs. The p-values
+    along any FIXED ordered map must be independent under the null, which holds if each layer's matrix is left-invariant
+    given all the others.
     """
     k = len(log_p_pairs)
     if k == 0:
@@ -202,9 +203,9 @@ def log_p_ordered_map(log_p_pairs: Sequence[float], n_reference: int, n_candidat
 
 
 def log_p_by_layer(log_p: FloatArray) -> FloatArray:
-    """Reduce a map ``(L, L')`` to one p-value per layer of the shallower model: its best partner, corrected.
+    """Reduce a map ``(L, L')`` to one p-value per layer of the shallower model, for its best partner, corrected.
 
-    A square map is reduced by candidate layers.
+    For a square map, that is one p-value per candidate layer.
     """
     n_reference, n_candidate = log_p.shape
     by_candidate = n_candidate <= n_reference

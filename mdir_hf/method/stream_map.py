@@ -1,6 +1,6 @@
-"""Solves the outer transformation, U of the paper, with its scale: ``E' ~ s E U``.
+"""Fit the outer transformation, U of the paper, and its scale: ``E' ~ s E U``.
 
-U_E is the matching P if that is significant, else the polar factor.
+U is the matching P if it is significant and fits almost as well as the polar factor, else the polar factor.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from mdir_hf.method.polar import cross_product, polar_factor, row_factors
 from mdir_hf.method.rows import PairedRows
 
 LOG_ALPHA = math.log(1e-10)
-"""A matching of channels is taken if its p by the paper's formula is below this (the paper's p_0) …"""
+"""A matching of channels needs a p below this (the paper's p_0), according to the paper's formula."""
 
 ROTATION_IS_BETTER, TRAINED = 3.0, 1e-3
-"""… unless a rotation divides the squares that it leaves by the first, and they are more than the second: what training
-changes is of low rank, and a rotation follows it."""
+"""A matching is rejected if its squared residual exceeds the second number, and a rotation's by more than the first
+factor. Rotations also absorb some of the low-rank changes of training."""
 
 LEAST_LOG_SCALE = 0.05
-"""A fitted scale nearer to 1 than this is training and no scale."""
+"""Fitted scales whose log is smaller than this are attributed to training and ignored."""
 
 TOLD = 0.1
-"""Two streams are related if a rotation that was fitted on half of the rows explains this share of the squares of the
-other half. For strangers the share is next to 0, and up to a third on the rows that were fitted."""
+"""Two streams are related if a rotation fitted on half of the rows explains this share of the other half's squares. For
+unrelated models, the share is close to 0, but up to a third on the fitted rows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StreamMap:
     """The residual-basis map and its scale.
 
-    ``residual`` is ``|E' - s E U|_F / |E'|_F`` on the rows that it was fitted on.
+    ``residual`` is ``|E' - s E U|_F / |E'|_F`` on the fitted rows.
     """
 
     outer: ResidualBasisMap
@@ -63,7 +63,7 @@ class RowProducts:
         return cls(torch.zeros(n_reference, n_candidate, dtype=torch.float64), zeros[:n_reference], zeros[n_reference:])
 
     def __add__(self, other: RowProducts) -> RowProducts:
-        """Return the products of the rows of both."""
+        """Return the products of both sets of rows."""
         return RowProducts(self.cross + other.cross, self.reference + other.reference, self.candidate + other.candidate)
 
     def add(self, x: torch.Tensor, y: torch.Tensor) -> None:
@@ -75,7 +75,7 @@ class RowProducts:
 
 
 def held_out_share(fitted: RowProducts, held_out: RowProducts, *, keeps_mean: bool) -> float:
-    """Return the share of squares that a rotation fitted on other rows explains, at most 1."""
+    """Return the share of squares, at most 1, that a rotation fitted on other rows explains."""
     rotation = _polar(fitted.cross, keeps_mean=keeps_mean)
     inner = float((held_out.cross * rotation).sum())
     energies = float(held_out.reference.sum()) * float(held_out.candidate.sum())
@@ -85,10 +85,10 @@ def held_out_share(fitted: RowProducts, held_out: RowProducts, *, keeps_mean: bo
 def fit_stream(
     products: RowProducts, *, keeps_mean: bool, fitted_on: str = "embeddings", must_rotate: bool = False
 ) -> StreamMap:
-    """Fit U and s to paired rows. Cost O(n^3).
+    """Fit U and s to paired rows in O(n^3) time.
 
     If ``keeps_mean``, the norms subtract the mean (LayerNorm), so U must fix the all-ones direction. ``must_rotate``
-    excludes permutations. Different widths need a matching of channels.
+    excludes permutations. For different widths, U is always a matching.
     """
     n, n_other = products.cross.shape
     rotation = _polar(products.cross, keeps_mean=keeps_mean)
@@ -113,7 +113,7 @@ def fit_stream(
 
 
 def _polar(cross: torch.Tensor, *, keeps_mean: bool) -> torch.Tensor:
-    """Return the polar factor; ``keeps_mean`` fixes the all-ones direction up to sign."""
+    """Return the polar factor, with the all-ones direction fixed up to its sign if ``keeps_mean``."""
     if not keeps_mean or cross.shape[0] != cross.shape[1]:
         return _orthogonal(cross)
     n = len(cross)
@@ -146,7 +146,6 @@ def _with_scale(outer: ResidualBasisMap, products: RowProducts) -> StreamMap:
 
 
 def _inner(outer: ResidualBasisMap, products: RowProducts) -> tuple[float, float]:
-    """``<E U, E'>`` and ``|E U|_F^2``."""
     cross = products.cross
     if outer.kind == "identity":
         return float(cross.diagonal().sum()), float(products.reference.sum())
@@ -158,10 +157,10 @@ def _inner(outer: ResidualBasisMap, products: RowProducts) -> tuple[float, float
 
 
 def rotation_predicts_better(rows: PairedRows, matching: Matching) -> bool:
-    """Return whether a fitted rotation maps rows closer to their partners than a matching of channels does.
+    """Return whether a fitted rotation predicts paired rows better than a matching of channels does.
 
-    A rotation's trace with a matching can be significant, so both are compared on rows that the rotation was not fitted
-    on. Cost O(r^2 n), in float64.
+    A rotated copy can have a significant matching, so both are compared on rows to which the rotation was not fitted.
+    Takes O(r^2 n) time, in float64.
     """
     x, y = rows.reference.double(), rows.candidate.double()
     reference, candidate = row_factors(x[::2]), row_factors(y[::2])
@@ -179,8 +178,8 @@ def rotation_predicts_better(rows: PairedRows, matching: Matching) -> bool:
 def matched_cosine(rows: PairedRows, matching: Matching) -> float:
     """Return the mean cosine of paired, centred rows after a matching of channels, in [-1, 1].
 
-    Copies reach at least 0.7; unrelated models rotated to match reach at most 0.48. If the matching is the identity on
-    some channels of equally wide models, all are used.
+    Copies reach at least 0.7; unrelated models rotated to match reach at most 0.48. If equally wide models are matched
+    by the identity on some channels, all channels are used.
     """
     x, y = rows.reference.double(), rows.candidate.double()
     if x.shape[1] != y.shape[1] or not matching.is_identity or matching.n_negative:
@@ -190,6 +189,5 @@ def matched_cosine(rows: PairedRows, matching: Matching) -> float:
 
 
 def _mean_cosine(carried: torch.Tensor, partners: torch.Tensor, whole: torch.Tensor) -> float:
-    """Return the mean cosine of carried rows with their partners."""
     lengths = (carried.norm(dim=1) * whole.norm(dim=1)).clamp(min=1e-30)
     return float(((carried * partners).sum(dim=1) / lengths).mean()) if len(carried) else 0.0

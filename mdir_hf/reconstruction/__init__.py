@@ -1,1 +1,1 @@
-"""The transformation from the reference to the candidate: find it, store it and undo it."""
+"""Find, store and undo the transformation from the reference to the candidate."""

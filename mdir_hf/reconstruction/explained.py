@@ -1,4 +1,4 @@
-"""Measures how much of each aligned tensor the reference explains."""
+"""Measure how much of each aligned tensor the reference explains."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from mdir_hf.reconstruction.records import Reconstruction, full_order
 class Explained:
     """How much of an aligned tensor the reference explains.
 
-    ``share`` is ``1 - |W' - W|_F^2 / |W'|_F^2``, W' the aligned and W the reference's weight, over the rows and
-    channels that have partners; 0 if negative. None if the reference has nothing to compare it with.
+    ``share`` is ``1 - |W' - W|_F^2 / |W'|_F^2``, at least 0, for the aligned weight W' and the reference's W, over rows
+    and channels that have partners. It is None if the reference has no counterpart.
     """
 
     name: str
@@ -41,7 +41,7 @@ def explained_share(
 ) -> float | None:
     """Compare one stored aligned tensor with the reference's tensor.
 
-    ``is_head``: the tensor is a head that was tied before.
+    ``is_head`` says whether the tensor is a head that was tied before.
     """
     left = energy = 0.0
     if is_head:
@@ -59,7 +59,7 @@ def explained_share(
 def _pair(
     values: torch.Tensor, place: TensorPlace, model: Model, reference: Model, reconstruction: Reconstruction
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return an aligned part and its counterpart, over rows and channels with partners."""
+    """Return an aligned part and its counterpart, with only the rows and channels that have partners."""
     outer = reconstruction.stream.outer
     channels = None if outer.reference is None else outer.reference.sort().values
     if place.kind == "norm":
@@ -106,7 +106,6 @@ def _gains(
     reconstruction: Reconstruction,
     channels: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Pair the gains of one norm in both models."""
     part = reference.anatomy.final_norm
     if place.layer is not None:
         ancestor = reconstruction.layers[place.layer].reference
@@ -123,7 +122,6 @@ def _gains(
 
 
 def _source_expert(reference: IntArray, candidate: IntArray, place: int, n: int) -> tuple[int, int] | None:
-    """Return the candidate's expert at a place, and its partner."""
     is_one_to_one = len(set(reference.tolist())) == len(reference)
     expert = int(full_order(reference, candidate, n)[place]) if is_one_to_one else place
     origin = {int(c): int(r) for r, c in zip(reference, candidate, strict=True)}
@@ -133,7 +131,6 @@ def _source_expert(reference: IntArray, candidate: IntArray, place: int, n: int)
 def _rows_of_tokens(
     values: torch.Tensor, place: TensorPlace, model: Model, reference: Model, channels: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Pair the rows of the same tokens of an embedding or a head."""
     part = reference.anatomy.embedding if place.kind == "written" else head_of(reference)
     if part is None or values.ndim != 2:
         return None

@@ -1,4 +1,4 @@
-"""Reconstructs layers outside attention: gains of norms, neurons of MLPs, and which expert of a mixture is which."""
+"""Reconstruct layers outside attention: the gains of norms, neurons of MLPs, and experts of mixtures."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from mdir_hf.model.roles import Layer, Role, StoredWeight, WeightPart, read_expe
 from mdir_hf.reconstruction.records import ExpertsMap, MlpMap, NormGains, RowMap
 
 MOVED_FROM = 0.25
-"""Relative difference of two gains from which the candidate's counts as rescaled and not as trained."""
+"""Relative difference of two gains above which the candidate's counts as rescaled rather than trained."""
 
 SMALLEST_GAIN = 1e-3
-"""A gain below this share of the median is not divided by; the aligned gain is then 1."""
+"""Gains up to this share of the median are too small to divide by; the aligned gain is then 1."""
 
 
 def norm_role(layer: Layer, role: Role, *, is_shared: bool = False) -> Role:
-    """Return the role of the norm in front of a weight."""
+    """Return the role of the norm before a weight."""
     if is_shared and Role.SHARED_NORM in layer.parts:
         return Role.SHARED_NORM
     return Role.MLP_NORM if role in (Role.UP, Role.GATE, Role.ROUTER) else Role.ATTENTION_NORM
@@ -36,7 +36,7 @@ def bias_name(model: PlacedTensors, part: StoredWeight) -> str | None:
 
 
 def read_gains(model: PlacedTensors, part: StoredWeight | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Read a norm's gain, as a plain factor, and its bias; float64."""
+    """Read a norm's gain, as a plain factor, and its bias, in float64."""
     if part is None:
         return None, None
     gain = read_part(model.tensors, part).double()
@@ -54,8 +54,8 @@ def pair_gains(
 ) -> NormGains:
     """Decide whether the aligned norm gets the reference's gain or keeps the candidate's.
 
-    After a rotation the gain has to move; after a permutation it moves if the gains differ by much. ``must_stay``: an
-    embedding is tied to the head.
+    After a rotation, the gain must move; after a permutation, it moves if the gains differ much. ``must_stay`` keeps
+    the gain, because an embedding is tied to the head.
     """
     (gain, bias), (other_gain, other_bias) = reference, candidate
     usable = None if gain is None else _usable(gain)
@@ -83,7 +83,7 @@ def _difference(gain: torch.Tensor, candidate_gain: torch.Tensor, stream: Stream
 
 
 def carried_mlp(mlp: MlpWeights, stream: StreamMap) -> MlpWeights:
-    """Carry an MLP of the reference into the candidate's scaled residual stream."""
+    """Carry a reference MLP into the candidate's scaled residual stream."""
     carried = mlp.carried(stream.outer)
     return MlpWeights(carried.up, carried.down * stream.scale, carried.gate)
 
@@ -112,7 +112,7 @@ def mlp_residuals(mlp_map: MlpMap, first: MlpWeights, second: MlpWeights) -> dic
 _ROLES = (Role.GATE, Role.UP, Role.DOWN)
 
 N_PROBES = 64
-"""Neurons of an expert that tell which expert it is."""
+"""Number of an expert's neurons that are used to identify it."""
 
 
 def fit_experts(
@@ -124,9 +124,10 @@ def fit_experts(
     *,
     seed: int,
 ) -> ExpertsMap | None:
-    """Match the experts of two layers, and the neurons of each; None if the reference layer has no MLP.
+    """Match the experts of two layers, and the neurons of each expert.
 
-    ``residuals`` gets the largest residuals of all experts, such as ``experts.gate``. Holds all experts in memory.
+    Return None if the reference layer has no MLP. The experts' largest residuals are added to ``residuals``. All
+    experts are in memory at once.
     """
     references = _mlps(reference, pair[0], routed=True) or _mlps(reference, pair[0], routed=None)
     candidates = _mlps(candidate, pair[1], routed=True)
@@ -159,7 +160,7 @@ def fit_experts(
 
 
 def _mlps(model: PlacedTensors, position: int, *, routed: bool | None) -> list[MlpWeights]:
-    """Return routed experts, shared ones (False) or the dense MLP (None) of a layer, float64."""
+    """Return a layer's routed experts (True), shared experts (False) or dense MLP (None), in float64."""
     layer = model.anatomy.layers[position]
     parts = {True: layer.experts, False: layer.shared_experts, None: (layer.parts,)}[routed]
     is_own = routed is False and Role.SHARED_NORM in layer.parts
@@ -181,7 +182,7 @@ def _mlps(model: PlacedTensors, position: int, *, routed: bool | None) -> list[M
 
 
 def _likeness(x: MlpWeights, y: MlpWeights) -> float:
-    """Return the mean best cosine of some neurons of one expert."""
+    """Return the mean, over a few neurons of one expert, of the best cosine."""
     step = max(1, len(y.up) // N_PROBES)
     score = (unit_rows(y.up[::step]) @ unit_rows(x.up).T).abs()
     return float(score.amax(dim=1).mean())

@@ -1,7 +1,7 @@
-"""Finds the place of every checkpoint tensor in the model's function, and maps single weights.
+"""Find the place of each checkpoint tensor in the model's function, and map single weights.
 
-Weights are ``(d_out, d_in)`` or vectors. Together the maps change no logit: the next matrix undoes each map by its
-contragredient.
+Weights are ``(d_out, d_in)`` or vectors. Together, the maps preserve all logits, because the next matrix undoes each
+map with its contragredient.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from mdir_hf.reconstruction.records import (
 )
 
 POSITIONS = re.compile(r"(^|\.)(wpe|embed_positions|position_embeddings|position_embedding)\.weight$")
-"""Tables of learnt positions, which are added to the stream."""
+"""Tables of learned positions, which are added to the stream."""
 
 BUFFERS = ("inv_freq", "masked_bias", "attn.bias", "attention.bias", "num_batches_tracked")
-"""How the names of buffers end that hold no weight: frequencies and masks."""
+"""Endings of the names of buffers that are not weights: frequencies and masks."""
 
 PlaceKind = Literal["written", "head", "norm", "norm_bias", "weight", "bias", "kept"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorPlace:
-    """One part of a stored tensor, as a transformation sees it.
+    """One part of a stored tensor that is transformed as a unit.
 
     Attributes:
-        kind: ``written``: rows added to the stream; ``kept``: unchanged.
+        kind: ``written`` rows are added to the stream, and ``kept`` parts do not change.
         layer: Position of its layer; None outside the layers.
         role: Its role; None outside the layers.
-        part: The stored place of its weight.
-        rows: Its rows of the tensor, after transposing; None for all.
+        part: The stored part of its weight.
+        rows: Its rows in the tensor, after transposing; None for all.
     """
 
     kind: PlaceKind
@@ -92,7 +92,7 @@ class TensorPlace:
             base[torch.from_numpy(self.rows)] = part.to(base)
 
     def _base(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the matrix ``(d_out, d_in)`` that holds the part, as a view."""
+        """Return a view of the matrix ``(d_out, d_in)`` that contains the part."""
         part = self.part
         if part is None or self.kind == "bias":
             return values
@@ -108,10 +108,10 @@ class TensorPlace:
 
 
 def plan_places(model: Model) -> dict[str, tuple[TensorPlace, ...]]:
-    """Find the places in every tensor of a checkpoint, by tensor name.
+    """Return the places in each tensor of a checkpoint, by tensor name.
 
     Raises:
-        ReconstructionError: If a tensor has no known place, or is stored in a way that cannot be written.
+        ReconstructionError: If a tensor has no known place, or a format that cannot be written.
     """
     anatomy, tensors = model.anatomy, model.tensors
     names = frozenset(tensors.names())
@@ -179,7 +179,6 @@ def _add_weight(
     *,
     is_shared: bool,
 ) -> None:
-    """Add the places of a weight and its bias."""
     if isinstance(part, WeightProduct) or part.per_head or part.first_half or role is Role.KV_LATENT:
         raise ReconstructionError(
             f"{' x '.join(repr(name) for name in part.tensors)} (role {role.value}) is stored in a way that is not "
@@ -198,7 +197,7 @@ def _add_weight(
 
 
 def _check_whole(model: Model, places: dict[str, list[TensorPlace]]) -> None:
-    """Refuse a fused tensor some of whose rows have no role."""
+    """Reject fused tensors in which some rows have no role."""
     for name, tensor_places in places.items():
         taken = [place.rows for place in tensor_places if place.rows is not None]
         if not taken or any(place.rows is None for place in tensor_places):
@@ -220,7 +219,7 @@ def _check_whole(model: Model, places: dict[str, list[TensorPlace]]) -> None:
 class StreamTransform:
     """The residual side of every weight: channels, signs, rotation and scale.
 
-    ``is_inverse``: the transform leads back to the candidate's basis.
+    If ``is_inverse``, it leads back to the candidate's basis.
     """
 
     reconstruction: Reconstruction
@@ -247,13 +246,13 @@ class StreamTransform:
         return rows[:, order] * signs.to(rows)
 
     def written(self, weight: torch.Tensor) -> torch.Tensor:
-        """Map weights that write to the stream: rows of an embedding, a bias, or W^T; scaled."""
+        """Map and scale weights that write to the stream: rows of an embedding, a bias, or W^T."""
         rows = weight[None] if weight.ndim == 1 else weight
         mapped = self.columns(rows) * self.scale
         return mapped[0] if weight.ndim == 1 else mapped
 
     def gain(self, stored: torch.Tensor, gains: NormGains | None, *, times: float = 1.0) -> torch.Tensor:
-        """Return a norm's gain, as a factor, after the transformation."""
+        """Return a norm's gain after the transformation, as a factor."""
         if gains is not None and gains.is_moved:
             target = gains.candidate if self.is_inverse else gains.reference
             assert target is not None
@@ -261,7 +260,7 @@ class StreamTransform:
         return self._permuted(stored) * times
 
     def bias(self, stored: torch.Tensor, gains: NormGains | None) -> torch.Tensor:
-        """Return the bias of the aligned norm, which preserves its readers' input."""
+        """Return the bias of the aligned norm, which preserves the input of the weights that read it."""
         if gains is not None and gains.is_moved:
             assert gains.candidate is not None and gains.reference is not None
             before, after = gains.candidate, gains.reference
@@ -281,7 +280,7 @@ class StreamTransform:
         return self.columns(weight * before.to(weight)) / after.to(weight)
 
     def _permuted(self, gain: torch.Tensor) -> torch.Tensor:
-        """Reorder a gain, which has no sign of its own."""
+        """Reorder a gain; signs do not apply to it."""
         outer = self.reconstruction.stream.outer
         if outer.kind == "identity" or outer.matrix is not None:
             return gain
@@ -290,7 +289,7 @@ class StreamTransform:
 
 
 def _channel_order(outer: ResidualBasisMap) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return channels of the candidate in the order of their partners, then others, and their signs."""
+    """Return the candidate's channels in the order of their partners, then the others, and their signs."""
     assert outer.reference is not None and outer.candidate is not None and outer.signs is not None
     order = full_order(outer.reference.numpy(), outer.candidate.numpy(), outer.n_candidate)
     by_channel = torch.ones(outer.n_candidate, dtype=torch.float64)
@@ -299,7 +298,7 @@ def _channel_order(outer: ResidualBasisMap) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def rows_of(layer: ReconstructedLayer | None, role: Role, mlp: MlpMap | None) -> RowMap | None:
-    """Return the map of a weight's inner side towards the reference, or None."""
+    """Return the map of a weight's inner side to the reference, or None."""
     if mlp is not None and role in (Role.GATE, Role.UP, Role.DOWN):
         return {Role.GATE: mlp.gate_rows, Role.UP: mlp.up_rows, Role.DOWN: mlp.down_rows}[role]
     attention = None if layer is None else layer.attention
@@ -330,7 +329,7 @@ def mapped_weight(
 ) -> torch.Tensor:
     """Map both sides of a layer's weight, ``(d_out, d_in)`` float.
 
-    ``matched`` is None for a layer without a partner; its inner side stays.
+    ``matched`` is None if the layer has no partner; its inner side is then unchanged.
     """
     inner = rows_of(matched, role, mlp)
     if inner is not None and stream.is_inverse:

@@ -1,4 +1,4 @@
-"""Reconstructs the transformation from one model to another, and aligns the two.
+"""Reconstruct the transformation from one model to another, and align the two.
 
 The order follows the paper: Algorithms 1 to 3, and the appendix "Solving All Transformations".
 """
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 OnLayer = Callable[[int, int], None]
-"""Takes how many layers are done and how many there are."""
+"""Callback that receives the number of finished layers and the total."""
 
 
 def fit_reconstruction(
@@ -65,8 +65,8 @@ def fit_reconstruction(
 ) -> Reconstruction:
     """Find the transformation from an opened reference to an opened candidate.
 
-    Reads the embeddings (or a sample of their rows) and all layers of both models, one at a time. Without a report, the
-    caller is responsible for the verdict.
+    This reads the embeddings (or a sample of their rows) and all layers of both models, one layer at a time. If no
+    report is given, the caller must have checked the verdict.
 
     Raises:
         ReconstructionError: If nothing relates the models.
@@ -101,7 +101,6 @@ def fit_reconstruction(
 
 
 def _subtracts_mean(model: PlacedTensors) -> bool:
-    """Return whether the norms are LayerNorms, with biases."""
     norms = [part for layer in model.anatomy.layers[:1] for role, part in layer.parts.items() if role.is_norm]
     if model.anatomy.final_norm is not None:
         norms.append(model.anatomy.final_norm)
@@ -150,7 +149,6 @@ def _layer(
 def _gains(
     reference: PlacedTensors, candidate: PlacedTensors, ancestor: int | None, position: int, stream: StreamMap
 ) -> Mapping[str, NormGains]:
-    """Pair the norms in front of projections."""
     parts = candidate.anatomy.layers[position].parts
     of_ancestor = {} if ancestor is None else reference.anatomy.layers[ancestor].parts
     return {
@@ -163,7 +161,7 @@ def _gains(
 def _attention(
     first: LayerWeights, second: LayerWeights, stream: StreamMap, residuals: dict[str, float]
 ) -> AttentionMap | None:
-    """Match heads and fit values and keys; adds the residuals of q, k, v and o."""
+    """Match heads, fit values and keys, and add the residuals of q, k, v and o to ``residuals``."""
     counts = (first.n_kv_heads, second.n_kv_heads), (first.n_heads, second.n_heads)
     values = _sides(first, second, "v", "o", stream)
     keys = _sides(first, second, "k", "q", stream)
@@ -211,7 +209,6 @@ def _attention(
 def _fit(
     sides: tuple[Sides, Sides] | None, head_map: HeadMap, fit: Callable[[Sides, Sides], BlockMap]
 ) -> BlockMap | None:
-    """Fit the maps of matched heads; None for heads of different size."""
     if sides is None:
         return None
     x = sides[0].taken(head_map.kv_reference, head_map.q_reference)
@@ -229,7 +226,7 @@ def _layouts(first: LayerWeights, second: LayerWeights) -> tuple[PlanePairing, P
 
 
 def _rows(layer: LayerWeights, role: str, stream: StreamMap | None) -> torch.Tensor | None:
-    """Return rows of a projection on the side of heads, perhaps carried."""
+    """Return a projection's rows on its head side, carried if ``stream`` is given."""
     rows = layer.inner_rows(role, None if stream is None else stream.outer)  # type: ignore[arg-type]
     if rows is None or stream is None or role != "o":
         return rows
@@ -250,7 +247,7 @@ def _sides(
 
 
 OnPart = Callable[[str, int, int], None]
-"""Takes ``layers`` or ``bytes``, how many are done, and how many there are."""
+"""Callback that receives ``layers`` or ``bytes``, the number done, and the total."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,14 +278,14 @@ def reconstruct(
 
     Args:
         reference: One model, as in :func:`mdir_hf.compare`.
-        candidate: The other.
-        report: The report of a comparison of the two; None: they are compared first.
+        candidate: The other model.
+        report: The report of a comparison of the two models. By default, they are compared first.
         settings: Settings of that comparison; the seed is also used for the reconstruction.
         reading: How repositories are opened.
         on_part: Called for each layer.
 
     Returns:
-        The transformation. Reads all layers of both models.
+        The transformation. All layers of both models are read.
 
     Raises:
         ReconstructionError: If the models are not homologous, or nothing relates their residual streams.
@@ -310,13 +307,13 @@ def align(
     reading: Reading = Reading(),
     on_part: OnPart | None = None,
 ) -> Aligned:
-    """Write the candidate's weights in the reference's basis; the model computes the same logits.
+    """Write the candidate's weights in the reference's basis, preserving the logits.
 
     Args:
         reference: One model, as in :func:`mdir_hf.compare`.
-        candidate: The other.
-        output: Folder of the aligned model; it has to be empty or new.
-        report: The report of a comparison of the two; None: they are compared first.
+        candidate: The other model.
+        output: Folder for the aligned model, which must be empty or new.
+        report: The report of a comparison of the two models. By default, they are compared first.
         settings: Settings of that comparison.
         reading: How repositories are opened.
         on_part: Called for layers and written bytes.
@@ -351,7 +348,7 @@ def _compared(
     reading: Reading,
     ledger: IoLedger,
 ) -> tuple[tuple[Model, Model], HomologyReport]:
-    """Open two models, and compare them unless that was done."""
+    """Open two models, and compare them unless there is a report."""
     first, second = open_both(named(reference, {}), named(candidate, {}), reading, ledger, settings.level)
     if report is None:
         watch = Watch(ledger, Listeners(progress=False), from_start=True)

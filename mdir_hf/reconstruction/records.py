@@ -1,7 +1,7 @@
-"""The transformation from one model to another, as frozen records.
+"""Frozen records of the transformation from one model to another.
 
-A head is a block of ``d`` rows, a neuron a block of one. Rows are mapped by a permutation of blocks and one invertible
-matrix for each (paper, appendix on inner transformations).
+A head is a block of ``d`` rows; a neuron is a block of one row. Rows are mapped by a permutation of blocks and an
+invertible matrix for each block (paper, appendix on inner transformations).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from mdir_hf.method.stream_map import StreamMap
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowMap:
-    """Maps the rows of one matrix to the places and axes of another.
+    """A map from the rows of one matrix to the places and axes of another.
 
     Attributes:
-        order: Which block moves to each place, ``(k,)``: a permutation.
-        matrices: ``(k, d, d)``, the factor on the block at each place; None for the identity.
+        order: The block that moves to each place, ``(k,)``; a permutation.
+        matrices: The factor for the block at each place, ``(k, d, d)``; None for the identity.
     """
 
     order: IntArray
@@ -62,7 +62,7 @@ class RowMap:
 
 
 def full_order(reference: IntArray, candidate: IntArray, n_blocks: int) -> IntArray:
-    """Order all candidate blocks: first blocks with a partner, by its number, then the others."""
+    """Order all candidate blocks: first the matched blocks, by their partner's number, then the others."""
     matched = candidate[np.argsort(reference, kind="stable")]
     rest = np.setdiff1d(np.arange(n_blocks, dtype=np.int64), matched)
     return np.concatenate([matched, rest]).astype(np.int64)
@@ -76,11 +76,11 @@ class AttentionMap:
         kv_reference: Matched key-value heads, ``(k,)`` ascending.
         kv_candidate: The candidate's head for each.
         q_reference: Matched query heads, group by group.
-        n_kv_heads: Key-value heads of the candidate.
-        n_heads: Query heads of the candidate.
-        values: H of each key-value head: ``V' = H V`` and ``O' = O H^-1``; None if V or O is missing.
-        keys: The same for K and Q; rotations of planes under rotary positions.
-        layouts: How rotary rows are paired in the two models; None without rotary positions.
+        n_kv_heads: Number of the candidate's key-value heads.
+        n_heads: Number of the candidate's query heads.
+        values: H of each key-value head, with ``V' = H V`` and ``O' = O H^-1``; None if V or O is missing.
+        keys: The same for K and Q; plane rotations if the model uses rotary positions.
+        layouts: How rotary rows are paired in the two models; None if there are no rotary positions.
         rotary_dim: Number of rotated rows per head; None for all.
     """
 
@@ -97,22 +97,22 @@ class AttentionMap:
 
     @property
     def value_rows(self) -> RowMap:
-        """Map of the candidate's V to the reference's places and axes."""
+        """Map from the candidate's V to the reference's places and axes."""
         return self._single(self.values)
 
     @property
     def output_rows(self) -> RowMap:
-        """Map of the candidate's O^T."""
+        """Map from the candidate's O^T."""
         return self._grouped(self.values)
 
     @property
     def key_rows(self) -> RowMap:
-        """Map of the candidate's K."""
+        """Map from the candidate's K."""
         return self._single(self.keys)
 
     @property
     def query_rows(self) -> RowMap:
-        """Map of the candidate's Q."""
+        """Map from the candidate's Q."""
         return self._grouped(self.keys)
 
     @property
@@ -126,7 +126,6 @@ class AttentionMap:
 
     @property
     def _q_order(self) -> IntArray:
-        """Return query heads of the candidate in their new order."""
         size = self.n_heads // self.n_kv_heads
         place_of = {int(c): int(r) for r, c in zip(self.q_reference, self.q_candidate, strict=True)}
         order = [
@@ -150,7 +149,7 @@ class AttentionMap:
         return RowMap(self._q_order, h_t.repeat_interleave(self.n_heads // self.n_kv_heads, dim=0))
 
     def _inverse(self, blocks: BlockMap | None) -> torch.Tensor | None:
-        """Return H^-1 of every key-value head in its new place; the identity for unmatched ones."""
+        """Return H^-1 of each key-value head in its new place, or the identity for unmatched heads."""
         if blocks is None or blocks.matrices is None:
             return None
         d = blocks.matrices.shape[1]
@@ -161,24 +160,24 @@ class AttentionMap:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MlpMap:
-    """Neurons of one MLP or expert; ``n_neurons`` are the candidate's."""
+    """Neurons of one MLP or expert; ``n_neurons`` is the candidate's number."""
 
     neurons: NeuronMap
     n_neurons: int
 
     @property
     def gate_rows(self) -> RowMap:
-        """Map of the candidate's gate to the reference's places."""
+        """Map from the candidate's gate to the reference's places."""
         return RowMap(full_order(self.neurons.reference, self.neurons.candidate, self.n_neurons))
 
     @property
     def up_rows(self) -> RowMap:
-        """Map of the candidate's up to the reference's places, signs and sizes."""
+        """Map from the candidate's up to the reference's places, signs and scales."""
         return self._scaled(1.0 / self.neurons.scales)
 
     @property
     def down_rows(self) -> RowMap:
-        """Map of the candidate's down^T to the reference's places, signs and sizes."""
+        """Map from the candidate's down^T to the reference's places, signs and scales."""
         return self._scaled(self.neurons.scales)
 
     def _scaled(self, factors: torch.Tensor) -> RowMap:
@@ -192,11 +191,11 @@ class MlpMap:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertsMap:
-    """Experts of one layer: routed ones by number, then shared ones.
+    """Experts of one layer.
 
     Attributes:
         reference: Matched routed experts, ``(k,)``.
-        candidate: The candidate's expert for each. Several may come from one.
+        candidate: The candidate's expert for each; several may have the same origin.
         mlps: Neurons of the candidate's routed experts, by number.
         shared: Neurons of its shared experts.
     """
@@ -212,11 +211,11 @@ class NormGains:
     """Gains of a norm in both models, as factors on the normalised stream.
 
     Attributes:
-        reference: ``(n_reference,)``; None for a norm without gain.
-        candidate: ``(n_candidate,)``; None for a norm without gain.
-        is_moved: Whether the aligned norm has the reference's gain and the next weights absorb the ratio.
-        reference_bias: ``(n_reference,)`` of a LayerNorm, else None.
-        candidate_bias: ``(n_candidate,)``.
+        reference: ``(n_reference,)``; None if the norm has no gain.
+        candidate: ``(n_candidate,)``; None if the norm has no gain.
+        is_moved: Whether the aligned norm gets the reference's gain, while the next weights absorb the ratio.
+        reference_bias: ``(n_reference,)`` for a LayerNorm, else None.
+        candidate_bias: ``(n_candidate,)`` for a LayerNorm, else None.
     """
 
     reference: torch.Tensor | None
@@ -231,12 +230,12 @@ class ReconstructedLayer:
     """One layer of the candidate with its partner, and the changes inside it.
 
     Attributes:
-        reference: Position of the partner, from 0. None: no partner; its inner side stays.
-        candidate: Its own position.
+        reference: Position of the partner, counted from 0, or None.
+        candidate: Position of the layer itself.
         mlp: Neurons of a dense MLP.
-        gains: Norms before its projections, by role.
-        residuals: ``|W_aligned - W|_F / |W_aligned|_F`` of each projection, by role, gains folded in, over matched
-            rows.
+        gains: Gains of the norms before its projections, by role.
+        residuals: ``|W_aligned - W|_F / |W_aligned|_F`` over matched rows of each projection, by role, with gains
+            folded in.
     """
 
     reference: int | None
@@ -255,9 +254,9 @@ class Reconstruction:
     Attributes:
         reference: Label of the reference.
         candidate: Label of the candidate.
-        stream: The map of residual channels, U, and the scale of the residual stream.
-        layers: Every layer of the candidate, in order.
-        final_gain: The norm before the head.
+        stream: The map of the residual channels, U, and its scale.
+        layers: All layers of the candidate, in order.
+        final_gain: Gains of the norm before the head.
         residuals: Relative residuals of the embedding and of the head.
         version: Version of this package.
     """
@@ -272,7 +271,7 @@ class Reconstruction:
 
     @property
     def layer_map(self) -> tuple[tuple[int, int], ...]:
-        """Matched layers: (reference, candidate)."""
+        """Matched layers, as (reference, candidate)."""
         return tuple((layer.reference, layer.candidate) for layer in self.layers if layer.reference is not None)
 
 

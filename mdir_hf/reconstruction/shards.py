@@ -1,4 +1,4 @@
-"""Writes safetensors files one tensor at a time, so that memory holds one tensor instead of a shard."""
+"""Write safetensors files one tensor at a time, so that a shard need not fit in memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALIGNMENT = 8
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A tensor to be written; ``dtype`` is the format's name."""
+    """A tensor to be written; ``dtype`` is its name in safetensors."""
 
     name: str
     shape: tuple[int, ...]
@@ -32,7 +32,7 @@ class Planned:
 
 
 class ShardWriter:
-    """Writes one file atomically, with tensors in the planned order.
+    """Writer of one file, atomically, with tensors in the planned order.
 
     Raises:
         InputError: If the file cannot be written.
@@ -71,7 +71,7 @@ class ShardWriter:
         """Append the next tensor.
 
         Raises:
-            ValueError: If it is not the planned tensor.
+            ValueError: If the tensor is not the planned one.
             InputError: If the disk is full.
         """
         planned = self._waiting.pop(0)

@@ -1,6 +1,6 @@
-"""Saves a reconstruction as safetensors with a JSON index, and reads it back.
+"""Save a reconstruction as safetensors with a JSON index, and read it back.
 
-The guide "Align" has the schema, ``mdir-hf/reconstruction/1``. Identity maps have no array.
+The guide "Align" describes the schema, ``mdir-hf/reconstruction/1``. Identity maps have no array.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SCHEMA = "mdir-hf/reconstruction/1"
 INDEX, ARRAYS = "reconstruction.json", "reconstruction.safetensors"
 
 LARGE_ROTATION_BYTES = 16 << 20
-"""A rotation that takes more than this in float32 is left out unless it is asked for."""
+"""Rotations that take more than this in float32 are omitted unless requested."""
 
 MAX_INDEX_BYTES = 64 << 20
 
@@ -40,9 +40,9 @@ MAX_INDEX_BYTES = 64 << 20
 def save_reconstruction(
     reconstruction: Reconstruction, folder: Path, *, full_rotation: bool = False
 ) -> tuple[Path, Path]:
-    """Write the index and arrays of a reconstruction and return their paths.
+    """Write the index and the arrays of a reconstruction, and return their paths.
 
-    ``full_rotation`` stores a rotation in float64; otherwise it is stored in float32 and omitted above 16 MiB.
+    With ``full_rotation``, a rotation is stored in float64; otherwise in float32, or not at all above 16 MiB.
 
     Raises:
         InputError: If the folder cannot be written.
@@ -58,7 +58,7 @@ def save_reconstruction(
 
 
 def reconstruction_files(reconstruction: Reconstruction, *, full_rotation: bool = False) -> tuple[bytes, bytes]:
-    """Return the index and the array file; see :func:`save_reconstruction`."""
+    """Return the contents of the index and the array file; see :func:`save_reconstruction`."""
     from safetensors.torch import save
 
     arrays: dict[str, torch.Tensor] = {}
@@ -67,10 +67,10 @@ def reconstruction_files(reconstruction: Reconstruction, *, full_rotation: bool 
 
 
 def load_reconstruction(folder: Path) -> Reconstruction:
-    """Read a reconstruction back.
+    """Read a saved reconstruction.
 
     Raises:
-        ReconstructionError: If the files are missing, are not a reconstruction, or left out a large rotation.
+        ReconstructionError: If the files are missing, are not a reconstruction, or lack a large rotation.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load
@@ -199,8 +199,6 @@ def _gains_index(gains: NormGains | None, name: str, arrays: dict[str, torch.Ten
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Makes records of an index and its arrays."""
-
     index: Mapping[str, Any]
     arrays: Mapping[str, torch.Tensor] = field(repr=False)
 
@@ -302,7 +300,7 @@ class _Reader:
 
 
 def _orthogonal(matrix: torch.Tensor) -> torch.Tensor:
-    """Make a rotation stored in float32 orthogonal again, in float64."""
+    """Re-orthogonalise, in float64, a rotation that was stored in float32."""
     if matrix.shape[0] != matrix.shape[1]:
         return matrix
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Finds the map of the residual stream from the embeddings, the heads, or the layers if both are new."""
+"""Find the map of the residual stream from the embeddings, from the heads, or, if both are new, from the layers."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from mdir_hf.reconstruction.mlps import carried_mlp, read_gains
 from mdir_hf.report import HomologyReport
 
 LIKE = 0.5
-"""A layer in its own place is taken to be the same if the values of its heads span the same space to this share."""
+"""Layers at the same place count as the same if their likeness is at least this."""
 
 LEAST_LIKE = 0.15
-"""Layers that are less alike, above what strangers reach, have no ancestor."""
+"""Minimum likeness of a layer and its ancestor, more than unrelated layers reach."""
 
 
 def pair_layers(
@@ -32,8 +32,8 @@ def pair_layers(
 ) -> list[tuple[int, int]]:
     """Pair every layer of the candidate with its partner, as positions in ``anatomy.layers``.
 
-    Uses a report that mapped all layers; otherwise compares the spaces of the values, same places first. Pairs are in
-    the candidate's order.
+    If the report maps all layers, its matches are used. Otherwise, the spaces of the values are compared, same places
+    first. Pairs are in the candidate's order.
     """
     n_layers = len(reference.anatomy.layers), len(candidate.anatomy.layers)
     if report is not None and report.layers is not None and len(report.layers.matches) == n_layers[1]:
@@ -53,9 +53,9 @@ def pair_layers(
 
 
 class LayerLikeness:
-    """Share of one layer's values in the space of another's, above chance; at most 1.
+    """Likeness of two layers: the share of one's values in the space of the other's, above chance.
 
-    Keeps the layers that it reads.
+    Layers stay in memory.
     """
 
     def __init__(self, reference: PlacedTensors, candidate: PlacedTensors, outer: ResidualBasisMap) -> None:
@@ -67,7 +67,7 @@ class LayerLikeness:
         self.candidate_layers = layers_with(candidate, Role.V)
 
     def __call__(self, reference: int, candidate: int) -> float:
-        """Compare two layers."""
+        """Return the likeness of two layers."""
         if reference not in self._carried:
             rows = self._outer.carry_in(self._readers[0].folded(reference).float())
             self._carried[reference] = _heads(rows, self._readers[0].model, reference)
@@ -84,7 +84,6 @@ class LayerLikeness:
 
 
 def _heads(rows: torch.Tensor, model: PlacedTensors, position: int) -> torch.Tensor:
-    """Cut values into heads, ``(G, d, n)``; one if heads are unknown."""
     layer, anatomy = model.anatomy.layers[position], model.anatomy
     n_heads = layer.heads.n_kv_heads if layer.heads else anatomy.n_kv_heads or anatomy.n_heads or 1
     n_heads = n_heads if len(rows) % n_heads == 0 else 1
@@ -92,12 +91,12 @@ def _heads(rows: torch.Tensor, model: PlacedTensors, position: int) -> torch.Ten
 
 
 ROWS_PER_CHANNEL = 8
-"""Most paired rows that U is fitted on, for each channel."""
+"""Maximum number of paired rows per channel to which U is fitted."""
 
 BLOCK_ROWS = 4096
 
 REFINED_ON_LAYERS, REFINEMENTS = 6, 2
-"""Layers whose matched neurons refine a map that was found on keys, and how often."""
+"""Number of layers whose matched neurons refine a map fitted on keys, and number of refinements."""
 
 
 def find_stream(
@@ -105,7 +104,7 @@ def find_stream(
 ) -> tuple[StreamMap, dict[str, float]]:
     """Find U, its scale, and the residuals of the compared embeddings and heads.
 
-    ``keeps_mean``: the norms subtract the mean.
+    If ``keeps_mean``, the norms subtract the mean.
 
     Raises:
         ReconstructionError: If the widths differ, and neither embeddings nor layers relate the streams.
@@ -129,7 +128,7 @@ def find_stream(
 def _products_of_tokens(
     reference: Comparable, candidate: Comparable, name: str, common: CommonVocabulary, *, seed: int
 ) -> tuple[RowProducts, RowProducts] | None:
-    """Add up the products of rows of the same tokens, in two halves, or return None."""
+    """Add up the products of rows of the same tokens, in two halves; return None if they cannot be paired."""
     models = (reference, candidate)
     is_head = name == "unembedding"
     parts = [head_of(model) if is_head else model.anatomy.embedding for model in models]
@@ -161,7 +160,7 @@ def _products_of_tokens(
 
 
 def _stream_of_layers(reference: PlacedTensors, candidate: PlacedTensors, *, seed: int, keeps_mean: bool) -> StreamMap:
-    """Try the identity and a map fitted on keys; take the one with more similar values."""
+    """Try the identity and a map fitted on keys, and refine the one that gives more similar values."""
     widths = (reference.anatomy.hidden_size, candidate.anatomy.hidden_size)
     tried = [ResidualBasisMap.identity(widths[0])] if widths[0] == widths[1] else []
     if all(layers_with(model, FITTED_ROLE) for model in (reference, candidate)):
@@ -191,7 +190,6 @@ def _stream_of_layers(reference: PlacedTensors, candidate: PlacedTensors, *, see
 
 
 def _likeness(reference: PlacedTensors, candidate: PlacedTensors, outer: ResidualBasisMap) -> float:
-    """Return the mean likeness of layers in the same place."""
     likeness = LayerLikeness(reference, candidate, outer)
     both = sorted(set(likeness.reference_layers) & set(likeness.candidate_layers))
     chosen = both[:: max(1, len(both) // REFINED_ON_LAYERS)]
@@ -207,7 +205,7 @@ def _negated(outer: ResidualBasisMap) -> ResidualBasisMap:
 
 
 def _agreement(reference: PlacedTensors, candidate: PlacedTensors, stream: StreamMap, *, seed: int) -> float:
-    """Return the trace of the products of matched neurons behind a map."""
+    """Return the trace of the products of matched neurons under a map."""
     products = _products_of_neurons(reference, candidate, stream, seed=seed)
     return 0.0 if products is None else float(stream.outer.carry_in(products.cross.T).diagonal().sum())
 
@@ -215,7 +213,7 @@ def _agreement(reference: PlacedTensors, candidate: PlacedTensors, stream: Strea
 def _products_of_neurons(
     reference: PlacedTensors, candidate: PlacedTensors, stream: StreamMap, *, seed: int
 ) -> RowProducts | None:
-    """Add up the products of matched neurons of a few layers in the same place."""
+    """Add up the products of matched neurons in a few layers at the same place."""
     both = sorted(set(layers_with(reference, Role.UP)) & set(layers_with(candidate, Role.UP)))
     products = RowProducts.empty(stream.outer.n_reference, stream.outer.n_candidate)
     for at in both[:: max(1, len(both) // REFINED_ON_LAYERS)]:

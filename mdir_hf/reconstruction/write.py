@@ -1,6 +1,6 @@
-"""Writes the candidate in the reference's basis, or an aligned model back in its own.
+"""Write the candidate in the reference's basis, or an aligned model back in its own.
 
-Memory holds one tensor at a time. An unknown tensor raises an error before anything is written.
+One tensor is in memory at a time. An unknown tensor raises an error before anything is written.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ SIDE_FILES = frozenset(
         *("vocab.json", "vocab.txt", "merges.txt", "added_tokens.json"),
     }
 )
-"""Files beside the weights that an aligned model keeps as they are."""
+"""Files other than weights that are copied unchanged to an aligned model."""
 
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_epsilon", "norm_eps")
-"""Names of the epsilon of norms in configs."""
+"""Config keys for the epsilon of norms."""
 
 SPARE_DISK = 64 << 20
 
 BLOCK_ROWS = 4096
 
 OnBytes = Callable[[int, int], None]
-"""Takes how many bytes are written and how many there will be."""
+"""Callback that receives the number of bytes written and the total."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Written:
     Attributes:
         n_bytes: Size of all tensors.
         explained: How much of each tensor the reference explains, in file order.
-        notes: Remarks for the reader, in sentences.
+        notes: Notes for the reader, in sentences.
     """
 
     folder: Path
@@ -74,14 +74,14 @@ def write_model(
     is_inverse: bool = False,
     on_bytes: OnBytes | None = None,
 ) -> Written:
-    """Write a model in the other basis, as safetensors with its config and tokenizer files.
+    """Write a model in the other basis as safetensors, with its config and tokenizer files.
 
-    The result computes the same logits, up to rounding. With ``is_inverse``, an aligned model returns to its own basis.
-    The folder must be empty or new. Tensors are compared with ``reference``, if given.
+    The result has the same logits, up to rounding. With ``is_inverse``, an aligned model returns to its own basis. The
+    folder must be empty or new. Tensors are compared with ``reference``, if given.
 
     Raises:
         ReconstructionError: If a tensor has no known place, or the transformation cannot be applied exactly.
-        InputError: If the folder is not empty, or the disk is too small.
+        InputError: If the folder is not empty, or the disk has too little space.
     """
     _check(model, reconstruction)
     plan = plan_places(model)
@@ -115,7 +115,7 @@ def write_model(
 
 
 def _check(model: Model, reconstruction: Reconstruction) -> None:
-    """Refuse what no transformation of single weights can align."""
+    """Raise an error if no transformation of single weights can align the model."""
     outer = reconstruction.stream.outer
     label = model.label
     quantization = model.tensors.description.quantization
@@ -166,8 +166,6 @@ def _check(model: Model, reconstruction: Reconstruction) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tensors:
-    """Makes the tensors of the aligned model, one by one."""
-
     model: Model
     reconstruction: Reconstruction
     stream: StreamTransform
@@ -196,7 +194,6 @@ class _Tensors:
         return self.stream.read(rows, self.reconstruction.final_gain)
 
     def _by_blocks(self, stored: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """Change the rows of a table of tokens, some at a time."""
         made = torch.empty_like(stored)
         for start in range(0, len(stored), BLOCK_ROWS):
             made[start : start + BLOCK_ROWS] = change(stored[start : start + BLOCK_ROWS].to(_exact(stored.dtype)))
@@ -211,7 +208,6 @@ class _Tensors:
         return self.model.tensors.read(name).to(dtype)
 
     def _apply(self, values: torch.Tensor, place: TensorPlace, name: str) -> None:
-        """Map one part of a tensor, in place."""
         if place.kind in ("norm", "norm_bias"):
             self._apply_norm(values, place)
         else:
@@ -261,7 +257,7 @@ class _Tensors:
         place.put(values, mapped)
 
     def _of_expert(self, place: TensorPlace, source: int, name: str) -> torch.Tensor:
-        """Read the same weight of the expert that comes to this place."""
+        """Read the same weight of the expert that moves to this place."""
         assert place.layer is not None and place.role is not None
         part = self.model.anatomy.layers[place.layer].experts[source][place.role]
         stored = self._stored(part.tensor)
@@ -281,7 +277,7 @@ class _Tensors:
 
 
 def _exact(stored: torch.dtype) -> torch.dtype:
-    """Return the dtype to compute in, more exact than the stored one."""
+    """Return a dtype for computing that is more exact than the stored one."""
     return torch.float32 if stored.itemsize <= 2 else torch.float64
 
 
@@ -293,7 +289,6 @@ def _head_name(model: Model, reference: Model | None) -> str:
 
 
 def _config(model: Model, stream: StreamTransform, *, is_untied: bool) -> tuple[bytes | None, list[str]]:
-    """Return the config of the aligned model, and notes on it."""
     files = model.weights.base
     notes: list[str] = []
     if CONFIG not in files.files:
@@ -337,7 +332,6 @@ def _sections(config: dict[str, object]) -> Iterator[dict[str, object]]:
 
 
 def _shards(model: Model, untied: str | None) -> dict[str, list[Planned]]:
-    """Plan the files: the model's shards, under our names."""
     by_path: dict[str, list[Planned]] = {}
     for name in model.tensors.names():
         spec = model.tensors.spec(name)
@@ -359,10 +353,10 @@ def _shards(model: Model, untied: str | None) -> dict[str, list[Planned]]:
 
 
 def check_empty(folder: Path) -> None:
-    """Reject a folder that an aligned model cannot be written into.
+    """Reject a folder to which an aligned model cannot be written.
 
     Raises:
-        InputError: If it contains files or is a file.
+        InputError: If the path is a file, or a folder that contains files.
     """
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise InputError(f"{folder} is not empty; name a folder that does not exist")

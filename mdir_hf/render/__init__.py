@@ -1,1 +1,1 @@
-"""Renders a report as text, Markdown, HTML, figures, or a folder with all of them."""
+"""Render a report as text, Markdown, HTML, figures, or a folder with all of them."""

@@ -1,4 +1,4 @@
-"""Lays out a report as sections that all renderers share."""
+"""Lay out a report as sections that all renderers share."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _MATRICES = {"embedding": "Embeddings", "unembedding": "Unembeddings (lm_head)"}
 
 
 def describe(report: HomologyReport) -> tuple[Section, ...]:
-    """Lay out a report, verdict first; parts that were not run have no section."""
+    """Lay out a report with the verdict first, omitting parts that were not run."""
     sections = (
         _verdict(report),
         Section(SectionKind.NOT_MEANING, "What it does not mean", bullets=report.does_not_mean),
@@ -147,7 +147,6 @@ def _verdict(report: HomologyReport) -> Section:
 
 
 def _scale_text(matrix: MatrixResult) -> str:
-    """Say how much larger the rows of the candidate are, if they are."""
     times = "1" if matrix.scale is None else f"{matrix.scale:.3g}"
     return "" if times == "1" else f" The candidate's rows are {times} times as large."
 
@@ -235,7 +234,6 @@ def _evidence(report: HomologyReport) -> Section:
 
 
 def _transformation_text(matrix: MatrixResult) -> str:
-    """Name the transformation between the channels of the two matrices."""
     return "channels in the same order, others left out" if matrix.keeps_order else FOUND[matrix.transformation]
 
 
@@ -262,14 +260,13 @@ def _matrix_lines(name: str, matrix: MatrixResult) -> Iterator[Line]:
 
 
 def _trace_p(matrix: MatrixResult) -> str:
-    """Format log10 p of the trace, with a failed assumption."""
+    """Format log10 p of the trace, and mention a failed assumption."""
     axes = matrix.placebo is not None and min(map(abs, matrix.placebo.privileged_basis_z)) > PRIVILEGED_Z
     no_bound = " (no bound: axes stand out in both models)" if axes and matrix.log10_p < 0.0 else ""
     return f"{number(matrix.log10_p)}{no_bound}"
 
 
 def _matrix_facts(matrix: MatrixResult) -> Iterator[Fact]:
-    """Yield the facts, the most informative first."""
     transformation = _transformation_text(matrix)
     yield Fact("found", transformation, "The transformation from the reference's channels to the candidate's.")
     matched = "–"

@@ -1,4 +1,4 @@
-"""Writes the files of a saved report, each atomically."""
+"""Write the files of a saved report, each atomically."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_save_folder(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The saved files; ``without`` says why there are no figures, or is empty."""
+    """The saved files. ``without`` says why there are no figures, and is empty if there are."""
 
     paths: tuple[Path, ...]
     without: str = ""
@@ -41,7 +41,7 @@ class Saved:
 def save_report(report: HomologyReport, folder: Path) -> Saved:
     """Write report.json, report.md, report.html and the figures (SVG and PNG, light and dark), each atomically.
 
-    Without matplotlib, only figures are missing.
+    If matplotlib is not installed, only the figures are omitted.
 
     Raises:
         InputError: If the folder cannot be written.
@@ -75,7 +75,7 @@ def _encoded(text: str) -> bytes:
 
 
 def write_file(path: Path, content: bytes) -> Path:
-    """Write a file to a temporary path and move it into place."""
+    """Write a file to a temporary path, then move it into place."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:

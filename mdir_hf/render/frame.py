@@ -1,4 +1,4 @@
-"""The evidence of a report as a pandas table, with one row for each test."""
+"""Convert the evidence of a report to a pandas table, with one row for each test."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ Row = tuple[str, str, int | None, int | None, float | None, float | None, float]
 def frame_of(report: HomologyReport) -> DataFrame:
     """Return the evidence as a table with ``log10_p`` corrected as in the report.
 
-    There is one row for each pair of matrices (``part``, and the transformation as ``test``), each pair of layers that
-    matches by neurons (``neurons``), each matched pair of layers (``layers``), and each test of a part of a layer.
+    There is one row for each pair of matrices (with the transformation as ``test``), each pair of layers whose neurons
+    match (``neurons``), each pair matched by the layer map (``layers``), and each test on a part of a layer.
     ``frame.attrs`` has report-wide values.
 
     Raises:

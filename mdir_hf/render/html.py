@@ -1,4 +1,4 @@
-"""Renders a description as HTML: a section, or a whole page. jinja2 escapes all text."""
+"""Render a section or a whole page as HTML. jinja2 escapes all text."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 OPEN_ROWS = 5
-"""Most rows of a table that are shown; the others are folded."""
+"""Maximum number of a table's rows that are shown; the others are folded."""
 
 NOTEBOOK_LENGTH = 60_000
-"""Most characters of a report that a notebook stores."""
+"""Maximum number of characters of a report in a notebook."""
 
 ROOM_OF_FIGURE, LONGEST_LEFT_OUT = 300, 400
-"""Characters of the markup around a figure, and of the line that names omitted figures."""
+"""Number of characters of the markup around a figure, and of the line that names omitted figures."""
 
 LONG_WORD = 24
-"""Cells with a longer word (in characters) may break anywhere, so that the table does not exceed the page."""
+"""Cells with a word of more characters may break anywhere, so that the table fits on the page."""
 
 LONGEST_NUMBER = 36
-"""A longer cell (in characters) in a column of numbers is a sentence, and may wrap."""
+"""In a column of numbers, cells with more characters count as sentences and may wrap."""
 
 _NUMBER = re.compile(r"-?\d[\d.,]*( \(\d+%\))?")
 
 
 def html_page(report: HomologyReport, images: Mapping[str, str]) -> str:
-    """Render a report as a page without external resources.
+    """Render a report as a page that uses no external resources.
 
-    ``images`` maps figures to markup with alt texts.
+    ``images`` maps figure names to markup with alt texts.
     """
     data = base64.b64encode(report.to_json().encode()).decode("ascii")
     title = f"{report.headline}: {pair_name(report, length=40)}"
@@ -53,9 +53,9 @@ def html_page(report: HomologyReport, images: Mapping[str, str]) -> str:
 
 
 def notebook_html(report: HomologyReport, images: Mapping[str, str]) -> str:
-    """Render a report for a notebook: verdict, limits, and folded figures with the deciding one first.
+    """Render a report for a notebook: the verdict, its limits, and folded figures, the deciding one first.
 
-    ``images`` beyond :data:`NOTEBOOK_LENGTH` are left out.
+    ``images`` that would exceed :data:`NOTEBOOK_LENGTH` are omitted.
     """
     room = NOTEBOOK_LENGTH - len(_filled("notebook.html.j2", report, {}, left_out=" " * LONGEST_LEFT_OUT))
     shown: dict[str, str] = {}
@@ -93,7 +93,7 @@ def _filled(template: str, report: HomologyReport, images: Mapping[str, str], **
 def section_html(section: Section, images: Mapping[str, str], *, copyable: bool = False) -> str:
     """Render one section without its heading.
 
-    ``copyable``: listings get a button with class ``copy``.
+    If ``copyable``, listings get a button with class ``copy``.
     """
     macros = _environment().get_template("section.html.j2").make_module({"images": _markup(images)})
     return str(macros.body(section, copyable))  # type: ignore[attr-defined]
@@ -122,7 +122,7 @@ def _environment() -> Environment:
 
 
 def _without_control_characters(value: Any) -> Any:  # noqa: ANN401 - any value of a template
-    """Replace control characters, which HTML forbids, by blanks."""
+    """Replace control characters, which HTML forbids, with spaces."""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     return "".join(character if character >= " " or character in "\n\t" else " " for character in str(value))
@@ -144,7 +144,7 @@ def _minus(text: str) -> str:
 
 
 def _power(report: HomologyReport) -> Markup:
-    """Return a sentence on p or agreement; empty for equal files."""
+    """Return a sentence about p or the agreement; empty for equal files."""
     if report.settled_by is SettledBy.IDENTICAL_FILES:
         return Markup("")
     if not report.p_is_bound:

@@ -1,4 +1,4 @@
-"""The results for layers and modules as text."""
+"""Describe the results for layers and modules as text."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _map_section(layers: LayersResult) -> Section:
 
 
 def _log10_p_words(layers: LayersResult) -> str:
-    """Return log10 p of the map, or of all its layers together if smaller."""
+    """Return log10 p of the map or, if smaller, of all its layers together."""
     return number(min(layers.log10_p, layers.log10_p_fisher) if layers.matches else layers.log10_p)
 
 
@@ -173,7 +173,6 @@ def _row(role: ModuleRole, test: ModuleTest, modules: Sequence[ModuleResult]) ->
 
 
 def _transformation_words(test: ModuleTest, modules: Sequence[ModuleResult]) -> str:
-    """Describe the transformations inside layers with significant tests."""
     rows = [module.found for module in modules if isinstance(module.found, RowsFound)]
     neurons = [module.found for module in modules if isinstance(module.found, NeuronsFound)]
     heads = [module.found for module in modules if isinstance(module.found, HeadsFound)]

@@ -1,4 +1,4 @@
-"""Describes a report's two models, their related parts, and the parts that were not compared."""
+"""Describe a report's two models, their related parts, and the parts that were not compared."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ def models_section(report: HomologyReport) -> Section:
 
 
 def _stack_lines(report: HomologyReport) -> tuple[Line, ...]:
-    """Return one line for each related pair of stacks or experts."""
     related = [pair for pair in report.parts or () if pair.verdict is Verdict.HOMOLOGOUS]
     return tuple(
         Line(
@@ -58,7 +57,6 @@ def _stack_lines(report: HomologyReport) -> tuple[Line, ...]:
 
 
 def _not_compared(report: HomologyReport) -> tuple[str, str]:
-    """Return the parts of each model that were not compared."""
     if report.coverage is None:
         return "", ""
     sides = (report.coverage.reference, report.coverage.candidate)
@@ -67,7 +65,6 @@ def _not_compared(report: HomologyReport) -> tuple[str, str]:
 
 
 def _not_compared_lines(sides: tuple[str, str]) -> tuple[Line, ...]:
-    """Return one line if they are the same of both models, else two."""
     if sides[0] == sides[1]:
         return (Line("not compared", f"of either: {sides[0]}"),) if sides[0] else ()
     named = zip(("reference", "candidate"), sides, strict=True)

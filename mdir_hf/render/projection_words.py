@@ -1,4 +1,4 @@
-"""The table of projections, as text."""
+"""Describe the table of projections as text."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ ROLES = (
     ModuleRole.SSM_OUT,
 )
 QUIET = (Outcome.KEPT, Outcome.ROWS_AGREE, Outcome.NO_AGREEMENT)
-"""Outcomes that a terminal counts instead of listing them layer by layer."""
+"""Outcomes that terminal output counts instead of listing by layer."""
 
 MOST_LISTED = 12
-"""Most layers with a projection from another layer that a terminal lists."""
+"""Maximum number of rows that terminal output lists."""
 
 UNCONFIRMED_WORDS = "The second witness did not confirm the layers, so the table says which rows agree, and not why."
 
@@ -51,7 +51,7 @@ def outcome_words(result: ProjectionResult) -> str:
 
 
 def _expert_details(experts: Sequence[ComparedExpert], n_unread: int) -> list[str]:
-    """Say how many of a layer's experts agree. Others may match one that was not read, or by renumbered neurons."""
+    """Say how many of a layer's experts agree; others may match an unread expert, or have renumbered neurons."""
     n_agreeing = sum(expert.cosine is not None for expert in experts)
     if n_agreeing == len(experts) and not n_unread:
         return []
@@ -61,7 +61,7 @@ def _expert_details(experts: Sequence[ComparedExpert], n_unread: int) -> list[st
 
 
 def projection_lines(table: LayerTable) -> tuple[Line, ...]:
-    """Return lines for a terminal: projections by outcome, then projections not kept."""
+    """Return lines for a terminal: projections by outcome, then those that were not kept."""
     compared = [result.cosine for result in table.results if result.cosine is not None]
     counts = ", ".join(f"{n} {outcome.words}" for outcome, n in table.counts().items())
     drift = f"; mean cosine {sum(compared) / len(compared):.3f}" if compared else ""
@@ -87,7 +87,7 @@ def _layers(results: Sequence[ProjectionResult]) -> str:
 
 
 def drift_text(drift: Sequence[LayerDrift]) -> str:
-    """Say how many layers agree and how far they moved, as in ``sampled rows of all 2 layers agree, mean cosine 1``."""
+    """Say how many layers agree and how closely, such as ``sampled rows of all 2 layers agree, mean cosine 1``."""
     agreeing = [layer for layer in drift if layer.cosine is not None]
     if not agreeing:
         return f"sampled rows of none of {counted(len(drift), 'layer')} agree"
@@ -169,7 +169,6 @@ def _words(roles: Sequence[ModuleRole]) -> tuple[str, ...]:
 
 
 def _with_cosine(words: str, results: Sequence[ProjectionResult]) -> str:
-    """Add the mean cosine of some results with the same outcome."""
     cosines = [result.cosine for result in results if result.cosine is not None]
     return f"{words}, {sum(cosines) / len(cosines):.2f}" if cosines else words
 

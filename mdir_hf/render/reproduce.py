@@ -1,4 +1,4 @@
-"""Sections with paste-safe shell and Python code that repeats a comparison, and with the reads."""
+"""Describe how to repeat a comparison, in paste-safe shell and Python code, and the files read."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def compare_command(
 
 
 def align_command(reference: str, candidate: str) -> str:
-    """Return the POSIX shell command that writes the aligned candidate."""
+    """Return the POSIX shell command that aligns the candidate."""
     return f"mdir-hf align {_shell_word(reference)} {_shell_word(candidate)} --output aligned"
 
 
@@ -84,7 +84,7 @@ def _read_as(model: ModelSummary) -> Iterator[tuple[str, str]]:
 
 
 def _hub_bases(model: ModelSummary) -> list[str]:
-    """Return the bases of an adapter that have a commit; folders have none."""
+    """Return the bases of an adapter that have a commit, which excludes folders."""
     return [base for base in model.bases or () if re.fullmatch("[^@]+@[0-9a-f]{40}", base)]
 
 
@@ -107,7 +107,7 @@ def _shell_character(character: str) -> str:
 
 
 def reproduce_section(report: HomologyReport) -> Section:
-    """Say how to repeat the comparison."""
+    """Return the section on repeating the comparison."""
     pinned = report.reference.commit is not None and report.candidate.commit is not None
     note = "Both commits are pinned." if pinned else "A local folder has no commit: keep its files unchanged."
     in_memory = report.reference.is_in_memory or report.candidate.is_in_memory
@@ -122,7 +122,7 @@ def reproduce_section(report: HomologyReport) -> Section:
 
 
 def read_section(report: HomologyReport) -> Section:
-    """State the bytes and files read and the seconds taken."""
+    """Return the section on the bytes and files read, and the time taken."""
     io = report.io
     cached = f" and {n_bytes_text(io.bytes_from_cache)} from the cache" if io.bytes_from_cache else ""
     planned = ""

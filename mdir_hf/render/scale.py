@@ -1,4 +1,4 @@
-"""Places a p among measured values for unrelated and related real models, in words and on a drawn scale."""
+"""Place p among values measured for unrelated and related real models, in words and on a drawn scale."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ TITLE = "Beside pairs of real models"
 WIDTH, HEIGHT = 640, 120
 _LEFT, _RIGHT, _BASE = 12, 628, 58
 _LARGEST = 5.0
-"""The scale ends at log10 p = -10^5."""
+"""log10 of the -log10 p at which the scale ends."""
 
 
 @cache
 def measured_pairs() -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return log10 p of unrelated pairs and of relatives, strongest evidence first."""
+    """Return log10 p of unrelated pairs and of relatives, each with the strongest evidence first."""
     measured = json.loads(files("mdir_hf.render").joinpath(MEASURED).read_text(encoding="utf-8"))
     return tuple(measured["strangers"]), tuple(measured["relatives"])
 
 
 def scale_section(report: HomologyReport) -> Section:
-    """Return the section on the position of this p; empty if p is not a bound or inconclusive."""
+    """Return the section on the position of p; empty if p is no bound or the verdict is inconclusive."""
     is_answered = report.verdict is not Verdict.INCONCLUSIVE and report.settled_by is not SettledBy.IDENTICAL_FILES
     if not is_answered or report.log10_p is None or not report.p_is_bound:
         return Section(SectionKind.SCALE, TITLE)
@@ -64,12 +64,12 @@ def _words_of_place(log10_p: float, strangers: tuple[float, ...], relatives: tup
 
 
 def _round(log10_p: float) -> str:
-    """Format with at most one decimal: -0.7, -41, -62,572."""
+    """Format log10 p with at most one decimal, such as -0.7, -41 or -62,572."""
     return number(log10_p) if -10.0 < log10_p < -0.05 else f"{log10_p + 0.0:,.0f}".replace("-0", "0")
 
 
 def scale_svg(scale: Scale) -> Markup:
-    """Draw a scale, as ``<svg>`` with an accessible name, in the colour of the surrounding text."""
+    """Draw a scale as an ``<svg>`` with an accessible name, in the colour of the surrounding text."""
     name = (
         f"A scale of log10 p. Short ticks near 0: {len(scale.strangers)} unrelated pairs. Tall ticks: "
         f"{len(scale.relatives)} related pairs. This pair: {scale.words}."
@@ -90,7 +90,7 @@ def scale_svg(scale: Scale) -> Markup:
 
 
 def place_of(log10_p: float) -> float:
-    """Return the position of a p on the scale, logarithmic in 1 - log10 p."""
+    """Return the position of p on the scale, which is logarithmic in 1 - log10 p."""
     share = min(1.0, math.log10(1.0 + max(0.0, -log10_p)) / _LARGEST)
     return _LEFT + (_RIGHT - _LEFT) * share
 

@@ -1,4 +1,4 @@
-"""The parts of a description, as typed text for all renderers."""
+"""The parts of a report's description, as typed text for all renderers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.terms import SettledBy, Term
 
 NAME_LENGTH = 80
-"""Longest name of a model in a report for people."""
+"""Maximum length of a model's name in a readable report."""
 
 
 class SectionKind(Term):
-    """The subject of a section; its value is its anchor in a page."""
+    """The subject of a section; the value is the section's anchor on a page."""
 
     VERDICT = "verdict"
     NOT_MEANING = "not-meaning"
@@ -86,7 +86,8 @@ class Line(NamedTuple):
 class Fact:
     """A quantity.
 
-    ``is_decisive``: it appears beside the verdict: p or the agreement, its assumption, the step that settled it.
+    If ``is_decisive``, the fact appears next to the verdict, like p or the agreement, the assumption, and the settling
+    step.
     """
 
     name: str
@@ -106,7 +107,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Lines to copy in one language: sh or python."""
+    """Lines to copy, in one language: sh or python."""
 
     language: str
     text: str
@@ -116,7 +117,7 @@ class Listing:
 class Scale:
     """A p among measured values.
 
-    ``strangers`` and ``relatives`` are log10 p, ascending; ``words`` state the position.
+    ``strangers`` and ``relatives`` are log10 p in ascending order; ``words`` describes the position.
     """
 
     strangers: tuple[float, ...]
@@ -128,12 +129,12 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One section of a description. Its parts are in the order of a page.
+    """One section of a description, with its parts in the order of a page.
 
     Attributes:
-        brief: A summary in a few lines for the terminal, which shows nothing else.
-        figures: Figures that belong to this section, if the report has them.
-        is_detail: Whether the short form leaves this section out.
+        brief: Summary in a few lines, all that a terminal shows.
+        figures: Figures of this section, if the report has them.
+        is_detail: Whether the short form omits this section.
     """
 
     kind: SectionKind
@@ -155,12 +156,12 @@ class Section:
 
 
 def number(value: float | None, digits: int = 1) -> str:
-    """Format a number; a dash for None."""
+    """Format a number, or None as a dash."""
     return "–" if value is None else f"{value + 0.0:.{digits}f}".replace("-0.0", "0.0")
 
 
 def percent(share: float) -> str:
-    """Format a fraction as a percentage with three digits."""
+    """Format a fraction as a percentage with three significant digits."""
     return f"{100.0 * share:.3g}%"
 
 
@@ -178,16 +179,16 @@ _DECIDING = {
     SettledBy.NEURONS: (SectionKind.LAYERS, (FigureName.NEURONS,)),
     SettledBy.LAYERS: (SectionKind.LAYERS, (FigureName.LAYERS,)),
 }
-"""The section of each step, and its figures, the most telling first."""
+"""The section of each settling step, and its figures, most telling first."""
 
 
 def deciding_kind(report: HomologyReport) -> SectionKind | None:
-    """Return the section of the evidence that settled the question, or None."""
+    """Return the section with the evidence that settled the question, or None."""
     return _DECIDING[report.settled_by][0] if report.settled_by in _DECIDING else None
 
 
 def deciding_figures(report: HomologyReport) -> tuple[FigureName, ...]:
-    """Return figures for the evidence that settled the question, most telling first."""
+    """Return the figures of the evidence that settled the question, most telling first."""
     return _DECIDING[report.settled_by][1] if report.settled_by in _DECIDING else ()
 
 
@@ -209,5 +210,5 @@ def deciding_first(report: HomologyReport, sections: Sequence[Section]) -> tuple
 
 
 def _place(name: FigureName, first: Sequence[FigureName]) -> int:
-    """Return the place of a figure in a list, or after its end."""
+    """Return the index of a figure in a list, or the list's length if missing."""
     return first.index(name) if name in first else len(first)

@@ -1,4 +1,4 @@
-"""States the result in one quotable sentence that names both models."""
+"""State the result in one quotable sentence that names both models."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from mdir_hf.report.words import REASON_TEXT, chance_text, matched_neurons_text,
 NAME_LENGTH = 60
 NO_PROOF = "This does not prove that the models are independent."
 NOTHING_FOUND = f"No shared weights were found. {NO_PROOF}"
-"""The sentence of a "no" after a comparison of all parts. Its figures stand below it."""
+"""Sentence for a "no" after a comparison of all parts; the numbers are given below it."""
 MOST_RUNS = 6
-"""Most runs of layers that a sentence lists; longer lists are counted."""
+"""Maximum number of runs of layers listed in a sentence; beyond that, layers are counted."""
 
 _ORDERS = {
     Transformation.IDENTITY: "in the same order",
@@ -36,7 +36,7 @@ _MAPS = {
 
 
 def sentence_of(report: HomologyReport) -> str:
-    """Return the result of a comparison as one sentence on one line, without a direction."""
+    """Return the result of a comparison as one sentence on one line, with no direction."""
     reference, candidate = _names(report)
     related_parts = [
         part_relation(pair, reference, candidate) for pair in report.parts or () if pair.verdict is Verdict.HOMOLOGOUS
@@ -75,7 +75,7 @@ def part_relation(pair: StackPair, reference: str, candidate: str) -> str:
 
 
 def experts_text(names: Iterable[ExpertName]) -> str:
-    """Name experts: ``experts 0, 2 and 5``, ``the shared expert``, ``the dense MLP``."""
+    """Name experts, such as ``experts 0, 2 and 5``, ``the shared expert`` or ``the dense MLP``."""
     distinct = set(names)
     numbers = sorted(name for name in distinct if isinstance(name, int))
     texts = [runs_text(numbers, noun="expert")] if numbers else []
@@ -85,7 +85,7 @@ def experts_text(names: Iterable[ExpertName]) -> str:
 
 
 def _names(report: HomologyReport) -> tuple[str, str]:
-    """Return the names of the two models, with a differing detail if equal."""
+    """Return the names of the two models; if equal, add a detail that differs."""
     models = report.reference, report.candidate
     names = [shown_name(model.repo, length=NAME_LENGTH) for model in models]
     if names[0] != names[1]:
@@ -102,7 +102,6 @@ def _told_apart(model: ModelSummary) -> str:
 
 
 def _nothing_found(report: HomologyReport) -> str:
-    """Return the sentence of a "no" for the parts that were compared."""
     excludes = report.excludes
     if excludes is not None and excludes.layers_noise is None:
         return f"No shared weights were found in the embeddings; the layers were not compared. {NO_PROOF}"
@@ -113,7 +112,6 @@ def _nothing_found(report: HomologyReport) -> str:
 
 
 def _of_matrices(report: HomologyReport) -> Iterable[str]:
-    """Describe matrices that settled the question by themselves."""
     for step, name, matrix in (
         ((SettledBy.SCREEN, SettledBy.EMBEDDING), "embeddings", report.embedding),
         ((SettledBy.UNEMBEDDING,), "unembeddings (lm_head)", report.unembedding),
@@ -137,7 +135,7 @@ def _how(matrix: MatrixResult, report: HomologyReport) -> str:
 
 
 def _rests_on_numbers(report: HomologyReport) -> bool:
-    """Return whether p bounds the agreement of channels or neurons that the sentence names."""
+    """Return whether p bounds the agreement of the channels or neurons that the sentence mentions."""
     matrices = (report.embedding, report.unembedding)
     has_numbers = any(matrix is not None and matrix.numbering is not None for matrix in matrices)
     neurons = report.neurons
@@ -204,7 +202,7 @@ def _map_words(layers: LayersResult, reference: str, candidate: str, n_of_candid
 
 
 def projections_text(table: LayerTable) -> str:
-    """Count projections by outcome and state how many rows judged them."""
+    """Count projections by outcome, and state how many rows were compared."""
     counts = [f"{n} {outcome.words}" for outcome, n in table.counts().items()]
     n_rows = max((result.rows for result in table.results), default=0)
     judged = f", judged by up to {n_rows} rows of each" if n_rows else ""
@@ -217,7 +215,7 @@ def projections_text(table: LayerTable) -> str:
 
 
 def unread_experts_text(table: LayerTable) -> str:
-    """Say how many experts of a layer were compared, as in ``8 of 128 experts of a layer``; empty if all were."""
+    """Say how many experts were compared, such as ``8 of 128 experts of a layer``; return nothing if all were."""
     sizes = {
         (len(result.experts), len(result.experts) + result.unread_experts[1])
         for result in table.results
@@ -230,7 +228,7 @@ def unread_experts_text(table: LayerTable) -> str:
 
 
 def runs_text(layers: Sequence[int], *, noun: str = "layer") -> str:
-    """Name layers by number: ``layers 0, 2 and 8 to 23``, or ``15 layers`` for many runs."""
+    """Name layers by number, such as ``layers 0, 2 and 8 to 23``, or count them if there are many runs."""
     runs: list[list[int]] = []
     for layer in sorted(set(layers)):
         if runs and layer == runs[-1][-1] + 1:
@@ -247,7 +245,6 @@ def runs_text(layers: Sequence[int], *, noun: str = "layer") -> str:
 
 
 def _inside_words(modules: Sequence[ModuleResult], n_matches: int) -> str:
-    """Describe the changes inside most of the analysed layers."""
     results = [module.found for module in modules if module.is_significant]
     neurons = [
         2 * result.moved_neurons > result.matched_neurons for result in results if isinstance(result, NeuronsFound)

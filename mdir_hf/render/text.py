@@ -1,4 +1,4 @@
-"""Renders a report as terminal text or Markdown."""
+"""Render a report as terminal text or Markdown."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _MARKUP = re.compile(r"([\\`*_{}\[\]#|~$^]|:(?=//))")
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;"}
 
 LONGEST_TABLE = 40
-"""Most rows of a table; report.json has the rest."""
+"""Maximum number of rows in a table; report.json has all rows."""
 
 
 def text_of(report: HomologyReport, *, width: int | None = None) -> str:
-    """Render a report for a terminal in lines of at most ``width`` columns (100 at most)."""
+    """Render a report for a terminal in lines of at most ``width`` columns, but no more than 100."""
     filled = partial(_filled, width=LINE_WIDTH if width is None else min(width, LINE_WIDTH))
     brief = [
         filled(f"  {line.label:<{LABEL_WIDTH}} ", line.text) for section in describe(report) for line in section.brief
@@ -37,7 +37,6 @@ def text_of(report: HomologyReport, *, width: int | None = None) -> str:
 
 
 def _filled(label: str, text: str, width: int) -> str:
-    """Wrap a text, indented to its label."""
     return fill(
         visible_text(text, length=LONGEST_TEXT),
         width,
@@ -49,9 +48,9 @@ def _filled(label: str, text: str, width: int) -> str:
 
 
 def markdown_text(report: HomologyReport, alt_texts: Mapping[str, str]) -> str:
-    """Render a report in GitHub Markdown that links figures in files beside it.
+    """Render a report as GitHub Markdown that links to figures in files next to it.
 
-    Figures without ``alt_texts`` are left out.
+    Only figures that have ``alt_texts`` are included.
     """
     verdict, *sections = describe(report)
     parts = [
@@ -67,7 +66,7 @@ def markdown_text(report: HomologyReport, alt_texts: Mapping[str, str]) -> str:
 
 
 def plain(text: str) -> str:
-    """Return text on one line without any markup, link or URL."""
+    """Return text on one line, with no markup, links or URLs."""
     escaped = "".join(_ENTITIES.get(c, c) for c in _MARKUP.sub(r"\\\1", visible_text(text)))
     return re.sub(r"(?i)www\.", lambda match: match[0][:-1] + "&#46;", escaped)
 

@@ -1,4 +1,4 @@
-"""The result of a comparison: typed data, and its JSON."""
+"""The result of a comparison, as typed data and JSON."""
 
 from mdir_hf.report.encoding import SCHEMA, json_schema
 from mdir_hf.report.models import READ_AS, HowRead, InputOutput, ModelSummary

@@ -1,4 +1,4 @@
-"""Encodes a report as JSON and decodes it, checked against its classes."""
+"""Encode a report as JSON, and decode JSON with validation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mdir_hf.report.terms import Verdict
 from mdir_hf.validation import validator_of
 
 _PARTS = {"screen": "embedding", "embedding": "embedding", "unembedding": "unembedding", "body": "layers"}
-"""The part of a report with the p of the step that settled it."""
+"""For each settling step, the part of a report that has its p."""
 
 
 def upgraded(body: Any) -> Any:  # noqa: ANN401 - parsed JSON from an untrusted source
@@ -46,7 +46,7 @@ def _second(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _headline(body: dict[str, Any]) -> dict[str, Any]:
-    """Replace the headline of schema 1, the smallest p, by the verdict's."""
+    """Replace schema 1's headline p, the smallest one, with the verdict's."""
     log10_p, alpha = body.get("log10_p"), body.get("alpha")
     if not isinstance(log10_p, float) or not isinstance(alpha, float) or not 0.0 < alpha < 1.0:
         return {}
@@ -60,7 +60,7 @@ def _headline(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _third(body: dict[str, Any]) -> dict[str, Any]:
-    """Rename fields to the terms of today."""
+    """Rename fields to current terms, and add the fields of schema 3."""
     new = {"neurons": None, **body, "schema": "mdir-hf/report/3"}
     for key in ("level", "settled_by"):
         if new.get(key) == "body":
@@ -98,7 +98,7 @@ _ADDED_IN_3: dict[str, dict[str, Any]] = {
 
 
 def _fourth(body: dict[str, Any]) -> dict[str, Any]:
-    """Set a p that is no bound to null; older reports had no ledger."""
+    """Set a p that is no bound to null, and add the fields of schema 4."""
     missing = {"sample_seed": None, "parts": None, "coverage": None}
     new: dict[str, Any] = {**missing, **body, "schema": "mdir-hf/report/4"}
     if new.get("assumption") == "calibration" and new.get("verdict") == "homologous":
@@ -120,11 +120,11 @@ _STEPS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 SCHEMA = "mdir-hf/report/4"
 DERIVED = ("p_is_bound", "agreement")
-"""Properties of a report that are fields in JSON; they are checked but not read."""
+"""Properties of a report that are fields in the JSON. When a report is read, they are only checked."""
 OPTIONAL = ("direction", "projections")
-"""Fields that earlier reports of this schema do not have."""
+"""Fields that are missing from earlier reports of this schema."""
 OF_DIRECTION = {"from": "earlier", "to": "later"}
-"""Names in JSON of fields of a fact of direction, and their attributes."""
+"""JSON names that differ from the attributes of a :class:`DirectionFact`."""
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -200,7 +200,7 @@ def report_of(text: str) -> HomologyReport:
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a report; ``report.schema.json`` is a copy of it."""
+    """Return the JSON Schema of a report, as in ``report.schema.json``."""
     from pydantic import TypeAdapter
 
     body: dict[str, Any] = TypeAdapter(_body()).json_schema()
@@ -240,7 +240,6 @@ def _body() -> Any:  # noqa: ANN401 - a class
 
 
 def _renamed(records: Any, names: dict[str, str]) -> Any:  # noqa: ANN401 - parsed JSON
-    """Rename keys of the objects in a list."""
     if not isinstance(records, list):
         return records
     return [

@@ -1,4 +1,4 @@
-"""The records of a report on the two models and on the bytes read."""
+"""Records of a report that describe the two models and the bytes read."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from dataclasses import dataclass
 from mdir_hf.report.parts import Count, ReportRecord
 
 READ_AS = ("subfolder", "variant", "file", "tokenizer", "bases")
-"""Fields of a :class:`ModelSummary` that are in the JSON only if used, so that digests of older reports stay valid."""
+"""Fields of a :class:`ModelSummary` that the JSON contains only if used, so that digests of older reports stay valid.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HowRead(ReportRecord):
-    """How a model was read, beside repository and commit; None for unused options.
+    """How a model was read, apart from its repository and commit. Unused options are None.
 
     Attributes:
         subfolder: Folder of the model in its repository; None for the root.
-        variant: The requested variant, e.g. ``fp16`` or ``Q4_K_M``.
-        file: The weight file that was named, if there are several.
-        tokenizer: Source of its vocabulary, if not its own repository: ``owner/name@commit``, or a folder.
+        variant: The requested variant, such as ``fp16`` or ``Q4_K_M``.
+        file: The weight file that was selected, if there are several.
+        tokenizer: Source of the vocabulary if it is not the model's repository: ``owner/name@commit``, or a folder.
         bases: Bases of an adapter, nearest first: ``owner/name@commit``, or folders.
     """
 
@@ -29,13 +30,13 @@ class HowRead(ReportRecord):
     bases: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Convert the lists of JSON to tuples."""
+        """Convert lists from JSON to tuples."""
         if isinstance(self.bases, list):
             object.__setattr__(self, "bases", tuple(self.bases))
 
     @property
     def read_as(self) -> str:
-        """Describe how it was read; empty if the repository says it all."""
+        """Description of the options used; empty if there are none."""
         words = {"subfolder": "folder", "tokenizer": "vocabulary of"}
         options = [f"{words.get(name, name)} {value}" for name in READ_AS[:-1] if (value := getattr(self, name))]
         return ", ".join([*options, *(f"on {base}" for base in self.bases or ())])
@@ -47,13 +48,13 @@ class ModelSummary(HowRead):
 
     Attributes:
         repo: Repo id, or the local path.
-        revision: Requested revision; None for the default branch or a plain folder.
-        commit: Resolved commit; None for a plain folder.
+        revision: Requested revision; None for the default branch or a local folder.
+        commit: Resolved commit; None for a local folder.
         architecture: ``model_type`` of the config, or ``unknown``.
         hidden_size: Width n of the residual stream.
         layers: Number of decoder layers; None if unknown.
         vocabulary: Number of rows of the embedding.
-        quantization: How its weights are quantised, e.g. ``GPTQ, 4 bits in groups of 128``; None if they are not.
+        quantization: How the weights are quantised, such as ``GPTQ, 4 bits in groups of 128``; None if they are not.
     """
 
     repo: str
@@ -67,12 +68,12 @@ class ModelSummary(HowRead):
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether it was an object in memory, which cannot be opened by name."""
+        """Whether the model was an object in memory, which cannot be opened by name."""
         return self.repo.startswith("memory:")
 
     @property
     def pinned(self) -> str:
-        """The name that opens the same files again, with the commit that was read."""
+        """A name that opens the same files again, with the commit that was read."""
         if self.file is not None:
             return f"hf://models/{self.repo}@{self.commit}/{self.file}"
         return f"{self.repo}@{self.commit}" if self.commit else self.repo
@@ -86,9 +87,9 @@ class InputOutput(ReportRecord):
         bytes_read: Bytes from the network or local files.
         bytes_from_cache: Bytes served by our own cache of ranges.
         bytes_of_weights: Stored size of the two checkpoints.
-        requests: Number of HTTP requests; none for local files.
+        requests: Number of HTTP requests; 0 for local files.
         files: Files that were read, as ``repo@commit:path``.
-        bytes_planned: Bytes of the plan: at least, and if every step is needed, or None.
+        bytes_planned: Minimum and maximum bytes according to the plan, or None.
     """
 
     bytes_read: Count
@@ -100,5 +101,5 @@ class InputOutput(ReportRecord):
 
     @property
     def share_read(self) -> float:
-        """Bytes read over the stored size of the weights; 0 if unknown."""
+        """Bytes read divided by the stored size of the weights; 0 if unknown."""
         return self.bytes_read / self.bytes_of_weights if self.bytes_of_weights else 0.0

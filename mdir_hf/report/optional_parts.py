@@ -1,4 +1,4 @@
-"""Parts of a result that not every report has."""
+"""Parts of a result that only some reports have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mdir_hf.report.terms import PLACEBO_LOG10_P, ModuleRole, ModuleTest, Outcom
 
 @dataclass(frozen=True, slots=True)
 class RowsFound(ReportRecord):
-    """Rows matched one by one: whether any moved, and flipped signs."""
+    """Rows matched one by one: whether any row moved, and the number of flipped signs."""
 
     moves: bool
     negative: Count
@@ -25,7 +25,7 @@ class RowsFound(ReportRecord):
 
 @dataclass(frozen=True, slots=True)
 class NeuronsFound(ReportRecord):
-    """Neurons, or channels of a state space, matched one by one."""
+    """Neurons, or channels of a state-space mixer, matched one by one."""
 
     moved_neurons: Count
     matched_neurons: Count
@@ -33,7 +33,7 @@ class NeuronsFound(ReportRecord):
 
 @dataclass(frozen=True, slots=True)
 class HeadsFound(ReportRecord):
-    """Matched heads (reference, candidate), and the fitted maps' relative residual."""
+    """Matched heads (reference, candidate), and the relative residual of the fitted maps."""
 
     heads: tuple[tuple[Count, Count], ...]
     residual: float
@@ -49,7 +49,7 @@ class ExpertOrigin(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ExpertsFound(ReportRecord):
-    """Origins of the experts of one layer, and experts without one."""
+    """Origins of the experts of one layer, and experts that have none."""
 
     experts: tuple[ExpertOrigin, ...]
     without_origin: tuple[ExpertName, ...]
@@ -62,17 +62,17 @@ class ExpertsFound(ReportRecord):
 
 @dataclass(frozen=True, slots=True)
 class ModuleResult(ReportRecord):
-    """Algorithm 3: one test of one part of a matched pair of layers.
+    """The result of one test of Algorithm 3 on one part of a matched pair of layers.
 
     Attributes:
         layer: The pair of layers.
         role: The part.
         test: The transformation that the test looks for.
-        trace: The statistic; for experts, of the most significant pair.
-        normalized_trace: The statistic over its largest value.
-        log10_p: log10 p, corrected for all tests of modules.
-        scale: Factor between the two weights; None if none was fitted.
-        found: The transformation inside the part; None if none was computed.
+        trace: The statistic; for experts, the most significant pair's.
+        normalized_trace: The statistic divided by its maximum.
+        log10_p: log10 p, corrected for all tests on modules.
+        scale: Factor between the two weights; None if it was not fitted.
+        found: The transformation inside the part; None if it was not computed.
     """
 
     layer: LayerPair
@@ -86,21 +86,22 @@ class ModuleResult(ReportRecord):
 
     @property
     def is_significant(self) -> bool:
-        """Whether p is below 0.1 %."""
+        """Whether p is at most 0.1%."""
         return self.log10_p <= PLACEBO_LOG10_P
 
 
 @dataclass(frozen=True, slots=True)
 class Exclusion(ReportRecord):
-    """The relations that a "no" excludes: copies with less noise than this would have been found, 99 times of 100.
+    """The relations that a "no" excludes: 99 of 100 copies with less noise than this would have been found.
 
-    Noise is independent in every channel, in units of the weights' root mean square. None if not compared.
+    Noise is independent in every channel, in units of the weights' root mean square. It is None for parts that were not
+    compared.
 
     Attributes:
-        embedding_noise: For the embeddings, centred, with the channels in any order.
-        embedding_noise_in_order: The same, with the channels in place.
-        layers_noise: For the layers, in a known residual basis, with the heads in any order.
-        neurons_noise: For the neurons of the sampled layers, in their order, in any basis.
+        embedding_noise: Noise in the centred embeddings, with channels in any order.
+        embedding_noise_in_order: The same with channels in place.
+        layers_noise: Noise in the layers, in a known residual basis, with heads in any order.
+        neurons_noise: Noise in the neurons of the sampled layers, in place, in any basis.
     """
 
     embedding_noise: Share | None
@@ -128,11 +129,11 @@ class PartCoverage(ReportRecord):
 
     Attributes:
         part: Name of the part, as in ``mdir-hf inspect``.
-        layers: Number of its layers; 0 for a part without layers.
+        layers: Number of its layers; 0 if it has none.
         tensors: Number of its tensors in the files.
-        bytes: Their stored size; None if the header of a file was not read.
+        bytes: Stored size of its tensors; None if the header of a file was not read.
         treatment: How it was treated.
-        reason: How much was sampled, or why it was not compared; None if all was compared.
+        reason: How much was sampled, or why the part was not compared; None if all of it was compared.
     """
 
     part: str
@@ -145,7 +146,7 @@ class PartCoverage(ReportRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage(ReportRecord):
-    """How every part of both models was treated. The parts of a model hold every tensor of its files.
+    """How every part of both models was treated. Together, a model's parts contain every tensor of its files.
 
     Attributes:
         reference: The parts of the reference.
@@ -173,9 +174,9 @@ def fact_side(model: ModelSummary) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DirectionFact(ReportRecord):
-    """One fact. In JSON ``earlier`` is called ``from``, and ``later`` is called ``to``.
+    """One fact. In JSON, ``earlier`` is called ``from`` and ``later`` is called ``to``.
 
-    A fact on weights says that ``later`` was made from ``earlier``, or from a relative of it with the same values.
+    A fact about weights says that ``later`` was made from ``earlier``, or from a relative with the same values.
 
     Attributes:
         fact: The kind of fact.
@@ -191,26 +192,26 @@ class DirectionFact(ReportRecord):
 
     @property
     def is_of_weights(self) -> bool:
-        """Whether the fact rests on weights; dates of records show no derivation."""
+        """Whether the fact rests on weights rather than on dates, which show no derivation."""
         return self.fact is not FactKind.ON_RECORD
 
     def to_dict(self) -> dict[str, str]:
-        """Return plain containers with the names of the JSON."""
+        """Return plain containers with the JSON names."""
         return {"fact": str(self.fact), "from": self.earlier, "to": self.later, "evidence": self.evidence}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackPair(ReportRecord):
-    """A stack of the reference compared with one of the candidate.
+    """The comparison of two stacks, or of two sets of experts.
 
     Attributes:
         reference: Name of the part of the reference, as in ``mdir-hf inspect``.
         candidate: Name of the part of the candidate.
-        verdict: ``homologous`` if neurons of a layer agree by their numbers (``inconclusive`` if a given seed chose the
-            sample), else ``no_evidence``.
+        verdict: ``homologous`` if neurons of a layer keep their numbers (``inconclusive`` if the caller set the
+            sample's seed), else ``no_evidence``.
         log10_p: log10 p, corrected for all pairs of layers, tests and looks.
         layers: Pairs of layers that match.
-        experts: The pairs of experts that match; None for other parts.
+        experts: Pairs of experts that match; None for other parts.
     """
 
     reference: str
@@ -227,7 +228,8 @@ class StackPair(ReportRecord):
 
 
 LANGUAGE_STACKS = ("language model", "talker", "draft model", "multi-token prediction")
-"""Stacks that are evidence on a language model. Towers are not: half of all vision-language models share one."""
+"""Stacks that are evidence about a language model. Towers are not, because half of all vision-language models share
+one."""
 
 
 def _is_language(part: str) -> bool:
@@ -239,7 +241,7 @@ OfRows = Annotated[float, Ge(0.0), Le(1.0)]
 
 
 class ComparedExpert(NamedTuple):
-    """An expert of the candidate, its best match in the reference, and the mean cosine of their rows.
+    """A candidate expert, its best match in the reference, and the mean cosine of their rows.
 
     If no expert matches, the last two are None.
     """
@@ -251,23 +253,24 @@ class ComparedExpert(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProjectionResult(ReportRecord):
-    """One projection of a layer of the candidate, compared with the projections of the reference.
+    """One projection of a candidate layer, compared with the reference's projections.
 
     Attributes:
-        layer: The reference's layer that most projections agree with, else at the same depth, and the candidate's.
+        layer: The candidate's layer, and the reference's layer with which most projections agree, else the one at the
+            same depth.
         role: The projection.
         outcome: The change of the projection.
-        share: Share of the sampled rows that agree; None without agreement or comparison.
+        share: Share of the sampled rows that agree; None if the projection does not agree or was not compared.
         cosine: Mean cosine of sampled rows with their partners, or of rows of the same number if nothing agrees.
         deciles: The nine deciles of those cosines, ascending.
         log10_p: log10 of the bound, corrected for all tests of the table.
-        rows: Sampled rows behind ``cosine`` and ``deciles``.
+        rows: Number of sampled rows behind ``cosine`` and ``deciles``.
         moved: Kind of rows that changed places.
         is_turned: Whether rows were rotated inside their heads.
-        source: Layer of the reference that it comes from, if not the one in ``layer``.
-        reason: Why it was not compared.
+        source: Reference layer from which it comes, if not the one in ``layer``.
+        reason: Why the projection was not compared.
         experts: The compared experts of a mixture; ``share`` counts those that match none.
-        unread_experts: Experts of the reference's and the candidate's layer that were not compared.
+        unread_experts: Number of experts in each of the two layers that were not compared.
     """
 
     layer: LayerPair
@@ -288,13 +291,13 @@ class ProjectionResult(ReportRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerDrift(ReportRecord):
-    """How much of a layer agrees with its counterpart, and how far it has moved.
+    """How much of a layer agrees with its counterpart, and how far the layer has drifted.
 
     Attributes:
-        layer: The layers of the reference and the candidate, counted from 0; at the same depth if nothing agrees.
+        layer: The two layers, counted from 0; at the same depth if nothing agrees.
         agreeing: Number of projections that agree with their counterparts.
         compared: Number of projections that were compared.
-        cosine: Mean cosine of the rows that agree, or None.
+        cosine: Mean cosine of the agreeing rows, or None.
     """
 
     layer: LayerPair
@@ -305,16 +308,16 @@ class LayerDrift(ReportRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTable(ReportRecord):
-    """All projections of all layers of the candidate.
+    """All projections of all candidate layers.
 
     Attributes:
         residual_map: The map from the reference's residual basis to the candidate's.
-        fitted_on: The rows on which that map was fitted, or None.
-        is_confirmed: Whether the second witness found layers related. Only then the table says ``kept`` and
-            ``replaced``, else ``rows_agree`` and ``no_agreement``, since rows can be arranged.
+        fitted_on: The rows to which that map was fitted, or None.
+        is_confirmed: Whether the second witness found related layers. If so, outcomes are ``kept`` and ``replaced``;
+            otherwise they are ``rows_agree`` and ``no_agreement``, since rows can be arranged.
         tests: Number of tests for which each p is corrected.
-        results: One for each projection of each layer of the candidate, layer by layer.
-        tested_layers: Named layers of the candidate, whose projections were also tested whole.
+        results: One result for each projection of each candidate layer, layer by layer.
+        tested_layers: Candidate layers that were named, so that their projections were also tested whole.
     """
 
     residual_map: ResidualMap
@@ -325,7 +328,7 @@ class LayerTable(ReportRecord):
     tested_layers: tuple[Count, ...] = ()
 
     def drift(self) -> tuple[LayerDrift, ...]:
-        """The drift of each layer of the candidate."""
+        """Return the drift of each candidate layer."""
         by_layer: dict[LayerPair, list[ProjectionResult]] = {}
         for result in self.results:
             if result.outcome is not Outcome.NOT_COMPARED:
@@ -333,13 +336,12 @@ class LayerTable(ReportRecord):
         return tuple(_drift_of(layer, results) for layer, results in by_layer.items())
 
     def counts(self) -> dict[Outcome, int]:
-        """The number of projections by outcome."""
+        """Return the number of projections by outcome."""
         totals = Counter(result.outcome for result in self.results)
         return {outcome: totals[outcome] for outcome in Outcome if totals[outcome]}
 
 
 def _drift_of(layer: LayerPair, results: Sequence[ProjectionResult]) -> LayerDrift:
-    """Sum up the projections of one layer."""
     without = (Outcome.REPLACED, Outcome.NO_AGREEMENT, Outcome.FROM_LAYER)
     cosines = [
         result.cosine
@@ -351,7 +353,7 @@ def _drift_of(layer: LayerPair, results: Sequence[ProjectionResult]) -> LayerDri
 
 
 def unconfirmed(table: LayerTable) -> LayerTable:
-    """Return the table without the second witness: whether rows agree."""
+    """Return the table for a missing second witness, which states only whether rows agree."""
     return replace(table, is_confirmed=False, results=tuple(map(without_history, table.results)))
 
 
@@ -365,11 +367,11 @@ def without_history(result: ProjectionResult) -> ProjectionResult:
 
 @dataclass(frozen=True, slots=True)
 class WeightFile:
-    """One weight file; its digest is None if unknown without reading it.
+    """One weight file.
 
     Attributes:
         path: Path in the repository.
-        sha256: Digest of its content, or None.
+        sha256: Digest of its content; None if unknown without reading it.
     """
 
     path: str
@@ -378,14 +380,14 @@ class WeightFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """The facts on one model that a bill of materials names.
+    """Facts about a model for a bill of materials.
 
     Attributes:
         repo: Repo id on the Hub; None for a folder, whose path is not published.
         name: The repo id, or the name of the folder.
         commit: Commit that was read; None for a folder.
         files: Its weight files.
-        licence: Licence that its card declares.
+        licence: Licence declared by its card.
         date: Date of the commit according to the Hub.
     """
 

@@ -1,4 +1,4 @@
-"""The result of a comparison, as one frozen object: the contract ``mdir-hf/report/4``."""
+"""The result of a comparison as one frozen object, with the schema ``mdir-hf/report/4``."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MatrixArrays:
-    """Arrays of one pair of matrices, which are too large for JSON.
+    """Arrays for one pair of matrices, which are too large for JSON.
 
     Attributes:
-        polar: |polar factor|, reduced for figures: each cell is the largest entry of its block.
+        polar: Absolute polar factor, reduced for figures to the largest entry of each block.
         matched: The same with matched channels on the diagonal, if the match is significant and moves channels.
-        channels: ``(2, m)``, matched channels of both models, or None.
+        channels: Matched channels of both models, ``(2, m)``, or None.
     """
 
     polar: npt.NDArray[np.float32] | None = None
@@ -76,9 +76,9 @@ class LayerMaps:
 
     Attributes:
         layer: The pair.
-        heads: By projection of attention: ``(2, g)``, heads of the reference and the candidate's head of each.
-        turns: By projection: ``(g, d', d)``, maps from the reference's rows of those heads to the candidate's.
-        neurons: ``(3, k)``: sampled neurons of the reference, their partners, and the sign of up and down, or None.
+        heads: Reference heads and the candidate's head for each, ``(2, g)``, by projection of attention.
+        turns: Maps from the reference's rows of those heads to the candidate's, ``(g, d', d)``, by projection.
+        neurons: Sampled reference neurons, their partners, and the sign of up and down, ``(3, k)``, or None.
     """
 
     layer: LayerPair
@@ -102,32 +102,32 @@ class HomologyReport:
 
     Attributes:
         verdict: The outcome at the level fixed in advance.
-        reason: Why it is inconclusive; None for other verdicts.
-        log10_p: log10 of a bound on the probability that independent models agree this well, corrected for every test
-            and look; at most 0. Below log10 of alpha if and only if the verdict is homologous. None if that rests on
-            evidence that bounds no probability; ``agreement`` then says how much agrees.
+        reason: Why the verdict is inconclusive; None for other verdicts.
+        log10_p: log10 of a bound on the probability that independent models agree this well, corrected for all tests
+            and looks; at most 0. It is below log10 of alpha only if the verdict is homologous. None if that verdict
+            rests on evidence that bounds no probability; see ``agreement``.
         alpha: Significance level.
-        tests: Number of tests of matrices and of layer maps.
+        tests: Number of tests on matrices and layer maps.
         level: Requested level of the comparison.
-        settled_by: The step that settled it; None if none did.
+        settled_by: The step that settled the verdict, or None.
         reference: One model.
         candidate: The other model.
-        embedding: Algorithm 1 on the embeddings; None if not run.
-        unembedding: Algorithm 1 on untied unembeddings (``lm_head``); None if not run.
-        layers: Algorithm 2; None if not run.
-        modules: Algorithm 3; None if not run.
+        embedding: Results of Algorithm 1 on the embeddings; None if not run.
+        unembedding: Results of Algorithm 1 on untied unembeddings (``lm_head``); None if not run.
+        layers: Results of Algorithm 2; None if not run.
+        modules: Results of Algorithm 3; None if not run.
         caveats: Sentences that apply to this result.
         io: Bytes, requests and files that were read.
         seconds: Wall-clock seconds of each step.
         seed: Seed of every random choice.
         version: Version of this package.
-        log10_p_not_accepted: Smallest log10 p below alpha that failed a condition; None if there is none.
+        log10_p_not_accepted: Smallest log10 p that was below alpha but did not meet a condition, or None.
         excludes: The relations that ``no_evidence`` excludes.
         assumption: The assumption of a homologous verdict, or None.
         neurons: The second witness, a few neurons of the layers; None if not run.
-        sample_seed: Seed of the sample of neurons, from the system's entropy unless set; None without neurons.
+        sample_seed: Seed of the sample of neurons, from system entropy unless set; None if there is no sample.
         parts: Other stacks of the two models, compared pair by pair; None if not run.
-        coverage: How every part of both models was treated; None in older reports, and for sampled models.
+        coverage: How every part of both models was treated; None in older reports and for sampled models.
         direction: Facts that show which of two relatives came first.
         projections: The change of each projection of each layer; None if not run.
         p_is_bound: Whether ``log10_p`` bounds a probability (a property).
@@ -166,32 +166,32 @@ class HomologyReport:
 
     @property
     def matrices(self) -> Mapping[str, MatrixResult]:
-        """The pairs of matrices that were tested, by name: embedding, unembedding."""
+        """The results for pairs of matrices, by name: embedding, unembedding."""
         pairs = {"embedding": self.embedding, "unembedding": self.unembedding}
         return {name: matrix for name, matrix in pairs.items() if matrix is not None}
 
     @property
     def icon(self) -> str:
-        """One character for the verdict: a full, an empty or a half circle."""
+        """A character for the verdict: a full, an empty or a half circle."""
         return ICON[self.verdict]
 
     @property
     def headline(self) -> str:
-        """The verdict as a sentence without its full stop, with the reason if inconclusive."""
+        """The verdict as a sentence without a full stop, with the reason if it is inconclusive."""
         return SENTENCE[self.verdict] + (f": {REASON_TEXT[self.reason]}" if self.reason is not None else "")
 
     @property
     def sentence(self) -> str:
-        """The result as one sentence to quote, with the names of both models."""
+        """The result as one quotable sentence, with the names of both models."""
         from mdir_hf.render.sentence import sentence_of
 
         return sentence_of(self)
 
     @property
     def standing_axes(self) -> tuple[float, float] | None:
-        """How far axes stand out in each model (z), if they do in both and the verdict rests on that match.
+        """How far axes stand out in each model (z), if they do in both and the verdict rests on that matrix.
 
-        Neither model is rotation invariant then, so p is no bound unless it rests on numbers.
+        In that case, neither model is rotation invariant, so p is no bound unless it rests on numbers.
         """
         matrix = self._settling_matrix
         if self.verdict is not Verdict.HOMOLOGOUS or matrix is None or matrix.placebo is None:
@@ -210,7 +210,7 @@ class HomologyReport:
 
     @property
     def channels(self) -> tuple[int, int] | None:
-        """Channels that match one by one in the settling matrices, and all of the narrower model."""
+        """Number of individually matched channels in the settling matrices, and of all in the narrower model."""
         matrix = self._settling_matrix
         if matrix is None:
             return None
@@ -221,7 +221,7 @@ class HomologyReport:
 
     @property
     def agreement(self) -> str | None:
-        """How much agrees, as a phrase: ``576 of 576 channels match``; None unless the verdict is homologous."""
+        """How much agrees, such as ``576 of 576 channels match``; None unless the verdict is homologous."""
         if self.verdict is not Verdict.HOMOLOGOUS:
             return None
         if self.settled_by == SettledBy.IDENTICAL_FILES:
@@ -232,7 +232,7 @@ class HomologyReport:
 
     @property
     def strength(self) -> str:
-        """The strength of the agreement: ``the same files``, ``log10 p = -795.3``, or the agreement."""
+        """The strength of the agreement: ``the same files``, ``log10 p = -795.3``, or :attr:`agreement`."""
         if self.settled_by is SettledBy.IDENTICAL_FILES:
             return THE_SAME_FILES
         if self.p_is_bound and self.log10_p is not None:
@@ -241,7 +241,7 @@ class HomologyReport:
 
     @property
     def _settling_matrix(self) -> MatrixResult | None:
-        """Return the pair of matrices that settled the question, or None."""
+        """The result for the matrices that settled the verdict, or None."""
         if self.settled_by is SettledBy.UNEMBEDDING:
             return self.unembedding
         return self.embedding if self.settled_by in (SettledBy.SCREEN, SettledBy.EMBEDDING) else None
@@ -255,7 +255,7 @@ class HomologyReport:
 
     @property
     def does_not_mean(self) -> tuple[str, ...]:
-        """Conclusions that do not follow from the verdict, as sentences."""
+        """Sentences about conclusions that do not follow from the verdict."""
         sentences = tuple(map(self._with_direction, DOES_NOT_MEAN[self.verdict]))
         if self.verdict is Verdict.HOMOLOGOUS and not self.p_is_bound:
             sentences = tuple(line for line in sentences if line is not P_IS_NO_MEASURE)
@@ -267,7 +267,7 @@ class HomologyReport:
         return self._with_direction(self._what_p_says)
 
     def _with_direction(self, text: str) -> str:
-        """Replace a sentence that denies a direction, if weights show one."""
+        """Replace the statement that a comparison has no direction, if weights show one."""
         if not any(fact.is_of_weights for fact in self.direction):
             return text
         return text.replace(NO_DIRECTION, ONLY_FACTS)
@@ -292,14 +292,14 @@ class HomologyReport:
         return plain_of(self)
 
     def to_json(self, *, indent: int | None = 2) -> str:
-        """Return the report as one JSON object, the contract ``mdir-hf/report/4``."""
+        """Return the report as one JSON object with the schema ``mdir-hf/report/4``."""
         from mdir_hf.report.encoding import json_of
 
         return json_of(self, indent=indent)
 
     @classmethod
     def from_json(cls, text: str) -> HomologyReport:
-        """Read a report of this schema or an older one; every field is checked.
+        """Read a report of this schema or an older one, and check every field.
 
         Raises:
             InputError: If the text is not a report.
@@ -311,22 +311,22 @@ class HomologyReport:
     def to_bom(
         self, *, facts: ModelFacts | None = None, version: str = "1.6", timestamp: datetime | None = None
     ) -> str:
-        """Write a CycloneDX bill of materials of the candidate, the reference in its pedigree (needs ``mdir-hf[bom]``).
+        """Return a CycloneDX bill of materials with the reference in the candidate's pedigree (needs ``mdir-hf[bom]``).
 
-        The reference is a variant, unless a fact shows the direction. ``mdir-hf verify --bom`` and ``mdir-hf family
-        --bom`` write declared bases.
+        The reference is listed as a variant unless a fact shows the direction. For declared bases, use
+        ``mdir-hf verify --bom`` or ``mdir-hf family --bom``.
 
         Args:
-            facts: Digests, licence and date of the candidate, which a report does not hold:
+            facts: Digests, licence and date of the candidate, which are not in a report;
                 :func:`~mdir_hf.lineage.bom.documents.read_model_facts` reads them.
             version: Version of CycloneDX, 1.6 or 1.7.
-            timestamp: Date of the document, with a time zone; None: the date of the facts.
+            timestamp: Date of the document, with a time zone; defaults to the date of the facts.
 
         Returns:
-            JSON; the same report gives the same bytes.
+            The JSON text; the same report always gives the same bytes.
 
         Raises:
-            InputError: If the version is not one of these.
+            InputError: If the version is neither 1.6 nor 1.7.
             MissingExtraError: If cyclonedx-python-lib is not installed.
         """
         # By name: a report knows no lineage, and imports run downwards.
@@ -341,13 +341,13 @@ class HomologyReport:
         style: Literal["screen", "column", "page"] = "screen",
         labels: tuple[str, str] | None = None,
     ) -> Mapping[str, Figure]:
-        """Draw, by name, the matplotlib figures for which this report has data (needs ``mdir-hf[plot]``).
+        """Draw the matplotlib figures for which this report has data, by name (needs ``mdir-hf[plot]``).
 
         Args:
             dark: Whether to use light ink on dark paper.
-            style: ``screen``, with the finding as title. For a paper, without title: ``column`` (3.35 inches wide) or
-                ``page`` (6.9 inches); ``figure.savefig("flow.pdf")`` keeps it vector.
-            labels: Names of the reference and the candidate; None for the names of their repositories.
+            style: ``screen`` shows the finding as title. ``column`` (3.35 inches wide) and ``page`` (6.9 inches) have
+                no title, for papers; ``figure.savefig("flow.pdf")`` writes vector graphics.
+            labels: Names of the reference and the candidate, which default to their repositories.
 
         Raises:
             InputError: If the style is unknown.
@@ -358,7 +358,7 @@ class HomologyReport:
         return draw_figures(self, dark=dark, style=style, labels=labels)
 
     def to_frame(self) -> DataFrame:
-        """Return the evidence as a pandas table with one row for each test: see :mod:`mdir_hf.render.frame`.
+        """Return the evidence as a pandas table with one row for each test; see :mod:`mdir_hf.render.frame`.
 
         Raises:
             MissingExtraError: If pandas is not installed.
@@ -368,7 +368,7 @@ class HomologyReport:
         return frame_of(self)
 
     def _repr_html_(self) -> str:
-        """Return the verdict card for a notebook, with figures up to 60 kB (needs matplotlib)."""
+        """Return the verdict card for a notebook, with figures (which need matplotlib) up to 60 kB."""
         from mdir_hf.render.html import notebook_html
 
         try:

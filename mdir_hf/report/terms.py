@@ -1,4 +1,4 @@
-"""The closed sets of terms in a result, with properties for the code and texts for the reader."""
+"""The fixed sets of terms in a result, with properties for code and texts for readers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 PLACEBO_LOG10_P = -3.0
-"""log10 p below which a placebo, or any single test, is significant: 0.1 %."""
+"""log10 p up to which a placebo, or any single test, is significant: 0.1%."""
 
 PRIVILEGED_Z = 3.0
 """Privileged-basis index above which a model's axes stand out."""
@@ -19,8 +19,8 @@ class Term(str, Enum):
     """A term of a result, equal to its text in JSON.
 
     Attributes:
-        words: Text for people; by default the JSON text without underscores.
-        letter: One character for a cell of a figure; empty if it has none.
+        words: Text for people, which defaults to the JSON text without underscores.
+        letter: One character for a figure's cell, if any.
     """
 
     words: str
@@ -71,7 +71,7 @@ class Level(Term):
 
     @property
     def runs_full_test(self) -> bool:
-        """Whether every common token is compared, whatever first looks show."""
+        """Whether all common tokens are compared regardless of the first looks."""
         return self in (Level.EMBEDDING, Level.FULL)
 
     @property
@@ -81,7 +81,7 @@ class Level(Term):
 
     @property
     def accepts_equal_files(self) -> bool:
-        """Whether identical weight files settle the question without reading any weight."""
+        """Whether identical weight files settle the question, without reading weights."""
         return self in (Level.AUTO, Level.SCREEN)
 
     @property
@@ -91,7 +91,7 @@ class Level(Term):
 
     @property
     def analyses_all_layers(self) -> bool:
-        """Whether rows of every projection of every layer are compared, settled or not."""
+        """Whether rows of every projection of every layer are compared, even if the question is settled."""
         return self in (Level.LAYERS, Level.FULL)
 
     @property

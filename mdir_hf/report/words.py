@@ -10,7 +10,7 @@ from mdir_hf.report.parts import NeuronNumbers, NumberingResult, PrintedAlgorith
 from mdir_hf.report.terms import Reason, Verdict
 
 ICON = {Verdict.HOMOLOGOUS: "●", Verdict.NO_EVIDENCE: "○", Verdict.INCONCLUSIVE: "◐"}
-"""A full, an empty and a half circle: distinct without colour, and neither a tick nor a cross."""
+"""Full, empty and half circles, which are distinct even without colour."""
 
 REASON_TEXT = {
     Reason.TOO_FEW_COMMON_TOKENS: "the two vocabularies share too few tokens for even a plain copy to be significant",
@@ -38,7 +38,7 @@ HEADLINE = {
     Verdict.NO_EVIDENCE: "NO EVIDENCE of shared weight ancestry was found",
     Verdict.INCONCLUSIVE: "INCONCLUSIVE",
 }
-"""The first line in a terminal, with a keyword for scripts."""
+"""The first line of terminal output, with a keyword for scripts."""
 
 SENTENCE = {
     Verdict.HOMOLOGOUS: "The two models share weight ancestry",
@@ -94,7 +94,7 @@ DOES_NOT_MEAN = {
 
 NO_DIRECTION = "A comparison has no direction"
 ONLY_FACTS = "p has no direction; the facts under direction show one"
-"""Stands for :data:`NO_DIRECTION` in a report with facts on weights."""
+"""Replaces :data:`NO_DIRECTION` in reports with facts about weights."""
 
 _NO_DIRECTION = f"{NO_DIRECTION}, and a shared random seed counts as shared ancestry."
 
@@ -118,18 +118,18 @@ THE_SAME_FILES = "the same files"
 SAME_FILES = "Equal files need no p-value. A comparison has no direction."
 
 UNLESS_ROTATED = "unless its channels were rotated"
-"""The condition on an exclusion by embeddings, which are compared channel by channel."""
+"""Condition for excluding copies based on embeddings, which are compared channel by channel."""
 
 UNLESS_RENUMBERED = "whatever its embeddings, unless its neurons were reordered or left out"
-"""The condition on an exclusion by neurons."""
+"""Condition for excluding copies based on neurons."""
 
 UNLESS_IN_ANOTHER_BASIS = "unless its channels were rotated, or reordered under new embeddings"
-"""The condition on an exclusion by embeddings and layers. Layers are compared in the residual basis of the other model,
-or in one that the embeddings show."""
+"""Condition for excluding copies based on embeddings and layers. Layers are compared in the other model's residual
+basis, or in one that the embeddings show."""
 
 
 def printed_text(printed: PrintedAlgorithm1) -> str:
-    """Say what the paper's Algorithm 1 gives, and whether its assumption holds."""
+    """State the result of the paper's Algorithm 1, and whether its assumption holds."""
     trace = f"trace {printed.trace:.2f}, rank {printed.rank} of {printed.width}"
     if printed.log10_p is None:
         return f"{trace}; the paper has no p for embeddings of different width"
@@ -144,7 +144,7 @@ def printed_text(printed: PrintedAlgorithm1) -> str:
 
 
 def agreement_text(channels: tuple[int, int] | None) -> str:
-    """Say how many channels match one by one (matching, all), if p is no bound."""
+    """Say how many channels match one by one, from the numbers of matching and of all channels."""
     if channels is None:
         return "how many channels match is not known"
     if 2 * channels[0] < channels[1]:
@@ -153,12 +153,12 @@ def agreement_text(channels: tuple[int, int] | None) -> str:
 
 
 def correlation_text(noise: float) -> str:
-    """Return the smallest correlation of weights that is found, from the largest noise."""
+    """Return the smallest correlation of weights that would be found, given the strongest noise."""
     return f"{max(0.01, 1.0 / math.sqrt(1.0 + noise * noise)):.2f}"
 
 
 def probability_text(log10_p: float) -> str:
-    """Format a probability for people, rounded up: ``10^-1340``."""
+    """Format a probability, rounded up, such as ``10^-1340``."""
     return f"10^{math.ceil(log10_p):,.0f}"
 
 
@@ -172,7 +172,7 @@ def numbers_text(numbering: NumberingResult) -> str:
 
 
 def chance_text(log10_p: float) -> str:
-    """Bound the probability of an agreement."""
+    """State a bound on the probability of an agreement."""
     return f"for independently trained models the probability of this is at most {probability_text(log10_p)}"
 
 
@@ -183,7 +183,7 @@ def numbering_text(numbering: NumberingResult) -> str:
 
 
 def matched_neurons_text(neurons: NeuronNumbers) -> str:
-    """Say how many neurons agree: ``all 128 neurons tested in 2 layers match``."""
+    """Say how many neurons agree, such as ``all 128 neurons tested in 2 layers match``."""
     n_layers = len(neurons.matches)
     n_own, n_tested = neurons.own_in_matches, neurons.tested * n_layers
     share = f"all {n_tested:,}" if n_own == n_tested else f"{n_own:,} of {n_tested:,}"
@@ -206,12 +206,12 @@ def neurons_text(neurons: NeuronNumbers) -> str:
 
 
 def range_text(least: str, most: str) -> str:
-    """Return ``1.2 MB to 9.4 MB``, or one of the two if they are the same."""
+    """Return a range such as ``1.2 MB to 9.4 MB``, or one value if both are equal."""
     return least if least == most else f"{least} to {most}"
 
 
 def n_bytes_text(n_bytes: float) -> str:
-    """Format a size for people: 512 B, 1.2 MB."""
+    """Format a size, such as ``512 B`` or ``1.2 MB``."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(n_bytes) < 1000.0 or unit == "GB":
             return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.3g} {unit}"
@@ -220,14 +220,14 @@ def n_bytes_text(n_bytes: float) -> str:
 
 
 FOLLOWERS = ("norms, biases and buffers", "storage")
-"""Prefixes of parts that are read with another part or not at all; the line names the other part."""
+"""Prefixes of parts that are omitted from the line, because they are treated like the part to which they belong."""
 
 LEAST_SHARE = 0.001
 """Parts with a smaller share of the bytes are omitted from the line."""
 
 
 def not_compared_text(parts: Iterable[PartCoverage]) -> str | None:
-    """Name the parts of a model that were not compared, with shares of bytes.
+    """Name the parts of a model that were not compared, with their shares of the bytes.
 
     Returns:
         ``vision tower (24 layers, 12 % of the bytes), connector (3 %)``, or None.

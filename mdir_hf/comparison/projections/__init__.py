@@ -1,1 +1,1 @@
-"""The tiered layer analysis: whether each projection of each layer was kept, moved or replaced."""
+"""Analyse in tiers whether each projection of each layer was kept, moved or replaced."""

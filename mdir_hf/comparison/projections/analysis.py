@@ -1,4 +1,4 @@
-"""The tiered analysis of all layers, from residual-basis maps to the table."""
+"""Analyse all layers in tiers, from residual-basis maps to the table."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class LayerAnalysis:
 
     Attributes:
         tier_one: Tier 1 under the best residual-basis map.
-        counterparts: Reference layer for each candidate layer with an agreeing projection.
-        log_n_tests: Natural log of the tests that each p is corrected for.
+        counterparts: Reference layer of each candidate layer that has an agreeing projection.
+        log_n_tests: Natural log of the number of tests for which each p is corrected.
     """
 
     tier_one: TierOne
@@ -48,7 +48,7 @@ class LayerAnalysis:
 
     @property
     def pairs(self) -> list[Pair]:
-        """Each candidate layer with its counterpart, or the layer at the same depth."""
+        """Each candidate layer with its counterpart or, failing that, the reference layer at the same depth."""
         models = self.reader.models
         depths = [len(model.anatomy.layers) for model in models]
         return [(self.counterparts.get(j, at_same_depth(j, depths[0], depths[1])), j) for j in range(depths[1])]
@@ -60,7 +60,7 @@ class LayerAnalysis:
 
     @cached_property
     def table(self) -> LayerTable:
-        """The report's table; ``unconfirmed`` withdraws findings without a second witness."""
+        """The report's table. ``unconfirmed`` withdraws its findings if there is no second witness."""
         residual_map = self.tier_one.residual_map
         records = Records(self.reader, self.tier_one, self.findings, self.log_n_tests, self.experts)
         results = records.results(self.pairs)
@@ -74,7 +74,7 @@ class LayerAnalysis:
         )
 
     def layer_maps(self) -> tuple[LayerMaps, ...]:
-        """The maps inside pairs of layers, as arrays."""
+        """Return the maps inside pairs of layers, as arrays."""
         return tuple(
             LayerMaps(
                 LayerPair(*pair),
@@ -88,20 +88,20 @@ class LayerAnalysis:
 
 
 OnPart = Callable[[str, int, int], None]
-"""Takes ``layers``, how many pairs of layers were searched, and how many there are at most."""
+"""Callback that receives ``layers``, the number of layer pairs searched, and the maximum number."""
 
 PROBED_LAYERS = 4
-"""Layers at the same place that are searched if no row of two models agrees in place; the others only if rows of one of
-these were moved."""
+"""Number of layers that are searched at the same place if no rows of two models agree in place. Other layers are
+searched only if one of these has moved rows."""
 
 LEAST_SHARE_FOUND = 0.5
-"""A search at the same place makes two layers counterparts if it explains this share of the rows of a projection."""
+"""Layers at the same place become counterparts if a search explains at least this share of a projection's rows."""
 
 FITTED = "the residual-basis map was fitted on the keys"
 
 
 def at_same_depth(place: int, n_reference: int, n_candidate: int) -> int:
-    """The reference layer at the depth of a candidate layer."""
+    """Return the reference layer at the depth of a candidate layer."""
     return min(n_reference - 1, round(place * (n_reference - 1) / max(1, n_candidate - 1)))
 
 
@@ -116,8 +116,8 @@ def analyse_layers(
 ) -> LayerAnalysis | None:
     """Run tiers 1 and 2 on all layers under the residual-basis map with the most agreement.
 
-    All maps are counted. ``counterparts`` has known reference layers by candidate layer; tier 1 overrides it. Returns
-    None if there are no layers or no map.
+    All maps are counted as tests. ``counterparts`` maps candidate layers to known reference layers; tier 1 overrides
+    it. Return None if there are no layers or no maps.
     """
     analysis = compare_layers_in_place(
         reference, candidate, residual_maps, seed=seed, device=device, counterparts=counterparts
@@ -156,7 +156,7 @@ def describe_copies(
 ) -> LayerAnalysis | None:
     """Run tier 1 on two models with the same residual basis, starting with layers at the same place.
 
-    Other pairs are compared only if some layer is not at its place. Returns None if there are no layers to compare.
+    Other pairs are compared only if not every layer kept its place. Return None if there are no layers to compare.
     """
     models = read_closely(reference), read_closely(candidate)
     identity = ResidualBasisMap.identity(candidate.anatomy.hidden_size)
@@ -174,7 +174,7 @@ def describe_copies(
 
 
 def add_experts(analysis: LayerAnalysis) -> None:
-    """Compare the experts of paired layers and add them to the analysis."""
+    """Compare the experts of paired layers and add the results to the analysis."""
     for pair in analysis.pairs:
         cells = compare_experts(analysis.reader, analysis.tier_one, pair, analysis.log_n_tests)
         if cells is not None:
@@ -184,8 +184,8 @@ def add_experts(analysis: LayerAnalysis) -> None:
 def search_moved_rows(analysis: LayerAnalysis, on_part: OnPart | None = None) -> None:
     """Run tier 2 and add its findings to the analysis.
 
-    Searches known counterparts, then the same places, then counterparts by heads. ``on_part`` receives the number of
-    searched layer pairs and the total.
+    The search covers known counterparts, then layers at the same places, then counterparts found from their heads.
+    ``on_part`` receives the number of searched layer pairs and the total.
     """
     heads = HeadSearch(analysis.reader, analysis.tier_one, analysis.log_n_tests)
     neurons = NeuronSearch(analysis.reader, analysis.tier_one, analysis.log_n_tests)
@@ -218,7 +218,7 @@ def search_moved_rows(analysis: LayerAnalysis, on_part: OnPart | None = None) ->
 
 
 def _search_pair(analysis: LayerAnalysis, heads: HeadSearch, neurons: NeuronSearch, pair: Pair) -> bool:
-    """Search the moved rows of one pair of layers; tell whether any were found."""
+    """Search one pair of layers for moved rows; return whether enough were found."""
     if pair in analysis.findings:
         return bool(analysis.findings[pair])
     open_roles = [role for role in PROJECTION_ROLES if analysis.tier_one.needs_search(role, pair)]

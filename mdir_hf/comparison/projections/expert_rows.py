@@ -1,4 +1,4 @@
-"""Comparison of sampled expert rows in paired layers, each expert with every expert of the other model."""
+"""Compare sampled rows of experts in paired layers, each expert with every expert of the other model."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ COLUMNS_ONLY = "the files store its rows as columns, so that each expert would h
 MLP_ROLES = (Role.GATE, Role.UP, Role.DOWN)
 
 MOST_EXPERTS = 8
-"""Experts of a layer that are compared; of a larger mixture, the same numbers of both models are chosen at random."""
+"""Maximum number of experts compared per layer. From larger mixtures, the same expert numbers are drawn in both models.
+"""
 
 ROWS_OF_EXPERT = 16
-"""Rows of a projection that are read of each expert. A layer of eight experts costs twice the rows of a dense one."""
+"""Number of rows read per projection and expert. A layer with eight experts needs twice the rows of a dense layer."""
 
 LEAST_OWN_ROWS = 3
-"""An expert agrees only if more of its rows than this are each other's best partner under their own number; among
-strangers one is, on average, whatever the number of rows."""
+"""An expert agrees only if more than this many rows have their best partner, in both directions, under the same number.
+For unrelated experts, one row does on average."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,9 +39,9 @@ class ExpertCells:
     """Agreement of every pair of experts in a pair of layers.
 
     Attributes:
-        names: Chosen experts of the reference's and the candidate's layer.
+        names: Chosen experts of the reference's layer and of the candidate's.
         n_experts: Number of experts in each layer; 1 for a dense MLP.
-        failures: Why a projection was not compared.
+        failures: Reasons why projections were not compared.
     """
 
     names: tuple[tuple[ExpertName, ...], tuple[ExpertName, ...]]
@@ -49,17 +50,17 @@ class ExpertCells:
     failures: Mapping[Role, str]
 
     def compared(self, role: Role) -> tuple[tuple[ExpertName, ...], tuple[ExpertName, ...]]:
-        """Names of the experts of each layer whose rows of a projection were read, in the order of the cells."""
+        """Return the names of each layer's experts whose rows of a projection were read, in the order of the cells."""
         reference, candidate = self.cells[role].sample.places
         return tuple(self.names[0][at] for at in reference), tuple(self.names[1][at] for at in candidate)
 
     def n_unread(self, role: Role) -> tuple[int, int]:
-        """Number of experts of each layer whose rows of a projection were not read."""
+        """Return the number of each layer's experts whose rows of a projection were not read."""
         reference, candidate = self.compared(role)
         return self.n_experts[0] - len(reference), self.n_experts[1] - len(candidate)
 
     def partner(self, role: Role, column: int) -> int | None:
-        """The cell's row that agrees best with a column, or None."""
+        """Return the row of cells that agrees best with a column, or None."""
         cells, names = self.cells[role], self.compared(role)
         own, cosine = cells.agreement.own_share[:, column], np.abs(cells.agreement.cosine[:, column])
         is_own_best = own * len(cells.sample.numbers) > LEAST_OWN_ROWS
@@ -77,8 +78,8 @@ def compare_experts(
 ) -> ExpertCells | None:
     """Compare the experts of a pair of layers; a dense MLP counts as one expert.
 
-    Each cell's p is corrected by ``log_n_tests`` and for all pairs of experts. Returns None if neither layer is a
-    mixture, if one has no MLP, or if both have a dense MLP beside their experts, which then stands for the layer.
+    Each cell's p is corrected for ``log_n_tests`` and for all pairs of experts. Return None if neither layer is a
+    mixture, if either has no MLP, or if both have a dense MLP besides their experts, which then represents the layer.
     """
     models = reader.models
     layers = [model.anatomy.layers[place] for model, place in zip(models, pair, strict=True)]
@@ -109,7 +110,7 @@ def compare_experts(
 
 
 def _needs_whole_experts(view: ReadOnce, role: Role) -> bool:
-    """Whether rows of large experts are columns of the file."""
+    """Whether the experts are large and their rows are stored as columns."""
     for layer in view.anatomy.layers[:1]:
         part = layer.parts.get(role)
         if isinstance(part, WeightPart):

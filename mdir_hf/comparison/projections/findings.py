@@ -1,4 +1,4 @@
-"""Findings of tier 2 searches, and their common parts."""
+"""Findings of tier 2 searches, and the parts that the searches share."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from mdir_hf.method.row_agreement import centred_rows, flattened, log_p_fixed, s
 from mdir_hf.model.roles import Role
 
 LEAST_SHARE_OF_LIKENESS = 0.5
-"""Sampled neurons count as kept if the cosine with their partner is at least this share of the upper quartile."""
+"""Sampled neurons count as kept if the cosine with their partner is at least this share of the cosines' upper quartile.
+"""
 
 Moved = Literal["heads", "neurons", "channels"]
 
 
 @dataclass(frozen=True, eq=False)
 class Finding:
-    """Outcome of a search for one projection of a pair of layers.
+    """Outcome of a search in one projection of a pair of layers.
 
     Attributes:
-        log_p: Natural log of the bound for this test alone, with its multiplicity.
+        log_p: Natural log of the bound for this test alone, including its own multiplicity.
         row_cosines: ``(k,)`` cosines of the sampled rows with their partners.
         share: Share of sampled rows with a partner.
         moved: Which rows moved; None if none did.
@@ -54,9 +55,9 @@ class FoundMaps:
     """Maps inside one pair of layers.
 
     Attributes:
-        heads: By projection: reference heads and their partners, ``(2, g)``.
-        turns: By projection: ``(g, d', d)`` maps from the reference's rows of those heads to the candidate's.
-        neurons: ``(3, k)``: sampled reference neurons, their partners, and the sign of up, or None.
+        heads: Reference heads and their partners, ``(2, g)``, for each projection.
+        turns: Maps from the reference's rows of those heads to the candidate's, ``(g, d', d)``, for each projection.
+        neurons: Sampled reference neurons, their partners, and the signs of up, ``(3, k)``, or None.
     """
 
     heads: dict[Role, IntArray] = field(default_factory=dict)
@@ -66,9 +67,9 @@ class FoundMaps:
 
 @dataclass
 class Search:
-    """Base class of tier 2 searches: two models under one residual-basis map.
+    """Base class of tier 2 searches, which compare two models under one residual-basis map.
 
-    Each p is corrected by ``log_n_tests``.
+    Each p is corrected for ``log_n_tests``.
     """
 
     reader: ProjectionReader
@@ -81,7 +82,7 @@ class Search:
         return self.tier_one.residual_map
 
     def is_significant(self, log_p: float) -> bool:
-        """Whether the p of one search is remarkable after all corrections."""
+        """Return whether the p of one search is remarkable after all corrections."""
         return log_p + self.log_n_tests < math.log(REMARKABLE)
 
     def rows(self, side: int, role: Role, place: int, numbers: IntArray) -> torch.Tensor:
@@ -91,36 +92,36 @@ class Search:
 
 
 def row_cosines(first: torch.Tensor, second: torch.Tensor) -> FloatArray:
-    """Cosines of paired rows ``(k, n)``."""
+    """Return the cosines of paired rows ``(k, n)``."""
     cosines: FloatArray = (unit_rows(first) * unit_rows(second)).sum(dim=1).double().cpu().numpy()
     return cosines
 
 
 def oriented(cosines: FloatArray) -> FloatArray:
-    """Cosines up to the sign of the residual-basis map."""
+    """Return cosines with a positive sum, since the residual-basis map may have either sign."""
     return -cosines if float(cosines.sum()) < 0.0 else cosines
 
 
 def is_alike(cosines: FloatArray) -> npt.NDArray[np.bool_]:
-    """Which rows resemble their partners about as closely as the best quarter does."""
+    """Return which rows resemble their partners about as closely as the best quarter does."""
     typical = float(np.quantile(cosines, 0.75)) if len(cosines) else 0.0
     alike: npt.NDArray[np.bool_] = (cosines >= LEAST_SHARE_OF_LIKENESS * typical) & (typical > 0.0)
     return alike
 
 
 def share_alike(cosines: FloatArray) -> float:
-    """Share of rows that resemble their partners."""
+    """Return the share of rows that resemble their partners."""
     return float(is_alike(cosines).mean()) if len(cosines) else 0.0
 
 
 def share_of_columns(first: torch.Tensor, second: torch.Tensor) -> float:
-    """Share of heads or neurons that are alike, from paired rows of channels."""
+    """Return the share of heads or neurons that are alike, from paired rows of channels."""
     share, error = share_alike_of_columns(first, second)
     return min(1.0, share + 2.0 * error)
 
 
 def log_p_in_order(first: torch.Tensor, second: torch.Tensor) -> float:
-    """Log of the bound on p for rows with equal numbers."""
+    """Return the natural log of the bound for rows with equal numbers."""
     factor = flattened(centred_rows(first) @ centred_rows(second).T)
     numbers = torch.stack((factor.diagonal().sum(), factor.square().sum())).double().cpu().numpy()
     return float(log_p_fixed(numbers[0], numbers[1], len(first), log_n_choices=math.log(2.0)))

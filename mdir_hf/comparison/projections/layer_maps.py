@@ -1,6 +1,6 @@
-"""The layer map of sampled rows, and the choice between it and the map of whole matrices.
+"""Map the layers using sampled rows, and choose between this map and the map of whole matrices.
 
-Both rest on the same null, so the same rules apply (docs/method/layers.md).
+Both maps rest on the same null hypothesis, so the same rules apply (docs/method/layers.md).
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import Role
 
 SAME_LAYER_SHARE = 0.5
-"""Two layers are the same one if this share of the sampled rows of a projection is kept."""
+"""Two layers count as the same if at least this share of a projection's sampled rows is kept."""
 
 
 Tell = Callable[[Measurements, str], None]
-"""Tells listeners of the report on some measurements, with a sentence on the steps that would still come."""
+"""Callback that sends listeners a report on some measurements, with a sentence on the remaining steps."""
 
 
 def with_layer_map(
     measured: Measurements, models: tuple[PlacedTensors, PlacedTensors], watch: Watch, tell: Tell
 ) -> Measurements:
-    """Map the layers by sampled rows if the level asks for it, and by whole matrices unless rows match most layers.
+    """Map the layers using sampled rows, if the level asks for it, and whole matrices, unless rows match most layers.
 
-    ``models`` read the weights.
+    The weights are read from ``models``.
 
     Raises:
-        AnatomyError: If the layers of a model cannot be told apart.
-        UnsupportedFormatError: If they cannot be read.
+        AnatomyError: If the layers of a model cannot be identified.
+        UnsupportedFormatError: If the layers cannot be read.
     """
     settings = measured.settings
     level, maps = settings.level, measured.maps_of_embeddings
@@ -117,7 +117,6 @@ def projections_of(
 
 
 def _with_layers(measured: Measurements, layers: LayersEvidence, log_alpha: float) -> Measurements:
-    """Add a layer map, its null and the noise that it excludes."""
     are_invariant = are_layers_invariant(*measured.models, layers, seed=measured.settings.seed)
     unread = () if measured.projections is None else measured.projections.reader.unread
     sentences = dict.fromkeys((*measured.caveats_of_layers, *layers.not_compared, *unread))
@@ -142,13 +141,14 @@ def _of_zeros(measured: Measurements, layers: LayersEvidence) -> str:
 def map_by_rows(
     question: LayerQuestion, from_embeddings: tuple[ResidualBasisMap, ...], tried: Sequence[Attempt]
 ) -> tuple[LayerAnalysis | None, LayersEvidence | None]:
-    """Run tiers 1 and 2 and build a layer map from their findings.
+    """Run tiers 1 and 2, and build a layer map from their findings.
 
-    Maps in ``tried`` are fitted on the layers and used if the embeddings' maps give no complete layer map.
+    If the embeddings' maps do not give every layer a counterpart, the other maps in ``tried``, which are fitted on the
+    layers, are used too.
 
     Returns:
-        The analysis with the most findings, and the accepted layer map with the most matches (possibly from another
-        analysis), or None.
+        The analysis with the most findings, and the accepted layer map, possibly of another analysis, with the most
+        matches.
     """
     reference, candidate = question.reference, question.candidate
     settings, log_alpha = question.settings, question.log_alpha
@@ -198,10 +198,10 @@ def map_by_rows(
 def found_by_rows(
     analysis: LayerAnalysis, *, log_alpha: float, n_maps: int, seed: int, device: str
 ) -> LayersEvidence | None:
-    """Make a layer map from the cells of one projection; None if there are no projections.
+    """Make a layer map from the cells of one projection; return None if there are no projections.
 
-    All projections and ``n_maps`` residual-basis maps are counted. Takes the first projection with a partner for every
-    candidate layer, else the one with the most partners.
+    All projections and ``n_maps`` residual-basis maps are counted as tests. The first projection with the most matches
+    is used.
     """
     roles = [role for role in dict.fromkeys((*REPRESENTATIVES, *MAPPED_ROLES)) if role in analysis.tier_one.cells]
     if not roles:
@@ -282,7 +282,7 @@ def _concluded(
 
 
 def supports(analysis: LayerAnalysis, found: LayersEvidence, log_alpha: float) -> bool:
-    """Whether rows show that neurons of every matched layer agree under the same map."""
+    """Return whether rows show that neurons of every matched layer agree under the same map."""
     mine, other = analysis.tier_one.residual_map, found.residual_map
     if (mine.kind, mine.fitted_on) != (other.kind, other.fitted_on):
         return False
@@ -290,7 +290,7 @@ def supports(analysis: LayerAnalysis, found: LayersEvidence, log_alpha: float) -
 
 
 def neurons_support(analysis: LayerAnalysis, pairs: Sequence[Pair], log_alpha: float) -> bool:
-    """Whether neurons of every pair of layers agree by gate or up, in place or in another order.
+    """Return whether neurons of every pair of layers agree in gate or up, in place or in another order.
 
     After a rotation fitted on tokens, unrelated models agree only in the last layers (docs/method/layers.md).
     """
@@ -310,7 +310,7 @@ def neurons_support(analysis: LayerAnalysis, pairs: Sequence[Pair], log_alpha: f
 
 
 def _log_p_of_placebos(reference: torch.Tensor, candidate: torch.Tensor, *, seed: int) -> float:
-    """Natural log of the smallest p of any cell with shuffled columns."""
+    """Return the natural log of the smallest p of any cell after shuffling columns."""
     generator = torch.Generator().manual_seed(seed)
     width = min(reference.shape[2], candidate.shape[2])
     smallest = 0.0
@@ -322,6 +322,5 @@ def _log_p_of_placebos(reference: torch.Tensor, candidate: torch.Tensor, *, seed
 
 
 def _n_empty(*sides: torch.Tensor) -> tuple[int, int]:
-    """Count each model's layers with sampled rows that are all zeros."""
     counts: Sequence[int] = [int((~rows.flatten(1).any(dim=1)).sum()) for rows in sides]
     return counts[0], counts[1]

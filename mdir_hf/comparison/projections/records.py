@@ -1,4 +1,4 @@
-"""The table of a report: one line for each projection of each layer."""
+"""Build the table of a report, with one line for each projection of each layer."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ from mdir_hf.report import ComparedExpert, LayerPair, ModuleRole, Outcome, Proje
 NO_EXPERT_AGREES = "no compared expert agrees, and renumbered neurons of experts were not searched"
 
 LEAST_GAIN = 0.1
-"""Rows that agree in part are explained by a search, or by another layer, only if it explains this share of them
-more."""
+"""If only some rows agree in place, a search or another layer must explain at least this much more of them."""
 
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """Builds the lines of the table; each p is corrected by ``log_n_tests``."""
+    """Builder of the table's lines; each p is corrected for ``log_n_tests``."""
 
     reader: ProjectionReader
     tier_one: TierOne
@@ -35,7 +34,7 @@ class Records:
     experts: Mapping[Pair, ExpertCells]
 
     def results(self, pairs: Sequence[Pair]) -> tuple[ProjectionResult, ...]:
-        """One line for each projection, layer by layer."""
+        """Return one line for each projection, layer by layer."""
         return tuple(self._result(pair, role) for pair in pairs for role in PROJECTION_ROLES if self._has(pair, role))
 
     def _has(self, pair: Pair, role: Role) -> bool:
@@ -115,7 +114,6 @@ class Records:
         )
 
     def _of_experts(self, pair: Pair, role: Role) -> ProjectionResult:
-        """The line of a projection of all experts of a layer."""
         experts = self.experts[pair]
         result = ProjectionResult(layer=LayerPair(*pair), role=ModuleRole(role.value), outcome=Outcome.NOT_COMPARED)
         if role not in experts.cells:
@@ -159,7 +157,7 @@ class Records:
 
 
 def _cosine(value: float) -> float:
-    """A cosine without the rounding that takes it past 1."""
+    """Clip a cosine that rounding takes outside [-1, 1]."""
     return max(-1.0, min(1.0, value))
 
 

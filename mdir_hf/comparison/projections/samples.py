@@ -1,4 +1,4 @@
-"""Reads sampled rows of all layers' projections, with the same row numbers in both models."""
+"""Read sampled rows of all layers' projections, with the same row numbers in both models."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from mdir_hf.processor import in_order, is_one_of_several_ranks
 
 ATTENTION_ROLES = (Role.Q, Role.K, Role.V, Role.O)
 MAPPED_ROLES = (*ATTENTION_ROLES, Role.GATE, Role.UP, Role.DOWN)
-"""Projections that may stand for a layer in the layer map."""
+"""Projections that may represent a layer in the layer map."""
 
 PROJECTION_ROLES = (*MAPPED_ROLES, Role.MIXER_GATE, Role.SSM_IN, Role.SSM_OUT)
 
 SAMPLED_ROWS = 64
-"""Rows of a projection that tier 1 reads. The cosine of a projection is known to 0.01 to 0.03 then."""
+"""Number of rows that tier 1 reads per projection. A projection's cosine is then accurate to 0.01 to 0.03."""
 
 RUN = 4
-"""Neighbouring rows in a run, which is one range of bytes. Short runs reach most heads."""
+"""Number of neighbouring rows in a run, which is one byte range. Short runs reach most heads."""
 
 MOST_WHOLE_VALUES = 1 << 21
-"""Behind a rotation, no range of bytes holds sampled rows of a projection that writes the stream. It is read whole if
-it has no more entries than this. Those of wider models are not compared."""
+"""After a rotation, a projection that writes to the stream cannot be sampled by byte ranges. It is read whole if it has
+at most this many entries, and otherwise not compared."""
 
 LONG_RUNS = {role: 32 if role in (Role.Q, Role.K, Role.V) else 64 for role in PROJECTION_ROLES}
-"""The same if a model has to be fetched: each run is a request. Rows of q, k and v come from two places, which are in
-different heads."""
+"""Number of rows in a run if a model is fetched, because each run is a request. Rows of q, k and v come from two places
+in different heads."""
 
 LOCAL_GAP_BYTES = 4096
-"""Bytes between two wanted rows that are read over in files on this disk. On the Hub the cost of a request decides."""
+"""Largest gap, in bytes, between wanted rows of local files that is read rather than skipped."""
 
 READS_AT_ONCE = 8
-"""Layers that are read side by side."""
+"""Number of layers read concurrently."""
 
 FETCHES_AT_ONCE = 32
-"""Reads of all projections of all layers that are under way side by side if models have to be fetched."""
+"""Number of concurrent reads, over all projections and layers, if models are fetched."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,8 +57,7 @@ class RowSample:
         numbers: ``(k,)`` numbers of the rows.
         reference: ``(L, k, n)`` float32.
         candidate: ``(L', k, n')`` float32.
-        is_of_stream: Whether the rows are channels of the stream (rows of o and down), and their columns heads or
-            neurons.
+        is_of_stream: Whether the rows are channels of the stream (as in o and down) and the columns heads or neurons.
     """
 
     role: Role
@@ -71,12 +70,12 @@ class RowSample:
 
 @dataclass
 class ProjectionReader:
-    """Reads rows of the projections of two models. Rows are chosen without weights.
+    """Reader of projection rows of two models. Rows are chosen without reading weights.
 
     Attributes:
-        left_out: Projections that are not compared, and why.
-        failures: Why a projection of some layers could not be read, by role.
-        unread: A sentence on each unreadable weight.
+        left_out: Reason for each projection that is not compared.
+        failures: Reason, by role, why a projection of some layers could not be read.
+        unread: Sentences about unreadable weights.
     """
 
     models: tuple[PlacedTensors, PlacedTensors]
@@ -91,16 +90,16 @@ class ProjectionReader:
 
     @property
     def is_remote(self) -> bool:
-        """Whether a model's rows are fetched remotely, so that requests cost more than bytes."""
+        """Whether either model is remote, so that requests cost more than bytes."""
         return any(is_remote(model) for model in self.models)
 
     def numbers(self, role: Role, n_rows: int) -> IntArray:
-        """Choose tier 1's row numbers, ascending: runs of neighbours, or all if few."""
+        """Choose row numbers for tier 1, ascending: runs of neighbours, or all rows if there are few."""
         run = min(LONG_RUNS[role], self.n_sampled_rows) if self.is_remote else RUN
         return chosen_numbers(n_rows, seed=self.seed, at_most=self.n_sampled_rows, run=run)
 
     def fetch_ahead(self, residual_map: ResidualBasisMap) -> None:
-        """Fetch tier 1's rows of remote models in parallel and keep them."""
+        """Fetch and keep tier 1's rows of remote models, in parallel."""
         if not self.is_remote or is_one_of_several_ranks():
             return
         norms: dict[tuple[int, tuple[str, ...]], tuple[int, Role, int, IntArray | None]] = {}
@@ -125,7 +124,6 @@ class ProjectionReader:
             read_role(self.models[side], self.models[side].anatomy.layers[place], role, numbers)
 
     def _numbers_of_sides(self, role: Role, residual_map: ResidualBasisMap) -> tuple[IntArray, IntArray] | None:
-        """Rows of both models that tier 1 reads, or None."""
         places = self.places(0, role), self.places(1, role)
         if not all(places) or (role.writes_stream and residual_map.kind == "rotation"):
             return None
@@ -141,7 +139,7 @@ class ProjectionReader:
         return (numbers, numbers) if n_rows else None
 
     def places(self, side: int, role: Role) -> tuple[int, ...]:
-        """Positions of a model's layers with a readable projection."""
+        """Return the positions of a model's layers with a readable projection."""
         if role in self.left_out:
             return ()
         layers = self.models[side].anatomy.layers
@@ -150,11 +148,11 @@ class ProjectionReader:
         )
 
     def n_rows(self, side: int, role: Role, place: int) -> int:
-        """Number of rows on a projection's head or neuron side; reads a header."""
+        """Return the number of rows on a projection's head or neuron side, from a header."""
         return inner_rows(self.models[side], place, role) or 0
 
     def n_heads(self, side: int, role: Role, place: int) -> int:
-        """Number of heads that a projection's rows divide into, or 1."""
+        """Return the number of heads into which a projection's rows divide, or 1."""
         anatomy = self.models[side].anatomy
         heads = anatomy.layers[place].heads
         n_kv = heads.n_kv_heads if heads else anatomy.n_kv_heads or anatomy.n_heads
@@ -163,7 +161,7 @@ class ProjectionReader:
         return n_heads if n_heads and n_rows % n_heads == 0 else 1
 
     def sample(self, role: Role, residual_map: ResidualBasisMap) -> RowSample | None:
-        """Read tier 1's rows of a projection; None if the models do not share it."""
+        """Read tier 1's rows of a projection; return None if the models do not share it."""
         try:
             return self._sample(role, residual_map)
         except (AnatomyError, UnsupportedFormatError) as exc:
@@ -249,7 +247,6 @@ class ProjectionReader:
         )
 
     def _leave_out_unreadable(self, role: Role) -> None:
-        """Read a row of each layer, and leave out unreadable ones."""
         for side in (0, 1):
             for place in self.places(side, role):
                 try:
@@ -273,7 +270,7 @@ def stacked(rows: Sequence[torch.Tensor], device: str) -> torch.Tensor:
 
 
 def read_closely(model: PlacedTensors, *, keeps_rows: bool = False) -> ReadOnce:
-    """Return the model; if local, it reads few unneeded bytes between sampled rows."""
+    """Wrap a model so that, if it is local, few unneeded bytes are read between sampled rows."""
     has_kept_rows = isinstance(model, ReadOnce) and model.keeps_rows
     if is_remote(model):
         return model if isinstance(model, ReadOnce) and has_kept_rows else ReadOnce(model, keeps_rows=True)
@@ -281,14 +278,14 @@ def read_closely(model: PlacedTensors, *, keeps_rows: bool = False) -> ReadOnce:
 
 
 def chosen_numbers(n_rows: int, *, seed: int, at_most: int = SAMPLED_ROWS, run: int = RUN) -> IntArray:
-    """Choose row numbers, ascending: runs of neighbours, or all if few."""
+    """Choose row numbers, ascending: runs of neighbours, or all rows if there are few."""
     if n_rows <= at_most:
         return np.arange(n_rows, dtype=np.int64)
     return np.sort(sample_neurons(n_rows, at_most, run=run, seed=seed))
 
 
 def matched_channels(residual_map: ResidualBasisMap) -> tuple[IntArray, IntArray, IntArray]:
-    """Reference channels, their partners and signs, for a map that is not a rotation."""
+    """Return reference channels, their partners and signs, for a map that is not a rotation."""
     if residual_map.reference is None or residual_map.candidate is None or residual_map.signs is None:
         every = np.arange(residual_map.n_reference, dtype=np.int64)
         return every, every, np.ones_like(every)

@@ -1,4 +1,4 @@
-"""Tier 1: sampled rows of all layer pairs, compared by number."""
+"""Run tier 1: compare sampled rows of all layer pairs by number."""
 
 from __future__ import annotations
 
@@ -17,30 +17,29 @@ from mdir_hf.method.row_agreement import RowAgreement, compare_rows, share_alike
 from mdir_hf.model.roles import Role
 
 LEAST_OWN_SHARE = 0.05
-"""A cell names a counterpart only if more rows than this are each other's best partner under their own number; among
-strangers one of 64 is, on average. p alone names none: a map that is not quite right makes cosines of -0.08
-significant, and neighbouring layers resemble each other."""
+"""A cell names a counterpart only if more than this share of its rows have their best partner, in both directions,
+under the same number. For unrelated layers, 1 of 64 does on average. p alone is not enough: a slightly wrong map makes
+cosines of -0.08 significant, and neighbouring layers resemble each other."""
 
 LEAST_SHARE_OF_COSINE = 0.6
-"""A layer of the reference is no counterpart if another layer of the candidate resembles it by far more: layers of one
-model may resemble their neighbours. Copies of one layer in a deeper model resemble it alike."""
+"""A reference layer is no counterpart if another candidate layer resembles it much more, because neighbouring layers
+may be similar. Several copies of one layer in a deeper model resemble it equally."""
 
 LEAST_SHARE_KEPT = 0.9
-"""A projection is kept as a whole if this share of its sampled rows agrees."""
+"""A projection is kept as a whole if at least this share of its sampled rows agrees."""
 
 Pair = tuple[int, int]
-"""Positions of a layer of the reference and of a layer of the candidate in ``anatomy.layers``."""
+"""Positions of a reference layer and a candidate layer in ``anatomy.layers``."""
 
 N_TIERS = 3
-"""A projection may be tested twice more, by searches for rows that moved and for rows that were turned; all are paid
-for."""
+"""Tests per projection. After tier 1, moved rows and rotated rows may be searched for; p is corrected for all three."""
 
 
 @dataclass(frozen=True, eq=False)
 class RoleCells:
     """Agreement of one projection for every pair of layers.
 
-    Cells are corrected by ``log_n_tests``.
+    Cells are corrected for ``log_n_tests``.
     """
 
     sample: RowSample
@@ -49,13 +48,13 @@ class RoleCells:
 
     @cached_property
     def log_p(self) -> npt.NDArray[np.float64]:
-        """``(L, L')`` natural log of p, corrected for all tests."""
+        """Natural log of p, ``(L, L')``, corrected for all tests."""
         corrected: npt.NDArray[np.float64] = np.minimum(0.0, self.agreement.log_p + self.log_n_tests)
         return corrected
 
     @cached_property
     def is_named(self) -> npt.NDArray[np.bool_]:
-        """``(L, L')`` whether rows agree by p, numbers and cosines."""
+        """Whether rows agree in terms of p, numbers and cosines, ``(L, L')``."""
         agreement = self.agreement
         is_significant = self.log_p < math.log(REMARKABLE)
         agrees = is_significant & (agreement.own_share > LEAST_OWN_SHARE)
@@ -64,7 +63,7 @@ class RoleCells:
         return named
 
     def best(self, column: int) -> int | None:
-        """Row of the reference layer that agrees best with a candidate layer; None if none stands out."""
+        """Return the row of the reference layer that agrees best with a candidate layer; None if none stands out."""
         named = np.flatnonzero(self.is_named[:, column])
         if not len(named):
             return None
@@ -76,21 +75,21 @@ class RoleCells:
         return None if is_rivalled and cosine[best, column] < COPIED_LAYER_COSINE else best
 
     def at(self, pair: Pair) -> tuple[int, int] | None:
-        """Row and column of a pair of layers; None if one lacks the projection."""
+        """Return the row and column of a pair of layers; None if either lacks the projection."""
         rows, columns = self.sample.places
         if pair[0] not in rows or pair[1] not in columns:
             return None
         return rows.index(pair[0]), columns.index(pair[1])
 
     def is_copy_in_place(self, place: int) -> bool:
-        """Whether a layer agrees with the layer at its place beyond rivalry."""
+        """Return whether a layer agrees with the layer at its place so closely that rivals do not matter."""
         cell = self.at((place, place))
         return cell is not None and bool(self.is_named[cell]) and self.agreement.cosine[cell] >= COPIED_LAYER_COSINE
 
     def share_kept(self, cell: tuple[int, int]) -> float:
-        """Share of a cell's rows that agree with the row of the same number.
+        """Return the share of a cell's rows that agree with the row of the same number.
 
-        Noise hides partners, so a cell is kept as a whole if that explains the cosines within two standard errors.
+        Noise hides partners, so a cell counts as kept as a whole if the cosines allow it within two standard errors.
         """
         agreement = self.agreement
         own, alike = float(agreement.own_share[cell]), float(agreement.kept_share[cell])
@@ -99,7 +98,7 @@ class RoleCells:
         return min(of_rows, self._share_of_columns(cell)) if self.sample.is_of_stream else of_rows
 
     def _share_of_columns(self, cell: tuple[int, int]) -> float:
-        """Share of heads or neurons in place, of a matrix that writes the stream."""
+        """Return the share of heads or neurons in place, for a matrix that writes to the stream."""
         x, y = self.sample.reference[cell[0]], self.sample.candidate[cell[1]]
         width = min(x.shape[1], y.shape[1])
         share, error = share_alike_of_columns(x[:, :width], y[:, :width])
@@ -109,8 +108,8 @@ class RoleCells:
 
 RIVAL_SHARE_OF_COSINE = 0.8
 COPIED_LAYER_COSINE = 0.7
-"""Two layers are no counterparts if one of them resembles a second layer of the other model by this share of their
-cosine, and they are no copies. Neighbouring layers of one model resemble each other like that."""
+"""Two layers whose cosine is below this are no counterparts if either resembles a second layer with at least
+:data:`RIVAL_SHARE_OF_COSINE` of it. Neighbouring layers of one model can be that similar."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,17 +121,17 @@ class TierOne:
 
     @cached_property
     def n_named(self) -> int:
-        """Number of candidate layers with a counterpart, summed over projections."""
+        """Number of candidate layers with an agreeing reference layer, summed over projections."""
         return sum(int(cells.is_named.any(axis=0).sum()) for cells in self.cells.values())
 
     @property
     def is_negative(self) -> bool:
-        """Whether agreeing rows have the opposite sign, which a map fitted on keys cannot determine."""
+        """Whether agreeing rows have opposite signs, since a map fitted on keys cannot determine the sign."""
         signs = [np.sign(cells.agreement.cosine[cells.is_named]).sum() for cells in self.cells.values()]
         return float(sum(signs)) < 0.0
 
     def needs_search(self, role: Role, pair: Pair) -> bool:
-        """Whether a projection of a pair does not agree as a whole."""
+        """Return whether a projection of a pair fails to agree as a whole."""
         cells = self.cells.get(role)
         cell = None if cells is None else cells.at(pair)
         if cells is None or cell is None:
@@ -140,7 +139,7 @@ class TierOne:
         return not cells.is_named[cell] or cells.share_kept(cell) < LEAST_SHARE_KEPT
 
     def rivalled(self) -> set[int]:
-        """Candidate layers that resemble several layers of the reference equally."""
+        """Return the candidate layers that resemble several reference layers equally."""
         known = self.counterparts()
         return {
             place
@@ -150,7 +149,7 @@ class TierOne:
         }
 
     def counterparts(self) -> dict[int, int]:
-        """Reference layer for each candidate layer, by votes of projections."""
+        """Return the reference layer of each candidate layer, as voted by the projections."""
         votes: dict[int, dict[int, float]] = {}
         for cells in self.cells.values():
             for column, place in enumerate(cells.sample.places[1]):
@@ -165,8 +164,8 @@ class TierOne:
 def compare_own_places(reader: ProjectionReader, residual_map: ResidualBasisMap) -> TierOne | None:
     """Compare only layers at the same place, for models that kept all layers in place.
 
-    Returns None unless every layer agrees by most projections as clearly as copies do. Each p is corrected for all
-    pairs of layers.
+    Return None unless most projections of every layer agree as clearly as copies do. Each p is corrected for all pairs
+    of layers.
     """
     places = [(reader.places(0, role), reader.places(1, role)) for role in PROJECTION_ROLES]
     if any(first != second for first, second in places):
@@ -181,7 +180,7 @@ def compare_own_places(reader: ProjectionReader, residual_map: ResidualBasisMap)
 
 
 def compare_in_place(reader: ProjectionReader, residual_maps: Sequence[ResidualBasisMap]) -> list[TierOne]:
-    """Compare sampled rows of all layers by number under each map; p is corrected for all maps.
+    """Compare sampled rows of all layers by number under each map, with p corrected for all maps.
 
     Rows are read once for all maps that are not rotations.
     """
@@ -197,7 +196,7 @@ def compare_in_place(reader: ProjectionReader, residual_maps: Sequence[ResidualB
 
 
 def _log_n_tests(reader: ProjectionReader, n_maps: int) -> float:
-    """Natural log of the tests of all pairs of layers, behind some residual-basis maps."""
+    """Return the natural log of the number of tests on all pairs of layers, under ``n_maps`` residual-basis maps."""
     shapes = [[len(reader.places(side, role)) for side in (0, 1)] for role in PROJECTION_ROLES]
     return math.log(max(1, N_TIERS * max(1, n_maps) * sum(n * m for n, m in shapes)))
 
@@ -210,7 +209,7 @@ def cells_of(
     own_places: bool = False,
     roles: Sequence[Role] = PROJECTION_ROLES,
 ) -> dict[Role, RoleCells]:
-    """Compare sampled rows of each projection under one map; p is corrected by ``log_n``."""
+    """Compare sampled rows of each projection under one map, with p corrected for ``log_n``."""
     cells: dict[Role, RoleCells] = {}
     for role in roles:
         sample = reader.sample(role, residual_map)

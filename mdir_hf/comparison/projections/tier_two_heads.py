@@ -1,4 +1,4 @@
-"""Tier 2, attention: permuted heads and rows rotated inside heads."""
+"""Run tier 2 for attention: search for permuted heads and for rows rotated inside heads."""
 
 from __future__ import annotations
 
@@ -32,19 +32,20 @@ from mdir_hf.method.row_agreement import HeadAgreement, match_heads
 from mdir_hf.model.roles import Role
 
 MOST_ROWS = 256
-"""Rows of a projection of attention that a search for heads reads at most, the same positions of every head."""
+"""Maximum number of rows that a search for heads reads per projection, at the same positions in every head."""
 
 MOST_HEAD_ROWS = 1024
-"""Rotations inside heads are looked for if the values have no more rows than this: all of them are read."""
+"""Maximum number of rows of a projection in which rotations of whole heads are searched for, since all rows are read.
+"""
 
 SOLVED_ON_HALF = 2
-"""A map inside heads is fitted on every second channel of the stream, and cosines are taken on the other channels: on
-the fitted channels they would be too large."""
+"""A map inside heads is fitted on every second channel of the stream. Cosines are taken on the others, because on the
+fitted channels they would be too large."""
 
 
 @dataclass(frozen=True, eq=False)
 class HeadCells:
-    """Agreement of layers by the heads of one projection, in any order.
+    """Agreement of layers in the heads of one projection, in any order.
 
     Attributes:
         places: Positions of both models' layers.
@@ -58,10 +59,10 @@ class HeadCells:
 
 
 class HeadSearch(Search):
-    """Searches of heads."""
+    """Search for permuted or rotated heads."""
 
     def heads_of_layers(self, role: Role, columns: Collection[int]) -> HeadCells | None:
-        """Compare candidate layers with all reference layers by heads, if comparable."""
+        """Compare candidate layers with all reference layers in terms of their heads, if comparable."""
         reader = self.reader
         rows, others = reader.places(0, role), tuple(at for at in reader.places(1, role) if at in columns)
         if not rows or not others or len(self._shapes(role, rows, others)) != 1:
@@ -75,7 +76,7 @@ class HeadSearch(Search):
         return HeadCells((rows, others), agreement.log_p, np.abs(cosine))
 
     def counterparts(self, role: Role, cells: HeadCells) -> dict[int, int]:
-        """Reference layer for each candidate layer, by heads; omits those that another layer resembles far more."""
+        """Return each candidate layer's reference layer, unless another candidate layer resembles it much more."""
         most = cells.cosine.max(axis=1)
         in_place = self.tier_one.cells.get(role)
         if in_place is not None:
@@ -90,7 +91,7 @@ class HeadSearch(Search):
         }
 
     def _shapes(self, role: Role, rows: Collection[int], others: Collection[int]) -> set[tuple[int, int]]:
-        """Dimensions of a head of all these layers, and whether heads are known."""
+        """Return the distinct pairs (head dimension, whether heads are known) of these layers."""
         shapes = set()
         for side, places in ((0, rows), (1, others)):
             for place in places:
@@ -139,7 +140,7 @@ class HeadSearch(Search):
         return all(at) and len(self._shapes(role, pair[:1], pair[1:])) == 1
 
     def _heads(self, role: Role, pair: tuple[int, int], maps: FoundMaps) -> Finding | None:
-        """Heads in another order, rows in order inside."""
+        """Find heads in another order, with rows in order inside each head."""
         agreement, (x, y) = self._match_heads(role, pair[:1], pair[1:])
         log_p = float(agreement.log_p[0, 0])
         if not self.is_significant(log_p):
@@ -154,7 +155,7 @@ class HeadSearch(Search):
         return Finding(log_p, cosines, share, "heads" if is_moved else None)
 
     def _turned(self, role: Role, pair: tuple[int, int], maps: FoundMaps) -> Finding | None:
-        """Rows rotated inside heads: planes of rotary positions, or whole heads."""
+        """Find rows rotated inside heads: planes of rotary positions, or whole heads."""
         anatomies = [model.anatomy for model in self.reader.models]
         layers = [anatomy.layers[place] for anatomy, place in zip(anatomies, pair, strict=True)]
         ropes = [layer.rope or anatomy.rope for layer, anatomy in zip(layers, anatomies, strict=True)]
@@ -231,7 +232,7 @@ class HeadSearch(Search):
         return Finding(log_p, cosines, share_alike(cosines), moved, is_turned=True)
 
     def _outputs(self, pair: tuple[int, int], roles: Collection[Role], maps: FoundMaps) -> Finding | None:
-        """Compare o behind the known heads of queries and rotations of values."""
+        """Compare o, given the known heads of queries and rotations of values."""
         reader, cells = self.reader, self.tier_one.cells.get(Role.O)
         if cells is None:
             return None
@@ -272,7 +273,6 @@ class HeadSearch(Search):
         return Finding(log_p, cosines, share_of_columns(first, second), moved, is_turned=turns is not None)
 
     def _whole_outputs(self, side: int, pair: tuple[int, int]) -> torch.Tensor:
-        """Read o of one layer as ``(n, H d)`` in the candidate's residual basis."""
         rows = self.reader.rows_of_one(side, Role.O, pair[side])
         return (carried(self.residual_map, rows) if side == 0 else rows).T
 
@@ -280,7 +280,6 @@ class HeadSearch(Search):
 def _rows_of_heads(
     samples: Sequence[torch.Tensor], n_heads: Sequence[int], heads: Sequence[IntArray]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of matched heads of two layers, in the order of the pairs."""
     first, second = (
         rows.reshape(n, len(rows) // n, -1)[torch.from_numpy(at)].flatten(0, 1)
         for rows, n, at in zip(samples, n_heads, heads, strict=True)
@@ -289,7 +288,7 @@ def _rows_of_heads(
 
 
 def _turned_planes(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Turn planes ``(g, F, 2, n)`` by the angle that fits half of the channels; rows of the others."""
+    """Rotate planes ``(g, F, 2, n)`` by an angle fitted on half of the channels; return rows of the other half."""
     a, b = (rows[..., ::SOLVED_ON_HALF] for rows in (x, y))
     cosine = (a * b).sum(dim=(2, 3))[..., None]
     sine = (a[:, :, 0] * b[:, :, 1] - a[:, :, 1] * b[:, :, 0]).sum(dim=2)[..., None]

@@ -1,4 +1,4 @@
-"""Tier 2, the MLP: permuted neurons. Partners by gate lead to up and down."""
+"""Run tier 2 for the MLP: search for permuted neurons in gate, then compare their up and down."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from mdir_hf.method.row_agreement import centred_rows, flattened, log_p_fixed, s
 from mdir_hf.model.roles import Role
 
 LEAST_SHARE_MOVED = 0.05
-"""Neurons are permuted if more than this share of those that are alike has another number."""
+"""Neurons count as permuted if more than this share of the similar pairs have different numbers."""
 
 
 class NeuronSearch(Search):
-    """Searches of neurons."""
+    """Search for permuted neurons."""
 
     def mlp(self, pair: tuple[int, int], up: Role, roles: Collection[Role], maps: FoundMaps) -> dict[Role, Finding]:
         """Look for permuted neurons or mixer channels (rows of ``up``) and add the pairs to ``maps``."""
@@ -59,7 +59,7 @@ class NeuronSearch(Search):
         return {role: replace(found, moved="channels") for role, found in findings.items()}
 
     def _neurons(self, role: Role, pair: tuple[int, int], maps: FoundMaps, *, is_signed: bool) -> Finding | None:
-        """Sampled neurons of the smaller layer against all of the other."""
+        """Search for sampled neurons of the smaller layer among all neurons of the other."""
         reader = self.reader
         if not all(pair[side] in reader.places(side, role) for side in (0, 1)):
             return None
@@ -85,7 +85,7 @@ class NeuronSearch(Search):
         return Finding(log_p, cosines, share_alike(cosines), "neurons")
 
     def _same_neurons(self, role: Role, pair: tuple[int, int], maps: FoundMaps, *, is_signed: bool) -> Finding | None:
-        """Another projection of neurons with known partners; up and down share a free sign."""
+        """Compare another projection of neurons with known partners; up and down share a free sign."""
         reader = self.reader
         assert maps.neurons is not None
         if not all(pair[side] in reader.places(side, role) for side in (0, 1)):
@@ -105,7 +105,7 @@ class NeuronSearch(Search):
         return Finding(log_p, cosines, share_alike(cosines), "neurons")
 
     def _neuron_outputs(self, pair: tuple[int, int], down: Role, maps: FoundMaps) -> Finding | None:
-        """Columns of down of neurons with known partners and signs."""
+        """Compare the columns of down for neurons with known partners and signs."""
         cells = self.tier_one.cells.get(down)
         assert maps.neurons is not None
         if cells is None or any(pair[side] not in cells.sample.places[side] for side in (0, 1)):

@@ -1,6 +1,6 @@
-"""Figures of a report: object API without pyplot, reproducible bytes, and no information by colour alone.
+"""Report figures, drawn with matplotlib's object API (no pyplot).
 
-Every figure's ``Figure.get_label()`` is its alt text.
+Output is byte-for-byte reproducible, and nothing is conveyed by colour alone. ``Figure.get_label()`` is the alt text.
 """
 
 from mdir_hf.render.figures.all_figures import draw_figures

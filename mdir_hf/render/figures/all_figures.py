@@ -1,4 +1,4 @@
-"""Draws the figures of a report."""
+"""Draw the figures of a report."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from mdir_hf.report import HomologyReport
 
 FigureStyle = Literal["screen", "column", "page"]
-"""``screen`` has the finding as its title. For a paper, without title: ``column`` (3.35 inches) or ``page`` (6.9)."""
+"""``screen`` shows the finding as title. ``column`` (3.35 inches) and ``page`` (6.9) have no title, for papers."""
 
 WIDTHS = {"column": 3.35, "page": 6.9}
-"""Widths of one column and of two, in inches."""
+"""Widths of a column and of a page, in inches."""
 
 SMALLEST_POINTS = 5.0
-"""Smallest text size in print, as most journals require."""
+"""Smallest text size in print that most journals allow."""
 
 BAR_LABEL = 0.3
-"""Inches of the head that remain, for the label of the colour bar."""
+"""Inches of the head that are kept for the label of the colour bar."""
 
 
 def draw_figures(
@@ -43,11 +43,11 @@ def draw_figures(
     style: FigureStyle = "screen",
     labels: tuple[str, str] | None = None,
 ) -> Mapping[str, Figure]:
-    """Draw every figure that the report has data for, by name in reading order.
+    """Draw the figures for which the report has data, by name in reading order.
 
-    Names: ``embedding``, ``embedding_matched`` (the polar factor; not for a report from JSON), the same for
+    The names are ``embedding`` and ``embedding_matched`` (the polar factor; not for reports from JSON), the same for
     ``unembedding``, ``null`` (trace against placebos), ``looks`` (p against tokens), ``neurons``, ``layers``, ``flow``
-    (unless all layers stayed in place), ``drift``, ``modules``.
+    (unless all layers stayed in place), ``drift`` and ``modules``.
 
     Raises:
         InputError: If matplotlib is not installed or the style is unknown.
@@ -86,7 +86,7 @@ def draw_figures(
 
 
 def expect_style(style: str) -> None:
-    """Validate a style name.
+    """Check a style name.
 
     Raises:
         InputError: If the style is unknown.
@@ -96,7 +96,7 @@ def expect_style(style: str) -> None:
 
 
 def for_paper(figure: Figure, style: FigureStyle) -> Figure:
-    """Remove the head of a figure in place and scale it; ``screen`` changes nothing."""
+    """Remove a figure's head and scale it, in place; leave ``screen`` figures unchanged."""
     from matplotlib.lines import Line2D
     from matplotlib.text import Text
 

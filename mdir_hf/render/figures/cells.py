@@ -1,4 +1,4 @@
-"""The tooltips of a figure's cells."""
+"""Describe a figure's cells for tooltips."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ TICK_POINTS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class TickStrip:
-    """The labels of one axis beside a grid; a page redraws them when enlarging a part.
+    """The labels of one axis beside a grid, which a page redraws when enlarging a part.
 
-    ``depth`` is their space as a fraction of the figure's side.
+    ``depth`` is the space that they take, as a fraction of the figure's side.
     """
 
     side: Literal["left", "right", "bottom"]
@@ -48,14 +48,14 @@ class CellGrid:
         box: Left, top, width and height, as fractions of the figure's size.
         sides: Words for a row and a column, with ``{}`` for its label.
         noun: The word for one of its cells.
-        rows: Labels, from the top.
-        value: The meaning of ``values``; empty if ``texts`` says everything.
-        values: ``(rows, columns)`` numbers or None.
-        texts: ``(rows, columns)`` texts or None.
+        rows: Row labels, from the top.
+        value: The meaning of ``values``; empty if ``texts`` is enough.
+        values: Numbers or None, ``(rows, columns)``.
+        texts: Texts or None, ``(rows, columns)``.
         notes: Further text for some cells, by (row, column).
-        widths: Column widths as fractions; empty if equal.
+        widths: Column widths as fractions; empty if all are equal.
         is_merged: Whether adjacent cells with the same text are merged.
-        models: ``(rows, columns)``: the two models of each cell, or None.
+        models: The two models of each cell, ``(rows, columns)``, or None.
     """
 
     box: tuple[float, float, float, float]
@@ -76,7 +76,7 @@ class CellGrid:
 
 
 def figure_cells(report: HomologyReport, name: str, figure: Figure) -> tuple[CellGrid, ...]:
-    """Return the grids of the named figure in the order of its axes."""
+    """Return the grids of the named figure, in the order of its axes."""
     makers = {
         FigureName.EMBEDDING: _channels,
         FigureName.UNEMBEDDING: _channels,
@@ -160,18 +160,16 @@ def _channels(report: HomologyReport, name: str, figure: Figure) -> Iterator[Cel
 
 
 def _first(block: str) -> str:
-    """Return the first channel of a block."""
     return block.partition(" ")[0]
 
 
 def _edges(size: int, n: int) -> list[str]:
-    """Return the channels of n blocks as text: ``4``, or ``4 to 6``."""
+    """Return the channels of n blocks as text, such as ``4`` or ``4 to 6``."""
     starts = [k * size // n for k in range(n)] + [size]
     return [str(start) if stop - start == 1 else f"{start} to {stop - 1}" for start, stop in pairwise(starts)]
 
 
 def _block(place: int, size: int, n: int) -> int:
-    """Return the block of a channel."""
     return ((place + 1) * n - 1) // size
 
 
@@ -197,7 +195,6 @@ def _neurons(report: HomologyReport, name: str, figure: Figure) -> Iterator[Cell
 
 
 def _numbers(compared: NeuronNumbers | LayersResult) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the numbers of the compared layers, as text."""
     return tuple(map(str, compared.reference_layers)), tuple(map(str, compared.candidate_layers))
 
 
@@ -280,7 +277,7 @@ def _drift(report: HomologyReport, name: str, figure: Figure) -> Iterator[CellGr
 
 
 def _cosines_text(result: ProjectionResult) -> str:
-    """Describe one projection: ``kept, mean cosine 0.981, deciles 0.970 to 0.990``."""
+    """Describe one projection, such as ``kept, mean cosine 0.981, deciles 0.970 to 0.990``."""
     spread = f", deciles {result.deciles[0]:.3f} to {result.deciles[-1]:.3f}" if result.deciles else ""
     return f"{outcome_words(result)}, mean cosine {result.cosine:.3f}{spread}"
 

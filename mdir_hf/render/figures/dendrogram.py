@@ -1,4 +1,4 @@
-"""Draws a dendrogram of a survey's groups, by distance."""
+"""Draw a survey's groups as a dendrogram of distances."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ROW = 0.17
-"""Inches for each model, enough to read its name."""
+"""Inches per model, enough to read its name."""
 
 MOST_ROWS = 300
-"""Most models that are drawn; a larger sheet would be unreadable."""
+"""Maximum number of models drawn, so that the sheet stays readable."""
 
 MOST_NAMED = 8
-"""Most models of a branch that are named; the others are counted."""
+"""Maximum number of a branch's models that are named; the others are counted."""
 
 ROUNDING = 1e-6
-"""Distances below this are 0: equal rows differ by no more than rounding."""
+"""Distances below this are rounding errors and count as 0."""
 
 _LABELS = 0.1
-"""Smallest distance of the names of leaves from the left edge, in inches."""
+"""Minimum distance of leaf names from the left edge, in inches."""
 
 _NAMES = 2.3
 _RIGHT = 0.25
@@ -45,11 +45,12 @@ def draw_dendrogram(
 ) -> Figure:
     """Draw each group of related models as a tree of average distances.
 
-    Groups are the names of m >= 2 models and their ``(m, m)`` distances, at least 0. ``alone`` and ``by_layers`` count
-    models without relatives, or with relatives by layers only. At most ``MOST_ROWS`` models are drawn.
+    Each group has the names of m >= 2 models and their non-negative distances, ``(m, m)``. ``alone`` counts models that
+    have no relatives, and ``by_layers`` models that are related only according to their layers. At most ``MOST_ROWS``
+    models are drawn.
 
     Raises:
-        InputError: If there is no group, sizes do not fit, or matplotlib is not installed.
+        InputError: If there are no groups, if sizes do not match, or if matplotlib is not installed.
     """
     families = _grown(groups)
     with drawing():
@@ -59,9 +60,9 @@ def draw_dendrogram(
 
 
 def dendrogram_cells(groups: Sequence[tuple[Sequence[str], npt.ArrayLike]], figure: Figure) -> tuple[CellGrid, ...]:
-    """Return the texts of a dendrogram's leaves and branches: a grid for each group, from the top.
+    """Return the texts of a dendrogram's leaves and branches, with one grid per group from the top.
 
-    Rows are leaves; joins bound the columns. A branch names the two nearest models across it.
+    Rows are leaves, and columns end at joins. Each branch names the two nearest models on its two sides.
 
     Raises:
         InputError: If the groups cannot be drawn.
@@ -97,7 +98,7 @@ def dendrogram_cells(groups: Sequence[tuple[Sequence[str], npt.ArrayLike]], figu
 
 @dataclass(frozen=True)
 class _Family:
-    """One group of the figure, with scipy's ``linkage`` and ``dendrogram`` of its distances ``(m, m)``."""
+    """One group of the figure, with scipy's ``linkage`` and ``dendrogram`` for its distances ``(m, m)``."""
 
     names: tuple[str, ...]
     distances: npt.NDArray[np.float64]
@@ -107,11 +108,11 @@ class _Family:
 
     @property
     def joins(self) -> tuple[float, ...]:
-        """The distances at which branches are joined."""
+        """The distances at which branches join."""
         return tuple(float(join) for join in self.links[:, 2])
 
     def branches_of(self, leaf: int, joins: Sequence[float], floor: float) -> Iterator[tuple[str, tuple[str, str]]]:
-        """Yield text and models of a leaf, then of its branches at these distances."""
+        """Yield the text and models of a leaf, then of its branches at the distances ``joins``."""
         import numpy as np
 
         apart = self.distances + np.diag(np.full(len(self.names), np.inf))
@@ -133,7 +134,6 @@ class _Family:
             yield text, models
 
     def _joined(self) -> Iterator[tuple[set[int], set[int], float]]:
-        """Yield the two sides and the distance of every join, ascending."""
         order = [int(leaf) for leaf in self.lines["leaves"]]
         sides = [{order.index(leaf)} for leaf in range(len(order))]
         for left, right, at, _ in self.links:
@@ -153,7 +153,6 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _grown(groups: Sequence[tuple[Sequence[str], npt.ArrayLike]]) -> list[_Family]:
-    """Join the models of every group that fits on the sheet."""
     import numpy as np
     from scipy.cluster.hierarchy import dendrogram, linkage
     from scipy.spatial.distance import squareform
@@ -180,7 +179,7 @@ def _grown(groups: Sequence[tuple[Sequence[str], npt.ArrayLike]]) -> list[_Famil
 
 
 def _range(families: Sequence[_Family]) -> tuple[float, float]:
-    """Return the ends of the logarithmic axis, copies at the left."""
+    """Return the ends of the logarithmic axis, with copies at the left."""
     import numpy as np
 
     positive = np.concatenate([family.distances[family.distances > 0.0] for family in families])
@@ -233,7 +232,7 @@ def _draw(families: Sequence[_Family], theme: Theme, *, n_left_out: int, alone: 
 
 
 def _ticks(families: Sequence[_Family], floor: float, top: float) -> dict[float, str]:
-    """Return the text of each tick; the left end stands for 0 with equal copies."""
+    """Return the text of each tick; if there are equal copies, the left end represents 0."""
     joins = [join for family in families for join in family.joins]
     zero = {floor: "0"} if min(joins) <= 0.0 else {}
     first = 2.0 * floor if zero else floor  # twice the left end is the smallest distance above 0
@@ -242,7 +241,7 @@ def _ticks(families: Sequence[_Family], floor: float, top: float) -> dict[float,
 
 
 def _round_values(low: float, high: float) -> list[float]:
-    """Return 1, 2 and 5 times powers of ten, or only the powers."""
+    """Return 1, 2 and 5 times powers of ten, or powers of ten only."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     factors = (1, 2, 5) if len(exponents) <= 4 else (1,)
     return [value for exponent in exponents for f in factors if low <= (value := f * 10.0**exponent) <= high]

@@ -1,4 +1,4 @@
-"""Draws the evidence: observed traces with their thresholds, and p against tokens read."""
+"""Draw observed traces with their thresholds, and p against tokens read."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from mdir_hf.report import HomologyReport, MatrixResult
 
 _ROW = 0.29
-"""Height of a bar with the gap below it, in inches."""
+"""Height of a bar and the gap below it, in inches."""
 
 _BARS_WIDTH = 2.4
 _MARGIN = 1.16
-"""Room for a number to the right of the longest bar."""
+"""Space for a number to the right of the longest bar."""
 
 _MARKS = {"embedding": ("o", "-"), "unembedding": ("s", "--")}
 
 MOST_NUMBERS = 10
-"""Most looks that are drawn with a number at each."""
+"""Maximum number of looks at which each look has a number."""
 
 
 def draw_null(matrices: Mapping[str, MatrixResult], theme: Theme) -> Figure:
-    """Draw traces of the matrices and their placebos as multiples of their own thresholds.
+    """Draw the traces of matrices and their placebos, each as a multiple of its own threshold.
 
-    Matrices without placebos are left out.
+    Matrices that have no placebos are omitted.
     """
     rows: list[tuple[str, float | None, bool]] = []
     observed: dict[str, float | None] = {}
@@ -126,7 +126,7 @@ def _bars(axes: Axes, theme: Theme, rows: Sequence[tuple[str, float | None, bool
 
 
 def draw_looks(report: HomologyReport, matrices: Mapping[str, MatrixResult], theme: Theme) -> Figure:
-    """Draw -log10 p of every look against its number of tokens."""
+    """Draw -log10 p of each look against its number of tokens."""
     series = {name: matrix.looks for name, matrix in matrices.items() if matrix.looks}
     best = {name: min(p for _, p in looks) for name, looks in series.items()}
     level = math.log10(report.alpha)
@@ -196,7 +196,7 @@ def draw_looks(report: HomologyReport, matrices: Mapping[str, MatrixResult], the
 
 
 def _apart(numbers: Sequence[int]) -> list[int]:
-    """Return numbers whose labels do not touch on a logarithmic axis."""
+    """Return the numbers whose labels do not touch on a logarithmic axis."""
     span = math.log2(numbers[-1]) - math.log2(numbers[0])
     shown: list[int] = []
     for n in reversed(numbers):

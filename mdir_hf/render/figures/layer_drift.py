@@ -1,4 +1,4 @@
-"""Draws the drift of each projection: the cosines of its sampled rows, layer by layer."""
+"""Draw the drift of each projection as the cosines of its sampled rows, layer by layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mdir_hf.report import HomologyReport, LayerTable
 
 BAND, GAP = 0.46, 0.14
-"""Height of the axes of one projection, and the space below it, in inches."""
+"""Height of one projection's axes, and of the space below, in inches."""
 
 NUMBERED_LAYERS = 16
 """Up to this many layers are all numbered; otherwise every fifth is."""
@@ -28,7 +28,7 @@ WITHOUT_PARTNER = (Outcome.REPLACED, Outcome.NO_AGREEMENT)
 
 
 def draw_layer_drift(report: HomologyReport, table: LayerTable, theme: Theme) -> Figure:
-    """Draw one band for each projection: mean, median and deciles of its rows' cosines.
+    """Draw one band per projection, with the mean, median and deciles of its rows' cosines.
 
     The mean is a filled dot if rows agree.
     """
@@ -60,7 +60,7 @@ def draw_layer_drift(report: HomologyReport, table: LayerTable, theme: Theme) ->
 
 
 def drift_bands(table: LayerTable) -> dict[ModuleRole, list[ProjectionResult]]:
-    """Return results with cosines by projection, in the candidate's order."""
+    """Return the results that have cosines by projection, in the candidate's order."""
     compared = [result for result in table.results if result.cosine is not None]
     bands = {role: [result for result in compared if result.role is role] for role in ModuleRole}
     return {role: sorted(band, key=lambda each: each.layer.candidate) for role, band in bands.items() if band}
@@ -73,7 +73,6 @@ _SUBTITLE = (
 
 
 def _draw_band(axes: Axes, theme: Theme, band: Sequence[ProjectionResult]) -> None:
-    """Draw the cosines of one projection."""
     places = [result.layer.candidate for result in band]
     deciles = [result.deciles or (result.cosine,) * 9 for result in band]
     low, middle, high = ([float(each[at] or 0.0) for each in deciles] for at in (0, 4, 8))

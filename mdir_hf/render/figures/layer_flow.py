@@ -1,4 +1,4 @@
-"""Draws matched layers: two columns of layers, and a line for each match."""
+"""Draw matched layers as two columns, with a line for each match."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from mdir_hf.report import HomologyReport, LayersResult
 
 TALLEST, ROW = 5.4, 0.22
-"""Height of the columns, and largest height of a layer, in inches."""
+"""Maximum height of the columns, and of a layer, in inches."""
 
 NUMBERED = 0.13
-"""Layers of at least this height, in inches, are all numbered; otherwise every fifth is."""
+"""From this height in inches, all layers are numbered; otherwise every fifth is."""
 
 _LEFT, _BELOW, _GAP = 1.0, 0.36, 3.0
 
 
 def draw_layer_flow(report: HomologyReport, layers: LayersResult, theme: Theme) -> Figure:
-    """Draw every match as a line from a reference layer (left) to a candidate layer (right).
+    """Draw each match as a line from a reference layer (left) to a candidate layer (right).
 
-    Further matches of a layer are dashed; layers without a match are hollow.
+    Further matches of a layer are dashed; unmatched layers are hollow.
     """
     reference_layers, candidate_layers = layers.reference_layers, layers.candidate_layers
     row = min(ROW, TALLEST / max(len(reference_layers), len(candidate_layers)))

@@ -1,4 +1,4 @@
-"""Draws the layers of one model against the layers of the other, by weights and by neurons."""
+"""Draw the layers of one model against the other's, comparing weights or neurons."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ SIDE = 3.4
 LARGEST_CELL = 0.6
 
 NUMBERED = 0.3
-"""Cells of at least this size, in inches, show their number."""
+"""Minimum size, in inches, of cells that show their number."""
 
 RINGED = 0.11
-"""Partners have a ring in cells of at least this size, in inches, and a dot in smaller ones."""
+"""Minimum size, in inches, of cells that mark partners with a ring; smaller cells have a dot."""
 
 _LEFT, _BELOW = 0.78, 0.72
 
@@ -53,7 +53,7 @@ _BASIS = {
 
 
 def draw_layer_map(report: HomologyReport, layers: LayersResult, theme: Theme) -> Figure:
-    """Draw -log10 p of every pair of layers; a ring marks each candidate layer's partner."""
+    """Draw -log10 p of each pair of layers, with a ring at each candidate layer's partner."""
     import numpy as np
 
     matrix = layers.matrix
@@ -93,7 +93,7 @@ def draw_layer_map(report: HomologyReport, layers: LayersResult, theme: Theme) -
 
 
 def draw_neuron_map(report: HomologyReport, neurons: NeuronNumbers, theme: Theme) -> Figure:
-    """Draw how many tested neurons agree in each pair of layers; a ring marks matches."""
+    """Draw how many tested neurons agree in each pair of layers, with a ring at each match."""
     import numpy as np
 
     rows, columns = neurons.reference_layers, neurons.candidate_layers
@@ -139,7 +139,7 @@ def word_of_mark(cell: float) -> str:
 
 
 def mark_partners(axes: Axes, theme: Theme, cells: Sequence[tuple[int, int]], cell: float) -> None:
-    """Mark the partners visibly on any cell; ``cell`` is in inches."""
+    """Mark the partners visibly on cells of any size ``cell``, in inches."""
     from matplotlib.patheffects import withStroke
 
     is_ringed = word_of_mark(cell) == "ring"
@@ -160,7 +160,7 @@ def mark_partners(axes: Axes, theme: Theme, cells: Sequence[tuple[int, int]], ce
 
 
 def short_number(evidence: float) -> str:
-    """Format -log10 p in at most four characters: 0, 0.4, 37, 7642, 22k."""
+    """Format -log10 p in at most four characters, such as 0, 0.4, 37, 7642 or 22k."""
     if evidence >= 9999.5:
         return f"{evidence / 1000.0:.0f}k"
     if evidence < 0.05:

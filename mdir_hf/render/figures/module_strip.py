@@ -1,4 +1,4 @@
-"""Draws every role of every matched pair of layers, with its most significant test."""
+"""Draw the most significant test of each role in each matched pair of layers."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 COLUMNS_OF_A_BAND = 24
 WIDEST_CELL, ROW = 0.6, 0.27
-"""Inches."""
+"""Maximum width of a cell, and height of a row, in inches."""
 
 NUMBERED = 0.3
-"""Cells of at least this size, in inches, also show their number."""
+"""Minimum size, in inches, of cells that also show their number."""
 
 _LEFT, _RIGHT = 0.72, 0.82
 _LAYER_ROWS = 0.36
@@ -48,7 +48,7 @@ _Cells = Mapping[tuple[ModuleRole, LayerPair], ModuleResult]
 
 
 def draw_module_strip(report: HomologyReport, theme: Theme) -> Figure:
-    """Draw -log10 p for each role (rows) and matched pair of layers (columns), with the letter of its test."""
+    """Draw -log10 p for each role (rows) and matched pair of layers (columns), with the test's letter."""
     cells, pairs = strip_cells(report)
     roles = [role for role in ModuleRole if any(key[0] is role for key in cells)]
     bands = bands_of(pairs)
@@ -77,7 +77,7 @@ def draw_module_strip(report: HomologyReport, theme: Theme) -> Figure:
 
 
 def strip_cells(report: HomologyReport) -> tuple[_Cells, list[LayerPair]]:
-    """Return the most significant test by role and pair of layers, and all matched pairs."""
+    """Return the most significant test for each role and pair of layers, and all matched pairs."""
     cells: dict[tuple[ModuleRole, LayerPair], ModuleResult] = {}
     for module in report.modules or ():
         key = (module.role, module.layer)
@@ -89,7 +89,7 @@ def strip_cells(report: HomologyReport) -> tuple[_Cells, list[LayerPair]]:
 
 
 def bands_of(pairs: Sequence[LayerPair]) -> list[Sequence[LayerPair]]:
-    """Split the columns into bands of similar length, one below another."""
+    """Split the columns into bands of similar length, one below the other."""
     n_columns = math.ceil(len(pairs) / math.ceil(len(pairs) / COLUMNS_OF_A_BAND))
     return [pairs[start : start + n_columns] for start in range(0, len(pairs), n_columns)]
 
@@ -150,7 +150,7 @@ def _draw_band(
 
 
 def _in_cell(result: ModuleResult) -> str:
-    """Return the experts with an origin, or the letter of the test and -log10 p."""
+    """Return the number of experts with an origin, or the test's letter and -log10 p."""
     if isinstance(result.found, ExpertsFound):
         return f"{len(result.found.experts)}/{result.found.n_experts}"
     return f"{result.test.letter} {short_number(-result.log10_p)}"
@@ -165,7 +165,6 @@ def _write_counts(
     right: float,
     top: float,
 ) -> None:
-    """Write the number of agreeing pairs beside each row of the first band."""
     width, height = figure.get_size_inches()
     for row, role in enumerate(roles):
         of_role = [result for (name, _), result in cells.items() if name == role]
@@ -175,7 +174,6 @@ def _write_counts(
 
 
 def _legend_lines(cells: Iterable[ModuleResult]) -> list[str]:
-    """Return the legend in lines that fit: letters of tests, dot and hatching."""
     significant = {result.test for result in cells if result.is_significant}
     entries = [f"{test.letter} {test.words}" for test in ModuleTest if test in significant]
     entries += ["· not significant (p > 0.001)", "hatched: not run"]

@@ -1,4 +1,4 @@
-"""Draws the polar factor of two embeddings as a map of channels against channels."""
+"""Draw the polar factor of two embeddings as a map of channels against channels."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _TITLES = {
 def draw_polar_factor(
     report: HomologyReport, name: str, picture: npt.NDArray[np.float32], theme: Theme, *, is_matched: bool
 ) -> Figure:
-    """Draw |U| with one cell for each block of channels, showing the block's largest entry.
+    """Draw |U| with one cell per block of channels, which shows the block's largest entry.
 
-    The shade is the square root of the entry, so that 0.1 is visible beside 1.
+    The shade is the square root of the entry, so that 0.1 is visible next to 1.
     """
     import numpy as np
 

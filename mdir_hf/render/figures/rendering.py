@@ -1,4 +1,4 @@
-"""Renders a figure as bytes or as an HTML element."""
+"""Render a figure as bytes or as an HTML element."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PNG_DPI = 160
 CSS_PIXELS_PER_INCH = 96
 
 SMALL_DPI, FEW_COLOURS, WEBP_QUALITY = 110, 24, 50
-"""For images in notebooks: the heat map of 576 channels takes 22 kB, as an SVG 220."""
+"""Settings for images in notebooks: a heat map of 576 channels takes 22 kB, instead of 220 kB as an SVG."""
 
 # No date and no version, so that the same report gives the same bytes.
 _NO_METADATA = {
@@ -31,7 +31,7 @@ _PROLOG = re.compile(rb"\A.*?<svg\b([^>]*)>", re.DOTALL)
 def figure_bytes(figure: Figure, file_format: str) -> bytes:
     """Render a figure as ``svg`` or ``png``; the same report always gives the same bytes.
 
-    An SVG has ``<title>`` and ``<desc>`` but no external references.
+    SVGs have ``<title>`` and ``<desc>``, but no external references.
 
     Raises:
         InputError: If the format is unknown or matplotlib is not installed.
@@ -52,16 +52,16 @@ def figure_bytes(figure: Figure, file_format: str) -> bytes:
 
 
 def figure_img(figure: Figure, dark_figure: Figure | None = None) -> str:
-    """Return a figure as a self-contained ``<img>`` with its label as alt text.
+    """Return a figure as a self-contained ``<img>``, with its label as alt text.
 
-    With ``dark_figure``, it is inside ``<picture>``.
+    If there is a ``dark_figure``, the ``<img>`` is inside a ``<picture>``.
     """
     dark_svg = None if dark_figure is None else figure_bytes(dark_figure, "svg")
     return svg_img(figure, figure_bytes(figure, "svg"), dark_svg)
 
 
 def svg_img(figure: Figure, svg: bytes, dark_svg: bytes | None = None) -> str:
-    """Return the element of :func:`figure_img` for existing SVGs."""
+    """Return the same element as :func:`figure_img`, for existing SVGs."""
     img = _img(figure, _data_url(svg))
     if dark_svg is None:
         return img
@@ -70,7 +70,7 @@ def svg_img(figure: Figure, svg: bytes, dark_svg: bytes | None = None) -> str:
 
 
 def small_img(figure: Figure) -> str:
-    """Return a figure as a bitmap of 10 to 30 kB, because notebooks store every output."""
+    """Return a figure as a bitmap of 10 to 30 kB, since notebooks store all output."""
     from PIL import Image
 
     buffer = BytesIO()
@@ -94,7 +94,7 @@ def _data_url(content: bytes, kind: str = "svg+xml") -> str:
 
 
 def _with_words(svg: bytes, figure: Figure) -> bytes:
-    """Add title and description to an SVG, and remove its reference to a DTD."""
+    """Add a title and a description to an SVG, and remove its reference to a DTD."""
     label = str(figure.get_label())
     title = str(figure.texts[0].get_text()) if figure.texts else label
     words = f'<title id="title">{_xml(title)}</title><desc id="desc">{_xml(label)}</desc>'

@@ -1,6 +1,6 @@
-"""A figure as a sheet of paper, with a title, a subtitle and axes placed in inches.
+"""Lay out figures as sheets with a title, a subtitle and axes placed in inches.
 
-Without a layout engine, foreign text cannot move the axes.
+No layout engine is used, so untrusted text cannot move the axes.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 Box = tuple[float, float, float, float]
 
 WIDTH = 5.0
-"""Inches, equal to 480 CSS pixels: text of 8 points is still readable on a phone that shows it at three quarters."""
+"""Width in inches, equal to 480 CSS pixels. Text of 8 points is readable on a phone."""
 
 HEAD = 0.86
-"""Inches above the axes for the title, two lines of subtitle, and the label of a colour bar."""
+"""Inches above the axes for the title, two subtitle lines, and the label of a colour bar."""
 
 SHORTEST = 1.5
-"""Shortest side of a map, in inches, so that its label fits."""
+"""Minimum side of a map in inches, so that its label fits."""
 
 POINTS = 72.0
 TITLE_SIZE, TEXT_SIZE, SMALL_SIZE = 11.0, 9.0, 8.5
@@ -53,7 +53,7 @@ _LOCK = threading.RLock()
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Use our own matplotlib settings inside the block.
+    """Use this package's matplotlib settings inside the block.
 
     Raises:
         MissingExtraError: If matplotlib is not installed.
@@ -66,7 +66,7 @@ def drawing() -> Iterator[None]:
 
 
 def new_sheet(theme: Theme, height: float, title: str, subtitle: str, *, width: float = WIDTH) -> Figure:
-    """Make a figure; the height, in inches, includes its head. The subtitle has at most two lines."""
+    """Make a figure whose height, in inches, includes its head. The subtitle has at most two lines."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), facecolor=theme.paper)
@@ -81,7 +81,7 @@ def new_sheet(theme: Theme, height: float, title: str, subtitle: str, *, width: 
 
 
 def add_axes(figure: Figure, theme: Theme, left: float, bottom: float, width: float, height: float) -> Axes:
-    """Place axes at inches from the lower left corner."""
+    """Place axes, in inches from the lower left corner."""
     sheet_width, sheet_height = figure.get_size_inches()
     box = (left / sheet_width, bottom / sheet_height, width / sheet_width, height / sheet_height)
     axes = figure.add_axes(box, facecolor=theme.paper)
@@ -96,7 +96,7 @@ def add_axes(figure: Figure, theme: Theme, left: float, bottom: float, width: fl
 def label_sides(figure: Figure, axes: Axes, theme: Theme, what: str, reference: str, candidate: str) -> None:
     """Label the axes of a map: vertical for the reference, horizontal for the candidate.
 
-    Names are cut to fit. ``what`` is the word for a row or column.
+    Names are shortened to fit. ``what`` is the word for a row or column.
     """
     sheet_width, sheet_height = figure.get_size_inches()
     box = axes.get_position()
@@ -118,7 +118,7 @@ def text_width(text: str, size: float, *, bold: bool = False) -> float:
 
 
 def fitted(text: str, room: float, size: float, *, bold: bool = False) -> str:
-    """Replace characters that the font lacks and shorten a line to ``room`` points."""
+    """Replace characters that the font lacks, and shorten a line to ``room`` points."""
     font = _font(bold=bold)
     text = "".join(_drawable(character, font) for character in text)
     if text_width(text, size, bold=bold) <= room:
@@ -153,7 +153,7 @@ def _drawable(character: str, font: FT2Font) -> str:
 def fill_cells(
     axes: Axes, theme: Theme, shades: npt.ArrayLike, extent: Box, *, origin: Literal["upper", "lower"] = "upper"
 ) -> None:
-    """Fill axes with cells shaded in [0, 1], without resampling."""
+    """Fill axes with cells of shades in [0, 1], without resampling."""
     cells = colour_map(theme)
     axes.imshow(
         shades, cmap=cells, vmin=0.0, vmax=1.0, extent=extent, origin=origin, aspect="auto", interpolation="none"
@@ -183,7 +183,7 @@ def shade_bar(
 ) -> None:
     """Draw the colour bar beside a map.
 
-    ``box`` is left, bottom, width, height in inches; ``ticks`` are positions in [0, 1] with texts.
+    ``box`` is left, bottom, width and height in inches; ``ticks`` are positions in [0, 1] with texts.
     """
     import numpy as np
 
@@ -199,10 +199,10 @@ def shade_bar(
 
 
 def evidence_ticks(ticks: Sequence[int]) -> list[tuple[float, str]]:
-    """Return the positions of round values of -log10 p on the ramp."""
+    """Return the positions on the ramp of round values of -log10 p."""
     return [(evidence_shade(-tick), spaced(tick)) for tick in ticks]
 
 
 def spaced(number: int) -> str:
-    """Format a number with thousands separators from five digits on: 4094, 10 000."""
+    """Format a number with thousands separators from five digits on, such as 4094 or 10 000."""
     return f"{number:,}".replace(",", "\N{NARROW NO-BREAK SPACE}") if number >= 10_000 else str(number)

@@ -1,4 +1,4 @@
-"""Draws a survey's matrix: every model against every other."""
+"""Draw a survey as a matrix of every model against every other."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SIDE = 6.6
-"""Size of a large matrix in inches; a small one has cells of LARGEST_CELL."""
+"""Size of a large matrix in inches. Small matrices have cells of LARGEST_CELL."""
 
 LARGEST_CELL = 0.5
 
 NUMBERED = 0.38
-"""Cells of at least this size, in inches, show their number beside the symbol."""
+"""Minimum size, in inches, of cells that show a number beside the symbol."""
 
 NAMED = 0.095
-"""Rows of at least this height, in inches, are named one by one; beyond about seventy models only groups are."""
+"""Minimum height, in inches, of rows that have their own names. Beyond about seventy models, only groups are named."""
 
 SYMBOLED = 0.06
-"""Cells of at least this size, in inches, have a symbol."""
+"""Minimum size, in inches, of cells that have a symbol."""
 
 _NAMES = 2.3
 _RIGHT = 0.9
@@ -66,14 +66,14 @@ def draw_survey_matrix(
     groups: Sequence[Sequence[str]] | None = None,
     dark: bool = False,
 ) -> Figure:
-    """Draw a survey: agreement of each pair as a shade, its verdict as a symbol, and groups as frames.
+    """Draw each pair's agreement as a shade and its verdict as a symbol, and groups as frames.
 
     Lists are n x n for n names; a verdict is None if the pair was not compared. ``log10_p`` is symmetric and shown if
-    it is a bound. Pairs without a finding are hatched unless ``layers`` were compared. Models are in the order of
-    ``groups``, else of ``names`` without frames.
+    it is a bound. Pairs for which nothing was found are hatched unless ``layers`` were compared. Models are in the
+    order of ``groups``, if given, else of ``names``.
 
     Raises:
-        InputError: If sizes or names do not fit together, or matplotlib is not installed.
+        InputError: If sizes or names do not match, or matplotlib is not installed.
     """
     n = len(names)
     bounds, layers = ([[False] * n] * n if given is None else given for given in (bounds, layers))
@@ -92,8 +92,6 @@ def draw_survey_matrix(
 
 
 class _Squares(NamedTuple):
-    """n x n values of a survey, as :func:`draw_survey_matrix` takes them."""
-
     log10_p: Sequence[Sequence[float]]
     verdicts: Sequence[Sequence[str | None]]
     bounds: Sequence[Sequence[bool]]
@@ -228,7 +226,7 @@ def _name_rows(
     order: Sequence[int],
     cell: float,
 ) -> None:
-    """Number and name the rows, or groups by their first model and size."""
+    """Number and name the rows, or name groups after their first model and size."""
     n = len(order)
     room = (_NAMES - 0.25) * POINTS
     if cell >= NAMED:

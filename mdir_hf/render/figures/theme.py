@@ -1,4 +1,4 @@
-"""The colours and the evidence-to-shade scale that all figures share."""
+"""The colours, and the scale from evidence to shade, that all figures share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Theme:
         hatch: Lines across cells that were not computed.
         observed: Measured values.
         null: Values expected by chance.
-        ramp: From no to overwhelming evidence, with monotonic luminance.
+        ramp: Colours from no to overwhelming evidence, with monotonic luminance.
     """
 
     ink: str
@@ -55,7 +55,7 @@ DARK = Theme(
 )
 
 FULL_SHADE = 4.0
-"""-log10 p of 10^4 has the darkest shade: more than any number of tests could require."""
+"""log10 of the -log10 p that has the darkest shade, which is more than any number of tests could require."""
 
 _EQUAL_LUMINANCE = math.sqrt(1.05 * 0.05) - 0.05
 """Luminance at which black and white have the same contrast."""
@@ -77,18 +77,18 @@ def colour_map(theme: Theme) -> Colormap:
 
 
 def evidence_shade(log10_p: float) -> float:
-    """Return the position of a p on the ramp: log10(1 - log10 p) / 4, in [0, 1]."""
+    """Return the position of p on the ramp, log10(1 - log10 p) / 4, in [0, 1]."""
     return min(1.0, math.log10(1.0 + max(0.0, -log10_p)) / FULL_SHADE)
 
 
 @lru_cache(maxsize=4096)
 def ink_on(theme: Theme, shade: float) -> str:
-    """Return black or white, whichever has a contrast of at least 4.5 : 1 on this shade."""
+    """Return whichever of black and white has a contrast of at least 4.5 : 1 on a shade."""
     red, green, blue, _ = colour_map(theme)(shade)
     return "#000000" if _luminance(red, green, blue) > _EQUAL_LUMINANCE else "#ffffff"
 
 
 def _luminance(*rgb: float) -> float:
-    """Return the relative luminance (WCAG) of values in [0, 1]."""
+    """Return the relative luminance (WCAG) of colour values in [0, 1]."""
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in rgb]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -1,8 +1,8 @@
-"""Names in checkpoints, as data. A new family is a new row, here or in ``families/``.
+"""Data on model families: names of tensors outside layers, config keys and exceptions.
 
-Patterns must match the whole name after the prefix of the embedding, or prefix and number of a layer. The first row
-that applies is used. A wrong role is worse than none: an ambiguous name has a row for each known family, and stays
-unplaced in others.
+``families/`` has the names of tensors inside layers. A pattern must match the whole name after the prefix, and the
+first matching row is used. A wrong role is worse than none: an ambiguous name has a row for each known family, and
+gets no role in others.
 """
 
 from __future__ import annotations

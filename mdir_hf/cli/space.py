@@ -90,7 +90,7 @@ def _run_space(options: argparse.Namespace) -> int:
 
 
 def space_folder() -> Path:
-    """Return the folder of the Space's code, in the package or beside it in a clone.
+    """Return the folder of the Space's code, in the package or beside it in a clone of the repository.
 
     Raises:
         InputError: If the folder is in neither place.
@@ -136,7 +136,7 @@ def _serve(options: argparse.Namespace, named_models: tuple[str, ...]) -> None:
 
 
 def _check_port(host: str, port: int) -> None:
-    """Fail early if the port is taken."""
+    """Fail early if the port is in use."""
     try:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as exc:

@@ -1,4 +1,4 @@
-"""Masked language models, and encoder-decoders by their decoder's self-attention.
+"""Masked language models, and encoder-decoders, in which self-attention of the decoder has roles.
 
 Cross-attention has no role.
 """

@@ -40,7 +40,7 @@ class Codes(Protocol):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the initialisers besides the codes."""
+        """Names of the companion initialisers."""
         ...
 
     def rows(self, source: OnnxSource, rows: IntArray, max_gap_bytes: int | None) -> torch.Tensor:
@@ -50,13 +50,13 @@ class Codes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinearCodes:
-    """``(code - zero) * scale``, with parameters per tensor, per entry of an axis, or per block.
+    """Codes decoded as ``(code - zero) * scale``, with parameters per tensor, per entry of an axis, or per block.
 
     Attributes:
         shape: Shape of the weight as stored.
-        dtype: Type of the codes, e.g. ``U4``; they may be stored as bytes.
-        zero: The initialiser of the zero points, or None for ``default_zero``.
-        block: Codes along the axis that share a scale; 0 for one scale per entry.
+        dtype: Type of the codes, such as ``U4``; they may be stored as bytes.
+        zero: Initialiser of the zero points; None to use ``default_zero``.
+        block: Number of codes along the axis that share a scale; 0 for one scale per entry.
     """
 
     stored: str
@@ -75,7 +75,7 @@ class LinearCodes:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the initialisers besides the codes."""
+        """Names of the companion initialisers."""
         return tuple(name for name in (self.scale, self.zero) if name)
 
     def rows(self, source: OnnxSource, rows: IntArray, max_gap_bytes: int | None) -> torch.Tensor:
@@ -96,7 +96,7 @@ class LinearCodes:
         return values if self.scale is None else values * self._spread(source, self.scale, rows)
 
     def _spread(self, source: OnnxSource, name: str, rows: IntArray) -> torch.Tensor:
-        """Return numbers for some rows, in a shape that broadcasts over ``(k, d)``."""
+        """Return the parameters of some rows, in a shape that broadcasts over ``(k, d)``."""
         known = source.graph.initialisers[name]
         numbers = _numbers(source.row_bytes(name, 1, np.zeros(1, np.int64)), self._dtype_of(source, name))[0]
         size, last = self.shape[self.axis], len(self.shape) - 1
@@ -131,11 +131,11 @@ class LinearCodes:
 
 @dataclass(frozen=True, slots=True)
 class NBitsCodes:
-    """``MatMulNBits``: codes in blocks along rows of ``(out, in)``, low bits first.
+    """``MatMulNBits``: codes in blocks along the rows of ``(out, in)``, low bits first.
 
     Attributes:
-        zero: Initialiser of the zero points, floats or packed like codes; None for half the range.
-        block: Codes that share a scale.
+        zero: Initialiser of the zero points, which are floats or packed like codes; None for half the range.
+        block: Number of codes that share a scale.
     """
 
     stored: str
@@ -147,7 +147,7 @@ class NBitsCodes:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the initialisers besides the codes."""
+        """Names of the companion initialisers."""
         return (self.scale, self.zero) if self.zero else (self.scale,)
 
     def rows(self, source: OnnxSource, rows: IntArray, max_gap_bytes: int | None) -> torch.Tensor:
@@ -174,11 +174,11 @@ class NBitsCodes:
 
 @dataclass(frozen=True, slots=True)
 class TableCodes:
-    """``MatMulBnb4``: table codes in blocks of consecutive entries of ``(out, in)``, high half first.
+    """``MatMulBnb4``: codes of table entries, in blocks of consecutive entries of ``(out, in)``, high half first.
 
     Attributes:
-        scale: The initialiser with the largest number of each block.
-        table: The 16 numbers.
+        scale: Initialiser with the largest number of each block.
+        table: The 16 numbers that the codes stand for.
     """
 
     stored: str
@@ -190,7 +190,7 @@ class TableCodes:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the initialisers besides the codes."""
+        """Names of the companion initialisers."""
         return (self.scale,)
 
     def rows(self, source: OnnxSource, rows: IntArray, max_gap_bytes: int | None) -> torch.Tensor:

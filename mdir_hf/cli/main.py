@@ -27,7 +27,7 @@ from mdir_hf.errors import MdirError, OfflineError, RepositoryNotFoundError, Ser
 from mdir_hf.names import check_path, did_you_mean, shown_name
 
 LARGE_N_BYTES = 16 << 20
-"""glibc returns freed blocks of at least this size to the system; for smaller ones, the system calls cost too much."""
+"""glibc returns freed blocks of at least this size to the system. For smaller blocks, system calls cost too much."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 
@@ -35,8 +35,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 def keep_no_freed_blocks() -> None:
     """Make glibc return large freed blocks to the system immediately.
 
-    By default, glibc was measured to retain half a gigabyte after fifteen threads. Only the command does this: a
-    library must not change its host's allocator.
+    By default, glibc retains half a gigabyte after fifteen threads. A library must not change its host's allocator.
     """
     with suppress(AttributeError, OSError, TypeError):  # no such function, or no C library of this name
         c_library = ctypes.CDLL(None)

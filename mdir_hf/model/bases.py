@@ -1,4 +1,4 @@
-"""The repositories that contain a model's weights: its own and those of its bases."""
+"""The repositories that contain a model's weights: its own repository and its bases."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class OpenRepository(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The weights of a model, including those of the base if the model is an adapter.
+    """The weights of a model, including the base if the model is an adapter.
 
     Attributes:
         tensors: All tensors, including the base.
@@ -47,7 +47,7 @@ class Weights:
 
     @property
     def chain(self) -> tuple[Weights, ...]:
-        """These weights, followed by each base in turn."""
+        """These weights, followed by the weights of each base."""
         return (self,) if self.under is None else (self, *self.under.chain)
 
     @property

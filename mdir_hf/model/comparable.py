@@ -40,7 +40,7 @@ class Comparable(PlacedTensors, Protocol):
 
     @property
     def vocabulary_from(self) -> str | None:
-        """Where a vocabulary other than the model's own was read, or None."""
+        """Source of a vocabulary other than the model's own, or None."""
 
     def vocabulary_doubts(self) -> tuple[str, ...]:
         """Contradictions about tokens. May read another file."""
@@ -69,9 +69,9 @@ def vocabularies_of(reference: Comparable, candidate: Comparable) -> tuple[Vocab
 
 
 def numbers_are_free(*models: PlacedTensors) -> bool:
-    """Return whether the numbers of residual channels have no known meaning in any of these models.
+    """Return whether residual channel numbers have no known meaning in any of these models.
 
-    The bound needs this of only one model, but all are checked because a meaning may be unknown.
+    The bound needs this of only one model, but a meaning may be unknown.
     """
     return all(model.anatomy.channel_numbers is None for model in models)
 

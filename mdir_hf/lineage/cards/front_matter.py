@@ -170,7 +170,7 @@ def _replaced(block: str, key: yaml.Node, node: yaml.Node, value: str | list[str
 
 
 def _end_of(node: yaml.Node) -> int:
-    """Return where the text of a node ends."""
+    """Return the end position of a node's text."""
     if isinstance(node, yaml.ScalarNode) or node.flow_style or not node.value:
         return int(node.end_mark.index)
     last = node.value[-1]

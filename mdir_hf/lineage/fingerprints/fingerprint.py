@@ -174,10 +174,10 @@ def take_fingerprint(
 ) -> Fingerprint:
     """Read the sampled rows of a model.
 
-    Tokens without a row are skipped. Reads the other tokens' rows and small gaps between them, and about 100 rows of
-    each of four layers. ``neuron_seed`` must be drawn after the models were opened; down is then read too, and the
-    neurons serve as a second witness. If it is None, the neurons are the public choice of an index. ``needs_tokens``
-    rejects a model without token rows.
+    Tokens without a row are skipped. Reads the other rows and small gaps, and about 100 rows of each of four layers.
+    ``neuron_seed`` must be drawn after the models were opened; down is then read too, and the neurons serve as a second
+    witness. If it is None, the neurons are the public choice of an index. ``needs_tokens`` rejects a model without
+    token rows.
 
     Raises:
         VocabularyError: If the model has no tokenizer files or no embedding.

@@ -181,7 +181,7 @@ TESTS_OF_A_BASE = 3
 
 @dataclass(frozen=True, slots=True)
 class IdentificationPlan:
-    """What an index search for a model reads.
+    """The reads of an index search for a model.
 
     Attributes:
         n_bytes: Bytes of the model's rows, excluding gaps.

@@ -1,6 +1,6 @@
 """Sketches of bases, with which a large index picks candidates for a closer look.
 
-A sketch has three parts, each of which is compared with the model's using an inner product:
+A sketch has three parts, which are compared with the model's parts using inner products:
 
 - *rows*: random projections of whitened rows. If widths are equal, the inner product estimates the trace of the polar
   factor for channels in their own order.

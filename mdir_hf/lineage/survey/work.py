@@ -213,8 +213,8 @@ def compare_fingerprints(
 ) -> HomologyReport:
     """Run the screen of a comparison on stored rows, then the second witness on stored neurons.
 
-    The rules are those of level ``screen``. ``neuron_seed`` must be drawn after both models were opened. None stands
-    for the public choice of neurons, which cannot give the verdict homologous. Takes O(r n min(r, n)) time for r common
+    The rules of level ``screen`` apply. ``neuron_seed`` must be drawn after both models were opened. None stands for
+    the public choice of neurons, which cannot give the verdict homologous. Takes O(r n min(r, n)) time for r common
     tokens.
     """
     settings = Settings(Level.SCREEN, alpha=alpha, seed=seed, device=device)

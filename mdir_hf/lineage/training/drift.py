@@ -95,7 +95,7 @@ class Drift:
 def traces_over_rank(base: Sequence[torch.Tensor], now: Sequence[torch.Tensor]) -> list[float]:
     """Return the trace of the polar factor of ``X^T Y`` over its rank, at most 1, for each pair of samples.
 
-    Samples are float32. Their shorter side is the channels, of which the first :data:`CHANNELS` are used.
+    Samples are float32. Their shorter side is the channels; only the first :data:`CHANNELS` are used.
     """
     by_width: dict[int, list[int]] = defaultdict(list)
     for at, sample in enumerate(base):

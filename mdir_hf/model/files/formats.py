@@ -38,7 +38,7 @@ class Format:
 
     Attributes:
         looks_for: File names to show to users; empty for unsupported formats.
-        open: Opens the tensors of a tree and variant; returns None if there are none.
+        open: Opens the tensors of a tree and variant, or returns None.
     """
 
     looks_for: str
@@ -320,8 +320,8 @@ FORMATS: tuple[Format, ...] = (
 )
 """Every known format, in order of preference.
 
-If there is both a single file and an index, transformers loads the single file, so that is what users run. In both
-formats, names used by transformers come before other names."""
+If there is both a single file and an index, transformers loads the single file, so users run that one. In both formats,
+names used by transformers come before other names."""
 
 
 def _no_weights(tree: FileTree, variant: str | None) -> CheckpointError:

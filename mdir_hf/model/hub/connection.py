@@ -44,7 +44,7 @@ _SMALL_BODY = 64 << 10  # bodies up to this size are read to the end, so that th
 
 
 class _TakesNone(DefaultCookiePolicy):
-    """A cookie jar that stores nothing, because cookies would tie requests to another visitor's token."""
+    """A cookie jar that stores nothing, as cookies would tie requests to another visitor's token."""
 
     def set_ok(self, cookie: Cookie, request: Request) -> bool:
         return False
@@ -166,8 +166,8 @@ def ask(
     Returns the unvalidated JSON content, and the URL of the next page or None.
 
     Raises:
-        HubError: If the Hub refuses the request (the cause is a :class:`RefusalError`), is unreachable, or does not
-            return JSON.
+        HubError: If the Hub refuses the request (cause: :class:`RefusalError`), is unreachable, or does not return
+            JSON.
     """
     patience = Patience()
     n_moves = n_unconnected = 0

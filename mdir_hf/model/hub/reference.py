@@ -86,8 +86,8 @@ def parse_reference(reference: str | os.PathLike[str], *, allow_local: bool = Tr
     r"""Parse the name of a repository, folder or file.
 
     Sends no requests. Existing local files take precedence. A name that looks like a path (``./x``, ``/x``, ``~/x``,
-    ``C:\x``) or a weight file is never a repo id. If ``allow_local`` is False, as it should be for untrusted names, the
-    disk is not accessed.
+    ``C:\x``) or a weight file is never a repo id. If ``allow_local`` is False, the disk is not accessed, which is safe
+    for untrusted names.
 
     Raises:
         InvalidReferenceError: If the name is invalid, or is a path that does not exist.

@@ -67,8 +67,7 @@ def _as_json(value: object) -> object:
 
 
 MAX_FILE_N_BYTES = 256 << 20
-"""Size limit per file, larger than any tokenizer file; other files from ``save_pretrained`` are ignored if they exceed
-it."""
+"""Size limit per file, above any tokenizer file. Larger files from ``save_pretrained`` are ignored."""
 
 
 def load_tokenizer(tokenizer: object) -> LoadedRepository:

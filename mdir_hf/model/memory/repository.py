@@ -88,10 +88,10 @@ class LoadedRepository:
         return self
 
     def open_base(self, reference: str, *, revision: str | None = None, allow_local: bool = True) -> LoadedRepository:
-        """Return the base of an adapter, given its name in the adapter's config.
+        """Return an adapter's base, given its name in the config.
 
         Raises:
-            FileMissingError: If the base is not in memory under this name.
+            FileMissingError: If no base in memory has this name.
         """
         del revision, allow_local
         if self.base is None:

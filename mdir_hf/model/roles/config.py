@@ -163,11 +163,11 @@ class ConfigSizes:
 
     Attributes:
         vocabulary_size: Rows of the embedding, including padding.
-        n_shared_experts: Number of experts per layer that process every token.
+        n_shared_experts: Experts per layer that process every token.
         numbers: All integers by key; a nested key is ``outer.inner``.
         flags: All booleans and strings by key, like ``numbers``.
-        layer_rotations: Rotations by layer number, for layers that differ from the model.
-        channel_numbers: A clause that explains the meaning of residual channel numbers, or None.
+        layer_rotations: Rotations of layers that differ from the model, by number.
+        channel_numbers: Meaning of residual channel numbers as a clause, or None.
     """
 
     architecture: str = "unknown"

@@ -23,7 +23,7 @@ class NumberRow:
     Attributes:
         model_types: Families that it applies to; empty for any.
         when: See :class:`~mdir_hf.model.roles.rows.LayerRow`.
-        any_key: Config keys of which at least one must be present and not empty; empty for no condition.
+        any_key: Config keys; at least one must be present and not empty. Empty for no condition.
     """
 
     meaning: str
@@ -70,7 +70,7 @@ def meaning_of_neuron_numbers(architecture: str) -> str | None:
 def meaning_of_numbers(
     architecture: str, answers: Mapping[str, bool | str] = {}, config: Mapping[str, object] = {}
 ) -> str | None:
-    """Return a clause that explains the meaning of residual channel numbers, or None."""
+    """Return the meaning of residual channel numbers as a clause, or None."""
     for row in NUMBER_ROWS:
         is_of_family = not row.model_types or architecture in row.model_types
         has_key = not row.any_key or any(config.get(key) for key in row.any_key)

@@ -19,9 +19,9 @@ ShapeOf = Callable[[str], tuple[int, ...]]
 """A function that returns the stored shape of a tensor; each call may read the header of a shard."""
 
 LARGEST_WEIGHT = 1e16
-"""Largest allowed value in a weight of a layer, so that sums of squares over 100,000 rows are finite in float32. The
-largest in SmolLM2-135M-Instruct and two Qwen2.5-Coder-Instruct models is 354. A copy whose values are scaled by 1e15,
-and scaled back by the next matrix, computes the same outputs and is still found."""
+"""Largest allowed value in a layer's weights, so that sums of squares over 100,000 rows are finite in float32. The
+largest in SmolLM2-135M-Instruct and two Qwen2.5-Coder-Instruct models is 354. A copy with values scaled by 1e15, and
+scaled back by the next matrix, computes the same and is still found."""
 
 FLOAT64_ENTRIES = 1 << 24
 """Products with at most this many entries are float64; larger ones are float32.

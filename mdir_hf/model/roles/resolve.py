@@ -39,7 +39,7 @@ class Anatomy:
         rope: How rotated rows pair up; ``none`` if positions do not affect q and k.
         rotary_dim: Number of rotated rows at the start of a head; None for all, or unknown.
         norms_add_one: Whether the norms multiply by ``1 + g``.
-        channel_numbers: A clause that explains the meaning of residual channel numbers, or None.
+        channel_numbers: Meaning of residual channel numbers as a clause, or None.
         prefixes: Prefixes of the layers; looped models have several.
         output_width: Width of the layers' output if it differs from ``hidden_size``.
         embedding: Input embedding, ``(d_vocab, d_model)``.

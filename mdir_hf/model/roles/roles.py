@@ -1,4 +1,4 @@
-"""The roles of weights, and the rows of a stored matrix that belong to a role."""
+"""The roles of weights, and which rows of a stored matrix belong to them."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ class HeadCounts:
 
     Attributes:
         n_heads: Query heads.
-        n_kv_heads: Key/value heads; equal to ``n_heads`` if heads do not share keys.
-        numbers: All integers in the config by key, because some layouts need them.
+        n_kv_heads: Key/value heads; ``n_heads`` if heads do not share keys.
+        numbers: All integers in the config by key, for layouts that need others.
     """
 
     n_heads: int

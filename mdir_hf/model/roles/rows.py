@@ -44,14 +44,14 @@ class LayerRow:
 
     Attributes:
         pattern: Regular expression for the name after the prefix and layer number.
-        transposed: Whether the tensor is stored as ``(d_in, d_out)``; None to infer this from the width of the model.
+        transposed: Whether the tensor is ``(d_in, d_out)``; None to infer this from the model's width.
         model_types: Families that it applies to; empty for any.
         when: Config keys (``outer.inner`` if nested), and the values for which the row applies; None is a missing key.
         beside: Pattern of a tensor that the layer must also have.
         unless_beside: Pattern of a tensor that the layer must not have.
-        experts: ``numbered``: one routed expert, whose number is the pattern's group ``expert``. ``stacked``: all,
-            along the first axis. ``below``: all, one below the other. ``shared``: the expert that processes every
-            token. ``stacked shared``: several shared experts.
+        experts: ``numbered``: one, whose number is the pattern's group ``expert``. ``stacked``: all, along the first
+            axis. ``below``: all, one below the other. ``shared``: the expert for every token. ``stacked shared``:
+            several of these.
         joined: Whether to merge the last two of three axes.
         rope: How rotated rows pair up, if the tensor differs from the family.
         n_heads: Query and key/value heads, if they differ from the model's.
@@ -77,13 +77,13 @@ class LayerRow:
 class ProductRow:
     """Possible names of the two factors of a weight, and of the norm between them: ``left diag(gain) right``.
 
-    The row applies to layers that have all of these tensors. Patterns match the name after the prefix and layer number.
+    The row applies to layers that have all of these tensors. Patterns are as in :class:`LayerRow`.
 
     Attributes:
         left: Pattern of the factor that provides the rows.
         right: Pattern of the factor that reads the stream.
         gain: Pattern of the norm's scale; None if there is no norm.
-        left_transposed: Whether the left factor is stored as ``(d_in, d_out)``.
+        left_transposed: Whether the left factor is ``(d_in, d_out)``.
         left_first_half: Whether only the first half of the left factor's columns is used.
     """
 

@@ -1,8 +1,7 @@
-"""Pair embedding rows of the tokens that two vocabularies share, and choose which to read first.
+"""Pair embedding rows of tokens that two vocabularies share, and choose which to read first.
 
 Any choice that is independent of the weights keeps p valid, so rows are taken in runs of neighbouring ids: windows of
-both embeddings, paired by their common tokens, densest first. The seed shuffles windows of equal density, so that they
-are spread over the vocabulary.
+both embeddings, paired by their common tokens, densest first. The seed shuffles windows of equal density.
 """
 
 from __future__ import annotations
@@ -113,11 +112,11 @@ few longer ones. Reading 4096 rows of 14 kB then takes 46 requests rather than 2
 class RowSampler:
     """Nested samples of the common vocabulary: a larger sample contains every smaller one.
 
-    The window size minimises the cost of samples of ``n_first`` to ``n_last`` tokens. ``row_n_bytes`` is the stored
-    size of a row in each embedding.
+    Windows make samples of ``n_first`` to ``n_last`` tokens cheap. ``row_n_bytes`` is a row's stored size in each
+    embedding.
 
     Attributes:
-        window_rows: Rows per window; if the tokenizer is shared, rows per window of the first sample.
+        window_rows: Rows per window; of the first sample, if the tokenizer is shared.
         max_gap_bytes: Largest gap that is worth reading.
     """
 

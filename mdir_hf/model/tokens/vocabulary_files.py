@@ -1,7 +1,7 @@
 """Find and read a repository's tokenizer files, and number the rows of SentencePiece pieces.
 
-Some tokenizer classes prepend their own tokens or drop pieces. Source: the slow tokenizers of transformers and their
-converters (``convert_slow_tokenizer.py``); ``SPTokenizer`` in the repository of ChatGLM-6B.
+Some classes prepend tokens or drop pieces. Source: transformers' slow tokenizers and their converters
+(``convert_slow_tokenizer.py``); ``SPTokenizer`` in the repository of ChatGLM-6B.
 """
 
 from __future__ import annotations

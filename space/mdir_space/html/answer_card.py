@@ -47,14 +47,10 @@ def answer_words(result: Result, question: Question) -> AnswerWords:
 
 
 def answer_card(result: Result, question: Question, *, link: str = "", note: str = "", frame: str = "") -> Markup:
-    """Return the card of an answer as HTML.
+    """Return the card of an answer, or of an interim state of it, as HTML.
 
-    Args:
-        result: The answer, or an interim state of it.
-        question: The question.
-        link: URL of the answer, or empty.
-        note: A sentence above the answer, such as the limit that cut it short.
-        frame: HTML that embeds the card in another page. Ignored for comparisons, which have a tab for it.
+    ``note`` is a sentence above the answer, such as the limit that cut it short. ``frame`` is HTML that embeds the card
+    in another page; comparisons ignore it, because they have a tab for it.
     """
     if isinstance(result, HomologyReport):
         return verdict_card(result, link=link, note=note)

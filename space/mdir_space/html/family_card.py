@@ -69,7 +69,7 @@ class Relative:
 
 
 def family_card(family: Family, question: FamilyQuestion, *, link: str = "", note: str = "", frame: str = "") -> Markup:
-    """Return the card; for the arguments, see :func:`~mdir_space.html.answer_card.answer_card`."""
+    """Return the card; see :func:`~mdir_space.html.answer_card.answer_card`."""
     headline, sentence = family_sentence(family, question)
     relatives = [
         replace(relative, layers=layers_text(family.layers[key]))

@@ -103,13 +103,8 @@ def interactive_figure(
 ) -> Markup:
     """Return a figure as HTML, with buttons to zoom and save it.
 
-    Args:
-        name: Name of the figure.
-        light: Image for light pages; HTML.
-        dark: Image for dark pages; HTML.
-        grids: Texts of the cells.
-        parts: Tables that open from cells of pairs of layers.
-        address: Returns the link of a cell about two models.
+    ``light`` and ``dark`` are images for light and dark pages, ``grids`` the texts of the cells, and ``parts`` the
+    tables that open from cells of pairs of layers. ``address`` returns the link of a cell about two models.
     """
     cells = [
         {

@@ -34,7 +34,7 @@ CAPTIONS = {
 def survey_card(
     surveyed: SurveyResult, question: SurveyQuestion, *, link: str = "", note: str = "", frame: str = ""
 ) -> Markup:
-    """Return the card; for the arguments, see :func:`~mdir_space.html.answer_card.answer_card`."""
+    """Return the card; see :func:`~mdir_space.html.answer_card.answer_card`."""
     report = surveyed.report
     headline, sentence = survey_sentence(report)
     families = [", ".join(map(shown_name, group)) for group in report.groups() if len(group) > 1]

@@ -28,13 +28,8 @@ def verdict_card(
 ) -> Markup:
     """Return the card.
 
-    Args:
-        report: The report.
-        declared: The declared lineage, from :func:`declared_lineage_html`.
-        figure: The figure of the evidence that decided, as HTML.
-        link: URL of the comparison.
-        note: A sentence above the verdict on the source of the result.
-        is_example: Whether the models are in no repository, so that their names have no link.
+    ``declared`` is from :func:`declared_lineage_html`, ``figure`` shows the evidence that decided, and ``note`` states
+    the source of the result. ``is_example`` if the models are in no repository, so that their names have no link.
     """
     verdict, *sections = describe(report)
     of_kind = {section.kind: section for section in sections}

@@ -84,15 +84,9 @@ def find_access(
 ) -> Access:
     """Find the models of a question, and determine how they may be read.
 
-    Sends one API request per model, and one more for each token that the Hub rejects.
-
-    Args:
-        question: The question.
-        token: The visitor's own token, or None.
-        allow_local: Whether folders and files on this machine may be named.
-        may_sign_in: Whether the page has a sign-in button.
-        may_lack: Whether to leave out missing models, as long as one model remains.
-        served: All models that the Hub of a demo serves; empty for other Hubs.
+    ``may_lack`` leaves out missing models, as long as one model remains. ``served`` has all models that the Hub of a
+    demo serves; it is empty for other Hubs. Sends one API request per model, and one more for each token that the Hub
+    rejects.
 
     Raises:
         RefusedError: If a model does not exist for this visitor.

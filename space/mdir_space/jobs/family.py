@@ -37,7 +37,6 @@ class FamilyJob(Job[Family]):
     """Finds the family of one model. All models are read with the same options.
 
     Attributes:
-        question: The question.
         index: Path or URL of the index; empty for no index.
         index_token: Token to download the index with, or None.
     """

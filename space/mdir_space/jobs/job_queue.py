@@ -28,13 +28,9 @@ class QueueEntry:
 class JobQueue:
     """Runs a limited number of jobs at a time, sharing them fairly among visitors. Thread-safe.
 
-    Jobs wait in order of arrival, but visitors take turns. If the number per visitor is limited, no single visitor can
-    use all running places, so that others need not wait for long jobs.
-
-    Args:
-        n_running: Largest number of running jobs.
-        n_waiting: Largest number of waiting jobs.
-        n_per_visitor: Largest number of jobs per visitor, running or waiting; None for no limits per visitor.
+    Jobs wait in order of arrival, but visitors take turns. ``n_per_visitor`` limits the running and waiting jobs of
+    each visitor, unless it is None. No single visitor can then use all running places, so that others need not wait for
+    long jobs.
     """
 
     def __init__(self, n_running: int, n_waiting: int, n_per_visitor: int | None) -> None:

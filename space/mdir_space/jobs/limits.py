@@ -22,8 +22,8 @@ class Limits:
         plan_seconds: Wall-clock time for making a plan, in seconds.
         plan_memory_bytes: Memory for making a plan.
         n_planning: Number of plans made concurrently.
-        n_proxies: Number of our own proxies in front of the server, each of which adds an address to
-            ``X-Forwarded-For``; 0 to ignore that header.
+        n_proxies: Number of our own proxies in front of the server. Each adds an address to ``X-Forwarded-For``; 0
+            ignores that header.
     """
 
     seconds: float | None = None

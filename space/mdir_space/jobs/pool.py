@@ -101,14 +101,10 @@ class ProcessPool:
 
 
 class JobRun(Generic[R]):
-    """One run of a job.
+    """One run of a job, which ``job_for`` makes for an access.
 
-    Args:
-        access: The models, and how they may be read.
-        job_for: Makes the job for an access.
-        pool: Pool that runs the job.
-        timeout_s: Longest duration in seconds, or None.
-        own_token: The visitor's token, used if the job turns out to need it, as for the gated base of a public adapter.
+    ``own_token`` is the visitor's token, used if the job turns out to need it, as for the gated base of a public
+    adapter.
 
     Attributes:
         access: How the models are read.

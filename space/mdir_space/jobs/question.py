@@ -83,7 +83,7 @@ class PairQuestion:
 
 @dataclass(frozen=True)
 class ReconstructionQuestion(PairQuestion):
-    """Which transformation leads from the reference to the candidate? The level is that of the preceding comparison."""
+    """Which transformation leads from the reference to the candidate? The level is the preceding comparison's."""
 
     @property
     def comparison(self) -> PairQuestion:

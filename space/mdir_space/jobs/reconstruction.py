@@ -67,7 +67,6 @@ class ReconstructionJob(Job[ReconstructionResult]):
     """Reconstructs the transformation between two models.
 
     Attributes:
-        question: The models.
         report: The comparison of the models, if this server has it; otherwise the job compares them first.
     """
 

@@ -65,7 +65,7 @@ class ServiceSettings:
         may_sign_in: Whether the page has a sign-in button.
         own_token: Token with which all visitors of a private server read.
         index: Path or Hub URL of the index of base models; empty for no index.
-        named_models: Models that the page offers by name, such as those of the demo.
+        named_models: Models that the page offers by name, such as the demo's.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -107,7 +107,6 @@ class Answered(Generic[R]):
     """The answer, complete or cut short by a limit.
 
     Attributes:
-        result: The result.
         access: How the models were read.
         was_kept: Whether the result comes from the cache.
         is_kept: Whether the result is in the cache, and therefore has a permanent URL.
@@ -137,7 +136,6 @@ class Service:
     """Answers questions.
 
     Attributes:
-        settings: Settings of this server.
         pace: Speed of comparisons.
         downloads: Files of reconstructions.
     """

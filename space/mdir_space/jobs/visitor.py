@@ -47,8 +47,8 @@ def visitor_of(
 ) -> Visitor:
     """Return the sender of a request.
 
-    ``account`` and ``account_token`` are those of a signed-in visitor, or None. ``n_proxies`` is the number of our own
-    proxies in front of the server, each of which adds an address to ``X-Forwarded-For``.
+    ``account`` and ``account_token`` are None unless the visitor has signed in. ``n_proxies`` is as in
+    :class:`~mdir_space.jobs.limits.Limits`.
     """
     headers = {} if request is None else {name.lower(): value for name, value in dict(request.headers).items()}
     token = None if account_token is None else account_token.token

@@ -48,7 +48,7 @@ TITLE = "mdir-hf: do two models share weight ancestry?"
 HERE = Path(__file__).resolve().parent
 SCRIPTS = ("page.js", "figures.js")
 PREFLIGHT_DELAY_S = 0.4
-"""Delay of the plan that is requested when a visitor leaves a field. Clicking the button within this time cancels it."""
+"""Delay of the plan that is requested when a visitor leaves a field; clicking the button in this time cancels it."""
 OTHER_NAME_S = 0.8
 """Delay of the plan after one name; entering another name in the second field cancels it."""
 DISTRIBUTING_S = 0.15

@@ -55,8 +55,8 @@ body:has(> #first-paint) > gradio-app { position: absolute; visibility: hidden; 
 class FirstPaint:
     """Adds content that is readable before gradio's scripts run and remove it.
 
-    If the URL is that of a stored public result, the card is shown, and its words are put into the tags for link
-    previews. Nothing is computed. ``introduction`` is the head of the page as HTML.
+    If the URL names a stored public result, the page shows its card, and the tags for link previews have its words.
+    Nothing is computed. ``introduction`` is the head of the page as HTML.
     """
 
     def __init__(

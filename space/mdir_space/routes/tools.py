@@ -99,13 +99,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a tool.
-
-    Attributes:
-        arguments: Arguments that match the schema of the tool.
-        visitor: The caller.
-        request: The request, for links.
-    """
+    """One call of a tool, with arguments that match the tool's schema."""
 
     arguments: dict[str, Any]
     visitor: Visitor
@@ -123,7 +117,7 @@ class Tool:
         output_schema: JSON Schema of the result.
         question: Makes the question from the arguments.
         result: Makes the result from an answer, a link and the arguments; if None, the result is the plan.
-        one_of: Arguments of which at least one is required.
+        one_of: Arguments; at least one of them is required.
     """
 
     name: str

@@ -71,9 +71,9 @@ class AdapterConfig:
         is_rank_stabilized: Whether alpha is divided by the square root of the rank (rsLoRA).
         is_transposed: Whether square matrices are stored ``(d_in, d_out)``.
         has_magnitudes: Whether rows are rescaled to learned lengths (DoRA).
-        token_rows: Numbers of replaced rows by module name suffix; an empty suffix stands for the embedding.
+        token_rows: Replaced rows by module name suffix; an empty suffix means the embedding.
         parameters: Name suffixes of changed ``target_parameters``.
-        not_applied: Why changed tensors cannot be read, as words that follow "an adapter that", or None.
+        not_applied: Why changed tensors cannot be read (words after "an adapter that"), or None.
     """
 
     kind: str

@@ -55,8 +55,8 @@ class LinearCodes:
     Attributes:
         shape: Shape of the weight as stored.
         dtype: Type of the codes, such as ``U4``; they may be stored as bytes.
-        zero: Initialiser of the zero points; None to use ``default_zero``.
-        block: Number of codes along the axis that share a scale; 0 for one scale per entry.
+        zero: Initialiser of zero points; None for ``default_zero``.
+        block: Codes along the axis that share a scale; 0 for one scale per entry.
     """
 
     stored: str
@@ -134,8 +134,8 @@ class NBitsCodes:
     """``MatMulNBits``: codes in blocks along the rows of ``(out, in)``, low bits first.
 
     Attributes:
-        zero: Initialiser of the zero points, which are floats or packed like codes; None for half the range.
-        block: Number of codes that share a scale.
+        zero: Initialiser of zero points, as floats or packed codes; None for half the range.
+        block: Codes that share a scale.
     """
 
     stored: str
@@ -174,11 +174,11 @@ class NBitsCodes:
 
 @dataclass(frozen=True, slots=True)
 class TableCodes:
-    """``MatMulBnb4``: codes of table entries, in blocks of consecutive entries of ``(out, in)``, high half first.
+    """``MatMulBnb4``: table codes in blocks of consecutive entries of ``(out, in)``, high half first.
 
     Attributes:
         scale: Initialiser with the largest number of each block.
-        table: The 16 numbers that the codes stand for.
+        table: The 16 numbers.
     """
 
     stored: str

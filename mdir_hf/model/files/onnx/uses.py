@@ -140,7 +140,7 @@ class _Finder:
         return self._oriented(stored, node, codes, is_transposed=is_transposed)
 
     def _oriented(self, stored: str, node: Node, codes: Codes | None, *, is_transposed: bool) -> Weight:
-        """Orient a matrix as in the checkpoint, where a Conv1D is ``(in, out)``."""
+        """Orient a matrix as in the checkpoint. Conv1D is ``(in, out)`` there."""
         shape = self._known[stored].shape
         if self._own_name(stored) is not None:
             is_transposed = False

@@ -26,8 +26,7 @@ _CENTRAL_MAGIC, _LOCAL_MAGIC = 0x02014B50, 0x04034B50
 _U16_MAX, _U32_MAX = 0xFFFF, 0xFFFFFFFF
 
 TAIL_N_BYTES = _END.size + _U16_MAX
-"""Length of the first read, at the end of the file: the longest possible end record, and the directory if there are at
-most 500 tensors."""
+"""Length of the first read, at the end of the file: the longest possible end record, or a directory of 500 tensors."""
 
 MAX_PADDING_N_BYTES = 4096
 """Longest padding that is read together with an entry; longer padding costs another read."""
@@ -71,7 +70,7 @@ class Entry:
 
 
 class NoArchiveError(CorruptCheckpointError):
-    """The end of the file is not that of a zip archive."""
+    """The file does not end with the end record of a zip archive."""
 
 
 class Archive:
@@ -111,7 +110,7 @@ class Archive:
         return self.read(start, start + entry.n_bytes)
 
     def data_start(self, entry: Entry) -> int:
-        """Return the absolute offset of an entry's content. Needs a small read.
+        """Return the absolute offset of an entry's content. Takes one small read.
 
         Raises:
             UnsupportedFormatError: If the entry is compressed or encrypted.
@@ -164,7 +163,7 @@ class Archive:
         return self._place(self._parse(raw, n_entries), directory_start=start)
 
     def _directory_place(self, tail: bytes, tail_start: int, end: int) -> tuple[int, int, int, int]:
-        """Return the directory's entry count, size and start, and where the next record starts."""
+        """Return the directory's entry count, size and start, and the start of the next record."""
         _, disk, first_disk, n_here, n_entries, n_bytes, start, _ = _END.unpack_from(tail, end)
         stop = tail_start + end
         if end >= _END64_LOCATOR.size:

@@ -130,7 +130,7 @@ _MAX_KEY_BITS = 31
 """Largest number of bits in an integer key; longer integers can be chosen to collide in a dict."""
 
 _MAX_MEMO_BITS = 32
-"""Limit of the binary opcodes. The decimal opcode has no limit, so that memo keys could be made to collide."""
+"""Limit of the binary opcodes. The decimal opcode has none, and would allow colliding memo keys."""
 
 
 _MARK = object()

@@ -47,9 +47,9 @@ class BlockCodes(CodedTensor):
     """NF4 or FP4 codes of consecutive entries, stored as bytes of any dtype.
 
     Attributes:
-        block: Number of entries that share a scale.
+        block: Entries that share a scale.
         absmax: Name of the scales, which are always read whole.
-        quant_map: The 16 numbers that codes stand for.
+        quant_map: The 16 numbers.
         nested: Name, block, 256 numbers and offset of the outer scales; None if scales are floats.
     """
 

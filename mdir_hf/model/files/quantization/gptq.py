@@ -1,7 +1,7 @@
 """GPTQ and AWQ: codes of 2, 3, 4 or 8 bits in int32 words, stored ``(d_in, d_out)``.
 
 W[out, in] = (code - zero) * scale, where groups of input channels share zero and scale. A row of the weight is a column
-in the file, so reading any row means reading the whole tensor.
+in the file, so any row needs the whole tensor.
 
 GPTQ packs codes along the input and zeros along the output, densely. Its first format stores ``zero - 1``, its second
 ``zero``. Some checkpoints in the second format are labelled as the first (vLLM, pull request 38966), so if all zeros

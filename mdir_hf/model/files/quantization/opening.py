@@ -1,4 +1,4 @@
-"""What is needed to open a weight: its stored parts, validated declarations from the config, and errors."""
+"""Input for opening a weight: its stored parts, validated declarations from the config, and errors."""
 
 from __future__ import annotations
 

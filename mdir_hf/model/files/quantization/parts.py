@@ -175,8 +175,8 @@ class QuantizedParts:
     """The stored tensors of one weight.
 
     Attributes:
-        form: ``weight``, ``packed``, ``blocks`` or ``qweight``, from the name of the codes; or an unsupported scheme.
-        rival: A plain tensor with the weight's name that is stored in addition to the codes, or None.
+        form: ``weight``, ``packed``, ``blocks``, ``qweight``, or an unsupported scheme.
+        rival: A plain tensor with the weight's name, stored in addition to codes, or None.
     """
 
     name: str

@@ -111,7 +111,7 @@ def _inked(text: str, ink: Ink | None, stream: TextIO) -> str:
 
 
 def _set(text: str, width: int | None) -> str:
-    """Wrap lines that are too wide for the terminal without splitting names."""
+    """Wrap lines that are too wide for the terminal, but never split names."""
     if width is None:
         return text
     lines = text.split("\n")

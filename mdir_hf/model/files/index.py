@@ -167,7 +167,8 @@ def place_by_headers(
 ) -> tuple[dict[str, str], Disagreement | None]:
     """Assign each tensor to the shard whose header lists it, and return differences from the index or None.
 
-    If several shards list a tensor, the index or else the order of names decides. Missing shards keep their tensors.
+    If several shards list a tensor, the index decides, or else the first shard by name. Missing shards keep their
+    tensors.
     """
     places: dict[str, str] = {}
     for path in sorted(headers):

@@ -6,11 +6,11 @@ data_offsets}``, and the data.
 The reader accepts the same files as the format's validator (``Metadata::validate`` in ``safetensors/src/tensor.rs``,
 0.8), except that it is:
 
-- Stricter on what the README forbids: white space before the ``{``; a duplicate name.
-- Stricter on what no writer produces: an entry that is a JSON array; a dtype ``{"F32": null}``.
-- Stricter on what torch may fail on: more than 64 axes; an empty tensor whose other sizes multiply to more than 2^48.
-- Stricter on memory: no more values than about 90,000 tensors need.
-- More lenient on unknown fields of an entry: they may be nested deeper than 127 levels (up to Python's own limit).
+- stricter on what the README forbids: white space before the ``{``; a duplicate name.
+- stricter on what no writer produces: an entry that is a JSON array; a dtype ``{"F32": null}``.
+- stricter on what torch may fail on: more than 64 axes; an empty tensor whose other sizes multiply to more than 2^48.
+- stricter on memory: no more values than about 90,000 tensors need.
+- more lenient on unknown fields of an entry: they may be nested deeper than 127 levels (up to Python's own limit).
 """
 
 from __future__ import annotations

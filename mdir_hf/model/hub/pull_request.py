@@ -72,7 +72,7 @@ def open_pull_request(
     token: str | bool | None = None,
     kind: _Kind = "model",
 ) -> PullRequest:
-    """Open a pull request with one commit on top of the parent that it names.
+    """Open a pull request with one commit on top of its parent.
 
     Sends about five requests.
 

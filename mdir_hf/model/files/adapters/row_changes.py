@@ -84,7 +84,7 @@ class ModuleRows:
 
 @dataclass(frozen=True, slots=True)
 class ExpertRows:
-    """LoRA on a parameter that stacks experts, which adds ``s B_e A_e`` to the matrix of expert e.
+    """LoRA on a parameter that stacks experts: ``s B_e A_e`` is added to the matrix of expert e.
 
     Attributes:
         a: Name of the factors A, ``(rank * experts, d_in)``.

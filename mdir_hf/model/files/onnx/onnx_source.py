@@ -42,7 +42,7 @@ class OnnxSource(ShardedTensors):
         return self._graph
 
     def row_bytes(self, name: str, n_rows: int, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows of ``n_rows`` equally long ones as bytes, ``(k, bytes per row)``."""
+        """Return some of ``n_rows`` equally long rows as bytes, ``(k, bytes per row)``."""
         spec = self.spec(name)
         width, rest = divmod(spec.n_bytes, n_rows)
         if rest:

@@ -26,7 +26,7 @@ _CENTRAL_MAGIC, _LOCAL_MAGIC = 0x02014B50, 0x04034B50
 _U16_MAX, _U32_MAX = 0xFFFF, 0xFFFFFFFF
 
 TAIL_N_BYTES = _END.size + _U16_MAX
-"""Length of the first read, at the end of the file: the longest possible end record, or a directory of 500 tensors."""
+"""Length of the first read, at the end of the file. It fits the longest end record, or a directory of 500 tensors."""
 
 MAX_PADDING_N_BYTES = 4096
 """Longest padding that is read together with an entry; longer padding costs another read."""

@@ -237,7 +237,7 @@ class TensorGroups:
         )
 
     def unknown_beside(self, name: str) -> tuple[str, ...]:
-        """Return tensors whose names extend this name as in unknown schemes."""
+        """Return tensors of unknown schemes whose names extend this name."""
         return tuple(
             extended
             for extended in (*_between(self.stored, name + "."), *_between(self.stored, name + "_"))
@@ -298,7 +298,7 @@ def _readings(stem: str, leaf: str) -> Iterator[tuple[str, str]]:
 
 @lru_cache(maxsize=1024)
 def _readings_of_leaf(leaf: str) -> tuple[tuple[str, str], ...]:
-    """Return the readings for one module by its last name components; cached."""
+    """Return the weights and parts that a last name component may stand for; cached."""
     readings = [("weight", _INTO[leaf])] if leaf in _INTO else []
     onto = _ONTO_LEAF.fullmatch(leaf)
     if onto:

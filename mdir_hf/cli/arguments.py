@@ -194,7 +194,7 @@ def add_voice(parser: argparse.ArgumentParser) -> None:
 
 
 def add_access(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Add the options of commands that use the Hub, and return their group."""
+    """Add and return the options of commands that use the Hub."""
     reading = parser.add_argument_group("reading")
     reading.add_argument("--token", help="token for gated and private models (default: HF_TOKEN or the saved login)")
     reading.add_argument("--cache-dir", type=Path, help="the Hub cache to use (default: HF_HUB_CACHE)")

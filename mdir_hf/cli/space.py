@@ -90,7 +90,7 @@ def _run_space(options: argparse.Namespace) -> int:
 
 
 def space_folder() -> Path:
-    """Return the folder of the Space's code, in the package or beside it in a clone of the repository.
+    """Return the folder of the Space's code, in the package or beside it in a clone.
 
     Raises:
         InputError: If the folder is in neither place.

@@ -71,7 +71,7 @@ def family_section(family: Family, *, has_picture: bool = False) -> str:
 PUBLISHED = ("README.md", "models.jsonl", "pairs.jsonl", RESULTS,
              "survey.json", "survey.md", "tree.json", "sample.json",
              "matrix*.svg", "matrix*.png", "dendrogram*.svg", "dendrogram*.png")  # fmt: skip
-"""Files of a survey that are published, which exclude stored rows of weights."""
+"""Published files of a survey, excluding stored rows of weights."""
 
 
 def publish(

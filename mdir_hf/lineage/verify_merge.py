@@ -24,7 +24,7 @@ from mdir_hf.model.opened import Model
 from mdir_hf.report import HomologyReport, Verdict
 
 SAME = 1e-5
-"""Parents count as equal if their relative difference is smaller. Their shares cannot be determined."""
+"""Parents whose relative difference is smaller count as equal, and their shares cannot be determined."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,8 +192,9 @@ def verify_badge(
 ) -> BadgeCheck:
     """Compare the two models of a badge again, at the same commits and with the same seed, alpha and level.
 
-    ``source`` is as in :func:`read_badge`. If ``level`` differs, only verdicts are compared. ``tokenizers`` replace a
-    local folder whose name the claim omits, for either model. ``settings`` provide device and limits.
+    ``source`` is as in :func:`read_badge`. If ``level`` differs, only verdicts are compared. ``tokenizers`` has both
+    models' vocabularies, needed if the claim used a local folder, whose name it omits. ``settings`` provide device and
+    limits.
 
     Returns:
         The claim and the recomputed result.
@@ -246,8 +247,8 @@ def agree(claimed: float, measured: float, *, relative: float = RELATIVE_TOLERAN
     """Return whether two values of log10 p differ only by rounding.
 
     The order of summation changes log10 p by about 1e-15 of its value in float64 and 1e-7 in float32 (docs/LOG.md,
-    2026-11-21). A hundred times as much is allowed, also relative to the terms whose difference log10 p may be (6e4
-    decades each at n = 16384).
+    2026-11-21). A hundred times as much is allowed, even of the two terms (6e4 decades each at n = 16384) whose
+    difference log10 p may be.
     """
     return abs(claimed - measured) <= max(LEAST_TOLERANCE, relative * abs(claimed))
 

@@ -52,7 +52,6 @@ class LineageCheck:
     """The declared and the measured lineage of a model, for each base.
 
     Attributes:
-        declared: The declaration.
         bases: One entry per declared base model, in order.
         cycle: A cycle of declarations that begins and ends with this model, or None.
     """

@@ -222,8 +222,8 @@ def without_rows(model: Model) -> VocabularyError:
 def neurons_of(model: PlacedTensors, *, every: bool = False, seed: int | None = None) -> NeuronSample | None:
     """Read the 16-bit neurons of a fingerprint; None if the layers cannot be read.
 
-    ``every`` reads all layers instead of four. Down is read only if there is a ``seed``; None makes the public choice
-    of an index.
+    ``every`` reads all layers instead of four. Down is read only if there is a ``seed``; None stands for the public
+    choice of an index.
     """
     try:
         if seed is None:

@@ -52,7 +52,7 @@ class Ancestor:
 
     @property
     def p_is_bound(self) -> bool:
-        """Whether p is a bound, which holds for neurons, or if a comparison assumes rotation."""
+        """Whether p is a bound, because it is based on neurons or a comparison assumes rotation."""
         report = self.report
         by_tokens = report is not None and report.p_is_bound and report.assumption is Assumption.ROTATION
         return self.neurons is not None or by_tokens
@@ -76,7 +76,6 @@ class Identification:
     """The result of an index search for a model.
 
     Attributes:
-        model: The model.
         ancestors: Proposed bases, most likely first.
         n_bases: Number of searched bases.
         alpha: Significance level for all bases together.

@@ -1,4 +1,4 @@
-"""Measure how far the layers of relatives in a survey agree and have drifted."""
+"""Measure how well the layers of relatives in a survey agree, and how far they have drifted."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def _compare_layers(
     watch: Watch,
     on_model: Callable[[SurveyReport], None],
 ) -> SurveyReport:
-    """Compare models that have no relative in full, and describe the layers of relatives."""
+    """Compare in full the models that have no relative, and describe the layers of relatives."""
     for pair in report.layers_to_compare():
         pair_result = compare_with_layers(
             report.pairs[pair], pins, plan.settings_with_layers, plan.reading, ledger, watch
@@ -161,8 +161,8 @@ def survey(
         models: Names of the models, as for :func:`mdir_hf.compare`, without duplicates.
         folder: Folder for results, so that a stopped survey can resume; None to store nothing.
         n_tokens: Number of rows to read from each model.
-        layers: Whether to describe the layers of relatives, and to compare each model that has no relative in full with
-            one model of each family, which reads as much as :func:`mdir_hf.compare`.
+        layers: Whether to describe the layers of relatives, and to compare each model that has no relative with one
+            model of each family, in full. This reads as much as :func:`mdir_hf.compare`.
         settings: Alpha, seed and device; other settings have no effect. Alpha bounds the probability that any pair of
             independent models is called homologous.
         reading: How repositories are opened.

@@ -44,7 +44,7 @@ have."""
 
 
 def choose_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int, *, seed: int = 0) -> tuple[bytes, ...]:
-    """Choose the tokens whose rows are read from every model, in arbitrary order.
+    """Choose, in arbitrary order, the tokens whose rows are read from every model.
 
     Each pair of models gets ``n_tokens`` in common if their vocabularies allow it.
     """
@@ -300,7 +300,7 @@ def open_models(
 
 
 FILE_REQUESTS = 10
-"""Upper bound per model of usual size: requests for config, index, tokenizer and headers, some with a redirect."""
+"""Upper bound on requests for a model of usual size: config, index, tokenizer and headers, some with a redirect."""
 CARD_REQUESTS = 2
 """Requests for a model's card and an adapter's config."""
 

@@ -248,7 +248,7 @@ class SurveyReport:
         return tuple(pairs)
 
     def contradictions(self) -> tuple[tuple[str, str, str], ...]:
-        """Return triples in which the middle model is related to both others, but they show no relation to each other.
+        """Return triples whose middle model is related to the first and last, which show no relation to each other.
 
         The parents of a merge may share nothing, and a sample may miss a weak relation.
         """

@@ -75,9 +75,9 @@ PAIR_FEATURES: Features = {
     "is_declared": "bool",
     "error": "string",
 }
-"""Columns of the table of pairs. ``is_declared`` is true if the card of one model names the other, and missing if cards
-were not read. ``layers_agreeing`` and ``mean_cosine`` say how many layers of relatives have rows that agree, and how
-well; both are missing if layers were not compared."""
+"""Columns of the table of pairs. ``is_declared`` (whether either card names the other model) is missing if cards were
+not read; ``layers_agreeing`` and ``mean_cosine`` (how many layers of relatives agree, and how well) if layers were not
+compared."""
 
 
 def dataset_files(report: SurveyReport) -> dict[str, bytes]:

@@ -81,8 +81,8 @@ class Engine:
     ) -> None:
         """Keep every worker busy until all tasks are done.
 
-        A task is a key and the arguments of ``work``, and is only taken from the iterator when it is submitted.
-        ``record`` receives each result, and ``give_up`` each failed key with the reason.
+        A task is a key and the arguments of ``work``. Tasks are consumed as they are submitted. ``record`` receives
+        each result, and ``give_up`` each failed key and the reason.
 
         Raises:
             WorkersLostError: If the executor accepts no more tasks.

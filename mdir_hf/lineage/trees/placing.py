@@ -38,8 +38,9 @@ MERGE_SHARES = (0.1, 0.9)
 """Smallest and largest share of a parent in a merge. A model very close to one of two others is not a merge."""
 
 ON_PATH_COSINE = 0.2
-"""A model is on the path between two others if the cosine of its drifts to them is below this value. It is up to 0.12
-for fine-tunes of one model on similar text, and k / sqrt(a b) for two models that share k of their a and b steps."""
+"""A model is on the path between two others if the cosine of its drifts to them is below this value. The cosine is up
+to 0.12 for fine-tunes of one model on similar text, and k / sqrt(a b) for two models that share k of their a and b
+steps."""
 
 SAME_BRANCH_COSINE = 0.3
 """Above this cosine, two models are on the same branch. Between ``ON_PATH_COSINE`` and this value, the position is
@@ -112,7 +113,7 @@ class Between:
 
 
 def equal_models(squared: FloatArray, names: Sequence[str]) -> dict[str, str]:
-    """Return the first model with the same rows for each model, from ``(m, m)`` squared distances."""
+    """For each model, return the first one with the same rows, given ``(m, m)`` squared distances."""
     return {name: names[int(np.flatnonzero(squared[at] <= 0.0)[0])] for at, name in enumerate(names)}
 
 

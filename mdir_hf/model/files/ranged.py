@@ -160,8 +160,8 @@ def iter_row_blocks(
 ROW_SPAN_FACTOR = 8
 """Limit on one read of rows, in multiples of the limit on one read of a whole tensor.
 
-Longer reads need no extra memory, because the caller holds the rows anyway, and save requests. A block of rows of a
-wide embedding takes one request, and the full test of the embedding some dozens."""
+Longer reads save requests and need no extra memory, because the caller holds the rows anyway. A block of rows of a wide
+embedding takes one request, and its full test some dozens."""
 
 ROWS_AT_ONCE = 512
 

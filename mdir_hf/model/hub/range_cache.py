@@ -52,7 +52,7 @@ def _shared(root: Path, max_bytes: int) -> RangeCache:
 
 
 class RangeCache:
-    """A size-limited cache of byte ranges. A failed write never causes a read to fail. A limit of 0 disables the cache.
+    """A size-limited cache of byte ranges. A failed write never fails a read. A limit of 0 disables the cache.
 
     Attributes:
         is_writable: False if the cache is disabled, or the disk is full or read-only.

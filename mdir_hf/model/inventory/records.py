@@ -14,7 +14,7 @@ LANGUAGE = "language model"
 
 
 class PartKind(str, Enum):
-    """The kind of a part of a model."""
+    """The kind of a part."""
 
     STACK = "stack"
     """Matrices of a sequence of layers, and other matrices under the same prefix."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import cast
 
 GGUF_MARK = "norms_add_one"
-"""A key that every config made here has, and no ``config.json``."""
+"""A key in every config that is made here, but in no ``config.json``."""
 
 MODEL_TYPES: dict[str, str] = {
     "bailingmoe": "bailing_moe",

@@ -198,7 +198,7 @@ class _Placed:
         return [*self.routed(), *_by_number(self.shared)] or [self.parts]
 
     def layer(self, index: int, of_mlp: tuple[Role, ...], inside: frozenset[Role], *, has_one: bool) -> Layer:
-        """Return the complete layer; ``has_one`` if it may be a single sublayer."""
+        """Return the complete layer; ``has_one`` means that it may be a single sublayer."""
         has_attention, has_mixer = any(role in self.parts for role in _ATTENTION), Role.SSM_IN in self.parts
         has_mlp = any(role in parts for parts in self.mlps() for role in of_mlp)
         missing: list[Role] = []

@@ -81,7 +81,7 @@ class Anatomy:
 
     @property
     def unread_layers(self) -> tuple[int, ...]:
-        """Numbers of the layers in which only norms, if anything, have roles."""
+        """Numbers of the layers in which only norms, or no weights, have roles."""
         return tuple(layer.index for layer in self.layers if not _has_weights(layer))
 
     def check_shapes(self, layer: Layer, shape_of: ShapeOf) -> None:

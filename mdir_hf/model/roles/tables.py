@@ -23,7 +23,7 @@ SEQUENTIAL = frozenset({"mixformer-sequential"})
 """Families in which the embedding and head are numbered as the first and last layer."""
 
 VALUES_SHARE_THE_STREAM = frozenset({"minicpm3"})
-"""Families with latent attention whose value width defaults to the width of the stream divided by its heads."""
+"""Latent-attention families whose value width defaults to the stream's width divided by the number of heads."""
 
 HEADS_OF_OTHER_TOKENS = frozenset({"csm"})
 """Families whose output head predicts other tokens than the embedding has: audio codes."""

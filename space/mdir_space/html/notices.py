@@ -88,7 +88,7 @@ def plan_notice(plan: ReadPlan, pace: Pace, limits: Limits, fields: Sequence[str
 
 
 def read_notice(report: HomologyReport, fields: Sequence[str]) -> Markup:
-    """Compare the bytes that a finished comparison read with those planned; empty if nothing was planned."""
+    """Compare the bytes that a finished comparison read with the planned bytes; empty if nothing was planned."""
     io = report.io
     if io.bytes_planned is None:
         return Markup()

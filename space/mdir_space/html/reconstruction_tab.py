@@ -23,7 +23,7 @@ OF_EXAMPLE = (
 
 
 def reconstruction_tab(report: HomologyReport, *, is_example: bool = False) -> Markup:
-    """Return the content of the tab before a reconstruction. ``is_example`` if the models are in no repository."""
+    """Return the content of the tab before a reconstruction; ``is_example`` says that no repository has the models."""
     why_not = why_not_reconstructed(report) or (OF_EXAMPLE if is_example else "")
     names = [shown_name(model.repo) for model in (report.reference, report.candidate)]
     size = size_text(report.io.bytes_of_weights)

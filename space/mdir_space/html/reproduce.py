@@ -26,7 +26,7 @@ CARD_SIZE = (480, 190)
 def reproduce_tab(report: HomologyReport, *, server: str, is_example: bool = False) -> Markup:
     """Return commands, code, commits and the report itself.
 
-    ``server`` is the base URL of this server for programs. ``is_example`` if ``make real`` builds the models.
+    ``server`` is the base URL of this server for programs. ``is_example`` means that ``make real`` builds the models.
     """
     sections = {section.kind: section for section in describe(report)}
     section = sections[SectionKind.REPRODUCE]

@@ -29,7 +29,8 @@ def verdict_card(
     """Return the card.
 
     ``declared`` is from :func:`declared_lineage_html`, ``figure`` shows the evidence that decided, and ``note`` states
-    the source of the result. ``is_example`` if the models are in no repository, so that their names have no link.
+    the source of the result. ``is_example`` means that the models are in no repository, so that their names have no
+    link.
     """
     verdict, *sections = describe(report)
     of_kind = {section.kind: section for section in sections}

@@ -47,7 +47,7 @@ class JobFailedError(Exception):
 
 @dataclass(frozen=True)
 class Interim:
-    """An interim result of a running job, in the form of its result."""
+    """An interim result of a running job, of the same type as the final one."""
 
     result: object
 
@@ -75,7 +75,6 @@ class Job(ABC, Generic[R_co]):
     """Work for a visitor, which is pickled into its own process and sends pickled events.
 
     Attributes:
-        access: The models, and how they may be read.
         allow_local: Whether folders of this machine may be read.
         n_bytes: Limit on all bytes read, or None.
         memory_bytes: Limit on the memory in a comparison's plan, or None.

@@ -111,7 +111,6 @@ class JobRun(Generic[R]):
         plan: The plan of the job, once sent.
         progress: Progress within the current stage.
         total: Progress of the whole job.
-        interim: The latest interim result.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ MIN_SHARE_OF_LOOKS = 0.3
 """Smallest share of the looks at the embeddings, which read few bytes but are all that most pairs need."""
 
 LAYERS_OF_REST, ALL_LAYERS_OF_REST = (0.25, 0.05), (0.3, 0.7)
-"""Shares of the remaining weights that are read for the layer map and for its matched pairs; the second at level
+"""Shares of the remaining weights read for the layer map and its matched pairs; the second pair applies to level
 layers."""
 
 DRAWN = 0.95

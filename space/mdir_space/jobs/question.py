@@ -127,7 +127,7 @@ class SurveyQuestion:
     Attributes:
         names: Models, without duplicates; or a single collection or author on the Hub.
         alpha: Significance level of the whole survey.
-        layers: Whether to compare models that have no relative again in full.
+        layers: Whether models that have no relative are compared again, in full.
     """
 
     names: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Jobs that reconstruct the transformation between two models, and their files while these can be downloaded."""
+"""Reconstruct the transformation between two models, and store the files while visitors can download them."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def refusal_of(
     """Return the message to a visitor about an error of the package.
 
     ``access`` names the files of a repository with several models, and may be None. ``what`` names the job.
-    ``has_levels`` if there is a lighter level that reads less.
+    ``has_levels`` means that a lighter level reads less.
     """
     if isinstance(exc, ByteBudgetError):
         less = "A lighter level reads less; on" if has_levels else "It reads every layer of both models. On"

@@ -17,7 +17,7 @@ from mdir_space.jobs.question import FamilyQuestion, PairQuestion, Question, Rec
 from mdir_space.jobs.survey import SurveyResult
 
 MAX_RESULTS = 128
-"""Number of cached results. A report with its figures' arrays takes about 2 MB; surveys and families take less."""
+"""Number of cached results. A report with its arrays takes about 2 MB; surveys and families take less."""
 
 WHAT_IS_KEPT = (
     f"The last {MAX_RESULTS} results of public models are kept in memory until the server stops; anyone who asks the "

@@ -91,7 +91,6 @@ class Running(Generic[R]):
         plan: The plan of the job, once sent.
         progress: Progress within the current stage.
         seconds: Time since the start, in seconds.
-        interim: The latest interim result.
         share: The completed share of the whole job, in [0, 1], which never decreases.
     """
 

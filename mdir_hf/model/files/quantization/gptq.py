@@ -4,9 +4,9 @@ W[out, in] = (code - zero) * scale, where groups of input channels share zero an
 in the file, so any row needs the whole tensor.
 
 GPTQ packs codes along the input and zeros along the output, densely. Its first format stores ``zero - 1``, its second
-``zero``. Some checkpoints in the second format are labelled as the first (vLLM, pull request 38966), so if all zeros
-are the middle of the range, their values decide. AWQ packs both along the output, with the eight codes of a word in the
-order 0, 2, 4, 6, 1, 3, 5, 7. Source: AutoGPTQ 0.7 (qlinear_cuda_old), AutoAWQ 0.2 (packing_utils).
+``zero``. Some checkpoints in the second are labelled as the first (vLLM, pull request 38966), so if all zeros are the
+middle of the range, their values decide. AWQ packs both along the output, with the eight codes of a word in the order
+0, 2, 4, 6, 1, 3, 5, 7. Source: AutoGPTQ 0.7 (qlinear_cuda_old), AutoAWQ 0.2 (packing_utils).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Masked language models, and encoder-decoders, in which self-attention of the decoder has roles.
+"""Masked language models, and the decoder's self-attention in encoder-decoders.
 
 Cross-attention has no role.
 """

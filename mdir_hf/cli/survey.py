@@ -78,7 +78,7 @@ def _listed(options: argparse.Namespace) -> list[str]:
 
 
 MOST_PAIRS = 15
-"""Largest number of pairs printed per group; JSON has all of them."""
+"""Largest number of pairs printed per group; JSON has them all."""
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -35,7 +35,7 @@ class AnswerWords:
 
 
 def answer_words(result: Result, question: Question) -> AnswerWords:
-    """Return the words of an answer to a question."""
+    """Return an answer in words."""
     if isinstance(result, HomologyReport):
         pair = listed_names([model.repo for model in (result.reference, result.candidate)])
         return AnswerWords(pair, f"{result.headline}.", result.sentence, result.does_not_mean[0])

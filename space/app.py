@@ -1,4 +1,4 @@
-"""The Space. ``python app.py`` here, or ``mdir-hf space``, starts it on this machine."""
+"""The Space. ``python app.py`` in this folder, or ``mdir-hf space``, starts it on this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if __name__ != "__mp_main__":  # multiprocessing imports this file again in each
 
         @spaces.GPU(duration=1)
         def none_is_needed() -> None:
-            """Do nothing: ZeroGPU requires such a function, but comparisons run on the processor."""
+            """Do nothing. ZeroGPU requires such a function, but comparisons run on the CPU."""
 
     from carried import use_carried_wheel
 

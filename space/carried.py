@@ -1,7 +1,8 @@
-"""Imports the package from the wheel beside this file, which ``make space-folder`` puts there.
+"""Import the package from the wheel next to this file, where ``make space-folder`` puts it.
 
-A Space installs its requirements before its own files exist, so they cannot name the wheel, and the name on a
-package index may not be ours. The wheel is therefore unpacked at the start and precedes installed packages.
+A Space installs its requirements before its own files exist, so the requirements cannot name the wheel, and the name on
+a package index may not be ours. The wheel is therefore unpacked at startup and takes precedence over installed
+packages.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def use_carried_wheel() -> Path | None:
     """Put the package from the wheel first on the path, if there is a wheel.
 
     Returns:
-        The folder with the unpacked wheel, until the program ends; None without a wheel.
+        The temporary folder with the unpacked wheel, or None.
     """
     global _unpacked
     wheels = sorted(HERE.glob("mdir_hf-*.whl"))

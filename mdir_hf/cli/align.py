@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class AlignBar:
-    """A progress bar for layers and bytes on standard error, if it is a terminal."""
+    """Progress of layers and bytes, shown on standard error if it is a terminal."""
 
     def __init__(self, *, is_wanted: bool) -> None:
         from huggingface_hub.utils.tqdm import are_progress_bars_disabled

@@ -108,10 +108,10 @@ def add_bom(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def expect_writable_bom(options: argparse.Namespace) -> None:
-    """Fail before anything is read if the bill of materials cannot be written.
+    """Check that the bill of materials can be written, before anything is read.
 
     Raises:
-        InputError: If its folder does not exist or cyclonedx-python-lib is not installed.
+        InputError: If the folder does not exist, or cyclonedx-python-lib is not installed.
     """
     if options.bom is None:
         return
@@ -127,7 +127,7 @@ def write_bom(options: argparse.Namespace, result: LineageCheck | Family, name: 
 
     Raises:
         InputError: If the file cannot be written.
-        MdirError: If the model cannot be opened for its digests.
+        MdirError: If the model cannot be opened to read its digests.
     """
     if options.bom is None:
         return
@@ -149,7 +149,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def add_settings(parser: argparse.ArgumentParser, *, over: str = "") -> None:
-    """Add the settings of a comparison; ``over`` is the scope of alpha."""
+    """Add the settings of a comparison; ``over`` is the scope of alpha in the help text."""
     parser.add_argument("--level", choices=LEVELS, default="auto", help=LEVEL_HELP)
     parser.add_argument("--alpha", type=alpha, default=1e-10, help=f"level{over}, fixed in advance (default 1e-10)")
     add_seed(parser, "every random choice except the sample of neurons")
@@ -281,7 +281,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
 
 
 def listeners_of(options: argparse.Namespace) -> Listeners:
-    """Return listeners for a progress bar or, if ``--verbose``, steps."""
+    """Return listeners that show a progress bar or, with ``--verbose``, log steps."""
     return Listeners(
         progress=not (options.quiet or options.verbose),
         on_plan=None if options.quiet else _print_plan,
@@ -290,7 +290,7 @@ def listeners_of(options: argparse.Namespace) -> Listeners:
 
 
 class _StepsTold:
-    """Logs the beginning of each step, with the bytes read so far."""
+    """Logs the start of each step with the number of bytes read so far."""
 
     def __init__(self) -> None:
         self._stage = ""

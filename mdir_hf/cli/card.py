@@ -192,7 +192,7 @@ OUTCOMES = (*arguments.VERDICTS, "not_measured", "confirmed", "no_share")
 OF_BOM = ("confirmed_in_part", "contradicted", "not_found", "changed", "unchanged", "no_commit")
 
 BESIDE = Path()
-"""Value of ``--mergekit`` without a file."""
+"""Value of ``--mergekit`` if no file is given."""
 
 
 def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -232,7 +232,7 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def usage_error(options: argparse.Namespace) -> str | None:
-    """Return the error for options that exclude each other."""
+    """Return the error message for options that cannot be combined, or None."""
     if options.repo is None and (options.bom is None or options.mergekit is not None):
         return "name a model (mdir-hf verify REPO) or a bill of materials (mdir-hf verify --bom FILE)"
     if options.bom is not None and options.mergekit is not None:

@@ -72,7 +72,7 @@ def _run_compare(options: argparse.Namespace) -> int:
 
 
 def _is_reconstructed(report: HomologyReport, options: argparse.Namespace) -> bool:
-    """Whether to save the transformation."""
+    """Return whether to save the transformation."""
     if report.settled_by is SettledBy.IDENTICAL_FILES:
         return False
     if options.reconstruction is None:
@@ -81,7 +81,7 @@ def _is_reconstructed(report: HomologyReport, options: argparse.Namespace) -> bo
 
 
 def _save_reconstruction(report: HomologyReport, options: argparse.Namespace) -> None:
-    """Save the transformation, or say why there is none."""
+    """Save the transformation, or say why it cannot be saved."""
     from mdir_hf.reconstruction.reconstruct import reconstruct
     from mdir_hf.reconstruction.storage import save_reconstruction
 

@@ -17,14 +17,14 @@ _LONGEST_FILE = MOST_NAMES * 200
 
 
 def seen_models() -> tuple[str, ...]:
-    """Return stored model names, latest last; empty if there are none."""
+    """Return the stored model names, latest last."""
     with contextlib.suppress(OSError, UnicodeDecodeError), _place().open(encoding="utf-8") as file:
         return tuple(name for name in file.read(_LONGEST_FILE).splitlines() if name.isprintable())
     return ()
 
 
 def remember_models(names: Iterable[str]) -> None:
-    """Store the names of Hub models if possible."""
+    """Store the names of Hub models; ignore failures."""
     from mdir_hf.errors import MdirError
     from mdir_hf.model.hub import parse_reference
 
@@ -75,10 +75,10 @@ end
 complete -c mdir-hf -f -a '(__mdir_hf)'
 """,
 }
-"""Each script asks this command for completions at the cursor, and falls back to files if there are none."""
+"""Shell scripts that call this command for completions at the cursor, and complete file names if it returns none."""
 
 _MODELS = ("A", "B", "REPO")
-"""Metavars of arguments that name a model."""
+"""Metavars of arguments that are model names."""
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -96,7 +96,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the script or, if the script calls, the possible words."""
+    """Print the script or, when called by the script, the completions."""
     if not options.words:
         say(_SCRIPTS[options.shell])
         return 0

@@ -78,7 +78,7 @@ def _show(identification: Identification, options: argparse.Namespace) -> None:
 
 
 def index_usage_error(options: argparse.Namespace) -> str | None:
-    """Return the error for missing models or options that cannot be combined, or None."""
+    """Return the error message for missing models or incompatible options, or None."""
     if not is_list_given(options):
         return "name base models, or lists of them with --from, --author or --collection"
     return list_usage_error(options)

@@ -1,4 +1,4 @@
-"""Parses the command line, runs a command, and turns known errors into one line and an exit status."""
+"""Parse the command line, run a command, and report known errors as one line and an exit status."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from mdir_hf.errors import MdirError, OfflineError, RepositoryNotFoundError, Ser
 from mdir_hf.names import check_path, did_you_mean, shown_name
 
 LARGE_N_BYTES = 16 << 20
-"""Blocks of at least this size are worth a system call when they are allocated and when they are freed."""
+"""glibc returns freed blocks of at least this size to the system. For smaller ones, system calls cost too much."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 
 
 def keep_no_freed_blocks() -> None:
-    """Make glibc return large blocks at once.
+    """Make glibc return large freed blocks to the system immediately.
 
-    By default it retains half a gigabyte after fifteen threads (measured). A library must not change this for its host.
+    By default, glibc retains half a gigabyte after fifteen threads. A library must not change its host's allocator.
     """
     with suppress(AttributeError, OSError, TypeError):  # no such function, or no C library of this name
         c_library = ctypes.CDLL(None)
@@ -55,7 +55,7 @@ MDIR_HF_CACHE and MDIR_HF_CACHE_MAX_BYTES for our own cache of byte ranges; MDIR
 index that identify and family search; NO_COLOR, FORCE_COLOR, COLUMNS."""
 
 READERS = ("compare", "align", "family", "inspect", "identify", "verify")
-"""Commands that succeed only if every model on the command line could be read; its name is remembered."""
+"""Commands whose models are remembered for completion. They succeed only if all of them could be read."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -90,7 +90,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``mdir-hf`` and return its exit status; ``arguments`` default to the process's."""
+    """Run ``mdir-hf`` and return its exit status; ``arguments`` default to ``sys.argv[1:]``."""
     words = sys.argv[1:] if arguments is None else arguments
     parser = build_parser()
     check_words(parser, words)

@@ -20,7 +20,7 @@ NARROWEST = 40
 
 
 class Ink(str, Enum):
-    """Emphasis styles for a terminal: parameters of the SGR escape sequence."""
+    """Text styles for a terminal, as SGR parameters."""
 
     HOMOLOGOUS = "1;34"
     NO_EVIDENCE = "1"
@@ -29,18 +29,18 @@ class Ink(str, Enum):
 
 
 class _Heard:
-    """Verbosity of the current command; each run of ``main`` sets it."""
+    """Verbosity of the current command, set by each run of ``main``."""
 
     remarks = True
 
 
 def hear(*, remarks: bool) -> None:
-    """Set whether :func:`remark` prints from now on."""
+    """Set whether :func:`remark` prints."""
     _Heard.remarks = remarks
 
 
 def say(text: str, *, is_prose: bool = False, ink: Ink | None = None) -> None:
-    """Write an answer to standard output and flush it.
+    """Write a result to standard output and flush it.
 
     ``is_prose`` allows wrapping; ``ink`` is the style of the first paragraph.
 
@@ -75,13 +75,13 @@ def remark(text: str) -> None:
 
 
 def complain(text: str, *, label: str = "mdir-hf: error:") -> None:
-    """Write one line that explains a missing or partial answer."""
+    """Write one line that explains a missing or partial result."""
     text = _set(f"{label} {visible_text(text)}", width_of(sys.stderr))
     _to_stderr(_inked(label, Ink.ERROR, sys.stderr) + text.removeprefix(label) + "\n")
 
 
 def width_of(stream: TextIO) -> int | None:
-    """Return the width of a terminal, or ``COLUMNS``, or None."""
+    """Return the width of the terminal or ``COLUMNS``, or None."""
     if not stream.isatty():
         return None
     columns = 0
@@ -92,7 +92,7 @@ def width_of(stream: TextIO) -> int | None:
 
 
 def has_colour(stream: TextIO) -> bool:
-    """Return whether to write in colour: NO_COLOR, FORCE_COLOR, or a capable terminal."""
+    """Return whether to use colour, according to NO_COLOR, FORCE_COLOR and the terminal."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR", "0") not in ("", "0"):
@@ -101,7 +101,7 @@ def has_colour(stream: TextIO) -> bool:
 
 
 def leave_output() -> None:
-    """Redirect standard output so that the interpreter's exit cannot fail on it."""
+    """Redirect standard output so that flushing it at exit cannot fail."""
     with contextlib.suppress(OSError, ValueError):  # standard output may have been replaced by an object without a file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -111,7 +111,7 @@ def _inked(text: str, ink: Ink | None, stream: TextIO) -> str:
 
 
 def _set(text: str, width: int | None) -> str:
-    """Wrap lines that are too wide for the terminal; names are not split."""
+    """Wrap lines that are too wide for the terminal, but never split names."""
     if width is None:
         return text
     lines = text.split("\n")
@@ -135,7 +135,7 @@ def _to_stderr(text: str) -> None:
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Show on a terminal that torch is being imported, which takes seconds."""
+    """Say on a terminal that torch is being imported, which takes seconds."""
     is_shown = (
         _Heard.remarks
         and not _has_torch()
@@ -175,7 +175,7 @@ LABEL = "mdir-hf: stopped:"
 
 @contextmanager
 def shown_if_stopped(show: Callable[[T], None]) -> Iterator[Callable[[T], None]]:
-    """Yield a function that stores the latest results; show them if the block is stopped."""
+    """Yield a function that stores the latest results; show them if the block is interrupted."""
     latest: list[T] = []
 
     def keep(so_far: T) -> None:

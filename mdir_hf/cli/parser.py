@@ -25,7 +25,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def commands_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
-    """Return the parsers of the commands, by name."""
+    """Return the parser of each command by name."""
     (commands,) = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     return dict(commands.choices)
 

@@ -136,7 +136,7 @@ def _serve(options: argparse.Namespace, named_models: tuple[str, ...]) -> None:
 
 
 def _check_port(host: str, port: int) -> None:
-    """Fail early if the port is taken."""
+    """Fail early if the port is in use."""
     try:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as exc:

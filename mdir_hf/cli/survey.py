@@ -33,12 +33,12 @@ def add_list_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def is_list_given(options: argparse.Namespace) -> bool:
-    """Return whether any model was named in any way."""
+    """Return whether any models were named."""
     return bool(options.models or options.lists or options.author or options.collection)
 
 
 def list_usage_error(options: argparse.Namespace) -> str | None:
-    """Return the error for list options that cannot be combined, or None."""
+    """Return the error message for list options that cannot be combined, or None."""
     if (options.author or options.collection) and options.local_files_only:
         return "--author and --collection need the network, which --local-files-only forbids"
     return None
@@ -78,7 +78,7 @@ def _listed(options: argparse.Namespace) -> list[str]:
 
 
 MOST_PAIRS = 15
-"""Most pairs of a group that are printed; JSON has them all."""
+"""Largest number of pairs printed per group; JSON has them all."""
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -117,7 +117,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def usage_error(options: argparse.Namespace) -> str | None:
-    """Return the error for options that cannot be combined, before anything is imported."""
+    """Return the error message for options that cannot be combined, before slow imports."""
     if options.output is None and (options.prepare or not options.join):
         return "name a folder for the results with --output"
     return list_usage_error(options)
@@ -203,7 +203,7 @@ def _survey(options: argparse.Namespace) -> SurveyReport:
 
 
 def _show_kept(folder: Path, options: argparse.Namespace) -> None:
-    """Show the results that a stopped survey has written."""
+    """Show the results written by a stopped survey."""
     from mdir_hf.lineage.survey.result_file import RESULTS, read_survey
 
     _show(read_survey([folder / RESULTS]), options)
@@ -214,7 +214,7 @@ def _shows_bars(options: argparse.Namespace) -> bool:
 
 
 def _say_size(options: argparse.Namespace) -> None:
-    """Print the size of a survey on a terminal, before slow imports."""
+    """Print the size of the survey on a terminal, before slow imports."""
     n_models = len(set(options.models))
     is_whole_list = not (options.lists or options.author or options.collection)
     if n_models > 1 and is_whole_list and _shows_bars(options) and sys.stderr.isatty():
@@ -223,7 +223,7 @@ def _say_size(options: argparse.Namespace) -> None:
 
 
 def _say_requests(plan: SurveyPlan, options: argparse.Namespace, **what: bool) -> None:
-    """Print the planned requests to the Hub before they are sent."""
+    """Print how many requests the survey will send to the Hub."""
     from mdir_hf.lineage.survey.run import requests_of
 
     planned = requests_of(plan, options.output, **what)

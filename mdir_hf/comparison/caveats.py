@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from mdir_hf.model.comparable import Comparable, have_one_vocabulary
 from mdir_hf.model.roles import Role
@@ -10,10 +10,6 @@ from mdir_hf.report import Assumption, LayersResult, Level, MatrixResult, Neuron
 
 SAME_FILES = "Both models have the same weight files (one file on this disk, or equal SHA-256 digests)."
 NO_LAYERS = "One of the models has no layers, so the verdict rests on copied rows of its embeddings alone."
-COPIED_COSINE = 0.7
-"""Minimum mean cosine of paired rows that count as copies. Unrelated models that were rotated to match reach 0.48;
-fine-tuned, further pretrained and distilled relatives with copied rows reach at least 0.74
-(``benchmarks/real/framing``)."""
 STOPPED_BEFORE_LAYERS = "The layers were not compared: the comparison was stopped first."
 STOPPED_BEFORE_NEURONS = "The neurons of only some layers were compared: the comparison was stopped first."
 STOPPED_BEFORE_UNEMBEDDINGS = "The unembeddings (lm_head) were not compared: the comparison was stopped first."
@@ -195,14 +191,19 @@ def of_idle_neurons(neurons: NeuronNumbers) -> str:
 
 
 def of_embeddings_only(
-    matrices: Mapping[str, MatrixResult], level: Level, neurons: NeuronNumbers | None, *, layers_agree: bool
+    matrices: Mapping[str, MatrixResult],
+    level: Level,
+    neurons: NeuronNumbers | None,
+    *,
+    copied: Collection[str],
+    layers_agree: bool,
 ) -> tuple[str, ...]:
-    """Explain why agreeing embeddings are not sufficient."""
+    """Explain why agreeing embeddings are not sufficient; ``copied`` names the matrices whose rows are copies."""
     sentences = []
     for name, matrix in matrices.items():
         if matrix.settled_by is None or matrix.cosine is None:
             continue
-        if matrix.cosine >= COPIED_COSINE:
+        if name in copied:
             if layers_agree:
                 layers = "some projections of the layers agree, too"
             else:

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mdir_hf.comparison import caveats
-from mdir_hf.comparison.caveats import COPIED_COSINE
 from mdir_hf.method.matching import CHANNEL_ALPHA
 from mdir_hf.method.modules import ModuleEvidence
 from mdir_hf.method.significance import log_n_matchings
@@ -27,6 +26,11 @@ from mdir_hf.report import (
     StackPair,
     Verdict,
 )
+
+COPIED_COSINE = 0.7
+"""Mean cosine of paired rows from which they count as copies. Unrelated models that were rotated to match reach 0.48;
+fine-tuned, further pretrained and distilled relatives with copied rows have at least 0.74
+(``benchmarks/real/framing``)."""
 
 TRUSTED_STRENGTH = 0.7
 """A match this strong (trace divided by rank) counts even if the axes of both models stand out. Unrelated models reach
@@ -232,7 +236,8 @@ def decide(evidence: Evidence) -> Decision:
     if is_significant and not accepts_layers:
         return inconclusive(Reason.NULL_NOT_VALIDATED, doubts)
     if evidence.trusted:
-        sentences = caveats.of_embeddings_only(matrices, level, neurons, layers_agree=accepts_layers)
+        copied = [name for name, matrix in matrices.items() if is_copied(matrix)]
+        sentences = caveats.of_embeddings_only(matrices, level, neurons, copied=copied, layers_agree=accepts_layers)
         return inconclusive(Reason.LAYERS_UNCONFIRMED if accepts_layers else Reason.EMBEDDINGS_ONLY, sentences)
     if layers is not None and accepts_layers:
         return inconclusive(Reason.LAYERS_UNCONFIRMED, caveats.of_layers_unconfirmed(layers, neurons))

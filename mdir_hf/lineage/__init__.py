@@ -1,1 +1,1 @@
-"""Many models: fingerprints, surveys, indexes, trees, cards, merges, training."""
+"""Many models: fingerprints, surveys, indexes, trees, cards, merges and training."""

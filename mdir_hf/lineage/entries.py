@@ -1,4 +1,4 @@
-"""Sample the same entries of all weights of models that share one basis."""
+"""Sample the same entries of the weights of models that share a basis."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import WeightPart, WeightProduct
 
 ROWS, COLUMNS = 64, 512
-"""Maximum sample of a weight: 0.13 MB per weight, 30 MB for a model with 32 layers."""
+"""Largest sample of a weight: 0.13 MB, or 30 MB for a model with 32 layers."""
 
 MatrixPlace = tuple[int | None, str]
-"""Layer (None for the embeddings) and role."""
+"""Layer number (None for embeddings) and role."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightEntries:
-    """The ascending rows ``(r,)`` and columns ``(c,)`` of a ``(d_out, d_in)`` weight."""
+    """Ascending rows ``(r,)`` and columns ``(c,)`` of a ``(d_out, d_in)`` weight."""
 
     part: WeightPart
     rows: npt.NDArray[np.int64]
@@ -42,9 +42,9 @@ class WeightEntries:
 
 
 def placed_matrices(model: PlacedTensors) -> Mapping[MatrixPlace, WeightPart]:
-    """Return plain matrices with a role, including embeddings but not experts.
+    """Return the matrices that have a role, including embeddings but not experts.
 
-    For products, return the factor whose rows belong to the role.
+    A product is represented by the factor whose rows belong to the role.
     """
     anatomy = model.anatomy
     edges = {"embedding": anatomy.embedding, "unembedding": anatomy.unembedding}
@@ -65,7 +65,7 @@ def matrix_shape(model: PlacedTensors, part: WeightPart) -> tuple[int, ...]:
 def choose_entries(
     model: PlacedTensors, place: MatrixPlace, part: WeightPart, *, n_rows: int | None = None, seed: int = 0
 ) -> WeightEntries:
-    """Choose random entries from few stored rows of a weight; equal places give equal choices.
+    """Choose random entries in a few stored rows of a weight; the choice depends only on seed, place and shape.
 
     ``n_rows`` limits the choice to the first rows.
     """

@@ -1,4 +1,4 @@
-"""Find the family of a model: bases from an index, declared bases, and the layers of each."""
+"""Find the family of a model: bases in an index, declared bases, and the layers of each."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ class Family:
     """The known family of a model.
 
     Attributes:
-        found: Result of the index search, or None if there is none.
+        found: Result of the index search, or None.
         not_searched: Reason why the search failed, or an empty string.
         declared: Comparisons with the bases that the card declares, or None if the card was not read.
-        layers: Matching neurons, by name of relative.
+        layers: Matching neurons by relative.
         not_mapped: Reason why layers or tree are missing, or an empty string.
         tree: None for fewer than three models.
-        apart: Models with aligned rows, and their RMS differences relative to the RMS.
-        mixture: Bases and their shares in the embedding rows, if a weighted sum explains these better than the nearest
-            base; else None.
+        apart: Models with aligned rows, and their RMS differences relative to the RMS of the rows.
+        mixture: Bases and their shares in the embedding rows, if a weighted sum explains the rows better than the
+            nearest base does; else None.
         facts: Digests, licence and date for a bill of materials, or None. Not in the JSON.
     """
 
@@ -96,7 +96,7 @@ class Family:
 
     @property
     def nearest(self) -> tuple[tuple[str, float], ...]:
-        """Bases with aligned rows and relative RMS differences, nearest first."""
+        """Bases with aligned rows and their relative RMS differences, nearest first."""
         if self.apart is None or self.model not in self.apart[0]:
             return ()
         names, distances = self.apart
@@ -106,7 +106,7 @@ class Family:
 
     @property
     def relatives(self) -> tuple[str, ...]:
-        """Models with shared weight ancestry, those from the index first."""
+        """Models with shared weight ancestry; those from the index come first."""
         from_index = () if self.found is None else tuple(ancestor.base.repo for ancestor in self.found.found)
         checks = () if self.declared is None else self.declared.bases
         return tuple(
@@ -114,7 +114,7 @@ class Family:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain containers in the schemas of ``identify``, ``verify`` and ``tree``."""
+        """Return plain containers that follow the schemas of ``identify``, ``verify`` and ``tree``."""
         return {
             "schema": SCHEMA,
             "model": self.model,
@@ -158,11 +158,11 @@ def find_family(
     """Find the family of a model.
 
     ``verifies`` compares the model with declared bases. ``settings.describes_relatives`` adds the layers of relatives
-    (some dozen megabytes each). Alpha applies to all bases of ``index`` together and to each declared base; the byte
-    limit is shared. ``on_step`` receives each intermediate result.
+    (some dozen megabytes each). Alpha applies to all bases of ``index`` together, and to each declared base. The byte
+    limit applies to all reads. ``on_step`` receives each intermediate result.
 
     Returns:
-        The family, with the reason if the search or verification fails.
+        The family, including the reason if the search or verification fails.
 
     Raises:
         MdirError: If the model cannot be read, or if search and verification both fail.

@@ -41,9 +41,10 @@ class PartOrigin:
 
 
 def origins_of_parts(reports: Mapping[str, HomologyReport]) -> tuple[PartOrigin, ...]:
-    """Collect the origins of a model's parts from its reports by base.
+    """Collect the origins of a model's parts from its reports on bases.
 
-    Parts without a base come last. The result is empty for one stack without experts, or if no report lists parts.
+    Parts that match no base come last. The result is empty if there is only one stack and no experts, or if no report
+    lists parts.
     """
     parts = _parts_of_model(reports.values())
     origins: list[PartOrigin] = []

@@ -1,4 +1,4 @@
-"""Write a family to a folder; propose a survey or an index to a dataset."""
+"""Write a family to a folder, and propose a survey or an index for a dataset."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from mdir_hf.render.text import plain
 
 
 def save_family(family: Family, folder: Path) -> tuple[Path, ...]:
-    """Write ``family.json``, ``family.md`` and, for two or more aligned relatives, ``family.svg``.
-
-    Return the paths.
+    """Write ``family.json``, ``family.md`` and, for at least two aligned relatives, ``family.svg``.
 
     Raises:
         InputError: If the folder cannot be written.
@@ -73,7 +71,7 @@ def family_section(family: Family, *, has_picture: bool = False) -> str:
 PUBLISHED = ("README.md", "models.jsonl", "pairs.jsonl", RESULTS,
              "survey.json", "survey.md", "tree.json", "sample.json",
              "matrix*.svg", "matrix*.png", "dendrogram*.svg", "dendrogram*.png")  # fmt: skip
-"""Files of a survey that are published. The stored rows of weights are not."""
+"""Published files of a survey, excluding stored rows of weights."""
 
 
 def publish(
@@ -82,10 +80,10 @@ def publish(
     """Propose adding a survey or index to a dataset, and return the pull request and its paths.
 
     ``place`` is the folder of a survey or an atlas, or the file of an index. ``name`` is a folder or file in the
-    dataset, unused for an atlas. The token needs permission to open discussions.
+    dataset; it is ignored for an atlas. The token needs permission to open discussions.
 
     Raises:
-        InputError: If there is no survey or index, or it cannot be read.
+        InputError: If the survey or index is missing or cannot be read.
         CorruptCheckpointError: If the file is not an index.
         PullRequestError: If the Hub rejects the pull request.
         HubError: If the Hub cannot be reached.

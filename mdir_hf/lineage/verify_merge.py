@@ -1,7 +1,7 @@
 """Verify a merge against the parents in its recipe, and estimate their shares in every layer.
 
-Merges keep the order of channels, so a layer is close to a weighted sum of the parents' layers. Least squares on some
-entries give the shares, and the residual.
+Merges keep the order of channels, so a layer is close to a weighted sum of the parents' layers. Shares and residual are
+found by least squares on a sample of entries.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mdir_hf.model.opened import Model
 from mdir_hf.report import HomologyReport, Verdict
 
 SAME = 1e-5
-"""Parents whose relative difference is smaller count as equal; their shares cannot be determined."""
+"""Parents whose relative difference is smaller count as equal, and their shares cannot be determined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class LayerShares:
     Attributes:
         shares: Share of each source; they sum to 1. None if the sources are equal.
         errors: Standard error of each share, or None.
-        left_over: Residual relative to the size of the layer: 0 for a linear merge.
+        left_over: Residual relative to the size of the layer; 0 for a linear merge.
     """
 
     layer: int
@@ -46,7 +46,7 @@ class LayerShares:
 def shares_of(layer: int, merged: Sequence[torch.Tensor], sources: Sequence[Sequence[torch.Tensor]]) -> LayerShares:
     """Fit a layer of a merge as a weighted sum of its parents' layers, with weights that sum to 1.
 
-    ``merged`` and ``sources`` hold the same entries of the same weights, which count equally.
+    ``merged`` and ``sources`` contain the same entries of the same weights; all weights count equally.
     """
     scales = [float(weight.double().square().mean().sqrt()) or 1.0 for weight in merged]
 
@@ -74,7 +74,7 @@ def shares_of(layer: int, merged: Sequence[torch.Tensor], sources: Sequence[Sequ
 SCHEMA = "mdir-hf/merge/1"
 LEAST_SHARE = 0.01
 STANDARD_ERRORS = 6.0
-"""A share counts if it is larger than :data:`LEAST_SHARE` and than this many standard errors."""
+"""A share counts if it exceeds :data:`LEAST_SHARE` and this many standard errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class ParentCheck:
 
     Attributes:
         share: Mean share over its declared layers, or None if unknown.
-        layers_with_share: Number of declared layers in which its share counts.
+        layers_with_share: Number of declared layers in which the parent's share counts.
         layers_told: Number of declared layers in which a share could be determined.
     """
 
@@ -96,7 +96,7 @@ class ParentCheck:
 
     @property
     def outcome(self) -> str:
-        """``confirmed`` (related; its share counts or is unknown), ``no_share`` (related otherwise), or the verdict."""
+        """``confirmed`` (related; the share counts or is unknown), ``no_share`` (otherwise related), or the verdict."""
         if self.report is None:
             return "not_measured"
         if self.report.verdict is not Verdict.HOMOLOGOUS:
@@ -168,11 +168,11 @@ def verify_merge(
 ) -> MergeCheck:
     """Compare a merge with every parent in its mergekit recipe, and measure each parent's share in every layer.
 
-    By default, the recipe is the merge's ``mergekit_config.yml``. A parent that cannot be read is reported, and its
-    layers are left out. Shares need 64 rows of every weight.
+    By default, the recipe is the merge's ``mergekit_config.yml``. Parents that cannot be read are reported, and their
+    layers left out. To measure shares, 64 rows of every weight are read.
 
     Raises:
-        CardError: If there is no recipe, or it is invalid.
+        CardError: If the recipe is missing or invalid.
         MdirError: If the merge itself cannot be read.
     """
     merged = model.open(reading)

@@ -1,4 +1,4 @@
-"""The repositories that hold a model's weights: its own and its bases."""
+"""The repositories that contain a model's weights: its own repository and its bases."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from mdir_hf.model.files import AdapterConfig, TensorSource, has_adapter, open_c
 from mdir_hf.model.hub import Repository
 
 MAX_ADAPTERS = 4
-"""How long a chain of adapters may be. PEFT saves one adapter on a base."""
+"""Maximum length of a chain of adapters. PEFT saves one adapter on a base."""
 
 
 class OpenRepository(Protocol):
-    """:func:`~mdir_hf.model.hub.open_repository` with its options filled in."""
+    """:func:`~mdir_hf.model.hub.open_repository` with its other options bound."""
 
     def __call__(self, reference: str, *, revision: str | None = None, allow_local: bool = True) -> Repository: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The weights of a model, its repository's files, and the weights of the base if it is an adapter.
+    """The weights of a model, including the base if the model is an adapter.
 
     Attributes:
         tensors: All tensors, including the base.
         paths: Weight files of the repository.
-        recipe: How an adapter is applied, or empty.
+        recipe: How the adapter is applied; empty if there is no adapter.
     """
 
     tensors: TensorSource
@@ -47,7 +47,7 @@ class Weights:
 
     @property
     def chain(self) -> tuple[Weights, ...]:
-        """These weights, followed by each base in turn."""
+        """These weights, followed by the weights of each base."""
         return (self,) if self.under is None else (self, *self.under.chain)
 
     @property
@@ -56,7 +56,7 @@ class Weights:
         return self.chain[-1].repository
 
     def digests(self) -> dict[str, str] | None:
-        """SHA-256 and recipe of each weight file, if all are known without reading."""
+        """SHA-256 and recipe of each weight file, if all are known without reading the files."""
         known: dict[str, str] = {}
         for files in self.chain:
             for path in files.paths:
@@ -81,7 +81,7 @@ def open_weights(repository: Repository, *, variant: str | None, open_other: Ope
     ``variant`` selects files in the base. A local path in a downloaded adapter is never opened.
 
     Raises:
-        CheckpointError: If there are no readable weights, or the adapters form a cycle.
+        CheckpointError: If there are no readable weights, or adapters form a cycle.
         HubError: If the base cannot be read.
     """
     return _open(repository, variant, open_other, ())
@@ -154,7 +154,7 @@ def open_bases_at(open_repository: OpenRepository, bases: Sequence[str]) -> Open
     """Pin the base models of an adapter to known commits, each ``owner/name@commit``.
 
     Raises:
-        InputError: If an entry is not a base at a commit.
+        InputError: If an entry does not name a base and a commit.
     """
     commits: dict[str, str] = {}
     for base in bases:
@@ -173,7 +173,7 @@ def open_bases_at(open_repository: OpenRepository, bases: Sequence[str]) -> Open
 
 
 def about_model(exc: MdirError, repository: Repository) -> MdirError:
-    """Add the model, or the base of an adapter, to an error."""
+    """Add the name of the model, or of an adapter's base, to errors."""
     named = exc.about(repository.label)
     if has_adapter(repository) and not (named.subject or "").startswith(repository.label):
         named.message = f"{named.message} (needed as the base of the adapter {repository.label})"

@@ -12,11 +12,11 @@ from mdir_hf.report import ModelSummary
 
 
 class PlacedTensors(Protocol):
-    """Tensors and their roles, which are all that Algorithms 2 and 3 need from a model."""
+    """Tensors and their roles: all that Algorithms 2 and 3 need from a model."""
 
     @property
     def label(self) -> str:
-        """Name in errors and caveats: ``owner/name@0123abc`` or the folder."""
+        """Name used in errors and caveats: ``owner/name@0123abc`` or the folder."""
 
     @property
     def tensors(self) -> TensorSource:
@@ -36,17 +36,17 @@ class Comparable(PlacedTensors, Protocol):
 
     @property
     def vocabulary_key(self) -> object:
-        """A key that identical tokenizer files share, or None."""
+        """A key shared by models with identical tokenizer files, or None."""
 
     @property
     def vocabulary_from(self) -> str | None:
-        """The source of a replaced vocabulary, or None."""
+        """Source of a vocabulary other than the model's own, or None."""
 
     def vocabulary_doubts(self) -> tuple[str, ...]:
-        """Contradictions about tokens. May read one more file."""
+        """Contradictions about tokens. May read another file."""
 
     def identities(self) -> frozenset[str] | None:
-        """SHA-256 or inode of each weight file, if all are known without reading."""
+        """SHA-256 or inode of each weight file, if all are known without reading the files."""
 
     def summary(self) -> ModelSummary:
         """The model's entry in a report."""
@@ -59,7 +59,7 @@ def have_one_vocabulary(reference: Comparable, candidate: Comparable) -> bool:
 
 
 def vocabularies_of(reference: Comparable, candidate: Comparable) -> tuple[Vocabulary | None, Vocabulary | None]:
-    """Return two vocabularies, or one object twice if the tokenizer files are identical.
+    """Return both vocabularies; the same object twice if the tokenizer files are identical.
 
     Raises:
         VocabularyError: If a tokenizer file is invalid.
@@ -69,19 +69,19 @@ def vocabularies_of(reference: Comparable, candidate: Comparable) -> tuple[Vocab
 
 
 def numbers_are_free(*models: PlacedTensors) -> bool:
-    """Return whether no model is known to tie residual channels to their numbers.
+    """Return whether residual channel numbers have no known meaning in any of these models.
 
-    The bound needs this for only one model, but a tie may be unknown.
+    The bound needs this of only one model, but a meaning may be unknown.
     """
     return all(model.anatomy.channel_numbers is None for model in models)
 
 
 def matrix_spec(model: PlacedTensors, part: WeightPart) -> TensorSpec:
-    """Return the tensor of an embedding or unembedding.
+    """Return the spec of an embedding or unembedding.
 
     Raises:
-        AnatomyError: If it is not a matrix with one row per token.
-        UnsupportedFormatError: If its stored rows are not tokens.
+        AnatomyError: If the tensor is not a matrix with one row per token.
+        UnsupportedFormatError: If the stored rows are not tokens.
     """
     spec = model.tensors.spec(part.tensor)
     if len(spec.shape) != 2 or 0 in spec.shape:
@@ -97,10 +97,10 @@ def matrix_spec(model: PlacedTensors, part: WeightPart) -> TensorSpec:
 
 
 def embedding_spec(model: PlacedTensors) -> TensorSpec:
-    """Return the tensor of the embedding.
+    """Return the spec of the embedding.
 
     Raises:
-        AnatomyError: If there is none; see :func:`matrix_spec`.
+        AnatomyError: If the model has no embedding; see :func:`matrix_spec`.
         UnsupportedFormatError: See :func:`matrix_spec`.
     """
     if model.anatomy.embedding is None:
@@ -118,6 +118,6 @@ def head_of(model: PlacedTensors) -> WeightPart | None:
 
 
 def n_rows(model: PlacedTensors) -> int:
-    """Return the number of rows of the embedding, else of the unembedding, else 0."""
+    """Return the number of rows of the embedding; if there is none, of the unembedding; else 0."""
     part = model.anatomy.embedding or model.anatomy.unembedding
     return 0 if part is None else matrix_spec(model, part).shape[0]

@@ -27,13 +27,13 @@ class Reading(RepositoryOptions):
     """How a comparison opens its repositories.
 
     Attributes:
-        token: Token as in the Hub client: None or True for the stored token, False for none.
+        token: A token; None or True for the stored token; False to send none.
         cache_dir: The Hub cache; None for the default.
-        local_files_only: Do not use the network.
+        local_files_only: Send no requests.
         force_download: Do not use the Hub cache.
         allow_local: Accept local folders and files.
         use_caches: Read and write caches on the local disk.
-        public_only: Reject repositories that are not public, whatever the token allows.
+        public_only: Reject repositories that are not public, even if the token allows access.
     """
 
     allow_local: bool = True
@@ -65,15 +65,16 @@ class Reading(RepositoryOptions):
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """A model as the user names it.
+    """A model as named by the user.
 
     Attributes:
         repo_or_folder: ``owner/name``, ``owner/name@revision``, a Hub URL, a local folder or weight file, or a model in
             memory.
         revision: Branch, tag or commit.
         subfolder: Folder of the repository that holds the model.
-        variant: ``fp16`` selects ``model.fp16.safetensors``; ``Q4_K_M`` selects one of several GGUF files.
-        tokenizer: Repository, folder or tokenizer in memory to read the vocabulary from instead of the model's own.
+        variant: Which weight files to read: ``fp16`` selects ``model.fp16.safetensors``; ``Q4_K_M`` selects one of
+            several GGUF files.
+        tokenizer: Repository, folder or tokenizer in memory that replaces the model's own tokenizer.
         bases: For an adapter, the commits of its base models, each ``owner/name@commit``.
     """
 
@@ -89,19 +90,19 @@ class NamedModel:
 
         Args:
             reading: How repositories are opened.
-            ledger: Counts the reads; None for a new one.
+            ledger: Counts the reads; None to create one.
 
         Raises:
             InputError: If the name is invalid.
             HubError: If the model's files cannot be read.
-            CheckpointError: If it has no readable weights.
-            AnatomyError: If it is not a language model.
+            CheckpointError: If the model has no readable weights.
+            AnatomyError: If the model is not a language model.
         """
         ledger = ledger or IoLedger()
         return self.open_in(self.find(reading, ledger), reading, ledger)
 
     def find(self, reading: Reading, ledger: IoLedger) -> Repository:
-        """Find the repository or folder, pinned to a commit."""
+        """Find the repository or folder and pin it to a commit."""
         return reading.open(self.repo_or_folder, revision=self.revision, subfolder=self.subfolder, ledger=ledger)
 
     def open_in(
@@ -113,9 +114,10 @@ class NamedModel:
         may_read_head: bool = False,
         vocabulary: Future[Vocabulary] | None = None,
     ) -> Model:
-        """Open the model in a repository that has already been found; see :meth:`open`.
+        """Open the model in a repository that was already found; see :meth:`open`.
 
-        ``may_read_head`` also prefetches the unembedding's header. ``vocabulary`` comes from its own tokenizer files.
+        ``may_read_head`` also prefetches the unembedding's header. ``vocabulary`` is the vocabulary of the model's own
+        tokenizer files, if already read.
         """
         expect_files(repository, self.variant, may_read_head=may_read_head)
         open_counted = partial(reading.open, ledger=ledger)
@@ -135,7 +137,7 @@ class NamedModel:
 def open_both(
     reference: NamedModel, candidate: NamedModel, reading: Reading, ledger: IoLedger, level: Level
 ) -> tuple[Model, Model]:
-    """Open two models concurrently, and prefetch further reads of a comparison.
+    """Open two models concurrently, and prefetch what a comparison reads next.
 
     Raises:
         MdirError: See :meth:`NamedModel.open`. If neither can be opened, the error is the reference's.
@@ -173,7 +175,7 @@ def expect_files(repository: Repository, variant: str | None = None, *, may_read
 
 
 def open_beside(reference: Model, candidate: NamedModel, reading: Reading, ledger: IoLedger, level: Level) -> Model:
-    """Open a candidate next to an open model, and prefetch both vocabularies."""
+    """Open a candidate to compare with an open model, and prefetch both vocabularies."""
     repository = candidate.find(reading, ledger)
     if not (level.accepts_equal_files and _list_same_weights(reference.repository, repository)):
         to_read = [reference.repository] if reference.tokenizer is None and not reference.has_read_vocabulary else []
@@ -197,7 +199,7 @@ def _list_same_weights(reference: Repository, candidate: Repository) -> bool:
 
 
 def _expect_vocabularies(*repositories: Repository, known: Set[str] = frozenset()) -> list[Repository]:
-    """Prefetch tokenizer files, each content once."""
+    """Prefetch tokenizer files, reading identical files once."""
     read = []
     for repository in repositories:
         if any(path.endswith(".gguf") for path in (repository.file or "", *repository.files)):

@@ -27,7 +27,7 @@ from mdir_hf.report import ModelSummary
 
 CONFIG = "config.json"
 PARAMS = "params.json"
-"""Written by Meta and Mistral with their own weight files."""
+"""Name of the config that Meta and Mistral publish with their own weight files."""
 
 MAX_CONFIG_N_BYTES = 8 << 20
 TOKENS = "tokenizer.ggml.tokens"
@@ -40,7 +40,7 @@ class Model:
 
     Raises:
         CheckpointError: If there are no readable weights.
-        AnatomyError: If there is neither an embedding, a head nor layers, or the config is invalid.
+        AnatomyError: If no embedding, head or layers are found, or the config is invalid.
         HubError: If a file cannot be read.
         InputError: If ``variant`` contradicts the one in the name.
     """
@@ -87,7 +87,7 @@ class Model:
 
     @cached_property
     def inventory(self) -> ModelInventory:
-        """All tensors in the files, each in one part. Reads all headers.
+        """All tensors in the files, each assigned to one part. Reads all headers.
 
         Raises:
             MdirError: If a header cannot be read.
@@ -102,7 +102,7 @@ class Model:
 
     @cached_property
     def other_stacks(self) -> tuple[ModelView, ...]:
-        """The layer stacks other than the language model's."""
+        """The layer stacks that do not belong to the language model."""
         if not may_have_other_stacks(self.tensors.names(), self.anatomy):
             return ()
         return other_stacks(self.known_inventory(), self.label, self.tensors)
@@ -121,7 +121,7 @@ class Model:
 
     @property
     def vocabulary_from(self) -> str | None:
-        """The repository of a tokenizer that replaces the model's own."""
+        """The repository of the tokenizer that replaces the model's own, or None."""
         return None if self.tokenizer is None else self.tokenizer.label
 
     @cached_property
@@ -131,7 +131,7 @@ class Model:
 
     @cached_property
     def vocabulary(self) -> Vocabulary | None:
-        """The vocabulary of the weight file or tokenizer files, or None.
+        """The vocabulary in the weight file or tokenizer files, or None.
 
         Raises:
             VocabularyError: If a tokenizer file is invalid.
@@ -146,7 +146,7 @@ class Model:
             return read_vocabulary(self.tokenizer_files.files, self.tokenizer_files.read)
 
     def vocabulary_doubts(self) -> tuple[str, ...]:
-        """Contradictions about the tokens of the rows."""
+        """Contradictions about which token a row stands for."""
         if self._brings_tokens or self.vocabulary is None:
             return ()
         with naming(self.tokenizer_files.label):
@@ -163,7 +163,7 @@ class Model:
 
     @cached_property
     def tokenizer_files(self) -> Repository:
-        """The repository of the tokenizer files, perhaps of an adapter's base."""
+        """The repository of the tokenizer files, which may be an adapter's base."""
         if self.tokenizer is not None:
             return self.tokenizer
         repositories = [link.repository for link in self.weights.chain]

@@ -1,4 +1,4 @@
-"""Check a third party's bill of materials: models by digests, stated bases by weights."""
+"""Check a third party's bill of materials: models against digests, stated bases against weights."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from mdir_hf.report import REASON_TEXT, HomologyReport, Term, Verdict, fact_side
 
 SCHEMA = "mdir-hf/bom-check/1"
 MOST_CLAIMS = 64
-"""Stated bases that are compared, of one document."""
+"""Largest number of stated bases of one document that are compared."""
 MOST_MODELS = 256
-"""Models that are looked up, of one document."""
+"""Largest number of models of one document that are looked up."""
 
 
 class ModelState(Term):
@@ -43,7 +43,7 @@ class ModelState(Term):
 
 
 class ClaimOutcome(Term):
-    """Outcome for a stated base."""
+    """Outcome of checking a stated base."""
 
     CONFIRMED = "confirmed", "shared weight ancestry"
     CONFIRMED_IN_PART = "confirmed_in_part", "shared weight ancestry of a part only"
@@ -58,7 +58,7 @@ class ModelCheck:
     """One listed model and its state on the Hub.
 
     Attributes:
-        commit: The commit that comparisons read, or None.
+        commit: Commit that comparisons read, or None.
     """
 
     listed: ListedModel
@@ -72,7 +72,7 @@ class ClaimCheck:
     """One stated base.
 
     Attributes:
-        report: The comparison, with the base as the reference, or None.
+        report: Comparison with the base as the reference, or None.
     """
 
     claim: StatedBase
@@ -91,7 +91,7 @@ class BomCheck:
 
     @property
     def outcomes(self) -> tuple[str, ...]:
-        """States of models and outcomes of claims, for ``--fail-on``."""
+        """States of models and outcomes of claims, as named by ``--fail-on``."""
         return (*(check.state.value for check in self.models), *(check.outcome.value for check in self.claims))
 
     def to_dict(self) -> dict[str, Any]:
@@ -135,21 +135,21 @@ def check_bom(
 ) -> BomCheck:
     """Look up the models of a bill of materials, and compare each with its stated bases.
 
-    Models are read at the stated commit, if any.
+    Models are read at the commit that the document states, if any.
 
     Args:
-        document: The document, from :func:`~mdir_hf.lineage.bom.read.read_bom`. Names are looked up on the Hub.
-        reading: How repositories are opened; folders of this machine are refused.
+        document: The document, from :func:`~mdir_hf.lineage.bom.read.read_bom`.
+        reading: How repositories are opened; local folders are rejected.
         settings: Settings of each comparison.
         listeners: Listeners of each comparison.
-        max_bytes: Most bytes of all comparisons together, or None.
+        max_bytes: Limit on the bytes of all comparisons together, or None.
         on_step: Called with the check so far, after each step.
 
     Returns:
-        The check, in which unreadable models are entries.
+        The check; models that cannot be read are listed with the reason.
 
     Raises:
-        InputError: If an argument cannot be used.
+        InputError: If an argument is invalid.
         StoppedError: If a listener raises.
     """
     reading = replace(reading, allow_local=False)
@@ -233,7 +233,7 @@ def _pinned(listed: ListedModel, head: Repository, reading: Reading) -> Reposito
 
 
 def _missing_digests(listed: ListedModel, repository: Repository) -> int:
-    """Count stated digests that no file has; 0 if a weight file's digest is unknown."""
+    """Count the stated digests that no file has; 0 if the digest of a weight file is unknown."""
     known = {entry.sha256 for entry in repository.files.values()}
     weights = [entry for path, entry in repository.files.items() if path.lower().endswith(WEIGHT_SUFFIXES)]
     if any(entry.sha256 is None for entry in weights):

@@ -1,7 +1,7 @@
 """Read a third party's CycloneDX document: the models that it lists and their stated bases.
 
-The document is untrusted JSON, read within a budget; no two tools fill the same fields. The library's own reader drops
-model cards.
+The document is untrusted JSON, read within a budget. Each tool fills different fields, and the library's own reader
+drops model cards.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mdir_hf.lineage.cards.claim import COMMIT
 from mdir_hf.names import is_repo_id, visible_text
 
 DOCUMENT = Budget(32 << 20, 4 << 20)
-"""Documents of products with tens of thousands of components have some 10 MB."""
+"""Documents on products with tens of thousands of components have about 10 MB."""
 
 VERSIONS = ("1.4", "1.5", "1.6", "1.7")
 MODEL = "machine-learning-model"
@@ -39,9 +39,9 @@ class ListedModel:
     """A model named by a document.
 
     Attributes:
-        name: Name in printable form.
+        name: Printable name.
         repo: Repo id on the Hub, or None.
-        commit: Commit or the beginning of one, or None.
+        commit: Full or abbreviated commit, or None.
         hashes: Stated SHA-256 of the model or of its files.
     """
 
@@ -56,11 +56,11 @@ class ListedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatedBase:
-    """A document's statement that one model is the base of another.
+    """A document's claim that one model is the base of another.
 
     Attributes:
-        stated_in: The field that states it: ``pedigree.ancestors``, ``modelCard.properties`` or ``properties``.
-        part: The part of the model; None for the whole model.
+        stated_in: Field with the claim: ``pedigree.ancestors``, ``modelCard.properties`` or ``properties``.
+        part: Part of the model; None for the whole model.
     """
 
     model: ListedModel
@@ -71,11 +71,11 @@ class StatedBase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BillOfMaterials:
-    """The part of a document that describes models.
+    """The contents of a document that are about models.
 
     Attributes:
-        tools: The tools that wrote it.
-        models: Listed models, without repeats.
+        tools: Tools that wrote the document.
+        models: Listed models, without duplicates.
     """
 
     version: str
@@ -88,7 +88,7 @@ def read_bom_file(path: Path) -> BillOfMaterials:
     """Read a document from a file.
 
     Raises:
-        InputError: If it cannot be read, or is not CycloneDX 1.4 to 1.7 in JSON.
+        InputError: If the file cannot be read, or is not CycloneDX 1.4 to 1.7 in JSON.
     """
     try:
         with path.open("rb") as file:
@@ -102,7 +102,7 @@ def read_bom(content: bytes, *, subject: str = "the document") -> BillOfMaterial
     """Read a document from its bytes; ``subject`` is its name in errors.
 
     Raises:
-        InputError: If it is not CycloneDX 1.4 to 1.7 in JSON.
+        InputError: If the document is not CycloneDX 1.4 to 1.7 in JSON.
     """
     excess = DOCUMENT.excess(n_bytes=len(content), n_items=json_weight(content), of="values")
     if excess is not None:
@@ -156,7 +156,7 @@ def _components(components: Sequence[object], subject: str) -> Iterator[tuple[di
 
 
 def _is_model(component: dict[str, Any]) -> bool:
-    """Whether a component is a model, by type or, in 1.4, package URL."""
+    """Return whether a component is a model, according to its type or, in 1.4, its package URL."""
     if component.get("type") == MODEL:
         return True
     return component.get("type") not in ("file", "data") and _hub_purl(component.get("purl")) is not None

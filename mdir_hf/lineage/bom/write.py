@@ -27,7 +27,7 @@ PedigreeList = Literal["ancestors", "variants"]
 
 
 class Standing(Term):
-    """How a base stands after declaration and measurement were compared."""
+    """Result of comparing a declared base with measurements."""
 
     CONFIRMED = "confirmed", "declared and confirmed"
     FOUND = "found", "found, and not declared"
@@ -40,9 +40,9 @@ class BaseRecord:
     """One base of a model.
 
     Attributes:
-        name: Its repo id.
-        declared_in: The declaring file, or None.
-        report: The comparison with it as the reference, or None.
+        name: Repo id or folder.
+        declared_in: File that declares the base, or None.
+        report: Comparison with the base as the reference, or None.
         why_not: Why there is no comparison, or None.
     """
 
@@ -57,12 +57,12 @@ class BaseRecord:
 
     @property
     def is_on_hub(self) -> bool:
-        """Whether its name is a repo id on the Hub."""
+        """Whether the name is a repo id on the Hub."""
         return is_repo_id(self.name) and (self.commit is not None or self.declared_in is not None)
 
     @property
     def shown(self) -> str:
-        """Name, or only the last part for a folder."""
+        """The name, or only its last part for a folder."""
         return self.name if self.is_on_hub else PurePath(self.name).name or "model"
 
     @property
@@ -74,7 +74,7 @@ class BaseRecord:
 
     @property
     def standing(self) -> Standing | None:
-        """Standing, or None if the base is neither declared nor found."""
+        """Result of comparing declaration and measurement; None if the base is neither declared nor found."""
         if self.is_related:
             return Standing.FOUND if self.declared_in is None else Standing.CONFIRMED
         if self.declared_in is None:
@@ -83,10 +83,10 @@ class BaseRecord:
 
     @property
     def place(self) -> PedigreeList | None:
-        """Its place in a pedigree, or None.
+        """The base's place in a pedigree, or None.
 
         A base is an ancestor if its declaration is confirmed and no fact contradicts the direction, or if the model is
-        an adapter on it. Other relatives are variants, which have no known direction in CycloneDX.
+        an adapter on it. Other relatives are variants, which in CycloneDX have no direction.
         """
         if not self.is_related:
             return None
@@ -99,7 +99,7 @@ class BaseRecord:
 
     @property
     def matched_parts(self) -> tuple[tuple[str, str], ...]:
-        """Parts that match the base, each with its matching layers."""
+        """Parts that match the base, and the matching layers of each."""
         parts: list[tuple[str, str]] = []
         if self.is_related:
             parts.append(("language model", "" if self.neurons is None else layers_text(self.neurons)))
@@ -118,7 +118,7 @@ def records_of_report(report: HomologyReport) -> tuple[BaseRecord, ...]:
 
 
 def records_of_check(check: LineageCheck) -> tuple[BaseRecord, ...]:
-    """Return the bases that a card declares, as ``verify`` measured them."""
+    """Return the bases that a card declares, with measurements by ``verify``."""
     declared = check.declared
     return tuple(
         BaseRecord(
@@ -162,7 +162,7 @@ NAMESPACE = "mdir-hf:"
 HUB = "https://huggingface.co"
 _LONGEST = 500
 _SERIALS = uuid.UUID("8d1f6b52-6f7f-5b0c-9a52-3a3f0e4a6c11")
-"""Namespace of serial numbers."""
+"""UUID namespace of serial numbers."""
 
 
 def bom_json(
@@ -174,11 +174,11 @@ def bom_json(
 ) -> str:
     """Write the bill of materials of a model in CycloneDX 1.6 or 1.7.
 
-    ``timestamp`` has a time zone; None is the date of the model's commit, if known. The same arguments give the same
-    bytes: the serial number is derived from the content.
+    ``timestamp`` needs a time zone, and defaults to the date of the model's commit, if known. Equal arguments give
+    equal bytes, because the serial number is derived from the content.
 
     Raises:
-        InputError: If the version is not one of these.
+        InputError: If the version is not 1.6 or 1.7.
         MissingExtraError: If cyclonedx-python-lib is not installed.
     """
     if version not in SPEC_VERSIONS:

@@ -1,6 +1,6 @@
-"""Badges and model cards: state a result in a form that anyone can verify.
+"""Badges and model cards, which state a result in a form that anyone can verify.
 
-Imports nothing: badges do not need torch.
+This file imports nothing, because badges do not need torch.
 """
 
 RELATIONS = ("finetune", "merge", "quantized", "adapter")

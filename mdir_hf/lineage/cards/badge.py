@@ -1,8 +1,8 @@
 """``make_badge``: turn a report into an SVG, a Markdown snippet and a shields.io endpoint.
 
 The SVG is deterministic, escapes all text, and has no scripts, ids or external references. Its ``<metadata>`` contains
-the claim, from which verify_badge renders the same bytes, so other bytes need another schema. Text widths assume DejaVu
-Sans and are stated (``textLength``), so other typefaces never overflow.
+the claim, from which verify_badge must render the same bytes, so a change to the output needs a new schema. Text widths
+assume DejaVu Sans. They are stated (``textLength``), so that other typefaces never overflow.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def render_svg(claim: Claim) -> str:
 
 
 def escape(text: str) -> str:
-    """Escape text for XML in ASCII, without characters that XML 1.0 forbids."""
+    """Escape text for XML in ASCII, dropping characters that XML 1.0 forbids."""
     return "".join(_character(character) for character in text)
 
 
@@ -107,7 +107,7 @@ _URL_CHARACTERS = "/:?#@!$&*+,;=~%-._"
 class Badge:
     """The badge of a comparison, created by :func:`make_badge`.
 
-    It states a verdict, with a bound on p or else the strength of the agreement, and no direction.
+    The badge states a verdict, and a bound on p or else the strength of the agreement, but no direction.
 
     Attributes:
         claim: The result, and everything needed to reproduce it.
@@ -131,14 +131,14 @@ class Badge:
     def endpoint_json(self) -> str:
         """JSON of a shields.io endpoint badge.
 
-        Verification needs ``report.json`` beside it.
+        To be verified, it needs ``report.json`` in the same folder.
         """
         return json.dumps(endpoint_of(self.claim), indent=2) + "\n"
 
     def markdown(self, image_url: str, report_url: str, bom_url: str | None = None) -> str:
-        """Return a Markdown line with the picture, linked to the report, and optionally a bill of materials link.
+        """Return a line of Markdown: the badge, linked to the report, and optionally a link to a bill of materials.
 
-        URLs are http(s), or relative paths.
+        URLs may be relative paths.
 
         Raises:
             InputError: If a URL is empty or has another scheme.
@@ -149,7 +149,7 @@ class Badge:
 
 
 def make_badge(report: HomologyReport) -> Badge:
-    """Make the badge of a report; reads no files.
+    """Make the badge of a report, without reading files.
 
     Args:
         report: A report from ``checker.compare`` or ``HomologyReport.from_json``.

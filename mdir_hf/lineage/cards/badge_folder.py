@@ -1,4 +1,4 @@
-"""Read a report from a local file, and write its badge beside it."""
+"""Read a report from a local file, and write its badge next to it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def read_report(path: str | os.PathLike[str]) -> HomologyReport:
     """Read a report from a local file.
 
     Raises:
-        InputError: If it cannot be read, or is not a report.
+        InputError: If the file cannot be read, or is not a report.
     """
     name = os.fspath(path)
     with naming(name):
@@ -33,7 +33,7 @@ def local_text(name: str) -> str:
     """Return the contents of a text file of limited size.
 
     Raises:
-        InputError: If it cannot be read, is larger than :data:`MOST_BYTES`, or is not UTF-8.
+        InputError: If the file cannot be read, is larger than :data:`MOST_BYTES`, or is not UTF-8.
     """
     path = Path(name)
     try:
@@ -49,7 +49,7 @@ def local_text(name: str) -> str:
 
 
 def decoded(content: bytes, name: str) -> str:
-    """Decode UTF-8 without its byte order mark.
+    """Decode UTF-8, removing the byte order mark.
 
     Raises:
         InputError: If the content is not UTF-8.
@@ -61,9 +61,9 @@ def decoded(content: bytes, name: str) -> str:
 
 
 def write_badge(badge: Badge, report: HomologyReport, snippet: str, folder: Path) -> tuple[Path, ...]:
-    """Write badge.svg, badge.md and badge.json, and report.json if it is missing; return the paths.
+    """Write badge.svg, badge.md, badge.json and, if missing, report.json; return the paths.
 
-    Files are replaced atomically, the SVG last.
+    Files are replaced atomically; the SVG comes last.
 
     Raises:
         InputError: If the folder cannot be written, or contains the report of another comparison.

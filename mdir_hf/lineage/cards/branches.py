@@ -27,7 +27,7 @@ class BranchHead:
 
     Attributes:
         head: Newest commit, or None if unknown.
-        changed: Files that differ between the two commits, without pictures and texts.
+        changed: Files that differ between the two commits, except pictures and texts.
     """
 
     repo: str
@@ -47,7 +47,7 @@ class BranchHead:
 
 
 def hub_reference(repo: str, revision: str | None = None, file: str | None = None) -> str:
-    """Return a Hub reference, which never names a local folder."""
+    """Return a Hub reference; unlike other references, it never names a local folder."""
     return f"hf://models/{repo}" + (f"@{quote(revision, safe='')}" if revision else "") + (f"/{file}" if file else "")
 
 
@@ -56,7 +56,7 @@ def branch_head_of(
 ) -> BranchHead:
     """Look up the head of a pinned model's branch, and the files changed since.
 
-    Costs one or two API requests.
+    Sends one or two API requests.
 
     Raises:
         HubError: If the Hub cannot be reached.
@@ -79,6 +79,6 @@ def branch_head_of(
 
 
 def changed_files(pinned: Repository, head: Repository) -> tuple[str, ...]:
-    """Return the files of the model that differ between two commits."""
+    """Return the files that differ between two commits, except pictures and texts."""
     paths = {path for path in {*pinned.files, *head.files} if not _BESIDE_THE_MODEL.fullmatch(path)}
     return tuple(sorted(path for path in paths if pinned.files.get(path) != head.files.get(path)))

@@ -36,11 +36,11 @@ TITLE = "Add weight ancestry measured by mdir-hf"
 
 @dataclass(frozen=True, slots=True)
 class CardProposal:
-    """A model card before and after, with report and badge.
+    """A model card before and after the change, with report and badge.
 
     Attributes:
         files: Contents by path: the new README.md, the report and its badge.
-        changed: Files changed since the commit in the report.
+        changed: Files that changed since the commit in the report.
     """
 
     repo: str
@@ -64,7 +64,7 @@ class CardProposal:
         return not self.missing
 
     def diff(self) -> str:
-        """Return a unified diff, with control characters escaped."""
+        """Return a unified diff in which control characters are escaped."""
         old = split_lines("" if self.before is None else self.before.decode("utf-8"))
         lines = difflib.unified_diff(
             old, split_lines(self.after.decode("utf-8")), f"{README} at {self.commit[:7]}", f"{README} proposed"
@@ -110,8 +110,8 @@ def propose_card(
     """Add a lineage section to the card of a Hub repository, in memory.
 
     The report compares this repository with another Hub model. ``relation`` (finetune, merge, quantized or adapter)
-    requires ``confirm_base_model``: the author confirms the direction, which a measurement cannot show. Costs one or
-    two API requests and one small file.
+    requires ``confirm_base_model``, with which the author confirms the direction, since a measurement cannot show it.
+    Sends one or two API requests and reads one small file.
 
     Raises:
         InputError: If the report does not mention the repository, or a model is not on the Hub.
@@ -179,7 +179,7 @@ def _changed(
 
 
 def _hub_repo(text: str) -> tuple[str, str | None]:
-    """Return repo id and branch, ignoring local folders."""
+    """Return the repo id and branch in a Hub reference."""
     name, _, branch = text.partition("@")
     if is_repo_id(name):
         return name, branch or None
@@ -211,7 +211,7 @@ def _sides(claim: Claim, repo: str) -> tuple[PinnedModel, PinnedModel]:
 def _base_model(
     metadata: Mapping[str, object], base: PinnedModel, own_model: PinnedModel, relation: str | None, subject: str
 ) -> dict[str, str | list[str]]:
-    """Return the fields to set, without removing the author's declarations."""
+    """Return the fields to set; the author's declarations are not removed."""
     assert base.repo is not None and own_model.repo is not None
     if base.repo.lower() == own_model.repo.lower():
         raise InputError("a model is not its own base model; leave out --confirm-base-model", subject=own_model.repo)
@@ -238,7 +238,7 @@ def with_section(card: Card, section: str, subject: str) -> Card:
     """Insert a section at the end, or replace an earlier one.
 
     Raises:
-        CardError: If there are several sections, or the text ends inside an unclosed code block.
+        CardError: If there are several sections, or a code block is not closed.
     """
     if card.closing and not card.closing.endswith(("\n", "\r")):
         card = replace(card, closing=card.closing + card.line_end)

@@ -15,10 +15,10 @@ from mdir_hf.report import READ_AS, HomologyReport, HowRead, Level, ModelSummary
 
 SCHEMA = "mdir-hf/badge/1"
 SHORT_DIGEST = 12
-"""Number of hex digits shown; 48 bits are enough to tell reports apart by eye."""
+"""Number of hex digits shown; 48 bits are enough to distinguish reports."""
 
 A_FOLDER = "a local folder"
-"""Stated instead of a local path, which may contain private names."""
+"""Stands for a local path, which may contain private names."""
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -45,7 +45,7 @@ class PinnedModel(HowRead):
     commit: str | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain containers, with the reading options that were used."""
+        """Return plain containers, including the reading options that were used."""
         body = {"repo": self.repo, "revision": self.revision, "commit": self.commit}
         return body | {name: value for name in READ_AS if (value := getattr(self, name)) is not None}
 
@@ -55,12 +55,12 @@ class PinnedModel(HowRead):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A result reduced to a badge and everything needed to reproduce it.
+    """A result reduced to what a badge shows, and everything needed to reproduce it.
 
     Attributes:
-        log10_p: Headline p-value of the report, at most 0. None if p is not a bound.
-        axes_stand_out: Whether p is not a bound. Stored only if true.
-        channels: Matching and total channels, shown if p is not a bound. None in older badges.
+        log10_p: log10 of the report's main p-value, at most 0; None if p is not a bound.
+        axes_stand_out: Whether p is not a bound; stored only if true.
+        channels: Matching and total channels, shown if p is not a bound; None in older badges.
     """
 
     reference: PinnedModel
@@ -99,13 +99,13 @@ class Claim:
 
     @property
     def numbers(self) -> str:
-        """log10 p if it is a bound, and alpha."""
+        """log10 p if p is a bound, and alpha."""
         p = "" if self.axes_stand_out or self.log10_p is None else f"log10 p = {self.log10_p:.1f}, "
         return f"{p}alpha = {self.alpha:g}"
 
     @property
     def sentence(self) -> str:
-        """Both sides of the badge as one line of text."""
+        """Both sides of the badge as one line."""
         return f"{self.label.capitalize()}: {self.message}"
 
     @property
@@ -148,7 +148,7 @@ class Claim:
 
 
 def p_text(log10_p: float) -> str:
-    """Round a p-value up to a power of ten: ``p < 1e-30`` for 10^-30.2, and for 10^-31, since the bound is strict."""
+    """Round a p-value up to a power of ten. As the bound is strict, 10^-30.2 and 10^-31 both become ``p < 1e-30``."""
     exponent = max(0, math.ceil(-log10_p) - 1)
     return f"p < 1e-{exponent}" if exponent else "p < 1"
 

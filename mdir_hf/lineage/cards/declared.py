@@ -28,13 +28,13 @@ class DeclaredLineage:
     """The declared lineage of a model.
 
     Attributes:
-        commit: Commit that was read, or None for a local folder.
-        base_models: Repo ids of the declared base models, each once.
-        relation: finetune, merge, quantized or adapter; None if the card does not specify it.
-        source: File with the declaration, ``README.md`` or ``adapter_config.json``, or None.
-        ignored: Invalid values of these fields, in printable ASCII.
-        is_adapter: Whether the repository contains an adapter and no full model.
-        adapter_of: Repo id of the base in the adapter config, or None.
+        commit: Commit that was read; None for a local folder.
+        base_models: Repo ids of the declared base models, without duplicates.
+        relation: finetune, merge, quantized or adapter; None if unspecified.
+        source: File that contains the declaration, ``README.md`` or ``adapter_config.json``, or None.
+        ignored: Invalid declarations, in printable ASCII.
+        is_adapter: Whether the repository contains an adapter but no full model.
+        adapter_of: Repo id of the base named in the adapter config, or None.
     """
 
     repo: str
@@ -59,22 +59,22 @@ def declared_lineage(
     use_caches: bool = True,
     public_only: bool = False,
 ) -> DeclaredLineage:
-    """Read the declared base models of a model: ``base_model`` of its card, or the base named by an adapter.
+    """Read the declared base models of a model: ``base_model`` in its card, or the base named by an adapter.
 
-    The card is read as plain YAML values of bounded size. Only valid repo ids are returned. Costs one API request, and
-    one or two small files.
+    The card is read as plain YAML values of limited size. Only valid repo ids are returned. Sends one API request, and
+    reads one or two small files.
 
     Args:
         repo: ``owner/name``, ``owner/name@revision``, a Hub URL, or a local folder.
         revision: Branch, tag or commit.
         token: Hub token.
-        cache_dir: Hub cache; the standard one by default.
-        local_files_only: Do not use the network.
+        cache_dir: Hub cache; None for the default.
+        local_files_only: Send no requests.
         use_caches: Whether to use caches on disk.
         public_only: Reject repositories that are not public.
 
     Returns:
-        The declaration; nothing is compared.
+        The declaration, which is not compared with weights.
 
     Raises:
         CardError: If the card's front matter cannot be read.

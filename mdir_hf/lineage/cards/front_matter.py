@@ -1,6 +1,6 @@
 """Read the YAML front matter of a model card as data, and edit it in place.
 
-A YAML writer would rewrite the whole block; this module keeps every byte but the value that the parser finds.
+A YAML writer would rewrite the whole block. This module changes only the bytes of the values that are set.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def line_end(text: str) -> str:
 
 BOM = "\ufeff"
 MOST_BYTES = 8 << 20
-"""Maximum size of README.md. Pictures do not belong in it; the longest cards have a few hundred kB."""
+"""Largest size of README.md. Pictures do not belong in it; the longest cards have a few hundred kB."""
 
 _NOT_A_MAPPING = "its front matter is not a mapping of fields to values"
 
@@ -46,7 +46,7 @@ class Card:
 
     Attributes:
         bom: Byte order mark, or empty.
-        closing: Line that closes the front matter, with the preceding line ending.
+        closing: Line that closes the front matter, and the preceding line ending.
     """
 
     bom: str
@@ -69,10 +69,10 @@ class Card:
 
 
 def parse_card(content: bytes, *, subject: str) -> Card:
-    """Split a README.md at the same position as the Hub.
+    """Split a README.md at the same position as the Hub does.
 
     Raises:
-        CardError: If it is not UTF-8.
+        CardError: If the file is not UTF-8.
     """
     try:
         text = content.decode("utf-8")
@@ -87,10 +87,10 @@ def parse_card(content: bytes, *, subject: str) -> Card:
 
 
 def read_metadata(card: Card, *, subject: str) -> dict[str, Any]:
-    """Return the metadata of a card as plain values, or an empty dict.
+    """Return the metadata of a card as plain values; empty if there is none.
 
     Raises:
-        CardError: If the YAML is not a mapping of plain values within the limits.
+        CardError: If the YAML is not a mapping of plain values, or exceeds the limits.
     """
     try:
         data = read_yaml(card.block, first_line=2)
@@ -106,7 +106,7 @@ def read_metadata(card: Card, *, subject: str) -> dict[str, Any]:
 def with_metadata(card: Card, values: Mapping[str, str | list[str]], *, subject: str) -> Card:
     """Set fields in the front matter of a card.
 
-    Other bytes stay unchanged; a list that only grows gets lines, and new fields go to the end.
+    Other bytes do not change. A list that only grows gets further lines, and new fields are added at the end.
 
     Raises:
         CardError: If the front matter cannot be changed safely.
@@ -170,7 +170,7 @@ def _replaced(block: str, key: yaml.Node, node: yaml.Node, value: str | list[str
 
 
 def _end_of(node: yaml.Node) -> int:
-    """Return the end of a node's text."""
+    """Return the end position of a node's text."""
     if isinstance(node, yaml.ScalarNode) or node.flow_style or not node.value:
         return int(node.end_mark.index)
     last = node.value[-1]

@@ -1,4 +1,4 @@
-"""The lineage section of a model card: Markdown between two markers, replaced as a whole."""
+"""The lineage section of a model card: Markdown between two markers, which is replaced as a whole."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mdir_hf.report import HomologyReport
 BEGIN = "<!-- mdir-hf:lineage:begin -->"
 END = "<!-- mdir-hf:lineage:end -->"
 FOLDER = ".lineage"
-"""Folder of the report and its badge in the card's repository."""
+"""Folder for the report and its badge in the card's repository."""
 
 REPORT_PATH, BADGE_PATH, BOM_PATH = f"{FOLDER}/report.json", f"{FOLDER}/badge.svg", f"{FOLDER}/bom.json"
 
@@ -41,7 +41,7 @@ def lineage_section(
     endpoint: str,
     bom: LinkedBom | None = None,
 ) -> str:
-    """Write the section with its markers and line feeds, about the ``other`` model on the Hub."""
+    """Write the section, with its markers and line feeds, about the relation to ``other``."""
     claim = badge.claim
     own_model = claim.candidate if other is claim.reference else claim.reference
     report_url = f"{endpoint}/{repo}/blob/main/{REPORT_PATH}"
@@ -95,12 +95,13 @@ def _bom_line(bom: LinkedBom, url: str) -> str:
 
 
 def replace_section(body: str, section: str) -> str:
-    """Replace an earlier section, or append the section, with the body's line endings.
+    """Replace an earlier section or append one, using the body's line endings.
 
-    ``body`` is the card after its front matter. Markers in code blocks, inside lines or without a counterpart are text.
+    ``body`` is the card after its front matter. Markers in code blocks, inside lines or without a counterpart are
+    treated as text.
 
     Raises:
-        CardError: If there are two sections, or the text ends inside an unclosed code block.
+        CardError: If there are two sections, or a code block is not closed.
     """
     end_of_line = line_end(body)
     section = section.replace("\n", end_of_line)
@@ -130,7 +131,7 @@ def _read_as(model: PinnedModel) -> str:
 
 
 def _sections(body: str) -> list[tuple[int, int]]:
-    """Return the first and last line of every section outside fenced code."""
+    """Return the first and last line of each section outside fenced code."""
     blocks = MarkdownIt("commonmark").disable("inline").parse(body)
     code = {line for block in blocks if block.type == "fence" and block.map for line in range(*block.map)}
     sections: list[tuple[int, int]] = []

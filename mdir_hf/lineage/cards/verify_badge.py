@@ -34,8 +34,8 @@ class BadgeSource:
     """A claim and its source.
 
     Attributes:
-        kind: badge, report or endpoint.
-        is_faithful: Whether the SVG, or the text of the endpoint, agrees with the claim.
+        kind: ``badge``, ``report`` or ``endpoint``.
+        is_faithful: Whether the SVG or the text of the endpoint agrees with the claim.
     """
 
     name: str
@@ -50,13 +50,13 @@ def read_badge(
     *,
     token: str | bool | None = None,
 ) -> BadgeSource:
-    """Read a badge SVG, a report JSON, or an endpoint JSON with ``report.json`` beside it.
+    """Read a badge SVG, a report JSON, or an endpoint JSON and the ``report.json`` next to it.
 
-    ``source`` is a file, or a file URL on the Hub. No other server is contacted.
+    ``source`` is a local file, or the URL of a file on the Hub. No other server is contacted.
 
     Raises:
-        InputError: If the file is of another kind, too large or unreadable.
-        HubError: If the Hub does not deliver the file.
+        InputError: If the file is something else, too large, or cannot be read.
+        HubError: If the file cannot be read from the Hub.
     """
     name = os.fspath(source)
     text = _text(name, token)
@@ -105,7 +105,7 @@ def _beside(name: str) -> str:
 
 
 class _WithoutDoctype(ElementTree.TreeBuilder):
-    """Reject document type declarations, and so entities."""
+    """Reject document type declarations, and therefore entities."""
 
     def doctype(self, name: str, pubid: str | None, system: str | None) -> None:
         raise InputError("declares a document type, which no badge does")
@@ -127,15 +127,15 @@ def _claim_of_svg(text: str) -> Claim:
 SCHEMA = "mdir-hf/badge-check/1"
 
 LEAST_TOLERANCE, RELATIVE_TOLERANCE = 0.5, 1e-5
-"""Two values of log10 p agree within the larger of half a decade and a relative 1e-5; see :func:`agree`."""
+"""Two values of log10 p agree if they differ by at most half a decade or a relative 1e-5; see :func:`agree`."""
 
 TOLERANCE_OF_SAMPLES = 0.05
-"""Relative tolerance for two comparisons of one pair with different samples of neurons."""
+"""Relative tolerance for two comparisons of one pair that sampled different neurons."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A value of the report that differs from the claim."""
+    """A value in the report that differs from the claim."""
 
     name: str
     claimed: Any
@@ -150,10 +150,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class BadgeCheck:
-    """A claim and its recomputed result.
+    """A claim and the recomputed result.
 
     Attributes:
-        state: ``match``; ``stale`` (the same result, but a model has changed since); or ``different``.
+        state: ``match``, ``stale`` (the same result, but a model has changed since) or ``different``.
         branches: Newest commit of each repository.
     """
 
@@ -190,16 +190,17 @@ def verify_badge(
     settings: Settings = Settings(),
     listeners: Listeners = Listeners(),
 ) -> BadgeCheck:
-    """Compare the two models of a badge again, at its commits and with its seed, alpha and level.
+    """Compare the two models of a badge again, at the same commits and with the same seed, alpha and level.
 
-    ``source`` is as in :func:`read_badge`. With another ``level``, only verdicts are compared. ``tokenizers`` are the
-    vocabularies of both models, if the claim used an unnamed local folder. ``settings`` give device and limits.
+    ``source`` is as in :func:`read_badge`. If ``level`` differs, only verdicts are compared. ``tokenizers`` has both
+    models' vocabularies, needed if the claim used a local folder, whose name it omits. ``settings`` provide device and
+    limits.
 
     Returns:
         The claim and the recomputed result.
 
     Raises:
-        InputError: If the source contains no claim, or a claim about a model that is not on the Hub.
+        InputError: If the source contains no claim, or the claim is about a model that is not on the Hub.
         HubError: If a repository or a pinned commit is no longer available.
     """
     token, cache_dir = reading.token, reading.cache_dir
@@ -246,8 +247,8 @@ def agree(claimed: float, measured: float, *, relative: float = RELATIVE_TOLERAN
     """Return whether two values of log10 p differ only by rounding.
 
     The order of summation changes log10 p by about 1e-15 of its value in float64 and 1e-7 in float32 (docs/LOG.md,
-    2026-11-21); a hundred times as much is allowed, and the same share of the terms whose difference p may be (6e4
-    decades each at n = 16384).
+    2026-11-21). A hundred times as much is allowed, even of the two terms (6e4 decades each at n = 16384) whose
+    difference log10 p may be.
     """
     return abs(claimed - measured) <= max(LEAST_TOLERANCE, relative * abs(claimed))
 

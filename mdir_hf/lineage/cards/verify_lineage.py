@@ -18,7 +18,7 @@ from mdir_hf.report import REASON_TEXT, HomologyReport, Verdict
 
 SCHEMA = "mdir-hf/lineage/1"
 MOST_BASES = 32
-"""Maximum number of declared base models to compare; the largest known merges have about a dozen."""
+"""Largest number of declared base models that are compared; the largest known merges have about a dozen."""
 
 _MOST_ANCESTORS = 16  # number of cards to read in search of a cycle
 
@@ -34,7 +34,7 @@ class BaseCheck:
     """A declared base model and its comparison.
 
     Attributes:
-        report: The comparison, with the base as the reference, or None.
+        report: Comparison with the base as the reference, or None.
     """
 
     base: str
@@ -49,11 +49,10 @@ class BaseCheck:
 
 @dataclass(frozen=True, slots=True)
 class LineageCheck:
-    """The declared and the measured lineage of a model, base by base.
+    """The declared and the measured lineage of a model, for each base.
 
     Attributes:
-        declared: The declaration.
-        bases: One entry for each declared base model, in order.
+        bases: One entry per declared base model, in order.
         cycle: A cycle of declarations that begins and ends with this model, or None.
     """
 
@@ -86,15 +85,15 @@ def verify_lineage(
     """Compare a model with every base model that its card declares.
 
     Args:
-        model: The model. Its card is at the root of the repository, also for a subfolder.
+        model: The model. Its card is at the root of the repository, even if the model is in a subfolder.
         reading: How repositories are opened.
         settings: Settings of each comparison.
         listeners: Callbacks that receive progress.
-        max_bytes: Most bytes of all comparisons together, or None.
+        max_bytes: Limit on the bytes of all comparisons together, or None.
         on_step: Called with each intermediate result.
 
     Returns:
-        The declaration and one entry for each base, readable or not.
+        The declaration and one entry per base, even if the base cannot be read.
 
     Raises:
         CardError: If the card cannot be read.

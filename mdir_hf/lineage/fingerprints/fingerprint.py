@@ -1,6 +1,6 @@
-"""The fingerprint of a model: embedding rows for a sample of tokens, and rows of a few neurons.
+"""The fingerprint of a model: embedding rows of sampled tokens, and rows of a few neurons.
 
-It can stand for its model in a comparison.
+It can replace its model in a comparison.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from mdir_hf.validation import read_json
 FORMAT = "mdir-hf/fingerprint/2"
 EMBEDDING = "embedding"
 WHOLE_DOWN_BYTES = 32 << 20
-"""Maximum total size of down in the sampled layers for reading it whole. A relative in another basis needs all of its
-channels."""
+"""If down is at most this large in the sampled layers together, it is read whole. A relative in another basis needs all
+of its channels."""
 
 WITHOUT_TOKENS = (
     "it has no tokenizer files, so its rows cannot be assigned to tokens; compare it by itself, or name a copy "
@@ -56,9 +56,9 @@ class Fingerprint:
 
     Attributes:
         model: Name, commit, architecture and sizes.
-        rows: Rows of the tokens, ``(len(tokens), n)``, in 16 bits if that is exact.
+        rows: Rows of the tokens, ``(len(tokens), n)``; 16-bit if that is exact.
         digests: SHA-256 of every weight file, or None if not all are known.
-        neurons: Neurons of four layers, in 16 bits, or None.
+        neurons: Neurons of four layers, 16-bit, or None.
         numbers_by_config: Meaning of channel numbers according to the config, or None.
     """
 
@@ -89,7 +89,7 @@ class Fingerprint:
         return self.rows[own_rows].float(), other.rows[other_rows].float()
 
     def of_usual_rows(self) -> Fingerprint:
-        """Return the fingerprint without uninformative rows; see :func:`usual_rows`."""
+        """Return a fingerprint that excludes uninformative rows; see :func:`usual_rows`."""
         is_usual = usual_rows(self.rows)
         if bool(is_usual.all()):
             return self
@@ -97,7 +97,7 @@ class Fingerprint:
         return replace(self, tokens=tuple(self.tokens[number] for number in at), rows=self.rows[at])
 
     def to_bytes(self) -> bytes:
-        """Return a safetensors file with everything else in its metadata."""
+        """Return a safetensors file whose metadata contains everything except tensors."""
         known = {
             "format": FORMAT,
             "model": json.dumps(asdict(self.model)),
@@ -120,7 +120,7 @@ class Fingerprint:
         """Read a file written by :meth:`to_bytes`.
 
         Raises:
-            CorruptCheckpointError: If it is not a fingerprint.
+            CorruptCheckpointError: If the file is not a fingerprint.
         """
         try:
             with safe_open(path, framework="pt") as file:
@@ -151,10 +151,10 @@ class Fingerprint:
 
 
 def expect_rows(rows: torch.Tensor, tokens: Sequence[bytes]) -> torch.Tensor:
-    """Return rows read from a file if they fit the tokens.
+    """Return rows read from a file if they match the tokens.
 
     Raises:
-        ValueError: If rows and tokens do not fit, or a token is repeated.
+        ValueError: If rows and tokens do not match, or a token is repeated.
     """
     if rows.ndim != 2 or len(rows) != len(tokens) or not rows.shape[1]:
         raise ValueError(f"expected one row for each of {len(tokens)} tokens, got shape {tuple(rows.shape)}")
@@ -176,9 +176,10 @@ def take_fingerprint(
 ) -> Fingerprint:
     """Read the sampled rows of a model.
 
-    Tokens without a row are skipped. Reads those rows and the gaps between them, and about 100 rows of each of four
-    layers. With ``neuron_seed``, drawn after the models were opened, down is read too, and the neurons serve as a
-    second witness; None is the public choice of an index. ``needs_tokens`` rejects a model without token rows.
+    Tokens without a row are skipped. Reads the other rows and small gaps, and about 100 rows of each of four layers.
+    ``neuron_seed`` must be drawn after the models were opened; down is then read too, and the neurons serve as a second
+    witness. If it is None, the neurons are the public choice of an index. ``needs_tokens`` rejects a model without
+    token rows.
 
     Raises:
         VocabularyError: If the model has no tokenizer files or no embedding.
@@ -221,10 +222,10 @@ def without_rows(model: Model) -> VocabularyError:
 
 
 def neurons_of(model: PlacedTensors, *, every: bool = False, seed: int | None = None) -> NeuronSample | None:
-    """Read the neurons of a fingerprint in 16 bits; None for unreadable layers.
+    """Read the 16-bit neurons of a fingerprint; None if the layers cannot be read.
 
-    ``every`` reads all layers instead of four. With a ``seed``, down is read, too; None is the public choice of an
-    index.
+    ``every`` reads all layers instead of four. Down is read only if there is a ``seed``; None stands for the public
+    choice of an index.
     """
     try:
         if seed is None:
@@ -299,11 +300,11 @@ class SampledModel:
         self._fingerprint = fingerprint
 
     def vocabulary_doubts(self) -> tuple[str, ...]:
-        """Return no doubts."""
+        """Return no contradictions."""
         return ()
 
     def identities(self) -> frozenset[str] | None:
-        """Return the SHA-256 of every weight file, else the local place."""
+        """Return the SHA-256 of every weight file or, if unknown, the local path."""
         if self._fingerprint.digests is not None:
             return frozenset(self._fingerprint.digests.values())
         if self._fingerprint.model.commit is not None:
@@ -320,9 +321,9 @@ class SampledModel:
 
 
 def usual_rows_of(base: Fingerprint, known: Container[bytes]) -> tuple[torch.Tensor, tuple[bytes, ...]]:
-    """Return the informative rows of a base for known tokens, ``(r, n)``, and these tokens.
+    """Return a base's informative rows of known tokens, ``(r, n)``, and the tokens.
 
-    Index files are untrusted.
+    The base may come from an untrusted index.
     """
     usual = base.of_usual_rows()
     at = [number for number, token in enumerate(usual.tokens) if token in known]
@@ -330,10 +331,10 @@ def usual_rows_of(base: Fingerprint, known: Container[bytes]) -> tuple[torch.Ten
 
 
 def expect_usual_rows(fingerprint: Fingerprint, label: str) -> None:
-    """Check that the sampled rows of a model are informative.
+    """Check that enough sampled rows of a model are informative.
 
     Raises:
-        InputError: If fewer than :data:`LEAST_ROWS` rows are.
+        InputError: If fewer than :data:`LEAST_ROWS` rows are informative.
     """
     n_usual = len(fingerprint.of_usual_rows().tokens)
     if n_usual < LEAST_ROWS:

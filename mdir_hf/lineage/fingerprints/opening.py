@@ -1,4 +1,4 @@
-"""Open a model, and the base of an adapter, at pinned commits."""
+"""Open a model, and an adapter's base, at pinned commits."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from mdir_hf.report import ModelSummary
 
 @dataclass(frozen=True)
 class Pin:
-    """The files of a name when a survey first opened it.
+    """The files that a name stood for when a survey first opened it.
 
     Attributes:
-        commit: Full SHA, or None for a folder.
-        bases: For an adapter: commits of the base models below it, by name.
+        commit: Full SHA; None for a folder.
+        bases: Commits of the base models of an adapter, by name.
     """
 
     reference: str
@@ -70,7 +70,7 @@ def open_model(name: str, reading: Reading, ledger: IoLedger, pin: Pin | None = 
     """Open a model at its pin, or at its current files.
 
     Raises:
-        MdirError: If it cannot be opened.
+        MdirError: If the model cannot be opened.
     """
     pin = pin or Pin(name)
 

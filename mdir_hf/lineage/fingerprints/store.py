@@ -12,11 +12,11 @@ from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
 from mdir_hf.render.folder import write_file
 
 DEFAULT_MAX_BYTES = 8 << 30
-"""Enough for a thousand models of width 2048 with 2048 rows each."""
+"""Room for a thousand models of width 2048 with 2048 rows each."""
 
 
 class FingerprintStore:
-    """A folder of fingerprints of the sample named ``sample``, at most ``max_bytes`` large."""
+    """A folder for fingerprints of the sample named ``sample``, limited to ``max_bytes``."""
 
     def __init__(self, folder: Path, sample: str, *, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         self._folder = folder
@@ -24,7 +24,7 @@ class FingerprintStore:
         self._max_bytes = max_bytes
 
     def get(self, name: str) -> Fingerprint | None:
-        """Return the stored fingerprint of a model, or None; a damaged file is deleted."""
+        """Return the stored fingerprint of a model, or None. Deletes damaged files."""
         path = self._path(name)
         if not path.is_file():
             return None
@@ -40,10 +40,10 @@ class FingerprintStore:
         return self._path(name).is_file()
 
     def put(self, name: str, fingerprint: Fingerprint) -> None:
-        """Store a fingerprint atomically; the oldest are deleted if there are too many.
+        """Store a fingerprint atomically. The oldest are deleted if there are too many.
 
         Raises:
-            InputError: If it cannot be written.
+            InputError: If the fingerprint cannot be written.
         """
         try:
             self._folder.mkdir(parents=True, exist_ok=True)

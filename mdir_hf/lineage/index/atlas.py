@@ -1,4 +1,4 @@
-"""The atlas: an index of many base models as a dataset, with a table of all bases."""
+"""The atlas: an index of many base models, published as a dataset with a table of all bases."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TABLE = "bases.jsonl"
 CARD = "README.md"
 
 SHIPPED = Path(__file__).parent / "shipped" / INDEX
-"""The small index shipped with the package; it needs no network."""
+"""The small index that is part of the package."""
 
 PLACE_VARIABLE = "MDIR_HF_ATLAS"
 """Environment variable with the path or Hub URL of the default index."""
@@ -51,12 +51,12 @@ _STATES: Mapping[str, EntryState] = {
 
 @dataclass(frozen=True, slots=True)
 class AtlasBase:
-    """A base model of the atlas.
+    """A base model in the atlas.
 
     Attributes:
         year: First publication of the family, or 0 if unknown.
         state: ``held``, ``gated``, ``missing`` (or private), ``failed``, or ``not tried``.
-        architecture: ``model_type`` of its config.
+        architecture: ``model_type`` in the config.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
@@ -84,10 +84,10 @@ class _ListedFamily:
 
 
 def read_list(path: Path) -> tuple[AtlasBase, ...]:
-    """Read a list of base models: TOML, or the table of an atlas.
+    """Read a list of base models from TOML or the table of an atlas.
 
     Raises:
-        InputError: If it cannot be read, or a repository is listed twice.
+        InputError: If the list cannot be read, or a repository is listed twice.
     """
     if path.name == TABLE:
         return read_table(path.parent)
@@ -113,7 +113,7 @@ def read_table(folder: Path) -> tuple[AtlasBase, ...]:
     """Read the table of an unfinished atlas; empty if there is none.
 
     Raises:
-        InputError: If it cannot be read.
+        InputError: If the table cannot be read.
     """
     path = folder / TABLE
     try:
@@ -134,9 +134,9 @@ def build_atlas(
     reading: Reading = Reading(),
     listeners: Listeners = Listeners(progress=False),
 ) -> tuple[AtlasBase, ...]:
-    """Build or extend an atlas; bases at their newest commit are not read again.
+    """Build or extend an atlas. Bases that are stored at their newest commit are not read again.
 
-    ``folder`` receives the index, table and card, even if the build is interrupted.
+    The index, table and card are written to ``folder``, even if the build is interrupted.
 
     Raises:
         InputError: If the folder cannot be used, or no base of a new atlas can be opened.
@@ -184,14 +184,14 @@ def build_atlas(
 def open_index(
     place: str | None = None, *, token: str | bool | None = None, cache_dir: str | os.PathLike[str] | None = None
 ) -> tuple[BaseIndex, str]:
-    """Open an index, by default the one of ``MDIR_HF_ATLAS``, at its newest commit.
+    """Open an index at its newest commit; the default is named by ``MDIR_HF_ATLAS``.
 
-    If that fails, return the package's index and the reason, else an empty string. ``place`` is as for
-    :meth:`BaseIndex.open`.
+    If the default is unset or cannot be read, returns the package's index and the reason; otherwise the reason is
+    empty. ``place`` is as for :meth:`BaseIndex.open`.
 
     Raises:
         CorruptCheckpointError: If the file is not an index.
-        HubError: If the Hub does not deliver the index named in ``place``.
+        HubError: If the index named by ``place`` cannot be read from the Hub.
     """
     if place is not None:
         return BaseIndex.open(place, token=token, cache_dir=cache_dir), ""

@@ -1,6 +1,6 @@
-"""An index of base models: token and neuron rows of each, to find likely ancestors in milliseconds.
+"""An index of base models, with token and neuron rows of each, to find likely ancestors in milliseconds.
 
-Neurons find models with a new or rotated embedding. The first bases of a search are tested on common rows, and p is
+Neurons find models whose embedding is new or rotated. The best bases of a search are tested on common rows, and p is
 multiplied by three times the number of bases.
 """
 
@@ -55,22 +55,22 @@ from mdir_hf.validation import AS_WRITTEN, read_json
 FORMAT = "mdir-hf/index/2"
 
 BYTES_PER_BASE = 190_000
-"""Bytes of token rows per base. Neuron rows take as much again, so 500 bases need less than 200 MB. At width 4096 this
-is 23 rows of 16 bits; a copy is significant with 15 rows (ln n! < r n / 2)."""
+"""Bytes of token rows per base. Neuron rows need as much again, so 500 bases take less than 200 MB. At width 4096, this
+is 23 rows of 16 bits; a copy is significant from 15 rows on (ln n! < r n / 2)."""
 
 LARGEST_INDEX_BYTES = 4 << 30
-"""Maximum size of an index to download: enough for about eleven thousand bases."""
+"""Largest index that is downloaded: enough for about eleven thousand bases."""
 
 LEAST_AGREEMENT = 0.25
-"""Minimum correlation of similarities between tested neurons for comparing two layers neuron by neuron. For layers with
-nothing in common it is below 0.15; for SmolLM2 with noise as large as the weights it is 0.28 to 0.47."""
+"""Two layers are compared neuron by neuron only if the similarities between their tested neurons have at least this
+correlation. It is below 0.15 for unrelated layers, and 0.28 to 0.47 for SmolLM2 with noise as large as the weights."""
 
 SCANNED_BASES = 1_000
-"""Maximum number of bases that a search scans one by one, at two milliseconds each. With more, candidates are picked by
-their sketches."""
+"""Largest number of bases that a search scans one by one, at two milliseconds each. If there are more, sketches are
+used to pick candidates."""
 
 PICKED_BASES = 100
-"""Number of candidates picked by each part of a sketch. A copy without much noise is far ahead of all others."""
+"""Number of candidates picked using each part of a sketch. A copy with little noise is far ahead of all others."""
 
 SCANNED_CHANNELS = 192
 """Number of channels of a base whose best partner is computed if channels in their own order show no relation."""
@@ -81,8 +81,8 @@ class Hit:
     """A base model proposed by a search.
 
     Attributes:
-        log_p: Natural log of an estimate of p, which ranks bases and is no evidence.
-        identity_log_p: Natural log of a bound on p for channels in their own order; 0 for different widths.
+        log_p: Natural log of an estimate of p, which ranks bases but is no evidence.
+        identity_log_p: Natural log of a bound on p for channels in their own order; 0 if widths differ.
     """
 
     base: ModelSummary
@@ -92,7 +92,7 @@ class Hit:
 
 
 Places = tuple[Count, ...]
-"""Positions in the sample of an index."""
+"""Positions in the sample of tokens of an index."""
 
 
 @dataclass(frozen=True)
@@ -108,10 +108,10 @@ class _Base:
 
 
 class BaseIndex:
-    """Fingerprints of base models on one sample of tokens, in one file.
+    """Fingerprints of base models for one sample of tokens, stored in one file.
 
     Args:
-        tokens: The sample, in order; a base stores its first tokens.
+        tokens: The sample, in order; a base stores rows of the first ones.
         bases: Fingerprints of the bases.
     """
 
@@ -168,11 +168,11 @@ class BaseIndex:
     def search(self, query: Fingerprint, *, top: int = 5) -> list[Hit]:
         """Rank the bases by how likely they share ancestry with a model.
 
-        Costs O(r^2 n) per base for r common rows of width n. With more than :data:`SCANNED_BASES` bases, sketches pick
-        those to scan.
+        Takes O(r^2 n) time per base, for r common rows of width n. If there are more than :data:`SCANNED_BASES` bases,
+        only those picked using sketches are scanned.
 
         Args:
-            query: Fingerprint of the model on the sample of this index.
+            query: Fingerprint of the model for the sample of this index.
             top: Maximum number of results.
 
         Returns:
@@ -196,16 +196,16 @@ class BaseIndex:
         return sorted(hits, key=lambda hit: hit.log_p)[:top]
 
     def search_by_neurons(self, query: NeuronSample, *, top: int = 5) -> list[Fingerprint]:
-        """Rank the bases by the similarity of layers, with neurons paired by number.
+        """Rank the bases by the similarity of their layers, with neurons paired by number.
 
-        Costs one matrix product per base.
+        Computes one matrix product per base.
 
         Args:
             query: Neurons of the model.
             top: Maximum number of results.
 
         Returns:
-            Bases similar enough to be compared, best first.
+            Bases that are similar enough to be compared, best first.
         """
         shapes = resemblances(query)
         alike = [base for base in self.bases if base.neurons is not None and base.neurons.is_like(query)]
@@ -261,7 +261,7 @@ class BaseIndex:
         """Return the fingerprint of a base.
 
         Raises:
-            InputError: If the index does not contain it.
+            InputError: If the index does not contain the base.
         """
         for known in self.bases:
             if known.model == base:
@@ -272,7 +272,7 @@ class BaseIndex:
         """Write the index as one safetensors file, atomically.
 
         Raises:
-            InputError: If it cannot be written.
+            InputError: If the index cannot be written.
         """
         place = {token: at for at, token in enumerate(self.tokens)}
         kept_tokens = {tokens: at for at, tokens in enumerate(dict.fromkeys(base.tokens for base in self.bases))}
@@ -319,14 +319,14 @@ class BaseIndex:
         """Read an index from disk, or download it from the Hub and cache it.
 
         Args:
-            place: A path, or the URL of a file on the Hub, such as
+            place: Path, or URL of a file on the Hub, such as
                 ``https://huggingface.co/datasets/owner/name/resolve/main/bases.safetensors``.
             token: Hub token.
-            cache_dir: Folder for downloads, which are stored below ``mdir-hf``; the byte-range cache by default.
+            cache_dir: Folder for downloads, which are stored under ``mdir-hf``; by default next to the range cache.
 
         Raises:
             CorruptCheckpointError: If the file is missing or not an index.
-            HubError: If the Hub does not deliver it.
+            HubError: If the index cannot be read from the Hub.
         """
         if not place.startswith(("http://", "https://")):
             return cls.load(Path(place))
@@ -378,7 +378,7 @@ class BaseIndex:
 
 
 def _log_p(x: tuple[torch.Tensor, torch.Tensor], y: tuple[torch.Tensor, torch.Tensor]) -> tuple[float, float]:
-    """Estimate ln p for two blocks of few rows, and bound it for own order."""
+    """Estimate ln p for two blocks of few rows, and bound ln p for channels in their own order."""
     # U = V_x Ortho(L_x^T L_y) V_y^T from whitened rows needs no scale, and few rows are well conditioned.
     core_left, _, core_right = thin_svd(x[0].T @ y[0])
     rank = core_left.shape[1]

@@ -41,16 +41,16 @@ CHOOSING = 32
 """Maximum number of models whose vocabularies determine the tokens of a new index; each takes tens of megabytes."""
 
 SAVED_EVERY = 16
-"""The index is saved after this many models, to limit the loss if the process is killed."""
+"""Number of models after which the index is saved, to limit the loss if the process is killed."""
 
 QUERY_TOKENS = 96
-"""Number of sampled tokens. Narrow bases store all of them, wide bases only the first ones."""
+"""Number of sampled tokens. Narrow bases store all of them, wide bases only the first."""
 
 
 def choose_index_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int = QUERY_TOKENS) -> tuple[bytes, ...]:
-    """Choose the sample of an index: single tokens in most vocabularies, the longest first.
+    """Choose the sample of an index: tokens that most vocabularies have, longest first.
 
-    The order depends on their bytes alone.
+    The order depends only on the tokens' bytes.
     """
     holders = Counter(token for vocabulary in vocabularies for token in vocabulary.row_of)
     # Long tokens in all vocabularies are words with trained rows. Hashes break ties.
@@ -63,7 +63,7 @@ class BaseOutcome:
     """The outcome for a model that was to be added to an index.
 
     Attributes:
-        kind: ``known`` means at the same commit; ``missing`` may be private.
+        kind: ``known`` means that the same commit is stored; ``missing`` may mean private.
     """
 
     name: str
@@ -72,7 +72,7 @@ class BaseOutcome:
 
     @property
     def is_held(self) -> bool:
-        """Whether the index contains it."""
+        """Whether the index contains the model."""
         return self.kind in ("added", "known")
 
 
@@ -86,10 +86,10 @@ def extend_index(
     reading: Reading = Reading(),
     listeners: Listeners = Listeners(progress=False),
 ) -> tuple[BaseIndex, int]:
-    """Add base models to an index, or create one, and save it repeatedly while it grows.
+    """Add base models to an index or create one, saving it repeatedly as it grows.
 
-    Models at the same commit are not read. The first of ``choosing`` determine the tokens of a new index. Return the
-    index and the number of failures.
+    Models that are stored at the same commit are not read. The first of ``choosing`` determine the tokens of a new
+    index. Returns the index and the number of failures.
 
     Raises:
         InputError: If the index cannot be written, or no model for a new index can be opened.
@@ -176,18 +176,18 @@ def _vocabularies(names: Sequence[str], reading: Reading, ledger: IoLedger) -> l
 
 
 TESTS_OF_A_BASE = 3
-"""Channels in their own order, any matching of channels, and neuron numbers."""
+"""Number of tests per base: channels in their own order, any matching of channels, and neuron numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdentificationPlan:
-    """Reads of an index search for a model.
+    """The reads of an index search for a model.
 
     Attributes:
-        n_bytes: Bytes of these rows, without gaps between them.
-        n_bytes_of_neurons: Bytes of neurons of all layers, read if rows show no relation.
-        n_of_width: Bases as wide as the model, as in :class:`~mdir_hf.lineage.index.identify.Identification`.
-        excluded_noise: Noise up to which copies of these bases would be found.
+        n_bytes: Bytes of the model's rows, excluding gaps.
+        n_bytes_of_neurons: Bytes of the neurons of all layers, which are read if rows show no relation.
+        n_of_width: Number of bases as wide as the model, as in :class:`~mdir_hf.lineage.index.identify.Identification`.
+        excluded_noise: Noise up to which copies of those bases would be found.
     """
 
     model: ModelSummary
@@ -202,10 +202,10 @@ class IdentificationPlan:
 def plan_identification(
     model: NamedModel, index: BaseIndex, *, alpha: float = 1e-10, reading: Reading = Reading()
 ) -> IdentificationPlan:
-    """Plan the reads of :func:`~mdir_hf.lineage.index.identify.identify`, without weights.
+    """Plan the reads of :func:`~mdir_hf.lineage.index.identify.identify` without reading weights.
 
-    Comparisons with found bases read more. Costs config, header and tokenizer, and O(r^3) per base of its width with r
-    rows.
+    Comparisons with found bases read more. Reads config, header and tokenizer, and takes O(r^3) time for each base with
+    r rows of the model's width.
 
     Raises:
         MdirError: If the model cannot be opened, or has neither tokenizer files nor neurons.
@@ -236,10 +236,10 @@ def plan_identification(
 def what_is_excluded(
     index: BaseIndex, width: int, tokens: Sequence[bytes], alpha: float, *, numbers_are_free: bool = True
 ) -> tuple[int, float | None]:
-    """Return how many bases are as wide as a model, and the noise up to which copies would be found.
+    """Return how many bases are as wide as a model, and the noise up to which their copies would be found.
 
-    The model has rows for these ``tokens``; alpha is for all bases together. Without ``numbers_are_free``, a copy must
-    be significant among all matchings.
+    The model has rows for ``tokens``. Alpha applies to all bases together. If ``numbers_are_free`` is False, a copy
+    must be significant among all matchings.
     """
     log_level = math.log(alpha / (TESTS_OF_A_BASE * len(index)))
     known = frozenset(tokens)

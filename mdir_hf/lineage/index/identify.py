@@ -29,7 +29,7 @@ from mdir_hf.report.words import UNLESS_ROTATED
 SCHEMA = "mdir-hf/identification/1"
 
 TESTED_FROM_SHARE = 0.5
-"""A base is tested only if the search's estimate reaches this share of the required ln p, because matching thousands of
+"""A base is tested only if the estimate of ln p reaches this share of the required value, because matching thousands of
 channels of two unrelated models takes seconds."""
 
 
@@ -38,9 +38,9 @@ class Ancestor:
     """A base model proposed by a search, and its comparison.
 
     Attributes:
-        log10_p: log10 p of the rows in the index, corrected for three tests per base.
-        neurons: Neurons that p rests on, if not tokens.
-        report: Comparison at alpha over the number of bases, or None.
+        log10_p: log10 p for the rows in the index, corrected for three tests per base.
+        neurons: Neurons, if p is based on neurons and not on tokens.
+        report: Comparison at alpha divided by the number of bases, or None.
     """
 
     base: ModelSummary
@@ -52,14 +52,14 @@ class Ancestor:
 
     @property
     def p_is_bound(self) -> bool:
-        """Whether p is a bound: for neurons, or if a comparison assumes rotation."""
+        """Whether p is a bound, because it is based on neurons or a comparison assumes rotation."""
         report = self.report
         by_tokens = report is not None and report.p_is_bound and report.assumption is Assumption.ROTATION
         return self.neurons is not None or by_tokens
 
     @property
     def evidence(self) -> str:
-        """How the index found it, and how strong the evidence is."""
+        """How the index found the base, and how strong the evidence is."""
         by = f"by {self.common_tokens} tokens"
         if self.neurons is not None:
             by = f"by the numbers of neurons in {runs_text([m.reference for m in self.neurons.matches])} of it"
@@ -76,14 +76,13 @@ class Identification:
     """The result of an index search for a model.
 
     Attributes:
-        model: The model.
         ancestors: Proposed bases, most likely first.
-        n_bases: Number of bases searched.
+        n_bases: Number of searched bases.
         alpha: Significance level for all bases together.
-        bytes_read: Bytes of the model read for the search.
+        bytes_read: Bytes of the model that the search read.
         n_of_width: Searched bases of the model's width that share enough tokens with it.
-        excluded_noise: Noise up to which a copy of these bases would have been found, in units of the weights' RMS,
-            channels in their own order. None without such bases.
+        excluded_noise: Noise up to which a copy of those bases, with channels in their own order, would have been
+            found, in units of the weights' RMS; None if there are no such bases.
     """
 
     model: ModelSummary
@@ -96,7 +95,7 @@ class Identification:
 
     @property
     def found(self) -> tuple[Ancestor, ...]:
-        """Bases confirmed by a comparison, or significant by the index if not compared."""
+        """Bases confirmed by a comparison or, if not compared, significant according to the index."""
         return tuple(
             ancestor
             for ancestor in self.ancestors
@@ -175,24 +174,24 @@ def identify(
     reading: Reading = Reading(),
     listeners: Listeners = Listeners(progress=False),
 ) -> Identification:
-    """Find the base models of an index that a model shares ancestry with.
+    """Find the base models in an index that a model shares ancestry with.
 
     Args:
         model: The model.
         index: The bases.
         top: Number of most likely bases to test.
         confirm: Whether to compare the model with significant bases, at their commits.
-        settings: Settings of these comparisons. Alpha applies to all bases together, the byte limit to all reads.
+        settings: Settings of the comparisons. Alpha applies to all bases together, and the byte limit to all reads.
         reading: How repositories are opened.
         listeners: Callbacks that receive the progress of the search and of each comparison.
 
     Returns:
-        The proposed bases with their evidence. If a comparison fails, the error is stored with that base.
+        The proposed bases and their evidence. If a comparison fails, the base has the error.
 
     Raises:
         MdirError: If the model cannot be read.
         InputError: If the index is empty, or the model has too few informative rows and no neurons.
-        VocabularyError: If it has neither a tokenizer nor neurons.
+        VocabularyError: If the model has neither a tokenizer nor neurons.
     """
     *_, identification = identify_in_steps(
         model, index, top=top, confirm=confirm, settings=settings, reading=reading, listeners=listeners
@@ -262,7 +261,7 @@ def _query(model: Model, index: BaseIndex) -> tuple[Fingerprint | None, MdirErro
 def compared(
     ancestor: Ancestor, model: NamedModel, settings: Settings, reading: Reading, listeners: Listeners
 ) -> Ancestor:
-    """Compare a base with the model at the alpha of one base, and record the report or the error.
+    """Compare a base with the model at one base's share of alpha, and record the report or the error.
 
     Raises:
         StoppedError: If a listener raises.
@@ -282,11 +281,11 @@ def compared(
 def judge_hits(
     index: BaseIndex, query: Fingerprint, *, top: int, alpha: float, seed: int = 0, device: str = "cpu"
 ) -> list[tuple[Hit, float]]:
-    """Search an index, and test the top bases on the rows that both models have.
+    """Search an index, and test the best bases on rows that both models have.
 
-    Return hits with log10 p, corrected for three tests per base; alpha is for all bases together. First channels are
-    tested in their own order; then, if the search's optimistic estimate allows significance, all matchings; then
-    neurons (:func:`judge_neurons`).
+    Returns hits with log10 p, corrected for three tests per base; alpha applies to all bases together. Channels are
+    tested in their own order, then, if the search's optimistic estimate allows significance, in all matchings. Neurons
+    come last (:func:`judge_neurons`).
     """
     results = []
     alpha_of_base = alpha / (TESTS_OF_A_BASE * len(index))
@@ -313,7 +312,7 @@ def judge_hits(
 def judge_neurons(
     index: BaseIndex, query: NeuronSample, *, top: int, alpha: float, device: str = "cpu"
 ) -> list[Ancestor]:
-    """Find bases whose neurons have the same numbers as the model's in all layers.
+    """Find bases whose neurons have the same numbers as the model's neurons, searching all layers.
 
     log10 p is corrected for all tests of all bases.
     """

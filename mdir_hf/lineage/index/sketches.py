@@ -1,11 +1,11 @@
-"""Sketches of bases, used by a large index to pick candidates for a closer look.
+"""Sketches of bases, with which a large index picks candidates for a closer look.
 
-A sketch has three parts, each compared with the model's by an inner product:
+A sketch has three parts, which are compared with the model's parts using inner products:
 
-- *rows*: random projections of whitened rows. For equal widths, the inner product estimates the trace of
-  the polar factor with channels in their own order.
-- *shape*: cosines between the first rows, which are invariant under permutations and rotations of channels, for bases
-  of any width.
+- *rows*: random projections of whitened rows. If widths are equal, the inner product estimates the trace of the polar
+  factor for channels in their own order.
+- *shape*: cosines between the first rows, for bases of any width. They do not change if channels are permuted or
+  rotated.
 - *neurons*: random projections of the similarities between neurons, layer by layer.
 """
 
@@ -26,7 +26,7 @@ from mdir_hf.method.neurons import unit_rows
 from mdir_hf.method.polar import orthonormal_rows
 
 N_PROJECTIONS = 256
-"""Number of projections of the rows, and of the neurons of each layer. An inner product of unit vectors is accurate to
+"""Number of projections of the rows, and of the neurons of each layer. Inner products of unit vectors are accurate to
 1/16."""
 
 SHAPE_ROWS = 16
@@ -54,7 +54,7 @@ _SHAPES = ((N_PROJECTIONS,), (SHAPE_ROWS * (SHAPE_ROWS - 1) // 2,), (FEW_LAYERS,
 
 
 def unstacked(stacks: Sequence[torch.Tensor], n_bases: int) -> list[Sketch]:
-    """Return the sketches of bases from a file that stacks each part.
+    """Return the sketches in a file that stacks each part.
 
     Raises:
         ValueError: If the stacks do not contain ``n_bases`` sketches.
@@ -66,9 +66,9 @@ def unstacked(stacks: Sequence[torch.Tensor], n_bases: int) -> list[Sketch]:
 
 
 def sketch_of(base: Fingerprint, place: Mapping[bytes, int]) -> Sketch:
-    """Compute the sketch of a base; ``place`` has token positions in the sample of the index.
+    """Compute the sketch of a base; ``place`` has the tokens' positions in the sample of the index.
 
-    Costs O(N_PROJECTIONS r n).
+    Takes O(N_PROJECTIONS r n) time.
     """
     neurons = torch.zeros(FEW_LAYERS, N_PROJECTIONS)
     if base.neurons is not None:
@@ -85,9 +85,9 @@ def sketch_of(base: Fingerprint, place: Mapping[bytes, int]) -> Sketch:
 
 
 def projected_rows(rows: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
-    """Project whitened rows ``(r, n)`` randomly: a unit vector, ``(N_PROJECTIONS,)``, float32.
+    """Project whitened rows ``(r, n)`` randomly; return a unit vector, ``(N_PROJECTIONS,)``, float32.
 
-    ``places`` are the positions of the rows' tokens in the sample.
+    ``places`` has the positions of the rows' tokens in the sample.
     """
     left, right = orthonormal_rows(rows)
     whitened = left @ right.T
@@ -97,9 +97,9 @@ def projected_rows(rows: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
 
 
 def shape_of(rows: torch.Tensor, at: Sequence[int]) -> torch.Tensor:
-    """Return the cosines between rows ``(r, n)``, centred and normalized as one vector.
+    """Return the cosines between rows ``(r, n)`` as one vector, centred and normalised.
 
-    ``at`` are the rows' positions among the first :data:`SHAPE_ROWS`.
+    ``at`` has the rows' positions among the first :data:`SHAPE_ROWS`.
     """
     centred = rows.double() - rows.double().mean(dim=0)
     unit = unit_rows(centred)
@@ -116,14 +116,14 @@ def shape_of(rows: torch.Tensor, at: Sequence[int]) -> torch.Tensor:
 
 
 def projected_neurons(sample: NeuronSample) -> torch.Tensor:
-    """Project neuron similarities by layer: unit rows, ``(layers, N_PROJECTIONS)``, float32."""
+    """Project the neuron similarities of each layer; return unit rows, ``(layers, N_PROJECTIONS)``, float32."""
     values = resemblances(sample)
     return unit_rows(values @ _signs(values.shape[1], 2))
 
 
 @lru_cache(maxsize=8)
 def _signs(n: int, which: int) -> torch.Tensor:
-    """Return random signs, ``(n, N_PROJECTIONS)``, with first rows alike for every n."""
+    """Return random signs, ``(n, N_PROJECTIONS)``, whose first rows are the same for every n."""
     # Sketches are stored in files, so the random stream must be the same in every version of numpy.
     drawn = np.random.RandomState(_SEED + which).randint(0, 2, size=(n, N_PROJECTIONS))
     return torch.from_numpy(2 * drawn - 1).float()

@@ -1,1 +1,1 @@
-"""Compare every pair of many models; each is read once, and a stopped survey resumes."""
+"""Compare every pair of many models. Each model is read once, and a stopped survey can resume."""

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from mdir_hf.render.figures import CellGrid
 
 FamilyDistances = Sequence[tuple[tuple[str, ...], FloatArray]]
-"""Models and ``(m, m)`` distances of each group of relatives."""
+"""Models and ``(m, m)`` distances for each group of relatives."""
 
 
 def family_distances(report: SurveyReport, fingerprints: Mapping[str, Fingerprint]) -> FamilyDistances:
-    """Measure distances between relatives: RMS difference of aligned rows over their RMS.
+    """Measure distances between relatives: the RMS difference of aligned rows over their RMS.
 
-    Takes O(tokens m^2 n) per group.
+    Takes O(tokens m^2 n) time per group.
     """
     groups = []
     for group in report.groups():
@@ -34,7 +34,7 @@ def family_distances(report: SurveyReport, fingerprints: Mapping[str, Fingerprin
 
 
 def draw_survey(report: SurveyReport, families: FamilyDistances = (), *, dark: bool = False) -> dict[str, Figure]:
-    """Draw ``matrix`` for at least two readable models, and ``dendrogram`` for families.
+    """Draw ``matrix`` if at least two models were read, and ``dendrogram`` if there are families.
 
     Needs matplotlib.
     """
@@ -52,7 +52,7 @@ def draw_survey(report: SurveyReport, families: FamilyDistances = (), *, dark: b
 def survey_cells(
     report: SurveyReport, families: FamilyDistances, figures: Mapping[str, Figure]
 ) -> dict[str, tuple[CellGrid, ...]]:
-    """Return the text of the cells in the figures of a survey, by figure of :func:`draw_survey`.
+    """Return the text of each cell in the figures of a survey, by name in :func:`draw_survey`.
 
     A cell of the matrix names two models, the result, and log10 p if it is a bound. A leaf of the dendrogram names its
     nearest model, a branch its models and distance.

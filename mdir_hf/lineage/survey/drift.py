@@ -1,4 +1,4 @@
-"""Describe the layers of relatives in a survey: agreement and distance."""
+"""Measure how well the layers of relatives in a survey agree, and how far they have drifted."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from mdir_hf.model.open import Reading
 from mdir_hf.report import LayerDrift
 
 MOST_OPEN = 8
-"""Models whose sampled rows are kept in memory, at most 512 MB of each."""
+"""Number of models whose sampled rows are kept in memory, at most 512 MB each."""
 
 
 @dataclass
 class OpenModels:
-    """Models of a survey, opened once; the sampled rows of the last few are kept.
+    """Open models of a survey. Only the sampled rows of the last few are kept.
 
     Attributes:
         pins: Commits by name; other models are opened at current commits.
-        watch: Watch of the ledger; must be listening.
+        watch: Watches the ledger; must be listening.
     """
 
     pins: Mapping[str, Pin]
@@ -39,7 +39,7 @@ class OpenModels:
     _open: OrderedDict[str, ReadOnce] = field(default_factory=OrderedDict)
 
     def get(self, name: str) -> ReadOnce:
-        """Open a model, or return the one that is open."""
+        """Return the open model, or open it."""
         if name not in self._open:
             model = open_model(name, self.reading, self.ledger, self.pins.get(name))
             self._open[name] = read_closely(model, keeps_rows=True)
@@ -52,9 +52,9 @@ class OpenModels:
 def describe_relatives(
     pairs: Sequence[Pair], results: Mapping[Pair, PairResult], models: OpenModels, settings: Settings
 ) -> Iterator[PairResult]:
-    """Yield the results of related pairs with their drift, or why there is none.
+    """Yield the results of related pairs with their drift, or the reason if it cannot be measured.
 
-    Only seed and device matter if both models have one residual basis.
+    If both models share a residual basis, only seed and device matter.
 
     Raises:
         StoppedError: If a listener raises.

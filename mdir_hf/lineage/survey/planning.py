@@ -1,6 +1,6 @@
 """Fix the tokens of a survey and the commit of every model before any weights are read.
 
-Both are stored in one file, so that all parts compare the same rows of the same files.
+Both are stored in one file, so that all shards compare the same rows of the same files.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from mdir_hf.validation import AS_WRITTEN, read_json
 
 WINDOW_ROWS = 64
 """Tokens are taken in windows of this many adjacent rows of the most common vocabulary, so that one request returns
-many of them. Most vocabularies order tokens by frequency, so this largely works for the others too."""
+many of them. Most vocabularies order tokens by frequency, so this also saves requests for the others."""
 
 LEAST_COMMON_SHARE = 0.5
-"""Pairs of vocabularies with less than this share of the requested tokens in common get additional tokens from those
-that they share."""
+"""Two vocabularies that have less than this share of the requested tokens in common get additional tokens that both
+have."""
 
 
 def choose_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int, *, seed: int = 0) -> tuple[bytes, ...]:
-    """Choose the tokens whose rows are read from every model, in arbitrary order.
+    """Choose, in arbitrary order, the tokens whose rows are read from every model.
 
     Each pair of models gets ``n_tokens`` in common if their vocabularies allow it.
     """
@@ -109,7 +109,7 @@ READERS = 4
 
 
 OnFailure = Callable[[str, MdirError], None]
-"""Called with each model that cannot be opened, and the error."""
+"""A function called with each model that cannot be opened, and the error."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Sample:
     """The tokens of a survey and the files of its models.
 
     Attributes:
-        pins: Files by name, without unreadable models.
+        pins: Files by name, excluding models that cannot be read.
         neuron_seed: Seed for choosing neurons, drawn after all models were opened.
     """
 
@@ -127,7 +127,7 @@ class Sample:
     neuron_seed: int = 0
 
     def key(self, name: str) -> str:
-        """Return a key for the weights of a model, stable over the name's commits."""
+        """Return a key for the pinned weights of a model."""
         pin = self.pins.get(name)
         return name if pin is None else f"{name}\0{pin.key}"
 
@@ -178,10 +178,10 @@ def save_sample(sample: Sample, path: Path, options: Mapping[str, Any]) -> None:
 
 
 def load_sample(path: Path, options: Mapping[str, Any] | None = None) -> Sample:
-    """Read a sample file that was chosen for ``options``.
+    """Read a sample that was chosen for ``options``.
 
     Raises:
-        InputError: If it is not a sample, or was chosen for other options.
+        InputError: If the file is not a sample, or was chosen for other options.
     """
     try:
         content = path.read_bytes()
@@ -211,7 +211,7 @@ def load_sample(path: Path, options: Mapping[str, Any] | None = None) -> Sample:
 
 
 def take_sample(path: Path, folder: Path) -> None:
-    """Start a survey in a folder with the sample of another survey.
+    """Start a survey in a folder, using the sample of another survey.
 
     Raises:
         InputError: If the file is not a sample, or the folder has a different one.
@@ -231,7 +231,7 @@ def writing_into(folder: Path) -> Iterator[None]:
     """Create the folder of a survey, and convert write errors.
 
     Raises:
-        InputError: If it cannot be created, or the ``with`` block fails to write.
+        InputError: If the folder cannot be created, or the ``with`` block fails to write.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -242,11 +242,10 @@ def writing_into(folder: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Opened:
-    """A model before its rows are read.
+    """A model whose rows are not yet read.
 
     Attributes:
-        vocabulary: Shared by models with identical tokenizer files. None without tokens; then only neurons are
-            compared.
+        vocabulary: Shared by models with identical tokenizer files. If it is None, only neurons are compared.
     """
 
     vocabulary: Vocabulary | None
@@ -258,7 +257,7 @@ class Opened:
 def open_models(
     names: tuple[str, ...], reading: Reading, ledger: IoLedger, on_failure: OnFailure = lambda name, error: None
 ) -> tuple[dict[str, Opened], dict[str, str]]:
-    """Open every model and read its tokenizer; return the models and the failures, by name.
+    """Open every model and read its tokenizer; return models and failures by name.
 
     Raises:
         InputError: If no model can be opened.
@@ -301,7 +300,7 @@ def open_models(
 
 
 FILE_REQUESTS = 10
-"""Upper bound per model of usual size: config, index, tokenizer and headers, some with a redirect."""
+"""Upper bound on requests for a model of usual size: config, index, tokenizer and headers, some with a redirect."""
 CARD_REQUESTS = 2
 """Requests for a model's card and an adapter's config."""
 
@@ -311,8 +310,8 @@ class PlannedRequests:
     """Hub requests of a survey.
 
     Attributes:
-        n_models: Models on the Hub.
-        files: File requests, without those served by a CDN.
+        n_models: Number of models on the Hub.
+        files: File requests, excluding those served by a CDN.
         has_token: Whether a token raises the quota.
     """
 
@@ -323,7 +322,7 @@ class PlannedRequests:
 
     @property
     def at_least_s(self) -> float:
-        """Minimum duration in seconds, by full quota windows."""
+        """Minimum duration of the requests in seconds, counting whole quota windows."""
         quotas = USER if self.has_token else ANONYMOUS
         n_windows = max(self.api / quotas["api"], self.files / quotas["resolvers"])
         return WINDOW_S * max(0, -(-n_windows // 1) - 1)

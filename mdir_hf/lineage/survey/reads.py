@@ -1,4 +1,4 @@
-"""Plan the reads of a survey, and what a "no" would rule out."""
+"""Plan the reads of a survey, and the noise that a "no" would rule out."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from mdir_hf.model.hub import IoLedger
 from mdir_hf.report import Level
 
 FEWEST_COMMON = 16
-"""Pairs with fewer tokens in common cannot be related by their rows and count as blind."""
+"""Pairs with fewer common tokens count as blind, because their rows cannot show a relation."""
 
 
 @dataclass(frozen=True, slots=True)
 class SurveyReads:
-    """Reads of a survey.
+    """The reads of a survey.
 
     Attributes:
-        n_rows: Rows to read by model.
-        n_bytes: Bytes of these rows and of neurons by model, without gaps.
-        n_blind: Pairs with too few common tokens.
-        excluded_noise: Noise up to which a copy would be found in the other pairs, in units of the weights' RMS,
-            channels in any order. None without such pairs.
-        layers: Whether full comparisons follow, which are not included.
+        n_rows: Number of rows to read by model.
+        n_bytes: Bytes of rows and neurons by model, excluding gaps.
+        n_blind: Number of pairs with too few common tokens.
+        excluded_noise: Noise up to which copies, with channels in any order, would be found in the other pairs, in
+            units of the weights' RMS; None if there are no such pairs.
+        layers: Whether full comparisons follow, which are not counted here.
     """
 
     n_rows: Mapping[str, int]
@@ -47,7 +47,7 @@ class SurveyReads:
 def plan_reads(plan: SurveyPlan) -> SurveyReads:
     """Plan the reads of a survey without reading weights.
 
-    Costs config, header and tokenizer of every model.
+    Reads config, header and tokenizer of every model.
 
     Raises:
         InputError: If the plan is invalid, or no model can be opened.

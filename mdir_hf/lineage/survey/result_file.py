@@ -1,4 +1,4 @@
-"""The file of a survey's results: each is written to disk immediately, and checked when it is read."""
+"""The file of a survey's results. Each result is written to disk immediately, and checked when it is read."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ _KINDS: Mapping[str, type[ModelResult] | type[PairResult]] = {"model": ModelResu
 
 
 class ResultFile:
-    """Append results to a JSON Lines file; each is flushed to disk before the next is computed.
+    """Append results to a JSON Lines file, flushing each to disk before the next is computed.
 
-    The first line has the settings. A file with other settings is rejected.
+    The first line has the settings.
 
     Raises:
         InputError: If the file has other settings, or is not a survey.
-        OSError: If it cannot be created.
+        OSError: If the file cannot be created.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The results of a survey: models, pairs, and the report on them."""
+"""The results of a survey: models, pairs, and the report on both."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mdir_hf.validation import AS_WRITTEN
 SCHEMA = "mdir-hf/survey/1"
 
 MOST_DESCRIBED = 8
-"""Groups of up to this many models have the layers of all of their pairs described."""
+"""In groups of up to this many models, the layers of all pairs are described."""
 
 Pair = tuple[str, str]
 """Names of two models, in the order of the list."""
@@ -32,7 +32,7 @@ class ModelResult:
 
     Attributes:
         model: The resolved model, or None if it could not be read.
-        declared_bases: Base models declared by its card, or None if cards were not read.
+        declared_bases: Base models that the card declares, or None if cards were not read.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
@@ -50,13 +50,13 @@ class PairResult:
 
     Attributes:
         verdict: None if the pair could not be compared.
-        log10_p: log10 p of this pair, corrected for its own tests. None if not compared or not a bound.
+        log10_p: log10 p of this pair, corrected for its own tests; None if not compared or not a bound.
         transformation: Transformation of the embeddings: identity, permutation, signed_permutation, rotation or none.
-        p_is_bound: Whether p is a bound; false in results from before this was stored.
-        channels: Channels that match one by one, and channels of the narrower model, or None.
+        p_is_bound: Whether p is a bound; False in older results, which do not store it.
+        channels: Number of channels that match one by one, and of channels of the narrower model, or None.
         by_neurons: Whether the verdict rests on neuron numbers.
         layers_compared: Whether this is the result of a full comparison.
-        layer_drift: How much of each layer agrees and how far it moved, or None.
+        layer_drift: How much of each layer agrees, and how far the layer moved, or None.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
@@ -79,19 +79,19 @@ class PairResult:
 
     @property
     def agreement(self) -> str:
-        """Text shown if p is not a bound: ``576 of 576 channels match``."""
+        """Text to show if p is not a bound: ``576 of 576 channels match``."""
         return agreement_text(self.channels)
 
     @property
     def strength(self) -> str:
-        """Short description of the agreement's strength; p is rounded up."""
+        """Short description of how strongly the models agree; p is rounded up."""
         if self.same_files:
             return THE_SAME_FILES
         return f"log10 p {min(0, math.ceil(self.log10_p or 0.0)):,}" if self.p_is_bound else self.agreement
 
     @property
     def read_of_both(self) -> str:
-        """Data that the result rests on: ``on 2,048 tokens``."""
+        """The data that the result is based on: ``on 2,048 tokens``."""
         if self.by_neurons:
             return "by a few neurons"
         return "by the full comparison" if self.layers_compared else f"on {self.common_tokens:,} tokens"
@@ -106,7 +106,7 @@ class PairResult:
 
     @property
     def found_by(self) -> str:
-        """How the relation was found, or empty."""
+        """``neurons``, ``layers`` or the transformation of the embeddings; empty if the models are not related."""
         if self.verdict != "homologous" or self.same_files:
             return ""
         if self.by_neurons:
@@ -141,7 +141,7 @@ class SurveyReport:
     Attributes:
         names: Models in the requested order.
         models: Models that were tried, by name.
-        pairs: Pairs that were compared, by names in the order of the list.
+        pairs: Compared pairs, by names in the order of the list.
         settings: Options of the survey: alpha, seed, number of sampled tokens, name of the sample, version.
     """
 
@@ -160,13 +160,13 @@ class SurveyReport:
 
     @property
     def n_possible_pairs(self) -> int:
-        """Number of pairs of models that were or can be read."""
+        """Number of pairs of models that were read or may still be read."""
         unreadable = sum(result.error is not None for result in self.models.values())
         return math.comb(len(self.names) - unreadable, 2)
 
     @property
     def is_complete(self) -> bool:
-        """Whether every model was tried and every readable pair compared."""
+        """Whether every model was tried, and every readable pair compared."""
         return all(name in self.models for name in self.names) and not self.missing()
 
     @property
@@ -179,7 +179,7 @@ class SurveyReport:
         return f"{n_read} of {len(self.names)} models read, {pairs} compared"
 
     def compared_with(self, name: str) -> tuple[int, int]:
-        """Return how many models ``name`` was compared with, and the possible total."""
+        """Return the number of models that ``name`` was compared with, and the possible total."""
         n_compared = sum(name in pair and result.verdict is not None for pair, result in self.pairs.items())
         n_others = sum(
             other != name and (other not in self.models or self.models[other].error is None) for other in self.names
@@ -204,7 +204,7 @@ class SurveyReport:
         return "not compared" if result is None else result.not_found
 
     def groups(self) -> tuple[tuple[str, ...], ...]:
-        """Return groups joined by homologous pairs, largest first, including single models."""
+        """Return groups joined by homologous pairs, largest first. Single models are groups, too."""
         place = {name: at for at, name in enumerate(self.names)}
         related = np.zeros((len(place), len(place)), dtype=bool)
         for first, second in self.pairs:
@@ -215,21 +215,21 @@ class SurveyReport:
         return tuple(sorted(map(tuple, members.values()), key=lambda group: -len(group)))
 
     def without_relatives(self) -> tuple[str, ...]:
-        """Return models that were compared and have no relative."""
+        """Return models that were compared but have no relative."""
         compared = {name for pair, result in self.pairs.items() if result.verdict is not None for name in pair}
         return tuple(group[0] for group in self.groups() if len(group) == 1 and group[0] in compared)
 
     def layers_to_compare(self) -> tuple[Pair, ...]:
-        """Return pairs for full comparisons: models without a relative, with the first of each family."""
+        """Return pairs for full comparisons: each model that has no relative, with the first model of each family."""
         lone, readable = set(self.without_relatives()), set(self.readable())
         firsts = sorted((group[0] for group in self.groups() if group[0] in readable), key=self.names.index)
         pairs = (pair for pair in combinations(firsts, 2) if lone & set(pair) and pair in self.pairs)
         return tuple(pair for pair in pairs if not self.pairs[pair].layers_compared)
 
     def relatives_to_describe(self) -> tuple[Pair, ...]:
-        """Return related pairs whose layers have not been described, except for equal files.
+        """Return related pairs whose layers have not been described, excluding equal files.
 
-        A group of more than :data:`MOST_DESCRIBED` models gives only pairs with its first model.
+        From a group of more than :data:`MOST_DESCRIBED` models, only pairs with the first model are returned.
         """
         pairs = []
         for group in self.groups():
@@ -248,7 +248,7 @@ class SurveyReport:
         return tuple(pairs)
 
     def contradictions(self) -> tuple[tuple[str, str, str], ...]:
-        """Return triples whose middle model is related to both others, which show no relation to each other.
+        """Return triples whose middle model is related to the first and last, which show no relation to each other.
 
         The parents of a merge may share nothing, and a sample may miss a weak relation.
         """
@@ -262,7 +262,7 @@ class SurveyReport:
         return tuple(triples)
 
     def undeclared(self) -> tuple[Pair, ...]:
-        """Return homologous pairs that declare neither each other nor a common base."""
+        """Return homologous pairs in which neither model declares the other, and no base is declared by both."""
         bases = {name: set(result.declared_bases or ()) for name, result in self.models.items()}
         bases |= {name: set() for pair in self.pairs for name in pair if name not in bases}
         return tuple(
@@ -272,7 +272,7 @@ class SurveyReport:
         )
 
     def unsupported(self) -> tuple[Pair, ...]:
-        """Return pairs (model, declared base) without evidence."""
+        """Return pairs of a model and a declared base that show no relation."""
         return tuple(
             (name, base)
             for name in self.readable()

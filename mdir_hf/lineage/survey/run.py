@@ -39,7 +39,7 @@ N_TOKENS = 2048
 """Number of rows read from every model. A few hundred are enough for most related pairs."""
 
 TILE_MODELS = 8
-"""A task compares the models of two groups of this size: 64 pairs with few models in memory and few to send."""
+"""A task compares the models of two groups of this size: 64 pairs, but few models to send and keep in memory."""
 
 FINGERPRINTS = "fingerprints"
 
@@ -50,8 +50,8 @@ class SurveyPlan:
 
     Attributes:
         alpha: Significance level of the whole survey. Each pair gets an equal share.
-        shard: Index of this shard and number of shards.
-        device: torch device on the machine that runs a task.
+        shard: Index of this shard, and number of shards.
+        device: torch device, on the machine that runs a task.
     """
 
     names: tuple[str, ...]
@@ -69,7 +69,7 @@ class SurveyPlan:
     def alpha_of_pair(self) -> float:
         """Significance level for one look at one pair.
 
-        Half of the pair's share is for the sample and half for the layers.
+        Half of a pair's share is used for the sample, and half for the layers.
         """
         return self.alpha / 2 / max(1, math.comb(len(self.names), 2))
 
@@ -80,9 +80,9 @@ class SurveyPlan:
 
 
 def run_survey(plan: SurveyPlan, folder: Path, *, engine: Engine | None = None) -> SurveyReport:
-    """Compare every pair of a list of models, and store results and fingerprints in a folder.
+    """Compare every pair of models in a list, and store results and fingerprints in a folder.
 
-    A stopped survey is resumed. Without an engine, models are read in threads. Failures are listed with the reason.
+    A stopped survey is resumed. If there is no engine, models are read in threads. Failures are listed with the reason.
 
     Raises:
         InputError: If the list, the shard or the folder is invalid.
@@ -113,9 +113,9 @@ def run_survey(plan: SurveyPlan, folder: Path, *, engine: Engine | None = None) 
 def requests_of(
     plan: SurveyPlan, folder: Path, *, only_sample: bool = False, with_cards: bool = False
 ) -> PlannedRequests:
-    """Plan the Hub requests of :func:`run_survey` that an earlier run has not made.
+    """Plan the Hub requests of :func:`run_survey` that no earlier run has sent.
 
-    ``only_sample`` plans :func:`prepare_survey` alone.
+    ``only_sample`` plans only :func:`prepare_survey`.
 
     Raises:
         InputError: If the list, the shard or the contents of the folder are invalid.
@@ -136,7 +136,7 @@ def requests_of(
 
 
 def prepare_survey(plan: SurveyPlan, folder: Path) -> Sample:
-    """Choose the tokens of a survey and pin its models; shards start from this ``sample.json``.
+    """Choose the tokens of a survey and pin its models in ``sample.json``, from which shards start.
 
     Raises:
         InputError: If the list or the folder is invalid.
@@ -147,10 +147,10 @@ def prepare_survey(plan: SurveyPlan, folder: Path) -> Sample:
 
 
 def kept_fingerprints(folder: Path) -> tuple[SurveyReport, dict[str, Fingerprint]]:
-    """Read a survey with the fingerprints that are still stored, by name.
+    """Read a survey and the fingerprints that are still stored, by name.
 
     Raises:
-        InputError: If there is no survey.
+        InputError: If the folder contains no survey.
     """
     report = read_survey([folder / RESULTS])
     store = FingerprintStore(folder / FINGERPRINTS, str(report.settings.get("sample")))
@@ -163,7 +163,7 @@ def check_plan(plan: SurveyPlan) -> None:
     """Check the plan of a survey.
 
     Raises:
-        InputError: If it is invalid.
+        InputError: If the plan is invalid.
     """
     if len(plan.names) < 2:
         raise InputError(f"a survey needs at least two models, got {len(plan.names)}")
@@ -181,7 +181,7 @@ def check_plan(plan: SurveyPlan) -> None:
 
 
 def settings_of(plan: SurveyPlan, tokens: Sequence[bytes]) -> dict[str, Any]:
-    """Return the settings that a report stores about its survey."""
+    """Return the settings of a survey that its report records."""
     return {
         "names": list(plan.names),
         "alpha": plan.alpha,
@@ -212,7 +212,7 @@ def _asked(plan: SurveyPlan) -> dict[str, Any]:
 
 
 def _tiles(plan: SurveyPlan) -> list[list[Pair]]:
-    """Divide the pairs of this shard into tasks with few models."""
+    """Divide the pairs of this shard into tasks that need few models each."""
     groups = [plan.names[at : at + TILE_MODELS] for at in range(0, len(plan.names), TILE_MODELS)]
     place = {name: at for at, name in enumerate(plan.names)}
     tiles = [list(combinations(group, 2)) for group in groups]
@@ -330,7 +330,7 @@ def _compare_layers(plan: SurveyPlan, report: SurveyReport, sample: Sample, resu
 
 
 def _describe_relatives(plan: SurveyPlan, report: SurveyReport, sample: Sample, results: ResultFile) -> None:
-    """Describe the layers of :meth:`SurveyReport.relatives_to_describe`."""
+    """Describe the layers of relatives; see :meth:`SurveyReport.relatives_to_describe`."""
     pairs = report.relatives_to_describe()
     ledger = IoLedger()
     watch = Watch(ledger, Listeners(progress=plan.progress), from_start=True)

@@ -1,6 +1,6 @@
 """Finish a survey: join its shards, read the bases that cards declare, and save everything to a folder.
 
-The folder is a dataset, for ``datasets.load_dataset(folder, "pairs")`` and the Hub's viewer.
+The folder is a dataset for ``datasets.load_dataset(folder, "pairs")`` and the Hub's viewer.
 """
 
 from __future__ import annotations
@@ -75,20 +75,20 @@ PAIR_FEATURES: Features = {
     "is_declared": "bool",
     "error": "string",
 }
-"""Columns of the table of pairs. ``is_declared``: whether the card of one model names the other; missing if cards were
-not read. ``layers_agreeing`` and ``mean_cosine``: how many layers of relatives have rows that agree, and how well;
-missing if they were not looked at."""
+"""Columns of the table of pairs. ``is_declared`` (whether either card names the other model) is missing if cards were
+not read; ``layers_agreeing`` and ``mean_cosine`` (how many layers of relatives agree, and how well) if layers were not
+compared."""
 
 
 def dataset_files(report: SurveyReport) -> dict[str, bytes]:
-    """Return a survey as the files of a dataset: its card and two JSON Lines tables."""
+    """Return the files of a survey as a dataset: its card and two JSON Lines tables."""
     tables = {MODELS: list(_models(report)), PAIRS: list(_pairs(report))}
     lines = {name: "".join(_line(row) for row in rows).encode() for name, rows in tables.items()}
     return {CARD: _card(report, {name: len(rows) for name, rows in tables.items()}).encode(), **lines}
 
 
 def is_ours(card: Path) -> bool:
-    """Return whether a card may be written: none exists, or ours."""
+    """Return whether a card may be written: there is none, or it is ours."""
     try:
         return TITLE in card.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -181,12 +181,12 @@ def _feature(name: str, kind: str | Mapping[str, str]) -> dict[str, object]:
 
 
 def join_shards(folders: Sequence[Path], out: Path | None) -> SurveyReport:
-    """Join the shards of a survey, perhaps incomplete.
+    """Join the shards of a survey, which may be incomplete.
 
-    ``out`` gets results, sample and stored rows of the whole survey; None writes nothing.
+    Results, sample and stored rows of the whole survey are written to ``out``, unless it is None.
 
     Raises:
-        InputError: If a folder contains no survey, they belong to different surveys, or ``out`` cannot be written.
+        InputError: If a folder contains no survey, folders belong to different surveys, or ``out`` cannot be written.
     """
     report = read_survey([folder / RESULTS for folder in folders])
     if out is None:
@@ -247,8 +247,8 @@ def save_survey(
 ) -> tuple[Path, ...]:
     """Write ``survey.json``, ``survey.md``, a dataset, and matrix and dendrogram as SVG and PNG, light and dark.
 
-    A ``README.md`` from another source is not changed. Other files are replaced atomically. Without matplotlib there
-    are no figures.
+    A ``README.md`` from another source is not changed. Other files are replaced atomically. If matplotlib is not
+    installed, no figures are written.
 
     Raises:
         InputError: If the folder cannot be written.

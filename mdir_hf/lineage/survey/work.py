@@ -1,6 +1,7 @@
 """The tasks of a survey, and the engines that run them.
 
-Tasks are plain functions and return failures as results. An exception means that a worker died or a bug.
+Tasks are plain functions, and return failures as results. An exception means that a worker died, or that there is a
+bug.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ RETRIES = 2
 """How often a dask cluster retries a task whose worker died."""
 
 RESERVE = 4
-"""Number of queued tasks beyond one per worker, so that no worker waits for its next task. Kept small, because the task
-of a tile carries the rows of 16 models: 130 MB at width 2048."""
+"""Number of queued tasks beyond one per worker, so that no worker has to wait. It is small because the task of a tile
+carries the rows of 16 models: 130 MB at width 2048."""
 
 GPU = "GPU"
 """Resource name of dask workers with a GPU: ``dask worker … --resources "GPU=1"``."""
@@ -53,7 +54,7 @@ GPU = "GPU"
 GPUS = "CUDA_VISIBLE_DEVICES"
 
 ASKED_EVERY_S = 1.0
-"""Interval in seconds for updating the number of workers while no task ends; a cluster may grow."""
+"""Interval in seconds for counting workers while no task ends, since a cluster may grow."""
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -64,8 +65,8 @@ class Engine:
     """Runs the tasks of a survey.
 
     Attributes:
-        executor: Its workers need this package, no shared disk.
-        n_workers: Returns how many tasks can run concurrently.
+        executor: Runs tasks; its workers need this package, but no shared disk.
+        n_workers: Returns the number of tasks that can run concurrently.
     """
 
     executor: Executor
@@ -80,8 +81,8 @@ class Engine:
     ) -> None:
         """Keep every worker busy until all tasks are done.
 
-        Tasks, each a key and the arguments of ``work``, are taken when they are submitted. ``record`` gets each result,
-        ``give_up`` each failed key and the reason.
+        A task is a key and the arguments of ``work``. Tasks are consumed as they are submitted. ``record`` receives
+        each result, and ``give_up`` each failed key and the reason.
 
         Raises:
             WorkersLostError: If the executor accepts no more tasks.
@@ -125,12 +126,12 @@ def open_engine(
 ) -> Iterator[Engine | None]:
     """Open an engine for :func:`~mdir_hf.lineage.survey.run.run_survey`, and close it afterwards.
 
-    None or 1 worker gives no engine. ``scheduler`` is a dask scheduler, ``tcp://host:8786``. With ``cuda``, each local
-    process gets its own GPU if there are enough, and a dask worker with ``--resources "GPU=1"`` runs one task at a
-    time.
+    Yields no engine if ``workers`` is None or 1. ``scheduler`` is a dask scheduler, ``tcp://host:8786``. On ``cuda``,
+    each local process gets its own GPU if there are enough, and a dask worker with ``--resources "GPU=1"`` runs one
+    task at a time.
 
     Raises:
-        InputError: If both are given, dask is not installed, or the address does not respond.
+        InputError: If workers and a scheduler are given, dask is not installed, or the scheduler does not respond.
     """
     if scheduler is not None:
         if workers is not None:
@@ -212,8 +213,9 @@ def compare_fingerprints(
 ) -> HomologyReport:
     """Run the screen of a comparison on stored rows, then the second witness on stored neurons.
 
-    Rules are of level ``screen``. ``neuron_seed`` was drawn after both models were opened; None is the public choice,
-    which never gives homologous. Takes O(r n min(r, n)) for r common tokens.
+    The rules of level ``screen`` apply. ``neuron_seed`` must be drawn after both models were opened. None stands for
+    the public choice of neurons, which cannot give the verdict homologous. Takes O(r n min(r, n)) time for r common
+    tokens.
     """
     settings = Settings(Level.SCREEN, alpha=alpha, seed=seed, device=device)
     watch = Watch(IoLedger(), Listeners(progress=False))
@@ -226,7 +228,7 @@ class Taken:
     """The outcome of reading one model.
 
     Attributes:
-        fingerprint: Its rows, or None if it could not be read.
+        fingerprint: The model's rows, or None if they could not be read.
     """
 
     name: str
@@ -245,9 +247,9 @@ def take(
     *,
     ledger: IoLedger | None = None,
 ) -> Taken:
-    """Open a model at its pins, and read its rows and neurons of the sample.
+    """Open a model at its pin, and read the rows and neurons in the sample.
 
-    ``neuron_seed`` None: the public choice.
+    If ``neuron_seed`` is None, the public choice of neurons is read.
     """
     ledger = ledger or IoLedger()
     n_before = ledger.bytes_read
@@ -294,7 +296,7 @@ def compare_with_layers(
 ) -> PairResult:
     """Compare two models in full.
 
-    ``watch`` must be listening. If the comparison fails, return ``known``, the result of the sample, with the reason.
+    ``watch`` must be listening. If the comparison fails, returns ``known``, the result for the sample, with the reason.
     """
     pair = known.reference, known.candidate
     first, second = (NamedModel(pins[name].reference if name in pins else name) for name in pair)

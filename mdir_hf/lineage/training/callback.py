@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def add_to_card(folder: Path, report: HomologyReport, drift: Drift) -> tuple[Path, ...]:
-    """Add or replace a section in the card of a folder, with report and badge; return the paths.
+    """Add or replace a section in the card of a folder, write report and badge, and return the paths.
 
     The report compares the base with the trained model.
 
@@ -88,8 +88,8 @@ FOLDER = "lineage"
 class LineageCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]  # transformers is not typed here
     """Log how far a model has moved from its base, through ``trainer.log``.
 
-    At the end it is compared with its base. Report and measurements go to ``lineage/`` in the output folder. The model
-    card gets a section and a badge. A missing base or NaN weights cause a warning and do not stop the run.
+    At the end, the model is compared with its base. Report and measurements are written to ``lineage/`` in the output
+    folder. The model card gets a section and a badge. A missing base or NaN weights only cause a warning.
 
     Examples:
         >>> trainer = Trainer(model=model, args=arguments, train_dataset=data)
@@ -105,8 +105,8 @@ class LineageCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]  # t
         layers: Whether to log values per layer in addition to values per role.
 
     Attributes:
-        watch: Takes the measurements. None before training begins.
-        report: Comparison with the base. None before training ends, or if the base could not be read.
+        watch: Takes the measurements; None before training begins.
+        report: Comparison with the base; None before training ends, or if the base could not be read.
 
     Raises:
         InputError: If ``every`` is not a positive number.
@@ -136,7 +136,7 @@ class LineageCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]  # t
         control: TrainerControl,
         **kwargs: Any,  # noqa: ANN401
     ) -> None:
-        """Take the sample of weights that later ones are compared with."""
+        """Sample the weights that later weights are compared with."""
         tokenizer = kwargs.get("processing_class")
         self.watch = ModelWatch(kwargs["model"], base=self._base, tokenizer=tokenizer)
         self.report = None

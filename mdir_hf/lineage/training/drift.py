@@ -1,7 +1,7 @@
 """Measure how far the weights of a model have moved since they were sampled, part by part.
 
 ``d2``, the mean squared difference per entry, adds up over independent steps (docs/method/many.md). Trace over rank is
-1 if nothing has moved, and approaches 0 as the base is forgotten.
+1 if no weight has moved, and approaches 0 as the base is forgotten.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PartDrift:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """How far a model has moved at one training step (None if unknown), by weight."""
+    """How far each weight of a model has moved at one training step, which is None if unknown."""
 
     step: int | None
     parts: tuple[PartDrift, ...]
@@ -70,9 +70,9 @@ class Drift:
         return self._by(lambda part: part.layer)
 
     def values(self, *, layers: bool = True) -> dict[str, float]:
-        """Return numbers by name for experiment trackers, per role and perhaps per layer.
+        """Return numbers by name for experiment trackers, per role and optionally per layer.
 
-        The names are ``lineage/d2``, ``lineage/relative`` and ``lineage/trace_over_rank``, then two of them as
+        The names are ``lineage/d2``, ``lineage/relative`` and ``lineage/trace_over_rank``; two of these also occur as
         ``lineage/role/q/…`` and ``lineage/layer/07/…``.
         """
         values = {"lineage/d2": self.d2, "lineage/relative": self.relative}
@@ -95,7 +95,7 @@ class Drift:
 def traces_over_rank(base: Sequence[torch.Tensor], now: Sequence[torch.Tensor]) -> list[float]:
     """Return the trace of the polar factor of ``X^T Y`` over its rank, at most 1, for each pair of samples.
 
-    Samples are float32. The shorter side contains the channels; the first :data:`CHANNELS` are used.
+    Samples are float32. Their shorter side is the channels; only the first :data:`CHANNELS` are used.
     """
     by_width: dict[int, list[int]] = defaultdict(list)
     for at, sample in enumerate(base):

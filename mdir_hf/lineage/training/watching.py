@@ -24,7 +24,7 @@ class ModelWatch:
     """Watches one model; a context manager that measures once more on exit.
 
     Attributes:
-        base: Base for :meth:`report`: a name, folder or model. None if unknown.
+        base: Base for :meth:`report`: a name, folder or model; None if unknown.
         drifts: Measurements so far.
     """
 
@@ -61,7 +61,7 @@ class ModelWatch:
     def measure(self, step: int | None = None) -> Drift:
         """Measure the current drift of the model from its base, and append it to ``drifts``.
 
-        Takes milliseconds per hundred weights. With sharding, every rank must call it.
+        Takes milliseconds per hundred weights. If the model is sharded, every rank must call this method.
 
         Args:
             step: Training step, shown in the log.
@@ -130,16 +130,16 @@ def watch(
     Args:
         model: The model, with or without an adapter, as for
             :meth:`~mdir_hf.comparison.api.HomologyChecker.from_pretrained`.
-        base: Model, folder or name that drift is measured from. By default the current weights; a report then compares
-            with the model that was loaded.
-        tokenizer: Its tokenizer, for the report.
-        seed: Seed for choosing entries: 64 rows and 512 columns of each weight with a role, without experts.
+        base: Model, folder or name from which drift is measured. By default, drift is measured from the current
+            weights, and a report compares with the model that was loaded.
+        tokenizer: The model's tokenizer, used in the report.
+        seed: Seed for choosing 64 rows and 512 columns of each weight with a role, excluding experts.
 
     Returns:
         The watch, with ``measure()`` for the current drift and ``report()`` for a comparison with the base.
 
     Raises:
-        InputError: If it is not a transformers model, or has no weights in common with the base.
+        InputError: If ``model`` is not a transformers model, or has no weights in common with ``base``.
     """
     return ModelWatch(model, base=base, tokenizer=tokenizer, seed=seed)
 

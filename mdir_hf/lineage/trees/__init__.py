@@ -1,1 +1,1 @@
-"""Family trees of related models, from their stored rows."""
+"""Family trees of related models, grown from their stored rows."""

@@ -1,6 +1,6 @@
-"""Align the rows of related models: common tokens, and the channels of one of them.
+"""Align the rows of related models: the same tokens, and the channels of one model.
 
-Embedding rows give distances; rows of layers give the shares of parents and repeated layers.
+Embedding rows give distances. Rows of layers give the shares of parents, and show repeated layers.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from mdir_hf.model.roles import Role
 from mdir_hf.model.tokens import Vocabulary
 
 ROWS = 32
-"""Rows read of a matrix. They are the first ones, so that one request brings them."""
+"""Number of rows read of a matrix: the first ones, so that one request is enough."""
 
 NEW_ROWS = 64
-"""Rows read of tokens that a relative does not have."""
+"""Number of rows read of tokens that a relative does not have."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ class LayerRows:
     mlp: tuple[torch.Tensor | None, ...]
 
     def carried(self, alignment: Alignment) -> LayerRows:
-        """The same rows in another model's channels, with the same scale."""
+        """Return the rows in another model's channels, with their scale unchanged."""
 
         def carry(rows: torch.Tensor | None) -> torch.Tensor | None:
             if rows is None or int(alignment.source.max(initial=0)) >= rows.shape[1]:
@@ -59,7 +59,7 @@ class NewTokens:
     """Tokens that a model adds to a relative's vocabulary.
 
     Attributes:
-        rows: Rows of the first of them, ``(at most NEW_ROWS, n)``.
+        rows: Rows of the first such tokens, ``(at most NEW_ROWS, n)``.
     """
 
     n_tokens: int
@@ -68,11 +68,11 @@ class NewTokens:
 
 @dataclass(frozen=True, eq=False)
 class CloserLook:
-    """Findings on more rows of some models.
+    """Further rows of some models.
 
     Attributes:
         layers: Rows of layers by readable model.
-        new_tokens: By two names: a model, and a relative whose vocabulary extends the model's.
+        new_tokens: New tokens by two names: a model, and a relative whose vocabulary extends the model's.
     """
 
     layers: Mapping[str, LayerRows] = field(default_factory=dict)
@@ -82,10 +82,10 @@ class CloserLook:
 
 
 def look_closer(models: Mapping[str, Model]) -> CloserLook:
-    """Read some rows of every layer of related models, and of tokens that only some of them have.
+    """Read some rows of every layer of related models, and of tokens that only some models have.
 
-    L layers of width n cost ``4 L ROWS n`` bytes in 16 bits and 2 L requests: 17 MB for 32 layers of width 4096.
-    Unreadable weights become a note.
+    For L layers of width n in 16 bits, this takes ``4 L ROWS n`` bytes and 2 L requests: 17 MB for 32 layers of width
+    4096. Weights that cannot be read cause a note.
     """
     layers: dict[str, LayerRows] = {}
     notes: list[str] = []
@@ -124,7 +124,7 @@ def read_layer_rows(model: Model) -> LayerRows:
     """Read the first rows of V and of the up projection of every layer.
 
     Raises:
-        MdirError: If they cannot be read.
+        MdirError: If the rows cannot be read.
     """
     layers = model.anatomy.layers
     return LayerRows(*(tuple(first_rows(model, layer, role, ROWS) for layer in layers) for role in (Role.V, Role.UP)))
@@ -142,24 +142,24 @@ def _new_tokens(small: Vocabulary, large: Vocabulary, model: Model) -> NewTokens
 FloatArray = npt.NDArray[np.float64]
 
 FEWEST_TOKENS = 64
-"""Groups with fewer tokens common to all models get no distances."""
+"""Smallest number of common tokens of all models in a group for measuring distances."""
 
 LOG_ALPHA = -23.0
 """Natural log of the level at which an alignment is accepted: 1e-10. The models are already known to be related."""
 
 LARGEST_PLAIN_SCALE = 1.25
-"""A fitted scale up to this factor is noise or drift and is ignored; a larger one was applied on purpose."""
+"""A fitted scale up to this factor is noise or drift, and is ignored; a larger one was applied on purpose."""
 
 BLOCK_TOKENS = 128
-"""Number of tokens whose rows are in memory in float64 for all models at once: 420 MB for 100 models of width 4096."""
+"""Number of tokens whose float64 rows are in memory for all models at once: 420 MB for 100 models of width 4096."""
 
 
 @dataclass(frozen=True, eq=False)
 class AlignedRows:
-    """Models of a group whose rows could be aligned.
+    """The models of a group whose rows could be aligned.
 
     Attributes:
-        rows: Their stored rows for the same tokens, ``(n_tokens, n)``.
+        rows: Stored rows for the same tokens, ``(n_tokens, n)``.
         pivot: The model whose channels the others are mapped to.
     """
 
@@ -171,7 +171,7 @@ class AlignedRows:
     notes: tuple[str, ...]
 
     def geometry(self, *, seed: int = 0) -> TokenGeometry:
-        """Return inner products of the differences between models, in O(tokens m^2 n)."""
+        """Return inner products of the differences between models. Takes O(tokens m^2 n) time."""
 
         def blocks() -> Iterator[Sequence[torch.Tensor]]:
             for at in range(0, self.n_tokens, BLOCK_TOKENS):
@@ -180,13 +180,13 @@ class AlignedRows:
         return token_geometry(blocks(), alignments=[self.alignments[name] for name in self.names], seed=seed)
 
     def relative_distances(self) -> FloatArray:
-        """Return the RMS difference of rows over the RMS of the pivot's rows, ``(m, m)``."""
+        """Return the RMS difference of rows, divided by the RMS of the pivot's rows, ``(m, m)``."""
         rms = float(self.rows[self.pivot].float().square().mean().sqrt())
         distances: FloatArray = np.sqrt(self.geometry().distances()) / max(rms, 1e-30)
         return distances
 
     def is_unmoved(self, name: str) -> bool:
-        """Return whether a model has the pivot's channels, so that rows can be bitwise equal."""
+        """Return whether a model has the pivot's channels, so that its rows can be bitwise equal."""
         alignment, width = self.alignments[name], self.rows[name].shape[1]
         everything = np.arange(width)
         same = np.array_equal(alignment.source, everything) and np.array_equal(alignment.target, everything)
@@ -194,9 +194,9 @@ class AlignedRows:
 
 
 def align_rows(fingerprints: Mapping[str, Fingerprint]) -> AlignedRows:
-    """Align the rows of related models with the widest; empty for too few common tokens.
+    """Align the rows of related models with the widest model; empty if there are too few common tokens.
 
-    Costs O(tokens n min(tokens, n)) for each permuted model, O(tokens n) for the others.
+    Takes O(tokens n min(tokens, n)) time for each permuted model, and O(tokens n) for others.
     """
     without = [name for name, fingerprint in fingerprints.items() if len(fingerprint.tokens) < FEWEST_TOKENS]
     if without and len(without) < len(fingerprints):

@@ -1,4 +1,4 @@
-"""Find models between others, and branches that may hold the root."""
+"""Find models between others, and candidates for the root."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mdir_hf.lineage.trees.aligning import LayerRows
 def root_candidates(
     names: Sequence[str], distances: npt.NDArray[np.float64], evidence: Iterable[OrderEvidence]
 ) -> tuple[str, ...]:
-    """Return the models that lie on the earlier side of every piece of evidence; without any, all of them."""
+    """Return the models that lie on the earlier side according to all evidence; all models if there is none."""
     place = {name: at for at, name in enumerate(names)}
     left = list(names)
     for order in evidence:
@@ -32,17 +32,19 @@ FloatArray = npt.NDArray[np.float64]
 
 MERGE_RESIDUAL = 0.15
 """A model counts as a merge of two others if its squared distance from the line between them is less than this share of
-its squared distance to the nearer one. For an ancestor or the middle of a chain this share is at least a half."""
+its squared distance to the nearer one. For an ancestor or the middle of a chain, the share is at least a half."""
 
 MERGE_SHARES = (0.1, 0.9)
 """Smallest and largest share of a parent in a merge. A model very close to one of two others is not a merge."""
 
 ON_PATH_COSINE = 0.2
-"""A model is on the path between two others if the cosine of the drifts to them is below this. Fine-tunes of one model
-on similar text have up to 0.12; two models that share k steps out of a and b have k / sqrt(a b)."""
+"""A model is on the path between two others if the cosine of its drifts to them is below this value. The cosine is up
+to 0.12 for fine-tunes of one model on similar text, and k / sqrt(a b) for two models that share k of their a and b
+steps."""
 
 SAME_BRANCH_COSINE = 0.3
-"""Above this cosine two models are on the same branch. Between this and ``ON_PATH_COSINE`` the position is unknown."""
+"""Above this cosine, two models are on the same branch. Between ``ON_PATH_COSINE`` and this value, the position is
+unknown."""
 
 FEWEST_EQUAL_ROWS = 8
 """Minimum number of bitwise equal rows for a conclusion."""
@@ -53,7 +55,7 @@ class LayerShare:
     """The share of a merge's first parent in one layer.
 
     Attributes:
-        attention: Share in V; None if unread, or if the parents do not differ.
+        attention: Share in V; None if V was not read, or the parents do not differ.
     """
 
     layer: int
@@ -67,7 +69,7 @@ class Merge:
 
     Attributes:
         share: Share of the first parent in the sampled embedding rows.
-        residual: Squared distance from their line over the squared distance to the nearer parent.
+        residual: Squared distance from the parents' line over the squared distance to the nearer parent.
         layers: Shares of the first parent by layer; empty if layers were not read.
     """
 
@@ -82,12 +84,13 @@ class Merge:
 class InnerModel:
     """A model at a branching point of the tree, or in the middle of a chain.
 
-    All branches but at most one descend from it.
+    All branches, with at most one exception, descend from it.
 
     Attributes:
         branches: The other models, by branch.
-        cosine: Largest cosine between drifts to different branches; 0 on the path.
-        untouched: Pairs on different branches that also show it by bitwise equal rows, and all such pairs.
+        cosine: Largest cosine between drifts to different branches; 0 if the model is on the path.
+        untouched: Number of pairs on different branches whose bitwise equal rows confirm this, and number of all such
+            pairs.
     """
 
     model: str
@@ -98,10 +101,10 @@ class InnerModel:
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """A model between two others by bitwise equal rows.
+    """A model that lies between two others according to bitwise equal rows.
 
     Attributes:
-        equal_rows: Rows shared with only the first, and only the second.
+        equal_rows: Number of rows shared with only the first, and with only the second.
     """
 
     model: str
@@ -110,7 +113,7 @@ class Between:
 
 
 def equal_models(squared: FloatArray, names: Sequence[str]) -> dict[str, str]:
-    """Return for each model the first one with the same rows, by ``(m, m)`` squared distances."""
+    """For each model, return the first one with the same rows, given ``(m, m)`` squared distances."""
     return {name: names[int(np.flatnonzero(squared[at] <= 0.0)[0])] for at, name in enumerate(names)}
 
 
@@ -142,9 +145,9 @@ def find_merges(squared: FloatArray, names: Sequence[str]) -> tuple[Merge, ...]:
 
 
 def layer_shares(model: LayerRows, first: LayerRows, second: LayerRows) -> tuple[LayerShare, ...]:
-    """Measure the share of a merge's first parent by layer, in aligned channels.
+    """Measure the share of a merge's first parent in each layer, in aligned channels.
 
-    The result is empty for different numbers of layers.
+    The result is empty if the models have different numbers of layers.
     """
     n_layers = len(model.attention)
     if len({n_layers, len(first.attention), len(second.attention)}) > 1:
@@ -181,10 +184,10 @@ def inner_models(squared: FloatArray, names: Sequence[str]) -> tuple[InnerModel,
 def between_by_equal_rows(
     rows: Mapping[str, torch.Tensor], middles: Sequence[str] | None = None
 ) -> tuple[Between, ...]:
-    """Find models between two others, by rows ``(r, n)`` that training left unchanged.
+    """Find models that lie between two others, using rows ``(r, n)`` that training left unchanged.
 
-    Such a model shares rows with each relative that these do not share. ``middles`` limits the candidates. Takes O(m^2
-    r n) time, and O(m^2 r) for each middle.
+    Such a model shares rows with each of the two that the two do not share with each other. ``middles`` restricts the
+    candidates. For m models, takes O(m^2 r n) time, and O(m^2 r) per candidate.
     """
     names = list(rows)
     middles = [name for name in names if middles is None or name in middles]

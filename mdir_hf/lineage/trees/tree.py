@@ -1,7 +1,7 @@
 """Family trees of homologous models, from distances of their aligned rows.
 
-If drifts are independent, squared distances add along a lineage, and neighbour joining finds the tree. Distances have
-no direction. Merges have no place in a tree, so they are found first and left out.
+If drifts are independent, squared distances add up along a lineage, and neighbour joining finds the tree. Distances
+have no direction. Merges have no place in a tree, so they are found first and left out.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from mdir_hf.names import shown_name
 FloatArray = npt.NDArray[np.float64]
 
 RESAMPLES = 200
-"""Number of resampled trees for the support of branches; at a support of 95 % the standard error is 1.5 %."""
+"""Number of resampled trees for the support of branches; at a support of 95%, the standard error is 1.5%."""
 
 LEAST_SUPPORT = 0.7
-"""Branches in a smaller share of the resampled trees are left out."""
+"""Branches found in a smaller share of the resampled trees are left out."""
 
 SHORTEST_BRANCH = 0.1
 """Branches shorter than this share of the smallest distance across them are left out. Models trained on similar text
-drift in similar directions, which looks like a short branch, and resampling tokens does not reveal it. Such branches
-had shares up to 0.064, true ones at least 0.99."""
+drift in similar directions, which looks like a short branch, and resampling tokens does not reveal this. Such branches
+had shares up to 0.064, and true ones at least 0.99."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Split:
     Attributes:
         members: The smaller part.
         length: Length in squared weight units.
-        support: Share of resampled trees that have it.
+        support: Share of resampled trees that have this branch.
     """
 
     members: tuple[str, ...]
@@ -66,10 +66,10 @@ class Split:
 
 
 def join(distances: FloatArray, resampled: Iterable[FloatArray], names: Sequence[str]) -> tuple[str, tuple[Split, ...]]:
-    """Grow an unrooted tree of branches with enough support and length.
+    """Grow an unrooted tree from branches with enough support and length.
 
-    ``distances`` is ``(m, m)``, m >= 3; ``resampled`` are ``RESAMPLES`` matrices. Return Newick, and the inner
-    branches, larger sides first.
+    ``distances`` is ``(m, m)``, m >= 3; ``resampled`` has ``RESAMPLES`` matrices. Returns the tree as Newick, and the
+    inner branches, larger sides first.
 
     Raises:
         MissingExtraError: If biopython is not installed.
@@ -95,7 +95,7 @@ def join(distances: FloatArray, resampled: Iterable[FloatArray], names: Sequence
 
 
 def drawn(newick: str) -> str:
-    """Draw a tree in characters, from left to right."""
+    """Draw a tree as text, from left to right."""
     from Bio import Phylo
 
     tree = Phylo.read(StringIO(newick), "newick")
@@ -130,7 +130,7 @@ def _neighbour_joining(distances: FloatArray) -> Any:  # noqa: ANN401 - biopytho
 
 
 def _splits(tree: Any, whole: frozenset[int]) -> dict[frozenset[int], float]:  # noqa: ANN401
-    """Return the inner branches: the side without model 0, and the length."""
+    """Return the length of each inner branch, by its side that excludes model 0."""
     lengths: dict[frozenset[int], float] = {}
     for clade in tree.get_nonterminals():
         side = _side(clade, whole)
@@ -161,13 +161,13 @@ class FamilyTree:
     """The tree of one group of homologous models.
 
     Attributes:
-        newick: The tree with lengths and supports in per cent, names quoted; None with fewer than three models or
-            without biopython. Branches without support are left out.
+        newick: The tree, with lengths, supports in percent and quoted names; None if there are fewer than three models
+            or biopython is not installed. Branches without support are left out.
         distances: Mean squared difference per entry between aligned rows.
-        inner: Models at which it branches, or through which a chain runs.
-        centre: The one of ``inner`` between every pair of the others, or None.
-        root_candidates: Models that may be nearest to the root; None without evidence.
-        copies: Models left out, by the model with the same rows.
+        inner: Models at which the tree branches, or through which a chain runs.
+        centre: The model in ``inner`` that lies between every pair of others, or None.
+        root_candidates: Models that may be nearest to the root; None if there is no evidence.
+        copies: Omitted models by the model that has the same rows.
     """
 
     members: tuple[str, ...]
@@ -184,7 +184,7 @@ class FamilyTree:
     copies: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain containers."""
+        """Return plain containers."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -249,7 +249,7 @@ def _root_lines(tree: FamilyTree) -> list[str]:
 
 
 def trees_to_json(trees: Sequence[FamilyTree]) -> str:
-    """One JSON object of the schema ``mdir-hf/tree/1``."""
+    """Return a JSON object with the schema ``mdir-hf/tree/1``."""
     body = {"schema": SCHEMA, "trees": [tree.to_dict() for tree in trees]}
     return json.dumps(body, indent=2, ensure_ascii=False, allow_nan=False)
 
@@ -259,11 +259,11 @@ def grow_tree(
 ) -> FamilyTree:
     """Grow the tree of at least two models that a survey has found related.
 
-    ``seed`` is for the bootstrap; ``closer`` has rows of layers. Takes O(tokens m^2 n) for m models of width n, and
-    ``RESAMPLES`` times O(m^3).
+    ``seed`` is for the bootstrap; ``closer`` has rows of layers. For m models of width n, takes O(tokens m^2 n) time,
+    and O(m^3) for each of ``RESAMPLES`` trees.
 
     Raises:
-        InputError: If there is one model only.
+        InputError: If there is only one model.
     """
     names = tuple(fingerprints)
     if len(names) < 2:
@@ -345,7 +345,7 @@ def _with_untouched(inner_model: InnerModel, between: Iterable[Between]) -> Inne
 
 
 def _resampled(geometry: TokenGeometry, chosen: Sequence[int], seed: int) -> Iterable[FloatArray]:
-    """Distances on resampled groups of tokens."""
+    """Return distances on resampled groups of tokens."""
     rng = np.random.default_rng(seed)
     n_groups = len(geometry.n_tokens)
     of_chosen = replace(geometry, products=geometry.products[:, chosen][:, :, chosen])

@@ -1,4 +1,4 @@
-"""Weight files of every supported format, local or remote."""
+"""Weight files in all supported formats, local or remote."""
 
 from mdir_hf.model.files.adapters import AdapterConfig, has_adapter
 from mdir_hf.model.files.formats import first_files, open_checkpoint

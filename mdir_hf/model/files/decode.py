@@ -1,4 +1,4 @@
-"""Pure functions that decode stored bytes to tensors, and reject tensors that are not weights.
+"""Decode stored bytes to tensors, and reject tensors that are not weights.
 
 Source: ``Dtype`` in ``safetensors/src/tensor.rs`` of safetensors 0.8; for E2M1, E2M3 and E8M0, OCP Microscaling Formats
 (MX) specification 1.0, section 5.3.
@@ -24,9 +24,9 @@ class DType:
     """One stored dtype.
 
     Attributes:
-        name: The format's own name, e.g. ``BF16``.
-        torch_dtype: None if tensors are returned as raw bytes.
-        is_weight: Whether its bytes are weights by themselves.
+        name: Name in the format, such as ``BF16``.
+        torch_dtype: Dtype of the returned tensors; None for raw bytes.
+        is_weight: Whether the bytes alone determine the weights.
     """
 
     name: str
@@ -68,7 +68,7 @@ DTYPES: dict[str, DType] = {
 NAME_OF_TORCH_DTYPE: dict[torch.dtype, str] = {
     dtype.torch_dtype: dtype.name for dtype in DTYPES.values() if dtype.torch_dtype is not None
 }
-"""The format's name for a torch dtype, for tensors that were never in a file."""
+"""Name of each torch dtype, for tensors that were never in a file."""
 
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -76,13 +76,13 @@ _E2M3 = (*(m / 8 for m in range(8)), *((1 + m / 8) * 2.0**e for e in range(3) fo
 _E8M0 = (*(2.0 ** (code - 127) for code in range(255)), float("nan"))
 
 E2M1 = torch.tensor([*_E2M1, *(-value for value in _E2M1)])
-"""The 16 values of four bits, by code; the sign is the highest bit."""
+"""The 16 values of a four-bit code; the highest bit is the sign."""
 
 E2M3 = torch.tensor([*_E2M3, *(-value for value in _E2M3)])
-"""The 64 values of six bits, by code."""
+"""The 64 values of a six-bit code."""
 
 E8M0 = torch.tensor(_E8M0)
-"""The 256 values of eight bits, by code: powers of two, and NaN."""
+"""The 256 values of an eight-bit code: powers of two, and NaN."""
 
 
 def decode_e2m1(packed: torch.Tensor) -> torch.Tensor:
@@ -100,7 +100,7 @@ def decode_e2m3(packed: torch.Tensor) -> torch.Tensor:
 
 
 def decode_e8m0(codes: torch.Tensor) -> torch.Tensor:
-    """Decode powers of two, ``2^(code - 127)``, to float32."""
+    """Decode codes of powers of two, ``2^(code - 127)``, to float32."""
     return E8M0[as_bytes(codes).int()]
 
 
@@ -113,12 +113,12 @@ def as_bytes(values: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How numbers are stored in independent units.
+    """How numbers are stored, in units that can be decoded separately.
 
     Attributes:
         n_values: Numbers per unit: 1, or the block size.
         decode: Decodes the bytes of whole units to a flat, writable tensor.
-        n_decoded: Elements that ``decode`` returns per unit.
+        n_decoded: Number of elements that ``decode`` returns per unit.
     """
 
     n_values: int
@@ -127,11 +127,11 @@ class Encoding:
     n_decoded: int
 
     def bytes_of(self, n_values: int) -> int:
-        """Return the stored size of whole units of ``n_values`` numbers."""
+        """Return the stored size of ``n_values`` numbers, which must be whole units."""
         return n_values // self.n_values * self.n_bytes
 
     def decoded(self, n_values: int) -> int:
-        """Return the decoded elements of whole units of ``n_values`` numbers."""
+        """Return how many elements ``n_values`` numbers decode to."""
         return n_values // self.n_values * self.n_decoded
 
 
@@ -149,7 +149,7 @@ def weight_encoding(spec: TensorSpec, label: str) -> Encoding:
     """Return the encoding that decodes a tensor to numbers.
 
     Raises:
-        UnsupportedFormatError: If its bytes are not weights by themselves.
+        UnsupportedFormatError: If the bytes alone do not determine the weights.
     """
     check_weight(spec, label)
     if spec.dtype != "F4":
@@ -166,7 +166,7 @@ def _decode_f4(data: bytes) -> torch.Tensor:
 
 
 def check_weight(spec: TensorSpec, label: str) -> None:
-    """Raise ``UnsupportedFormatError`` if a tensor's bytes are not weights by themselves."""
+    """Raise ``UnsupportedFormatError`` unless a tensor's bytes alone determine its weights."""
     dtype = DTYPES[spec.dtype]
     if not dtype.is_weight:
         raise UnsupportedFormatError(
@@ -200,9 +200,9 @@ def first_not_finite(values: torch.Tensor) -> int | None:
 def check_finite(
     values: torch.Tensor, spec: TensorSpec, label: str, *, rows: npt.NDArray[np.int64] | None = None, n_before: int = 0
 ) -> torch.Tensor:
-    """Return the values unchanged if they are finite.
+    """Return the values unchanged if all are finite.
 
-    The values belong to ``rows``, or follow the first ``n_before`` values.
+    Errors locate a value using ``rows``, or ``n_before``, the number of preceding values.
 
     Raises:
         NotFiniteError: If a value is NaN or infinite.
@@ -220,6 +220,6 @@ def check_finite(
 
 
 def rows_not_finite(values: torch.Tensor, rows: npt.NDArray[np.int64]) -> tuple[int, ...]:
-    """Return the ``rows``, ``(k,)``, with NaN or infinity among their values, ``(k, d)``."""
+    """Return the row numbers, from ``rows`` ``(k,)``, whose values ``(k, d)`` include NaN or infinity."""
     is_bad = ~torch.isfinite(values.reshape(len(rows), -1)).all(dim=1)
     return tuple(map(int, rows[is_bad.numpy()]))

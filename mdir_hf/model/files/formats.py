@@ -1,4 +1,4 @@
-"""Find and open the weight files of a repository with a table of formats."""
+"""Find and open the weight files of a repository, using a table of formats."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from mdir_hf.model.files.sources import FileTree, StoredSource, TensorSource, Tr
 
 _MLX_ADAPTER = "adapters.safetensors"
 OpenBase = Callable[[AdapterConfig], TensorSource]
-"""Opens the base weights for an adapter."""
+"""Opens the base weights of an adapter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A way in which a tree may store weights.
+    """A format in which a tree may store weights.
 
     Attributes:
-        looks_for: File names shown to users; empty for unsupported formats.
-        open: Returns the tensors for a tree and variant, or None.
+        looks_for: File names to show to users; empty for unsupported formats.
+        open: Opens the tensors of a tree and variant, or returns None.
     """
 
     looks_for: str
@@ -46,7 +46,7 @@ class Format:
 
 
 _UsuallyNamed = type[SafetensorsSource] | type[PytorchSource]
-"""A format whose files usually have the names that transformers writes."""
+"""A format whose files usually have the names used by transformers."""
 
 
 def _usual_name(source: _UsuallyNamed, variant: str | None) -> str:
@@ -101,12 +101,12 @@ def open_checkpoint(
 ) -> TensorSource:
     """Open the weights in a tree's root lazily. Reads at most the index file.
 
-    ``variant`` works as in transformers: ``fp16`` for ``model.fp16.safetensors``. ``file`` is a weight file or index to
-    open. Without ``open_base``, adapters are rejected.
+    ``variant`` works as in transformers: ``fp16`` selects ``model.fp16.safetensors``. ``file`` is the weight file or
+    index to open. Adapters are rejected if ``open_base`` is None.
 
     Raises:
-        NoWeightsError: If the root contains no weights (of that variant).
-        UnsupportedFormatError: If the format is unsupported, or several files could be the model.
+        NoWeightsError: If the root contains no weights, or none of that variant.
+        UnsupportedFormatError: If the format is unsupported, or it is unclear which file is the model.
         CorruptCheckpointError: If the index is invalid, or a shard is missing.
         UnsafePathError: If the index names a file outside its folder.
     """
@@ -131,7 +131,7 @@ def open_checkpoint(
 def first_files(
     names: Collection[str], *, variant: str | None = None, file: str | None = None, may_read_head: bool = False
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Guess which whole files and which headers opening a checkpoint reads first.
+    """Guess which files and which headers are read first when a checkpoint is opened.
 
     ``may_read_head`` adds the last shard, which may contain the output embedding.
     """
@@ -166,7 +166,7 @@ def _as_numbers(source: ShardedTensors, tree: FileTree) -> TensorSource:
 
 
 def _single_or_shards(single: ShardedTensors, tree: FileTree, variant: str | None) -> TensorSource:
-    """Choose the single file, or the index beside unreadable codes."""
+    """Choose the single file or, if its codes cannot be read, the shards next to it."""
     # Converters may leave a quantised model.safetensors next to the shards that it was made from, under their config.
     tensors = _as_numbers(single, tree)
     shards = _open_usual_index(SafetensorsSource, tree, variant)
@@ -277,7 +277,7 @@ def _refusal(name: str, patterns: str, advice: str) -> Format:
 
 
 def _open_onnx(tree: FileTree, variant: str | None) -> ShardedTensors | None:
-    """Open an ONNX export, unless a subfolder holds a checkpoint."""
+    """Open an ONNX export, unless a subfolder contains a checkpoint."""
     return None if _readable_below(tree) else open_onnx(tree, variant)
 
 
@@ -320,9 +320,8 @@ FORMATS: tuple[Format, ...] = (
 )
 """Every known format, in order of preference.
 
-If there are a single file and an index, transformers loads the single file, so users run that one. Names that
-transformers writes come before other names, in both formats.
-"""
+If there is both a single file and an index, transformers loads the single file, so users run that one. In both formats,
+names used by transformers come before other names."""
 
 
 def _no_weights(tree: FileTree, variant: str | None) -> CheckpointError:
@@ -346,7 +345,7 @@ def _no_weights(tree: FileTree, variant: str | None) -> CheckpointError:
 
 
 def _readable_below(tree: FileTree) -> list[str]:
-    """Return weight files in subfolders, except parts of Core ML packages."""
+    """Return weight files in subfolders, excluding parts of Core ML packages."""
     patterns = ("*/*.safetensors", "*/*.bin", "*/*.gguf", "*/*.pth")
     return [
         path

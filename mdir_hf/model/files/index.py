@@ -1,6 +1,6 @@
 """Parse an index, which maps tensors to shards, and compare it with the shards' headers.
 
-Pure functions. Tools often leave an outdated index, so headers take precedence.
+Tools often leave an outdated index, so headers take precedence.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ def shard_named(name: str) -> Shard | None:
 
 
 def slices_among(names: Iterable[str]) -> list[str]:
-    """Return the sorted files that are named like tensor-parallel slices."""
+    """Return the sorted files whose names indicate tensor-parallel slices."""
     slices = sorted(name for name in names if _SLICE.fullmatch(name.lower()))
     return slices if len(slices) > 1 else []
 
 
 def slices_refused(slices: list[str]) -> str:
-    """Return the error message for slices."""
+    """Return the error message for tensor-parallel slices."""
     return (
         f"the weights are split into {len(slices)} slices for tensor parallelism ({slices[0]}, …): each file holds a "
         "part of every matrix, which is not supported; compare a copy in the layout of transformers, which most such "
@@ -67,8 +67,8 @@ class ShardIndex:
     """A parsed index.
 
     Attributes:
-        complaint: Error in the rest of the file, to raise when a tensor is read, or None.
-        total_size: Bytes of all tensors according to the index, or None.
+        complaint: Error found elsewhere in the file, to raise when a tensor is read, or None.
+        total_size: Size of all tensors in bytes according to the index, or None.
     """
 
     path: str
@@ -82,9 +82,9 @@ def parse_index(data: bytes, *, path: str, label: str) -> ShardIndex:
     """Parse an index file. Shard names are relative to the folder of ``path``.
 
     Raises:
-        CorruptCheckpointError: If it is not JSON, or its ``weight_map`` does not map names to file names.
+        CorruptCheckpointError: If the file is not JSON, or ``weight_map`` does not map names to file names.
         UnsafePathError: If a shard path leaves the folder, or is not a valid path in a repository.
-        UnsupportedFormatError: If it has more values than the limit.
+        UnsupportedFormatError: If the index has more values than the limit.
     """
     with naming(label):
         n_structure = json_values(data)
@@ -140,7 +140,7 @@ FRAME_N_BYTES = 1 << 12
 """Upper bound for the metadata and padding of a shard."""
 
 ROUNDING = 50
-"""``total_size`` may be smaller than all shards by one part in this many."""
+"""``total_size`` may be too small by at most one part in this many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +165,10 @@ class Disagreement:
 def place_by_headers(
     weight_map: Mapping[str, str], headers: Mapping[str, Collection[str]]
 ) -> tuple[dict[str, str], Disagreement | None]:
-    """Place each tensor in the shard whose header lists it, and return any differences from the index.
+    """Assign each tensor to the shard whose header lists it, and return differences from the index or None.
 
-    If several shards list it, the index decides, or else the first one wins. Tensors of missing shards stay there.
+    If several shards list a tensor, the index decides, or else the first shard by name. Missing shards keep their
+    tensors.
     """
     places: dict[str, str] = {}
     for path in sorted(headers):
@@ -184,7 +185,7 @@ def place_by_headers(
 
 
 def contradicts_sizes(total_size: int | None, n_bytes_of_shards: int, *, n_tensors: int, n_shards: int) -> bool:
-    """Return whether the index's total size contradicts the shards."""
+    """Return whether the index's total size contradicts the sizes of the shards."""
     if not total_size:
         return False
     frame = n_shards * FRAME_N_BYTES + n_tensors * HEADER_N_BYTES_PER_TENSOR

@@ -1,4 +1,4 @@
-"""Tensors in memory, with the interface of a checkpoint."""
+"""Tensors in memory as a tensor source."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ NO_FILE = "in memory"
 
 
 class MemorySource:
-    """A dict of tensors, e.g. ``model.state_dict()``. Implements ``TensorSource``.
+    """A dict of tensors, such as ``model.state_dict()``. Implements ``TensorSource``.
 
     Args:
-        tensors: Tensors by name, on any device. Not copied, so they must not change.
-        label: Name in error messages.
+        tensors: Tensors by name, on any device. They are not copied, so they must not change.
+        label: Name used in error messages.
         outlines: The tensors on the meta device, if accessing ``tensors`` is expensive.
-        on_read: Called with the name and size before each copy; may raise.
+        on_read: Called with name and size before each copy; may raise an exception.
 
     Raises:
-        InputError: If a tensor has a dtype that checkpoints cannot hold.
+        InputError: If a tensor has a dtype that checkpoints cannot store.
     """
 
     paths: tuple[str, ...]
@@ -71,7 +71,7 @@ class MemorySource:
         """Do nothing, because all shapes are known."""
 
     def spec(self, name: str) -> TensorSpec:
-        """Return a tensor's shape and dtype, as if tensors were stored consecutively."""
+        """Return the shape and dtype of a tensor, as if tensors were stored consecutively."""
         spec = self._specs.get(name)
         if spec is None:
             raise TensorNotFoundError(f"there is no tensor {name!r}", subject=self.label)

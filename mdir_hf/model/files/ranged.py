@@ -1,6 +1,6 @@
 """Read row-major tensors with range requests.
 
-Neighbouring rows share a request; small gaps are read and discarded.
+Neighbouring rows share a request. Small gaps are read and discarded.
 """
 
 from __future__ import annotations
@@ -33,14 +33,13 @@ from mdir_hf.processor import is_one_of_several_ranks
 IntArray = npt.NDArray[np.int64]
 
 REMOTE_MAX_GAP_BYTES = 128 << 10
-"""Largest gap worth reading if a read is an HTTP request.
+"""Largest gap to read rather than skip if reads are HTTP requests.
 
-With 8 requests in flight over a connection with 100 ms round trip, one more request costs about 12 ms, the time of
-125 kB at 10 MB/s. Callers can set less for slower connections, or more for busier servers.
-"""
+With 8 requests in flight and a round trip of 100 ms, one more request costs about 12 ms, the time for 125 kB at 10
+MB/s. Callers can reduce it for slow connections, or increase it for busy servers."""
 
 MAX_SPAN_BYTES = 8 << 20
-"""Longest single read: several in flight take some tens of MB, and a request still takes long against its latency."""
+"""Longest single read. Several in flight take some tens of MB, and each takes much longer than its latency."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class RowSpan:
 
     Attributes:
         slots: Indices into the requested rows that this read fills, ``(k,)``.
-        offsets: Row within the read for each slot, ``(k,)``.
+        offsets: Row number within the read for each slot, ``(k,)``.
     """
 
     start: int
@@ -71,7 +70,7 @@ def coalesce(
     max_gap_bytes: int = REMOTE_MAX_GAP_BYTES,
     max_span_bytes: int = MAX_SPAN_BYTES,
 ) -> list[RowSpan]:
-    """Plan the reads for ``rows``, ``(k,)`` in any order. Takes O(k log k) time and O(k) memory.
+    """Plan the reads of ``rows``, ``(k,)`` in any order. Takes O(k log k) time and O(k) memory.
 
     ``start`` is the absolute offset of row 0. Gaps of up to ``max_gap_bytes`` are read and discarded. A single row may
     exceed ``max_span_bytes``.
@@ -129,7 +128,7 @@ def iter_row_blocks(
 ) -> Generator[torch.Tensor, None, None]:
     """Yield the rows of a matrix in blocks ``(<= block_rows, d)``, prefetching the next block.
 
-    Closing the generator waits for the read in progress.
+    Closing the generator waits until the current read ends.
 
     Raises:
         InputError: If ``block_rows`` is not positive.
@@ -159,11 +158,10 @@ def iter_row_blocks(
 
 
 ROW_SPAN_FACTOR = 8
-"""How much longer one read of rows may be than one piece of a whole tensor.
+"""Limit on one read of rows, in multiples of the limit on one read of a whole tensor.
 
-The caller holds the rows in memory anyway, so longer reads need no further memory, and they save requests: a block of
-rows of a wide embedding is one request, and the full test of the embedding takes some dozens.
-"""
+Longer reads save requests and need no extra memory, because the caller holds the rows anyway. A block of rows of a wide
+embedding takes one request, and its full test some dozens."""
 
 ROWS_AT_ONCE = 512
 
@@ -171,7 +169,7 @@ ROWS_AT_ONCE = 512
 class RangedTensors(ABC):
     """Reads tensors at the offsets in their specs. Implements ``TensorSource`` and ``StoredTensors``.
 
-    Subclasses implement :meth:`names`, :meth:`spec`, ``paths``, ``description``, and perhaps encodings.
+    Subclasses implement :meth:`names`, :meth:`spec`, ``paths`` and ``description``, and may override encodings.
     ``max_span_bytes`` limits memory. Thread-safe.
     """
 
@@ -190,7 +188,7 @@ class RangedTensors(ABC):
     @property
     @abstractmethod
     def description(self) -> Description:
-        """The format, the quantisation, and notes."""
+        """The format, the quantisation, and notes on both."""
 
     @property
     def n_bytes(self) -> int:
@@ -206,7 +204,7 @@ class RangedTensors(ABC):
         """Return the shape, dtype and location of a tensor."""
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a whole tensor as float32 (float64 stays float64)."""
+        """Return a whole tensor as float32; float64 is kept."""
         spec = self.spec(name)
         label = self._byte_source(spec.path).label
         encoding = self._weight_encoding(spec, label)
@@ -221,7 +219,7 @@ class RangedTensors(ABC):
         return _empty(encoding, widen=True).reshape(spec.shape) if out is None else out.reshape(spec.shape)
 
     def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows as float32 (float64 stays float64), ``(k, d)``.
+        """Return some rows as float32, ``(k, d)``; float64 is kept.
 
         ``max_gap_bytes`` defaults to the byte source's ``gap_bytes``, or to 128 KiB.
         """
@@ -250,7 +248,7 @@ class RangedTensors(ABC):
         return weight_encoding(spec, label)
 
     def _stored_encoding(self, spec: TensorSpec) -> Encoding:
-        """Return the encoding of a tensor's elements in their own dtype."""
+        """Return the encoding that keeps a tensor's own dtype."""
         return stored_encoding(spec)
 
     def _pieces(self, spec: TensorSpec, encoding: Encoding) -> Iterator[torch.Tensor]:

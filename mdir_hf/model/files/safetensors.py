@@ -1,17 +1,16 @@
 """Tensors of safetensors files, single or sharded, read with range requests.
 
-A file is ``u64 N`` (little endian), ``N`` bytes of JSON that map a name to ``{dtype, shape, data_offsets}``, and the
-data.
+A file consists of ``N`` as little-endian ``u64``, ``N`` bytes of JSON that map each name to ``{dtype, shape,
+data_offsets}``, and the data.
 
 The reader accepts the same files as the format's validator (``Metadata::validate`` in ``safetensors/src/tensor.rs``,
-0.8), with these exceptions:
+0.8), except that it is:
 
-- Stricter, because the README forbids it: white space before the ``{``; a duplicate name.
-- Stricter, because no writer produces it: an entry that is a JSON array, a dtype ``{"F32": null}``.
-- Stricter, because torch may fail on it: more than 64 axes; an empty tensor whose other sizes multiply to more than
-  2^48.
-- Stricter, to limit memory: more values than about 90,000 tensors need.
-- More lenient: an unknown field of an entry may be nested deeper than 127 levels (up to Python's own limit).
+- stricter on what the README forbids: white space before the ``{``; a duplicate name.
+- stricter on what no writer produces: an entry that is a JSON array; a dtype ``{"F32": null}``.
+- stricter on what torch may fail on: more than 64 axes; an empty tensor whose other sizes multiply to more than 2^48.
+- stricter on memory: no more values than about 90,000 tensors need.
+- more lenient on unknown fields of an entry: they may be nested deeper than 127 levels (up to Python's own limit).
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _FIELDS = ("dtype", "shape", "data_offsets")
 def read_header_n_bytes(prefix: bytes, *, n_file_bytes: int, label: str) -> int:
     """Return the number of JSON bytes after the length field.
 
-    ``prefix`` is the first 8 bytes of the file, or 9: the 9th tells whether a header follows.
+    ``prefix`` is the first 8 or 9 bytes of the file; the 9th byte shows whether a header follows.
 
     Raises:
         CorruptCheckpointError: If the file is too short, or the length is not allowed.
@@ -89,7 +88,7 @@ def parse_header(header: bytes, *, n_file_bytes: int, path: str, label: str) -> 
 
 
 class _JsonError(ValueError):
-    """A violation of JSON that Python's parser accepts."""
+    """Invalid JSON that Python's parser accepts."""
 
 
 def _load_object(header: bytes) -> dict[str, object]:
@@ -131,7 +130,7 @@ def _unique_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _has_odd_number(header: bytes) -> bool:
-    """Return whether an integer may need the slower :func:`_parse_int`."""
+    """Return whether text contains an integer that may need the slower :func:`_parse_int`."""
     return b"-0" in header or bytes(300 * b"0") in header.translate(_ZEROS)
 
 
@@ -240,17 +239,17 @@ def _fail(message: str) -> NoReturn:
 
 
 HEADER_GUESS_N_BYTES = 100_000
-"""First read of a file: 97 % of the headers in the 1000 most used repositories are shorter (huggingface_hub)."""
+"""Length of the first read: 97% of headers in the 1000 most used repositories are shorter (huggingface_hub)."""
 
 
 UNNAMED_TENSORS = 100_000
-"""Tensors that shards may list beyond twice the number in their index: as many as the longest header can list."""
+"""Shards may list twice as many tensors as their index plus this many, the most that one header can list."""
 
 
 class SafetensorsSource(ShardedTensors):
-    """The tensors of one safetensors checkpoint, read lazily. Implements ``TensorSource`` and ``StoredTensors``.
+    """The tensors of a safetensors checkpoint, read lazily. Implements ``TensorSource`` and ``StoredTensors``.
 
-    Reading a header takes one or two reads.
+    A header takes one or two reads.
     """
 
     format_name = "safetensors"
@@ -262,7 +261,7 @@ class SafetensorsSource(ShardedTensors):
 
     @cached_property
     def _unparsed(self) -> dict[str, bytes]:
-        """Headers read for counting, by file."""
+        """Headers by file, read to count their tensors."""
         return {}
 
     def _most_tensors(self, path: str) -> int:

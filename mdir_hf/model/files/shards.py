@@ -1,6 +1,7 @@
 """Tensors in one file or several shards.
 
-With an index, only the needed shards are opened. If it contradicts a header or the sizes, all headers are read instead.
+If there is an index, only the needed shards are opened. If the index contradicts a header or the file sizes, all
+headers are read.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from mdir_hf.model.files.ranged import MAX_SPAN_BYTES, RangedTensors
 from mdir_hf.model.files.sources import Description, FileTree, StoredTensor, TensorSpec, TreeThatReadsAhead
 
 Header = Mapping[str, TensorSpec | str]
-"""The tensors of one weight file by name: the spec, or the kind of an unsupported tensor."""
+"""The tensors of one weight file by name. A value is the spec, or the kind of an unsupported tensor."""
 
 
 class ShardedTensors(RangedTensors):
     """The tensors of one checkpoint, in one file or several. Implements ``TensorSource`` and ``StoredTensors``.
 
-    Subclasses implement :meth:`_read_header`, called at most once per file. ``sizes_tell`` means that file sizes can
-    contradict an index. Thread-safe.
+    Subclasses implement :meth:`_read_header`, which is called at most once per file, and set ``sizes_tell`` if file
+    sizes can contradict an index. Thread-safe.
     """
 
     format_name: ClassVar[str]
@@ -54,12 +55,12 @@ class ShardedTensors(RangedTensors):
         """Read the header of one file."""
 
     def _most_tensors(self, path: str) -> int:
-        """Return an upper bound for the tensors in one file."""
+        """Return an upper bound on the number of tensors in one file."""
         return len(self._header(path))
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The sorted weight files, named as in the index."""
+        """The sorted weight files; names are from the index."""
         return self._paths
 
     @property
@@ -77,9 +78,9 @@ class ShardedTensors(RangedTensors):
         return (*self._notes, self._disagreement.note(self._index.path))
 
     def names(self) -> tuple[str, ...]:
-        """Return the sorted names of all tensors, as the same object until they change.
+        """Return the sorted names of all tensors; the same object until they change.
 
-        Reads headers unless an index fits the file sizes.
+        Reads headers unless there is an index that agrees with the file sizes.
         """
         with self._lock:
             places = self._paths_of_names()
@@ -88,7 +89,7 @@ class ShardedTensors(RangedTensors):
             return self._names
 
     def read_all_headers(self) -> None:
-        """Read the headers of all existing files; they override the index.
+        """Read the headers of all existing files, which override the index.
 
         Raises:
             CorruptCheckpointError: If a header is invalid.
@@ -137,7 +138,7 @@ class ShardedTensors(RangedTensors):
                 yield StoredTensor(name, name, spec.n_bytes, spec.shape)
 
     def spec(self, name: str) -> TensorSpec:
-        """Return the spec of a tensor, reading its shard's header once."""
+        """Return the spec of a tensor. Reads its shard's header once."""
         path = self._paths_of_names().get(name)
         if path is None:
             raise TensorNotFoundError(f"there is no tensor {name!r} in {list_some(self._paths)}", subject=self.label)
@@ -247,7 +248,7 @@ def check_complete(shards: Mapping[int, str], total: int, *, what: str, named: s
     """Check that all ``total`` numbered files are present.
 
     Raises:
-        CorruptCheckpointError: If one is missing.
+        CorruptCheckpointError: If a file is missing.
     """
     missing = [number for number in range(1, total + 1) if number not in shards]
     if missing or len(shards) != total:

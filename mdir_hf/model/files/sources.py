@@ -1,4 +1,4 @@
-"""The interfaces for files and weights. Implementations pass the suites in ``tests/conformance_*.py``."""
+"""Interfaces of files and weights. Implementations must pass the suites in ``tests/conformance_*.py``."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Span = tuple[int, int]
 class ByteSource(Protocol):
     """Random access to the bytes of one immutable file.
 
-    It may have ``gap_bytes``, the most unwanted bytes that cost less than another read.
+    An implementation may have ``gap_bytes``, the largest gap that costs less to read than another request.
     """
 
     @property
     def label(self) -> str:
-        """Name in error messages, e.g. ``owner/name@0123abc:model.safetensors``."""
+        """Name used in error messages, such as ``owner/name@0123abc:model.safetensors``."""
         ...
 
     @property
@@ -37,7 +37,7 @@ class ByteSource(Protocol):
         """Return exactly the bytes ``[start, stop)``.
 
         Raises:
-            ShortReadError: If the file ends, or the connection is lost, before ``stop``.
+            ShortReadError: If the file ends or the connection is lost before ``stop``.
         """
         ...
 
@@ -51,8 +51,8 @@ class FileEntry:
     """One file of a repository at a commit, or of a folder.
 
     Attributes:
-        sha256: Content digest if known without reading the file, else None.
-        blob_id: Git blob id (small files on the Hub), else None.
+        sha256: Digest of the content if known without reading it, else None.
+        blob_id: Git blob id of a small file on the Hub, else None.
         inode: Device and inode of a local file; None on the Hub.
     """
 
@@ -68,7 +68,7 @@ class FileTree(Protocol):
 
     @property
     def label(self) -> str:
-        """``owner/name@0123abc`` or the folder, for messages."""
+        """``owner/name@0123abc`` or the folder, used in messages."""
         ...
 
     @property
@@ -80,7 +80,7 @@ class FileTree(Protocol):
         """Open a file for random access.
 
         Raises:
-            FileMissingError: If there is no such file.
+            FileMissingError: If the file does not exist.
         """
         ...
 
@@ -88,21 +88,21 @@ class FileTree(Protocol):
         """Return the content of a small file, using the standard cache.
 
         Raises:
-            FileMissingError: If there is no such file.
-            ByteBudgetError: If it is larger than ``max_bytes``.
+            FileMissingError: If the file does not exist.
+            ByteBudgetError: If the file is larger than ``max_bytes``.
         """
         ...
 
 
 MOST_AXES = 64
-"""Maximum that torch supports; the largest weights have four or five."""
+"""Largest number of axes that torch supports; weights have at most four or five."""
 MOST_ELEMENTS = 1 << 48
-"""Limit for the product of all nonzero sizes. The file does not limit the sizes of an empty tensor, and numbers derived
-from them (strides, rows of unpacked codes) could overflow 64 bits."""
+"""Limit for the product of all nonzero sizes. Empty tensors can state any sizes, and numbers derived from them
+(strides, rows of unpacked codes) could overflow 64 bits."""
 
 
 def excess_of_shape(shape: Sequence[int]) -> str | None:
-    """Return the end of a sentence that says how a shape exceeds the limits, or None."""
+    """Return a clause that says how a shape exceeds the limits, or None."""
     if len(shape) > MOST_AXES:
         return f"has {len(shape):,} axes; the limit is {MOST_AXES}"
     n_elements = 1
@@ -118,7 +118,7 @@ class TensorSpec:
     """Name, shape, dtype and location of a tensor.
 
     Attributes:
-        dtype: The format's name for the dtype, e.g. ``BF16``.
+        dtype: Name of the dtype in the format, such as ``BF16``.
         start: Absolute offset of the first byte in the file.
         stop: Absolute offset past the last byte.
     """
@@ -141,8 +141,8 @@ class Description:
     """Properties of a checkpoint.
 
     Attributes:
-        format: User-facing name of the format, e.g. ``safetensors``.
-        quantization: The quantisation, e.g. ``GPTQ, 4 bits in groups of 128``, or None.
+        format: Name of the format for users, such as ``safetensors``.
+        quantization: The quantisation, such as ``GPTQ, 4 bits in groups of 128``, or None.
         metadata: Key/value pairs of a GGUF header.
         unreadable: Tensors whose numbers cannot be decoded.
     """
@@ -159,7 +159,7 @@ class Checkpoint(Protocol):
 
     @property
     def label(self) -> str:
-        """Name in error messages."""
+        """Name used in error messages."""
         ...
 
     @property
@@ -178,14 +178,14 @@ class Checkpoint(Protocol):
         ...
 
     def names(self) -> tuple[str, ...]:
-        """Return the sorted names of all tensors. If there is an index, headers are not read."""
+        """Return the sorted names of all tensors. Reads no headers if there is an index."""
         ...
 
     def spec(self, name: str) -> TensorSpec:
-        """Return the shape, dtype and location of a tensor, reading its shard's header once.
+        """Return the shape, dtype and location of a tensor. Reads its shard's header once.
 
         Raises:
-            TensorNotFoundError: If the checkpoint holds no such tensor.
+            TensorNotFoundError: If the tensor does not exist.
             CorruptCheckpointError: If the header, index and file contradict each other.
         """
         ...
@@ -195,20 +195,20 @@ class TensorSource(Checkpoint, Protocol):
     """The weights of one checkpoint, read lazily."""
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a whole tensor as float32 (float64 stays float64), in the shape of its spec.
+        """Return a whole tensor as float32, in the shape of its spec; float64 is kept.
 
         Raises:
-            TensorNotFoundError: If the checkpoint holds no such tensor.
-            UnsupportedFormatError: If it cannot be read as numbers.
-            CorruptCheckpointError: If it contains NaN or infinity, or files contradict each other.
+            TensorNotFoundError: If the tensor does not exist.
+            UnsupportedFormatError: If the tensor cannot be read as numbers.
+            CorruptCheckpointError: If the tensor contains NaN or infinity, or files contradict each other.
         """
         ...
 
     def read_rows(self, name: str, rows: npt.NDArray[np.int64], *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows as float32 (float64 stays float64), ``(len(rows), d)``, in the given order.
+        """Return some rows as float32, ``(len(rows), d)``, in the given order; float64 is kept.
 
         Row ``i`` of matrix ``e`` of a stack ``(..., m, d)`` has the number ``e * m + i``. Gaps of up to
-        ``max_gap_bytes`` are read and discarded (default: the source's).
+        ``max_gap_bytes`` are read and discarded; the default depends on the source.
 
         Raises:
             InputError: If the tensor has fewer than two axes, or a row number is out of range.
@@ -218,7 +218,7 @@ class TensorSource(Checkpoint, Protocol):
 
 
 class StoredRows(Protocol):
-    """Tensors as stored: codes, scales, packed words."""
+    """Tensors as stored: codes, scales and packed words."""
 
     def read_stored(self, name: str) -> torch.Tensor:
         """Return a whole tensor in its stored dtype and shape.
@@ -235,11 +235,11 @@ class StoredRows(Protocol):
 
 
 class StoredTensors(Checkpoint, StoredRows, Protocol):
-    """Stored tensors and their names."""
+    """The names of tensors, and their stored form."""
 
 
 class StoredSource(TensorSource, StoredTensors, Protocol):
-    """A format's plain tensors as numbers, and all its tensors as stored."""
+    """Plain tensors of a format as numbers, and all tensors as stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,8 +251,8 @@ class StoredTensor:
         weight: Name of the weight that contains or needs it.
         n_bytes: Stored size; None if the header has not been read.
         shape: Stored shape; None if the header has not been read.
-        belongs_to_other: Whether it is a companion of another tensor.
-        reason: Why the weight cannot be read or is unused; None if it can be read.
+        belongs_to_other: Whether this is a companion of another tensor.
+        reason: Why the weight cannot be read or is unused, or None.
     """
 
     name: str
@@ -268,7 +268,7 @@ class ListsContents(Protocol):
     """A tensor source that can list every tensor in its files."""
 
     def contents(self) -> Iterator[StoredTensor]:
-        """Yield every tensor in the headers read so far, without any request."""
+        """Yield every tensor in the headers read so far, sending no requests."""
         ...
 
     def read_all_headers(self) -> None:
@@ -278,16 +278,16 @@ class ListsContents(Protocol):
 
 @runtime_checkable
 class TreeThatReadsAhead(Protocol):
-    """A file tree that can start reading several files in advance."""
+    """A file tree that can prefetch several files."""
 
     def expect(self, *, whole: Iterable[str] = (), heads: Iterable[str] = ()) -> None:
-        """Start reading small files, and the first bytes of large ones."""
+        """Prefetch small files, and the first bytes of large ones."""
         ...
 
 
 @runtime_checkable
 class TreeWithTensors(Protocol):
-    """A file tree that has tensors without weight files."""
+    """A file tree that has tensors but no weight files."""
 
     @property
     def tensors(self) -> StoredSource | None:

@@ -1,6 +1,6 @@
 """Send requests with the Hub client's session, including requests to the Hub's JSON API.
 
-``HfApi`` limits neither waiting times nor response lengths.
+``HfApi`` has no limits on waiting time or response length.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ from mdir_hf.model.hub.retry import (
 
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 20.0
-"""Longest silence of a server within a response body."""
+"""Longest time in which a server may send nothing within a response body."""
 SLOWEST_BYTES = 64 << 10
 SLOWEST_S = 30.0
-"""A body must bring ``SLOWEST_BYTES`` in this many seconds (2 kB/s) or end, or a slow server could last forever."""
+"""A response body must end or deliver ``SLOWEST_BYTES`` in this many seconds (2 kB/s), so that no transfer lasts
+forever."""
 
 MOVED = frozenset({301, 302, 303, 307, 308})
 _SMALL_BODY = 64 << 10  # bodies up to this size are read to the end, so that the connection can be reused
 
 
 class _TakesNone(DefaultCookiePolicy):
-    """Stores no cookies, which would tie requests to another visitor's token."""
+    """A cookie jar that stores nothing, as cookies would tie requests to another visitor's token."""
 
     def set_ok(self, cookie: Cookie, request: Request) -> bool:
         return False
@@ -58,9 +59,9 @@ def get(
     headers: Mapping[str, str] | None = None,
     cancelled: threading.Event | None = None,
 ) -> Iterator[Any]:  # a response from httpx or httpx2
-    """Send a GET request when the Hub's rate limit allows it; the caller handles redirects.
+    """Send a GET request as soon as the Hub's rate limit allows it.
 
-    Only the Hub's own origin receives the token.
+    The caller handles redirects. Only the Hub's own origin receives the token.
     """
     is_hub = may_see_token(url, endpoint)
     sent = build_hf_headers(token=token if is_hub else False, **CALLER)
@@ -86,7 +87,7 @@ def secured(url: str, target: str, *, subject: str) -> str:
     """Return the target URL of a redirect.
 
     Raises:
-        ServerError: If the target leaves https or is not a valid URL.
+        ServerError: If the target is not a valid URL, or leads from https to http.
     """
     try:
         target = urljoin(url, target)
@@ -107,7 +108,7 @@ def pieces(
 ) -> Iterator[bytes]:
     """Yield a response body as it arrives.
 
-    The body is decompressed if ``decoded``.
+    ``decoded`` decompresses the body.
 
     Raises:
         StalledError: If the body arrives too slowly.
@@ -143,7 +144,7 @@ _MOST_MOVES = 4
 
 
 class RefusalError(Exception):
-    """An error status and message from the Hub, hidden from users."""
+    """A failed response's status and message, hidden from users."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(status)
@@ -162,10 +163,11 @@ def ask(
 ) -> tuple[Any, str | None]:
     """Send a GET request to the Hub's API, following redirects.
 
-    Return the unvalidated JSON content, and the URL of the next page or None.
+    Returns the unvalidated JSON content, and the URL of the next page or None.
 
     Raises:
-        HubError: If the Hub refuses (cause: :class:`RefusalError`), is unreachable, or does not return JSON.
+        HubError: If the Hub refuses the request (cause: :class:`RefusalError`), is unreachable, or does not return
+            JSON.
     """
     patience = Patience()
     n_moves = n_unconnected = 0

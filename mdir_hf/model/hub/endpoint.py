@@ -22,7 +22,7 @@ def check_endpoint(endpoint: str) -> None:
     """Check that the Hub URL is valid.
 
     Raises:
-        InputError: If it is not an http(s) URL.
+        InputError: If the URL is not a valid http(s) URL.
     """
     if not is_address(endpoint, DEFAULT_PORTS):
         shown = shown_name(endpoint.rpartition("@")[2])  # without a password
@@ -41,10 +41,10 @@ def is_address(url: str, schemes: Container[str]) -> bool:
 
 
 def check_environment() -> None:
-    """Reject an ``HF_ENDPOINT`` that the client's import could not parse.
+    """Reject an ``HF_ENDPOINT`` that the Hub client could not parse when imported.
 
     Raises:
-        InputError: If it is not a URL.
+        InputError: If ``HF_ENDPOINT`` is not a URL.
     """
     endpoint = os.environ.get("HF_ENDPOINT", "")
     try:
@@ -71,7 +71,7 @@ class Caller(TypedDict):
 
 
 CALLER = Caller(library_name="mdir-hf", library_version=__version__)
-"""Sent in the ``User-Agent`` of every request."""
+"""``User-Agent`` of every request."""
 
 Origin = tuple[str, str, int]
 """Scheme, host and port."""
@@ -122,12 +122,12 @@ def origin(url: str) -> Origin:
 
 
 def may_see_token(url: str, endpoint: str) -> bool:
-    """Return whether requests to a URL may carry the token."""
+    """Return whether a request to this URL may include the token."""
     return origin(url) in {origin(endpoint), *map(origin, _PUBLIC_HUB)}
 
 
 def hub_hosts() -> frozenset[str]:
-    """Return the hosts whose URLs name repositories."""
+    """Return the hosts that serve repository pages."""
     return frozenset({*_PUBLIC_HOSTS, urlsplit(current_endpoint()).netloc.lower()})
 
 

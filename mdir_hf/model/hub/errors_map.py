@@ -30,8 +30,8 @@ _CLOSED = "Access to this resource is disabled."  # also an X-Error-Message
 _LOG_IN = "log in with `hf auth login`, set HF_TOKEN, or pass token="
 
 _Message = tuple[type[MdirError], str]
-"""Exception class and message. Fields: ``file``; ``of``, " for 'file'" or empty; ``held``, the file or "this
-repository"; ``revision``; ``name``, the repository without its revision; and further fields of single messages."""
+"""An exception class and its message. Fields: ``file``; ``of``, " for 'file'" or empty; ``held``, the file or "this
+repository"; ``revision``; ``name``, the repository without its revision; and fields that only one message has."""
 
 _NO_FILE: _Message = (FileMissingError, "there is no file {file!r} at this commit")
 _NO_REVISION: _Message = (
@@ -69,7 +69,7 @@ _NO_CONNECTION_YET: _Message = (
     "{host} {failed}: there is no connection (or HF_ENDPOINT is wrong), or a mistyped local folder was taken for a "
     "name on the Hub. local_files_only uses downloaded files",
 )
-"""For the first request about a model, when it is unknown whether its name exists on the Hub."""
+"""For a model's first request, when its name may not exist on the Hub."""
 _NO_DISK: _Message = (
     HubError,
     "cannot write to the Hub's cache: {reason}{of}; free some space, or set HF_HOME or cache_dir",
@@ -167,7 +167,7 @@ _TRANSLATIONS |= dict.fromkeys(
 
 @contextmanager
 def hub_errors(subject: str, *, file: str | None = None, revision: str | None = None) -> Iterator[None]:
-    """Translate the Hub client's exceptions and let others pass through.
+    """Translate the Hub client's exceptions and let other exceptions pass through.
 
     Raises:
         MdirError: With the client's exception as its cause.
@@ -186,7 +186,7 @@ def hub_errors(subject: str, *, file: str | None = None, revision: str | None = 
 def translate(
     exc: BaseException, *, subject: str, file: str | None = None, revision: str | None = None
 ) -> MdirError | None:
-    """Return our exception for a Hub client exception, or None. The most derived class with an entry wins."""
+    """Return our exception for a Hub client exception, or None. The most derived class with an entry is used."""
 
     def translated(message: _Message, **fields: object) -> MdirError:
         return _error(message, subject, file, revision, **fields)
@@ -230,7 +230,7 @@ def translate(
 def of_status(
     status: int, *, headers: Mapping[str, str], subject: str, file: str | None = None, revision: str | None = None
 ) -> MdirError:
-    """Return the exception for an HTTP error status. Header names must be lower-case."""
+    """Return the exception for an HTTP error status; header names must be lower-case."""
     message = _BY_CODE.get(headers.get("x-error-code", ""), _BY_STATUS.get(status, _OTHER_STATUS))
     if status == 401 and message is _GATED:
         message = _GATED_WITHOUT_TOKEN
@@ -250,7 +250,7 @@ def _error(message: _Message, subject: str, file: str | None, revision: str | No
 
 
 _OF_PARSING = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
-"""Built-in exceptions that the client's parsers raise for an unexpected response."""
+"""Built-in exceptions that the client raises when it cannot parse a response."""
 _HTTP = ("httpx", "httpx2")
 _CLIENT = ("huggingface_hub", *_HTTP, "hf_xet")
 

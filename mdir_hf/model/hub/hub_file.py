@@ -28,13 +28,13 @@ _PAGES = ("resolve", "blob", "raw")
 def read_hub_file(url: str, *, max_bytes: int, token: str | bool | None = None) -> tuple[bytes, str]:
     """Read a small file from the Hub and return its content and commit.
 
-    ``url`` is ``https://huggingface.co/owner/name/resolve/main/path``, also with ``blob``, ``raw``, ``datasets/`` or
-    ``spaces/``. Takes a HEAD request, and a GET request unless the file is cached.
+    ``url`` has the form ``https://huggingface.co/owner/name/resolve/main/path``; ``blob``, ``raw``, ``datasets/`` and
+    ``spaces/`` are supported. Sends a HEAD request, and a GET request unless the file is cached.
 
     Raises:
         InvalidReferenceError: If the URL does not point to a file on the Hub.
         ByteBudgetError: If the file is larger than ``max_bytes``.
-        HubError: If it cannot be read.
+        HubError: If the file cannot be read.
     """
     source, etag, commit = _open(url, max_bytes=max_bytes, token=token, cache=shared_range_cache())
     content = source.whole()
@@ -49,9 +49,9 @@ def read_hub_file(url: str, *, max_bytes: int, token: str | bool | None = None) 
 def fetch_hub_file(
     url: str, *, max_bytes: int, token: str | bool | None = None, cache_dir: str | os.PathLike[str] | None = None
 ) -> tuple[Path, str]:
-    """Download a file like :func:`read_hub_file`, and return its local path and commit.
+    """Download a file as in :func:`read_hub_file`, and return its local path and commit.
 
-    The file is stored below ``mdir-hf`` in ``cache_dir``, or by default next to the range cache.
+    The file is stored under ``mdir-hf`` in ``cache_dir``, or next to the range cache by default.
     """
     source, etag, commit = _open(url, max_bytes=max_bytes, token=token, cache=None)
     root = cache_root() if cache_dir is None else Path(cache_dir).expanduser() / "mdir-hf"
@@ -132,7 +132,7 @@ def parse_file_url(url: str) -> tuple[str, str, str, str]:
     """Split a file URL into repository kind, repo id, revision and path.
 
     Raises:
-        InvalidReferenceError: If it is not a file URL.
+        InvalidReferenceError: If the URL does not point to a file.
     """
     place = path_on_hub(url) if "://" in url else None
     segments = [unquote(segment) for segment in (place or "").split("/") if segment]

@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 class IoLedger:
-    """Counts the bytes that a comparison reads, and enforces a limit. Thread-safe.
+    """Counts the bytes that a comparison reads, and enforces a byte limit. Thread-safe.
 
-    ``max_bytes`` limits bytes from the network and local folders, not from caches. ``files`` maps file labels
-    to bytes read. ``requests`` includes retries.
+    ``max_bytes`` limits reads from the network and local folders, but not from caches. ``files`` maps file labels to
+    bytes read. ``requests`` includes retries.
     """
 
     def __init__(self, *, max_bytes: int | None = None) -> None:
@@ -33,7 +33,7 @@ class IoLedger:
 
     @contextmanager
     def limited(self, max_bytes: int | None) -> Iterator[None]:
-        """Limit the bytes that all threads read inside the block. Blocks can be nested.
+        """Limit the number of bytes that all threads read inside the block. Blocks can be nested.
 
         Raises:
             InputError: If ``max_bytes`` is negative.
@@ -43,16 +43,16 @@ class IoLedger:
 
     @contextmanager
     def listening(self, on_bytes: Callable[[int], None]) -> Iterator[None]:
-        """Call a function with the size of each piece that arrives inside the block.
+        """Call a function with the size of each chunk received inside the block.
 
-        Any thread may call it, but never concurrently. An exception ends the read.
+        It is called from any thread, but never concurrently. If it raises an exception, the read ends.
         """
         with _held(self._listeners, [on_bytes], self._progress_lock):
             yield
 
     @contextmanager
     def reserve(self, label: str, n_bytes: int) -> Iterator[Callable[[int], None]]:
-        """Reserve part of the byte limit for one read; yield a function to call with the size of each piece.
+        """Reserve part of the byte limit for one read; yield a function to call with the size of each chunk.
 
         Raises:
             ByteBudgetError: If the read would exceed a limit.
@@ -81,7 +81,7 @@ class IoLedger:
                 self._reserved -= left
 
     def served_from_cache(self, label: str, n_bytes: int) -> None:
-        """Count bytes read from a disk cache. They do not count towards the limit."""
+        """Count bytes read from a disk cache, which do not count towards the limit."""
         with self._lock:
             self.bytes_from_cache += n_bytes
             self.files[label] = self.files.get(label, 0) + n_bytes

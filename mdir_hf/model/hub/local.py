@@ -29,7 +29,7 @@ from mdir_hf.model.hub.ledger import IoLedger
 from mdir_hf.names import safe_path
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
-"""The sha of a commit, or the id of a git blob."""
+"""A commit SHA or the id of a git blob."""
 SHA256 = re.compile(r"[0-9a-f]{64}")
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
@@ -43,7 +43,7 @@ def commit_named(commit: object, *, revision: str, subject: str) -> str:
     """Return the commit named in a Hub response.
 
     Raises:
-        ServerError: If it is not 40 hex digits.
+        ServerError: If the commit is not 40 hex digits.
     """
     if isinstance(commit, str) and COMMIT.fullmatch(commit):
         return commit
@@ -56,7 +56,7 @@ def commit_named(commit: object, *, revision: str, subject: str) -> str:
 
 
 def has_digest(content: bytes, expected: str | None) -> bool:
-    """Return whether the bytes match a SHA-256 or git blob id. None matches anything."""
+    """Return whether the bytes match a SHA-256 digest or git blob id; True if ``digest`` is None."""
     if expected is None:
         return True
     if SHA256.fullmatch(expected):
@@ -82,14 +82,14 @@ def check_span(start: int, stop: int, n_bytes: int, label: str) -> None:
 
 
 class LocalFile:
-    """A local file as a byte source. Follows links. The ledger does not limit ``from_cache`` bytes.
+    """A local file as a byte source. Links are followed. ``from_cache`` exempts the bytes from the ledger's limit.
 
     Raises:
-        FileMissingError: If it cannot be opened.
+        FileMissingError: If the file cannot be opened.
     """
 
     gap_bytes = 1 << 16
-    """Gap worth reading to save a read: at about 1 GB/s it costs as much as a call."""
+    """Largest gap to read rather than skip: at about 1 GB/s, reading it takes as long as a system call."""
 
     def __init__(
         self,
@@ -131,13 +131,13 @@ class LocalFile:
         return content
 
     def read_many(self, spans: Sequence[Span]) -> Iterator[bytes]:
-        """Yield the bytes of each span in order, one span in memory at a time."""
+        """Yield the bytes of each span in order, keeping one span in memory."""
         for start, stop in spans:
             check_span(start, stop, self.n_bytes, self.label)
         return (self.read(start, stop) for start, stop in spans)
 
     def close(self) -> None:
-        """Close the file. Deleting the object does the same."""
+        """Close the file, which deleting the object also does."""
         self._close()
 
     def _read(self, start: int, stop: int) -> bytes:
@@ -205,7 +205,7 @@ class LocalRepository:
 
     @cached_property
     def files(self) -> Mapping[str, FileEntry]:
-        """All regular files below the folder, except in hidden folders."""
+        """All regular files in the folder, excluding hidden folders."""
         entries: dict[str, FileEntry] = {}
         for folder, subfolders, names in os.walk(self.folder):
             subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
@@ -279,7 +279,7 @@ def check_size(n_bytes: int, max_bytes: int, label: str) -> None:
     """Check that a file is small enough to read whole.
 
     Raises:
-        ByteBudgetError: If ``n_bytes`` is more than ``max_bytes``.
+        ByteBudgetError: If ``n_bytes`` exceeds ``max_bytes``.
     """
     if n_bytes > max_bytes:
         raise ByteBudgetError(

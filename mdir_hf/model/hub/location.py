@@ -1,7 +1,7 @@
 """Find the current URL of a file's content, on the Hub or a CDN.
 
-Files stored in git need no request if the listing gave their size and blob id. For other files, a HEAD request returns
-a signed CDN URL that expires.
+Files stored in git need no request if their size and blob id were listed. For other files, a HEAD request returns a
+signed CDN URL that expires.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Location:
 
     Attributes:
         url: URL for ranged GET requests; secret if signed. Empty once known to be stale.
-        etag: SHA-256 for LFS files, git blob id for small files.
-        expires_at: Expiry on the monotonic clock, or infinity.
+        etag: SHA-256 of an LFS file, or git blob id of a small file.
+        expires_at: Expiry time on the monotonic clock, or infinity.
     """
 
     url: str
@@ -111,7 +111,7 @@ class Locator:
         """Follow a redirect from a location.
 
         Raises:
-            ServerError: If it leads from https to http.
+            ServerError: If the redirect leads from https to http.
         """
         url = secured(location.url, target, subject=self._label)
         with self._lock:

@@ -27,7 +27,7 @@ from mdir_hf.names import is_repo_id
 
 
 def commit_date(repo: str, commit: str, *, token: str | bool | None = None) -> datetime | None:
-    """Return the UTC time of a commit, or None. Takes one API request."""
+    """Return the UTC time of a commit, or None. Sends one API request."""
     if is_offline():
         return None
     endpoint = current_endpoint()
@@ -63,7 +63,7 @@ class ModelInfo:
     """A model at one commit.
 
     Attributes:
-        repo: Current name.
+        repo: Current name on the Hub.
         is_public: Whether the Hub reports it as public.
         is_restricted: Whether the Hub reports it as private or gated.
     """
@@ -86,7 +86,7 @@ def model_info(
     kind: Literal["model", "dataset"] = "model",
     before_each: Callable[[], None] = lambda: None,
 ) -> ModelInfo:
-    """Request information about a model (or data set) from the Hub.
+    """Request information about a model or data set from the Hub.
 
     ``label`` names it in errors; ``before_each`` is called before every request.
 
@@ -142,7 +142,7 @@ _MODELS_OF_A_PAGE = 1000
 
 @dataclass(frozen=True, slots=True)
 class ModelList:
-    """Repo ids on the Hub; ``is_cut`` tells whether the limit cut the list."""
+    """Repo ids on the Hub; ``is_cut`` is true if the limit shortened the list."""
 
     names: tuple[str, ...]
     is_cut: bool = False
@@ -153,7 +153,7 @@ def models_of_author(
 ) -> ModelList:
     """List the models of a user or an organisation, most downloaded first.
 
-    Takes one request per thousand models.
+    Sends one request per thousand models.
 
     Raises:
         InputError: If the author has no matching model, or the name is invalid.
@@ -182,13 +182,13 @@ def models_of_author(
 
 
 def models_of_collection(collection: str, *, token: str | bool | None = None) -> ModelList:
-    """List the models of a collection in order. Takes one request.
+    """List the models of a collection in order. Sends one request.
 
     ``collection`` is ``owner/title-0123456789abcdef01234567``, or the URL of its page.
 
     Raises:
-        InputError: If the collection holds no model, or its name is invalid.
-        HubError: If there is no such collection, or the request fails.
+        InputError: If the collection contains no models, or its name is invalid.
+        HubError: If the collection does not exist, or the request fails.
     """
     slug = _slug(collection)
     endpoint = _endpoint(subject=slug)

@@ -31,16 +31,16 @@ _REFUSALS = {
 
 
 _MOST_OPEN = 100
-"""Number of open pull requests whose titles are checked, newest first; a large repository has thousands."""
+"""Number of open pull requests whose titles are checked, newest first; large repositories have thousands."""
 _FEWEST_ON_A_PAGE = 10
 _Kind = Literal["model", "dataset"]
 _COMMIT_REQUESTS = 3
-"""Requests for a commit of small files: checking its card, choosing how to send the files, and the commit."""
+"""Requests to commit small files: check the card, choose how to send the files, and commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class PullRequest:
-    """An opened pull request."""
+    """A pull request that was opened."""
 
     url: str
     commit: str
@@ -55,7 +55,7 @@ class ProposedCommit:
         files: Contents by path.
         title: First line of the commit, and title of the pull request.
         description: Markdown.
-        parent: Full SHA that the files were made from; None to accept any head.
+        parent: Full SHA of the commit that the files are based on; None to accept any head.
     """
 
     files: Mapping[str, bytes]
@@ -72,9 +72,9 @@ def open_pull_request(
     token: str | bool | None = None,
     kind: _Kind = "model",
 ) -> PullRequest:
-    """Open a pull request with one commit, based on the commit that the files were made from.
+    """Open a pull request with one commit on top of its parent.
 
-    Takes about five requests.
+    Sends about five requests.
 
     Raises:
         PullRequestError: If the token lacks the permission, discussions are disabled, the head has moved, or a
@@ -158,7 +158,7 @@ def _open_pull_requests(
 
 @contextmanager
 def _write_errors(repo: str) -> Iterator[None]:
-    """Translate the Hub's refusals to write; other errors pass through."""
+    """Translate errors from the Hub that refuse a write; let other errors pass through."""
     try:
         yield
     except (PullRequestError, CardError):

@@ -1,7 +1,7 @@
 """A disk cache of byte ranges, so that a second comparison of a model needs no download.
 
-Layout: ``<root>/ranges/<key[:2]>/<key>/<start>-<stop>``, one file per piece: the bytes, their length, and half of
-their SHA-256, 24 bytes in total. Several processes may share a root.
+Layout: ``<root>/ranges/<key[:2]>/<key>/<start>-<stop>``, one file per chunk. A file has the bytes, then their length
+and half of their SHA-256 (24 bytes together). Several processes may share a root.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mdir_hf.model.hub.local import digest
 from mdir_hf.own_cache import cache_max_bytes, cache_root
 
 PIECE_BYTES = 4 << 20
-"""Largest piece. Verifying a piece hashes all of it, so this limits the cost of a short read."""
+"""Largest chunk. Reading any part of a chunk hashes all of it, so this limits the cost of a short read."""
 
 _N_DIGEST = 16
 _N_TRAILER = 8 + _N_DIGEST
@@ -35,14 +35,14 @@ _TEMPORARY = "tmp-"
 def content_key(*, endpoint: str, etag: str | None, repo: str, commit: str, path: str) -> str:
     """Return the cache key of a file's ranges: 40 hex digits.
 
-    It depends on the Hub's URL and the digest, or the commit and file, so entries never become outdated.
+    It depends on the Hub's URL and on the digest, or else the commit and path, so entries never become outdated.
     """
     name = digest(etag) or f"{repo}\n{commit}\n{path}"
     return hashlib.blake2b(f"{endpoint}\n{name}".encode(), digest_size=20).hexdigest()
 
 
 def shared_range_cache() -> RangeCache:
-    """Return this process's cache for the folder and limit set in the environment."""
+    """Return this process's cache, with the folder and limit set in the environment."""
     return _shared(cache_root(), cache_max_bytes())
 
 
@@ -52,7 +52,7 @@ def _shared(root: Path, max_bytes: int) -> RangeCache:
 
 
 class RangeCache:
-    """A size-limited cache of byte ranges. Failed writes never fail a read. A limit of 0 disables the cache.
+    """A size-limited cache of byte ranges. A failed write never fails a read. A limit of 0 disables the cache.
 
     Attributes:
         is_writable: False if the cache is disabled, or the disk is full or read-only.
@@ -69,7 +69,7 @@ class RangeCache:
         self._wanted: dict[tuple[str, int, int], _Wanted] = {}
 
     def get(self, key: str, start: int, stop: int) -> bytes | None:
-        """Return the bytes ``[start, stop)`` if intact pieces cover them, else None."""
+        """Return the bytes ``[start, stop)`` if intact chunks cover them, else None."""
         if self.max_bytes <= 0:
             return None
         covering: list[bytes] = []
@@ -84,7 +84,7 @@ class RangeCache:
         return covering[0] if len(covering) == 1 else b"".join(covering)
 
     def put(self, key: str, start: int, content: bytes) -> None:
-        """Store bytes from ``start``; a full or read-only disk disables the cache."""
+        """Store bytes beginning at ``start``; a full or read-only disk disables the cache."""
         if not self.is_writable or len(content) > self.max_bytes // 4:  # a huge read must not evict all others
             return
         for offset in range(0, len(content), PIECE_BYTES):
@@ -98,7 +98,7 @@ class RangeCache:
                 return
 
     def drop(self, key: str) -> None:
-        """Delete every cached range of a key."""
+        """Delete all cached ranges of a key."""
         with self._lock:
             spans = self._spans.pop(key, None) or list(self._listed(key))
         for span in {*spans, *self._listed(key)}:
@@ -107,7 +107,7 @@ class RangeCache:
 
     @contextlib.contextmanager
     def alone(self, key: str, start: int, stop: int) -> Iterator[None]:
-        """Block other threads from a range so that it is fetched only once."""
+        """Lock a range so that only one thread fetches it."""
         with self._lock:
             waited = self._wanted.setdefault((key, start, stop), _Wanted())
             waited.n += 1

@@ -26,9 +26,9 @@ from mdir_hf.processor import in_order, result_of, run_beside
 
 DEFAULT_IN_FLIGHT = 8
 WHOLE_SPAN_BYTES = 8 << 20
-"""A file is read whole in spans of this length, several at once."""
+"""A whole file is read in spans of this length, several at once."""
 FIRST_BYTES = 8 + 100_000
-"""First read of a safetensors file: 97 % of headers are shorter."""
+"""Length of the first read of a safetensors file: 97% of headers are shorter."""
 
 _STALE = frozenset({401, 403, 404, 410, 416})  # a CDN whose signature expired, or a mirror that lost the file
 _MOST_MOVES = 4  # refreshed or redirected locations within one read
@@ -39,12 +39,12 @@ _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)
 class HubFile:
     """A file in a Hub repository as a byte source, read with range requests. Thread-safe.
 
-    Takes one GET per uncached span, and perhaps a HEAD first. Size and digest come from the listing, or are None.
-    ``use_cached=False`` replaces cached ranges; ``n_in_flight`` limits concurrent requests.
+    Sends one GET request per uncached span, and a HEAD request first if needed. Size and digest come from the listing,
+    or are None. ``use_cached=False`` replaces cached ranges; ``n_in_flight`` limits concurrent requests.
     """
 
     gap_bytes = 1 << 18
-    """Gap worth reading to save a request: 256 KiB take about as long as a round trip."""
+    """Largest gap to read rather than skip: reading 256 KiB takes about as long as a round trip."""
 
     def __init__(
         self,
@@ -78,10 +78,10 @@ class HubFile:
 
     @property
     def n_bytes(self) -> int:
-        """Size in bytes. Takes a HEAD request if the listing lacks it.
+        """Size in bytes. Sends a HEAD request if the listing does not give it.
 
         Raises:
-            HubError: If that request fails.
+            HubError: If the request fails.
         """
         return self._n_bytes if self._n_bytes is not None else self._locator.current().n_bytes
 
@@ -91,8 +91,8 @@ class HubFile:
         Raises:
             ShortReadError: If the file ends before ``stop``, or the connection keeps failing.
             RangeIgnoredError: If the server does not send the requested range.
-            RateLimitedError: If the server returns 429 after all retries, or requests too long a wait.
-            ServerError: If the request fails otherwise after all retries, or the file has changed.
+            RateLimitedError: If the server still returns 429 after all retries, or asks for too long a wait.
+            ServerError: If the request fails in another way after all retries, or the file has changed.
             ByteBudgetError: If the read would exceed the limit on bytes.
         """
         return self._read((start, stop), None)
@@ -100,7 +100,7 @@ class HubFile:
     def read_many(self, spans: Sequence[Span]) -> Iterator[bytes]:
         """Yield the bytes of each span in order, with at most ``n_in_flight`` spans in memory.
 
-        The first failure cancels the others.
+        The first failure cancels the remaining reads.
 
         Raises:
             HubError: See :meth:`read`.
@@ -119,14 +119,14 @@ class HubFile:
         return [(at, min(at + WHOLE_SPAN_BYTES, n_bytes)) for at in range(0, n_bytes, WHOLE_SPAN_BYTES)]
 
     def begin(self) -> None:
-        """Prefetch the first bytes for the first read within them."""
+        """Prefetch the file's first bytes for the first read that lies within them."""
         n_first = min(FIRST_BYTES, self.n_bytes)
         future = run_beside(lambda: self._through_cache(0, n_first, None), name="mdir-hf-ahead")
         with self._lock:
             self._begun = n_first, future
 
     def distrust(self) -> None:
-        """Drop cached content at the next read, and look up its location again."""
+        """Ignore cached content on the next read, and look up the file's location again."""
         with self._lock:
             self._is_stale = True
         self._locator.forget(self._locator.current())
@@ -320,12 +320,12 @@ class HubFile:
 
 
 def _is_longer(length: str, n_bytes: int) -> bool:
-    """Return whether a ``Content-Length`` is too large."""
+    """Return whether a ``Content-Length`` exceeds the limit."""
     return length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > n_bytes)
 
 
 class _ContentChangedError(Exception):
-    """A later response has other content than the first."""
+    """A later response has different content from the first."""
 
 
 class _Body:

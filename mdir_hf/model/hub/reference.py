@@ -30,7 +30,7 @@ _BEGINNINGS: tuple[tuple[bytes, str], ...] = (
 
 
 def kind_of_file(path: Path) -> str:
-    """Describe a file by its content: ``a PNG``, ``an HTML page``, ``a text file``."""
+    """Describe a file according to its content: ``a PNG``, ``an HTML page``, ``a text file``."""
     try:
         with path.open("rb") as file:
             head = file.read(_N_LOOKED_AT)
@@ -70,7 +70,7 @@ class Reference:
         repo_id: ``owner/name`` or a single-word id; None for local files.
         subfolder: Folder inside the repository, ``/``-separated; empty for its root.
         file: The named weight file, relative to ``subfolder`` or ``folder``, or None.
-        variant: One of several quantisations, as in ``owner/name:Q4_K_M``, or None.
+        variant: The quantisation, such as ``Q4_K_M`` in ``owner/name:Q4_K_M``, or None.
     """
 
     text: str
@@ -85,12 +85,12 @@ class Reference:
 def parse_reference(reference: str | os.PathLike[str], *, allow_local: bool = True) -> Reference:
     r"""Parse the name of a repository, folder or file.
 
-    Uses no network. Existing local files take precedence. A name that looks like a path (``./x``, ``/x``, ``~/x``,
-    ``C:\x``) or a weight file is never a repo id. If ``allow_local`` is False, as for
-    untrusted names, the disk is not accessed.
+    Sends no requests. Existing local files take precedence. A name that looks like a path (``./x``, ``/x``, ``~/x``,
+    ``C:\x``) or a weight file is never a repo id. If ``allow_local`` is False, the disk is not accessed, which is safe
+    for untrusted names.
 
     Raises:
-        InvalidReferenceError: If the name is invalid or a path that does not exist.
+        InvalidReferenceError: If the name is invalid, or is a path that does not exist.
     """
     try:
         return _parse(reference, allow_local=allow_local)
@@ -153,7 +153,7 @@ def _local(text: str) -> Reference:
 
 
 def _is_on_disk(text: str) -> bool:
-    """Return whether a text names an existing path, or a path below a folder."""
+    """Return whether a text is an existing path, or a path below an existing folder."""
     first, second, *below = [*text.split("/"), "", ""]
     try:
         return Path(text).exists() or (any(below) and Path(first, second).is_dir())

@@ -27,19 +27,19 @@ from mdir_hf.processor import result_of, run_beside
 
 _MOST_EXPECTED_BYTES = 64 << 20
 _KEPT_BYTES = 1 << 20
-"""Prefetched files up to this size stay in memory, because a config is read several times."""
+"""Prefetched files up to this size stay in memory, because configs are read several times."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepositoryOptions:
-    """How a repository is opened: fields of :class:`~mdir_hf.model.open.Reading`.
+    """Options for opening a repository; see :class:`~mdir_hf.model.open.Reading`.
 
     Attributes:
-        token: A token, False for none, or None or True for the stored token.
+        token: A token; False to send none; None or True for the stored token.
         cache_dir: The Hub's cache; None for the default.
         local_files_only: Never use the network.
         force_download: Download files even if they are cached.
-        use_caches: If False, do not read or write caches, so that private content does not reach other users.
+        use_caches: If False, caches are not read or written, so that private content does not reach other users.
         public_only: Reject repositories that are not public.
     """
 
@@ -124,7 +124,7 @@ class HubRepository:
         return content
 
     def expect(self, *, whole: Iterable[str] = (), heads: Iterable[str] = ()) -> None:
-        """Prefetch files; later reads wait for them and raise their errors."""
+        """Prefetch files; a later read waits for its file and raises its error."""
         for path in whole:
             # Skip large files; the later read may not need all of them.
             is_small = path in self._files and 0 <= self._files[path].n_bytes <= _MOST_EXPECTED_BYTES
@@ -136,7 +136,7 @@ class HubRepository:
                 source.begin()
 
     def _content(self, entry: FileEntry) -> bytes:
-        """Return a verified file; a damaged copy is read once more."""
+        """Return a verified file; if a copy is damaged, read it once more."""
         label = f"{self.label}:{entry.path}"
         expected = entry.sha256 or entry.blob_id
         downloaded = None if self._options.force_download else self._in_cache(entry)

@@ -28,8 +28,8 @@ class ResolvedModel:
 
     Attributes:
         repo: Current repo id, or the given name for local files.
-        commit: Full SHA of the revision's commit; None for local files.
-        pinned: A name for exactly these files, for :class:`~mdir_hf.comparison.api.HomologyChecker`.
+        commit: Full SHA; None for local files.
+        pinned: A model name for exactly these files, as accepted by :class:`~mdir_hf.comparison.api.HomologyChecker`.
         is_public: Whether the Hub reports it as public.
     """
 
@@ -45,7 +45,7 @@ def resolve_model(
 ) -> ResolvedModel:
     """Resolve a name to its current commit without opening the model.
 
-    Takes one API request, or none for local files. See :func:`open_repository`.
+    Sends one API request, or none for local files. See :func:`open_repository`.
 
     Raises:
         InvalidReferenceError: If the name is invalid.
@@ -71,10 +71,10 @@ def resolve_model(
 
 @runtime_checkable
 class Repository(Protocol):
-    """A :class:`~mdir_hf.model.files.sources.FileTree` with its origin.
+    """A :class:`~mdir_hf.model.files.sources.FileTree` that knows its origin.
 
     Attributes:
-        repo: Name in reports: the requested repo id, or the folder.
+        repo: Name used in reports: the requested repo id, or the folder.
         is_local: Whether the user named a local folder.
         subfolder: Folder used as root, or empty.
         file: The named weight file, relative to the tree, or None.
@@ -111,10 +111,10 @@ def open_repository(
     allow_local: bool = True,
     ledger: IoLedger | None = None,
 ) -> Repository:
-    """Open a repository or folder by name, pinned to one commit. Only the listing is read.
+    """Open a repository or folder by name, pinned to one commit. Reads only the listing.
 
-    Takes one API request for a repository on the Hub, none for a folder or offline. ``revision`` defaults to ``main``.
-    ``subfolder`` becomes the root. If ``allow_local`` is False, as on servers, local names are rejected.
+    Sends one API request for a repository on the Hub; none for a folder or when offline. ``revision`` defaults to
+    ``main``. ``subfolder`` becomes the root. If ``allow_local`` is False, as on servers, local names are rejected.
 
     Raises:
         InvalidReferenceError: If the name is invalid.

@@ -1,7 +1,7 @@
 """Decide which failures are retried, and wait for the Hub's rate limit.
 
-Every response states the requests left in the window (docs/hub-behaviour.md); if few are left, all threads spread
-them over the rest of the window.
+Each response states how many requests are left in the window (docs/hub-behaviour.md). If few are left, all threads
+spread them over the remaining time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 LONGEST_WAIT_S = 310.0
-"""Longest wait. The Hub counts requests in windows of 300 s, so a longer wait is not plausible."""
+"""Longest wait. The Hub counts requests in windows of 300 s, so it has no reason to ask for a longer wait."""
 
 MOST_STALLS = 3
 """Timeouts in a row before giving up; each has already taken its full time."""
@@ -42,7 +42,7 @@ def pause(wait_s: float, cancelled: threading.Event | None = None) -> None:
 
 
 class StalledError(TimeoutError):
-    """A response body arrives too slowly."""
+    """A response body arrived too slowly."""
 
 
 def is_transport_error(exc: BaseException) -> bool:
@@ -102,7 +102,7 @@ class Patience:
     ) -> bool:
         """Count a failure. Wait and return True if a retry is worthwhile.
 
-        The wait is 0.5, 1, 2, 4, 8 s (plus up to 25 %), or as long as the server requests.
+        The wait is 0.5, 1, 2, 4, 8 s (plus up to 25%), or as long as the server requests.
         """
         self.failures += 1
         self.stalls += is_stall(cause)
@@ -133,16 +133,16 @@ def with_patience(call: Callable[[], T], *, before_each: Callable[[], None] = la
 Bucket = Literal["api", "resolvers", "pages"]
 
 ANONYMOUS: Mapping[Bucket, int] = {"api": 500, "resolvers": 3000, "pages": 100}
-"""Requests per window for an IP address without a token (docs/hub/rate-limits, September 2025)."""
+"""Requests per window from an IP address that sends no token (docs/hub/rate-limits, September 2025)."""
 USER: Mapping[Bucket, int] = {"api": 1000, "resolvers": 5000, "pages": 200}
-"""Requests per window for a user with a token, on the free plan."""
+"""Requests per window with a token of a user on the free plan."""
 WINDOW_S = 300
 
 _LITTLE_LEFT = 10  # requests are spread if less than this percentage of the window is left
 
 
 def bucket_of(url: str) -> Bucket:
-    """Return the Hub's class of requests for a URL."""
+    """Return the Hub's rate-limit class for a URL."""
     path = urlsplit(url).path
     if "/resolve/" in path or "/api/resolve-cache/" in path:
         return "resolvers"
@@ -158,7 +158,7 @@ class _Window:
 
 
 class Quota:
-    """Tracks remaining requests for each caller and class of requests. Thread-safe."""
+    """Tracks the remaining requests of each caller in each rate-limit class. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -175,7 +175,7 @@ class Quota:
         return wait_s
 
     def after(self, url: str, authorization: str, headers: Mapping[str, str]) -> None:
-        """Record the remaining requests that a response states."""
+        """Record how many requests a response says are left."""
         try:
             limit = parse_ratelimit_headers(headers)
         except ValueError:  # thousands of digits
@@ -214,4 +214,4 @@ def _caller(authorization: str) -> str:
 
 
 QUOTA = Quota()
-"""The quota of this process."""
+"""The request quota of this process."""

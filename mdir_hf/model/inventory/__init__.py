@@ -1,4 +1,4 @@
-"""The inventory of a model: every tensor in its files, each in exactly one part."""
+"""The inventory of a model: every tensor in its files, each assigned to exactly one part."""
 
 from mdir_hf.model.inventory.by_shape import other_stacks
 from mdir_hf.model.inventory.headers import inventory_of, resolve_from_headers

@@ -1,6 +1,6 @@
-"""Find tensor names with the transformers class named in a config.
+"""Map tensor names using the transformers class named in a config.
 
-The class is built on the meta device, without weights or remote code; most families share the names of modules.
+The class is built on the meta device, without weights or remote code. Most families name their modules alike.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ MOST_EXPERTS = 40_000
 """Models with more experts, over all layers, are not built."""
 
 MOST_MODULES = 1024
-"""Limit on layers, blocks, experts or codebooks of one kind."""
+"""Limit on the number of layers, blocks, experts or codebooks of one kind."""
 
 MOST_ENTRIES = 4096
-"""Limit on entries of a list, such as the types of layers."""
+"""Limit on the length of a list, such as the types of layers."""
 
 _CHOOSES_CODE = re.compile("implementation|use_kernel|kernel_config|auto_map|trust_remote|name_or_path|quantization")
 _LOADS_WEIGHTS = re.compile("backbone|pretrained")
@@ -37,10 +37,10 @@ _HALVES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)
 
 
 def names_by_class(config: Mapping[str, object], names: Collection[str]) -> dict[str, str] | None:
-    """Map names in the module to stored names, according to the class in a config.
+    """Map names in the module to stored names, using the class named in a config.
 
-    Other tensors keep their names. Return None if transformers, the class, or all these names are missing. Takes some
-    seconds.
+    Other tensors keep their names. Returns None if transformers, the class, or all of these names are missing. Building
+    the class takes several seconds.
     """
     settings = harmless(config)
     if settings is None or not _is_reasonable(settings) or importlib.util.find_spec("transformers") is None:
@@ -76,7 +76,7 @@ def harmless(config: Mapping[str, object]) -> dict[str, object] | None:
     """Return the config entries that are safe for building a model.
 
     A config can make transformers import kernels from the Hub, load weights, or build a million layers. Entries that
-    select code are left out. Return None if it names other weights or too many modules.
+    select code are left out. Returns None if the config names other weights or too many modules.
     """
     safe: dict[str, object] = {}
     for key, value in config.items():
@@ -124,7 +124,7 @@ def _saved_names(config: Mapping[str, object]) -> dict[str, str]:
 
 
 def _experts(left: list[str], state: Mapping[str, Any]) -> dict[str, str]:
-    """Name the matrices of split stacked experts: gate before up."""
+    """Map the matrices of single experts to names in the module, with gate before up."""
     stacks: dict[str, list[str]] = defaultdict(list)
     for name in state:
         match = _STACKED.fullmatch(name)
@@ -151,7 +151,7 @@ def _experts(left: list[str], state: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _in_order(names: list[str]) -> list[str]:
-    """Sort the matrix that writes the stream (w2 or down) last."""
+    """Sort names, with the matrix that writes the stream (w2 or down) last."""
     return sorted(names, key=lambda name: bool(re.search(r"(?:w2|down)[^.]*(?:\.weight)?$", name)))
 
 

@@ -1,7 +1,7 @@
-"""Assign roles by shape to stacks, connectors, and models with unknown names.
+"""Assign roles according to shape, for stacks, connectors, and models with unknown names.
 
-The embedding has as many rows as the vocabulary, layers are numbered groups of equal shapes, and a matrix gets a role
-only if its shape is unique in the layer.
+The embedding has one row per token, layers are numbered groups of equal shapes, and a matrix gets a role only if its
+shape is unique in the layer.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from mdir_hf.model.roles.tables import OTHER_STACKS
 from mdir_hf.model.roles.wrappers import with_stored_names, without_wrappers
 
 LEAST_LAYERS = 2
-"""Fewer repetitions do not count as layers."""
+"""Least number of repetitions that count as layers."""
 
 MOST_MATRICES = 64
-"""Maximum number of a connector's tensors in which an MLP is looked for. Published projectors have two to eight."""
+"""Largest number of tensors of a connector that are searched for an MLP. Published projectors have two to eight."""
 
 LIKE_A_HEAD = ("head", "out", "logit", "unembed", "decoder")
 _INTERMEDIATE = ("intermediate_size", "ffn_dim", "n_inner", "d_ff", "ffn_hidden_size", "feed_forward_size")
@@ -35,9 +35,10 @@ _INTERMEDIATE = ("intermediate_size", "ffn_dim", "n_inner", "d_ff", "ffn_hidden_
 def resolve_by_shape(
     config: Mapping[str, object], names: Sequence[str], shape_of: ShapeOf, *, is_language: bool = True
 ) -> Anatomy | None:
-    """Find the embedding, head and layers by shape alone. Needs every tensor's shape.
+    """Find the embedding, head and layers from shapes alone. Reads the shape of every tensor.
 
-    ``is_language`` skips stacks named like a tower. Return None if no possible embedding or repeated layers exist.
+    ``is_language`` skips stacks with names of towers. Returns None if there is no possible embedding, or no repeated
+    layers.
     """
     sizes = read_sizes(config)
     shapes = {name: tuple(shape_of(name)) for name in names}
@@ -96,7 +97,7 @@ def _repeated_stack(stacks: Sequence[Stack], shapes: Mapping[str, tuple[int, ...
 
 
 def _tables(shapes: Mapping[str, tuple[int, ...]], sizes: ConfigSizes) -> list[str]:
-    """Return matrices outside the layers that have a row for each token."""
+    """Return the matrices outside the layers that have one row per token."""
     widths = {size for size in (sizes.hidden_size, sizes.embedding_size) if size is not None}
     matrices = {
         name: shape
@@ -124,7 +125,7 @@ def _embedding_and_head(tables: list[str]) -> tuple[str | None, str | None, tupl
 
 
 def common_width(stack: Stack | None, shapes: Mapping[str, tuple[int, ...]]) -> int | None:
-    """Return the most common dimension of matrices in the layers."""
+    """Return the most common dimension of the layers' matrices."""
     if stack is None:
         return None
     sides: Counter[int] = Counter()
@@ -154,9 +155,9 @@ def _layer(stack: Stack, index: int, shapes: Mapping[str, tuple[int, ...]], hidd
 
 
 def other_stacks(inventory: ModelInventory, label: str, tensors: TensorSource) -> tuple[ModelView, ...]:
-    """Return the stacks with at least one known role, except the language model.
+    """Return the stacks, excluding the language model, in which at least one role is known.
 
-    A connector is one layer if two matrices form an MLP. Reads the shards' headers.
+    A connector is one layer if two of its matrices form an MLP. Reads the headers of the shards.
     """
     views: list[ModelView] = []
 
@@ -177,7 +178,7 @@ def other_stacks(inventory: ModelInventory, label: str, tensors: TensorSource) -
 
 
 def stack_anatomy(names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None:
-    """Assign roles to the tensors of one stack, by name or shape, or return None."""
+    """Assign roles to the tensors of one stack, using names or shapes; None if no role is found."""
     stored_names = without_wrappers(names)
     stacks = find_stacks(stored_names)
     if not stacks:
@@ -200,9 +201,9 @@ def stack_anatomy(names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None:
 
 
 def connector_anatomy(names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None:
-    """Assign up and down to two matrices of a connector that form an MLP, such as LLaVA's projector, as one layer.
+    """Return two matrices of a connector that form an MLP, as in LLaVA's projector, as a layer's up and down.
 
-    Return None if no matrix has as many columns as another in its module has rows.
+    Returns None if no matrix has as many columns as another in its module has rows.
     """
     matrices = [name for name in sorted(names, key=_by_number)[:MOST_MATRICES] if len(shape_of(name)) == 2]
     for up, down in sorted(
@@ -251,7 +252,7 @@ def _anatomy_of(
 
 
 def _merged(by_name: Layer, by_shape: Layer | None, width: int, shape_of: ShapeOf) -> Layer:
-    """Combine roles by name that fit their shape with roles by shape."""
+    """Combine roles found by name, if the shapes agree, with roles found by shape."""
     parts: dict[Role, StoredWeight] = {} if by_shape is None else dict(by_shape.parts)
     parts |= {role: part for role, part in by_name.parts.items() if _fits(role, part, width, shape_of)}
     return replace(by_name, parts=parts)

@@ -1,6 +1,6 @@
-"""Resolve the roles in a checkpoint whose index may be out of date, and take its inventory.
+"""Resolve the roles in a checkpoint and take its inventory; its index may be out of date.
 
-In unknown architectures, whole groups of matrices with common names get roles if their shapes fit.
+In unknown architectures, a group of matrices with common names gets roles if all shapes are plausible.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mdir_hf.model.roles.wrappers import without_wrappers
 
 
 def without_tensors(anatomy: Anatomy, names: Collection[str]) -> Anatomy:
-    """Return the anatomy without the roles of these tensors."""
+    """Remove the roles of these tensors from an anatomy."""
     dropped = set(names)
     if not dropped:
         return anatomy
@@ -89,9 +89,9 @@ ShapeOf = Callable[[str], tuple[int, ...]]
 
 
 def with_usual_names(anatomy: Anatomy, shape_of: ShapeOf) -> Anatomy:
-    """Place matrices by common names in layers that lack attention or an MLP.
+    """Assign roles to matrices with common names in layers that lack attention or an MLP.
 
-    Return the same object if nothing changes.
+    Returns the same object if nothing changes.
     """
     if not anatomy.unplaced:
         return anatomy
@@ -149,7 +149,7 @@ def _named(names: Mapping[Role, str], stored_names: Mapping[str, str]) -> dict[R
 def resolve_from_headers(config: Mapping[str, object], tensors: TensorSource) -> Anatomy:
     """Resolve roles from the names in an index, or from all headers if the index seems incomplete.
 
-    An index seems incomplete if it lacks layers, an untied head or the embedding, or if a header contradicts it.
+    This is the case if the index lacks layers, an untied head or the embedding, or if a header contradicts it.
 
     Raises:
         AnatomyError: See :func:`~mdir_hf.model.roles.resolve_anatomy`.
@@ -172,7 +172,7 @@ def resolve_from_headers(config: Mapping[str, object], tensors: TensorSource) ->
 
 
 def lacks_groups(anatomy: Anatomy) -> bool:
-    """Return whether most layers lack attention or the MLP and matrices are unplaced."""
+    """Return whether most layers lack attention or the MLP, and some matrices are unplaced."""
     lacking = [layer for layer in anatomy.layers if _missing_groups(layer)]
     return bool(anatomy.unplaced) and 2 * len(lacking) > len(anatomy.layers)
 
@@ -183,7 +183,7 @@ def _missing_groups(layer: Layer) -> bool:
 
 
 def _by_class_or_shape(config: Mapping[str, object], tensors: TensorSource, by_names: Anatomy | None) -> Anatomy | None:
-    """Resolve roles by class, then by shapes, if that finds more than the names."""
+    """Resolve roles by class, or else by shape; return None unless this finds more roles than names did."""
 
     def shape_of(name: str) -> tuple[int, ...]:
         return tuple(tensors.spec(name).shape)
@@ -228,7 +228,7 @@ def _resolved(config: Mapping[str, object], tensors: TensorSource) -> Anatomy:
 
 
 def inventory_of(tensors: TensorSource, anatomy: Anatomy) -> ModelInventory:
-    """Take the inventory of a checkpoint from the headers read so far."""
+    """Take the inventory of a checkpoint, using the headers read so far."""
     contents = tensors.contents() if isinstance(tensors, ListsContents) else map(_plain(tensors), tensors.names())
     return take_inventory(contents, anatomy, n_bytes_of_files=tensors.n_bytes, notes=tensors.description.notes)
 
@@ -246,7 +246,7 @@ def _lacks_something(config: Mapping[str, object], anatomy: Anatomy) -> bool:
 
 
 def _reads_more(tensors: TensorSource, names: tuple[str, ...]) -> bool:
-    """Read all headers; return whether that changed the names."""
+    """Read all headers; return whether they changed the list of names."""
     if not isinstance(tensors, ListsContents):
         return False
     tensors.read_all_headers()

@@ -14,25 +14,25 @@ LANGUAGE = "language model"
 
 
 class PartKind(str, Enum):
-    """The kind of a model part."""
+    """The kind of a part."""
 
     STACK = "stack"
-    """Matrices of a sequence of layers, and matrices beside the layers under the same prefix."""
+    """Matrices of a sequence of layers, and other matrices under the same prefix."""
     TABLE = "table"
-    """A matrix with a row for each token or position."""
+    """A matrix with one row per token or position."""
     CONNECTOR = "connector"
-    """Weights that connect the output of one stack to another: a projector, a resampler."""
+    """Weights that connect the output of one stack to another, such as a projector or resampler."""
     EXPERTS = "experts"
     """Routed experts in the layers of a stack."""
     AUXILIARY = "auxiliary"
-    """Matrices in the layers of a stack whose purpose is known and that no test reads: cross-attention, convolutions,
-    position biases and the like."""
+    """Matrices in the layers of a stack whose purpose is known but which no test reads, such as cross-attention,
+    convolutions and position biases."""
     STORAGE = "storage"
-    """Tensors needed to read other tensors: scales, zero points, factors of adapters."""
+    """Tensors needed to read other tensors, such as scales, zero points and factors of adapters."""
     VECTORS = "vectors"
     """Norms, biases and buffers."""
     UNPLACED = "unplaced"
-    """Tensors without a known role, or unreadable ones, with the reason."""
+    """Tensors that have no known role or cannot be read, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ModelPart:
     Attributes:
         name: Unique name, such as ``vision tower`` or ``experts of the language model``.
         n_bytes: Stored size; None before all headers have been read.
-        owner: The part that it belongs to, or None.
+        owner: The part that this part belongs to, or None.
     """
 
     name: str
@@ -56,13 +56,13 @@ class ModelPart:
 
     @property
     def n_tensors(self) -> int:
-        """Number of its tensors."""
+        """Number of tensors in the part."""
         return len(self.tensors)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInventory:
-    """Every tensor in a model's files, each in exactly one part.
+    """Every tensor in a model's files, each assigned to exactly one part.
 
     Attributes:
         parts: Parts in :class:`PartKind` order, largest first.
@@ -88,7 +88,7 @@ class ModelInventory:
         """Return a part by name.
 
         Raises:
-            KeyError: If there is no such part.
+            KeyError: If no part has this name.
         """
         return next(part for part in self.parts if part.name == name) if name in self._names else self._missing(name)
 
@@ -105,7 +105,7 @@ class ModelView:
     """Some weights of a model with their own roles. Implements :class:`~mdir_hf.model.comparable.PlacedTensors`.
 
     Attributes:
-        name: A stack, or the experts of a layer.
+        name: Name of a stack, or of the experts of a layer.
     """
 
     name: str

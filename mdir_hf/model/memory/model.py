@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def active_adapters(model: Any, *, wanted: bool) -> tuple[str, ...]:  # noqa: ANN401 - from PEFT, which is optional
-    """Return the active adapters in order, or none if they are disabled or merged.
+    """Return the active adapters in order; none if they are disabled or merged.
 
     Raises:
-        InputError: If only some are merged, or the model is requested without merged ones.
+        InputError: If only some are merged, or the model is requested without adapters that are merged.
     """
     layers = [module for module in model.modules() if hasattr(module, "merged_adapters") and hasattr(module, "merged")]
     merged = {name for layer in layers for name in layer.merged_adapters}
@@ -53,7 +53,7 @@ def adapter_files(
     *,
     base: str,
 ) -> tuple[Mapping[str, bytes], Mapping[str, torch.Tensor]]:
-    """Return an adapter's config as a file, and its tensors by PEFT name."""
+    """Return an adapter's config as a file, and its tensors by PEFT's names."""
     from peft import get_peft_model_state_dict
 
     tensors = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
@@ -67,16 +67,16 @@ def _as_json(value: object) -> object:
 
 
 MAX_FILE_N_BYTES = 256 << 20
-"""Limit per file, above any tokenizer file; larger files that ``save_pretrained`` writes are ignored."""
+"""Size limit per file, above any tokenizer file. Larger files from ``save_pretrained`` are ignored."""
 
 
 def load_tokenizer(tokenizer: object) -> LoadedRepository:
-    """Return a ``PreTrainedTokenizerBase``, or a processor that has one, as a repository.
+    """Return a ``PreTrainedTokenizerBase``, or the tokenizer of a processor, as a repository.
 
     A slow tokenizer is saved to a temporary folder.
 
     Raises:
-        InputError: If it is not a tokenizer.
+        InputError: If the object is not a tokenizer.
     """
     unwrapped: Any = getattr(tokenizer, "tokenizer", tokenizer)  # a processor has one
     label = f"memory:{type(unwrapped).__name__}"
@@ -96,12 +96,12 @@ def load_tokenizer(tokenizer: object) -> LoadedRepository:
 
 
 def load_model(model: object, *, tokenizer: LoadedRepository | None = None, adapter: bool = True) -> LoadedRepository:
-    """Return a ``PreTrainedModel``, or a PEFT model around one, as a repository. No parameter is read.
+    """Return a ``PreTrainedModel``, or a PEFT model around one, as a repository. Parameters are not read.
 
     Wrappers of DistributedDataParallel and ``torch.compile`` are removed.
 
     Raises:
-        InputError: If it is not a transformers model, or its parameters cannot be read one at a time.
+        InputError: If the object is not a transformers model, or its parameters cannot be read one at a time.
     """
     unwrapped = _without_wrappers(model)
     is_peft = callable(getattr(unwrapped, "get_base_model", None)) and hasattr(unwrapped, "peft_config")
@@ -180,7 +180,7 @@ def _config(model: Any) -> bytes:  # noqa: ANN401
 
 
 def _without_wrappers(model: Any) -> Any:  # noqa: ANN401
-    """Remove ``torch.compile`` and DistributedDataParallel."""
+    """Remove the wrappers of ``torch.compile`` and DistributedDataParallel."""
     while not hasattr(model, "config"):
         inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
         if inner is None:

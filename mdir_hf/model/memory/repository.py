@@ -17,10 +17,10 @@ class LoadedRepository:
     """A model or tokenizer in memory, as a repository. Implements ``Repository`` and ``TreeWithTensors``.
 
     Attributes:
-        repo: Name in reports, e.g. ``memory:LlamaForCausalLM(Qwen/Qwen2.5-0.5B)``.
+        repo: Name used in reports, such as ``memory:LlamaForCausalLM(Qwen/Qwen2.5-0.5B)``.
         contents: Small files by name.
         tensors: Tensors by saved name; None for a tokenizer.
-        came_from: The name that transformers loaded it from, or None.
+        came_from: The name from which transformers loaded it, or None.
     """
 
     repo: str
@@ -53,11 +53,11 @@ class LoadedRepository:
         }
 
     def open(self, path: str) -> ByteSource:
-        """Raise an error, because there is no file."""
+        """Raise an error, because the repository has no files."""
         raise FileMissingError(f"there is no file {path!r}: the model is in memory", subject=self.label)
 
     def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
-        """Return a small file. No bytes are counted."""
+        """Return a small file without counting its bytes."""
         content = self.contents.get(path)
         if content is None:
             raise FileMissingError(f"a model in memory has no file {path!r}", subject=self.label)
@@ -75,7 +75,7 @@ class LoadedRepository:
         """Count a tensor's bytes before they are copied.
 
         Raises:
-            ByteBudgetError: If they would exceed the ledger's limit.
+            ByteBudgetError: If the bytes would exceed the ledger's limit.
         """
         with self.ledger.reserve(f"{self.label}:{name}", n_bytes) as arrived:
             arrived(n_bytes)
@@ -88,10 +88,10 @@ class LoadedRepository:
         return self
 
     def open_base(self, reference: str, *, revision: str | None = None, allow_local: bool = True) -> LoadedRepository:
-        """Return an adapter's base by the name in its config.
+        """Return an adapter's base, given its name in the config.
 
         Raises:
-            FileMissingError: If there is no such base.
+            FileMissingError: If no base in memory has this name.
         """
         del revision, allow_local
         if self.base is None:

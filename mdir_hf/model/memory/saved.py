@@ -25,13 +25,13 @@ class PlacedParameter:
     tensor: torch.Tensor
 
     def outline(self) -> torch.Tensor:
-        """Return a meta tensor with the full shape and dtype."""
+        """Return a meta tensor that has the full shape and dtype."""
         shape = getattr(self.tensor, "ds_shape", self.tensor.shape)  # ZeRO-3 leaves an empty tensor on each rank
         return torch.empty(tuple(shape), dtype=self.tensor.dtype, device="meta")
 
     @property
     def is_at_hand(self) -> bool:
-        """Whether it is a plain tensor with all values."""
+        """Whether the tensor is plain and has all of its values."""
         return not (
             self.tensor.device.type == "meta"
             or hasattr(self.tensor, "ds_id")
@@ -40,23 +40,23 @@ class PlacedParameter:
 
     @property
     def place(self) -> object:
-        """A key shared by parameters that share memory."""
+        """A key that is equal for parameters that share memory."""
         if self.is_at_hand and self.tensor.numel():
             return self.tensor.device, self.tensor.data_ptr(), tuple(self.tensor.shape)
         return id(self.tensor)
 
     @property
     def version(self) -> int:
-        """A number that every in-place change increases."""
+        """A number that increases with every in-place change."""
         return self.tensor._version
 
     def gather(self, model: torch.nn.Module) -> torch.Tensor:
         """Return the whole parameter as a plain tensor.
 
-        Every rank must request the same sharded parameters in the same order.
+        All ranks must request the same sharded parameters in the same order.
 
         Raises:
-            InputError: If it is on the meta device without known values.
+            InputError: If the parameter is on the meta device and its values are unknown.
         """
         tensor = self.tensor.detach()
         if hasattr(self.tensor, "ds_id"):
@@ -102,8 +102,8 @@ def _weight_maps(hook: Any) -> Iterator[Mapping[str, torch.Tensor]]:  # noqa: AN
 class SavedParameters(Mapping[str, torch.Tensor]):
     """The tensors of a saved model by name, each gathered or converted on access.
 
-    transformers 5 fuses experts in memory. The conversion runs on the meta device, which shows the parameters of each
-    saved tensor, and then on one group at a time. ``outlines`` are all tensors on the meta device.
+    transformers 5 fuses experts in memory. The conversion runs on the meta device first, to find the parameters behind
+    each saved tensor, and then on one group at a time. ``outlines`` has all tensors on the meta device.
     """
 
     def __init__(self, model: Any, parameters: Mapping[str, PlacedParameter]) -> None:  # noqa: ANN401 - from transformers
@@ -145,7 +145,7 @@ class SavedParameters(Mapping[str, torch.Tensor]):
 
 
 class _Origins(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
-    """Records the named tensors that each computed tensor is made of."""
+    """Records which named tensors each computed tensor was made from."""
 
     def __init__(self, named: Mapping[str, torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
@@ -184,7 +184,7 @@ def _as_saved_once(
     model: Any,  # noqa: ANN401
     parameters: Mapping[str, PlacedParameter],
 ) -> dict[str, PlacedParameter]:
-    """Leave out repeated names of tied weights, and tensors that are no weights."""
+    """Leave out repeated names of tied weights, and tensors that are not weights."""
     from transformers.modeling_utils import _get_tied_weight_keys
 
     ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())

@@ -1,7 +1,7 @@
 """Read the sizes of a model from its ``config.json``.
 
-Nested configs (``text_config``) are saved without their class defaults, which are in ``class_defaults.json``;
-``docs/make_class_defaults.py`` writes it.
+Nested configs (``text_config``) are saved without class defaults. ``docs/make_class_defaults.py`` writes the defaults
+to ``class_defaults.json``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Config = Mapping[str, object]
 
 N_HEADS_LISTS = ("num_attention_heads_per_layer", "num_query_heads", "num_attention_heads")
 N_KV_HEADS_LISTS = ("num_key_value_heads_per_layer", "num_kv_heads", "num_key_value_heads")
-"""Keys of lists with a number for each layer (Laguna, OpenELM, DeciLM)."""
+"""Keys of lists with one number per layer (Laguna, OpenELM, DeciLM)."""
 
 HEADS_BY_LAYER_TYPE: tuple[tuple[str, frozenset[str], tuple[StatedCount, StatedCount]], ...] = (
     ("hybrid_sliding", frozenset(), ("swa_num_attention_heads", "swa_num_key_value_heads")),
@@ -33,13 +33,13 @@ HEADS_BY_LAYER_TYPE: tuple[tuple[str, frozenset[str], tuple[StatedCount, StatedC
     # transformers 5.23 does not write the numbers of layers with a window; they have twice the keys.
     ("sliding_attention", frozenset({"mimo_v2_flash"}), ("heads", "2*kv_heads")),
 )
-"""Entry of ``layer_types``, families (empty for any), query heads and key/value heads."""
+"""A value in ``layer_types``, the families that it applies to (empty for any), and query and key/value heads."""
 
 
 def read_layer_heads(
     config: _Config, architecture: str, heads: HeadCounts | None, numbers: Mapping[str, int], *, most_layers: int
 ) -> dict[int, HeadCounts]:
-    """Read head counts by layer number, for layers that differ from ``heads``."""
+    """Return head counts by layer number, for layers that differ from ``heads``."""
     layer_heads: dict[int, HeadCounts] = {}
     for index, layer_type in enumerate(_items(config.get("layer_types"))[:most_layers]):
         for name, families, counts in HEADS_BY_LAYER_TYPE:
@@ -92,7 +92,7 @@ def _inside(value: object, key: str) -> object:
 TABLE = "class_defaults.json"
 
 SHARE = SHARE_KEYS[0]
-"""The share of a head that rotary positions turn, which some classes define."""
+"""The share of a head that rotary positions rotate, which some classes define."""
 
 SYNONYMS: tuple[tuple[str, ...], ...] = (
     tables.HIDDEN_SIZE_KEYS,
@@ -101,11 +101,11 @@ SYNONYMS: tuple[tuple[str, ...], ...] = (
     tables.HEAD_DIM_KEYS,
     (*SHARE_KEYS, *DIM_KEYS),
 )
-"""Keys with the same meaning. If a config has any of them, even as null, no default is used for it."""
+"""Keys with the same meaning. If a config has one of them, even as null, no default is added for any."""
 
 
 def with_class_defaults(config: Mapping[str, object], model_type: str) -> dict[str, object]:
-    """Add transformers' known defaults for a family to its config."""
+    """Add the defaults of transformers for a family to its config."""
     stated = set(config)
     for place in ("rope_parameters", "rope_scaling"):
         inside = config.get(place)
@@ -164,10 +164,10 @@ class ConfigSizes:
     Attributes:
         vocabulary_size: Rows of the embedding, including padding.
         n_shared_experts: Experts per layer that process every token.
-        numbers: All integers by key; nested keys are ``outer.inner``.
+        numbers: All integers by key; a nested key is ``outer.inner``.
         flags: All booleans and strings by key, like ``numbers``.
-        layer_rotations: Deviating rotations by layer number.
-        channel_numbers: A clause on the meaning of residual channel numbers, or None.
+        layer_rotations: Rotations of layers that differ from the model, by number.
+        channel_numbers: Meaning of residual channel numbers as a clause, or None.
     """
 
     architecture: str = "unknown"
@@ -199,7 +199,7 @@ class ConfigSizes:
 
     @property
     def width_of_head(self) -> int | None:
-        """Width of a head, as stated or derived from the model's width."""
+        """Width of a head, as stated, or derived from the width of the model."""
         if self.head_dim is not None:
             return self.head_dim
         if self.hidden_size is None or self.n_heads is None or self.hidden_size % self.n_heads:
@@ -215,7 +215,7 @@ def read_config(data: bytes, *, label: str = "config.json") -> dict[str, object]
     """Parse the bytes of a ``config.json``.
 
     Raises:
-        AnatomyError: If it is not a JSON object, or too deeply nested.
+        AnatomyError: If the bytes are not a JSON object, or are too deeply nested.
     """
     try:
         config = json.loads(data.decode("utf-8-sig"))
@@ -229,7 +229,7 @@ def read_config(data: bytes, *, label: str = "config.json") -> dict[str, object]
 
 
 def language_config(config: Config) -> Config:
-    """Return the language model's part of a config: ``text_config`` or similar, or all of it."""
+    """Return the language model's part of a config: ``text_config`` or similar, or the whole config."""
     for path in tables.NESTED_CONFIGS:
         inner: object = config
         family: object = config.get("model_type")
@@ -243,7 +243,7 @@ def language_config(config: Config) -> Config:
 
 
 def read_sizes(config: Config | None, *, class_defaults: bool = True) -> ConfigSizes:
-    """Read sizes from a config, using the family's keys.
+    """Read sizes from a config, using the keys of its family.
 
     ``class_defaults`` enables transformers' defaults. Lists of sizes are ignored.
 
@@ -327,7 +327,7 @@ def _size(config: Config, keys: tuple[str, ...]) -> int | None:
 
 
 def sizes_of_stack(sizes: ConfigSizes, prefix: str) -> ConfigSizes:
-    """Return the sizes of the encoder or decoder named in a stack's prefix."""
+    """Return the sizes of the encoder or decoder that a stack's prefix names."""
     for side in ("decoder", "encoder"):
         if side in prefix:
             n_layers, n_heads = (
@@ -344,7 +344,7 @@ def sizes_of_stack(sizes: ConfigSizes, prefix: str) -> ConfigSizes:
 def without_foreign_defaults(
     config: Config | None, sizes: ConfigSizes, shape: tuple[int, ...], notes: list[str]
 ) -> ConfigSizes:
-    """Discard a class's defaults if its width differs from the embedding."""
+    """Discard the class defaults if their width differs from the width of the embedding."""
     stated = read_sizes(config, class_defaults=False)
     if stated.hidden_size is not None or sizes.hidden_size in (None, *shape[1:]):
         return sizes

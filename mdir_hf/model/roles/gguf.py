@@ -1,4 +1,4 @@
-"""Convert a GGUF header to the keys of a ``config.json``. Pure functions."""
+"""Convert a GGUF header to the keys of a ``config.json``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import cast
 
 GGUF_MARK = "norms_add_one"
-"""A key that is in every config made here, and in no ``config.json``."""
+"""A key in every config that is made here, but in no ``config.json``."""
 
 MODEL_TYPES: dict[str, str] = {
     "bailingmoe": "bailing_moe",
@@ -43,7 +43,7 @@ MODEL_TYPES: dict[str, str] = {
     "starcoder": "gpt_bigcode",
     "t5encoder": "t5",
 }
-"""transformers' ``model_type`` for architectures with another name in GGUF, apart from hyphens."""
+"""``model_type`` in transformers for architectures that GGUF names differently, ignoring hyphens."""
 
 _SIZES = {
     "embedding_length": "hidden_size",
@@ -61,16 +61,16 @@ _SIZES = {
 
 _SIGMOID = 2
 _UNROTATED_EVERY_FOURTH = frozenset({"llama4_text", "smollm3", "cohere2"})
-"""Families in which every fourth layer has no positions; the header does not state it."""
+"""Families in which every fourth layer has no positions, which the header does not state."""
 
 MOST_LAYERS = 100_000
-"""Larger numbers of layers are treated as an error."""
+"""A larger number of layers is treated as an error."""
 
 
 def gguf_config(metadata: Mapping[str, object]) -> dict[str, object]:
     """Convert the sizes in a GGUF header to the keys of a ``config.json``.
 
-    Sizes that differ between layers are left out. Norms never add one.
+    Sizes that differ between layers are left out. In GGUF, norms never add one.
     """
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
@@ -144,7 +144,7 @@ def _add_rotations(config: dict[str, object], own_metadata: Mapping[str, object]
 
 
 def _one_size(value: object) -> int | None:
-    """Return a positive size, the common one of a list."""
+    """Return a positive size, or the common size of a list; None otherwise."""
     if isinstance(value, str | bytes | bool) or value is None:
         return None
     try:

@@ -1,7 +1,8 @@
 r"""Find layer numbers, stacks and matching patterns in tensor names.
 
-Files may hold a million hostile names, so names are looked up in a dictionary of all matches. Patterns are a subset of
-regular expressions: characters, ``\.``, sets, groups, ``|``, ``?``, and ``\d{1,4}`` for the number of an expert.
+A file may contain a million malicious names, so names are looked up in a dictionary of all matches. Patterns are a
+subset of regular expressions: characters, ``\.``, sets, groups, ``|``, ``?``, and ``\d{1,4}`` for the number of an
+expert.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from mdir_hf.model.roles.families import LAYER_ROWS, PRODUCT_ROWS
 from mdir_hf.model.roles.rows import LayerRow
 
 EXPERTS = ("0", "1", "2", "3")
-"""Numbers of experts in the listed names. Patterns mention numbers up to 2; 3 stands for all others."""
+"""Expert numbers in the dictionary. Patterns mention numbers up to 2; 3 stands for all others."""
 
 _EXPERT_NUMBER = r"\d{1,4}"
 _GROUP = re.compile(r"\((?:\?:|\?P<[a-z]{1,9}>)?")
@@ -67,7 +68,7 @@ def _atom(pattern: str, at: int) -> tuple[list[str], int]:
 
 
 _NUMBER = re.compile(r"(?:^|(?<=[\s\S])\.)(0|[1-9][0-9]{0,5})\.(?=[\s\S])")
-"""The number of a layer, with at most six digits; the pattern is unambiguous, so it does not backtrack."""
+"""The number of a layer, with at most six digits. The pattern is unambiguous, so that it never backtracks."""
 
 _WRAPPED = ".base_layer."
 """Component that adapters insert into the name of a weight."""
@@ -76,7 +77,7 @@ _WRAPPED = ".base_layer."
 def split_at_layer(name: str) -> tuple[str, int, str] | None:
     """Split ``model.layers.3.mlp.up_proj.weight`` into ``("model.layers", 3, "mlp.up_proj.weight")``.
 
-    Return None if there is no number between dots. Numbers with leading zeros do not count.
+    Returns None if there is no number between dots. Numbers with leading zeros are not recognised.
     """
     match = _NUMBER.search(name)
     return None if match is None else (name[: match.start()], int(match[1]), name[match.end() :])
@@ -88,13 +89,13 @@ def is_in_layer(name: str) -> bool:
 
 
 def rows_of(rest: str) -> tuple[LayerRow, ...]:
-    """Return the table rows that a name in a layer matches, in table order."""
+    """Return the table rows that match a name in a layer, in table order."""
     patterns = _patterns_of(rest)
     return _rows_with(patterns) if patterns else ()
 
 
 def names_by_pattern(rests: Iterable[str]) -> dict[str, list[str]]:
-    """Group the names in a layer by the table patterns that they match."""
+    """Group the names in a layer by the table patterns that match them."""
     by_pattern: dict[str, list[str]] = defaultdict(list)
     for rest in rests:
         for pattern in _patterns_of(rest):
@@ -125,7 +126,7 @@ def _patterns_of(rest: str) -> frozenset[str]:
 
 
 def _alike(word: str) -> str:
-    """Replace expert numbers that no pattern names by one number."""
+    """Replace every expert number that no pattern names with the same number."""
     return EXPERTS[-1] if 0 < len(word) <= 4 and word not in EXPERTS and word.isascii() and word.isdigit() else word
 
 
@@ -161,8 +162,8 @@ class Stack:
 
     Attributes:
         prefix: Prefix before the layer number, without the dot.
-        names: Rest of each tensor name, by layer number; starts with ``folder|`` if folders divide a layer.
-        is_numbered: Whether the names contain the number.
+        names: Tensor names after the layer number, by layer; they start with ``folder|`` if folders divide a layer.
+        is_numbered: Whether the names contain layer numbers.
         places: Prefix and original number of each layer in a sequence of stacks.
     """
 
@@ -177,7 +178,7 @@ class Stack:
         return tuple(dict.fromkeys(prefix for prefix, _ in self.places.values())) or (self.prefix,)
 
     def layer_name(self, index: int) -> str | None:
-        """Return a layer's name in a sequence of stacks, such as ``core_block.1``, or None."""
+        """Return the name of a layer in a sequence of stacks, such as ``core_block.1``, or None."""
         if index not in self.places:
             return None
         prefix, number = self.places[index]
@@ -201,7 +202,7 @@ def find_stacks(names: Iterable[str], architecture: str = "unknown") -> tuple[St
     """Group names by the prefix before their first number.
 
     Raises:
-        AnatomyError: If a stack has more layers than any model.
+        AnatomyError: If a stack has too many layers.
     """
     spread = tables.FOLDERS_OF_LAYERS.get(architecture, frozenset())
     stacks: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
@@ -231,7 +232,7 @@ def find_stacks(names: Iterable[str], architecture: str = "unknown") -> tuple[St
 
 
 def join_sequences(stacks: Iterable[Stack]) -> tuple[Stack, ...]:
-    """Join the stacks in :data:`~mdir_hf.model.roles.tables.SEQUENCES`, as in looped models."""
+    """Join the stacks of looped models; see :data:`~mdir_hf.model.roles.tables.SEQUENCES`."""
     by_prefix = {stack.prefix: stack for stack in stacks}
     for sequence in tables.SEQUENCES:
         folders = {prefix.rpartition(".")[0] for prefix in by_prefix if prefix.rpartition(".")[2] == sequence[0]}

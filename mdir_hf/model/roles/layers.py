@@ -21,9 +21,9 @@ from mdir_hf.model.roles.roles import HeadCounts, Role, head_counts
 from mdir_hf.model.roles.rows import LayerRow, ProductRow, RopeLayout
 
 MOST_NUMBERS = 8
-"""Number of layer numbers that a note lists."""
+"""Largest number of layer numbers listed in a note."""
 MOST_LISTED = 10_000
-"""Missing layer numbers are listed only for configs with fewer layers, since the uploader controls the number."""
+"""Missing layer numbers are listed only if the config states fewer layers, since uploaders control that number."""
 _ATTENTION = (Role.Q, Role.K, Role.V, Role.O)
 
 
@@ -33,12 +33,12 @@ class Layer:
 
     Attributes:
         index: Number in the checkpoint, from 0.
-        missing: Roles that are missing here, or in an expert.
+        missing: Roles that are missing in the layer or in one of its experts.
         experts: Routed experts by number, each with its gate, up and down.
         shared_experts: Experts that process every token.
-        rope: How rotated rows pair up, if different from the model.
+        rope: How rotated rows pair up, if the layer differs from the model.
         rotary_dim: Rotated rows of a head if ``rope`` is set; None for all.
-        own_name: Name if there are several stacks, such as ``core_block.1``, or None.
+        own_name: Name in one of several stacks, such as ``core_block.1``, or None.
     """
 
     index: int
@@ -53,21 +53,21 @@ class Layer:
 
     @property
     def name(self) -> str:
-        """The layer number, or the stack name with the number in the stack."""
+        """The layer number, or the name of its stack and its number there."""
         return str(self.index) if self.own_name is None else self.own_name
 
     def all_parts(self) -> Iterator[tuple[Role, StoredWeight]]:
-        """Yield every part, including the experts' parts."""
+        """Yield every part, including parts of experts."""
         for parts in (self.parts, *self.experts, *self.shared_experts):
             yield from parts.items()
 
 
 @collector_paused()
 def choose_stack(stacks: Iterable[Stack], embedding: str, sizes: ConfigSizes) -> Stack | None:
-    """Return the language model's stack: longest common prefix with the embedding, then most known roles.
+    """Return the language model's stack: first by longest common prefix with the embedding, then by known roles.
 
-    Vision towers and similar stacks are skipped unless there is no other. Families in
-    :data:`~mdir_hf.model.roles.tables.MAIN_STACKS` name it.
+    Vision towers and similar stacks are skipped if there is any other. :data:`~mdir_hf.model.roles.tables.MAIN_STACKS`
+    names the stack for some families.
     """
     candidates = list(stacks)
     main = tables.MAIN_STACKS.get(sizes.architecture)
@@ -124,7 +124,7 @@ def _listed(indices: Sequence[int]) -> str:
 
 @collector_paused()
 def place_layers(stack: Stack, sizes: ConfigSizes, notes: list[str]) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
-    """Assign a role to each tensor in a stack, append to ``notes``, and return the layers and unmatched names."""
+    """Assign roles to the tensors of a stack, append to ``notes``, and return the layers and unmatched names."""
     indices = list(stack.names)
     if sizes.n_layers is not None and not stack.places:  # configs count the rounds of a loop, or one of several stacks
         extra = [index for index in indices if index >= sizes.n_layers]
@@ -191,14 +191,14 @@ class _Placed:
         return sum(max(group, default=-1) + 1 for group in (self.experts, self.shared))
 
     def routed(self) -> list[dict[Role, WeightPart]]:
-        """Return the routed experts in order; skipped numbers are empty."""
+        """Return the routed experts by number; missing numbers are empty."""
         return _by_number(self.experts)
 
     def mlps(self) -> list[Mapping[Role, StoredWeight]]:
         return [*self.routed(), *_by_number(self.shared)] or [self.parts]
 
     def layer(self, index: int, of_mlp: tuple[Role, ...], inside: frozenset[Role], *, has_one: bool) -> Layer:
-        """Return the complete layer; ``has_one`` means an MLP or a mixer."""
+        """Return the complete layer; ``has_one`` means that it may be a single sublayer."""
         has_attention, has_mixer = any(role in self.parts for role in _ATTENTION), Role.SSM_IN in self.parts
         has_mlp = any(role in parts for parts in self.mlps() for role in of_mlp)
         missing: list[Role] = []
@@ -233,7 +233,7 @@ def _by_number(experts: Mapping[int, dict[Role, WeightPart]]) -> list[dict[Role,
 
 
 _Names = Mapping[str, Sequence[str]]
-"""The names in a layer by pattern."""
+"""Names in a layer by the pattern that matches them."""
 
 
 def _place(stack: Stack, index: int, rest: str, names: _Names, sizes: ConfigSizes, placed_parts: _Placed) -> bool:
@@ -278,7 +278,7 @@ def _place(stack: Stack, index: int, rest: str, names: _Names, sizes: ConfigSize
 
 
 def _n_experts(row: LayerRow, sizes: ConfigSizes) -> int | None:
-    """Return the experts in a tensor; 0 for at most one, None if unknown."""
+    """Return the number of stacked experts in a tensor; 0 if experts are not stacked, None if unknown."""
     if row.experts in ("stacked", "below"):
         return sizes.n_experts
     return sizes.n_shared_experts if row.experts == "stacked shared" else 0

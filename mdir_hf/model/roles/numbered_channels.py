@@ -1,4 +1,4 @@
-"""Architectures in which channel numbers have a meaning, so unrelated models may agree on them (docs/method/bound.md).
+"""Architectures in which channel numbers have a meaning, so that unrelated models may agree (docs/method/bound.md).
 
 Source: the modelling files of transformers 5.23.
 """
@@ -70,7 +70,7 @@ def meaning_of_neuron_numbers(architecture: str) -> str | None:
 def meaning_of_numbers(
     architecture: str, answers: Mapping[str, bool | str] = {}, config: Mapping[str, object] = {}
 ) -> str | None:
-    """Return a clause on the meaning of residual channel numbers, or None."""
+    """Return the meaning of residual channel numbers as a clause, or None."""
     for row in NUMBER_ROWS:
         is_of_family = not row.model_types or architecture in row.model_types
         has_key = not row.any_key or any(config.get(key) for key in row.any_key)

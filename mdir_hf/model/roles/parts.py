@@ -1,6 +1,6 @@
 """The stored weights of roles, and how to read them: fused, transposed, interleaved or factored.
 
-Outside this folder every weight is ``(d_out, d_in)``, ``y = W x``.
+Outside this folder, every weight is ``(d_out, d_in)``, with ``y = W x``.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ from mdir_hf.errors import AnatomyError
 from mdir_hf.model.roles.roles import HeadCounts, IntArray, Layout, Role
 
 ShapeOf = Callable[[str], tuple[int, ...]]
-"""Returns the stored shape of a tensor by name; each call may cost the header of a shard."""
+"""A function that returns the stored shape of a tensor; each call may read the header of a shard."""
 
 LARGEST_WEIGHT = 1e16
-"""Largest allowed value in a weight of a layer. Sums of its squares over 100,000 rows are finite in float32. The
-largest in SmolLM2-135M-Instruct and two Qwen2.5-Coder-Instruct is 354. A copy with values scaled by 1e15, scaled back
-by the next matrix, computes the same and is still found."""
+"""Largest allowed value in a layer's weights, so that sums of squares over 100,000 rows are finite in float32. The
+largest in SmolLM2-135M-Instruct and two Qwen2.5-Coder-Instruct models is 354. A copy with values scaled by 1e15, and
+scaled back by the next matrix, computes the same and is still found."""
 
 FLOAT64_ENTRIES = 1 << 24
 """Products with at most this many entries are float64; larger ones are float32.
 
-The rank of a product is below its number of rows and columns. A rank computed in float64 would count the rounding of a
-float32 product as further directions.
-"""
+A product has a lower rank than its shape suggests. In float64, the rounding errors of a float32 product would increase
+the computed rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +35,14 @@ class WeightPart:
     """The stored weight of one role.
 
     Attributes:
-        layout: The role's rows of the tensor; None for all.
+        layout: Which rows of the tensor belong to the role; None for all.
         transposed: Whether the checkpoint stores ``(d_in, d_out)``.
         expert: Index along the first axis of stacked experts, or None.
         n_experts: Number of experts stacked vertically in one matrix, or None.
-        joined: Whether the last two of three axes (heads and their width) form one.
-        stream: If either orientation is possible, the stream's axis in ``(d_out, d_in)`` and its width.
+        joined: Whether to merge the last two of three axes (heads and their width).
+        stream: The stream's axis in ``(d_out, d_in)`` and its width, if the orientation has to be inferred.
         per_head: Whether it is a stack ``(heads, ..., ...)`` of matrices.
-        first_half: Whether only the first half of the columns is the weight, as with two concatenated inputs.
+        first_half: Whether the weight is only the first half of the columns, as with two concatenated inputs.
     """
 
     tensor: str
@@ -101,7 +100,7 @@ class WeightPart:
         """Return whether the stored matrix is ``(d_in, d_out)``.
 
         Raises:
-            AnatomyError: If not exactly one axis has the width of the model.
+            AnatomyError: Unless exactly one axis has the width of the model.
         """
         if self.stream is None:
             return self.transposed
@@ -142,7 +141,7 @@ class WeightPart:
 class WeightProduct:
     """The weight of one role stored as two factors, ``left diag(gain) right``, with a norm between them.
 
-    Only the product can be compared, since the latent may be rotated. It has the rank of the latent.
+    Only the product can be compared, since the latent may be rotated. Its rank is the width of the latent.
 
     Attributes:
         left: ``(d_out, r)``.
@@ -161,7 +160,7 @@ class WeightProduct:
 
     @property
     def tensor(self) -> str:
-        """Name of the tensor that contains its rows."""
+        """Name of the tensor that contains the rows of the product."""
         return self.left.tensor
 
     @property
@@ -175,10 +174,10 @@ StoredWeight = WeightPart | WeightProduct
 
 
 def part_shape(part: StoredWeight, shape_of: ShapeOf) -> tuple[int, ...]:
-    """Return the shape of a part, ``(d_out, d_in)`` or ``(d,)``, reading its shards' headers.
+    """Return the shape of a part, ``(d_out, d_in)`` or ``(d,)``. Reads the headers of its shards.
 
     Raises:
-        AnatomyError: If a tensor cannot be divided according to its layout, or two factors do not fit.
+        AnatomyError: If a tensor cannot be divided according to its layout, or the shapes of two factors do not match.
     """
     if isinstance(part, WeightPart):
         return part.shape(tuple(shape_of(part.tensor)))
@@ -204,7 +203,7 @@ class TensorReader(Protocol):
         ...
 
     def spec(self, name: str) -> TensorShape:
-        """Return an object with the stored shape."""
+        """Return an object that has the stored shape."""
         ...
 
 
@@ -216,16 +215,17 @@ class TensorShape(Protocol):
 
 
 def read_part(source: TensorReader, part: StoredWeight, rows: IntArray | None = None) -> torch.Tensor:
-    """Read the weight of one role, or some of its rows, ``(k,)`` in any order.
+    """Read the weight of one role, or only ``rows`` of it, ``(k,)`` in any order.
 
     A transposed tensor is read whole. A product takes O(d_out r d_in) time.
 
     Returns:
-        Contiguous tensor of shape ``(d_out, d_in)``, or ``(k, d_in)`` (norms: ``(d,)``), with the dtype of the source.
-        A product is float64, or float32 above :data:`FLOAT64_ENTRIES`.
+        Contiguous tensor of shape ``(d_out, d_in)``, or ``(k, d_in)``; ``(d,)`` for norms. It has the dtype of the
+        source. A product is float64, or float32 above :data:`FLOAT64_ENTRIES`.
 
     Raises:
-        AnatomyError: If the tensor cannot be divided, factors do not fit, or a value is above :data:`LARGEST_WEIGHT`.
+        AnatomyError: If the tensor cannot be divided, the shapes of factors do not match, or a value is above
+            :data:`LARGEST_WEIGHT`.
     """
     if isinstance(part, WeightProduct):
         return _of_sane_size(_read_product(source, part, rows), part)
@@ -264,7 +264,7 @@ def read_experts(
 ) -> Iterator[dict[Role, torch.Tensor]]:
     """Read the weights of some experts of a layer, one at a time; see :func:`read_part`.
 
-    Stacked experts are read once and kept.
+    A tensor of stacked experts is read only once.
 
     Raises:
         AnatomyError: If a tensor cannot be divided according to its layout.

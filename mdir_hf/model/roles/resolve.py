@@ -1,4 +1,4 @@
-"""Resolve the role of every tensor from the config and names."""
+"""Resolve the role of every tensor from the config and tensor names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WITHOUT_EMBEDDING = "there is no embedding, as in draft models and heads that us
 
 
 DecidedBy = Literal["names", "class", "shapes"]
-"""How the role of a tensor was found: by its name, by the transformers class in the config, or by its shape."""
+"""How a tensor's role was found: from its name, the transformers class in the config, or its shape."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,14 @@ class Anatomy:
         rope: How rotated rows pair up; ``none`` if positions do not affect q and k.
         rotary_dim: Number of rotated rows at the start of a head; None for all, or unknown.
         norms_add_one: Whether the norms multiply by ``1 + g``.
-        channel_numbers: A clause on the meaning of residual channel numbers, or None.
-        prefixes: Prefixes of the layers; several for a looped model.
+        channel_numbers: Meaning of residual channel numbers as a clause, or None.
+        prefixes: Prefixes of the layers; looped models have several.
         output_width: Width of the layers' output if it differs from ``hidden_size``.
         embedding: Input embedding, ``(d_vocab, d_model)``.
         unembedding: Stored output head (``lm_head``), ``(d_vocab, d_model)``.
         tied: Whether the output head is the embedding. A stored head counts as separate.
-        declares_tied: Whether the config says that they are tied.
-        unplaced: Names in the language model's stack without a matching row.
+        declares_tied: Whether the config declares the output head as tied.
+        unplaced: Names in the language model's stack that no table row matches.
     """
 
     architecture: str
@@ -81,14 +81,14 @@ class Anatomy:
 
     @property
     def unread_layers(self) -> tuple[int, ...]:
-        """Numbers of the layers in which no weight except norms has a role."""
+        """Numbers of the layers in which only norms, or no weights, have roles."""
         return tuple(layer.index for layer in self.layers if not _has_weights(layer))
 
     def check_shapes(self, layer: Layer, shape_of: ShapeOf) -> None:
-        """Check a layer's stored shapes, reading its shards' headers.
+        """Check the stored shapes of a layer. Reads the headers of its shards.
 
         Raises:
-            AnatomyError: If the shape of a tensor does not fit its role.
+            AnatomyError: If the shape of a tensor contradicts its role.
         """
         for role, part in layer.all_parts():
             if isinstance(part, WeightProduct):
@@ -120,16 +120,16 @@ class Anatomy:
 
 
 def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: ShapeOf) -> Anatomy:
-    """Assign roles to tensors by name. Names alone, without a config, are enough to compare embeddings.
+    """Assign roles to tensors according to their names. Embeddings can be compared even if there is no config.
 
     Raises:
-        AnatomyError: If there is neither an embedding, layers nor an unembedding, or a shape contradicts the config.
+        AnatomyError: If no embedding, layers or unembedding are found, or a shape contradicts the config.
     """
     return resolve_renamed(config, without_wrappers(names), shape_of)
 
 
 def resolve_renamed(config: Config | None, stored_names: Mapping[str, str], shape_of: ShapeOf) -> Anatomy:
-    """Resolve an anatomy from names that ``stored_names`` maps to stored names."""
+    """Resolve an anatomy from the names in ``stored_names``, which maps them to stored names."""
     anatomy = _resolve(config, sorted(stored_names), lambda name: shape_of(stored_names[name]))
     if all(plain == stored for plain, stored in stored_names.items()):
         return anatomy
@@ -148,7 +148,7 @@ def resolve_renamed(config: Config | None, stored_names: Mapping[str, str], shap
 
 
 def _resolve(config: Config | None, all_names: list[str], shape_of: ShapeOf) -> Anatomy:
-    """Resolve sorted names without wrappers."""
+    """Resolve sorted names from which wrappers were removed."""
     sizes = _with_family(read_sizes(config), all_names)
     notes: list[str] = [] if config else ["there is no config; names and shapes decided"]
     stacks = join_sequences(find_stacks(all_names, sizes.architecture))
@@ -323,7 +323,7 @@ def _with_family(sizes: ConfigSizes, names: list[str]) -> ConfigSizes:
 
 
 def _with_heads(sizes: ConfigSizes, stack: Stack, shape_of: ShapeOf) -> ConfigSizes:
-    """Count heads from a tensor with a row for each, if the config is wrong."""
+    """Count heads from a tensor with one row per head, if the config is wrong."""
     every = {rest for rests in stack.names.values() for rest in rests}
     telling = {rest for rest in every if any(re.fullmatch(pattern, rest) for pattern in HEADS_FROM_SHAPE)}
     for index, rests in stack.names.items() if telling else ():

@@ -1,4 +1,4 @@
-"""The roles of weights, and their rows in a stored matrix."""
+"""The roles of weights, and which rows of a stored matrix belong to them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Role(str, Enum):
     UP = "up"
     DOWN = "down"
     ATTENTION_NORM = "attention_norm"
-    """Scale of the norm before attention, or before the mixer in its place, ``(d_model,)``."""
+    """Scale of the norm before attention, or before the mixer that takes its place, ``(d_model,)``."""
     MLP_NORM = "mlp_norm"
     """Scale of the norm before the MLP, ``(d_model,)``."""
     ATTENTION_OUT_NORM = "attention_out_norm"
@@ -35,17 +35,17 @@ class Role(str, Enum):
     MLP_OUT_NORM = "mlp_out_norm"
     """Scale of a norm after the MLP, before its output is added to the stream, ``(d_model,)``."""
     MIXER_NORM = "mixer_norm"
-    """Scale of the norm before a state-space mixer that is parallel to attention with its own norm."""
+    """Scale of the norm before a state-space mixer that runs parallel to attention and has its own norm."""
     SHARED_NORM = "shared_norm"
-    """Scale of the norm before shared experts, if routed experts read another input, ``(d_model,)``."""
+    """Scale of the norm before shared experts, if routed experts have a different input, ``(d_model,)``."""
     Q_NORM = "q_norm"
-    """Scale of the norm on queries, per head or over all heads."""
+    """Scale of the norm on queries, for each head or for all heads together."""
     K_NORM = "k_norm"
-    """Scale of the norm on keys, per head or over all heads."""
+    """Scale of the norm on keys, for each head or for all heads together."""
     KV_LATENT = "kv_latent"
-    """Projection to the latent for keys and values, ``(rank, d_model)``; any rotation of the latent can be undone."""
+    """Projection to the latent for keys and values, ``(rank, d_model)``. The latent can be rotated freely."""
     SSM_IN = "ssm_in"
-    """Input projection of a state-space mixer or gated convolution, without the gate, ``(d_inner, d_model)``."""
+    """Input projection of a state-space mixer or gated convolution, excluding the gate, ``(d_inner, d_model)``."""
     SSM_OUT = "ssm_out"
     """Output projection of a state-space mixer or gated convolution, ``(d_model, d_inner)``."""
     MIXER_GATE = "mixer_gate"
@@ -55,17 +55,17 @@ class Role(str, Enum):
 
     @property
     def reads_stream(self) -> bool:
-        """Whether its input is the residual stream: ``d_in == d_model``."""
+        """Whether the role's input is the residual stream: ``d_in == d_model``."""
         return self in _READERS
 
     @property
     def writes_stream(self) -> bool:
-        """Whether its output is the residual stream: ``d_out == d_model``."""
+        """Whether the role's output is the residual stream: ``d_out == d_model``."""
         return self in (Role.O, Role.DOWN, Role.SSM_OUT)
 
     @property
     def is_norm(self) -> bool:
-        """Whether it is a norm's scale, which is a vector."""
+        """Whether the role is the scale of a norm, which is a vector."""
         return self.value.endswith("norm")
 
 
@@ -83,8 +83,8 @@ class HeadCounts:
 
     Attributes:
         n_heads: Query heads.
-        n_kv_heads: Key/value heads; equals ``n_heads`` without grouping.
-        numbers: All integers in the config by key, for layouts that need them.
+        n_kv_heads: Key/value heads; ``n_heads`` if heads do not share keys.
+        numbers: All integers in the config by key, for layouts that need others.
     """
 
     n_heads: int
@@ -93,8 +93,8 @@ class HeadCounts:
 
 
 StatedCount = int | str
-"""A number in a layout, or its source: ``heads``, ``kv_heads``, ``heads_per_kv_head``, a key of the config, or a
-product of these (``mamba_n_heads*mamba_d_head``); for groups also ``rows``, for as many as there are."""
+"""A number in a layout: an integer, ``heads``, ``kv_heads``, ``heads_per_kv_head``, a config key, or a product of these
+(``mamba_n_heads*mamba_d_head``). The number of groups may also be ``rows``, the number of rows that the matrix has."""
 
 
 class Layout(Protocol):
@@ -104,23 +104,23 @@ class Layout(Protocol):
         """Return the role's rows in a matrix with ``n_rows`` rows.
 
         Raises:
-            AnatomyError: If the rows cannot be divided, or needed heads are unknown.
+            AnatomyError: If the rows cannot be divided, or a head count is needed but unknown.
         """
         ...
 
     def is_known(self, heads: HeadCounts | None) -> bool:
-        """Return whether the config states the needed numbers."""
+        """Return whether the config states the numbers that the layout needs."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FusedRows:
-    """Several weights in one tensor: equal groups of rows, each with one share per weight.
+    """Several weights in one tensor, whose rows form equal groups with one share per weight.
 
     Examples:
-        ``FusedRows(1, ("heads", "kv_heads", "kv_heads"), 0)`` is q of a contiguous q|k|v;
-        ``FusedRows("heads", (1, 1, 1), 2)`` is v of GPT-NeoX, ``view(n_heads, 3, d_head, d_model)``;
-        ``FusedRows(1, (1, 1), 0)`` is gate of gate|up; ``FusedRows("rows", (1, 1), 0)`` the even rows.
+        ``FusedRows(1, ("heads", "kv_heads", "kv_heads"), 0)`` is q in a contiguous q|k|v;
+        ``FusedRows("heads", (1, 1, 1), 2)`` is v in GPT-NeoX, ``view(n_heads, 3, d_head, d_model)``;
+        ``FusedRows(1, (1, 1), 0)`` is gate in gate|up; ``FusedRows("rows", (1, 1), 0)`` is the even rows.
 
     Attributes:
         shares: Relative size of each weight's share of a group.
@@ -155,7 +155,7 @@ class FusedRows:
 
 @dataclass(frozen=True, slots=True)
 class InterleavedRows:
-    """The whole tensor, with the two halves of each head interleaved.
+    """All rows of a tensor in which the two halves of each head are interleaved.
 
     Rotary positions rotate row ``i`` of a head with row ``i + d/2`` in transformers, and with row ``i + 1`` in Meta's
     files and GGUF.
@@ -179,7 +179,7 @@ class InterleavedRows:
 
 @dataclass(frozen=True, slots=True)
 class RowsOfEach:
-    """The first (or last) ``count`` rows of each of several equal groups."""
+    """The first or last ``count`` rows of each of several equal groups."""
 
     groups: StatedCount
     count: StatedCount
@@ -219,7 +219,7 @@ def number_of(count: StatedCount, heads: HeadCounts | None) -> int:
     """Return the number for a count in a layout.
 
     Raises:
-        AnatomyError: If it is unknown, or heads cannot be shared evenly.
+        AnatomyError: If the number is unknown, or heads cannot be shared evenly.
     """
     if isinstance(count, int):
         return count
@@ -244,7 +244,7 @@ def number_of(count: StatedCount, heads: HeadCounts | None) -> int:
 
 
 def head_counts(counts: tuple[StatedCount, StatedCount], heads: HeadCounts | None) -> HeadCounts | None:
-    """Return the query and key/value head counts, or None unless both are known."""
+    """Return the query and key/value head counts, or None if either is unknown."""
     try:
         return HeadCounts(number_of(counts[0], heads), number_of(counts[1], heads))
     except AnatomyError:

@@ -1,4 +1,4 @@
-"""Rotary positions: which rows of q and k are rotated, in which pairs and layers.
+"""Rotary positions: which rows of q and k are rotated, and in which pairs and layers.
 
 Source: the modelling files of transformers 5.23.
 """
@@ -24,7 +24,7 @@ class Rotation:
 ROTATED_IN_WINDOWS = frozenset(
     {"afmoe", "beam", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "flint", "kolibri1"}
 )
-"""Families in which positions affect only the layers with a window."""
+"""Families in which positions affect only layers with windowed attention."""
 
 FAMILIES: Mapping[RopeLayout, frozenset[str]] = {
     "half": frozenset(
@@ -81,22 +81,22 @@ def family_layout(architecture: str, answers: Mapping[str, bool | str]) -> RopeL
 
 
 SHARE_KEYS = ("partial_rotary_factor", "rotary_pct")
-"""Config keys for the share of a head that is turned; also in ``rope_parameters``, there also by layer type."""
+"""Config keys for the share of a head that is rotated; also looked up in ``rope_parameters`` and its layer types."""
 
 DIM_KEYS = ("rotary_dim",)
-"""Config keys for the number of rows of a head that are turned."""
+"""Config keys for the number of rows of a head that are rotated."""
 
 LISTS_OF_ROTATED_LAYERS = ("no_rope_layers",)
-"""Config keys of lists with a 0 for every layer without rotation, despite their names."""
+"""Config keys of lists in which 0 marks a layer without rotation, despite their names."""
 
 WHOLE_HEAD_TYPES = ("proportional",)
-"""Values of ``rope_type`` that pair the rows of the whole head, and turn those beyond the share by angle zero."""
+"""Values of ``rope_type`` that pair all rows of a head, and rotate those beyond the share by an angle of zero."""
 
 
 def read_rotations(
     config: _Config, architecture: str, answers: Mapping[str, bool | str], head_dim: int | None, *, most_layers: int
 ) -> tuple[Rotation, dict[int, Rotation]]:
-    """Return the model's rotation, and the rotations of layers that differ from it."""
+    """Return the model's rotation, and the rotations of layers that differ."""
     layout = family_layout(architecture, answers)
     whole = Rotation(layout, None if layout == "none" else _dim(config, head_dim))
     layers: dict[int, Rotation] = {}

@@ -17,7 +17,7 @@ positions do not affect q and k."""
 
 
 RoleLayouts = tuple[tuple[Role, Layout | None], ...]
-"""Role of each weight in a tensor, and its rows; None for all rows."""
+"""The role of each weight in a tensor, and its rows; None for all rows."""
 
 Answer = bool | str | None
 ExpertStorage = Literal["numbered", "stacked", "below", "shared", "stacked shared"]
@@ -28,7 +28,7 @@ class EdgeRow:
     """A possible name of a tensor outside the layers.
 
     Attributes:
-        pattern: Matches the name after any prefix of whole components.
+        pattern: Regular expression for the name after any prefix of whole components.
         model_types: Families that it applies to; empty for any.
         at_root: Whether the name must have no prefix.
     """
@@ -43,20 +43,19 @@ class LayerRow:
     """A possible name of a tensor in a layer, and the weights that it contains.
 
     Attributes:
-        pattern: Matches the name after prefix and layer number.
-        transposed: Whether it is stored ``(d_in, d_out)``; None if the width of the model decides.
+        pattern: Regular expression for the name after the prefix and layer number.
+        transposed: Whether the tensor is ``(d_in, d_out)``; None to infer this from the model's width.
         model_types: Families that it applies to; empty for any.
-        when: Keys of the config (``outer.inner`` if nested) with the values for which the row applies; None for a
-            missing key.
+        when: Config keys (``outer.inner`` if nested), and the values for which the row applies; None is a missing key.
         beside: Pattern of a tensor that the layer must also have.
         unless_beside: Pattern of a tensor that the layer must not have.
-        experts: ``numbered``: the routed expert of the pattern's group ``expert``. ``stacked``: all along the first
-            axis. ``below``: all one below the other. ``shared``: the expert of every token. ``stacked shared``: several
-            such.
-        joined: Whether the last two of three axes form one.
-        rope: How rotated rows pair up, if different from the family.
-        n_heads: Query and key/value heads, if different from the model.
-        first_half: Whether only the first half of its columns reads the stream.
+        experts: ``numbered``: one, whose number is the pattern's group ``expert``. ``stacked``: all, along the first
+            axis. ``below``: all, one below the other. ``shared``: the expert for every token. ``stacked shared``:
+            several of these.
+        joined: Whether to merge the last two of three axes.
+        rope: How rotated rows pair up, if the tensor differs from the family.
+        n_heads: Query and key/value heads, if they differ from the model's.
+        first_half: Whether only the first half of the columns reads the stream.
     """
 
     pattern: str
@@ -78,14 +77,14 @@ class LayerRow:
 class ProductRow:
     """Possible names of the two factors of a weight, and of the norm between them: ``left diag(gain) right``.
 
-    The row applies in layers that have all of them. Patterns match after prefix and layer number.
+    The row applies to layers that have all of these tensors. Patterns are as in :class:`LayerRow`.
 
     Attributes:
         left: Pattern of the factor that provides the rows.
         right: Pattern of the factor that reads the stream.
-        gain: Pattern of the norm's scale; None without a norm.
-        left_transposed: Whether those matrices are stored ``(d_in, d_out)``.
-        left_first_half: Whether only the first half of the left factor's columns counts.
+        gain: Pattern of the norm's scale; None if there is no norm.
+        left_transposed: Whether the left factor is ``(d_in, d_out)``.
+        left_first_half: Whether only the first half of the left factor's columns is used.
     """
 
     role: Role
@@ -110,14 +109,14 @@ MLP = (Role.UP, Role.DOWN)
 NORMS = (Role.ATTENTION_NORM, Role.MLP_NORM)
 OUT_NORMS = (Role.ATTENTION_OUT_NORM, Role.MLP_OUT_NORM)
 HEAD_NORMS = (Role.Q_NORM, Role.K_NORM)
-"""Roles in the order in which :func:`named` expects words for them."""
+"""Roles in the order in which :func:`named` expects their words."""
 
 NUMBER = r"(?P<expert>\d{1,4})"
-"""The number of an expert, in a pattern."""
+"""Pattern for the number of an expert."""
 
 
 def fused_rows(roles: tuple[Role, ...], groups: StatedCount, shares: tuple[StatedCount, ...]) -> RoleLayouts:
-    """Return the parts of a tensor with several weights; see :class:`~mdir_hf.model.roles.roles.FusedRows`."""
+    """Return the parts of a tensor that contains several weights; see :class:`~mdir_hf.model.roles.roles.FusedRows`."""
     return tuple((role, FusedRows(groups, shares, at)) for at, role in enumerate(roles))
 
 
@@ -128,14 +127,14 @@ THIRDS = fused_rows(QKV, 1, (1, 1, 1))
 CONTIGUOUS = fused_rows(QKV, 1, ("heads", "kv_heads", "kv_heads"))
 PER_HEAD = fused_rows(QKV, "heads", (1, 1, 1))
 PER_GROUP = fused_rows(QKV, "kv_heads", ("heads_per_kv_head", 1, 1))
-"""Parts of a tensor with the rows of gate and up, or of q, k and v: contiguous, for each head, or for each group of
-heads that share a key."""
+"""Parts of a tensor with the rows of gate and up, or of q, k and v, which are contiguous, or grouped by head or by
+key/value head."""
 
 YES: frozenset[Answer] = frozenset({True})
 NO: frozenset[Answer] = frozenset({False})
 YES_OR_UNSAID: frozenset[Answer] = frozenset({True, None})
 NO_OR_UNSAID: frozenset[Answer] = frozenset({False, None})
-"""Answers for ``LayerRow.when``."""
+"""Accepted values in ``LayerRow.when``."""
 
 
 class RowOptions(TypedDict, total=False):
@@ -162,8 +161,8 @@ def rows(
 ) -> tuple[LayerRow, ...]:
     """Return rows for several tensors with the same options of :class:`LayerRow`.
 
-    ``weights`` maps patterns without ``ending`` to one role, to two for a shared norm, or to role and layout of each
-    weight.
+    ``weights`` maps patterns that omit ``ending`` to one role, to two roles for a shared norm, or to the role and
+    layout of each weight.
     """
     return tuple(
         LayerRow(rf"(?:{name}){ending}", _parts(content), model_types=frozenset(model_types), **options)
@@ -172,7 +171,7 @@ def rows(
 
 
 def named(pattern: str, words: str, roles: tuple[Role, ...]) -> dict[str, Role]:
-    """Return roles by name for :func:`rows`. ``%s`` stands for each word."""
+    """Return roles by name for :func:`rows`; ``%s`` is replaced with each word."""
     return {pattern.replace("%s", word): role for word, role in zip(words.split(), roles, strict=True)}
 
 

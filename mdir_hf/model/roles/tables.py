@@ -1,8 +1,8 @@
-"""Names in checkpoints, as data. A new family is a new row, here or in ``families/``.
+"""Data on model families: names of tensors outside layers, config keys and exceptions.
 
-Patterns must match the whole name after the prefix of the embedding, or prefix and number of a layer. The first row
-that applies is used. A wrong role is worse than none: an ambiguous name has a row for each known family, and stays
-unplaced in others.
+``families/`` has the names of tensors inside layers. A pattern must match the whole name after the prefix, and the
+first matching row is used. A wrong role is worse than none: an ambiguous name has a row for each known family, and
+gets no role in others.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ def _anywhere(names: str) -> tuple[EdgeRow, ...]:
 
 
 SAME_AS = {"gpt_neox_reward_model": "gpt_neox", "phi3_v": "phi3", "phi4mm": "phi4_multimodal"}
-"""Other names of families, in the files of their makers."""
+"""Other names that publishers use for families in their files."""
 
 SEQUENTIAL = frozenset({"mixformer-sequential"})
-"""Families that number embedding and head as the first and last of the layers."""
+"""Families in which the embedding and head are numbered as the first and last layer."""
 
 VALUES_SHARE_THE_STREAM = frozenset({"minicpm3"})
-"""Families of latent attention whose value width is by default the width of the stream divided by heads."""
+"""Latent-attention families whose value width defaults to the stream's width divided by the number of heads."""
 
 HEADS_OF_OTHER_TOKENS = frozenset({"csm"})
-"""Families whose output head is for other tokens than the embedding: audio codes."""
+"""Families whose output head predicts other tokens than the embedding has: audio codes."""
 
 HEADS_ALONE = frozenset({"medusa"})
-"""Families that have output heads for further tokens and nothing else."""
+"""Families that consist of output heads for further tokens."""
 
 LAYER_ALONE = "midlayer."
 """Name of EAGLE-3's only layer."""
 
 TOKENS_OF_DRAFT = "d2t"
-"""Name of EAGLE-3's list of tokens, for a head with rows for some tokens only."""
+"""Name of EAGLE-3's token list, which says which tokens the rows of its head stand for."""
 
 EMBEDDING_ROWS: tuple[EdgeRow, ...] = (
     EdgeRow(r"embed_text_tokens\.weight", frozenset({"csm"})),
@@ -75,18 +75,17 @@ NOT_WEIGHTS = (
     r"|shared_expert_gate\.weight|(?:linear_[qkv]|gate_up_proj)_adapter_list\.\d{1,4}\.[01]\.weight"
     rf"|lora_[AB](?:\.\w+)?\.weight|{GGUF_NOT_WEIGHTS})"
 )
-"""Names in a layer that a comparison ignores: biases, masks, rotary frequencies, a gate of one row, adapters.
+"""Names in a layer that are not compared: biases, masks, rotary frequencies, gates with one row, adapters.
 
-They get no role, and are not reported as unplaced.
-"""
+These tensors get no role, and are not reported as unplaced."""
 
 ONE_SUBLAYER = frozenset({"mamba", "mamba2", "mamba2_ssm", "falcon_mamba", "nemotron_h", "zamba", "zamba2"})
-"""Families whose layers may be a single sublayer: attention, an MLP or a state-space mixer."""
+"""Families whose layers may consist of a single sublayer: attention, an MLP or a state-space mixer."""
 
 AWAY_FROM_THE_STREAM: dict[str, frozenset[Role]] = dict.fromkeys(
     ("zamba", "zamba2"), frozenset({Role.O, Role.GATE, Role.UP})
 )
-"""Families in which attention passes its output only to the MLP, with the roles that therefore do not exist."""
+"""Families in which attention passes its output only to the MLP, and the roles that therefore do not exist."""
 
 MOST_EXPERTS = 10_000
 """A larger number of experts in a layer is treated as an error."""
@@ -95,31 +94,31 @@ MOST_EXPERTS_OF_ALL = 100_000
 """A larger number of experts in all layers is treated as an error; Kimi-K2 has 23,000."""
 
 MOST_LAYERS = 10_000
-"""A larger number of layers is treated as an error; lists in a config are read only up to this length."""
+"""A larger number of layers is treated as an error. Lists in a config are read only up to this length."""
 
 MOST_STACKS = 1_000
-"""Number of stacks, the largest first, whose tensors are examined. Published models have tens."""
+"""Number of stacks whose tensors are examined, largest stacks first. Published models have tens."""
 
 OTHER_STACKS = (
     *("vision", "visual", "audio", "image", "video", "speech", "mtp", "draft", "eagle", "medusa"),
     *("cross_attn", ".dit.", "talker", "token2wav", "code2wav", "depth_decoder", "codec_model"),
 )
-"""Words in prefixes of stacks that are not the language model, or not its own layers (multi-token prediction)."""
+"""Words in the prefixes of stacks that are not the language model or its own layers (as in multi-token prediction)."""
 
 MAIN_STACKS = {"blt_global_transformer": "global_transformer.layers"}
-"""Families with several stacks of layers for one text, with the one to compare: in BLT the stack for patches, which has
-nearly all weights, rather than those for bytes before and after it."""
+"""Families in which several stacks process one text, and the stack to compare. In BLT it processes patches and has
+nearly all weights; those before and after it process bytes."""
 
 SEQUENCES = (
     ("prelude", "core_block", "coda"),
     ("prelude", "core", "coda"),
     ("prelude", "recurrent_block", "coda"),
 )
-"""Stacks of looped models, in the order in which a token passes them. They form one sequence of layers."""
+"""Stacks of looped models that form one sequence of layers, in the order in which a token passes through them."""
 
 _XLM = frozenset({"attentions", "ffns", "layer_norm1", "layer_norm2"})
 FOLDERS_OF_LAYERS: dict[str, frozenset[str]] = dict.fromkeys(("xlm", "flaubert"), _XLM)
-"""Families that number the parts of a layer folder by folder, with those folders."""
+"""Families that number a layer's parts separately in each folder, and these folders."""
 
 NESTED_CONFIGS: tuple[tuple[str, ...], ...] = (
     ("thinker_config", "text_config"),
@@ -129,14 +128,14 @@ NESTED_CONFIGS: tuple[tuple[str, ...], ...] = (
     ("global_config",),
     ("decoder",),
 )
-"""Keys of the language model's config in a larger one."""
+"""Keys of the language model's config inside a larger config."""
 
 HIDDEN_SIZE_KEYS = ("hidden_size", "n_embd", "d_model", "n_embed", "emb_dim", "model_dim", "dim", "hidden_dim")
 EMBEDDING_SIZE_KEYS = (
     *("embedding_size", "word_embed_proj_dim", "input_embedding_size", "d_embed", "embed_dim", "embedding_rank"),
 )
 EMBEDDING_CONFIGS = {"blt_global_transformer": ("encoder_config", "blt_local_encoder")}
-"""Families whose embedding belongs to a stack of another width, with the config of that stack and its family."""
+"""Families whose embedding belongs to a stack of another width, with the config and family of that stack."""
 
 UNEMBEDDING_SIZE_KEYS = ("output_embedding_size",)
 N_LAYERS_KEYS = (

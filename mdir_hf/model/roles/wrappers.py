@@ -1,4 +1,4 @@
-"""Remove what compilers, trainers and adapters insert into tensor names, such as ``_orig_mod`` and ``base_layer``."""
+"""Remove components that compilers, trainers and adapters insert into tensor names, such as ``_orig_mod``."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ WRAPPERS = (
     *("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "module", "original_module", "base_layer"),
     *("modules_to_save.default", "modules_to_save"),
 )
-"""Components of a name that stand for a wrapper."""
+"""Components of a name that denote a wrapper."""
 
 TRAINED_COPY = "modules_to_save"
-"""Component in the name of a trained copy; the original is ignored if both exist."""
+"""Component in the name of a trained copy. The original is ignored if both exist."""
 
 _WRAPPER = re.compile(r"(?:^|(?<=\.))(?:" + "|".join(map(re.escape, WRAPPERS)) + r")\.")
 _MENTIONS = re.compile("_mod|module|base_layer")
 
 
 def without_wrappers(names: Iterable[str]) -> dict[str, str]:
-    """Map each tensor's name without wrappers to its stored name.
+    """Map each tensor's name, after removing wrappers, to its stored name.
 
-    PEFT's trained copies replace the originals; other colliding names keep their wrappers.
+    PEFT's trained copies replace the originals. Other names keep their wrappers if they would collide.
     """
     stored: dict[str, list[str]] = defaultdict(list)
     for name in names:

@@ -1,7 +1,7 @@
-"""Pair the tokens that two vocabularies share, as embedding rows, and choose which to read first.
+"""Pair embedding rows of tokens that two vocabularies share, and choose which to read first.
 
 Any choice that is independent of the weights keeps p valid, so rows are taken in runs of neighbouring ids: windows of
-both embeddings, paired by their common tokens, densest first. The seed spreads equal pairs over the vocabulary.
+both embeddings, paired by their common tokens, densest first. The seed shuffles windows of equal density.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class CommonVocabulary:
     Attributes:
         reference_rows: Row numbers in the reference, int64, strictly ascending.
         candidate_rows: Row numbers in the candidate, int64, all distinct.
-        n_reference_beyond: Usable tokens of the reference without a row in its embedding.
-        is_by_number: Whether rows of unknown tokens were paired by number.
+        n_reference_beyond: Usable tokens of the reference for which its embedding has no row.
+        is_by_number: Whether the tokens are unknown, so that rows were paired by number.
     """
 
     reference_rows: NDArray[np.int64]
@@ -41,7 +41,7 @@ class CommonVocabulary:
         return len(self.reference_rows)
 
     def within(self, n_reference_rows: int, n_candidate_rows: int) -> CommonVocabulary:
-        """Leave out pairs beyond the last rows of smaller matrices, such as output heads."""
+        """Drop pairs whose rows are missing in smaller matrices, such as output heads."""
         is_within = (self.reference_rows < n_reference_rows) & (self.candidate_rows < n_candidate_rows)
         if is_within.all():
             return self
@@ -53,13 +53,13 @@ class CommonVocabulary:
 def common_vocabulary(
     reference: Vocabulary, candidate: Vocabulary, *, n_reference_rows: int, n_candidate_rows: int
 ) -> CommonVocabulary:
-    """Pair the rows of two embeddings by the bytes that they stand for, sorted by reference row.
+    """Pair embedding rows that stand for the same bytes, in the order of the reference's rows.
 
-    Embeddings may have padding.
+    Embeddings may have padding rows.
 
     Raises:
-        VocabularyError: If a vocabulary has more than ``MAX_TOKENS_BEYOND`` tokens beyond its embedding, as if it were
-            another model's.
+        VocabularyError: If a vocabulary has more than ``MAX_TOKENS_BEYOND`` tokens beyond its embedding, which suggests
+            that it belongs to another model.
     """
     n_reference_beyond = _beyond(reference, n_reference_rows, "reference")
     n_candidate_beyond = _beyond(candidate, n_candidate_rows, "candidate")
@@ -94,29 +94,29 @@ def _beyond(vocabulary: Vocabulary, n_rows: int, side: str) -> int:
 IntArray = npt.NDArray[np.int64]
 
 REQUEST_COST_BYTES = 128 << 10
-"""Cost of a request besides its bytes, in bytes: about 10 ms of latency per request in flight at 100 Mbit/s."""
+"""Cost of a request in addition to its bytes, as bytes: about 10 ms of latency per request in flight at 100 Mbit/s."""
 
 LARGEST_RUN_BYTES = 128 << 10
-"""With one tokenizer a run wastes no bytes, so it is just long enough to be worth a request."""
+"""If both models share a tokenizer, runs waste no bytes, so a run is just long enough to be worth a request."""
 
 SMALL_GAP_BYTES = 16 << 10
-"""With one tokenizer there are few runs; also reading the gaps between them would read most of a small embedding."""
+"""If both models share a tokenizer, there are few runs. Larger gaps would add up to most of a small embedding."""
 
 WINDOW_ROWS = tuple(2**i for i in range(4, 14))
 
 N_FINE_WINDOWS, N_COARSE_WINDOWS = 32, 16
-"""With one tokenizer a sample starts with windows spread over the vocabulary; the rest of the largest sample is in a
+"""If both models share a tokenizer, a sample starts with windows spread over the vocabulary. The largest sample adds a
 few longer ones. Reading 4096 rows of 14 kB then takes 46 requests rather than 256."""
 
 
 class RowSampler:
     """Nested samples of the common vocabulary: a larger sample contains every smaller one.
 
-    Windows make samples of ``n_first`` to ``n_last`` tokens cheap. ``row_n_bytes`` counts stored bytes per row of both
-    embeddings.
+    Windows make samples of ``n_first`` to ``n_last`` tokens cheap. ``row_n_bytes`` is a row's stored size in each
+    embedding.
 
     Attributes:
-        window_rows: Rows per window; for a shared tokenizer, in the first sample.
+        window_rows: Rows per window; of the first sample, if the tokenizer is shared.
         max_gap_bytes: Largest gap that is worth reading.
     """
 
@@ -147,7 +147,7 @@ class RowSampler:
             self._rank_of_token = ranks[self.window_rows]
 
     def take(self, n_tokens: int) -> IntArray:
-        """Return the ascending positions in ``common`` of at least ``n_tokens`` tokens, in whole windows."""
+        """Return the ascending positions in ``common`` of at least ``n_tokens`` tokens, as whole windows."""
         n_tokens = min(n_tokens, len(self._reference))
         if n_tokens <= 0:
             return np.zeros(0, dtype=np.int64)
@@ -188,7 +188,7 @@ class RowSampler:
         return rank[inverse]
 
     def _cost(self, ranks: IntArray, n_tokens: int, row_n_bytes: tuple[int, int]) -> float:
-        """Return the cost of a sample with these ranks in bytes, requests included."""
+        """Return the cost in bytes, including requests, of a sample with these ranks."""
         if not len(ranks):
             return 0.0
         last_rank = np.partition(ranks, min(n_tokens, len(ranks)) - 1)[min(n_tokens, len(ranks)) - 1]

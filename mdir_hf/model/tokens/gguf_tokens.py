@@ -23,7 +23,7 @@ _NO_VOCABULARY = frozenset({"none", "no_vocab"})
 
 
 def gguf_vocabulary(metadata: Mapping[str, object], *, file: str) -> Vocabulary | None:
-    """Read the vocabulary of a GGUF header, or return None.
+    """Read the vocabulary in a GGUF header; None if it has none.
 
     Raises:
         VocabularyError: If the header is inconsistent, or a token is invalid.
@@ -95,7 +95,7 @@ def _spelt(text: str, token: bytes, spell: spelling.Speller) -> bytes:
 
 
 def _phantom_space(token: str) -> bytes:
-    """Decode BERT's convention in GGUF: a mark before tokens that start a word."""
+    """Decode BERT's convention in GGUF, in which a mark precedes tokens that start a word."""
     if token.startswith(spelling.META_SPACE):
         return b" " + token[1:].encode()
     return token.encode()
@@ -106,7 +106,7 @@ _RWKV_LETTERS = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 
 
 def _rwkv(token: str) -> bytes:
-    """Decode RWKV's convention: bytes as in a Python literal."""
+    """Decode RWKV's convention, in which bytes are written as in a Python literal."""
 
     def unescaped(match: re.Match[bytes]) -> bytes:
         code = match[1]
@@ -123,6 +123,6 @@ _SPELLERS: dict[str, tuple[VocabularyKind, spelling.Speller]] = {
     "rwkv": (VocabularyKind.RWKV, _rwkv),
     "plamo2": (VocabularyKind.PLAIN, spelling.plain),
 }
-"""Convention for each ``tokenizer.ggml.model``."""
+"""Kind of vocabulary and speller for each ``tokenizer.ggml.model``."""
 
 _WITH_FALLBACK = frozenset({VocabularyKind.SENTENCEPIECE, VocabularyKind.PLAIN})

@@ -22,7 +22,7 @@ _CLOSE = re.compile(rb"\s*\]")
 
 
 def without_merges(data: bytes) -> bytes:
-    """Empty the BPE merges array, at least half of any tokenizer.json. Unexpected data is returned unchanged."""
+    """Empty the array of BPE merges, at least half of any tokenizer.json. Unexpected data is returned unchanged."""
     start = _MERGES.search(data)
     if start is None:
         return data
@@ -34,10 +34,10 @@ def without_merges(data: bytes) -> bytes:
 
 
 def load_object(data: bytes, file: str) -> dict[str, Any]:
-    """Load a JSON object. The last duplicate of a key wins.
+    """Load a JSON object. If a key is repeated, its last value is used.
 
     Raises:
-        VocabularyError: If it is not a UTF-8 JSON object, is too deeply nested, or has too long a number.
+        VocabularyError: If the data is not a JSON object in UTF-8, is too deeply nested, or contains too long a number.
     """
     original = data
     data = without_merges(data)
@@ -81,16 +81,16 @@ def is_web_page(data: bytes) -> bool:
 
 
 def shown(value: object) -> str:
-    """Format a JSON value for error messages: shortened scalars, or the type."""
+    """Format a JSON value for error messages: a shortened scalar, or the type of a container."""
     # The repr of a deeply nested value would itself raise an error.
     return described(value) if isinstance(value, dict | list) else f"{value!r:.60}"
 
 
 def row_id(value: object, token: str) -> int:
-    """Return a JSON value, which must be an integer.
+    """Return a JSON value that must be an integer.
 
     Raises:
-        VocabularyError: If it is not.
+        VocabularyError: If the value is not an integer.
     """
     if type(value) is not int:
         raise VocabularyError(f"token {token[:40]!r} has the id {shown(value)}; expected an integer")

@@ -35,7 +35,7 @@ RWKV_LINE = re.compile(
 
 
 def lines_of(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the number, from 1, and content of each non-empty line, without BOM.
+    """Yield the number (from 1) and content of each non-empty line. A byte order mark is removed.
 
     Raises:
         VocabularyError: If there are too many lines, or a line is too long.
@@ -52,7 +52,7 @@ def check_lines(data: bytes) -> None:
     """Check the size of a list of tokens.
 
     Raises:
-        VocabularyError: If it has too many bytes or lines.
+        VocabularyError: If the list has too many bytes or lines.
     """
     excess = TOKEN_LINES.excess(n_bytes=len(data), n_items=data.count(b"\n"), of="lines")
     if excess is not None:
@@ -60,7 +60,7 @@ def check_lines(data: bytes) -> None:
 
 
 def tiktoken_tokens(data: bytes) -> Iterator[Token]:
-    """Read tiktoken ranks: a token in base64, a space, and its row.
+    """Read tiktoken ranks, one per line: a token in base64, a space, and its row.
 
     Special tokens are not in the file.
 
@@ -77,7 +77,8 @@ def tiktoken_tokens(data: bytes) -> Iterator[Token]:
 def tekken_tokens(content: dict[str, Any]) -> Iterator[Token]:
     """Read a ``tekken.json``, special tokens first.
 
-    The row of a token is its rank plus ``default_num_special_tokens``; rows fit into ``default_vocab_size``.
+    A token's row is its rank plus ``default_num_special_tokens``. Tokens whose row is not below ``default_vocab_size``
+    are skipped.
 
     Raises:
         VocabularyError: If a value in the file has the wrong type.
@@ -108,12 +109,12 @@ def tekken_tokens(content: dict[str, Any]) -> Iterator[Token]:
 
 
 def rwkv_tokens(data: bytes) -> Iterator[Token]:
-    """Read RWKV's word list: row, Python literal of text or bytes, number of bytes.
+    """Read RWKV's word list. A line has the row, a Python literal of text or bytes, and the number of bytes.
 
     Literals are not evaluated. Row 0, the end of text, is not in the file.
 
     Raises:
-        VocabularyError: If a line is invalid, or a token does not have the stated length.
+        VocabularyError: If a line is invalid, or the length of a token differs from the stated one.
     """
     yield 0, b"", TokenType.SPECIAL
     for number, line in lines_of(data):
@@ -129,7 +130,7 @@ def rwkv_tokens(data: bytes) -> Iterator[Token]:
 def literal_tokens(data: bytes) -> Iterator[Token]:
     """Read RWKV's ``vocab.txt`` in the Hub's format: line n is a Python bytes literal for row n - 1.
 
-    Row 0 is the end of text, whatever its line contains.
+    Row 0 is always the end of text; its line is ignored.
 
     Raises:
         VocabularyError: If a line is invalid.
@@ -169,9 +170,9 @@ _CONTINUES = "@@"
 
 
 def word_list_tokens(data: bytes) -> tuple[VocabularyKind, Iterator[Token]]:
-    """Read a ``vocab.txt``, in which empty lines are unused rows, and return its convention and tokens.
+    """Read a ``vocab.txt`` and return its convention and tokens. Empty lines are unused rows.
 
-    Special tokens are recognised by name, and WordPiece by content.
+    Special tokens are recognised from their names, and WordPiece from the markers in the file.
 
     Raises:
         VocabularyError: If the file is not UTF-8 text.

@@ -1,6 +1,6 @@
 """Read the pieces of SentencePiece ``.model`` files with a strict protobuf reader.
 
-Only field 1 of ``ModelProto`` (pieces in id order) with fields 1 (text) and 3 (type) is decoded. Schema:
+Only field 1 of ``ModelProto`` (pieces in id order) is decoded, with its fields 1 (text) and 3 (type). Source:
 ``sentencepiece_model.proto`` of the SentencePiece project.
 """
 
@@ -91,7 +91,7 @@ def _span(wire: int, value: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def _fields(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int | tuple[int, int]]]:
-    """Yield number, wire type, and value or byte span of each field."""
+    """Yield each field's number, wire type, and value or byte span."""
     position = start
     while position < stop:
         tag, position = _varint(data, position, stop)

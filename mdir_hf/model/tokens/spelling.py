@@ -1,4 +1,4 @@
-"""Decode token strings to the bytes that they add to text."""
+"""Decode token strings to the bytes that they stand for."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _HEXADECIMAL = frozenset("0123456789abcdefABCDEF")
 
 
 def byte_level(token: str) -> bytes:
-    """Return the bytes of a byte-level token, or of literal text."""
+    """Return the bytes of a byte-level token; a token outside the alphabet is literal text."""
     try:
         return token.translate(_BYTE_LEVEL).encode("latin-1")
     except UnicodeEncodeError:
@@ -47,7 +47,7 @@ def is_byte_level(token: str) -> bool:
 
 
 def meta_space(token: str, *, mark: str = META_SPACE) -> bytes:
-    """Return the bytes of a SentencePiece piece, whose mark is a space."""
+    """Return the bytes of a SentencePiece piece, in which U+2581 is a space."""
     return token.replace(mark, " ").encode()
 
 
@@ -59,7 +59,7 @@ def fallback_byte(token: str) -> bytes | None:
 
 
 def wordpiece(token: str, *, prefix: str = "##") -> bytes:
-    """Return the bytes of a WordPiece token; without the prefix, a space comes first."""
+    """Return the bytes of a WordPiece token; a space is added in front unless the token has the prefix."""
     if len(token) > len(prefix) and token.startswith(prefix):
         return token[len(prefix) :].encode()
     return b" " + token.encode()
@@ -71,7 +71,7 @@ def plain(token: str) -> bytes:
 
 
 def with_suffix(speller: Speller, suffix: str) -> Speller:
-    """Return a speller for tokens whose suffix, such as ``</w>``, ends a word."""
+    """Return a speller for tokens that end a word with a suffix such as ``</w>``."""
 
     def spell(token: str) -> bytes:
         if len(token) > len(suffix) and token.endswith(suffix):
@@ -90,12 +90,12 @@ SPELLERS: dict[VocabularyKind, Speller] = {
 
 
 _CONTINUES, _COMMON = "##", 50
-"""In WordPiece at least one token in this many has the marker (20 to 90 % in published vocabularies). In other
-vocabularies a few tokens such as ``##`` and ``###`` are headings. The other markers do not occur in ordinary text."""
+"""In WordPiece, at least one token in this many has the marker (20 to 90% in published vocabularies). Elsewhere, a few
+tokens such as ``##`` and ``###`` are headings. The other markers do not occur in ordinary text."""
 
 
 def guess_kind(tokens: Iterable[str]) -> VocabularyKind:
-    """Guess a word list's convention from its most common marker."""
+    """Guess the convention of a word list from its most common marker."""
     markers = {BYTE_SPACE: VocabularyKind.BYTE_LEVEL, META_SPACE: VocabularyKind.SENTENCEPIECE}
     counts = {VocabularyKind.PLAIN: 0, **dict.fromkeys(markers.values(), 0), VocabularyKind.WORDPIECE: 0}
     n_tokens = 0
@@ -145,7 +145,7 @@ def is_control(token: str) -> bool:
 
 
 def type_by_name(token: str, *, may_be_markup: bool = False) -> TokenType:
-    """Return the type that the name suggests. ``may_be_markup`` treats names such as ``<s>`` as text."""
+    """Return the type suggested by a token's name. ``may_be_markup`` treats names such as ``<s>`` as text."""
     if is_reserved(token):
         return TokenType.RESERVED
     named = token in _SPECIAL_NAMES and not may_be_markup

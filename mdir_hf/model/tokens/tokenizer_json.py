@@ -1,4 +1,4 @@
-"""``tokenizer.json`` and ``vocab.json``: token strings with row ids."""
+"""Read ``tokenizer.json`` and ``vocab.json``: token strings and their rows."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _N_FIRST_ROWS = 16
 def tokenizer_json_tokens(content: dict[str, Any]) -> tuple[VocabularyKind, Iterator[Token]]:
     """Read a ``tokenizer.json`` and return its convention and tokens.
 
-    An added token is special if it is flagged, or named ``<|…|>``. A token that repeats an entry of the model's
-    vocabulary is that entry; any other is literal text.
+    An added token is special if it is flagged as such, or named ``<|…|>``. If it repeats an entry of the model's
+    vocabulary, it is spelled like that entry; otherwise it is literal text.
 
     Raises:
-        VocabularyError: If a value has the wrong type; also during iteration.
+        VocabularyError: If a value has the wrong type; may also be raised during iteration.
     """
     model = _member(content, "model", dict)
     vocabulary = model.get("vocab")
@@ -76,10 +76,10 @@ def tokenizer_json_tokens(content: dict[str, Any]) -> tuple[VocabularyKind, Iter
 
 
 def vocab_json_tokens(row_of: dict[str, Any]) -> tuple[VocabularyKind, Iterator[Token]]:
-    """Read a ``vocab.json`` (token string to row) and return its guessed convention and tokens.
+    """Read a ``vocab.json``, which maps token strings to rows, and return its guessed convention and tokens.
 
     Raises:
-        VocabularyError: If an id is not an integer; during iteration.
+        VocabularyError: If a row is not an integer; raised during iteration.
     """
     kind = spelling.guess_kind(row_of)
     spell = spelling.SPELLERS[kind]
@@ -97,20 +97,20 @@ def vocab_json_tokens(row_of: dict[str, Any]) -> tuple[VocabularyKind, Iterator[
 
 
 def added_json_tokens(row_of: dict[str, Any]) -> Iterator[Token]:
-    """Read an ``added_tokens.json`` (literal text to row).
+    """Read an ``added_tokens.json``, which maps literal text to rows.
 
     Raises:
-        VocabularyError: If an id is not an integer; during iteration.
+        VocabularyError: If a row is not an integer; raised during iteration.
     """
     for string, value in row_of.items():
         yield row_id(value, string), string.encode(), spelling.type_by_name(string)
 
 
 def declared_tokens(config: dict[str, Any]) -> Iterator[Token]:
-    """Read the text and flags of individual rows from a ``tokenizer_config.json`` (``added_tokens_decoder``).
+    """Read the text and flags of single rows from ``added_tokens_decoder`` in a ``tokenizer_config.json``.
 
     Raises:
-        VocabularyError: If a value has the wrong type; during iteration.
+        VocabularyError: If a value has the wrong type; raised during iteration.
     """
     declared = config.get("added_tokens_decoder")
     for row, entry in (_member(config, "added_tokens_decoder", dict) if declared is not None else {}).items():
@@ -147,7 +147,7 @@ def _declared_kind(content: dict[str, Any], model: dict[str, Any]) -> Vocabulary
 
 
 def _mark_of_space(content: dict[str, Any]) -> str | None:
-    """Return the character that Metaspace uses for a space; None for the usual one."""
+    """Return Metaspace's replacement for a space; None for the usual one."""
     for node in _nodes(*(content.get(part) for part in ("pre_tokenizer", "decoder", "normalizer"))):
         mark = node.get("replacement")
         if node.get("type") == "Metaspace" and isinstance(mark, str) and mark:

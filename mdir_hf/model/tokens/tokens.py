@@ -1,11 +1,11 @@
-"""The tokens of a vocabulary: which bytes each usable row of an embedding stands for.
+"""The tokens of a vocabulary: the bytes that each usable row of an embedding stands for.
 
 Readers of file formats yield :data:`Token` triples in any order. :func:`assemble` decides which of them are usable:
 
-* Tokens that do not stand for text are left out: special, control, reserved, unused, empty.
-* **Byte fallbacks are left out if a piece exists**, since such a row is never trained.
+* Tokens that do not stand for text (special, control, reserved, unused or empty) are left out.
+* **A byte fallback is left out if another token has the same byte**, since its row is never trained.
 * **Other duplicates are all left out.** If two rows have the same bytes (GPT-NeoX has every run of 2 to 24 spaces
-  twice), or one row has two spellings, the files do not tell which one was used in training.
+  twice), or one row has two spellings, the files do not show which one was used in training.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ MAX_ROWS = 1 << 24
 
 
 class VocabularyKind(str, enum.Enum):
-    """How a vocabulary spells bytes as token strings."""
+    """How a vocabulary writes bytes as token strings."""
 
     BYTE_LEVEL = "byte_level"
     """Each byte is one of 256 printable characters (GPT-2, Llama 3, Qwen)."""
     SENTENCEPIECE = "sentencepiece"
-    """U+2581 stands for a space, ``<0xNN>`` for a byte (Llama 2, Mistral, Gemma, T5), in a JSON or a protobuf file."""
+    """U+2581 stands for a space, and ``<0xNN>`` for a byte (Llama 2, Mistral, Gemma, T5), in JSON or protobuf."""
     WORDPIECE = "wordpiece"
     """``##x`` continues a word; other tokens start one (BERT)."""
     TIKTOKEN = "tiktoken"
     """Raw bytes in base64, one rank per line."""
     TEKKEN = "tekken"
-    """Raw bytes in base64, with ranks counted after the special tokens (Mistral)."""
+    """Raw bytes in base64, with ranks that start after the special tokens (Mistral)."""
     RWKV = "rwkv"
     """Raw bytes as Python literals, one per line."""
     PLAIN = "plain"
@@ -47,13 +47,13 @@ class TokenType(enum.Enum):
     TEXT = enum.auto()
     """Stands for its bytes."""
     FALLBACK = enum.auto()
-    """Stands for one byte if no piece fits."""
+    """Stands for one byte that no other token covers."""
     SPECIAL = enum.auto()
     """A control or unknown token, which never encodes text."""
     RESERVED = enum.auto()
     """A placeholder for later use, such as ``<unused7>`` or ``<|reserved_special_token_7|>``."""
     UNUSED = enum.auto()
-    """Marked as unused by the file, or without bytes."""
+    """Marked as unused in the file, or without bytes."""
 
 
 Token = tuple[int, bytes, TokenType]
@@ -67,7 +67,7 @@ class Vocabulary:
     ``n_tokens + n_special + n_reserved + n_unused + n_duplicate == n_rows`` always holds.
 
     Attributes:
-        row_of: Row number by the usable token's bytes; every row occurs once.
+        row_of: Row number of each usable token by its bytes; every row occurs once.
         n_rows: One more than the highest row number, including special tokens.
         n_special: Control, unknown and other special rows.
         n_unused: Rows without a token, without bytes, or marked as unused.
@@ -92,12 +92,12 @@ class Vocabulary:
 
 
 def assemble(tokens: Iterable[Token], *, kind: VocabularyKind, files: tuple[str, ...]) -> Vocabulary:
-    """Decide which tokens are usable by this module's rules.
+    """Decide which tokens are usable, following the rules in this module's docstring.
 
-    Types that leave a row out take precedence. Errors name the first of ``files``.
+    If a row has several types, one that leaves it out takes precedence. Errors name the first of ``files``.
 
     Raises:
-        VocabularyError: If a row number is out of range, or no usable token is left.
+        VocabularyError: If a row number is out of range, or no token is usable.
     """
     text_of: dict[int, bytes] = {}
     fallback: set[int] = set()

@@ -1,7 +1,7 @@
-"""Row numbers of SentencePiece pieces, for tokenizer classes that prepend their own tokens or drop pieces.
+"""Find and read a repository's tokenizer files, and number the rows of SentencePiece pieces.
 
-Source: the slow tokenizers of transformers and their converters (``convert_slow_tokenizer.py``); ``SPTokenizer`` in the
-repository of ChatGLM-6B.
+Some classes prepend tokens or drop pieces. Source: transformers' slow tokenizers and their converters
+(``convert_slow_tokenizer.py``); ``SPTokenizer`` in the repository of ChatGLM-6B.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Numbering:
     """How pieces of a model file map to rows.
 
     Attributes:
-        offset: Added to a piece's position in the file.
-        n_dropped: Number of leading pieces without a row.
+        offset: Number added to a piece's position in the file.
+        n_dropped: Number of leading pieces that have no row.
         setting: Key in ``tokenizer_config.json`` that overrides the offset.
         literals: Pieces that stand for other white space.
     """
@@ -62,7 +62,7 @@ class Numbering:
 
 
 PLACES = Numbering()
-"""The row of a piece is its position; valid for nearly every class."""
+"""Rows are positions in the file, as for nearly every class."""
 
 _FAIRSEQ = Numbering(offset=1, n_dropped=3)
 _PEGASUS = Numbering(offset=103, n_dropped=2, setting="offset")
@@ -80,7 +80,7 @@ _OF_CLASS: dict[str, Numbering] = {
     "Camembert": Numbering(offset=4, n_dropped=1),
     "Pegasus": _PEGASUS,
 }
-"""Tokenizer classes by name, without "Tokenizer" and "TokenizerFast"."""
+"""Numbering by the name of the tokenizer class, omitting "Tokenizer" and "TokenizerFast"."""
 
 _OF_FAMILY: dict[str, Numbering] = {
     **dict.fromkeys(("xlm-roberta", "xlm-roberta-xl", "xmod", "xglm", "mbart", "plbart", "nllb-moe"), _FAIRSEQ),
@@ -88,12 +88,12 @@ _OF_FAMILY: dict[str, Numbering] = {
     "camembert": Numbering(offset=4, n_dropped=1),
     **dict.fromkeys(("pegasus", "pegasus_x", "bigbird_pegasus"), _PEGASUS),
 }
-"""``model_type`` in ``config.json``, for repositories whose tokenizer declares no class of its own."""
+"""Numbering by ``model_type`` in ``config.json``, for repositories whose tokenizer declares no class of its own."""
 
 _ANY_CLASS = frozenset({"", "PreTrained", "Tokenizers", "TokenizersBackend"})
 CHATGLM_FILE = "ice_text.model"
 NUMBERED_BY_CLASS = ("sentencepiece.bpe.model", "spiece.model")
-"""Files whose numbering may depend on the model's config, if the tokenizer's config does not declare it."""
+"""Files whose numbering may depend on the model's config, unless the tokenizer's config declares it."""
 
 
 def numbering_of(file: str, tokenizer_config: Mapping[str, Any], config: Mapping[str, Any]) -> Numbering:
@@ -126,10 +126,10 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 CONFIG = "config.json"
 
 MAX_MOVED_SHARE = 0.01
-"""Share of common tokens on which two files of one tokenizer may differ, because a few were added later."""
+"""Largest share of common tokens on which two files of one tokenizer may differ, because a few were added later."""
 
 _FOLDERS = ("", "tokenizer/", "original/")
-"""Folders with tokenizer files; the first one that has any is used."""
+"""Folders with tokenizer files; the first folder that contains any is used."""
 
 
 def _named(*names: str) -> Callable[[str], bool]:
@@ -178,14 +178,14 @@ _COMPANIONS: tuple[tuple[str, Callable[[str], bool]], ...] = (
 def vocabulary_files(names: Collection[str]) -> tuple[str, ...]:
     """Return the files that :func:`read_vocabulary` reads: the primary file and its companions.
 
-    Identical files have identical vocabularies. The result is empty if there are no known files. If the root has none,
+    Identical files have identical vocabularies. The result is empty if no file is known. If the root has no known file,
     the folders ``tokenizer`` and ``original`` are searched.
     """
     return next(_sources(names), ())
 
 
 def _sources(names: Collection[str]) -> Iterator[tuple[str, ...]]:
-    """Yield the primary files of the first folder with any, best first, with companions."""
+    """Yield the primary files of the first folder that has any, best first, each with its companions."""
     for folder in _FOLDERS:
         inside = (name.removeprefix(folder) for name in names if name.startswith(folder))
         files = sorted(name for name in inside if "/" not in name)
@@ -200,10 +200,10 @@ def _sources(names: Collection[str]) -> Iterator[tuple[str, ...]]:
 def read_vocabulary(names: Collection[str], read: Callable[[str], bytes]) -> Vocabulary:
     """Read a repository's vocabulary as data, without running its code or any tokenizer library.
 
-    Only the most complete file is read, with its companions. The format is detected from the content.
+    Only the most complete file is read, with its companions. Its format is detected.
 
     Raises:
-        VocabularyError: If no file holds a vocabulary, or the file is invalid.
+        VocabularyError: If no file contains a vocabulary, or the file is invalid.
     """
     files = vocabulary_files(names)
     if not files:
@@ -217,9 +217,9 @@ def read_vocabulary(names: Collection[str], read: Callable[[str], bytes]) -> Voc
 def doubts_of_vocabulary(
     names: Collection[str], read: Callable[[str], bytes], vocabulary: Vocabulary
 ) -> tuple[str, ...]:
-    """Describe how a repository's files contradict each other about token rows.
+    """Describe contradictions between a repository's tokenizer files.
 
-    If two sources give different rows, one does not belong to the weights.
+    If two files give a token different rows, one of them does not belong to the weights.
     """
     files, *further = _sources(names)
     if files != vocabulary.files or not files[0].endswith("tokenizer.json") or not further:
@@ -279,7 +279,7 @@ def _contradictions(tokens: list[Token], declared: list[Token], file: str, confi
 
 
 def _with_flags(tokens: list[Token], declared: Iterable[Token]) -> Iterable[Token]:
-    """Add a config's flags, and rows that the primary file lacks."""
+    """Add the flags of a config, and the rows that only the config has."""
     rows = {row for row, _, _ in tokens}
     return chain(tokens, (token for token in declared if token[2] is not TokenType.TEXT or token[0] not in rows))
 
@@ -287,7 +287,7 @@ def _with_flags(tokens: list[Token], declared: Iterable[Token]) -> Iterable[Toke
 def _tokens(
     files: tuple[str, ...], companions: Mapping[str, str], config: Mapping[str, Any], read: Callable[[str], bytes]
 ) -> tuple[VocabularyKind, Iterable[Token]]:
-    """Detect the format from content or name, and read the tokens."""
+    """Detect the format from the content or name, and read the tokens."""
     file, data = files[0].rpartition("/")[2], read(files[0])
     head = data[:4096].removeprefix(b"\xef\xbb\xbf")
     is_json = file.endswith(".json")

@@ -1,4 +1,4 @@
-"""Cards of all kinds of answers, and their words: for the page, its first paint, and cards on other pages."""
+"""Cards for all kinds of answers, and their words, for the page, its first paint, and other sites."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from mdir_space.jobs.survey import SurveyResult
 
 @dataclass(frozen=True)
 class AnswerWords:
-    """An answer in words, as plain text.
+    """An answer as plain text.
 
     Attributes:
         about: Names of the models.
         headline: A few words that end in a full stop.
         sentence: A sentence to quote.
-        caveat: A sentence on a conclusion that does not follow.
+        caveat: A sentence about a conclusion that does not follow.
     """
 
     about: str
@@ -35,7 +35,7 @@ class AnswerWords:
 
 
 def answer_words(result: Result, question: Question) -> AnswerWords:
-    """Return the words of an answer to a question."""
+    """Return an answer in words."""
     if isinstance(result, HomologyReport):
         pair = listed_names([model.repo for model in (result.reference, result.candidate)])
         return AnswerWords(pair, f"{result.headline}.", result.sentence, result.does_not_mean[0])
@@ -47,14 +47,10 @@ def answer_words(result: Result, question: Question) -> AnswerWords:
 
 
 def answer_card(result: Result, question: Question, *, link: str = "", note: str = "", frame: str = "") -> Markup:
-    """Return the card of an answer; HTML.
+    """Return the card of an answer, or of an interim state of it, as HTML.
 
-    Args:
-        result: The answer, or an interim state of it.
-        question: The question.
-        link: URL of this answer; empty for none.
-        note: A sentence above it: the source of the result, that more will come, or which limit cut it short.
-        frame: HTML that embeds it on another page. Ignored for comparisons, which have a tab for it.
+    ``note`` is a sentence above the answer, such as the limit that cut it short. ``frame`` is HTML that embeds the card
+    in another page; comparisons ignore it, because they have a tab for it.
     """
     if isinstance(result, HomologyReport):
         return verdict_card(result, link=link, note=note)

@@ -1,4 +1,4 @@
-"""The card of a family: a sentence to quote, and a row with a link for each base model that was compared."""
+"""The card of a family: a sentence to quote, and a row for each compared base model, with a link."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mdir_space.jobs.base_index import ShippedBase, shipped_bases
 from mdir_space.jobs.question import FamilyQuestion
 
 STRONGEST_NOISE = 100.0
-"""Texts show larger values of the excluded noise as this one."""
+"""Excluded noise above this value is shown as this value."""
 
 _MEASURED = {
     Verdict.HOMOLOGOUS: "shared weights were found",
@@ -34,20 +34,18 @@ _MEASURED = {
 
 @dataclass(frozen=True)
 class Relative:
-    """One model that was compared.
+    """One compared model.
 
     Attributes:
-        name: Its name.
-        opens: The name under which a comparison can read it; empty if there is none.
-        place: The source of the name: the index or the card.
+        opens: Name with which a comparison can read the model, or empty.
+        place: Source of the name: the index or the card.
         is_found: Whether shared weights were found.
         measured: The outcome, in words.
         log10_p: log10 of p; None if nothing was measured.
-        p_is_bound: Whether p is a bound.
         agreement: How much agrees; empty if not counted.
         is_corrected: Whether p is corrected for all bases of the index.
-        made_from: The source of its entry in the index, in sentences; empty if its name already says it.
-        layers: Which layers match which of its layers; empty if unknown.
+        made_from: Sentences on the source of the index entry; empty if the name already says it.
+        layers: Which layers match; empty if unknown.
     """
 
     name: str
@@ -64,22 +62,14 @@ class Relative:
 
     @property
     def strength(self) -> str:
-        """The strength of the evidence: log10 p if p is a bound, else how much agrees; empty if nothing was found."""
+        """The strength of the evidence: log10 p if p is a bound, else how much agrees. Empty if nothing was found."""
         if not self.is_found or self.log10_p is None:
             return ""
         return f"log10 p {log10_text(self.log10_p)}" if self.p_is_bound else self.agreement
 
 
 def family_card(family: Family, question: FamilyQuestion, *, link: str = "", note: str = "", frame: str = "") -> Markup:
-    """Return the card.
-
-    Args:
-        family: The family, or an interim state of it.
-        question: The question.
-        link: URL of this answer; empty for none.
-        note: A sentence above it: that more will come, or which limit cut it short.
-        frame: HTML that embeds it on another page; empty for none.
-    """
+    """Return the card; see :func:`~mdir_space.html.answer_card.answer_card`."""
     headline, sentence = family_sentence(family, question)
     relatives = [
         replace(relative, layers=layers_text(family.layers[key]))
@@ -106,7 +96,7 @@ def family_card(family: Family, question: FamilyQuestion, *, link: str = "", not
 
 
 def bom_of_family(family: Family) -> str:
-    """Return the bill of materials of a model; empty if its facts are unknown or the library is not installed."""
+    """Return the bill of materials of a model. Empty if its facts are unknown or the library is not installed."""
     if family.facts is None:
         return ""
     try:
@@ -139,7 +129,7 @@ def family_sentence(family: Family, question: FamilyQuestion) -> tuple[str, str]
 
 
 def relatives_of(family: Family) -> Iterator[Relative]:
-    """Yield every model that was compared, each once, those with shared weights first."""
+    """Yield every compared model once, beginning with those that share weights."""
     known: dict[str, Relative] = {}
     identification = family.found
     for ancestor in () if identification is None else identification.ancestors:
@@ -216,7 +206,7 @@ def _of_card(check: BaseCheck, relation: str | None) -> Relative:
 
 
 def _excluded(identification: Identification) -> str:
-    """Say what a search without a finding excludes."""
+    """Say what a search that found nothing excludes."""
     which = "the one base model" if identification.n_bases == 1 else f"{identification.n_bases} base models"
     outcome = f"It was compared with {which} of the index."
     if identification.excluded_noise is None:
@@ -275,7 +265,7 @@ def _measured(check: BaseCheck | None) -> str:
 
 
 def family_caveats(family: Family) -> list[str]:
-    """Return what an answer does not mean, in sentences."""
+    """Return sentences on what an answer does not mean."""
     sentences = [
         "Shared weights have no direction: they do not say which model came first, and both may come from a third one."
     ]

@@ -1,6 +1,6 @@
-"""Figures with a text for each cell, shown by pointer, touch and keyboard (``figures.js``).
+"""Figures with a text for each cell, which can be shown with pointer, touch or keyboard (``figures.js``).
 
-The image comes from the report, so a download is exactly the figure on the page. Nothing else is loaded.
+The images come from the report, so a downloaded figure is exactly the one on the page. Nothing else is loaded.
 """
 
 from __future__ import annotations
@@ -25,21 +25,18 @@ OPENS_PARTS = "Enter shows the parts of a pair."
 OPENS_COMPARISON = "Enter opens the comparison of the two models."
 
 FigureParts = Mapping[Any, Sequence[tuple[str, str, float]]]
-"""Keyed as the return value of ``pair_tests``."""
+"""Has the same keys as the return value of ``pair_tests``."""
 
 
 MAX_DRAWN = 16
-"""Public reports whose figures are kept; the figures of one report take about 2 MB."""
+"""Number of public reports whose figures are kept, about 2 MB for each report."""
 
 
 class ReportFigures:
-    """The figures of one report. Each is rendered once, when it is first shown; safe to use from several threads.
-
-    Args:
-        report: The report.
+    """The figures of one report, each rendered when it is first shown. Thread-safe.
 
     Attributes:
-        deciding: The figure of the evidence that settled the question, without cells; empty if there is none.
+        deciding: The figure of the evidence that decided, without cells; empty if there is none.
     """
 
     def __init__(self, report: HomologyReport) -> None:
@@ -50,7 +47,7 @@ class ReportFigures:
         self.deciding = self._deciding()
 
     def images(self, names: Iterable[FigureName]) -> dict[str, str]:
-        """Return, as HTML by name, the figures for which the report has data."""
+        """Return the figures for which the report has data, as HTML by name."""
         with self._lock:
             shown = {name.value: self._image(name.value) for name in names}
         return {name: image for name, image in shown.items() if image}
@@ -71,11 +68,7 @@ class ReportFigures:
 
 
 class DrawnFigures:
-    """The figures of the reports that were shown last. Only for public reports: a visitor may see what another drew.
-
-    Args:
-        most: Reports whose figures are kept.
-    """
+    """The figures of the last shown reports. Only for public reports, because visitors may see each other's figures."""
 
     def __init__(self, most: int = MAX_DRAWN) -> None:
         self._most = most
@@ -83,7 +76,7 @@ class DrawnFigures:
         self._figures: OrderedDict[int, tuple[HomologyReport, ReportFigures]] = OrderedDict()
 
     def of(self, report: HomologyReport) -> ReportFigures:
-        """Return the figures of a report; a second call with the same object draws nothing."""
+        """Return the figures of a report; calling it again with the same object draws nothing."""
         with self._lock:
             report, figures = self._figures.get(id(report), (report, None))
         figures = figures or ReportFigures(report)  # outside the lock: others must not wait for a drawing
@@ -96,7 +89,7 @@ class DrawnFigures:
 
 
 PUBLIC_FIGURES = DrawnFigures()
-"""Figures of stored results, and of results in the cache."""
+"""Figures of stored results and of results in the cache."""
 
 
 def interactive_figure(
@@ -108,15 +101,10 @@ def interactive_figure(
     parts: FigureParts | None = None,
     address: Callable[[str, str], str] | None = None,
 ) -> Markup:
-    """Return a figure as HTML, with buttons that zoom and save it.
+    """Return a figure as HTML, with buttons to zoom and save it.
 
-    Args:
-        name: Name of the figure.
-        light: Image for a light page; HTML.
-        dark: Image for a dark page; HTML.
-        grids: The text of its cells.
-        parts: The table that opens from a cell of a pair of layers.
-        address: Returns the link of a cell about two models.
+    ``light`` and ``dark`` are images for light and dark pages, ``grids`` the texts of the cells, and ``parts`` the
+    tables that open from cells of pairs of layers. ``address`` returns the link of a cell about two models.
     """
     cells = [
         {
@@ -184,6 +172,6 @@ def _data(grid: CellGrid, parts: FigureParts, address: Callable[[str, str], str]
 
 
 def _once(texts: Sequence[str]) -> tuple[list[str], list[int]]:
-    """Return the distinct texts, and for each cell the index of its text."""
+    """Return the distinct texts, and the index of each cell's text."""
     places = {text: at for at, text in enumerate(dict.fromkeys(texts))}
     return list(places), [places[text] for text in texts]

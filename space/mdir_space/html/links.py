@@ -28,17 +28,17 @@ DOWNLOAD_PATH = "/reconstruction"
 
 @dataclass(frozen=True)
 class LinkedQuestion:
-    """The question in a link, as written; nothing has been validated.
+    """The question in a link, not yet validated.
 
     Attributes:
-        reference: ``a``; empty if absent. May be a list of names.
-        candidate: ``b``; empty if absent. May be a list of names.
-        level: ``level``; auto if absent.
-        alpha: ``alpha``, as text; empty if absent.
-        version: ``v``, the version of the package that computed the linked result; empty if the link asks a question
-            and points at no result.
+        reference: ``a``; may be a list of names.
+        candidate: ``b``; may be a list of names.
+        level: ``level``; defaults to auto.
+        alpha: ``alpha``, as text.
+        version: ``v``, the version of the package that computed the linked result; empty if the link only asks a
+            question.
         example: ``example``, the name of a stored result.
-        only: ``only``, which half of a question about one model.
+        only: ``only``, one half of a question about one model.
     """
 
     reference: str = ""
@@ -51,7 +51,7 @@ class LinkedQuestion:
 
 
 def read_link(request: Any) -> LinkedQuestion:  # noqa: ANN401 - of gradio or of starlette
-    """Return the question in the URL of a page."""
+    """Return the question in the URL of the page."""
     query = {} if request is None else dict(request.query_params)
 
     def value(name: str, default: str = "", longest: int = MAX_NAME_LENGTH) -> str:
@@ -70,7 +70,7 @@ def read_link(request: Any) -> LinkedQuestion:  # noqa: ANN401 - of gradio or of
 
 
 def query_of(reference: str, candidate: str, level: str, alpha: float) -> str:
-    """Return the query that asks a question again, without parameters at their defaults."""
+    """Return the query that asks a question again, omitting parameters that have their default."""
     fields = {"a": reference} | ({"b": candidate} if candidate else {})
     fields |= {"level": level} if level != "auto" else {}
     fields |= {"alpha": f"{alpha:g}"} if alpha != DEFAULT_ALPHA else {}
@@ -78,12 +78,7 @@ def query_of(reference: str, candidate: str, level: str, alpha: float) -> str:
 
 
 def query_again(question: Question, names: Sequence[str] = ()) -> str:
-    """Return the query that asks a question again.
-
-    Args:
-        question: The question.
-        names: Names of its models; empty for the names in the question.
-    """
+    """Return the query that asks a question again; ``names`` replace the names in the question if there are any."""
     names = names or question.names
     if isinstance(question, PairQuestion):
         return query_of(names[0], names[1], question.level, question.alpha)
@@ -96,8 +91,7 @@ def query_again(question: Question, names: Sequence[str] = ()) -> str:
 def link_to_layers(link: str) -> str:
     """Return the link to the same question at level layers; empty if it is at that level already.
 
-    Args:
-        link: A link that ends in a query of :func:`query_of`; empty for none.
+    ``link`` must end in a query from :func:`query_of`, or be empty.
     """
     query = {name: values[0] for name, values in parse_qs(urlsplit(link).query).items()}
     if not query or query.get("level") == "layers":
@@ -107,12 +101,7 @@ def link_to_layers(link: str) -> str:
 
 
 def pinned_link(answered: Answered[Any], request: Any, question: Question) -> str:  # noqa: ANN401 - as above
-    """Return the permanent URL of this result, with all commits and the version of the package.
-
-    Args:
-        answered: The result.
-        request: The request whose host the URL uses.
-        question: The question.
+    """Return the permanent URL of a result, with all commits and the version of the package.
 
     Returns:
         Empty for results that are private, incomplete or not cached.
@@ -125,18 +114,18 @@ def pinned_link(answered: Answered[Any], request: Any, question: Question) -> st
 
 
 def download_link(result: ReconstructionResult, request: Any) -> str:  # noqa: ANN401 - as above
-    """Return the URL of the files of a reconstruction."""
+    """Return the URL of a reconstruction's files."""
     return f"{server_address(request)}{DOWNLOAD_PATH}/{result.name}.zip"
 
 
 def _pinned(model: ResolvedModel) -> str:
-    """Return the name of a model at its commit: the short form if its id, with an owner, and the commit suffice."""
+    """Return the name of a model at its commit: the id and commit if sufficient, else a URL."""
     short = f"{model.repo}@{model.commit}"
     return short if "/" in model.repo and model.pinned == f"hf://models/{short}" else model.pinned
 
 
 def page_address(request: Any) -> str:  # noqa: ANN401
-    """Return the URL of this page for people: the Space's page, else the URL of the request."""
+    """Return the URL of the page for people: the Space's page, or else the URL of the request."""
     space = os.environ.get("SPACE_ID", "")
     if space:
         return f"https://huggingface.co/spaces/{space}"

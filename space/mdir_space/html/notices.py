@@ -1,4 +1,4 @@
-"""Notices on the page while there is no answer yet: plans, progress, refusals."""
+"""Notices that the page shows before there is an answer: plans, progress, refusals."""
 
 from __future__ import annotations
 
@@ -58,11 +58,7 @@ BROKEN = (
 def plan_notice(plan: ReadPlan, pace: Pace, limits: Limits, fields: Sequence[str] = ()) -> Markup:
     """Describe a planned comparison: bytes, time, memory, and the relations that a negative answer would exclude.
 
-    Args:
-        plan: The plan.
-        pace: Speed of comparisons on this server.
-        limits: Limits of this server.
-        fields: The content of the fields that it is for; the page hides it when they change. Empty: it stays.
+    The page hides the notice when the content of its fields differs from ``fields``, unless ``fields`` is empty.
     """
     first, most = bytes_of(plan)
     least_s, most_s = pace.seconds(plan)
@@ -92,7 +88,7 @@ def plan_notice(plan: ReadPlan, pace: Pace, limits: Limits, fields: Sequence[str
 
 
 def read_notice(report: HomologyReport, fields: Sequence[str]) -> Markup:
-    """Put the bytes that a finished comparison read beside those that were planned; empty if nothing was planned."""
+    """Compare the bytes that a finished comparison read with the planned bytes; empty if nothing was planned."""
     io = report.io
     if io.bytes_planned is None:
         return Markup()
@@ -110,11 +106,9 @@ def _by_layers(plan: ReadPlan) -> str:
 
 
 def stored_notice(example: Example, fields: Sequence[str] = ()) -> Markup:
-    """Return the notice for fields that name the models of a stored result.
+    """Return the notice that the fields name the models of a stored result.
 
-    Args:
-        example: The stored result.
-        fields: The content of the fields, as in :func:`plan_notice`; empty for its two models.
+    ``fields`` is as in :func:`plan_notice`; if empty, the two models of the example are used.
     """
     text = (
         f"These are the models of the stored result “{example.title}”. No repository has them under these names. "
@@ -124,7 +118,7 @@ def stored_notice(example: Example, fields: Sequence[str] = ()) -> Markup:
 
 
 def does_not_fit(plan: ReadPlan, limits: Limits) -> str:
-    """Return why this server refuses a plan; empty if it does not."""
+    """Return the reason why this server refuses a plan, or empty."""
     if limits.memory_bytes is not None and plan.peak_memory_bytes > limits.memory_bytes:
         return f"That does not fit: one comparison may use {size_text(limits.memory_bytes)} here."
     if limits.n_bytes is not None and bytes_of(plan)[0] > limits.n_bytes:
@@ -133,7 +127,7 @@ def does_not_fit(plan: ReadPlan, limits: Limits) -> str:
 
 
 def in_words(step: Queued | Running[Any]) -> str:
-    """Describe the state of a job in a sentence: its place in the queue, or its stage and its results so far."""
+    """Describe the state of a job in a sentence: its position in the queue, or its stage and its results so far."""
     if isinstance(step, Queued):
         others = "1 comparison is" if step.n_ahead == 1 else f"{step.n_ahead} comparisons are"
         return f"Waiting: {others} ahead of yours."
@@ -146,7 +140,7 @@ def _stage(step: Running[Any]) -> str:
 
 
 def _read(step: Running[Any]) -> str:
-    """The bytes read, and how many parts of the stage are done."""
+    """Return the number of bytes read, and how many parts of the stage are done."""
     at = step.progress
     if at.stage == STAGE:
         return f"layer {min(at.n_done + 1, at.n_parts or 1)} of {at.n_parts}"
@@ -156,7 +150,7 @@ def _read(step: Running[Any]) -> str:
 
 
 def progress_notice(step: Queued | Running[Any]) -> Markup:
-    """Return the progress of a comparison or a reconstruction: its place in the queue, or its stage."""
+    """Return the progress of a comparison or reconstruction: its position in the queue, or its stage."""
     if isinstance(step, Queued):
         return render("progress", stage=in_words(step), step=None, so_far="")
     so_far = step.interim.sentence if isinstance(step.interim, HomologyReport) else ""
@@ -164,7 +158,7 @@ def progress_notice(step: Queued | Running[Any]) -> Markup:
 
 
 def progress_of_several(step: Queued | Running[Family] | Running[SurveyResult]) -> Markup:
-    """Return the progress of a search or a survey: its place in the queue, or its stage."""
+    """Return the progress of a search or survey: its position in the queue, or its stage."""
     if isinstance(step, Queued):
         return progress_notice(step)
     stage = STAGES_OF_SEVERAL.get(step.progress.stage, COMPARING)
@@ -180,11 +174,11 @@ def progress_of_several(step: Queued | Running[Family] | Running[SurveyResult]) 
 
 
 LIGHTER = {"layers": "embedding", "auto": "screen", "embedding": "screen"}
-"""A level that reads less."""
+"""For each level, one that reads less."""
 
 
 def cut_short_notice(why: str, question: PairQuestion) -> Markup:
-    """Name what a limit left out, and offer two ways to continue: a lighter level, or the visitor's own machine."""
+    """Name what a limit left out, and offer two ways to continue: a lighter level or the visitor's own machine."""
     lighter = LIGHTER.get(question.level, "")
     query = query_of(question.reference, question.candidate, lighter, question.alpha)
     command = _local_command(question)
@@ -193,10 +187,9 @@ def cut_short_notice(why: str, question: PairQuestion) -> Markup:
 
 
 def not_kept_notice(version: str) -> Markup:
-    """Return the notice that the result of a link is not cached, with a way to compute it again.
+    """Return the notice that a linked result is not cached, with a button that computes it again.
 
-    Args:
-        version: The version of the package that computed it.
+    ``version`` is the version of the package that computed the result.
     """
     again = "Press the button above to compute it again, at the same commits."
     if version != __version__:
@@ -213,11 +206,9 @@ NOT_DONE = {
 
 
 def refusal_notice(refused: RefusedError, question: Question | None = None) -> Markup:
-    """Return why a question is not answered, and what to do instead. It stays until the next question.
+    """Return why a question is not answered, and what to do instead. It is shown until the next question.
 
-    Args:
-        refused: The reason.
-        question: The question; None if it could not be parsed.
+    ``question`` is None if it could not be parsed.
     """
     command = _local_command(question) if refused.runs_locally and isinstance(question, PairQuestion) else ""
     return _alert(

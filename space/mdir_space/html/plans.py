@@ -19,7 +19,7 @@ from mdir_space.jobs.limits import Limits
 from mdir_space.jobs.service import Plan
 
 STRONGEST_NOISE = 100.0
-"""Texts show larger values of the excluded noise as this one."""
+"""Excluded noise above this value is shown as this value."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ class Cost:
 
     Attributes:
         kind: ``comparison``, ``family`` or ``survey``.
-        n_bytes: Bytes of weights that are read at least, and about as many as are read if every step is needed.
-        seconds: Time for each of the two, estimated.
-        memory_bytes: Memory needed, estimated; None if not planned.
-        requests: Requests to the Hub; None if not planned.
-        excluded_noise: The comparison would detect a copy with noise of up to this many times the weights; None if it
-            would detect none.
-        why_not: Why this server would not start it; empty if it would.
+        n_bytes: Bytes of weights that are read at least, and the approximate number if every step is needed.
+        seconds: Estimated time for each of these two cases.
+        memory_bytes: Estimated memory; None if not planned.
+        requests: Number of requests to the Hub; None if not planned.
+        excluded_noise: Largest noise, in multiples of the weights, with which a copy would be found; None if it would
+            not be found at all.
+        why_not: Why this server would refuse the job, or empty.
     """
 
     kind: str
@@ -47,13 +47,7 @@ class Cost:
 
 
 def cost_of(plan: Plan, pace: Pace, limits: Limits) -> Cost:
-    """Return the numbers of a plan.
-
-    Args:
-        plan: The plan.
-        pace: Speed of comparisons on this server.
-        limits: Limits of this server.
-    """
+    """Return the numbers of a plan."""
     if isinstance(plan, ReadPlan):
         why_not = does_not_fit(plan, limits)
         memory, noise = plan.peak_memory_bytes, plan.excluded_noise
@@ -79,7 +73,7 @@ def cost_of(plan: Plan, pace: Pace, limits: Limits) -> Cost:
 
 
 def notice_of(plan: Plan, pace: Pace, limits: Limits, fields: Sequence[str] = ()) -> Markup:
-    """Return the notice of a plan; HTML. The arguments are as in :func:`plan_notice`."""
+    """Return the notice of a plan as HTML; for the arguments, see :func:`plan_notice`."""
     if isinstance(plan, ReadPlan):
         return plan_notice(plan, pace, limits, fields)
     return render("plan", said=in_sentences(plan, pace, limits), kind="", asked=fields)

@@ -1,4 +1,4 @@
-"""The tab Reconstruction: an explanation, the reason if there is no reconstruction, or the result."""
+"""The Reconstruction tab: an explanation, the reason if there is no reconstruction, or the result."""
 
 from __future__ import annotations
 
@@ -23,12 +23,7 @@ OF_EXAMPLE = (
 
 
 def reconstruction_tab(report: HomologyReport, *, is_example: bool = False) -> Markup:
-    """Return the content of the tab before a reconstruction.
-
-    Args:
-        report: The report.
-        is_example: Whether the models are in no repository.
-    """
+    """Return the content of the tab before a reconstruction; ``is_example`` says that no repository has the models."""
     why_not = why_not_reconstructed(report) or (OF_EXAMPLE if is_example else "")
     names = [shown_name(model.repo) for model in (report.reference, report.candidate)]
     size = size_text(report.io.bytes_of_weights)
@@ -36,22 +31,19 @@ def reconstruction_tab(report: HomologyReport, *, is_example: bool = False) -> M
 
 
 def reconstruction_progress(step: Queued | Running[ReconstructionResult]) -> Markup:
-    """Return the progress of a reconstruction, with a button that cancels it."""
+    """Return the progress of a reconstruction, and a button that cancels it."""
     return render("reconstruction_state", notice=progress_notice(step), press="stop-reconstruction", label=CANCEL)
 
 
 def reconstruction_end(notice: Markup) -> Markup:
-    """Return a notice that there is no reconstruction, with the button that tries again."""
+    """Return a notice that there is no reconstruction, and a button that tries again."""
     return render("reconstruction_state", notice=notice, press="reconstruct", label="Reconstruct")
 
 
 def reconstruction_result(result: ReconstructionResult, names: Sequence[str], address: str) -> Markup:
-    """Return a reconstruction in words, with the link to its files.
+    """Return a reconstruction in words, and the link to its files.
 
-    Args:
-        result: The reconstruction.
-        names: The two models, as the visitor named them.
-        address: URL of its files.
+    ``names`` are the two models as the visitor named them; ``address`` is the URL of the files.
     """
     return render(
         "reconstruction",

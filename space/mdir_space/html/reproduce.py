@@ -1,4 +1,4 @@
-"""The tabs Reproduce and Badge: commands that compute a result again, and ways to show it elsewhere."""
+"""The Reproduce and Badge tabs: commands that compute a result again, and ways to show it elsewhere."""
 
 from __future__ import annotations
 
@@ -26,10 +26,7 @@ CARD_SIZE = (480, 190)
 def reproduce_tab(report: HomologyReport, *, server: str, is_example: bool = False) -> Markup:
     """Return commands, code, commits and the report itself.
 
-    Args:
-        report: The report.
-        server: Base URL of this server, for programs.
-        is_example: Whether the models are in no repository; ``make real`` builds them.
+    ``server`` is the base URL of this server for programs. ``is_example`` means that ``make real`` builds the models.
     """
     sections = {section.kind: section for section in describe(report)}
     section = sections[SectionKind.REPRODUCE]
@@ -71,7 +68,7 @@ def _program_lines(report: HomologyReport, server: str) -> str:
 
 
 def file_stem(names: Sequence[str]) -> str:
-    """Return the name of a file about two models, without its ending."""
+    """Return the stem of the name of a file about two models."""
     return "-".join(map(_file_word, names))
 
 
@@ -80,12 +77,9 @@ def _file_word(repo: str) -> str:
 
 
 def badge_tab(report: HomologyReport, link: str, server: str = "") -> Markup:
-    """Return the badge of a result; for a public result also its card and a link that opens a discussion.
+    """Return the badge of a result and, if the result is public, its card and a link that opens a discussion.
 
-    Args:
-        report: The result.
-        link: URL of the result; if empty, the badge links to a file.
-        server: Base URL of this server; empty if the result is not public.
+    The badge links to ``link`` or, if empty, to a file. ``server`` is empty if the result is not public.
     """
     models = (report.reference, report.candidate)
     return render(
@@ -100,25 +94,16 @@ def badge_tab(report: HomologyReport, link: str, server: str = "") -> Markup:
 
 
 def card_frame(title: str, link: str, server: str) -> str:
-    """Return the HTML that embeds the card of a result in another page.
-
-    Args:
-        title: Title of the frame.
-        link: URL of the result.
-        server: Base URL of this server.
-    """
+    """Return the HTML that embeds the card of a result in another page."""
     width, height = CARD_SIZE
     address = f"{server}{CARD_PATH}?{link.partition('?')[2]}"
     return str(render("frame", address=address, width=width, height=height, title=title))
 
 
 def discussion_link(report: HomologyReport, side: int, link: str) -> str:
-    """Return the URL that opens a draft of a discussion on the page of one of the models.
+    """Return a URL that opens the draft of a discussion on a model's page.
 
-    Args:
-        report: The result.
-        side: 0 for the reference, 1 for the candidate.
-        link: URL of the result.
+    ``side`` is 0 for the reference, 1 for the candidate.
     """
     models = (report.reference, report.candidate)
     model, partner = models[side], models[1 - side]
@@ -137,7 +122,7 @@ def discussion_link(report: HomologyReport, side: int, link: str) -> str:
 
 
 def notebook(report: HomologyReport) -> str:
-    """Return a notebook (nbformat 4.5) with the commands and the Python code that give the same report."""
+    """Return a notebook (nbformat 4.5) with the commands and the Python code that reproduce the report."""
     section = next(section for section in describe(report) if section.kind is SectionKind.REPRODUCE)
     python = [listing.text for listing in section.code if listing.language == "python"]
     names = " and ".join(shown_name(model.repo) for model in (report.reference, report.candidate))

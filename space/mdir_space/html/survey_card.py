@@ -1,4 +1,4 @@
-"""The card of a survey: which of several models share ancestry, as far as is known."""
+"""The card of a survey: which of several models are known to share ancestry."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mdir_space.jobs.question import SurveyQuestion
 from mdir_space.jobs.survey import SurveyResult
 
 MAX_NAMES = 6
-"""Most names of one group in the sentence; the rest are counted."""
+"""Largest number of names of one group in the sentence; further names are counted."""
 
 
 CAPTIONS = {
@@ -34,15 +34,7 @@ CAPTIONS = {
 def survey_card(
     surveyed: SurveyResult, question: SurveyQuestion, *, link: str = "", note: str = "", frame: str = ""
 ) -> Markup:
-    """Return the card.
-
-    Args:
-        surveyed: The survey, or an interim state of it.
-        question: The question.
-        link: URL of this survey; empty for none.
-        note: A sentence above it: that more will come, or which limit cut it short.
-        frame: HTML that embeds it on another page; empty for none.
-    """
+    """Return the card; see :func:`~mdir_space.html.answer_card.answer_card`."""
     report = surveyed.report
     headline, sentence = survey_sentence(report)
     families = [", ".join(map(shown_name, group)) for group in report.groups() if len(group) > 1]
@@ -104,20 +96,20 @@ def survey_sentence(report: SurveyReport) -> tuple[str, str]:
 
 
 def _looked_at(report: SurveyReport) -> str:
-    """Name the parts that were compared for the models without a relative."""
+    """Say which parts were compared for models that have no relative."""
     if report.layers_to_compare():
         return "no relative found by embeddings or a few neurons; layers not compared"
     return "no relative found by embeddings, neurons or layers"
 
 
 def _n_without_layers(report: SurveyReport) -> int:
-    """Return how many models without a relative have layers that were not compared."""
+    """Count the models that have no relative and whose layers were not compared."""
     compared_next = {name for pair in report.layers_to_compare() for name in pair}
     return len(compared_next & set(report.without_relatives()))
 
 
 def _share(report: SurveyReport, group: Sequence[str]) -> str:
-    """Say whether every pair of a group is related: the two parents of a merge may share nothing with each other."""
+    """Say whether all pairs of a group are related; the two parents of a merge, for example, may be unrelated."""
     if all(report.is_related(*pair) for pair in combinations(group, 2)):
         return "share weight ancestry"
     return "are joined by pairs that share weight ancestry"
@@ -145,7 +137,7 @@ def _measured(pair: PairResult) -> str:
 
 
 def survey_caveats(surveyed: SurveyResult) -> list[str]:
-    """Return, in sentences, conclusions that do not follow from a survey."""
+    """Return sentences on conclusions that do not follow from a survey."""
     report = surveyed.report
     n_tokens = report.settings.get("sampled_tokens", 0)
     n_full = sum(pair.layers_compared for pair in report.pairs.values())
@@ -159,7 +151,7 @@ def survey_caveats(surveyed: SurveyResult) -> list[str]:
 
 
 def listed_names(models: Sequence[str]) -> str:
-    """Return names of models as part of a sentence; a long list is shortened."""
+    """Return names of models as part of a sentence, shortening long lists."""
     names = [shown_name(name) for name in models]
     if len(names) > MAX_NAMES:
         names = [*names[: MAX_NAMES - 1], f"{len(names) - MAX_NAMES + 1} more"]

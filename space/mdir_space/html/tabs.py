@@ -1,4 +1,4 @@
-"""The tabs under a verdict: sections of the report, each with an introduction and its figures."""
+"""The tabs below a verdict: sections of the report, each with an introduction and its figures."""
 
 from __future__ import annotations
 
@@ -46,14 +46,7 @@ WITHOUT_EMBEDDINGS = (
 
 
 def tab_html(report: HomologyReport, kind: SectionKind, figures: ReportFigures, link: str = "") -> Markup:
-    """Return the content of one tab.
-
-    Args:
-        report: The report.
-        kind: The section.
-        figures: Figures of the report.
-        link: URL of this comparison, for a link to the analysis of all layers; empty for none.
-    """
+    """Return the content of one tab. ``link`` is the URL of the comparison, or empty."""
     to_layers = link_to_layers(link) if report.layers is None else ""
     section = next((section for section in deciding_first(report, describe(report)) if section.kind is kind), None)
     if section is not None:

@@ -1,4 +1,4 @@
-"""Renders the jinja2 templates of this folder. They escape all text and make invisible characters visible."""
+"""Render the jinja2 templates in this folder, which escape all text and make invisible characters visible."""
 
 from __future__ import annotations
 
@@ -23,16 +23,11 @@ from mdir_hf.render.sections import Section
 from mdir_hf.report import ModelSummary
 
 HUB = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-"""Model names link to this host."""
+"""The host to which model names link."""
 
 
 def render(template: str, **values: object) -> Markup:
-    """Render a template.
-
-    Args:
-        template: Its name, without ``.html.j2``.
-        values: Its variables. Everything except ``Markup`` is escaped.
-    """
+    """Render a template, named without ``.html.j2``. All values except ``Markup`` are escaped."""
     return Markup(_environment().get_template(f"{template}.html.j2").render(**values).strip())
 
 
@@ -69,21 +64,18 @@ def _address_on_hub(model: ModelSummary, hub: str) -> str:
 
 
 def log10_text(log10_p: float) -> str:
-    """Write log10 of a p, rounded up so that it never overstates the evidence."""
+    """Format log10 of a p, rounded up so that it never overstates the evidence."""
     return f"{min(0, math.ceil(log10_p)):,}".replace("-", "\N{MINUS SIGN}")
 
 
 def strength_text(result: HomologyReport | PairResult) -> str:
-    """Write the strength of the evidence: log10 p if p is a bound, else how much agrees."""
+    """Format the strength of the evidence: log10 p if p is a bound, else how much agrees."""
     return f"log10 p {log10_text(result.log10_p or 0.0)}" if result.p_is_bound else result.agreement or ""
 
 
 def address_mark(query: str, names: tuple[str, ...], tab: str = "") -> Markup:
     """Return a hidden element that tells the page's script which result is shown.
 
-    Args:
-        query: The query of its URL.
-        names: The content of the fields.
-        tab: The tab to open; empty if there are no tabs.
+    ``query`` is the query of its URL, ``names`` the content of the fields, and ``tab`` the tab to open, or empty.
     """
     return render("address_mark", query=query, names=names, tab=tab)

@@ -1,4 +1,4 @@
-"""The card of a comparison: the verdict, its meaning and its limits, and the numbers behind it."""
+"""The card of a comparison: the verdict, its meaning and limits, and the numbers behind it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mdir_space.html.templates import HUB, render
 
 KEPT = "Stored result of an earlier comparison: same commits, level and alpha."
 MAX_CAVEATS = 3
-"""Caveats beyond these are folded."""
+"""Number of caveats that are shown unfolded."""
 
 
 def verdict_card(
@@ -28,13 +28,9 @@ def verdict_card(
 ) -> Markup:
     """Return the card.
 
-    Args:
-        report: The report.
-        declared: The declared lineage, from :func:`declared_lineage_html`.
-        figure: The figure of the evidence that settled the question; HTML, empty for none.
-        link: URL of this comparison; empty for none.
-        note: A sentence above the verdict on the source of this result.
-        is_example: Whether the models are in no repository, so that their names have no link.
+    ``declared`` is from :func:`declared_lineage_html`, ``figure`` shows the evidence that decided, and ``note`` states
+    the source of the result. ``is_example`` means that the models are in no repository, so that their names have no
+    link.
     """
     verdict, *sections = describe(report)
     of_kind = {section.kind: section for section in sections}
@@ -60,11 +56,9 @@ def verdict_card(
 def declared_lineage_html(
     report: HomologyReport, declared: tuple[DeclaredLineage | None, DeclaredLineage | None]
 ) -> Markup:
-    """Return the lineage that the two model cards declare beside the measurement, in neutral words.
+    """Return the lineage that the two model cards declare next to the measurement, in neutral words.
 
-    Args:
-        report: The measurement.
-        declared: The declarations of reference and candidate; None if a card could not be read.
+    ``declared`` has the declarations of reference and candidate; None if a card could not be read.
     """
     names = (report.reference.repo, report.candidate.repo)
     read = [(repo, lineage) for repo, lineage in zip(names, declared, strict=True) if lineage is not None]

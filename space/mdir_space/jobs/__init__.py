@@ -1,1 +1,1 @@
-"""Questions in, results out: access, the queue, the process pool, and the jobs that run in it."""
+"""From questions to results: access, the queue, the process pool, and the jobs that run in it."""

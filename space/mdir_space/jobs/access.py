@@ -1,10 +1,10 @@
-"""Resolves the commits of a question and chooses the token to read them with.
+"""Resolve a question's models to commits, and choose the token to read them with.
 
 Public models are read through the caches, and their results are cached for all visitors. The Hub allows more requests
 from an account than from an IP address, and Spaces share addresses. Requests for public models therefore use the
-visitor's token if there is one, else a token without scopes that the owner of the Space may set, else none. Private and
-gated models are read with the visitor's token only, without any cache, and only that visitor gets the results. The
-server's own token (``HF_TOKEN``) is never used.
+visitor's token, else a token without scopes that the owner of the Space may set, else no token. Private and gated
+models are read only with the visitor's token, without any cache, and only that visitor gets the results. The server's
+own token (``HF_TOKEN``) is never used.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from mdir_hf.model.hub.repository import ResolvedModel, resolve_model
 from mdir_space.jobs.question import Question, RefusedError, shortened
 
 TOKEN_VARIABLE = "MDIR_SPACE_TOKEN"
-"""A token without scopes, which the owner of a Space may set to get a higher rate limit of the Hub."""
+"""Variable for a token without scopes, which gives a Space a higher rate limit on the Hub."""
 
 
 MAX_CHOICES = 40
-"""Most files to offer if a repository holds several models."""
+"""Largest number of files to offer if a repository contains several models."""
 
 ASKED_AT_A_TIME = 4
-"""Concurrent requests to the Hub for one visitor."""
+"""Number of concurrent requests to the Hub for one visitor."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Access:
 
     Attributes:
         models: The models, in the order of the question.
-        token: Token to read them with; None for none.
-        is_private: Whether they are read with the visitor's token and without any cache. If not, only public models
-            are read, even if the token could open others.
+        token: Token to read the models with, or None.
+        is_private: Whether the models are read with the visitor's token and without any cache. If False, only public
+            models are read, even if the token could open others.
         is_shared: Whether all visitors may see the result.
-        left_out: The names that are not in ``models``, with the reason.
+        left_out: Why names are missing from ``models``.
     """
 
     models: tuple[ResolvedModel, ...]
@@ -50,7 +50,7 @@ class Access:
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     def files_of(self, exc: SeveralModelsError) -> dict[str, tuple[str, ...]]:
-        """Return, by the name in the question, the names of the files that an error lists."""
+        """Return the names of the files listed in an error, by the model's name in the question."""
         for model in self.models:
             if model.commit is not None and (exc.subject or "").startswith(model.repo):
                 named = model.repo if model.revision is None else f"{model.repo}@{model.revision}"
@@ -59,7 +59,7 @@ class Access:
 
     @property
     def is_with_rights(self) -> bool:
-        """Whether a visitor's own token was sent, which may open the base of an adapter or a declared base."""
+        """Whether the visitor sent a token, which may open an adapter's base or a declared base."""
         return self.token not in (None, token_of_space())
 
     @property
@@ -82,20 +82,14 @@ def find_access(
     may_lack: bool = False,
     served: tuple[str, ...] = (),
 ) -> Access:
-    """Find the models of a question and how they may be read.
+    """Find the models of a question, and determine how they may be read.
 
-    Args:
-        question: The question.
-        token: The visitor's own token, if there is one.
-        allow_local: Whether folders and files of this machine may be named.
-        may_sign_in: Whether this page has a button to sign in.
-        may_lack: Whether to leave out missing models, as long as one model is left.
-        served: All models that the Hub of a demo serves; empty for a Hub that may serve others.
+    ``may_lack`` leaves out missing models, as long as one model remains. ``served`` has all models that the Hub of a
+    demo serves; it is empty for other Hubs. Sends one API request per model, and one more for each token that the Hub
+    rejects.
 
     Raises:
         RefusedError: If a model does not exist for this visitor.
-
-    Cost: one API request for each model, and one more for each token that the Hub rejects.
     """
 
     def find(text: str) -> tuple[ResolvedModel, str | None] | RefusedError:
@@ -129,12 +123,12 @@ def find_access(
 
 
 def token_of_space() -> str | None:
-    """The token that the owner of this Space set for reading public models."""
+    """Return the token that the owner of this Space set for public models."""
     return os.environ.get(TOKEN_VARIABLE, "").strip() or None
 
 
 def _find(text: str, token: str | None, *, allow_local: bool, may_sign_in: bool) -> tuple[ResolvedModel, str | None]:
-    """Return the model, and the token that the Hub accepted."""
+    """Return the model and the token that the Hub accepted."""
     try:
         model, using = _resolve(text, token, allow_local=allow_local)
     except RepositoryNotFoundError as exc:

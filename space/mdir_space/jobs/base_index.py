@@ -1,4 +1,4 @@
-"""The index of base models that the page searches: the owner's, or the small one shipped with the Space."""
+"""The index of base models that the page searches: the owner's index, or the small one shipped with the Space."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from functools import cache
 from mdir_hf.lineage.index.atlas import PLACE_VARIABLE, SHIPPED
 
 INDEX_VARIABLE = "MDIR_SPACE_INDEX"
-"""Path of an index, or its URL in a data set on the Hub, as in ``mdir-hf identify --index``. If unset,
-``MDIR_HF_ATLAS`` is used, else the index of the package."""
+"""Variable with the path of an index, or its URL in a dataset on the Hub, as for ``mdir-hf identify --index``. If
+unset, ``MDIR_HF_ATLAS`` is used, or else the package's index."""
 
 
 @dataclass(frozen=True)
 class ShippedBase:
-    """The source of an entry of the shipped index.
+    """The source of an entry in the shipped index.
 
     Attributes:
         read: Description of the files that were read.
-        repository: The repository of that name on the Hub. The two were not compared.
+        repository: The repository with that name on the Hub, which was not compared with the files.
     """
 
     read: str
@@ -35,6 +35,6 @@ def index_place() -> str:
 
 @cache
 def shipped_bases() -> dict[str, ShippedBase]:
-    """Return the sources of the entries of the shipped index, by their names."""
+    """Return the sources of the shipped index's entries by name."""
     entries = json.loads(SHIPPED.with_name("bases.json").read_text(encoding="utf-8"))
     return {entry["base"]: ShippedBase(entry["read"], entry["repository"]) for entry in entries}

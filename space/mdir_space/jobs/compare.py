@@ -1,4 +1,4 @@
-"""Jobs that compare two models and that plan such a comparison."""
+"""Jobs that compare two models, or plan a comparison."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mdir_space.jobs.question import PairQuestion
 def compared(
     job: Job[Any], question: PairQuestion, emit: Emit, on_found: Callable[[HomologyReport], None] | None = None
 ) -> HomologyReport:
-    """Compare the models of a job within its limits; send the plan and progress."""
+    """Compare the models of a job within its limits; send plan and progress."""
     return compare(
         job.access.reference.pinned,
         job.access.candidate.pinned,
@@ -37,7 +37,7 @@ class ComparisonJob(Job[HomologyReport]):
     question: PairQuestion
 
     def run(self, emit: Emit) -> HomologyReport:
-        """Compare; send the plan and interim results."""
+        """Compare; send plan and interim results."""
         report = compared(
             self, self.question, emit, lambda report_so_far: emit(Interim(self._with_revisions(report_so_far)))
         )
@@ -59,7 +59,7 @@ class ComparisonPlanJob(Job[ReadPlan]):
     question: PairQuestion
 
     def run(self, emit: Emit) -> ReadPlan:
-        """Read headers and vocabularies; no weights."""
+        """Read headers and vocabularies, but no weights."""
         checker = HomologyChecker.from_pretrained(
             self.access.reference.pinned, alpha=self.question.alpha, **self.read_options
         )

@@ -1,34 +1,34 @@
-"""Estimates of the duration of a comparison; sizes and durations as text."""
+"""Estimate the duration of a comparison, and format sizes and durations."""
 
 from __future__ import annotations
 
 from mdir_hf import HomologyReport, ReadPlan
 
 FIRST_GUESS_BYTES_PER_S = 15e6
-"""Speed of reading from the Hub, before the first measurement."""
+"""Speed of reads from the Hub before the first measurement."""
 
 FLOPS_PER_S = 15e9
-"""Speed of matrix products and singular values on two virtual cores, single precision."""
+"""Speed of single-precision matrix products and singular values on two virtual cores."""
 
 SVD_FLOPS = 30
-"""Operations of a singular value decomposition of an n x n matrix, divided by n cubed."""
+"""Number of operations for the singular values of an n x n matrix, divided by n cubed."""
 
 OPENING_S = 2.0
-"""Time for a model's headers and tokenizer, from the Hub without a cache."""
+"""Time to read a model's headers and tokenizer from the Hub, not cached."""
 
 SECONDS_OF_PAIR = (0.8, 8.0)
-"""Seconds on one core for sampled rows: relatives, which the first look settles, and strangers of width 1,024, which
-need all looks. Strangers of width 576, 2,048 and 4,096 took 2.4 to 4.1 s (measured)."""
+"""Seconds on one core to compare sampled rows of relatives, for which the first look is enough, and of strangers of
+width 1,024, which need all looks. Strangers of width 576, 2,048 and 4,096 took 2.4 to 4.1 s."""
 
 WEIGHT_OF_NEW = 0.3
 MIN_BYTES_TO_LEARN_FROM = 1 << 20
 
 
 class Pace:
-    """The speed of comparisons on this server, learned from completed ones.
+    """The speed of comparisons on this server, learned from completed comparisons.
 
     Attributes:
-        bytes_per_s: Speed of reading.
+        bytes_per_s: Speed of reads.
     """
 
     def __init__(self) -> None:
@@ -42,13 +42,13 @@ class Pace:
             self.bytes_per_s += WEIGHT_OF_NEW * (measured - self.bytes_per_s)
 
     def seconds(self, plan: ReadPlan) -> tuple[float, float]:
-        """Return the seconds that a comparison takes if its first look settles it, and if everything is read."""
+        """Return the duration of a comparison if its first look is enough, and if everything is read."""
         first, most = bytes_of(plan)
         rows, all_rows = plan.look_rows[0], plan.common_tokens if plan.level != "screen" else plan.look_rows[-1]
         return self._seconds(plan, first, rows), self._seconds(plan, most, all_rows)
 
     def seconds_of_survey(self, n_bytes: int, *, n_models: int, n_pairs: int) -> tuple[float, float]:
-        """Return the seconds that a survey takes if all models are relatives, and if none are."""
+        """Return the duration of a survey if all models are relatives, and if none are."""
         reading = n_models * OPENING_S + n_bytes / self.bytes_per_s
         least, most = (reading + n_pairs * seconds for seconds in SECONDS_OF_PAIR)
         return least, most
@@ -61,12 +61,12 @@ class Pace:
 
 
 def bytes_of(plan: ReadPlan) -> tuple[int, int]:
-    """Return the least and the most bytes that a comparison reads, headers and tokenizers included."""
+    """Return the least and most bytes that a comparison reads, including headers and tokenizers."""
     return plan.n_bytes
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration in round words, since it is an estimate."""
+    """Format a duration in round numbers, since it is an estimate."""
     if seconds < 5.0:
         return "a few seconds"
     if seconds < 100.0:
@@ -75,7 +75,7 @@ def duration_text(seconds: float) -> str:
 
 
 def size_text(n_bytes: float) -> str:
-    """Return a size with its unit, to three digits."""
+    """Format a size with its unit and three digits."""
     for unit in ("bytes", "kB", "MB"):
         if n_bytes < 999.5:
             return f"{n_bytes:.0f} {unit}" if unit == "bytes" else f"{n_bytes:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""Stored results, which open at once: reports on real models and on models made from them."""
+"""Stored results, which open at once: reports on real models, and on models made from them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Example:
     Attributes:
         name: Stem of its files, ``<name>.json`` and ``<name>.npz``.
         title: A few words on the relation of the candidate to the reference.
-        question: The visitor's question, if it is one of the few shown first; else empty.
+        question: The question of a visitor, for the few results that are shown first; else empty.
         note: Description of the models.
-        models: Their names in the report.
+        models: Names of the models in the report.
         folder: Folder of the files.
     """
 
@@ -37,12 +37,12 @@ class Example:
 
     @property
     def words(self) -> str:
-        """The label of its button."""
+        """The label of the button."""
         return self.question or self.title
 
     @cached_property
     def report(self) -> HomologyReport:
-        """The report, with the arrays of its figures."""
+        """The report, including the arrays for figures."""
         import numpy as np
 
         report = HomologyReport.from_json((self.folder / f"{self.name}.json").read_text(encoding="utf-8"))
@@ -60,7 +60,7 @@ class Example:
 
 @cache
 def stored_examples(folder: Path = FOLDER) -> tuple[Example, ...]:
-    """Return the examples in the order of the page; empty if the folder has none."""
+    """Return the examples in the order of the page."""
     index = folder / INDEX
     if not index.is_file():
         return ()
@@ -72,12 +72,12 @@ def stored_examples(folder: Path = FOLDER) -> tuple[Example, ...]:
 
 
 def example_of(names: Iterable[str]) -> Example | None:
-    """Return the stored result about two models, in either order; None if there is none."""
+    """Return the stored result about two models in either order, or None."""
     wanted = sorted(names)
     return next((example for example in stored_examples() if sorted(example.models) == wanted), None)
 
 
 def example_with(names: Iterable[str]) -> tuple[str, Example] | None:
-    """Return the first name that belongs to a stored result, with that result; None if no name does."""
+    """Return the first name that belongs to a stored result, with that result, or None."""
     of = {model: example for example in reversed(stored_examples()) for model in example.models}
     return next(((name, of[name]) for name in names if name in of), None)

@@ -1,4 +1,4 @@
-"""The family of one model: base models from an index and from its card, each compared with it."""
+"""The family of one model: base models from an index and its card, each compared with the model."""
 
 from __future__ import annotations
 
@@ -29,17 +29,16 @@ from mdir_space.jobs.question import FamilyQuestion
 
 NO_INDEX = "this server has no index of base models, so no base was searched"
 MAX_PLANNED = 4
-"""Declared base models that a plan opens; a merge may declare a dozen, and each takes seconds."""
+"""Number of declared base models that a plan opens. A merge may declare a dozen, and each takes seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyJob(Job[Family]):
-    """Finds the family of one model. All other models are read with the same options.
+    """Finds the family of one model. All models are read with the same options.
 
     Attributes:
-        question: The question.
         index: Path or URL of the index; empty for no index.
-        index_token: Token to download it with; None for none.
+        index_token: Token to download the index with, or None.
     """
 
     question: FamilyQuestion
@@ -47,7 +46,7 @@ class FamilyJob(Job[Family]):
     index_token: str | None = field(default=None, repr=False)
 
     def run(self, emit: Emit) -> Family:
-        """Search the index, compare with the declared bases and map layers; send each interim result."""
+        """Search the index, compare declared bases and map layers; send each interim result."""
         question = self.question
         index, why_not = self._index() if question.searches else (None, "")
         if why_not and not question.verifies:
@@ -70,14 +69,14 @@ class FamilyJob(Job[Family]):
         return replace(family, not_searched=family.not_searched or why_not, facts=self._facts())
 
     def _facts(self) -> ModelFacts | None:
-        """Read what a bill of materials states of the model; None if it cannot be read."""
+        """Read the model's facts for a bill of materials; None if they cannot be read."""
         try:
             return read_model_facts(NamedModel(self.access.models[0].pinned), reading=Reading(**self.read_options))
         except MdirError:
             return None
 
     def _index(self) -> tuple[BaseIndex | None, str]:
-        """Open the index, or return the reason why there is none."""
+        """Open the index, or return the reason why it is not available."""
         if not self.index:
             return None, NO_INDEX
         try:
@@ -88,13 +87,13 @@ class FamilyJob(Job[Family]):
 
 @dataclass(frozen=True)
 class FamilyPlan:
-    """The reads that finding the family of one model needs.
+    """The reads needed to find the family of one model.
 
     Attributes:
-        search: The reads of the index search; None without an index.
-        declared: Base models that its card declares; empty if not requested or unknown.
-        comparisons: The plan of the comparison with each of the first of those.
-        not_planned: Why a base has no such plan; the empty name stands for the card itself.
+        search: Reads of the index search; None if there is no index.
+        declared: Base models declared in the card; empty if not requested or unknown.
+        comparisons: Plans of the comparisons with the first declared bases.
+        not_planned: Why a base has no plan; an empty name stands for the card itself.
         requests: Requests to the Hub for all of these.
     """
 
@@ -107,14 +106,14 @@ class FamilyPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyPlanJob(Job[FamilyPlan]):
-    """Plans a :class:`FamilyJob`; it has the same attributes."""
+    """Plans a :class:`FamilyJob`, which has the same attributes."""
 
     question: FamilyQuestion
     index: str = ""
     index_token: str | None = field(default=None, repr=False)
 
     def run(self, emit: Emit) -> FamilyPlan:
-        """Read headers and tokenizers of the model and of its declared bases, but no weights."""
+        """Read headers and tokenizers of the model and its declared bases, but no weights."""
         model, question = self.access.models[0].pinned, self.question
         options = self.read_options
         search = None
@@ -149,5 +148,5 @@ class FamilyPlanJob(Job[FamilyPlan]):
 
 
 def _on_the_hub(repo: str) -> str:
-    """Return the Hub URL of a repository, so that a card cannot name a local folder."""
+    """Return the Hub URL of a repository, because a card must not name a local folder."""
     return f"hf://models/{repo}"

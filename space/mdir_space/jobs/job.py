@@ -1,7 +1,7 @@
 """A job: its inputs, its limits, and the events that it sends while it runs in its own process.
 
-Jobs read files from strangers. A regular expression that never ends, or a file that unpacks to eleven gigabytes, only
-costs the process of its job.
+Jobs read files from strangers. A regular expression that never ends, or a file that unpacks to eleven gigabytes, can
+only harm its own job's process.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from mdir_space.jobs.access import Access
 log = logging.getLogger(__name__)
 
 PROGRESS_INTERVAL_S = 0.05
-"""Bytes may arrive thousands of times a second; the page polls progress a few times a second."""
+"""Shortest time between two progress events. Bytes may arrive thousands of times a second."""
 
 NICENESS = 5
-"""Gives the page priority on the processor."""
+"""Niceness of jobs, so that the page has priority on the CPU."""
 
 OUT_OF_MEMORY = "the job exceeded the memory limit"
 R_co = TypeVar("R_co", covariant=True)
@@ -42,12 +42,12 @@ class OutOfMemoryError(MdirError):
 
 
 class JobFailedError(Exception):
-    """The job raised an unexpected error; its traceback is in the log of this server."""
+    """The job raised an unexpected error, whose traceback is in the log of this server."""
 
 
 @dataclass(frozen=True)
 class Interim:
-    """An interim result of a running job, in the form of its result."""
+    """An interim result of a running job, of the same type as the final one."""
 
     result: object
 
@@ -72,14 +72,13 @@ Emit = Callable[[Event], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Job(ABC, Generic[R_co]):
-    """Work for a visitor. It is pickled into its process, and its events are pickled back.
+    """Work for a visitor, which is pickled into its own process and sends pickled events.
 
     Attributes:
-        access: The models, and how they may be read.
         allow_local: Whether folders of this machine may be read.
-        n_bytes: Most bytes to read in all; None for no limit.
-        memory_bytes: Most memory that the plan of one comparison may need; None for no limit.
-        cap_bytes: Most memory that the process may take in addition to its memory at the start; None for no limit.
+        n_bytes: Limit on all bytes read, or None.
+        memory_bytes: Limit on the memory in a comparison's plan, or None.
+        cap_bytes: Limit on the memory that the process takes in addition to its memory at startup, or None.
     """
 
     access: Access
@@ -94,7 +93,7 @@ class Job(ABC, Generic[R_co]):
 
     @property
     def read_options(self) -> ReadOptions:
-        """Return the options for reading models; private models are read without a cache."""
+        """Return the options for reading models. Private models are read without a cache."""
         return ReadOptions(
             token=self.access.token if self.access.token is not None else False,
             allow_local=self.allow_local,
@@ -104,7 +103,7 @@ class Job(ABC, Generic[R_co]):
 
 
 class ReadOptions(TypedDict):
-    """Keyword arguments of the package for reading a model."""
+    """Keyword arguments for reading a model with the package."""
 
     token: str | bool
     allow_local: bool
@@ -113,7 +112,7 @@ class ReadOptions(TypedDict):
 
 
 def run_job(connection: Connection) -> None:
-    """Receive a job, run it and send its events. The process ends after it."""
+    """Receive a job, run it, send its events, and end the process."""
     lock = threading.Lock()
 
     def emit(event: Event) -> None:
@@ -158,9 +157,9 @@ def throttled(emit: Emit) -> Callable[[Progress], None]:
 
 
 def limit_memory(cap_bytes: int | None) -> None:
-    """Limit the memory that this process may take from now on (Linux only).
+    """Limit the additional memory that this process may take (Linux only).
 
-    Memory that it already has (the interpreter, torch) does not count, nor do files that are mapped for reading.
+    Its present memory (the interpreter, torch) and files mapped for reading do not count.
     """
     if cap_bytes is None or sys.platform != "linux":
         return

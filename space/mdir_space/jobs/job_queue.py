@@ -1,4 +1,4 @@
-"""The job queue: running and waiting jobs, positions, and the limits of its size."""
+"""The job queue: running and waiting jobs, their positions, and limits on their number."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mdir_space.jobs.question import RefusedError
 
 
 class QueueEntry:
-    """A place in the queue, held until :meth:`leave`."""
+    """A place in the queue, held until :meth:`leave` is called."""
 
     def __init__(self, queue: JobQueue, visitor: str) -> None:
         self._queue = queue
@@ -21,20 +21,16 @@ class QueueEntry:
         return self._queue.n_ahead(self)
 
     def leave(self) -> None:
-        """Give up the place. A second call does nothing."""
+        """Give up the place; calling it again does nothing."""
         self._queue.leave(self)
 
 
 class JobQueue:
-    """Runs a bounded number of jobs at a time, fairly among visitors. Thread safe.
+    """Runs a limited number of jobs at a time, sharing them fairly among visitors. Thread-safe.
 
-    Jobs wait in the order of their arrival, except that a visitor with a job in the queue comes after those without.
-    If visitors are limited, none of them can take the last running place, so that others need not wait for long jobs.
-
-    Args:
-        n_running: Most jobs that run at a time.
-        n_waiting: Most jobs that wait.
-        n_per_visitor: Most jobs of one visitor that run or wait; None for no limit on any place.
+    Jobs wait in order of arrival, but visitors take turns. ``n_per_visitor`` limits the running and waiting jobs of
+    each visitor, unless it is None. No single visitor can then use all running places, so that others need not wait for
+    long jobs.
     """
 
     def __init__(self, n_running: int, n_waiting: int, n_per_visitor: int | None) -> None:
@@ -47,11 +43,8 @@ class JobQueue:
     def enter(self, visitor: str) -> QueueEntry:
         """Enter the queue.
 
-        Args:
-            visitor: Key of the visitor.
-
         Raises:
-            RefusedError: If the queue is full, or this visitor has enough places.
+            RefusedError: If the queue is full, or this visitor already has enough places.
         """
         with self._lock:
             n_mine = sum(entry.visitor == visitor for entry in (*self._running, *self._waiting))
@@ -79,7 +72,7 @@ class JobQueue:
             return 0 if entry in self._running else self._in_turn().index(entry) + 1
 
     def leave(self, entry: QueueEntry) -> None:
-        """Remove an entry; one that was removed before is ignored."""
+        """Remove an entry, if it is still in the queue."""
         with self._lock:
             for place in (self._running, self._waiting):
                 if entry in place:
@@ -91,7 +84,7 @@ class JobQueue:
             return len(self._running) + len(self._waiting)
 
     def _in_turn(self) -> list[QueueEntry]:
-        """Return the waiting entries in the order in which they will run; visitors take turns."""
+        """Return the waiting entries in the order in which they will run. Visitors take turns."""
         n_before = Counter(entry.visitor for entry in self._running)
         turns: list[tuple[int, int, QueueEntry]] = []
         for arrived, entry in enumerate(self._waiting):

@@ -13,17 +13,17 @@ class Limits:
     """Limits of a comparison and of the queue; None for no limit.
 
     Attributes:
-        seconds: Longest wall-clock time of one comparison, in seconds.
-        n_bytes: Most bytes that one comparison may read.
-        memory_bytes: Most memory that the plan of one comparison may need, and that it may take.
-        n_running: Comparisons that run at a time.
-        n_waiting: Comparisons, and plans, that may wait.
-        n_per_visitor: Comparisons, and plans, of one visitor that may run or wait.
-        plan_seconds: Longest wall-clock time of making a plan, in seconds.
-        plan_memory_bytes: Most memory that making a plan may take.
-        n_planning: Plans that are made at a time.
-        n_proxies: Number of our own proxies in front of the server, which add an address each to
-            ``X-Forwarded-For``; 0 to ignore that header.
+        seconds: Wall-clock time of one comparison, in seconds.
+        n_bytes: Bytes that one comparison may read.
+        memory_bytes: Memory that the plan of one comparison may need, and that the comparison may take.
+        n_running: Number of concurrent comparisons.
+        n_waiting: Number of waiting comparisons, and of waiting plans.
+        n_per_visitor: Number of comparisons, and of plans, per visitor, running or waiting.
+        plan_seconds: Wall-clock time for making a plan, in seconds.
+        plan_memory_bytes: Memory for making a plan.
+        n_planning: Number of plans made concurrently.
+        n_proxies: Number of our own proxies in front of the server. Each adds an address to ``X-Forwarded-For``; 0
+            ignores that header.
     """
 
     seconds: float | None = None
@@ -50,14 +50,15 @@ CPU_BASIC = Limits(
     n_planning=1,
     n_proxies=1,
 )
-"""For 2 virtual cores and 16 GB: two comparisons of 6 GB and a plan of 2 GB leave room for Python, torch and files."""
+"""For 2 virtual cores and 16 GB: two comparisons with 6 GB each and a plan with 2 GB leave room for Python, torch and
+files."""
 
 
 def limits_from_environment() -> Limits:
-    """Return the limits of a Space on CPU basic, changed by variables such as ``MDIR_SPACE_SECONDS``.
+    """Return the limits of a Space on CPU basic, overridden by variables such as ``MDIR_SPACE_SECONDS``.
 
-    The owner of a larger machine sets ``MDIR_SPACE_`` and the attribute's name in capitals to a number. 0 removes the
-    limit if it can be removed, and otherwise means its default.
+    A variable's name is ``MDIR_SPACE_`` and the attribute in capitals. 0 removes a limit, or selects the default if the
+    limit cannot be removed.
     """
     return Limits(
         seconds=_number("SECONDS", CPU_BASIC.seconds),

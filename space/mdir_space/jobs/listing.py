@@ -1,4 +1,4 @@
-"""The models of a collection or an author, as listed by the Hub."""
+"""List the models of a collection or an author on the Hub."""
 
 from __future__ import annotations
 
@@ -9,19 +9,13 @@ from mdir_space.jobs.question import MAX_MODELS, RefusedError, author_in, is_col
 
 
 def listed_models(name: str, token: str | None) -> tuple[tuple[str, ...], str]:
-    """Request the models of a collection or an author from the Hub.
-
-    Args:
-        name: The collection or author.
-        token: Token of the request; None for none.
+    """Request the models of a collection or an author from the Hub. Sends one API request.
 
     Returns:
-        At most as many models as a survey takes, and a sentence on those left out.
+        At most as many models as a survey accepts, and a sentence on those left out.
 
     Raises:
-        RefusedError: If there is no such list, or it holds fewer than two models.
-
-    Cost: one API request.
+        RefusedError: If the list does not exist, or contains fewer than two models.
     """
     try:
         if is_collection(name):

@@ -1,6 +1,6 @@
-"""Runs each job in its own process and ends that process when the job is stopped, times out or is done.
+"""Run each job in its own process, and end the process when the job is stopped, times out or is done.
 
-Python's fork server imports torch once, which takes seconds, and then forks a process for a job in milliseconds. The
+Python's fork server imports torch once, which takes seconds, and then forks a process for each job in milliseconds. The
 server itself cannot be forked because it has threads.
 """
 
@@ -30,13 +30,13 @@ R = TypeVar("R")
 
 PRELOADED = ["mdir_space.jobs.preload"]
 POLL_S = 0.05
-"""Longest delay before a stop or a timeout takes effect."""
+"""Longest delay until a stop or timeout takes effect."""
 
 OPENING_BYTES = 512 << 20
-"""Memory for headers, vocabularies and the Hub client, which plans do not count."""
+"""Memory for headers, vocabularies and the Hub client, which plans do not include."""
 
 EXIT_S = 5.0
-"""Longest time for a killed process to disappear."""
+"""Longest time to wait for a killed process to end."""
 
 
 class JobTimeoutError(StoppedError):
@@ -44,23 +44,23 @@ class JobTimeoutError(StoppedError):
 
 
 LIMIT_ERRORS = (ByteBudgetError, JobTimeoutError, OutOfMemoryError)
-"""Interim results remain valid after these errors."""
+"""Errors after which interim results remain valid."""
 
 
 def memory_cap(memory_bytes: int | None) -> int | None:
-    """Return the memory limit of a process for a given limit of its plan; None for no limit."""
+    """Return the memory limit of a process, given the limit of its plan; None for no limit."""
     return None if memory_bytes is None else memory_bytes + OPENING_BYTES
 
 
 class ProcessPool:
-    """Starts a process for each job. Thread safe."""
+    """Starts a process for each job. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 
     def warm_up(self) -> None:
-        """Start the fork server, which then imports the modules that jobs need."""
+        """Start the fork server, which imports the modules that jobs need."""
         if sys.platform != "linux":
             return
         from multiprocessing import forkserver
@@ -71,10 +71,10 @@ class ProcessPool:
 
     @contextmanager
     def running(self, job: Job[object]) -> Iterator[Connection]:
-        """Run a job within the ``with`` block, then kill its process.
+        """Run a job during the ``with`` block, then kill its process.
 
         Yields:
-            The pipe with the events of the job; it closes when the process ends.
+            The pipe with the events of the job, which closes when the process ends.
         """
         near, far = self._context.Pipe()
         try:
@@ -101,22 +101,16 @@ class ProcessPool:
 
 
 class JobRun(Generic[R]):
-    """One run of a job.
+    """One run of a job, which ``job_for`` makes for an access.
 
-    Args:
-        access: The models, and how they may be read.
-        job_for: Makes the job for an access.
-        pool: Pool that runs it.
-        timeout_s: Longest duration in seconds; None for no limit.
-        own_token: The visitor's token, used if the job turns out to need it: the base of a public adapter may be
-            gated.
+    ``own_token`` is the visitor's token, used if the job turns out to need it, as for the gated base of a public
+    adapter.
 
     Attributes:
         access: How the models are read.
-        plan: The plan of the job, once it has sent it.
+        plan: The plan of the job, once sent.
         progress: Progress within the current stage.
         total: Progress of the whole job.
-        interim: The latest interim result.
     """
 
     def __init__(
@@ -140,7 +134,7 @@ class JobRun(Generic[R]):
 
     @property
     def seconds(self) -> float:
-        """Seconds since the start."""
+        """Seconds since the start of the job."""
         return time.monotonic() - self._started
 
     def stop(self) -> None:
@@ -148,12 +142,12 @@ class JobRun(Generic[R]):
         self._is_stopped.set()
 
     def run(self) -> R:
-        """Run the job to its end; blocks.
+        """Run the job to completion, blocking.
 
         Raises:
             StoppedError: After :meth:`stop`.
-            JobTimeoutError: If it exceeded its time limit.
-            OutOfMemoryError: If it exceeded its memory limit, or its process was killed from outside.
+            JobTimeoutError: If the job exceeds its time limit.
+            OutOfMemoryError: If the job exceeds its memory limit, or its process is killed from outside.
             MdirError: If the job fails.
         """
         self._started = time.monotonic()
@@ -202,13 +196,13 @@ class JobRun(Generic[R]):
 
 
 def hit_limit(exc: MdirError) -> bool:
-    """Return whether a job ended at a limit, so that its interim result is still valid."""
+    """Return whether a job ended because of a limit, so that its interim result is still valid."""
     return isinstance(exc, LIMIT_ERRORS)
 
 
 @contextmanager
 def _python_path() -> Iterator[None]:
-    """Let a program that starts now import the same modules; before Python 3.14 the fork server has another path."""
+    """Let programs that start now import the same modules; before Python 3.14, the fork server has a different path."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     try:

@@ -1,4 +1,4 @@
-"""Imported once by the fork server, so that jobs do not wait for torch, the Hub client or matplotlib."""
+"""Modules that the fork server imports once, so that jobs need not wait for torch, the Hub client or matplotlib."""
 
 from importlib.util import find_spec
 

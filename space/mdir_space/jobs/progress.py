@@ -1,4 +1,4 @@
-"""The progress of a whole job: one number that never decreases, even if a stage restarts."""
+"""The progress of a whole job as a number that never decreases, even if a stage restarts."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from mdir_space.jobs.reconstruction import STAGE
 from mdir_space.jobs.survey import SurveyResult
 
 OPENED = 0.1
-"""Share of headers and vocabularies, which come before the plan."""
+"""Share of reading headers and vocabularies, which precedes the plan."""
 
 MIN_SHARE_OF_LOOKS = 0.3
-"""Smallest share of the looks at the embeddings: they read few bytes but are all that most pairs need."""
+"""Smallest share of the looks at the embeddings, which read few bytes but are all that most pairs need."""
 
 LAYERS_OF_REST, ALL_LAYERS_OF_REST = (0.25, 0.05), (0.3, 0.7)
-"""Shares of the remaining weights that the map of the layers and its matched pairs read; the second is for level
+"""Shares of the remaining weights read for the layer map and its matched pairs; the second pair applies to level
 layers."""
 
 DRAWN = 0.95
-"""Share of a survey before it draws its trees and figures."""
+"""Progress of a survey when it starts to draw trees and figures."""
 
 
 class TotalProgress:
     """The progress of a whole job, computed from its events.
 
     Attributes:
-        share: The completed share, in [0, 1]. The plan gives each stage its weight; stages that are not needed are
+        share: The completed share, in [0, 1]. Stages have weights according to the plan; stages that are not needed are
             skipped.
     """
 
@@ -84,7 +84,7 @@ class TotalProgress:
 
 
 def stage_weights(plan: ReadPlan) -> dict[str, float]:
-    """Return the share of each stage after the vocabularies, by the bytes that it is planned to read."""
+    """Return the share of each stage after the vocabularies, in proportion to the planned bytes."""
     looks, full = plan.screen_bytes[1], plan.full_bytes
     n_bytes: dict[str, float] = {"screen": looks}
     if plan.runs_full_test:
@@ -110,7 +110,7 @@ def _of_survey(surveyed: SurveyResult) -> float:
 
 
 def _of_family(family: Family, of_next: float) -> float:
-    """Return the share of the search, its comparisons and the declared bases, each counted once."""
+    """Return the completed share of the search, its comparisons and the declared bases, which count equally."""
     searched, declared = family.found, family.declared
     to_compare = [
         ancestor

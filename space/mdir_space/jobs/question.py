@@ -1,4 +1,4 @@
-"""Validates a visitor's question: models, level and alpha."""
+"""Validate a visitor's question: models, level and alpha."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ LEVELS = {
 }
 DEFAULT_ALPHA = 1e-10
 MAX_NAME_LENGTH = 400
-"""Repo ids have at most 96 characters; a URL with a revision and a folder is a little longer."""
+"""Repo ids have at most 96 characters. A URL with a revision and a folder is slightly longer."""
 MAX_MODELS = 20
-"""Most models of one survey on this page; the command line has no limit."""
+"""Largest number of models in a survey on this page; the command line has no limit."""
 MAX_LIST_LENGTH = MAX_MODELS * MAX_NAME_LENGTH
 
 ONLY = ("index", "card")
@@ -32,14 +32,14 @@ _COLLECTION = re.compile(r"[^/\s]+/[^/\s]+-[0-9a-f]{24}")
 
 
 class RefusedError(Exception):
-    """The reason why a question is not answered, in words for the visitor.
+    """Why a question is not answered, in words for the visitor.
 
     Args:
-        message: One paragraph, plain text.
-        runs_locally: Whether the comparison is likely to work on the visitor's own machine.
+        message: One paragraph of plain text.
+        runs_locally: Whether the comparison would probably work on the visitor's own machine.
         may_sign_in: Whether signing in may help.
-        is_absent: Whether the Hub has no such model.
-        choices: For each name that means several models, the name of each of them.
+        is_absent: Whether the model does not exist on the Hub.
+        choices: For each ambiguous name, the names of the models that it may stand for.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class PairQuestion:
 
     Attributes:
         reference: Name or URL of one model, as typed.
-        candidate: Name or URL of the other.
+        candidate: Name or URL of the other model.
         level: auto, screen, embedding or layers.
         alpha: Significance level, in (0, 1).
     """
@@ -83,11 +83,11 @@ class PairQuestion:
 
 @dataclass(frozen=True)
 class ReconstructionQuestion(PairQuestion):
-    """Which transformation takes the reference to the candidate? It has the level of the comparison before it."""
+    """Which transformation leads from the reference to the candidate? The level is the preceding comparison's."""
 
     @property
     def comparison(self) -> PairQuestion:
-        """The comparison whose answer it needs."""
+        """The comparison on which the reconstruction is based."""
         return PairQuestion(self.reference, self.candidate, self.level, self.alpha)
 
 
@@ -97,10 +97,10 @@ class FamilyQuestion:
 
     Attributes:
         model: Name or URL of the model, as typed.
-        level: Level of its comparisons.
-        alpha: Significance level: over all bases of the index, and for each comparison with a declared base.
-        searches: Whether the index of base models is searched.
-        verifies: Whether the model is compared with the base models that its card declares.
+        level: Level of the comparisons.
+        alpha: Significance level over all bases of the index, and for each comparison with a declared base.
+        searches: Whether to search the index of base models.
+        verifies: Whether to compare the base models that the card declares.
     """
 
     model: str
@@ -111,12 +111,12 @@ class FamilyQuestion:
 
     @property
     def only(self) -> str:
-        """The half to which it is limited, one of :data:`ONLY`; empty if it is not."""
+        """The half of the question that is asked, one of :data:`ONLY`; empty for both halves."""
         return "" if self.searches and self.verifies else "index" if self.searches else "card"
 
     @property
     def names(self) -> tuple[str, ...]:
-        """It alone."""
+        """The only model."""
         return (self.model,)
 
 
@@ -125,9 +125,9 @@ class SurveyQuestion:
     """Which of several models share weight ancestry with each other?
 
     Attributes:
-        names: Models, each once; or a single collection or author on the Hub.
+        names: Models, without duplicates; or a single collection or author on the Hub.
         alpha: Significance level of the whole survey.
-        layers: Whether models without a relative are compared again in full.
+        layers: Whether models that have no relative are compared again, in full.
     """
 
     names: tuple[str, ...]
@@ -136,12 +136,12 @@ class SurveyQuestion:
 
     @property
     def is_list(self) -> bool:
-        """Whether it names a collection or an author and not models."""
+        """Whether the name is a collection or an author."""
         return len(self.names) == 1
 
 
 Question = PairQuestion | FamilyQuestion | SurveyQuestion
-"""Any question of a visitor."""
+"""Any question that a visitor can ask."""
 
 
 def pair_question(
@@ -159,7 +159,7 @@ def pair_question(
 def reconstruction_question(
     reference: object, candidate: object, level: object = "auto", alpha: object = DEFAULT_ALPHA
 ) -> ReconstructionQuestion:
-    """Make a question about the transformation between two models; arguments and errors as in :func:`pair_question`."""
+    """Make a question about the transformation between two models; see :func:`pair_question`."""
     pair = pair_question(reference, candidate, level, alpha)
     return ReconstructionQuestion(pair.reference, pair.candidate, pair.level, pair.alpha)
 
@@ -187,13 +187,10 @@ def survey_question(
 ) -> SurveyQuestion:
     """Make a question about several models from the input of a browser or a program.
 
-    Args:
-        names: Models, or one collection or author; or all of them in one text, as in a field of the page.
-        alpha: Significance level of the whole survey.
-        layers: Whether models without a relative are compared again in full.
+    ``names`` may be one text, as in a field of the page, and may consist of a single collection or author.
 
     Raises:
-        RefusedError: If there is no name, a name is too long, there are too many, or alpha is not in (0, 1).
+        RefusedError: If there is no name, a name is too long, there are too many names, or alpha is not in (0, 1).
     """
     listed = split_names(names) if isinstance(names, str) else names
     checked = tuple(dict.fromkeys(checked_name(name, f"{at}.") for at, name in enumerate(listed, start=1)))
@@ -211,18 +208,13 @@ def survey_question(
 def parse_question(
     first: object, second: object, level: object, alpha: object, only: object = "", *, allow_local: bool = False
 ) -> Question:
-    """Parse the two fields of the page as a family, a comparison, or a survey.
+    """Parse the two fields of the page as a question about a family, a comparison or a survey.
 
-    Args:
-        first: Text of the first field: one name, or several.
-        second: Text of the second field; may be empty.
-        level: Level of the comparisons.
-        alpha: Significance level.
-        only: One of :data:`ONLY` for half of a question about one model; otherwise both halves.
-        allow_local: As for :func:`split_names`.
+    The first field has one or several names, and the second may be empty. ``only``, one of :data:`ONLY`, asks half of a
+    question about one model. ``allow_local`` is as for :func:`split_names`.
 
     Raises:
-        RefusedError: If this is not a valid question.
+        RefusedError: If the question is invalid.
     """
     texts = [text for text in (first, second) if text is not None and str(text).strip()]
     if not texts:
@@ -239,13 +231,10 @@ def parse_question(
 
 
 def split_names(text: object, *, allow_local: bool = False) -> tuple[str, ...]:
-    """Split typed or pasted text into names, at blanks, commas, new lines and "vs".
+    """Split typed or pasted text into names at spaces, commas, line breaks and "vs".
 
-    Text that is not a list of names counts as one name; the lookup of that name then fails.
-
-    Args:
-        text: Text of a field.
-        allow_local: Whether local folders may be named. Their names may contain blanks.
+    Text that is not a list of names is treated as one name, which is then not found. ``allow_local`` allows local
+    folders, whose names may contain spaces.
     """
     whole = "" if text is None else str(text).strip()
     if len(whole) > MAX_LIST_LENGTH:
@@ -261,18 +250,18 @@ def split_names(text: object, *, allow_local: bool = False) -> tuple[str, ...]:
 
 
 def is_collection(name: str) -> bool:
-    """Return whether a name is a collection: the URL of its page, or its slug."""
+    """Return whether a name is a collection, given as a slug or the URL of its page."""
     parts = urlsplit(name if "://" in name else f"https://{name}") if "/collections/" in name else None
     return parts.path.startswith("/collections/") if parts is not None else _COLLECTION.fullmatch(name) is not None
 
 
 def may_be_author(name: str) -> bool:
-    """Return whether a name may be a user or an organisation: it has one word."""
+    """Return whether a name may be a user or an organisation, because it is a single word."""
     return bool(author_in(name))
 
 
 def author_in(name: str) -> str:
-    """Return the only word of a name or of a URL on the Hub; empty if it has more."""
+    """Return the only word of a name, or of a URL on the Hub; empty if there are several words."""
     path = urlsplit(name).path if "://" in name else name
     word = path.strip("/")
     return word if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", word) else ""
@@ -282,7 +271,7 @@ def checked_level(level: object) -> str:
     """Validate a level.
 
     Raises:
-        RefusedError: If it is unknown.
+        RefusedError: If the level is unknown.
     """
     if level not in LEVELS:
         raise RefusedError(f"The level {shortened(str(level))} is unknown. Choose one of {', '.join(LEVELS)}.")
@@ -292,12 +281,10 @@ def checked_level(level: object) -> str:
 def checked_name(text: object, which: str = "") -> str:
     """Validate the name or URL of a model.
 
-    Args:
-        text: The input.
-        which: "first " or "second " for the error message, if there are several models.
+    ``which`` is "first " or "second " for the error message if there are several models.
 
     Raises:
-        RefusedError: If it is empty or too long.
+        RefusedError: If the name is empty or too long.
     """
     which = f"{which} " if which else ""
     name = "" if text is None else str(text).strip()
@@ -315,7 +302,7 @@ def checked_alpha(value: object) -> float:
     """Validate a significance level.
 
     Raises:
-        RefusedError: If it is not in (0, 1).
+        RefusedError: If alpha is not in (0, 1).
     """
     try:
         alpha = float(str(value).strip().replace("−", "-")) if str(value).strip() else DEFAULT_ALPHA
@@ -330,7 +317,7 @@ def checked_alpha(value: object) -> float:
 
 
 def shortened(text: str, length: int = 80) -> str:
-    """Shorten a text to at most this many characters by eliding its middle."""
+    """Shorten a text to ``length`` characters by eliding its middle."""
     if len(text) <= length:
         return text
     head = (length - 1) // 2

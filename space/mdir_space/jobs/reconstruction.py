@@ -1,4 +1,4 @@
-"""Jobs that reconstruct the transformation between two models, and their files while visitors can download them."""
+"""Reconstruct the transformation between two models, and store the files while visitors can download them."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ from mdir_space.jobs.job import Emit, Job, throttled
 from mdir_space.jobs.question import ReconstructionQuestion
 
 STAGE = "reconstruction"
-"""Name of the stage in :class:`~mdir_hf.comparison.progress.Progress`, with a part for each layer."""
+"""Name of the stage in :class:`~mdir_hf.comparison.progress.Progress`, which has one part per layer."""
 
 MAX_DOWNLOAD_BYTES = 32 << 20
-"""Largest archive. SmolLM2-135M with every head and neuron moved takes 2 MB, and a rotation of 2,048 channels 16 MB."""
+"""Largest archive. It takes 2 MB for SmolLM2-135M if every head and neuron moved, and 16 MB for a rotation of 2,048
+channels."""
 
 MAX_DOWNLOADS_BYTES = 128 << 20
 DOWNLOAD_S = 600.0
-"""Time for which an archive can be downloaded. Repeated in SECURITY.md and in the guide."""
+"""How long an archive can be downloaded. Repeated in SECURITY.md and in the guide."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,12 @@ class ReconstructionResult:
     """A transformation and its files.
 
     Attributes:
-        reference: The model that it starts from, at its commit.
-        candidate: The model that it leads to, at its commit.
+        reference: The model at which it starts, with its commit.
+        candidate: The model to which it leads, with its commit.
         lines: The transformation in words.
-        index: The content of ``reconstruction.json``.
+        index: Content of ``reconstruction.json``.
         n_bytes: Size of the archive.
-        archive: A zip file with the index and the arrays; empty once the server holds it under ``name``.
+        archive: A zip file with the index and the arrays; empty once the server stores it under ``name``.
         name: Secret name of the archive on this server.
     """
 
@@ -66,8 +67,7 @@ class ReconstructionJob(Job[ReconstructionResult]):
     """Reconstructs the transformation between two models.
 
     Attributes:
-        question: The models.
-        report: Their comparison if this server has it; else they are compared first.
+        report: The comparison of the models, if this server has it; otherwise the job compares them first.
     """
 
     question: ReconstructionQuestion
@@ -107,14 +107,14 @@ class ReconstructionJob(Job[ReconstructionResult]):
         )
 
     def _bytes_left(self, report: HomologyReport) -> int | None:
-        """Return the bytes that the reconstruction may read: those that this job has not read yet."""
+        """Return the number of bytes that this job may still read."""
         if self.n_bytes is None or self.report is not None:
             return self.n_bytes
         return max(1, self.n_bytes - report.io.bytes_read - report.io.bytes_from_cache)
 
 
 def why_not_reconstructed(report: HomologyReport) -> str:
-    """Return why there is no transformation between two compared models; empty if there may be one."""
+    """Return why two compared models have no transformation; empty if they may have one."""
     names = " and ".join(shown_name(model.repo) for model in (report.reference, report.candidate))
     if report.settled_by is SettledBy.IDENTICAL_FILES:
         return f"The weight files of {names} are the same, so there is no transformation between them."
@@ -127,7 +127,7 @@ def why_not_reconstructed(report: HomologyReport) -> str:
 
 
 def without_arrays(report: HomologyReport) -> HomologyReport:
-    """Return a report as a job needs it."""
+    """Return a report without its arrays, which jobs do not need."""
     return replace(report, arrays=ReportArrays())
 
 
@@ -140,12 +140,9 @@ def _packed(files: dict[str, bytes]) -> bytes:
 
 
 class Downloads:
-    """Archives under secret names, in memory, for some minutes each. Thread safe.
+    """Archives under secret names, kept in memory for a few minutes each. Thread-safe.
 
-    Args:
-        most_bytes: Most bytes of all archives; older ones make room for a new one.
-        seconds: Time for which an archive is held.
-        clock: Returns the time in seconds.
+    The oldest archives make room for new ones if there are more than ``most_bytes``.
     """
 
     def __init__(
@@ -159,7 +156,7 @@ class Downloads:
         self._archives: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
 
     def hold(self, result: ReconstructionResult) -> ReconstructionResult:
-        """Hold the archive of a result, and return the result with its name in place of its archive."""
+        """Store the archive of a result, and return the result with its name instead of its archive."""
         name = secrets.token_urlsafe(24)
         with self._lock:
             self._drop_old()
@@ -169,7 +166,7 @@ class Downloads:
         return replace(result, archive=b"", name=name)
 
     def get(self, name: str) -> bytes | None:
-        """Return an archive; None if it is not held."""
+        """Return an archive, or None if it is no longer stored."""
         with self._lock:
             self._drop_old()
             _, archive = self._archives.get(name, (0.0, None))

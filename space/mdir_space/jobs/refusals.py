@@ -1,4 +1,4 @@
-"""Errors of the package and limits of this server as messages to a visitor."""
+"""Turn errors of the package, and limits of this server, into messages to visitors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mdir_space.jobs.question import RefusedError
 
 
 def timeout_refusal(seconds: float, *, what: str = "The comparison", has_levels: bool = True) -> RefusedError:
-    """Return the message after a timeout; arguments as in :func:`refusal_of`."""
+    """Return the message after a timeout; for the arguments, see :func:`refusal_of`."""
     way_out = "Try a lighter level; on your own machine" if has_levels else "On your own machine"
     return RefusedError(
         f"{what} was stopped after {duration_text(seconds)}, the time limit here. {way_out} there is no limit.",
@@ -24,11 +24,8 @@ def refusal_of(
 ) -> RefusedError:
     """Return the message to a visitor about an error of the package.
 
-    Args:
-        exc: The error.
-        access: The models, to name the files of a repository with several models; None if unknown.
-        what: The job.
-        has_levels: Whether a lighter level reads less.
+    ``access`` names the files of a repository with several models, and may be None. ``what`` names the job.
+    ``has_levels`` means that a lighter level reads less.
     """
     if isinstance(exc, ByteBudgetError):
         less = "A lighter level reads less; on" if has_levels else "It reads every layer of both models. On"

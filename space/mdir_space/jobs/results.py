@@ -1,4 +1,4 @@
-"""The cache of public results, by commits, level and alpha."""
+"""A cache of public results, by commits, level and alpha."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mdir_space.jobs.question import FamilyQuestion, PairQuestion, Question, Rec
 from mdir_space.jobs.survey import SurveyResult
 
 MAX_RESULTS = 128
-"""A report with the arrays of its figures takes about 2 MB; a survey with its figures, or a family, takes less."""
+"""Number of cached results. A report with its arrays takes about 2 MB; surveys and families take less."""
 
 WHAT_IS_KEPT = (
     f"The last {MAX_RESULTS} results of public models are kept in memory until the server stops; anyone who asks the "
@@ -30,14 +30,10 @@ Result = HomologyReport | Family | SurveyResult
 
 
 def result_key(access: Access, question: Question, index: str = "") -> Key | None:
-    """Return the cache key of a result; None for a private result and for a reconstruction, which is not kept.
+    """Return the cache key of a result; None for private results and reconstructions, which are not cached.
 
-    The key holds commits and not revisions, because branches move. It holds repository ids, because reports name them.
-
-    Args:
-        access: The models.
-        question: The question.
-        index: Path or URL of the index that is searched.
+    The key contains commits rather than revisions, because branches move, and repo ids, because reports name them.
+    ``index`` is the path or URL of the index that is searched.
     """
     if not access.is_shared or isinstance(question, ReconstructionQuestion):
         return None
@@ -51,7 +47,7 @@ def result_key(access: Access, question: Question, index: str = "") -> Key | Non
 
 
 class PublicResults:
-    """The most recent public results. Thread safe; lost when the server stops."""
+    """The most recent public results. Thread-safe; lost when the server stops."""
 
     def __init__(self, most: int = MAX_RESULTS) -> None:
         self._most = most
@@ -59,7 +55,7 @@ class PublicResults:
         self._results: OrderedDict[Key, Result] = OrderedDict()
 
     def get(self, key: Key | None) -> Result | None:
-        """Return the result stored under a key; None if there is none."""
+        """Return the result stored under a key, or None."""
         with self._lock:
             if key is None or key not in self._results:
                 return None
@@ -78,10 +74,9 @@ class PublicResults:
 
 
 def may_be_kept(result: Result, access: Access) -> bool:
-    """Return whether a result is public, as far as its question tells, and depends only on commits of the Hub.
+    """Return whether a result is public, as far as its question shows, and depends only on commits on the Hub.
 
-    An error may depend on a visitor's rights. A result that is not whole is therefore only stored if no such rights
-    were used.
+    Errors may depend on a visitor's rights, so an incomplete result is stored only if no such rights were used.
     """
     if not access.is_shared or (access.is_with_rights and not is_whole(result)):
         return False
@@ -97,7 +92,7 @@ def may_be_kept(result: Result, access: Access) -> bool:
 
 
 def is_whole(result: Result) -> bool:
-    """Return whether all requested models could be read; a later attempt may read the missing ones."""
+    """Return whether all requested models could be read. A later attempt may read missing models."""
     if isinstance(result, HomologyReport):
         return True
     if isinstance(result, SurveyResult):
@@ -120,11 +115,9 @@ def other_repositories(result: Result, access: Access) -> tuple[str, ...]:
 
 
 def is_current(result: Result, now: tuple[ResolvedModel, ...]) -> bool:
-    """Return whether a new job would give the same result: it is whole, and no base of a card or adapter has moved.
+    """Return whether a new job would give the same result: it is complete, and no declared or adapter base has moved.
 
-    Args:
-        result: The result.
-        now: The commits to which the names of the other models resolve now.
+    ``now`` has the current commits of the other models.
     """
     commits = {model.repo: model.commit for model in now}
     named = _under(result)
@@ -156,7 +149,7 @@ def _summaries(result: Result) -> Iterator[ModelSummary]:
 
 
 def _under(result: Result) -> set[tuple[str, str | None]]:
-    """Return the bases of adapters and the sources of vocabularies: repositories and their commits."""
+    """Return repositories and commits of adapters' bases and of vocabularies."""
     models = _summaries(result)
     named = {place for model in models for place in (*(model.bases or ()), model.tokenizer) if place is not None}
     return {(repo, commit or None) for repo, _, commit in (place.partition("@") for place in named)}
@@ -184,7 +177,7 @@ def _lightened(result: Result) -> Result:
 
 
 def _written(index: str) -> tuple[int, int] | None:
-    """Return the size and the modification time of a file; None for a URL."""
+    """Return the modification time and size of a file; None for a URL."""
     try:
         about = Path(index).stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""Answers all questions from the page, the API and MCP: queues them, runs their jobs and caches results."""
+"""Answer all questions from the page, the API and MCP: queue them, run their jobs and cache results."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from mdir_space.jobs.visitor import Visitor
 POLL_S = 0.1
 R = TypeVar("R")
 RESOLVING_THREADS = 16
-"""Threads for requests that resolve names on the Hub."""
+"""Number of threads for requests that resolve names on the Hub."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,12 @@ class ServiceSettings:
     """Settings of this server.
 
     Attributes:
-        limits: Limits of a visitor, and of all of them.
-        allow_local: Whether folders and files of this machine may be named; only for a private server.
-        may_sign_in: Whether the page has a button to sign in.
-        own_token: For a private server: the token that all visitors read with.
-        index: Path, or URL on the Hub, of the index of base models; empty for no index.
-        named_models: Models that the page offers by name, such as the models of the demo.
+        limits: Limits per visitor and for all visitors.
+        allow_local: Whether folders and files on this machine may be named; only for a private server.
+        may_sign_in: Whether the page has a sign-in button.
+        own_token: Token with which all visitors of a private server read.
+        index: Path or Hub URL of the index of base models; empty for no index.
+        named_models: Models that the page offers by name, such as the demo's.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -88,11 +88,10 @@ class Running(Generic[R]):
     """The job is running.
 
     Attributes:
-        plan: The plan of the job, once it has sent it.
+        plan: The plan of the job, once sent.
         progress: Progress within the current stage.
-        seconds: Time since its start, in seconds.
-        interim: The latest interim result.
-        share: The completed share of the whole job, in [0, 1]; it never decreases.
+        seconds: Time since the start, in seconds.
+        share: The completed share of the whole job, in [0, 1], which never decreases.
     """
 
     plan: ReadPlan | None
@@ -107,11 +106,10 @@ class Answered(Generic[R]):
     """The answer, complete or cut short by a limit.
 
     Attributes:
-        result: The result.
-        access: How its models were read.
+        access: How the models were read.
         was_kept: Whether the result comes from the cache.
-        is_kept: Whether it is in the cache, and so has a permanent URL.
-        cut_short: The limit that cut it short, in words; empty if none did.
+        is_kept: Whether the result is in the cache, and therefore has a permanent URL.
+        cut_short: The limit that cut the answer short, in words, or empty.
     """
 
     result: R
@@ -122,9 +120,9 @@ class Answered(Generic[R]):
 
 
 Plan = ReadPlan | FamilyPlan | SurveyReads
-"""The planned reads of a job, for each kind of question."""
+"""The planned reads of a job, for any kind of question."""
 Steps = AsyncGenerator[Queued | Running[R] | Answered[R], None]
-"""The state of a question until it is answered; the last one is :class:`Answered`."""
+"""States of a question until it is answered; the last one is :class:`Answered`."""
 NAMES = {
     PairQuestion: "The comparison",
     ReconstructionQuestion: "The reconstruction",
@@ -136,11 +134,7 @@ NAMES = {
 class Service:
     """Answers questions.
 
-    Args:
-        settings: Settings of this server.
-
     Attributes:
-        settings: The same.
         pace: Speed of comparisons.
         downloads: Files of reconstructions.
     """
@@ -160,14 +154,14 @@ class Service:
         self._resolvers = ThreadPoolExecutor(RESOLVING_THREADS, "resolving")
 
     def warm_up(self) -> None:
-        """Start the imports and requests that would otherwise delay the first visitor."""
+        """Start imports and requests that would otherwise delay the first visitor."""
         # matplotlib.style records warnings while it loads, including those from imports in other threads.
         import_module("matplotlib.style")
         self._pool.warm_up()
         threading.Thread(target=_prepare_first_answer, name="warm-up", daemon=True).start()
 
     async def access(self, question: Question, visitor: Visitor) -> Access:
-        """Find the models of a question. A survey leaves out models that cannot be read, unless none can be.
+        """Find the models of a question. A survey leaves out models that cannot be read, unless no model can be read.
 
         Raises:
             RefusedError: If this visitor cannot read a model.
@@ -191,7 +185,7 @@ class Service:
         return await _shielded(_submit(self._resolvers, ask, entry))
 
     async def kept(self, question: Question, visitor: Visitor) -> Answered[Result] | None:
-        """Return the cached answer to a public question about the same commits; None if there is none.
+        """Return the cached answer to a public question about the same commits, or None.
 
         Raises:
             RefusedError: If this visitor cannot read a model.
@@ -201,13 +195,9 @@ class Service:
     async def _kept(
         self, access: Access, question: Question, visitor: Visitor, *, must_be_current: bool = False
     ) -> Answered[Result] | None:
-        """Look up a cached result. Everything that it depends on must still be public.
+        """Return a cached result, or None if something that it depends on is no longer public.
 
-        Args:
-            access: The models of the question.
-            question: The question.
-            visitor: The visitor.
-            must_be_current: Whether a new job must give the same result.
+        ``must_be_current`` also requires that a new job would give the same result.
         """
         index = self.settings.index
         if must_be_current and isinstance(question, FamilyQuestion) and "://" in index:
@@ -221,7 +211,7 @@ class Service:
         return Answered(result, access, was_kept=True, is_kept=True)
 
     async def _survey_without_layers(self, access: Access, question: Question, visitor: Visitor) -> SurveyResult | None:
-        """Return the cached survey that a survey with layers continues; None if there is none."""
+        """Return the cached survey that a survey with layers can continue, or None."""
         if not isinstance(question, SurveyQuestion) or not question.layers:
             return None
         known = await self._kept(access, replace(question, layers=False), visitor, must_be_current=True)
@@ -230,7 +220,7 @@ class Service:
         return replace(known.result, pictures={})  # it goes to another process
 
     async def _if_public(self, repositories: tuple[str, ...], visitor: Visitor) -> Access | None:
-        """Return the current commits of repositories if all of them are public."""
+        """Return the current commits of repositories, or None unless all are public."""
         if not repositories:
             return Access((), is_shared=True)
         names = tuple(f"hf://models/{repo}" for repo in repositories)
@@ -241,7 +231,7 @@ class Service:
         return now if now.is_shared and not now.left_out else None
 
     async def plan(self, requested: Question, visitor: Visitor) -> Plan:
-        """Plan the reads of an answer. Cancelling this leaves the queue and kills the process.
+        """Plan the reads of an answer. Cancelling leaves the queue and kills the process.
 
         Raises:
             RefusedError: If no plan can be made.
@@ -319,10 +309,10 @@ class Service:
     @overload
     def answer(self, question: Question, visitor: Visitor) -> Steps[Any]: ...
     async def answer(self, question: Question, visitor: Visitor) -> Steps[Any]:
-        """Answer a question, step by step; the last step is :class:`Answered`.
+        """Answer a question step by step; the last step is :class:`Answered`.
 
-        A survey leaves out models that cannot be read. A survey with one name is about the models in that collection or
-        of that author. Closing the iterator leaves the queue and kills the process.
+        A survey leaves out models that cannot be read. If it has a single name, it covers the models in that collection
+        or by that author. Closing the iterator leaves the queue and kills the process.
 
         Raises:
             RefusedError: If the question is not answered.
@@ -343,7 +333,7 @@ class Service:
                 yield step
 
     async def _listed(self, question: Question, visitor: Visitor) -> tuple[Question, str]:
-        """Replace a collection or an author by its models; also return a sentence on models left out."""
+        """Replace a collection or an author with its models, and return a sentence on models left out."""
         if not isinstance(question, SurveyQuestion) or not question.is_list:
             return question, ""
         (name,) = question.names
@@ -352,7 +342,7 @@ class Service:
         return replace(question, names=names), left_out
 
     async def resolve_author(self, question: Question, visitor: Visitor) -> Question:
-        """Return the question, or a survey of an author's models if the question names only that author."""
+        """Return the question, or a survey of an author's models if it names only that author."""
         if isinstance(question, FamilyQuestion) and await self.is_list(question.model, visitor):
             return SurveyQuestion((question.model,), question.alpha, question.level == "layers")
         return question
@@ -360,7 +350,7 @@ class Service:
     async def is_list(self, name: str, visitor: Visitor) -> bool:
         """Return whether a name is a collection or an author and not a model.
 
-        Cost: one request if the name has one word, else none.
+        Sends one request if the name is a single word.
         """
         if is_collection(name):
             return True
@@ -379,7 +369,7 @@ class Service:
         job_for: Callable[[Access], Job[Result | ReconstructionResult]],
         visitor: Visitor,
     ) -> Steps[Any]:
-        """Wait in the queue and run the job, unless its answer is cached."""
+        """Return the cached answer, or wait in the queue and run the job."""
         settings = self.settings
         own_token = visitor.token or settings.own_token
         known = await self._kept(access, question, visitor, must_be_current=True)
@@ -457,14 +447,14 @@ def _submit(workers: ThreadPoolExecutor, work: Callable[[], R], entry: QueueEntr
 
 
 async def _shielded(work: Future[R]) -> R:
-    """Wait for work that continues when its visitor leaves; an error after that is ignored."""
+    """Wait for work that continues if the visitor leaves. Later errors are then ignored."""
     waited = asyncio.wrap_future(work)
     waited.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     return await asyncio.shield(waited)
 
 
 def _leave_after(work: Future[R], entry: QueueEntry) -> None:
-    """Leave the queue when work has ended; it ends soon after a visitor leaves, because its process is killed."""
+    """Leave the queue when work ends, which is soon after its visitor leaves, because the process is killed."""
     work.add_done_callback(lambda _: entry.leave())
 
 

@@ -1,4 +1,4 @@
-"""A survey: which of several models share weight ancestry. It stores nothing on disk."""
+"""A survey: which of several models share weight ancestry? Nothing is stored on disk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mdir_space.jobs.job import Emit, Interim, Job, ReadOptions, throttled
 from mdir_space.jobs.question import SurveyQuestion
 
 DRAWING_SHARE = 0.2
-"""Largest share of the time that drawing interim figures may take."""
+"""Largest share of time spent on drawing interim figures."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class SurveyPicture:
     """A figure of a survey.
 
     Attributes:
-        light: Its image for a light page; an HTML element.
-        dark: Its image for a dark page.
-        cells: The text of its cells.
+        light: Image for light pages, an HTML element.
+        dark: Image for dark pages.
+        cells: Texts of the cells.
     """
 
     light: str
@@ -49,10 +49,10 @@ class SurveyResult:
         report: Models, pairs and groups.
         trees: The family tree of each group of relatives; empty until the end.
         families: Distances between the relatives of each group; empty until the end.
-        pictures: Figures by name: the matrix of the compared pairs, and at the end the dendrogram.
-        left_out: A sentence on the models of the list that are not in it; empty if all are.
-        choices: For each name that means several files, the name of each of them.
-        is_done: Whether it is complete.
+        pictures: Figures by name: the matrix of compared pairs and, at the end, the dendrogram.
+        left_out: A sentence on listed models that the survey leaves out, or empty.
+        choices: For each ambiguous name, the names of the files that it may stand for.
+        is_done: Whether the survey is complete.
     """
 
     report: SurveyReport
@@ -64,7 +64,7 @@ class SurveyResult:
     is_done: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain containers in the schema ``mdir-hf/survey/1``, with trees in ``mdir-hf/tree/1``."""
+        """Return plain containers with the schema ``mdir-hf/survey/1``, and trees with ``mdir-hf/tree/1``."""
         return {**self.report.to_dict(), "trees": [tree.to_dict() for tree in self.trees]}
 
 
@@ -73,9 +73,9 @@ class SurveyJob(Job[SurveyResult]):
     """Surveys several models.
 
     Attributes:
-        question: The question; its names are models.
+        question: The question, whose names are models.
         left_out: Models that were left out, as in :class:`SurveyResult`.
-        earlier: The survey of the same commits without layers, to continue with the layers; None to begin anew.
+        earlier: A survey of the same commits without layers, to continue with layers; None to begin anew.
     """
 
     question: SurveyQuestion
@@ -83,7 +83,7 @@ class SurveyJob(Job[SurveyResult]):
     earlier: SurveyResult | None = None
 
     def run(self, emit: Emit) -> SurveyResult:
-        """Read one model after another and compare it with the earlier ones; draw the trees at the end."""
+        """Read the models one by one, comparing each with those before it; draw the trees at the end."""
         plan = _plan(self.access, self.question, self.read_options)
         growing = _GrowingPicture()
         earlier = self.earlier
@@ -138,7 +138,7 @@ class SurveyJob(Job[SurveyResult]):
 
 
 def _of_names(report: SurveyReport, names: tuple[str, ...]) -> SurveyReport:
-    """Return a survey without the names that could not be resolved."""
+    """Remove the names that could not be resolved."""
     return replace(report, names=names, models={name: report.models[name] for name in names})
 
 
@@ -151,14 +151,14 @@ def _is_within(names: tuple[str, ...], groups: Iterable[tuple[str, ...]]) -> boo
 
 
 class _GrowingPicture:
-    """The matrix of a running survey, redrawn when there is time."""
+    """The matrix of a running survey, redrawn when time permits."""
 
     def __init__(self) -> None:
         self._pictures: dict[str, SurveyPicture] = {}
         self._rests_until = 0.0
 
     def of(self, report: SurveyReport) -> dict[str, SurveyPicture]:
-        """Return the current matrix, or the previous one if it is too early to redraw."""
+        """Return the current matrix, or the previous one if it is too early to redraw it."""
         began = time.monotonic()
         if report.pairs and began >= self._rests_until:
             self._pictures = _drawn(report)
@@ -203,7 +203,7 @@ def _plan(access: Access, question: SurveyQuestion, options: ReadOptions) -> Sur
 
 
 def shown_as(model: ResolvedModel) -> str:
-    """Return the name of a model in a survey, which also opens it: its id if that suffices."""
+    """Return a model's name in a survey, with which it can also be opened: its id if sufficient."""
     if model.pinned != f"hf://models/{model.repo}@{model.commit}":
         return model.pinned
     return model.repo if model.revision is None else f"{model.repo}@{model.revision}"

@@ -1,4 +1,4 @@
-"""The visitor of a request: their key in the queue, and their Hub token."""
+"""The visitor who sent a request: a key for the queue, and a Hub token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import gradio as gr
 from starlette.requests import Request
 
 TOKEN_HEADER = "x-hf-token"
-"""Programs send their token in this header to read gated models; the page has a button to sign in instead."""
+"""Header in which programs send their token to read gated models; the page has a sign-in button instead."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Visitor:
 
     Attributes:
         key: The account if signed in, else the address.
-        token: Their own token, used only for their own reads and never stored; None to read public models only.
+        token: The visitor's own token, used only for their own reads and never stored; None to read only public models.
     """
 
     key: str
@@ -33,7 +33,7 @@ class Visitor:
 def signing_in_is_possible() -> bool:
     """Return whether this is a Space whose card sets ``hf_oauth``.
 
-    Elsewhere gradio would sign in every visitor as the owner of the machine, so the page has no button.
+    Elsewhere, gradio would sign in every visitor as the owner of the machine, so the page has no button.
     """
     return os.environ.get("SYSTEM") == "spaces" and bool(os.environ.get("OAUTH_CLIENT_ID"))
 
@@ -47,11 +47,8 @@ def visitor_of(
 ) -> Visitor:
     """Return the sender of a request.
 
-    Args:
-        request: The request.
-        account: The account that is signed in; None if none is.
-        account_token: The token from signing in.
-        n_proxies: Number of our own proxies in front of this server, which add an address to ``X-Forwarded-For``.
+    ``account`` and ``account_token`` are None unless the visitor has signed in. ``n_proxies`` is as in
+    :class:`~mdir_space.jobs.limits.Limits`.
     """
     headers = {} if request is None else {name.lower(): value for name, value in dict(request.headers).items()}
     token = None if account_token is None else account_token.token
@@ -64,14 +61,11 @@ def visitor_of(
 
 
 def forwarded_for(header: str, n_proxies: int) -> str:
-    """Return the visitor's address from ``X-Forwarded-For``; empty if it holds none.
+    """Return the visitor's address from ``X-Forwarded-For``; empty if it has none.
 
-    Each proxy appends the address that reached it. Only the last entries, as many as there are own proxies, can be
-    trusted; the visitor may have written the others. Hops inside the platform have private addresses and do not count.
-
-    Args:
-        header: The header's value.
-        n_proxies: Number of own proxies with public addresses, including the outermost one; 0 to trust no entry.
+    Each proxy appends the address that reached it. Only the entries added by our own proxies can be trusted, since the
+    visitor may have written the others. Hops inside the platform have private addresses and do not count. ``n_proxies``
+    is the number of our own proxies with public addresses, including the outermost one; 0 to trust no entry.
     """
     if not n_proxies:
         return ""

@@ -1,1 +1,1 @@
-"""The Gradio page: its fields, its panels, and what updates them."""
+"""The Gradio page: its fields and panels, and the functions that update them."""

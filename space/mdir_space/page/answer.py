@@ -1,4 +1,4 @@
-"""Answers a question on the page, from the click to the last figure, as updates of its panels."""
+"""Answer a question on the page, from the click to the last figure, as updates of its panels."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ N_FIELDS = 4
 """The two models, the level and alpha."""
 
 SO_FAR = "So far, from the parts read until now."
-"""Shown above an interim result. If the visitor cancels, the interim result remains as the answer."""
+"""Shown above an interim result, which remains as the answer if the visitor cancels."""
 
 
 async def answer_question(
@@ -58,12 +58,7 @@ async def answer_question(
 ) -> AsyncGenerator[Updates, None]:
     """Answer a question on the page.
 
-    Args:
-        service: Answers questions.
-        panels: Panels to fill.
-        fields: The arguments of :func:`~mdir_space.jobs.question.parse_question`, as sent by the browser.
-        visitor: The visitor.
-        request: Their request, for links.
+    ``fields`` has the arguments of :func:`~mdir_space.jobs.question.parse_question`, as sent by the browser.
     """
     question: Question | None = None
     yield {**panels.cleared(), **panels.busy(True)}
@@ -102,16 +97,7 @@ def _progress(
     shown: object,
     fields: tuple[object, ...],
 ) -> Updates:
-    """Return the update for a running or queued job.
-
-    Args:
-        service: Has the pace and the limits of plans.
-        panels: Panels to fill.
-        question: The question.
-        step: The state of its job.
-        shown: The interim result that the page already shows.
-        fields: The content of the fields.
-    """
+    """Return the update for a queued or running job; ``shown`` is the interim result already on the page."""
     is_pair = isinstance(question, PairQuestion)
     updates: Updates = {panels.status: progress_notice(step) if is_pair else progress_of_several(step)}
     if not isinstance(step, Running):
@@ -125,7 +111,7 @@ def _progress(
 
 
 def _field_texts(fields: tuple[object, ...]) -> list[str]:
-    """Return the content of the fields as the script of the page compares it."""
+    """Return the content of the fields in the form that the page's script compares."""
     return [str(field).strip() for field in fields[:N_FIELDS]]
 
 
@@ -153,15 +139,7 @@ def refuse_stored(names: Iterable[str]) -> None:
 async def show_kept(
     service: Service, panels: Panels, fields: tuple[object, ...], visitor: Visitor, request: gr.Request
 ) -> AsyncGenerator[Updates, None]:
-    """Show the stored result of a link; if it is no longer stored, offer to compute it again.
-
-    Args:
-        service: Has the stored results.
-        panels: Panels to fill.
-        fields: The question, as in :func:`answer_question`.
-        visitor: The visitor.
-        request: Their request, for links.
-    """
+    """Show the stored result of a link; if it is no longer stored, offer to compute it again."""
     yield {**panels.cleared(), **panels.busy(False)}
     question: Question | None = None
     try:
@@ -180,7 +158,7 @@ async def show_kept(
 async def _show(
     panels: Panels, question: Question, answered: Answered[Any], request: gr.Request, fields: tuple[object, ...]
 ) -> AsyncGenerator[Updates, None]:
-    """Show an answer at once; for a comparison, then add the declared lineage and the figures as they are drawn."""
+    """Show an answer at once, then add a comparison's declared lineage, and its figures as they are drawn."""
     result, query = answered.result, query_again(question)
     pinned = pinned_link(answered, request, question)
     link = pinned or f"{page_address(request)}?{query}"
@@ -272,14 +250,7 @@ def _declared(report: HomologyReport, access: Access) -> Markup:
 async def show_example(
     panels: Panels, example: Example, request: gr.Request, question: PairQuestion | None = None
 ) -> AsyncGenerator[Updates, None]:
-    """Show a stored result.
-
-    Args:
-        panels: Panels to fill.
-        example: The stored result.
-        request: The visitor's request.
-        question: The question about its models; None if the visitor opened the stored result itself.
-    """
+    """Show a stored result; ``question`` is None if the visitor opened it directly."""
     report = example.report
     note = example.note
     if question is not None and (question.alpha != report.alpha or question.level not in ("auto", report.level)):

@@ -1,4 +1,4 @@
-"""The pages beside the first: "I suspect that X came from Y", and "How it works"."""
+"""The other pages: "I suspect that X came from Y", and "How it works"."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ SUSPECT = Path(__file__).resolve().parent / "suspect.md"
 
 
 def suspect_page() -> None:
-    """Fill the page that explains, for non-specialists, how to read a comparison of two suspect models."""
+    """Fill the page that explains to non-specialists how to read a comparison of two suspect models."""
     Navbar(main_page_name="Compare", elem_id="navigation")
     with gr.Column(elem_id="page", elem_classes="method"):
         gr.Markdown(SUSPECT.read_text(encoding="utf-8"))
 
 
 def method_page() -> None:
-    """Fill the page "How it works": each idea with a figure of a real comparison."""
+    """Fill the page "How it works", which shows each idea with a figure of a real comparison."""
     index = PICTURES / "index.json"
     known = json.loads(index.read_text(encoding="utf-8")) if index.is_file() else {}
     Navbar(main_page_name="Compare", elem_id="navigation")

@@ -1,4 +1,4 @@
-"""The page: two fields, a verdict and tabs of evidence, with the API and the MCP server."""
+"""The page: two fields, a verdict and tabs with evidence, plus the API and the MCP server."""
 
 from __future__ import annotations
 
@@ -48,17 +48,16 @@ TITLE = "mdir-hf: do two models share weight ancestry?"
 HERE = Path(__file__).resolve().parent
 SCRIPTS = ("page.js", "figures.js")
 PREFLIGHT_DELAY_S = 0.4
-"""Leaving a field for the button requests a plan; the click that follows cancels it within this time."""
+"""Delay of the plan that is requested when a visitor leaves a field; clicking the button in this time cancels it."""
 OTHER_NAME_S = 0.8
-"""After one name a visitor may enter another in the second field, which cancels the plan."""
+"""Delay of the plan after one name; entering another name in the second field cancels it."""
 DISTRIBUTING_S = 0.15
-"""The browser shows only the last update of a frame; this pause lets it show both filled fields."""
+"""Pause in which the browser shows both filled fields, because it shows only the last update of each frame."""
 STOPPED = "Stopped. Nothing more is read."
 STOPPING_S, LAST_WORDS_S = 5.0, 0.3
-"""Longest time for a cancelled job to end, and for its last update to arrive. A later update would show
-Cancel again."""
+"""Longest time for a cancelled job to end, and for its last update to arrive. A later one would show Cancel again."""
 MAX_SESSIONS = 64
-"""Page states that gradio stores, 2 MB each; its default is 10,000. No later action of a visitor needs them."""
+"""Number of page states that gradio stores, 2 MB each; its default is 10,000. No later action needs them."""
 
 
 def build_page(service: Service) -> gr.Blocks:
@@ -114,7 +113,7 @@ def build_page(service: Service) -> gr.Blocks:
 
 
 def introduction() -> Markup:
-    """Return the head of the page: the name, the question, and an image of a yes and of a no."""
+    """Return the head of the page: the name, the question, and an image for yes and for no."""
     return render("introduction", folder=PREFIX.lstrip("/"))
 
 
@@ -124,7 +123,7 @@ def footer() -> Markup:
 
 
 def launch_options(service: Service) -> dict[str, Any]:
-    """Return the arguments of ``launch`` other than host and port."""
+    """Return the arguments of ``launch``, except host and port."""
     limits = service.settings.limits
     mcp = McpServer(service)
     look, css = theme(), (HERE / "style.css").read_text(encoding="utf-8")
@@ -203,7 +202,7 @@ def _panels(plan: gr.HTML, status: gr.HTML, alert: gr.HTML, compare: gr.Button, 
 def _listen(
     service: Service, fields: list[Any], panels: Panels, examples: list[tuple[gr.Button, Example]], opener: gr.Button
 ) -> None:
-    """Connect the page to the service. These calls hold all data of a visitor; nothing else stores it."""
+    """Connect the page to the service. All data of a visitor is in these calls, and is stored nowhere else."""
     at_work: Counter[str | None] = Counter()  # running answers of each open page
     hidden: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 

@@ -1,4 +1,4 @@
-"""The parts of the page that an answer fills, and streams of updates of them."""
+"""The parts of the page that an answer fills, and streams of their updates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mdir_space.jobs.service import Running
 Updates = dict[gr.components.Component | gr.blocks.BlockContext, Any]
 
 UPDATE_INTERVAL_S = 0.4
-"""A slow browser takes half a second to show an update, and shows every update in turn."""
+"""Shortest time between updates: a slow browser takes half a second for each, and shows them all."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Panels:
         }
 
     def cleared(self) -> Updates:
-        """Clear the panels of an earlier answer."""
+        """Clear the panels of the previous answer."""
         return {
             self.status: "",
             self.alert: "",
@@ -60,9 +60,9 @@ class Panels:
 
 
 async def accumulated(updates: AsyncGenerator[Updates, None]) -> AsyncGenerator[Updates, None]:
-    """Repeat the earlier updates in every update.
+    """Include all earlier updates in every update.
 
-    The browser shows only the last one of the updates that come within one frame. gradio sends only what changes.
+    The browser shows only the last update of each frame. gradio sends only changes.
     """
     merged: Updates = {}
     async with aclosing(updates):
@@ -72,7 +72,7 @@ async def accumulated(updates: AsyncGenerator[Updates, None]) -> AsyncGenerator[
 
 
 async def throttled(steps: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-    """Drop steps that only advance the time, if another step came less than 0.4 s ago."""
+    """Drop steps that only advance the time if they come less than 0.4 s after another step."""
     shown: object = None
     last = 0.0
     async with aclosing(steps):

@@ -1,4 +1,4 @@
-"""Reconstructs the transformation between the two models of an answer, in its tab."""
+"""Reconstruct the transformation between the two models of an answer, in its tab."""
 
 from __future__ import annotations
 
@@ -25,12 +25,7 @@ async def show_reconstruction(
 ) -> AsyncGenerator[Updates, None]:
     """Reconstruct, and show progress and result in the tab.
 
-    Args:
-        service: Runs the job.
-        panels: Panels to fill.
-        query: The query of the answer that is shown, as sent by the browser.
-        visitor: The visitor.
-        request: Their request, for the link.
+    ``query`` is the query of the answer that is shown, as sent by the browser.
     """
     question: ReconstructionQuestion | None = None
     try:

@@ -1,4 +1,4 @@
-"""Suggestions while typing: models on the Hub whose names contain the text."""
+"""Suggest models on the Hub whose names contain the typed text."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ MIN_CHARACTERS = 3
 KEPT_S = 600.0
 MAX_KEPT = 2000
 SILENCE_S = 60.0
-"""Pause after a failed request to the Hub."""
+"""Pause after a failed request to the Hub, in seconds."""
 MAX_REQUESTS_PER_MINUTE = 30
-"""Requests a minute for all visitors: a third of the Hub's limit for an address, which a Space shares with others."""
+"""Requests per minute for all visitors: a third of the Hub's limit for an address, which Spaces share."""
 ANSWER_S = 10.0
-"""Timeout of a whole answer."""
+"""Timeout for a complete response, in seconds."""
 _TIMEOUT_S = 5.0
 _MOST_BYTES = 1 << 20
 _MOST_COUNTED = 10**15
@@ -37,10 +37,10 @@ class Suggestion:
     """A public model, as listed by the Hub.
 
     Attributes:
-        name: Its repo id.
-        downloads: Downloads of the last month; None if the Hub does not report them.
-        parameters: Number of parameters, from the headers of its safetensors files; None without such files.
-        is_gated: Whether its owner restricts access.
+        name: Repo id.
+        downloads: Downloads in the last month, or None.
+        parameters: Number of parameters according to the safetensors headers, or None.
+        is_gated: Whether the owner restricts access.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Suggestion:
 
     @property
     def about(self) -> str:
-        """A few words on it, without its name."""
+        """A short description of the model, excluding its name."""
         words = ["\N{LOCK} gated"] if self.is_gated else []
         words += [f"{count_text(self.parameters)} parameters"] if self.parameters else []
         words += [f"{count_text(self.downloads)} downloads a month"] if self.downloads is not None else []
@@ -58,7 +58,7 @@ class Suggestion:
 
 
 class Suggestions:
-    """Public models, requested without the token of a visitor. Thread safe."""
+    """Public models, requested without a visitor's token. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -67,7 +67,7 @@ class Suggestions:
         self._asked_at: deque[float] = deque(maxlen=MAX_REQUESTS_PER_MINUTE)
 
     def models(self, typed: str) -> tuple[Suggestion, ...]:
-        """Return models whose names contain a text, most downloads first; empty if the Hub does not answer."""
+        """Return models whose names contain a text, most downloads first; empty if the Hub does not respond."""
         wanted = typed.strip().lower()  # as the Hub searches
         if not MIN_CHARACTERS <= len(wanted) <= 96 or "://" in wanted or "@" in wanted or wanted[0] in "./~\\":
             return ()
@@ -93,7 +93,7 @@ class Suggestions:
         return models
 
     def _known(self, wanted: str, now: float) -> tuple[Suggestion, ...] | None:
-        """Return the cached answer to the text, or to its beginning if that had few answers; None if not cached."""
+        """Return the cached models for a text, or for its beginning if that had few; None if not cached."""
         for length in range(len(wanted), MIN_CHARACTERS - 1, -1):
             since, models = self._kept.get(wanted[:length], (0.0, ()))
             is_all = length == len(wanted) or len(models) < MAX_SUGGESTIONS
@@ -115,7 +115,7 @@ class Suggestions:
 
 
 def _first_page(url: str, parameters: dict[str, Any], *, token: str | bool) -> list[dict[str, Any]]:
-    """Return one page of the Hub's list; the client's own iterator would fetch all pages."""
+    """Return one page of the Hub's list, because the client's own iterator would fetch all pages."""
     ends_at, content = time.monotonic() + ANSWER_S, bytearray()
     headers = build_hf_headers(token=token)
     with get_session().stream("GET", url, params=parameters, headers=headers, timeout=_TIMEOUT_S) as response:
@@ -141,12 +141,12 @@ def _count(value: object) -> int | None:
 
 
 def datalist(element_id: str, models: tuple[Suggestion, ...]) -> Markup:
-    """Return the options of a field as HTML; the field shows them while the visitor types."""
+    """Return the options of a field as HTML, to be shown while the visitor types."""
     return render("datalist", id=element_id, models=models)
 
 
 def count_text(n: int) -> str:
-    """Format a large number with three digits: 135M, 7.62B."""
+    """Format a large number with three digits, such as 135M or 7.62B."""
     value, units = float(n), ["", "k", "M", "B", "T"]
     while value >= 999.5 and len(units) > 1:
         value /= 1000.0

@@ -14,11 +14,11 @@ TEXT_SIZES = gr.themes.Size(
     xl="1.375rem",
     xxl="1.625rem",
 )
-"""Gradio's own sizes, but relative to the font size of the browser."""
+"""Gradio's own sizes, relative to the font size of the browser."""
 
 
 def theme() -> gr.themes.Base:
-    """Return the page's theme: system fonts, grey and one blue, in the colours of the figures."""
+    """Return the theme: system fonts, grey and one blue, in the colours of the figures."""
     return gr.themes.Base(
         primary_hue=gr.themes.colors.blue,
         neutral_hue=gr.themes.colors.slate,

@@ -1,1 +1,1 @@
-"""HTTP: the API, the MCP server, cards for other pages, middleware."""
+"""HTTP: the API, the MCP server, cards for other pages, and middleware."""

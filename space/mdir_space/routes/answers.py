@@ -1,4 +1,4 @@
-"""Answers for programs and agents: short dictionaries with words, and their JSON Schemas."""
+"""Answers for programs and agents: short dictionaries that include words, and their JSON Schemas."""
 
 from __future__ import annotations
 
@@ -24,17 +24,14 @@ WORDS = {
     "cut_short": "The parts that were skipped because of a limit of this server; empty if there are none.",
     "link": "Page of this result, pinned to the two commits; empty if the result is private.",
 }
-"""The strings beside a report, with their descriptions."""
+"""Strings that are added to a report, with their descriptions."""
 
 
 def answer_of(answered: Answered[HomologyReport], link: str, *, detailed: bool = False) -> dict[str, Any]:
-    """Return an answer: the strings of :data:`WORDS`, ``does_not_mean``, and the fields of a report.
+    """Return an answer: the strings in :data:`WORDS`, ``does_not_mean``, and the fields of a report.
 
-    Args:
-        answered: The answered comparison.
-        link: The link of :data:`WORDS`.
-        detailed: Whether to return the whole report. If not, it takes some kilobytes: lists that only figures need are
-            empty, and it holds only the last look at each matrix and the strongest module of each role.
+    ``detailed`` returns the whole report. Otherwise the answer takes a few kilobytes: lists for figures are empty, and
+    only the last look at each matrix and the strongest module of each role are included.
     """
     report = answered.result
     words = {
@@ -67,7 +64,7 @@ def _slim(body: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def answer_schema() -> dict[str, Any]:
-    """Return the JSON Schema of :func:`answer_of`: the schema of a report, plus the strings beside it."""
+    """Return the JSON Schema of :func:`answer_of`, which extends the schema of a report."""
     report = json.loads((files("mdir_hf.report") / "report.schema.json").read_text(encoding="utf-8"))
     words: dict[str, Any] = {name: {"type": "string", "description": what} for name, what in WORDS.items()}
     words["does_not_mean"] = {
@@ -158,12 +155,7 @@ IDENTIFIED = object_of(
 
 
 def identified(answered: Answered[Family], link: str) -> dict[str, Any]:
-    """Return the base models of the index that share ancestry with a model.
-
-    Args:
-        answered: The answered question; its index was searched.
-        link: The link of :data:`IDENTIFIED`.
-    """
+    """Return the base models in the index that share ancestry with a model."""
     identification = answered.result.found
     assert identification is not None, "a search that fails is refused"
     return {
@@ -221,12 +213,7 @@ VERIFIED = object_of(
 
 
 def verified(answered: Answered[Family], link: str) -> dict[str, Any]:
-    """Return the lineage that a model's card declares beside the measurement.
-
-    Args:
-        answered: The answered question; its card was checked.
-        link: The link of :data:`VERIFIED`.
-    """
+    """Return the lineage that a model's card declares, next to the measurement."""
     check = answered.result.declared
     assert check is not None, "a check that fails is refused"
     return {
@@ -283,12 +270,7 @@ SURVEYED = object_of(
 
 
 def surveyed(answered: Answered[SurveyResult], link: str) -> dict[str, Any]:
-    """Return which of several models share ancestry.
-
-    Args:
-        answered: The answered question.
-        link: The link of :data:`SURVEYED`.
-    """
+    """Return which of several models share ancestry."""
     report = answered.result.report
     return {
         "cut_short": answered.cut_short,
@@ -342,7 +324,7 @@ PLANNED = object_of(
 
 
 def planned(plan: Plan, pace: Pace, limits: Limits) -> dict[str, Any]:
-    """Return a plan in the form for programs."""
+    """Return a plan for programs."""
     cost = cost_of(plan, pace, limits)
     comparison = plan if isinstance(plan, ReadPlan) else None
     models = []

@@ -20,20 +20,20 @@ FROM_GRADIO = {
     "account": gr.OAuthProfile | None,
     "account_token": gr.OAuthToken | None,
 }
-"""Types of parameters that gradio fills in."""
+"""Types of parameters that gradio fills in itself."""
 N_PLANS = 8
-"""Concurrent calls of ``/plan``."""
+"""Number of concurrent calls of ``/plan``."""
 
 
 def add_endpoints(service: Service) -> None:
-    """Add an endpoint for each tool, such as ``/compare``, to the page that is being built."""
+    """Add an endpoint for each tool, such as ``/compare``, to the page being built."""
     for tool in TOOLS:
         limit = N_PLANS if tool.name == "plan" else None
         api(_endpoint(service, tool), api_name=tool.name, concurrency_limit=limit, api_description=tool.description)
 
 
 def _endpoint(service: Service, tool: Tool) -> Callable[..., Awaitable[dict[str, Any]]]:
-    """Return the function of an endpoint; gradio reads the types of its parameters."""
+    """Return the function of an endpoint, whose parameter types gradio reads."""
     known = [argument for argument in tool.arguments if argument.is_in_api]
 
     async def call(*values: Any) -> dict[str, Any]:  # noqa: ANN401 - as the signature says

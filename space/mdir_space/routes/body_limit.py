@@ -1,4 +1,4 @@
-"""Limits the size of request bodies: a question is a few names, and there are no uploads."""
+"""Limit the size of request bodies: a question consists of a few names, and there are no uploads."""
 
 from __future__ import annotations
 
@@ -10,18 +10,13 @@ MAX_BODY_BYTES = 64 * 1024
 
 
 class BodyLimit:
-    """Answers 413 if a body is too long, judged by its header or by the bytes received so far.
-
-    Args:
-        app: The app that answers all other requests.
-        most_bytes: Most bytes of one body.
-    """
+    """Responds with 413 if a body is too long, according to its header or the bytes received so far."""
 
     def __init__(self, app: ASGIApp, most_bytes: int = MAX_BODY_BYTES) -> None:
         self._app, self._most = app, most_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Handle a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

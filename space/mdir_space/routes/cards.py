@@ -1,4 +1,4 @@
-"""Cards: a stored public result on a small page for a frame. They never compute anything."""
+"""Cards: stored public results on small pages for frames. Nothing is computed."""
 
 from __future__ import annotations
 
@@ -23,12 +23,7 @@ HEADERS = {
 
 
 async def kept_result(service: Service, request: Request) -> tuple[Question, Answered[Result]] | None:
-    """Return the question in the URL of a request and its stored public result; None if it is not stored.
-
-    Args:
-        service: Has the stored results.
-        request: A request with the query of a result's URL.
-    """
+    """Return the question in a request's URL and its stored public result, or None."""
     link = read_link(request)
     try:
         question = parse_question(link.reference, link.candidate, link.level, link.alpha, link.only)
@@ -40,17 +35,13 @@ async def kept_result(service: Service, request: Request) -> tuple[Question, Ans
 
 
 class Cards:
-    """Serves cards.
-
-    Args:
-        service: Has the stored results.
-    """
+    """Serves cards."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
     async def show(self, request: Request) -> HTMLResponse:
-        """Answer a request with the query of a result's URL."""
+        """Handle a request with the query of a result's URL."""
         stored = await kept_result(self._service, request)
         words = None if stored is None else answer_words(stored[1].result, stored[0])
         page = render(

@@ -1,4 +1,4 @@
-"""The first paint: the page shows its question, or the stored result of its URL, before its scripts load."""
+"""The first paint: the page shows the question, or the stored result, in its URL before its scripts load."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DESCRIPTION = "Do two language models share weight ancestry? An answer from thei
 PREVIEW_PICTURE = "/pictures/landing-yes-light.webp"
 
 _PREVIEW_TAGS = re.compile(r"<meta\s+(?:property|name)=[\"'](?:og|twitter):[^>]*>\s*")
-"""Tags for link previews that gradio writes. They name gradio, and readers take the first tag of a name."""
+"""Tags for link previews that gradio writes. They name gradio, and readers use the first tag with a name."""
 
 _VARIABLE = re.compile(r"var\(--([a-z][a-z0-9-]*)\)")
 _LAYOUT = """
@@ -53,18 +53,10 @@ body:has(> #first-paint) > gradio-app { position: absolute; visibility: hidden; 
 
 
 class FirstPaint:
-    """Adds content that is readable before gradio's scripts run; the scripts then remove it.
+    """Adds content that is readable before gradio's scripts run and remove it.
 
-    For the URL of a stored public result, it shows the card and puts its words in the tags for link previews. It
-    computes nothing.
-
-    Args:
-        app: The app that answers all requests.
-        service: Has the stored results.
-        theme: Theme of the page, for the colours.
-        css: Style sheet of the page.
-        title: Title of the page.
-        introduction: Head of the page; HTML.
+    If the URL names a stored public result, the page shows its card, and the tags for link previews have its words.
+    Nothing is computed. ``introduction`` is the head of the page as HTML.
     """
 
     def __init__(
@@ -82,7 +74,7 @@ class FirstPaint:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Handle a request."""
         if scope["type"] != "http" or scope["path"] != "/" or scope["method"] != "GET":
             await self._app(scope, receive, send)
             return
@@ -145,7 +137,7 @@ class FirstPaint:
 
 
 def _values(theme: gr.themes.Base, names: Iterable[str], ending: str) -> dict[str, str]:
-    """Return the theme's values of the variables that the style sheet uses."""
+    """Return the theme's values for the variables in the style sheet."""
     values = {name: getattr(theme, name.replace("-", "_") + ending, None) for name in names}
     return {name: str(value) for name, value in values.items() if value is not None}
 

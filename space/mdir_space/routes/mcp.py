@@ -1,8 +1,8 @@
-"""The MCP server: the tools with schemas of input and output, progress and cancelling.
+"""The MCP server: the tools with schemas of input and output, progress and cancellation.
 
-gradio has an MCP server, but it returns results as Python literals in text, without structure or schema, and does not
-stop cancelled calls. This is the server of the ``mcp`` package instead, at the URL where agents expect gradio's. Its
-calls have the same limits and the same queue as all others.
+gradio's own MCP server returns results as Python literals in text, without structure or schema, and does not stop
+cancelled calls. This is the server of the ``mcp`` package, at the URL where agents expect gradio's. Its calls have the
+same limits and queue as all others.
 """
 
 from __future__ import annotations
@@ -43,11 +43,7 @@ INSTRUCTIONS = (
 
 
 class McpServer:
-    """The server of the tools.
-
-    Args:
-        service: Answers the questions.
-    """
+    """The server of the tools."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -67,7 +63,7 @@ class McpServer:
             yield
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request to :data:`MCP_PATH`."""
+        """Handle a request to :data:`MCP_PATH`."""
         headers = dict(scope["headers"])
         if scope["path"].rstrip("/").endswith("/schema"):
             listed = [_described(tool).model_dump(mode="json", exclude_none=True) for tool in TOOLS]
@@ -104,7 +100,7 @@ class McpServer:
     async def _result_of(
         self, steps: AsyncGenerator[Queued | Running[Any] | dict[str, Any], None]
     ) -> types.CallToolResult:
-        """Send the progress of a call, and return its result."""
+        """Send the progress of a call and return its result."""
         context = self._server.request_context
         token = None if context.meta is None else context.meta.progressToken
         started = last = time.monotonic()
@@ -124,18 +120,13 @@ class McpServer:
 
 
 class McpMiddleware:
-    """Sends requests to :data:`MCP_PATH` to the MCP server, and all others to the app.
-
-    Args:
-        app: The app.
-        server: The MCP server.
-    """
+    """Passes requests to :data:`MCP_PATH` to the MCP server, and all others to the app."""
 
     def __init__(self, app: ASGIApp, server: McpServer) -> None:
         self._app, self._server = app, server
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Handle a request."""
         path = scope.get("path", "").rstrip("/")
         if scope["type"] == "http" and path.endswith((MCP_PATH, f"{MCP_PATH}/http", f"{MCP_PATH}/schema")):
             await self._server.serve(scope, receive, send)

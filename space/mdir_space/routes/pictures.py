@@ -1,4 +1,4 @@
-"""Serves the pictures of the page "How it works", at URLs that reveal no path of this server."""
+"""Serve the pictures of the page "How it works" at URLs that reveal no path on this server."""
 
 from __future__ import annotations
 
@@ -14,18 +14,14 @@ PREFIX = "/pictures"
 
 
 class StaticPictures:
-    """Serves ``/pictures/…`` and passes on all other requests.
-
-    Args:
-        app: The app that answers all other requests.
-    """
+    """Serves ``/pictures/…`` and passes other requests to the app."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._files = StaticFiles(directory=PICTURES, check_dir=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Handle a request."""
         if scope["type"] == "http" and scope["path"].startswith(f"{PREFIX}/"):
             inner = {**scope, "path": scope["path"].removeprefix(PREFIX), "root_path": ""}
             try:

@@ -47,12 +47,9 @@ RECONSTRUCTED = object_of(
 
 
 def reconstructed(answered: Answered[ReconstructionResult], link: str, *, detailed: bool) -> dict[str, Any]:
-    """Return a reconstruction.
+    """Return a reconstruction; ``detailed`` includes the whole index, some kilobytes per layer.
 
-    Args:
-        answered: The answered question.
-        link: URL of its files.
-        detailed: Whether to return the whole index (some kilobytes for each layer).
+    ``link`` is the URL of the files.
     """
     result = answered.result
     return {
@@ -74,17 +71,13 @@ def reconstructed(answered: Answered[ReconstructionResult], link: str, *, detail
 
 
 class ReconstructionFiles:
-    """Serves the files of reconstructions under their secret names.
-
-    Args:
-        service: Holds them.
-    """
+    """Serves the files of reconstructions under their secret names."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
     async def send(self, request: Request) -> Response:
-        """Answer a request for ``NAME.zip``."""
+        """Handle a request for ``NAME.zip``."""
         archive = self._service.downloads.get(request.path_params["name"])
         if archive is None:
             words = "This reconstruction is no longer here. Compare the models again.\n"

@@ -1,4 +1,4 @@
-"""The tools for programs and agents, each defined once for the API and for MCP."""
+"""The tools for programs and agents, each defined once for both the API and MCP."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ MODEL = "owner/name, owner/name@revision, or the URL of its page, for example Qw
 
 LevelName = Literal["auto", "screen", "embedding", "layers"]
 REQUIRED: Any = object()
-"""The default of a required argument."""
+"""Default that marks an argument as required."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,9 @@ class Argument:
     """An argument of a tool.
 
     Attributes:
-        name: Its name.
-        type: Its Python type, for the API.
-        schema: Its JSON Schema with a description, for MCP.
-        default: Its default.
-        is_in_api: Whether the API has it as well.
+        type: Python type, for the API.
+        schema: JSON Schema with a description, for MCP.
+        is_in_api: Whether the API has the argument, too.
     """
 
     name: str
@@ -101,13 +99,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a tool.
-
-    Attributes:
-        arguments: Arguments that are valid under the schema of the tool.
-        visitor: The caller.
-        request: The request, for links.
-    """
+    """One call of a tool, with arguments that match the tool's schema."""
 
     arguments: dict[str, Any]
     visitor: Visitor
@@ -119,14 +111,13 @@ class Tool:
     """A tool.
 
     Attributes:
-        name: Its name for programs.
-        title: Its name for people.
-        description: What it does, when to use it, and how long it takes.
-        arguments: Its arguments.
+        name: Name for programs.
+        title: Name for people.
+        description: Purpose of the tool, when to use it, and how long it takes.
         output_schema: JSON Schema of the result.
         question: Makes the question from the arguments.
-        result: Makes the result from an answer, a link and the arguments; if None, the result is the question's plan.
-        one_of: At least one of these arguments is required.
+        result: Makes the result from an answer, a link and the arguments; if None, the result is the plan.
+        one_of: Arguments; at least one of them is required.
     """
 
     name: str
@@ -151,7 +142,7 @@ class Tool:
         return {**schema, "required": [argument.name for argument in self.arguments if argument.default is REQUIRED]}
 
     def why_not(self, arguments: dict[str, Any]) -> str:
-        """Return a sentence on why the arguments are invalid; empty if they are valid."""
+        """Return a sentence that says why the arguments are invalid, or empty."""
         errors = jsonschema.Draft202012Validator(self.input_schema).iter_errors(arguments)
         wrong = jsonschema.exceptions.best_match(errors)
         if wrong is None:
@@ -164,7 +155,7 @@ class Tool:
     async def answer(
         self, service: Service, call: Call
     ) -> AsyncGenerator[Queued | Running[Any] | dict[str, Any], None]:
-        """Answer a call, step by step; the last step is the result. Closing the iterator kills the job's process.
+        """Answer a call step by step; the last step is the result. Closing the iterator kills the job's process.
 
         Raises:
             RefusedError: If there is no answer.
@@ -188,7 +179,7 @@ class Tool:
 
 
 def _planned_question(arguments: dict[str, Any]) -> Question:
-    """Return the question that is to be planned."""
+    """Return the question to be planned."""
     level = arguments.get("level", "auto")
     if "models" in arguments:
         if "reference" in arguments or "candidate" in arguments:

@@ -1,4 +1,4 @@
-"""Drops answers that are never fetched, and stops their jobs.
+"""Drop answers that are never fetched, and stop their jobs.
 
 gradio stores the answers of 2,000 visitors, a megabyte or two each, until they are fetched.
 """
@@ -12,17 +12,12 @@ from gradio import Blocks
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 KEPT_S = 120.0
-"""Shortest time that an unfetched answer is stored; it is dropped at the next request after at most twice this time."""
+"""Shortest time for which an unfetched answer is stored. It is dropped by the next request after at most twice this
+time."""
 
 
 class DropUnread:
-    """Checks the unfetched answers on requests, at most once in ``kept_s`` seconds.
-
-    Args:
-        app: The app that answers requests.
-        kept_s: Shortest time that an answer is stored, in seconds.
-        clock: Returns the time in seconds.
-    """
+    """Checks for unfetched answers when requests arrive, at most once every ``kept_s`` seconds."""
 
     def __init__(self, app: ASGIApp, kept_s: float = KEPT_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._app, self._kept_s, self._clock = app, kept_s, clock
@@ -30,7 +25,7 @@ class DropUnread:
         self._waiting: dict[str, int] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Handle a request."""
         if scope["type"] == "http" and self._clock() - self._looked >= self._kept_s:
             self._looked = self._clock()
             await self._forget(scope["app"].get_blocks())

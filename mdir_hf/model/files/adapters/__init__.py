@@ -1,4 +1,4 @@
-"""PEFT adapters: the changes that an adapter makes to its base model."""
+"""Apply PEFT adapters to their base models."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from mdir_hf.model.files.ranged import IntArray, check_rows
 from mdir_hf.model.files.sources import Description, ListsContents, StoredTensor, TensorSource, TensorSpec
 
 KEPT_TENSORS = 16
-"""Number of the adapter's small tensors in the cache."""
+"""Number of small adapter tensors in the cache."""
 
 _BLOCK_N_VALUES = 1 << 24
-"""Values per block when all rows must be read to compute column lengths: 64 MiB in float32."""
+"""Number of values per block when all rows are read to compute column lengths: 64 MiB in float32."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Factors:
-    """``left[rows] @ right`` is the difference, in the stored orientation."""
+    """Factors of the change to a weight, which is ``left[rows] @ right`` in the stored orientation."""
 
     left: torch.Tensor
     right: torch.Tensor
@@ -42,16 +42,16 @@ class _Factors:
 class AdaptedSource:
     """A base model with a PEFT adapter. Implements ``TensorSource``.
 
-    LoRA adds s B A to the base, with s = alpha / r, or alpha / sqrt(r) for rsLoRA; DoRA then rescales rows.
-    :mod:`.row_changes` applies the other methods. Tensors saved whole replace those in the base. Tensors that an
-    unsupported adapter changes cannot be read.
+    LoRA adds s B A to the base, with s = alpha / r, or alpha / sqrt(r) for rsLoRA. DoRA then rescales rows.
+    :mod:`.row_changes` applies the other methods. Tensors that were saved whole replace tensors of the base. If an
+    adapter is unsupported, the tensors that it changes cannot be read.
 
-    Results are float32, not rounded to the base's dtype as in a merged file. If DoRA rescales columns, computing
-    their lengths takes one pass over the matrix. Thread-safe.
+    Results are float32, whereas a merged file is rounded to the base's dtype. If DoRA rescales columns, computing their
+    lengths reads the matrix once. Thread-safe.
 
     Raises:
         CorruptCheckpointError: If factors are missing or inconsistent.
-        UnsupportedFormatError: If the base has no match for a changed weight.
+        UnsupportedFormatError: If the base lacks a weight that the adapter changes.
     """
 
     def __init__(self, base: TensorSource, adapter: TensorSource, config: AdapterConfig) -> None:
@@ -156,7 +156,7 @@ class AdaptedSource:
         return name in self._changes or name in self._token_rows or name in self._row_changes
 
     def _check_fit(self, name: str, spec: TensorSpec) -> bool:
-        """Check a matrix against its factors; return whether the product is transposed."""
+        """Check that a matrix and its factors match; return whether the product is transposed."""
         change = self._changes[name]
         d_in, d_out = self._adapter.spec(change.a).shape[1], self._adapter.spec(change.b).shape[0]
         if change.transposed and spec.shape == (d_in, d_out):
@@ -225,7 +225,7 @@ class AdaptedSource:
         return factors
 
     def _column_scale(self, name: str, spec: TensorSpec, factors: _Factors) -> torch.Tensor:
-        """Return the factor on each column, ``(d,)``, computed once."""
+        """Return the scale of each column, ``(d,)``, which is computed once."""
         with self._lock:
             known = self._column_scales.get(name)
         if known is None:

@@ -44,8 +44,8 @@ _METHODS = {
 }
 
 _MOVES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Initialisations that subtract the first B A from the base when training starts. B A alone is then not the difference
-to the base that the config names. PEFT converts such adapters (``path_initial_model_for_weight_conversion``)."""
+"""Initialisations that subtract the initial B A from the base. The base named in the config then lacks this change, so
+B A alone is not the difference. PEFT can convert such adapters (``path_initial_model_for_weight_conversion``)."""
 
 _NOT_APPLIED = {
     "alora_invocation_tokens": "is switched on by certain tokens (aLoRA)",
@@ -67,13 +67,13 @@ class AdapterConfig:
 
     Attributes:
         changes_weights: False for methods such as prompt tuning.
-        alpha_pattern: Alpha of modules whose names end with the key.
+        alpha_pattern: Alpha by module name suffix, for modules with their own.
         is_rank_stabilized: Whether alpha is divided by the square root of the rank (rsLoRA).
         is_transposed: Whether square matrices are stored ``(d_in, d_out)``.
-        has_magnitudes: Whether rows are rescaled to learnt lengths (DoRA).
+        has_magnitudes: Whether rows are rescaled to learned lengths (DoRA).
         token_rows: Replaced rows by module name suffix; an empty suffix means the embedding.
         parameters: Name suffixes of changed ``target_parameters``.
-        not_applied: If changed tensors cannot be read, words to follow "an adapter that".
+        not_applied: Why changed tensors cannot be read (words after "an adapter that"), or None.
     """
 
     kind: str
@@ -94,20 +94,20 @@ class AdapterConfig:
 
     @property
     def method(self) -> str:
-        """User-facing name of the method."""
+        """Name of the method, for users."""
         if self.kind == "LORA":
             return "DoRA" if self.has_magnitudes else "LoRA"
         return _LEAVES_WEIGHTS_ALONE.get(self.kind) or _METHODS.get(self.kind, f"{self.kind[:40]}")
 
     @property
     def recipe(self) -> str:
-        """The settings that determine the result, as text."""
+        """The settings that affect the result, as text."""
         switches = (self.is_rank_stabilized, self.is_transposed, self.has_magnitudes)
         alphas, rows = list(self.alpha_pattern.items()), sorted(self.token_rows.items())
         return repr((self.kind, self.alpha, alphas, *switches, rows, self.parameters, self.settings))
 
     def scaling(self, module: str, rank: int) -> float:
-        """Return the factor that scales B A in a module."""
+        """Return the scale of B A in a module."""
         alphas = (value for pattern, value in self.alpha_pattern.items() if _ends_with(module, pattern))
         alpha = next(alphas, self.alpha)
         return alpha / math.sqrt(rank) if self.is_rank_stabilized else alpha / rank
@@ -119,7 +119,7 @@ _Rows = list[Annotated[int, Ge(0)]]
 
 @dataclass(frozen=True)
 class _Peft:
-    """Entries in the config of any adapter."""
+    """Entries that the config of any adapter may have."""
 
     __pydantic_config__ = AS_WRITTEN
     peft_type: str | None = None
@@ -259,7 +259,7 @@ def _by_module(rows: _Rows | dict[str, _Rows] | None) -> dict[str, tuple[int, ..
 
 
 def _ends_with(module: str, pattern: str) -> bool:
-    """Return whether a pattern is a module's name or its end after a dot."""
+    """Return whether a pattern equals a module's name, or its end after a dot."""
     name = pattern.removesuffix("$")
     if name.startswith("^"):
         return module == name[1:]

@@ -1,7 +1,7 @@
 """Map names in an adapter to names in its base.
 
-PEFT names factors after modules in memory. The base's files may use another prefix, so an unambiguous suffix is enough,
-and may store stacked experts separately.
+PEFT names factors after modules in memory. The base's files may use another prefix, so an unambiguous suffix is enough.
+They may also store stacked experts separately.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _OF_TRAINING = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module
 """Components that compilers and trainers insert into names."""
 
 _WRAPPERS = ("modules_to_save", "ln_tuning_layers", "base_layer", "original_module")
-"""Components in the name of a tensor saved whole. If there are several copies, the first of these was trained."""
+"""Name components of tensors that were saved whole. If there are several copies, the trained one has the first of
+these."""
 
 _TOKENS = "trainable_tokens_delta"
 _TOKENS_FORMERLY = "trainable_tokens_original"
@@ -33,10 +34,10 @@ _TOKENS_FORMERLY = "trainable_tokens_original"
 
 @dataclass
 class ModuleChange:
-    """Names of an adapter's tensors for one module: A, B, B's bias, DoRA's magnitudes, token rows.
+    """Names of an adapter's tensors for one module: A, B, the bias of B, DoRA's magnitudes, token rows.
 
     Attributes:
-        depth: Wrappers around the module, one for each changed parameter.
+        depth: Number of wrappers around the module, one for each changed parameter.
     """
 
     a: str | None = None
@@ -56,10 +57,10 @@ class ModuleChange:
 
 @dataclass(frozen=True)
 class AdapterNames:
-    """The tensors of an adapter, grouped by module or by several parameters of a module, or saved whole.
+    """The tensors of an adapter: groups for modules or their parameters, and tensors saved whole.
 
     Attributes:
-        replaced: Maps names in the model to names in the adapter.
+        replaced: Name in the adapter, by name in the model.
     """
 
     modules: Mapping[str, ModuleChange] = field(default_factory=dict)
@@ -70,7 +71,7 @@ class AdapterNames:
 def sort_names(names: Iterable[str], *, label: str, has_parameters: bool = False) -> AdapterNames:
     """Sort the tensors of an adapter by purpose.
 
-    With ``has_parameters``, modules may be wrapped several times.
+    ``has_parameters`` allows modules to be wrapped several times.
 
     Raises:
         CorruptCheckpointError: If a factor is duplicated or unpaired.
@@ -109,7 +110,7 @@ def sort_names(names: Iterable[str], *, label: str, has_parameters: bool = False
 
 
 def components_of(name: str) -> list[str]:
-    """Split a name, leaving out components added by compilers, trainers and PEFT."""
+    """Split a name into components, leaving out those added by compilers, trainers and PEFT."""
     parts = [part for part in name.split(".") if part not in _OF_TRAINING]
     return ".".join(parts).removeprefix(_PREFIX).split(".")
 
@@ -119,7 +120,7 @@ def sort_by_slots(
 ) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
     """Group the tensors of an adapter by module, for methods whose names contain one of ``slots``.
 
-    Tensors in ``shared`` slots belong to all modules. Also return tensors saved whole.
+    Tensors in ``shared`` slots belong to all modules. Tensors saved whole are returned separately.
     """
     modules: dict[str, dict[str, str]] = {}
     common: dict[str, str] = {}
@@ -155,7 +156,7 @@ def _without_wrappers(parts: list[str]) -> list[str]:
 
 
 class BaseNames:
-    """Finds names of a model in memory among the names in its files."""
+    """Matches names of a model in memory with the names in its files."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = frozenset(names)
@@ -164,8 +165,8 @@ class BaseNames:
     def find(self, name: str) -> str | None:
         """Return the only matching tensor in the base, or None.
 
-        The longest common suffix wins; it must contain the layer's number and the word before it. Other common
-        components break ties.
+        The match must share the layer's number, the word before it and all that follows. The longest common suffix
+        wins; other common components break ties.
         """
         if name in self._names:
             return name
@@ -190,7 +191,7 @@ class BaseNames:
 
 
 def _most_alike(names: list[str], front: list[str]) -> str | None:
-    """Return the name that shares most components with ``front``; None for a tie."""
+    """Return the name that has most components in common with ``front``; None for a tie."""
     alike = sorted(((len(set(front) & set(name.split("."))), name) for name in names), reverse=True)
     return None if len(alike) > 1 and alike[0][0] == alike[1][0] else alike[0][1]
 
@@ -198,21 +199,21 @@ def _most_alike(names: list[str], front: list[str]) -> str | None:
 Shape = tuple[int, ...]
 
 _HALVES = {"gate_up_proj": (("gate_proj", "w1"), ("up_proj", "w3")), "down_proj": (("down_proj", "w2"),)}
-"""The matrices that make up a stacked parameter, one below the other."""
+"""The matrices that are stacked in a parameter, from top to bottom."""
 
 _MODULES = (("mlp.experts", "block_sparse_moe.experts"),)
-"""Modules that have one name in memory and another in files."""
+"""Names in memory and names in files, for modules in which they differ."""
 
 _NUMBERED = re.compile(r"(?P<module>.+)\.(?P<expert>\d{1,4})\.(?P<leaf>\w+)\.weight")
 
 
 @dataclass(frozen=True)
 class ExpertStack:
-    """A parameter that stacks experts, as the base stores it.
+    """A parameter that stacks experts, and how the base stores it.
 
     Attributes:
-        weights: Tensors in the base, each with its expert (None for all) and first row.
-        is_transposed: Whether the base stores ``(d_in, d_out)``; None for an ambiguous shape.
+        weights: Tensors in the base, each with its expert (None for all experts) and first row.
+        is_transposed: Whether the base stores ``(d_in, d_out)``; None if the shape is ambiguous.
     """
 
     parameter: str
@@ -229,7 +230,7 @@ def stacked_experts(
     names: Iterable[str],
     shape_of: Callable[[str], Shape],
 ) -> list[ExpertStack]:
-    """Find the stacked ``parameters`` of a module among the base's names."""
+    """Find the stacked ``parameters`` of a module in the names of the base."""
     matches: list[ExpertStack] = []
     numbered: dict[str, dict[int, str]] | None = None
     for parameter in parameters:
@@ -257,7 +258,7 @@ def stacked_experts(
 
 
 def fitting_stack(stacks: Sequence[ExpertStack], a: Shape, b: Shape) -> ExpertStack | None:
-    """Return the only stack that fits A ``(rank * experts, d_in)`` and B ``(d_out, rank * experts)``, or None."""
+    """Return the only stack that matches A ``(rank * experts, d_in)`` and B ``(d_out, rank * experts)``, or None."""
     fits: list[ExpertStack] = []
     for stack in stacks:
         d_out, d_in = b[0], a[1]

@@ -25,7 +25,7 @@ _OF_CONVOLUTIONS = frozenset({"hada_t1", "hada_t2", "lokr_t2"})
 
 @dataclass(frozen=True, slots=True)
 class LoraChange:
-    """``scaling`` times ``B A``, or its transpose, added to a matrix."""
+    """A change that adds ``scaling * B A``, or its transpose, to a matrix."""
 
     a: str
     b: str
@@ -36,17 +36,17 @@ class LoraChange:
 
 
 class Placement:
-    """The tensors of an adapter, keyed by the base tensor that each one changes.
+    """The tensors of an adapter by the base tensor that they change.
 
     Attributes:
-        biases: Tensors added to biases, and their scaling.
+        biases: Tensors that are added to biases, and their scaling.
         bias_factors: Factors that scale biases (IA3).
-        token_rows: An adapter tensor, and its row number for each table row.
-        blocked: Unreadable weights, each with the reason.
+        token_rows: An adapter tensor, and the number of its row for each table row.
+        blocked: Reasons why weights cannot be read.
 
     Raises:
         CorruptCheckpointError: If factors are missing or inconsistent.
-        UnsupportedFormatError: If the base has no match for a changed weight.
+        UnsupportedFormatError: If the base lacks a weight that the adapter changes.
     """
 
     def __init__(self, base: TensorSource, adapter: TensorSource, config: AdapterConfig) -> None:
@@ -95,7 +95,7 @@ class Placement:
                     self.biases[bias] = (change.bias, self.changes[weight].scaling)
 
     def _replace(self, whole: Mapping[str, str]) -> BaseNames:
-        """Record tensors saved whole; return all names that exist then."""
+        """Record tensors saved whole, and return all names that then exist."""
         base = BaseNames(self._base.names())
         for name, stored in whole.items():
             replaced = base.find(name) or name

@@ -1,4 +1,4 @@
-"""Row-by-row changes to a matrix by linear PEFT methods other than LoRA.
+"""Linear PEFT methods other than LoRA, which change a matrix row by row.
 
 Source: ``get_delta_weight`` and ``merge`` of each tuner in peft 0.21.
 """
@@ -22,17 +22,17 @@ class RowChange(Protocol):
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """Names of its tensors in the adapter."""
+        """Names of the change's tensors in the adapter."""
         ...
 
     def misfit(self, shape: Shape, shape_of: Callable[[str], Shape]) -> str | None:
-        """Return why the change does not fit this shape, or None."""
+        """Return why the change cannot be applied to this shape, or None."""
         ...
 
     def apply(
         self, values: torch.Tensor, rows: torch.Tensor, shape: Shape, read: Callable[[str], torch.Tensor]
     ) -> torch.Tensor:
-        """Return rows ``(k, d)`` of the merged weight, given rows ``(k,)`` of the base."""
+        """Return rows ``(k, d)`` of the merged weight, given the same rows of the base."""
         ...
 
 
@@ -55,7 +55,7 @@ class KindSettings:
 
 @dataclass(frozen=True, slots=True)
 class ModuleRows:
-    """The change that one of :data:`KINDS` makes to a module's weight."""
+    """The change that a method in :data:`KINDS` makes to the weight of a module."""
 
     kind: str
     slots: Mapping[str, str]
@@ -64,11 +64,11 @@ class ModuleRows:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """Names of its tensors in the adapter."""
+        """Names of the change's tensors in the adapter."""
         return tuple(self.slots.values())
 
     def misfit(self, shape: Shape, shape_of: Callable[[str], Shape]) -> str | None:
-        """Return why the change does not fit this shape, or None."""
+        """Return why the change cannot be applied to this shape, or None."""
         shapes = {slot: shape_of(name) for slot, name in self.slots.items()}
         made = KINDS[self.kind].shape(shapes, self.settings)
         fits = len(shape) == 2 and all(side in (None, stored) for side, stored in zip(made, shape, strict=True))
@@ -88,7 +88,7 @@ class ExpertRows:
 
     Attributes:
         a: Name of the factors A, ``(rank * experts, d_in)``.
-        b: Name of the factors B, ``(d_out, rank * experts)``, experts innermost.
+        b: Name of the factors B, ``(d_out, rank * experts)``, with experts innermost.
         is_transposed: Whether the base stores ``(experts, d_in, d_out)``.
         expert: The expert; None for a stack.
         first_row: First row in the stacked matrix: 0 for gate, the number of neurons for up.
@@ -104,11 +104,11 @@ class ExpertRows:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """Names of its tensors in the adapter."""
+        """Names of the change's tensors in the adapter."""
         return self.a, self.b
 
     def misfit(self, shape: Shape, shape_of: Callable[[str], Shape]) -> str | None:
-        """Return why the change does not fit this shape, or None."""
+        """Return why the change cannot be applied to this shape, or None."""
         d_in, d_out = shape_of(self.a)[1], shape_of(self.b)[0]
         if self.expert is not None:
             fits = len(shape) == 2 and shape[1] == d_in and self.first_row + shape[0] <= d_out
@@ -142,7 +142,7 @@ class AdapterMethod:
     """One PEFT method.
 
     Attributes:
-        slots: Name components of its tensors.
+        slots: Name components of the tensors.
         needed: Sets of slots; at least one set must be present.
         shape: Computes the weight's shape from the tensors' shapes; unknown sides are None.
     """
@@ -215,7 +215,7 @@ def _oft_shape(shapes: Mapping[str, Shape], settings: KindSettings) -> tuple[int
 
 
 def _block_size(n_entries: int) -> int:
-    """Return the side of a skew-symmetric matrix by its entries above the diagonal."""
+    """Return the side of a skew-symmetric matrix that has ``n_entries`` entries above the diagonal."""
     return int(((1 + 8 * n_entries) ** 0.5 + 1) / 2)
 
 
@@ -238,7 +238,7 @@ def _oft(values: torch.Tensor, rows: torch.Tensor, tensors: Tensors, change: Mod
 
 
 def _neumann(skew: torch.Tensor, identity: torch.Tensor, n_terms: int) -> torch.Tensor:
-    """Return ``(1 + Q)(1 - Q)^-1`` as the truncated series of peft."""
+    """Approximate ``(1 + Q)(1 - Q)^-1`` with the same truncated series as peft."""
     total, power = identity.clone(), skew
     if n_terms <= 1:
         return total
@@ -307,4 +307,4 @@ def rank_of(shapes: Mapping[str, Shape]) -> int | None:
 
 
 SHARED_SLOTS = {"VERA": ("vera_A", "vera_B")}
-"""Slots of tensors that all modules of an adapter share."""
+"""Slots whose tensors are shared by all modules of an adapter."""

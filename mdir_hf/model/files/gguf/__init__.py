@@ -1,4 +1,4 @@
-"""GGUF: the checkpoints of llama.cpp, with config and vocabulary in the header."""
+"""GGUF: the format of llama.cpp, whose header contains config and vocabulary."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from mdir_hf.model.files.sources import Description, FileTree, TensorSpec
 
 
 class GgufSource(ShardedTensors):
-    """The tensors of one GGUF checkpoint, read lazily. Implements ``TensorSource`` and ``StoredTensors``.
+    """The tensors of a GGUF checkpoint, read lazily. Implements ``TensorSource`` and ``StoredTensors``.
 
-    The dtype in a spec is the type's name in ggml.
+    In a spec, the dtype is the name of the ggml type.
     """
 
     format_name = "GGUF"
@@ -31,7 +31,7 @@ class GgufSource(ShardedTensors):
 
     @property
     def description(self) -> Description:
-        """The matrix types, and the key/value pairs of the first header."""
+        """The types of the matrices, and the key/value pairs of the first header."""
         n_bytes: Counter[str] = Counter()
         unreadable: dict[str, str] = {}
         for spec in map(self.spec, self.names()):
@@ -127,10 +127,10 @@ _PREFIXES = frozenset({"ud", "i1"})  # how it was quantised, in front of a type
 
 
 def open_gguf(tree: FileTree, variant: str | None) -> GgufSource | None:
-    """Open the GGUF model in the root, or else in a subfolder. The widest quantisation is preferred.
+    """Open the GGUF model in the root, or else in a subfolder; the largest quantisation is preferred.
 
-    ``variant`` selects a quantisation by file name: ``Q4_K_M`` for ``model-Q4_K_M.gguf``. Return None if there is no
-    such file.
+    ``variant`` selects a quantisation: ``Q4_K_M`` selects ``model-Q4_K_M.gguf``. Returns None if there is no matching
+    file.
 
     Raises:
         SeveralModelsError: If there are several models; the message names them.
@@ -195,7 +195,7 @@ def _is_variant(name: str, variant: str) -> bool:
 
 
 def _widest(tree: FileTree, models: Mapping[str, list[str]]) -> str | None:
-    """Return the stem with most bytes, or None unless all are quantisations of one model."""
+    """Return the stem of the largest file, or None if the files are not quantisations of one model."""
     types = {stem: _type(stem) for stem in models}
     if len({kind and kind[0] for kind in types.values()}) != 1 or None in types.values():
         return None

@@ -17,7 +17,7 @@ from mdir_hf.installing import install_command
 from mdir_hf.model.files.decode import Encoding
 
 PLAIN = frozenset({"F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64"})
-"""Types with one number per block; they have the same names and bytes in safetensors."""
+"""Types with one number per block, whose names and bytes are the same in safetensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +31,17 @@ class GgmlType:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether its size is known and ggml still supports it."""
+        """Whether the size is known and ggml still supports the type."""
         return self.n_bytes > 0 and self.number not in _DROPPED
 
     @property
     def is_plain(self) -> bool:
-        """Whether it can be read without dequantising."""
+        """Whether the type needs no dequantising."""
         return self.name in PLAIN
 
 
 _DROPPED = frozenset({*range(31, 34), *range(36, 39)})
-"""Types with interleaved rows, each for one kind of processor; ggml has dropped them."""
+"""Types with rows interleaved for a certain processor, which ggml no longer supports."""
 
 GGML_TYPES: dict[int, GgmlType] = {
     number: GgmlType(number, name, n_values, n_bytes)
@@ -89,17 +89,17 @@ GGML_TYPES: dict[int, GgmlType] = {
         (42, "Q2_0", 64, 18),
     )
 }
-"""Every type of known size, by number."""
+"""All types of known size, by number."""
 
 I2_S = GgmlType(36, "I2_S", 1, 0)
-"""Ternary numbers of bitnet.cpp, which reuses a number that ggml has dropped: codes of a whole tensor, then one scale.
-The order depends on the processor that wrote the file, so they are not supported."""
+"""Ternary numbers of bitnet.cpp: the codes of a whole tensor, then one scale. ggml used this number for a type that it
+no longer supports. The order depends on the processor that wrote the file, so I2_S is not supported."""
 
 OTHER_LAYOUTS: dict[int, tuple[GgmlType, ...]] = {
     36: (I2_S,),
     42: (GgmlType(42, "Q2_0_128", 128, 34), GgmlType(42, "type 42", 1, 0)),
 }
-"""Formats that forks of llama.cpp write under the same number; the space between tensors tells which one it is."""
+"""Formats that forks of llama.cpp write under the same number. The space between tensors tells them apart."""
 
 _BY_NAME = {known.name: known for group in ([*GGML_TYPES.values()], *OTHER_LAYOUTS.values()) for known in group}
 
@@ -115,7 +115,7 @@ def type_named(name: str) -> GgmlType:
 
 
 VALUES_AT_A_TIME = 1 << 18
-"""Numbers dequantised per step, which limits the package's temporary memory to some tens of MB."""
+"""Number of values dequantised per step, so that the package needs only some tens of MB of temporary memory."""
 
 _Dequantise = Callable[[np.ndarray], np.ndarray]
 
@@ -124,7 +124,7 @@ def weight_encoding(kind: GgmlType, *, tensor: str) -> Encoding:
     """Return the encoding that decodes blocks of a quantised type.
 
     Raises:
-        UnsupportedFormatError: If the package is not installed, or does not support the type.
+        UnsupportedFormatError: If ``gguf`` is not installed, or does not support the type.
     """
     dequantise = _find(kind, tensor)
     return Encoding(

@@ -1,11 +1,11 @@
 """Read and validate the header of a GGUF file.
 
-The format: magic ``GGUF``, version, number of tensors, number of pairs, the pairs, the table (name, sizes with the
-fastest first, type, offset), and the data at the next multiple of ``general.alignment``. Source: ``docs/gguf.md`` and
-``src/gguf.cpp`` of ggml.
+A file consists of the magic ``GGUF``, version, number of tensors, number of pairs, the pairs, the table (name, sizes
+with the fastest-varying axis first, type, offset), and the data from the next multiple of ``general.alignment``.
+Source: ``docs/gguf.md`` and ``src/gguf.cpp`` of ggml.
 
-Every count is checked before memory is allocated for it. A header does not state its length, so a growing prefix is
-read; arrays stay packed bytes.
+Every count is checked before memory is allocated. A header does not state its length, so a growing prefix is read.
+Arrays remain packed bytes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _NOT_KEPT = frozenset({"tokenizer.ggml.merges"})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedStrings:
-    """A packed array of strings; iterating creates the objects."""
+    """A packed array of strings, which are created by iterating."""
 
     data: bytes = field(repr=False)
     n_strings: int
@@ -68,7 +68,7 @@ class PackedStrings:
 
 
 class GrowingPrefix:
-    """The first bytes of a file, read in growing steps."""
+    """The first bytes of a file, which are read in growing steps."""
 
     def __init__(self, source: ByteSource, *, first_n_bytes: int) -> None:
         self.label, self.n_file_bytes = source.label, source.n_bytes
@@ -102,7 +102,7 @@ class GrowingPrefix:
             raise CorruptCheckpointError(f"{what} is not UTF-8: {data[:40]!r}", subject=self.label) from exc
 
     def value(self, key: str) -> object:
-        """Read the type and value of a pair. Return None for unneeded arrays of strings."""
+        """Read the type and value of a pair; None for arrays of strings that are not needed."""
         kind = self.uint32(f"the type of {key!r}")
         what = f"the value of {key!r}"
         if kind == _STRING:
@@ -156,7 +156,7 @@ class GrowingPrefix:
         return start
 
     def check_room(self, n_bytes: int, what: str) -> None:
-        """Reject, without reading, a value that cannot fit."""
+        """Reject a value that exceeds the file, without reading it."""
         stop = self.at + n_bytes
         if stop > self.n_file_bytes:
             self.fail(
@@ -180,7 +180,7 @@ DEFAULT_ALIGNMENT = 32
 MAX_N_DIMENSIONS = 4
 
 FIRST_READ_N_BYTES = (1 << 16, 1 << 20)
-"""Bounds of the first read, which is a 64th of the file: 1 MB for a model of 7 billion weights."""
+"""Bounds on the first read, which is a 64th of the file: 1 MB for a model with 7 billion weights."""
 
 _I64_MAX = 2**63 - 1
 _PAIR_N_BYTES = 8 + 4 + 1
@@ -194,7 +194,7 @@ class GgufHeader:
 
     Attributes:
         metadata: Values by key: bool, int, float, str, numpy array, or :class:`PackedStrings`.
-        tensors: Specs by name; shapes start with rows, and offsets are absolute.
+        tensors: Specs by name, with rows as the first axis, and absolute offsets.
     """
 
     version: int
@@ -204,7 +204,7 @@ class GgufHeader:
 
 
 def read_gguf_header(source: ByteSource, *, path: str, first_n_bytes: int | None = None) -> GgufHeader:
-    """Read and validate a header. Reads no byte twice, and at most twice the header's length.
+    """Read and validate a header. No byte is read twice, and at most twice the header's length is read.
 
     Raises:
         CorruptCheckpointError: If the file is not GGUF, is truncated, or breaks the rules of the format.
@@ -301,7 +301,7 @@ def _alignment(prefix: GrowingPrefix, metadata: Mapping[str, object]) -> int:
 
 
 def _place(prefix: GrowingPrefix, entries: list[_Entry], *, base: int, alignment: int, path: str) -> list[TensorSpec]:
-    """Turn relative offsets into absolute ranges; reject overlaps and overruns."""
+    """Convert relative offsets to absolute ranges; reject overlaps and overruns."""
     specs: list[TensorSpec] = []
     ordered = sorted(entries, key=lambda entry: (entry.offset, entry.n_bytes()))
     starts = [*(base + entry.offset for entry in ordered), prefix.n_file_bytes]
@@ -329,7 +329,7 @@ def _place(prefix: GrowingPrefix, entries: list[_Entry], *, base: int, alignment
 
 
 def _resolve_shared_numbers(entries: list[_Entry], rooms: list[int]) -> list[_Entry]:
-    """Choose the first type that fits all tensors, for numbers that forks reuse."""
+    """Choose the first type whose size suits all tensors, for numbers that forks reuse."""
     kinds: dict[int, GgmlType] = {}
     for number, others in OTHER_LAYOUTS.items():
         of_number = [(entry, room) for entry, room in zip(entries, rooms, strict=True) if entry.kind.number == number]

@@ -1,4 +1,4 @@
-"""ONNX: the initialisers of a graph, under their original checkpoint names."""
+"""ONNX: the initialisers of a graph, under their names in the original checkpoint."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class OnnxWeights:
 
     @property
     def description(self) -> Description:
-        """The format, the bits of quantised matrices, and unreadable codes."""
+        """The format, the bits of quantised matrices, and a note on unreadable codes."""
         bits = sorted({weight.codes.n_bits for weight in self._weights.values() if weight.codes is not None})
         quantization = f"{' and '.join(map(str, bits))} bits" if bits else None
         unreadable = frozenset(name for name, weight in self._weights.items() if self._is_unreadable(weight))
@@ -71,7 +71,7 @@ class OnnxWeights:
             yield replace(tensor, weight=owner, belongs_to_other=is_companion)
 
     def read_all_headers(self) -> None:
-        """Do nothing, because the graph has been read."""
+        """Do nothing, because the graph has already been read."""
 
     def spec(self, name: str) -> TensorSpec:
         """Return a weight's shape, and the dtype and location of its stored numbers."""
@@ -138,7 +138,8 @@ _PRECISION = re.compile(r"(?P<name>.+?)(_(?P<precision>fp16|bf16|u?int8|quantize
 def open_onnx(tree: FileTree, variant: str | None) -> OnnxSource | None:
     """Open the ONNX model in the root or in ``onnx/``. The highest precision is preferred.
 
-    ``variant`` is the precision in the file name: ``q4`` for ``model_q4.onnx``. Return None if there is no such file.
+    ``variant`` is the precision in the file name: ``q4`` selects ``model_q4.onnx``. Returns None if there is no
+    matching file.
 
     Raises:
         SeveralModelsError: If there are several models; the message names them.

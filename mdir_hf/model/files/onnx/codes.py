@@ -40,7 +40,7 @@ class Codes(Protocol):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the initialisers besides the codes."""
+        """Names of the companion initialisers."""
         ...
 
     def rows(self, source: OnnxSource, rows: IntArray, max_gap_bytes: int | None) -> torch.Tensor:
@@ -50,12 +50,12 @@ class Codes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinearCodes:
-    """``(code - zero) * scale``, with parameters per tensor, per entry of an axis, or per block.
+    """Codes decoded as ``(code - zero) * scale``, with parameters per tensor, per entry of an axis, or per block.
 
     Attributes:
         shape: Shape of the weight as stored.
-        dtype: Type of the codes, e.g. ``U4``; they may be stored as bytes.
-        zero: The initialiser of the zero points, or None for ``default_zero``.
+        dtype: Type of the codes, such as ``U4``; they may be stored as bytes.
+        zero: Initialiser of zero points; None for ``default_zero``.
         block: Codes along the axis that share a scale; 0 for one scale per entry.
     """
 
@@ -75,7 +75,7 @@ class LinearCodes:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the initialisers besides the codes."""
+        """Names of the companion initialisers."""
         return tuple(name for name in (self.scale, self.zero) if name)
 
     def rows(self, source: OnnxSource, rows: IntArray, max_gap_bytes: int | None) -> torch.Tensor:
@@ -96,7 +96,7 @@ class LinearCodes:
         return values if self.scale is None else values * self._spread(source, self.scale, rows)
 
     def _spread(self, source: OnnxSource, name: str, rows: IntArray) -> torch.Tensor:
-        """Return numbers for some rows, in a shape that broadcasts over ``(k, d)``."""
+        """Return the parameters of some rows, in a shape that broadcasts over ``(k, d)``."""
         known = source.graph.initialisers[name]
         numbers = _numbers(source.row_bytes(name, 1, np.zeros(1, np.int64)), self._dtype_of(source, name))[0]
         size, last = self.shape[self.axis], len(self.shape) - 1
@@ -131,10 +131,10 @@ class LinearCodes:
 
 @dataclass(frozen=True, slots=True)
 class NBitsCodes:
-    """``MatMulNBits``: codes in blocks along rows of ``(out, in)``, low bits first.
+    """``MatMulNBits``: codes in blocks along the rows of ``(out, in)``, low bits first.
 
     Attributes:
-        zero: Initialiser of the zero points, floats or packed like codes; None for half the range.
+        zero: Initialiser of zero points, as floats or packed codes; None for half the range.
         block: Codes that share a scale.
     """
 
@@ -147,7 +147,7 @@ class NBitsCodes:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the initialisers besides the codes."""
+        """Names of the companion initialisers."""
         return (self.scale, self.zero) if self.zero else (self.scale,)
 
     def rows(self, source: OnnxSource, rows: IntArray, max_gap_bytes: int | None) -> torch.Tensor:
@@ -177,7 +177,7 @@ class TableCodes:
     """``MatMulBnb4``: table codes in blocks of consecutive entries of ``(out, in)``, high half first.
 
     Attributes:
-        scale: The initialiser with the largest number of each block.
+        scale: Initialiser with the largest number of each block.
         table: The 16 numbers.
     """
 
@@ -190,7 +190,7 @@ class TableCodes:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the initialisers besides the codes."""
+        """Names of the companion initialisers."""
         return (self.scale,)
 
     def rows(self, source: OnnxSource, rows: IntArray, max_gap_bytes: int | None) -> torch.Tensor:

@@ -17,7 +17,7 @@ from mdir_hf.model.files.sources import ByteSource, excess_of_shape
 
 FIRST_READ_N_BYTES = 1 << 18
 AFTER_A_STEP_N_BYTES = 1 << 12
-"""Size of a read after a skipped payload; the next one usually begins within a hundred bytes."""
+"""Length of the read after a skipped payload; the next payload usually begins within a hundred bytes."""
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
@@ -69,7 +69,7 @@ class MessageReader:
         """Read the payload of a field.
 
         Raises:
-            CorruptCheckpointError: If it has more than ``most`` bytes.
+            CorruptCheckpointError: If the payload has more than ``most`` bytes.
         """
         if field.stop - field.start > most:
             raise self._error(f"field {field.number} has {field.stop - field.start:,} bytes; the limit is {most:,}")
@@ -83,7 +83,7 @@ class MessageReader:
             raise self._error(f"the text at byte {field.start:,} is not UTF-8") from exc
 
     def varints(self, field: Field, most: int = 1 << 16) -> list[int]:
-        """Return the signed numbers of a repeated field, packed or not."""
+        """Return the signed numbers of a repeated field, whether packed or not."""
         if field.kind == VARINT:
             return [_signed(field.value)]
         numbers, at = [], field.start
@@ -134,7 +134,7 @@ class MessageReader:
 
 
 def decode_varints(data: bytes) -> npt.NDArray[np.uint64] | None:
-    """Decode packed varints (two's complement if negative), or return None."""
+    """Decode packed varints (two's complement if negative); None if they are invalid."""
     raw = np.frombuffer(data, np.uint8)
     last = np.flatnonzero(raw < 0x80)
     if not raw.size or last.size == 0 or last[-1] != raw.size - 1:
@@ -162,11 +162,11 @@ DTYPES = {
     23: "F4", 24: "F8_E8M0", 25: "U2", 26: "I2",
 }  # fmt: skip
 PACKED_BITS = {"U4": 4, "I4": 4, "F4": 4, "U2": 2, "I2": 2}
-"""Bits of dtypes that are packed into bytes."""
+"""Number of bits of dtypes that are packed into bytes."""
 
 MOST_INITIALISERS, MOST_NODES, DEEPEST_GRAPH = 100_000, 1_000_000, 4
 MOST_PIECES = 1 << 16
-"""Most fields over which the numbers of one initialiser may be spread; writers pack them into one field."""
+"""Limit on the fields that contain the numbers of one initialiser; writers pack them into one."""
 
 _MODEL_GRAPH = 7
 _GRAPH_NODE, _GRAPH_INITIALISER = 1, 5
@@ -175,11 +175,11 @@ _ATTRIBUTE_NAME, _ATTRIBUTE_INT, _ATTRIBUTE_TENSOR, _ATTRIBUTE_GRAPH = 1, 3, 5, 
 _DIMS, _TYPE, _NAME, _RAW, _EXTERNAL, _LOCATION = 1, 2, 8, 9, 13, 14
 _FLOATS, _INTS, _LONGS, _DOUBLES, _UNSIGNED = 4, 5, 7, 10, 11
 FIXED_WIDTH = (_FLOATS, _DOUBLES)
-"""Typed fields of fixed-width numbers."""
+"""Typed fields that contain fixed-width numbers."""
 
 _SCOPES, _CLASSES, _NAMESPACE = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy", "namespace"
-"""Metadata that torch's exporter adds to a node: its modules from the outermost to the operation and their classes, as
-Python lists, or both in one text."""
+"""Metadata that torch's exporter adds to a node: the modules from the outermost to the operation, and their classes, as
+Python lists or in one string."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +188,8 @@ class Initialiser:
 
     Attributes:
         dtype: Name as in safetensors, or ``U4``, ``I4``, ``U2`` or ``I2`` for packed integers.
-        path: The external file, or empty.
-        varints: Varint fields; ``start`` and ``stop`` then count decoded bytes.
+        path: External file, or empty.
+        varints: Varint fields; if there are any, ``start`` and ``stop`` count decoded bytes.
     """
 
     name: str
@@ -202,7 +202,7 @@ class Initialiser:
 
     @property
     def n_bytes_of_shape(self) -> int:
-        """Number of bytes that the shape implies."""
+        """Number of bytes implied by the shape."""
         return n_bytes_of(self.shape, self.dtype)
 
 
@@ -212,8 +212,8 @@ class Node:
 
     Attributes:
         inputs: Names of tensors; empty for an omitted optional input.
-        module: Module named by torch's exporter, e.g. ``model.layers.0.self_attn.q_proj``, or empty.
-        module_class: Class of that module, e.g. ``torch.nn.modules.linear.Linear``.
+        module: Module named by torch's exporter, such as ``model.layers.0.self_attn.q_proj``, or empty.
+        module_class: Class of that module, such as ``torch.nn.modules.linear.Linear``.
     """
 
     name: str
@@ -234,13 +234,13 @@ class Graph:
 
 
 def read_graph(source: ByteSource) -> Graph:
-    """Read an ONNX file without the bytes of its weights.
+    """Read an ONNX file, skipping the bytes of its weights.
 
     Takes one read per long initialiser inside the file.
 
     Raises:
-        CorruptCheckpointError: If it is not an ONNX file.
-        UnsupportedFormatError: If it has far more nodes or initialisers than any model.
+        CorruptCheckpointError: If the file is not an ONNX file.
+        UnsupportedFormatError: If the graph has far more nodes or initialisers than any model.
     """
     reader = MessageReader(source)
     graph = Graph()
@@ -310,7 +310,7 @@ def _read_node(reader: MessageReader, message: Field, graph: Graph, depth: int) 
 
 
 def _read_metadata(reader: MessageReader, message: Field) -> dict[str, str]:
-    """Read a metadata pair if it names modules; other pairs may be long."""
+    """Read a metadata pair if it names modules; other pairs are skipped because they may be long."""
     key, value = "", None
     for part in reader.fields(message.start, message.stop):
         if part.number == 1 and part.stop - part.start <= len(_CLASSES):

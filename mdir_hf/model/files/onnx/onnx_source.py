@@ -1,4 +1,4 @@
-"""The stored initialisers of one ONNX file, inline or external."""
+"""The stored initialisers of one ONNX file, both inline and external."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BYTES = Encoding(1, 1, partial(view_bytes, dtype=torch.uint8), n_decoded=1)
 class OnnxSource(ShardedTensors):
     """The initialisers of one ONNX file, read lazily. Implements ``TensorSource`` and ``StoredTensors``.
 
-    Packed integers are returned as bytes: ``(rows, bytes per row)`` if rows are whole bytes, else flat.
+    Packed integers are returned as bytes: ``(rows, bytes per row)`` if each row is whole bytes, else flat.
     """
 
     format_name = "ONNX"
@@ -37,12 +37,12 @@ class OnnxSource(ShardedTensors):
 
     @property
     def graph(self) -> Graph:
-        """The graph without the bytes of its weights."""
+        """The graph, excluding the bytes of its weights."""
         self._paths_of_names()
         return self._graph
 
     def row_bytes(self, name: str, n_rows: int, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some of ``n_rows`` equal rows of bytes, ``(k, bytes per row)``."""
+        """Return some of ``n_rows`` equally long rows as bytes, ``(k, bytes per row)``."""
         spec = self.spec(name)
         width, rest = divmod(spec.n_bytes, n_rows)
         if rest:

@@ -1,7 +1,7 @@
 """Find the weights of an ONNX graph, and their names in the original checkpoint.
 
-Exporters transpose and number matrices, but the nodes that use them carry module paths. Quantisers append to names,
-or store codes, scales and zero points as inputs of nodes.
+Exporters transpose matrices and replace their names with numbers, but the nodes that use them have module paths.
+Quantisers append to names, or store codes, scales and zero points as inputs of nodes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _PRODUCTS_OF_CODES = ("QLinearMatMul", "QGemm")
 # Input numbers of the scale and the zero point of the matrix.
 _SCALES_OF_PRODUCT = {"MatMulIntegerToFloat": (3, 5), "DynamicQuantizeMatMul": (2, 3), "MatMulInteger": (None, 3)}
 _PASSED_ON = ("Identity", "Cast", "Transpose", "DequantizeLinear", "Gather")
-"""Nodes between an initialiser and the product that uses it."""
+"""Operators that may come between an initialiser and the product that uses it."""
 
 _FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2", "F8_E5M2FNUZ")
 _CODES = ("U8", "I8", "U4", "I4", "U2", "I2", "F4")
 _CONV1D = "Conv1D"
-"""The class of GPT-2's products, whose weights are stored ``(in, out)``."""
+"""Class of GPT-2's linear layers, whose weights are stored ``(in, out)``."""
 
 _PREFIX = re.compile(r"^(?:(?:model\.)*(?:\d+\.)?auto_model\.|(?:encoder_model|decoder_model)\.)")
 _OF_QUANTISER = re.compile(r"(_DQ)?_(Q\d|quantized|quant|qweight)$|(?<=\.)qweight$")
@@ -36,12 +36,12 @@ _OF_BUILDER = (
     (re.compile(r"(?<=\.)attn(?=\.[qkvo]_proj\.)"), "self_attn"),
     (re.compile(r"^model\.layers\.\d+\.final_norm_layernorm\."), "model.norm."),
 )
-"""Patterns from ONNX Runtime's own exporter of language models, with replacements as in the checkpoint."""
+"""Patterns in names from ONNX Runtime's own exporter of language models, and the replacements used in checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """How a checkpoint weight is stored. Plain numbers have no ``codes``."""
+    """How a checkpoint weight is stored; ``codes`` is None unless it is quantised."""
 
     stored: str
     shape: tuple[int, ...]
@@ -50,9 +50,9 @@ class Weight:
 
 
 def find_weights(graph: Graph, label: str) -> dict[str, Weight]:
-    """Return the weights of a graph by their names in the checkpoint.
+    """Return the weights of a graph by their names in the original checkpoint.
 
-    Matrices without a known operator keep their names. Integer matrices among them cannot be read.
+    A matrix that no known operator uses keeps its name; if it has integers, it cannot be read.
     """
     return _Finder(graph, label).find()
 
@@ -85,7 +85,7 @@ class _Finder:
         return weights
 
     def _of_nodes(self) -> Iterator[tuple[Node, Weight]]:
-        """Yield lookups first, so that a tied matrix gets the embedding's name."""
+        """Yield lookups first, so that a tied matrix is named after the embedding."""
         readers = (self._of_lookups, self._of_products, self._of_dequantised)
         for reader in readers:
             for node in self._graph.nodes:
@@ -140,7 +140,7 @@ class _Finder:
         return self._oriented(stored, node, codes, is_transposed=is_transposed)
 
     def _oriented(self, stored: str, node: Node, codes: Codes | None, *, is_transposed: bool) -> Weight:
-        """Orient a matrix as in the checkpoint; Conv1D is ``(in, out)``."""
+        """Orient a matrix as in the checkpoint. Conv1D is ``(in, out)`` there."""
         shape = self._known[stored].shape
         if self._own_name(stored) is not None:
             is_transposed = False
@@ -241,7 +241,7 @@ class _Finder:
         return self._of_rows(node, TableCodes(stored, (n, k), scale, table, block))
 
     def _of_rows(self, node: Node, codes: NBitsCodes | TableCodes) -> Weight:
-        """Return codes along ``(out, in)``; a matrix that kept its name was ``(in, out)``."""
+        """Return codes along ``(out, in)``. A matrix that kept its name was originally ``(in, out)``."""
         is_conv1d = node.module_class.rpartition(".")[2] == _CONV1D
         is_transposed = self._own_name(codes.stored) is not None or is_conv1d
         return Weight(codes.stored, codes.shape[::-1] if is_transposed else codes.shape, is_transposed, codes)
@@ -256,7 +256,7 @@ class _Finder:
         )
 
     def _columns(self, stored: str, node: Node) -> LinearCodes:
-        """Return the codes of an integer product."""
+        """Return the codes in a product of integers."""
         tensor = self._known[stored]
         stem = stored.removesuffix(_QUANTIZED)
         places = _SCALES_OF_PRODUCT.get(node.op_type, (None, None))
@@ -284,7 +284,7 @@ class _Finder:
         return _plain(f"{module}.weight")
 
     def _own_name(self, stored: str) -> str | None:
-        """Return the name that the graph kept for an unchanged matrix, or None."""
+        """Return the original name if the graph kept it, else None."""
         name = _OF_QUANTISER.sub("", stored)
         is_own = "::" not in name and "/" not in name and name.endswith(".weight")
         return name if is_own and not name.endswith(".MatMul.weight") else None

@@ -1,4 +1,4 @@
-"""PyTorch's own files, read with range requests. Their pickles are parsed as data and never executed."""
+"""PyTorch's own files, read with range requests. Pickles are parsed as data and never executed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mdir_hf.model.files.shards import Header, ShardedTensors, list_some
 from mdir_hf.model.files.sources import ByteSource, FileTree, TensorSpec, excess_of_shape
 
 _SMALL_ENTRIES_N_BYTES = 4096
-"""Distance after the pickle within which the entries on byte order and alignment are read with it."""
+"""Entries on byte order and alignment that lie within this distance after the pickle are read together with it."""
 
 # A pickle of torch's magic number, in any protocol; framed from protocol 4 on.
 _LEGACY = re.compile(rb"\x80[\x02-\x05](\x95.{8})?\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19\.", re.DOTALL)
@@ -38,16 +38,16 @@ _LOAD_AND_SAVE = "load it with torch.load(weights_only=True), and save it again 
 
 @dataclass(frozen=True, slots=True)
 class StridedSpec(TensorSpec):
-    """A transposed, cut or negated view; ``stride`` is in elements along each axis."""
+    """A transposed, sliced or negated view; ``stride`` is in elements along each axis."""
 
     stride: tuple[int, ...] = ()
     is_negated: bool = False
 
 
 class PytorchSource(ShardedTensors):
-    """The tensors of one PyTorch checkpoint, read lazily. Implements ``TensorSource`` and ``StoredTensors``.
+    """The tensors of a PyTorch checkpoint, read lazily. Implements ``TensorSource`` and ``StoredTensors``.
 
-    Reading a header (zip directory and pickle) takes two or three reads.
+    A header (zip directory and pickle) takes two or three reads.
     """
 
     format_name = "PyTorch"
@@ -96,7 +96,7 @@ class PytorchSource(ShardedTensors):
         return check_finite(values.to(result_dtype(values.dtype)), spec, label, rows=wanted)
 
     def _rows_of_matrix(self, spec: StridedSpec, rows: torch.Tensor, encoding: Encoding) -> torch.Tensor:
-        """Read the bytes that enclose the rows, nearly all of a transposed matrix."""
+        """Read the byte range that contains the rows, which is nearly all of a transposed matrix."""
         (down, along), width = spec.stride, spec.shape[1]
         first, last = int(rows.min()), int(rows.max())
         start = spec.start + encoding.bytes_of(first * down)
@@ -119,7 +119,7 @@ class PytorchSource(ShardedTensors):
 
 
 class _Specs(Mapping[str, TensorSpec | str]):
-    """The header of one file, with specs created on access."""
+    """The header of one file, which creates specs on access."""
 
     def __init__(
         self,
@@ -220,7 +220,7 @@ def _find_pickle(archive: Archive) -> tuple[str, Entry]:
 
 
 def _read_small_entries(archive: Archive, root: str, pickle_entry: Entry) -> int:
-    """Read the pickle and small entries at once; return the alignment."""
+    """Read the pickle together with small entries; return the alignment."""
     order = archive.entries.get(f"{root}byteorder")
     alignment = archive.entries.get(f"{root}.storage_alignment")
     stop = pickle_entry.furthest_stop
@@ -299,23 +299,23 @@ def _is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
 
 
 PYTORCH_SUFFIXES = (".bin", ".pth", ".pt")
-"""File names that are used with torch.save."""
+"""File names in common use with torch.save."""
 
 _NOT_THE_MODEL = re.compile(
     r"(training_args|optimizer|scheduler|scaler|rng_state|random_states|adapter_model).*"
     r"|.*(optim|lora|tokenizer|vae|\bema\b).*|.*_config\.bin",
     re.DOTALL,  # otherwise a name with a line break is tried from each of its words
 )
-"""Trainer state and other files that have the same suffixes as weights."""
+"""Trainer state and other files that share the suffixes of weights."""
 
 
 def open_only_pytorch_file(tree: FileTree, variant: str | None) -> PytorchSource | None:
     """Open the only ``.pth``, ``.pt`` or ``model*.bin`` in the root, as published by RWKV and Meta.
 
-    Return None if there is no such file, or for a variant.
+    Returns None if there is no such file, or if a variant is given.
 
     Raises:
-        UnsupportedFormatError: If there are several: slices of one model, or several models.
+        UnsupportedFormatError: If there are several such files: slices of one model, or several models.
     """
     if variant is not None:
         return None

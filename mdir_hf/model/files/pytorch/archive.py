@@ -1,8 +1,8 @@
 """Read the directory of a zip file written by ``torch.save`` from a few byte ranges.
 
-The rules follow the zip format (APPNOTE 6.3, sections 4.3 and 4.5), strictly. Reading local headers would cost a
-request per tensor. torch pads them to align the data (``getPadding`` in ``caffe2/serialize/inline_container.cc``), so
-offsets are computed, and used if the data then ends at the next entry.
+The parser follows the zip format strictly (APPNOTE 6.3, sections 4.3 and 4.5). Reading each local header would cost a
+request per tensor. torch pads local headers to align the data (``getPadding`` in
+``caffe2/serialize/inline_container.cc``), so offsets are computed, and used if the data then ends at the next entry.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _CENTRAL_MAGIC, _LOCAL_MAGIC = 0x02014B50, 0x04034B50
 _U16_MAX, _U32_MAX = 0xFFFF, 0xFFFFFFFF
 
 TAIL_N_BYTES = _END.size + _U16_MAX
-"""Size of the first read, from the end: the longest possible end record. It also covers a directory of 500 tensors."""
+"""Length of the first read, at the end of the file. It fits the longest end record, or a directory of 500 tensors."""
 
 MAX_PADDING_N_BYTES = 4096
-"""Most padding that one read takes in; longer padding costs another read."""
+"""Longest padding that is read together with an entry; longer padding costs another read."""
 
 TORCH_ALIGNMENT = 64
 """Torch's default for ``storage_alignment``."""
@@ -56,11 +56,11 @@ class Entry:
 
     @property
     def furthest_stop(self) -> int:
-        """Upper bound on the end of the content, with any padding."""
+        """Upper bound on the end of the content, including any padding."""
         return min(self.stop, self.header_start + _LOCAL.size + self.n_name_bytes + MAX_PADDING_N_BYTES + self.n_bytes)
 
     def aligned_start(self, alignment: int) -> int | None:
-        """Return the offset of the content with torch's alignment, or None if it does not fit."""
+        """Return the offset of the content given torch's alignment; None if it would not end at the next entry."""
         start = self.header_start + _LOCAL.size + self.n_name_bytes + 4
         if self.n_bytes >= _U32_MAX or self.header_start >= _U32_MAX:
             start += 4 + 16 * (self.n_bytes >= _U32_MAX) + 8 * (self.header_start >= _U32_MAX)
@@ -70,18 +70,16 @@ class Entry:
 
 
 class NoArchiveError(CorruptCheckpointError):
-    """The file does not end like a zip archive."""
+    """The file does not end with the end record of a zip archive."""
 
 
 class Archive:
-    """A zip file with a parsed directory and a byte cache.
-
-    Takes one or two reads.
+    """A zip file with a parsed directory and a byte cache. Opening it takes one or two reads.
 
     Raises:
-        NoArchiveError: If it is not a zip archive.
-        CorruptCheckpointError: If its directory is inconsistent.
-        UnsupportedFormatError: If it is split over several disks, or has more entries than the limit.
+        NoArchiveError: If the file is not a zip archive.
+        CorruptCheckpointError: If the directory is inconsistent.
+        UnsupportedFormatError: If the archive is split over several disks, or has more entries than the limit.
     """
 
     def __init__(self, source: ByteSource) -> None:
@@ -98,7 +96,7 @@ class Archive:
         return self._source.read(start, stop)
 
     def keep(self, start: int, stop: int) -> None:
-        """Keep ``[start, stop)`` in the cache until :meth:`forget`."""
+        """Cache ``[start, stop)`` until :meth:`forget` is called."""
         if start < stop:
             self._pieces.append((start, self.read(start, stop)))
 
@@ -112,11 +110,11 @@ class Archive:
         return self.read(start, start + entry.n_bytes)
 
     def data_start(self, entry: Entry) -> int:
-        """Return the absolute offset of an entry's content. Takes a small read.
+        """Return the absolute offset of an entry's content. Takes one small read.
 
         Raises:
-            UnsupportedFormatError: If it is compressed or encrypted.
-            CorruptCheckpointError: If its local header contradicts the directory.
+            UnsupportedFormatError: If the entry is compressed or encrypted.
+            CorruptCheckpointError: If the local header contradicts the directory.
         """
         self.check_stored(entry)
         stop = min(entry.header_start + _LOCAL.size, entry.stop)
@@ -133,7 +131,7 @@ class Archive:
         """Check that an entry is neither compressed nor encrypted.
 
         Raises:
-            UnsupportedFormatError: If it is.
+            UnsupportedFormatError: If the entry is compressed or encrypted.
         """
         if not entry.is_stored:
             raise UnsupportedFormatError(
@@ -165,7 +163,7 @@ class Archive:
         return self._place(self._parse(raw, n_entries), directory_start=start)
 
     def _directory_place(self, tail: bytes, tail_start: int, end: int) -> tuple[int, int, int, int]:
-        """Return entry count, size and start of the directory, and the next record's start."""
+        """Return the directory's entry count, size and start, and the start of the next record."""
         _, disk, first_disk, n_here, n_entries, n_bytes, start, _ = _END.unpack_from(tail, end)
         stop = tail_start + end
         if end >= _END64_LOCATOR.size:
@@ -239,7 +237,7 @@ class Archive:
 
 
 def _find_end(tail: bytes) -> int | None:
-    """Return the offset of the last end record whose comment ends with the file."""
+    """Return the offset of the last end record whose comment extends to the end of the file."""
     at = len(tail) - _END.size
     magic = _END_MAGIC.to_bytes(4, "little")
     while (at := tail.rfind(magic, 0, at + 4)) >= 0:

@@ -1,8 +1,8 @@
-"""A pickle machine that only builds data.
+"""A pickle machine that builds only data.
 
-``pickle.Unpickler`` with an allow-list is not safe enough: it allocates the sizes that a file claims (a memo index of
-2^31 takes 32 GiB), hashes any key (nested tuples take exponential time), and ``BUILD`` can set attributes. This machine
-gets opcodes from ``pickletools.genops``, which builds nothing, and creates only its own types.
+``pickle.Unpickler`` is not safe enough even with an allow-list: it allocates any size that a file claims (a memo index
+of 2^31 takes 32 GiB), hashes any key (nested tuples take exponential time), and ``BUILD`` can set attributes. This
+machine gets opcodes from ``pickletools.genops``, which builds nothing, and creates only its own types.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from mdir_hf.model.files.pytorch.objects import (
 )
 
 _HOLDS_THE_WEIGHTS = ("state_dict", "model_state_dict", "model_state", "model", "module", "net", "network", "weights")
-"""Keys under which trainers store the weights beside optimiser, schedule and arguments; the first match is used."""
+"""Keys under which trainers store the weights, next to optimiser, schedule and arguments. The first match is used."""
 
 _WRAPPERS = frozenset(("_orig_mod", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
-"""Name components that torch.compile, Lightning Fabric, FSDP and its checkpointing insert."""
+"""Name components inserted by torch.compile, Lightning Fabric, FSDP and its checkpointing."""
 
 _MAX_NESTING = 12
 _MAX_VISITED = 2_000_000
 _MAX_TENSORS = 200_000
 _MAX_NAMES_N_CHARACTERS = 64 << 20
-"""Limits. Dicts may be shared and may contain themselves, so a short pickle can describe any number of paths."""
+"""Limits. Dicts may be shared or contain themselves, so that a short pickle can describe any number of paths."""
 
 Leaf = PickledTensor | UnreadableTensor
 
@@ -51,11 +51,11 @@ class _Bounds:
 def find_tensors(root: object, *, as_named: bool = False, is_shard: bool = False) -> Mapping[str, Leaf]:
     """Return the tensors of a state dict by name, ignoring other objects.
 
-    Nested names are joined with dots, and wrappers are removed unless ``as_named``. A shard may be empty.
+    Nested names are joined with dots. Wrappers are removed unless ``as_named`` is set. A shard may be empty.
 
     Raises:
-        UnsupportedFormatError: If it contains no state dict.
-        CorruptCheckpointError: If it describes more tensors or names than the limits.
+        UnsupportedFormatError: If the data contains no state dict.
+        CorruptCheckpointError: If there are more tensors or names than the limits.
     """
     chosen = _choose(root)
     bounds = _Bounds()
@@ -127,10 +127,10 @@ def _describe(root: object) -> str:
 
 
 _MAX_KEY_BITS = 31
-"""Longest integer allowed as a key; longer ones can be chosen to collide in a dict."""
+"""Largest number of bits in an integer key; longer integers can be chosen to collide in a dict."""
 
 _MAX_MEMO_BITS = 32
-"""Limit of the binary opcodes; the decimal one is unlimited, and would allow colliding memo keys."""
+"""Limit of the binary opcodes. The decimal opcode has none, and would allow colliding memo keys."""
 
 
 _MARK = object()
@@ -151,9 +151,9 @@ def read_pickle(data: bytes, *, label: str) -> object:
     O(opcodes).
 
     Raises:
-        UnsafePickleError: If it names a global that weights do not need.
-        CorruptCheckpointError: If it is not a valid pickle.
-        UnsupportedFormatError: If it has more opcodes than the limit.
+        UnsafePickleError: If the pickle names a global that weights do not need.
+        CorruptCheckpointError: If the pickle is invalid.
+        UnsupportedFormatError: If the pickle has more opcodes than the limit.
     """
     try:
         return _Machine().run(data)
@@ -211,7 +211,7 @@ class _Machine:
         return items
 
     def _take(self, n_items: int) -> list[Any]:
-        """Pop ``n_items`` items, the lowest first."""
+        """Pop ``n_items`` items and return them, lowest first."""
         return [self._stack.pop() for _ in range(n_items)][::-1]
 
     def _put(self, place: int) -> None:
@@ -280,7 +280,7 @@ _ACTS: dict[str, _Handler] = {
     # Attributes of an object, such as `_metadata` of a state dict.
     "BUILD": lambda machine, _: machine._stack.pop(),
 }
-"""Other opcodes with an effect. EXT1 to EXT4, PERSID and out-of-band buffers are not allowed."""
+"""Other opcodes that have an effect. EXT1 to EXT4, PERSID and out-of-band buffers are not allowed."""
 
 
 def _fill(target: dict[Any, Any], items: list[Any]) -> dict[Any, Any]:

@@ -1,6 +1,6 @@
-"""The globals that a pickled checkpoint may name, and the data built for each one.
+"""The globals that a pickled checkpoint may name, and the data that is built for each.
 
-No name is imported or called. Names of training frameworks become inert objects. Unknown names raise an error.
+No global is imported or called. Names from training frameworks become inert objects. Unknown names raise an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _I64_MAX = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Global:
-    """The name of a global in a pickle; ``name`` is dotted for nested globals."""
+    """The name of a global in a pickle; ``name`` is dotted if the global is nested."""
 
     module: str
     name: str
@@ -30,7 +30,7 @@ class Global:
 
 @dataclass(frozen=True, slots=True)
 class Inert:
-    """An object that is not a weight; ``kind`` names its class or function."""
+    """An object that is not a weight; ``kind`` is the name of its class or function."""
 
     kind: str
 
@@ -42,7 +42,7 @@ class Storage:
     Attributes:
         key: Key of the archive entry ``data/<key>``.
         dtype: Name as in a safetensors header; None for raw bytes.
-        n_values: Number of elements, or of bytes without a dtype.
+        n_values: Number of elements, or of bytes if ``dtype`` is None.
     """
 
     key: str
@@ -152,7 +152,7 @@ _INERT = re.compile(
     """,
     re.VERBOSE,
 )
-"""Names whose objects are dropped. They are never looked up, so they cannot have an effect."""
+"""Names whose objects are discarded. They are never looked up, so they cannot have an effect."""
 
 
 def is_allowed(name: Global) -> bool:
@@ -167,7 +167,7 @@ def is_allowed(name: Global) -> bool:
 
 
 def storage_kind(name: Global) -> tuple[str | None, str | None] | None:
-    """Return the dtype of a storage class, or a description of an unsupported one."""
+    """Return the dtype of a storage class, or a description if it is unsupported; None for other names."""
     if name.module not in ("torch", "torch.cuda", "torch.storage"):
         return None
     if name.name in STORAGE_DTYPES:
@@ -225,7 +225,7 @@ def _tensor_of_raw_bytes(arguments: tuple[Any, ...]) -> object:
 
 
 def _marked(tensor: PickledTensor, metadata: tuple[Any, ...]) -> object:
-    """Apply the marks that torch stores with a view: ``{"neg": True}``, ``{"conj": True}``."""
+    """Apply marks that torch stores with a view, such as ``{"neg": True}`` or ``{"conj": True}``."""
     marks = metadata[0] if metadata else None
     if not marks:
         return tensor
@@ -295,7 +295,7 @@ REBUILDERS: Final[dict[str, Callable[[tuple[Any, ...]], object]]] = {
     "collections.defaultdict": lambda arguments: {},
     "torch.Size": _size,
 }
-"""The names that build data from their arguments, each with a local function."""
+"""Names that build data from arguments, each with a local function that does so."""
 
 
 def _is_size(value: object) -> bool:

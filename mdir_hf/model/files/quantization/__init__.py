@@ -1,4 +1,4 @@
-"""Read quantised checkpoints as numbers, under their unquantised names. One module per scheme."""
+"""Read quantised checkpoints as numbers, under their unquantised names, with one module per scheme."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ from mdir_hf.model.files.sources import (
 )
 
 VALUES_AT_ONCE = 1 << 21
-"""Values decoded at once from memory, which needs about ten times as many bytes besides the result."""
+"""Number of values decoded at once from memory. Decoding needs about ten bytes per value in addition to the result."""
 
 ROW_VALUES_AT_ONCE = 1 << 23
-"""Values decoded at once if they must be read first; large enough for large requests."""
+"""Number of values decoded at once if they must be read first, so that requests are large."""
 
 NARROW = (*FLOAT8, "F4")
-"""Dtypes that are numbers by themselves, or codes if there are scales."""
+"""Dtypes that are plain numbers, unless there are scales."""
 
 KEPT_COMPANIONS = 64
 MOST_KEPT_N_BYTES = 1 << 20
-"""Limits of the cache for small companions without rows (one scale per tensor, maps of 16 numbers)."""
+"""Limits of the cache for small companions that have no rows (one scale per tensor, maps of 16 numbers)."""
 
 
 class DequantizedSource:
     """A checkpoint whose quantised weights are read as numbers. Implements ``TensorSource``.
 
-    A quantised weight has the name, shape and orientation of its unquantised version; its spec points to the codes.
-    Reading rows reads only their codes and scales, except for layouts that store rows as columns. Thread-safe.
+    A quantised weight has the name, shape and orientation of its unquantised version, and its spec points to the codes.
+    Reading rows reads only their codes and scales, except in layouts that store rows as columns. Thread-safe.
     """
 
     def __init__(self, stored: StoredSource, tree: FileTree) -> None:
@@ -77,7 +77,7 @@ class DequantizedSource:
 
     @property
     def description(self) -> Description:
-        """The source's description with its schemes. Reads one shard header per scheme."""
+        """The source's description and its schemes. Reads one shard header per scheme."""
         described = self._source.description
         notes = [*described.notes]
         meanings = self._meanings()
@@ -116,12 +116,12 @@ class DequantizedSource:
             yield replace(tensor, weight=weight, belongs_to_other=is_companion, reason=reason)
 
     def read_all_headers(self) -> None:
-        """Read all headers; they override the index."""
+        """Read all headers, which override the index."""
         if isinstance(self._source, ListsContents):
             self._source.read_all_headers()
 
     def spec(self, name: str) -> TensorSpec:
-        """Return the logical shape, a user-facing dtype, and the location of the codes."""
+        """Return the logical shape, a dtype to show users, and the location of the codes."""
         coded = self._open(name)
         if coded is None:
             spec = self._source.spec(name)

@@ -1,8 +1,8 @@
-"""bitsandbytes: NF4 and FP4 in blocks of consecutive entries, and INT8 by row.
+"""bitsandbytes: NF4 and FP4 in blocks of consecutive entries, and INT8 with one scale per row.
 
-4 bits: entries in row order, two to a byte, high half first; W = quant_map[code] * absmax[block]. If nested, absmax is
-stored as 8-bit codes: nested_quant_map[code] * nested_absmax[block of blocks] + nested_offset. INT8: W = code * SCB /
-127. Source: bitsandbytes 0.50 (functional.QuantState, backends/default/ops.py).
+4 bits: entries in row order, two per byte, high half first; W = quant_map[code] * absmax[block]. Nested absmax are
+8-bit codes: nested_quant_map[code] * nested_absmax[block of blocks] + nested_offset. INT8: W = code * SCB / 127.
+Source: bitsandbytes 0.50 (functional.QuantState, backends/default/ops.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mdir_hf.validation import AS_WRITTEN
 
 MOST_BLOCK = 1 << 20
 ONE_REQUEST_SHARE = 4
-"""If more than one row in this many is requested, the whole tensor is read, since the codes are not stored by row."""
+"""If more than one row in this many is requested, the whole tensor is read."""
 
 
 _Size = Annotated[int, Ge(1), Lt(2**31)]
@@ -50,7 +50,7 @@ class BlockCodes(CodedTensor):
         block: Entries that share a scale.
         absmax: Name of the scales, which are always read whole.
         quant_map: The 16 numbers.
-        nested: Name, block, 256 numbers and offset of the outer scales; None for float scales.
+        nested: Name, block, 256 numbers and offset of the outer scales; None if scales are floats.
     """
 
     block: int
@@ -74,7 +74,7 @@ class BlockCodes(CodedTensor):
         return self.quant_map[codes.int()].mul_(self._factors(stored)[entries // self.block])
 
     def _bytes(self, stored: StoredRows, start: IntArray, width: int, max_gap_bytes: int | None) -> torch.Tensor:
-        """Return ranges of code bytes, ``(k, width)``, perhaps padded."""
+        """Return ranges of code bytes, ``(k, width)``, which may include padding."""
         n_bytes, n_items = self.codes.n_bytes, math.prod(self.codes.shape)
         is_few = start.size * width * ONE_REQUEST_SHARE < n_bytes
         if not is_few or self.codes.shape[-1] != 1 or isinstance(stored, KeptTensors):
@@ -139,7 +139,7 @@ def open_eight_bits(opening: Opening) -> CodedTensor:
     """Open an INT8 weight.
 
     Raises:
-        CorruptCheckpointError: If the row maxima do not fit.
+        CorruptCheckpointError: If the row maxima have the wrong shape.
         UnsupportedFormatError: If the layout is for a GPU.
     """
     codes = opening.codes

@@ -1,8 +1,8 @@
-"""Quantised weights: which code rows to read, and how to decode them.
+"""Quantised weights: which rows of codes to read, and how to decode them.
 
 Words are packed in two ways. Dense: number i starts at bit ``i * bits`` of the row, lowest bit first, even across words
-(GPTQ, MLX, compressed-tensors since 0.18). Padded: a word holds ``32 // bits`` whole numbers and its highest bits are
-unused (older compressed-tensors). They agree for 1, 2, 4 and 8 bits.
+(GPTQ, MLX, compressed-tensors since 0.18). Padded: a word contains ``32 // bits`` whole numbers and its highest bits
+are unused (older compressed-tensors). Both are the same for 1, 2, 4 and 8 bits.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from mdir_hf.model.files.ranged import IntArray
 from mdir_hf.model.files.sources import StoredRows, StoredTensors, TensorSpec
 
 USUAL_BLOCK = 128
-"""The block of FP8 checkpoints whose config does not state it."""
+"""Block size of FP8 checkpoints whose config does not state it."""
 
 
 class Numbers(Protocol):
-    """Numbers that belong to the rows of a weight."""
+    """Numbers for the rows of a weight, such as scales."""
 
     def at(self, stored: StoredRows, rows: IntArray) -> torch.Tensor:
         """Return the numbers for some rows as float32, ``(k, d)`` or ``(k, 1)``."""
@@ -34,13 +34,13 @@ class Numbers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A companion tensor spread over a weight.
+    """A companion tensor whose numbers are spread over a weight.
 
     Attributes:
         shape: Shape of the weight, ``(n_matrices, m, d)``.
-        grid: Shape of the numbers, ``(1 or n_matrices, r, c)``.
+        grid: Shape of the companion, ``(1 or n_matrices, r, c)``.
         block: Rows and columns of the weight that share a number.
-        group_of_column: Column of the grid for each column of the weight, ``(d,)``, or None.
+        group_of_column: Grid column of each column of the weight, ``(d,)``, or None.
     """
 
     spec: TensorSpec
@@ -59,7 +59,7 @@ class Grid:
         return self.spread(lambda needed: self.decode(self._read(stored, needed)), rows)
 
     def spread(self, numbers_of: Callable[[IntArray], torch.Tensor], rows: IntArray) -> torch.Tensor:
-        """Spread numbers over some rows like :meth:`at`, using a given reader."""
+        """Spread numbers over some rows as :meth:`at` does, using a given reader."""
         matrix, row = np.divmod(rows, self.shape[1])
         if self.grid[0] == 1:
             matrix = np.zeros_like(matrix)
@@ -80,7 +80,7 @@ class Grid:
 
     @property
     def words(self) -> str:
-        """Describe to users which weights share a number."""
+        """Describe for users which weights share a number."""
         (_, m, d), (bm, bn) = self.shape, self.block
         if self.group_of_column is not None:
             return f"in {self.grid[2]} groups of columns"
@@ -99,12 +99,12 @@ def fit_grid(
     *,
     block: tuple[int, int] | None = None,
 ) -> Grid | None:
-    """Derive how a companion is spread over a weight from their shapes, or return None.
+    """Infer from shapes how a companion is spread over a weight; None if this is impossible.
 
     Args:
         spec: The companion: a scalar, or one number per row, expert or block. Edge blocks may be cut.
         shape: Shape of the weight, ``(..., m, d)``.
-        block: Rows and columns of a block, if known. Otherwise 128 is tried, then equal blocks.
+        block: Rows and columns of a block. If unknown, 128 is tried, then equal blocks.
     """
     weight = (math.prod(shape[:-2]), shape[-2], shape[-1])
     stack = _as_stack(spec.shape, weight)
@@ -128,7 +128,7 @@ def column_grid(spec: TensorSpec, shape: tuple[int, ...]) -> Grid | None:
 
 
 def dividing(grid: Grid) -> Grid:
-    """Return the same grid as a divisor."""
+    """Return the same numbers as divisors."""
     return replace(grid, divides=True)
 
 
@@ -138,7 +138,7 @@ def widen(stored: torch.Tensor) -> torch.Tensor:
 
 
 def decode_numbers(stored: torch.Tensor) -> torch.Tensor:
-    """Decode stored numbers to float32; bytes are powers of two (E8M0)."""
+    """Decode stored numbers to float32. Bytes are powers of two (E8M0)."""
     if stored.dtype == torch.uint8 or stored.dtype == getattr(torch, "float8_e8m0fnu", torch.uint8):
         return decode_e8m0(stored)
     return stored.to(torch.float32)
@@ -184,7 +184,7 @@ def _edge(size: int, n_numbers: int, configured: int | None, *, may_be_padded: b
 
 
 def unpack_dense(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """Unpack integers ``(..., w)`` of any width into all whole numbers of 1 to 8 bits, uint8, ``(..., n)``."""
+    """Unpack integers ``(..., w)`` of any width into whole numbers of 1 to 8 bits, uint8, ``(..., n)``."""
     codes = as_bytes(words)
     if bits == 8:
         return codes
@@ -228,7 +228,7 @@ class CodedTensor(ABC):
 
     @abstractmethod
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows as float32, ``(k, d)``, with unchecked values. Rows are numbered across a stack."""
+        """Return some rows as float32, ``(k, d)``, numbered across a stack. The values are not checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +236,7 @@ class RowCodes(CodedTensor):
     """Codes stored row by row.
 
     Attributes:
-        decode: Decodes rows of codes, ``(k, w)``, to new float32 numbers, ``(k, >= d)``; numbers past d are padding.
+        decode: Decodes rows of codes, ``(k, w)``, to new float32 numbers, ``(k, >= d)``; numbers beyond d are padding.
         scales: Multiplied in order.
         zero: Subtracted first.
         offset: Added last.
@@ -272,7 +272,7 @@ class RowCodes(CodedTensor):
 
 @dataclass(frozen=True, slots=True)
 class PairedRowCodes(RowCodes):
-    """Codes of two neighbouring rows per byte, with the even row in the low half."""
+    """Codes of two neighbouring rows in each byte, with the even row in the low half."""
 
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
         """Return some rows, reading the byte rows that contain them."""
@@ -282,7 +282,7 @@ class PairedRowCodes(RowCodes):
 
 
 class KeptTensors:
-    """Stored tensors that are read whole once and cached. Implements ``StoredRows``."""
+    """Stored tensors that are read once and cached. Implements ``StoredRows``."""
 
     def __init__(self, stored: StoredTensors) -> None:
         self._stored = stored
@@ -295,7 +295,7 @@ class KeptTensors:
         return self._cache[name]
 
     def read_stored_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows. Consecutive rows are not copied."""
+        """Return some rows, without copying if they are consecutive."""
         del max_gap_bytes
         whole = self.read_stored(name)
         matrix = whole.reshape(math.prod(whole.shape[:-1]), whole.shape[-1])

@@ -1,15 +1,15 @@
 """FP8, NVFP4, MXFP4 and MXFP6 weights with scales.
 
-FP8: W = codes * scale. DeepSeek-V3 and Qwen multiply by the scale although they call it ``weight_scale_inv``. GPTQModel
-means the inverse, and its config says so. Scales stored as bytes are powers of two (MXFP8, DeepSeek-V4).
+FP8: W = codes * scale. In DeepSeek-V3 and Qwen the scale is a factor although it is called ``weight_scale_inv``. In
+GPTQModel it is the inverse, as its config states. Scales stored as bytes are powers of two (MXFP8, DeepSeek-V4).
 
 FP4: two E2M1 numbers share a byte, low half first. MX: groups of 32 share a power of two, W = code * 2^(scale - 127).
 NVFP4: groups of 16 share an E4M3 scale, and the whole tensor has one more, which compressed-tensors divides by
 (``weight_global_scale``) and ModelOpt multiplies by (``weight_scale_2``).
 
 gpt-oss stores experts as ``…_blocks``, uint8 ``(experts, out, in / 32, 16)``, and ``…_scales``, uint8 ``(experts, out,
-in / 32)``. The unquantised file has ``(experts, in, out)``, so a row is a column in the file and reading it takes the
-whole expert.
+in / 32)``. The unquantised file has ``(experts, in, out)``, so a row is a column in the file, and the whole expert must
+be read.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def open_fp8(opening: Opening) -> CodedTensor:
     """Open a weight whose codes are 8-bit floats.
 
     Raises:
-        CorruptCheckpointError: If there is no scale, or it does not fit.
+        CorruptCheckpointError: If the scale is missing or has the wrong shape.
     """
     codes = opening.codes
     if len(codes.shape) < 2:
@@ -57,10 +57,10 @@ MX_GROUP = 32
 
 
 def open_fp4(opening: Opening) -> CodedTensor:
-    """Open a weight whose codes are small floats packed in bytes.
+    """Open a weight whose codes are small floats packed into bytes.
 
     Raises:
-        CorruptCheckpointError: If a companion is missing or does not fit.
+        CorruptCheckpointError: If a companion is missing or has the wrong shape.
         UnsupportedFormatError: If the scales are of an unknown kind.
     """
     codes = opening.codes
@@ -123,7 +123,7 @@ GROUP = 32
 
 @dataclass(frozen=True, slots=True)
 class ExpertBlocks(CodedTensor):
-    """The experts of one layer, ``(experts, in, out)``, each read separately."""
+    """The experts of one layer, ``(experts, in, out)``, which are read one at a time."""
 
     scales: TensorSpec
 
@@ -156,7 +156,7 @@ def open_expert_blocks(opening: Opening) -> CodedTensor:
     """Open the experts of a layer.
 
     Raises:
-        CorruptCheckpointError: If the scales are missing or do not fit.
+        CorruptCheckpointError: If the scales are missing or have the wrong shape.
     """
     codes, scales = opening.codes, opening.spec("block_scales")
     if len(codes.shape) != 4 or 0 in codes.shape or codes.shape[-1] * 2 != GROUP or scales.shape != codes.shape[:-1]:

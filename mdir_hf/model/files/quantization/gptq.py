@@ -1,12 +1,12 @@
 """GPTQ and AWQ: codes of 2, 3, 4 or 8 bits in int32 words, stored ``(d_in, d_out)``.
 
-W[out, in] = (code - zero) * scale; groups of input channels share both. A row of the weight is a column in the file, so
-reading any row takes the whole tensor.
+W[out, in] = (code - zero) * scale, where groups of input channels share zero and scale. A row of the weight is a column
+in the file, so any row needs the whole tensor.
 
 GPTQ packs codes along the input and zeros along the output, densely. Its first format stores ``zero - 1``, its second
 ``zero``. Some checkpoints in the second are labelled as the first (vLLM, pull request 38966), so if all zeros are the
-middle of the range, the values decide. AWQ packs both along the output, with the eight codes of a
-word in the order 0, 2, 4, 6, 1, 3, 5, 7. Source: AutoGPTQ 0.7 (qlinear_cuda_old), AutoAWQ 0.2 (packing_utils).
+middle of the range, their values decide. AWQ packs both along the output, with the eight codes of a word in the order
+0, 2, 4, 6, 1, 3, 5, 7. Source: AutoGPTQ 0.7 (qlinear_cuda_old), AutoAWQ 0.2 (packing_utils).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from mdir_hf.model.files.sources import StoredRows, TensorSpec
 
 GPTQ_BITS = (2, 3, 4, 8)
 FOR_KERNELS = frozenset({"marlin", "bitblas", "qqq", "gptq_p", "gemv_fast", "llm_awq", "paroquant"})
-"""Unsupported layouts that use the same tensor names (GPTQModel's list of formats)."""
+"""Unsupported layouts that use the same tensor names (from GPTQModel's list of formats)."""
 
 _AWQ_PLACE = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Position in the word of each of eight neighbouring columns."""
+"""Position of each of eight neighbouring columns in a word."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnCodes(CodedTensor):
-    """Codes stored ``(d_in, d_out)``: a row of the weight is a column in the file.
+    """Codes stored as ``(d_in, d_out)``: a row of the weight is a column in the file.
 
     Attributes:
         columns: Computes rows ``(k, d_in)`` of the linear map.
@@ -45,7 +45,7 @@ class ColumnCodes(CodedTensor):
 
     @property
     def rows_together(self) -> int:
-        """All rows if the logical tensor is transposed, else 1."""
+        """Number of rows decoded together: all if the logical tensor is transposed, else 1."""
         return self.shape[0] if self.transposed else 1
 
     @property
@@ -54,7 +54,7 @@ class ColumnCodes(CodedTensor):
         return False
 
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows, reading the whole tensor from ``stored``."""
+        """Return some rows, reading the whole tensor."""
         del max_gap_bytes
         if not self.transposed:
             return self.columns(stored, rows)
@@ -121,8 +121,8 @@ def open_qweight(opening: Opening) -> CodedTensor:
     """Open a weight stored as ``qweight``: GPTQ or AWQ, depending on the shapes.
 
     Raises:
-        CorruptCheckpointError: If a companion is missing or does not fit.
-        UnsupportedFormatError: If it is another layout with the same names.
+        CorruptCheckpointError: If a companion is missing or has the wrong shape.
+        UnsupportedFormatError: If the layout is a different one with the same names.
     """
     codes, scales = opening.codes, opening.spec("scales")
     if codes.dtype != "I32" or len(codes.shape) != 2 or len(scales.shape) != 2 or 0 in (*codes.shape, *scales.shape):
@@ -181,7 +181,7 @@ def _bits(opening: Opening, d_out: int, zeros: TensorSpec | None, g_idx: TensorS
 
 
 def _awq_columns(words: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """Return some columns from words that hold eight each, uint8, ``(n, k)``."""
+    """Return some columns of words that contain eight each, uint8, ``(n, k)``."""
     needed, word = torch.unique(chosen // 8, return_inverse=True)
     codes = unpack_dense(words[:, needed], 4)
     return codes[:, 8 * word + torch.tensor(_AWQ_PLACE)[chosen % 8]]

@@ -1,14 +1,15 @@
 """Integers with scales: compressed-tensors, ModelOpt's INT8 and INT4, Gemma's INT8, BitNet and MLX.
 
-W = (code - zero point) * scale. pack-quantized stores codes of 1 to 8 bits in int32 words along a row, with ``2^(bits -
-1)`` added, and zero points likewise along the first axis.
+W = (code - zero point) * scale. pack-quantized adds ``2^(bits - 1)`` to codes of 1 to 8 bits and stores them in int32
+words along a row; zero points are packed along the first axis.
 
-BitNet: weights of -1, 0 or 1, four to a byte, with one scale. Byte row i holds rows i, i + m, i + 2m and i + 3m of 4m
-rows: two bits each, lowest first, plus 1. transformers' AutoBitLinear multiplies by the scale; its BitLinear divides.
+BitNet: weights of -1, 0 or 1, four per byte, with one scale. Byte row i contains rows i, i + m, i + 2m and i + 3m of 4m
+rows: two bits each, lowest first, plus 1. transformers' AutoBitLinear multiplies by the scale; its BitLinear divides by
+it.
 
-MLX, and transformers' format for Metal: codes in uint32 words along a row, densely, lowest bits first. Affine: W = code
-* scale + bias, by group of columns. The config has bits and group size, also for single modules. The modes mxfp4, mxfp8
-and nvfp4 store scales as bytes and have no biases. Source: MLX 0.32.
+MLX, and transformers' format for Metal: codes packed densely in uint32 words along a row, lowest bits first. Affine: W
+= code * scale + bias, for each group of columns. The config states bits and group size, also for single modules. The
+modes mxfp4, mxfp8 and nvfp4 store scales as bytes and have no biases. Source: MLX 0.32.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def open_int8(opening: Opening) -> CodedTensor:
     """Open a weight whose codes are 8-bit integers, one per entry.
 
     Raises:
-        CorruptCheckpointError: If the scales are missing or do not fit.
+        CorruptCheckpointError: If the scales are missing or have the wrong shape.
     """
     codes = opening.codes
     if len(codes.shape) < 2:
@@ -63,7 +64,7 @@ def open_int4_pairs(opening: Opening) -> CodedTensor:
     """Open ModelOpt's INT4: bytes with two signed codes from neighbouring rows, ``(out / 2, in)``.
 
     Raises:
-        CorruptCheckpointError: If the scales are missing or do not fit.
+        CorruptCheckpointError: If the scales are missing or have the wrong shape.
     """
     codes = opening.codes
     shape = (codes.shape[0] * 2, codes.shape[1])
@@ -73,10 +74,10 @@ def open_int4_pairs(opening: Opening) -> CodedTensor:
 
 
 def open_packed(opening: Opening) -> CodedTensor:
-    """Open compressed-tensors' pack-quantized.
+    """Open a weight in compressed-tensors' pack-quantized format.
 
     Raises:
-        CorruptCheckpointError: If a companion is missing or does not fit.
+        CorruptCheckpointError: If a companion is missing or has the wrong shape.
         UnsupportedFormatError: If shapes and config do not determine the bits per code.
     """
     codes = opening.codes
@@ -98,7 +99,7 @@ def open_packed(opening: Opening) -> CodedTensor:
 
 @dataclass(frozen=True, slots=True)
 class PackedZeros:
-    """Zero points packed in words along the first axis. Implements ``Numbers``."""
+    """Zero points packed into words along the first axis. Implements ``Numbers``."""
 
     grid: Grid
     bits: int
@@ -134,7 +135,7 @@ def _zeros(opening: Opening, scale: Grid, bits: int, unpack: Unpack) -> Numbers:
 
 
 def _width(opening: Opening) -> int:
-    """Return the columns: from groups of known size if possible, else from ``weight_shape``."""
+    """Return the number of columns, from groups of known size if possible, else from ``weight_shape``."""
     codes, scale = opening.codes, opening.spec("scale")
     declared = opening.declared
     if len(declared.group_sizes) == len(declared.bits) == 1 and len(scale.shape) >= 2 and scale.shape[-1] > 1:
@@ -197,7 +198,7 @@ PER_BYTE = 4
 
 @dataclass(frozen=True, slots=True)
 class QuarteredRowCodes(RowCodes):
-    """2-bit codes; the four rows in a byte row are a quarter of the matrix apart."""
+    """2-bit codes in which the four rows of a byte row are a quarter of the matrix apart."""
 
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
         """Return some rows, reading the byte rows that contain them."""
@@ -211,7 +212,7 @@ def open_ternary(opening: Opening) -> CodedTensor:
     """Open a packed BitNet weight.
 
     Raises:
-        CorruptCheckpointError: If the scale is not one number.
+        CorruptCheckpointError: If the scale is not a single number.
     """
     codes = opening.codes
     shape = (codes.shape[0] * PER_BYTE, codes.shape[1])
@@ -225,14 +226,14 @@ def open_ternary(opening: Opening) -> CodedTensor:
 
 
 BYTE_MODES = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}
-"""Bits per code, and size of a group."""
+"""Bits per code, and group size."""
 
 
 def open_words(opening: Opening) -> CodedTensor:
     """Open a weight whose codes are uint32 words.
 
     Raises:
-        CorruptCheckpointError: If scales or biases do not fit.
+        CorruptCheckpointError: If scales or biases have the wrong shape.
         UnsupportedFormatError: If the config does not determine the bits per code.
     """
     codes, scales = opening.codes, opening.spec("scales")

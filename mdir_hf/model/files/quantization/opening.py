@@ -1,4 +1,4 @@
-"""The input for opening a weight: its stored parts, the validated config declarations, and errors."""
+"""Input for opening a weight: its stored parts, validated declarations from the config, and errors."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ MOST_GROUP = 1 << 20
 _KEYS = ("quantization_config", "compression_config", "quantization")
 _NESTED = ("text_config", "llm_config", "language_config")
 _FRONT = frozenset({"model", "language_model", "text_model", "llm", "thinker", "transformer", "base_model"})
-"""Words before the layers of a language model; a file and its config may use different ones."""
+"""Name components that precede the layers of a language model; a file and its config may use different ones."""
 
 _FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
-"""Files in which AutoGPTQ, AutoAWQ and ModelOpt declare it if ``config.json`` does not."""
+"""Files in which AutoGPTQ, AutoAWQ and ModelOpt declare the quantisation if ``config.json`` does not."""
 
 _CONV1D_FAMILIES = frozenset({"gpt2", "openai-gpt", "imagegpt"})
 _CONV1D = re.compile(r"(?:.*\.)?(?:c_attn|q_attn|c_proj|c_fc)\.weight")
@@ -37,7 +37,7 @@ class Declared:
     """The quantisation declared in a config; missing properties are None or empty.
 
     Attributes:
-        of_modules: Settings of individual modules, by name without loader prefixes.
+        of_modules: Settings of individual modules by name, excluding loader prefixes.
     """
 
     settings: DeclaredSettings = field(default_factory=lambda: MappingProxyType({}))
@@ -46,7 +46,7 @@ class Declared:
 
     @property
     def method(self) -> str:
-        """Name of the library, in lower case, or empty."""
+        """Name of the library in lower case, or empty."""
         return self._text("quant_method") or self._text("method")
 
     @property
@@ -56,12 +56,12 @@ class Declared:
 
     @property
     def algorithm(self) -> str:
-        """ModelOpt's name for its algorithm, in lower case, or empty."""
+        """ModelOpt's name for its algorithm in lower case, or empty."""
         return self._text("quant_algo")
 
     @property
     def block(self) -> tuple[int, int] | None:
-        """Rows and columns that share a scale; groups have one row."""
+        """Rows and columns that share a scale; a group has one row."""
         for settings in (self.settings, *self._weight_groups()):
             for key in ("weight_block_size", "block_structure"):
                 value = settings.get(key)
@@ -90,7 +90,7 @@ class Declared:
 
     @property
     def is_symmetric(self) -> bool | None:
-        """Whether zero points are in the middle of the range."""
+        """Whether zero points are the middle of the range."""
         value = self.settings.get("sym")
         return value if isinstance(value, bool) else None
 
@@ -106,12 +106,12 @@ class Declared:
         return None if match is None else (int(match[1]), int(match[2])) >= (0, 18)
 
     def of_module(self, module: str) -> tuple[DeclaredSettings, ...]:
-        """Return the settings that may apply to a module, starting with its own."""
+        """Return the settings that may apply to a module, its own first."""
         own_settings = self.settings.get(module, self.of_modules.get(_without_front(module)))
         return (own_settings, self.settings) if isinstance(own_settings, Mapping) else (self.settings,)
 
     def stores_transposed(self, weight: str) -> bool:
-        """Return whether the unquantised file stores this weight ``(d_in, d_out)``."""
+        """Return whether the unquantised file stores this weight as ``(d_in, d_out)``."""
         return self.family in _CONV1D_FAMILIES and _CONV1D.fullmatch(weight) is not None
 
     def notes(self) -> Iterator[str]:
@@ -140,7 +140,7 @@ class Declared:
 
 
 def rescaled(method: str) -> str:
-    """Return the note about a method that moves factors into the next matrices."""
+    """Return the note for a method that moves factors into the next matrices."""
     return (
         f"{method}: per-channel rescaled: norms and the matrices after them, and some pairs of matrices, were divided "
         "and multiplied by one factor for each channel, which leaves the model's function unchanged; the embedding is "
@@ -222,12 +222,12 @@ def _names_of_algorithms(value: object) -> Iterator[str]:
 
 
 MOST_SMALL_BYTES = 1 << 20
-"""Limit for companions that are read to open a weight (a shape, a JSON state, a scalar); most are much smaller."""
+"""Size limit for companions that are read to open a weight (a shape, a JSON state, a scalar); most are much smaller."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """One weight to be opened."""
+    """A weight to be opened."""
 
     stored: StoredTensors
     parts: QuantizedParts
@@ -246,7 +246,7 @@ class Opening:
         """Return the spec of a companion.
 
         Raises:
-            CorruptCheckpointError: If it is missing.
+            CorruptCheckpointError: If the companion is missing.
         """
         name = self.parts.name_of(part)
         if not self.has(part):
@@ -260,7 +260,7 @@ class Opening:
         """Return a companion, spread over a weight of a given shape.
 
         Raises:
-            CorruptCheckpointError: If it is missing, or does not fit.
+            CorruptCheckpointError: If the companion is missing or has the wrong shape.
         """
         spec = self.spec(part)
         grid = fit_grid(spec, shape, block=block or self.declared.block)
@@ -269,7 +269,7 @@ class Opening:
         return grid
 
     def column_scale(self, shape: tuple[int, ...]) -> tuple[Grid, ...]:
-        """Return the input channel factors that were divided out, if any."""
+        """Return the factors that input channels were divided by, if any."""
         if not self.has("column_scale"):
             return ()
         spec = self.spec("column_scale")
@@ -282,7 +282,7 @@ class Opening:
         """Read a small companion.
 
         Raises:
-            CorruptCheckpointError: If it is missing, or too large.
+            CorruptCheckpointError: If the companion is missing or too large.
         """
         spec = self.spec(part)
         if spec.n_bytes > MOST_SMALL_BYTES:
@@ -290,13 +290,13 @@ class Opening:
         return self.stored.read_stored(spec.name)
 
     def small_json(self, part: str, kind: type[T]) -> T:
-        """Read a small companion that holds a JSON object."""
+        """Read a small companion that contains a JSON object."""
         data = bytes(self.small(part).reshape(-1).view(torch.uint8).tolist())
         what = f"the object in tensor {self.parts.companions[part]!r} of {self.parts.codes!r}"
         return read_json(data, kind, what=what, label=self.stored.label)
 
     def misfit(self) -> CorruptCheckpointError:
-        """Return the error for shapes that do not fit the codes."""
+        """Return the error for shapes that contradict the codes."""
         codes = self.codes
         companions = [self.stored.spec(name) for name in self.parts.companions.values()]
         listed = ", ".join(f"{spec.name!r} ({spec.dtype}, shape {spec.shape})" for spec in companions)

@@ -1,6 +1,6 @@
 """Group stored tensors by weight: codes, scales, zero points and maps.
 
-Only names are used, so no header is read.
+This uses only names, so no header is read.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class RefusedScheme:
     """A scheme that is not supported.
 
     Attributes:
-        markers: Tensors that identify it; the first is reported as the codes, the last triggers the check.
-        reason: Words to follow "in a way that is not supported: ".
+        markers: Tensors that identify the scheme. The first is reported as the codes; the last triggers the check.
+        reason: Words that follow "in a way that is not supported: ".
     """
 
     name: str
@@ -32,7 +32,7 @@ class RefusedScheme:
 
     @property
     def parts(self) -> frozenset[str]:
-        """All last name components that belong to it."""
+        """All last name components of the scheme's tensors."""
         return frozenset((*self.markers, *self.further))
 
 
@@ -107,10 +107,10 @@ REFUSED: tuple[RefusedScheme, ...] = (
         "a part of each weight is kept apart, as a product of two thin matrices",
     ),
 )
-"""In the order in which they are tried: schemes whose tensors include another's come first."""
+"""Readings in the order in which they are tried. A scheme comes before others that use a subset of its tensors."""
 
 TELLTALES = frozenset(scheme.markers[-1] for scheme in REFUSED)
-"""Last name components that mark a module for a closer look."""
+"""Last name components that indicate that a module may be quantised."""
 
 REASON: dict[str, str] = {scheme.name: scheme.reason for scheme in REFUSED}
 
@@ -165,7 +165,7 @@ _MAKES_CODES = frozenset(
 _OF_QUANTISATION = re.compile(
     r"scale|zero|max|min|quant|code|lut|table|perm|idx|index|meta|shape|outlier|lora|hadamard|rot|exponent|mantissa"
 )
-"""Words in names of tensors that extend another name and change its meaning; a bias does not."""
+"""Words in names of tensors that extend the name of a weight and change its meaning, unlike a bias."""
 
 _ONTO_LEAF = re.compile("(?P<weight>.+?)_(?P<part>" + "|".join(sorted(_ONTO, key=len, reverse=True)) + ")")
 
@@ -175,8 +175,8 @@ class QuantizedParts:
     """The stored tensors of one weight.
 
     Attributes:
-        form: Kind of name: ``weight``, ``packed``, ``blocks``, ``qweight``, or an unsupported scheme.
-        rival: A plain tensor with the weight's name, stored besides the codes, or None.
+        form: ``weight``, ``packed``, ``blocks``, ``qweight``, or an unsupported scheme.
+        rival: A plain tensor with the weight's name, stored in addition to codes, or None.
     """
 
     name: str
@@ -208,10 +208,10 @@ class QuantizedParts:
 
 @dataclass(frozen=True, slots=True)
 class TensorGroups:
-    """The names of a checkpoint, grouped.
+    """The names in a checkpoint, grouped.
 
     Attributes:
-        orphans: Weights that have companions but no codes, each with one companion.
+        orphans: One companion for each weight that has companions but no codes.
     """
 
     names: tuple[str, ...]
@@ -226,7 +226,7 @@ class TensorGroups:
         return at < len(self.stored) and self.stored[at] == name
 
     def scales_beside(self, name: str) -> tuple[str, ...]:
-        """Return scales in the same module, except activation scales."""
+        """Return the scales in the same module, excluding activation scales."""
         module = name.rpartition(".")[0]
         return tuple(
             sibling
@@ -298,7 +298,7 @@ def _readings(stem: str, leaf: str) -> Iterator[tuple[str, str]]:
 
 @lru_cache(maxsize=1024)
 def _readings_of_leaf(leaf: str) -> tuple[tuple[str, str], ...]:
-    """Return the readings in one module, by the last component; cached."""
+    """Return the weights and parts that a last name component may stand for; cached."""
     readings = [("weight", _INTO[leaf])] if leaf in _INTO else []
     onto = _ONTO_LEAF.fullmatch(leaf)
     if onto:

@@ -17,7 +17,7 @@ BYTE_SCALES = ("U8", "F8_E8M0")
 def open_coded(opening: Opening) -> CodedTensor | None:
     """Open a weight with the scheme that its parts indicate.
 
-    Return None if the codes are plain floats.
+    Returns None if the codes are plain floats.
 
     Raises:
         CorruptCheckpointError: If parts are missing or contradict each other.

@@ -1,4 +1,4 @@
-"""Masked language models, and encoder-decoders by their decoder's self-attention.
+"""Masked language models, and the decoder's self-attention in encoder-decoders.
 
 Cross-attention has no role.
 """

@@ -1,4 +1,4 @@
-"""Mixtures of experts: routed, shared, and the router."""
+"""Mixtures of experts: routed experts, shared experts and routers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ROUTERS = (
     ("feed_forward", "router", "experts"),
     (r"mlp\.deepspeed_moe", r"gate\.wg", "experts"),
 )
-"""Folder of a router, its name, and the name of the experts in the same folder."""
+"""Folder of a router, its name, and the name of the experts in that folder."""
 
 ROWS: tuple[LayerRow, ...] = (
     # Mixtral: w1 is gate, w3 up, w2 down.

@@ -1,4 +1,4 @@
-"""GGUF's names, the same for all families, with the changes made by llama.cpp's converter.
+"""Tensor names in GGUF, which are the same for all families, and the changes made by llama.cpp's converter.
 
 Source: ``gguf.constants`` (names) and the ``conversion`` folder of llama.cpp (permuted, split, joined and transposed
 weights).
@@ -32,7 +32,7 @@ _PAIRED = {
     *("deepseek", "olmo", "internlm2", "baichuan", "xverse", "minicpm", "arctic", "bailing_moe", "llada"),
     "chameleon",
 }
-"""Families whose q and k the converter reorders so that rotary positions turn neighbouring rows."""
+"""Families whose q and k the converter reorders so that rotary positions rotate neighbouring rows."""
 
 _REORDERED: dict[str, RoleLayouts] = {
     "attn_q": ((Role.Q, InterleavedRows("heads")),),
@@ -177,4 +177,4 @@ NOT_WEIGHTS = (
     r"|time_mix_(?:lerp_\w+|first|decay|ln|w0|a0|v0|k_k|k_a|r_k)|channel_mix_lerp_\w+|layer_output_scale)\.weight"
     r"|ssm_[ad]"
 )
-"""Names in a layer that a comparison ignores."""
+"""Names in a layer that are not compared."""

@@ -1,6 +1,6 @@
-"""Families whose modelling code is in their repositories, and files with their makers' names.
+"""Families whose modelling code is in their repositories, and files that use their publishers' names.
 
-Families with Llama's names need no row.
+Families that use Llama's names need no row.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Layers that keep a state: RWKV, linear attention, state-space mixers, gated convolutions, and hybrids with them.
+"""Layers with a state: RWKV, linear attention, state-space mixers, gated convolutions, and hybrids of these.
 
-RWKV and linear attention have the roles of attention, without planes. Most have an activation for each channel, so no
-map within heads is free; their layers count as one head. State-space mixers have their own roles.
+RWKV and linear attention use the roles of attention, but have no planes. Most apply an activation to each channel, so
+heads cannot be transformed freely, and a layer counts as one head. State-space mixers have their own roles.
 """
 
 from __future__ import annotations
@@ -122,17 +122,17 @@ SIGNS: tuple[tuple[str, str], ...] = (
     (r"backbone\.layers\.\d+\.mixer\.norm\.weight", "mamba2_ssm"),
     (r"0\.0\.linear\.weight", "medusa"),
 )
-"""Tensor names that identify a family without a config, as for RWKV's own files. The first match is used."""
+"""Tensor names that identify a family if there is no config, as for RWKV's own files. The first match is used."""
 
 CHANNELS_PER_HEAD = {"mamba2_ssm": 32}
-"""Channels of the stream per head of a mixer, for families identified by names whose config does not state heads.
-state-spaces' Mamba-2 is twice as wide as the stream and has heads of 64."""
+"""Channels of the stream per head of a mixer, for families that are identified by name and whose config does not state
+heads. state-spaces' Mamba-2 is twice as wide as the stream, with heads of width 64."""
 
 HEADS_FROM_SHAPE: tuple[str, ...] = (
     r"(?:att|attention)\.(?:r_k|time_faaaa)",
     r"attn\.(?:r_k|bonus)",
 )
-"""Tensors of a layer with one row per head, in families whose configs state no heads, or wrong ones."""
+"""Tensors of a layer with one row per head, for families whose configs do not state the number of heads correctly."""
 
 
 _NEMOTRON = {"nemotron_h"}
@@ -148,7 +148,7 @@ _INPUT_AND_GATE = (Role.SSM_IN, Role.MIXER_GATE)
 
 
 def mamba2(width: StatedCount, state: StatedCount, heads: StatedCount) -> RoleLayouts:
-    """Return the parts of Mamba-2: z|x|B|C|dt."""
+    """Return the parts of Mamba-2's projection: z|x|B|C|dt."""
     return fused_rows((Role.MIXER_GATE, Role.SSM_IN), 1, (width, width, state, state, heads))
 
 
@@ -175,7 +175,7 @@ _INPUTS: tuple[tuple[str, set[str], RoleLayouts], ...] = (
         mamba2("mamba_expand*hidden_size", "mamba_ngroups*mamba_d_state", "n_mamba_heads"),
     ),
 )
-"""Folder, families, and the parts of the input projection."""
+"""Folder, families, and parts of the input projection."""
 
 _STATE_SPACE: tuple[LayerRow, ...] = (
     *(row for folder, families, parts in _INPUTS for row in rows({rf"{folder}\.in_proj": parts}, families)),

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from mdir_hf.comparison.layer_weights import RoleReader, layers_with, n_channels_of, norm_before, read_role
+from mdir_hf.comparison.layer_weights import (
+    RoleReader,
+    layers_with,
+    n_channels_of,
+)
 from mdir_hf.comparison.neuron_sample import (
     FEWEST_TESTED,
     FITTED_ROWS,
@@ -20,13 +24,25 @@ from mdir_hf.comparison.neuron_sample import (
     NeuronOutputs,
     NeuronSample,
 )
+from mdir_hf.comparison.neuron_strengths import (
+    DOWN_OF,
+    FEW_OTHER_LAYERS,
+    GATE_OF,
+    OTHER_LAYERS,
+    neuron_role,
+    offsets_of,
+    products_of_lengths,
+    read_outputs,
+    stream_rows,
+    stream_scale,
+    strongest_layer,
+    with_first_experts,
+)
 from mdir_hf.comparison.row_screen import RUN_NEURONS, spread
-from mdir_hf.errors import AnatomyError, UnsupportedFormatError
 from mdir_hf.method.neuron_numbers import in_span, sample_neurons
-from mdir_hf.method.neurons import mean_square_of_outputs, unit_rows
-from mdir_hf.model.comparable import PlacedTensors, embedding_spec
-from mdir_hf.model.inventory import ModelView
-from mdir_hf.model.roles import Layer, Role, WeightPart
+from mdir_hf.method.neurons import unit_rows
+from mdir_hf.model.comparable import PlacedTensors
+from mdir_hf.model.roles import Role
 
 FEW_LAYERS = 4
 """Layers per model to sample unless the level asks for all, including the first and the last."""
@@ -34,33 +50,6 @@ FEW_LAYERS = 4
 RUN = 4
 """Adjacent neurons per run; a run is one byte range. Short runs scatter the sample: with long runs, a model with half
 of its neurons copied in blocks might pass by chance."""
-
-SHUT_BY_BIAS = 4.0
-"""A neuron counts as shut if its offset is below minus this many lengths of its row: after a norm, the product of the
-row and the stream has a standard deviation of about the row's length. It also counts as shut if its mean response to
-similar rows of the embedding is below minus this many of their standard deviations."""
-
-CLUSTER_COSINE, FEWEST_IN_CLUSTER, FEWEST_FREE = 0.5, 2, 3
-"""Embedding rows are similar if they have this cosine to the leading direction of all. On either side at least two must
-have it, with three degrees of freedom together, to estimate a standard deviation."""
-
-STREAM_ROWS = 16
-"""Number of embedding rows used to estimate the scale of the residual stream."""
-
-STRENGTHS_READ = 512
-"""Single neurons per layer whose strength is read if the sample may not represent the layer. If a hundredth of the
-neurons are not copies, all of these are copies with probability 0.6 %; of a sample of 24 runs, with 79 %."""
-
-
-OTHER_LAYERS, OTHER_NEURONS, OTHER_CHANNELS = 2, 8, 4
-"""Further layers, drawn at random, whose strengths are estimated from a run of neurons and a run of channels of down.
-In real models, 16 neurons give the root mean square of a layer to within a third."""
-
-
-GATE_OF = {Role.UP: Role.GATE, Role.SSM_IN: Role.MIXER_GATE}
-DOWN_OF = {Role.UP: Role.DOWN, Role.SSM_IN: Role.SSM_OUT}
-"""The gate and the output of the neurons that are rows of a role. Channels of a state-space mixer can be renumbered as
-freely as the neurons of an MLP."""
 
 
 @dataclass(frozen=True)
@@ -76,28 +65,6 @@ class _Choice:
     n_tested: int
     numbers: IntArray
     """The fitted neurons, then the tested ones; each group in ascending order."""
-
-
-def with_first_experts(model: PlacedTensors) -> PlacedTensors:
-    """Use the first expert as the MLP of layers without one; return the model itself if it has no experts."""
-    if not any(layer.experts or layer.shared_experts for layer in model.anatomy.layers):
-        return model
-    layers = tuple(_with_first_expert(layer) for layer in model.anatomy.layers)
-    return ModelView("first experts", model.label, model.tensors, replace(model.anatomy, layers=layers))
-
-
-def _with_first_expert(layer: Layer) -> Layer:
-    mlps = (*layer.experts[:1], *layer.shared_experts[:1])
-    first = next((parts for parts in mlps if Role.UP in parts), None)
-    if first is None or Role.UP in layer.parts:
-        return layer
-    return replace(layer, parts={**layer.parts, **first})
-
-
-def neuron_role(*models: PlacedTensors) -> Role | None:
-    """Return the role whose rows are neurons in all models: up, the input of a mixer, or None."""
-    adapted = [with_first_experts(model) for model in models]
-    return next((role for role in GATE_OF if all(layers_with(model, role) for model in adapted)), None)
 
 
 def neuron_layers(model: PlacedTensors) -> tuple[int, ...]:
@@ -223,7 +190,8 @@ def take_neurons(
     sample = replace(sample, n_neurons=n_neurons)
     if n_down_channels == 0:
         return sample
-    return with_outputs(model, sample, seed=seed, n_channels=n_down_channels)
+    n_others = OTHER_LAYERS if n_down_channels is None else FEW_OTHER_LAYERS
+    return with_outputs(model, sample, seed=seed, n_channels=n_down_channels, n_other_layers=n_others)
 
 
 def read_sample(
@@ -265,7 +233,14 @@ def read_sample(
     )
 
 
-def with_outputs(model: PlacedTensors, sample: NeuronSample, *, seed: int, n_channels: int | None) -> NeuronSample:
+def with_outputs(
+    model: PlacedTensors,
+    sample: NeuronSample,
+    *,
+    seed: int,
+    n_channels: int | None,
+    n_other_layers: int = OTHER_LAYERS,
+) -> NeuronSample:
     """Read the down columns of a sample's neurons in ``n_channels`` channels (None: all).
 
     Raises:
@@ -289,179 +264,10 @@ def with_outputs(model: PlacedTensors, sample: NeuronSample, *, seed: int, n_cha
         torch.stack(rows),
         torch.stack(strengths),
         stream_scale=sample.stream_scale or 0.0,
-        strongest=strongest_layer(model, dict(zip(sample.layers, strengths, strict=True)), seed=seed),
+        strongest=strongest_layer(
+            model, dict(zip(sample.layers, strengths, strict=True)), seed=seed, n_others=n_other_layers
+        ),
         n_channels=n_channels,
         offsets=sample.offsets,
     )
     return replace(sample, outputs=outputs_of_layers)
-
-
-def strongest_layer(model: PlacedTensors, strengths: Mapping[int, torch.Tensor], *, seed: int) -> float:
-    """Return the largest root mean square of the strengths of some layers, and of a few others that are read here.
-
-    ``strengths`` maps positions of layers to strengths of neurons.
-
-    Raises:
-        MdirError: If the others cannot be read.
-    """
-    up = neuron_role(model)
-    assert up is not None
-    adapted = with_first_experts(model)
-    roles = [role for role in (GATE_OF[up], up) if set(strengths) <= set(layers_with(adapted, role))]
-    complete = set.intersection(*(set(layers_with(adapted, role)) for role in (*roles, DOWN_OF[up])))
-    others = sorted(complete - set(strengths))
-    rng = np.random.default_rng([seed, 6])
-    root_mean_squares = [float(of_layer.square().mean().sqrt()) for of_layer in strengths.values()]
-    for place in sorted(rng.permutation(others)[:OTHER_LAYERS].tolist()):
-        numbers = sample_neurons(n_channels_of(adapted, up, place), OTHER_NEURONS, run=OTHER_NEURONS, seed=seed)
-        first_channel = int(rng.integers(max(1, model.anatomy.written_width - OTHER_CHANNELS)))
-        channels = np.arange(first_channel, min(first_channel + OTHER_CHANNELS, model.anatomy.written_width))
-        readers = [RoleReader(adapted, role, (place,)) for role in roles]
-        lengths = products_of_lengths(adapted, place, readers, torch.from_numpy(numbers), None)
-        columns = read_outputs(adapted, up, place, numbers, channels)
-        of_layer = lengths * columns.norm(dim=1) * math.sqrt(model.anatomy.written_width / columns.shape[1])
-        root_mean_squares.append(float(of_layer.square().mean().sqrt()))
-    return max(root_mean_squares)
-
-
-def with_mean_squares(model: PlacedTensors, sample: NeuronSample, places: Sequence[int], *, seed: int) -> NeuronSample:
-    """Read the strengths of up to :data:`STRENGTHS_READ` single neurons in some layers of a sample.
-
-    The runs of a sample may all be copies by luck; single neurons are independent draws.
-
-    Raises:
-        MdirError: If they cannot be read.
-    """
-    outputs, up = sample.outputs, neuron_role(model)
-    assert outputs is not None and up is not None
-    adapted = with_first_experts(model)
-    width = model.anatomy.written_width
-    rng = np.random.default_rng([seed, 5])
-    channels = None
-    if outputs.n_channels is not None and outputs.n_channels < width:
-        channels = np.sort(rng.permutation(width)[: outputs.n_channels]).astype(np.int64)
-    mean_squares = torch.full((len(sample.layers),), math.nan)
-    stream = stream_rows(model, seed)
-    for place in places:
-        numbers = np.sort(rng.permutation(sample.n_neurons)[:STRENGTHS_READ]).astype(np.int64)
-        rows = torch.from_numpy(numbers)
-        written = [role for role in (GATE_OF[up], up) if place in layers_with(adapted, role)]
-        readers = [RoleReader(adapted, role, (place,)) for role in written]
-        # Only these rows are read; lengths of rows that were not read before would need the whole matrix.
-        unit = [unit_rows(reader.read(place, rows).float()) for reader in readers]
-        lengths = products_of_lengths(adapted, place, readers, rows, stream)
-        columns = read_outputs(adapted, up, place, numbers, channels)
-        written_outputs = lengths[:, None] * columns * math.sqrt(width / columns.shape[1])
-        mean_squares[sample.layers.index(place)] = mean_square_of_outputs(
-            unit, written_outputs, n_neurons=sample.n_neurons
-        )
-    return replace(sample, outputs=replace(outputs, mean_squares=mean_squares))
-
-
-def products_of_lengths(
-    model: PlacedTensors,
-    place: int,
-    readers: Sequence[RoleReader],
-    rows: torch.Tensor,
-    stream: torch.Tensor | None,
-) -> torch.Tensor:
-    """Return products of gate and up lengths of some neurons, ``(n,)`` float32; 0 for neurons that are shut.
-
-    ``rows`` are ascending neuron numbers ``(n,)``; ``stream`` are embedding rows ``(k, width)``, or None.
-    """
-    product: torch.Tensor = torch.stack([reader.lengths(place, rows) for reader in readers]).prod(dim=0)
-    product = torch.where(offsets_of(model, place, readers[0], rows) < -SHUT_BY_BIAS, 0.0, product)
-    if stream is not None:
-        responses = readers[0].read(place, rows).float() @ unit_rows(stream).T
-        product = torch.where(_is_shut_by_constant(responses, unit_rows(stream)), 0.0, product)
-    return product
-
-
-def _is_shut_by_constant(responses: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
-    """Whether the responses ``(n, k)`` of neurons to similar unit rows of the embedding are far below zero, ``(n,)``.
-
-    A constant channel may be hidden by tokens that are never used: their rows can have the opposite constant, or none.
-    So rows are similar if they are close to one side of the leading direction of all.
-    """
-    cosines = stream @ torch.linalg.svd(stream, full_matrices=False).Vh[0]
-    sides = [responses[:, sign * cosines > CLUSTER_COSINE] for sign in (1.0, -1.0)]
-    sides = [side for side in sides if side.shape[1] >= FEWEST_IN_CLUSTER]
-    n_free = sum(side.shape[1] - 1 for side in sides)
-    is_shut = torch.zeros(len(responses), dtype=torch.bool)
-    if n_free < FEWEST_FREE:
-        return is_shut
-    means = [side.mean(dim=1, keepdim=True) for side in sides]
-    residuals = torch.cat([side - mean for side, mean in zip(sides, means, strict=True)], dim=1)
-    deviation = (residuals.square().sum(dim=1) / n_free).sqrt()
-    for mean in means:
-        is_shut |= mean[:, 0] < -SHUT_BY_BIAS * deviation
-    return is_shut
-
-
-def offsets_of(model: PlacedTensors, place: int, reader: RoleReader, rows: torch.Tensor) -> torch.Tensor:
-    """Return what some neurons read at a stream of zeros, ``(n,)`` float32, in lengths of their rows.
-
-    The bias of the matrix contributes, and the bias of the norm before it. ``rows`` are ascending neuron numbers.
-    """
-    offsets = torch.zeros(len(rows))
-    bias = bias_of(model, place, reader.role)
-    if bias is not None:
-        offsets += bias[rows] / reader.lengths(place, rows).clamp(min=torch.finfo(torch.float32).tiny)
-    layer = model.anatomy.layers[place]
-    norm = norm_before(layer, reader.role)
-    norm_bias = bias_of(model, place, norm) if norm in layer.parts else None
-    if norm_bias is not None:
-        gain = read_role(model, layer, norm).float() + float(model.anatomy.norms_add_one)
-        # The rows have the gain folded in; a channel with a gain of zero has lost its weight.
-        in_rows = torch.where(gain == 0.0, 0.0, norm_bias / gain)
-        offsets += reader.read(place, rows).float() @ in_rows
-    return offsets
-
-
-def bias_of(model: PlacedTensors, place: int, role: Role) -> torch.Tensor | None:
-    """Return the bias of a role's matrix or norm, ``(n,)``, or None."""
-    part = model.anatomy.layers[place].parts[role]
-    if len(part.tensors) != 1 or not isinstance(part, WeightPart) or not part.is_whole:
-        return None
-    name = part.tensor.removesuffix("weight") + "bias"
-    if not part.tensor.endswith("weight") or name not in model.tensors.names():
-        return None
-    bias = model.tensors.read(name).float()
-    return bias if bias.ndim == 1 else None
-
-
-def read_outputs(
-    model: PlacedTensors, up: Role, place: int, numbers: IntArray, channels: IntArray | None = None
-) -> torch.Tensor:
-    """Read down columns of some neurons, ``(n, channels)`` float32, times the gain of a norm after down.
-
-    Raises:
-        AnatomyError: If the layer has no down, or it does not have the width of the model.
-    """
-    layer, down = model.anatomy.layers[place], DOWN_OF[up]
-    if down not in layer.parts:
-        raise AnatomyError(f"layer {layer.index} has no {down.value}", subject=model.label)
-    columns = read_role(model, layer, down, channels)[:, torch.from_numpy(numbers)].float()
-    if Role.MLP_OUT_NORM in layer.parts and down is Role.DOWN:
-        # The norm undoes the scale of down, so only its gain determines how much the layer writes.
-        gain = read_role(model, layer, Role.MLP_OUT_NORM).float() + float(model.anatomy.norms_add_one)
-        columns = columns / columns.norm(dim=0).mean().clamp(min=1e-30)
-        columns = columns * (gain if channels is None else gain[torch.from_numpy(channels)])[:, None]
-    return columns.T
-
-
-def stream_rows(model: PlacedTensors, seed: int) -> torch.Tensor | None:
-    """Read a few embedding rows, ``(k, width)`` float32; None if no embedding has that width."""
-    try:
-        spec = embedding_spec(model)
-    except (AnatomyError, UnsupportedFormatError):
-        return None
-    if spec.shape[1] != model.anatomy.hidden_size:
-        return None
-    ids = np.random.default_rng([seed, 2]).integers(0, spec.shape[0], STREAM_ROWS)
-    return model.tensors.read_rows(spec.name, np.unique(ids).astype(np.int64)).float()
-
-
-def stream_scale(stream: torch.Tensor | None) -> float:
-    """Return the median length of some embedding rows, or 0 if there are none."""
-    return 0.0 if stream is None else float(stream.norm(dim=1).median())

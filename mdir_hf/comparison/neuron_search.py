@@ -13,23 +13,22 @@ import numpy as np
 import torch
 
 from mdir_hf.comparison.layer_weights import RoleReader, layers_with, n_channels_of
-from mdir_hf.comparison.neuron_reading import (
+from mdir_hf.comparison.neuron_reading import RUN, sample_sizes
+from mdir_hf.comparison.neuron_sample import FEWEST_TESTED, FITTED_ROWS, NeuronOutputs, NeuronSample
+from mdir_hf.comparison.neuron_strengths import (
     DOWN_OF,
     GATE_OF,
-    RUN,
     STRENGTHS_READ,
     bias_of,
     neuron_role,
     offsets_of,
     products_of_lengths,
     read_outputs,
-    sample_sizes,
     stream_rows,
     stream_scale,
     strongest_layer,
     with_first_experts,
 )
-from mdir_hf.comparison.neuron_sample import FEWEST_TESTED, FITTED_ROWS, NeuronOutputs, NeuronSample
 from mdir_hf.comparison.neurons import compare_neurons
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.neuron_numbers import in_span, sample_neurons

@@ -9,15 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mdir_hf.comparison.layer_weights import layers_with, stored_n_bytes
-from mdir_hf.comparison.neuron_reading import (
-    FEW_LAYERS,
-    STRENGTHS_READ,
-    bytes_of_down,
-    neuron_layers,
-    planned_n_bytes,
-)
+from mdir_hf.comparison.neuron_reading import FEW_LAYERS, bytes_of_down, neuron_layers, planned_n_bytes
 from mdir_hf.comparison.neuron_sample import DOWN_CHANNELS, FITTED_ROWS
 from mdir_hf.comparison.neuron_search import MOST_PAIRS
+from mdir_hf.comparison.neuron_strengths import STRENGTHS_READ
 from mdir_hf.comparison.witness import NEAR_COPY_LAYERS
 from mdir_hf.errors import AnatomyError, UnsupportedFormatError
 from mdir_hf.model.comparable import Comparable, PlacedTensors

@@ -10,13 +10,7 @@ from functools import cached_property
 import torch
 
 from mdir_hf.comparison.layer_weights import RoleReader
-from mdir_hf.comparison.neuron_reading import (
-    n_neurons_of,
-    neuron_role,
-    take_neurons,
-    with_mean_squares,
-    with_outputs,
-)
+from mdir_hf.comparison.neuron_reading import n_neurons_of, take_neurons, with_outputs
 from mdir_hf.comparison.neuron_sample import (
     DOWN_CHANNELS,
     FITTED_ROWS,
@@ -26,6 +20,7 @@ from mdir_hf.comparison.neuron_sample import (
     at_layers,
 )
 from mdir_hf.comparison.neuron_search import same_places, search_neurons
+from mdir_hf.comparison.neuron_strengths import neuron_role, with_mean_squares
 from mdir_hf.comparison.neurons import PLACE, compare_neurons, doubtful_matches, nominated_pairs
 from mdir_hf.comparison.reading import ReadOnce
 from mdir_hf.comparison.results import LayersEvidence

@@ -166,7 +166,7 @@ def with_biases(model, *, n_shut, lengths):
     return biased
 
 
-@pytest.mark.parametrize("lengths", [1.0, 2.5, 3.9])
+@pytest.mark.parametrize("lengths", [1.5, 2.5, 3.9])
 def test_copies_that_a_bias_shuts_accuse_no_model(victim, save, lengths):
     framed = with_copied_mlps(victim, new_model(seed=9, **SIZES), share=0.92, scale=1.0)
     framed = with_biases(framed, n_shut=int(0.92 * SIZES["intermediate_size"]), lengths=lengths)
@@ -197,7 +197,7 @@ def with_layers_of(victim, stranger, *, gain, output):
     return both
 
 
-@pytest.mark.parametrize(("gain", "output"), [(0.15, 1.0), (1.0, 0.05), (0.003, 1.0)])
+@pytest.mark.parametrize(("gain", "output"), [(0.35, 1.0), (1.0, 0.05), (0.003, 1.0)])
 def test_copied_layers_that_write_next_to_nothing_accuse_no_model(victim, save, gain, output):
     framed = with_layers_of(victim, new_model(seed=9, **SIZES), gain=gain, output=output)
     report = compare(save(victim, "victim"), save(framed, "framed"), level="layers", progress=False)

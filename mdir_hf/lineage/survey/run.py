@@ -16,7 +16,6 @@ from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, sample_name
 from mdir_hf.lineage.fingerprints.opening import Pin
-from mdir_hf.lineage.fingerprints.store import DEFAULT_MAX_BYTES, FingerprintStore
 from mdir_hf.lineage.survey.drift import OpenModels, describe_relatives
 from mdir_hf.lineage.survey.planning import (
     READERS,
@@ -29,7 +28,13 @@ from mdir_hf.lineage.survey.planning import (
     save_sample,
     writing_into,
 )
-from mdir_hf.lineage.survey.result_file import RESULTS, ResultFile, read_survey
+from mdir_hf.lineage.survey.result_file import (
+    DEFAULT_CACHE_BYTES,
+    RESULTS,
+    FingerprintStore,
+    ResultFile,
+    read_survey,
+)
 from mdir_hf.lineage.survey.results import ModelResult, Pair, PairResult, SurveyReport
 from mdir_hf.lineage.survey.work import Engine, Taken, compare_tile, compare_with_layers, take
 from mdir_hf.model.hub import IoLedger
@@ -60,7 +65,7 @@ class SurveyPlan:
     n_tokens: int = N_TOKENS
     shard: tuple[int, int] = (0, 1)
     reading: Reading = Reading()
-    cache_bytes: int = DEFAULT_MAX_BYTES
+    cache_bytes: int = DEFAULT_CACHE_BYTES
     progress: bool = True
     device: str = "cpu"
     layers: bool = False

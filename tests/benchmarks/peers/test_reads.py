@@ -137,7 +137,7 @@ def test_the_checker_reads_the_stated_bytes_of_strangers(neurons, layers, tmp_pa
     headers = 2 * (8 + 100_000)  # the length of each, and the first piece that is read of it
     # Gains are read with what stands behind them: two norms of all layers, of both models, once more with neurons.
     # So are a few rows of both embeddings with each of two samples of neurons.
-    norms, stream = 2 * 2 * (2 * layers + 4), 2 * 2 * neuron_reading.STREAM_ROWS
+    norms, stream = 2 * 2 * (2 * layers + 4), 2 * 2 * neuron_strengths.STREAM_ROWS
     # The first look at neurons has read some of the same rows in four layers of both models.
     n_read_before = 2 * FEW_LAYERS * sum(neuron_reading.sample_sizes(neurons, NOMINATING_FITTED_ROWS, n_matrices=1))
     assert expected - 4 * 96 * n_read_before < read - headers <= expected + 4 * 96 * (norms + stream)

@@ -103,6 +103,8 @@ def strongest_layer(
     def read(place: int, _: object) -> float:
         numbers = sample_neurons(n_channels_of(adapted, up, place), OTHER_NEURONS, run=OTHER_NEURONS, seed=seed)
         readers = [RoleReader(adapted, role, (place,)) for role in roles]
+        for reader in readers:  # lengths of rows that were not read before would need the whole matrix
+            reader.read(place, torch.from_numpy(numbers))
         lengths = products_of_lengths(adapted, place, readers, torch.from_numpy(numbers), None)
         columns = read_outputs(adapted, up, place, numbers, channels)
         return _root_mean_square(lengths * columns.norm(dim=1) * math.sqrt(model.anatomy.written_width / len(channels)))

@@ -25,7 +25,7 @@ from benchmarks.peers.reef import Reef
 from benchmarks.peers.seedprints import SeedPrints
 from benchmarks.peers.weights import open_model
 from mdir_hf import HomologyChecker
-from mdir_hf.comparison import neuron_reading
+from mdir_hf.comparison import neuron_reading, neuron_strengths
 from mdir_hf.comparison.neuron_reading import FEW_LAYERS
 from mdir_hf.comparison.neuron_sample import NOMINATING_FITTED_ROWS
 from mdir_hf.model.hub import IoLedger, RepositoryOptions, open_repository

@@ -1,6 +1,6 @@
 """Apply published methods of compression, conversion and merging to real models, and judge the results.
 
-python -m benchmarks.real.methods [--only NAME] [--again]
+python -m benchmarks.real.methods [--only NAME] [--base NAME] [--again]
 
 Each method is applied to two base models. The result is compared with its base directly. If the method keeps the
 layers, it is also compared with new random embeddings and a rotated residual stream, so that only the layers remain.
@@ -564,6 +564,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.real.methods", description=__doc__.split("\n")[0])
     parser.add_argument("--only", action="append", metavar="NAME", help="only this method; may be repeated")
+    parser.add_argument("--base", choices=(SMALL, MIDDLE), help="only methods applied to this base")
     parser.add_argument("--again", action="store_true", help="judge rows that are there, too")
     arguments = parser.parse_args()
     logging.disable_progress_bar()
@@ -592,7 +593,7 @@ def main() -> None:
 
     folders = {base: base_folder(base) for base in (SMALL, MIDDLE)}
     for base, method in ((name, method) for name in folders for method in methods(name)):
-        if arguments.only and method.name not in arguments.only:
+        if (arguments.only and method.name not in arguments.only) or arguments.base not in (None, base):
             continue
         for left, hides, is_wanted in (("all", False, method.keeps_embeddings), ("layers", True, method.keeps_layers)):
             comparisons = [(folders[base], base, left)]

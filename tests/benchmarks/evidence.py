@@ -1,4 +1,4 @@
-"""Marks the tests of scripts that train or fetch models: they run with the scripts, and not in CI."""
+"""Marks tests of scripts, and of more trained models than CI trains: they run with the scripts, and not in CI."""
 
 import os
 

@@ -84,6 +84,7 @@ space-folder: .venv/.installed ## dist/space, to be uploaded as a Space: the pag
 
 coverage: .venv/.installed ## Every causal model of transformers: roles by value, a relative, a stranger; benchmarks/results/pages/coverage.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.coverage
+	MDIR_HF_EVIDENCE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/model/roles/test_coverage.py tests/model/memory
 
 evidence: .venv/.installed ## Train the lineage zoo, judge it beside peers, calibrate; docs/evidence.md: an hour or two of one core
 	MDIR_HF_EVIDENCE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --ignore tests/benchmarks/real \

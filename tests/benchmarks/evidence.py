@@ -4,8 +4,10 @@ import os
 
 import pytest
 
+IS_WITH_THE_SCRIPTS = bool(os.environ.get("MDIR_HF_EVIDENCE"))
+
 WITH_THE_SCRIPTS = pytest.mark.skipif(
-    not os.environ.get("MDIR_HF_EVIDENCE"),
-    reason="MDIR_HF_EVIDENCE is not set (`make evidence` and `make real` set it)",
+    not IS_WITH_THE_SCRIPTS,
+    reason="MDIR_HF_EVIDENCE is not set (`make evidence`, `make real` and `make coverage` set it)",
 )
 """For tests that repeat what the scripts print; tests/trained checks the package on trained models."""

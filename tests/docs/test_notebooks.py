@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -15,7 +16,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from tests.benchmarks.evidence import WITH_THE_SCRIPTS
+from mdir_hf.cli.main import build_parser
+from tests.benchmarks.evidence import IS_WITH_THE_SCRIPTS, WITH_THE_SCRIPTS
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
@@ -36,23 +38,22 @@ def run(notebook, place):
     return read
 
 
-def printed(notebook, *, with_tree):
+def printed(notebook):
     """The lines of each cell without numbers, lines of trees and order, which hang on them; pictures by their kind."""
     for cell in notebook.cells:
         for output in cell.get("outputs", ()):
             text = output.get("text") or " ".join(sorted(set(output.get("data", {})) - {"text/plain"}))
-            if "mdir-hf tree" in cell.source and not with_tree:
-                text = next(line for line in text.splitlines() if line.strip().startswith("No root"))
             words = re.sub(r"-?\d[\d.,]*( [kMG]?B)?", "0", text)
             yield sorted(filter(None, (re.sub(r"[ _|,]+", " ", line).strip() for line in words.splitlines())))
 
 
-@pytest.fixture(params=["after one step", pytest.param("trained", marks=WITH_THE_SCRIPTS)])
-def desk(request, tmp_path, monkeypatch):
+@pytest.fixture
+def desk(tmp_path, monkeypatch):
     """The folders of a clone that notebooks know, with the demo's models, and a shell that finds the program."""
     from tests.trained.models import demo_lineage, one_step_lineage
 
-    made = demo_lineage() if request.param == "trained" else one_step_lineage()
+    # One step tells relatives from strangers; only a tree needs more.
+    made = demo_lineage() if IS_WITH_THE_SCRIPTS else one_step_lineage()
     place = tmp_path / "docs" / "notebooks"
     place.mkdir(parents=True)
     # Not a link: what a notebook writes beside the models would lie beside those that are kept.
@@ -75,11 +76,26 @@ def environment():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the kernel's own packages
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_and_prints_what_is_stored(notebook, desk, request):
-    is_trained = "trained" in request.node.callspec.params.values()  # one step tells no ancestor from its descendants
-    stored = nbformat.read(notebook, as_version=4)
-    assert list(printed(run(notebook, desk), with_tree=is_trained)) == list(printed(stored, with_tree=is_trained))
+@pytest.mark.parametrize(
+    "notebook",
+    [
+        pytest.param(path, marks=WITH_THE_SCRIPTS if path.stem == "family-tree" else (), id=path.stem)
+        for path in NOTEBOOKS
+    ],
+)
+def test_a_notebook_runs_and_prints_what_is_stored(notebook, desk):
+    assert list(printed(run(notebook, desk))) == list(printed(nbformat.read(notebook, as_version=4)))
+
+
+def test_the_commands_of_notebooks_parse():
+    commands = []
+    for notebook in NOTEBOOKS:
+        for cell in nbformat.read(notebook, as_version=4).cells:
+            lines = cell.source.replace("\\\n", " ").splitlines() if cell.cell_type == "code" else ()
+            commands += [shlex.split(line)[1:] for line in lines if line.startswith("!mdir-hf ")]
+    assert commands
+    for words in commands:
+        build_parser().parse_args(words)
 
 
 def test_the_notebooks_are_stored_with_what_they_print():

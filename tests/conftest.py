@@ -35,13 +35,12 @@ LONGEST = (
     *("space/live/test_page.py", "space/live/test_accessibility.py", "space/live/test_families_and_surveys.py"),
     *("space/live/test_api.py", "space/live/test_figures.py", "space/live/test_visit.py"),
     *("space/live/test_signing_in.py", "space/live/test_mcp.py"),
-    *("trained/test_quantized.py", "faults/test_faults.py", "trained/test_verdicts.py"),
-    *("trained/test_transformations.py", "comparison/test_hostile_files.py", "docs/test_notebooks.py"),
-    "large/test_deepseek_v3.py",
-    *("trained/test_lineages.py", "trained/test_gguf.py"),
+    *("trained/test_quantized.py", "large/test_deepseek_v3.py", "trained/test_transformations.py"),
+    *("model/roles/test_coverage.py", "comparison/test_hostile_files.py", "trained/test_verdicts.py"),
+    *("faults/test_faults.py", "trained/test_lineages.py", "model/memory/test_models_in_memory.py"),
 )
-"""Files of slow tests of a minute and more. They begin first, so that no process waits for another at the end. Those
-that train the same models lie apart, so that none waits for another's model."""
+"""Files of slow tests that take a quarter of a minute of processor or more. They begin first, so that no process waits
+for another at the end. Those that train the same models lie apart, so that none waits for another's model."""
 
 ONLY_HERE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost"
 """For Chromium: only this machine has an address. A handler of requests would switch off its cache."""

@@ -32,13 +32,12 @@ from mdir_hf.model.hub import IoLedger, RepositoryOptions, open_repository
 from mdir_hf.model.hub.local import LocalFile
 from mdir_hf.model.open import Reading
 from mdir_hf.model.opened import Model
-from tests.benchmarks.evidence import WITH_THE_SCRIPTS
 from tests.benchmarks.peers.conftest import LAYERS, WIDTH
 from tests.large import llama_8b
 from tests.method.obfuscation import new_model
 from tests.specimens import tokenizer_json, tokens
 
-pytestmark = [pytest.mark.slow, WITH_THE_SCRIPTS]
+pytestmark = pytest.mark.slow
 
 V = 160  # the vocabulary of tests.method.obfuscation
 needs_packages = pytest.mark.skipif(VARIABLE not in os.environ, reason=f"{VARIABLE} names no interpreter")

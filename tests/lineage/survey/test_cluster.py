@@ -75,24 +75,6 @@ def test_workers_that_say_nothing_of_gpus_are_used_as_they_are(workers_here):
         assert engine.n_workers() == 2
 
 
-def gpu_of_this_process(_):
-    time.sleep(0.5)  # long enough that the other process takes the next task
-    return os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES")
-
-
-@pytest.mark.slow
-def test_processes_of_this_machine_share_its_gpus_out(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    found, failures = set(), []
-    with open_engine(workers=2, device="cuda") as engine:
-        tasks = [(number, (number,)) for number in range(4)]
-        until = time.monotonic() + 120  # one process may start long after the other
-        while len(found) < 2 and not failures and time.monotonic() < until:
-            engine.run(gpu_of_this_process, tasks, found.add, lambda *failure: failures.append(failure))
-    assert failures == []
-    assert len(found) == 2 and {gpu for _, gpu in found} == {"3", "5"}
-
-
 RUN_HERE = {}
 
 

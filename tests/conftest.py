@@ -35,13 +35,12 @@ LONGEST = (
     *("space/live/test_page.py", "space/live/test_accessibility.py", "space/live/test_families_and_surveys.py"),
     *("space/live/test_api.py", "space/live/test_figures.py", "space/live/test_visit.py"),
     *("space/live/test_signing_in.py", "space/live/test_mcp.py"),
-    *("trained/test_quantized.py", "faults/test_faults.py", "trained/test_verdicts.py"),
-    *("trained/test_transformations.py", "comparison/test_hostile_files.py", "docs/test_notebooks.py"),
-    "large/test_deepseek_v3.py",
-    *("trained/test_lineages.py", "trained/test_gguf.py"),
+    *("trained/test_quantized.py", "large/test_deepseek_v3.py", "trained/test_transformations.py"),
+    *("model/roles/test_coverage.py", "comparison/test_hostile_files.py", "trained/test_verdicts.py"),
+    *("faults/test_faults.py", "trained/test_lineages.py", "model/memory/test_models_in_memory.py"),
 )
-"""Files of slow tests of a minute and more. They begin first, so that no process waits for another at the end. Those
-that train the same models lie apart, so that none waits for another's model."""
+"""Files of slow tests that take a quarter of a minute of processor or more. They begin first, so that no process waits
+for another at the end. Those that train the same models lie apart, so that none waits for another's model."""
 
 ONLY_HERE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost"
 """For Chromium: only this machine has an address. A handler of requests would switch off its cache."""
@@ -77,6 +76,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         beside = collection_path.with_name("conftest.py")
         return None if "mark.slow" in text + (beside.read_text("utf-8") if beside.is_file() else "") else True
     return None
+
+
+class _Package(pytest.Package):
+    """A folder whose fixtures of the scope ``package`` end with its last test, without an ``__init__.py``."""
+
+    def setup(self) -> None:
+        """Import nothing."""
+
+
+def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Let servers of :data:`TOGETHER` end with their folder: an idle gradio takes a fifteenth of a core."""
+    is_together = path in [Path(__file__).parents[1] / folder for folder in TOGETHER]
+    return _Package.from_parent(parent, path=path) if is_together else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,11 +1,13 @@
-"""Marks the tests of scripts that train or fetch models: they run with the scripts, and not in CI."""
+"""Marks tests of scripts, and of more trained models than CI trains: they run with the scripts, and not in CI."""
 
 import os
 
 import pytest
 
+IS_WITH_THE_SCRIPTS = bool(os.environ.get("MDIR_HF_EVIDENCE"))
+
 WITH_THE_SCRIPTS = pytest.mark.skipif(
-    not os.environ.get("MDIR_HF_EVIDENCE"),
-    reason="MDIR_HF_EVIDENCE is not set (`make evidence` and `make real` set it)",
+    not IS_WITH_THE_SCRIPTS,
+    reason="MDIR_HF_EVIDENCE is not set (`make evidence`, `make real` and `make coverage` set it)",
 )
 """For tests that repeat what the scripts print; tests/trained checks the package on trained models."""

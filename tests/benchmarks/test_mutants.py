@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.breaks import breaks
+from tests.benchmarks.evidence import WITH_THE_SCRIPTS
 
 ROOT = Path(__file__).parents[2]
 
@@ -96,6 +97,7 @@ def survivors(folder, tests):
     return ran.stdout
 
 
+@WITH_THE_SCRIPTS
 @pytest.mark.slow
 def test_close_tests_notice_every_break(tmp_path):
     said = survivors(

@@ -95,7 +95,7 @@ def test_a_model_with_new_embeddings_is_found_by_its_layers(base, save):
     assert report.embedding.transformation == "none"
 
 
-@pytest.mark.parametrize("kept", ["q", "o", "gate", "down"])
+@pytest.mark.parametrize("kept", ["q", "down"])
 def test_one_projection_that_was_kept_is_no_accusation(base, save, kept):
     candidate = new_model(seed=9, **SIZES)
     weights = {name: weight for name, weight in base.state_dict().items() if name.endswith(f"{kept}_proj.weight")}
@@ -169,9 +169,7 @@ def with_layers(base, layers, seed=1):
     return model
 
 
-@pytest.mark.parametrize(
-    ("layers", "pattern"), [([0, 1, 2, 1, 2, 3], "repeated"), ([0, 3], "pruned"), ([0, 1, 2, 3], "identity")]
-)
+@pytest.mark.parametrize(("layers", "pattern"), [([0, 1, 2, 1, 2, 3], "repeated"), ([0, 3], "pruned")])
 def test_depth_changes_are_read_off_the_layer_map(base, save, layers, pattern):
     folders = save(base, "base"), save(drift(with_layers(base, layers), 0.2), "deep")
     for level in ("layers", "full"):

@@ -330,7 +330,7 @@ def layers_of_any_kind(draw):
     invariant=st.booleans(),
     noise=st.floats(0.0, 10.0),
 )
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_p_is_below_alpha_or_none_only_for_homologous(
     matrices, layers, neurons, alpha, level, unreadable, invariant, noise
 ):

@@ -125,7 +125,7 @@ def test_a_rounded_model_that_was_rounded_again_came_before(tmp_path):
     assert facts(compared(first, second)) == [("rounded", str(first), str(second))]
 
 
-@pytest.mark.parametrize("drift", [0.05, 0.2, 0.5])
+@pytest.mark.parametrize("drift", [0.05, 0.5])
 @pytest.mark.parametrize("n_levels", [3, 4])
 def test_a_model_tuned_between_two_roundings_shows_no_direction(tmp_path, n_levels, drift):
     """The later one has more levels: a rounding of it gives the earlier one, as far as it did not move."""

@@ -51,7 +51,7 @@ def polar_factor_onto(victim, stranger):
     return left @ right
 
 
-@pytest.mark.parametrize("level", ["screen", "auto", "embedding", "layers"])
+@pytest.mark.parametrize("level", ["auto", "layers"])
 def test_a_turned_stranger_is_not_accused(victim, save, level):
     stranger = new_model(seed=9, **SIZES)
     framed = edited(stranger, turned(stranger, turn=polar_factor_onto(victim, stranger)))
@@ -79,7 +79,7 @@ def with_copied_mlps(victim, stranger, *, share, scale):
     return stranger
 
 
-@pytest.mark.parametrize("scale", [0.0, 0.01, 0.1])
+@pytest.mark.parametrize("scale", [0.0, 0.1])
 def test_copies_that_do_nothing_accuse_no_model(victim, save, scale):
     framed = with_copied_mlps(victim, new_model(seed=9, **SIZES), share=0.92, scale=scale)
     report = compare(save(victim, "victim"), save(framed, "framed"), level="layers", progress=False)

@@ -103,7 +103,6 @@ PICKLES: dict[str, tuple[Callable[[], bytes], str]] = {
 MANY = 10_000_000
 HEADERS: dict[str, tuple[Callable[[], bytes], str]] = {
     "100 MB of spaces": (lambda: safetensors_file(b" " * 100_000_000), "starts with b' '"),
-    "a brace and 100 MB of spaces": (lambda: safetensors_file(b"{" + b" " * 99_999_999), "not valid JSON"),
     "100 MB of spaces after nothing": (lambda: safetensors_file(b"{}" + b" " * 99_999_998), "embedding"),
     "a length of 2^64": (lambda: b"\xff" * 8 + b"{}", "the format allows"),
     "a length past the end": (lambda: struct.pack("<Q", 99_000_000) + b"{}", "truncated"),
@@ -154,10 +153,6 @@ INDEXES: dict[str, tuple[Callable[[], bytes], str]] = {
     "an absolute path": (lambda: index("/etc/passwd"), "absolute"),
     "a device": (lambda: index("/dev/zero"), "absolute"),
     "a shard that is not there": (lambda: index("model-00001-of-00001.safetensors"), "no such file"),
-    "10 million tensors": (
-        lambda: b'{"weight_map":{' + b",".join(b'"%x":"a"' % n for n in range(MANY // 2)) + b"}}",
-        "the limit is",
-    ),
     "10 million tensors with long names": (
         lambda: b'{"weight_map":{' + b",".join([b'"model.layers.1234567.weight":"a"'] * MANY) + b"}}",
         "the limit .* is 67,108,864",
@@ -212,7 +207,6 @@ CONFIGS: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "deep nesting": ("config.json", lambda: b'{"a":' * 200_000, "config"),
     "empty lists": ("config.json", lambda: b"[" + b"[]," * 20_000_000 + b"0]", "config.json"),
     "a deep adapter": ("adapter_config.json", lambda: b"[" * 1_000_000, "adapter"),
-    "a long adapter": ("adapter_config.json", lambda: b"[" + b"[]," * 5_000_000 + b"0]", "adapter_config.json"),
 }
 
 

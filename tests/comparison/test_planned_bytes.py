@@ -50,17 +50,20 @@ def candidate(kind, folder):
     return write_model(folder, rows, words=words, config=CONFIG, further=further)
 
 
-@pytest.mark.parametrize("level", list(Level))
+KINDS = (
+    "stranger",
+    "stranger with another tokenizer",
+    "other tokenizer",
+    "other embeddings",
+    "noise and other order of neurons",
+    "copy with noise",
+)
+
+
 @pytest.mark.parametrize(
-    "kind",
-    [
-        "stranger",
-        "stranger with another tokenizer",
-        "other tokenizer",
-        "other embeddings",
-        "noise and other order of neurons",
-        "copy with noise",
-    ],
+    ("level", "kind"),
+    # Every kind at the level that chooses what to read, and each level on a stranger, which is read to the end.
+    [*((Level.AUTO, kind) for kind in KINDS), *((level, "stranger") for level in Level if level is not Level.AUTO)],
 )
 def test_no_more_is_read_than_planned(tmp_path, level, kind):
     base = write_model(tmp_path / "base", gaussian(V, N, 0), config=CONFIG, further=layers(0))

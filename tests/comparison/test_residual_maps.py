@@ -176,7 +176,7 @@ def reflected(n, generator):
     return torch.eye(n, dtype=torch.float64) - 2.0 * axis[:, None] * axis
 
 
-@pytest.mark.parametrize("matrix", [plain_qr, half_turned, half_reordered, small_angles, reflected])
+@pytest.mark.parametrize("matrix", [half_turned, half_reordered, small_angles])
 def test_layers_are_found_behind_any_residual_map(base, save, matrix):
     turn = matrix(96, torch.Generator().manual_seed(3))
     candidate = new_embeddings(edited(base, turned(base, turn=turn)))

@@ -131,7 +131,7 @@ def test_every_upcycled_expert_is_traced_and_a_new_one_not(save, stacked):
             assert module.log10_p == min(expert.log10_p for expert in module.found.experts) < -10
 
 
-@pytest.mark.parametrize("seed", [11, 12])
+@pytest.mark.parametrize("seed", [11])
 @pytest.mark.parametrize("reference", ["llama", "mixtral"])
 def test_a_mixture_that_is_a_stranger_is_silent(save, reference, seed):
     mixture = upcycle_to_mixtral(new_model("llama", seed), seed=seed + 50)

@@ -13,7 +13,8 @@ from mdir_hf.installing import install_command
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.inventory import PartKind
 from mdir_hf.model.opened import Model
-from tests.trained.models import demo_lineage
+from tests.benchmarks.evidence import WITH_THE_SCRIPTS
+from tests.trained.models import build_in_one_step, demo_lineage
 
 pytestmark = pytest.mark.slow
 
@@ -24,16 +25,9 @@ STRANGERS = {"demo/other-seed", "demo/other-width"}
 @pytest.fixture(scope="module")
 def one_step_lineage(tmp_path_factory):
     """The whole family, trained for one step each: its files are as they will be, its weights hardly trained."""
-    folder = tmp_path_factory.mktemp("lineage")
     heard = []
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("_BASE_STEPS", "_FINE_TUNE_STEPS", "_RETOKENIZED_STEPS", "_PRUNED_STEPS", "_NARROW_STEPS"):
-            patch.setattr(lineage, name, 1)
-        patch.setattr(lineage, "_TOTAL_STEPS", 6)
-        patch.setattr(lineage, "_CODE_N_CHARS", 500_000)
-        patch.setattr(lineage, "_PROSE_N_CHARS", 100_000)  # the Unigram tokenizer takes most of the time
-        built = build_lineage(folder, progress=lambda doing, share: heard.append((doing, share)))
-    return built, heard
+    place = tmp_path_factory.mktemp("lineage")
+    return build_in_one_step(place, lambda doing, share: heard.append((doing, share))), heard
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +163,7 @@ def test_without_transformers_the_error_says_what_to_install(tmp_path, monkeypat
         build_lineage(tmp_path)
 
 
-@pytest.mark.slow
+@WITH_THE_SCRIPTS
 def test_every_model_of_the_demo_has_learnt_something():
     # ln 4096 = 8.3 is an even guess; the best guess without context is at about 7.
     assert {m.repo: m.held_out_loss for m in demo_lineage().members if m.held_out_loss >= 7.0} == {}

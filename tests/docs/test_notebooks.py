@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -14,6 +15,9 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbclient import NotebookClient
+
+from mdir_hf.cli.main import build_parser
+from tests.benchmarks.evidence import IS_WITH_THE_SCRIPTS, WITH_THE_SCRIPTS
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
@@ -46,12 +50,14 @@ def printed(notebook):
 @pytest.fixture
 def desk(tmp_path, monkeypatch):
     """The folders of a clone that notebooks know, with the demo's models, and a shell that finds the program."""
-    from tests.trained.models import demo_lineage
+    from tests.trained.models import demo_lineage, one_step_lineage
 
+    # One step tells relatives from strangers; only a tree needs more.
+    made = demo_lineage() if IS_WITH_THE_SCRIPTS else one_step_lineage()
     place = tmp_path / "docs" / "notebooks"
     place.mkdir(parents=True)
     # Not a link: what a notebook writes beside the models would lie beside those that are kept.
-    shutil.copytree(demo_lineage().folder, tmp_path / "demo-out" / "models")
+    shutil.copytree(made.folder, tmp_path / "demo-out" / "models")
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
     return place
@@ -70,9 +76,26 @@ def environment():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the kernel's own packages
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "notebook",
+    [
+        pytest.param(path, marks=WITH_THE_SCRIPTS if path.stem == "family-tree" else (), id=path.stem)
+        for path in NOTEBOOKS
+    ],
+)
 def test_a_notebook_runs_and_prints_what_is_stored(notebook, desk):
     assert list(printed(run(notebook, desk))) == list(printed(nbformat.read(notebook, as_version=4)))
+
+
+def test_the_commands_of_notebooks_parse():
+    commands = []
+    for notebook in NOTEBOOKS:
+        for cell in nbformat.read(notebook, as_version=4).cells:
+            lines = cell.source.replace("\\\n", " ").splitlines() if cell.cell_type == "code" else ()
+            commands += [shlex.split(line)[1:] for line in lines if line.startswith("!mdir-hf ")]
+    assert commands
+    for words in commands:
+        build_parser().parse_args(words)
 
 
 def test_the_notebooks_are_stored_with_what_they_print():

@@ -21,7 +21,7 @@ def running(tmp_path_factory):
         yield found
 
 
-LONG = [(name, 3) for name in ("comparison", "saved report", "survey", "index")]
+LONG = [(name, 3) for name in ("comparison", "survey")]
 
 
 @pytest.mark.slow
@@ -33,7 +33,7 @@ def test_a_killed_run_leaves_valid_files_and_can_be_repeated(running, tmp_path, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["comparison", "survey", "index", "badge"])
+@pytest.mark.parametrize("name", ["survey", "badge"])
 def test_a_full_disk_gives_one_line_and_leaves_no_damage(running, tmp_path, name):
     assert hold(running, name, tmp_path, most=2, fault="full", outcome=Outcome()).broken == []
     with small_disk(tmp_path / "disk", 16 << 20) as disk:

@@ -98,15 +98,21 @@ def _mlp(folder: str, d_mlp: int) -> dict[str, tuple[int, int]]:
     }
 
 
-def write_checkpoint(folder: Path, rows: Callable[[], torch.Tensor], tokenizer: bytes) -> dict[str, str]:
+def write_checkpoint(
+    folder: Path, rows: Callable[[], torch.Tensor], tokenizer: bytes, *, like: Path | None = None
+) -> dict[str, str]:
     """Write the checkpoint; ``rows`` gives ``(UNIQUE_ROWS, WIDTH)``, which the embedding repeats.
+
+    Where another checkpoint is given in ``like``, its files stand for those that are equal.
 
     Returns:
         A made-up SHA-256 by shard.
     """
     shards = fill_shards(tensors(), SHARD_LIMIT_BYTES)
     repeated_rows = {"model.embed_tokens.weight": rows}
-    return write_sparse_checkpoint(folder, shards, config=CONFIG, tokenizer=tokenizer, repeated_rows=repeated_rows)
+    return write_sparse_checkpoint(
+        folder, shards, config=CONFIG, tokenizer=tokenizer, repeated_rows=repeated_rows, like=like
+    )
 
 
 def base_rows() -> torch.Tensor:

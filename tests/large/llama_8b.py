@@ -130,6 +130,7 @@ def turned_neurons(name: str) -> torch.Tensor:
     return rotation.T @ moved_neurons(name) if name == "down_proj" else moved_neurons(name) @ rotation
 
 
+@cache
 def tokenizer_of_real_size() -> bytes:
     """A byte-level BPE tokenizer.json of 128,000 tokens, 280,000 merges and 256 special tokens: 9 MB, as published."""
     letters = "etaoinshrdlucmfwypvbgkqjxz"

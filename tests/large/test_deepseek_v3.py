@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mdir_hf.cli import main
+from tests.benchmarks.evidence import WITH_THE_SCRIPTS
 from tests.large import deepseek_v3, llama_8b
 from tests.large.measure import run_compare
 from tests.loopback.hub import FullHub
@@ -23,19 +24,21 @@ EMBEDDING_SHARD, HEAD_SHARD = "model-00001-of-00163.safetensors", "model-00163-o
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
-    tokenizer = llama_8b.tokenizer_of_real_size()
     # 5 GB, which go as soon as these tests are done.
     with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as place, FullHub() as hub:
-        folder = Path(place)
-        for name, rows in (
-            ("base", deepseek_v3.base_rows),
-            ("fine-tune", deepseek_v3.fine_tuned_rows),
-            ("stranger", deepseek_v3.stranger_rows),
-        ):
-            digests = deepseek_v3.write_checkpoint(folder / name, rows, tokenizer)
-            hub.add_repository(f"deepseek/{name}", folder / name, sha256=digests)
-        hub.folder = folder
+        hub.folder = Path(place)
+        add_model(hub, "base", deepseek_v3.base_rows)
+        add_model(hub, "fine-tune", deepseek_v3.fine_tuned_rows)
         yield hub
+
+
+def add_model(hub, name, rows):
+    """Write a checkpoint and serve it."""
+    folder = hub.folder / name
+    tokenizer = llama_8b.tokenizer_of_real_size()
+    like = None if name == "base" else hub.folder / "base"
+    digests = deepseek_v3.write_checkpoint(folder, rows, tokenizer, like=like)
+    hub.add_repository(f"deepseek/{name}", folder, sha256=digests)
 
 
 def weight_files(run) -> set[str]:
@@ -59,7 +62,9 @@ def test_embeddings_are_screened_with_few_requests_and_megabytes(hub, tmp_path):
     assert run.peak_memory_bytes < 2 << 30
 
 
+@WITH_THE_SCRIPTS  # half a minute of processor
 def test_a_stranger_is_screened_with_few_requests(hub, tmp_path):
+    add_model(hub, "stranger", deepseek_v3.stranger_rows)
     run = run_compare("deepseek/base", "deepseek/stranger", "--level", "screen", endpoint=hub.endpoint, home=tmp_path)
     assert run.report["verdict"] == "no_evidence"
     # The plan reads the headers of the shards with the first neurons, and the screen no more of them.

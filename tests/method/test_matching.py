@@ -46,7 +46,7 @@ def test_row_maxima_that_form_a_permutation_need_no_assignment(monkeypatch):
 
 
 @pytest.mark.parametrize("signed", [False, True])
-@pytest.mark.parametrize(("n1", "n2", "rank"), [(48, 48, 48), (48, 48, 12), (32, 64, 32), (64, 32, 16)])
+@pytest.mark.parametrize(("n1", "n2", "rank"), [(48, 48, 12), (32, 64, 32)])
 def test_the_shortcut_never_loses_a_significant_matching(n1, n2, rank, signed):
     rng = np.random.default_rng(2)
     passed = lost = 0

@@ -166,7 +166,7 @@ def exceeds(hits, n, bound):
     return hits / n > bound + 4 * math.sqrt(bound * (1 - bound) / n)
 
 
-@pytest.mark.parametrize("n", range(2, 9))
+@pytest.mark.parametrize("n", (2, 3, 5, 8))
 def test_the_trace_of_a_haar_matrix_stays_under_the_bound(n):
     rng = np.random.default_rng(n)
     n_draws = 4000
@@ -175,7 +175,7 @@ def test_the_trace_of_a_haar_matrix_stays_under_the_bound(n):
         assert not exceeds((traces >= c).sum(), n_draws, math.exp(-c * c / 2))
 
 
-@pytest.mark.parametrize("n", range(2, 9))
+@pytest.mark.parametrize("n", (2, 3, 5, 8))
 def test_the_trace_against_any_fixed_matrix_stays_under_the_bound(n):
     rng = np.random.default_rng(100 + n)
     n_draws = 3000
@@ -188,7 +188,7 @@ def test_the_trace_against_any_fixed_matrix_stays_under_the_bound(n):
 
 
 @pytest.mark.parametrize("signed", [False, True])
-@pytest.mark.parametrize("n", range(2, 9))
+@pytest.mark.parametrize("n", (2, 3, 5, 8))
 def test_the_best_permutation_of_a_haar_matrix_has_a_valid_p(n, signed):
     rng = np.random.default_rng(200 + n)
     n_draws = 600

@@ -24,10 +24,10 @@ STEPS = 30
 LEARNING_RATE = 1e-3
 
 TREE = {"left": ROOT, "left-a": "left", "left-b": "left", "right": ROOT, "right-a": "right", "right-b": "right"}
-CHAIN = {"chain-1": ROOT, "chain-2": "chain-1", "chain-3": "chain-2"}
-STAR = {"star-1": ROOT, "star-2": ROOT, "star-3": ROOT, "star-4": ROOT}
+CHAIN = {"chain-1": ROOT, "chain-2": "chain-1"}
+STAR = {"star-1": ROOT, "star-2": ROOT}
 PARENT_OF = {**TREE, **CHAIN, **STAR}
-"""What each model was trained from: thirteen of them, and the root."""
+"""What each model was trained from: ten of them, and the root."""
 
 MERGES = {
     # name -> the two parents, and the share of the first by layer, first to last, in four layers; the embedding's last

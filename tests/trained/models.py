@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+import pytest
 import torch
 from filelock import FileLock
 from safetensors.torch import load_file, save_file
@@ -75,6 +76,25 @@ def demo_lineage() -> Lineage:
     LINEAGE_FOLDER.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(LINEAGE_FOLDER.with_suffix(".lock")):
         return build_lineage(LINEAGE_FOLDER)
+
+
+def one_step_lineage() -> Lineage:
+    """That family, trained for one step each: its files are as they will be, its weights hardly trained; seconds."""
+    folder = LINEAGE_FOLDER.with_name(f"{LINEAGE_FOLDER.name}-one-step")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_suffix(".lock")):
+        return build_in_one_step(folder)
+
+
+def build_in_one_step(folder, progress=None) -> Lineage:
+    """Build the family of ``mdir-hf demo`` from less text, with one step where it takes hundreds."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_BASE_STEPS", "_FINE_TUNE_STEPS", "_RETOKENIZED_STEPS", "_PRUNED_STEPS", "_NARROW_STEPS"):
+            patch.setattr(mdir_hf.demo.lineage, name, 1)
+        patch.setattr(mdir_hf.demo.lineage, "_TOTAL_STEPS", 6)
+        patch.setattr(mdir_hf.demo.lineage, "_CODE_N_CHARS", 500_000)
+        patch.setattr(mdir_hf.demo.lineage, "_PROSE_N_CHARS", 100_000)  # the Unigram tokenizer takes most of the time
+        return build_lineage(folder, **({} if progress is None else {"progress": progress}))
 
 
 def trained_model(architecture, name) -> TrainedModel:

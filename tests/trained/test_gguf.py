@@ -10,6 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from mdir_hf import HomologyChecker, Verdict
+from tests.benchmarks.evidence import WITH_THE_SCRIPTS
 from tests.gguf_converter import to_gguf, vocabulary_keys
 from tests.trained.models import trained_model, unigram_loss
 from tests.trained.wide import wide_model
@@ -49,15 +50,16 @@ def compare(reference, candidate, **options):
     return HomologyChecker.from_pretrained(reference).compare(candidate, progress=False, **options)
 
 
+@WITH_THE_SCRIPTS
 def test_the_wide_model_has_learnt_more_than_frequencies():
     # Half a nat, as in test_models.py.
     assert wide_model("base").held_out_loss < unigram_loss("code") - 0.5
 
 
 CASES = [
-    *(("llama", kind) for kind in ("F16", "Q8_0", "Q4_0")),
-    *(("gpt-neox", kind) for kind in ("F16", "Q4_0")),
-    *(("wide", kind) for kind in OF_256),
+    *(("llama", kind) for kind in ("Q8_0", "Q4_0")),
+    ("gpt-neox", "F16"),
+    *(pytest.param("wide", kind, marks=WITH_THE_SCRIPTS) for kind in OF_256),
 ]
 
 
@@ -75,7 +77,10 @@ def test_the_source_of_a_gguf_copy_is_found(converted, architecture, kind):
         assert {"q", "k"} <= roles  # rotary pairs are where they were
 
 
-@pytest.mark.parametrize(("architecture", "kind"), [("llama", "Q4_0"), ("gpt-neox", "F16"), ("wide", "Q4_K")])
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [("llama", "Q4_0"), ("gpt-neox", "F16"), pytest.param("wide", "Q4_K", marks=WITH_THE_SCRIPTS)],
+)
 def test_a_gguf_copy_of_a_stranger_is_silent(converted, architecture, kind):
     stranger = converted(architecture, "other-seed", kind)
     report = compare(original(architecture, "base"), stranger, level="full")
@@ -88,10 +93,10 @@ def test_a_gguf_fine_tune_is_found_from_its_gguf_base(converted):
 
 
 def test_only_a_part_of_a_gguf_on_the_hub_is_read(converted, loopback_hub):
-    folder = converted("wide", "base", "Q4_K")
+    folder = converted("llama", "base", "Q8_0")
     (path,) = folder.glob("*.gguf")
     loopback_hub.add_repository("owner/base-GGUF", folder)
-    report = compare(original("wide", "base"), f"hf://owner/base-GGUF/{path.name}")
+    report = compare(original("llama", "base"), f"hf://owner/base-GGUF/{path.name}")
     assert report.verdict is Verdict.HOMOLOGOUS
     sent = [request for request in loopback_hub.sent("cdn") if request.method == "GET"]
     spans = sorted(tuple(map(int, request.range.removeprefix("bytes=").split("-"))) for request in sent)

@@ -5,9 +5,13 @@ import json
 import pytest
 
 from mdir_hf import HomologyChecker, Reason, Verdict
-from tests.trained.models import ARCHITECTURES, demo_lineage, trained_model
+from tests.benchmarks.evidence import WITH_THE_SCRIPTS
+from tests.trained.models import ARCHITECTURES, demo_lineage, one_step_lineage, trained_model
 
 pytestmark = pytest.mark.slow
+
+DEMO = [one_step_lineage, pytest.param(demo_lineage, marks=WITH_THE_SCRIPTS)]
+"""All of the demo's members; that such relatives are found after hundreds of steps, test_transformations.py shows."""
 
 
 def compare(reference, candidate, **options):
@@ -56,16 +60,18 @@ def test_a_shared_seed_across_architectures_has_one_witness():
     assert [[*match[:2]] for match in report.layers.matches] == [[0, 0]]
 
 
-def test_every_member_of_the_demo_lineage_is_what_it_was_built_as():
-    lineage = demo_lineage()
+@pytest.mark.parametrize("built", DEMO)
+def test_every_member_of_the_demo_lineage_is_what_it_was_built_as(built):
+    lineage = built()
     expected = {"related": Verdict.HOMOLOGOUS, "stranger": Verdict.NO_EVIDENCE}
     for member in lineage.candidates:
         report = compare(lineage.reference.folder, member.folder)
         assert report.verdict is expected[member.relation], member.repo
 
 
-def test_channels_of_the_demo_lineage_are_recovered_exactly():
-    lineage = demo_lineage()
+@pytest.mark.parametrize("built", DEMO)
+def test_channels_of_the_demo_lineage_are_recovered_exactly(built):
+    lineage = built()
     for member in lineage.candidates:
         if member.channels is None:
             continue

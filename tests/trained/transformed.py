@@ -194,7 +194,7 @@ def layers(*chosen):
 
 
 TRANSFORMATIONS = {
-    "hidden": ModelChange(hide, steps=40, keeps_function=True),
+    "hidden": ModelChange(hide, keeps_function=True),
     "heads": ModelChange(permute_heads, keeps_function=True, origin="fine-tune"),
     "neurons": ModelChange(permute_neurons, keeps_function=True, origin="fine-tune"),
     "values-rotated": ModelChange(
@@ -204,10 +204,7 @@ TRANSFORMATIONS = {
         lambda model, generator: mix_values(model, generator, skewed=True), keeps_function=True, origin="fine-tune"
     ),
     "narrower": ModelChange(cut_channels, steps=40),
-    "shallower": ModelChange(layers(0, 2, 3), steps=40),
-    "deeper": ModelChange(layers(0, 1, 2, 1, 2, 3), steps=40),
     "new-embeddings": ModelChange(new_vocabulary, steps=80, retokenised=True),
-    "narrower-and-shallower": ModelChange(one_after_the_other(cut_channels, layers(0, 2, 3)), steps=40),
     "shallower-permuted-retokenised": ModelChange(
         one_after_the_other(layers(0, 2, 3), permute_residual, carry_vocabulary), steps=40, retokenised=True
     ),

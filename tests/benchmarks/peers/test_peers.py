@@ -16,8 +16,9 @@ from benchmarks.peers.provenance_kit import ProvenanceKit, ProvenanceKitSignals
 from benchmarks.peers.reef import Reef
 from benchmarks.peers.seedprints import SeedPrints
 from mdir_hf.model.roles import Role
+from tests.benchmarks.evidence import WITH_THE_SCRIPTS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, WITH_THE_SCRIPTS]
 
 OWN = (
     PlainMdir(),

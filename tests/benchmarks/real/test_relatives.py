@@ -6,8 +6,9 @@ import transformers
 
 from benchmarks.real.relatives import EDITS, edited, rebuilt, upcycled, with_embeddings_of
 from benchmarks.zoo.stack import take_apart
+from tests.benchmarks.evidence import WITH_THE_SCRIPTS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, WITH_THE_SCRIPTS]
 
 SIZES = {
     "vocab_size": 100,

@@ -75,9 +75,14 @@ def verify(source, **options):
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("badge.svg", "badge"), ("report.json", "report"), ("badge.json", "endpoint")]
+    ("name", "kind", "candidate"),
+    [
+        ("badge.svg", "badge", "me/tuned"),
+        ("report.json", "report", "me/tuned"),
+        ("report.json", "report", "me/other"),
+        ("badge.json", "endpoint", "me/other"),
+    ],
 )
-@pytest.mark.parametrize("candidate", ["me/tuned", "me/other"])
 def test_each_kind_of_file_is_computed_again_and_matches(hub, tmp_path, name, kind, candidate):
     check = verify(saved(tmp_path, compare(candidate), name))
     assert (check.state, check.source.kind, check.differences) == ("match", kind, ())

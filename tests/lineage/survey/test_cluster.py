@@ -6,8 +6,6 @@ import collections
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from itertools import combinations
@@ -16,7 +14,6 @@ import pytest
 
 from mdir_hf.errors import WorkersLostError
 from mdir_hf.lineage.survey import run as run_module
-from mdir_hf.lineage.survey.result_file import read_survey
 from mdir_hf.lineage.survey.run import SurveyPlan, run_survey
 from mdir_hf.lineage.survey.work import open_engine
 
@@ -76,24 +73,6 @@ def test_a_worker_with_a_gpu_has_one_task_at_a_time():
 def test_workers_that_say_nothing_of_gpus_are_used_as_they_are(workers_here):
     with open_engine(scheduler=workers_here(1).scheduler_address, device="cuda") as engine:
         assert engine.n_workers() == 2
-
-
-def gpu_of_this_process(_):
-    time.sleep(0.5)  # long enough that the other process takes the next task
-    return os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES")
-
-
-@pytest.mark.slow
-def test_processes_of_this_machine_share_its_gpus_out(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    found, failures = set(), []
-    with open_engine(workers=2, device="cuda") as engine:
-        tasks = [(number, (number,)) for number in range(4)]
-        until = time.monotonic() + 120  # one process may start long after the other
-        while len(found) < 2 and not failures and time.monotonic() < until:
-            engine.run(gpu_of_this_process, tasks, found.add, lambda *failure: failures.append(failure))
-    assert failures == []
-    assert len(found) == 2 and {gpu for _, gpu in found} == {"3", "5"}
 
 
 RUN_HERE = {}
@@ -171,31 +150,3 @@ def test_a_killed_worker_and_a_broken_model_cost_nothing_else(cluster, populatio
         assert (together.pairs[pair].log10_p is None) == (found.log10_p is None)
         if found.log10_p is not None:
             assert together.pairs[pair].log10_p == pytest.approx(found.log10_p, rel=0.05)
-
-
-@pytest.mark.slow
-def test_a_killed_client_is_resumed_on_the_same_cluster(cluster, population, tmp_path):
-    script = (
-        "import os, signal, sys\nfrom pathlib import Path\n"
-        "from mdir_hf.lineage.survey import result_file, run\nfrom mdir_hf.lineage.survey.work import open_engine\n"
-        "run.TILE_MODELS = 2\n"
-        "add = result_file.ResultFile.add_pairs\n"
-        "def dying(self, found):\n"
-        "    add(self, found)\n"
-        "    if len(self.pairs) >= 4:\n        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "result_file.ResultFile.add_pairs = dying\n"
-        "with open_engine(scheduler=sys.argv[2]) as engine:\n"
-        "    plan = run.SurveyPlan(tuple(sys.argv[3:]), n_tokens=512, progress=False)\n"
-        "    run.run_survey(plan, Path(sys.argv[1]), engine=engine)\n"
-    )
-    names, out = tuple(population.values()), tmp_path / "out"
-    command = [sys.executable, "-c", script, str(out), cluster.scheduler_address, *names]
-    assert subprocess.run(command, timeout=120).returncode == -signal.SIGKILL
-    before = read_survey([out / "results.jsonl"]).pairs
-    assert 4 <= len(before) < 15
-    with open_engine(scheduler=cluster.scheduler_address) as engine:
-        report = run_survey(SurveyPlan(names, n_tokens=512, progress=False), out, engine=engine)
-    assert not report.missing() and len(report.pairs) == 15
-    assert {pair: report.pairs[pair] for pair in before} == before  # nothing was computed twice
-    lines = (out / "results.jsonl").read_text().splitlines()
-    assert sum('"kind": "pair"' in line for line in lines) == 15

@@ -154,11 +154,24 @@ def test_rows_dropped_for_the_bound_are_read_again(population, expected_groups, 
     assert sum(path.stat().st_size for path in (tmp_path / "out" / "fingerprints").iterdir()) < 300_000
 
 
+def gpu_of_this_process(_):
+    time.sleep(0.5)  # long enough that the other process takes the next task
+    return os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
 @pytest.mark.slow
-def test_processes_give_what_one_gives(population, tmp_path):
+def test_processes_give_what_one_gives_and_share_gpus_out(population, tmp_path, monkeypatch):
     alone = run_survey(plan(population), tmp_path / "alone")
-    with open_engine(workers=2) as engine:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    gpus, failures = set(), []
+    with open_engine(workers=2, device="cuda") as engine:
         together = run_survey(plan(population), tmp_path / "together", engine=engine)
+        tasks = [(number, (number,)) for number in range(4)]
+        until = time.monotonic() + 120  # one process may start long after the other
+        while len(gpus) < 2 and not failures and time.monotonic() < until:
+            engine.run(gpu_of_this_process, tasks, gpus.add, lambda *failure: failures.append(failure))
+    assert failures == []
+    assert len(gpus) == 2 and {gpu for _, gpu in gpus} == {"3", "5"}
     assert {p: v for p, (v, _) in numbers(together).items()} == {p: v for p, (v, _) in numbers(alone).items()}
     for pair, (_, log10_p) in numbers(alone).items():
         # Another number of threads sums in another order.

@@ -202,10 +202,15 @@ def test_the_card_begins_with_a_sentence_to_quote_and_a_scale(relatives):
             assert f">{len(pairs)} {kind} pairs" in card  # a scale whose ticks nobody can tell apart says nothing
 
 
-def test_p_what_it_rests_on_and_the_figure_that_decided_are_unfolded():
-    for example in EXAMPLES.values():
-        report = example.report
-        figure = ReportFigures(report).deciding
+@pytest.fixture(scope="module")
+def deciding():
+    """The figure of each stored result that decided."""
+    return {name: ReportFigures(example.report).deciding for name, example in EXAMPLES.items()}
+
+
+def test_p_what_it_rests_on_and_the_figure_that_decided_are_unfolded(deciding):
+    for name_of_example, example in EXAMPLES.items():
+        report, figure = example.report, deciding[name_of_example]
         open_part, _, folded = verdict_card(report, figure=figure).partition('<details class="numbers-behind">')
         is_settled = report.settled_by is not None
         for name in ("log10 p", "p rests on", "settled by"):
@@ -215,13 +220,11 @@ def test_p_what_it_rests_on_and_the_figure_that_decided_are_unfolded():
         assert not is_settled or open_part.count("<img") == 2  # light and dark
 
 
-def test_the_figure_in_the_card_is_of_the_step_that_decided():
-    drawn = {name: ReportFigures(example.report).deciding for name, example in EXAMPLES.items()}
-
-    assert "matched channels brought onto the diagonal" in drawn["permuted"]
-    assert "Neurons of the layers: 4 of 4" in drawn["other-tokenizer"]
-    assert "Layer map: 30 of 30" in drawn["hidden"]
-    assert drawn["strangers"] == ""
+def test_the_figure_in_the_card_is_of_the_step_that_decided(deciding):
+    assert "matched channels brought onto the diagonal" in deciding["permuted"]
+    assert "Neurons of the layers: 4 of 4" in deciding["other-tokenizer"]
+    assert "Layer map: 30 of 30" in deciding["hidden"]
+    assert deciding["strangers"] == ""
 
 
 def test_figures_of_a_public_report_are_drawn_once(monkeypatch):

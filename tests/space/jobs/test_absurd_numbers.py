@@ -21,13 +21,6 @@ from tests.specimens import gaussian, write_model
 ANYBODY = Visitor("address 1.2.3.4")
 
 
-def with_a_nan(base):
-    """The same with one NaN, whose row is left out."""
-    base = base.clone()
-    base[V // 2, N // 2] = math.nan
-    return base
-
-
 def half_nan(base):
     """The same with a NaN in every other row, as in a run that diverged."""
     base = base.clone()
@@ -40,10 +33,8 @@ TELLS_NOTHING = "sampled rows are informative, and 8 are needed"
 # The verdicts: compared with its original, searched among bases, in a survey with its original.
 ABSURD = {
     "huge": (lambda base: base * 1e30, "homologous", "homologous", "homologous"),
-    "tiny": (lambda base: base * 1e-30, "homologous", "homologous", "homologous"),
     "one row huge": (lambda base: torch.cat([base[:1] * 1e38, base[1:]]), *("homologous",) * 3),
     "zeros": (torch.zeros_like, "inconclusive", TELLS_NOTHING, "inconclusive"),
-    "one NaN": (with_a_nan, "homologous", "homologous", "homologous"),
     "half NaN": (half_nan, UNREADABLE, UNREADABLE, UNREADABLE),
 }
 

@@ -190,7 +190,7 @@ def test_a_survey_sends_each_model_and_ends_with_a_tree(hub):
     assert (body["schema"], len(body["pairs"]), len(body["trees"])) == ("mdir-hf/survey/1", 6, 1)
 
 
-LAYERS = [BASE, RELATED, DECLARED, LAYERED, LAYERED_STRANGER]
+LAYERS = [BASE, RELATED, LAYERED, LAYERED_STRANGER]
 
 
 def test_a_survey_with_layers_continues_the_one_without(hub):

@@ -1,4 +1,4 @@
-"""A Space and a Chromium, started once for all tests here."""
+"""A Space and a Chromium, started once for all tests here; the Space ends with them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.slow)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shared_hub(model_folders):
     with FullHub() as hub:
         for quotas in hub.limits.quotas.values():
@@ -44,7 +44,7 @@ def live_hub(shared_hub):
     shared_hub.faults.clear()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def index(shared_hub, tmp_path_factory):
     """An index of two bases of one width and a third, at their commits on the Hub."""
     folder = tmp_path_factory.mktemp("index")
@@ -54,7 +54,7 @@ def index(shared_hub, tmp_path_factory):
         return index_of([BASE, STRANGER, LARGE], folder / "bases.safetensors")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(shared_hub, index, tmp_path_factory):
     """``mdir-hf space`` with the limits of a Space, and a token of its own that opens everything."""
     home = tmp_path_factory.mktemp("home")
@@ -114,7 +114,7 @@ def visit(chromium, server):
         yield visit
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def settled_result(chromium, server):
     with visitors(chromium, server) as visit:
         page = visit(permissions=["clipboard-read", "clipboard-write"])

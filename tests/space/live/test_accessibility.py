@@ -41,13 +41,6 @@ def test_a_phone_needs_no_sideways_scrolling_and_has_large_buttons(visit):
     for name in TABS:
         open_tab(page, name)
         assert overflow(page) == 0, name
-    open_example(page, "hidden")
-    expect(page.locator(".sentence")).to_contain_text("hidden")
-    settle(page)
-    for name in ("Evidence", "Layers", "Modules"):
-        open_tab(page, name)
-        assert overflow(page) == 0, name
-
     page.goto("/method")
     expect(page.get_by_role("heading", name="How it works")).to_be_visible()
     assert overflow(page) == 0
@@ -104,7 +97,6 @@ def test_text_twice_as_large_is_not_cut_off(result):
 
 
 ANSWERS = {
-    "comparison": f"/?a={BASE}&b={STRANGER}",
     "layers": "/?example=hidden",
     "family": f"/?a={DECLARED}",
     "survey": f"/?a={BASE}+{RELATED}+{STRANGER}",
@@ -155,6 +147,8 @@ def test_everything_works_without_a_mouse_and_is_announced(visit):
     for name, placeholder in ((BASE, "HuggingFaceTB/"), (RELATED, "owner/name")):
         tab_to(page, placeholder)
         page.keyboard.type(name)
+    page.wait_for_timeout(1500)  # the plan arrives meanwhile, and takes nothing away
+    expect(page.get_by_label("Compare with, optional")).to_be_focused()
     page.keyboard.press("Enter")
     verdict(page, "share weight ancestry.")
     settle(page)
@@ -205,9 +199,8 @@ def check_announced(page):
 class TestAxe:
     """Each state once, in one of the two schemes: both have the same variables for colours."""
 
-    @pytest.mark.parametrize("scheme", ["light", "dark"])
-    def test_on_arrival_and_with_the_options_open(self, visit, scheme):
-        page = visit(color_scheme=scheme)
+    def test_on_arrival_and_with_the_options_open(self, visit):
+        page = visit(color_scheme="dark")
         expect(page.get_by_role("button", name="Compare", exact=True)).to_be_visible()
         page.get_by_text("Options").click()
         assert serious(page) == []
@@ -223,7 +216,7 @@ class TestAxe:
         open_example(page, "hidden")
         expect(page.locator(".sentence")).to_contain_text("hidden")
         settle(page)
-        for name in ("Evidence", "Layers", "Modules"):
+        for name in ("Layers", "Modules"):
             open_tab(page, name)
             if name == "Modules":
                 page.locator("#panel-modules summary").click()

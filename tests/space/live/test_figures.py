@@ -6,6 +6,7 @@ import pytest
 from playwright.sync_api import expect
 
 from mdir_hf.render.figures.sheet import SMALL_SIZE
+from tests.space.live.conftest import visitors
 from tests.space.live.steps import focus, open_example, open_tab, overflow, settle
 from tests.space.live.test_accessibility import PHONE, serious
 
@@ -13,18 +14,20 @@ LAYERS = "hidden"
 """A stored result with a layer map, whose parts were analysed."""
 
 
-@pytest.fixture
-def layers(visit):
+def opened(visit, **options):
     """The layer map of a stored result, on a page of its own."""
+    page = visit(**options)
+    open_example(page, LAYERS)
+    settle(page)
+    open_tab(page, "Layers")
+    return page, page.locator('.answers[data-name="layers"]')
 
-    def layers(**options):
-        page = visit(**options)
-        open_example(page, LAYERS)
-        settle(page)
-        open_tab(page, "Layers")
-        return page, page.locator('.answers[data-name="layers"]')
 
-    return layers
+@pytest.fixture(scope="module")
+def layers(chromium, server):
+    """A layer map that several tests react to; each leaves it whole."""
+    with visitors(chromium, server) as visit:
+        yield opened(visit)
 
 
 def point(page, cells, row, column, *, of):
@@ -33,7 +36,7 @@ def point(page, cells, row, column, *, of):
 
 
 def test_the_pointer_shows_the_layers_and_p_and_a_click_the_parts(layers):
-    page, figure = layers()
+    page, figure = layers
     cells, said = figure.locator(".cells"), figure.locator(".said")
     cells.scroll_into_view_if_needed()
     point(page, cells, 4, 4, of=30)
@@ -49,9 +52,10 @@ def test_the_pointer_shows_the_layers_and_p_and_a_click_the_parts(layers):
 
 
 def test_keys_move_between_cells_and_enter_opens_a_pair(layers):
-    page, figure = layers(color_scheme="light")
+    page, figure = layers
     cells, said = figure.locator(".cells"), figure.locator(".said")
     focus(cells)
+    page.keyboard.press("Home")
     expect(said).to_have_text(re.compile("^Layer 0 of .*layer 0 of"))
     page.keyboard.press("ArrowRight")
     expect(said).to_have_text(re.compile("^Layer 0 of .*layer 1 of"))
@@ -66,6 +70,7 @@ def test_keys_move_between_cells_and_enter_opens_a_pair(layers):
     expect(page.locator("#said")).to_have_text(said.inner_text())
     figure.get_by_role("button", name="Closer").click()
     assert serious(page) == []
+    figure.get_by_role("button", name="Whole").click()
 
 
 def asked(figure):
@@ -73,8 +78,8 @@ def asked(figure):
     return [int(number) for number in re.findall(r"layer (\d+) of", figure.locator(".said").inner_text(), re.I)]
 
 
-def test_closer_shows_a_part_and_the_labels_stay_and_are_legible(layers):
-    page, figure = layers(**PHONE)
+def test_closer_shows_a_part_and_the_labels_stay_and_are_legible(visit):
+    page, figure = opened(visit, **PHONE)
     cells, sheet = figure.locator(".cells"), figure.locator(".sheet")
     before = sheet.bounding_box()
     box = cells.bounding_box()
@@ -124,7 +129,7 @@ def assert_ticks_are_at_their_layers(figure):
 
 
 def test_the_wheel_zooms_dragging_moves_and_the_picture_is_saved(layers):
-    page, figure = layers()
+    page, figure = layers
     cells = figure.locator(".cells")
     cells.scroll_into_view_if_needed()
     box = cells.bounding_box()
@@ -152,8 +157,8 @@ def test_the_wheel_zooms_dragging_moves_and_the_picture_is_saved(layers):
         assert content.startswith(begins) and len(content) > 10_000, kind
 
 
-def test_each_figure_has_one_hint_that_names_what_it_has_and_answers(layers):
-    page, figure = layers()
+def test_each_figure_has_one_hint_that_names_what_it_has_and_answers(visit):
+    page, figure = opened(visit)
     expect(figure.locator(".said")).to_have_text("Point at a cell or tap it to read it.")
     assert page.locator('.answers[data-name="flow"]').count() == 0  # every layer is where it was
     open_tab(page, "Modules")

@@ -56,22 +56,6 @@ def test_two_names_give_progress_verdict_and_evidence(visit, live_hub):
     expect(page.locator("#plan")).to_have_text(re.compile(r"Planned: .* Read: [\d.]+ [kM]B"), use_inner_text=True)
 
 
-def test_the_address_has_the_question_from_the_click_on(visit, live_hub):
-    page = visit()
-    compare(page, BASE, RELATED)  # whose answer is still on the page at the next click
-    settle(page)
-    slow(live_hub, "related", delay_s=1.0)
-    compare(page, RELATED, STRANGER)
-    expect(page).to_have_url(re.compile(re.escape(f"?a={RELATED}&b={STRANGER}")))
-    page.wait_for_timeout(500)
-    expect(page).to_have_url(re.compile(re.escape(f"?a={RELATED}&b={STRANGER}")))
-    page.reload()
-    verdict(page, "No evidence of shared weight ancestry was found.")
-    settle(page)
-    page.go_back()
-    expect(page.get_by_label("Compare with, optional")).to_have_value(RELATED)
-
-
 def test_a_plan_never_stands_beside_another_question(visit):
     page = visit()
     fill(page, RELATED, BASE)
@@ -125,11 +109,6 @@ def test_an_empty_tab_links_to_the_analysis_of_layers(visit):
     settle(page)
     open_tab(page, "Layers")
     expect(page.get_by_role("link", name="Analyse every layer")).to_have_count(0)
-
-    open_example(page, "hidden")
-    expect(page.locator(".sentence")).to_contain_text("once the channels of one model are rotated")
-    settle(page)
-    expect(page.locator("#panel-layers")).to_be_visible()
 
 
 def check_download(page, text, commit):
@@ -255,7 +234,7 @@ HOSTILE = {
 
 def test_folders_are_not_read_and_hostile_names_are_text_and_nothing_else(visit):
     page = visit()
-    for name in ("/etc", "/etc/passwd", "../..", "~", "file:///etc/passwd", "space"):
+    for name in ("/etc/passwd", "../..", "space"):
         message = next_refusal(page, name, BASE)
         assert "no such folder" not in message, name
         assert "weight file" not in message, name
@@ -288,16 +267,6 @@ def test_two_visitors_at_once_see_each_their_own(visit, live_hub):
     settle(other)
     assert STRANGER not in one.content()
     assert DECLARED not in other.content()
-
-
-def test_declarations_of_a_card_stand_beside_the_measurements(visit):
-    page = visit()
-    compare(page, BASE, DECLARED)
-    verdict(page)
-    declared = page.locator(".declared")
-    expect(declared).to_contain_text(f"{DECLARED} declares {BASE} as its base (finetune).")
-    expect(declared).to_contain_text(f"{BASE} declares no base model.")
-    expect(declared).to_contain_text("The measurement agrees with the declared lineage.")
 
 
 def test_typing_suggests_names_of_public_models(visit):

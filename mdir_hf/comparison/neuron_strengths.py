@@ -84,10 +84,8 @@ def strongest_layer(
 ) -> float:
     """Return the largest root mean square of the strengths of some layers, and of a few others that are read here.
 
-    ``strengths`` maps positions of layers to strengths of neurons. The others are drawn with ``seed``.
-
-    Raises:
-        MdirError: If the others cannot be read.
+    ``strengths`` maps positions of layers to strengths of neurons. The others are drawn with ``seed``; unreadable ones
+    do not count.
     """
     up = neuron_role(model)
     assert up is not None
@@ -100,14 +98,23 @@ def strongest_layer(
     first_channel = int(rng.integers(max(1, model.anatomy.written_width - OTHER_CHANNELS)))
     channels = np.arange(first_channel, min(first_channel + OTHER_CHANNELS, model.anatomy.written_width))
 
-    def read(place: int, _: object) -> float:
-        numbers = sample_neurons(n_channels_of(adapted, up, place), OTHER_NEURONS, run=OTHER_NEURONS, seed=seed)
+    def strength_of(place: int) -> float:
+        n_neurons = n_channels_of(adapted, up, place)
+        if n_neurons < OTHER_NEURONS:
+            return 0.0
+        numbers = sample_neurons(n_neurons, OTHER_NEURONS, run=OTHER_NEURONS, seed=seed)
         readers = [RoleReader(adapted, role, (place,)) for role in roles]
         for reader in readers:  # lengths of rows that were not read before would need the whole matrix
             reader.read(place, torch.from_numpy(numbers))
         lengths = products_of_lengths(adapted, place, readers, torch.from_numpy(numbers), None)
         columns = read_outputs(adapted, up, place, numbers, channels)
         return _root_mean_square(lengths * columns.norm(dim=1) * math.sqrt(model.anatomy.written_width / len(channels)))
+
+    def read(place: int, _: object) -> float:
+        try:
+            return strength_of(place)
+        except (AnatomyError, UnsupportedFormatError):
+            return 0.0
 
     n_in_flight = 1 if is_one_of_several_ranks() else READS_AT_ONCE
     of_others = in_order(drawn, read, n_in_flight=n_in_flight, name="mdir-strengths")

@@ -11,6 +11,7 @@ from mdir_hf.comparison.neuron_reading import take_neurons
 from mdir_hf.comparison.neuron_sample import NeuronOutputs
 from mdir_hf.comparison.neuron_search import NeuronRows, merged_outputs
 from mdir_hf.comparison.neurons import _is_idle
+from mdir_hf.errors import AnatomyError
 from mdir_hf.method.neuron_numbers import NeuronMatches, sample_neurons
 from mdir_hf.method.neurons import mean_square_of_outputs, unit_rows
 from mdir_hf.model.hub import open_repository
@@ -209,6 +210,25 @@ def test_copied_layers_that_work_are_shared_weights(victim, save):
     shared = with_layers_of(victim, new_model(seed=9, **SIZES), gain=1.0, output=1.0)
     report = compare(save(victim, "victim"), save(shared, "shared"), level="layers", progress=False)
     assert report.verdict is Verdict.HOMOLOGOUS and report.neurons.matches
+
+
+def test_further_layers_count_for_the_strongest_if_they_can_be_read(victim, save, monkeypatch):
+    victim = copy.deepcopy(victim)
+    with torch.no_grad():
+        victim.model.layers[2].mlp.down_proj.weight *= 10.0
+    model = Model(open_repository(str(save(victim, "victim"))))
+
+    def sampled():
+        outputs = take_neurons(model, places=(0, 1), n_down_channels=None).outputs
+        return outputs.strongest / float(outputs.strengths.square().mean().sqrt())
+
+    assert sampled() > 5.0
+
+    def raises(*arguments):
+        raise AnatomyError("layer 2 has no down")
+
+    monkeypatch.setattr("mdir_hf.comparison.neuron_strengths.read_outputs", raises)
+    assert sampled() < 1.2  # both layers are drawn alike
 
 
 @torch.no_grad()

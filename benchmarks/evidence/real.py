@@ -68,6 +68,7 @@ def real_section(results: Results, figures: dict[str, Figure]) -> str:
                 ],
                 [_format(row, models.get(row["b"], {}), printed) for row in formats],
             ),
+            *_seeds(results.get("real-seeds", [])),
             "### What a no excludes, tried",
             "Copies planted at exactly the stated noise, and at twice that noise (`python -m benchmarks.real_power`).",
             table(
@@ -94,6 +95,33 @@ def names_of(row: Row) -> tuple[str, str]:
     """Return the two real models of a result of MDIR as printed."""
     first, _, second = row["name"].rpartition(" | ")
     return first or SMALL, second
+
+
+def _seeds(rows: Sequence[Row]) -> list[str]:
+    """Return how much verdict, assumption and p of each pair depend on the seed; empty without results."""
+    if not rows:
+        return []
+    n_seeds = sorted({row["seeds"] for row in rows})
+    with_bounds = [row for row in rows if row["log10_p"] is not None]
+    spreads = [row["log10_p"][0] / row["log10_p"][1] - 1.0 for row in with_bounds]
+    by_key = {key: [row for row in rows if len(row[key]) > 1] for key in ("verdicts", "assumptions")}
+    told = {
+        key: "none" if not differing else "; ".join(f"`{row['b']}` {_counts(row[key])}" for row in differing)
+        for key, differing in by_key.items()
+    }
+    return [
+        "### Other seeds",
+        f"{len(rows)} of these pairs were compared with {' and '.join(map(str, n_seeds))} seeds each "
+        "(`python -m benchmarks.real.seeds`); every comparison draws its own neurons from the entropy of the system. "
+        f"Pairs with more than one verdict: {told['verdicts']}. Pairs with more than one assumption: "
+        f"{told['assumptions']}. The two ends of log10 p differ by more than 5% for "
+        f"{sum(spread > 0.05 for spread in spreads)} of {len(with_bounds)} pairs, and by {max(spreads):.1%} at most "
+        f"(`{with_bounds[spreads.index(max(spreads))]['b']}`).",
+    ]
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{n} times {name}" for name, n in counts.items())
 
 
 def _strangers_at_layers(rows: list[Row]) -> str:

@@ -1,7 +1,7 @@
 """Read the pieces of SentencePiece ``.model`` files with a strict protobuf reader.
 
 Only field 1 of ``ModelProto`` (pieces in id order) is decoded, with its fields 1 (text) and 3 (type). Source:
-``sentencepiece_model.proto`` of the SentencePiece project.
+SentencePiece's ``sentencepiece_model.proto``.
 """
 
 from __future__ import annotations

@@ -26,14 +26,14 @@ STACK_WORDS: tuple[tuple[str, str], ...] = (
     ("vision tower", r"vision\w*|visual\w*|image\w*|vpm|vit|clip\w*|siglip\w*|v|mm_vision\w*|sam_model"),
     ("cross-attention layers", r"cross_attn\w*"),
 )
-"""Name of a stack, and the pattern that matches a component of its prefix."""
+"""Name of a stack, and the pattern of a component of its prefix."""
 
 CONNECTOR_WORDS = (
     r"\w*projector\w*|\w*connector\w*|\w*resampler\w*|\w*merger\w*|\w*aligner\w*|\w*abstractor\w*|perceiver\w*|q_?former"
     r"|mlp1|embed_vision|embed_audio|multi_modal\w*|mm_\w*proj\w*|\w+_to_\w+_proj\w*|modality_\w+|\w*_adapter"
     r"|proj_in_\w+|mm"
 )
-"""Components that identify a connector; take precedence over all other words."""
+"""Components that identify a connector, before all other words."""
 
 TABLE_WORDS: tuple[tuple[str, str], ...] = (
     ("positions", r"wpe|position_embeddings?|embed_positions|positional_embedding|pos_embed\w*|position_embd"),
@@ -45,7 +45,7 @@ TABLE_WORDS: tuple[tuple[str, str], ...] = (
     ("token types", r"token_type_embeddings|token_types|segment_embeddings"),
     ("head for classes", r"score|classifier|classification_head|v_head|value_head|reward_head"),
 )
-"""Name of a table outside the layers, and the pattern that matches a component of its name."""
+"""Name of a table outside the layers, and the pattern of a component of its name."""
 
 AUXILIARY_WORDS: tuple[tuple[str, str], ...] = (
     (
@@ -81,7 +81,7 @@ AUXILIARY_WORDS: tuple[tuple[str, str], ...] = (
     ("conditioning of norms", r"ada_rms_norm"),
     ("integer copies", r"weight_integer"),
 )
-"""Purpose of matrices in a layer that no test reads, and the components of their names that indicate it."""
+"""Purpose of a layer's matrices that no test reads, and the components of their names that indicate it."""
 
 IS_CONNECTOR = re.compile(CONNECTOR_WORDS)
 _STACKS = tuple((label, re.compile(words)) for label, words in STACK_WORDS)
@@ -99,7 +99,7 @@ def connector_in(components: list[str]) -> int | None:
 
 
 def stack_label(components: list[str]) -> tuple[str, int] | None:
-    """Return the label of a stack and the index of the component that names it."""
+    """Return a stack's label and the index of the component that names it."""
     for at, word in enumerate(components):
         for label, pattern in _STACKS:
             if pattern.fullmatch(word.lower()):
@@ -108,7 +108,7 @@ def stack_label(components: list[str]) -> tuple[str, int] | None:
 
 
 def auxiliary_label(rest: str) -> str | None:
-    """Return the purpose of a matrix, given its name within the layer."""
+    """Return a matrix's purpose, given its name within the layer."""
     return next((label for label, pattern in _AUXILIARY if pattern.fullmatch(rest)), None)
 
 
@@ -134,7 +134,7 @@ MOST_UNNAMED = 24
 UNREADABLE = "cannot be read"
 
 LAST_LAYERS = "multi-token prediction"
-"""Name of layers in the language model's stack that come after the last one that the config counts."""
+"""Name of layers in the language model's stack beyond those that the config counts."""
 
 _IN_LAYERS = (PartKind.STACK, PartKind.EXPERTS, PartKind.AUXILIARY, PartKind.CONNECTOR)
 
@@ -162,7 +162,7 @@ def take_inventory(
 
 
 def may_have_other_stacks(names: Iterable[str], anatomy: Anatomy) -> bool:
-    """Return whether a tensor has no role and is outside the language model's layers. Reads no headers."""
+    """Return whether any tensor without a role is outside the language model's layers. Reads no headers."""
     edges = (anatomy.embedding, anatomy.unembedding, anatomy.final_norm)
     placed = {part.tensor for part in edges if part is not None}
     placed.update(name for layer in anatomy.layers for _, part in layer.all_parts() for name in part.tensors)
@@ -293,7 +293,7 @@ class _Weights:
         return ModelPart("", PartKind.UNPLACED, None, "no known role outside of the layers")
 
     def _owner(self, name: str) -> str | None:
-        """Return the stack with the longest folder that contains the tensor."""
+        """Return the stack whose folder is the longest that contains the tensor."""
         folder = name
         while folder:
             folder = folder.rpartition(".")[0]
@@ -340,7 +340,6 @@ def _is_vector(tensor: StoredTensor) -> bool:
 
 
 def _part(key: ModelPart, members: list[tuple[StoredTensor, str | None]], anatomy: Anatomy) -> ModelPart:
-    """Return a part completed with its tensors."""
     sizes = [tensor.n_bytes for tensor, _ in members]
     layers = sorted({layer for _, layer in members if layer is not None}, key=_natural(anatomy))
     name = key.name

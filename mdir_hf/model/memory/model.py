@@ -1,4 +1,4 @@
-"""Turn a model or a tokenizer in memory into a repository."""
+"""Represent a model or tokenizer in memory as a repository."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def active_adapters(model: Any, *, wanted: bool) -> tuple[str, ...]:  # noqa: AN
     """Return the active adapters in order; none if they are disabled or merged.
 
     Raises:
-        InputError: If only some are merged, or the model is requested without adapters that are merged.
+        InputError: If only some are merged, or merged adapters are to be left out.
     """
     layers = [module for module in model.modules() if hasattr(module, "merged_adapters") and hasattr(module, "merged")]
     merged = {name for layer in layers for name in layer.merged_adapters}
@@ -67,7 +67,7 @@ def _as_json(value: object) -> object:
 
 
 MAX_FILE_N_BYTES = 256 << 20
-"""Size limit per file, above any tokenizer file. Larger files from ``save_pretrained`` are ignored."""
+"""Larger files from ``save_pretrained`` are ignored; no tokenizer file is as large."""
 
 
 def load_tokenizer(tokenizer: object) -> LoadedRepository:

@@ -14,7 +14,7 @@ from mdir_hf.errors import CardError
 from mdir_hf.plain_yaml import read_yaml
 
 FILE = "mergekit_config.yml"
-"""Name of the recipe that mergekit writes next to a merge."""
+"""Name of the recipe that mergekit writes into the folder of a merge."""
 
 MAX_N_BYTES = 256 << 10
 MOST_PARENTS = 64

@@ -1,4 +1,4 @@
-"""The repositories with a model's weights: its own and its bases' repositories."""
+"""The repositories that contain the weights of a model and its bases."""
 
 from __future__ import annotations
 

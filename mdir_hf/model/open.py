@@ -169,7 +169,7 @@ def open_both(
 
 
 def expect_files(repository: Repository, variant: str | None = None, *, may_read_head: bool = False) -> None:
-    """Prefetch what opening a model reads: config, index and first header."""
+    """Prefetch the files that opening a model reads: config, index and first header."""
     whole, heads = first_files(repository.files, variant=variant, file=repository.file, may_read_head=may_read_head)
     repository.expect(whole=(CONFIG, *whole), heads=heads)
 

@@ -195,7 +195,6 @@ class Model:
 
 
 def _pinned(repository: Repository) -> str:
-    """``owner/name@commit`` with the subfolder, or the folder."""
     if repository.is_local or repository.commit is None:
         return repository.repo
     return "/".join(part for part in (f"{repository.repo}@{repository.commit}", repository.subfolder) if part)

@@ -91,7 +91,7 @@ class BomCheck:
 
     @property
     def outcomes(self) -> tuple[str, ...]:
-        """States of models and outcomes of claims, in the words of ``--fail-on``."""
+        """States of models and outcomes of claims, as named by ``--fail-on``."""
         return (*(check.state.value for check in self.models), *(check.outcome.value for check in self.claims))
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Write bills of materials of this package's results."""
+"""Write bills of materials for this package's results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HASHED_FROM_HUB = 16 << 20
 
 
 def facts_of_summary(model: ModelSummary) -> ModelFacts:
-    """Return a model's name and commit in a report."""
+    """Return a model's name and commit from a report."""
     if model.commit is not None and is_repo_id(model.repo):
         return ModelFacts(repo=model.repo, name=model.repo, commit=model.commit)
     return ModelFacts(repo=None, name=Path(model.repo).name or "model", commit=None)

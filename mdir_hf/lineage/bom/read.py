@@ -20,7 +20,7 @@ from mdir_hf.lineage.cards.claim import COMMIT
 from mdir_hf.names import is_repo_id, visible_text
 
 DOCUMENT = Budget(32 << 20, 4 << 20)
-"""Documents with tens of thousands of components have about 10 MB."""
+"""Documents with tens of thousands of components take about 10 MB."""
 
 VERSIONS = ("1.4", "1.5", "1.6", "1.7")
 MODEL = "machine-learning-model"
@@ -71,7 +71,7 @@ class StatedBase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BillOfMaterials:
-    """A document's contents about models.
+    """The parts of a document that are about models.
 
     Attributes:
         tools: Tools that wrote the document.

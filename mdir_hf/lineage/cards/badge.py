@@ -28,7 +28,7 @@ ADVANCES = (
     1300, 1300, 842, 1067, 803, 1298, 1212, 1675, 1212, 1212, 1075, 1303, 690, 1303, 1716,
 )
 # fmt: on
-"""Advance widths of the printable ASCII characters, from the space on, in units of 1/2048 em."""
+"""Advance widths of the printable ASCII characters, starting with the space, in units of 1/2048 em."""
 
 
 def text_width(text: str, font_size: float) -> float:

@@ -69,7 +69,7 @@ class Card:
 
 
 def parse_card(content: bytes, *, subject: str) -> Card:
-    """Split a README.md at the same position as the Hub.
+    """Split a README.md at the same position as the Hub does.
 
     Raises:
         CardError: If the file is not UTF-8.

@@ -56,7 +56,7 @@ def read_badge(
 
     Raises:
         InputError: If the file is something else, too large or unreadable.
-        HubError: If the Hub cannot provide the file.
+        HubError: If the file cannot be read from the Hub.
     """
     name = os.fspath(source)
     text = _text(name, token)

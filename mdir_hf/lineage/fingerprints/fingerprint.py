@@ -172,9 +172,9 @@ def take_fingerprint(
 ) -> Fingerprint:
     """Read the sampled rows of a model.
 
-    Skips tokens without a row. Also reads small gaps, and about 100 rows of each of four layers. A ``neuron_seed``
-    drawn after the models were opened makes the neurons a second witness, and down is read too. If it is None, the
-    neurons are the public choice of an index. ``needs_tokens`` rejects models without token rows.
+    Skips tokens without a row. Also reads small gaps, and about 100 rows of each of four layers. ``neuron_seed`` must
+    be drawn after the models were opened; the neurons then serve as a second witness, and down is read too. If it is
+    None, the neurons are the public choice of an index. ``needs_tokens`` rejects models without token rows.
 
     Raises:
         VocabularyError: If the model has no tokenizer files or no embedding.

@@ -81,7 +81,7 @@ class Hit:
     """A base that a search proposes.
 
     Attributes:
-        log_p: Natural log of an estimate of p, for ranking; no evidence.
+        log_p: Natural log of an estimate of p, used only for ranking.
         identity_log_p: Natural log of a bound on p with channels in their own order; 0 if widths differ.
     """
 

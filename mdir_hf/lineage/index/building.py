@@ -238,8 +238,8 @@ def what_is_excluded(
 ) -> tuple[int, float | None]:
     """Return how many bases are as wide as a model, and the noise up to which their copies would be found.
 
-    The model has rows for ``tokens``. Alpha applies to all bases together. Without ``numbers_are_free``, a copy must be
-    significant among all matchings.
+    The model has rows for ``tokens``. Alpha applies to all bases together. If ``numbers_are_free`` is False, a copy
+    must be significant among all matchings.
     """
     log_level = math.log(alpha / (TESTS_OF_A_BASE * len(index)))
     known = frozenset(tokens)

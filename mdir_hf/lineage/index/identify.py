@@ -52,7 +52,7 @@ class Ancestor:
 
     @property
     def p_is_bound(self) -> bool:
-        """Whether p is a bound, because it is based on neurons, or a comparison assumes rotation."""
+        """Whether p is a bound, because it is based on neurons or a comparison assumes rotation."""
         report = self.report
         by_tokens = report is not None and report.p_is_bound and report.assumption is Assumption.ROTATION
         return self.neurons is not None or by_tokens
@@ -312,7 +312,7 @@ def judge_hits(
 def judge_neurons(
     index: BaseIndex, query: NeuronSample, *, top: int, alpha: float, device: str = "cpu"
 ) -> list[Ancestor]:
-    """Find bases with the same neuron numbers as the model, in any layer.
+    """Find bases in which neurons match the model's by number, in any layer.
 
     log10 p is corrected for all tests of all bases.
     """

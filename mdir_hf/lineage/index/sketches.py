@@ -1,6 +1,6 @@
 """Sketches of bases, from which a large index picks candidates.
 
-Each of a sketch's three parts is compared with the model's using an inner product:
+A sketch has three parts, each compared with the model's using an inner product:
 
 - *rows*: random projections of whitened rows. If widths are equal, the inner product estimates the trace of the polar
   factor for channels in their own order.
@@ -35,7 +35,7 @@ _SEED = 20_260_101
 
 
 class Sketch(NamedTuple):
-    """A base's or model's sketch; unit vectors, float16.
+    """The sketch of a base or model, as float16 unit vectors.
 
     Attributes:
         rows: ``(N_PROJECTIONS,)``.

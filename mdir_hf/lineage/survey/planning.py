@@ -213,7 +213,7 @@ def take_sample(path: Path, folder: Path) -> None:
     """Start a survey in a folder with another survey's sample.
 
     Raises:
-        InputError: If the file is not a sample, or the folder has another.
+        InputError: If the file is not a sample, or the folder contains a different one.
     """
     sample = load_sample(path)
     own = folder / SAMPLE
@@ -317,7 +317,7 @@ class PlannedRequests:
 
     @property
     def at_least_s(self) -> float:
-        """Minimum duration of the requests in seconds, in whole quota windows."""
+        """Minimum duration of the requests in seconds, counting whole quota windows."""
         quotas = USER if self.has_token else ANONYMOUS
         n_windows = max(self.api / quotas["api"], self.files / quotas["resolvers"])
         return WINDOW_S * max(0, -(-n_windows // 1) - 1)

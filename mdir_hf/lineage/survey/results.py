@@ -20,7 +20,7 @@ from mdir_hf.validation import AS_WRITTEN
 SCHEMA = "mdir-hf/survey/1"
 
 MOST_DESCRIBED = 8
-"""The layers of all pairs are described in groups of up to this many models."""
+"""In groups of up to this many models, the layers of all pairs are described."""
 
 Pair = tuple[str, str]
 """Two model names, in the order of the list."""

@@ -331,7 +331,7 @@ def _compare_layers(plan: SurveyPlan, report: SurveyReport, sample: Sample, resu
 
 
 def _describe_relatives(plan: SurveyPlan, report: SurveyReport, sample: Sample, results: ResultFile) -> None:
-    """Describe layers of :meth:`SurveyReport.relatives_to_describe`."""
+    """Describe the layers of :meth:`SurveyReport.relatives_to_describe`."""
     pairs = report.relatives_to_describe()
     ledger = IoLedger()
     watch = Watch(ledger, Listeners(progress=plan.progress), from_start=True)

@@ -25,7 +25,7 @@ from mdir_hf.model.roles import Role
 from mdir_hf.model.tokens import Vocabulary
 
 ROWS = 32
-"""Number of first rows read of a matrix, in one request."""
+"""Number of rows read from a matrix: the first ones, so that one request is enough."""
 
 NEW_ROWS = 64
 """Number of rows read for tokens that a relative lacks."""
@@ -72,7 +72,7 @@ class CloserLook:
 
     Attributes:
         layers: Rows of layers by readable model.
-        new_tokens: New tokens by names of a model and a relative whose vocabulary extends the model's.
+        new_tokens: New tokens by two names: a model, and a relative whose vocabulary extends the model's.
     """
 
     layers: Mapping[str, LayerRows] = field(default_factory=dict)

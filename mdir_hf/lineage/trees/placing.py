@@ -18,7 +18,7 @@ from mdir_hf.lineage.trees.aligning import LayerRows
 def root_candidates(
     names: Sequence[str], distances: npt.NDArray[np.float64], evidence: Iterable[OrderEvidence]
 ) -> tuple[str, ...]:
-    """Return the models on the earlier side of all evidence; all models if there is none."""
+    """Return the models on the earlier side according to all evidence; all models if there is none."""
     place = {name: at for at, name in enumerate(names)}
     left = list(names)
     for order in evidence:
@@ -112,7 +112,7 @@ class Between:
 
 
 def equal_models(squared: FloatArray, names: Sequence[str]) -> dict[str, str]:
-    """Return the first model with the same rows for each model, given ``(m, m)`` squared distances."""
+    """Map each model to the first one with the same rows, given ``(m, m)`` squared distances."""
     return {name: names[int(np.flatnonzero(squared[at] <= 0.0)[0])] for at, name in enumerate(names)}
 
 

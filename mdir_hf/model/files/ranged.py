@@ -245,7 +245,6 @@ class RangedTensors(ABC):
         return weight_encoding(spec, label)
 
     def _stored_encoding(self, spec: TensorSpec) -> Encoding:
-        """Return the encoding that keeps a tensor's own dtype."""
         return stored_encoding(spec)
 
     def _pieces(self, spec: TensorSpec, encoding: Encoding) -> Iterator[torch.Tensor]:

@@ -250,7 +250,7 @@ UNNAMED_TENSORS = 100_000
 class SafetensorsSource(ShardedTensors):
     """The tensors of a safetensors checkpoint, read lazily. Implements ``TensorSource`` and ``StoredTensors``.
 
-    A header needs one or two reads.
+    A header takes one or two reads.
     """
 
     format_name = "safetensors"

@@ -55,7 +55,6 @@ class ShardedTensors(RangedTensors):
         """Read the header of one file."""
 
     def _most_tensors(self, path: str) -> int:
-        """Return an upper bound on the number of tensors in a file."""
         return len(self._header(path))
 
     @property

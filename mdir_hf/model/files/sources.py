@@ -97,8 +97,8 @@ class FileTree(Protocol):
 MOST_AXES = 64
 """Largest number of axes that torch supports; weights have at most five."""
 MOST_ELEMENTS = 1 << 48
-"""Limit for the product of all nonzero sizes. Empty tensors can state any sizes, from which strides or rows of unpacked
-codes could overflow 64 bits."""
+"""Limit for the product of all nonzero sizes. Empty tensors can state any sizes, and numbers derived from them
+(strides, rows of unpacked codes) could overflow 64 bits."""
 
 
 def excess_of_shape(shape: Sequence[int]) -> str | None:

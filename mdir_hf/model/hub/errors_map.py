@@ -69,7 +69,7 @@ _NO_CONNECTION_YET: _Message = (
     "{host} {failed}: there is no connection (or HF_ENDPOINT is wrong), or a mistyped local folder was taken for a "
     "name on the Hub. local_files_only uses downloaded files",
 )
-"""For a model's first request, when the name may not be a Hub name at all."""
+"""For a model's first request, when its name may not exist on the Hub."""
 _NO_DISK: _Message = (
     HubError,
     "cannot write to the Hub's cache: {reason}{of}; free some space, or set HF_HOME or cache_dir",

@@ -82,7 +82,6 @@ def fetch_hub_file(
 def _open(
     url: str, *, max_bytes: int, token: str | bool | None, cache: RangeCache | None
 ) -> tuple[HubFile, str | None, str]:
-    """Return a file, its digest or None, and its commit."""
     kind, repo, revision, path = parse_file_url(url)
     label = f"{repo}@{revision}"
     endpoint = current_endpoint()

@@ -86,7 +86,7 @@ def model_info(
     kind: Literal["model", "dataset"] = "model",
     before_each: Callable[[], None] = lambda: None,
 ) -> ModelInfo:
-    """Request a model's or data set's information from the Hub.
+    """Request information about a model or data set from the Hub.
 
     ``label`` is used in errors; ``before_each`` is called before every request.
 

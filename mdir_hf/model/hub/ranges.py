@@ -321,7 +321,7 @@ def _is_longer(length: str, n_bytes: int) -> bool:
 
 
 class _ContentChangedError(Exception):
-    """A later response belongs to different content than the first."""
+    """The file's content changed between two responses."""
 
 
 class _Body:

@@ -153,7 +153,6 @@ def _local(text: str) -> Reference:
 
 
 def _is_on_disk(text: str) -> bool:
-    """Return whether a text is an existing path, or a path below an existing folder."""
     first, second, *below = [*text.split("/"), "", ""]
     try:
         return Path(text).exists() or (any(below) and Path(first, second).is_dir())

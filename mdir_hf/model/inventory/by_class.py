@@ -151,7 +151,6 @@ def _experts(left: list[str], state: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _in_order(names: list[str]) -> list[str]:
-    """Sort names, with the matrix that writes the stream (w2 or down) last."""
     return sorted(names, key=lambda name: bool(re.search(r"(?:w2|down)[^.]*(?:\.weight)?$", name)))
 
 

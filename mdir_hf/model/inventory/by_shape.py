@@ -201,7 +201,7 @@ def stack_anatomy(names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None:
 
 
 def connector_anatomy(names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None:
-    """Return, as a layer's up and down, two matrices of a connector that form an MLP, as in LLaVA's projector.
+    """Return the two matrices of a connector that form an MLP, such as LLaVA's projector, as a layer's up and down.
 
     Returns None unless a matrix has as many columns as another in its module has rows.
     """

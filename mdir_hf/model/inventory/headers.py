@@ -183,7 +183,7 @@ def _missing_groups(layer: Layer) -> bool:
 
 
 def _by_class_or_shape(config: Mapping[str, object], tensors: TensorSource, by_names: Anatomy | None) -> Anatomy | None:
-    """Resolve roles by class or else by shape; return None unless this finds more roles than the names."""
+    """Resolve roles by class or else by shape; return None unless this finds more roles than the names did."""
 
     def shape_of(name: str) -> tuple[int, ...]:
         return tuple(tensors.spec(name).shape)
@@ -246,7 +246,6 @@ def _lacks_something(config: Mapping[str, object], anatomy: Anatomy) -> bool:
 
 
 def _reads_more(tensors: TensorSource, names: tuple[str, ...]) -> bool:
-    """Read all headers; return whether they changed the list of names."""
     if not isinstance(tensors, ListsContents):
         return False
     tensors.read_all_headers()

@@ -32,7 +32,7 @@ class PartKind(str, Enum):
     VECTORS = "vectors"
     """Norms, biases and buffers."""
     UNPLACED = "unplaced"
-    """Tensors without a known role, or that cannot be read, with the reason."""
+    """Tensors that have no known role or cannot be read, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,14 +26,14 @@ STACK_WORDS: tuple[tuple[str, str], ...] = (
     ("vision tower", r"vision\w*|visual\w*|image\w*|vpm|vit|clip\w*|siglip\w*|v|mm_vision\w*|sam_model"),
     ("cross-attention layers", r"cross_attn\w*"),
 )
-"""Name of a stack, and the pattern of a component of its prefix."""
+"""Name of a stack, and the pattern that matches a component of its prefix."""
 
 CONNECTOR_WORDS = (
     r"\w*projector\w*|\w*connector\w*|\w*resampler\w*|\w*merger\w*|\w*aligner\w*|\w*abstractor\w*|perceiver\w*|q_?former"
     r"|mlp1|embed_vision|embed_audio|multi_modal\w*|mm_\w*proj\w*|\w+_to_\w+_proj\w*|modality_\w+|\w*_adapter"
     r"|proj_in_\w+|mm"
 )
-"""Components that identify a connector, before all other words."""
+"""Components that identify a connector. They override all other words."""
 
 TABLE_WORDS: tuple[tuple[str, str], ...] = (
     ("positions", r"wpe|position_embeddings?|embed_positions|positional_embedding|pos_embed\w*|position_embd"),
@@ -45,7 +45,7 @@ TABLE_WORDS: tuple[tuple[str, str], ...] = (
     ("token types", r"token_type_embeddings|token_types|segment_embeddings"),
     ("head for classes", r"score|classifier|classification_head|v_head|value_head|reward_head"),
 )
-"""Name of a table outside the layers, and the pattern of a component of its name."""
+"""Name of a table outside the layers, and the pattern that matches a component of its name."""
 
 AUXILIARY_WORDS: tuple[tuple[str, str], ...] = (
     (
@@ -293,7 +293,7 @@ class _Weights:
         return ModelPart("", PartKind.UNPLACED, None, "no known role outside of the layers")
 
     def _owner(self, name: str) -> str | None:
-        """Return the stack whose folder is the longest that contains the tensor."""
+        """Return the stack with the longest folder that contains the tensor."""
         folder = name
         while folder:
             folder = folder.rpartition(".")[0]

@@ -22,7 +22,7 @@ def active_adapters(model: Any, *, wanted: bool) -> tuple[str, ...]:  # noqa: AN
     """Return the active adapters in order; none if they are disabled or merged.
 
     Raises:
-        InputError: If only some are merged, or merged adapters are to be left out.
+        InputError: If only some adapters are merged, or merged ones are not wanted.
     """
     layers = [module for module in model.modules() if hasattr(module, "merged_adapters") and hasattr(module, "merged")]
     merged = {name for layer in layers for name in layer.merged_adapters}
@@ -180,7 +180,6 @@ def _config(model: Any) -> bytes:  # noqa: ANN401
 
 
 def _without_wrappers(model: Any) -> Any:  # noqa: ANN401
-    """Remove the wrappers of ``torch.compile`` and DistributedDataParallel."""
     while not hasattr(model, "config"):
         inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
         if inner is None:

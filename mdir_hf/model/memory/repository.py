@@ -72,7 +72,7 @@ class LoadedRepository:
         """Do nothing, because memory reads are fast."""
 
     def count(self, name: str, n_bytes: int) -> None:
-        """Count a tensor's bytes before copying them, within the ledger's limit."""
+        """Count a tensor's bytes before copying them, enforcing the ledger's limit."""
         with self.ledger.reserve(f"{self.label}:{name}", n_bytes) as arrived:
             arrived(n_bytes)
 

@@ -215,7 +215,7 @@ def read_config(data: bytes, *, label: str = "config.json") -> dict[str, object]
     """Parse a ``config.json``.
 
     Raises:
-        AnatomyError: If it is not a JSON object, or too deeply nested.
+        AnatomyError: If the file is not a JSON object, or is too deeply nested.
     """
     try:
         config = json.loads(data.decode("utf-8-sig"))

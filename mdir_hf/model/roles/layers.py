@@ -23,7 +23,8 @@ from mdir_hf.model.roles.rows import LayerRow, ProductRow, RopeLayout
 MOST_NUMBERS = 8
 """Largest number of layer numbers listed in a note."""
 MOST_LISTED = 10_000
-"""Missing layer numbers are listed only if the config, which uploaders control, states fewer layers."""
+"""Missing layer numbers are listed only if the config states fewer layers than this, because uploaders control that
+number."""
 _ATTENTION = (Role.Q, Role.K, Role.V, Role.O)
 
 
@@ -198,7 +199,6 @@ class _Placed:
         return [*self.routed(), *_by_number(self.shared)] or [self.parts]
 
     def layer(self, index: int, of_mlp: tuple[Role, ...], inside: frozenset[Role], *, has_one: bool) -> Layer:
-        """Return the layer; ``has_one`` allows a single sublayer."""
         has_attention, has_mixer = any(role in self.parts for role in _ATTENTION), Role.SSM_IN in self.parts
         has_mlp = any(role in parts for parts in self.mlps() for role in of_mlp)
         missing: list[Role] = []

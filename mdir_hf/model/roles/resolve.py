@@ -81,7 +81,7 @@ class Anatomy:
 
     @property
     def unread_layers(self) -> tuple[int, ...]:
-        """Numbers of the layers in which at most norms have roles."""
+        """Numbers of the layers in which no weight other than norms has a role."""
         return tuple(layer.index for layer in self.layers if not _has_weights(layer))
 
     def check_shapes(self, layer: Layer, shape_of: ShapeOf) -> None:
@@ -148,7 +148,6 @@ def resolve_renamed(config: Config | None, stored_names: Mapping[str, str], shap
 
 
 def _resolve(config: Config | None, all_names: list[str], shape_of: ShapeOf) -> Anatomy:
-    """Resolve sorted names from which wrappers were removed."""
     sizes = _with_family(read_sizes(config), all_names)
     notes: list[str] = [] if config else ["there is no config; names and shapes decided"]
     stacks = join_sequences(find_stacks(all_names, sizes.architecture))

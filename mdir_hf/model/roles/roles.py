@@ -65,7 +65,7 @@ class Role(str, Enum):
 
     @property
     def is_norm(self) -> bool:
-        """Whether the role is the scale of a norm, a vector."""
+        """Whether the role is the scale of a norm (a vector)."""
         return self.value.endswith("norm")
 
 

@@ -40,7 +40,7 @@ class EdgeRow:
 
 @dataclass(frozen=True, slots=True)
 class LayerRow:
-    """A possible name of a tensor in a layer, and its weights.
+    """A possible name of a tensor in a layer, and the weights that it contains.
 
     Attributes:
         pattern: Regular expression for the name after the prefix and layer number.

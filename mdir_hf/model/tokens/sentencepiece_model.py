@@ -91,7 +91,6 @@ def _span(wire: int, value: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def _fields(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int | tuple[int, int]]]:
-    """Yield each field's number, wire type, and value or byte span."""
     position = start
     while position < stop:
         tag, position = _varint(data, position, stop)

@@ -275,7 +275,6 @@ def _contradictions(tokens: list[Token], declared: list[Token], file: str, confi
 
 
 def _with_flags(tokens: list[Token], declared: Iterable[Token]) -> Iterable[Token]:
-    """Add the flags of a config, and the rows that only the config has."""
     rows = {row for row, _, _ in tokens}
     return chain(tokens, (token for token in declared if token[2] is not TokenType.TEXT or token[0] not in rows))
 
@@ -283,7 +282,6 @@ def _with_flags(tokens: list[Token], declared: Iterable[Token]) -> Iterable[Toke
 def _tokens(
     files: tuple[str, ...], companions: Mapping[str, str], config: Mapping[str, Any], read: Callable[[str], bytes]
 ) -> tuple[VocabularyKind, Iterable[Token]]:
-    """Detect the format from the content or name, and read the tokens."""
     file, data = files[0].rpartition("/")[2], read(files[0])
     head = data[:4096].removeprefix(b"\xef\xbb\xbf")
     is_json = file.endswith(".json")

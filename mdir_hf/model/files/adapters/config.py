@@ -257,7 +257,6 @@ def _by_module(rows: _Rows | dict[str, _Rows] | None) -> dict[str, tuple[int, ..
 
 
 def _ends_with(module: str, pattern: str) -> bool:
-    """Return whether a pattern equals a module's name, or its end after a dot."""
     name = pattern.removesuffix("$")
     if name.startswith("^"):
         return module == name[1:]

@@ -127,7 +127,7 @@ _PREFIXES = frozenset({"ud", "i1"})  # how it was quantised, in front of a type
 
 
 def open_gguf(tree: FileTree, variant: str | None) -> GgufSource | None:
-    """Open the GGUF model in the root or else a subfolder, preferring the largest quantisation.
+    """Open the GGUF model in the root, or else in a subfolder, preferring the largest quantisation.
 
     ``variant`` selects a quantisation: ``Q4_K_M`` selects ``model-Q4_K_M.gguf``. Returns None if there is no matching
     file.

@@ -228,7 +228,7 @@ class Graph:
 def read_graph(source: ByteSource) -> Graph:
     """Read an ONNX file, skipping the bytes of its weights.
 
-    Needs one read per long initialiser inside the file.
+    Takes one read per long initialiser inside the file.
 
     Raises:
         CorruptCheckpointError: If the file is not an ONNX file.

@@ -256,7 +256,6 @@ class _Finder:
         )
 
     def _columns(self, stored: str, node: Node) -> LinearCodes:
-        """Return the codes in a product of integers."""
         tensor = self._known[stored]
         stem = stored.removesuffix(_QUANTIZED)
         places = _SCALES_OF_PRODUCT.get(node.op_type, (None, None))
@@ -284,7 +283,6 @@ class _Finder:
         return _plain(f"{module}.weight")
 
     def _own_name(self, stored: str) -> str | None:
-        """Return the original name if the graph kept it, else None."""
         name = _OF_QUANTISER.sub("", stored)
         is_own = "::" not in name and "/" not in name and name.endswith(".weight")
         return name if is_own and not name.endswith(".MatMul.weight") else None

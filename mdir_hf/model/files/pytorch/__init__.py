@@ -47,7 +47,7 @@ class StridedSpec(TensorSpec):
 class PytorchSource(ShardedTensors):
     """The tensors of a PyTorch checkpoint, read lazily. Implements ``TensorSource`` and ``StoredTensors``.
 
-    A header (zip directory and pickle) needs two or three reads.
+    A header (zip directory and pickle) takes two or three reads.
     """
 
     format_name = "PyTorch"

@@ -74,7 +74,7 @@ class NoArchiveError(CorruptCheckpointError):
 
 
 class Archive:
-    """A zip file with a parsed directory and a byte cache. Opening needs one or two reads.
+    """A zip file with a parsed directory and a byte cache. Opening it takes one or two reads.
 
     Raises:
         NoArchiveError: If the file is not a zip archive.

@@ -211,7 +211,6 @@ class _Machine:
         return items
 
     def _take(self, n_items: int) -> list[Any]:
-        """Pop ``n_items`` items and return them, lowest first."""
         return [self._stack.pop() for _ in range(n_items)][::-1]
 
     def _put(self, place: int) -> None:

@@ -80,7 +80,7 @@ class Grid:
 
     @property
     def words(self) -> str:
-        """Tell users which weights share a number."""
+        """Describe to users which weights share a number."""
         (_, m, d), (bm, bn) = self.shape, self.block
         if self.group_of_column is not None:
             return f"in {self.grid[2]} groups of columns"

@@ -121,7 +121,7 @@ def open_qweight(opening: Opening) -> CodedTensor:
     """Open a weight stored as ``qweight``: GPTQ or AWQ, depending on the shapes.
 
     Raises:
-        UnsupportedFormatError: If it is a different layout with the same names.
+        UnsupportedFormatError: If a different layout uses the same names.
     """
     codes, scales = opening.codes, opening.spec("scales")
     if codes.dtype != "I32" or len(codes.shape) != 2 or len(scales.shape) != 2 or 0 in (*codes.shape, *scales.shape):

@@ -1,4 +1,4 @@
-"""Chooses neurons of some layers by design, and reads their rows of gate and up and their columns of down."""
+"""Choose neurons of some layers, and read their gate and up rows and down columns."""
 
 from __future__ import annotations
 
@@ -45,26 +45,26 @@ from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import Role
 
 FEW_LAYERS = 4
-"""Layers per model to sample unless the level asks for all, including the first and the last."""
+"""Number of layers sampled per model unless the level requires all; includes the first and last."""
 
 RUN = 4
-"""Adjacent neurons per run; a run is one byte range. Short runs scatter the sample: with long runs, a model with half
+"""Adjacent neurons per run, which is one byte range. Short runs scatter the sample; with long runs, a model with half
 of its neurons copied in blocks might pass by chance."""
 
 
 @dataclass(frozen=True)
 class _Choice:
-    """The rows of a model to read: layers, roles and neuron numbers."""
+    """Rows to read: layers, roles and neuron numbers."""
 
     model: PlacedTensors
     up: Role
     places: tuple[int, ...]
     written: tuple[Role, ...]
-    """Roles that are read: gate and up, or up alone."""
+    """Roles to read: gate and up, or up alone."""
     n_neurons: int
     n_tested: int
     numbers: IntArray
-    """The fitted neurons, then the tested ones; each group in ascending order."""
+    """The fitted neurons, then the tested ones, each in ascending order."""
 
 
 def neuron_layers(model: PlacedTensors) -> tuple[int, ...]:
@@ -74,7 +74,7 @@ def neuron_layers(model: PlacedTensors) -> tuple[int, ...]:
 
 
 def n_neurons_of(model: PlacedTensors) -> dict[int, int]:
-    """Return the number of neurons of each layer that has any, by position."""
+    """Return the number of neurons of each layer with neurons, by position."""
     up = neuron_role(model)
     if up is None:
         return {}
@@ -83,9 +83,9 @@ def n_neurons_of(model: PlacedTensors) -> dict[int, int]:
 
 
 def sample_sizes(n_neurons: int, n_fitted_rows: int | None, *, n_matrices: int) -> tuple[int, int]:
-    """Return how many neurons of a layer to test, and how many others to fit a rotation on.
+    """Return how many of a layer's neurons to test, and on how many others to fit a rotation.
 
-    ``n_neurons`` is at least twice :data:`FEWEST_TESTED`. ``n_fitted_rows`` None: all others.
+    ``n_neurons`` is at least twice :data:`FEWEST_TESTED`. If ``n_fitted_rows`` is None, all others are fitted.
     """
     n_tested = TESTED if n_neurons >= 3 * TESTED else FEWEST_TESTED
     n_rest = n_neurons - n_tested
@@ -127,11 +127,11 @@ def _choose(
 
 
 def planned_n_bytes(model: PlacedTensors, *, every: bool = False) -> int:
-    """Estimate how many bytes of gate and up :func:`take_neurons` reads.
+    """Estimate the bytes of gate and up that :func:`take_neurons` reads.
 
     Raises:
         AnatomyError: If a matrix of neurons does not have the width of the model.
-        MdirError: If the header cannot be read.
+        MdirError: If a header cannot be read.
     """
     choice = _choose(model, every=every)
     if choice is None:
@@ -143,7 +143,7 @@ def planned_n_bytes(model: PlacedTensors, *, every: bool = False) -> int:
 
 
 def bytes_of_down(model: PlacedTensors) -> int:
-    """Return the stored size of down in the layers that :func:`take_neurons` samples."""
+    """Return the stored size of down in the layers that :func:`take_neurons` samples, in bytes."""
     choice = _choose(model)
     if choice is None:
         return 0
@@ -167,16 +167,16 @@ def take_neurons(
 ) -> NeuronSample | None:
     """Read gate and up rows of some neurons in some layers, and optionally their down columns.
 
-    ``seed`` is the same for both models. ``n_fitted_rows`` fit a rotation; None: all others. Without
-    ``places``, layers are sampled: all if ``every``, else four. ``n_down_channels`` 0: none; None: all. ``nominates``
-    reads up alone, in longer runs, a part of the rows that the layer map reads.
+    Use the same ``seed`` for both models. A rotation is fitted on ``n_fitted_rows`` rows, or on all untested ones if it
+    is None. ``places`` defaults to all layers if ``every`` is set, else to four. ``n_down_channels`` is None for all
+    channels. ``nominates`` reads up alone, in longer runs that the layer map also reads.
 
     Returns:
-        The sample; None if no MLP has enough neurons or if neuron numbers carry meaning.
+        The sample; None if no MLP has enough neurons, or neuron numbers have a meaning.
 
     Raises:
-        AnatomyError: If a matrix of neurons does not have the width of the model.
-        MdirError: If it cannot be read.
+        AnatomyError: If a matrix of neurons does not have the model's width.
+        MdirError: If neurons cannot be read.
     """
     choice = _choose(
         model, seed=seed, n_fitted_rows=n_fitted_rows, every=every, chosen_places=places, nominates=nominates
@@ -203,10 +203,10 @@ def read_sample(
     readers: Sequence[RoleReader],
     seed: int,
 ) -> NeuronSample:
-    """Read gate and up rows of the given neurons from some layers, in the given order.
+    """Read gate and up rows of given neurons in some layers.
 
-    ``numbers`` ``(n,)`` are neuron numbers; the last ``n_tested`` are tested; ``readers`` are of gate and up, or of up
-    alone. ``seed`` chooses embedding rows that represent the residual stream.
+    The last ``n_tested`` of the neuron ``numbers`` ``(n,)`` are tested. ``readers`` read gate and up, or up alone.
+    ``seed`` selects embedding rows that represent the residual stream.
     """
     stream = stream_rows(model, seed)
     order = np.sort(numbers)
@@ -241,11 +241,11 @@ def with_outputs(
     n_channels: int | None,
     n_other_layers: int = OTHER_LAYERS,
 ) -> NeuronSample:
-    """Read the down columns of a sample's neurons in ``n_channels`` channels (None: all).
+    """Read the down columns of a sample's neurons in ``n_channels`` channels, or in all if it is None.
 
     Raises:
-        AnatomyError: If a layer has no down, or it does not have the width of the model.
-        MdirError: If it cannot be read.
+        AnatomyError: If a layer's down is missing or does not have the model's width.
+        MdirError: If neurons cannot be read.
     """
     assert sample.numbers is not None and sample.lengths is not None
     up = neuron_role(model)

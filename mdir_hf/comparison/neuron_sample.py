@@ -1,4 +1,4 @@
-"""Sampled neurons of some layers as records: gate and up rows and down columns."""
+"""Records of sampled neurons: gate and up rows, and down columns."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from mdir_hf.report.parts import Count
 IntArray = npt.NDArray[np.int64]
 
 TESTED = 64
-"""Tested neurons per layer. In a copy all of them keep their number, so p is at most 1/64! = 10^-89."""
+"""Tested neurons per layer. In a copy, all keep their number, so p is at most 1/64! = 10^-89."""
 
 FEWEST_TESTED = 32
 """Tested neurons in layers with fewer than three times :data:`TESTED`. For a copy, p is at most 1/32! = 10^-35."""
 
 FITTED_ROWS = 128
-"""Rows to fit a rotation on: 64 neurons with gate and up, or 128 without a gate. In rotated, sliced or requantised
-copies of SmolLM2, 32 neurons are enough; with noise as large as the weights, 64 are needed."""
+"""Rows for fitting a rotation: gate and up of 64 neurons, or up of 128. In rotated, sliced or requantised copies of
+SmolLM2, 32 neurons are enough; with noise as large as the weights, 64 are needed."""
 
 NOMINATING_FITTED_ROWS = 56
-"""Rows of up to fit on if every layer is sampled because no other test found a relation. They nominate layers for a
-larger sample."""
+"""Rows of up for fitting if every layer is sampled because no other test found a relation. The samples nominate layers
+for a larger sample."""
 
 NEAR_COPY_FITTED_ROWS = 48
-"""Rows to fit on in the first look at a near copy, which reads 4 MB from two 8B models."""
+"""Rows for fitting in the first look at a near copy, which reads 4 MB of two 8B models."""
 
 DOWN_CHANNELS = 12
 """Channels of down in the first read; each is a row of the file. They distinguish a near copy from an unrelated model;
-a model in another basis needs all channels."""
+for a model in another basis, all channels are needed."""
 
 SAMPLE_SEEDS = 2**63
 
@@ -43,19 +43,19 @@ SAMPLE_SEEDS = 2**63
 def draw_sample_seed() -> int:
     """Draw the seed of a sample of neurons from system entropy.
 
-    The seed is drawn after both models are open, so that no model can be arranged for it.
+    Call this after both models are open, so that no model can be designed for the seed.
     """
     return secrets.randbelow(SAMPLE_SEEDS)
 
 
 ROWS = "neurons"
 STORED_OUTPUTS = {"outputs": "neurons.down", "strengths": "neurons.strengths", "offsets": "neurons.offsets"}
-"""Tensor names of a sample in a file; those of outputs by the arguments of :meth:`NeuronSample.restored`."""
+"""Names of the outputs' tensors in a file, by argument of :meth:`NeuronSample.restored`."""
 
 
 @dataclass(frozen=True)
 class DescribedNeurons:
-    """Fields of a :class:`NeuronSample` that are stored alongside its tensors."""
+    """Fields of a :class:`NeuronSample` that are stored next to its tensors."""
 
     layers: tuple[Count, ...]
     n_neurons: Count
@@ -67,18 +67,19 @@ class DescribedNeurons:
 
 @dataclass(frozen=True, eq=False)
 class NeuronOutputs:
-    """Columns of down of the sampled neurons.
+    """Down columns of the sampled neurons.
 
     Attributes:
-        rows: ``(layers, neurons, f)``: unit columns in a basis of the fitted columns.
-        strengths: ``(layers, neurons)``: product of the lengths of the gate row, up row and down column; zero if a bias
-            shuts the neuron.
-        stream_scale: Median length of some embedding rows, or 0 if there is no embedding.
-        strongest: Largest root mean square of the strengths of any layer that was read, these and a few others.
-        n_channels: Channels of down that were read. None: all.
-        mean_squares: ``(layers,)``: mean square of a layer's strengths if measured on further neurons, else NaN.
-            None: NaN everywhere.
-        offsets: ``(layers, neurons)``: what gates read at a stream of zeros, in lengths of their rows; None if unknown.
+        rows: Unit columns in a basis of the fitted columns, ``(layers, neurons, f)``.
+        strengths: Products of the lengths of gate row, up row and down column, ``(layers, neurons)``; zero for neurons
+            that a bias keeps shut.
+        stream_scale: Median length of some embedding rows; 0 if there is no embedding.
+        strongest: Largest root mean square of a layer's strengths, over these layers and a few others.
+        n_channels: Number of channels read, or None for all.
+        mean_squares: Mean squares of the strengths, measured on further neurons, ``(layers,)``; NaN for layers that
+            were not measured, None if no layer was.
+        offsets: Gates' responses to a stream of zeros, in lengths of their rows, ``(layers, neurons)``; None if
+            unknown.
     """
 
     rows: torch.Tensor
@@ -96,25 +97,26 @@ class NeuronOutputs:
         return float(self.strengths[at].square().mean())
 
     def is_measured(self, at: int) -> bool:
-        """Return whether the mean square comes from more neurons than the sample."""
+        """Return whether the mean square was measured on further neurons."""
         return self.mean_squares is not None and not math.isnan(float(self.mean_squares[at]))
 
 
 @dataclass(frozen=True, eq=False)
 class NeuronSample:
-    """Rows of a few neurons of some layers of a model.
+    """Rows of a few neurons in some of a model's layers.
 
     Attributes:
         layers: Positions of the layers in ``anatomy.layers``.
         n_neurons: Neurons per layer.
-        n_fitted: Leading rows that fit a rotation; the others are tested.
-        rows: ``(layers, matrices, neurons, f)``: unit rows of gate and up (or of up) in a basis of the fitted rows.
-        whole: The rows as read, ``(layers, matrices, neurons, width)``, for at most four layers, or None.
-        numbers: ``(neurons,)``: numbers of the rows. None in a stored sample.
-        lengths: ``(layers, neurons)``: product of the lengths of gate and up rows; zero if a bias shuts the neuron.
-        offsets: ``(layers, neurons)``: what gates read at a stream of zeros, in lengths of their rows.
-        stream_scale: Median length of some embedding rows, or 0 without.
-        outputs: Columns of down, or None.
+        n_fitted: Number of leading neurons for fitting a rotation; the others are tested.
+        rows: Unit rows of gate and up, or of up, in a basis of the fitted rows, ``(layers, matrices, neurons, f)``.
+        whole: The rows as read, for at most four layers, ``(layers, matrices, neurons, width)``, or None.
+        numbers: Neuron numbers, ``(neurons,)``; None in a stored sample.
+        lengths: Products of the lengths of gate and up rows, ``(layers, neurons)``; zero for neurons that a bias keeps
+            shut.
+        offsets: See :class:`NeuronOutputs`.
+        stream_scale: See :class:`NeuronOutputs`.
+        outputs: Down columns, or None.
     """
 
     layers: tuple[int, ...]
@@ -140,11 +142,11 @@ class NeuronSample:
 
     @property
     def n_bytes(self) -> int:
-        """Size in bytes of the tensors stored in a file."""
+        """Size of the stored tensors in bytes."""
         return sum(tensor.nbytes for tensor in self.tensors().values())
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the tensors stored in a file, by name."""
+        """Return the tensors to store in a file, by name."""
         tensors = {ROWS: self.rows}
         if self.outputs is not None:
             stored = (self.outputs.rows, self.outputs.strengths, self.outputs.offsets)
@@ -154,7 +156,7 @@ class NeuronSample:
         return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
     def described(self) -> dict[str, Any]:
-        """Return all other fields as plain containers for :meth:`restored`."""
+        """Return the other fields as plain containers for :meth:`restored`."""
         known = {"layers": list(self.layers), "n_neurons": self.n_neurons, "n_fitted": self.n_fitted}
         if self.outputs is None:
             return known
@@ -174,9 +176,9 @@ class NeuronSample:
         strengths: torch.Tensor | None = None,
         offsets: torch.Tensor | None = None,
     ) -> NeuronSample:
-        """Restore a sample that was read from a file.
+        """Restore a sample from a file.
 
-        ``rows`` come from gate and up, ``outputs`` are down columns.
+        ``rows`` are gate and up rows; ``outputs`` are down columns.
 
         Raises:
             ValueError: If the tensors do not form a valid sample.
@@ -218,7 +220,7 @@ class NeuronSample:
 
 
 def at_layers(sample: NeuronSample, layers: Sequence[int]) -> NeuronSample:
-    """Return the given layers of a sample, without outputs."""
+    """Return some layers of a sample, without outputs."""
     at = [sample.layers.index(layer) for layer in layers]
     assert sample.lengths is not None and sample.offsets is not None
     return replace(

@@ -1,6 +1,6 @@
 """Find partners of reordered, removed or resized neurons for the second witness.
 
-A residual-basis map proposes the partners. The search chooses the pairs, so their numbers give no bound on p.
+A residual-basis map proposes partners. Because the search chooses the pairs, their numbers give no bound on p.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ ROWS_AT_ONCE = 4096
 """Rows of the larger layer per matrix product."""
 
 MOST_PAIRS = 3
-"""Maximum number of layer pairs to search; each reads gate, up and down of one layer of both models."""
+"""Maximum number of layer pairs to search. Each requires reading gate, up and down of one layer of both models."""
 
 
 EQUAL_COSINE = 0.999
-"""Neurons have equal activations if their rows agree at least this well, and lengths of gates and biases are equal
-within the same margin. Rounding to 8 bits of a mantissa leaves 0.99999."""
+"""Neurons have equal activations if their rows have at least this cosine, and lengths of gates and biases agree within
+the same margin. Rounding to an 8-bit mantissa leaves 0.99999."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,10 +71,10 @@ def search_neurons(
     place: int,
     device: str = "cpu",
 ) -> NeuronNumbers | None:
-    """Run the second witness on neurons whose partners are found with a residual-basis map.
+    """Run the second witness on neurons whose partners are found using a residual-basis map.
 
-    Up to :data:`MOST_PAIRS` pairs of layers are searched and read whole. ``place`` is the position of this look.
-    Returns None if no pair can be searched.
+    Reads up to :data:`MOST_PAIRS` pairs of layers whole. ``place`` is the position of this look. Returns None if no
+    pair can be searched.
 
     Raises:
         MdirError: If neurons cannot be read.
@@ -193,7 +193,7 @@ def _searched_pair(
 def _best_partners(
     carried: list[torch.Tensor], every: list[torch.Tensor], device: str
 ) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Return each neuron's most similar one, the sign of up, and the mean similarity."""
+    """Return each neuron's most similar neuron, the sign of up, and the mean similarity."""
     is_matched = torch.stack([rows.abs().sum(dim=0) for rows in carried]).sum(dim=0) > 0.0
     sides = [unit_rows(rows[:, is_matched]).to(device) for rows in carried]
     best = torch.full((len(carried[0]),), -math.inf, device=device)
@@ -216,7 +216,7 @@ def _best_partners(
 
 @dataclass(frozen=True, eq=False)
 class NeuronRows:
-    """Gate or up of an MLP, with its bias.
+    """An MLP's gate or up, with its bias.
 
     Attributes:
         rows: Unit rows, ``(n, width)``.
@@ -229,7 +229,7 @@ class NeuronRows:
     bias: torch.Tensor | None = None
 
     def cosines(self, chosen: torch.Tensor, device: str) -> torch.Tensor:
-        """Return the cosines between chosen rows and all rows, ``(k, n)``."""
+        """Return cosines between chosen rows and all rows, ``(k, n)``."""
         rows = unit_rows(self.rows).to(device)
         return (rows[chosen] @ rows.T).cpu()
 
@@ -237,10 +237,10 @@ class NeuronRows:
 def merged_outputs(
     matrices: list[NeuronRows], outputs: torch.Tensor, chosen: torch.Tensor, device: str = "cpu"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add up the outputs of neurons with equal activations: parts of a split neuron, or copies that cancel.
+    """Add the outputs of neurons with equal activations: parts of a split neuron, or copies that cancel.
 
-    ``matrices`` are gate and up, or up alone; ``outputs`` columns of down ``(n, channels)``; ``chosen`` neuron numbers
-    ``(k,)``. Returns the outputs of the chosen neurons, and which neurons they are the sum of, ``(k, n)``.
+    ``matrices`` are gate and up, or up alone; ``outputs`` are down columns ``(n, channels)``; ``chosen`` are neuron
+    numbers ``(k,)``. Returns the outputs of the chosen neurons, and which neurons they sum, ``(k, n)``.
     """
     first, last = matrices[0], matrices[-1]
     cosines_of_last = last.cosines(chosen, device)
@@ -285,7 +285,7 @@ def _sample(
 def same_places(
     reference: PlacedTensors, candidate: PlacedTensors, *, at_most: int, seed: int
 ) -> list[tuple[int, int]]:
-    """Draw layers at the same position in two equally deep models."""
+    """Draw layers at the same position; none if the depths differ."""
     up = neuron_role(reference, candidate)
     if up is None:
         return []

@@ -1,4 +1,4 @@
-"""Measures how strongly neurons write: the lengths of their rows and columns, and what keeps them shut."""
+"""Measure how strongly neurons write: the lengths of their rows and columns, and biases that keep them shut."""
 
 from __future__ import annotations
 
@@ -27,38 +27,39 @@ from mdir_hf.model.roles import Layer, Role, WeightPart
 from mdir_hf.processor import in_order, is_one_of_several_ranks
 
 SHUT_BY_BIAS = 4.0
-"""A neuron counts as shut if its offset is below minus this many lengths of its row: after a norm, the product of the
-row and the stream has a standard deviation of about the row's length. It also counts as shut if its mean response to
-similar rows of the embedding is below minus this many of their standard deviations."""
+"""A neuron counts as shut if its offset is below minus this many lengths of its row, which is about the standard
+deviation of the product of row and stream after a norm. It also counts as shut if its mean response to similar
+embedding rows is below minus this many standard deviations of the responses."""
 
 CLUSTER_COSINE, FEWEST_IN_CLUSTER, FEWEST_FREE = 0.5, 2, 3
-"""Embedding rows are similar if they have this cosine to the leading direction of all. On either side at least two must
-have it, with three degrees of freedom together, to estimate a standard deviation."""
+"""Embedding rows on one side are similar if their cosine to the leading direction of all rows exceeds this value. A
+standard deviation needs at least two such rows per side, and three degrees of freedom in total."""
 
 STREAM_ROWS = 16
 """Number of embedding rows used to estimate the scale of the residual stream."""
 
 STRENGTHS_READ = 512
-"""Single neurons per layer whose strength is read if the sample may not represent the layer. If a hundredth of the
-neurons are not copies, all of these are copies with probability 0.6 %; of a sample of 24 runs, with 79 %."""
+"""Number of single neurons per layer whose strength is read if the sample may not represent the layer. If 1% of the
+neurons are not copies, all of these are copies with a probability of 0.6%, and all of a sample of 24 runs with 79%."""
 
 
 OTHER_LAYERS, FEW_OTHER_LAYERS = 6, 2
-"""Further layers, drawn at random, whose strengths are estimated; few for a sample with a few channels of down."""
+"""Number of further random layers whose strengths are estimated; the smaller number is for samples with few channels of
+down."""
 
 OTHER_NEURONS, OTHER_CHANNELS = 8, 4
-"""Neurons and channels of down that estimate them, one run of each. In real models, 16 neurons give the root mean
-square of a layer to within a third."""
+"""Number of neurons and of channels of down, one run each, for these estimates. In real models, 16 neurons give a
+layer's root mean square to within a third."""
 
 
 GATE_OF = {Role.UP: Role.GATE, Role.SSM_IN: Role.MIXER_GATE}
 DOWN_OF = {Role.UP: Role.DOWN, Role.SSM_IN: Role.SSM_OUT}
-"""The gate and the output of the neurons that are rows of a role. Channels of a state-space mixer can be renumbered as
+"""Gate and output of the neurons that are rows of a role. The channels of a state-space mixer can be renumbered as
 freely as the neurons of an MLP."""
 
 
 def with_first_experts(model: PlacedTensors) -> PlacedTensors:
-    """Use the first expert as the MLP of layers without one; return the model itself if it has no experts."""
+    """Use the first expert as the MLP of layers without an MLP; return the same model if there are no experts."""
     if not any(layer.experts or layer.shared_experts for layer in model.anatomy.layers):
         return model
     layers = tuple(_with_first_expert(layer) for layer in model.anatomy.layers)
@@ -74,7 +75,7 @@ def _with_first_expert(layer: Layer) -> Layer:
 
 
 def neuron_role(*models: PlacedTensors) -> Role | None:
-    """Return the role whose rows are neurons in all models: up, the input of a mixer, or None."""
+    """Return the role whose rows are neurons in all models: up, a mixer's input, or None."""
     adapted = [with_first_experts(model) for model in models]
     return next((role for role in GATE_OF if all(layers_with(model, role) for model in adapted)), None)
 
@@ -82,10 +83,10 @@ def neuron_role(*models: PlacedTensors) -> Role | None:
 def strongest_layer(
     model: PlacedTensors, strengths: Mapping[int, torch.Tensor], *, seed: int, n_others: int = OTHER_LAYERS
 ) -> float:
-    """Return the largest root mean square of the strengths of some layers, and of a few others that are read here.
+    """Return the largest root mean square of a layer's strengths, over given layers and a few others, which are read.
 
-    ``strengths`` maps positions of layers to strengths of neurons. The others are drawn with ``seed``; unreadable ones
-    do not count.
+    ``strengths`` maps positions of layers to strengths of neurons. ``seed`` selects the others; unreadable ones are
+    skipped.
     """
     up = neuron_role(model)
     assert up is not None
@@ -128,10 +129,7 @@ def _root_mean_square(values: torch.Tensor) -> float:
 def with_mean_squares(model: PlacedTensors, sample: NeuronSample, places: Sequence[int], *, seed: int) -> NeuronSample:
     """Read the strengths of up to :data:`STRENGTHS_READ` single neurons in some layers of a sample.
 
-    The runs of a sample may all be copies by luck; single neurons are independent draws.
-
-    Raises:
-        MdirError: If they cannot be read.
+    All runs of a sample may be copies by chance; single neurons are independent draws.
     """
     outputs, up = sample.outputs, neuron_role(model)
     assert outputs is not None and up is not None
@@ -166,7 +164,7 @@ def products_of_lengths(
     rows: torch.Tensor,
     stream: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return products of gate and up lengths of some neurons, ``(n,)`` float32; 0 for neurons that are shut.
+    """Return the products of some neurons' gate and up lengths, ``(n,)`` float32; 0 for shut neurons.
 
     ``rows`` are ascending neuron numbers ``(n,)``; ``stream`` are embedding rows ``(k, width)``, or None.
     """
@@ -179,10 +177,10 @@ def products_of_lengths(
 
 
 def _is_shut_by_constant(responses: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
-    """Whether the responses ``(n, k)`` of neurons to similar unit rows of the embedding are far below zero, ``(n,)``.
+    """Return whether the responses ``(n, k)`` of neurons to similar unit embedding rows are far below zero, ``(n,)``.
 
-    A constant channel may be hidden by tokens that are never used: their rows can have the opposite constant, or none.
-    So rows are similar if they are close to one side of the leading direction of all.
+    Unused tokens, whose rows can have the opposite constant or none, may hide a constant channel. So rows are similar
+    if they are close to one side of the leading direction of all.
     """
     cosines = stream @ torch.linalg.svd(stream, full_matrices=False).Vh[0]
     sides = [responses[:, sign * cosines > CLUSTER_COSINE] for sign in (1.0, -1.0)]
@@ -200,9 +198,9 @@ def _is_shut_by_constant(responses: torch.Tensor, stream: torch.Tensor) -> torch
 
 
 def offsets_of(model: PlacedTensors, place: int, reader: RoleReader, rows: torch.Tensor) -> torch.Tensor:
-    """Return what some neurons read at a stream of zeros, ``(n,)`` float32, in lengths of their rows.
+    """Return some neurons' responses to a stream of zeros, ``(n,)`` float32, in lengths of their rows.
 
-    The bias of the matrix contributes, and the bias of the norm before it. ``rows`` are ascending neuron numbers.
+    The responses come from the biases of the matrix and the norm before it. ``rows`` are ascending neuron numbers.
     """
     offsets = torch.zeros(len(rows))
     bias = bias_of(model, place, reader.role)
@@ -234,10 +232,10 @@ def bias_of(model: PlacedTensors, place: int, role: Role) -> torch.Tensor | None
 def read_outputs(
     model: PlacedTensors, up: Role, place: int, numbers: IntArray, channels: IntArray | None = None
 ) -> torch.Tensor:
-    """Read down columns of some neurons, ``(n, channels)`` float32, times the gain of a norm after down.
+    """Read some neurons' down columns, ``(n, channels)`` float32, times the gain of any norm after down.
 
     Raises:
-        AnatomyError: If the layer has no down, or it does not have the width of the model.
+        AnatomyError: If the layer's down is missing or does not have the model's width.
     """
     layer, down = model.anatomy.layers[place], DOWN_OF[up]
     if down not in layer.parts:
@@ -252,7 +250,7 @@ def read_outputs(
 
 
 def stream_rows(model: PlacedTensors, seed: int) -> torch.Tensor | None:
-    """Read a few embedding rows, ``(k, width)`` float32; None if no embedding has that width."""
+    """Read a few embedding rows, ``(k, width)`` float32; None unless the embedding has the model's width."""
     try:
         spec = embedding_spec(model)
     except (AnatomyError, UnsupportedFormatError):
@@ -264,5 +262,5 @@ def stream_rows(model: PlacedTensors, seed: int) -> torch.Tensor | None:
 
 
 def stream_scale(stream: torch.Tensor | None) -> float:
-    """Return the median length of some embedding rows, or 0 if there are none."""
+    """Return the rows' median length, or 0 if there are none."""
     return 0.0 if stream is None else float(stream.norm(dim=1).median())

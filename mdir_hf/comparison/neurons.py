@@ -1,8 +1,8 @@
-"""The second witness: neurons compared after a rotation fitted on other neurons of the same layer.
+"""The second witness: neurons are compared after a rotation fitted on other neurons of the same layer.
 
-Embeddings of strangers, and rows at the same numbers, can be made to match. No framer matched neurons after a rotation
-fitted on *other* neurons of an unforeseeable sample (docs/attacks.md). Gate and up are tested first, then down of the
-same neurons separately.
+A framer can make unrelated models match in their embeddings, and in rows with the same number, but none has matched
+neurons after a rotation fitted on *other* neurons of an unforeseeable sample (docs/attacks.md). Gate and up are tested
+first, then down of the same neurons separately.
 """
 
 from __future__ import annotations
@@ -33,62 +33,64 @@ from mdir_hf.report import LayerPair, NeuronNumbers
 IntArray = npt.NDArray[np.int64]
 
 TESTS = 2
-"""Pairs of layers together, of as many layers those at the same place in their order; and the best pair of all."""
+"""Number of tests per look: the best pair of layers, and all pairs together (at the same position, if both samples have
+equally many layers)."""
 
 LEAST_SHARE_OF_NEURONS = 0.75
-"""A pair of layers counts only if this share of the tested neurons has its own number and is certain by gate and up. On
-samples that a framer cannot foresee, arranged strangers reach 13 own numbers of 64, and at most 3 that are certain
-(``benchmarks/real/framing``)."""
+"""A pair of layers counts only if at least this share of the tested neurons match their own number with certainty by
+gate and up. On samples that a framer cannot foresee, framed models reach 13 own numbers of 64, at most 3 of them
+certain (``benchmarks/real/framing``)."""
 
 LEAST_SHARE_BY_DOWN = 0.5
-"""So many of the tested neurons must have their own number by down as well. Strangers that were arranged for gate and
-up reach 8 of 64, and 29 of 64 if there is no gate; a copy under noise of three times its weights reaches 38."""
+"""At least this share of the tested neurons must also match their own number by down. Models framed for gate and up
+reach 8 of 64, or 29 of 64 if there is no gate; a copy with noise of three times its weights reaches 38."""
 
 LEAST_SHARE_OF_OWN_NUMBERS = 0.9
-"""Under strong noise no neuron is certain by itself, and all of them together are: a pair of layers also counts if this
-share of the tested neurons has its own number, and namesakes resemble each other by gate and by up alike
-(:data:`LEAST_Z`). Arranged strangers reach a third on samples that they cannot foresee. Not for searched neurons, whose
-numbers were arranged by the search."""
+"""Under strong noise, single neurons are not certain, but all of them together are: a pair of layers also counts if at
+least this share of the tested neurons match their own number, and neurons with the same number are similar by both gate
+and up (:data:`LEAST_Z`). Framed models reach a third on samples that a framer cannot foresee. This rule does not apply
+to searched neurons, whose numbers come from the search."""
 
 LEAST_Z = 6.0
-"""Deviations of the mean cosine of namesakes, by gate and by up."""
+"""Least mean cosine of neurons with the same number, by gate and by up, in standard deviations."""
 
 LEAST_SHARE_OF_STRENGTH = 0.25
-"""Mean square of the strength of the neurons that agree, over the mean square of all sampled neurons, in both models.
-Copied neurons whose output is zero, or next to zero, fall short of it."""
+"""In both models, least ratio of the mean square of the agreeing neurons' strengths to the mean square of all sampled
+strengths. Copied neurons with zero or tiny output are below it."""
 
 LEAST_SQUARE = 1e-4
-"""A neuron with less than this share of the mean square of the strength does nothing. In real layers the smallest has
-0.01 of it."""
+"""A neuron with less than this share of the mean square of the strengths does nothing. The smallest share in real
+layers is 0.01."""
 
 MOST_STRENGTH_RATIO = 50.0
-"""Strengths of two matching layers, each relative to the stream of its model, differ by at most this factor. A framer
-could put copied layers beside the layers of a stranger and let them write next to nothing. Noise of k RMS on all
-weights changes the ratio by a factor of k^2, an embedding that is drawn anew by ten or so."""
+"""Largest factor between the strengths of two matching layers, each relative to the stream of its model. A framer could
+add copied layers to an unrelated model and let them write next to nothing. Noise of k RMS on all weights changes the
+ratio by a factor of k^2, and a new random embedding by about ten."""
 
 MOST_PROFILE_RATIO = 4.0
-"""Strengths of two matching layers, each relative to the strongest layer that was read of its model, differ by at most
-this factor. Whole layers that are copied, and do next to nothing beside a stranger's own, fall short of it. Related
-models of the zoo differ by 2, whatever was done to them."""
+"""Largest factor between the strengths of two matching layers, each relative to the strongest layer that was read of
+its model. Copied layers that do next to nothing within an unrelated model exceed it. Related models in the zoo differ
+by at most 2, however they were modified."""
 
 CLEAR_STRENGTH_RATIO = 3.0
-"""If the relative strengths of two matching layers differ by more than this factor, the sample may hold only faint
-copies by luck, so more neurons are read. At a third of the strength, copies in 81 % of the neurons still carry 32 % of
-the mean square. Related pairs of the zoo reach 2.5, ternary copies 3.6."""
+"""If the relative strengths of two matching layers differ by more than this factor, the sample may contain only faint
+copies by chance, so more neurons are read. At a third of the strength, copies in 81% of the neurons still have 32% of
+the mean square. Related pairs in the zoo reach 2.5, and ternary copies 3.6."""
 
 MOST_SHIFT = 0.4
-"""Length of the difference that the gates of partners may have in common, in lengths of a gate. If a channel of the
-stream is the same for every token, gates that are shifted against it are shut, and copies of them do nothing. Models of
-the zoo that were trained on for long at the full rate reach 0.34."""
+"""Largest mean difference between the gates of partners, in lengths of a gate. If a channel of the stream is the same
+for every token, gates shifted against it are shut, and such copies do nothing. Zoo models with long further training at
+the full learning rate reach 0.34."""
 
 MOST_OFFSET_CHANGE = 1.0
-"""The same for the offsets of gates, by which biases may shut copies. Models of the zoo reach 0.6."""
+"""Largest mean difference between partners' offsets, because biases may shut copies. Zoo models reach 0.6."""
 
 PLACE = 16
-"""Look s of a comparison may spend 1 / (s (s + 1)) of alpha. There are fewer looks at the matrices and the layers."""
+"""Position of the first look at neurons; fewer looks at matrices and layers come before it. Look s of a comparison may
+spend 1 / (s (s + 1)) of alpha."""
 
 LOOKS_AT_NEURONS = 12
-"""Looks at neurons of one comparison at most; the first has place :data:`PLACE`."""
+"""Maximum number of looks at neurons per comparison; the first has position :data:`PLACE`."""
 
 
 def compare_neurons(
@@ -101,12 +103,11 @@ def compare_neurons(
     is_searched: bool = False,
     n_nominated_of: int | None = None,
 ) -> NeuronNumbers | None:
-    """Count the tested neurons that match their own number after a rotation fitted on the others, for all layer pairs.
+    """For all layer pairs, count the tested neurons that match their own number after a rotation fitted on others.
 
-    ``place`` is the position of this look, which determines its share of alpha. With ``is_searched``, a search paired
-    the neurons, so each has to be certain by itself. If the layers were nominated, p is paid for the
-    ``n_nominated_of`` pairs of layers that could have been. Returns None if the samples do not hold neurons of the
-    same numbers.
+    ``place`` is the position of this look, which determines its share of alpha. If a search paired the neurons
+    (``is_searched``), each must be certain by itself. For nominated layers, p is corrected for the ``n_nominated_of``
+    possible pairs. Returns None unless the samples have the same neuron numbers.
     """
     if not reference.is_like(candidate):
         return None
@@ -173,7 +174,7 @@ def _match_outputs(
     n_neurons: int,
     device: str,
 ) -> NeuronMatches:
-    """Match down of one pair of layers, behind a rotation of its own."""
+    """Match down of a pair of layers after a separate rotation."""
     x, y = (side.rows[at].to(device, torch.float32) for side, at in zip((reference, candidate), cell, strict=True))
     return match_neurons_by_number([x], [y], n_fitted=n_fitted, n_neurons=n_neurons)
 
@@ -181,7 +182,7 @@ def _match_outputs(
 def _offset_change(
     reference: NeuronOutputs, candidate: NeuronOutputs, cell: tuple[int, int], matches: NeuronMatches
 ) -> float:
-    """Return the size of the mean difference between the offsets of partners, in lengths of a gate."""
+    """Return the mean difference between partners' offsets, in lengths of a gate."""
     if reference.offsets is None or candidate.offsets is None or not bool(matches.is_own.any()):
         return 0.0
     n_tested = len(matches.is_own)
@@ -198,7 +199,7 @@ def _is_idle(
     *,
     is_searched: bool,
 ) -> bool:
-    """Whether the neurons that agree by gate and up write next to nothing."""
+    """Return whether the neurons that agree by gate and up write next to nothing."""
     matched = matches[cell[0]][cell[1]]
     least = LEAST_SHARE_OF_NEURONS * len(matched.is_certain)
     # A stranger's neuron with its own number by chance may write more than all idle copies together. So neurons that
@@ -218,7 +219,7 @@ def _is_idle(
 
 
 def _strength_ratio(reference: NeuronOutputs, candidate: NeuronOutputs, cell: tuple[int, int]) -> float | None:
-    """Return the factor between the strengths of two layers, relative to the stream, or None."""
+    """Return the factor between two layers' strengths, relative to the stream, or None."""
     sides = list(zip((reference, candidate), cell, strict=True))
     if min(outputs.stream_scale for outputs, _ in sides) <= 0.0:
         return None
@@ -228,7 +229,7 @@ def _strength_ratio(reference: NeuronOutputs, candidate: NeuronOutputs, cell: tu
 
 
 def _profile_ratio(sides: Sequence[tuple[NeuronOutputs, int]]) -> float:
-    """Return the factor between the strengths of two layers, relative to the strongest layers of their models."""
+    """Return the factor between two layers' strengths, relative to their models' strongest layers."""
     if min(outputs.strongest for outputs, _ in sides) <= 0.0:
         return 1.0
     relative = [math.sqrt(outputs.mean_square(at)) / outputs.strongest for outputs, at in sides]
@@ -236,7 +237,7 @@ def _profile_ratio(sides: Sequence[tuple[NeuronOutputs, int]]) -> float:
 
 
 def nominated_pairs(counts: NeuronNumbers) -> list[LayerPair]:
-    """Return the best reference layer for each candidate layer in which remarkably many neurons kept their number."""
+    """Return each candidate layer in which remarkably many neurons kept their number, with its best reference layer."""
     own = np.array(counts.own_number, dtype=np.int64)
     best = [(int(own[:, j].argmax()), j) for j in range(own.shape[1])]
     return [
@@ -253,7 +254,7 @@ def _is_nominated(n_own: int, n_cells: int) -> bool:
 def doubtful_matches(
     reference: NeuronSample, candidate: NeuronSample, matches: Sequence[LayerPair], *, if_unknown: bool
 ) -> tuple[LayerPair, ...]:
-    """Return the matches that need more neurons because the sample may contain only faint copies.
+    """Return the matches whose samples may contain only faint copies, so that more neurons are needed.
 
     ``if_unknown`` also returns matches whose ratio is unknown because a model has no embedding.
     """
@@ -276,12 +277,12 @@ def _plain(counts: IntArray) -> tuple[tuple[int, ...], ...]:
 
 
 def _log_p(own: IntArray, n_pairs: int) -> npt.NDArray[np.float64]:
-    """Natural log of p of each pair of layers, corrected for ``n_pairs``."""
+    """Return ln p of each pair of layers, corrected for ``n_pairs``."""
     return np.array([[log_p_own_numbers(int(k)) for k in row] for row in own]) + math.log(n_pairs)
 
 
 def _log_p_together(own: IntArray) -> float:
-    """Natural log of p of pairs of layers together: in place, or the best assignment."""
+    """Return ln p of all pairs of layers together, at the same position or in the best assignment."""
     n_few, n_many = sorted(own.shape)
     if n_few == n_many:
         return log_p_own_numbers(int(np.trace(own)), n_few)
@@ -290,7 +291,7 @@ def _log_p_together(own: IntArray) -> float:
 
 
 def _agreeing_cells(strength: IntArray, is_significant: npt.NDArray[np.bool_], n_tested: int) -> list[tuple[int, int]]:
-    """The best reference layer of each candidate layer that agrees by gate and up."""
+    """Return each candidate layer that agrees by gate and up, with its best reference layer."""
     cells = ((int(strength[:, j].argmax()), j) for j in range(strength.shape[1]))
     return [cell for cell in cells if strength[cell] >= LEAST_SHARE_OF_NEURONS * n_tested and is_significant[cell]]
 
@@ -303,13 +304,12 @@ NOISES = tuple(0.125 * 1.25**step for step in range(20))
 
 
 def excluded_noise(*samples: NeuronSample, alpha: float, nominates: bool = False) -> float:
-    """Find the strongest noise at which a copy of either model in any basis, with neurons in order, is detected.
+    """Find the strongest noise at which a copy of either model, in any basis but with neurons in order, is detected.
 
-    ``nominates``: the samples nominate layers, by own numbers alone and at :data:`REMARKABLE`.
+    ``nominates`` counts own numbers alone, at level :data:`REMARKABLE`. Needs 40 fits for each of four steps.
 
     Returns:
-        Noise in units of each row's root mean square, or 0 if the smallest of :data:`NOISES` hides a copy. Cost: 40
-        fits for each of four steps.
+        Noise in units of each row's root mean square, or 0 if the smallest of :data:`NOISES` hides a copy.
     """
     n_cells = math.prod(len(sample.layers) for sample in samples)
     log_level = math.log(alpha) - math.log(n_cells) - log_cost_of_look(PLACE) - math.log(TESTS)
@@ -343,11 +343,11 @@ def _numbers_of_copy(layer: torch.Tensor, noise: float, seed: int, sample: Neuro
 
 
 def resemblances(sample: NeuronSample) -> torch.Tensor:
-    """Compute the similarities between the tested neurons of each layer, in any basis.
+    """Compute the similarities between each layer's tested neurons, which do not depend on the basis.
 
     Returns:
-        Cosines of all neuron pairs, ``(layers, matrices * pairs)`` float32, as centred unit rows; their inner products
-        correlate layers.
+        Cosines of all neuron pairs as centred unit rows, ``(layers, matrices * pairs)`` float32; inner products of rows
+        are correlations of layers.
     """
     tested = torch.nn.functional.normalize(sample.rows[:, :, sample.n_fitted :].float(), dim=-1)
     n = tested.shape[2]

@@ -1,4 +1,4 @@
-"""The second witness: choose neurons to read until the result is clear."""
+"""The second witness: read further neurons until the result is clear."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ from mdir_hf.model.roles import Role
 from mdir_hf.report import NeuronNumbers
 
 NEAR_COPY_LAYERS = 2
-"""Number of randomly drawn layers in the first look at a near copy."""
+"""Number of random layers in the first look at a near copy."""
 
 LARGE_LAYER_VALUES = 1 << 24
-"""If a matrix has more entries than this, the first look takes one layer, because a sample of it already takes
-megabytes."""
+"""If a matrix has more entries than this, the first look reads one layer, because a sample already has megabytes."""
 
 ROWS_PER_CHANNEL = 4
 """Rows per residual channel for fitting a rotation under noise."""
@@ -47,13 +46,14 @@ AXES_LEVEL = math.log(0.05)
 class Witness:
     """The second witness of one comparison: neurons in the layers of both models.
 
-    ``seed`` determines all samples; ``is_fresh`` if it came from system entropy after both models were open.
+    ``seed`` determines all samples; ``is_fresh`` tells whether it was drawn from system entropy after both models were
+    open.
 
     Attributes:
         counts: The strongest counts so far, or None.
-        by_number: Counts from the last look by number.
+        by_number: Counts of the last look at neurons with equal numbers.
         samples: Samples of that look.
-        nominating_samples: Samples of every layer with up alone, or empty.
+        nominating_samples: Samples of up in every layer, or empty.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Witness:
         return self.counts is not None and self.counts.is_witness
 
     def same_places(self, *, at_most: int = NEAR_COPY_LAYERS) -> list[tuple[int, int]]:
-        """Draw layers at the same position; return none if the depths differ."""
+        """Draw layers at the same position; see :func:`~.neuron_search.same_places`."""
         return same_places(*self.models, at_most=at_most, seed=self.seed)
 
     def compare_given(self, reference: NeuronSample | None, candidate: NeuronSample | None) -> None:
@@ -105,7 +105,7 @@ class Witness:
         self._keep_by_number(self._counts((reference, candidate), self._next_place()), reference, candidate)
 
     def ask_near_copy(self) -> None:
-        """Compare one or two random layers by a few neurons (4 MB for 8B models)."""
+        """Compare a few neurons of one or two random layers (4 MB for 8B models)."""
         pairs = self.same_places(at_most=NEAR_COPY_LAYERS)
         if pairs and self._n_values(pairs[0]) > LARGE_LAYER_VALUES:
             pairs = pairs[:1]
@@ -113,16 +113,16 @@ class Witness:
             self._ask_pairs(pairs, n_fitted_rows=NEAR_COPY_FITTED_ROWS, n_down_channels=DOWN_CHANNELS)
 
     def ask_by_number(self, *, every: bool) -> None:
-        """Compare neurons of four layers, or of all, then the down weights of layers that agree."""
+        """Compare neurons of four layers, or of all, and then down of layers that agree."""
         seed, place = self._seed_of_look, self._next_place()
         first, second = (take_neurons(model, seed=seed, every=every) for model in self.models)
         if first is not None and second is not None:
             self._keep_by_number(self._counts_with_down(first, second, seed, place), first, second)
 
     def ask_every_layer(self) -> None:
-        """Compare neurons of all layers by up alone, then new neurons of outstanding layers by gate, up and down.
+        """Compare neurons of all layers by up alone, then new neurons of nominated layers by gate, up and down.
 
-        The layer map has read most of the rows if the MLPs are wide.
+        If the MLPs are wide, the layer map has already read most of the rows.
         """
         place = self._next_place()
         first, second = (take_neurons(model, seed=self.seed, every=True, nominates=True) for model in self.models)
@@ -144,7 +144,7 @@ class Witness:
         self._keep(counts)
 
     def ask_under_noise(self, pairs: Sequence[tuple[int, int]] | None = None) -> None:
-        """Fit the rotation on many neurons and read all of down; ``pairs`` None: layers at the same position."""
+        """Fit the rotation on many neurons and read all of down. ``pairs`` defaults to layers at the same position."""
         pairs = self.same_places() if pairs is None else list(pairs)[:NEAR_COPY_LAYERS]
         n_neurons = [n_neurons_of(model) for model in self.models]
         pairs = [(i, j) for i, j in pairs if n_neurons[0].get(i, 0) == n_neurons[1].get(j, -1)]
@@ -154,7 +154,7 @@ class Witness:
         self._ask_pairs(pairs, n_fitted_rows=n_rows, n_down_channels=None)
 
     def ask_by_search(self, pairs: Sequence[tuple[int, int]], residual_map: ResidualBasisMap) -> None:
-        """Find partners of reordered, removed or resized neurons."""
+        """Find partners of reordered, removed or resized neurons, and compare them."""
         if not pairs:
             return
         place = self._next_place()
@@ -172,7 +172,6 @@ class Witness:
     def _samples_of(
         self, pairs: Sequence[tuple[int, int]], seed: int, *, n_fitted_rows: int, n_down_channels: int | None
     ) -> list[NeuronSample | None]:
-        """Read neurons of the layers of some pairs."""
         return [
             take_neurons(
                 model,
@@ -187,7 +186,7 @@ class Witness:
     def _counts_with_down(
         self, first: NeuronSample, second: NeuronSample, seed: int, place: int, *, n_nominated_of: int | None = None
     ) -> NeuronNumbers | None:
-        """Compare gate and up, then down of the layers that agree: a few channels first, then all of them."""
+        """Compare gate and up, then down of layers that agree: first a few channels, then all."""
         of_all = counts = self._counts((first, second), place, n_nominated_of=n_nominated_of)
         if of_all is None or not of_all.matches:
             return of_all
@@ -244,7 +243,7 @@ class Witness:
 
     @property
     def _seed_of_look(self) -> int:
-        """Each look draws its own neurons."""
+        """Seed of the current look, so that each look draws its own neurons."""
         return (self.seed + self._n_looks) % SAMPLE_SEEDS
 
     def _n_values(self, pair: tuple[int, int]) -> int:
@@ -264,9 +263,9 @@ def compare_samples(
     place: int,
     n_nominated_of: int | None = None,
 ) -> NeuronNumbers | None:
-    """Compare neurons like :func:`compare_neurons`, but read more neurons' strengths if the samples are doubtful.
+    """Compare neurons like :func:`compare_neurons`, reading more neurons' strengths if the samples are doubtful.
 
-    ``seed`` chooses further neurons and must not be foreseeable; ``place`` is the position of this look.
+    ``seed`` selects further neurons and must not be foreseeable; ``place`` is the position of this look.
     """
     counts = compare_neurons(*samples, alpha=alpha, device=device, place=place, n_nominated_of=n_nominated_of)
     if counts is None:
@@ -285,9 +284,9 @@ def compare_samples(
 
 
 def merged_counts(every: NeuronNumbers, confirmed: NeuronNumbers, *, log10_p: float | None = None) -> NeuronNumbers:
-    """Replace the counts of some layers among all layers by their confirmed counts, which decide.
+    """Return ``every`` with the counts of some layers replaced with their confirmed counts.
 
-    ``log10_p`` None: the smaller one, which two looks may share.
+    ``log10_p`` defaults to the smaller of the two, because each look has its own share of alpha.
     """
     at = (every.reference_layers, every.candidate_layers)
     own, certain = ([list(row) for row in counts] for counts in (every.own_number, every.certain))
@@ -315,9 +314,9 @@ def merged_counts(every: NeuronNumbers, confirmed: NeuronNumbers, *, log10_p: fl
 def are_layers_invariant(
     reference: PlacedTensors, candidate: PlacedTensors, layers: LayersEvidence, *, seed: int
 ) -> bool:
-    """Return whether at least one model lacks privileged axes, which break the layer map's null hypothesis.
+    """Return whether at least one model lacks privileged axes, which would violate the layer map's null hypothesis.
 
-    The axes of matched layers are tested at 5 %.
+    The axes of matched layers are tested at 5%.
     """
     matches = layers.layer_map.matches
     if not matches or layers.role is Role.KV_LATENT:

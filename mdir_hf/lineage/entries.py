@@ -1,4 +1,4 @@
-"""Sample the same entries of the weights of models that share a basis."""
+"""Sample the same weight entries of models that share a basis."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class WeightEntries:
 
 
 def placed_matrices(model: PlacedTensors) -> Mapping[MatrixPlace, WeightPart]:
-    """Return the matrices that have a role, including embeddings but not experts.
+    """Return the matrices with a role, including embeddings but not experts.
 
     A product is represented by the factor whose rows belong to the role.
     """

@@ -1,4 +1,4 @@
-"""Find the family of a model: bases in an index, declared bases, and the layers of each."""
+"""Find a model's family: bases in an index, declared bases, and the layers of each."""
 
 from __future__ import annotations
 
@@ -39,28 +39,28 @@ from mdir_hf.report import HomologyReport, LayerDrift, ModelFacts, NeuronNumbers
 SCHEMA = "mdir-hf/family/1"
 
 MIXTURE_SHARE_OF_NEAREST = 0.5
-"""A model counts as a mixture if a weighted sum of bases leaves at most this share of the residual of the nearest base.
-A fine-tune of one base differs from it in directions that other bases do not explain."""
+"""A model counts as a mixture if a weighted sum of bases leaves at most this share of the nearest base's residual. A
+fine-tune of one base differs from it in directions that other bases do not explain."""
 
 MOST_MAPPED = 4
-"""Number of relatives whose layers are mapped, starting with the most certain."""
+"""Number of relatives whose layers are mapped, most certain first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The known family of a model.
+    """A model's known family.
 
     Attributes:
         found: Result of the index search, or None.
         not_searched: Reason why the search failed, or an empty string.
-        declared: Comparisons with the bases that the card declares, or None if the card was not read.
+        declared: Comparisons with declared bases, or None if the card was not read.
         layers: Matching neurons by relative.
         not_mapped: Reason why layers or tree are missing, or an empty string.
         tree: None for fewer than three models.
-        apart: Models with aligned rows, and their RMS differences relative to the RMS of the rows.
+        apart: Models with aligned rows, and their RMS differences relative to the rows' RMS.
         mixture: Bases and their shares in the embedding rows, if a weighted sum explains the rows better than the
-            nearest base does; else None.
-        facts: Digests, licence and date for a bill of materials, or None. Not in the JSON.
+            nearest base; else None.
+        facts: Facts for a bill of materials, or None. Not in the JSON.
     """
 
     model: str
@@ -91,7 +91,7 @@ class Family:
 
     @property
     def parts(self) -> tuple[PartOrigin, ...]:
-        """Origins of a composite model's parts; empty for other models."""
+        """Origins of the parts of a composite model; else empty."""
         return origins_of_parts(self.reports)
 
     @property
@@ -106,7 +106,7 @@ class Family:
 
     @property
     def relatives(self) -> tuple[str, ...]:
-        """Models with shared weight ancestry; those from the index come first."""
+        """Models with shared weight ancestry, those from the index first."""
         from_index = () if self.found is None else tuple(ancestor.base.repo for ancestor in self.found.found)
         checks = () if self.declared is None else self.declared.bases
         return tuple(
@@ -158,11 +158,11 @@ def find_family(
     """Find the family of a model.
 
     ``verifies`` compares the model with declared bases. ``settings.describes_relatives`` adds the layers of relatives
-    (some dozen megabytes each). Alpha applies to all bases of ``index`` together, and to each declared base. The byte
-    limit applies to all reads. ``on_step`` receives each intermediate result.
+    (some dozen megabytes each). Alpha applies to all bases of ``index`` together, and to each declared base; the byte
+    limit to all reads. ``on_step`` receives each intermediate result.
 
     Returns:
-        The family, including the reason if the search or verification fails.
+        The family, with the reason if search or verification fails.
 
     Raises:
         MdirError: If the model cannot be read, or if search and verification both fail.

@@ -18,7 +18,7 @@ class PartOrigin:
     """A part of a model and a base that shares weights with it.
 
     Attributes:
-        part: Name in ``mdir-hf inspect``, or ``experts of layer 3``.
+        part: Name, as in ``mdir-hf inspect``, or ``experts of layer 3``.
         experts: Matching experts if the part is a layer's experts, else None.
         is_compared: Whether the part was compared with any base.
     """
@@ -43,8 +43,7 @@ class PartOrigin:
 def origins_of_parts(reports: Mapping[str, HomologyReport]) -> tuple[PartOrigin, ...]:
     """Collect the origins of a model's parts from its reports on bases.
 
-    Parts that match no base come last. The result is empty if there is only one stack and no experts, or if no report
-    lists parts.
+    Parts that match no base come last. Empty for a single stack without experts, or if no report lists parts.
     """
     parts = _parts_of_model(reports.values())
     origins: list[PartOrigin] = []

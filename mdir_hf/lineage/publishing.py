@@ -71,19 +71,19 @@ def family_section(family: Family, *, has_picture: bool = False) -> str:
 PUBLISHED = ("README.md", "models.jsonl", "pairs.jsonl", RESULTS,
              "survey.json", "survey.md", "tree.json", "sample.json",
              "matrix*.svg", "matrix*.png", "dendrogram*.svg", "dendrogram*.png")  # fmt: skip
-"""Published files of a survey, excluding stored rows of weights."""
+"""A survey's published files, which exclude stored rows of weights."""
 
 
 def publish(
     place: Path, dataset: str, *, name: str | None = None, token: str | bool | None = None
 ) -> tuple[PullRequest, tuple[str, ...]]:
-    """Propose adding a survey or index to a dataset, and return the pull request and its paths.
+    """Propose adding a survey or index to a dataset; return the pull request and its paths.
 
-    ``place`` is the folder of a survey or an atlas, or the file of an index. ``name`` is a folder or file in the
-    dataset; it is ignored for an atlas. The token needs permission to open discussions.
+    ``place`` is the folder of a survey or atlas, or an index file. ``name`` is a folder or file in the dataset, ignored
+    for an atlas. The token needs permission to open discussions.
 
     Raises:
-        InputError: If the survey or index is missing or cannot be read.
+        InputError: If the survey or index is missing or unreadable.
         CorruptCheckpointError: If the file is not an index.
         PullRequestError: If the Hub rejects the pull request.
         HubError: If the Hub cannot be reached.

@@ -1,4 +1,4 @@
-"""Read mergekit's YAML as data: the source models of each layer of a merge.
+"""Read mergekit's YAML as data: the source models of a merge's layers.
 
 Source: mergekit's ``MergeConfiguration``. Weights are ignored, because shares are measured.
 """
@@ -23,7 +23,7 @@ MOST_LAYERS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class LayerSource:
-    """A layer of a parent that is a source of a merged layer."""
+    """A parent's layer that is a source of a merged layer."""
 
     parent: str
     layer: int
@@ -44,14 +44,14 @@ class MergeRecipe:
     slices: tuple[tuple[LayerSource, ...], ...] | None
 
     def sources_of(self, layer: int) -> tuple[LayerSource, ...]:
-        """Return the sources of a layer; empty beyond the last layer of the recipe."""
+        """Return a layer's sources; empty beyond the recipe's last layer."""
         if self.slices is None:
             return tuple(LayerSource(parent, layer) for parent in self.parents)
         return self.slices[layer] if layer < len(self.slices) else ()
 
 
 def read_recipe(data: bytes, *, subject: str) -> MergeRecipe:
-    """Read a recipe as data; tags that create objects are rejected.
+    """Read a recipe as data, rejecting tags that create objects.
 
     Raises:
         CardError: If the text is not YAML, or not the recipe of a single merge.

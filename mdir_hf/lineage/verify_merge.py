@@ -1,7 +1,7 @@
-"""Verify a merge against the parents in its recipe, and estimate their shares in every layer.
+"""Verify a merge against its recipe's parents, and estimate their shares in every layer.
 
 Merges keep the order of channels, so a layer is close to a weighted sum of the parents' layers. Shares and residual are
-found by least squares on a sample of entries.
+least-squares fits to a sample of entries.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mdir_hf.model.opened import Model
 from mdir_hf.report import HomologyReport, Verdict
 
 SAME = 1e-5
-"""Parents whose relative difference is smaller count as equal, and their shares cannot be determined."""
+"""Parents with a smaller relative difference count as equal, so their shares cannot be determined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class LayerShares:
     """Shares in one layer of a merge.
 
     Attributes:
-        shares: Share of each source; they sum to 1. None if the sources are equal.
+        shares: Each source's share, summing to 1; None if the sources are equal.
         errors: Standard error of each share, or None.
         left_over: Residual relative to the size of the layer; 0 for a linear merge.
     """
@@ -79,10 +79,10 @@ STANDARD_ERRORS = 6.0
 
 @dataclass(frozen=True, slots=True)
 class ParentCheck:
-    """Measurement of a declared parent.
+    """A declared parent, as measured.
 
     Attributes:
-        share: Mean share over its declared layers, or None if unknown.
+        share: Mean share over the declared layers, or None if unknown.
         layers_with_share: Number of declared layers in which the parent's share counts.
         layers_told: Number of declared layers in which a share could be determined.
     """
@@ -166,10 +166,10 @@ def verify_merge(
     settings: Settings = Settings(),
     listeners: Listeners = Listeners(),
 ) -> MergeCheck:
-    """Compare a merge with every parent in its mergekit recipe, and measure each parent's share in every layer.
+    """Compare a merge with the parents in its mergekit recipe, and measure each parent's share in every layer.
 
-    By default, the recipe is the merge's ``mergekit_config.yml``. Parents that cannot be read are reported, and their
-    layers left out. To measure shares, 64 rows of every weight are read.
+    The recipe defaults to the merge's ``mergekit_config.yml``. Unreadable parents are reported, and their layers left
+    out. Reads 64 rows of every weight.
 
     Raises:
         CardError: If the recipe is missing or invalid.

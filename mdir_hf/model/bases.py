@@ -1,4 +1,4 @@
-"""The repositories that contain a model's weights: its own repository and its bases."""
+"""The repositories that contain the weights of a model and its bases."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class OpenRepository(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The weights of a model, including the base if the model is an adapter.
+    """A model's weights, including the base if the model is an adapter.
 
     Attributes:
         tensors: All tensors, including the base.
@@ -56,7 +56,7 @@ class Weights:
         return self.chain[-1].repository
 
     def digests(self) -> dict[str, str] | None:
-        """SHA-256 and recipe of each weight file, if all are known without reading the files."""
+        """SHA-256 and recipe of each weight file, if known without reading the files."""
         known: dict[str, str] = {}
         for files in self.chain:
             for path in files.paths:
@@ -67,7 +67,7 @@ class Weights:
         return known
 
     def identities(self) -> frozenset[str] | None:
-        """An identity of each weight file, if all are known."""
+        """Identity of each weight file, if all are known."""
         entries = [(files.repository.files.get(path), files.recipe) for files in self.chain for path in files.paths]
         known = [(entry.sha256 or entry.inode, recipe) for entry, recipe in entries if entry is not None]
         if len(known) < len(entries) or not all(identity for identity, _ in known):

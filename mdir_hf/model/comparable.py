@@ -12,11 +12,11 @@ from mdir_hf.report import ModelSummary
 
 
 class PlacedTensors(Protocol):
-    """Tensors and their roles: all that Algorithms 2 and 3 need from a model."""
+    """Tensors and their roles, which is all that Algorithms 2 and 3 need."""
 
     @property
     def label(self) -> str:
-        """Name used in errors and caveats: ``owner/name@0123abc`` or the folder."""
+        """Name in errors and caveats: ``owner/name@0123abc`` or the folder."""
 
     @property
     def tensors(self) -> TensorSource:
@@ -46,7 +46,7 @@ class Comparable(PlacedTensors, Protocol):
         """Contradictions about tokens. May read another file."""
 
     def identities(self) -> frozenset[str] | None:
-        """SHA-256 or inode of each weight file, if all are known without reading the files."""
+        """SHA-256 or inode of each weight file, if known without reading the files."""
 
     def summary(self) -> ModelSummary:
         """The model's entry in a report."""
@@ -69,9 +69,9 @@ def vocabularies_of(reference: Comparable, candidate: Comparable) -> tuple[Vocab
 
 
 def numbers_are_free(*models: PlacedTensors) -> bool:
-    """Return whether residual channel numbers have no known meaning in any of these models.
+    """Return whether residual channel numbers have no known meaning in any of ``models``.
 
-    The bound needs this of only one model, but a meaning may be unknown.
+    The bound requires this of only one model, but a meaning may be unknown.
     """
     return all(model.anatomy.channel_numbers is None for model in models)
 
@@ -100,7 +100,7 @@ def embedding_spec(model: PlacedTensors) -> TensorSpec:
     """Return the spec of the embedding.
 
     Raises:
-        AnatomyError: If the model has no embedding; see :func:`matrix_spec`.
+        AnatomyError: If there is no embedding; see :func:`matrix_spec`.
         UnsupportedFormatError: See :func:`matrix_spec`.
     """
     if model.anatomy.embedding is None:
@@ -118,6 +118,6 @@ def head_of(model: PlacedTensors) -> WeightPart | None:
 
 
 def n_rows(model: PlacedTensors) -> int:
-    """Return the number of rows of the embedding; if there is none, of the unembedding; else 0."""
+    """Return the number of rows of the embedding, or else of the unembedding, or else 0."""
     part = model.anatomy.embedding or model.anatomy.unembedding
     return 0 if part is None else matrix_spec(model, part).shape[0]

@@ -71,7 +71,7 @@ class NamedModel:
         repo_or_folder: ``owner/name``, ``owner/name@revision``, a Hub URL, a local folder or weight file, or a model in
             memory.
         revision: Branch, tag or commit.
-        subfolder: Folder of the repository that holds the model.
+        subfolder: Folder of the repository that contains the model.
         variant: Which weight files to read: ``fp16`` selects ``model.fp16.safetensors``; ``Q4_K_M`` selects one of
             several GGUF files.
         tokenizer: Repository, folder or tokenizer in memory that replaces the model's own tokenizer.
@@ -114,10 +114,10 @@ class NamedModel:
         may_read_head: bool = False,
         vocabulary: Future[Vocabulary] | None = None,
     ) -> Model:
-        """Open the model in a repository that was already found; see :meth:`open`.
+        """Open the model in a repository; see :meth:`open`.
 
         ``may_read_head`` also prefetches the unembedding's header. ``vocabulary`` is the vocabulary of the model's own
-        tokenizer files, if already read.
+        tokenizer files, if already requested.
         """
         expect_files(repository, self.variant, may_read_head=may_read_head)
         open_counted = partial(reading.open, ledger=ledger)
@@ -175,7 +175,7 @@ def expect_files(repository: Repository, variant: str | None = None, *, may_read
 
 
 def open_beside(reference: Model, candidate: NamedModel, reading: Reading, ledger: IoLedger, level: Level) -> Model:
-    """Open a candidate to compare with an open model, and prefetch both vocabularies."""
+    """Open a candidate for an open reference, and prefetch both vocabularies."""
     repository = candidate.find(reading, ledger)
     if not (level.accepts_equal_files and _list_same_weights(reference.repository, repository)):
         to_read = [reference.repository] if reference.tokenizer is None and not reference.has_read_vocabulary else []

@@ -27,7 +27,7 @@ from mdir_hf.report import ModelSummary
 
 CONFIG = "config.json"
 PARAMS = "params.json"
-"""Name of the config that Meta and Mistral publish with their own weight files."""
+"""Name of the config in Meta's and Mistral's own format."""
 
 MAX_CONFIG_N_BYTES = 8 << 20
 TOKENS = "tokenizer.ggml.tokens"
@@ -87,11 +87,7 @@ class Model:
 
     @cached_property
     def inventory(self) -> ModelInventory:
-        """All tensors in the files, each assigned to one part. Reads all headers.
-
-        Raises:
-            MdirError: If a header cannot be read.
-        """
+        """All tensors in the files, each assigned to one part. Reads all headers."""
         if isinstance(self.tensors, ListsContents):
             self.tensors.read_all_headers()
         return self.known_inventory()
@@ -121,7 +117,7 @@ class Model:
 
     @property
     def vocabulary_from(self) -> str | None:
-        """The repository of the tokenizer that replaces the model's own, or None."""
+        """Repository of the tokenizer that replaces the model's own, or None."""
         return None if self.tokenizer is None else self.tokenizer.label
 
     @cached_property
@@ -163,7 +159,7 @@ class Model:
 
     @cached_property
     def tokenizer_files(self) -> Repository:
-        """The repository of the tokenizer files, which may be an adapter's base."""
+        """Repository of the tokenizer files, which may be an adapter's base."""
         if self.tokenizer is not None:
             return self.tokenizer
         repositories = [link.repository for link in self.weights.chain]
@@ -199,7 +195,6 @@ class Model:
 
 
 def _pinned(repository: Repository) -> str:
-    """``owner/name@commit`` with the subfolder, or the folder."""
     if repository.is_local or repository.commit is None:
         return repository.repo
     return "/".join(part for part in (f"{repository.repo}@{repository.commit}", repository.subfolder) if part)

@@ -1,4 +1,4 @@
-"""Bills of materials (CycloneDX ML-BOM): written from measurements, and checked against weights."""
+"""Bills of materials (CycloneDX ML-BOM), written from measurements and checked against weights."""
 
 from __future__ import annotations
 
@@ -6,9 +6,5 @@ from mdir_hf.installing import require_extra
 
 
 def require_bom() -> None:
-    """Raise an error unless bills of materials can be written.
-
-    Raises:
-        MissingExtraError: If cyclonedx-python-lib is not installed.
-    """
+    """Raise ``MissingExtraError`` unless cyclonedx-python-lib is installed."""
     require_extra("bom", "cyclonedx", purpose="bills of materials are written with cyclonedx-python-lib")

@@ -1,4 +1,4 @@
-"""Check a third party's bill of materials: models against digests, stated bases against weights."""
+"""Check a third party's bill of materials: models against digests, and stated bases against weights."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from mdir_hf.report import REASON_TEXT, HomologyReport, Term, Verdict, fact_side
 
 SCHEMA = "mdir-hf/bom-check/1"
 MOST_CLAIMS = 64
-"""Largest number of stated bases of one document that are compared."""
+"""Maximum number of stated bases to compare per document."""
 MOST_MODELS = 256
-"""Largest number of models of one document that are looked up."""
+"""Maximum number of models to look up per document."""
 
 
 class ModelState(Term):
@@ -55,7 +55,7 @@ class ClaimOutcome(Term):
 
 @dataclass(frozen=True, slots=True)
 class ModelCheck:
-    """One listed model and its state on the Hub.
+    """A listed model and its state on the Hub.
 
     Attributes:
         commit: Commit that comparisons read, or None.
@@ -69,7 +69,7 @@ class ModelCheck:
 
 @dataclass(frozen=True, slots=True)
 class ClaimCheck:
-    """One stated base.
+    """A stated base.
 
     Attributes:
         report: Comparison with the base as the reference, or None.
@@ -135,18 +135,18 @@ def check_bom(
 ) -> BomCheck:
     """Look up the models of a bill of materials, and compare each with its stated bases.
 
-    Models are read at the commit that the document states, if any.
+    Models are read at the stated commit, if any.
 
     Args:
         document: The document, from :func:`~mdir_hf.lineage.bom.read.read_bom`.
         reading: How repositories are opened; local folders are rejected.
-        settings: Settings of each comparison.
-        listeners: Listeners of each comparison.
-        max_bytes: Limit on the bytes of all comparisons together, or None.
-        on_step: Called with the check so far, after each step.
+        settings: Settings of every comparison.
+        listeners: Listeners of every comparison.
+        max_bytes: Byte limit of all comparisons together, or None.
+        on_step: Called with each intermediate result.
 
     Returns:
-        The check; models that cannot be read are listed with the reason.
+        The check, including models that cannot be read, with the reason.
 
     Raises:
         InputError: If an argument is invalid.
@@ -233,7 +233,7 @@ def _pinned(listed: ListedModel, head: Repository, reading: Reading) -> Reposito
 
 
 def _missing_digests(listed: ListedModel, repository: Repository) -> int:
-    """Count the stated digests that no file has; 0 if the digest of a weight file is unknown."""
+    """Count the stated digests that no file has; 0 if any weight file's digest is unknown."""
     known = {entry.sha256 for entry in repository.files.values()}
     weights = [entry for path, entry in repository.files.items() if path.lower().endswith(WEIGHT_SUFFIXES)]
     if any(entry.sha256 is None for entry in weights):

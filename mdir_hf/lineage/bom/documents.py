@@ -25,21 +25,21 @@ from mdir_hf.report import HomologyReport, ModelFacts, ModelSummary, WeightFile
 
 _BLOCK = 8 << 20
 _HASHED_FROM_HUB = 16 << 20
-"""Weight files that have no digest on the Hub are stored in git, which accepts up to 10 MB."""
+"""Weight files without a digest on the Hub are stored in git, which accepts up to 10 MB."""
 
 
 def facts_of_summary(model: ModelSummary) -> ModelFacts:
-    """Return the name and commit of a model in a report."""
+    """Return a model's name and commit from a report."""
     if model.commit is not None and is_repo_id(model.repo):
         return ModelFacts(repo=model.repo, name=model.repo, commit=model.commit)
     return ModelFacts(repo=None, name=Path(model.repo).name or "model", commit=None)
 
 
 def read_model_facts(model: NamedModel, *, reading: Reading = Reading()) -> ModelFacts:
-    """Read the name, digests, licence and date of a model.
+    """Read a model's name, digests, licence and date.
 
-    Digests come from the Hub's listing, or from reading the weight files of a folder. Sends two API requests, and reads
-    the card and one weight file's header.
+    Digests come from the Hub's listing, or from reading a folder's weight files. Sends two API requests, and reads the
+    card and one weight file's header.
 
     Args:
         model: The model.
@@ -107,10 +107,9 @@ def bom_of_report(
     version: str = "1.6",
     timestamp: datetime | None = None,
 ) -> str:
-    """Write the bill of materials of a report's candidate, with the reference in its pedigree.
+    """Write the bill of materials of a report's candidate, with the reference in the pedigree.
 
     Raises:
-        InputError: If the version is not 1.6 or 1.7.
         MissingExtraError: If cyclonedx-python-lib is not installed.
     """
     model = facts or facts_of_summary(report.candidate)
@@ -130,7 +129,7 @@ def bom_of_result(
         result: The model's declarations and measurements.
         facts: The model's name, digests, licence and date.
         version: CycloneDX version, 1.6 or 1.7.
-        timestamp: Date of the document; by default the date in ``facts``.
+        timestamp: Date of the document; defaults to the date in ``facts``.
 
     Raises:
         InputError: If the version is not 1.6 or 1.7.
@@ -144,7 +143,7 @@ def linked_bom(path: Path, repo: str) -> LinkedBom:
     """Read the output of ``verify REPO --bom`` or ``family REPO --bom``.
 
     Raises:
-        InputError: If the file cannot be read, was written by another program, or is about another model.
+        InputError: If the file is unreadable, from another program, or about another model.
     """
     subject = str(path)
     try:

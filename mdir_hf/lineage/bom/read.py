@@ -1,6 +1,6 @@
 """Read a third party's CycloneDX document: the models that it lists and their stated bases.
 
-The document is untrusted JSON, read within a budget. Each tool fills different fields, and the library's own reader
+The document is untrusted JSON, so its size is limited. Each tool fills different fields, and the library's own reader
 drops model cards.
 """
 
@@ -20,7 +20,7 @@ from mdir_hf.lineage.cards.claim import COMMIT
 from mdir_hf.names import is_repo_id, visible_text
 
 DOCUMENT = Budget(32 << 20, 4 << 20)
-"""Documents on products with tens of thousands of components have about 10 MB."""
+"""Documents with tens of thousands of components take about 10 MB."""
 
 VERSIONS = ("1.4", "1.5", "1.6", "1.7")
 MODEL = "machine-learning-model"
@@ -36,7 +36,7 @@ _HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedModel:
-    """A model named by a document.
+    """A model in a document.
 
     Attributes:
         name: Printable name.
@@ -71,7 +71,7 @@ class StatedBase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BillOfMaterials:
-    """The contents of a document that are about models.
+    """The parts of a document that are about models.
 
     Attributes:
         tools: Tools that wrote the document.
@@ -156,14 +156,14 @@ def _components(components: Sequence[object], subject: str) -> Iterator[tuple[di
 
 
 def _is_model(component: dict[str, Any]) -> bool:
-    """Return whether a component is a model, according to its type or, in 1.4, its package URL."""
+    """Return whether a component is a model, by type or, in 1.4, by package URL."""
     if component.get("type") == MODEL:
         return True
     return component.get("type") not in ("file", "data") and _hub_purl(component.get("purl")) is not None
 
 
 def _claims(component: dict[str, Any], listed: ListedModel, depth: int = 0) -> Iterator[StatedBase]:
-    """Yield the bases that a component and its ancestors state."""
+    """Yield the bases stated for a component and its ancestors."""
     for ancestor in _list(_object(component.get("pedigree")).get("ancestors")):
         if isinstance(ancestor, dict):
             base = _listed(ancestor)

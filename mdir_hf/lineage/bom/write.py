@@ -1,4 +1,4 @@
-"""Write a CycloneDX bill of materials: the model, its bases, and the evidence for each."""
+"""Write a CycloneDX bill of materials: a model, its bases, and the evidence for each."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class BaseRecord:
 
     @property
     def standing(self) -> Standing | None:
-        """Result of comparing declaration and measurement; None if the base is neither declared nor found."""
+        """Result of comparing declaration and measurement; None for a base neither declared nor found."""
         if self.is_related:
             return Standing.FOUND if self.declared_in is None else Standing.CONFIRMED
         if self.declared_in is None:
@@ -83,10 +83,10 @@ class BaseRecord:
 
     @property
     def place(self) -> PedigreeList | None:
-        """The base's place in a pedigree, or None.
+        """Place in a pedigree, or None.
 
-        A base is an ancestor if its declaration is confirmed and no fact contradicts the direction, or if the model is
-        an adapter on it. Other relatives are variants, which in CycloneDX have no direction.
+        A base is an ancestor if its declaration is confirmed and nothing contradicts the direction, or if the model is
+        an adapter on it. Other relatives are variants, which have no direction in CycloneDX.
         """
         if not self.is_related:
             return None
@@ -99,7 +99,7 @@ class BaseRecord:
 
     @property
     def matched_parts(self) -> tuple[tuple[str, str], ...]:
-        """Parts that match the base, and the matching layers of each."""
+        """Parts that match the base, and their matching layers."""
         parts: list[tuple[str, str]] = []
         if self.is_related:
             parts.append(("language model", "" if self.neurons is None else layers_text(self.neurons)))
@@ -112,13 +112,13 @@ class BaseRecord:
 
 
 def records_of_report(report: HomologyReport) -> tuple[BaseRecord, ...]:
-    """Return the reference of a report as a base."""
+    """Return a report's reference as a base."""
     reference = report.reference
     return (BaseRecord(name=reference.repo, report=report, commit=reference.commit),)
 
 
 def records_of_check(check: LineageCheck) -> tuple[BaseRecord, ...]:
-    """Return the bases that a card declares, with measurements by ``verify``."""
+    """Return the declared bases with the measurements of ``verify``."""
     declared = check.declared
     return tuple(
         BaseRecord(
@@ -134,7 +134,7 @@ def records_of_check(check: LineageCheck) -> tuple[BaseRecord, ...]:
 
 
 def records_of_family(family: Family) -> tuple[BaseRecord, ...]:
-    """Return the bases that an index found or the card declares."""
+    """Return the bases found in an index or declared by the card."""
     records = {} if family.declared is None else {record.name: record for record in records_of_check(family.declared)}
     for ancestor in () if family.found is None else family.found.found:
         name = ancestor.base.repo
@@ -172,10 +172,10 @@ def bom_json(
     version: str = "1.6",
     timestamp: datetime | None = None,
 ) -> str:
-    """Write the bill of materials of a model in CycloneDX 1.6 or 1.7.
+    """Write a model's bill of materials in CycloneDX 1.6 or 1.7.
 
-    ``timestamp`` needs a time zone, and defaults to the date of the model's commit, if known. Equal arguments give
-    equal bytes, because the serial number is derived from the content.
+    ``timestamp`` needs a time zone, and defaults to the date of the commit, if known. Equal arguments give equal bytes:
+    the serial number is derived from the content.
 
     Raises:
         InputError: If the version is not 1.6 or 1.7.

@@ -1,7 +1,7 @@
-"""Badges and model cards, which state a result in a form that anyone can verify.
+"""Badges and model cards that state results in a verifiable form.
 
 This file imports nothing, because badges do not need torch.
 """
 
 RELATIONS = ("finetune", "merge", "quantized", "adapter")
-"""Relations of a model to its base models, as named by the Hub."""
+"""The Hub's names for relations of a model to its bases."""

@@ -2,7 +2,7 @@
 
 The SVG is deterministic, escapes all text, and has no scripts, ids or external references. Its ``<metadata>`` contains
 the claim, from which verify_badge must render the same bytes, so a change to the output needs a new schema. Text widths
-assume DejaVu Sans. They are stated (``textLength``), so that other typefaces never overflow.
+assume DejaVu Sans, and are stated (``textLength``) so that other typefaces never overflow.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ ADVANCES = (
     1300, 1300, 842, 1067, 803, 1298, 1212, 1675, 1212, 1212, 1075, 1303, 690, 1303, 1716,
 )
 # fmt: on
-"""Advance widths of all printable ASCII characters, starting with the space, in units of 1/2048 em."""
+"""Advance widths of the printable ASCII characters, starting with the space, in units of 1/2048 em."""
 
 
 def text_width(text: str, font_size: float) -> float:
-    """Return the width of a line in the unit of ``font_size``."""
+    """Return a line's width in the unit of ``font_size``."""
     numbers = [ord(character) - ord(FIRST_CHARACTER) for character in text]
     units = sum(ADVANCES[n] if 0 <= n < len(ADVANCES) else UNITS_PER_EM for n in numbers)
     return units * font_size / UNITS_PER_EM
@@ -51,7 +51,7 @@ _RADIUS = 3
 
 
 def render_svg(claim: Claim) -> str:
-    """Render the badge of a claim as ASCII text with a final line feed."""
+    """Render a claim's badge as ASCII text with a final line feed."""
     left_text, right_text = text_width(claim.label, _FONT_SIZE), text_width(claim.message, _FONT_SIZE)
     # Whole pixels avoid a visible seam between the two sides.
     left, right = math.ceil(left_text) + 2 * _PADDING, math.ceil(right_text) + 2 * _PADDING
@@ -82,7 +82,7 @@ def render_svg(claim: Claim) -> str:
 
 
 def escape(text: str) -> str:
-    """Escape text for XML in ASCII, dropping characters that XML 1.0 forbids."""
+    """Escape text as ASCII XML, dropping characters that XML 1.0 forbids."""
     return "".join(_character(character) for character in text)
 
 
@@ -107,7 +107,7 @@ _URL_CHARACTERS = "/:?#@!$&*+,;=~%-._"
 class Badge:
     """The badge of a comparison, created by :func:`make_badge`.
 
-    The badge states a verdict, and a bound on p or else the strength of the agreement, but no direction.
+    It states a verdict, and a bound on p or else the strength of the agreement, but no direction.
 
     Attributes:
         claim: The result, and everything needed to reproduce it.
@@ -131,17 +131,17 @@ class Badge:
     def endpoint_json(self) -> str:
         """JSON of a shields.io endpoint badge.
 
-        To be verified, it needs ``report.json`` in the same folder.
+        Verification needs ``report.json`` in the same folder.
         """
         return json.dumps(endpoint_of(self.claim), indent=2) + "\n"
 
     def markdown(self, image_url: str, report_url: str, bom_url: str | None = None) -> str:
-        """Return a line of Markdown: the badge, linked to the report, and optionally a link to a bill of materials.
+        """Return a line of Markdown: the badge, linked to the report, and optionally a bill of materials.
 
         URLs may be relative paths.
 
         Raises:
-            InputError: If a URL is empty or has another scheme.
+            InputError: If a URL is empty, or has a scheme other than http or https.
         """
         # The sentence consists of fixed words and a number, so it needs no escaping.
         bom = "" if bom_url is None else f" [bill of materials]({_target(bom_url)})"
@@ -165,7 +165,7 @@ def make_badge(report: HomologyReport) -> Badge:
 
 
 def endpoint_of(claim: Claim) -> dict[str, object]:
-    """Return the fields of the shields.io endpoint of a claim."""
+    """Return the fields of a claim's shields.io endpoint."""
     return {
         "schemaVersion": 1,
         "label": claim.label,

@@ -1,4 +1,4 @@
-"""Read a report from a local file, and write its badge next to it."""
+"""Read a report from a file, and write its badge next to it."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def read_report(path: str | os.PathLike[str]) -> HomologyReport:
 
 
 def local_text(name: str) -> str:
-    """Return the contents of a text file of limited size.
+    """Return the contents of a text file.
 
     Raises:
-        InputError: If the file cannot be read, is larger than :data:`MOST_BYTES`, or is not UTF-8.
+        InputError: If the file is unreadable, larger than :data:`MOST_BYTES`, or not UTF-8.
     """
     path = Path(name)
     try:
@@ -49,11 +49,7 @@ def local_text(name: str) -> str:
 
 
 def decoded(content: bytes, name: str) -> str:
-    """Decode UTF-8, removing the byte order mark.
-
-    Raises:
-        InputError: If the content is not UTF-8.
-    """
+    """Decode UTF-8 without its byte order mark, or raise ``InputError``."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as exc:
@@ -66,7 +62,7 @@ def write_badge(badge: Badge, report: HomologyReport, snippet: str, folder: Path
     Files are replaced atomically; the SVG comes last.
 
     Raises:
-        InputError: If the folder cannot be written, or contains the report of another comparison.
+        InputError: If the folder cannot be written, or has another comparison's report.
     """
     contents = {
         REPORT_NAME: f"{report.to_json()}\n",

@@ -1,4 +1,4 @@
-"""Look up the head commits of the compared repositories' branches."""
+"""Look up the heads of the compared repositories' branches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BranchHead:
 
     Attributes:
         head: Newest commit, or None if unknown.
-        changed: Files that differ between the two commits, except pictures and texts.
+        changed: Files that differ between the commits, except pictures and texts.
     """
 
     repo: str
@@ -47,7 +47,7 @@ class BranchHead:
 
 
 def hub_reference(repo: str, revision: str | None = None, file: str | None = None) -> str:
-    """Return a Hub reference; unlike other references, it never names a local folder."""
+    """Return a Hub reference that never names a local folder."""
     return f"hf://models/{repo}" + (f"@{quote(revision, safe='')}" if revision else "") + (f"/{file}" if file else "")
 
 

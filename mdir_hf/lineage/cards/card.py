@@ -1,4 +1,4 @@
-"""``mdir-hf card``: add a lineage section to a model card, and propose it as a pull request."""
+"""``mdir-hf card``: add a lineage section to a model card in a pull request."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class CardProposal:
     """A model card before and after the change, with report and badge.
 
     Attributes:
-        files: Contents by path: the new README.md, the report and its badge.
+        files: Contents by path: the new README.md, report and badge.
         changed: Files that changed since the commit in the report.
     """
 
@@ -64,7 +64,7 @@ class CardProposal:
         return not self.missing
 
     def diff(self) -> str:
-        """Return a unified diff in which control characters are escaped."""
+        """Return a unified diff with control characters escaped."""
         old = split_lines("" if self.before is None else self.before.decode("utf-8"))
         lines = difflib.unified_diff(
             old, split_lines(self.after.decode("utf-8")), f"{README} at {self.commit[:7]}", f"{README} proposed"
@@ -107,15 +107,15 @@ def propose_card(
     token: str | bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> CardProposal:
-    """Add a lineage section to the card of a Hub repository, in memory.
+    """Add a lineage section to a Hub repository's card, in memory.
 
-    The report compares this repository with another Hub model. ``relation`` (finetune, merge, quantized or adapter)
-    requires ``confirm_base_model``, with which the author confirms the direction, since a measurement cannot show it.
-    Sends one or two API requests and reads one small file.
+    The report compares it with another Hub model. ``relation`` (finetune, merge, quantized or adapter) requires
+    ``confirm_base_model``, with which the author confirms the direction, as a measurement cannot show it. Sends one or
+    two API requests and reads one small file.
 
     Raises:
-        InputError: If the report does not mention the repository, or a model is not on the Hub.
-        CardError: If the card cannot be read or changed safely, or declares another base model.
+        InputError: If the report is about other models, or one is not on the Hub.
+        CardError: If the card cannot be changed safely, or declares another base model.
         HubError: If the card cannot be read.
     """
     if relation is not None and (relation not in RELATIONS or not confirm_base_model):
@@ -211,7 +211,7 @@ def _sides(claim: Claim, repo: str) -> tuple[PinnedModel, PinnedModel]:
 def _base_model(
     metadata: Mapping[str, object], base: PinnedModel, own_model: PinnedModel, relation: str | None, subject: str
 ) -> dict[str, str | list[str]]:
-    """Return the fields to set; the author's declarations are not removed."""
+    """Return the fields to set, keeping the author's declarations."""
     assert base.repo is not None and own_model.repo is not None
     if base.repo.lower() == own_model.repo.lower():
         raise InputError("a model is not its own base model; leave out --confirm-base-model", subject=own_model.repo)

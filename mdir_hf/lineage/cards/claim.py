@@ -1,4 +1,4 @@
-"""The claim of a badge: two pinned models, a verdict, and everything needed to reproduce it."""
+"""A badge's claim: two pinned models, a verdict, and everything needed to reproduce it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mdir_hf.report import READ_AS, HomologyReport, HowRead, Level, ModelSummary
 
 SCHEMA = "mdir-hf/badge/1"
 SHORT_DIGEST = 12
-"""Number of hex digits shown; 48 bits are enough to distinguish reports."""
+"""Hex digits shown; 48 bits are enough to distinguish reports."""
 
 A_FOLDER = "a local folder"
 """Stands for a local path, which may contain private names."""
@@ -32,11 +32,11 @@ _LEAST_LOG10_P = -1e12  # half of this is reached if the maximum number of chann
 
 @dataclass(frozen=True, slots=True)
 class PinnedModel(HowRead):
-    """One model of a claim.
+    """A model of a claim.
 
     Attributes:
-        repo: Repo id on the Hub; None for a local model, whose path is not published.
-        commit: Commit of the revision; None for a local model.
+        repo: Repo id; None for a local model, whose path is not published.
+        commit: Commit; None for a local model.
         tokenizer: :data:`A_FOLDER` if the tokenizer was read from a local folder.
     """
 
@@ -45,7 +45,7 @@ class PinnedModel(HowRead):
     commit: str | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain containers, including the reading options that were used."""
+        """Return plain containers, including the reading options."""
         body = {"repo": self.repo, "revision": self.revision, "commit": self.commit}
         return body | {name: value for name in READ_AS if (value := getattr(self, name)) is not None}
 
@@ -60,7 +60,7 @@ class Claim:
     Attributes:
         log10_p: log10 of the report's main p-value, at most 0; None if p is not a bound.
         axes_stand_out: Whether p is not a bound; stored only if true.
-        channels: Matching and total channels, shown if p is not a bound; None in older badges.
+        channels: Matching and total channels, shown if p is not a bound; None in old badges.
     """
 
     reference: PinnedModel
@@ -148,13 +148,13 @@ class Claim:
 
 
 def p_text(log10_p: float) -> str:
-    """Round a p-value up to a power of ten. As the bound is strict, 10^-30.2 and 10^-31 both become ``p < 1e-30``."""
+    """Round p up to a power of ten. As the bound is strict, 10^-30.2 and 10^-31 both become ``p < 1e-30``."""
     exponent = max(0, math.ceil(-log10_p) - 1)
     return f"p < 1e-{exponent}" if exponent else "p < 1"
 
 
 def canonical_json(report: HomologyReport) -> bytes:
-    """Return the bytes of a report for its digest: sorted keys, no spaces, ASCII.
+    """Return a report's bytes for the digest: sorted keys, no spaces, ASCII.
 
     Raises:
         InputError: If the report contains values that JSON cannot represent.
@@ -167,11 +167,7 @@ def canonical_json(report: HomologyReport) -> bytes:
 
 
 def claim_of_report(report: HomologyReport) -> Claim:
-    """Reduce a report to its claim.
-
-    Raises:
-        InputError: If a field of the report is invalid.
-    """
+    """Reduce a valid report to its claim."""
     return _checked(
         Claim(
             reference=_pinned(report.reference),
@@ -190,11 +186,7 @@ def claim_of_report(report: HomologyReport) -> Claim:
 
 
 def claim_of_dict(body: object) -> Claim:
-    """Read back the result of :meth:`Claim.to_dict`.
-
-    Raises:
-        InputError: If the data is invalid.
-    """
+    """Read back and validate the result of :meth:`Claim.to_dict`."""
     schema = body.get("schema") if isinstance(body, dict) else None
     if not isinstance(body, dict) or schema != SCHEMA:
         raise InputError(f"expected the data of a badge of schema {SCHEMA}, got {quoted(schema, 60)}")

@@ -25,7 +25,7 @@ _WEIGHTS = re.compile(r"(model|pytorch_model|consolidated)[^/]*\.(safetensors|bi
 
 @dataclass(frozen=True, slots=True)
 class DeclaredLineage:
-    """The declared lineage of a model.
+    """A model's declared lineage.
 
     Attributes:
         commit: Commit that was read; None for a local folder.
@@ -33,7 +33,7 @@ class DeclaredLineage:
         relation: finetune, merge, quantized or adapter; None if unspecified.
         source: File that contains the declaration, ``README.md`` or ``adapter_config.json``, or None.
         ignored: Invalid declarations, in printable ASCII.
-        is_adapter: Whether the repository contains an adapter but no full model.
+        is_adapter: Whether the repository has an adapter but no full model.
         adapter_of: Repo id of the base named in the adapter config, or None.
     """
 
@@ -59,10 +59,9 @@ def declared_lineage(
     use_caches: bool = True,
     public_only: bool = False,
 ) -> DeclaredLineage:
-    """Read the declared base models of a model: ``base_model`` in its card, or the base named by an adapter.
+    """Read a model's declared bases: ``base_model`` in its card, or the base named by an adapter.
 
-    The card is read as plain YAML values of limited size. Only valid repo ids are returned. Sends one API request, and
-    reads one or two small files.
+    The card is read as plain YAML values of limited size. Sends one API request, and reads one or two small files.
 
     Args:
         repo: ``owner/name``, ``owner/name@revision``, a Hub URL, or a local folder.
@@ -74,7 +73,7 @@ def declared_lineage(
         public_only: Reject repositories that are not public.
 
     Returns:
-        The declaration, which is not compared with weights.
+        The declaration, limited to valid repo ids.
 
     Raises:
         CardError: If the card's front matter cannot be read.

@@ -1,6 +1,6 @@
 """Read the YAML front matter of a model card as data, and edit it in place.
 
-A YAML writer would rewrite the whole block. This module changes only the bytes of the values that are set.
+A YAML writer would rewrite the whole block; this module changes only the values that are set.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def line_end(text: str) -> str:
 
 BOM = "\ufeff"
 MOST_BYTES = 8 << 20
-"""Largest size of README.md. Pictures do not belong in it; the longest cards have a few hundred kB."""
+"""Largest README.md; the longest cards have a few hundred kB."""
 
 _NOT_A_MAPPING = "its front matter is not a mapping of fields to values"
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A README.md split into parts, whose concatenation is the file.
+    """A README.md, split into parts that concatenate to the file.
 
     Attributes:
         bom: Byte order mark, or empty.
@@ -87,7 +87,7 @@ def parse_card(content: bytes, *, subject: str) -> Card:
 
 
 def read_metadata(card: Card, *, subject: str) -> dict[str, Any]:
-    """Return the metadata of a card as plain values; empty if there is none.
+    """Return a card's metadata as plain values; empty if there is none.
 
     Raises:
         CardError: If the YAML is not a mapping of plain values, or exceeds the limits.
@@ -106,7 +106,7 @@ def read_metadata(card: Card, *, subject: str) -> dict[str, Any]:
 def with_metadata(card: Card, values: Mapping[str, str | list[str]], *, subject: str) -> Card:
     """Set fields in the front matter of a card.
 
-    Other bytes do not change. A list that only grows gets further lines, and new fields are added at the end.
+    Other bytes do not change. Growing lists get further lines; new fields are added at the end.
 
     Raises:
         CardError: If the front matter cannot be changed safely.

@@ -1,4 +1,4 @@
-"""The lineage section of a model card: Markdown between two markers, which is replaced as a whole."""
+"""A model card's lineage section: Markdown between two markers, replaced as a whole."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mdir_hf.report import HomologyReport
 BEGIN = "<!-- mdir-hf:lineage:begin -->"
 END = "<!-- mdir-hf:lineage:end -->"
 FOLDER = ".lineage"
-"""Folder for the report and its badge in the card's repository."""
+"""Folder for report and badge in the card's repository."""
 
 REPORT_PATH, BADGE_PATH, BOM_PATH = f"{FOLDER}/report.json", f"{FOLDER}/badge.svg", f"{FOLDER}/bom.json"
 
@@ -41,7 +41,7 @@ def lineage_section(
     endpoint: str,
     bom: LinkedBom | None = None,
 ) -> str:
-    """Write the section, with its markers and line feeds, about the relation to ``other``."""
+    """Write the section about the relation to ``other``, with markers and line feeds."""
     claim = badge.claim
     own_model = claim.candidate if other is claim.reference else claim.reference
     report_url = f"{endpoint}/{repo}/blob/main/{REPORT_PATH}"
@@ -97,8 +97,7 @@ def _bom_line(bom: LinkedBom, url: str) -> str:
 def replace_section(body: str, section: str) -> str:
     """Replace an earlier section or append one, using the body's line endings.
 
-    ``body`` is the card after its front matter. Markers in code blocks, inside lines or without a counterpart are
-    treated as text.
+    ``body`` is the card after its front matter. Markers in code blocks, within lines or without a counterpart are text.
 
     Raises:
         CardError: If there are two sections, or a code block is not closed.

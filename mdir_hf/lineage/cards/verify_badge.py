@@ -35,7 +35,7 @@ class BadgeSource:
 
     Attributes:
         kind: ``badge``, ``report`` or ``endpoint``.
-        is_faithful: Whether the SVG or the text of the endpoint agrees with the claim.
+        is_faithful: Whether the SVG or the endpoint's text agrees with the claim.
     """
 
     name: str
@@ -50,12 +50,12 @@ def read_badge(
     *,
     token: str | bool | None = None,
 ) -> BadgeSource:
-    """Read a badge SVG, a report JSON, or an endpoint JSON and the ``report.json`` next to it.
+    """Read a badge SVG, a report JSON, or an endpoint JSON with ``report.json`` next to it.
 
     ``source`` is a local file, or the URL of a file on the Hub. No other server is contacted.
 
     Raises:
-        InputError: If the file is something else, too large, or cannot be read.
+        InputError: If the file is something else, too large or unreadable.
         HubError: If the file cannot be read from the Hub.
     """
     name = os.fspath(source)
@@ -127,10 +127,10 @@ def _claim_of_svg(text: str) -> Claim:
 SCHEMA = "mdir-hf/badge-check/1"
 
 LEAST_TOLERANCE, RELATIVE_TOLERANCE = 0.5, 1e-5
-"""Two values of log10 p agree if they differ by at most half a decade or a relative 1e-5; see :func:`agree`."""
+"""Values of log10 p agree if they differ by at most half a decade or a relative 1e-5; see :func:`agree`."""
 
 TOLERANCE_OF_SAMPLES = 0.05
-"""Relative tolerance for two comparisons of one pair that sampled different neurons."""
+"""Relative tolerance for two comparisons of a pair with different samples of neurons."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class BadgeCheck:
 
     Attributes:
         state: ``match``, ``stale`` (the same result, but a model has changed since) or ``different``.
-        branches: Newest commit of each repository.
+        branches: The newest commit of each repository.
     """
 
     state: str
@@ -193,15 +193,14 @@ def verify_badge(
     """Compare the two models of a badge again, at the same commits and with the same seed, alpha and level.
 
     ``source`` is as in :func:`read_badge`. If ``level`` differs, only verdicts are compared. ``tokenizers`` has both
-    models' vocabularies, needed if the claim used a local folder, whose name it omits. ``settings`` provide device and
+    models' vocabularies, needed if the claim used a local folder, whose name it omits. ``settings`` provides device and
     limits.
 
     Returns:
         The claim and the recomputed result.
 
     Raises:
-        InputError: If the source contains no claim, or the claim is about a model that is not on the Hub.
-        HubError: If a repository or a pinned commit is no longer available.
+        InputError: If the source contains no claim, or a model of the claim is not on the Hub.
     """
     token, cache_dir = reading.token, reading.cache_dir
     source_read = read_badge(source, token=token)
@@ -246,8 +245,8 @@ def _opened_as(model: PinnedModel, tokenizer: str | None, source: str) -> NamedM
 def agree(claimed: float, measured: float, *, relative: float = RELATIVE_TOLERANCE) -> bool:
     """Return whether two values of log10 p differ only by rounding.
 
-    The order of summation changes log10 p by about 1e-15 of its value in float64 and 1e-7 in float32 (docs/LOG.md,
-    2026-11-21). A hundred times as much is allowed, even of the two terms (6e4 decades each at n = 16384) whose
+    The order of summation changes log10 p by a relative 1e-15 in float64 and 1e-7 in float32 (docs/LOG.md, 2026-11-21).
+    The tolerance is a hundred times larger, even relative to the two terms (6e4 decades each at n = 16384) whose
     difference log10 p may be.
     """
     return abs(claimed - measured) <= max(LEAST_TOLERANCE, relative * abs(claimed))

@@ -18,7 +18,7 @@ from mdir_hf.report import REASON_TEXT, HomologyReport, Verdict
 
 SCHEMA = "mdir-hf/lineage/1"
 MOST_BASES = 32
-"""Largest number of declared base models that are compared; the largest known merges have about a dozen."""
+"""Maximum number of declared bases to compare; the largest known merges have about a dozen."""
 
 _MOST_ANCESTORS = 16  # number of cards to read in search of a cycle
 
@@ -49,10 +49,10 @@ class BaseCheck:
 
 @dataclass(frozen=True, slots=True)
 class LineageCheck:
-    """The declared and the measured lineage of a model, for each base.
+    """A model's declared and measured lineage, for each base.
 
     Attributes:
-        bases: One entry per declared base model, in order.
+        bases: One entry per declared base, in order.
         cycle: A cycle of declarations that begins and ends with this model, or None.
     """
 
@@ -82,14 +82,14 @@ def verify_lineage(
     max_bytes: int | None = None,
     on_step: Callable[[LineageCheck], None] = lambda check: None,
 ) -> LineageCheck:
-    """Compare a model with every base model that its card declares.
+    """Compare a model with every base that its card declares.
 
     Args:
         model: The model. Its card is at the root of the repository, even if the model is in a subfolder.
         reading: How repositories are opened.
-        settings: Settings of each comparison.
+        settings: Settings of every comparison.
         listeners: Callbacks that receive progress.
-        max_bytes: Limit on the bytes of all comparisons together, or None.
+        max_bytes: Byte limit of all comparisons together, or None.
         on_step: Called with each intermediate result.
 
     Returns:

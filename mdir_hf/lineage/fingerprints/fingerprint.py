@@ -1,6 +1,6 @@
-"""The fingerprint of a model: embedding rows of sampled tokens, and rows of a few neurons.
+"""A model's fingerprint: embedding rows of sampled tokens, and rows of a few neurons.
 
-It can replace its model in a comparison.
+It can replace the model in a comparison.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from mdir_hf.validation import read_json
 FORMAT = "mdir-hf/fingerprint/2"
 EMBEDDING = "embedding"
 WHOLE_DOWN_BYTES = 32 << 20
-"""If down is at most this large in the sampled layers together, it is read whole. A relative in another basis needs all
-of its channels."""
+"""If down is at most this large in all sampled layers together, it is read whole, because a relative in another basis
+needs all of its channels."""
 
 WITHOUT_TOKENS = (
     "it has no tokenizer files, so its rows cannot be assigned to tokens; compare it by itself, or name a copy "
@@ -47,7 +47,7 @@ WITHOUT_TOKENS = (
 )
 
 LEAST_ROWS = 8
-"""Bases with fewer tokens in common are not ranked."""
+"""Bases with fewer common tokens are not ranked."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,10 +56,10 @@ class Fingerprint:
 
     Attributes:
         model: Name, commit, architecture and sizes.
-        rows: Rows of the tokens, ``(len(tokens), n)``; 16-bit if that is exact.
+        rows: Rows of the tokens, ``(len(tokens), n)``; 16-bit if exact.
         digests: SHA-256 of every weight file, or None if not all are known.
         neurons: Neurons of four layers, 16-bit, or None.
-        numbers_by_config: Meaning of channel numbers according to the config, or None.
+        numbers_by_config: Meaning of channel numbers in the config, or None.
     """
 
     model: ModelSummary
@@ -82,7 +82,7 @@ class Fingerprint:
         return self.numbers_by_config or meaning_of_numbers(self.model.architecture)
 
     def common_rows(self, other: Fingerprint) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return both models' rows of common tokens, float32 ``(r, n)`` and ``(r, n')``."""
+        """Return both models' rows for common tokens, float32 ``(r, n)`` and ``(r, n')``."""
         place = {token: at for at, token in enumerate(other.tokens)}
         shared = [(at, place[token]) for at, token in enumerate(self.tokens) if token in place]
         own_rows, other_rows = (list(rows) for rows in zip(*shared, strict=True)) if shared else ([], [])
@@ -97,7 +97,7 @@ class Fingerprint:
         return replace(self, tokens=tuple(self.tokens[number] for number in at), rows=self.rows[at])
 
     def to_bytes(self) -> bytes:
-        """Return a safetensors file whose metadata contains everything except tensors."""
+        """Return a safetensors file with everything but tensors in its metadata."""
         known = {
             "format": FORMAT,
             "model": json.dumps(asdict(self.model)),
@@ -151,11 +151,7 @@ class Fingerprint:
 
 
 def expect_rows(rows: torch.Tensor, tokens: Sequence[bytes]) -> torch.Tensor:
-    """Return rows read from a file if they match the tokens.
-
-    Raises:
-        ValueError: If rows and tokens do not match, or a token is repeated.
-    """
+    """Return rows read from a file; raise ``ValueError`` unless they match distinct tokens."""
     if rows.ndim != 2 or len(rows) != len(tokens) or not rows.shape[1]:
         raise ValueError(f"expected one row for each of {len(tokens)} tokens, got shape {tuple(rows.shape)}")
     if not rows.dtype.is_floating_point:
@@ -176,10 +172,9 @@ def take_fingerprint(
 ) -> Fingerprint:
     """Read the sampled rows of a model.
 
-    Tokens without a row are skipped. Reads the other rows and small gaps, and about 100 rows of each of four layers.
-    ``neuron_seed`` must be drawn after the models were opened; down is then read too, and the neurons serve as a second
-    witness. If it is None, the neurons are the public choice of an index. ``needs_tokens`` rejects a model without
-    token rows.
+    Skips tokens without a row. Also reads small gaps, and about 100 rows of each of four layers. ``neuron_seed`` must
+    be drawn after the models were opened; the neurons then serve as a second witness, and down is read too. If it is
+    None, the neurons are the public choice of an index. ``needs_tokens`` rejects models without token rows.
 
     Raises:
         VocabularyError: If the model has no tokenizer files or no embedding.
@@ -222,10 +217,10 @@ def without_rows(model: Model) -> VocabularyError:
 
 
 def neurons_of(model: PlacedTensors, *, every: bool = False, seed: int | None = None) -> NeuronSample | None:
-    """Read the 16-bit neurons of a fingerprint; None if the layers cannot be read.
+    """Read a fingerprint's 16-bit neurons; None if the layers cannot be read.
 
-    ``every`` reads all layers instead of four. Down is read only if there is a ``seed``; None stands for the public
-    choice of an index.
+    ``every`` reads all layers instead of four. Down is read only with a ``seed``; None stands for the public choice of
+    an index.
     """
     try:
         if seed is None:
@@ -252,7 +247,7 @@ def tokens_with_rows(vocabulary: Vocabulary, n_rows: int, tokens: Sequence[bytes
 
 
 def sample_name(tokens: Sequence[bytes]) -> str:
-    """Return a short name that identifies a set of sampled tokens."""
+    """Return a short name for a set of sampled tokens."""
     digest = hashlib.sha256()
     for token in sorted(tokens):
         digest.update(len(token).to_bytes(4, "little") + token)
@@ -304,7 +299,7 @@ class SampledModel:
         return ()
 
     def identities(self) -> frozenset[str] | None:
-        """Return the SHA-256 of every weight file or, if unknown, the local path."""
+        """Return every weight file's SHA-256 or, if unknown, the local path."""
         if self._fingerprint.digests is not None:
             return frozenset(self._fingerprint.digests.values())
         if self._fingerprint.model.commit is not None:
@@ -331,11 +326,7 @@ def usual_rows_of(base: Fingerprint, known: Container[bytes]) -> tuple[torch.Ten
 
 
 def expect_usual_rows(fingerprint: Fingerprint, label: str) -> None:
-    """Check that enough sampled rows of a model are informative.
-
-    Raises:
-        InputError: If fewer than :data:`LEAST_ROWS` rows are informative.
-    """
+    """Raise ``InputError`` if fewer than :data:`LEAST_ROWS` sampled rows are informative."""
     n_usual = len(fingerprint.of_usual_rows().tokens)
     if n_usual < LEAST_ROWS:
         raise InputError(

@@ -16,11 +16,11 @@ from mdir_hf.report import ModelSummary
 
 @dataclass(frozen=True)
 class Pin:
-    """The files that a name stood for when a survey first opened it.
+    """The files that a name referred to when a survey first opened it.
 
     Attributes:
         commit: Full SHA; None for a folder.
-        bases: Commits of the base models of an adapter, by name.
+        bases: Commits of an adapter's base models, by name.
     """
 
     reference: str
@@ -29,7 +29,7 @@ class Pin:
 
     @property
     def key(self) -> str:
-        """Key that is equal for equal weights."""
+        """A key shared by equal weights."""
         return json.dumps([self.reference, self.commit, sorted(self.bases.items())])
 
     def is_of(self, name: str) -> bool:
@@ -67,11 +67,7 @@ def _at(name: str, commit: str) -> str:
 
 
 def open_model(name: str, reading: Reading, ledger: IoLedger, pin: Pin | None = None) -> Model:
-    """Open a model at its pin, or at its current files.
-
-    Raises:
-        MdirError: If the model cannot be opened.
-    """
+    """Open a model at its pin, or at its current files."""
     pin = pin or Pin(name)
 
     def open_base(reference: str, *, revision: str | None = None, allow_local: bool = True) -> Repository:

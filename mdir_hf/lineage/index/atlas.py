@@ -1,4 +1,4 @@
-"""The atlas: an index of many base models, published as a dataset with a table of all bases."""
+"""The atlas: an index of many base models, published as a dataset with a table."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class AtlasBase:
     """A base model in the atlas.
 
     Attributes:
-        year: First publication of the family, or 0 if unknown.
+        year: Year in which the family was first published, or 0 if unknown.
         state: ``held``, ``gated``, ``missing`` (or private), ``failed``, or ``not tried``.
         architecture: ``model_type`` in the config.
     """
@@ -84,7 +84,7 @@ class _ListedFamily:
 
 
 def read_list(path: Path) -> tuple[AtlasBase, ...]:
-    """Read a list of base models from TOML or the table of an atlas.
+    """Read a list of base models from TOML or an atlas's table.
 
     Raises:
         InputError: If the list cannot be read, or a repository is listed twice.
@@ -110,11 +110,7 @@ def read_list(path: Path) -> tuple[AtlasBase, ...]:
 
 
 def read_table(folder: Path) -> tuple[AtlasBase, ...]:
-    """Read the table of an unfinished atlas; empty if there is none.
-
-    Raises:
-        InputError: If the table cannot be read.
-    """
+    """Read an unfinished atlas's table; empty if there is none."""
     path = folder / TABLE
     try:
         lines = path.read_bytes().splitlines()
@@ -134,9 +130,9 @@ def build_atlas(
     reading: Reading = Reading(),
     listeners: Listeners = Listeners(progress=False),
 ) -> tuple[AtlasBase, ...]:
-    """Build or extend an atlas. Bases that are stored at their newest commit are not read again.
+    """Build or extend an atlas. Bases stored at their newest commit are not read again.
 
-    The index, table and card are written to ``folder``, even if the build is interrupted.
+    Writes index, table and card to ``folder``, even if interrupted.
 
     Raises:
         InputError: If the folder cannot be used, or no base of a new atlas can be opened.
@@ -186,8 +182,8 @@ def open_index(
 ) -> tuple[BaseIndex, str]:
     """Open an index at its newest commit; the default is named by ``MDIR_HF_ATLAS``.
 
-    If the default is unset or cannot be read, returns the package's index and the reason; otherwise the reason is
-    empty. ``place`` is as for :meth:`BaseIndex.open`.
+    If the default is unset or unreadable, returns the package's index and the reason, which is otherwise empty.
+    ``place`` is as for :meth:`BaseIndex.open`.
 
     Raises:
         CorruptCheckpointError: If the file is not an index.
@@ -237,7 +233,7 @@ def _write(table: Sequence[AtlasBase], folder: Path) -> None:
 
 
 def atlas_card(table: Sequence[AtlasBase]) -> str:
-    """Return the dataset card of an atlas."""
+    """Return an atlas's dataset card."""
     states = Counter(base.state for base in table)
     front = {
         "pretty_name": "Atlas of base models",
@@ -264,7 +260,7 @@ rows, too: a few hundred kilobytes of each.
 
 
 def summary_of(table: Sequence[AtlasBase]) -> str:
-    """Count the bases of an atlas, and list missing ones."""
+    """Count an atlas's bases, and list missing ones."""
     held = sum(base.state == "held" for base in table)
     lines = [f"{held} of {len(table)} base models are in the atlas"]
     for state in ("gated", "missing", "failed", "not tried"):

@@ -1,7 +1,7 @@
-"""An index of base models, with token and neuron rows of each, to find likely ancestors in milliseconds.
+"""An index of base models, with token and neuron rows, for finding likely ancestors in milliseconds.
 
-Neurons find models whose embedding is new or rotated. The best bases of a search are tested on common rows, and p is
-multiplied by three times the number of bases.
+Neurons find models with a new or rotated embedding. A search tests the best bases on common rows, and multiplies p by
+three times the number of bases.
 """
 
 from __future__ import annotations
@@ -55,34 +55,34 @@ from mdir_hf.validation import AS_WRITTEN, read_json
 FORMAT = "mdir-hf/index/2"
 
 BYTES_PER_BASE = 190_000
-"""Bytes of token rows per base. Neuron rows need as much again, so 500 bases take less than 200 MB. At width 4096, this
-is 23 rows of 16 bits; a copy is significant from 15 rows on (ln n! < r n / 2)."""
+"""Bytes of token rows per base. Neuron rows need as much again, so 500 bases take less than 200 MB. At width 4096,
+these are 23 rows of 16 bits; 15 rows make a copy significant (ln n! < r n / 2)."""
 
 LARGEST_INDEX_BYTES = 4 << 30
-"""Largest index that is downloaded: enough for about eleven thousand bases."""
+"""Largest index to download: about eleven thousand bases."""
 
 LEAST_AGREEMENT = 0.25
 """Two layers are compared neuron by neuron only if the similarities between their tested neurons have at least this
 correlation. It is below 0.15 for unrelated layers, and 0.28 to 0.47 for SmolLM2 with noise as large as the weights."""
 
 SCANNED_BASES = 1_000
-"""Largest number of bases that a search scans one by one, at two milliseconds each. If there are more, sketches are
-used to pick candidates."""
+"""Largest number of bases that a search scans one by one, at two milliseconds each. If there are more, sketches pick
+candidates."""
 
 PICKED_BASES = 100
-"""Number of candidates picked using each part of a sketch. A copy with little noise is far ahead of all others."""
+"""Number of candidates that each part of a sketch picks. A copy with little noise is far ahead of all others."""
 
 SCANNED_CHANNELS = 192
-"""Number of channels of a base whose best partner is computed if channels in their own order show no relation."""
+"""If channels in their own order show no relation, best partners are computed for this many channels of a base."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A base model proposed by a search.
+    """A base that a search proposes.
 
     Attributes:
-        log_p: Natural log of an estimate of p, which ranks bases but is no evidence.
-        identity_log_p: Natural log of a bound on p for channels in their own order; 0 if widths differ.
+        log_p: Natural log of an estimate of p, used only for ranking.
+        identity_log_p: Natural log of a bound on p with channels in their own order; 0 if widths differ.
     """
 
     base: ModelSummary
@@ -92,7 +92,7 @@ class Hit:
 
 
 Places = tuple[Count, ...]
-"""Positions in the sample of tokens of an index."""
+"""Positions in an index's sample of tokens."""
 
 
 @dataclass(frozen=True)
@@ -129,11 +129,7 @@ class BaseIndex:
         return sum(base.n_bytes for base in self.bases)
 
     def add(self, model: Model) -> Fingerprint:
-        """Read a base and store its fingerprint, replacing a base with the same name.
-
-        Raises:
-            MdirError: If the model cannot be read, or has no tokenizer files.
-        """
+        """Read a base and store its fingerprint; see :meth:`read` and :meth:`put`."""
         base = self.read(model)
         self.put(base)
         return base
@@ -142,7 +138,7 @@ class BaseIndex:
         """Read the fingerprint of a base without storing it. Thread-safe.
 
         Raises:
-            MdirError: If the model cannot be read, or has no tokenizer files.
+            MdirError: If the model cannot be read or has no tokenizer files.
         """
         n_rows = max(LEAST_ROWS, BYTES_PER_BASE // (2 * model.width))
         vocabulary = model.vocabulary
@@ -168,11 +164,11 @@ class BaseIndex:
     def search(self, query: Fingerprint, *, top: int = 5) -> list[Hit]:
         """Rank the bases by how likely they share ancestry with a model.
 
-        Takes O(r^2 n) time per base, for r common rows of width n. If there are more than :data:`SCANNED_BASES` bases,
-        only those picked using sketches are scanned.
+        Takes O(r^2 n) time per base, for r common rows of width n. Beyond :data:`SCANNED_BASES` bases, scans only those
+        that sketches pick.
 
         Args:
-            query: Fingerprint of the model for the sample of this index.
+            query: The model's fingerprint for this index's sample.
             top: Maximum number of results.
 
         Returns:
@@ -205,7 +201,7 @@ class BaseIndex:
             top: Maximum number of results.
 
         Returns:
-            Bases that are similar enough to be compared, best first.
+            Bases similar enough to be compared, best first.
         """
         shapes = resemblances(query)
         alike = [base for base in self.bases if base.neurons is not None and base.neurons.is_like(query)]
@@ -319,10 +315,10 @@ class BaseIndex:
         """Read an index from disk, or download it from the Hub and cache it.
 
         Args:
-            place: Path, or URL of a file on the Hub, such as
+            place: Path or Hub URL, such as
                 ``https://huggingface.co/datasets/owner/name/resolve/main/bases.safetensors``.
             token: Hub token.
-            cache_dir: Folder for downloads, which are stored under ``mdir-hf``; by default next to the range cache.
+            cache_dir: Folder for downloads, under ``mdir-hf``; by default next to the range cache.
 
         Raises:
             CorruptCheckpointError: If the file is missing or not an index.
@@ -378,7 +374,7 @@ class BaseIndex:
 
 
 def _log_p(x: tuple[torch.Tensor, torch.Tensor], y: tuple[torch.Tensor, torch.Tensor]) -> tuple[float, float]:
-    """Estimate ln p for two blocks of few rows, and bound ln p for channels in their own order."""
+    """Estimate ln p for two blocks of few rows, and bound it for channels in their own order."""
     # U = V_x Ortho(L_x^T L_y) V_y^T from whitened rows needs no scale, and few rows are well conditioned.
     core_left, _, core_right = thin_svd(x[0].T @ y[0])
     rank = core_left.shape[1]

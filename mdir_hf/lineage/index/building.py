@@ -38,19 +38,19 @@ READERS = 4
 """Number of models read concurrently."""
 
 CHOOSING = 32
-"""Maximum number of models whose vocabularies determine the tokens of a new index; each takes tens of megabytes."""
+"""Maximum number of vocabularies that determine a new index's tokens; each takes tens of megabytes."""
 
 SAVED_EVERY = 16
-"""Number of models after which the index is saved, to limit the loss if the process is killed."""
+"""Number of models between saves of the index."""
 
 QUERY_TOKENS = 96
-"""Number of sampled tokens. Narrow bases store all of them, wide bases only the first."""
+"""Number of sampled tokens. Wide bases store only the first ones."""
 
 
 def choose_index_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int = QUERY_TOKENS) -> tuple[bytes, ...]:
-    """Choose the sample of an index: tokens that most vocabularies have, longest first.
+    """Choose an index's sample: tokens that most vocabularies have, longest first.
 
-    The order depends only on the tokens' bytes.
+    Ties depend only on the tokens' bytes.
     """
     holders = Counter(token for vocabulary in vocabularies for token in vocabulary.row_of)
     # Long tokens in all vocabularies are words with trained rows. Hashes break ties.
@@ -60,10 +60,10 @@ def choose_index_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int = QUER
 
 @dataclass(frozen=True, slots=True)
 class BaseOutcome:
-    """The outcome for a model that was to be added to an index.
+    """The outcome of adding a model to an index.
 
     Attributes:
-        kind: ``known`` means that the same commit is stored; ``missing`` may mean private.
+        kind: ``known`` if the same commit is stored; ``missing`` may mean private.
     """
 
     name: str
@@ -86,10 +86,10 @@ def extend_index(
     reading: Reading = Reading(),
     listeners: Listeners = Listeners(progress=False),
 ) -> tuple[BaseIndex, int]:
-    """Add base models to an index or create one, saving it repeatedly as it grows.
+    """Add base models to a new or existing index, which is saved as it grows.
 
-    Models that are stored at the same commit are not read. The first of ``choosing`` determine the tokens of a new
-    index. Returns the index and the number of failures.
+    Models stored at the same commit are not read. The first of ``choosing`` determine a new index's tokens. Returns the
+    index and the number of failures.
 
     Raises:
         InputError: If the index cannot be written, or no model for a new index can be opened.
@@ -176,7 +176,7 @@ def _vocabularies(names: Sequence[str], reading: Reading, ledger: IoLedger) -> l
 
 
 TESTS_OF_A_BASE = 3
-"""Number of tests per base: channels in their own order, any matching of channels, and neuron numbers."""
+"""Tests per base: channels in their own order, any matching of channels, and neuron numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +185,9 @@ class IdentificationPlan:
 
     Attributes:
         n_bytes: Bytes of the model's rows, excluding gaps.
-        n_bytes_of_neurons: Bytes of the neurons of all layers, which are read if rows show no relation.
-        n_of_width: Number of bases as wide as the model, as in :class:`~mdir_hf.lineage.index.identify.Identification`.
-        excluded_noise: Noise up to which copies of those bases would be found.
+        n_bytes_of_neurons: Bytes of all layers' neurons, read if rows show no relation.
+        n_of_width: See :class:`~mdir_hf.lineage.index.identify.Identification`.
+        excluded_noise: See :class:`~mdir_hf.lineage.index.identify.Identification`.
     """
 
     model: ModelSummary
@@ -204,8 +204,8 @@ def plan_identification(
 ) -> IdentificationPlan:
     """Plan the reads of :func:`~mdir_hf.lineage.index.identify.identify` without reading weights.
 
-    Comparisons with found bases read more. Reads config, header and tokenizer, and takes O(r^3) time for each base with
-    r rows of the model's width.
+    Reads config, header and tokenizer, and takes O(r^3) time for each base with r rows of the model's width. Later
+    comparisons with found bases are not included.
 
     Raises:
         MdirError: If the model cannot be opened, or has neither tokenizer files nor neurons.

@@ -1,4 +1,4 @@
-"""Find base models in an index that share ancestry with a model."""
+"""Find a model's bases in an index."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCHEMA = "mdir-hf/identification/1"
 
 TESTED_FROM_SHARE = 0.5
 """A base is tested only if the estimate of ln p reaches this share of the required value, because matching thousands of
-channels of two unrelated models takes seconds."""
+unrelated channels takes seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class Ancestor:
     """A base model proposed by a search, and its comparison.
 
     Attributes:
-        log10_p: log10 p for the rows in the index, corrected for three tests per base.
-        neurons: Neurons, if p is based on neurons and not on tokens.
+        log10_p: log10 p for the index's rows, corrected for three tests per base.
+        neurons: Neurons, if p is based on them and not on tokens.
         report: Comparison at alpha divided by the number of bases, or None.
     """
 
@@ -59,7 +59,7 @@ class Ancestor:
 
     @property
     def evidence(self) -> str:
-        """How the index found the base, and how strong the evidence is."""
+        """How the index found the base, and the strength of the evidence."""
         by = f"by {self.common_tokens} tokens"
         if self.neurons is not None:
             by = f"by the numbers of neurons in {runs_text([m.reference for m in self.neurons.matches])} of it"
@@ -79,10 +79,10 @@ class Identification:
         ancestors: Proposed bases, most likely first.
         n_bases: Number of searched bases.
         alpha: Significance level for all bases together.
-        bytes_read: Bytes of the model that the search read.
+        bytes_read: Bytes of the model read by the search.
         n_of_width: Searched bases of the model's width that share enough tokens with it.
-        excluded_noise: Noise up to which a copy of those bases, with channels in their own order, would have been
-            found, in units of the weights' RMS; None if there are no such bases.
+        excluded_noise: Noise, in units of the weights' RMS, up to which a copy of those bases with channels in their
+            own order would have been found; None if there are no such bases.
     """
 
     model: ModelSummary
@@ -174,19 +174,19 @@ def identify(
     reading: Reading = Reading(),
     listeners: Listeners = Listeners(progress=False),
 ) -> Identification:
-    """Find the base models in an index that a model shares ancestry with.
+    """Find the base models in an index that share ancestry with a model.
 
     Args:
         model: The model.
         index: The bases.
         top: Number of most likely bases to test.
         confirm: Whether to compare the model with significant bases, at their commits.
-        settings: Settings of the comparisons. Alpha applies to all bases together, and the byte limit to all reads.
+        settings: Settings of the comparisons; alpha applies to all bases together, and the byte limit to all reads.
         reading: How repositories are opened.
-        listeners: Callbacks that receive the progress of the search and of each comparison.
+        listeners: Callbacks for the progress of the search and of each comparison.
 
     Returns:
-        The proposed bases and their evidence. If a comparison fails, the base has the error.
+        The proposed bases with their evidence, or the error if a comparison fails.
 
     Raises:
         MdirError: If the model cannot be read.
@@ -261,7 +261,7 @@ def _query(model: Model, index: BaseIndex) -> tuple[Fingerprint | None, MdirErro
 def compared(
     ancestor: Ancestor, model: NamedModel, settings: Settings, reading: Reading, listeners: Listeners
 ) -> Ancestor:
-    """Compare a base with the model at one base's share of alpha, and record the report or the error.
+    """Compare a base with the model at its share of alpha, and record the report or error.
 
     Raises:
         StoppedError: If a listener raises.
@@ -283,9 +283,9 @@ def judge_hits(
 ) -> list[tuple[Hit, float]]:
     """Search an index, and test the best bases on rows that both models have.
 
-    Returns hits with log10 p, corrected for three tests per base; alpha applies to all bases together. Channels are
-    tested in their own order, then, if the search's optimistic estimate allows significance, in all matchings. Neurons
-    come last (:func:`judge_neurons`).
+    Returns hits with log10 p, corrected for three tests per base; alpha applies to all bases together. Tests channels
+    in their own order, then in all matchings if the search's optimistic estimate allows significance. Neurons are
+    tested separately (:func:`judge_neurons`).
     """
     results = []
     alpha_of_base = alpha / (TESTS_OF_A_BASE * len(index))
@@ -312,7 +312,7 @@ def judge_hits(
 def judge_neurons(
     index: BaseIndex, query: NeuronSample, *, top: int, alpha: float, device: str = "cpu"
 ) -> list[Ancestor]:
-    """Find bases whose neurons have the same numbers as the model's neurons, searching all layers.
+    """Find bases in which neurons match the model's by number, in any layer.
 
     log10 p is corrected for all tests of all bases.
     """

@@ -1,6 +1,6 @@
-"""Sketches of bases, with which a large index picks candidates for a closer look.
+"""Sketches of bases, from which a large index picks candidates.
 
-A sketch has three parts, which are compared with the model's parts using inner products:
+A sketch has three parts, each compared with the model's using an inner product:
 
 - *rows*: random projections of whitened rows. If widths are equal, the inner product estimates the trace of the polar
   factor for channels in their own order.
@@ -26,8 +26,7 @@ from mdir_hf.method.neurons import unit_rows
 from mdir_hf.method.polar import orthonormal_rows
 
 N_PROJECTIONS = 256
-"""Number of projections of the rows, and of the neurons of each layer. Inner products of unit vectors are accurate to
-1/16."""
+"""Number of projections of rows, and of each layer's neurons. Inner products of unit vectors are accurate to 1/16."""
 
 SHAPE_ROWS = 16
 """Number of rows whose cosines are stored."""
@@ -36,7 +35,7 @@ _SEED = 20_260_101
 
 
 class Sketch(NamedTuple):
-    """The sketch of a base or a model; unit vectors, float16.
+    """The sketch of a base or model, as float16 unit vectors.
 
     Attributes:
         rows: ``(N_PROJECTIONS,)``.

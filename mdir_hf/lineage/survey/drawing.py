@@ -52,10 +52,10 @@ def draw_survey(report: SurveyReport, families: FamilyDistances = (), *, dark: b
 def survey_cells(
     report: SurveyReport, families: FamilyDistances, figures: Mapping[str, Figure]
 ) -> dict[str, tuple[CellGrid, ...]]:
-    """Return the text of each cell in the figures of a survey, by name in :func:`draw_survey`.
+    """Return the text of each cell in a survey's figures, by name in :func:`draw_survey`.
 
-    A cell of the matrix names two models, the result, and log10 p if it is a bound. A leaf of the dendrogram names its
-    nearest model, a branch its models and distance.
+    Cells of the matrix name two models, the result, and log10 p if it is a bound. Leaves of the dendrogram name the
+    nearest model; branches name their models and distance.
     """
     from mdir_hf.render.figures import dendrogram_cells
 

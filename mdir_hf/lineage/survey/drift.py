@@ -1,4 +1,4 @@
-"""Measure how well the layers of relatives in a survey agree, and how far they have drifted."""
+"""Measure how well the layers of a survey's relatives agree, and how far they have drifted."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from mdir_hf.model.open import Reading
 from mdir_hf.report import LayerDrift
 
 MOST_OPEN = 8
-"""Number of models whose sampled rows are kept in memory, at most 512 MB each."""
+"""Number of models whose sampled rows stay in memory, at most 512 MB each."""
 
 
 @dataclass
 class OpenModels:
-    """Open models of a survey. Only the sampled rows of the last few are kept.
+    """A survey's open models. Keeps the sampled rows of only the last few.
 
     Attributes:
-        pins: Commits by name; other models are opened at current commits.
-        watch: Watches the ledger; must be listening.
+        pins: Commits by name; other models are opened at their current commits.
+        watch: Watch on the ledger; must be listening.
     """
 
     pins: Mapping[str, Pin]
@@ -52,9 +52,9 @@ class OpenModels:
 def describe_relatives(
     pairs: Sequence[Pair], results: Mapping[Pair, PairResult], models: OpenModels, settings: Settings
 ) -> Iterator[PairResult]:
-    """Yield the results of related pairs with their drift, or the reason if it cannot be measured.
+    """Yield the results of related pairs with the drift, or why it cannot be measured.
 
-    If both models share a residual basis, only seed and device matter.
+    If two models share a residual basis, only seed and device matter.
 
     Raises:
         StoppedError: If a listener raises.

@@ -1,4 +1,4 @@
-"""Compare every pair of a list of models from Python, with intermediate reports."""
+"""Compare every pair of models from Python, with intermediate reports."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def survey_arriving(
 ) -> tuple[SurveyReport, dict[str, Fingerprint]]:
     """Compare every pair of a few models with intermediate results; see :func:`~mdir_hf.lineage.survey.run.run_survey`.
 
-    The plan's shard and folder are ignored. Keeps 2048 rows of each model in memory, 17 MB at width 4096. Models beyond
+    Ignores the plan's shard and folder. Keeps 2048 rows of each model in memory, 17 MB at width 4096. Models beyond
     ``max_bytes`` are failures. ``on_model`` receives the report after each step. ``earlier`` is a complete survey
-    without layers, which is continued with the layers at its commits. Returns the report, and rows by model; if there
-    is an ``earlier`` survey, only rows of new groups.
+    without layers, to be continued with the layers at its commits. Returns the report, and rows by model (after an
+    ``earlier`` survey, only of new groups).
 
     Raises:
         InputError: If the plan is invalid, or no model can be opened.
@@ -70,7 +70,7 @@ def _compare_samples(
     on_model: Callable[[SurveyReport], None],
     on_failure: OnFailure,
 ) -> tuple[SurveyReport, Mapping[str, Pin], dict[str, Fingerprint]]:
-    """Read a sample of each model and compare it with the models before it."""
+    """Read a sample of each model, and compare it with earlier ones."""
     watch.enter("opening")
     sample, failures = choose_sample(
         plan.names, n_tokens=plan.n_tokens, seed=plan.seed, reading=plan.reading, ledger=ledger, on_failure=on_failure
@@ -106,7 +106,7 @@ def _compare_layers(
     watch: Watch,
     on_model: Callable[[SurveyReport], None],
 ) -> SurveyReport:
-    """Compare in full the models that have no relative, and describe the layers of relatives."""
+    """Compare models without relatives in full, and describe the layers of relatives."""
     for pair in report.layers_to_compare():
         pair_result = compare_with_layers(
             report.pairs[pair], pins, plan.settings_with_layers, plan.reading, ledger, watch
@@ -126,7 +126,7 @@ def _compare_layers(
 def _read_rows(
     plan: SurveyPlan, names: tuple[str, ...], pins: Mapping[str, Pin], ledger: IoLedger
 ) -> dict[str, Fingerprint]:
-    """Read the rows of models that joined a group because of their layers."""
+    """Read the rows of models that joined a group by their layers."""
     if not names:
         return {}
     sample, _ = choose_sample(names, n_tokens=plan.n_tokens, seed=plan.seed, reading=plan.reading, ledger=ledger)
@@ -158,19 +158,19 @@ def survey(
     Reads O(models) bytes, and takes between tenths of a second and several seconds per pair.
 
     Args:
-        models: Names of the models, as for :func:`mdir_hf.compare`, without duplicates.
+        models: Names, as for :func:`mdir_hf.compare`, without duplicates.
         folder: Folder for results, so that a stopped survey can resume; None to store nothing.
         n_tokens: Number of rows to read from each model.
-        layers: Whether to describe the layers of relatives, and to compare each model that has no relative with one
-            model of each family, in full. This reads as much as :func:`mdir_hf.compare`.
-        settings: Alpha, seed and device; other settings have no effect. Alpha bounds the probability that any pair of
+        layers: Whether to describe the layers of relatives, and to compare each model without a relative in full with
+            one model of each family. This reads as much as :func:`mdir_hf.compare`.
+        settings: Alpha, seed and device; others have no effect. Alpha bounds the probability that any pair of
             independent models is called homologous.
         reading: How repositories are opened.
         options: ``alpha``, ``seed``, ``device``, ``progress`` or fields of :class:`Reading`, as for
             :func:`mdir_hf.compare`, such as ``alpha=1e-6`` or ``token=…``.
 
     Returns:
-        The report. Models that cannot be read, and pairs that cannot be compared, are listed with the reason.
+        The report. It gives the reason for models that cannot be read and pairs that cannot be compared.
 
     Raises:
         InputError: If the list or the folder is invalid, or no model can be opened.

@@ -1,6 +1,6 @@
-"""Fix the tokens of a survey and the commit of every model before any weights are read.
+"""Fix a survey's tokens and the commit of every model before reading weights.
 
-Both are stored in one file, so that all shards compare the same rows of the same files.
+Both are stored in one file, so that all shards compare the same rows.
 """
 
 from __future__ import annotations
@@ -36,15 +36,14 @@ from mdir_hf.validation import AS_WRITTEN, read_json
 
 WINDOW_ROWS = 64
 """Tokens are taken in windows of this many adjacent rows of the most common vocabulary, so that one request returns
-many of them. Most vocabularies order tokens by frequency, so this also saves requests for the others."""
+many. Most vocabularies order tokens by frequency, so this saves requests for others too."""
 
 LEAST_COMMON_SHARE = 0.5
-"""Two vocabularies that have less than this share of the requested tokens in common get additional tokens that both
-have."""
+"""Two vocabularies with less than this share of the requested tokens in common get additional common tokens."""
 
 
 def choose_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int, *, seed: int = 0) -> tuple[bytes, ...]:
-    """Choose, in arbitrary order, the tokens whose rows are read from every model.
+    """Choose the tokens, in arbitrary order, whose rows are read from every model.
 
     Each pair of models gets ``n_tokens`` in common if their vocabularies allow it.
     """
@@ -114,11 +113,11 @@ OnFailure = Callable[[str, MdirError], None]
 
 @dataclass(frozen=True)
 class Sample:
-    """The tokens of a survey and the files of its models.
+    """A survey's tokens and its models' files.
 
     Attributes:
         pins: Files by name, excluding models that cannot be read.
-        neuron_seed: Seed for choosing neurons, drawn after all models were opened.
+        neuron_seed: Seed of the neurons, drawn after all models were opened.
     """
 
     tokens: tuple[bytes, ...]
@@ -211,10 +210,10 @@ def load_sample(path: Path, options: Mapping[str, Any] | None = None) -> Sample:
 
 
 def take_sample(path: Path, folder: Path) -> None:
-    """Start a survey in a folder, using the sample of another survey.
+    """Start a survey in a folder with another survey's sample.
 
     Raises:
-        InputError: If the file is not a sample, or the folder has a different one.
+        InputError: If the file is not a sample, or the folder contains a different one.
     """
     sample = load_sample(path)
     own = folder / SAMPLE
@@ -228,11 +227,7 @@ def take_sample(path: Path, folder: Path) -> None:
 
 @contextmanager
 def writing_into(folder: Path) -> Iterator[None]:
-    """Create the folder of a survey, and convert write errors.
-
-    Raises:
-        InputError: If the folder cannot be created, or the ``with`` block fails to write.
-    """
+    """Create a survey's folder, and convert write errors in the block to ``InputError``."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
@@ -245,7 +240,7 @@ class Opened:
     """A model whose rows are not yet read.
 
     Attributes:
-        vocabulary: Shared by models with identical tokenizer files. If it is None, only neurons are compared.
+        vocabulary: Shared by models with identical tokenizer files; if None, only neurons are compared.
     """
 
     vocabulary: Vocabulary | None
@@ -300,7 +295,7 @@ def open_models(
 
 
 FILE_REQUESTS = 10
-"""Upper bound on requests for a model of usual size: config, index, tokenizer and headers, some with a redirect."""
+"""Upper bound on requests for a typical model: config, index, tokenizer and headers, some with a redirect."""
 CARD_REQUESTS = 2
 """Requests for a model's card and an adapter's config."""
 
@@ -340,11 +335,7 @@ class PlannedRequests:
 def planned_requests(
     reading: Reading, *, for_tokens: Iterable[str] = (), for_rows: Iterable[str] = (), for_cards: Iterable[str] = ()
 ) -> PlannedRequests:
-    """Plan the requests for opening models and reading cards.
-
-    Raises:
-        InvalidReferenceError: If a name is not a valid model reference.
-    """
+    """Plan the requests for opening models and reading cards."""
     is_online = not reading.local_files_only
     tokens, rows, cards = (
         {name for name in names if is_online and parse_reference(name).repo_id is not None}

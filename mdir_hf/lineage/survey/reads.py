@@ -18,7 +18,7 @@ from mdir_hf.model.hub import IoLedger
 from mdir_hf.report import Level
 
 FEWEST_COMMON = 16
-"""Pairs with fewer common tokens count as blind, because their rows cannot show a relation."""
+"""Pairs with fewer common tokens count as blind: their rows cannot show a relation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +26,12 @@ class SurveyReads:
     """The reads of a survey.
 
     Attributes:
-        n_rows: Number of rows to read by model.
+        n_rows: Rows to read by model.
         n_bytes: Bytes of rows and neurons by model, excluding gaps.
         n_blind: Number of pairs with too few common tokens.
-        excluded_noise: Noise up to which copies, with channels in any order, would be found in the other pairs, in
-            units of the weights' RMS; None if there are no such pairs.
-        layers: Whether full comparisons follow, which are not counted here.
+        excluded_noise: Noise, in units of the weights' RMS, up to which copies with channels in any order would be
+            found in the other pairs; None if there are none.
+        layers: Whether full comparisons follow, whose reads are not included.
     """
 
     n_rows: Mapping[str, int]
@@ -45,7 +45,7 @@ class SurveyReads:
 
 
 def plan_reads(plan: SurveyPlan) -> SurveyReads:
-    """Plan the reads of a survey without reading weights.
+    """Plan a survey's reads without reading weights.
 
     Reads config, header and tokenizer of every model.
 

@@ -1,4 +1,4 @@
-"""The files of a survey: results, written to disk immediately and checked when they are read, and fingerprints."""
+"""A survey's files: results, flushed immediately and validated on reading, and fingerprints."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _KINDS: Mapping[str, type[ModelResult] | type[PairResult]] = {"model": ModelResu
 
 
 class ResultFile:
-    """Append results to a JSON Lines file, flushing each to disk before the next is computed.
+    """Appends results to a JSON Lines file, flushing each to disk before the next is computed.
 
     The first line has the settings.
 
@@ -124,10 +124,10 @@ def _line(kind: str, body: Mapping[str, Any]) -> bytes:
 
 
 def read_survey(paths: Sequence[Path]) -> SurveyReport:
-    """Read a survey, or join the result files of its shards.
+    """Read a survey, joining the result files of its shards.
 
     Raises:
-        InputError: If a file is not a survey, or the files belong to different surveys.
+        InputError: If a file is not a survey, or files belong to different surveys.
     """
     models: dict[str, ModelResult] = {}
     pairs: dict[Pair, PairResult] = {}
@@ -224,11 +224,7 @@ class FingerprintStore:
         return self._path(name).is_file()
 
     def put(self, name: str, fingerprint: Fingerprint) -> None:
-        """Store a fingerprint atomically. The oldest are deleted if there are too many.
-
-        Raises:
-            InputError: If the fingerprint cannot be written.
-        """
+        """Store a fingerprint atomically, deleting the oldest if there are too many."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             written = write_file(self._path(name), fingerprint.to_bytes())

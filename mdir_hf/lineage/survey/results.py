@@ -1,4 +1,4 @@
-"""The results of a survey: models, pairs, and the report on both."""
+"""A survey's results: models, pairs, and the report on both."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ MOST_DESCRIBED = 8
 """In groups of up to this many models, the layers of all pairs are described."""
 
 Pair = tuple[str, str]
-"""Names of two models, in the order of the list."""
+"""Two model names, in the order of the list."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelResult:
-    """One model of a survey.
+    """A model in a survey.
 
     Attributes:
         model: The resolved model, or None if it could not be read.
-        declared_bases: Base models that the card declares, or None if cards were not read.
+        declared_bases: Bases that the card declares, or None if cards were not read.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
@@ -46,16 +46,16 @@ class ModelResult:
 
 @dataclass(frozen=True, slots=True)
 class PairResult:
-    """One pair of a survey, in the order of its list of models.
+    """A pair in a survey, in the order of the list of models.
 
     Attributes:
         verdict: None if the pair could not be compared.
-        log10_p: log10 p of this pair, corrected for its own tests; None if not compared or not a bound.
-        transformation: Transformation of the embeddings: identity, permutation, signed_permutation, rotation or none.
-        p_is_bound: Whether p is a bound; False in older results, which do not store it.
-        channels: Number of channels that match one by one, and of channels of the narrower model, or None.
+        log10_p: log10 p, corrected for the pair's own tests; None if not compared or not a bound.
+        transformation: How embeddings are related: identity, permutation, signed_permutation, rotation or none.
+        p_is_bound: Whether p is a bound; False in old results, which do not store it.
+        channels: Numbers of channels that match one by one, and of the narrower model's channels, or None.
         by_neurons: Whether the verdict rests on neuron numbers.
-        layers_compared: Whether this is the result of a full comparison.
+        layers_compared: Whether the result is from a full comparison.
         layer_drift: How much of each layer agrees, and how far the layer moved, or None.
     """
 
@@ -84,7 +84,7 @@ class PairResult:
 
     @property
     def strength(self) -> str:
-        """Short description of how strongly the models agree; p is rounded up."""
+        """How strongly the models agree, as short text; p is rounded up."""
         if self.same_files:
             return THE_SAME_FILES
         return f"log10 p {min(0, math.ceil(self.log10_p or 0.0)):,}" if self.p_is_bound else self.agreement
@@ -142,7 +142,7 @@ class SurveyReport:
         names: Models in the requested order.
         models: Models that were tried, by name.
         pairs: Compared pairs, by names in the order of the list.
-        settings: Options of the survey: alpha, seed, number of sampled tokens, name of the sample, version.
+        settings: Alpha, seed, number of sampled tokens, name of the sample, version.
     """
 
     names: tuple[str, ...]
@@ -160,13 +160,13 @@ class SurveyReport:
 
     @property
     def n_possible_pairs(self) -> int:
-        """Number of pairs of models that were read or may still be read."""
+        """Number of pairs of models that are readable or untried."""
         unreadable = sum(result.error is not None for result in self.models.values())
         return math.comb(len(self.names) - unreadable, 2)
 
     @property
     def is_complete(self) -> bool:
-        """Whether every model was tried, and every readable pair compared."""
+        """Whether all models were tried, and all readable pairs compared."""
         return all(name in self.models for name in self.names) and not self.missing()
 
     @property
@@ -179,7 +179,7 @@ class SurveyReport:
         return f"{n_read} of {len(self.names)} models read, {pairs} compared"
 
     def compared_with(self, name: str) -> tuple[int, int]:
-        """Return the number of models that ``name`` was compared with, and the possible total."""
+        """Return how many models ``name`` was compared with, and the possible total."""
         n_compared = sum(name in pair and result.verdict is not None for pair, result in self.pairs.items())
         n_others = sum(
             other != name and (other not in self.models or self.models[other].error is None) for other in self.names
@@ -193,7 +193,7 @@ class SurveyReport:
 
     @property
     def compared(self) -> str:
-        """Description of the data compared for each pair."""
+        """The data compared for each pair, as text."""
         if any(result.layers_compared for result in self.pairs.values()):
             return "embeddings, and a few neurons by number; the layers of models without a relative"
         return "embeddings, and a few neurons by number"
@@ -204,7 +204,7 @@ class SurveyReport:
         return "not compared" if result is None else result.not_found
 
     def groups(self) -> tuple[tuple[str, ...], ...]:
-        """Return groups joined by homologous pairs, largest first. Single models are groups, too."""
+        """Return groups joined by homologous pairs, largest first, including single models."""
         place = {name: at for at, name in enumerate(self.names)}
         related = np.zeros((len(place), len(place)), dtype=bool)
         for first, second in self.pairs:
@@ -220,14 +220,14 @@ class SurveyReport:
         return tuple(group[0] for group in self.groups() if len(group) == 1 and group[0] in compared)
 
     def layers_to_compare(self) -> tuple[Pair, ...]:
-        """Return pairs for full comparisons: each model that has no relative, with the first model of each family."""
+        """Return pairs for full comparisons: each model without a relative, and the first model of each family."""
         lone, readable = set(self.without_relatives()), set(self.readable())
         firsts = sorted((group[0] for group in self.groups() if group[0] in readable), key=self.names.index)
         pairs = (pair for pair in combinations(firsts, 2) if lone & set(pair) and pair in self.pairs)
         return tuple(pair for pair in pairs if not self.pairs[pair].layers_compared)
 
     def relatives_to_describe(self) -> tuple[Pair, ...]:
-        """Return related pairs whose layers have not been described, excluding equal files.
+        """Return related pairs whose layers are not yet described, excluding equal files.
 
         From a group of more than :data:`MOST_DESCRIBED` models, only pairs with the first model are returned.
         """
@@ -248,7 +248,7 @@ class SurveyReport:
         return tuple(pairs)
 
     def contradictions(self) -> tuple[tuple[str, str, str], ...]:
-        """Return triples whose middle model is related to the first and last, which show no relation to each other.
+        """Return triples in which the middle model is related to the others, which show no relation to each other.
 
         The parents of a merge may share nothing, and a sample may miss a weak relation.
         """
@@ -262,7 +262,7 @@ class SurveyReport:
         return tuple(triples)
 
     def undeclared(self) -> tuple[Pair, ...]:
-        """Return homologous pairs in which neither model declares the other, and no base is declared by both."""
+        """Return homologous pairs that declare neither each other nor a common base."""
         bases = {name: set(result.declared_bases or ()) for name, result in self.models.items()}
         bases |= {name: set() for pair in self.pairs for name in pair if name not in bases}
         return tuple(

@@ -41,10 +41,10 @@ from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import Reading
 
 N_TOKENS = 2048
-"""Number of rows read from every model. A few hundred are enough for most related pairs."""
+"""Rows read from every model. A few hundred are enough for most related pairs."""
 
 TILE_MODELS = 8
-"""A task compares the models of two groups of this size: 64 pairs, but few models to send and keep in memory."""
+"""A task compares two groups of this many models: 64 pairs, but few models to send and keep in memory."""
 
 FINGERPRINTS = "fingerprints"
 
@@ -54,9 +54,9 @@ class SurveyPlan:
     """The plan of a survey; for options see :func:`~mdir_hf.lineage.survey.in_memory.survey`.
 
     Attributes:
-        alpha: Significance level of the whole survey. Each pair gets an equal share.
+        alpha: Significance level of the survey; each pair gets an equal share.
         shard: Index of this shard, and number of shards.
-        device: torch device, on the machine that runs a task.
+        device: torch device on the machine that runs a task.
     """
 
     names: tuple[str, ...]
@@ -85,13 +85,13 @@ class SurveyPlan:
 
 
 def run_survey(plan: SurveyPlan, folder: Path, *, engine: Engine | None = None) -> SurveyReport:
-    """Compare every pair of models in a list, and store results and fingerprints in a folder.
+    """Compare every pair of models, and store results and fingerprints in a folder.
 
-    A stopped survey is resumed. If there is no engine, models are read in threads. Failures are listed with the reason.
+    Resumes a stopped survey. If there is no engine, models are read in threads. Failures are listed with the reason.
 
     Raises:
         InputError: If the list, the shard or the folder is invalid.
-        WorkersLostError: If all workers are lost. Results are kept, and the survey can be resumed.
+        WorkersLostError: If all workers are lost. The survey can be resumed.
     """
     check_plan(plan)
     with writing_into(folder):
@@ -141,7 +141,7 @@ def requests_of(
 
 
 def prepare_survey(plan: SurveyPlan, folder: Path) -> Sample:
-    """Choose the tokens of a survey and pin its models in ``sample.json``, from which shards start.
+    """Choose a survey's tokens and pin its models in ``sample.json``, from which shards start.
 
     Raises:
         InputError: If the list or the folder is invalid.
@@ -165,11 +165,7 @@ def kept_fingerprints(folder: Path) -> tuple[SurveyReport, dict[str, Fingerprint
 
 
 def check_plan(plan: SurveyPlan) -> None:
-    """Check the plan of a survey.
-
-    Raises:
-        InputError: If the plan is invalid.
-    """
+    """Raise ``InputError`` for an invalid plan."""
     if len(plan.names) < 2:
         raise InputError(f"a survey needs at least two models, got {len(plan.names)}")
     if len(set(plan.names)) != len(plan.names):
@@ -186,7 +182,7 @@ def check_plan(plan: SurveyPlan) -> None:
 
 
 def settings_of(plan: SurveyPlan, tokens: Sequence[bytes]) -> dict[str, Any]:
-    """Return the settings of a survey that its report records."""
+    """Return the settings that a survey's report records."""
     return {
         "names": list(plan.names),
         "alpha": plan.alpha,
@@ -335,7 +331,7 @@ def _compare_layers(plan: SurveyPlan, report: SurveyReport, sample: Sample, resu
 
 
 def _describe_relatives(plan: SurveyPlan, report: SurveyReport, sample: Sample, results: ResultFile) -> None:
-    """Describe the layers of relatives; see :meth:`SurveyReport.relatives_to_describe`."""
+    """Describe the layers of :meth:`SurveyReport.relatives_to_describe`."""
     pairs = report.relatives_to_describe()
     ledger = IoLedger()
     watch = Watch(ledger, Listeners(progress=plan.progress), from_start=True)

@@ -1,4 +1,4 @@
-"""Finish a survey: join its shards, read the bases that cards declare, and save everything to a folder.
+"""Finish a survey: join shards, read the bases that cards declare, and save everything to a folder.
 
 The folder is a dataset for ``datasets.load_dataset(folder, "pairs")`` and the Hub's viewer.
 """
@@ -55,7 +55,7 @@ MODEL_FEATURES: Features = {
     "bytes_read": "int64",
     "error": "string",
 }
-"""Columns of the table of models; ``group`` is 0 for the largest group."""
+"""Columns of the table of models. ``group`` is 0 for the largest group."""
 
 PAIR_FEATURES: Features = {
     "reference": "string",
@@ -183,10 +183,10 @@ def _feature(name: str, kind: str | Mapping[str, str]) -> dict[str, object]:
 def join_shards(folders: Sequence[Path], out: Path | None) -> SurveyReport:
     """Join the shards of a survey, which may be incomplete.
 
-    Results, sample and stored rows of the whole survey are written to ``out``, unless it is None.
+    Writes results, sample and stored rows of the whole survey to ``out``, unless it is None.
 
     Raises:
-        InputError: If a folder contains no survey, folders belong to different surveys, or ``out`` cannot be written.
+        InputError: If a folder has no survey, folders belong to different surveys, or ``out`` cannot be written.
     """
     report = read_survey([folder / RESULTS for folder in folders])
     if out is None:
@@ -245,10 +245,9 @@ _FIGURES = {
 def save_survey(
     report: SurveyReport, folder: Path, *, fingerprints: Mapping[str, Fingerprint] | None = None
 ) -> tuple[Path, ...]:
-    """Write ``survey.json``, ``survey.md``, a dataset, and matrix and dendrogram as SVG and PNG, light and dark.
+    """Write ``survey.json``, ``survey.md``, a dataset, and figures as SVG and PNG, light and dark.
 
-    A ``README.md`` from another source is not changed. Other files are replaced atomically. If matplotlib is not
-    installed, no figures are written.
+    A ``README.md`` from another source is not changed; other files are replaced atomically. Figures need matplotlib.
 
     Raises:
         InputError: If the folder cannot be written.

@@ -1,7 +1,6 @@
 """The tasks of a survey, and the engines that run them.
 
-Tasks are plain functions, and return failures as results. An exception means that a worker died, or that there is a
-bug.
+Tasks are plain functions that return failures as results. An exception means a dead worker or a bug.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ RETRIES = 2
 """How often a dask cluster retries a task whose worker died."""
 
 RESERVE = 4
-"""Number of queued tasks beyond one per worker, so that no worker has to wait. It is small because the task of a tile
+"""Number of queued tasks beyond one per worker, so that no worker has to wait. It is small because a tile's task
 carries the rows of 16 models: 130 MB at width 2048."""
 
 GPU = "GPU"
@@ -54,7 +53,7 @@ GPU = "GPU"
 GPUS = "CUDA_VISIBLE_DEVICES"
 
 ASKED_EVERY_S = 1.0
-"""Interval in seconds for counting workers while no task ends, since a cluster may grow."""
+"""Interval in seconds for counting workers while no task ends, because a cluster may grow."""
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -81,8 +80,8 @@ class Engine:
     ) -> None:
         """Keep every worker busy until all tasks are done.
 
-        A task is a key and the arguments of ``work``. Tasks are consumed as they are submitted. ``record`` receives
-        each result, and ``give_up`` each failed key and the reason.
+        A task is a key and the arguments of ``work``; tasks are consumed as they are submitted. ``record`` receives
+        each result, ``give_up`` each failed key and the reason.
 
         Raises:
             WorkersLostError: If the executor accepts no more tasks.
@@ -126,12 +125,12 @@ def open_engine(
 ) -> Iterator[Engine | None]:
     """Open an engine for :func:`~mdir_hf.lineage.survey.run.run_survey`, and close it afterwards.
 
-    Yields no engine if ``workers`` is None or 1. ``scheduler`` is a dask scheduler, ``tcp://host:8786``. On ``cuda``,
-    each local process gets its own GPU if there are enough, and a dask worker with ``--resources "GPU=1"`` runs one
-    task at a time.
+    Yields None if ``workers`` is None or 1. ``scheduler`` is a dask scheduler, ``tcp://host:8786``. On ``cuda``, each
+    local process gets its own GPU if there are enough; a dask worker with ``--resources "GPU=1"`` runs one task at a
+    time.
 
     Raises:
-        InputError: If workers and a scheduler are given, dask is not installed, or the scheduler does not respond.
+        InputError: If both workers and a scheduler are given, dask is missing, or the scheduler does not respond.
     """
     if scheduler is not None:
         if workers is not None:
@@ -213,9 +212,8 @@ def compare_fingerprints(
 ) -> HomologyReport:
     """Run the screen of a comparison on stored rows, then the second witness on stored neurons.
 
-    The rules of level ``screen`` apply. ``neuron_seed`` must be drawn after both models were opened. None stands for
-    the public choice of neurons, which cannot give the verdict homologous. Takes O(r n min(r, n)) time for r common
-    tokens.
+    The rules of level ``screen`` apply. ``neuron_seed`` must be drawn after both models were opened; the public choice
+    of neurons (None) cannot give the verdict homologous. Takes O(r n min(r, n)) time for r common tokens.
     """
     settings = Settings(Level.SCREEN, alpha=alpha, seed=seed, device=device)
     watch = Watch(IoLedger(), Listeners(progress=False))
@@ -225,10 +223,10 @@ def compare_fingerprints(
 
 @dataclass(frozen=True)
 class Taken:
-    """The outcome of reading one model.
+    """The outcome of reading a model.
 
     Attributes:
-        fingerprint: The model's rows, or None if they could not be read.
+        fingerprint: The model's rows, or None if unreadable.
     """
 
     name: str
@@ -249,7 +247,7 @@ def take(
 ) -> Taken:
     """Open a model at its pin, and read the rows and neurons in the sample.
 
-    If ``neuron_seed`` is None, the public choice of neurons is read.
+    If ``neuron_seed`` is None, reads the public choice of neurons.
     """
     ledger = ledger or IoLedger()
     n_before = ledger.bytes_read
@@ -296,7 +294,7 @@ def compare_with_layers(
 ) -> PairResult:
     """Compare two models in full.
 
-    ``watch`` must be listening. If the comparison fails, returns ``known``, the result for the sample, with the reason.
+    ``watch`` must be listening. If the comparison fails, returns ``known``, the sample's result, with the reason.
     """
     pair = known.reference, known.candidate
     first, second = (NamedModel(pins[name].reference if name in pins else name) for name in pair)

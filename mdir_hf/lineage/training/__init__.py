@@ -1,4 +1,4 @@
-"""Measure how far training moves a model from its base: for ``Trainer``, for TRL, and for custom loops."""
+"""Measure how far training moves a model from its base, in ``Trainer``, TRL or custom loops."""
 
 from __future__ import annotations
 

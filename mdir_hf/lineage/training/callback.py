@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def add_to_card(folder: Path, report: HomologyReport, drift: Drift) -> tuple[Path, ...]:
-    """Add or replace a section in the card of a folder, write report and badge, and return the paths.
+    """Add or replace a section in a folder's card, write report and badge, and return the paths.
 
     The report compares the base with the trained model.
 
@@ -86,10 +86,10 @@ FOLDER = "lineage"
 
 
 class LineageCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]  # transformers is not typed here
-    """Log how far a model has moved from its base, through ``trainer.log``.
+    """Logs how far a model has moved from its base, using ``trainer.log``.
 
-    At the end, the model is compared with its base. Report and measurements are written to ``lineage/`` in the output
-    folder. The model card gets a section and a badge. A missing base or NaN weights only cause a warning.
+    At the end, compares the model with its base, writes report and measurements to ``lineage/`` in the output folder,
+    and adds a section and a badge to the model card. A missing base or NaN weights only cause a warning.
 
     Examples:
         >>> trainer = Trainer(model=model, args=arguments, train_dataset=data)
@@ -98,15 +98,15 @@ class LineageCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]  # t
         {...
 
     Args:
-        trainer: The Trainer whose ``log`` is called and whose model card gets the section.
-        base: Model, folder or name to compare with. By default drift is measured from the first weights, and the report
-            compares with the model that was loaded.
+        trainer: The Trainer that logs, and whose model card gets the section.
+        base: Model, folder or name to compare with. By default, drift is measured from the first weights, and the
+            report compares with the loaded model.
         every: Number of steps between measurements.
         layers: Whether to log values per layer in addition to values per role.
 
     Attributes:
-        watch: Takes the measurements; None before training begins.
-        report: Comparison with the base; None before training ends, or if the base could not be read.
+        watch: Takes the measurements; None before training.
+        report: Comparison with the base; None before training ends, or if the base is unreadable.
 
     Raises:
         InputError: If ``every`` is not a positive number.

@@ -1,4 +1,4 @@
-"""Measure how far the weights of a model have moved since they were sampled, part by part.
+"""Measure how far a model's weights have moved since they were sampled, part by part.
 
 ``d2``, the mean squared difference per entry, adds up over independent steps (docs/method/many.md). Trace over rank is
 1 if no weight has moved, and approaches 0 as the base is forgotten.
@@ -17,15 +17,15 @@ import torch
 from mdir_hf.method.polar import thin_svd
 
 CHANNELS = 32
-"""Number of sampled channels in the polar factor; an SVD of 32 x 32 takes a tenth of a millisecond."""
+"""Number of channels in the polar factor; an SVD of 32 x 32 takes a tenth of a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartDrift:
-    """How far one weight has moved.
+    """How far a weight has moved.
 
     Attributes:
-        layer: Layer number, or None for embeddings.
+        layer: Layer number; None for embeddings.
         role: ``embedding``, ``unembedding``, ``q``, ``k``, ``v``, ``o``, ``gate``, ``up``, ``down``, …
         d2: Mean squared difference per entry, in squared weight units.
         relative: Square root of ``d2`` over the root mean square of the base's entries.
@@ -41,7 +41,7 @@ class PartDrift:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """How far each weight of a model has moved at one training step, which is None if unknown."""
+    """How far each weight has moved at a training step, which is None if unknown."""
 
     step: int | None
     parts: tuple[PartDrift, ...]
@@ -70,7 +70,7 @@ class Drift:
         return self._by(lambda part: part.layer)
 
     def values(self, *, layers: bool = True) -> dict[str, float]:
-        """Return numbers by name for experiment trackers, per role and optionally per layer.
+        """Return numbers by name for experiment trackers, by role and optionally by layer.
 
         The names are ``lineage/d2``, ``lineage/relative`` and ``lineage/trace_over_rank``; two of these also occur as
         ``lineage/role/q/…`` and ``lineage/layer/07/…``.

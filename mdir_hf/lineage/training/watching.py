@@ -59,7 +59,7 @@ class ModelWatch:
             )
 
     def measure(self, step: int | None = None) -> Drift:
-        """Measure the current drift of the model from its base, and append it to ``drifts``.
+        """Measure the model's drift from its base, and append it to ``drifts``.
 
         Takes milliseconds per hundred weights. If the model is sharded, every rank must call this method.
 
@@ -83,7 +83,7 @@ class ModelWatch:
         return drift
 
     def report(self, **options: object) -> HomologyReport:
-        """Compare the current model with its base, as :class:`~mdir_hf.comparison.api.HomologyChecker` does.
+        """Compare the current model with its base, using :class:`~mdir_hf.comparison.api.HomologyChecker`.
 
         Args:
             options: Options of :meth:`~mdir_hf.comparison.api.HomologyChecker.compare`, such as ``level``.

@@ -1,4 +1,4 @@
-"""Align the rows of related models: the same tokens, and the channels of one model.
+"""Align the rows of related models to the same tokens and one model's channels.
 
 Embedding rows give distances. Rows of layers give the shares of parents, and show repeated layers.
 """
@@ -25,10 +25,10 @@ from mdir_hf.model.roles import Role
 from mdir_hf.model.tokens import Vocabulary
 
 ROWS = 32
-"""Number of rows read of a matrix: the first ones, so that one request is enough."""
+"""Number of rows read from a matrix: the first ones, so that one request is enough."""
 
 NEW_ROWS = 64
-"""Number of rows read of tokens that a relative does not have."""
+"""Number of rows read for tokens that a relative lacks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,10 +82,10 @@ class CloserLook:
 
 
 def look_closer(models: Mapping[str, Model]) -> CloserLook:
-    """Read some rows of every layer of related models, and of tokens that only some models have.
+    """Read some rows of related models' layers, and of tokens that only some models have.
 
     For L layers of width n in 16 bits, this takes ``4 L ROWS n`` bytes and 2 L requests: 17 MB for 32 layers of width
-    4096. Weights that cannot be read cause a note.
+    4096. Unreadable weights cause a note.
     """
     layers: dict[str, LayerRows] = {}
     notes: list[str] = []
@@ -121,11 +121,7 @@ def look_closer(models: Mapping[str, Model]) -> CloserLook:
 
 
 def read_layer_rows(model: Model) -> LayerRows:
-    """Read the first rows of V and of the up projection of every layer.
-
-    Raises:
-        MdirError: If the rows cannot be read.
-    """
+    """Read the first rows of V and of the up projection of every layer."""
     layers = model.anatomy.layers
     return LayerRows(*(tuple(first_rows(model, layer, role, ROWS) for layer in layers) for role in (Role.V, Role.UP)))
 
@@ -142,25 +138,25 @@ def _new_tokens(small: Vocabulary, large: Vocabulary, model: Model) -> NewTokens
 FloatArray = npt.NDArray[np.float64]
 
 FEWEST_TOKENS = 64
-"""Smallest number of common tokens of all models in a group for measuring distances."""
+"""Minimum number of tokens common to a group for measuring distances."""
 
 LOG_ALPHA = -23.0
 """Natural log of the level at which an alignment is accepted: 1e-10. The models are already known to be related."""
 
 LARGEST_PLAIN_SCALE = 1.25
-"""A fitted scale up to this factor is noise or drift, and is ignored; a larger one was applied on purpose."""
+"""A fitted scale up to this factor is ignored as noise or drift; a larger one was applied on purpose."""
 
 BLOCK_TOKENS = 128
-"""Number of tokens whose float64 rows are in memory for all models at once: 420 MB for 100 models of width 4096."""
+"""Number of tokens whose float64 rows are in memory for all models: 420 MB for 100 models of width 4096."""
 
 
 @dataclass(frozen=True, eq=False)
 class AlignedRows:
-    """The models of a group whose rows could be aligned.
+    """A group's models whose rows could be aligned.
 
     Attributes:
         rows: Stored rows for the same tokens, ``(n_tokens, n)``.
-        pivot: The model whose channels the others are mapped to.
+        pivot: The model to whose channels the others are mapped.
     """
 
     names: tuple[str, ...]
@@ -180,13 +176,13 @@ class AlignedRows:
         return token_geometry(blocks(), alignments=[self.alignments[name] for name in self.names], seed=seed)
 
     def relative_distances(self) -> FloatArray:
-        """Return the RMS difference of rows, divided by the RMS of the pivot's rows, ``(m, m)``."""
+        """Return RMS differences of rows over the RMS of the pivot's rows, ``(m, m)``."""
         rms = float(self.rows[self.pivot].float().square().mean().sqrt())
         distances: FloatArray = np.sqrt(self.geometry().distances()) / max(rms, 1e-30)
         return distances
 
     def is_unmoved(self, name: str) -> bool:
-        """Return whether a model has the pivot's channels, so that its rows can be bitwise equal."""
+        """Return whether a model has the pivot's channels, so that rows can be bitwise equal."""
         alignment, width = self.alignments[name], self.rows[name].shape[1]
         everything = np.arange(width)
         same = np.array_equal(alignment.source, everything) and np.array_equal(alignment.target, everything)

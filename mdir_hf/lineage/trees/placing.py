@@ -18,7 +18,7 @@ from mdir_hf.lineage.trees.aligning import LayerRows
 def root_candidates(
     names: Sequence[str], distances: npt.NDArray[np.float64], evidence: Iterable[OrderEvidence]
 ) -> tuple[str, ...]:
-    """Return the models that lie on the earlier side according to all evidence; all models if there is none."""
+    """Return the models on the earlier side according to all evidence; all models if there is none."""
     place = {name: at for at, name in enumerate(names)}
     left = list(names)
     for order in evidence:
@@ -35,7 +35,7 @@ MERGE_RESIDUAL = 0.15
 its squared distance to the nearer one. For an ancestor or the middle of a chain, the share is at least a half."""
 
 MERGE_SHARES = (0.1, 0.9)
-"""Smallest and largest share of a parent in a merge. A model very close to one of two others is not a merge."""
+"""Smallest and largest share of a parent in a merge: a model very close to one of two others is not a merge."""
 
 ON_PATH_COSINE = 0.2
 """A model is on the path between two others if the cosine of its drifts to them is below this value. The cosine is up
@@ -47,7 +47,7 @@ SAME_BRANCH_COSINE = 0.3
 unknown."""
 
 FEWEST_EQUAL_ROWS = 8
-"""Minimum number of bitwise equal rows for a conclusion."""
+"""Least number of bitwise equal rows for a conclusion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +89,7 @@ class InnerModel:
     Attributes:
         branches: The other models, by branch.
         cosine: Largest cosine between drifts to different branches; 0 if the model is on the path.
-        untouched: Number of pairs on different branches whose bitwise equal rows confirm this, and number of all such
-            pairs.
+        untouched: Numbers of pairs on different branches whose bitwise equal rows confirm this, and of all such pairs.
     """
 
     model: str
@@ -113,7 +112,7 @@ class Between:
 
 
 def equal_models(squared: FloatArray, names: Sequence[str]) -> dict[str, str]:
-    """For each model, return the first one with the same rows, given ``(m, m)`` squared distances."""
+    """Map each model to the first one with the same rows, given ``(m, m)`` squared distances."""
     return {name: names[int(np.flatnonzero(squared[at] <= 0.0)[0])] for at, name in enumerate(names)}
 
 
@@ -163,7 +162,7 @@ def layer_shares(model: LayerRows, first: LayerRows, second: LayerRows) -> tuple
 
 
 def inner_models(squared: FloatArray, names: Sequence[str]) -> tuple[InnerModel, ...]:
-    """Find models that split the others into clear branches, from ``(m, m)`` squared distances. Takes O(m^3) time."""
+    """Find models that split the others into clear branches, from ``(m, m)`` squared distances, in O(m^3) time."""
     result: list[InnerModel] = []
     for b in range(len(names)):
         others = [at for at in range(len(names)) if at != b and squared[at, b] > 0.0]

@@ -1,4 +1,4 @@
-"""Family trees of homologous models, from distances of their aligned rows.
+"""Family trees of homologous models, from distances of aligned rows.
 
 If drifts are independent, squared distances add up along a lineage, and neighbour joining finds the tree. Distances
 have no direction. Merges have no place in a tree, so they are found first and left out.
@@ -39,15 +39,15 @@ from mdir_hf.names import shown_name
 FloatArray = npt.NDArray[np.float64]
 
 RESAMPLES = 200
-"""Number of resampled trees for the support of branches; at a support of 95%, the standard error is 1.5%."""
+"""Number of resampled trees for measuring support; at 95%, the standard error is 1.5%."""
 
 LEAST_SUPPORT = 0.7
-"""Branches found in a smaller share of the resampled trees are left out."""
+"""Branches in a smaller share of the resampled trees are left out."""
 
 SHORTEST_BRANCH = 0.1
 """Branches shorter than this share of the smallest distance across them are left out. Models trained on similar text
-drift in similar directions, which looks like a short branch, and resampling tokens does not reveal this. Such branches
-had shares up to 0.064, and true ones at least 0.99."""
+drift in similar directions, which looks like a short branch even in resampled tokens. Such branches had shares up to
+0.064, and true ones at least 0.99."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Split:
 def join(distances: FloatArray, resampled: Iterable[FloatArray], names: Sequence[str]) -> tuple[str, tuple[Split, ...]]:
     """Grow an unrooted tree from branches with enough support and length.
 
-    ``distances`` is ``(m, m)``, m >= 3; ``resampled`` has ``RESAMPLES`` matrices. Returns the tree as Newick, and the
+    ``distances`` is ``(m, m)``, m >= 3; ``resampled`` has ``RESAMPLES`` matrices. Returns the Newick tree, and the
     inner branches, larger sides first.
 
     Raises:
@@ -130,7 +130,7 @@ def _neighbour_joining(distances: FloatArray) -> Any:  # noqa: ANN401 - biopytho
 
 
 def _splits(tree: Any, whole: frozenset[int]) -> dict[frozenset[int], float]:  # noqa: ANN401
-    """Return the length of each inner branch, by its side that excludes model 0."""
+    """Return each inner branch's length, by the side that excludes model 0."""
     lengths: dict[frozenset[int], float] = {}
     for clade in tree.get_nonterminals():
         side = _side(clade, whole)
@@ -162,9 +162,9 @@ class FamilyTree:
 
     Attributes:
         newick: The tree, with lengths, supports in percent and quoted names; None if there are fewer than three models
-            or biopython is not installed. Branches without support are left out.
+            or biopython is not installed.
         distances: Mean squared difference per entry between aligned rows.
-        inner: Models at which the tree branches, or through which a chain runs.
+        inner: Models at branching points, or inside a chain.
         centre: The model in ``inner`` that lies between every pair of others, or None.
         root_candidates: Models that may be nearest to the root; None if there is no evidence.
         copies: Omitted models by the model that has the same rows.
@@ -257,13 +257,10 @@ def trees_to_json(trees: Sequence[FamilyTree]) -> str:
 def grow_tree(
     fingerprints: Mapping[str, Fingerprint], *, seed: int = 0, closer: CloserLook | None = None
 ) -> FamilyTree:
-    """Grow the tree of at least two models that a survey has found related.
+    """Grow the tree of two or more models that a survey found related.
 
     ``seed`` is for the bootstrap; ``closer`` has rows of layers. For m models of width n, takes O(tokens m^2 n) time,
     and O(m^3) for each of ``RESAMPLES`` trees.
-
-    Raises:
-        InputError: If there is only one model.
     """
     names = tuple(fingerprints)
     if len(names) < 2:

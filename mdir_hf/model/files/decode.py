@@ -63,7 +63,7 @@ DTYPES: dict[str, DType] = {
         DType("C64", 64, torch.complex64, False, "complex numbers"),
     )
 }
-"""Every dtype that a valid header may name."""
+"""All dtypes that a valid header may name."""
 
 NAME_OF_TORCH_DTYPE: dict[torch.dtype, str] = {
     dtype.torch_dtype: dtype.name for dtype in DTYPES.values() if dtype.torch_dtype is not None
@@ -92,7 +92,7 @@ def decode_e2m1(packed: torch.Tensor) -> torch.Tensor:
 
 
 def decode_e2m3(packed: torch.Tensor) -> torch.Tensor:
-    """Decode four numbers from every three bytes, uint8 ``(..., w)``, to float32, ``(..., 4 w / 3)``."""
+    """Decode four numbers from each three bytes, uint8 ``(..., w)``, to float32, ``(..., 4 w / 3)``."""
     codes = as_bytes(packed)
     low, middle, high = codes.reshape(*codes.shape[:-1], -1, 3).int().unbind(-1)
     word = low | middle << 8 | high << 16
@@ -113,12 +113,12 @@ def as_bytes(values: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How numbers are stored, in units that can be decoded separately.
+    """How numbers are stored, in separately decodable units.
 
     Attributes:
         n_values: Numbers per unit: 1, or the block size.
         decode: Decodes the bytes of whole units to a flat, writable tensor.
-        n_decoded: Number of elements that ``decode`` returns per unit.
+        n_decoded: Elements that ``decode`` returns per unit.
     """
 
     n_values: int
@@ -146,11 +146,7 @@ def stored_encoding(spec: TensorSpec) -> Encoding:
 
 
 def weight_encoding(spec: TensorSpec, label: str) -> Encoding:
-    """Return the encoding that decodes a tensor to numbers.
-
-    Raises:
-        UnsupportedFormatError: If the bytes alone do not determine the weights.
-    """
+    """Return the encoding that decodes a tensor to numbers; see :func:`check_weight`."""
     check_weight(spec, label)
     if spec.dtype != "F4":
         return stored_encoding(spec)
@@ -166,7 +162,7 @@ def _decode_f4(data: bytes) -> torch.Tensor:
 
 
 def check_weight(spec: TensorSpec, label: str) -> None:
-    """Raise ``UnsupportedFormatError`` unless a tensor's bytes alone determine its weights."""
+    """Raise ``UnsupportedFormatError`` unless a tensor's bytes alone determine the weights."""
     dtype = DTYPES[spec.dtype]
     if not dtype.is_weight:
         raise UnsupportedFormatError(
@@ -200,12 +196,9 @@ def first_not_finite(values: torch.Tensor) -> int | None:
 def check_finite(
     values: torch.Tensor, spec: TensorSpec, label: str, *, rows: npt.NDArray[np.int64] | None = None, n_before: int = 0
 ) -> torch.Tensor:
-    """Return the values unchanged if all are finite.
+    """Return the values unchanged, or raise ``NotFiniteError`` if any is NaN or infinite.
 
-    Errors locate a value using ``rows``, or ``n_before``, the number of preceding values.
-
-    Raises:
-        NotFiniteError: If a value is NaN or infinite.
+    Errors locate the value using ``rows``, or ``n_before``, the number of preceding values.
     """
     bad = first_not_finite(values)
     if bad is None:
@@ -220,6 +213,6 @@ def check_finite(
 
 
 def rows_not_finite(values: torch.Tensor, rows: npt.NDArray[np.int64]) -> tuple[int, ...]:
-    """Return the row numbers, from ``rows`` ``(k,)``, whose values ``(k, d)`` include NaN or infinity."""
+    """Return the numbers in ``rows`` ``(k,)`` whose values ``(k, d)`` include NaN or infinity."""
     is_bad = ~torch.isfinite(values.reshape(len(rows), -1)).all(dim=1)
     return tuple(map(int, rows[is_bad.numpy()]))

@@ -1,4 +1,4 @@
-"""Find and open the weight files of a repository, using a table of formats."""
+"""Find and open a repository's weight files, using a table of formats."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def open_checkpoint(
 def first_files(
     names: Collection[str], *, variant: str | None = None, file: str | None = None, may_read_head: bool = False
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Guess which files and which headers are read first when a checkpoint is opened.
+    """Guess which files and headers are read first when a checkpoint is opened.
 
     ``may_read_head`` adds the last shard, which may contain the output embedding.
     """
@@ -320,8 +320,8 @@ FORMATS: tuple[Format, ...] = (
 )
 """Every known format, in order of preference.
 
-If there is both a single file and an index, transformers loads the single file, so users run that one. In both formats,
-names used by transformers come before other names."""
+If there is both a single file and an index, transformers loads the single file. In both formats, the names that
+transformers uses come first."""
 
 
 def _no_weights(tree: FileTree, variant: str | None) -> CheckpointError:

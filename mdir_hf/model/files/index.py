@@ -1,4 +1,4 @@
-"""Parse an index, which maps tensors to shards, and compare it with the shards' headers.
+"""Parse an index, which maps tensors to shards, and compare it with the headers.
 
 Tools often leave an outdated index, so headers take precedence.
 """
@@ -68,7 +68,7 @@ class ShardIndex:
 
     Attributes:
         complaint: Error found elsewhere in the file, to raise when a tensor is read, or None.
-        total_size: Size of all tensors in bytes according to the index, or None.
+        total_size: Size of all tensors in bytes, as stated, or None.
     """
 
     path: str
@@ -134,7 +134,7 @@ def _complain_about_total_size(metadata: object) -> str | None:
 
 
 HEADER_N_BYTES_PER_TENSOR = 300
-"""Upper bound for a tensor's share of a safetensors header; a name has about 60 characters."""
+"""Upper bound for a tensor's share of a safetensors header; names have about 60 characters."""
 
 FRAME_N_BYTES = 1 << 12
 """Upper bound for the metadata and padding of a shard."""
@@ -145,7 +145,7 @@ ROUNDING = 50
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """Differences between an index and its shards' headers, as sorted tensor names."""
+    """Sorted names of the tensors for which an index and the headers differ."""
 
     unlisted: tuple[str, ...]
     moved: tuple[str, ...]
@@ -165,10 +165,10 @@ class Disagreement:
 def place_by_headers(
     weight_map: Mapping[str, str], headers: Mapping[str, Collection[str]]
 ) -> tuple[dict[str, str], Disagreement | None]:
-    """Assign each tensor to the shard whose header lists it, and return differences from the index or None.
+    """Assign each tensor to the shard whose header lists it; also return differences from the index, or None.
 
-    If several shards list a tensor, the index decides, or else the first shard by name. Missing shards keep their
-    tensors.
+    If several shards list a tensor, the index decides, or else the first shard by name. Tensors of missing shards keep
+    their place in the index.
     """
     places: dict[str, str] = {}
     for path in sorted(headers):

@@ -21,7 +21,7 @@ class MemorySource:
     """A dict of tensors, such as ``model.state_dict()``. Implements ``TensorSource``.
 
     Args:
-        tensors: Tensors by name, on any device. They are not copied, so they must not change.
+        tensors: Tensors by name, on any device; not copied, so they must not change.
         label: Name used in error messages.
         outlines: The tensors on the meta device, if accessing ``tensors`` is expensive.
         on_read: Called with name and size before each copy; may raise an exception.
@@ -78,7 +78,7 @@ class MemorySource:
         return spec
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a copy on the CPU."""
+        """Return a CPU copy."""
         spec = self.spec(name)
         check_weight(spec, self.label)
         tensor = self._tensors[name]
@@ -86,7 +86,7 @@ class MemorySource:
         return check_finite(_as_weights(tensor), spec, self.label)
 
     def read_rows(self, name: str, rows: npt.NDArray[np.int64], *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return a copy of some rows on the CPU."""
+        """Return a CPU copy of some rows."""
         spec = self.spec(name)
         check_weight(spec, self.label)
         stored = self.read_stored_rows(name, rows, max_gap_bytes=max_gap_bytes)

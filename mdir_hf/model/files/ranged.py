@@ -39,7 +39,7 @@ With 8 requests in flight and a round trip of 100 ms, one more request costs abo
 MB/s. Callers can reduce it for slow connections, or increase it for busy servers."""
 
 MAX_SPAN_BYTES = 8 << 20
-"""Longest single read. Several in flight take some tens of MB, and each takes much longer than its latency."""
+"""Longest single read. Several in flight need some tens of MB, and each takes much longer than its latency."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +126,9 @@ def iter_row_blocks(
     *,
     max_gap_bytes: int | None = None,
 ) -> Generator[torch.Tensor, None, None]:
-    """Yield the rows of a matrix in blocks ``(<= block_rows, d)``, prefetching the next block.
+    """Yield a matrix's rows in blocks ``(<= block_rows, d)``, prefetching the next block.
 
     Closing the generator waits until the current read ends.
-
-    Raises:
-        InputError: If ``block_rows`` is not positive.
     """
     if block_rows < 1:
         raise InputError(f"a block must have at least one row, got block_rows={block_rows}")
@@ -160,14 +157,14 @@ def iter_row_blocks(
 ROW_SPAN_FACTOR = 8
 """Limit on one read of rows, in multiples of the limit on one read of a whole tensor.
 
-Longer reads save requests and need no extra memory, because the caller holds the rows anyway. A block of rows of a wide
-embedding takes one request, and its full test some dozens."""
+Longer reads save requests without extra memory, because the caller keeps the rows anyway. A block of rows of a wide
+embedding needs one request, and its full test some dozens."""
 
 ROWS_AT_ONCE = 512
 
 
 class RangedTensors(ABC):
-    """Reads tensors at the offsets in their specs. Implements ``TensorSource`` and ``StoredTensors``.
+    """Tensors at the offsets in their specs. Implements ``TensorSource`` and ``StoredTensors``.
 
     Subclasses implement :meth:`names`, :meth:`spec`, ``paths`` and ``description``, and may override encodings.
     ``max_span_bytes`` limits memory. Thread-safe.
@@ -248,7 +245,6 @@ class RangedTensors(ABC):
         return weight_encoding(spec, label)
 
     def _stored_encoding(self, spec: TensorSpec) -> Encoding:
-        """Return the encoding that keeps a tensor's own dtype."""
         return stored_encoding(spec)
 
     def _pieces(self, spec: TensorSpec, encoding: Encoding) -> Iterator[torch.Tensor]:

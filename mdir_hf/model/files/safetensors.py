@@ -130,7 +130,7 @@ def _unique_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _has_odd_number(header: bytes) -> bool:
-    """Return whether text contains an integer that may need the slower :func:`_parse_int`."""
+    """Return whether any integer may need the slower :func:`_parse_int`."""
     return b"-0" in header or bytes(300 * b"0") in header.translate(_ZEROS)
 
 
@@ -239,7 +239,8 @@ def _fail(message: str) -> NoReturn:
 
 
 HEADER_GUESS_N_BYTES = 100_000
-"""Length of the first read: 97% of headers in the 1000 most used repositories are shorter (huggingface_hub)."""
+"""Length of the first read. According to huggingface_hub, 97% of headers in the 1000 most used repositories are
+shorter."""
 
 
 UNNAMED_TENSORS = 100_000

@@ -19,11 +19,11 @@ from mdir_hf.model.files.ranged import MAX_SPAN_BYTES, RangedTensors
 from mdir_hf.model.files.sources import Description, FileTree, StoredTensor, TensorSpec, TreeThatReadsAhead
 
 Header = Mapping[str, TensorSpec | str]
-"""The tensors of one weight file by name. A value is the spec, or the kind of an unsupported tensor."""
+"""A weight file's tensors by name: the spec, or the kind of an unsupported tensor."""
 
 
 class ShardedTensors(RangedTensors):
-    """The tensors of one checkpoint, in one file or several. Implements ``TensorSource`` and ``StoredTensors``.
+    """A checkpoint's tensors, in one file or several. Implements ``TensorSource`` and ``StoredTensors``.
 
     Subclasses implement :meth:`_read_header`, which is called at most once per file, and set ``sizes_tell`` if file
     sizes can contradict an index. Thread-safe.
@@ -55,7 +55,6 @@ class ShardedTensors(RangedTensors):
         """Read the header of one file."""
 
     def _most_tensors(self, path: str) -> int:
-        """Return an upper bound on the number of tensors in one file."""
         return len(self._header(path))
 
     @property
@@ -89,7 +88,7 @@ class ShardedTensors(RangedTensors):
             return self._names
 
     def read_all_headers(self) -> None:
-        """Read the headers of all existing files, which override the index.
+        """Read the headers of all files, which override the index.
 
         Raises:
             CorruptCheckpointError: If a header is invalid.
@@ -245,11 +244,7 @@ def list_some(names: Iterable[str], most: int = 3) -> str:
 
 
 def check_complete(shards: Mapping[int, str], total: int, *, what: str, named: str) -> None:
-    """Check that all ``total`` numbered files are present.
-
-    Raises:
-        CorruptCheckpointError: If a file is missing.
-    """
+    """Raise ``CorruptCheckpointError`` unless all ``total`` numbered files are present."""
     missing = [number for number in range(1, total + 1) if number not in shards]
     if missing or len(shards) != total:
         raise CorruptCheckpointError(

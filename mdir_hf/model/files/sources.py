@@ -95,14 +95,14 @@ class FileTree(Protocol):
 
 
 MOST_AXES = 64
-"""Largest number of axes that torch supports; weights have at most four or five."""
+"""Largest number of axes that torch supports; weights have at most five."""
 MOST_ELEMENTS = 1 << 48
 """Limit for the product of all nonzero sizes. Empty tensors can state any sizes, and numbers derived from them
 (strides, rows of unpacked codes) could overflow 64 bits."""
 
 
 def excess_of_shape(shape: Sequence[int]) -> str | None:
-    """Return a clause that says how a shape exceeds the limits, or None."""
+    """Return how a shape exceeds the limits, as a clause, or None."""
     if len(shape) > MOST_AXES:
         return f"has {len(shape):,} axes; the limit is {MOST_AXES}"
     n_elements = 1
@@ -155,7 +155,7 @@ class Description:
 
 
 class Checkpoint(Protocol):
-    """Everything known about a checkpoint before its weights are read."""
+    """A checkpoint before its weights are read."""
 
     @property
     def label(self) -> str:

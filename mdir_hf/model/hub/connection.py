@@ -33,11 +33,10 @@ from mdir_hf.model.hub.retry import (
 
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 20.0
-"""Longest time in which a server may send nothing within a response body."""
+"""Longest pause within a response body."""
 SLOWEST_BYTES = 64 << 10
 SLOWEST_S = 30.0
-"""A response body must end or deliver ``SLOWEST_BYTES`` in this many seconds (2 kB/s), so that no transfer lasts
-forever."""
+"""A response body must end or deliver ``SLOWEST_BYTES`` in this time (2 kB/s), so that no transfer lasts forever."""
 
 MOVED = frozenset({301, 302, 303, 307, 308})
 _SMALL_BODY = 64 << 10  # bodies up to this size are read to the end, so that the connection can be reused
@@ -61,7 +60,7 @@ def get(
 ) -> Iterator[Any]:  # a response from httpx or httpx2
     """Send a GET request as soon as the Hub's rate limit allows it.
 
-    The caller handles redirects. Only the Hub's own origin receives the token.
+    Redirects are not followed. Only the Hub's own origin receives the token.
     """
     is_hub = may_see_token(url, endpoint)
     sent = build_hf_headers(token=token if is_hub else False, **CALLER)
@@ -84,7 +83,7 @@ def wait_for_turn(url: str, *, token: str | bool | None) -> None:
 
 
 def secured(url: str, target: str, *, subject: str) -> str:
-    """Return the target URL of a redirect.
+    """Return a redirect's target URL.
 
     Raises:
         ServerError: If the target is not a valid URL, or leads from https to http.
@@ -133,7 +132,7 @@ def pieces(
 
 
 def drain(response: Any, *, subject: str) -> bytes:  # noqa: ANN401
-    """Read and return a short body so that the connection can be reused."""
+    """Return a short body, read to the end so that the connection can be reused."""
     length = response.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and len(length) < 8 and int(length) <= _SMALL_BODY:
         return b"".join(pieces(response, subject=subject))
@@ -144,7 +143,7 @@ _MOST_MOVES = 4
 
 
 class RefusalError(Exception):
-    """A failed response's status and message, hidden from users."""
+    """Status and message of a failed response, which users do not see."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(status)
@@ -163,7 +162,7 @@ def ask(
 ) -> tuple[Any, str | None]:
     """Send a GET request to the Hub's API, following redirects.
 
-    Returns the unvalidated JSON content, and the URL of the next page or None.
+    Returns the unvalidated JSON, and the next page's URL or None.
 
     Raises:
         HubError: If the Hub refuses the request (cause: :class:`RefusalError`), is unreachable, or does not return

@@ -19,18 +19,14 @@ DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def check_endpoint(endpoint: str) -> None:
-    """Check that the Hub URL is valid.
-
-    Raises:
-        InputError: If the URL is not a valid http(s) URL.
-    """
+    """Raise ``InputError`` unless the Hub's URL is valid."""
     if not is_address(endpoint, DEFAULT_PORTS):
         shown = shown_name(endpoint.rpartition("@")[2])  # without a password
         raise InputError(f"HF_ENDPOINT is {shown!r}, expected a URL like https://huggingface.co; unset or correct it")
 
 
 def is_address(url: str, schemes: Container[str]) -> bool:
-    """Return whether a string is a URL with one of these schemes."""
+    """Return whether a string is a URL with one of ``schemes``."""
     try:
         parts = urlsplit(url)
         _ = parts.port  # raises if the port is not a number
@@ -41,11 +37,7 @@ def is_address(url: str, schemes: Container[str]) -> bool:
 
 
 def check_environment() -> None:
-    """Reject an ``HF_ENDPOINT`` that the Hub client could not parse when imported.
-
-    Raises:
-        InputError: If ``HF_ENDPOINT`` is not a URL.
-    """
+    """Raise ``InputError`` for an ``HF_ENDPOINT`` that would make importing the Hub client fail."""
     endpoint = os.environ.get("HF_ENDPOINT", "")
     try:
         urlsplit(endpoint)
@@ -127,7 +119,7 @@ def may_see_token(url: str, endpoint: str) -> bool:
 
 
 def hub_hosts() -> frozenset[str]:
-    """Return the hosts that serve repository pages."""
+    """Return the hosts of repository pages."""
     return frozenset({*_PUBLIC_HOSTS, urlsplit(current_endpoint()).netloc.lower()})
 
 

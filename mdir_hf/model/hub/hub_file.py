@@ -26,7 +26,7 @@ _PAGES = ("resolve", "blob", "raw")
 
 
 def read_hub_file(url: str, *, max_bytes: int, token: str | bool | None = None) -> tuple[bytes, str]:
-    """Read a small file from the Hub and return its content and commit.
+    """Return the content and commit of a small file on the Hub.
 
     ``url`` has the form ``https://huggingface.co/owner/name/resolve/main/path``; ``blob``, ``raw``, ``datasets/`` and
     ``spaces/`` are supported. Sends a HEAD request, and a GET request unless the file is cached.
@@ -49,7 +49,7 @@ def read_hub_file(url: str, *, max_bytes: int, token: str | bool | None = None) 
 def fetch_hub_file(
     url: str, *, max_bytes: int, token: str | bool | None = None, cache_dir: str | os.PathLike[str] | None = None
 ) -> tuple[Path, str]:
-    """Download a file as in :func:`read_hub_file`, and return its local path and commit.
+    """Download a file like :func:`read_hub_file`; return its local path and commit.
 
     The file is stored under ``mdir-hf`` in ``cache_dir``, or next to the range cache by default.
     """
@@ -82,7 +82,6 @@ def fetch_hub_file(
 def _open(
     url: str, *, max_bytes: int, token: str | bool | None, cache: RangeCache | None
 ) -> tuple[HubFile, str | None, str]:
-    """Return a file, its digest or None, and its commit."""
     kind, repo, revision, path = parse_file_url(url)
     label = f"{repo}@{revision}"
     endpoint = current_endpoint()
@@ -129,11 +128,7 @@ def _not_written(root: Path, exc: OSError) -> HubError:
 
 
 def parse_file_url(url: str) -> tuple[str, str, str, str]:
-    """Split a file URL into repository kind, repo id, revision and path.
-
-    Raises:
-        InvalidReferenceError: If the URL does not point to a file.
-    """
+    """Split a file URL into repository kind, repo id, revision and path."""
     place = path_on_hub(url) if "://" in url else None
     segments = [unquote(segment) for segment in (place or "").split("/") if segment]
     kind = _KINDS.get(segments[0], "model") if segments else "model"

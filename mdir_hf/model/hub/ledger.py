@@ -1,4 +1,4 @@
-"""Count the bytes read from each file and enforce the byte limit."""
+"""Count the bytes read from each file, and enforce a byte limit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class IoLedger:
-    """Counts the bytes that a comparison reads, and enforces a byte limit. Thread-safe.
+    """Counts and limits the bytes that a comparison reads. Thread-safe.
 
     ``max_bytes`` limits reads from the network and local folders, but not from caches. ``files`` maps file labels to
     bytes read. ``requests`` includes retries.
@@ -33,7 +33,7 @@ class IoLedger:
 
     @contextmanager
     def limited(self, max_bytes: int | None) -> Iterator[None]:
-        """Limit the number of bytes that all threads read inside the block. Blocks can be nested.
+        """Limit the bytes that all threads read inside the block. Blocks can be nested.
 
         Raises:
             InputError: If ``max_bytes`` is negative.
@@ -45,7 +45,7 @@ class IoLedger:
     def listening(self, on_bytes: Callable[[int], None]) -> Iterator[None]:
         """Call a function with the size of each chunk received inside the block.
 
-        It is called from any thread, but never concurrently. If it raises an exception, the read ends.
+        The function is called from any thread, but never concurrently. If it raises an exception, the read ends.
         """
         with _held(self._listeners, [on_bytes], self._progress_lock):
             yield
@@ -81,7 +81,7 @@ class IoLedger:
                 self._reserved -= left
 
     def served_from_cache(self, label: str, n_bytes: int) -> None:
-        """Count bytes read from a disk cache, which do not count towards the limit."""
+        """Count bytes from a disk cache, which are exempt from the limit."""
         with self._lock:
             self.bytes_from_cache += n_bytes
             self.files[label] = self.files.get(label, 0) + n_bytes

@@ -40,11 +40,7 @@ def digest(etag: object) -> str | None:
 
 
 def commit_named(commit: object, *, revision: str, subject: str) -> str:
-    """Return the commit named in a Hub response.
-
-    Raises:
-        ServerError: If the commit is not 40 hex digits.
-    """
+    """Return the commit named in a Hub response, checking that it is 40 hex digits."""
     if isinstance(commit, str) and COMMIT.fullmatch(commit):
         return commit
     what = "nothing" if commit is None else repr(commit)[:60]
@@ -69,12 +65,7 @@ _MOST_FILES = 100_000  # a model has at most some thousand files; more suggests 
 
 
 def check_span(start: int, stop: int, n_bytes: int, label: str) -> None:
-    """Check that a span is valid and lies within the file.
-
-    Raises:
-        InputError: If ``0 <= start <= stop`` does not hold.
-        ShortReadError: If ``stop`` is past the end.
-    """
+    """Raise ``InputError`` for an invalid span, and ``ShortReadError`` for one past the end."""
     if not 0 <= start <= stop:
         raise InputError(f"invalid byte range {start}-{stop}: expected 0 <= start <= stop", subject=label)
     if stop > n_bytes:
@@ -82,14 +73,10 @@ def check_span(start: int, stop: int, n_bytes: int, label: str) -> None:
 
 
 class LocalFile:
-    """A local file as a byte source. Links are followed. ``from_cache`` exempts the bytes from the ledger's limit.
-
-    Raises:
-        FileMissingError: If the file cannot be opened.
-    """
+    """A local file as a byte source. Links are followed. ``from_cache`` exempts the bytes from the ledger's limit."""
 
     gap_bytes = 1 << 16
-    """Largest gap to read rather than skip: at about 1 GB/s, reading it takes as long as a system call."""
+    """Largest gap to read rather than skip: at 1 GB/s, reading it takes as long as a system call."""
 
     def __init__(
         self,
@@ -137,7 +124,7 @@ class LocalFile:
         return (self.read(start, stop) for start, stop in spans)
 
     def close(self) -> None:
-        """Close the file, which deleting the object also does."""
+        """Close the file. Deleting the object has the same effect."""
         self._close()
 
     def _read(self, start: int, stop: int) -> bytes:
@@ -175,7 +162,7 @@ class LocalRepository:
 
     Attributes:
         commit: Commit of a snapshot in the Hub's cache, or None.
-        is_local: Whether the user named the folder.
+        is_local: Whether the user named a local folder.
     """
 
     folder: Path
@@ -276,11 +263,7 @@ class LocalRepository:
 
 
 def check_size(n_bytes: int, max_bytes: int, label: str) -> None:
-    """Check that a file is small enough to read whole.
-
-    Raises:
-        ByteBudgetError: If ``n_bytes`` exceeds ``max_bytes``.
-    """
+    """Raise ``ByteBudgetError`` if a file is too large to read whole."""
     if n_bytes > max_bytes:
         raise ByteBudgetError(
             f"has {n_bytes:,} bytes; the limit for a file of this kind is {max_bytes:,}", subject=label
@@ -288,7 +271,7 @@ def check_size(n_bytes: int, max_bytes: int, label: str) -> None:
 
 
 def commit_of_snapshot(folder: Path) -> str | None:
-    """Return the commit of the cached snapshot that contains a folder, or None."""
+    """Return the commit of the snapshot that contains a folder, or None."""
     repository = _cache_folder_of(folder)
     return None if repository is None else folder.relative_to(repository / "snapshots").parts[0]
 

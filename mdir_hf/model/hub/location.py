@@ -1,7 +1,7 @@
 """Find the current URL of a file's content, on the Hub or a CDN.
 
-Files stored in git need no request if their size and blob id were listed. For other files, a HEAD request returns a
-signed CDN URL that expires.
+Files stored in git need no request if size and blob id were listed. For others, a HEAD request returns a signed CDN URL
+that expires.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _EXPIRY_MARGIN_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class HubPlace:
-    """A file in a repository, with everything needed to request it.
+    """A file in a repository, and everything needed to request it.
 
     Attributes:
         kind: ``model``, ``dataset`` or ``space``.
-        is_restricted: Whether the repository is private or gated, so that cached content is not shared.
+        is_restricted: Whether the repository is private or gated; cached content is then not shared.
     """
 
     repo: str
@@ -57,7 +57,7 @@ class Location:
     """URL and identity of a file's content.
 
     Attributes:
-        url: URL for ranged GET requests; secret if signed. Empty once known to be stale.
+        url: URL for ranged GET requests; secret if signed, and empty once known to be stale.
         etag: SHA-256 of an LFS file, or git blob id of a small file.
         expires_at: Expiry time on the monotonic clock, or infinity.
     """
@@ -72,7 +72,7 @@ class Location:
 
 
 class Locator:
-    """Finds the location of a file, and refreshes it after expiry. Thread-safe."""
+    """Finds a file's location, and refreshes it after expiry. Thread-safe."""
 
     def __init__(self, place: HubPlace, *, n_bytes: int | None, etag: str | None, ledger: IoLedger) -> None:
         self.place = place
@@ -86,7 +86,7 @@ class Locator:
             self._known = Location(place.url, etag, n_bytes, float("inf"))
 
     def current(self) -> Location:
-        """Return the location, requesting a new one if it has expired."""
+        """Return the location, renewed if it has expired."""
         with self._lock:  # concurrent first reads send one HEAD
             known = self._known
             if known is None or not known.url or time.monotonic() >= known.expires_at:
@@ -108,11 +108,7 @@ class Locator:
                 self._known = Location("", location.etag, location.n_bytes, 0.0)
 
     def moved(self, location: Location, target: str) -> None:
-        """Follow a redirect from a location.
-
-        Raises:
-            ServerError: If the redirect leads from https to http.
-        """
+        """Follow a redirect from a location, rejecting one from https to http."""
         url = secured(location.url, target, subject=self._label)
         with self._lock:
             if self._known is location:

@@ -88,10 +88,10 @@ def model_info(
 ) -> ModelInfo:
     """Request information about a model or data set from the Hub.
 
-    ``label`` names it in errors; ``before_each`` is called before every request.
+    ``label`` is used in errors; ``before_each`` is called before every request.
 
     Raises:
-        HubError: If the request fails, or the response is invalid.
+        HubError: If the request fails or the response is invalid.
     """
     endpoint = current_endpoint()
     query = [("blobs", "True")] if with_files else [("expand", what) for what in ("sha", "private", "gated")]
@@ -142,7 +142,7 @@ _MODELS_OF_A_PAGE = 1000
 
 @dataclass(frozen=True, slots=True)
 class ModelList:
-    """Repo ids on the Hub; ``is_cut`` is true if the limit shortened the list."""
+    """Repo ids on the Hub; ``is_cut`` tells whether the limit shortened the list."""
 
     names: tuple[str, ...]
     is_cut: bool = False

@@ -31,7 +31,7 @@ _REFUSALS = {
 
 
 _MOST_OPEN = 100
-"""Number of open pull requests whose titles are checked, newest first; large repositories have thousands."""
+"""Number of open pull requests whose titles are checked, newest first."""
 _FEWEST_ON_A_PAGE = 10
 _Kind = Literal["model", "dataset"]
 _COMMIT_REQUESTS = 3
@@ -55,7 +55,7 @@ class ProposedCommit:
         files: Contents by path.
         title: First line of the commit, and title of the pull request.
         description: Markdown.
-        parent: Full SHA of the commit that the files are based on; None to accept any head.
+        parent: Full SHA that the files are based on; None to accept any head.
     """
 
     files: Mapping[str, bytes]
@@ -158,7 +158,7 @@ def _open_pull_requests(
 
 @contextmanager
 def _write_errors(repo: str) -> Iterator[None]:
-    """Translate errors from the Hub that refuse a write; let other errors pass through."""
+    """Translate the Hub's refusals of a write; let other errors pass through."""
     try:
         yield
     except (PullRequestError, CardError):

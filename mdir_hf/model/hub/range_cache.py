@@ -1,6 +1,6 @@
 """A disk cache of byte ranges, so that a second comparison of a model needs no download.
 
-Layout: ``<root>/ranges/<key[:2]>/<key>/<start>-<stop>``, one file per chunk. A file has the bytes, then their length
+Layout: ``<root>/ranges/<key[:2]>/<key>/<start>-<stop>``, one file per chunk. A file contains the bytes, their length
 and half of their SHA-256 (24 bytes together). Several processes may share a root.
 """
 
@@ -35,14 +35,14 @@ _TEMPORARY = "tmp-"
 def content_key(*, endpoint: str, etag: str | None, repo: str, commit: str, path: str) -> str:
     """Return the cache key of a file's ranges: 40 hex digits.
 
-    It depends on the Hub's URL and on the digest, or else the commit and path, so entries never become outdated.
+    It depends on the Hub's URL and the digest, or else on commit and path, so entries never become outdated.
     """
     name = digest(etag) or f"{repo}\n{commit}\n{path}"
     return hashlib.blake2b(f"{endpoint}\n{name}".encode(), digest_size=20).hexdigest()
 
 
 def shared_range_cache() -> RangeCache:
-    """Return this process's cache, with the folder and limit set in the environment."""
+    """Return this process's cache; the environment sets its folder and limit."""
     return _shared(cache_root(), cache_max_bytes())
 
 

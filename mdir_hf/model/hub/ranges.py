@@ -28,7 +28,7 @@ DEFAULT_IN_FLIGHT = 8
 WHOLE_SPAN_BYTES = 8 << 20
 """A whole file is read in spans of this length, several at once."""
 FIRST_BYTES = 8 + 100_000
-"""Length of the first read of a safetensors file: 97% of headers are shorter."""
+"""Length of a safetensors file's first read; 97% of headers are shorter."""
 
 _STALE = frozenset({401, 403, 404, 410, 416})  # a CDN whose signature expired, or a mirror that lost the file
 _MOST_MOVES = 4  # refreshed or redirected locations within one read
@@ -101,9 +101,6 @@ class HubFile:
         """Yield the bytes of each span in order, with at most ``n_in_flight`` spans in memory.
 
         The first failure cancels the remaining reads.
-
-        Raises:
-            HubError: See :meth:`read`.
         """
         for start, stop in spans:
             check_span(start, stop, self.n_bytes, self.label)
@@ -119,14 +116,14 @@ class HubFile:
         return [(at, min(at + WHOLE_SPAN_BYTES, n_bytes)) for at in range(0, n_bytes, WHOLE_SPAN_BYTES)]
 
     def begin(self) -> None:
-        """Prefetch the file's first bytes for the first read that lies within them."""
+        """Prefetch the file's first bytes."""
         n_first = min(FIRST_BYTES, self.n_bytes)
         future = run_beside(lambda: self._through_cache(0, n_first, None), name="mdir-hf-ahead")
         with self._lock:
             self._begun = n_first, future
 
     def distrust(self) -> None:
-        """Ignore cached content on the next read, and look up the file's location again."""
+        """Ignore cached content on the next read, and look up the location again."""
         with self._lock:
             self._is_stale = True
         self._locator.forget(self._locator.current())
@@ -170,7 +167,7 @@ class HubFile:
 
     @property
     def key(self) -> str:
-        """Cache key of the file's bytes."""
+        """The file's cache key."""
         place = self._place
         etag = None if place.is_restricted else self._etag or self._locator.current().etag
         return content_key(endpoint=place.endpoint, etag=etag, repo=place.repo, commit=place.commit, path=place.path)
@@ -320,12 +317,11 @@ class HubFile:
 
 
 def _is_longer(length: str, n_bytes: int) -> bool:
-    """Return whether a ``Content-Length`` exceeds the limit."""
     return length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > n_bytes)
 
 
 class _ContentChangedError(Exception):
-    """A later response has different content from the first."""
+    """The file's content changed between two responses."""
 
 
 class _Body:

@@ -30,7 +30,7 @@ _BEGINNINGS: tuple[tuple[bytes, str], ...] = (
 
 
 def kind_of_file(path: Path) -> str:
-    """Describe a file according to its content: ``a PNG``, ``an HTML page``, ``a text file``."""
+    """Describe a file's content: ``a PNG``, ``an HTML page``, ``a text file``."""
     try:
         with path.open("rb") as file:
             head = file.read(_N_LOOKED_AT)
@@ -69,7 +69,7 @@ class Reference:
     Attributes:
         repo_id: ``owner/name`` or a single-word id; None for local files.
         subfolder: Folder inside the repository, ``/``-separated; empty for its root.
-        file: The named weight file, relative to ``subfolder`` or ``folder``, or None.
+        file: Named weight file, relative to ``subfolder`` or ``folder``, or None.
         variant: The quantisation, such as ``Q4_K_M`` in ``owner/name:Q4_K_M``, or None.
     """
 
@@ -86,8 +86,8 @@ def parse_reference(reference: str | os.PathLike[str], *, allow_local: bool = Tr
     r"""Parse the name of a repository, folder or file.
 
     Sends no requests. Existing local files take precedence. A name that looks like a path (``./x``, ``/x``, ``~/x``,
-    ``C:\x``) or a weight file is never a repo id. If ``allow_local`` is False, the disk is not accessed, which is safe
-    for untrusted names.
+    ``C:\x``) or a weight file is never a repo id. For untrusted names, ``allow_local=False`` avoids any access to the
+    disk.
 
     Raises:
         InvalidReferenceError: If the name is invalid, or is a path that does not exist.
@@ -153,7 +153,6 @@ def _local(text: str) -> Reference:
 
 
 def _is_on_disk(text: str) -> bool:
-    """Return whether a text is an existing path, or a path below an existing folder."""
     first, second, *below = [*text.split("/"), "", ""]
     try:
         return Path(text).exists() or (any(below) and Path(first, second).is_dir())

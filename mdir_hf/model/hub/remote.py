@@ -39,7 +39,7 @@ class RepositoryOptions:
         cache_dir: The Hub's cache; None for the default.
         local_files_only: Never use the network.
         force_download: Download files even if they are cached.
-        use_caches: If False, caches are not read or written, so that private content does not reach other users.
+        use_caches: Read and write caches. If False, private content cannot reach other users.
         public_only: Reject repositories that are not public.
     """
 
@@ -52,7 +52,7 @@ class RepositoryOptions:
 
 
 class HubRepository:
-    """A model repository on the Hub, pinned to a commit when it is opened; see :func:`open_repository`."""
+    """A model repository on the Hub, pinned to a commit; see :func:`open_repository`."""
 
     is_local = False
     variant: str | None = None
@@ -124,7 +124,7 @@ class HubRepository:
         return content
 
     def expect(self, *, whole: Iterable[str] = (), heads: Iterable[str] = ()) -> None:
-        """Prefetch files; a later read waits for its file and raises its error."""
+        """Prefetch files; a later read waits for its file, and raises any error."""
         for path in whole:
             # Skip large files; the later read may not need all of them.
             is_small = path in self._files and 0 <= self._files[path].n_bytes <= _MOST_EXPECTED_BYTES
@@ -136,7 +136,7 @@ class HubRepository:
                 source.begin()
 
     def _content(self, entry: FileEntry) -> bytes:
-        """Return a verified file; if a copy is damaged, read it once more."""
+        """Return a verified file, reading a damaged copy once more."""
         label = f"{self.label}:{entry.path}"
         expected = entry.sha256 or entry.blob_id
         downloaded = None if self._options.force_download else self._in_cache(entry)

@@ -29,7 +29,7 @@ class ResolvedModel:
     Attributes:
         repo: Current repo id, or the given name for local files.
         commit: Full SHA; None for local files.
-        pinned: A model name for exactly these files, as accepted by :class:`~mdir_hf.comparison.api.HomologyChecker`.
+        pinned: A name for exactly these files, as :class:`~mdir_hf.comparison.api.HomologyChecker` accepts.
         is_public: Whether the Hub reports it as public.
     """
 
@@ -74,10 +74,10 @@ class Repository(Protocol):
     """A :class:`~mdir_hf.model.files.sources.FileTree` that knows its origin.
 
     Attributes:
-        repo: Name used in reports: the requested repo id, or the folder.
+        repo: Name in reports: the requested repo id, or the folder.
         is_local: Whether the user named a local folder.
         subfolder: Folder used as root, or empty.
-        file: The named weight file, relative to the tree, or None.
+        file: Named weight file, relative to the tree, or None.
     """
 
     repo: str
@@ -113,8 +113,8 @@ def open_repository(
 ) -> Repository:
     """Open a repository or folder by name, pinned to one commit. Reads only the listing.
 
-    Sends one API request for a repository on the Hub; none for a folder or when offline. ``revision`` defaults to
-    ``main``. ``subfolder`` becomes the root. If ``allow_local`` is False, as on servers, local names are rejected.
+    Sends one API request, or none for a folder or when offline. ``revision`` defaults to ``main``. ``subfolder``
+    becomes the root. ``allow_local=False``, as on servers, rejects local names.
 
     Raises:
         InvalidReferenceError: If the name is invalid.

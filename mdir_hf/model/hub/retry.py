@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 LONGEST_WAIT_S = 310.0
-"""Longest wait. The Hub counts requests in windows of 300 s, so it has no reason to ask for a longer wait."""
+"""Longest wait. The Hub counts requests in windows of 300 s, so a longer wait is pointless."""
 
 MOST_STALLS = 3
 """Timeouts in a row before giving up; each has already taken its full time."""
@@ -100,7 +100,7 @@ class Patience:
         *,
         cause: BaseException | None = None,
     ) -> bool:
-        """Count a failure. Wait and return True if a retry is worthwhile.
+        """Count a failure; wait and return True if a retry is worthwhile.
 
         The wait is 0.5, 1, 2, 4, 8 s (plus up to 25%), or as long as the server requests.
         """
@@ -118,7 +118,7 @@ class Patience:
 
 
 def with_patience(call: Callable[[], T], *, before_each: Callable[[], None] = lambda: None) -> T:
-    """Retry ``call`` until it succeeds or no retries are left, then raise its last exception."""
+    """Retry ``call`` until it succeeds, or raise its last exception when no retries are left."""
     patience = Patience()
     while True:
         before_each()
@@ -133,9 +133,9 @@ def with_patience(call: Callable[[], T], *, before_each: Callable[[], None] = la
 Bucket = Literal["api", "resolvers", "pages"]
 
 ANONYMOUS: Mapping[Bucket, int] = {"api": 500, "resolvers": 3000, "pages": 100}
-"""Requests per window from an IP address that sends no token (docs/hub/rate-limits, September 2025)."""
+"""Requests per window for an IP address without a token (docs/hub/rate-limits, September 2025)."""
 USER: Mapping[Bucket, int] = {"api": 1000, "resolvers": 5000, "pages": 200}
-"""Requests per window with a token of a user on the free plan."""
+"""Requests per window for a user on the free plan."""
 WINDOW_S = 300
 
 _LITTLE_LEFT = 10  # requests are spread if less than this percentage of the window is left
@@ -158,7 +158,7 @@ class _Window:
 
 
 class Quota:
-    """Tracks the remaining requests of each caller in each rate-limit class. Thread-safe."""
+    """Tracks each caller's remaining requests in each rate-limit class. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -175,7 +175,7 @@ class Quota:
         return wait_s
 
     def after(self, url: str, authorization: str, headers: Mapping[str, str]) -> None:
-        """Record how many requests a response says are left."""
+        """Record the number of remaining requests that a response states."""
         try:
             limit = parse_ratelimit_headers(headers)
         except ValueError:  # thousands of digits
@@ -214,4 +214,4 @@ def _caller(authorization: str) -> str:
 
 
 QUOTA = Quota()
-"""The request quota of this process."""
+"""This process's quota."""

@@ -22,7 +22,7 @@ MOST_EXPERTS = 40_000
 """Models with more experts, over all layers, are not built."""
 
 MOST_MODULES = 1024
-"""Limit on the number of layers, blocks, experts or codebooks of one kind."""
+"""Limit on the number of layers, blocks, experts or codebooks."""
 
 MOST_ENTRIES = 4096
 """Limit on the length of a list, such as the types of layers."""
@@ -37,9 +37,9 @@ _HALVES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)
 
 
 def names_by_class(config: Mapping[str, object], names: Collection[str]) -> dict[str, str] | None:
-    """Map names in the module to stored names, using the class named in a config.
+    """Map module names to stored names, using the class named in a config.
 
-    Other tensors keep their names. Returns None if transformers, the class, or all of these names are missing. Building
+    Other tensors keep their names. Returns None if transformers or the class is missing, or no name matches. Building
     the class takes several seconds.
     """
     settings = harmless(config)
@@ -75,8 +75,8 @@ def _moved_prefixes(stored_names: Mapping[str, str]) -> dict[str, str]:
 def harmless(config: Mapping[str, object]) -> dict[str, object] | None:
     """Return the config entries that are safe for building a model.
 
-    A config can make transformers import kernels from the Hub, load weights, or build a million layers. Entries that
-    select code are left out. Returns None if the config names other weights or too many modules.
+    A config can make transformers import kernels from the Hub, load weights, or build a million layers. Omits entries
+    that select code. Returns None if the config names other weights or too many modules.
     """
     safe: dict[str, object] = {}
     for key, value in config.items():
@@ -124,7 +124,7 @@ def _saved_names(config: Mapping[str, object]) -> dict[str, str]:
 
 
 def _experts(left: list[str], state: Mapping[str, Any]) -> dict[str, str]:
-    """Map the matrices of single experts to names in the module, with gate before up."""
+    """Map the matrices of single experts to module names, gate before up."""
     stacks: dict[str, list[str]] = defaultdict(list)
     for name in state:
         match = _STACKED.fullmatch(name)
@@ -151,7 +151,6 @@ def _experts(left: list[str], state: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _in_order(names: list[str]) -> list[str]:
-    """Sort names, with the matrix that writes the stream (w2 or down) last."""
     return sorted(names, key=lambda name: bool(re.search(r"(?:w2|down)[^.]*(?:\.weight)?$", name)))
 
 

@@ -23,10 +23,10 @@ from mdir_hf.model.roles.tables import OTHER_STACKS
 from mdir_hf.model.roles.wrappers import with_stored_names, without_wrappers
 
 LEAST_LAYERS = 2
-"""Least number of repetitions that count as layers."""
+"""Minimum number of repetitions that count as layers."""
 
 MOST_MATRICES = 64
-"""Largest number of tensors of a connector that are searched for an MLP. Published projectors have two to eight."""
+"""Larger connectors are not searched for an MLP. Published projectors have two to eight tensors."""
 
 LIKE_A_HEAD = ("head", "out", "logit", "unembed", "decoder")
 _INTERMEDIATE = ("intermediate_size", "ffn_dim", "n_inner", "d_ff", "ffn_hidden_size", "feed_forward_size")
@@ -35,10 +35,10 @@ _INTERMEDIATE = ("intermediate_size", "ffn_dim", "n_inner", "d_ff", "ffn_hidden_
 def resolve_by_shape(
     config: Mapping[str, object], names: Sequence[str], shape_of: ShapeOf, *, is_language: bool = True
 ) -> Anatomy | None:
-    """Find the embedding, head and layers from shapes alone. Reads the shape of every tensor.
+    """Find the embedding, head and layers from the shapes of all tensors.
 
-    ``is_language`` skips stacks with names of towers. Returns None if there is no possible embedding, or no repeated
-    layers.
+    ``is_language`` skips stacks that are named like towers. Returns None if no embedding or no repeated layers are
+    found.
     """
     sizes = read_sizes(config)
     shapes = {name: tuple(shape_of(name)) for name in names}
@@ -155,9 +155,9 @@ def _layer(stack: Stack, index: int, shapes: Mapping[str, tuple[int, ...]], hidd
 
 
 def other_stacks(inventory: ModelInventory, label: str, tensors: TensorSource) -> tuple[ModelView, ...]:
-    """Return the stacks, excluding the language model, in which at least one role is known.
+    """Return the stacks other than the language model in which a role is known.
 
-    A connector is one layer if two of its matrices form an MLP. Reads the headers of the shards.
+    A connector in which two matrices form an MLP counts as one layer. Reads the shards' headers.
     """
     views: list[ModelView] = []
 
@@ -201,9 +201,9 @@ def stack_anatomy(names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None:
 
 
 def connector_anatomy(names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None:
-    """Return two matrices of a connector that form an MLP, as in LLaVA's projector, as a layer's up and down.
+    """Return the two matrices of a connector that form an MLP, such as LLaVA's projector, as a layer's up and down.
 
-    Returns None if no matrix has as many columns as another in its module has rows.
+    Returns None unless a matrix has as many columns as another in its module has rows.
     """
     matrices = [name for name in sorted(names, key=_by_number)[:MOST_MATRICES] if len(shape_of(name)) == 2]
     for up, down in sorted(

@@ -1,6 +1,6 @@
-"""Resolve the roles in a checkpoint and take its inventory; its index may be out of date.
+"""Resolve a checkpoint's roles and take its inventory, even if its index is out of date.
 
-In unknown architectures, a group of matrices with common names gets roles if all shapes are plausible.
+In unknown architectures, matrices with common names get roles if all shapes are plausible.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mdir_hf.model.roles.wrappers import without_wrappers
 
 
 def without_tensors(anatomy: Anatomy, names: Collection[str]) -> Anatomy:
-    """Remove the roles of these tensors from an anatomy."""
+    """Remove the roles of some tensors from an anatomy."""
     dropped = set(names)
     if not dropped:
         return anatomy
@@ -149,7 +149,7 @@ def _named(names: Mapping[Role, str], stored_names: Mapping[str, str]) -> dict[R
 def resolve_from_headers(config: Mapping[str, object], tensors: TensorSource) -> Anatomy:
     """Resolve roles from the names in an index, or from all headers if the index seems incomplete.
 
-    This is the case if the index lacks layers, an untied head or the embedding, or if a header contradicts it.
+    An index seems incomplete if it lacks layers, an untied head or the embedding, or contradicts a header.
 
     Raises:
         AnatomyError: See :func:`~mdir_hf.model.roles.resolve_anatomy`.
@@ -183,7 +183,7 @@ def _missing_groups(layer: Layer) -> bool:
 
 
 def _by_class_or_shape(config: Mapping[str, object], tensors: TensorSource, by_names: Anatomy | None) -> Anatomy | None:
-    """Resolve roles by class, or else by shape; return None unless this finds more roles than names did."""
+    """Resolve roles by class or else by shape; return None unless this finds more roles than the names did."""
 
     def shape_of(name: str) -> tuple[int, ...]:
         return tuple(tensors.spec(name).shape)
@@ -228,7 +228,7 @@ def _resolved(config: Mapping[str, object], tensors: TensorSource) -> Anatomy:
 
 
 def inventory_of(tensors: TensorSource, anatomy: Anatomy) -> ModelInventory:
-    """Take the inventory of a checkpoint, using the headers read so far."""
+    """Take a checkpoint's inventory, using the headers read so far."""
     contents = tensors.contents() if isinstance(tensors, ListsContents) else map(_plain(tensors), tensors.names())
     return take_inventory(contents, anatomy, n_bytes_of_files=tensors.n_bytes, notes=tensors.description.notes)
 
@@ -246,7 +246,6 @@ def _lacks_something(config: Mapping[str, object], anatomy: Anatomy) -> bool:
 
 
 def _reads_more(tensors: TensorSource, names: tuple[str, ...]) -> bool:
-    """Read all headers; return whether they changed the list of names."""
     if not isinstance(tensors, ListsContents):
         return False
     tensors.read_all_headers()

@@ -25,8 +25,8 @@ class PartKind(str, Enum):
     EXPERTS = "experts"
     """Routed experts in the layers of a stack."""
     AUXILIARY = "auxiliary"
-    """Matrices in the layers of a stack whose purpose is known but which no test reads, such as cross-attention,
-    convolutions and position biases."""
+    """Matrices in a stack's layers with a known purpose but no test, such as cross-attention, convolutions and position
+    biases."""
     STORAGE = "storage"
     """Tensors needed to read other tensors, such as scales, zero points and factors of adapters."""
     VECTORS = "vectors"
@@ -42,7 +42,7 @@ class ModelPart:
     Attributes:
         name: Unique name, such as ``vision tower`` or ``experts of the language model``.
         n_bytes: Stored size; None before all headers have been read.
-        owner: The part that this part belongs to, or None.
+        owner: The part that it belongs to, or None.
     """
 
     name: str

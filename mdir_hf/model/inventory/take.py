@@ -33,7 +33,7 @@ CONNECTOR_WORDS = (
     r"|mlp1|embed_vision|embed_audio|multi_modal\w*|mm_\w*proj\w*|\w+_to_\w+_proj\w*|modality_\w+|\w*_adapter"
     r"|proj_in_\w+|mm"
 )
-"""Components that identify a connector; take precedence over all other words."""
+"""Components that identify a connector. They override all other words."""
 
 TABLE_WORDS: tuple[tuple[str, str], ...] = (
     ("positions", r"wpe|position_embeddings?|embed_positions|positional_embedding|pos_embed\w*|position_embd"),
@@ -81,7 +81,7 @@ AUXILIARY_WORDS: tuple[tuple[str, str], ...] = (
     ("conditioning of norms", r"ada_rms_norm"),
     ("integer copies", r"weight_integer"),
 )
-"""Purpose of matrices in a layer that no test reads, and the components of their names that indicate it."""
+"""Purpose of a layer's matrices that no test reads, and the components of their names that indicate it."""
 
 IS_CONNECTOR = re.compile(CONNECTOR_WORDS)
 _STACKS = tuple((label, re.compile(words)) for label, words in STACK_WORDS)
@@ -99,7 +99,7 @@ def connector_in(components: list[str]) -> int | None:
 
 
 def stack_label(components: list[str]) -> tuple[str, int] | None:
-    """Return the label of a stack and the index of the component that names it."""
+    """Return a stack's label and the index of the component that names it."""
     for at, word in enumerate(components):
         for label, pattern in _STACKS:
             if pattern.fullmatch(word.lower()):
@@ -108,7 +108,7 @@ def stack_label(components: list[str]) -> tuple[str, int] | None:
 
 
 def auxiliary_label(rest: str) -> str | None:
-    """Return the purpose of a matrix, given its name within the layer."""
+    """Return a matrix's purpose, given its name within the layer."""
     return next((label for label, pattern in _AUXILIARY if pattern.fullmatch(rest)), None)
 
 
@@ -134,7 +134,7 @@ MOST_UNNAMED = 24
 UNREADABLE = "cannot be read"
 
 LAST_LAYERS = "multi-token prediction"
-"""Name of layers in the language model's stack that come after the last one that the config counts."""
+"""Name of layers in the language model's stack beyond those that the config counts."""
 
 _IN_LAYERS = (PartKind.STACK, PartKind.EXPERTS, PartKind.AUXILIARY, PartKind.CONNECTOR)
 
@@ -162,7 +162,7 @@ def take_inventory(
 
 
 def may_have_other_stacks(names: Iterable[str], anatomy: Anatomy) -> bool:
-    """Return whether a tensor has no role and is outside the language model's layers. Reads no headers."""
+    """Return whether any tensor without a role is outside the language model's layers. Reads no headers."""
     edges = (anatomy.embedding, anatomy.unembedding, anatomy.final_norm)
     placed = {part.tensor for part in edges if part is not None}
     placed.update(name for layer in anatomy.layers for _, part in layer.all_parts() for name in part.tensors)
@@ -340,7 +340,6 @@ def _is_vector(tensor: StoredTensor) -> bool:
 
 
 def _part(key: ModelPart, members: list[tuple[StoredTensor, str | None]], anatomy: Anatomy) -> ModelPart:
-    """Return a part completed with its tensors."""
     sizes = [tensor.n_bytes for tensor, _ in members]
     layers = sorted({layer for _, layer in members if layer is not None}, key=_natural(anatomy))
     name = key.name

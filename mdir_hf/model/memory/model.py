@@ -1,4 +1,4 @@
-"""Turn a model or a tokenizer in memory into a repository."""
+"""Represent a model or tokenizer in memory as a repository."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def active_adapters(model: Any, *, wanted: bool) -> tuple[str, ...]:  # noqa: AN
     """Return the active adapters in order; none if they are disabled or merged.
 
     Raises:
-        InputError: If only some are merged, or the model is requested without adapters that are merged.
+        InputError: If only some adapters are merged, or merged ones are not wanted.
     """
     layers = [module for module in model.modules() if hasattr(module, "merged_adapters") and hasattr(module, "merged")]
     merged = {name for layer in layers for name in layer.merged_adapters}
@@ -67,7 +67,7 @@ def _as_json(value: object) -> object:
 
 
 MAX_FILE_N_BYTES = 256 << 20
-"""Size limit per file, above any tokenizer file. Larger files from ``save_pretrained`` are ignored."""
+"""Larger files from ``save_pretrained`` are ignored; no tokenizer file is as large."""
 
 
 def load_tokenizer(tokenizer: object) -> LoadedRepository:
@@ -180,7 +180,6 @@ def _config(model: Any) -> bytes:  # noqa: ANN401
 
 
 def _without_wrappers(model: Any) -> Any:  # noqa: ANN401
-    """Remove the wrappers of ``torch.compile`` and DistributedDataParallel."""
     while not hasattr(model, "config"):
         inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
         if inner is None:

@@ -1,4 +1,4 @@
-"""A model in memory as a repository of tensors and small files made on request."""
+"""A model in memory as a repository of tensors and small files."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class LoadedRepository:
     """A model or tokenizer in memory, as a repository. Implements ``Repository`` and ``TreeWithTensors``.
 
     Attributes:
-        repo: Name used in reports, such as ``memory:LlamaForCausalLM(Qwen/Qwen2.5-0.5B)``.
+        repo: Name in reports, such as ``memory:LlamaForCausalLM(Qwen/Qwen2.5-0.5B)``.
         contents: Small files by name.
         tensors: Tensors by saved name; None for a tokenizer.
-        came_from: The name from which transformers loaded it, or None.
+        came_from: Name from which transformers loaded it, or None.
     """
 
     repo: str
@@ -72,11 +72,7 @@ class LoadedRepository:
         """Do nothing, because memory reads are fast."""
 
     def count(self, name: str, n_bytes: int) -> None:
-        """Count a tensor's bytes before they are copied.
-
-        Raises:
-            ByteBudgetError: If the bytes would exceed the ledger's limit.
-        """
+        """Count a tensor's bytes before copying them, enforcing the ledger's limit."""
         with self.ledger.reserve(f"{self.label}:{name}", n_bytes) as arrived:
             arrived(n_bytes)
 
@@ -88,11 +84,7 @@ class LoadedRepository:
         return self
 
     def open_base(self, reference: str, *, revision: str | None = None, allow_local: bool = True) -> LoadedRepository:
-        """Return an adapter's base, given its name in the config.
-
-        Raises:
-            FileMissingError: If no base in memory has this name.
-        """
+        """Return an adapter's base in memory, given its name in the config."""
         del revision, allow_local
         if self.base is None:
             raise FileMissingError(f"there is no base {reference!r}", subject=self.label)

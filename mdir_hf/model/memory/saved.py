@@ -1,4 +1,4 @@
-"""The parameters of a model under their saved names, created on access."""
+"""A model's parameters under their saved names, created on access."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from mdir_hf.model.files.decode import NAME_OF_TORCH_DTYPE
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedParameter:
-    """A parameter or buffer of a model, wherever its values are stored."""
+    """A model's parameter or buffer, wherever its values are stored."""
 
     name: str
     tensor: torch.Tensor
 
     def outline(self) -> torch.Tensor:
-        """Return a meta tensor that has the full shape and dtype."""
+        """Return a meta tensor of the full shape and dtype."""
         shape = getattr(self.tensor, "ds_shape", self.tensor.shape)  # ZeRO-3 leaves an empty tensor on each rank
         return torch.empty(tuple(shape), dtype=self.tensor.dtype, device="meta")
 
@@ -102,8 +102,8 @@ def _weight_maps(hook: Any) -> Iterator[Mapping[str, torch.Tensor]]:  # noqa: AN
 class SavedParameters(Mapping[str, torch.Tensor]):
     """The tensors of a saved model by name, each gathered or converted on access.
 
-    transformers 5 fuses experts in memory. The conversion runs on the meta device first, to find the parameters behind
-    each saved tensor, and then on one group at a time. ``outlines`` has all tensors on the meta device.
+    transformers 5 fuses experts in memory. Their conversion runs on the meta device first, to find the parameters
+    behind each saved tensor, and then on one group at a time. ``outlines`` has all tensors on the meta device.
     """
 
     def __init__(self, model: Any, parameters: Mapping[str, PlacedParameter]) -> None:  # noqa: ANN401 - from transformers
@@ -145,7 +145,7 @@ class SavedParameters(Mapping[str, torch.Tensor]):
 
 
 class _Origins(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
-    """Records which named tensors each computed tensor was made from."""
+    """Records the named tensors behind each computed tensor."""
 
     def __init__(self, named: Mapping[str, torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
@@ -184,7 +184,7 @@ def _as_saved_once(
     model: Any,  # noqa: ANN401
     parameters: Mapping[str, PlacedParameter],
 ) -> dict[str, PlacedParameter]:
-    """Leave out repeated names of tied weights, and tensors that are not weights."""
+    """Omit repeated names of tied weights, and tensors that are not weights."""
     from transformers.modeling_utils import _get_tied_weight_keys
 
     ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())

@@ -1,4 +1,4 @@
-"""Assign roles to the tensors of a checkpoint, using tables of names, fused layouts and orientations."""
+"""Assign roles to a checkpoint's tensors, using tables of names, fused layouts and orientations."""
 
 from mdir_hf.model.roles.config import ConfigSizes, language_config, params_config, read_config, read_sizes
 from mdir_hf.model.roles.gguf import gguf_config

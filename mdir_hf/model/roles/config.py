@@ -33,7 +33,7 @@ HEADS_BY_LAYER_TYPE: tuple[tuple[str, frozenset[str], tuple[StatedCount, StatedC
     # transformers 5.23 does not write the numbers of layers with a window; they have twice the keys.
     ("sliding_attention", frozenset({"mimo_v2_flash"}), ("heads", "2*kv_heads")),
 )
-"""A value in ``layer_types``, the families that it applies to (empty for any), and query and key/value heads."""
+"""Value in ``layer_types``, families that it applies to (empty for any), and query and key/value heads."""
 
 
 def read_layer_heads(
@@ -92,7 +92,7 @@ def _inside(value: object, key: str) -> object:
 TABLE = "class_defaults.json"
 
 SHARE = SHARE_KEYS[0]
-"""The share of a head that rotary positions rotate, which some classes define."""
+"""Share of a head that rotary positions rotate, which some classes define."""
 
 SYNONYMS: tuple[tuple[str, ...], ...] = (
     tables.HIDDEN_SIZE_KEYS,
@@ -101,11 +101,11 @@ SYNONYMS: tuple[tuple[str, ...], ...] = (
     tables.HEAD_DIM_KEYS,
     (*SHARE_KEYS, *DIM_KEYS),
 )
-"""Keys with the same meaning. If a config has one of them, even as null, no default is added for any."""
+"""Keys with the same meaning. If a config has any of them, even as null, no default is added."""
 
 
 def with_class_defaults(config: Mapping[str, object], model_type: str) -> dict[str, object]:
-    """Add the defaults of transformers for a family to its config."""
+    """Add transformers' defaults for a family to its config."""
     stated = set(config)
     for place in ("rope_parameters", "rope_scaling"):
         inside = config.get(place)
@@ -159,7 +159,7 @@ Config = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class ConfigSizes:
-    """Sizes of the language model according to a config; missing sizes are None.
+    """The language model's sizes according to a config; missing sizes are None.
 
     Attributes:
         vocabulary_size: Rows of the embedding, including padding.
@@ -167,7 +167,7 @@ class ConfigSizes:
         numbers: All integers by key; a nested key is ``outer.inner``.
         flags: All booleans and strings by key, like ``numbers``.
         layer_rotations: Rotations of layers that differ from the model, by number.
-        channel_numbers: Meaning of residual channel numbers as a clause, or None.
+        channel_numbers: Meaning of residual channel numbers, as a clause, or None.
     """
 
     architecture: str = "unknown"
@@ -191,7 +191,7 @@ class ConfigSizes:
 
     @property
     def heads(self) -> HeadCounts | None:
-        """Head counts, or None."""
+        """Numbers of heads, or None."""
         if self.n_heads is None:
             return None
         n_kv_heads = self.n_heads if self.n_kv_heads is None else self.n_kv_heads
@@ -199,7 +199,7 @@ class ConfigSizes:
 
     @property
     def width_of_head(self) -> int | None:
-        """Width of a head, as stated, or derived from the width of the model."""
+        """Width of a head, as stated or derived from the model's width."""
         if self.head_dim is not None:
             return self.head_dim
         if self.hidden_size is None or self.n_heads is None or self.hidden_size % self.n_heads:
@@ -207,15 +207,15 @@ class ConfigSizes:
         return self.hidden_size // self.n_heads
 
     def heads_of(self, index: int) -> HeadCounts | None:
-        """Return the head counts of one layer, or None."""
+        """Return a layer's head counts, or None."""
         return self.layer_heads.get(index, self.heads)
 
 
 def read_config(data: bytes, *, label: str = "config.json") -> dict[str, object]:
-    """Parse the bytes of a ``config.json``.
+    """Parse a ``config.json``.
 
     Raises:
-        AnatomyError: If the bytes are not a JSON object, or are too deeply nested.
+        AnatomyError: If the file is not a JSON object, or is too deeply nested.
     """
     try:
         config = json.loads(data.decode("utf-8-sig"))
@@ -229,7 +229,7 @@ def read_config(data: bytes, *, label: str = "config.json") -> dict[str, object]
 
 
 def language_config(config: Config) -> Config:
-    """Return the language model's part of a config: ``text_config`` or similar, or the whole config."""
+    """Return the language model's part of a config: ``text_config`` or similar, or all of it."""
     for path in tables.NESTED_CONFIGS:
         inner: object = config
         family: object = config.get("model_type")
@@ -327,7 +327,7 @@ def _size(config: Config, keys: tuple[str, ...]) -> int | None:
 
 
 def sizes_of_stack(sizes: ConfigSizes, prefix: str) -> ConfigSizes:
-    """Return the sizes of the encoder or decoder that a stack's prefix names."""
+    """Return the sizes for the encoder or decoder that a stack's prefix names."""
     for side in ("decoder", "encoder"):
         if side in prefix:
             n_layers, n_heads = (
@@ -344,7 +344,7 @@ def sizes_of_stack(sizes: ConfigSizes, prefix: str) -> ConfigSizes:
 def without_foreign_defaults(
     config: Config | None, sizes: ConfigSizes, shape: tuple[int, ...], notes: list[str]
 ) -> ConfigSizes:
-    """Discard the class defaults if their width differs from the width of the embedding."""
+    """Discard the class defaults if their width differs from the embedding's width."""
     stated = read_sizes(config, class_defaults=False)
     if stated.hidden_size is not None or sizes.hidden_size in (None, *shape[1:]):
         return sizes

@@ -1,8 +1,7 @@
 r"""Find layer numbers, stacks and matching patterns in tensor names.
 
 A file may contain a million malicious names, so names are looked up in a dictionary of all matches. Patterns are a
-subset of regular expressions: characters, ``\.``, sets, groups, ``|``, ``?``, and ``\d{1,4}`` for the number of an
-expert.
+subset of regular expressions: characters, ``\.``, sets, groups, ``|``, ``?``, and ``\d{1,4}`` for an expert number.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def _atom(pattern: str, at: int) -> tuple[list[str], int]:
 
 
 _NUMBER = re.compile(r"(?:^|(?<=[\s\S])\.)(0|[1-9][0-9]{0,5})\.(?=[\s\S])")
-"""The number of a layer, with at most six digits. The pattern is unambiguous, so that it never backtracks."""
+"""A layer number of at most six digits. The pattern is unambiguous, so it never backtracks."""
 
 _WRAPPED = ".base_layer."
 """Component that adapters insert into the name of a weight."""
@@ -77,7 +76,7 @@ _WRAPPED = ".base_layer."
 def split_at_layer(name: str) -> tuple[str, int, str] | None:
     """Split ``model.layers.3.mlp.up_proj.weight`` into ``("model.layers", 3, "mlp.up_proj.weight")``.
 
-    Returns None if there is no number between dots. Numbers with leading zeros are not recognised.
+    Returns None if there is no number between dots; leading zeros are not allowed.
     """
     match = _NUMBER.search(name)
     return None if match is None else (name[: match.start()], int(match[1]), name[match.end() :])
@@ -126,7 +125,7 @@ def _patterns_of(rest: str) -> frozenset[str]:
 
 
 def _alike(word: str) -> str:
-    """Replace every expert number that no pattern names with the same number."""
+    """Replace all expert numbers that no pattern names with the same one."""
     return EXPERTS[-1] if 0 < len(word) <= 4 and word not in EXPERTS and word.isascii() and word.isdigit() else word
 
 
@@ -178,7 +177,7 @@ class Stack:
         return tuple(dict.fromkeys(prefix for prefix, _ in self.places.values())) or (self.prefix,)
 
     def layer_name(self, index: int) -> str | None:
-        """Return the name of a layer in a sequence of stacks, such as ``core_block.1``, or None."""
+        """Return a layer's name in a sequence of stacks, such as ``core_block.1``, or None."""
         if index not in self.places:
             return None
         prefix, number = self.places[index]
@@ -199,11 +198,7 @@ class Stack:
 
 @collector_paused()
 def find_stacks(names: Iterable[str], architecture: str = "unknown") -> tuple[Stack, ...]:
-    """Group names by the prefix before their first number.
-
-    Raises:
-        AnatomyError: If a stack has too many layers.
-    """
+    """Group names by the prefix before their first number."""
     spread = tables.FOLDERS_OF_LAYERS.get(architecture, frozenset())
     stacks: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
     alone: list[str] = []

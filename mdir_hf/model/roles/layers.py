@@ -1,4 +1,4 @@
-"""Find layer stacks in tensor names, and assign roles within their layers."""
+"""Find layer stacks in tensor names, and assign roles within layers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from mdir_hf.model.roles.rows import LayerRow, ProductRow, RopeLayout
 MOST_NUMBERS = 8
 """Largest number of layer numbers listed in a note."""
 MOST_LISTED = 10_000
-"""Missing layer numbers are listed only if the config states fewer layers, since uploaders control that number."""
+"""Missing layer numbers are listed only if the config states fewer layers than this, because uploaders control that
+number."""
 _ATTENTION = (Role.Q, Role.K, Role.V, Role.O)
 
 
@@ -33,10 +34,10 @@ class Layer:
 
     Attributes:
         index: Number in the checkpoint, from 0.
-        missing: Roles that are missing in the layer or in one of its experts.
+        missing: Roles missing in the layer or in one of its experts.
         experts: Routed experts by number, each with its gate, up and down.
         shared_experts: Experts that process every token.
-        rope: How rotated rows pair up, if the layer differs from the model.
+        rope: How rotated rows pair up if the layer differs from the model.
         rotary_dim: Rotated rows of a head if ``rope`` is set; None for all.
         own_name: Name in one of several stacks, such as ``core_block.1``, or None.
     """
@@ -64,10 +65,10 @@ class Layer:
 
 @collector_paused()
 def choose_stack(stacks: Iterable[Stack], embedding: str, sizes: ConfigSizes) -> Stack | None:
-    """Return the language model's stack: first by longest common prefix with the embedding, then by known roles.
+    """Return the language model's stack: longest common prefix with the embedding, then most known roles.
 
-    Vision towers and similar stacks are skipped if there is any other. :data:`~mdir_hf.model.roles.tables.MAIN_STACKS`
-    names the stack for some families.
+    Vision towers and similar stacks are skipped if there is any other. For some families,
+    :data:`~mdir_hf.model.roles.tables.MAIN_STACKS` names the stack.
     """
     candidates = list(stacks)
     main = tables.MAIN_STACKS.get(sizes.architecture)
@@ -198,7 +199,6 @@ class _Placed:
         return [*self.routed(), *_by_number(self.shared)] or [self.parts]
 
     def layer(self, index: int, of_mlp: tuple[Role, ...], inside: frozenset[Role], *, has_one: bool) -> Layer:
-        """Return the complete layer; ``has_one`` means that it may be a single sublayer."""
         has_attention, has_mixer = any(role in self.parts for role in _ATTENTION), Role.SSM_IN in self.parts
         has_mlp = any(role in parts for parts in self.mlps() for role in of_mlp)
         missing: list[Role] = []
@@ -278,7 +278,7 @@ def _place(stack: Stack, index: int, rest: str, names: _Names, sizes: ConfigSize
 
 
 def _n_experts(row: LayerRow, sizes: ConfigSizes) -> int | None:
-    """Return the number of stacked experts in a tensor; 0 if experts are not stacked, None if unknown."""
+    """Return the number of experts stacked in a tensor: 0 if none are, None if unknown."""
     if row.experts in ("stacked", "below"):
         return sizes.n_experts
     return sizes.n_shared_experts if row.experts == "stacked shared" else 0

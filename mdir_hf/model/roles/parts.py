@@ -16,12 +16,12 @@ from mdir_hf.errors import AnatomyError
 from mdir_hf.model.roles.roles import HeadCounts, IntArray, Layout, Role
 
 ShapeOf = Callable[[str], tuple[int, ...]]
-"""A function that returns the stored shape of a tensor; each call may read the header of a shard."""
+"""A function that returns a tensor's stored shape; each call may read a shard's header."""
 
 LARGEST_WEIGHT = 1e16
 """Largest allowed value in a layer's weights, so that sums of squares over 100,000 rows are finite in float32. The
-largest in SmolLM2-135M-Instruct and two Qwen2.5-Coder-Instruct models is 354. A copy with values scaled by 1e15, and
-scaled back by the next matrix, computes the same and is still found."""
+largest in SmolLM2-135M-Instruct and two Qwen2.5-Coder-Instruct models is 354. A copy whose values are scaled by 1e15,
+and scaled back by the next matrix, is still found."""
 
 FLOAT64_ENTRIES = 1 << 24
 """Products with at most this many entries are float64; larger ones are float32.
@@ -40,9 +40,9 @@ class WeightPart:
         expert: Index along the first axis of stacked experts, or None.
         n_experts: Number of experts stacked vertically in one matrix, or None.
         joined: Whether to merge the last two of three axes (heads and their width).
-        stream: The stream's axis in ``(d_out, d_in)`` and its width, if the orientation has to be inferred.
+        stream: The stream's axis in ``(d_out, d_in)`` and its width, if the orientation must be inferred.
         per_head: Whether it is a stack ``(heads, ..., ...)`` of matrices.
-        first_half: Whether the weight is only the first half of the columns, as with two concatenated inputs.
+        first_half: Whether the weight is only the first half of the columns, as for two concatenated inputs.
     """
 
     tensor: str
@@ -141,7 +141,7 @@ class WeightPart:
 class WeightProduct:
     """The weight of one role stored as two factors, ``left diag(gain) right``, with a norm between them.
 
-    Only the product can be compared, since the latent may be rotated. Its rank is the width of the latent.
+    Only the product, whose rank is the width of the latent, can be compared, since the latent may be rotated.
 
     Attributes:
         left: ``(d_out, r)``.
@@ -160,7 +160,7 @@ class WeightProduct:
 
     @property
     def tensor(self) -> str:
-        """Name of the tensor that contains the rows of the product."""
+        """Name of the tensor that contains the product's rows."""
         return self.left.tensor
 
     @property
@@ -174,10 +174,10 @@ StoredWeight = WeightPart | WeightProduct
 
 
 def part_shape(part: StoredWeight, shape_of: ShapeOf) -> tuple[int, ...]:
-    """Return the shape of a part, ``(d_out, d_in)`` or ``(d,)``. Reads the headers of its shards.
+    """Return a part's shape, ``(d_out, d_in)`` or ``(d,)``. Reads the headers of its shards.
 
     Raises:
-        AnatomyError: If a tensor cannot be divided according to its layout, or the shapes of two factors do not match.
+        AnatomyError: If a tensor cannot be divided according to its layout, or the shapes of factors do not match.
     """
     if isinstance(part, WeightPart):
         return part.shape(tuple(shape_of(part.tensor)))
@@ -220,12 +220,11 @@ def read_part(source: TensorReader, part: StoredWeight, rows: IntArray | None = 
     A transposed tensor is read whole. A product takes O(d_out r d_in) time.
 
     Returns:
-        Contiguous tensor of shape ``(d_out, d_in)``, or ``(k, d_in)``; ``(d,)`` for norms. It has the dtype of the
-        source. A product is float64, or float32 above :data:`FLOAT64_ENTRIES`.
+        Contiguous tensor of shape ``(d_out, d_in)``, or ``(k, d_in)``; ``(d,)`` for norms. It has the source's dtype. A
+        product is float64, or float32 above :data:`FLOAT64_ENTRIES`.
 
     Raises:
-        AnatomyError: If the tensor cannot be divided, the shapes of factors do not match, or a value is above
-            :data:`LARGEST_WEIGHT`.
+        AnatomyError: See :func:`part_shape`; or if a value is above :data:`LARGEST_WEIGHT`.
     """
     if isinstance(part, WeightProduct):
         return _of_sane_size(_read_product(source, part, rows), part)
@@ -265,9 +264,6 @@ def read_experts(
     """Read the weights of some experts of a layer, one at a time; see :func:`read_part`.
 
     A tensor of stacked experts is read only once.
-
-    Raises:
-        AnatomyError: If a tensor cannot be divided according to its layout.
     """
     stacks: dict[str, torch.Tensor] = {}
     for parts in experts:

@@ -24,12 +24,12 @@ WITHOUT_EMBEDDING = "there is no embedding, as in draft models and heads that us
 
 
 DecidedBy = Literal["names", "class", "shapes"]
-"""How a tensor's role was found: from its name, the transformers class in the config, or its shape."""
+"""How a tensor's role was found: from its name, the config's transformers class, or its shape."""
 
 
 @dataclass(frozen=True)
 class Anatomy:
-    """The roles of the tensors in a checkpoint.
+    """The roles of a checkpoint's tensors.
 
     Attributes:
         architecture: ``model_type`` of the language model, or ``unknown``.
@@ -81,7 +81,7 @@ class Anatomy:
 
     @property
     def unread_layers(self) -> tuple[int, ...]:
-        """Numbers of the layers in which only norms, or no weights, have roles."""
+        """Numbers of the layers in which no weight other than norms has a role."""
         return tuple(layer.index for layer in self.layers if not _has_weights(layer))
 
     def check_shapes(self, layer: Layer, shape_of: ShapeOf) -> None:
@@ -120,7 +120,7 @@ class Anatomy:
 
 
 def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: ShapeOf) -> Anatomy:
-    """Assign roles to tensors according to their names. Embeddings can be compared even if there is no config.
+    """Assign roles to tensors according to their names. Embeddings can be compared even without a config.
 
     Raises:
         AnatomyError: If no embedding, layers or unembedding are found, or a shape contradicts the config.
@@ -129,7 +129,7 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
 
 
 def resolve_renamed(config: Config | None, stored_names: Mapping[str, str], shape_of: ShapeOf) -> Anatomy:
-    """Resolve an anatomy from the names in ``stored_names``, which maps them to stored names."""
+    """Resolve roles from the keys of ``stored_names``, which maps names to stored names."""
     anatomy = _resolve(config, sorted(stored_names), lambda name: shape_of(stored_names[name]))
     if all(plain == stored for plain, stored in stored_names.items()):
         return anatomy
@@ -148,7 +148,6 @@ def resolve_renamed(config: Config | None, stored_names: Mapping[str, str], shap
 
 
 def _resolve(config: Config | None, all_names: list[str], shape_of: ShapeOf) -> Anatomy:
-    """Resolve sorted names from which wrappers were removed."""
     sizes = _with_family(read_sizes(config), all_names)
     notes: list[str] = [] if config else ["there is no config; names and shapes decided"]
     stacks = join_sequences(find_stacks(all_names, sizes.architecture))
@@ -250,7 +249,7 @@ def _resolve(config: Config | None, all_names: list[str], shape_of: ShapeOf) -> 
 
 
 def _as_sliced(sizes: ConfigSizes, stored: tuple[int, ...], stacks: tuple[Stack, ...], notes: list[str]) -> ConfigSizes:
-    """Take the width from the embedding if SliceGPT removed channels."""
+    """If SliceGPT removed channels, take the width from the embedding."""
     is_sliced = any(
         re.fullmatch(SHORTCUTS, rest) for stack in stacks for rests in stack.names.values() for rest in rests
     )
@@ -323,7 +322,7 @@ def _with_family(sizes: ConfigSizes, names: list[str]) -> ConfigSizes:
 
 
 def _with_heads(sizes: ConfigSizes, stack: Stack, shape_of: ShapeOf) -> ConfigSizes:
-    """Count heads from a tensor with one row per head, if the config is wrong."""
+    """If the config is wrong, count heads from a tensor with one row per head."""
     every = {rest for rests in stack.names.values() for rest in rests}
     telling = {rest for rest in every if any(re.fullmatch(pattern, rest) for pattern in HEADS_FROM_SHAPE)}
     for index, rests in stack.names.items() if telling else ():

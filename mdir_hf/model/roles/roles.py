@@ -27,21 +27,21 @@ class Role(str, Enum):
     UP = "up"
     DOWN = "down"
     ATTENTION_NORM = "attention_norm"
-    """Scale of the norm before attention, or before the mixer that takes its place, ``(d_model,)``."""
+    """Scale of the norm before attention, or before the mixer in its place, ``(d_model,)``."""
     MLP_NORM = "mlp_norm"
     """Scale of the norm before the MLP, ``(d_model,)``."""
     ATTENTION_OUT_NORM = "attention_out_norm"
-    """Scale of a norm after attention, before its output is added to the stream, ``(d_model,)``."""
+    """Scale of a norm on attention's output before it is added to the stream, ``(d_model,)``."""
     MLP_OUT_NORM = "mlp_out_norm"
-    """Scale of a norm after the MLP, before its output is added to the stream, ``(d_model,)``."""
+    """Scale of a norm on the MLP's output before it is added to the stream, ``(d_model,)``."""
     MIXER_NORM = "mixer_norm"
-    """Scale of the norm before a state-space mixer that runs parallel to attention and has its own norm."""
+    """Scale of the norm before a state-space mixer that runs parallel to attention."""
     SHARED_NORM = "shared_norm"
     """Scale of the norm before shared experts, if routed experts have a different input, ``(d_model,)``."""
     Q_NORM = "q_norm"
-    """Scale of the norm on queries, for each head or for all heads together."""
+    """Scale of the norm on queries, per head or for all heads together."""
     K_NORM = "k_norm"
-    """Scale of the norm on keys, for each head or for all heads together."""
+    """Scale of the norm on keys, per head or for all heads together."""
     KV_LATENT = "kv_latent"
     """Projection to the latent for keys and values, ``(rank, d_model)``. The latent can be rotated freely."""
     SSM_IN = "ssm_in"
@@ -49,7 +49,7 @@ class Role(str, Enum):
     SSM_OUT = "ssm_out"
     """Output projection of a state-space mixer or gated convolution, ``(d_model, d_inner)``."""
     MIXER_GATE = "mixer_gate"
-    """Gate that multiplies the output of a mixer before its output projection, ``(d_inner, d_model)``."""
+    """Gate on a mixer's output before the output projection, ``(d_inner, d_model)``."""
     ROUTER = "router"
     """Router that selects the experts for a token, ``(n_experts, d_model)``."""
 
@@ -65,7 +65,7 @@ class Role(str, Enum):
 
     @property
     def is_norm(self) -> bool:
-        """Whether the role is the scale of a norm, which is a vector."""
+        """Whether the role is the scale of a norm (a vector)."""
         return self.value.endswith("norm")
 
 
@@ -84,7 +84,7 @@ class HeadCounts:
     Attributes:
         n_heads: Query heads.
         n_kv_heads: Key/value heads; ``n_heads`` if heads do not share keys.
-        numbers: All integers in the config by key, for layouts that need others.
+        numbers: All integers in the config by key, for layouts that need other counts.
     """
 
     n_heads: int
@@ -211,7 +211,7 @@ def _are_known(counts: tuple[StatedCount, ...], heads: HeadCounts | None) -> boo
 
 
 def is_number(word: str) -> bool:
-    """Return whether a word is a short decimal number in ASCII."""
+    """Return whether a word is a short ASCII decimal number."""
     return word.isascii() and word.isdecimal() and len(word) < 10
 
 
@@ -244,7 +244,7 @@ def number_of(count: StatedCount, heads: HeadCounts | None) -> int:
 
 
 def head_counts(counts: tuple[StatedCount, StatedCount], heads: HeadCounts | None) -> HeadCounts | None:
-    """Return the query and key/value head counts, or None if either is unknown."""
+    """Return both head counts, or None if either is unknown."""
     try:
         return HeadCounts(number_of(counts[0], heads), number_of(counts[1], heads))
     except AnatomyError:

@@ -66,11 +66,11 @@ FAMILIES: Mapping[RopeLayout, frozenset[str]] = {
         }
     ),
 }
-"""Families by how their rows pair up; other families are ``unknown``."""
+"""Families by how rows pair up; other families are ``unknown``."""
 
 
 def family_layout(architecture: str, answers: Mapping[str, bool | str]) -> RopeLayout:
-    """Return how rows pair up in a family with these config values."""
+    """Return how rows pair up in a family with given config values."""
     if architecture in ("falcon", "RefinedWeb", "RefinedWebModel") and answers.get("alibi") is True:
         return "none"
     if architecture == "granitemoehybrid" and answers.get("position_embedding_type") == "rope":
@@ -81,10 +81,10 @@ def family_layout(architecture: str, answers: Mapping[str, bool | str]) -> RopeL
 
 
 SHARE_KEYS = ("partial_rotary_factor", "rotary_pct")
-"""Config keys for the share of a head that is rotated; also looked up in ``rope_parameters`` and its layer types."""
+"""Config keys for the rotated share of a head; also looked up in ``rope_parameters`` and its layer types."""
 
 DIM_KEYS = ("rotary_dim",)
-"""Config keys for the number of rows of a head that are rotated."""
+"""Config keys for the number of rotated rows of a head."""
 
 LISTS_OF_ROTATED_LAYERS = ("no_rope_layers",)
 """Config keys of lists in which 0 marks a layer without rotation, despite their names."""
@@ -96,7 +96,7 @@ WHOLE_HEAD_TYPES = ("proportional",)
 def read_rotations(
     config: _Config, architecture: str, answers: Mapping[str, bool | str], head_dim: int | None, *, most_layers: int
 ) -> tuple[Rotation, dict[int, Rotation]]:
-    """Return the model's rotation, and the rotations of layers that differ."""
+    """Return the model's rotation, and the rotation of each layer that differs."""
     layout = family_layout(architecture, answers)
     whole = Rotation(layout, None if layout == "none" else _dim(config, head_dim))
     layers: dict[int, Rotation] = {}

@@ -44,9 +44,9 @@ class LayerRow:
 
     Attributes:
         pattern: Regular expression for the name after the prefix and layer number.
-        transposed: Whether the tensor is ``(d_in, d_out)``; None to infer this from the model's width.
+        transposed: Whether the tensor is ``(d_in, d_out)``; None to infer it from the model's width.
         model_types: Families that it applies to; empty for any.
-        when: Config keys (``outer.inner`` if nested), and the values for which the row applies; None is a missing key.
+        when: Config keys (``outer.inner`` if nested), and the values for which the row applies; None for a missing key.
         beside: Pattern of a tensor that the layer must also have.
         unless_beside: Pattern of a tensor that the layer must not have.
         experts: ``numbered``: one, whose number is the pattern's group ``expert``. ``stacked``: all, along the first
@@ -116,7 +116,7 @@ NUMBER = r"(?P<expert>\d{1,4})"
 
 
 def fused_rows(roles: tuple[Role, ...], groups: StatedCount, shares: tuple[StatedCount, ...]) -> RoleLayouts:
-    """Return the parts of a tensor that contains several weights; see :class:`~mdir_hf.model.roles.roles.FusedRows`."""
+    """Return the parts of a tensor with several weights; see :class:`~mdir_hf.model.roles.roles.FusedRows`."""
     return tuple((role, FusedRows(groups, shares, at)) for at, role in enumerate(roles))
 
 
@@ -127,8 +127,7 @@ THIRDS = fused_rows(QKV, 1, (1, 1, 1))
 CONTIGUOUS = fused_rows(QKV, 1, ("heads", "kv_heads", "kv_heads"))
 PER_HEAD = fused_rows(QKV, "heads", (1, 1, 1))
 PER_GROUP = fused_rows(QKV, "kv_heads", ("heads_per_kv_head", 1, 1))
-"""Parts of a tensor with the rows of gate and up, or of q, k and v, which are contiguous, or grouped by head or by
-key/value head."""
+"""Parts of a tensor with gate and up, or q, k and v: contiguous, or grouped by head or key/value head."""
 
 YES: frozenset[Answer] = frozenset({True})
 NO: frozenset[Answer] = frozenset({False})
@@ -159,7 +158,7 @@ def rows(
     ending: str = r"\.weight",
     **options: Unpack[RowOptions],
 ) -> tuple[LayerRow, ...]:
-    """Return rows for several tensors with the same options of :class:`LayerRow`.
+    """Return rows for several tensors with the same options.
 
     ``weights`` maps patterns that omit ``ending`` to one role, to two roles for a shared norm, or to the role and
     layout of each weight.

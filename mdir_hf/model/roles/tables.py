@@ -1,7 +1,7 @@
 """Data on model families: names of tensors outside layers, config keys and exceptions.
 
 ``families/`` has the names of tensors inside layers. A pattern must match the whole name after the prefix, and the
-first matching row is used. A wrong role is worse than none: an ambiguous name has a row for each known family, and
+first matching row is used. A wrong role is worse than none, so an ambiguous name has a row for each known family, and
 gets no role in others.
 """
 
@@ -26,7 +26,7 @@ VALUES_SHARE_THE_STREAM = frozenset({"minicpm3"})
 """Latent-attention families whose value width defaults to the stream's width divided by the number of heads."""
 
 HEADS_OF_OTHER_TOKENS = frozenset({"csm"})
-"""Families whose output head predicts other tokens than the embedding has: audio codes."""
+"""Families whose output head predicts other tokens than the embedding's: audio codes."""
 
 HEADS_ALONE = frozenset({"medusa"})
 """Families that consist of output heads for further tokens."""
@@ -35,7 +35,7 @@ LAYER_ALONE = "midlayer."
 """Name of EAGLE-3's only layer."""
 
 TOKENS_OF_DRAFT = "d2t"
-"""Name of EAGLE-3's token list, which says which tokens the rows of its head stand for."""
+"""Name of EAGLE-3's list of the tokens that the rows of its head stand for."""
 
 EMBEDDING_ROWS: tuple[EdgeRow, ...] = (
     EdgeRow(r"embed_text_tokens\.weight", frozenset({"csm"})),
@@ -77,7 +77,7 @@ NOT_WEIGHTS = (
 )
 """Names in a layer that are not compared: biases, masks, rotary frequencies, gates with one row, adapters.
 
-These tensors get no role, and are not reported as unplaced."""
+They get no role, and are not reported as unplaced."""
 
 ONE_SUBLAYER = frozenset({"mamba", "mamba2", "mamba2_ssm", "falcon_mamba", "nemotron_h", "zamba", "zamba2"})
 """Families whose layers may consist of a single sublayer: attention, an MLP or a state-space mixer."""
@@ -85,7 +85,7 @@ ONE_SUBLAYER = frozenset({"mamba", "mamba2", "mamba2_ssm", "falcon_mamba", "nemo
 AWAY_FROM_THE_STREAM: dict[str, frozenset[Role]] = dict.fromkeys(
     ("zamba", "zamba2"), frozenset({Role.O, Role.GATE, Role.UP})
 )
-"""Families in which attention passes its output only to the MLP, and the roles that therefore do not exist."""
+"""Families in which attention writes only to the MLP, and the roles that therefore do not exist."""
 
 MOST_EXPERTS = 10_000
 """A larger number of experts in a layer is treated as an error."""
@@ -97,17 +97,17 @@ MOST_LAYERS = 10_000
 """A larger number of layers is treated as an error. Lists in a config are read only up to this length."""
 
 MOST_STACKS = 1_000
-"""Number of stacks whose tensors are examined, largest stacks first. Published models have tens."""
+"""Number of stacks examined, largest first. Published models have tens."""
 
 OTHER_STACKS = (
     *("vision", "visual", "audio", "image", "video", "speech", "mtp", "draft", "eagle", "medusa"),
     *("cross_attn", ".dit.", "talker", "token2wav", "code2wav", "depth_decoder", "codec_model"),
 )
-"""Words in the prefixes of stacks that are not the language model or its own layers (as in multi-token prediction)."""
+"""Words in the prefixes of stacks other than the language model, such as towers and multi-token prediction."""
 
 MAIN_STACKS = {"blt_global_transformer": "global_transformer.layers"}
-"""Families in which several stacks process one text, and the stack to compare. In BLT it processes patches and has
-nearly all weights; those before and after it process bytes."""
+"""Families in which several stacks process one text, and the stack to compare. BLT's processes patches and has nearly
+all weights; the stacks before and after it process bytes."""
 
 SEQUENCES = (
     ("prelude", "core_block", "coda"),
@@ -128,7 +128,7 @@ NESTED_CONFIGS: tuple[tuple[str, ...], ...] = (
     ("global_config",),
     ("decoder",),
 )
-"""Keys of the language model's config inside a larger config."""
+"""Keys of the language model's config within a larger one."""
 
 HIDDEN_SIZE_KEYS = ("hidden_size", "n_embd", "d_model", "n_embed", "emb_dim", "model_dim", "dim", "hidden_dim")
 EMBEDDING_SIZE_KEYS = (

@@ -1,4 +1,4 @@
-"""Remove components that compilers, trainers and adapters insert into tensor names, such as ``_orig_mod``."""
+"""Remove name components that compilers, trainers and adapters insert, such as ``_orig_mod``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WRAPPERS = (
 """Components of a name that denote a wrapper."""
 
 TRAINED_COPY = "modules_to_save"
-"""Component in the name of a trained copy. The original is ignored if both exist."""
+"""Component in the name of a trained copy, which takes precedence over the original."""
 
 _WRAPPER = re.compile(r"(?:^|(?<=\.))(?:" + "|".join(map(re.escape, WRAPPERS)) + r")\.")
 _MENTIONS = re.compile("_mod|module|base_layer")
@@ -26,7 +26,7 @@ _MENTIONS = re.compile("_mod|module|base_layer")
 def without_wrappers(names: Iterable[str]) -> dict[str, str]:
     """Map each tensor's name, after removing wrappers, to its stored name.
 
-    PEFT's trained copies replace the originals. Other names keep their wrappers if they would collide.
+    PEFT's trained copies replace the originals. Other names that would collide keep their wrappers.
     """
     stored: dict[str, list[str]] = defaultdict(list)
     for name in names:

@@ -25,9 +25,9 @@ class CommonVocabulary:
     """Pairs of embedding rows from two models that stand for the same bytes.
 
     Attributes:
-        reference_rows: Row numbers in the reference, int64, strictly ascending.
-        candidate_rows: Row numbers in the candidate, int64, all distinct.
-        n_reference_beyond: Usable tokens of the reference for which its embedding has no row.
+        reference_rows: Strictly ascending row numbers in the reference, int64.
+        candidate_rows: Distinct row numbers in the candidate, int64.
+        n_reference_beyond: Usable tokens of the reference without an embedding row.
         is_by_number: Whether the tokens are unknown, so that rows were paired by number.
     """
 
@@ -41,7 +41,7 @@ class CommonVocabulary:
         return len(self.reference_rows)
 
     def within(self, n_reference_rows: int, n_candidate_rows: int) -> CommonVocabulary:
-        """Drop pairs whose rows are missing in smaller matrices, such as output heads."""
+        """Drop pairs that lack a row in smaller matrices, such as output heads."""
         is_within = (self.reference_rows < n_reference_rows) & (self.candidate_rows < n_candidate_rows)
         if is_within.all():
             return self
@@ -58,8 +58,8 @@ def common_vocabulary(
     Embeddings may have padding rows.
 
     Raises:
-        VocabularyError: If a vocabulary has more than ``MAX_TOKENS_BEYOND`` tokens beyond its embedding, which suggests
-            that it belongs to another model.
+        VocabularyError: If a vocabulary has more than ``MAX_TOKENS_BEYOND`` tokens beyond its embedding, and so
+            probably belongs to another model.
     """
     n_reference_beyond = _beyond(reference, n_reference_rows, "reference")
     n_candidate_beyond = _beyond(candidate, n_candidate_rows, "candidate")
@@ -94,13 +94,13 @@ def _beyond(vocabulary: Vocabulary, n_rows: int, side: str) -> int:
 IntArray = npt.NDArray[np.int64]
 
 REQUEST_COST_BYTES = 128 << 10
-"""Cost of a request in addition to its bytes, as bytes: about 10 ms of latency per request in flight at 100 Mbit/s."""
+"""Overhead of a request, in bytes: about 10 ms of latency per request in flight at 100 Mbit/s."""
 
 LARGEST_RUN_BYTES = 128 << 10
-"""If both models share a tokenizer, runs waste no bytes, so a run is just long enough to be worth a request."""
+"""If both models share a tokenizer, runs waste no bytes, so they are just long enough to be worth a request."""
 
 SMALL_GAP_BYTES = 16 << 10
-"""If both models share a tokenizer, there are few runs. Larger gaps would add up to most of a small embedding."""
+"""If both models share a tokenizer, larger gaps between runs would add up to most of a small embedding."""
 
 WINDOW_ROWS = tuple(2**i for i in range(4, 14))
 
@@ -116,7 +116,7 @@ class RowSampler:
     embedding.
 
     Attributes:
-        window_rows: Rows per window; of the first sample, if the tokenizer is shared.
+        window_rows: Rows per window (of the first sample if the tokenizer is shared).
         max_gap_bytes: Largest gap that is worth reading.
     """
 

@@ -23,7 +23,7 @@ _NO_VOCABULARY = frozenset({"none", "no_vocab"})
 
 
 def gguf_vocabulary(metadata: Mapping[str, object], *, file: str) -> Vocabulary | None:
-    """Read the vocabulary in a GGUF header; None if it has none.
+    """Read the vocabulary in a GGUF header, or return None if there is none.
 
     Raises:
         VocabularyError: If the header is inconsistent, or a token is invalid.
@@ -106,7 +106,7 @@ _RWKV_LETTERS = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 
 
 def _rwkv(token: str) -> bytes:
-    """Decode RWKV's convention, in which bytes are written as in a Python literal."""
+    """Decode RWKV's convention, in which bytes are written like a Python literal."""
 
     def unescaped(match: re.Match[bytes]) -> bytes:
         code = match[1]

@@ -35,11 +35,7 @@ RWKV_LINE = re.compile(
 
 
 def lines_of(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the number (from 1) and content of each non-empty line. A byte order mark is removed.
-
-    Raises:
-        VocabularyError: If there are too many lines, or a line is too long.
-    """
+    """Yield the number (from 1) and content of each non-empty line. Removes a byte order mark."""
     check_lines(data)
     for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         if len(line) > MAX_TOKEN_N_BYTES:
@@ -49,11 +45,7 @@ def lines_of(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def check_lines(data: bytes) -> None:
-    """Check the size of a list of tokens.
-
-    Raises:
-        VocabularyError: If the list has too many bytes or lines.
-    """
+    """Raise ``VocabularyError`` if a list of tokens has too many bytes or lines."""
     excess = TOKEN_LINES.excess(n_bytes=len(data), n_items=data.count(b"\n"), of="lines")
     if excess is not None:
         raise VocabularyError(f"expected one token per line, found a file that {excess}")
@@ -79,9 +71,6 @@ def tekken_tokens(content: dict[str, Any]) -> Iterator[Token]:
 
     A token's row is its rank plus ``default_num_special_tokens``. Tokens whose row is not below ``default_vocab_size``
     are skipped.
-
-    Raises:
-        VocabularyError: If a value in the file has the wrong type.
     """
     config, entries = content.get("config"), content.get("vocab")
     if not isinstance(config, dict) or not isinstance(entries, list):
@@ -114,7 +103,7 @@ def rwkv_tokens(data: bytes) -> Iterator[Token]:
     Literals are not evaluated. Row 0, the end of text, is not in the file.
 
     Raises:
-        VocabularyError: If a line is invalid, or the length of a token differs from the stated one.
+        VocabularyError: If a line is invalid, or the stated length is wrong.
     """
     yield 0, b"", TokenType.SPECIAL
     for number, line in lines_of(data):
@@ -130,10 +119,7 @@ def rwkv_tokens(data: bytes) -> Iterator[Token]:
 def literal_tokens(data: bytes) -> Iterator[Token]:
     """Read RWKV's ``vocab.txt`` in the Hub's format: line n is a Python bytes literal for row n - 1.
 
-    Row 0 is always the end of text; its line is ignored.
-
-    Raises:
-        VocabularyError: If a line is invalid.
+    Row 0 is the end of text; its line is ignored.
     """
     for number, line in lines_of(data):
         if LITERAL_LINE.fullmatch(line) is None:

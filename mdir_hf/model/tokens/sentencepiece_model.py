@@ -1,7 +1,7 @@
 """Read the pieces of SentencePiece ``.model`` files with a strict protobuf reader.
 
 Only field 1 of ``ModelProto`` (pieces in id order) is decoded, with its fields 1 (text) and 3 (type). Source:
-``sentencepiece_model.proto`` of the SentencePiece project.
+SentencePiece's ``sentencepiece_model.proto``.
 """
 
 from __future__ import annotations
@@ -91,7 +91,6 @@ def _span(wire: int, value: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def _fields(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int | tuple[int, int]]]:
-    """Yield each field's number, wire type, and value or byte span."""
     position = start
     while position < stop:
         tag, position = _varint(data, position, stop)

@@ -59,7 +59,7 @@ def fallback_byte(token: str) -> bytes | None:
 
 
 def wordpiece(token: str, *, prefix: str = "##") -> bytes:
-    """Return the bytes of a WordPiece token; a space is added in front unless the token has the prefix."""
+    """Return the bytes of a WordPiece token, preceded by a space unless the token has the prefix."""
     if len(token) > len(prefix) and token.startswith(prefix):
         return token[len(prefix) :].encode()
     return b" " + token.encode()
@@ -91,11 +91,11 @@ SPELLERS: dict[VocabularyKind, Speller] = {
 
 _CONTINUES, _COMMON = "##", 50
 """In WordPiece, at least one token in this many has the marker (20 to 90% in published vocabularies). Elsewhere, a few
-tokens such as ``##`` and ``###`` are headings. The other markers do not occur in ordinary text."""
+tokens such as ``##`` and ``###`` are headings. Other markers do not occur in ordinary text."""
 
 
 def guess_kind(tokens: Iterable[str]) -> VocabularyKind:
-    """Guess the convention of a word list from its most common marker."""
+    """Guess a word list's convention from its most common marker."""
     markers = {BYTE_SPACE: VocabularyKind.BYTE_LEVEL, META_SPACE: VocabularyKind.SENTENCEPIECE}
     counts = {VocabularyKind.PLAIN: 0, **dict.fromkeys(markers.values(), 0), VocabularyKind.WORDPIECE: 0}
     n_tokens = 0

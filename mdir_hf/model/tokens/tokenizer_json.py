@@ -19,7 +19,7 @@ def tokenizer_json_tokens(content: dict[str, Any]) -> tuple[VocabularyKind, Iter
     """Read a ``tokenizer.json`` and return its convention and tokens.
 
     An added token is special if it is flagged as such, or named ``<|…|>``. If it repeats an entry of the model's
-    vocabulary, it is spelled like that entry; otherwise it is literal text.
+    vocabulary, it is spelled like that entry; otherwise, it is literal text.
 
     Raises:
         VocabularyError: If a value has the wrong type; may also be raised during iteration.
@@ -76,7 +76,7 @@ def tokenizer_json_tokens(content: dict[str, Any]) -> tuple[VocabularyKind, Iter
 
 
 def vocab_json_tokens(row_of: dict[str, Any]) -> tuple[VocabularyKind, Iterator[Token]]:
-    """Read a ``vocab.json``, which maps token strings to rows, and return its guessed convention and tokens.
+    """Read a ``vocab.json``, which maps token strings to rows; return its guessed convention and tokens.
 
     Raises:
         VocabularyError: If a row is not an integer; raised during iteration.
@@ -97,11 +97,7 @@ def vocab_json_tokens(row_of: dict[str, Any]) -> tuple[VocabularyKind, Iterator[
 
 
 def added_json_tokens(row_of: dict[str, Any]) -> Iterator[Token]:
-    """Read an ``added_tokens.json``, which maps literal text to rows.
-
-    Raises:
-        VocabularyError: If a row is not an integer; raised during iteration.
-    """
+    """Read an ``added_tokens.json``, which maps literal text to integer rows."""
     for string, value in row_of.items():
         yield row_id(value, string), string.encode(), spelling.type_by_name(string)
 
@@ -147,7 +143,7 @@ def _declared_kind(content: dict[str, Any], model: dict[str, Any]) -> Vocabulary
 
 
 def _mark_of_space(content: dict[str, Any]) -> str | None:
-    """Return Metaspace's replacement for a space; None for the usual one."""
+    """Return Metaspace's replacement for a space, or None for the usual one."""
     for node in _nodes(*(content.get(part) for part in ("pre_tokenizer", "decoder", "normalizer"))):
         mark = node.get("replacement")
         if node.get("type") == "Metaspace" and isinstance(mark, str) and mark:

@@ -2,7 +2,7 @@
 
 Readers of file formats yield :data:`Token` triples in any order. :func:`assemble` decides which of them are usable:
 
-* Tokens that do not stand for text (special, control, reserved, unused or empty) are left out.
+* Tokens without text (special, control, reserved, unused or empty) are left out.
 * **A byte fallback is left out if another token has the same byte**, since its row is never trained.
 * **Other duplicates are all left out.** If two rows have the same bytes (GPT-NeoX has every run of 2 to 24 spaces
   twice), or one row has two spellings, the files do not show which one was used in training.
@@ -71,7 +71,7 @@ class Vocabulary:
         n_rows: One more than the highest row number, including special tokens.
         n_special: Control, unknown and other special rows.
         n_unused: Rows without a token, without bytes, or marked as unused.
-        doubts: Sentences about contradictions between files.
+        doubts: Contradictions between files, as sentences.
     """
 
     kind: VocabularyKind
@@ -92,7 +92,7 @@ class Vocabulary:
 
 
 def assemble(tokens: Iterable[Token], *, kind: VocabularyKind, files: tuple[str, ...]) -> Vocabulary:
-    """Decide which tokens are usable, following the rules in this module's docstring.
+    """Select the usable tokens, following the rules in this module's docstring.
 
     If a row has several types, one that leaves it out takes precedence. Errors name the first of ``files``.
 

@@ -80,7 +80,7 @@ _OF_CLASS: dict[str, Numbering] = {
     "Camembert": Numbering(offset=4, n_dropped=1),
     "Pegasus": _PEGASUS,
 }
-"""Numbering by the name of the tokenizer class, omitting "Tokenizer" and "TokenizerFast"."""
+"""Numbering by tokenizer class, omitting "Tokenizer" and "TokenizerFast"."""
 
 _OF_FAMILY: dict[str, Numbering] = {
     **dict.fromkeys(("xlm-roberta", "xlm-roberta-xl", "xmod", "xglm", "mbart", "plbart", "nllb-moe"), _FAIRSEQ),
@@ -88,20 +88,16 @@ _OF_FAMILY: dict[str, Numbering] = {
     "camembert": Numbering(offset=4, n_dropped=1),
     **dict.fromkeys(("pegasus", "pegasus_x", "bigbird_pegasus"), _PEGASUS),
 }
-"""Numbering by ``model_type`` in ``config.json``, for repositories whose tokenizer declares no class of its own."""
+"""Numbering by ``model_type`` in ``config.json``, for tokenizers that declare no class of their own."""
 
 _ANY_CLASS = frozenset({"", "PreTrained", "Tokenizers", "TokenizersBackend"})
 CHATGLM_FILE = "ice_text.model"
 NUMBERED_BY_CLASS = ("sentencepiece.bpe.model", "spiece.model")
-"""Files whose numbering may depend on the model's config, unless the tokenizer's config declares it."""
+"""Files whose numbering depends on the model's config unless the tokenizer's config declares it."""
 
 
 def numbering_of(file: str, tokenizer_config: Mapping[str, Any], config: Mapping[str, Any]) -> Numbering:
-    """Return how the pieces of a file are numbered.
-
-    Raises:
-        VocabularyError: If the declared offset is invalid.
-    """
+    """Return how the pieces of a file are numbered."""
     name = tokenizer_config.get("tokenizer_class")
     name = (name if isinstance(name, str) else "").removesuffix("Fast").removesuffix("Tokenizer")
     if file == CHATGLM_FILE:
@@ -126,7 +122,7 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 CONFIG = "config.json"
 
 MAX_MOVED_SHARE = 0.01
-"""Largest share of common tokens on which two files of one tokenizer may differ, because a few were added later."""
+"""Largest share of common tokens on which two files of a tokenizer may differ, because some were added later."""
 
 _FOLDERS = ("", "tokenizer/", "original/")
 """Folders with tokenizer files; the first folder that contains any is used."""
@@ -178,8 +174,8 @@ _COMPANIONS: tuple[tuple[str, Callable[[str], bool]], ...] = (
 def vocabulary_files(names: Collection[str]) -> tuple[str, ...]:
     """Return the files that :func:`read_vocabulary` reads: the primary file and its companions.
 
-    Identical files have identical vocabularies. The result is empty if no file is known. If the root has no known file,
-    the folders ``tokenizer`` and ``original`` are searched.
+    Identical files have identical vocabularies. Searches the root, then ``tokenizer`` and ``original``; the result is
+    empty if no file is known.
     """
     return next(_sources(names), ())
 
@@ -279,7 +275,6 @@ def _contradictions(tokens: list[Token], declared: list[Token], file: str, confi
 
 
 def _with_flags(tokens: list[Token], declared: Iterable[Token]) -> Iterable[Token]:
-    """Add the flags of a config, and the rows that only the config has."""
     rows = {row for row, _, _ in tokens}
     return chain(tokens, (token for token in declared if token[2] is not TokenType.TEXT or token[0] not in rows))
 
@@ -287,7 +282,6 @@ def _with_flags(tokens: list[Token], declared: Iterable[Token]) -> Iterable[Toke
 def _tokens(
     files: tuple[str, ...], companions: Mapping[str, str], config: Mapping[str, Any], read: Callable[[str], bytes]
 ) -> tuple[VocabularyKind, Iterable[Token]]:
-    """Detect the format from the content or name, and read the tokens."""
     file, data = files[0].rpartition("/")[2], read(files[0])
     head = data[:4096].removeprefix(b"\xef\xbb\xbf")
     is_json = file.endswith(".json")

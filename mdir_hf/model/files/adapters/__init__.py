@@ -32,7 +32,7 @@ _BLOCK_N_VALUES = 1 << 24
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Factors:
-    """Factors of the change to a weight, which is ``left[rows] @ right`` in the stored orientation."""
+    """Factors of a weight's change, which is ``left[rows] @ right`` in the stored orientation."""
 
     left: torch.Tensor
     right: torch.Tensor
@@ -43,8 +43,8 @@ class AdaptedSource:
     """A base model with a PEFT adapter. Implements ``TensorSource``.
 
     LoRA adds s B A to the base, with s = alpha / r, or alpha / sqrt(r) for rsLoRA. DoRA then rescales rows.
-    :mod:`.row_changes` applies the other methods. Tensors that were saved whole replace tensors of the base. If an
-    adapter is unsupported, the tensors that it changes cannot be read.
+    :mod:`.row_changes` applies the other methods. Tensors saved whole replace the base's tensors. If an adapter is
+    unsupported, the tensors that it changes cannot be read.
 
     Results are float32, whereas a merged file is rounded to the base's dtype. If DoRA rescales columns, computing their
     lengths reads the matrix once. Thread-safe.
@@ -70,7 +70,7 @@ class AdaptedSource:
 
     @property
     def n_bytes(self) -> int:
-        """Total size of the base and adapter files, in bytes."""
+        """Size of the base and adapter files in bytes."""
         return self._base.n_bytes + (self._adapter.n_bytes if self._config.changes_weights else 0)
 
     @property
@@ -225,7 +225,7 @@ class AdaptedSource:
         return factors
 
     def _column_scale(self, name: str, spec: TensorSpec, factors: _Factors) -> torch.Tensor:
-        """Return the scale of each column, ``(d,)``, which is computed once."""
+        """Return the cached scale of each column, ``(d,)``."""
         with self._lock:
             known = self._column_scales.get(name)
         if known is None:

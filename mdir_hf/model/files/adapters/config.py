@@ -63,11 +63,11 @@ _PLAIN_PATTERN = re.compile(r"\^?[\w.-]+\$?")
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """The settings of an adapter.
+    """Settings of an adapter.
 
     Attributes:
         changes_weights: False for methods such as prompt tuning.
-        alpha_pattern: Alpha by module name suffix, for modules with their own.
+        alpha_pattern: Alpha by module name suffix, for modules that override it.
         is_rank_stabilized: Whether alpha is divided by the square root of the rank (rsLoRA).
         is_transposed: Whether square matrices are stored ``(d_in, d_out)``.
         has_magnitudes: Whether rows are rescaled to learned lengths (DoRA).
@@ -119,8 +119,6 @@ _Rows = list[Annotated[int, Ge(0)]]
 
 @dataclass(frozen=True)
 class _Peft:
-    """Entries that the config of any adapter may have."""
-
     __pydantic_config__ = AS_WRITTEN
     peft_type: str | None = None
     base_model_name_or_path: str | None = None
@@ -157,12 +155,12 @@ class _Lora:
 
 
 def has_adapter(tree: FileTree) -> bool:
-    """Return whether the root of a tree contains an adapter."""
+    """Return whether a tree's root contains an adapter."""
     return ADAPTER_CONFIG in tree.files and any(name in tree.files for name in ADAPTER_WEIGHTS)
 
 
 def read_adapter_config(tree: FileTree) -> AdapterConfig:
-    """Read and check the config of an adapter.
+    """Read and check an adapter's config.
 
     Raises:
         CorruptCheckpointError: If the file is not a valid adapter config.
@@ -259,7 +257,6 @@ def _by_module(rows: _Rows | dict[str, _Rows] | None) -> dict[str, tuple[int, ..
 
 
 def _ends_with(module: str, pattern: str) -> bool:
-    """Return whether a pattern equals a module's name, or its end after a dot."""
     name = pattern.removesuffix("$")
     if name.startswith("^"):
         return module == name[1:]

@@ -25,8 +25,8 @@ _OF_TRAINING = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module
 """Components that compilers and trainers insert into names."""
 
 _WRAPPERS = ("modules_to_save", "ln_tuning_layers", "base_layer", "original_module")
-"""Name components of tensors that were saved whole. If there are several copies, the trained one has the first of
-these."""
+"""Name components of tensors that were saved whole. If there are several copies, the first of these marks the trained
+one."""
 
 _TOKENS = "trainable_tokens_delta"
 _TOKENS_FORMERLY = "trainable_tokens_original"
@@ -57,7 +57,7 @@ class ModuleChange:
 
 @dataclass(frozen=True)
 class AdapterNames:
-    """The tensors of an adapter: groups for modules or their parameters, and tensors saved whole.
+    """An adapter's tensors, grouped by module or parameter, and tensors saved whole.
 
     Attributes:
         replaced: Name in the adapter, by name in the model.
@@ -163,9 +163,9 @@ class BaseNames:
         self._by_end: dict[str, list[str]] | None = None
 
     def find(self, name: str) -> str | None:
-        """Return the only matching tensor in the base, or None.
+        """Return the base's only matching tensor, or None.
 
-        The match must share the layer's number, the word before it and all that follows. The longest common suffix
+        The match must share the layer's number, the word before it and everything after it. The longest common suffix
         wins; other common components break ties.
         """
         if name in self._names:
@@ -191,7 +191,7 @@ class BaseNames:
 
 
 def _most_alike(names: list[str], front: list[str]) -> str | None:
-    """Return the name that has most components in common with ``front``; None for a tie."""
+    """Return the name with the most components in common with ``front``, or None for a tie."""
     alike = sorted(((len(set(front) & set(name.split("."))), name) for name in names), reverse=True)
     return None if len(alike) > 1 and alike[0][0] == alike[1][0] else alike[0][1]
 
@@ -199,10 +199,10 @@ def _most_alike(names: list[str], front: list[str]) -> str | None:
 Shape = tuple[int, ...]
 
 _HALVES = {"gate_up_proj": (("gate_proj", "w1"), ("up_proj", "w3")), "down_proj": (("down_proj", "w2"),)}
-"""The matrices that are stacked in a parameter, from top to bottom."""
+"""Matrices stacked in a parameter, from top to bottom."""
 
 _MODULES = (("mlp.experts", "block_sparse_moe.experts"),)
-"""Names in memory and names in files, for modules in which they differ."""
+"""Names in memory and in files, for modules whose names differ."""
 
 _NUMBERED = re.compile(r"(?P<module>.+)\.(?P<expert>\d{1,4})\.(?P<leaf>\w+)\.weight")
 
@@ -230,7 +230,7 @@ def stacked_experts(
     names: Iterable[str],
     shape_of: Callable[[str], Shape],
 ) -> list[ExpertStack]:
-    """Find the stacked ``parameters`` of a module in the names of the base."""
+    """Find a module's stacked ``parameters`` among the base's names."""
     matches: list[ExpertStack] = []
     numbered: dict[str, dict[int, str]] | None = None
     for parameter in parameters:

@@ -36,17 +36,13 @@ class LoraChange:
 
 
 class Placement:
-    """The tensors of an adapter by the base tensor that they change.
+    """An adapter's tensors, by the base tensor that they change.
 
     Attributes:
         biases: Tensors that are added to biases, and their scaling.
         bias_factors: Factors that scale biases (IA3).
         token_rows: An adapter tensor, and the number of its row for each table row.
         blocked: Reasons why weights cannot be read.
-
-    Raises:
-        CorruptCheckpointError: If factors are missing or inconsistent.
-        UnsupportedFormatError: If the base lacks a weight that the adapter changes.
     """
 
     def __init__(self, base: TensorSource, adapter: TensorSource, config: AdapterConfig) -> None:
@@ -95,7 +91,7 @@ class Placement:
                     self.biases[bias] = (change.bias, self.changes[weight].scaling)
 
     def _replace(self, whole: Mapping[str, str]) -> BaseNames:
-        """Record tensors saved whole, and return all names that then exist."""
+        """Record tensors saved whole, and return all names that exist afterwards."""
         base = BaseNames(self._base.names())
         for name, stored in whole.items():
             replaced = base.find(name) or name

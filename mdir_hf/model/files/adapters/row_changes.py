@@ -12,13 +12,13 @@ from typing import Protocol
 import torch
 
 Tensors = Mapping[str, torch.Tensor]
-"""The tensors of a module by slot, such as ``hada_w1_a``."""
+"""A module's tensors by slot, such as ``hada_w1_a``."""
 
 Shape = tuple[int, ...]
 
 
 class RowChange(Protocol):
-    """A change that an adapter makes to a weight."""
+    """An adapter's change to a weight."""
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -55,7 +55,7 @@ class KindSettings:
 
 @dataclass(frozen=True, slots=True)
 class ModuleRows:
-    """The change that a method in :data:`KINDS` makes to the weight of a module."""
+    """The change that a method in :data:`KINDS` makes to a module's weight."""
 
     kind: str
     slots: Mapping[str, str]
@@ -302,7 +302,7 @@ KINDS: dict[str, AdapterMethod] = {
 
 
 def rank_of(shapes: Mapping[str, Shape]) -> int | None:
-    """Return the rank of a module's factors, or None."""
+    """Return the rank of a module's factors, or None if unknown."""
     return next((shapes[slot][0] for slot in ("hada_w1_b", "lokr_w2_b", "lokr_w1_b") if slot in shapes), None)
 
 

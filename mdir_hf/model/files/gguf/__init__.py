@@ -31,7 +31,7 @@ class GgufSource(ShardedTensors):
 
     @property
     def description(self) -> Description:
-        """The types of the matrices, and the key/value pairs of the first header."""
+        """Types of the matrices, and the first header's key/value pairs."""
         n_bytes: Counter[str] = Counter()
         unreadable: dict[str, str] = {}
         for spec in map(self.spec, self.names()):
@@ -127,7 +127,7 @@ _PREFIXES = frozenset({"ud", "i1"})  # how it was quantised, in front of a type
 
 
 def open_gguf(tree: FileTree, variant: str | None) -> GgufSource | None:
-    """Open the GGUF model in the root, or else in a subfolder; the largest quantisation is preferred.
+    """Open the GGUF model in the root, or else in a subfolder, preferring the largest quantisation.
 
     ``variant`` selects a quantisation: ``Q4_K_M`` selects ``model-Q4_K_M.gguf``. Returns None if there is no matching
     file.
@@ -160,11 +160,7 @@ def open_gguf(tree: FileTree, variant: str | None) -> GgufSource | None:
 
 
 def open_named_gguf(tree: FileTree, file: str) -> GgufSource:
-    """Open the model that a file belongs to, including all parts of a split model.
-
-    Raises:
-        CorruptCheckpointError: If another part is missing.
-    """
+    """Open the model that a file belongs to, including all parts if it is split."""
     match = _PART.fullmatch(file)
     if match is None:
         return GgufSource(tree, paths=(file,))

@@ -41,7 +41,7 @@ class GgmlType:
 
 
 _DROPPED = frozenset({*range(31, 34), *range(36, 39)})
-"""Types with rows interleaved for a certain processor, which ggml no longer supports."""
+"""Types with rows interleaved for certain processors, which ggml no longer supports."""
 
 GGML_TYPES: dict[int, GgmlType] = {
     number: GgmlType(number, name, n_values, n_bytes)
@@ -99,33 +99,29 @@ OTHER_LAYOUTS: dict[int, tuple[GgmlType, ...]] = {
     36: (I2_S,),
     42: (GgmlType(42, "Q2_0_128", 128, 34), GgmlType(42, "type 42", 1, 0)),
 }
-"""Formats that forks of llama.cpp write under the same number. The space between tensors tells them apart."""
+"""Formats that forks of llama.cpp write under the same number, distinguished by the space between tensors."""
 
 _BY_NAME = {known.name: known for group in ([*GGML_TYPES.values()], *OTHER_LAYOUTS.values()) for known in group}
 
 
 def ggml_type(number: int) -> GgmlType:
-    """Return the type with a number; unknown types have no size."""
+    """Return the type with a number; if the number is unknown, the type has no size."""
     return GGML_TYPES.get(number) or GgmlType(number, f"type {number}", 1, 0)
 
 
 def type_named(name: str) -> GgmlType:
-    """Return the type with a name from :func:`ggml_type`."""
+    """Return the type that :func:`ggml_type` gave this name."""
     return _BY_NAME.get(name) or ggml_type(int(name.removeprefix("type ")))
 
 
 VALUES_AT_A_TIME = 1 << 18
-"""Number of values dequantised per step, so that the package needs only some tens of MB of temporary memory."""
+"""Number of values dequantised per step, to limit temporary memory to some tens of MB."""
 
 _Dequantise = Callable[[np.ndarray], np.ndarray]
 
 
 def weight_encoding(kind: GgmlType, *, tensor: str) -> Encoding:
-    """Return the encoding that decodes blocks of a quantised type.
-
-    Raises:
-        UnsupportedFormatError: If ``gguf`` is not installed, or does not support the type.
-    """
+    """Return the encoding that decodes blocks of a quantised type, using the ``gguf`` package."""
     dequantise = _find(kind, tensor)
     return Encoding(
         n_values=kind.n_values,

@@ -51,7 +51,7 @@ _NOT_KEPT = frozenset({"tokenizer.ggml.merges"})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedStrings:
-    """A packed array of strings, which are created by iterating."""
+    """A packed array of strings, decoded during iteration."""
 
     data: bytes = field(repr=False)
     n_strings: int
@@ -68,7 +68,7 @@ class PackedStrings:
 
 
 class GrowingPrefix:
-    """The first bytes of a file, which are read in growing steps."""
+    """The first bytes of a file, read in growing steps."""
 
     def __init__(self, source: ByteSource, *, first_n_bytes: int) -> None:
         self.label, self.n_file_bytes = source.label, source.n_bytes
@@ -91,7 +91,7 @@ class GrowingPrefix:
         return bytes(self._data[start : self.at])
 
     def name(self, what: str) -> str:
-        """Read a key or name, which must be short and valid UTF-8."""
+        """Read a key or name, which must be short, valid UTF-8."""
         n_bytes = self.uint64(f"the length of {what}")
         if n_bytes > MAX_KEY_N_BYTES:
             self.fail(f"{what} claims {n_bytes:,} bytes; the format allows 65,535")
@@ -156,7 +156,7 @@ class GrowingPrefix:
         return start
 
     def check_room(self, n_bytes: int, what: str) -> None:
-        """Reject a value that exceeds the file, without reading it."""
+        """Reject a value that would exceed the file, without reading it."""
         stop = self.at + n_bytes
         if stop > self.n_file_bytes:
             self.fail(
@@ -204,7 +204,7 @@ class GgufHeader:
 
 
 def read_gguf_header(source: ByteSource, *, path: str, first_n_bytes: int | None = None) -> GgufHeader:
-    """Read and validate a header. No byte is read twice, and at most twice the header's length is read.
+    """Read and validate a header. Reads no byte twice, and at most twice the header's length.
 
     Raises:
         CorruptCheckpointError: If the file is not GGUF, is truncated, or breaks the rules of the format.
@@ -329,7 +329,7 @@ def _place(prefix: GrowingPrefix, entries: list[_Entry], *, base: int, alignment
 
 
 def _resolve_shared_numbers(entries: list[_Entry], rooms: list[int]) -> list[_Entry]:
-    """Choose the first type whose size suits all tensors, for numbers that forks reuse."""
+    """For type numbers that forks reuse, choose the first type whose size suits all tensors."""
     kinds: dict[int, GgmlType] = {}
     for number, others in OTHER_LAYOUTS.items():
         of_number = [(entry, room) for entry, room in zip(entries, rooms, strict=True) if entry.kind.number == number]

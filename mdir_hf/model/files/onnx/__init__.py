@@ -136,7 +136,7 @@ _PRECISION = re.compile(r"(?P<name>.+?)(_(?P<precision>fp16|bf16|u?int8|quantize
 
 
 def open_onnx(tree: FileTree, variant: str | None) -> OnnxSource | None:
-    """Open the ONNX model in the root or in ``onnx/``. The highest precision is preferred.
+    """Open the ONNX model in the root or in ``onnx/``, preferring the highest precision.
 
     ``variant`` is the precision in the file name: ``q4`` selects ``model_q4.onnx``. Returns None if there is no
     matching file.

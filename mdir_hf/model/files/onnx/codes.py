@@ -50,7 +50,7 @@ class Codes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinearCodes:
-    """Codes decoded as ``(code - zero) * scale``, with parameters per tensor, per entry of an axis, or per block.
+    """Codes decoded as ``(code - zero) * scale``, with parameters per tensor, axis entry or block.
 
     Attributes:
         shape: Shape of the weight as stored.

@@ -17,7 +17,7 @@ from mdir_hf.model.files.sources import ByteSource, excess_of_shape
 
 FIRST_READ_N_BYTES = 1 << 18
 AFTER_A_STEP_N_BYTES = 1 << 12
-"""Length of the read after a skipped payload; the next payload usually begins within a hundred bytes."""
+"""Length of the read after a skipped payload; the next one usually begins within a hundred bytes."""
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
@@ -42,11 +42,7 @@ class MessageReader:
         self._next_n_bytes = FIRST_READ_N_BYTES
 
     def fields(self, start: int, stop: int) -> Iterator[Field]:
-        """Yield the fields of ``[start, stop)`` without reading their payloads.
-
-        Raises:
-            CorruptCheckpointError: If the bytes are not a valid message.
-        """
+        """Yield the fields of ``[start, stop)`` without reading their payloads."""
         at = start
         while at < stop:
             tag, at = self._varint(at, stop)
@@ -66,11 +62,7 @@ class MessageReader:
             yield Field(number, kind, value, begin, at)
 
     def payload(self, field: Field, most: int) -> bytes:
-        """Read the payload of a field.
-
-        Raises:
-            CorruptCheckpointError: If the payload has more than ``most`` bytes.
-        """
+        """Read a field's payload of at most ``most`` bytes."""
         if field.stop - field.start > most:
             raise self._error(f"field {field.number} has {field.stop - field.start:,} bytes; the limit is {most:,}")
         return self._bytes(field.start, field.stop)
@@ -166,7 +158,7 @@ PACKED_BITS = {"U4": 4, "I4": 4, "F4": 4, "U2": 2, "I2": 2}
 
 MOST_INITIALISERS, MOST_NODES, DEEPEST_GRAPH = 100_000, 1_000_000, 4
 MOST_PIECES = 1 << 16
-"""Limit on the fields that contain the numbers of one initialiser; writers pack them into one."""
+"""Limit on the fields with one initialiser's numbers; writers pack them into one."""
 
 _MODEL_GRAPH = 7
 _GRAPH_NODE, _GRAPH_INITIALISER = 1, 5
@@ -310,7 +302,7 @@ def _read_node(reader: MessageReader, message: Field, graph: Graph, depth: int) 
 
 
 def _read_metadata(reader: MessageReader, message: Field) -> dict[str, str]:
-    """Read a metadata pair if it names modules; other pairs are skipped because they may be long."""
+    """Read a metadata pair if it names modules; skip others, which may be long."""
     key, value = "", None
     for part in reader.fields(message.start, message.stop):
         if part.number == 1 and part.stop - part.start <= len(_CLASSES):

@@ -30,7 +30,7 @@ class OnnxSource(ShardedTensors):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The file, and the data files named after it."""
+        """The file, and its external data files."""
         (graph,) = self._paths
         beside = (path for path in self._tree.files if path.startswith((f"{graph}_data", f"{graph}.data")))
         return (graph, *sorted(beside))

@@ -1,7 +1,7 @@
 """Find the weights of an ONNX graph, and their names in the original checkpoint.
 
-Exporters transpose matrices and replace their names with numbers, but the nodes that use them have module paths.
-Quantisers append to names, or store codes, scales and zero points as inputs of nodes.
+Exporters transpose matrices and name them by number, but the nodes that use them have module paths. Quantisers append
+to names, or store codes, scales and zero points as inputs of nodes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _OF_BUILDER = (
     (re.compile(r"(?<=\.)attn(?=\.[qkvo]_proj\.)"), "self_attn"),
     (re.compile(r"^model\.layers\.\d+\.final_norm_layernorm\."), "model.norm."),
 )
-"""Patterns in names from ONNX Runtime's own exporter of language models, and the replacements used in checkpoints."""
+"""Patterns in names from ONNX Runtime's own exporter of language models, and their replacements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Weight:
 
 
 def find_weights(graph: Graph, label: str) -> dict[str, Weight]:
-    """Return the weights of a graph by their names in the original checkpoint.
+    """Return a graph's weights by their names in the original checkpoint.
 
     A matrix that no known operator uses keeps its name; if it has integers, it cannot be read.
     """
@@ -256,7 +256,6 @@ class _Finder:
         )
 
     def _columns(self, stored: str, node: Node) -> LinearCodes:
-        """Return the codes in a product of integers."""
         tensor = self._known[stored]
         stem = stored.removesuffix(_QUANTIZED)
         places = _SCALES_OF_PRODUCT.get(node.op_type, (None, None))
@@ -284,7 +283,6 @@ class _Finder:
         return _plain(f"{module}.weight")
 
     def _own_name(self, stored: str) -> str | None:
-        """Return the original name if the graph kept it, else None."""
         name = _OF_QUANTISER.sub("", stored)
         is_own = "::" not in name and "/" not in name and name.endswith(".weight")
         return name if is_own and not name.endswith(".MatMul.weight") else None

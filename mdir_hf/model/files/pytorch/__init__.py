@@ -21,7 +21,7 @@ from mdir_hf.model.files.shards import Header, ShardedTensors, list_some
 from mdir_hf.model.files.sources import ByteSource, FileTree, TensorSpec, excess_of_shape
 
 _SMALL_ENTRIES_N_BYTES = 4096
-"""Entries on byte order and alignment that lie within this distance after the pickle are read together with it."""
+"""Entries on byte order and alignment are read together with the pickle if they end within this distance after it."""
 
 # A pickle of torch's magic number, in any protocol; framed from protocol 4 on.
 _LEGACY = re.compile(rb"\x80[\x02-\x05](\x95.{8})?\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19\.", re.DOTALL)
@@ -96,7 +96,7 @@ class PytorchSource(ShardedTensors):
         return check_finite(values.to(result_dtype(values.dtype)), spec, label, rows=wanted)
 
     def _rows_of_matrix(self, spec: StridedSpec, rows: torch.Tensor, encoding: Encoding) -> torch.Tensor:
-        """Read the byte range that contains the rows, which is nearly all of a transposed matrix."""
+        """Read the byte range that contains the rows: nearly all of a transposed matrix."""
         (down, along), width = spec.stride, spec.shape[1]
         first, last = int(rows.min()), int(rows.max())
         start = spec.start + encoding.bytes_of(first * down)
@@ -245,7 +245,7 @@ def _refuse_long(entry: Entry) -> None:
 
 
 def _spec(name: str, tensor: PickledTensor, *, path: str, start: int, n_bytes: int) -> TensorSpec:
-    """Return the spec of a view at ``start``; reject views that exceed the storage."""
+    """Return the spec of a view at ``start``, rejecting views that exceed the storage."""
     item = DTYPES[tensor.dtype].n_bits // 8
     n_stored = n_bytes // item
     storage = tensor.storage
@@ -306,7 +306,7 @@ _NOT_THE_MODEL = re.compile(
     r"|.*(optim|lora|tokenizer|vae|\bema\b).*|.*_config\.bin",
     re.DOTALL,  # otherwise a name with a line break is tried from each of its words
 )
-"""Trainer state and other files that share the suffixes of weights."""
+"""Trainer state and other files that share these suffixes."""
 
 
 def open_only_pytorch_file(tree: FileTree, variant: str | None) -> PytorchSource | None:

@@ -1,8 +1,8 @@
 """Read the directory of a zip file written by ``torch.save`` from a few byte ranges.
 
 The parser follows the zip format strictly (APPNOTE 6.3, sections 4.3 and 4.5). Reading each local header would cost a
-request per tensor. torch pads local headers to align the data (``getPadding`` in
-``caffe2/serialize/inline_container.cc``), so offsets are computed, and used if the data then ends at the next entry.
+request per tensor, so offsets are computed from torch's padding (``getPadding`` in
+``caffe2/serialize/inline_container.cc``), and used if the data then ends at the next entry.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CENTRAL_MAGIC, _LOCAL_MAGIC = 0x02014B50, 0x04034B50
 _U16_MAX, _U32_MAX = 0xFFFF, 0xFFFFFFFF
 
 TAIL_N_BYTES = _END.size + _U16_MAX
-"""Length of the first read, at the end of the file. It fits the longest end record, or a directory of 500 tensors."""
+"""Length of the first read, at the end of the file. It covers the longest end record, or a directory of 500 tensors."""
 
 MAX_PADDING_N_BYTES = 4096
 """Longest padding that is read together with an entry; longer padding costs another read."""
@@ -110,7 +110,7 @@ class Archive:
         return self.read(start, start + entry.n_bytes)
 
     def data_start(self, entry: Entry) -> int:
-        """Return the absolute offset of an entry's content. Takes one small read.
+        """Return the absolute offset of an entry's content, using one small read.
 
         Raises:
             UnsupportedFormatError: If the entry is compressed or encrypted.
@@ -128,11 +128,7 @@ class Archive:
         return int(start)
 
     def check_stored(self, entry: Entry) -> None:
-        """Check that an entry is neither compressed nor encrypted.
-
-        Raises:
-            UnsupportedFormatError: If the entry is compressed or encrypted.
-        """
+        """Raise ``UnsupportedFormatError`` if an entry is compressed or encrypted."""
         if not entry.is_stored:
             raise UnsupportedFormatError(
                 f"the entry {entry.name!r} is compressed or encrypted, which is not supported, and which torch.save "

@@ -27,7 +27,7 @@ from mdir_hf.model.files.pytorch.objects import (
 )
 
 _HOLDS_THE_WEIGHTS = ("state_dict", "model_state_dict", "model_state", "model", "module", "net", "network", "weights")
-"""Keys under which trainers store the weights, next to optimiser, schedule and arguments. The first match is used."""
+"""Keys under which trainers store the weights. The first match is used."""
 
 _WRAPPERS = frozenset(("_orig_mod", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
 """Name components inserted by torch.compile, Lightning Fabric, FSDP and its checkpointing."""
@@ -49,7 +49,7 @@ class _Bounds:
 
 
 def find_tensors(root: object, *, as_named: bool = False, is_shard: bool = False) -> Mapping[str, Leaf]:
-    """Return the tensors of a state dict by name, ignoring other objects.
+    """Return a state dict's tensors by name, ignoring other objects.
 
     Nested names are joined with dots. Wrappers are removed unless ``as_named`` is set. A shard may be empty.
 
@@ -211,7 +211,6 @@ class _Machine:
         return items
 
     def _take(self, n_items: int) -> list[Any]:
-        """Pop ``n_items`` items and return them, lowest first."""
         return [self._stack.pop() for _ in range(n_items)][::-1]
 
     def _put(self, place: int) -> None:
@@ -280,7 +279,7 @@ _ACTS: dict[str, _Handler] = {
     # Attributes of an object, such as `_metadata` of a state dict.
     "BUILD": lambda machine, _: machine._stack.pop(),
 }
-"""Other opcodes that have an effect. EXT1 to EXT4, PERSID and out-of-band buffers are not allowed."""
+"""Other opcodes with an effect. EXT1 to EXT4, PERSID and out-of-band buffers are not allowed."""
 
 
 def _fill(target: dict[Any, Any], items: list[Any]) -> dict[Any, Any]:

@@ -152,7 +152,7 @@ _INERT = re.compile(
     """,
     re.VERBOSE,
 )
-"""Names whose objects are discarded. They are never looked up, so they cannot have an effect."""
+"""Names whose objects are discarded; they are never looked up."""
 
 
 def is_allowed(name: Global) -> bool:
@@ -178,11 +178,7 @@ def storage_kind(name: Global) -> tuple[str | None, str | None] | None:
 
 
 def make_storage(pid: object) -> Storage:
-    """Return the storage for a persistent id ``("storage", class, key, device, n_values)``.
-
-    Raises:
-        CorruptCheckpointError: If the id is invalid.
-    """
+    """Return the storage for a valid persistent id ``("storage", class, key, device, n_values)``."""
     if isinstance(pid, tuple) and len(pid) >= 5 and pid[0] == "storage" and isinstance(pid[1], Global):
         kind, (key, _, n_values) = storage_kind(pid[1]), pid[2:5]
         if kind is not None and isinstance(key, str) and _is_size(n_values):
@@ -295,7 +291,7 @@ REBUILDERS: Final[dict[str, Callable[[tuple[Any, ...]], object]]] = {
     "collections.defaultdict": lambda arguments: {},
     "torch.Size": _size,
 }
-"""Names that build data from arguments, each with a local function that does so."""
+"""Local functions that build data from arguments, by the name of the global."""
 
 
 def _is_size(value: object) -> bool:
@@ -303,7 +299,6 @@ def _is_size(value: object) -> bool:
 
 
 def _short(value: object) -> str:
-    """Format a value for a message."""
     if isinstance(value, tuple) and len(value) <= MOST_AXES:
         return "(" + ", ".join(_short(item) if not isinstance(item, tuple) else "…" for item in value) + ")"
     if type(value) in (int, float, bool, type(None)) and (type(value) is not int or value.bit_length() <= 128):

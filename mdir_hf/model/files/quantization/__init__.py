@@ -1,4 +1,4 @@
-"""Read quantised checkpoints as numbers, under their unquantised names, with one module per scheme."""
+"""Read quantised checkpoints as numbers, under their unquantised names; one module per scheme."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NARROW = (*FLOAT8, "F4")
 
 KEPT_COMPANIONS = 64
 MOST_KEPT_N_BYTES = 1 << 20
-"""Limits of the cache for small companions that have no rows (one scale per tensor, maps of 16 numbers)."""
+"""Limits of the cache for small companions without rows (one scale per tensor, maps of 16 numbers)."""
 
 
 class DequantizedSource:
@@ -77,7 +77,7 @@ class DequantizedSource:
 
     @property
     def description(self) -> Description:
-        """The source's description and its schemes. Reads one shard header per scheme."""
+        """The source's description and schemes. Reads one shard header per scheme."""
         described = self._source.description
         notes = [*described.notes]
         meanings = self._meanings()

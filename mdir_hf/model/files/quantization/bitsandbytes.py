@@ -103,11 +103,7 @@ class BlockCodes(CodedTensor):
 
 
 def open_four_bits(opening: Opening) -> CodedTensor:
-    """Open an NF4 or FP4 weight.
-
-    Raises:
-        CorruptCheckpointError: If a companion is missing, or sizes contradict each other.
-    """
+    """Open an NF4 or FP4 weight."""
     codes = opening.codes
     state = opening.small_json("quant_state", _State)
     shape, block = state.shape, state.blocksize
@@ -139,7 +135,6 @@ def open_eight_bits(opening: Opening) -> CodedTensor:
     """Open an INT8 weight.
 
     Raises:
-        CorruptCheckpointError: If the row maxima have the wrong shape.
         UnsupportedFormatError: If the layout is for a GPU.
     """
     codes = opening.codes

@@ -59,7 +59,7 @@ class Grid:
         return self.spread(lambda needed: self.decode(self._read(stored, needed)), rows)
 
     def spread(self, numbers_of: Callable[[IntArray], torch.Tensor], rows: IntArray) -> torch.Tensor:
-        """Spread numbers over some rows as :meth:`at` does, using a given reader."""
+        """Spread numbers over some rows like :meth:`at`, using a given reader."""
         matrix, row = np.divmod(rows, self.shape[1])
         if self.grid[0] == 1:
             matrix = np.zeros_like(matrix)
@@ -80,7 +80,7 @@ class Grid:
 
     @property
     def words(self) -> str:
-        """Describe for users which weights share a number."""
+        """Describe to users which weights share a number."""
         (_, m, d), (bm, bn) = self.shape, self.block
         if self.group_of_column is not None:
             return f"in {self.grid[2]} groups of columns"
@@ -99,7 +99,7 @@ def fit_grid(
     *,
     block: tuple[int, int] | None = None,
 ) -> Grid | None:
-    """Infer from shapes how a companion is spread over a weight; None if this is impossible.
+    """Infer from shapes how a companion is spread over a weight, or return None.
 
     Args:
         spec: The companion: a scalar, or one number per row, expert or block. Edge blocks may be cut.
@@ -223,7 +223,7 @@ class CodedTensor(ABC):
 
     @property
     def reads_rows(self) -> bool:
-        """Whether reading some rows costs less than reading the whole tensor."""
+        """Whether reading some rows is cheaper than reading all."""
         return True
 
     @abstractmethod

@@ -8,8 +8,8 @@ NVFP4: groups of 16 share an E4M3 scale, and the whole tensor has one more, whic
 (``weight_global_scale``) and ModelOpt multiplies by (``weight_scale_2``).
 
 gpt-oss stores experts as ``…_blocks``, uint8 ``(experts, out, in / 32, 16)``, and ``…_scales``, uint8 ``(experts, out,
-in / 32)``. The unquantised file has ``(experts, in, out)``, so a row is a column in the file, and the whole expert must
-be read.
+in / 32)``. The unquantised file has ``(experts, in, out)``, so a row is a column in the file and needs the whole
+expert.
 """
 
 from __future__ import annotations
@@ -30,11 +30,7 @@ FLOAT8 = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 
 
 def open_fp8(opening: Opening) -> CodedTensor:
-    """Open a weight whose codes are 8-bit floats.
-
-    Raises:
-        CorruptCheckpointError: If the scale is missing or has the wrong shape.
-    """
+    """Open a weight whose codes are 8-bit floats."""
     codes = opening.codes
     if len(codes.shape) < 2:
         raise opening.refuse("a vector of 8-bit floats with scales")
@@ -60,7 +56,6 @@ def open_fp4(opening: Opening) -> CodedTensor:
     """Open a weight whose codes are small floats packed into bytes.
 
     Raises:
-        CorruptCheckpointError: If a companion is missing or has the wrong shape.
         UnsupportedFormatError: If the scales are of an unknown kind.
     """
     codes = opening.codes
@@ -153,11 +148,7 @@ class ExpertBlocks(CodedTensor):
 
 
 def open_expert_blocks(opening: Opening) -> CodedTensor:
-    """Open the experts of a layer.
-
-    Raises:
-        CorruptCheckpointError: If the scales are missing or have the wrong shape.
-    """
+    """Open the experts of a layer."""
     codes, scales = opening.codes, opening.spec("block_scales")
     if len(codes.shape) != 4 or 0 in codes.shape or codes.shape[-1] * 2 != GROUP or scales.shape != codes.shape[:-1]:
         raise opening.misfit()

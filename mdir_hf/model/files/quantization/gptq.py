@@ -4,9 +4,9 @@ W[out, in] = (code - zero) * scale, where groups of input channels share zero an
 in the file, so any row needs the whole tensor.
 
 GPTQ packs codes along the input and zeros along the output, densely. Its first format stores ``zero - 1``, its second
-``zero``. Some checkpoints in the second are labelled as the first (vLLM, pull request 38966), so if all zeros are the
-middle of the range, their values decide. AWQ packs both along the output, with the eight codes of a word in the order
-0, 2, 4, 6, 1, 3, 5, 7. Source: AutoGPTQ 0.7 (qlinear_cuda_old), AutoAWQ 0.2 (packing_utils).
+``zero``. Some checkpoints in the second format are labelled as the first (vLLM, pull request 38966), so if all zeros
+are the middle of the range, their values decide which it is. AWQ packs both along the output, with the eight codes of a
+word in the order 0, 2, 4, 6, 1, 3, 5, 7. Source: AutoGPTQ 0.7 (qlinear_cuda_old), AutoAWQ 0.2 (packing_utils).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _AWQ_PLACE = (0, 4, 1, 5, 2, 6, 3, 7)
 
 @dataclass(frozen=True, slots=True)
 class ColumnCodes(CodedTensor):
-    """Codes stored as ``(d_in, d_out)``: a row of the weight is a column in the file.
+    """Codes stored as ``(d_in, d_out)``.
 
     Attributes:
         columns: Computes rows ``(k, d_in)`` of the linear map.
@@ -121,8 +121,7 @@ def open_qweight(opening: Opening) -> CodedTensor:
     """Open a weight stored as ``qweight``: GPTQ or AWQ, depending on the shapes.
 
     Raises:
-        CorruptCheckpointError: If a companion is missing or has the wrong shape.
-        UnsupportedFormatError: If the layout is a different one with the same names.
+        UnsupportedFormatError: If a different layout uses the same names.
     """
     codes, scales = opening.codes, opening.spec("scales")
     if codes.dtype != "I32" or len(codes.shape) != 2 or len(scales.shape) != 2 or 0 in (*codes.shape, *scales.shape):

@@ -44,11 +44,7 @@ MOST_AXES = 3
 
 
 def open_int8(opening: Opening) -> CodedTensor:
-    """Open a weight whose codes are 8-bit integers, one per entry.
-
-    Raises:
-        CorruptCheckpointError: If the scales are missing or have the wrong shape.
-    """
+    """Open a weight whose codes are 8-bit integers, one per entry."""
     codes = opening.codes
     if len(codes.shape) < 2:
         raise opening.refuse("a vector of integers with scales")
@@ -61,11 +57,7 @@ def open_int8(opening: Opening) -> CodedTensor:
 
 
 def open_int4_pairs(opening: Opening) -> CodedTensor:
-    """Open ModelOpt's INT4: bytes with two signed codes from neighbouring rows, ``(out / 2, in)``.
-
-    Raises:
-        CorruptCheckpointError: If the scales are missing or have the wrong shape.
-    """
+    """Open ModelOpt's INT4: bytes with two signed codes from neighbouring rows, ``(out / 2, in)``."""
     codes = opening.codes
     shape = (codes.shape[0] * 2, codes.shape[1])
     scale = opening.grid("scale", shape)
@@ -77,7 +69,6 @@ def open_packed(opening: Opening) -> CodedTensor:
     """Open a weight in compressed-tensors' pack-quantized format.
 
     Raises:
-        CorruptCheckpointError: If a companion is missing or has the wrong shape.
         UnsupportedFormatError: If shapes and config do not determine the bits per code.
     """
     codes = opening.codes
@@ -209,11 +200,7 @@ class QuarteredRowCodes(RowCodes):
 
 
 def open_ternary(opening: Opening) -> CodedTensor:
-    """Open a packed BitNet weight.
-
-    Raises:
-        CorruptCheckpointError: If the scale is not a single number.
-    """
+    """Open a packed BitNet weight."""
     codes = opening.codes
     shape = (codes.shape[0] * PER_BYTE, codes.shape[1])
     scale = opening.grid("scale", shape)
@@ -233,7 +220,6 @@ def open_words(opening: Opening) -> CodedTensor:
     """Open a weight whose codes are uint32 words.
 
     Raises:
-        CorruptCheckpointError: If scales or biases have the wrong shape.
         UnsupportedFormatError: If the config does not determine the bits per code.
     """
     codes, scales = opening.codes, opening.spec("scales")

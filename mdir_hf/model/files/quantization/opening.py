@@ -1,4 +1,4 @@
-"""Input for opening a weight: its stored parts, validated declarations from the config, and errors."""
+"""Input for opening a weight: its stored parts, the config's validated declarations, and errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_GROUP = 1 << 20
 _KEYS = ("quantization_config", "compression_config", "quantization")
 _NESTED = ("text_config", "llm_config", "language_config")
 _FRONT = frozenset({"model", "language_model", "text_model", "llm", "thinker", "transformer", "base_model"})
-"""Name components that precede the layers of a language model; a file and its config may use different ones."""
+"""Name components before a language model's layers; a file and its config may use different ones."""
 
 _FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 """Files in which AutoGPTQ, AutoAWQ and ModelOpt declare the quantisation if ``config.json`` does not."""
@@ -34,7 +34,7 @@ DeclaredSettings = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """The quantisation declared in a config; missing properties are None or empty.
+    """The quantisation that a config declares; missing properties are None or empty.
 
     Attributes:
         of_modules: Settings of individual modules by name, excluding loader prefixes.
@@ -140,7 +140,7 @@ class Declared:
 
 
 def rescaled(method: str) -> str:
-    """Return the note for a method that moves factors into the next matrices."""
+    """Return the note for a method that moves factors into the following matrices."""
     return (
         f"{method}: per-channel rescaled: norms and the matrices after them, and some pairs of matrices, were divided "
         "and multiplied by one factor for each channel, which leaves the model's function unchanged; the embedding is "
@@ -149,7 +149,7 @@ def rescaled(method: str) -> str:
 
 
 def read_declared(tree: FileTree) -> Declared:
-    """Read the quantisation declared in the root of a tree.
+    """Read the quantisation declared in a tree's root.
 
     Raises:
         HubError: If an existing file cannot be read.
@@ -222,7 +222,7 @@ def _names_of_algorithms(value: object) -> Iterator[str]:
 
 
 MOST_SMALL_BYTES = 1 << 20
-"""Size limit for companions that are read to open a weight (a shape, a JSON state, a scalar); most are much smaller."""
+"""Size limit for companions read to open a weight (a shape, a JSON state, a scalar)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,11 +257,7 @@ class Opening:
         return self.stored.spec(name)
 
     def grid(self, part: str, shape: tuple[int, ...], *, block: tuple[int, int] | None = None) -> Grid:
-        """Return a companion, spread over a weight of a given shape.
-
-        Raises:
-            CorruptCheckpointError: If the companion is missing or has the wrong shape.
-        """
+        """Return a companion, spread over a weight of a given shape."""
         spec = self.spec(part)
         grid = fit_grid(spec, shape, block=block or self.declared.block)
         if grid is None:
@@ -279,11 +275,7 @@ class Opening:
         return (grid,)
 
     def small(self, part: str) -> torch.Tensor:
-        """Read a small companion.
-
-        Raises:
-            CorruptCheckpointError: If the companion is missing or too large.
-        """
+        """Read a companion of at most :data:`MOST_SMALL_BYTES`."""
         spec = self.spec(part)
         if spec.n_bytes > MOST_SMALL_BYTES:
             raise self.corrupt(f"tensor {spec.name!r} of {self.parts.codes!r} has {spec.n_bytes:,} bytes")

@@ -107,7 +107,7 @@ REFUSED: tuple[RefusedScheme, ...] = (
         "a part of each weight is kept apart, as a product of two thin matrices",
     ),
 )
-"""Readings in the order in which they are tried. A scheme comes before others that use a subset of its tensors."""
+"""Schemes in the order in which they are tried; each precedes those that use a subset of its tensors."""
 
 TELLTALES = frozenset(scheme.markers[-1] for scheme in REFUSED)
 """Last name components that indicate that a module may be quantised."""
@@ -165,7 +165,7 @@ _MAKES_CODES = frozenset(
 _OF_QUANTISATION = re.compile(
     r"scale|zero|max|min|quant|code|lut|table|perm|idx|index|meta|shape|outlier|lora|hadamard|rot|exponent|mantissa"
 )
-"""Words in names of tensors that extend the name of a weight and change its meaning, unlike a bias."""
+"""Words in names that extend a weight's name and, unlike a bias, change the weight's meaning."""
 
 _ONTO_LEAF = re.compile("(?P<weight>.+?)_(?P<part>" + "|".join(sorted(_ONTO, key=len, reverse=True)) + ")")
 
@@ -176,7 +176,7 @@ class QuantizedParts:
 
     Attributes:
         form: ``weight``, ``packed``, ``blocks``, ``qweight``, or an unsupported scheme.
-        rival: A plain tensor with the weight's name, stored in addition to codes, or None.
+        rival: Plain tensor with the weight's name, stored in addition to codes, or None.
     """
 
     name: str
@@ -208,10 +208,10 @@ class QuantizedParts:
 
 @dataclass(frozen=True, slots=True)
 class TensorGroups:
-    """The names in a checkpoint, grouped.
+    """A checkpoint's names, grouped.
 
     Attributes:
-        orphans: One companion for each weight that has companions but no codes.
+        orphans: One companion of each weight that has companions but no codes.
     """
 
     names: tuple[str, ...]
@@ -298,7 +298,7 @@ def _readings(stem: str, leaf: str) -> Iterator[tuple[str, str]]:
 
 @lru_cache(maxsize=1024)
 def _readings_of_leaf(leaf: str) -> tuple[tuple[str, str], ...]:
-    """Return the weights and parts that a last name component may stand for; cached."""
+    """Return the weights and parts that a last name component may denote; cached."""
     readings = [("weight", _INTO[leaf])] if leaf in _INTO else []
     onto = _ONTO_LEAF.fullmatch(leaf)
     if onto:

@@ -26,6 +26,6 @@ PRODUCT_ROWS: tuple[ProductRow, ...] = (
     *state_space.PRODUCT_ROWS,
     *decoders.PRODUCT_ROWS,
 )
-"""Weights of a layer that are stored as two factors, for roles that have no tensor of their own."""
+"""Weights of a layer stored as two factors, for roles without a tensor of their own."""
 
 __all__ = ["LAYER_ROWS", "PRODUCT_ROWS"]

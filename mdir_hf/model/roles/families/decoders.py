@@ -1,4 +1,4 @@
-"""Decoders: with fused projections, older than Llama, like Llama, and compressed. Also the norms of all decoders.
+"""Decoders: with fused projections, older than Llama, like Llama, and compressed; and the norms of all.
 
 Norms that write the stream itself (as in BART) have no role. Source of the compressed names: the modules that SVD-LLM,
 ASVD, QuaRot, SpinQuant and SliceGPT save.

@@ -32,7 +32,7 @@ _PAIRED = {
     *("deepseek", "olmo", "internlm2", "baichuan", "xverse", "minicpm", "arctic", "bailing_moe", "llada"),
     "chameleon",
 }
-"""Families whose q and k the converter reorders so that rotary positions rotate neighbouring rows."""
+"""Families in which the converter reorders q and k so that rotary positions rotate neighbouring rows."""
 
 _REORDERED: dict[str, RoleLayouts] = {
     "attn_q": ((Role.Q, InterleavedRows("heads")),),

@@ -122,17 +122,17 @@ SIGNS: tuple[tuple[str, str], ...] = (
     (r"backbone\.layers\.\d+\.mixer\.norm\.weight", "mamba2_ssm"),
     (r"0\.0\.linear\.weight", "medusa"),
 )
-"""Tensor names that identify a family if there is no config, as for RWKV's own files. The first match is used."""
+"""Tensor names that identify a family without a config, as in RWKV's own files. The first match is used."""
 
 CHANNELS_PER_HEAD = {"mamba2_ssm": 32}
-"""Channels of the stream per head of a mixer, for families that are identified by name and whose config does not state
-heads. state-spaces' Mamba-2 is twice as wide as the stream, with heads of width 64."""
+"""Channels of the stream per head of a mixer, for families identified by name whose config does not state heads. In
+state-spaces' Mamba-2, the mixer is twice as wide as the stream, and heads have width 64."""
 
 HEADS_FROM_SHAPE: tuple[str, ...] = (
     r"(?:att|attention)\.(?:r_k|time_faaaa)",
     r"attn\.(?:r_k|bonus)",
 )
-"""Tensors of a layer with one row per head, for families whose configs do not state the number of heads correctly."""
+"""Tensors with one row per head, for families whose configs do not state the number of heads correctly."""
 
 
 _NEMOTRON = {"nemotron_h"}

@@ -117,13 +117,11 @@ OPENING = f"""# Evidence
 described in `benchmarks/zoo`, `benchmarks/peers`, `benchmarks/metrics.py`, `benchmarks/calibration.py`. Alpha is 1e-10,
 fixed before looking, in every decision here.
 
-Three pages are judged by the rules of the [second witness](method/verdicts.md#two-witnesses): [the
-zoo]({PAGES}/the-zoo.md),
+All pairs of real models, the published methods, [the zoo]({PAGES}/the-zoo.md),
 [the second witness on a real model]({PAGES}/the-second-witness-on-a-real-model.md) and
-[what framing takes]({PAGES}/what-framing-takes.md).
-149 of the 150 pairs of real models were judged again. Five relatives are `inconclusive` since then (bold in the
-tables). The verdict of Qwen2.5-Coder-0.5B with a LoRA, and the other pages, were stored before those rules, when
-embeddings alone could decide."""
+[what framing takes]({PAGES}/what-framing-takes.md) are judged by the rules of the
+[second witness](method/verdicts.md#two-witnesses). Five relatives among the pairs of real models are `inconclusive` since then
+(bold in the tables). The small strangers of one recipe were judged before those rules, when embeddings alone could decide."""
 
 PAPER = {
     "paper-noise": "The paper's tables of noise",

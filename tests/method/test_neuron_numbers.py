@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from mdir_hf.method.matching import best_matching, matching_in_order
 from mdir_hf.method.neuron_numbers import (
     TESTS,
+    common_length,
     in_span,
     log_p_in_order,
     log_p_own_number,
     log_p_own_numbers,
     longest_increasing,
+    match_neurons_by_number,
     mutual_partners,
     numbering_of,
     own_numbers,
@@ -272,3 +274,41 @@ def test_partners_equal_the_whole_factor_for_any_cut(monkeypatch):
     for rows in (1, 7, 64):
         monkeypatch.setattr("mdir_hf.method.neuron_numbers.ROWS_AT_ONCE", rows)
         assert [tuple(map(int, pair)) for pair in zip(*mutual_partners(polar), strict=True)] == expected
+
+
+def test_the_common_length_is_the_root_of_the_mean_product_of_two_vectors():
+    vectors = torch.tensor([[3.0, 0.0], [1.0, 1.0], [2.0, 5.0]])
+    products = (3.0 + 6.0 + 7.0) / 3.0
+    assert common_length(vectors) == pytest.approx(math.sqrt(products), rel=1e-6)  # float32, three products
+    assert common_length(torch.tensor([[1.0, 0.0], [-1.0, 0.0]])) == 0.0
+    assert common_length(vectors[:1]) == 0.0
+
+
+@pytest.mark.parametrize("length", [0.0, 0.5])
+def test_independent_noise_adds_nothing_to_the_common_length_on_average(length):
+    generator = torch.Generator().manual_seed(5)
+    n, width, n_draws = 64, 48, 200
+    common = torch.zeros(width)
+    common[0] = length
+    squares = []
+    for _ in range(n_draws):
+        vectors = common + torch.randn(n, width, generator=generator) / math.sqrt(width)
+        squares.append(float((vectors.sum(dim=0).square().sum() - vectors.square().sum()) / (n * (n - 1))))
+        assert common_length(vectors) == pytest.approx(math.sqrt(max(0.0, squares[-1])), abs=1e-4)
+    # The square of one draw has a standard deviation of sqrt(2 / width) / n + 2 length / sqrt(n width); five of them.
+    deviation = math.sqrt(2.0 / width) / n + 2.0 * length / math.sqrt(n * width)
+    assert np.mean(squares) == pytest.approx(length**2, abs=5.0 * deviation / math.sqrt(n_draws))
+
+
+@pytest.mark.parametrize("strength", [0.0, 1.0])
+@pytest.mark.parametrize("shift", [0.0, 0.5])
+def test_the_shift_of_gates_does_not_count_noise(strength, shift):
+    """The rotation is fitted on neurons that did not move; noise of the size of the rows shortens what they share."""
+    rows = neurons(1, n=512 + 64)
+    axis = torch.zeros(WIDTH)
+    axis[0] = shift
+    moved = [matrix.clone() for matrix in noisy(rows, 2, strength)]
+    moved[0][512:] = unit_rows(moved[0][512:] + axis)
+    matches = match_neurons_by_number(rows, moved, n_fitted=512, n_neurons=1024)
+    # A partner of length 1 with a shift s has a length of sqrt(1 + s^2), to which it is scaled back. 64 neurons.
+    assert matches.shift == pytest.approx(shift / math.sqrt(1.0 + shift**2), abs=0.08)

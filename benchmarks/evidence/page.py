@@ -120,8 +120,9 @@ fixed before looking, in every decision here.
 All pairs of real models, the published methods, [the zoo]({PAGES}/the-zoo.md),
 [the second witness on a real model]({PAGES}/the-second-witness-on-a-real-model.md) and
 [what framing takes]({PAGES}/what-framing-takes.md) are judged by the rules of the
-[second witness](method/verdicts.md#two-witnesses). Five relatives among the pairs of real models are `inconclusive` since then
-(bold in the tables). The small strangers of one recipe were judged before those rules, when embeddings alone could decide."""
+[second witness](method/verdicts.md#two-witnesses). Five relatives among the pairs of real models are `inconclusive`
+since then (bold in the tables). The small strangers of one recipe were judged before those rules, when
+embeddings alone could decide."""
 
 PAPER = {
     "paper-noise": "The paper's tables of noise",

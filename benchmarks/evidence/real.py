@@ -102,7 +102,7 @@ def _seeds(rows: Sequence[Row]) -> list[str]:
     if not rows:
         return []
     n_seeds = sorted({row["seeds"] for row in rows})
-    with_bounds = [row for row in rows if row["log10_p"] is not None]
+    with_bounds = [row for row in rows if row["log10_p"] is not None and "homologous" in row["verdicts"]]
     spreads = [row["log10_p"][0] / row["log10_p"][1] - 1.0 for row in with_bounds]
     by_key = {key: [row for row in rows if len(row[key]) > 1] for key in ("verdicts", "assumptions")}
     told = {

@@ -130,9 +130,12 @@ NESTED_CONFIGS: tuple[tuple[str, ...], ...] = (
 )
 """Keys of the language model's config within a larger one."""
 
-HIDDEN_SIZE_KEYS = ("hidden_size", "n_embd", "d_model", "n_embed", "emb_dim", "model_dim", "dim", "hidden_dim")
+HIDDEN_SIZE_KEYS = (
+    *("hidden_size", "d_latents", "n_embd", "d_model", "n_embed", "emb_dim", "model_dim", "dim", "hidden_dim"),
+)
 EMBEDDING_SIZE_KEYS = (
     *("embedding_size", "word_embed_proj_dim", "input_embedding_size", "d_embed", "embed_dim", "embedding_rank"),
+    "d_model",  # of Perceiver; elsewhere it is the width of the stream
 )
 EMBEDDING_CONFIGS = {"blt_global_transformer": ("encoder_config", "blt_local_encoder")}
 """Families whose embedding belongs to a stack of another width, with the config and family of that stack."""
@@ -142,7 +145,15 @@ N_LAYERS_KEYS = (
     *("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers", "num_decoder_layers"),
     "num_transformer_layers",
 )
-N_HEADS_KEYS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "decoder_attention_heads", "attention_heads")
+N_HEADS_KEYS = (
+    "num_attention_heads",
+    "n_head",
+    "num_heads",
+    "n_heads",
+    "decoder_attention_heads",
+    "attention_heads",
+    "num_self_attention_heads",
+)
 N_KV_HEADS_KEYS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads", "multi_query_group_num")
 N_EXPERTS_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 N_SHARED_EXPERTS_KEYS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")

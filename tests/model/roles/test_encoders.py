@@ -24,7 +24,7 @@ MASKED = {
         (
             *("bert", "roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "electra", "ernie", "data2vec-text"),
             *("megatron-bert", "rembert", "roberta-prelayernorm", "roc_bert", "layoutlm", "xmod", "distilbert"),
-            *("albert", "mpnet", "deberta", "deberta-v2"),
+            *("albert", "mpnet", "deberta", "deberta-v2", "perceiver"),
         ),
         ATTENTION | MLP,
     ),
@@ -39,14 +39,22 @@ SEQ_TO_SEQ = {
     "switch_transformers": ATTENTION,
     "nllb-moe": ATTENTION,
 }
-SMALL_BLOCKS = {"pegasus_x": {"block_size": 4}, "led": {"attention_window": 4}}
-"""The one token is padded to a whole block of local attention."""
+SMALL_PARTS = {
+    # The one token is padded to a whole block of local attention.
+    "pegasus_x": {"block_size": 4},
+    "led": {"attention_window": 4},
+    "perceiver": {
+        **{"d_latents": 64, "num_latents": 4, "num_blocks": 1, "num_self_attends_per_block": 2},
+        **{"num_self_attention_heads": 4, "num_cross_attention_heads": 4, "qk_channels": 32, "v_channels": 64},
+        **{"d_model": 48, "max_position_embeddings": 8},
+    },
+}
 
 
 def saved(model_type, mapping, folder, **inputs):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        module = build_module(model_type, mapping=mapping, **SMALL_BLOCKS.get(model_type, {}))
+        module = build_module(model_type, mapping=mapping, **SMALL_PARTS.get(model_type, {}))
         record = record_forward(module, **inputs)
     return module, save_and_open(module, folder), record
 
@@ -56,15 +64,20 @@ def few(names, quick):
     return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
-@pytest.mark.parametrize("model_type", few(MASKED, ("bert", "distilbert", "albert", "deberta-v2", "modernbert")))
+@pytest.mark.parametrize(
+    "model_type", few(MASKED, ("bert", "distilbert", "albert", "deberta-v2", "modernbert", "perceiver"))
+)
 def test_masked_models_by_value(model_type, tmp_path):
     module, ours, record = saved(model_type, MODEL_FOR_MASKED_LM_MAPPING, tmp_path)
     found = judge(ours.anatomy, ours.tensors, record)
     assert found.wrong == []
     for proved in found.proved:
         assert proved >= MASKED[model_type]
-    embedding = module.get_input_embeddings().weight
-    assert torch.equal(read_part(ours.tensors, ours.anatomy.embedding), embedding)
+    # Perceiver calls its latents the input.
+    inputs = (
+        module.perceiver.input_preprocessor.embeddings if model_type == "perceiver" else module.get_input_embeddings()
+    )
+    assert torch.equal(read_part(ours.tensors, ours.anatomy.embedding), inputs.weight)
 
 
 @pytest.mark.parametrize("model_type", few(SEQ_TO_SEQ, ("t5", "bart", "fsmt", "mt5", "switch_transformers")))

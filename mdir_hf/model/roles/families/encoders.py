@@ -22,7 +22,7 @@ from mdir_hf.model.roles.rows import (
     rows,
 )
 
-# BERT as in MobileBERT, whose attention and MLP read a bottleneck instead of the stream, and as in Perceiver.
+# MobileBERT's attention and MLP read a bottleneck instead of the stream; Perceiver has rows of its own.
 _BOTTLENECK = r"bottleneck\..+|attention\.self\.layernorm1\.weight"
 # ConvBERT's output projection reads heads and convolutions side by side.
 _CONVOLUTION = r"attention\.self\.conv_kernel_layer\.weight"
@@ -57,6 +57,17 @@ _BERT: tuple[LayerRow, ...] = (
     *rows(
         named(r"attention\.attn\.%s", "q k v o", ATTENTION) | named(r"%s\.dense", "intermediate output", MLP),
         {"mpnet"},
+    ),
+    # Perceiver: layers of a stream of latents. What reads the inputs into it is cross-attention.
+    *rows(
+        named(r"attention\.self\.%s", "query key value", QKV)
+        | named(r"mlp\.dense%s", "1 2", MLP)
+        | {
+            r"attention\.output\.dense": Role.O,
+            r"attention\.self\.layernorm1": Role.ATTENTION_NORM,
+            "layernorm": Role.MLP_NORM,
+        },
+        {"perceiver"},
     ),
     # ALBERT: one layer, applied many times.
     *rows(

@@ -42,7 +42,7 @@ def hear(*, remarks: bool) -> None:
 def say(text: str, *, is_prose: bool = False, ink: Ink | None = None) -> None:
     """Write a result to standard output and flush it.
 
-    ``is_prose`` allows wrapping; ``ink`` is the style of the first paragraph.
+    If ``is_prose``, allow wrapping; ``ink`` is the style of the first paragraph.
 
     Raises:
         InputError: If writing fails.

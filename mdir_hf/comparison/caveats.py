@@ -10,9 +10,9 @@ from mdir_hf.report import Assumption, LayersResult, Level, MatrixResult, Neuron
 
 SAME_FILES = "Both models have the same weight files (one file on this disk, or equal SHA-256 digests)."
 NO_LAYERS = "One of the models has no layers, so the verdict rests on copied rows of its embeddings alone."
-STOPPED_BEFORE_LAYERS = "The layers were not compared: the comparison was stopped first."
-STOPPED_BEFORE_NEURONS = "The neurons of only some layers were compared: the comparison was stopped first."
-STOPPED_BEFORE_UNEMBEDDINGS = "The unembeddings (lm_head) were not compared: the comparison was stopped first."
+STOPPED_BEFORE_LAYERS = "The layers were not compared: the comparison was stopped before that."
+STOPPED_BEFORE_NEURONS = "The neurons of only some layers were compared: the comparison was stopped before that."
+STOPPED_BEFORE_UNEMBEDDINGS = "The unembeddings (lm_head) were not compared: the comparison was stopped before that."
 NO_COMMON_MATRIX = (
     "No embeddings or unembeddings (lm_head) were compared, because one of the models has none of its own. The layers "
     "were compared if the level includes them (auto, layers)."
@@ -28,23 +28,23 @@ ROWS_PAIRED_BY_NUMBER = (
 
 SHUFFLED_LAYERS_AGREE = (
     "Layers are significant even after the residual channels of one model are shuffled. This happens if rows of both "
-    "models have few large entries (sparse or heavily pruned weights). The map's p-value does not count."
+    "models have few large entries (sparse or heavily pruned weights). The map's p-value is disregarded."
 )
 RE_PAIRED_AGREE = "The placebo with re-paired tokens is significant. It should not be."
 
 _OF_RESIDUAL_MAP = {
     ResidualMap.IDENTITY: (
-        "The layers agree in the same residual basis, but the embeddings do not. A change of tokenizer or retrained "
-        "embeddings have this effect."
+        "The layers agree in the same residual basis, but the embeddings do not. A new tokenizer or retrained "
+        "embeddings can cause this."
     ),
     ResidualMap.ROTATION: (
         "The layers agree once the residual stream of one model is rotated into the stream of the other. The rotation "
-        "was fitted on the {fitted_on} and is no evidence by itself."
+        "was fitted on the {fitted_on} and is not evidence in itself."
     ),
 }
 _NEW_EMBEDDINGS = (
-    "The layers agree in a residual basis that was found on their own keys, but the embeddings do not agree. A new "
-    "tokenizer in a model whose channels were permuted, removed or rotated has this effect."
+    "The layers agree in a residual basis fitted on their own keys, but the embeddings do not agree. A new "
+    "tokenizer in a model whose channels were permuted, removed or rotated can cause this."
 )
 
 
@@ -60,7 +60,8 @@ def of_weights(*models: Comparable) -> tuple[str, ...]:
 
 def of_equal_files(n_same: int) -> str:
     """Explain that some, but not all, weight files are equal."""
-    return f"{n_same} weight files are the same bytes in both; this did not enter the p-value."
+    files = "1 weight file is" if n_same == 1 else f"{n_same} weight files are"
+    return f"{files} byte-for-byte identical in both models; the p-value ignores this."
 
 
 def of_channel_numbers(reference: Comparable, candidate: Comparable) -> tuple[str, ...]:
@@ -70,8 +71,8 @@ def of_channel_numbers(reference: Comparable, candidate: Comparable) -> tuple[st
         return ()  # the test does not apply
     meanings = {each.architecture: each.channel_numbers for each in anatomies if each.channel_numbers is not None}
     return tuple(
-        f"The channels were not tested in their own order, in which unrelated models may agree here: in {architecture} "
-        f"{meaning}."
+        "The channels were not tested in their own order, because even unrelated models may agree in it: in "
+        f"{architecture}, {meaning}."
         for architecture, meaning in meanings.items()
     )
 
@@ -79,7 +80,7 @@ def of_channel_numbers(reference: Comparable, candidate: Comparable) -> tuple[st
 def of_contradicting_tokenizers(reference: Comparable, candidate: Comparable) -> tuple[str, ...]:
     """Describe contradictions between the tokenizer files of each model."""
     if have_one_vocabulary(reference, candidate):
-        return ()  # whichever file is right, rows of the same number are rows of the same token
+        return ()  # whichever file is right, rows with the same number are rows of the same token
     return tuple(
         f"The tokenizer files of {model.label} contradict each other: {doubt}. If they do not belong to its weights, "
         "name the right ones (--tokenizer, --candidate-tokenizer; tokenizer= in Python)."
@@ -92,7 +93,7 @@ def of_matrix(matrix: MatrixResult, assumption: Assumption) -> tuple[str, ...]:
     """Explain the part of a verdict that rests on a pair of matrices."""
     sentences = []
     if matrix.rows_are_equal:
-        sentences.append("All rows of the first look are equal in both models, number by number.")
+        sentences.append("All rows of the first look are identical in both models, value for value.")
     if assumption is Assumption.CALIBRATION:
         sentences.append(
             "No probability is printed: neither the channels nor the neurons kept their numbers, and the bound on the "
@@ -104,9 +105,9 @@ def of_matrix(matrix: MatrixResult, assumption: Assumption) -> tuple[str, ...]:
     if matrix.log10_p_signs is not None:
         sentences.append(
             "All channels together agree in their own order, but hardly any is significant by itself. Possible causes: "
-            "common weights after long training or noise; a new tokenizer whose embeddings were computed from the old "
-            "ones; two models that share only their random initialisation (same code, same seed, for example the "
-            "default seed 42)."
+            "shared weights that were then trained for long or perturbed by noise; a new tokenizer whose embeddings "
+            "were computed from the old ones; two models that share only their random initialisation (same code, same "
+            "seed, for example the default seed 42)."
         )
     return tuple(sentences)
 
@@ -116,7 +117,7 @@ def weak_match_on_axes(matrix: MatrixResult) -> str:
     reason = (
         f"Axes stand out in both models (z = {_z(matrix)})"
         if matrix.both_privileged
-        else "The architectures of both models give the numbers of their channels a meaning"
+        else "In both architectures, a channel's number has a meaning"
     )
     return (
         f"{reason}, and the match is neither strong (trace over rank {matrix.strength:.2f}) nor clean "
@@ -149,8 +150,8 @@ def of_neurons(neurons: NeuronNumbers, *, settles: bool) -> tuple[str, ...]:
     """Describe the second witness; ``settles`` is true if the verdict rests on it alone."""
     n, n_candidate = len(neurons.reference_layers), len(neurons.candidate_layers)
     which = f"{n} of the reference, {n_candidate} of the candidate"
-    search = "Their partners were first searched among all neurons of the layer. " if neurons.is_searched else ""
-    alone = " Only neurons decide this verdict." if settles else ""
+    search = "Their partners were first searched for among all neurons of the layer. " if neurons.is_searched else ""
+    alone = " This verdict rests on the neurons alone." if settles else ""
     looked = f"{neurons.tested} neurons of each sampled layer ({which}) were compared by"
     if neurons.nominated is not None:
         n_pairs = len(neurons.nominated)
@@ -161,7 +162,7 @@ def of_neurons(neurons: NeuronNumbers, *, settles: bool) -> tuple[str, ...]:
         )
         looked += f" up alone. {stood_out} compared again by {neurons.tested} other neurons of each layer, by"
     return (
-        f"{looked} gate and up, and separately by down, behind rotations that were fitted on {neurons.fitted} other "
+        f"{looked} gate and up, and separately by down, after rotations fitted on {neurons.fitted} other "
         f"neurons. {search}The sample was drawn after both models were open.{alone}",
     )
 
@@ -173,10 +174,10 @@ def of_uncertain_neurons(neurons: NeuronNumbers) -> str:
     down = f", and at most {by_down} by down" if neurons.own_number_by_down is not None else ""
     rows = "gate and up" if neurons.nominated is None else "up" if not neurons.nominated else "up, or gate and up"
     return (
-        "Neurons have their own number more often than in independently trained models "
+        "Neurons match the neuron with the same number more often than in independently trained models "
         f"(log10 p {neurons.log10_p:.0f}, at most {most} of {neurons.tested} in a pair of layers by {rows}{down})"
-        ", but in no pair do three quarters agree by both. Some of the neurons may be common, or the numbers were "
-        "arranged."
+        ", but in no pair do three quarters agree by both. Some of the neurons may be shared, or the numbers may "
+        "have been arranged."
     )
 
 
@@ -185,8 +186,8 @@ def of_idle_neurons(neurons: NeuronNumbers) -> str:
     layers = ", ".join(str(pair.candidate) for pair in neurons.idle)
     return (
         f"One model contains copied rows that do nothing: in layers {layers} of the candidate, neurons agree by gate "
-        "and up but write next to nothing. Such rows do not change the output of a model, so they are no evidence of "
-        "ancestry."
+        "and up but write next to nothing. Such rows do not change the output of a model, so they are not evidence "
+        "of ancestry."
     )
 
 
@@ -207,7 +208,11 @@ def of_embeddings_only(
             if layers_agree:
                 layers = "some projections of the layers agree, too"
             else:
-                layers = "no neurons of the layers were compared" if neurons is None else "no layer that was read is"
+                layers = (
+                    "no neurons of the layers were compared"
+                    if neurons is None
+                    else "none of the layers that were read are"
+                )
             sentences.append(
                 f"The {name}s are shared (mean cosine of paired rows {matrix.cosine:.2f}); {layers}. A model with a "
                 f"copied {name} and independently trained layers looks like this."
@@ -215,8 +220,9 @@ def of_embeddings_only(
         else:
             sentences.append(
                 f"The {name}s agree but are not copies (mean cosine of paired rows {matrix.cosine:.2f}; unrelated "
-                "models that were rotated to match reach 0.48). Possible causes: common weights after long training or "
-                "strong noise, training towards the hidden states of the other model, or a deliberate rotation."
+                "models that were rotated to match reach 0.48). Possible causes: shared weights that were then trained "
+                "for long or perturbed by strong noise, training towards the hidden states of the other model, or a "
+                "deliberate rotation."
             )
     if neurons is None:
         sentences.append(
@@ -224,7 +230,7 @@ def of_embeddings_only(
         )
     elif not level.may_read_layers:
         sentences.append(
-            f"Level {level} compares neurons by number only; level auto also searches neurons that were reordered."
+            f"Level {level} compares neurons by number only; level auto also searches for reordered neurons."
         )
     else:
         sentences.append(
@@ -244,15 +250,15 @@ def of_layers_unconfirmed(layers: LayersResult, neurons: NeuronNumbers | None) -
     return (
         *of_layers(layers),
         f"The layers agree by their {layers.role.words}, and {why}. Attention and its bases can be rotated freely "
-        "without changing the output of a model, so they are no second witness. A model that kept its attention and "
-        "got new MLPs looks like this.",
+        "without changing the output of a model, so they cannot serve as a second witness. A model that kept its "
+        "attention and was given new MLPs looks like this.",
     )
 
 
 def of_neuron_numbers(*models: Comparable) -> tuple[str, ...]:
     """Explain why neurons were not compared by number."""
     return tuple(
-        f"The numbers of neurons were not compared: in {model.anatomy.architecture} {model.anatomy.neuron_numbers}."
+        f"Neurons were not compared by number: in {model.anatomy.architecture}, {model.anatomy.neuron_numbers}."
         for model in models
         if model.anatomy.neuron_numbers is not None
     )
@@ -261,7 +267,7 @@ def of_neuron_numbers(*models: Comparable) -> tuple[str, ...]:
 def of_other_experts(*models: Comparable, are_sets_compared: bool) -> tuple[str, ...]:
     """Explain that a "no" for mixtures covers only a few experts, or a few neurons of each."""
     sentence = (
-        "A few neurons of the experts of at most two layers of {0} were compared, by their numbers. A model that "
+        "In at most two layers of {0}, a few neurons of each expert were compared by number. A model that "
         "shares only experts of other layers or of another size, or experts whose neurons were reordered, would not "
         "have been found."
         if are_sets_compared
@@ -280,15 +286,15 @@ def off_match_layers(layers: LayersResult) -> str:
     return (
         f"{layers.off_match_share:.0%} of the layer pairs off the map are significant, too. Neighbouring layers of one "
         "model resemble each other, and so do layers of two models that descend from different layers of a common "
-        "ancestor. Therefore no layers are reported as matched, and the map's p-value does not count."
+        "ancestor. Therefore no layers are reported as matched, and the map's p-value is disregarded."
     )
 
 
 def rotation_not_supported(layers: LayersResult) -> str:
     """Explain that layers agree only after a fitted rotation, which shared features can cause."""
     return (
-        f"Layers agree only after a rotation fitted on the {layers.fitted_on}. Not every analysed layer is significant "
-        "in a test that small unrelated models did not reach (head subspaces, frequencies, neurons)."
+        f"Layers agree only after a rotation fitted on the {layers.fitted_on}. Not every analysed layer passes a "
+        "test that none of the small unrelated models passed (head subspaces, frequencies, neurons)."
     )
 
 
@@ -325,7 +331,7 @@ def of_failed_table(error: Exception) -> str:
 
 def of_layers_not_analysed(n_left: int) -> str:
     """Explain that the comparison stopped before all matched layers were analysed."""
-    return f"{n_left} matched pairs of layers were not analysed: the comparison was stopped first."
+    return f"{n_left} matched pairs of layers were not analysed: the comparison was stopped before that."
 
 
 def of_empty_layers(role: Role, n_empty: int, n_layers: int, model: str) -> str:

@@ -23,7 +23,7 @@ _MODULES = {
 """The report's module for each matrix of a layer; matrices that have none are never analysed."""
 
 OTHER_STACK = "it was compared with no part of the other model"
-IN_PLACE = "norms and biases scale its weights, and are no evidence by themselves"
+IN_PLACE = "norms and biases scale its weights, and are not evidence in themselves"
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ def _experts(read: ReadOfModel) -> Treated:
     if sampled:
         return Treatment.SAMPLED, "; ".join(sampled)
     if read.expert_set_layers:
-        return Treatment.SAMPLED, f"a few neurons of the experts of {len(read.expert_set_layers)} of {n} layers"
+        return Treatment.SAMPLED, f"a few neurons of each expert in {len(read.expert_set_layers)} of {n} layers"
     if read.reads_first_experts and read.neuron_layers:
         return Treatment.SAMPLED, f"some neurons of the first expert of {_neuron_layers(read)}"
     return Treatment.NOT_COMPARED, "no expert was looked at"

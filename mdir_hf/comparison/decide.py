@@ -43,7 +43,7 @@ and relatives hardly any unless they drifted along the axes. Both limits were ch
 
 VISIBLE_HIT = 0.5
 """An off-match hit is an unmatched entry that is significant by itself. Below about 120 channels, even an entry of this
-size is not significant, so the absence of hits is no evidence."""
+size is not significant, so the absence of hits is not evidence."""
 
 LEAST_COVERAGE = 0.1
 """The absence of off-match hits counts only if at least this share of the channels is individually significant."""
@@ -75,7 +75,7 @@ Qwen2.5-Coder-0.5B-Instruct and -1.5B-Instruct, 6 of 256 channels are individual
 
 
 def is_trusted(matrix: MatrixResult) -> bool:
-    """Whether the agreement of two matrices goes beyond shared axes."""
+    """Whether the agreement between two matrices goes beyond shared axes."""
     holds = not _has_axes(matrix) or _is_strong_or_clean(matrix)
     return matrix.settled_by is not None and not _re_paired_is_significant(matrix) and holds
 

@@ -150,7 +150,7 @@ def _stored_rows(model: Model, at: int, role: Role) -> torch.Tensor | None:
 
 
 def _new_tokens(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
-    """Check whether the larger vocabulary extends the smaller one with new rows at the mean."""
+    """Check whether the larger vocabulary extends the smaller one with new rows set to the mean of the others."""
     vocabularies = [model.vocabulary if model.has_read_vocabulary else None for model in (reference, candidate)]
     for at, earlier in enumerate((reference, candidate)):
         small, large, later = vocabularies[at], vocabularies[1 - at], (candidate, reference)[at]

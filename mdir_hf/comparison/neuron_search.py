@@ -178,7 +178,7 @@ def _searched_pair(
         outputs, is_merged = merged_outputs(larger_rows, outputs, partners, device)
     else:  # channels of a mixer with equal rows may differ in their convolution and decay
         outputs, is_merged = outputs[partners], whole == partners[:, None]
-    # Twins with other activations may cancel each other in ways that are not followed, so they do not count.
+    # Twins with other activations may cancel each other in ways that are not followed, so they are ignored.
     lengths = torch.where((is_twin & ~is_merged).any(dim=1), 0.0, lengths[partners])
     larger = _SearchedLayer(n_fitted, mean_square, matched, lengths, offsets, outputs)
     outputs = read_outputs(models[few], up, pair[few], numbers.numpy())

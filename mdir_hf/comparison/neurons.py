@@ -34,12 +34,12 @@ IntArray = npt.NDArray[np.int64]
 
 TESTS = 2
 """Number of tests per look: the best pair of layers, and all pairs together (at the same position, if both samples have
-equally many layers)."""
+the same number of layers)."""
 
 LEAST_SHARE_OF_NEURONS = 0.75
-"""A pair of layers counts only if at least this share of the tested neurons match their own number with certainty by
-gate and up. On samples that a framer cannot foresee, framed models reach 13 own numbers of 64, at most 3 of them
-certain (``benchmarks/real/framing``)."""
+"""A pair of layers counts only if at least this share of the tested neurons match the neuron with the same number with
+certainty by gate and up. On samples that a framer cannot foresee, framed models reach 13 own numbers of 64, at most 3
+of them certain (``benchmarks/real/framing``)."""
 
 LEAST_SHARE_BY_DOWN = 0.5
 """At least this share of the tested neurons must also match their own number by down. Models framed for gate and up
@@ -68,7 +68,7 @@ add copied layers to an unrelated model and let them write next to nothing. Nois
 ratio by a factor of k^2, and a new random embedding by about ten."""
 
 MOST_PROFILE_RATIO = 4.0
-"""Largest factor between the strengths of two matching layers, each relative to the strongest layer that was read of
+"""Largest factor between the strengths of two matching layers, each relative to the strongest layer read from
 its model. Copied layers that do next to nothing within an unrelated model exceed it. Related models in the zoo differ
 by at most 2, however they were modified."""
 
@@ -79,11 +79,11 @@ the mean square. Related pairs in the zoo reach 2.5, and ternary copies 3.6."""
 
 MOST_SHIFT = 0.4
 """Largest mean difference between the gates of partners, in lengths of a gate. If a channel of the stream is the same
-for every token, gates shifted against it are shut, and such copies do nothing. Zoo models with long further training at
-the full learning rate reach 0.34."""
+for every token, gates shifted in the opposite direction never open, and such copies do nothing. Zoo models with long
+further training at the full learning rate reach 0.34."""
 
 MOST_OFFSET_CHANGE = 1.0
-"""Largest mean difference between partners' offsets, because biases may shut copies. Zoo models reach 0.6."""
+"""Largest mean difference between partners' offsets, because biases may switch copies off. Zoo models reach 0.6."""
 
 PLACE = 16
 """Position of the first look at neurons; fewer looks at matrices and layers come before it. Look s of a comparison may
@@ -174,7 +174,7 @@ def _match_outputs(
     n_neurons: int,
     device: str,
 ) -> NeuronMatches:
-    """Match down of a pair of layers after a separate rotation."""
+    """Match the ``down`` columns of two layers, using a rotation fitted on them alone."""
     x, y = (side.rows[at].to(device, torch.float32) for side, at in zip((reference, candidate), cell, strict=True))
     return match_neurons_by_number([x], [y], n_fitted=n_fitted, n_neurons=n_neurons)
 
@@ -254,9 +254,9 @@ def _is_nominated(n_own: int, n_cells: int) -> bool:
 def doubtful_matches(
     reference: NeuronSample, candidate: NeuronSample, matches: Sequence[LayerPair], *, if_unknown: bool
 ) -> tuple[LayerPair, ...]:
-    """Return the matches whose samples may contain only faint copies, so that more neurons are needed.
+    """Return the matches whose samples may contain only faint copies, so more neurons have to be read.
 
-    ``if_unknown`` also returns matches whose ratio is unknown because a model has no embedding.
+    If ``if_unknown``, include matches whose strength ratio is unknown because a model has no embedding.
     """
     if reference.outputs is None or candidate.outputs is None:
         return ()
@@ -306,7 +306,7 @@ NOISES = tuple(0.125 * 1.25**step for step in range(20))
 def excluded_noise(*samples: NeuronSample, alpha: float, nominates: bool = False) -> float:
     """Find the strongest noise at which a copy of either model, in any basis but with neurons in order, is detected.
 
-    ``nominates`` counts own numbers alone, at level :data:`REMARKABLE`. Needs 40 fits for each of four steps.
+    If ``nominates``, count own numbers alone, at level :data:`REMARKABLE`. Needs 40 fits for each of four steps.
 
     Returns:
         Noise in units of each row's root mean square, or 0 if the smallest of :data:`NOISES` hides a copy.

@@ -356,7 +356,7 @@ def matrix_pairs(reference: Comparable, candidate: Comparable, level: Level) -> 
         heads = (head_of(reference), head_of(candidate))
         return {} if heads[0] is None or heads[1] is None else {"unembedding": (heads[0], heads[1])}
     pairs = {"embedding": (first, second)}
-    # A tied head is the embedding once more. If both models have one, the heads are no independent test.
+    # A tied head is the embedding once more. If both models have one, the heads are not an independent test.
     is_independent = not all(map(_has_tied_head, models, (first, second)))
     first, second = (model.anatomy.unembedding for model in models)
     if not level.is_screen_only and first is not None and second is not None and is_independent:

@@ -30,8 +30,8 @@ class Settings:
         alpha: Significance level in (0, 1), fixed in advance.
         seed: Seed in [0, 2^63) for every random choice except the sample of neurons.
         sample_seed: Seed for the sample of neurons, as printed in a report. It reproduces that report, but a sample
-            that could be foreseen is no evidence: the verdict is then ``inconclusive`` (``sample_chosen``) at most. By
-            default, the seed is drawn from system entropy after both models are open.
+            that could be foreseen is not evidence: the verdict is then ``inconclusive`` (``sample_chosen``) at most.
+            By default, the seed is drawn from system entropy after both models are open.
         device: torch device for matrix products. ``auto`` selects a CUDA device if there is one, else the CPU.
         max_bytes: Limit on the bytes that this comparison reads, or None for no limit.
         max_memory_bytes: Limit on memory, which defaults to the machine's. A comparison that needs more is refused.

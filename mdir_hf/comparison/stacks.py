@@ -244,7 +244,7 @@ FIRST_PLACE = EXPERTS_PLACE + LOOKS_AT_EXPERTS
 
 
 STOPPED_BEFORE_STACKS = (
-    "Stacks beside the language models (towers, talkers) were not compared: the comparison was stopped first."
+    "Stacks beside the language models (towers, talkers) were not compared: the comparison was stopped before that."
 )
 
 

@@ -131,7 +131,7 @@ class Witness:
             return
         self.nominating_samples = first, second
         pairs = nominated_pairs(counts)
-        counts = replace(counts, matches=(), nominated=())  # up alone is no witness
+        counts = replace(counts, matches=(), nominated=())  # up alone is not a witness
         if pairs:
             seed, place = self._seed_of_look, self._next_place()
             first, second = self._samples_of(pairs, seed, n_fitted_rows=FITTED_ROWS, n_down_channels=0)

@@ -54,8 +54,8 @@ class Family:
         found: Result of the index search, or None.
         not_searched: Reason why the search failed, or an empty string.
         declared: Comparisons with declared bases, or None if the card was not read.
-        layers: Matching neurons by relative.
-        not_mapped: Reason why layers or tree are missing, or an empty string.
+        layers: Matching neurons, keyed by relative.
+        not_mapped: Reason why the layers or the tree are missing, or an empty string.
         tree: None for fewer than three models.
         apart: Models with aligned rows, and their RMS differences relative to the rows' RMS.
         mixture: Bases and their shares in the embedding rows, if a weighted sum explains the rows better than the
@@ -85,7 +85,7 @@ class Family:
 
     @property
     def drift(self) -> dict[str, tuple[LayerDrift, ...]]:
-        """Agreement and drift of layers with each related base."""
+        """How each layer agrees with, and has drifted from, each related base."""
         tables = {name: report.projections for name, report in self.reports.items()}
         return {name: table.drift() for name, table in tables.items() if table is not None}
 
@@ -157,9 +157,9 @@ def find_family(
 ) -> Family:
     """Find the family of a model.
 
-    ``verifies`` compares the model with declared bases. ``settings.describes_relatives`` adds the layers of relatives
-    (some dozen megabytes each). Alpha applies to all bases of ``index`` together, and to each declared base; the byte
-    limit to all reads. ``on_step`` receives each intermediate result.
+    If ``verifies``, compare the model with its declared bases. If ``settings.describes_relatives``, include the layers
+    of relatives (a few dozen megabytes each). Alpha applies to all bases of ``index`` together, and to each declared
+    base; the byte limit to all reads. ``on_step`` receives each intermediate result.
 
     Returns:
         The family, with the reason if search or verification fails.
@@ -361,7 +361,7 @@ def _lines(family: Family) -> list[str]:
         lines[last + 1 :] = [line.replace("│", " ") for line in lines[last + 1 :]]
     if len(family.nearest) > 1:
         differences = "; ".join(f"{name} {difference:.2g}" for name, difference in family.nearest)
-        lines.append(f"  embedding rows differ by these shares of their RMS, the nearest base first: {differences}")
+        lines.append(f"  embedding rows differ by these shares of their RMS, nearest base first: {differences}")
     if family.mixture is not None:
         bases, shares = family.mixture
         terms = " + ".join(f"{share:.2f} x {name}" for name, share in zip(bases, shares.shares or (), strict=True))
@@ -377,7 +377,7 @@ def _lines(family: Family) -> list[str]:
         has_card = family.declared is not None and family.declared.declared.has_card
         lines.append(f"  {'its card declares no base model' if has_card else 'it has no card'}")
     if family.not_declared:
-        lines.append(f"  its card was not looked at: {family.not_declared}")
+        lines.append(f"  its card was not read: {family.not_declared}")
     if family.not_mapped:
         lines.append(f"  not all layers were compared: {family.not_mapped}")
     if family.tree is not None and family.tree.newick is not None:

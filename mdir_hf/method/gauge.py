@@ -30,7 +30,7 @@ _OUTER_NULL: dict[str, str] = {
     "signed_permutation": "The residual channels and signs were matched on the {fitted_on}, which that rotation "
     "leaves fixed.",
     "channels": "Channels of the wider model were selected on the {fitted_on}, which that rotation leaves fixed.",
-    "rotation": "The rotation was fitted on rows of the {fitted_on}: it is a nuisance and no evidence by "
+    "rotation": "The rotation was fitted on rows of the {fitted_on}: it is a nuisance and not evidence in "
     "itself, and it may also align features that both models learnt from language, so compare with other layers.",
 }
 

@@ -27,7 +27,7 @@ SUBSPACE_NULL = (
     "layer's heads read or write among its heads is uniformly random."
 )
 """Null hypothesis of the subspace tests. It is exact for independent Gaussian heads of total width up to n. It does not
-depend on the space that all heads share, so features that both models learned do not count."""
+depend on the space that all heads share, so features that both models learned are ignored."""
 
 
 def unit_heads(rows: torch.Tensor, n_heads: int) -> torch.Tensor:

@@ -59,7 +59,7 @@ class WeighedMatches:
     Attributes:
         certain: Matches that are uncontested or as strong as a layer with itself.
         off_match_share: Share of unmatched cells that are significant, in [0, 1]. Near 0 under the null; cells between
-            a shared layer and neighbours of its partner do not count.
+            a shared layer and neighbours of its partner are ignored.
     """
 
     certain: tuple[LayerMatch, ...]

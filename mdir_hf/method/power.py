@@ -56,7 +56,7 @@ def strongest_noise(
     """Find the strongest noise under which a copy would be significant, by bisection.
 
     ``log_level`` is the natural log of the level after all corrections. If ``in_order``, the copy's channels keep their
-    order. ``must_be_robust`` also requires significance without the best half of the channels.
+    order. If ``must_be_robust``, also require significance without the best half of the channels.
 
     Returns:
         k, in units of the weights' own RMS, or 0 if not even a plain copy would be significant.

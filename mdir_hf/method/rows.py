@@ -56,7 +56,7 @@ def pair_rows(
 ) -> PairedRows:
     """Centre and normalise both blocks, excluding rows that are empty, too long or not finite in either model.
 
-    ``like`` replaces the blocks' own means and minimum lengths, as in a stream.
+    If ``like`` is given, use its means and minimum lengths instead of the blocks' own, as in a stream.
 
     Returns:
         The paired rows, possibly none.

@@ -13,7 +13,7 @@ its row maxima is known.
 
 **Matrices.** If two layers share m neurons, R rows of one layer and r of the other contain ``R r / m`` pairs on
 average. A pair is one large entry of the polar factor of ``W_R W'_r^T``. A matching of a few pairs has a valid bound
-(docs/method/bound.md), but is no evidence of shared ancestry, because unrelated models share a few features.
+(docs/method/bound.md), but is not evidence of shared ancestry, because unrelated models share a few features.
 """
 
 from __future__ import annotations

@@ -116,8 +116,8 @@ class NamedModel:
     ) -> Model:
         """Open the model in a repository; see :meth:`open`.
 
-        ``may_read_head`` also prefetches the unembedding's header. ``vocabulary`` is the vocabulary of the model's own
-        tokenizer files, if already requested.
+        If ``may_read_head``, also prefetch the unembedding's header. ``vocabulary`` is the vocabulary of the model's
+        own tokenizer files, if already requested.
         """
         expect_files(repository, self.variant, may_read_head=may_read_head)
         open_counted = partial(reading.open, ledger=ledger)

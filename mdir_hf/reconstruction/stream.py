@@ -119,7 +119,7 @@ def find_stream(
         residuals[name] = stream.residual
         is_matched = stream.outer.kind not in ("rotation", "channels")  # which is significant by itself
         if is_matched or held_out_share(*halves, keeps_mean=keeps_mean) >= TOLD:
-            # The scale of a head is no scale of the stream.
+            # A head's scale is not the stream's scale.
             best = stream if name == "embedding" else StreamMap(stream.outer, 1.0, stream.residual)
             break
     return best or _stream_of_layers(reference, candidate, seed=seed, keeps_mean=keeps_mean), residuals

@@ -44,7 +44,7 @@ def _neurons_section(neurons: NeuronNumbers | None) -> Section:
         return Section(
             SectionKind.LAYERS,
             "Layers",
-            paragraphs=(f"{looked}. At most {most} have their own number in any pair.",),
+            paragraphs=(f"{looked}. At most {most} kept their number in any pair.",),
             figures=(FigureName.NEURONS,),
         )
     rows = {layer: i for i, layer in enumerate(neurons.reference_layers)}
@@ -53,7 +53,7 @@ def _neurons_section(neurons: NeuronNumbers | None) -> Section:
         (str(j), str(i), f"{neurons.own_number[rows[i]][columns[j]]} of {neurons.tested}") for i, j in neurons.matches
     )
     pairs = ", ".join(f"{i}>{j}" for i, j in neurons.matches)
-    headers = ("candidate layer", "its partner in the reference", "neurons with their own number")
+    headers = ("candidate layer", "its partner in the reference", "neurons that kept their number")
     return Section(
         SectionKind.LAYERS,
         "Layers",

@@ -48,7 +48,7 @@ def _stack_lines(report: HomologyReport) -> tuple[Line, ...]:
     return tuple(
         Line(
             "parts",
-            f"{part_relation(pair, 'the reference', 'the candidate')}: neurons{of_layers} have their own numbers, "
+            f"{part_relation(pair, 'the reference', 'the candidate')}: neurons{of_layers} kept their numbers, "
             f"log10 p {number(pair.log10_p)}",
         )
         for pair in related

@@ -117,7 +117,7 @@ def projection_paragraphs(report: HomologyReport) -> tuple[str, ...]:
     unread = unread_experts_text(table)
     text = (
         f"Up to {rows} rows of each projection that was compared, in {counted(n_layers, 'layer')} of the candidate, "
-        "were held against rows of every layer of the reference, first under their own numbers. A cell holds the "
+        "were held against rows of every layer of the reference, first the rows with the same number. A cell holds the "
         "outcome and the mean cosine of the sampled rows; 1 minus the cosine is the drift."
     )
     if any(result.experts is not None for result in table.results):

@@ -33,7 +33,7 @@ def measured_pairs() -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def scale_section(report: HomologyReport) -> Section:
-    """Return the section on the position of p; empty if p is no bound or the verdict is inconclusive."""
+    """Return the section on the position of p; empty if p is not a bound or the verdict is inconclusive."""
     is_answered = report.verdict is not Verdict.INCONCLUSIVE and report.settled_by is not SettledBy.IDENTICAL_FILES
     if not is_answered or report.log10_p is None or not report.p_is_bound:
         return Section(SectionKind.SCALE, TITLE)

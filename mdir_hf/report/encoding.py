@@ -98,7 +98,7 @@ _ADDED_IN_3: dict[str, dict[str, Any]] = {
 
 
 def _fourth(body: dict[str, Any]) -> dict[str, Any]:
-    """Set a p that is no bound to null, and add the fields of schema 4."""
+    """Set a p that is not a bound to null, and add the fields of schema 4."""
     missing = {"sample_seed": None, "parts": None, "coverage": None}
     new: dict[str, Any] = {**missing, **body, "schema": "mdir-hf/report/4"}
     if new.get("assumption") == "calibration" and new.get("verdict") == "homologous":

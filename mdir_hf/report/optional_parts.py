@@ -261,7 +261,7 @@ class ProjectionResult(ReportRecord):
         role: The projection.
         outcome: The change of the projection.
         share: Share of the sampled rows that agree; None if the projection does not agree or was not compared.
-        cosine: Mean cosine of sampled rows with their partners, or of rows of the same number if nothing agrees.
+        cosine: Mean cosine of sampled rows with their partners, or of rows with the same number if nothing agrees.
         deciles: The nine deciles of those cosines, ascending.
         log10_p: log10 of the bound, corrected for all tests of the table.
         rows: Number of sampled rows behind ``cosine`` and ``deciles``.

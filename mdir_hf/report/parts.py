@@ -135,7 +135,7 @@ class MatrixResult(ReportRecord):
         widths: Number of channels of each matrix; 0 in older reports.
         channels: Number of reference channels in the last look.
         in_order_tested: Whether channels were tested in their own order too.
-        rows_are_equal: Whether all compared rows are equal in both models, number by number.
+        rows_are_equal: Whether all compared rows are identical in both models, value for value.
         channel_numbers_mean_something: Whether both architectures give channel numbers a meaning.
         cosine: Mean cosine of paired rows after a significant matching, or None.
         printed: Algorithm 1 as printed in the paper; omitted unless all common tokens were read.

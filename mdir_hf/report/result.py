@@ -191,7 +191,7 @@ class HomologyReport:
     def standing_axes(self) -> tuple[float, float] | None:
         """How far axes stand out in each model (z), if they do in both and the verdict rests on that matrix.
 
-        In that case, neither model is rotation invariant, so p is no bound unless it rests on numbers.
+        In that case, neither model is rotation invariant, so p is not a bound unless it rests on numbers.
         """
         matrix = self._settling_matrix
         if self.verdict is not Verdict.HOMOLOGOUS or matrix is None or matrix.placebo is None:

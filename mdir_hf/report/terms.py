@@ -124,7 +124,7 @@ class Assumption(Term):
         "training does not care how channels and neurons are numbered, and the numbers were not arranged",
     )
     ROTATION = "rotation", "the axes of one of the two models are random directions"
-    CALIBRATION = "calibration", "no unrelated models that were measured matched like this; this is no bound on p"
+    CALIBRATION = "calibration", "no unrelated models that were measured matched like this; this is not a bound on p"
 
 
 class Transformation(Term):

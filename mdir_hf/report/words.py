@@ -165,7 +165,7 @@ def probability_text(log10_p: float) -> str:
 def numbers_text(numbering: NumberingResult) -> str:
     """Say how channel numbers agree."""
     if numbering.own_number >= numbering.in_order:
-        counts = f"{numbering.own_number:,} of {numbering.pairs:,} paired channels have their own number"
+        counts = f"{numbering.own_number:,} of {numbering.pairs:,} paired channels kept their number"
     else:
         counts = f"{numbering.in_order:,} of {numbering.pairs:,} paired channels are in the order of their numbers"
     return counts if numbering.log10_p <= -1.0 else f"{counts}, which independent training can produce, too"
@@ -195,7 +195,7 @@ def matched_neurons_text(neurons: NeuronNumbers) -> str:
         places += f", one of {n_compared} compared," if n_compared > 1 else ""
     if neurons.is_searched:
         return f"{share} neurons that were tested in {places} match, in another order"
-    return f"{share} neurons that were tested in {places} have their own number"
+    return f"{share} neurons that were tested in {places} kept their number"
 
 
 def neurons_text(neurons: NeuronNumbers) -> str:

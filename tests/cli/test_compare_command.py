@@ -136,7 +136,7 @@ def test_an_interruption_answers_with_what_was_found(interruption, status, tmp_p
     out, err = capsys.readouterr()
     found = json.loads(out)
     assert found["embedding"]["common_tokens"] == V - 1 and found["layers"] is None
-    assert "The layers were not compared: the comparison was stopped first." in found["caveats"]
+    assert "The layers were not compared: the comparison was stopped before that." in found["caveats"]
     assert (tmp_path / "out" / "report.json").is_file()
     assert "stopped: the results so far are above" in err and "Traceback" not in err
 

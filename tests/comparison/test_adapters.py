@@ -106,7 +106,7 @@ def test_an_adapter_is_homologous_to_its_base(hub, tmp_path):
     stranger = write_base(tmp_path / "stranger", seed=7)
     assert checker.compare(stranger).verdict.value == "no_evidence"
     # The base has one and the same weight file in both, which is said, and is not all there is.
-    assert "1 weight files are the same bytes in both; this did not enter the p-value." in report.caveats
+    assert "1 weight file is byte-for-byte identical in both models; the p-value ignores this." in report.caveats
 
 
 def test_equal_files_make_equal_weights_only_with_an_equal_recipe(hub, tmp_path):

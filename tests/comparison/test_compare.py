@@ -109,7 +109,7 @@ def test_a_copy_in_another_package_is_recognised_by_its_numbers(checker, tmp_pat
     rows[: V // 2] += change
     report = compare(checker, write_model(tmp_path / "x", rows))
     assert report.verdict is Verdict.HOMOLOGOUS
-    said = any("equal in both models, number by number" in caveat for caveat in report.caveats)
+    said = any("identical in both models, value for value" in caveat for caveat in report.caveats)
     assert said is (change == 0.0)
 
 
@@ -366,7 +366,7 @@ def test_p_of_privileged_axes_is_bounded_by_numbers_alone(tmp_path, is_reordered
         found = report.embedding.numbering
         assert found.own_number > 0.9 * width
         assert report.log10_p == pytest.approx(found.log10_p + math.log10(N_BOUNDS))
-        assert "paired channels have their own number; for independently trained models the" in report.sentence
+        assert "paired channels kept their number; for independently trained models the" in report.sentence
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "abacus", "meta:x"])

@@ -74,7 +74,7 @@ def test_embeddings_alone_accuse_no_model(cosine, neurons):
     shared = [caveat for caveat in decision.caveats if "are shared" in caveat]
     assert bool(shared) is (cosine > 0.7)
     # A caveat speaks for the layers only if something of them was compared.
-    assert all(("no layer that was read is" in caveat) is (neurons is not None) for caveat in shared)
+    assert all(("none of the layers that were read are" in caveat) is (neurons is not None) for caveat in shared)
 
 
 @pytest.mark.parametrize("level", list(Level))

@@ -102,7 +102,7 @@ def test_the_narrower_model_says_whether_off_match_hits_would_show():
 
 def test_numbered_channels_in_both_ask_for_a_clean_match():
     weak = changed(FOUND, channel_numbers_mean_something=True, strength=0.5, off_match_share=1.0)
-    assert not is_trusted(weak) and says(decided(weak), "give the numbers of their channels a meaning, and")
+    assert not is_trusted(weak) and says(decided(weak), "a channel's number has a meaning, and")
     assert is_trusted(changed(weak, channel_numbers_mean_something=False))
     assert is_trusted(changed(weak, strength=0.7))
 
@@ -129,8 +129,8 @@ def test_own_order_is_mentioned_only_if_it_decided():
 
 def test_a_finding_describes_its_witness():
     assert says(decided(FOUND, neurons=WITNESS), "separately by down")
-    assert says(decided(FOUND, neurons=SEARCHED), "were first searched among all neurons")
-    assert says(decided(NOTHING, neurons=WITNESS), "Only neurons decide")
+    assert says(decided(FOUND, neurons=SEARCHED), "were first searched for among all neurons")
+    assert says(decided(NOTHING, neurons=WITNESS), "rests on the neurons alone")
 
 
 def test_a_doubt_names_what_it_is_about():
@@ -152,7 +152,7 @@ def test_a_doubt_names_what_it_is_about():
 )
 def test_a_basis_found_on_the_layers_own_keys_is_mentioned(residual_map, fitted_on, is_told):
     layers = changed(LAYERS, residual_map=ResidualMap(residual_map), fitted_on=fitted_on)
-    assert says(decided(NOTHING, layers=layers), "found on their own keys") is is_told
+    assert says(decided(NOTHING, layers=layers), "fitted on their own keys") is is_told
 
 
 @pytest.mark.parametrize(

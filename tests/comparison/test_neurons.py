@@ -80,7 +80,7 @@ def test_new_embeddings_are_found_by_the_numbers_of_neurons(base, save):
     assert report.log10_p == pytest.approx(report.neurons.log10_p + math.log10(N_BOUNDS))
     assert [tuple(match) for match in report.neurons.matches] == [(i, i) for i in range(4)]
     assert report.layers is None and report.excludes is None
-    assert "neurons that were tested in 4 layers have their own number" in report.sentence
+    assert "neurons that were tested in 4 layers kept their number" in report.sentence
     assert HomologyReport.from_json(report.to_json()) == report
 
 
@@ -89,7 +89,7 @@ def test_foreign_layers_are_counted_in_the_sentence(base, save):
     for kept in (0, 3):
         candidate.model.layers[kept].load_state_dict(base.model.layers[kept].state_dict())
     report = judged(save(base, "base"), save(edited(candidate, turned(candidate, turn=plain_qr(96))), "half"))
-    assert "all 128 neurons that were tested in 2 of the 4 layers compared have their own number" in report.sentence
+    assert "all 128 neurons that were tested in 2 of the 4 layers compared kept their number" in report.sentence
 
 
 def test_a_rotated_stream_with_new_embeddings_is_found(base, save):
@@ -334,4 +334,4 @@ def test_a_part_of_the_neurons_is_neither_a_finding_nor_nothing(base, save):
     found = judged(save(base, "base"), save(edited(other, turned(other, turn=plain_qr(96))), "part"))
     assert (found.verdict, found.reason) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
     assert found.log10_p_not_accepted == found.neurons.log10_p < -10.0 and not found.neurons.matches
-    assert any("Some of the neurons may be common" in caveat for caveat in found.caveats)
+    assert any("Some of the neurons may be shared" in caveat for caveat in found.caveats)

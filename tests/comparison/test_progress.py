@@ -131,8 +131,8 @@ def test_the_result_of_the_embeddings_arrives_before_the_layers_are_read(tmp_pat
     assert "layers" in stages([event for event in told[at + 1 :] if isinstance(event, Progress)])
     assert told[at].embedding == report.embedding
     assert told[at].verdict.value == "inconclusive"
-    assert "The layers were not compared: the comparison was stopped first." in told[at].caveats
-    assert "The layers were not compared: the comparison was stopped first." not in report.caveats
+    assert "The layers were not compared: the comparison was stopped before that." in told[at].caveats
+    assert "The layers were not compared: the comparison was stopped before that." not in report.caveats
 
 
 def test_evidence_grows_with_every_matched_pair(tmp_path):
@@ -147,7 +147,7 @@ def test_evidence_grows_with_every_matched_pair(tmp_path):
     assert {one.verdict.value for one in found} == {"inconclusive"}
     assert [one.layers.matches for one in found[1:]] == [report.layers.matches] * 3
     assert len(found[2].modules) < len(found[3].modules) < len(report.modules)
-    assert "2 matched pairs of layers were not analysed: the comparison was stopped first." in found[2].caveats
+    assert "2 matched pairs of layers were not analysed: the comparison was stopped before that." in found[2].caveats
     assert not any("stopped" in caveat for caveat in report.caveats)
     assert [(part.n_done, part.n_parts) for part in parts if part.stage == "modules" and part.n_parts][-1] == (2, 3)
 

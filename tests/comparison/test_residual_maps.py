@@ -126,7 +126,7 @@ def found_by_keys(report, outer):
     assert (report.settled_by, report.layers.residual_map, report.layers.fitted_on) == ("layers", outer, FITTED_ON)
     assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
     assert report.embedding.transformation == "none"
-    assert any("found on their own keys" in caveat for caveat in report.caveats)
+    assert any("fitted on their own keys" in caveat for caveat in report.caveats)
     assert FITTED_ON in report.layers.null
     # What the residual-basis map was fitted on is no evidence behind it.
     assert report.layers.role != "k"

@@ -186,4 +186,4 @@ def test_a_comparison_that_is_stopped_before_the_stacks_keeps_its_verdict(seeing
     partial = []
     found = compare(*seeing, progress=False, on_found=partial.append)
     assert found.parts and partial[-1].parts is None
-    assert any("were not compared: the comparison was stopped first" in caveat for caveat in partial[-1].caveats)
+    assert any("were not compared: the comparison was stopped before that" in caveat for caveat in partial[-1].caveats)

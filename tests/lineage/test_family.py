@@ -117,7 +117,7 @@ def test_both_parents_of_a_mixture_are_named_with_their_layers(index):
     assert set(family.relatives) == {"lab/base", "lab/other"}
     assert layers_text(family.layers["lab/base"]) == "layers 0 and 1 of 4 match, each in its place"
     assert layers_text(family.layers["lab/other"]) == "layers 2 and 3 of 4 match, each in its place"
-    assert "by the numbers of neurons in layers" in str(family)
+    assert "by neuron numbers in its layers" in str(family)
     agreeing = {base: [layer.agreeing for layer in drift] for base, drift in family.drift.items()}
     assert agreeing == {"lab/base": [7, 7, 0, 0], "lab/other": [0, 0, 7, 7]}
 
@@ -295,4 +295,4 @@ def test_the_nearer_of_two_candidates_is_named_and_is_not_a_mixture(tunes):
     (first, near), (second, far) = family.nearest
     assert (first, second) == ("lab/first", "lab/second") and 3 * near < far
     assert family.mixture is None
-    assert "the nearest base first: lab/first" in str(family)
+    assert "nearest base first: lab/first" in str(family)

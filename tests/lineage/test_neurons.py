@@ -155,7 +155,7 @@ def test_an_index_finds_a_base_by_neurons(index, folders, name):
     found = identify(NamedModel(folders[name]), index)
     assert [one.base.repo for one in found.found] == [folders["base"]]
     assert found.found[0].neurons.matches and found.found[0].report.settled_by == "neurons"
-    assert "by the numbers of neurons in" in str(found)
+    assert "by neuron numbers in its" in str(found)
     planned = plan_identification(NamedModel(folders[name]), index)
     assert 0 < planned.n_bytes_of_neurons <= found.bytes_read
 

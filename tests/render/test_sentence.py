@@ -279,7 +279,7 @@ def test_stored_reports_of_real_models_say_it():
         for path in REPORTS.glob("*.json")
     }
     assert "match in the same order (576 of 576 one by one)" in said["fine-tune"]
-    assert "all 1,920 neurons that were tested in 30 layers have their own number" in said["rotated"]
+    assert "all 1,920 neurons that were tested in 30 layers kept their number" in said["rotated"]
     assert said["strangers"].startswith("No shared weights were found. This does not prove")
 
 

@@ -60,7 +60,7 @@ class LayerAnalysis:
 
     @cached_property
     def table(self) -> LayerTable:
-        """The report's table. ``unconfirmed`` withdraws its findings if there is no second witness."""
+        """The report's table; if there is no second witness, ``unconfirmed`` withdraws its findings."""
         residual_map = self.tier_one.residual_map
         records = Records(self.reader, self.tier_one, self.findings, self.log_n_tests, self.experts)
         results = records.results(self.pairs)

@@ -22,7 +22,7 @@ under the same number. For unrelated layers, 1 of 64 does on average. p alone is
 cosines of -0.08 significant, and neighbouring layers resemble each other."""
 
 LEAST_SHARE_OF_COSINE = 0.6
-"""A reference layer is no counterpart if another candidate layer resembles it much more, because neighbouring layers
+"""A reference layer is not a counterpart if another candidate layer resembles it much more, because neighbouring layers
 may be similar. Several copies of one layer in a deeper model resemble it equally."""
 
 LEAST_SHARE_KEPT = 0.9
@@ -108,7 +108,7 @@ class RoleCells:
 
 RIVAL_SHARE_OF_COSINE = 0.8
 COPIED_LAYER_COSINE = 0.7
-"""Two layers whose cosine is below this are no counterparts if either resembles a second layer with at least
+"""Two layers whose cosine is below this are not counterparts if either resembles a second layer with at least
 :data:`RIVAL_SHARE_OF_COSINE` of it. Neighbouring layers of one model can be that similar."""
 
 

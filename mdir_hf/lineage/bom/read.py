@@ -215,7 +215,7 @@ def _repo_of_names(component: dict[str, Any]) -> str | None:
         if repo is not None:
             return repo
     if component.get("purl") is not None:
-        return None  # a package URL of another kind: its group is no owner on the Hub
+        return None  # a package URL of another kind: its group is not an owner on the Hub
     group, name = component.get("group"), component.get("name")
     for text in (f"{group}/{name}" if group else None, name):
         if isinstance(text, str) and text.count("/") == 1 and is_repo_id(text):

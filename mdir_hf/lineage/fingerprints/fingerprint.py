@@ -219,8 +219,8 @@ def without_rows(model: Model) -> VocabularyError:
 def neurons_of(model: PlacedTensors, *, every: bool = False, seed: int | None = None) -> NeuronSample | None:
     """Read a fingerprint's 16-bit neurons; None if the layers cannot be read.
 
-    ``every`` reads all layers instead of four. Down is read only with a ``seed``; None stands for the public choice of
-    an index.
+    If ``every``, read all layers instead of four. Down is read only with a ``seed``; None stands for the public choice
+    of an index.
     """
     try:
         if seed is None:

@@ -62,7 +62,7 @@ class Ancestor:
         """How the index found the base, and the strength of the evidence."""
         by = f"by {self.common_tokens} tokens"
         if self.neurons is not None:
-            by = f"by the numbers of neurons in {runs_text([m.reference for m in self.neurons.matches])} of it"
+            by = f"by neuron numbers in its {runs_text([m.reference for m in self.neurons.matches])}"
         return f"{by}, log10 p = {min(0, math.ceil(self.log10_p))}" if self.p_is_bound else by
 
     @property

@@ -62,11 +62,11 @@ class Drift:
         return _mean(part.trace_over_rank for part in self.parts)
 
     def by_role(self) -> Mapping[str, Drift]:
-        """Return the drift of each role, over all layers."""
+        """Return the drift of each role, combining all layers."""
         return self._by(lambda part: part.role)
 
     def by_layer(self) -> Mapping[int, Drift]:
-        """Return the drift of each layer, over its roles."""
+        """Return the drift of each layer, combining its roles."""
         return self._by(lambda part: part.layer)
 
     def values(self, *, layers: bool = True) -> dict[str, float]:

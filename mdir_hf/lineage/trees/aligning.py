@@ -263,5 +263,5 @@ def _is_aligned(pivot: torch.Tensor, other: torch.Tensor) -> bool:
     x, y = (rows - rows.mean(dim=0) for rows in (pivot, other))
     x, y = (rows / rows.norm(dim=0).clamp(min=1e-12) for rows in (x, y))
     in_place = (x * y).sum(dim=0)
-    # Permuted channels have no median correlation of 0.5 with channels of the same number.
+    # Permuted channels have no median correlation of 0.5 with the channels that have the same number.
     return float(in_place.median()) > 0.5

@@ -133,7 +133,7 @@ def first_files(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Guess which files and headers are read first when a checkpoint is opened.
 
-    ``may_read_head`` adds the last shard, which may contain the output embedding.
+    If ``may_read_head``, include the last shard, which may contain the output embedding.
     """
     if file is not None:
         return (file,) if file.endswith(".json") else (), (file,) if file.endswith(".safetensors") else ()

@@ -158,7 +158,7 @@ ROW_SPAN_FACTOR = 8
 """Limit on one read of rows, in multiples of the limit on one read of a whole tensor.
 
 Longer reads save requests without extra memory, because the caller keeps the rows anyway. A block of rows of a wide
-embedding needs one request, and its full test some dozens."""
+embedding needs one request, and its full test a few dozen."""
 
 ROWS_AT_ONCE = 512
 

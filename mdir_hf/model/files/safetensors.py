@@ -137,7 +137,7 @@ def _has_odd_number(header: bytes) -> bool:
 def _parse_int(digits: str) -> int | float:
     if len(digits) >= 300:  # beyond any float: out of range for the format's parser, and slow to parse here
         return _parse_float(digits)
-    # The format's parser reads "-0" as a float, which is no valid size or offset.
+    # The format's parser reads "-0" as a float, which is not a valid size or offset.
     return int(digits) if digits != "-0" else -0.0
 
 

@@ -126,7 +126,7 @@ def hub_hosts() -> frozenset[str]:
 def path_on_hub(url: str, *, may_name_user: bool = False) -> str | None:
     """Return the path of a URL below the Hub's base URL, or None.
 
-    ``may_name_user`` allows a user name before the host.
+    If ``may_name_user``, allow a user name before the host.
     """
     try:
         parts = urlsplit(url if "://" in url else f"https://{url}")

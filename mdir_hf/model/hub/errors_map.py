@@ -30,13 +30,13 @@ _CLOSED = "Access to this resource is disabled."  # also an X-Error-Message
 _LOG_IN = "log in with `hf auth login`, set HF_TOKEN, or pass token="
 
 _Message = tuple[type[MdirError], str]
-"""An exception class and its message. Fields: ``file``; ``of``, " for 'file'" or empty; ``held``, the file or "this
-repository"; ``revision``; ``name``, the repository without its revision; and fields that only one message has."""
+"""An exception class and its message. Fields: ``file``; ``of``, " for 'file'" or empty; ``held``, the quoted file or
+"this repository"; ``revision``; ``name``, the repository without its revision; and fields that only one message has."""
 
 _NO_FILE: _Message = (FileMissingError, "there is no file {file!r} at this commit")
 _NO_REVISION: _Message = (
     RevisionNotFoundError,
-    "there is no branch, tag or commit {revision!r}; see the history on the page of the repository",
+    "there is no branch, tag or commit {revision!r}; see the history on the repository's page",
 )
 _NO_REPOSITORY: _Message = (
     RepositoryNotFoundError,
@@ -49,25 +49,26 @@ _WRONG_TOKEN: _Message = (
 )
 _GATED: _Message = (
     GatedRepositoryError,
-    "the repository is gated and this token has not been granted access; request it on the page of {name}",
+    "the repository is gated and this token has not been granted access; request it on {name}'s page",
 )
 _GATED_WITHOUT_TOKEN: _Message = (
     GatedRepositoryError,
-    f"the repository is gated and no token was sent; request access on the page of {{name}}, then {_LOG_IN}",
+    f"the repository is gated and no token was sent; request access on {{name}}'s page, then {_LOG_IN}",
 )
 _NOT_CACHED: _Message = (
     OfflineError,
-    "network access is off, and the cache does not hold {held!r}; unset HF_HUB_OFFLINE "
+    "network access is off, and the cache does not hold {held}; unset HF_HUB_OFFLINE "
     "and local_files_only, or download it first with `hf download`",
 )
 _NO_CONNECTION: _Message = (
     ServerError,
-    "{host} {failed}{of}; check the connection, HF_ENDPOINT and any proxy. local_files_only uses downloaded files",
+    "{host} {failed}{of}; check the connection, HF_ENDPOINT and any proxy. To use files that are already "
+    "downloaded, pass local_files_only",
 )
 _NO_CONNECTION_YET: _Message = (
     ServerError,
     "{host} {failed}: there is no connection (or HF_ENDPOINT is wrong), or a mistyped local folder was taken for a "
-    "name on the Hub. local_files_only uses downloaded files",
+    "name on the Hub. To use files that are already downloaded, pass local_files_only",
 )
 """For a model's first request, when its name may not exist on the Hub."""
 _NO_DISK: _Message = (
@@ -77,7 +78,7 @@ _NO_DISK: _Message = (
 _SHORT: _Message = (ShortReadError, "the download ended early{of}; try again, with force_download=True")
 _NO_METADATA: _Message = (
     ServerError,
-    "the response{of} has no commit, ETag or size in its headers; it may come from a login page of the network: "
+    "the response{of} has no commit, ETag or size in its headers; it may come from a network's login page: "
     "check HF_ENDPOINT and any proxy",
 )
 _NO_ID: _Message = (InvalidReferenceError, "the Hub client does not accept this as a repository id")
@@ -109,18 +110,22 @@ _BY_CODE: dict[str, _Message] = {  # X-Error-Code
 }
 _BY_STATUS: dict[int, _Message] = {
     401: _NO_REPOSITORY,
-    403: (GatedRepositoryError, f"the Hub refuses this token (403); {_LOG_IN} of an account with access"),
+    403: (
+        GatedRepositoryError,
+        "the Hub rejected this token (403); use a token from an account that has access (`hf auth login`, HF_TOKEN or "
+        "token=)",
+    ),
     404: (FileMissingError, "the Hub has nothing at this URL (404){of}"),
     429: (
         RateLimitedError,
-        "the Hub still answers 429 (too many requests){of}; try again {wait}, logged in for a higher limit",
+        "the Hub still answers 429 (too many requests){of}; try again {wait}, or log in to get a higher limit",
     ),
 }
 _OTHER_STATUS: _Message = (ServerError, "the server still returned {status}{of} after all retries; try again later")
 
 # Keyed by name, because the 1.x client lacks some of these. A test checks that every class of the client has an entry,
-# so that classes added by later clients are reviewed. A string means that the response decides; it is the X-Error-Code
-# to use if the response has none.
+# so that classes added by later clients are reviewed. If the value is a string, the response decides; the string is the
+# X-Error-Code to assume if the response has none.
 _TRANSLATIONS: dict[str, _Message | str] = {
     "HfHubHTTPError": "",
     "BadRequestError": "",
@@ -245,7 +250,7 @@ def of_status(
 
 def _error(message: _Message, subject: str, file: str | None, revision: str | None, **fields: object) -> MdirError:
     kind, text = message
-    fields |= {"file": file, "of": f" for {file!r}" if file else "", "held": file or "this repository"}
+    fields |= {"file": file, "of": f" for {file!r}" if file else "", "held": f"{file!r}" if file else "this repository"}
     return kind(text.format(revision=revision or "main", name=subject.split("@")[0], **fields), subject=subject)
 
 

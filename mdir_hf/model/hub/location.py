@@ -140,8 +140,8 @@ class Locator:
         etag, n_bytes = metadata.etag, metadata.size
         if etag is None or n_bytes is None or metadata.commit_hash is None:
             raise ServerError(
-                "the response has no commit, ETag or size in its headers; it may come from a login page of the "
-                "network: check HF_ENDPOINT and any proxy",
+                "the response has no commit, ETag or size in its headers; it may come from a network's login "
+                "page: check HF_ENDPOINT and any proxy",
                 subject=self._label,
             )
         wrong = None

@@ -37,7 +37,7 @@ def resolve_by_shape(
 ) -> Anatomy | None:
     """Find the embedding, head and layers from the shapes of all tensors.
 
-    ``is_language`` skips stacks that are named like towers. Returns None if no embedding or no repeated layers are
+    If ``is_language``, skip stacks that are named like towers. Returns None if no embedding or no repeated layers are
     found.
     """
     sizes = read_sizes(config)

@@ -145,7 +145,7 @@ def is_control(token: str) -> bool:
 
 
 def type_by_name(token: str, *, may_be_markup: bool = False) -> TokenType:
-    """Return the type suggested by a token's name. ``may_be_markup`` treats names such as ``<s>`` as text."""
+    """Return the type suggested by a token's name. If ``may_be_markup``, treat names such as ``<s>`` as text."""
     if is_reserved(token):
         return TokenType.RESERVED
     named = token in _SPECIAL_NAMES and not may_be_markup

@@ -178,7 +178,7 @@ def _neurons(report: HomologyReport, name: str, figure: Figure) -> Iterator[Cell
     if neurons is None:
         return
     reference, candidate = _names(report)
-    agree = "match in another order" if neurons.is_searched else "have their own number"
+    agree = "match in another order" if neurons.is_searched else "kept their number"
     yield CellGrid(
         box=box_of(figure, 0),
         what="Neurons that agree",

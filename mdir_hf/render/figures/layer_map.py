@@ -101,7 +101,7 @@ def draw_neuron_map(report: HomologyReport, neurons: NeuronNumbers, theme: Theme
     width, height = (max(SHORTEST, cell * n) for n in (len(columns), len(rows)))
     n_matched = len({match.candidate for match in neurons.matches})
     title = f"{n_matched} of {len(columns)} layers have a partner" if n_matched else "No pair of layers agrees"
-    what = "that match, in another order" if neurons.is_searched else "with their own number"
+    what = "that match, in another order" if neurons.is_searched else "that kept their number"
     mark = word_of_mark(cell)
     marks = f"{mark}s mark partners" if n_matched else f"a {mark} would mark a partner"
     subtitle = f"neurons {what}, of {neurons.tested} tested in each pair of layers\n{marks}; about 1 agrees by chance"

@@ -44,7 +44,7 @@ _LAYER_ROWS = 0.36
 
 
 _Cells = Mapping[tuple[ModuleRole, LayerPair], ModuleResult]
-"""The most significant test of each role of each pair of layers."""
+"""The most significant test of each role in each pair of layers."""
 
 
 def draw_module_strip(report: HomologyReport, theme: Theme) -> Figure:

@@ -31,7 +31,7 @@ INTRODUCTIONS = {
     ),
     SectionKind.CALIBRATION: (
         "A p-value is only as good as its assumptions, so the same test is also run on data without a relation. "
-        "A matrix does not count if its placebo with re-paired tokens is significant."
+        "A matrix is disregarded if its placebo with re-paired tokens is significant."
     ),
 }
 NOT_RUN = {

@@ -159,7 +159,7 @@ def throttled(emit: Emit) -> Callable[[Progress], None]:
 def limit_memory(cap_bytes: int | None) -> None:
     """Limit the additional memory that this process may take (Linux only).
 
-    Its present memory (the interpreter, torch) and files mapped for reading do not count.
+    Its present memory (the interpreter, torch) and files mapped for reading are ignored.
     """
     if cap_bytes is None or sys.platform != "linux":
         return

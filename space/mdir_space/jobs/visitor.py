@@ -64,7 +64,7 @@ def forwarded_for(header: str, n_proxies: int) -> str:
     """Return the visitor's address from ``X-Forwarded-For``; empty if it has none.
 
     Each proxy appends the address that reached it. Only the entries added by our own proxies can be trusted, since the
-    visitor may have written the others. Hops inside the platform have private addresses and do not count. ``n_proxies``
+    visitor may have written the others. Hops inside the platform have private addresses and are ignored. ``n_proxies``
     is the number of our own proxies with public addresses, including the outermost one; 0 to trust no entry.
     """
     if not n_proxies:

@@ -75,9 +75,7 @@ def test_a_captive_portal_is_named(loopback_hub, content, times_before, waits):
     page = {"Content-Type": "text/html; charset=utf-8"}
     repository = open_repository("owner/name") if times_before else None
     loopback_hub.faults.append(Fault("status", status=200, body=PORTAL, headers=page, times=None))
-    with pytest.raises(
-        (ServerError, RangeIgnoredError), match=r"a web page, perhaps to log in|a login page of the network"
-    ):
+    with pytest.raises((ServerError, RangeIgnoredError), match=r"a web page, perhaps to log in|a network's login page"):
         (repository or open_repository("owner/name")).open(WEIGHTS).read(5, 900)
 
 

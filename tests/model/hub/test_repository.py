@@ -133,7 +133,7 @@ def test_a_private_repository_does_not_exist_for_strangers(loopback_hub, model_f
 def test_a_gated_repository_refuses_files_without_a_token(loopback_hub, model_folder):
     loopback_hub.add_repository("owner/gated", model_folder, gated=True)
     repository = open_repository("owner/gated")
-    with pytest.raises(GatedRepositoryError, match=r"gated and no token was sent.*page of owner/gated.*hf auth login"):
+    with pytest.raises(GatedRepositoryError, match=r"gated and no token was sent.*owner/gated's page.*hf auth login"):
         repository.open(WEIGHTS).read(0, 1)
     with pytest.raises(GatedRepositoryError, match="gated and no token was sent"):
         repository.read("config.json")

@@ -50,7 +50,7 @@ def test_a_cell_gives_its_number_and_says_whether_the_layers_match():
 
     assert grid.rows == grid.columns == ("0", "2")
     assert grid.texts == (
-        ("32 of 32 neurons have their own number", "1 of 32 neurons have their own number"),
-        ("0 of 32 neurons have their own number", "31 of 32 neurons have their own number"),
+        ("32 of 32 neurons kept their number", "1 of 32 neurons kept their number"),
+        ("0 of 32 neurons kept their number", "31 of 32 neurons kept their number"),
     )
     assert grid.notes == ((0, 0, "the two layers match"), (1, 1, "the two layers match"))

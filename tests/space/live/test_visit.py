@@ -23,7 +23,7 @@ def test_interim_results_stay_after_cancelling(visit, live_hub):
     expect(page.locator("#status")).to_contain_text("The results so far are below.")
     expect(page.get_by_role("button", name="Compare", exact=True)).to_be_visible()
     expect(page.locator(".verdict")).to_contain_text(
-        "The layers were not compared: the comparison was stopped first.", use_inner_text=True
+        "The layers were not compared: the comparison was stopped before that.", use_inner_text=True
     )
     assert is_quiet(live_hub)
 

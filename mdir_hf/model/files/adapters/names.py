@@ -71,7 +71,7 @@ class AdapterNames:
 def sort_names(names: Iterable[str], *, label: str, has_parameters: bool = False) -> AdapterNames:
     """Sort the tensors of an adapter by purpose.
 
-    ``has_parameters`` allows modules to be wrapped several times.
+    If ``has_parameters``, allow modules to be wrapped several times.
 
     Raises:
         CorruptCheckpointError: If a factor is duplicated or unpaired.

@@ -220,7 +220,7 @@ def _find_pickle(archive: Archive) -> tuple[str, Entry]:
 
 
 def _read_small_entries(archive: Archive, root: str, pickle_entry: Entry) -> int:
-    """Read the pickle together with small entries; return the alignment."""
+    """Read the pickle and the small entries stored after it in one go; return the storage alignment."""
     order = archive.entries.get(f"{root}byteorder")
     alignment = archive.entries.get(f"{root}.storage_alignment")
     stop = pickle_entry.furthest_stop

@@ -208,7 +208,7 @@ def _experts(read: ReadOfModel) -> Treated:
         return Treatment.SAMPLED, f"a few neurons of each expert in {len(read.expert_set_layers)} of {n} layers"
     if read.reads_first_experts and read.neuron_layers:
         return Treatment.SAMPLED, f"some neurons of the first expert of {_neuron_layers(read)}"
-    return Treatment.NOT_COMPARED, "no expert was looked at"
+    return Treatment.NOT_COMPARED, "no expert was read"
 
 
 def _as_its_owner(part: ModelPart, owner: Treated) -> Treated:

@@ -28,8 +28,8 @@ REASON_TEXT = {
         "layers confirm it"
     ),
     Reason.SAMPLE_CHOSEN: (
-        "the models agree on a sample of neurons that was chosen by a given seed; this reproduces a report but is no "
-        "evidence of its own"
+        "the models agree on a sample of neurons that was chosen by a given seed; this reproduces a report but is "
+        "not independent evidence"
     ),
 }
 

@@ -57,7 +57,7 @@ def test_two_mixtures_that_share_two_of_three_experts_are_found(save):
     assert matched(report) == {(i, i): {1: 2, 2: 0} for i in range(LAYERS)}
     assert "experts 1 and 2 of layer 0 of" in report.sentence and "with experts 0 and 2 of layer 0" in report.sentence
     ledger = {entry.part: entry for entry in report.coverage.candidate}["experts of the language model"]
-    assert ledger.treatment is Treatment.SAMPLED and "the experts of 2 of 2 layers" in ledger.reason
+    assert ledger.treatment is Treatment.SAMPLED and "each expert in 2 of 2 layers" in ledger.reason
     assert HomologyReport.from_json(report.to_json()).parts == report.parts
 
 

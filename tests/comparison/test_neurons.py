@@ -151,7 +151,7 @@ def test_families_whose_neurons_have_an_order_are_left_out(base, save, monkeypat
     monkeypatch.setattr("mdir_hf.model.roles.numbered_channels.NUMBERED_NEURONS", {"llama": "they are sorted"})
     report = judged(save(base, "base"), save(new_model(seed=9, **SIZES), "other"))
     assert report.neurons is None
-    assert any("in llama they are sorted" in caveat for caveat in report.caveats)
+    assert any("in llama, they are sorted" in caveat for caveat in report.caveats)
 
 
 @pytest.mark.parametrize(("n_few", "n_many", "n"), [(1, 2, 4), (1, 3, 3), (2, 3, 3)])

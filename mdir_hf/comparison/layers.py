@@ -329,7 +329,7 @@ class LayerQuestion:
         for n_done, (i, j) in enumerate(analysed):
             if self.on_part is not None:
                 self.on_part("modules", n_done, len(analysed))
-            # Behind a rotation a map counts with some analysed layers only.
+            # After a rotation a map counts with some analysed layers only.
             if self.on_found is not None and (evidence.residual_map.kind != "rotation" or n_done >= SAMPLED_LAYERS):
                 self.on_found(replace(evidence, modules=modules), len(analysed) - n_done)
             modules += tuple((i, j, module) for module in self.modules((i, j), evidence.residual_map))

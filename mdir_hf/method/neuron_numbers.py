@@ -225,7 +225,7 @@ def match_neurons_by_number(reference: Neurons, candidate: Neurons, *, n_fitted:
 
 
 def common_length(differences: torch.Tensor) -> float:
-    """Estimate the length of the mean of the distribution of some vectors ``(k, n)``; 0 if they have none in common.
+    """Estimate the length of the mean behind some vectors ``(k, n)``; 0 if they have none in common.
 
     The square is unbiased before it is cut off at 0: products of a vector with itself are left out, so independent
     noise adds nothing on average.

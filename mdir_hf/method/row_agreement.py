@@ -109,7 +109,7 @@ def log_p_fixed(trace: npt.ArrayLike, energy: npt.ArrayLike, n_rows: int, *, log
 
 
 def compare_rows(reference: torch.Tensor, candidate: torch.Tensor, *, own_places: bool = False) -> RowAgreement:
-    """Compare the sampled rows of all pairs of layers of two models.
+    """Compare the sampled rows of all pairs of layers from two models.
 
     The inputs are rows with the same numbers, ``(L, k, n)`` and ``(L', k, n)``, of any lengths, in one residual basis.
     With ``own_places``, L and L' must be equal, and results for different places are zero. Takes O(L L' (k^2 n + k^3))
@@ -242,7 +242,7 @@ class HeadAgreement:
 
 
 def match_heads(reference: torch.Tensor, candidate: torch.Tensor, *, n_heads: tuple[int, int]) -> HeadAgreement:
-    """Compare rows of all pairs of layers of two models, under the best map of heads.
+    """Compare rows of all pairs of layers from two models, under the best map of heads.
 
     Rows are ``(L, H r, n)`` and ``(L', H' r, n)`` in one residual basis, at the same r positions in each head.
     """

@@ -303,7 +303,7 @@ def _config(model: Model, stream: StreamTransform, *, is_untied: bool) -> tuple[
         for inner in _sections(config):
             if "tie_word_embeddings" in inner or inner is config:
                 inner["tie_word_embeddings"] = False
-        notes.append("Its head was tied to the embedding; behind a rotation it needs a matrix of its own.")
+        notes.append("Its head was tied to the embedding; after a rotation it needs a matrix of its own.")
     if stream.scale != 1.0:
         changed = 0
         for inner in _sections(config):

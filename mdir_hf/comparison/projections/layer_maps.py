@@ -166,14 +166,14 @@ def map_by_rows(
     analyses = [analysis for analysis in (in_place(from_embeddings),) if analysis is not None]
     is_searched = bool(analyses) and len(analyses[0].counterparts) < n_layers
     if is_searched:
-        # Rows that moved within layers may be found behind a map of the embeddings. A fitted one costs more.
+        # Rows that moved within layers may be found after applying a map of the embeddings. A fitted one costs more.
         search_moved_rows(analyses[0], question.on_part)
     if not analyses or len(analyses[0].counterparts) < n_layers:
         for attempt in tried[len(from_embeddings) :]:
             fitted = attempt.make(of_role)
             analysis = None if fitted is None else in_place((fitted,))
             analyses += [] if analysis is None else [analysis]
-    # Searches cost more than sampled rows, so they begin behind the map that has shown most.
+    # Searches cost more than sampled rows, so they begin with the map that has shown most.
     for analysis in sorted(analyses, key=lambda each: -each.n_found):
         if not (is_searched and analysis is analyses[0]):
             search_moved_rows(analysis, question.on_part)
@@ -225,7 +225,7 @@ def _map(analysis: LayerAnalysis, role: Role, *, log_alpha: float, n_tests: int)
     for pair, findings in analysis.findings.items():
         cell, found = cells.at(pair), findings.get(role)
         # Rotations inside heads and searched neurons are significant between different layers of one model, too, and
-        # some between strangers behind a fitted rotation. They describe a layer and carry no p of the map.
+        # some between strangers after a fitted rotation. They describe a layer and carry no p of the map.
         is_cell = found is not None and not found.is_turned and found.moved in (None, "heads")
         if cell is not None and found is not None and is_cell:
             log_p[cell] = min(log_p[cell], found.log_p)

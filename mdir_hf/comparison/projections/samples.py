@@ -179,7 +179,7 @@ class ProjectionReader:
         if role.writes_stream and residual_map.kind != "rotation":
             return self._sample_of_stream(role, places, residual_map)
         if role.writes_stream and not self._is_small(role, places):
-            self.failures[role] = "behind a rotation it would have to be read whole"
+            self.failures[role] = "after a rotation it would have to be read whole"
             return None
         n_rows = min(self.n_rows(side, role, at) for side in (0, 1) for at in places[side])
         if n_rows == 0:

@@ -33,7 +33,7 @@ NEW_ROWS = 64
 
 @dataclass(frozen=True, eq=False)
 class LayerRows:
-    """The first rows of two matrices of each layer of a model.
+    """The first rows of two matrices in each layer of a model.
 
     Attributes:
         attention: Rows of V, ``(ROWS, n)``, or None.
@@ -121,7 +121,7 @@ def look_closer(models: Mapping[str, Model]) -> CloserLook:
 
 
 def read_layer_rows(model: Model) -> LayerRows:
-    """Read the first rows of V and of the up projection of every layer."""
+    """Read the first rows of V and of the up projection in every layer."""
     layers = model.anatomy.layers
     return LayerRows(*(tuple(first_rows(model, layer, role, ROWS) for layer in layers) for role in (Role.V, Role.UP)))
 

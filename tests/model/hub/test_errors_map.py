@@ -106,7 +106,7 @@ def test_a_failed_consistency_check_is_a_short_read():
         ),
         (401, {"x-error-code": "GatedRepo"}, errors.GatedRepositoryError, "no token was sent"),
         (403, {"x-error-code": "GatedRepo"}, errors.GatedRepositoryError, "not been granted"),
-        (403, {}, errors.GatedRepositoryError, r"refuses this token \(403\)"),
+        (403, {}, errors.GatedRepositoryError, r"rejected this token \(403\)"),
         (404, {"x-error-code": "RepoNotFound"}, errors.RepositoryNotFoundError, "no such repository"),
         (404, {"x-error-code": "RevisionNotFound"}, errors.RevisionNotFoundError, "'v1'"),
         (404, {"x-error-code": "EntryNotFound"}, errors.FileMissingError, "'f.json'"),

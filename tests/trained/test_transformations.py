@@ -261,7 +261,7 @@ def test_a_new_tokenizer_and_embeddings_leave_the_layers():
     assert report.embedding.log10_p == report.unembedding.log10_p == 0.0  # early in training, as in the paper
     assert report.layers.residual_map == "identity"
     assert 500 < report.embedding.common_tokens < 1024  # of 2048: another tokenizer, and no lack of tokens to compare
-    assert any("change of tokenizer" in caveat for caveat in report.caveats)
+    assert any("A new tokenizer or retrained" in caveat for caveat in report.caveats)
 
 
 # --- noise

@@ -77,7 +77,8 @@ def _result_text(row: Row) -> str:
         n_matched = f", {layers['n_matched']} of {layers['n_layers']}"
     if row["settled_by"] == "neurons":
         n_matched = f", {neurons['n_matched']} layer{'s' * (neurons['n_matched'] != 1)}"
-    return f"{BY[row['settled_by']]}{n_matched}, {row['log10_p']:,.0f}, {row['bytes_read'] / 1e6:.0f} MB"
+    p = "by calibration" if row["log10_p"] is None else f"{row['log10_p']:,.0f}"
+    return f"{BY[row['settled_by']]}{n_matched}, {p}, {row['bytes_read'] / 1e6:.0f} MB"
 
 
 def _why_missed(missed: Sequence[Row]) -> str:

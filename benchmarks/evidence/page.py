@@ -153,7 +153,11 @@ def direction_section(results: Results, figures: dict[str, Figure]) -> str:
 
 
 SECTIONS: tuple[tuple[str, tuple[str, ...], Callable[[Results, dict[str, Figure]], str]], ...] = (
-    ("Real models", ("real-pairs", "real-models", "real-power", "real-strangers-at-layers"), real_section),
+    (
+        "Real models",
+        ("real-pairs", "real-models", "real-power", "real-strangers-at-layers", "real-seeds"),
+        real_section,
+    ),
     ("The second witness on a real model", ("second-witness",), witness_section),
     ("What published methods leave", ("real-methods",), methods_section),
     ("Strangers of one recipe", ("strangers", "strangers-at-scale"), strangers_section),

@@ -585,7 +585,8 @@ def main() -> None:
         against = "" if (row["verdict"] == "homologous") is is_related and "error" not in row else "   <-- look"
         layers, neurons = row.get("layers") or {}, row.get("neurons") or {}
         print(
-            f"{row['verdict']:13} {row.get('log10_p') or 0.0:10.1f} {row.get('settled_by') or '':10} {row['wall_s']:6.1f} s"
+            f"{row['verdict']:13} {row.get('log10_p') or 0.0:10.1f} {row.get('settled_by') or '':10}"
+            f" {row['wall_s']:6.1f} s"
             f"  {base[:12]} {method.name} {left}: layers {layers.get('n_matched')} of {layers.get('n_layers')} by "
             f"{layers.get('role')}, neurons {neurons.get('n_matched')} {row.get('error', '')}{against}",
             flush=True,

@@ -58,7 +58,7 @@ _BERT: tuple[LayerRow, ...] = (
         named(r"attention\.attn\.%s", "q k v o", ATTENTION) | named(r"%s\.dense", "intermediate output", MLP),
         {"mpnet"},
     ),
-    # Perceiver: layers of a stream of latents. What reads the inputs into it is cross-attention.
+    # Perceiver: layers of a stream of latents. Cross-attention reads the inputs into it.
     *rows(
         named(r"attention\.self\.%s", "query key value", QKV)
         | named(r"mlp\.dense%s", "1 2", MLP)

@@ -41,7 +41,7 @@ NEW_ROWS = 64
 
 
 def direction_facts(reference: Comparable, candidate: Comparable, *, level_reads: bool) -> tuple[DirectionFact, ...]:
-    """Collect the facts about two related models; if ``level_reads`` is False, only names and dates.
+    """Collect the facts about two related models, or only names and dates if ``level_reads`` is False.
 
     A test that cannot read its rows is skipped.
 

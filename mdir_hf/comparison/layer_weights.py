@@ -26,16 +26,16 @@ READS_AT_ONCE = 8
 """Number of layers read concurrently."""
 
 KEPT_BYTES = 160 << 20
-"""Memory for one role's weights of one model, which later maps may need again. Eight whole layers of Llama-3.1-8B fit,
-in float32."""
+"""Memory for keeping one model's weights of one role, which later maps may need again. It is enough for eight whole
+layers of Llama-3.1-8B in float32."""
 
 STORED_BYTES = 4
-"""Upper bound on the bytes per cached weight. Most models are stored with two."""
+"""Upper bound on the bytes per cached weight. Most models store two."""
 
 STANDS_IN = {Role.V: Role.SSM_IN}
-"""Fallback for V in layers without attention: the input projection of the state-space mixer. A hybrid model thus has
-one map over all of its layers. Values do not match mixer inputs significantly, so each layer is matched with layers of
-its own kind."""
+"""Fallback for V in layers without attention: the input projection of the state-space mixer. A single map can thus
+cover all layers of a hybrid model. Values do not match mixer inputs significantly, so each layer is matched with layers
+of its own kind."""
 
 
 def n_neurons(model: PlacedTensors) -> int:
@@ -61,7 +61,7 @@ def standing_for(layer: Layer, role: Role) -> Role | None:
 
 
 def n_channels_of(model: PlacedTensors, role: Role, position: int) -> int:
-    """Return the number of rows of the matrix that represents a layer, from its header.
+    """Return the number of rows of the matrix that represents a layer, according to its header.
 
     Raises:
         AnatomyError: If the weight is not a matrix with the model's width on one side.
@@ -111,7 +111,7 @@ class _StoredRows:
 
 
 class RoleReader:
-    """Reader of the matrix that represents each layer, ``(d_out, n)``, with the norm gain folded in and unit rows.
+    """Reader of the ``(d_out, n)`` matrix that represents each layer, with the norm gain folded in and unit rows.
 
     Matrices that write to the residual stream are transposed. Rows have unit length because heavy-tailed lengths would
     mislead the polar factor. Sampled rows of all layers are read at once; whole layers are cached while they fit.
@@ -219,7 +219,7 @@ class RoleReader:
 class Representative:
     """The matrix that represents a layer, read in whole or in part on demand.
 
-    ``carried`` maps rows ``(k, n)`` into the other residual basis.
+    ``carried`` maps ``(k, n)`` rows into the other residual basis.
     """
 
     reader: RoleReader

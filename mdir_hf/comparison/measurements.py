@@ -145,8 +145,8 @@ class Measurements:
     def log_cost_of_layers(self) -> float:
         """Natural log of the correction factor on the layers' p.
 
-        The layers get the share of alpha after the last look (docs/method/rows.md), shared by two maps if all layers
-        are compared.
+        The layers use the share of alpha that follows the last look (docs/method/rows.md). If all layers are compared,
+        two maps split it.
         """
         is_paid_twice = self.settings.level.analyses_all_layers
         return log_cost_of_look(self.n_looks + 1) + (math.log(2.0) if is_paid_twice else 0.0)

@@ -44,7 +44,8 @@ RUN_NEURONS = 8
 def representatives(reference: PlacedTensors, candidate: PlacedTensors, *, every: bool = False) -> tuple[Role, ...]:
     """Return the roles that can represent a layer of both models, in order.
 
-    Roles that more layers have come first, and :data:`LAST` at the end; all of ``LAST`` are included only if ``every``.
+    Roles that occur in more layers come first, and :data:`LAST` at the end; all of ``LAST`` are included only if
+    ``every`` is set.
     """
 
     def left_out(role: Role) -> float:
@@ -114,8 +115,8 @@ def worth_reading(
 ) -> list[bool]:
     """Decide for each residual-basis map whether the layers are worth reading whole.
 
-    They are if sampled rows are significant at 0.1%, corrected for all maps, or if the matrices have few rows. Skipped
-    maps have p = 1. ``neuron_seed`` determines the neurons.
+    They are worth it if sampled rows are significant at 0.1%, corrected for all maps, or if the matrices have few rows.
+    Skipped maps have p = 1. ``neuron_seed`` determines the neurons.
     """
     n_channels = [reader.n_channels(reader.positions[0]) for reader in readers]
     if not is_wide(readers[0].role, max(n_channels)):

@@ -138,7 +138,7 @@ class _Sets:
     look: int
 
     def nominated(self, residual_maps: Sequence[ResidualBasisMap]) -> list[tuple[int, int]] | None:
-        """Return pairs of equally large experts with similar rows; None if there is no common size."""
+        """Return pairs of equally large experts with similar rows; return None if there is no common size."""
         readers = [RoleReader(each, Role.UP) for each in (self.reference, self.candidate)]
         places: list[dict[int, list[int]]] = []
         for reader in readers:
@@ -279,8 +279,8 @@ def _stacks(model: PlacedTensors) -> tuple[ModelView, ...] | None:
 
 
 MOST_STACKS = 8
-"""Maximum number of stacks per model: the language model, then the largest others. Published models have four or five.
-"""
+"""Maximum number of stacks per model: the language model, then the largest others. Published models have four or
+five."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,8 @@ MOST_WHOLE_VALUES = 1 << 21
 at most this many entries, and otherwise not compared."""
 
 LONG_RUNS = {role: 32 if role in (Role.Q, Role.K, Role.V) else 64 for role in PROJECTION_ROLES}
-"""Number of rows in a run if a model is fetched, because each run is a request. Rows of q, k and v come from two places
-in different heads."""
+"""Number of rows in a run if a model is fetched, because each run takes one request. Rows of q, k and v come from two
+places in different heads."""
 
 LOCAL_GAP_BYTES = 4096
 """Largest gap, in bytes, between wanted rows of local files that is read rather than skipped."""
@@ -73,8 +73,8 @@ class ProjectionReader:
     """Reader of projection rows of two models. Rows are chosen without reading weights.
 
     Attributes:
-        left_out: Reason for each projection that is not compared.
-        failures: Reason, by role, why a projection of some layers could not be read.
+        left_out: Map from each projection that is not compared to the reason.
+        failures: Map from each role that could not be read in some layers to the reason.
         unread: Sentences about unreadable weights.
     """
 

@@ -17,9 +17,9 @@ from mdir_hf.method.row_agreement import RowAgreement, compare_rows, share_alike
 from mdir_hf.model.roles import Role
 
 LEAST_OWN_SHARE = 0.05
-"""A cell names a counterpart only if more than this share of its rows have their best partner, in both directions,
-under the same number. For unrelated layers, 1 of 64 does on average. p alone is not enough: a slightly wrong map makes
-cosines of -0.08 significant, and neighbouring layers resemble each other."""
+"""A cell names a counterpart only if, for more than this share of its rows, the row and the one with the same number
+are each other's best partners. For unrelated layers, the average is 1 of 64. p alone is not enough: a slightly wrong
+map makes cosines of -0.08 significant, and neighbouring layers resemble each other."""
 
 LEAST_SHARE_OF_COSINE = 0.6
 """A reference layer is not a counterpart if another candidate layer resembles it much more, because neighbouring layers
@@ -89,7 +89,8 @@ class RoleCells:
     def share_kept(self, cell: tuple[int, int]) -> float:
         """Return the share of a cell's rows that agree with the row of the same number.
 
-        Noise hides partners, so a cell counts as kept as a whole if the cosines allow it within two standard errors.
+        Because noise hides partners, the whole cell counts as kept if its cosines allow that within two standard
+        errors.
         """
         agreement = self.agreement
         own, alike = float(agreement.own_share[cell]), float(agreement.kept_share[cell])
@@ -108,8 +109,8 @@ class RoleCells:
 
 RIVAL_SHARE_OF_COSINE = 0.8
 COPIED_LAYER_COSINE = 0.7
-"""Two layers whose cosine is below this are not counterparts if either resembles a second layer with at least
-:data:`RIVAL_SHARE_OF_COSINE` of it. Neighbouring layers of one model can be that similar."""
+"""Two layers whose cosine is below this are not counterparts if either has at least :data:`RIVAL_SHARE_OF_COSINE` of
+that cosine with a third layer. Neighbouring layers of one model can be that similar."""
 
 
 @dataclass(frozen=True, eq=False)

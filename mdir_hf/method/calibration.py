@@ -1,4 +1,4 @@
-"""Calibrate a p-value with placebos and privileged axes; they affect the verdict, but not p (docs/method/rows.md)."""
+"""Calibrate a p-value with placebos and privileged axes, which affect the verdict but not p (docs/method/rows.md)."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ LIKELY_SAME = 0.5
 """Minimum likeness, in [0, 1], from which heads with the same number are taken as the same head."""
 
 LARGEST_CONDITION = 1e8
-"""Largest condition number of a fitted matrix; others are not used."""
+"""Largest condition number of a fitted matrix that is used."""
 
 BlockKind = Literal["identity", "signs", "turns", "scaled_turns", "rotations", "scaled_rotations", "matrices"]
 
@@ -120,7 +120,8 @@ def fit_heads(
 def fit_blocks(x: Sides, y: Sides) -> BlockMap:
     """Fit one invertible matrix per head to V and O, or to K and Q if there are no rotary positions.
 
-    ``x`` has the matched heads in the candidate's residual basis; ``y`` has the candidate's heads in the same order.
+    ``x`` contains the matched heads in the candidate's residual basis, and ``y`` the candidate's heads in the same
+    order.
 
     Returns:
         The simplest sufficient map: identity, rotations, scaled rotations, or invertible matrices. Takes O(H d^2 n)

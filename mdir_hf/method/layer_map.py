@@ -63,7 +63,7 @@ CANNOT_COUNT = -1e-9
 
 
 Cells = tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]
-"""log p, and whether it comes from the full polar factor; ``(rows, columns)`` each."""
+"""log p, and whether it comes from the full polar factor, each ``(rows, columns)``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ def thin_svd(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.
     If LAPACK's divide and conquer fails, QR iteration in float64 is used.
 
     Returns:
-        ``(..., m, k)``, ``(..., k)`` descending and ``(..., k, n)``, k = min(m, n), in the dtype of ``matrices``,
-        float32 or float64. Takes O(m n k) time per matrix.
+        ``(..., m, k)``, ``(..., k)`` descending and ``(..., k, n)``, with k = min(m, n), in the dtype of ``matrices``
+        (float32 or float64). Takes O(m n k) time per matrix.
     """
     try:
         left, scale, right_t = torch.linalg.svd(matrices, full_matrices=False)
@@ -57,7 +57,8 @@ def orthonormal_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def cross_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Return ``left^T @ right``, ``(n, m)`` from ``(r, n)`` and ``(r, m)`` with equal dtype and device.
 
-    On CPUs, float32 uses oneDNN if available, which is sometimes faster and rounds alike. Takes ``2 r n m`` flops.
+    On CPUs, float32 uses oneDNN if available, which is sometimes faster and rounds in the same way. Takes ``2 r n m``
+    flops.
     """
     with all_cores(2.0 * left.numel() * right.shape[1], left.device):
         if left.dtype is torch.float32 and left.device.type == "cpu" and _HAS_ONEDNN:

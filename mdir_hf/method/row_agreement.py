@@ -49,7 +49,7 @@ class RowAgreement:
         own_share: Share of rows whose best partner, in both directions, is the row with the same number.
         kept_share: Estimated share of rows that are alike in place, in [0, 1], if the others are unrelated.
         kept_error: Standard error of ``kept_share``.
-        row_cosines: Their cosines, ``(L, L', k)`` float32.
+        row_cosines: ``(L, L', k)`` float32 cosines of rows with the same number.
     """
 
     log_p: FloatArray
@@ -61,7 +61,7 @@ class RowAgreement:
 
 
 def flattened(cross: torch.Tensor) -> torch.Tensor:
-    """Return ``A f(S) B^T`` of a batch of products ``X Y^T``, ``(..., k, l)``, for the fixed odd polynomial f.
+    """Return ``A f(S) B^T`` for a batch of products ``X Y^T``, ``(..., k, l)``, for the fixed odd polynomial f.
 
     f applies :data:`N_STEPS` quintic steps to the singular values divided by the Frobenius norm. Takes O(k l min(k, l))
     time per product.

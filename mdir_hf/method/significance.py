@@ -203,7 +203,7 @@ def log_p_ordered_map(log_p_pairs: Sequence[float], n_reference: int, n_candidat
 
 
 def log_p_by_layer(log_p: FloatArray) -> FloatArray:
-    """Reduce a map ``(L, L')`` to one p-value per layer of the shallower model, for its best partner, corrected.
+    """Reduce a map ``(L, L')`` to one corrected p-value, for the best partner, per layer of the shallower model.
 
     For a square map, that is one p-value per candidate layer.
     """

@@ -19,15 +19,15 @@ LOG_ALPHA = math.log(1e-10)
 """A matching of channels needs a p below this (the paper's p_0), according to the paper's formula."""
 
 ROTATION_IS_BETTER, TRAINED = 3.0, 1e-3
-"""A matching is rejected if its squared residual exceeds the second number, and a rotation's by more than the first
-factor. Rotations also absorb some of the low-rank changes of training."""
+"""A matching is rejected if its squared residual exceeds both the second number and a rotation's squared residual times
+the first. Rotations also absorb some of the low-rank changes of training."""
 
 LEAST_LOG_SCALE = 0.05
 """Fitted scales whose log is smaller than this are attributed to training and ignored."""
 
 TOLD = 0.1
 """Two streams are related if a rotation fitted on half of the rows explains this share of the other half's squares. For
-unrelated models, the share is close to 0, but up to a third on the fitted rows."""
+unrelated models, the share is close to 0, although it reaches a third on the fitted rows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

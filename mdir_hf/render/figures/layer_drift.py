@@ -20,7 +20,7 @@ BAND, GAP = 0.46, 0.14
 """Height of one projection's axes, and of the space below, in inches."""
 
 NUMBERED_LAYERS = 16
-"""Up to this many layers are all numbered; otherwise every fifth is."""
+"""Maximum number of layers that are all numbered; if there are more, every fifth is."""
 
 _MARGIN, _LEFT, _RIGHT, _BELOW = 0.15, 1.5, 0.18, 0.42
 

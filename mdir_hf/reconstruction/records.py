@@ -24,8 +24,8 @@ class RowMap:
     """A map from the rows of one matrix to the places and axes of another.
 
     Attributes:
-        order: The block that moves to each place, ``(k,)``; a permutation.
-        matrices: The factor for the block at each place, ``(k, d, d)``; None for the identity.
+        order: ``(k,)`` permutation: the block that moves to each place.
+        matrices: ``(k, d, d)`` factors for the blocks at each place; None for the identity.
     """
 
     order: IntArray

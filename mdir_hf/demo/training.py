@@ -179,9 +179,9 @@ def train(
 ) -> list[float]:
     """Train a float32 causal LM in place, on random excerpts of a text, without dropout.
 
-    ``tokens`` is int64, ``(n_tokens,)``; ``batch`` is the number of sequences and their length. torch's global
-    generator is not used, so the same ``order_seed`` and tokens give the same batches in the same order. Return the
-    loss of each step before its update, in nats per token.
+    ``tokens`` is an ``(n_tokens,)`` int64 tensor; ``batch`` contains the number of sequences and their length. torch's
+    global generator is not used, so the same ``order_seed`` and tokens give the same batches in the same order. Return
+    the loss of each step before its update, in nats per token.
     """
     order = torch.Generator().manual_seed(order_seed)
 

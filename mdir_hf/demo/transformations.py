@@ -20,7 +20,7 @@ def permute_channels(model: PreTrainedModel, permutation: torch.Tensor, *, scale
     """Permute the residual channels and multiply them by ``scale``, in place, preserving the outputs.
 
     New channel i is old channel ``permutation[i]``, int64 ``(hidden_size,)``. RMSNorm cancels a positive scale exactly,
-    because its epsilon is multiplied by the square. Powers of two are exact in all dtypes.
+    because its epsilon is multiplied by the square of the scale. Powers of two are exact in all dtypes.
     """
     body, tied = model.model, model.config.tie_word_embeddings
     body.embed_tokens.weight.copy_(body.embed_tokens.weight[:, permutation] * scale)

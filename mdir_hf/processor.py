@@ -39,7 +39,7 @@ def is_one_of_several_ranks() -> bool:
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Return how many cores, at least 1, this process may use: affinity or, if lower, the cgroup quota.
+    """Return how many cores, at least 1, this process may use: its CPU affinity or, if lower, its cgroup quota.
 
     ``root`` contains ``proc`` and ``sys``.
     """
@@ -100,7 +100,7 @@ def _lines(path: Path) -> list[str]:
 
 
 class _Here(threading.local):
-    """Cores available to this thread inside :func:`one_pool`; None outside."""
+    """Cores available to this thread inside :func:`one_pool`; None outside it."""
 
     n_cores: int | None = None
 
@@ -230,8 +230,8 @@ def in_order(
 ) -> Iterator[R]:
     """Yield ``work(task, cancelled)`` for every task in order, with at most ``n_in_flight`` unconsumed.
 
-    ``work`` runs in daemon threads and should stop when the event is set. The first failure, or an early exit, cancels
-    the other tasks.
+    ``work`` runs in daemon threads and should stop when ``cancelled`` is set. The first failure, or an early exit,
+    cancels the other tasks.
     """
     n_threads = min(n_in_flight, len(tasks))
     if n_threads <= 1:

@@ -59,7 +59,7 @@ class ReadOfModel:
 
 
 def read_of(report: HomologyReport, side: str, layers_of_model: Sequence[Layer]) -> ReadOfModel:
-    """Collect the weights that, according to a report, were read from one model."""
+    """Collect the weights that were read from one model, according to a report."""
     neurons, layers, modules = report.neurons, report.layers, report.modules or ()
     analysed: dict[int, set[ModuleRole]] = {}
     for module in modules:

@@ -100,7 +100,7 @@ def why_not_compared(reference: PlacedTensors, candidate: PlacedTensors, roles: 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _StoredRows:
-    """Rows as stored, ``(k, n)``, in 16 bits if that is lossless, and the norm's gain."""
+    """``(k, n)`` rows as stored, in 16 bits if that is lossless, and the norm's gain."""
 
     rows: torch.Tensor
     gain: torch.Tensor | None
@@ -170,7 +170,7 @@ class RoleReader:
         return standing, rows.T if standing.writes_stream else rows
 
     def _whole(self, position: int) -> _StoredRows:
-        """Read a whole layer, together with the others if they are few and small."""
+        """Read a whole layer, and all other layers too if they are few and small."""
         stored = self._kept.get((position, None))
         if stored is not None:
             return stored
@@ -310,7 +310,7 @@ def _read_if_placed(model: PlacedTensors, layer: Layer, role: Role) -> torch.Ten
 
 
 def stored_n_bytes(model: PlacedTensors, position: int, role: Role) -> int:
-    """Return the stored size of the matrix that represents a layer, from its header."""
+    """Return the stored size of the matrix that represents a layer, according to its header."""
     layer = model.anatomy.layers[position]
     part = layer.parts[standing_for(layer, role) or role]
     shape = part_shape(part, lambda name: tuple(model.tensors.spec(name).shape))

@@ -44,14 +44,14 @@ from mdir_hf.model.roles import Role
 
 MANY_ROWS = 1024
 """Projections with more rows are not tested in sampled layers, because a polar factor takes cubic time. If every
-projection of attention has more, the first of :data:`NARROWEST` is tested."""
+attention projection has more, the first of :data:`NARROWEST` is tested."""
 
 TOO_MANY_ROWS = 8192
 """No projection with more rows is tested, because its polar factor takes minutes; projections of latent attention have
 up to 16384."""
 
 NARROWEST: tuple[Projection, ...] = ("k", "v", "q", "o")
-"""Projections of attention, narrowest first; keys and values have no more rows than queries."""
+"""Attention projections, narrowest first; keys and values have no more rows than queries."""
 
 MANY_NEURONS = 2048
 """The limit for MLPs, which always have more rows than attention; their three matrices are tested as one."""

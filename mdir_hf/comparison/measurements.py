@@ -57,7 +57,7 @@ class Measurements:
 
     Attributes:
         is_sample_fresh: Whether the seed came from system entropy after both models were open.
-        neuron_samples: Samples of gate and up from the last look at neurons by number.
+        neuron_samples: Samples of gate and up from the last look that paired neurons by number.
         nominating_samples: Samples of up from every layer.
         n_looks: Maximum number of looks at a pair of matrices.
         layers_are_unreadable: Whether most of the layers to compare could not be read.
@@ -131,7 +131,7 @@ class Measurements:
 
     @property
     def results(self) -> dict[str, MatrixResult]:
-        """Results for each pair of matrices, by name."""
+        """Results for each pair of matrices, keyed by name."""
         return {name: matrix.result for name, matrix in self.matrices.items()}
 
     @cached_property

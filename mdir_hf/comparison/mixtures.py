@@ -69,7 +69,7 @@ def trace_experts(
 
 
 def mlp_parts(model: PlacedTensors, position: int) -> list[tuple[ExpertName, Mapping[Role, StoredWeight]]]:
-    """List all MLPs of a layer by name: dense, routed and shared."""
+    """Return all MLPs of a layer (dense, routed and shared) with their names."""
     layer = model.anatomy.layers[position]
     named: list[tuple[ExpertName, Mapping[Role, StoredWeight]]] = [
         (None, layer.parts),

@@ -50,7 +50,7 @@ def draw_sample_seed() -> int:
 
 ROWS = "neurons"
 STORED_OUTPUTS = {"outputs": "neurons.down", "strengths": "neurons.strengths", "offsets": "neurons.offsets"}
-"""Names of the outputs' tensors in a file, by argument of :meth:`NeuronSample.restored`."""
+"""Names of the outputs' tensors in a file, keyed by argument of :meth:`NeuronSample.restored`."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class NeuronSample:
         return sum(tensor.nbytes for tensor in self.tensors().values())
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the tensors to store in a file, by name."""
+        """Return the tensors to store in a file, keyed by name."""
         tensors = {ROWS: self.rows}
         if self.outputs is not None:
             stored = (self.outputs.rows, self.outputs.strengths, self.outputs.offsets)

@@ -219,8 +219,8 @@ class NeuronRows:
     """An MLP's gate or up, with its bias.
 
     Attributes:
-        rows: Unit rows, ``(n, width)``.
-        lengths: Lengths of the stored rows, ``(n,)``.
+        rows: ``(n, width)`` unit rows.
+        lengths: ``(n,)`` lengths of the stored rows.
         bias: ``(n,)``, or None.
     """
 
@@ -229,7 +229,7 @@ class NeuronRows:
     bias: torch.Tensor | None = None
 
     def cosines(self, chosen: torch.Tensor, device: str) -> torch.Tensor:
-        """Return cosines between chosen rows and all rows, ``(k, n)``."""
+        """Return the ``(k, n)`` cosines between chosen rows and all rows."""
         rows = unit_rows(self.rows).to(device)
         return (rows[chosen] @ rows.T).cpu()
 

@@ -164,7 +164,7 @@ def products_of_lengths(
     rows: torch.Tensor,
     stream: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the products of some neurons' gate and up lengths, ``(n,)`` float32; 0 for shut neurons.
+    """Return the ``(n,)`` float32 products of some neurons' gate and up lengths; 0 for shut neurons.
 
     ``rows`` are ascending neuron numbers ``(n,)``; ``stream`` are embedding rows ``(k, width)``, or None.
     """
@@ -218,7 +218,7 @@ def offsets_of(model: PlacedTensors, place: int, reader: RoleReader, rows: torch
 
 
 def bias_of(model: PlacedTensors, place: int, role: Role) -> torch.Tensor | None:
-    """Return the bias of a role's matrix or norm, ``(n,)``, or None."""
+    """Return the ``(n,)`` bias of a role's matrix or norm, or None."""
     part = model.anatomy.layers[place].parts[role]
     if len(part.tensors) != 1 or not isinstance(part, WeightPart) or not part.is_whole:
         return None

@@ -52,10 +52,10 @@ and up (:data:`LEAST_Z`). Framed models reach a third on samples that a framer c
 to searched neurons, whose numbers come from the search."""
 
 LEAST_Z = 6.0
-"""Least mean cosine of neurons with the same number, by gate and by up, in standard deviations."""
+"""Minimum mean cosine of neurons with the same number, for gate and for up, in standard deviations."""
 
 LEAST_SHARE_OF_STRENGTH = 0.25
-"""Minimum ratio, in both models, of the mean squared strength of the agreeing neurons to that of all sampled neurons.
+"""Minimum mean squared strength of the agreeing neurons in each model, as a share of the mean over all sampled neurons.
 Copied neurons with zero or tiny output fall below it."""
 
 LEAST_SQUARE = 1e-4
@@ -182,7 +182,7 @@ def _match_outputs(
 def _offset_change(
     reference: NeuronOutputs, candidate: NeuronOutputs, cell: tuple[int, int], matches: NeuronMatches
 ) -> float:
-    """Return the mean difference between partners' offsets, in lengths of a gate."""
+    """Return the mean difference between partners' offsets, relative to the length of a gate."""
     if reference.offsets is None or candidate.offsets is None or not bool(matches.is_own.any()):
         return 0.0
     n_tested = len(matches.is_own)
@@ -199,7 +199,7 @@ def _is_idle(
     *,
     is_searched: bool,
 ) -> bool:
-    """Return whether the neurons that agree by gate and up write next to nothing."""
+    """Return whether the neurons that agree in gate and up write next to nothing."""
     matched = matches[cell[0]][cell[1]]
     least = LEAST_SHARE_OF_NEURONS * len(matched.is_certain)
     # A stranger's neuron with its own number by chance may write more than all idle copies together. So neurons that
@@ -291,7 +291,7 @@ def _log_p_together(own: IntArray) -> float:
 
 
 def _agreeing_cells(strength: IntArray, is_significant: npt.NDArray[np.bool_], n_tested: int) -> list[tuple[int, int]]:
-    """Return each candidate layer that agrees by gate and up, with its best reference layer."""
+    """Return each candidate layer that agrees in gate and up, with its best reference layer."""
     cells = ((int(strength[:, j].argmax()), j) for j in range(strength.shape[1]))
     return [cell for cell in cells if strength[cell] >= LEAST_SHARE_OF_NEURONS * n_tested and is_significant[cell]]
 

@@ -246,7 +246,7 @@ def _share_on_levels(fine: torch.Tensor, coarse: torch.Tensor, group: int) -> fl
 
 
 def _float_units(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-    """Return the scales, ``(groups, 1)``, if the rows are scaled floats of this format, else None."""
+    """Return the ``(groups, 1)`` scales if the rows are scaled floats of this format, else None."""
     n_bits = SIGNIFICANT_BITS[dtype]
     for group in (rows.shape[1], 128):
         if rows.shape[1] % group:
@@ -307,7 +307,7 @@ def _share(equal: torch.Tensor) -> float:
 
 
 def _unit(layers: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """Return a unit vector for each layer, ``(L, entries)``; zeros if its shape differs from the first."""
+    """Return ``(L, entries)``, a unit vector for each layer, or zeros if its shape differs from the first layer's."""
     present = [layer for layer in layers if layer is not None]
     if not present:
         return torch.zeros(len(layers), 0)

@@ -345,7 +345,7 @@ def _neuron_bytes(model: Comparable) -> int:
 
 
 def matrix_pairs(reference: Comparable, candidate: Comparable, level: Level) -> dict[str, MatrixPair]:
-    """Return the matrices to compare by name: embeddings, plus unembeddings if they are tested separately.
+    """Return the matrices to compare, keyed by name: embeddings, plus unembeddings if they are tested separately.
 
     If there is no embedding, the unembedding is compared, even if it is tied.
     """

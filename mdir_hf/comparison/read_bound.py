@@ -59,7 +59,7 @@ def bytes_of_blocks(sides: Sequence[IntArray], row_n_bytes: Sequence[int], block
 
 
 def bytes_of_layer_map(models: Sequence[Comparable], roles: Sequence[Role]) -> int:
-    """Estimate the bytes of the matrices that may represent layers, from the first layer with each."""
+    """Estimate the bytes of the matrices that may represent layers, using the first layer that has each."""
     n_bytes = 0
     for model in models:
         for role in roles:
@@ -70,7 +70,7 @@ def bytes_of_layer_map(models: Sequence[Comparable], roles: Sequence[Role]) -> i
 
 
 def bytes_of_neurons(model: PlacedTensors, *, every: bool) -> int:
-    """Return the maximum bytes of all looks at a model's neurons, in four layers unless ``every``."""
+    """Return the maximum bytes read by all looks at a model's neurons, in four layers unless ``every`` is set."""
     try:
         n_layers, sampled, matrix = len(neuron_layers(model)), planned_n_bytes(model), bytes_of_down(model)
     except (AnatomyError, UnsupportedFormatError):

@@ -23,8 +23,8 @@ REPRESENTATIVES = (Role.KV_LATENT, Role.V, Role.K, Role.UP)
 smaller matrix that K and V share. Each matrix tried is counted as a test."""
 
 LAST: tuple[Role, ...] = (Role.UP, Role.Q, Role.O, Role.GATE, Role.DOWN)
-"""Matrices that are tried last because they have most of the weights, under all residual-basis maps at once so that
-each layer is read once. All except up are tried only at level ``full``."""
+"""Matrices that are tried last because they contain most of the weights. All residual-basis maps are tried at once, so
+that each layer is read once. All except up are tried only at level ``full``."""
 
 SPREAD_LAYERS = 8
 """Number of layers of the shallower model to map, unless the level asks for all layers. Each has its ancestor or
@@ -66,7 +66,7 @@ def chosen_layers(
     """Choose the layers that a map compares, without reading weights; return their positions in both models.
 
     These are all layers of the deeper model and up to :data:`SPREAD_LAYERS` spread over the shallower one, or all
-    layers of both if ``every`` or if the shallower model has the narrower matrix.
+    layers of both if ``every`` is set or the shallower model has the narrower matrix.
     """
     reference_layers, candidate_layers = layers_with(reference, role), layers_with(candidate, role)
     if every or not reference_layers or not candidate_layers:
@@ -145,7 +145,7 @@ def _carried(residual_map: ResidualBasisMap, rows: torch.Tensor) -> torch.Tensor
 
 
 def sampled(readers: tuple[RoleReader, RoleReader], side: int, *, seed: int, neuron_seed: int) -> torch.Tensor:
-    """Read sampled unit rows of all layers of one model, ``(L, rows, n)`` float32.
+    """Read ``(L, rows, n)`` float32, sampled unit rows of all layers of one model.
 
     For MLPs of equal size, these are the neurons with which :meth:`Witness.ask_every_layer` begins.
     """

@@ -1,7 +1,7 @@
 """Compare stacks with stacks, and experts with experts.
 
-Stacks are compared using a few neurons, paired by number. Experts are compared as sets, with a dense layer as a set of
-one: a few rows of up nominate pairs for the second witness.
+Stacks are compared using a few neurons, paired by number. Experts are compared as sets; a dense layer counts as a set
+of one. A few rows of up nominate pairs for the second witness.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ class _Sets:
 def _likeness(
     residual_map: ResidualBasisMap, reference: torch.Tensor, candidate: torch.Tensor, device: str
 ) -> torch.Tensor:
-    """Return mean cosines, ``(experts, experts')``, of rows ``(experts, k, width)`` with the same numbers."""
+    """Return the ``(experts, experts')`` mean cosines of rows ``(experts, k, width)`` with the same numbers."""
     sides = [
         unit_rows(rows.flatten(0, 1).to(device)).reshape(len(rows), -1)
         for rows in (residual_map.carry_in(reference.flatten(0, 1)).reshape(*reference.shape[:2], -1), candidate)

@@ -30,8 +30,8 @@ ROWS_OF_EXPERT = 16
 """Number of rows read per projection and expert. A layer with eight experts needs twice the rows of a dense layer."""
 
 LEAST_OWN_ROWS = 3
-"""An expert agrees only if more than this many of its rows and the rows with the same number are each other's best
-partners. For unrelated experts, the average is one row."""
+"""An expert agrees only if more than this many of its rows have the row with the same number as their mutual best
+partner. In unrelated experts, one row does on average."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -115,7 +115,7 @@ def share_alike(cosines: FloatArray) -> float:
 
 
 def share_of_columns(first: torch.Tensor, second: torch.Tensor) -> float:
-    """Return the share of heads or neurons that are alike, from paired rows of channels."""
+    """Estimate the share of heads or neurons that are alike from paired rows of channels."""
     share, error = share_alike_of_columns(first, second)
     return min(1.0, share + 2.0 * error)
 

@@ -204,7 +204,7 @@ class ProjectionReader:
         return RowSample(role, places, others[at], reference, sides[1], is_of_stream=True)
 
     def rows(self, side: int, role: Role, place: int, numbers: IntArray | None) -> torch.Tensor:
-        """Read rows on a layer's head or neuron side, ``(k, width)`` float32, with gains folded in."""
+        """Read ``(k, width)`` float32 rows on a layer's head or neuron side, with gains folded in."""
         return self._rows_on_host(side, role, place, numbers).to(self.device)
 
     def _rows_on_host(self, side: int, role: Role, place: int, numbers: IntArray | None) -> torch.Tensor:

@@ -17,9 +17,9 @@ from mdir_hf.method.row_agreement import RowAgreement, compare_rows, share_alike
 from mdir_hf.model.roles import Role
 
 LEAST_OWN_SHARE = 0.05
-"""A cell names a counterpart only if, for more than this share of its rows, the row and the one with the same number
-are each other's best partners. For unrelated layers, the average is 1 of 64. p alone is not enough: a slightly wrong
-map makes cosines of -0.08 significant, and neighbouring layers resemble each other."""
+"""A cell names a counterpart only if more than this share of its rows have the row with the same number as their mutual
+best partner. In unrelated layers, 1 of 64 does on average. p alone is not enough: a slightly wrong map makes cosines of
+-0.08 significant, and neighbouring layers resemble each other."""
 
 LEAST_SHARE_OF_COSINE = 0.6
 """A reference layer is not a counterpart if another candidate layer resembles it much more, because neighbouring layers
@@ -48,13 +48,13 @@ class RoleCells:
 
     @cached_property
     def log_p(self) -> npt.NDArray[np.float64]:
-        """Natural log of p, ``(L, L')``, corrected for all tests."""
+        """``(L, L')`` natural logs of p, corrected for all tests."""
         corrected: npt.NDArray[np.float64] = np.minimum(0.0, self.agreement.log_p + self.log_n_tests)
         return corrected
 
     @cached_property
     def is_named(self) -> npt.NDArray[np.bool_]:
-        """Whether rows agree in terms of p, numbers and cosines, ``(L, L')``."""
+        """``(L, L')`` mask: whether rows agree according to p, numbers and cosines."""
         agreement = self.agreement
         is_significant = self.log_p < math.log(REMARKABLE)
         agrees = is_significant & (agreement.own_share > LEAST_OWN_SHARE)

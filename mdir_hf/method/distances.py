@@ -88,7 +88,7 @@ class TokenGeometry:
     n_channels: int
 
     def distances(self, counts: IntArray | None = None) -> FloatArray:
-        """Return ``D2(A, B) = |A - B|_F^2 / (V n)``, ``(m, m)``, the mean squared difference per entry.
+        """Return the ``(m, m)`` mean squared differences per entry, ``D2(A, B) = |A - B|_F^2 / (V n)``.
 
         For resampling, ``counts`` contains the weight of each group of tokens, by default 1.
         """
@@ -148,7 +148,7 @@ def token_geometry(
 def _aligned(
     block: Sequence[torch.Tensor], alignments: Sequence[Alignment] | None, channels: IntArray | None
 ) -> torch.Tensor:
-    """Stack the aligned rows of a block's models, ``(m, b, n)`` float64."""
+    """Stack the aligned rows of a block's models as ``(m, b, n)`` float64."""
     if len(block) < 2:
         raise InputError(f"distances need at least two models, got {len(block)}")
     if alignments is None:

@@ -211,7 +211,7 @@ def _unit(flat: torch.Tensor) -> torch.Tensor:
 
 
 def _standard_products(rows: torch.Tensor) -> torch.Tensor:
-    """Return the centred, normalised inner products between rows of each head, ``(h, some)``."""
+    """Return the ``(h, some)`` centred, normalised inner products between rows of each head."""
     d = rows.shape[1]
     i, j = torch.triu_indices(d, d, offset=1)
     if rows.is_complex():

@@ -244,7 +244,7 @@ def _dense_or_unit(block_map: BlockMap, x: Sides) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Grams:
-    """Gram matrices and cross products of k matched heads, ``(k, d, d)``, or ``(k, r, d, d)`` for groups."""
+    """``(k, d, d)`` Gram matrices and cross products of k matched heads, or ``(k, r, d, d)`` for groups."""
 
     single_cross: torch.Tensor
     single_gram: torch.Tensor
@@ -308,7 +308,7 @@ def _pattern(scores: FloatArray) -> HeadPattern:
 
 
 def _span_likeness(x: torch.Tensor, y: torch.Tensor, *, own_only: bool) -> FloatArray:
-    """Return the share of each head's energy in the row space of another, ``(H, H')``."""
+    """Return the ``(H, H')`` shares of each head's energy in the row spaces of the other layer's heads."""
     n_heads, d, n = x.shape
     tiny = torch.finfo(x.dtype).tiny
     energy = x.square().sum(dim=(1, 2)).clamp(min=tiny)
@@ -333,7 +333,7 @@ def _plane_likeness(
     *,
     own_only: bool,
 ) -> FloatArray:
-    """Return the mean squared cosine of the planes of one frequency, ``(H, H')``."""
+    """Return the ``(H, H')`` mean squared cosines of the planes of one frequency."""
     planes = [plane_rows(x.shape[1], 1, layout, rotary_dim=rotary_dim)[0][0] for layout in layouts]
     a, b = (_complex(rows, index) for rows, index in zip((x, y), planes, strict=True))
     a, b = (z / z.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny) for z in (a, b))

@@ -130,8 +130,8 @@ def quick_matching(
 def matching_in_order(polar: torch.Tensor, columns: IntArray | None = None) -> Matching:
     """Evaluate the fixed matching of each channel to the channel with the same number.
 
-    ``polar`` is U, ``(k, n)``, k <= n; ``columns`` are the channels to which its rows belong. Because the matching is
-    fixed, p needs no correction.
+    ``polar`` is U, ``(k, n)`` with k <= n; ``columns`` are the channels to which its rows belong. Because the matching
+    is fixed, p needs no correction.
     """
     columns = np.arange(polar.shape[0], dtype=np.int64) if columns is None else columns
     factor = _Factor(polar, polar, columns, *line_energies(polar), signed=False, transposed=False)

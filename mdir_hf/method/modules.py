@@ -107,7 +107,7 @@ class LayerWeights:
         return weight
 
     def inner_rows(self, role: Projection, residual_map: ResidualBasisMap | None = None) -> torch.Tensor | None:
-        """Return the weight with heads or neurons as rows, ``(m, n)``, carried by ``residual_map``."""
+        """Return the ``(m, n)`` weight, carried by ``residual_map``, with heads or neurons as rows."""
         weight = self.weight(role)
         if weight is None:
             return None

@@ -5,7 +5,7 @@ numbers. *Own number*: k pairs have equal numbers with probability ``p <= 1 / k!
 of K pairs in which both numbers increase has length l with probability ``p <= C(K, l) / l!``. Neurons have the same
 symmetry in each layer: in L layers chosen in advance, k neurons have equal numbers with probability at most
 ``L^k / k!``, given the other neurons, to which a rotation is fitted. Numbers can be forged, so *certain* neurons, more
-similar than any random pair would be, are counted too. docs/method/numbering.md has the proofs. Zhu et al.,
+similar than any random pair would be, are counted too. docs/method/numbering.md gives the proofs. Zhu et al.,
 arXiv:2502.12292 (2025), use the same symmetry to test ranks.
 """
 

@@ -112,7 +112,7 @@ class PolarFactor:
     """The truncated polar factor of a cross product.
 
     Attributes:
-        matrix: U, ``(n_reference, n_candidate)``, a partial isometry.
+        matrix: U, a partial isometry, ``(n_reference, n_candidate)``.
         rank: Its rank, ``|U|_F^2``.
     """
 
@@ -285,7 +285,7 @@ def reduce_peaks(
 
 
 def matched_order(channels: Channels, n_rows: int, n_columns: int) -> tuple[Channels, Channels]:
-    """Order the channels of two models so that matched ones, ``(2, m)``, are on the diagonal.
+    """Order the channels of two models so that matched ``channels``, ``(2, m)``, are on the diagonal.
 
     Returns:
         Rows and columns: the matched channels in the order of the reference, then the others.

@@ -1,6 +1,6 @@
 """Bound the p-value of a matched trace from above (the central formula), and combine p-values.
 
-docs/method/bound.md has the null hypothesis and the proof. The paper's ``ln d! - c^2/2`` is the square, full-rank,
+docs/method/bound.md gives the null hypothesis and the proof. The paper's ``ln d! - c^2/2`` is the square, full-rank,
 full-matching case, with its epsilon proved to be 0. Cells of a layer map share models, so verdicts use combinations
 that are valid under any dependence; only Fisher's sum needs independence. All values are natural logarithms, at most 0,
 and are never exponentiated.

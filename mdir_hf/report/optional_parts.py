@@ -68,7 +68,7 @@ class ModuleResult(ReportRecord):
         layer: The pair of layers.
         role: The part.
         test: The transformation that the test looks for.
-        trace: The statistic; for experts, that of the most significant pair.
+        trace: The statistic; for experts, the statistic of the most significant pair.
         normalized_trace: The statistic divided by its maximum.
         log10_p: log10 p, corrected for all tests on modules.
         scale: Factor between the two weights; None if it was not fitted.
@@ -270,7 +270,7 @@ class ProjectionResult(ReportRecord):
         is_turned: Whether rows were rotated inside their heads.
         source: Reference layer from which the projection comes, if it is not the one in ``layer``.
         reason: Why the projection was not compared.
-        experts: The compared experts of a mixture; ``share`` counts those that match none.
+        experts: The compared experts of a mixture; the denominator of ``share`` includes those that match none.
         unread_experts: Numbers of experts in the two layers that were not compared.
     """
 
@@ -337,7 +337,7 @@ class LayerTable(ReportRecord):
         return tuple(_drift_of(layer, results) for layer, results in by_layer.items())
 
     def counts(self) -> dict[Outcome, int]:
-        """Return the number of projections by outcome."""
+        """Return the number of projections with each outcome."""
         totals = Counter(result.outcome for result in self.results)
         return {outcome: totals[outcome] for outcome in Outcome if totals[outcome]}
 

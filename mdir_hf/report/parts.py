@@ -61,9 +61,9 @@ class Placebos(ReportRecord):
     """Calibration of the embedding test.
 
     Attributes:
-        re_paired: Result after pairing one model's tokens with different tokens of the other model, to show scale
+        re_paired: Result after pairing one model's tokens with different tokens of the other model, which reveals scale
             artefacts.
-        rotated: Result after rotating one model at random, to show the level under the null.
+        rotated: Result after rotating one model at random, which reveals the level under the null.
         privileged_basis_z: How far each model's axes stand out among all directions.
     """
 

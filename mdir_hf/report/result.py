@@ -62,7 +62,7 @@ class MatrixArrays:
     Attributes:
         polar: Absolute polar factor, reduced for figures to the largest entry of each block.
         matched: The same with matched channels on the diagonal, if the match is significant and moves channels.
-        channels: Matched channels of both models, ``(2, m)``, or None.
+        channels: ``(2, m)`` matched channels of both models, or None.
     """
 
     polar: npt.NDArray[np.float32] | None = None
@@ -166,7 +166,7 @@ class HomologyReport:
 
     @property
     def matrices(self) -> Mapping[str, MatrixResult]:
-        """The results for pairs of matrices, by name: embedding, unembedding."""
+        """The results for pairs of matrices, keyed by name: embedding, unembedding."""
         pairs = {"embedding": self.embedding, "unembedding": self.unembedding}
         return {name: matrix for name, matrix in pairs.items() if matrix is not None}
 
@@ -189,7 +189,7 @@ class HomologyReport:
 
     @property
     def standing_axes(self) -> tuple[float, float] | None:
-        """z-scores of how far axes stand out in the deciding matrices, if they do in both models.
+        """z-scores of how far axes stand out in the settling matrices, if they do in both models.
 
         In that case, neither model is rotation invariant, so p is not a bound unless it rests on numbers.
         """
@@ -210,7 +210,7 @@ class HomologyReport:
 
     @property
     def channels(self) -> tuple[int, int] | None:
-        """Number of individually matched channels in the settling matrices, and of all in the narrower model."""
+        """Number of individually matched channels in the settling matrices, and of the narrower model's channels."""
         matrix = self._settling_matrix
         if matrix is None:
             return None
@@ -341,7 +341,7 @@ class HomologyReport:
         style: Literal["screen", "column", "page"] = "screen",
         labels: tuple[str, str] | None = None,
     ) -> Mapping[str, Figure]:
-        """Draw the matplotlib figures for which this report has data, by name (needs ``mdir-hf[plot]``).
+        """Draw the matplotlib figures for which this report has data, keyed by name (needs ``mdir-hf[plot]``).
 
         Args:
             dark: Whether to use light ink on dark paper.

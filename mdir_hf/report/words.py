@@ -144,7 +144,7 @@ def printed_text(printed: PrintedAlgorithm1) -> str:
 
 
 def agreement_text(channels: tuple[int, int] | None) -> str:
-    """Say how many channels match one by one, from the numbers of matching and of all channels."""
+    """Say how many channels match one by one, given the number of matching channels and of all channels."""
     if channels is None:
         return "how many channels match is not known"
     if 2 * channels[0] < channels[1]:

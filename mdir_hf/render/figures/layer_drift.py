@@ -60,7 +60,7 @@ def draw_layer_drift(report: HomologyReport, table: LayerTable, theme: Theme) ->
 
 
 def drift_bands(table: LayerTable) -> dict[ModuleRole, list[ProjectionResult]]:
-    """Return the results that have cosines by projection, in the candidate's order."""
+    """Return the results that have cosines, keyed by projection, in the candidate's order."""
     compared = [result for result in table.results if result.cosine is not None]
     bands = {role: [result for result in compared if result.role is role] for role in ModuleRole}
     return {role: sorted(band, key=lambda each: each.layer.candidate) for role, band in bands.items() if band}

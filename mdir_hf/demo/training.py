@@ -161,7 +161,7 @@ def _docstrings(source: str) -> Iterator[str]:
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> torch.Tensor:
-    """Return the token ids of all texts, concatenated, int64 ``(n_tokens,)``."""
+    """Return the concatenated token ids of all texts, ``(n_tokens,)`` int64."""
     return torch.tensor(
         [token for encoding in tokenizer.encode_batch(texts) for token in encoding.ids], dtype=torch.int64
     )

@@ -60,7 +60,7 @@ def cgroup_quota(root: Path = Path("/")) -> float | None:
 
 
 def _cgroup_folders(root: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield the folder of this process's cgroup and its mount point, for each hierarchy."""
+    """Yield this process's cgroup folder and its mount point for each hierarchy."""
     groups: dict[str, str] = {}  # by controller, "" for version 2
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
@@ -108,7 +108,7 @@ class _Here(threading.local):
 _here = _Here()
 _blas = threading.Lock()
 _blas_before: list[list[tuple[LibController, int]]] = []
-"""Thread counts of each BLAS library before the first block of :func:`one_pool`, once per running block."""
+"""For each running block of :func:`one_pool`, the BLAS libraries' thread counts before the first block."""
 _all_cores = threading.Lock()
 _torch = threading.Lock()
 

@@ -28,14 +28,14 @@ IN_PLACE = "norms and biases scale its weights, and are not evidence in themselv
 
 @dataclass(frozen=True, slots=True)
 class ReadOfModel:
-    """The weights that a comparison read from one model. Layers belong to its language model.
+    """The weights that a comparison read from one model. All layers are layers of its language model.
 
     Attributes:
         mapped_by: The matrix that represents a layer in the layer map.
         up_layers: The ``neuron_layers`` whose neurons were compared using up alone.
         partly_analysed: Layers in which only ``partly_by`` was analysed.
         row_layers: Layers in which sampled rows of ``rows_of`` were compared.
-        other_stacks: Map from each other stack whose neurons were compared to the number of its comparisons.
+        other_stacks: Number of comparisons for each other stack whose neurons were compared.
     """
 
     n_layers: int

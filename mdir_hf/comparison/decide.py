@@ -28,7 +28,7 @@ from mdir_hf.report import (
 )
 
 COPIED_COSINE = 0.7
-"""Mean cosine of paired rows from which they count as copies. Unrelated models that were rotated to match reach 0.48;
+"""Minimum mean cosine of paired rows that count as copies. Unrelated models that were rotated to match reach 0.48;
 fine-tuned, further pretrained and distilled relatives with copied rows reach at least 0.74
 (``benchmarks/real/framing``)."""
 

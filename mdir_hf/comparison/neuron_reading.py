@@ -131,7 +131,7 @@ def planned_n_bytes(model: PlacedTensors, *, every: bool = False) -> int:
     """Estimate the bytes of gate and up that :func:`take_neurons` reads.
 
     Raises:
-        AnatomyError: If a matrix of neurons does not have the width of the model.
+        AnatomyError: If a matrix of neurons does not have the model's width.
         MdirError: If a header cannot be read.
     """
     choice = _choose(model, every=every)

@@ -53,7 +53,8 @@ fourth moment divided by its square. Before rounding, numbers lie anywhere in th
 Numbers that drifted away from a level lie close to it, or are normally distributed, so the second number is 3."""
 
 COPIED_COSINE = 0.3
-"""Rows of two layers are copies above this cosine. For layers that were trained separately, it is below 0.05."""
+"""Rows of two layers count as copies if their cosine exceeds this value. In layers trained separately, the cosine is
+below 0.05."""
 
 MEAN_ROW_SHARE = 0.1
 """New rows lie at the mean of the others if their distance from it is at most this share of the others' distance."""

@@ -26,8 +26,8 @@ from mdir_hf.report.words import UNLESS_IN_ANOTHER_BASIS, UNLESS_ROTATED, correl
 
 FIRST_LOOK_ROWS = (64, 512)
 FIRST_LOOK_VALUES = 1 << 19
-"""Rows times width of the first look: 512 rows for small models (up to width 1024), and 128 at width 4096. Near copies
-need no more (docs/method/rows.md, "Looks"), and for wide models each row makes a look slower."""
+"""Number of rows times width in the first look: 512 rows for small models (up to width 1024), and 128 at width 4096.
+Near copies need no more (docs/method/rows.md, "Looks"), and each row makes a look at a wide model slower."""
 
 LAST_LOOK_ROWS = 4096
 """Number of rows in the last look; wider models use one row per channel. That is enough to find a copy with noise of

@@ -78,7 +78,7 @@ def expert_sets(model: PlacedTensors) -> tuple[ExpertSet, ...]:
 
 
 def expert_set(model: PlacedTensors, place: int) -> ExpertSet:
-    """Return the MLPs of the layer at a position; a dense layer has one, without a name."""
+    """Return the MLPs of the layer at a position; a dense layer has one, which has no name."""
     layer = model.anatomy.layers[place]
     mlps: list[tuple[ExpertName, dict[Role, StoredWeight]]] = []
     for name, parts in mlp_parts(model, place):

@@ -286,7 +286,7 @@ def compare_samples(
 def merged_counts(every: NeuronNumbers, confirmed: NeuronNumbers, *, log10_p: float | None = None) -> NeuronNumbers:
     """Return ``every`` with the counts of some layers replaced with their confirmed counts.
 
-    ``log10_p`` defaults to the smaller of the two, because each look uses its own share of alpha.
+    ``log10_p`` defaults to the smaller of both looks' values, because each look uses its own share of alpha.
     """
     at = (every.reference_layers, every.candidate_layers)
     own, certain = ([list(row) for row in counts] for counts in (every.own_number, every.certain))

@@ -73,8 +73,8 @@ class ProjectionReader:
     """Reader of projection rows of two models. Rows are chosen without reading weights.
 
     Attributes:
-        left_out: Map from each projection that is not compared to the reason.
-        failures: Map from each role that could not be read in some layers to the reason.
+        left_out: Reasons for not comparing projections, keyed by projection.
+        failures: Reasons why a projection of some layers could not be read, keyed by role.
         unread: Sentences about unreadable weights.
     """
 

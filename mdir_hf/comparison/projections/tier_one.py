@@ -32,7 +32,8 @@ Pair = tuple[int, int]
 """Positions of a reference layer and a candidate layer in ``anatomy.layers``."""
 
 N_TIERS = 3
-"""Tests per projection. After tier 1, moved rows and rotated rows may be searched for; p is corrected for all three."""
+"""Tests per projection. After tier 1, moved rows and rotated rows may be searched for; p is corrected for all three
+tests."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -38,7 +38,7 @@ GREEDY_ROUNDS, GREEDY_REST = 8, 256
 """A greedy matching leaves rows to the assignment after this many rounds, or once this few rows remain."""
 
 TRIMS = {"n/16": 16, "n/4": 4, "n/2": 2}
-"""Shares of best channels that the trimmed p-values exclude; fixed in advance."""
+"""Shares of the best channels that the trimmed p-values exclude; fixed in advance."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -55,7 +55,7 @@ def orthonormal_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def cross_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Return ``left^T @ right``, ``(n, m)`` from ``(r, n)`` and ``(r, m)`` with equal dtype and device.
+    """Return ``left^T @ right``, ``(n, m)``, for ``(r, n)`` and ``(r, m)`` matrices of equal dtype and device.
 
     On CPUs, float32 uses oneDNN if available, which is sometimes faster and rounds in the same way. Takes ``2 r n m``
     flops.
@@ -221,7 +221,7 @@ def whitened_core(cross: torch.Tensor, reference: Whitener, candidate: Whitener)
 
 
 def whitened_polar_factor(core: torch.Tensor, reference: Whitener, candidate: Whitener) -> PolarFactor:
-    """Return ``Ortho(W_x M W_y)``, ``(n_reference, n_candidate)``, from the core of :func:`whitened_core`.
+    """Return the ``(n_reference, n_candidate)`` factor ``Ortho(W_x M W_y)`` from the core of :func:`whitened_core`.
 
     Whitening rotates with the sample, so the null stays exact.
     """

@@ -149,7 +149,7 @@ def log_p_rueger(log_p: Sequence[float] | FloatArray, k: int) -> float:
 def log_p_hommel(log_p: Sequence[float] | FloatArray) -> float:
     """Test the global null with the best of all k, ``(1 + 1/2 + ... + 1/L) min_k (L / k) p_(k)``.
 
-    Use it for maps with only some related layers.
+    Use it for maps in which only some layers are related.
     """
     ascending = np.sort(np.asarray(log_p, dtype=np.float64))
     ranks = np.arange(1, len(ascending) + 1, dtype=np.float64)

@@ -23,7 +23,7 @@ from mdir_hf.errors import InputError
 
 LARGE = 5e9
 """Minimum floating-point operations for using all cores: a tenth of a second on one core. With two threads on two
-partly busy cores, a 1024 x 1024 SVD became 1.6 to 2.2 times as fast, but a 512 x 512 SVD only 0.2 times.
+partly busy cores, a 1024 x 1024 SVD became 1.6 to 2.2 times as fast, but a 512 x 512 SVD only 0.2 times as fast.
 """
 
 T = TypeVar("T")

@@ -74,7 +74,7 @@ GGUF_HEADER = Budget(128 << 20, 1 << 16)
 tensor."""
 GGUF_PAIRS = 1 << 16
 GGUF_STRINGS = 1 << 21
-"""Maximum length of a string array in a GGUF header. The longest has the merges, about two per token."""
+"""Maximum length of a string array in a GGUF header. The longest array contains the merges, about two per token."""
 
 
 def json_values(text: bytes) -> int:

@@ -23,7 +23,7 @@ from mdir_hf.errors import InputError
 
 LARGE = 5e9
 """Minimum floating-point operations for using all cores: a tenth of a second on one core. With two threads on two
-partly busy cores, a 1024 x 1024 SVD became 1.6 to 2.2 times as fast, but a 512 x 512 SVD only 0.2 times.
+partly busy cores, a 1024 x 1024 SVD became 1.6 to 2.2 times as fast, but a 512 x 512 SVD only 0.2 times as fast.
 """
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ def is_one_of_several_ranks() -> bool:
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Return how many cores, at least 1, this process may use: affinity or, if lower, the cgroup quota.
+    """Return how many cores, at least 1, this process may use: its CPU affinity or, if lower, its cgroup quota.
 
     ``root`` contains ``proc`` and ``sys``.
     """
@@ -60,7 +60,7 @@ def cgroup_quota(root: Path = Path("/")) -> float | None:
 
 
 def _cgroup_folders(root: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield the folder of this process's cgroup and its mount point, for each hierarchy."""
+    """Yield this process's cgroup folder and its mount point for each hierarchy."""
     groups: dict[str, str] = {}  # by controller, "" for version 2
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
@@ -100,7 +100,7 @@ def _lines(path: Path) -> list[str]:
 
 
 class _Here(threading.local):
-    """Cores available to this thread inside :func:`one_pool`; None outside."""
+    """Cores available to this thread inside :func:`one_pool`; None outside it."""
 
     n_cores: int | None = None
 
@@ -108,7 +108,7 @@ class _Here(threading.local):
 _here = _Here()
 _blas = threading.Lock()
 _blas_before: list[list[tuple[LibController, int]]] = []
-"""Thread counts of each BLAS library before the first block of :func:`one_pool`, once per running block."""
+"""For each running block of :func:`one_pool`, the BLAS libraries' thread counts before the first block."""
 _all_cores = threading.Lock()
 _torch = threading.Lock()
 
@@ -230,8 +230,8 @@ def in_order(
 ) -> Iterator[R]:
     """Yield ``work(task, cancelled)`` for every task in order, with at most ``n_in_flight`` unconsumed.
 
-    ``work`` runs in daemon threads and should stop when the event is set. The first failure, or an early exit, cancels
-    the other tasks.
+    ``work`` runs in daemon threads and should stop when ``cancelled`` is set. The first failure, or an early exit,
+    cancels the other tasks.
     """
     n_threads = min(n_in_flight, len(tasks))
     if n_threads <= 1:

@@ -50,7 +50,7 @@ def read_json(
     ``what`` and ``label`` name the object and its file. If ``budget`` is None, the caller has checked the size.
 
     Raises:
-        MdirError: If the data is invalid; an ``error`` that names the field.
+        MdirError: If the data is invalid; it is of class ``error`` and names the field.
     """
     from pydantic import ValidationError
 

@@ -275,11 +275,11 @@ class HomologyChecker:
             candidate: The model, as in :func:`mdir_hf.compare`.
             settings: Settings for this comparison. Defaults to :attr:`settings`.
             listeners: Callbacks that receive progress.
-            options: Any field of :class:`Settings`, :class:`Listeners` and :class:`NamedModel`; also ``token``, by
-                default the reference's.
+            options: Any field of :class:`Settings`, :class:`Listeners` and :class:`NamedModel`; also ``token``, which
+                defaults to the reference's.
 
         Returns:
-            The report. Its ``io`` counts this comparison and, for the first comparison, opening the reference.
+            The report. Its ``io`` covers this comparison and, if it is the first, the opening of the reference.
 
         Raises:
             MdirError: If an argument is invalid or the files cannot be read. "Cannot tell" is a verdict, not an error.

@@ -20,7 +20,7 @@ _MODULES = {
     **{role: ModuleRole(role.value) for role in (Role.Q, Role.K, Role.V, Role.O, Role.GATE, Role.UP, Role.DOWN)},
     **dict.fromkeys((Role.SSM_IN, Role.SSM_OUT, Role.MIXER_GATE), ModuleRole.MIXER),
 }
-"""The report's module for each matrix of a layer; matrices that have none are never analysed."""
+"""The report's module for each matrix of a layer. Matrices that have no module are never analysed."""
 
 OTHER_STACK = "it was compared with no part of the other model"
 IN_PLACE = "norms and biases scale its weights, and are not evidence in themselves"
@@ -28,14 +28,14 @@ IN_PLACE = "norms and biases scale its weights, and are not evidence in themselv
 
 @dataclass(frozen=True, slots=True)
 class ReadOfModel:
-    """The weights that a comparison read from one model. Layers belong to its language model.
+    """The weights that a comparison read from one model. All layers are layers of its language model.
 
     Attributes:
-        mapped_by: The matrix that represents a layer on the map.
+        mapped_by: The matrix that represents a layer in the layer map.
         up_layers: The ``neuron_layers`` whose neurons were compared using up alone.
         partly_analysed: Layers in which only ``partly_by`` was analysed.
         row_layers: Layers in which sampled rows of ``rows_of`` were compared.
-        other_stacks: Other stacks whose neurons were compared, and with how many stacks each was compared.
+        other_stacks: Number of comparisons for each other stack whose neurons were compared.
     """
 
     n_layers: int
@@ -59,7 +59,7 @@ class ReadOfModel:
 
 
 def read_of(report: HomologyReport, side: str, layers_of_model: Sequence[Layer]) -> ReadOfModel:
-    """Collect the weights that, according to a report, were read from one model."""
+    """Collect the weights that were read from one model, according to a report."""
     neurons, layers, modules = report.neurons, report.layers, report.modules or ()
     analysed: dict[int, set[ModuleRole]] = {}
     for module in modules:

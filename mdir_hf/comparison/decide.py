@@ -28,13 +28,13 @@ from mdir_hf.report import (
 )
 
 COPIED_COSINE = 0.7
-"""Mean cosine of paired rows from which they count as copies. Unrelated models that were rotated to match reach 0.48;
-fine-tuned, further pretrained and distilled relatives with copied rows have at least 0.74
+"""Minimum mean cosine of paired rows that count as copies. Unrelated models that were rotated to match reach 0.48;
+fine-tuned, further pretrained and distilled relatives with copied rows reach at least 0.74
 (``benchmarks/real/framing``)."""
 
 TRUSTED_STRENGTH = 0.7
-"""A match this strong (trace divided by rank) counts even if the axes of both models stand out. Unrelated models reach
-0.63 in simulations, at width 64."""
+"""Minimum trace, divided by the rank, of a match that counts even if the axes of both models stand out. In simulations,
+unrelated models of width 64 reach 0.63."""
 
 TRUSTED_OFF_MATCH_SHARE = 0.05
 """A match with at most this many off-match hits per matched channel counts too. Unrelated models have at least 0.15,
@@ -49,29 +49,30 @@ LEAST_COVERAGE = 0.1
 """The absence of off-match hits counts only if at least this share of the channels is individually significant."""
 
 MAX_OFF_MATCH_SHARE = 0.1
-"""If more than this share of the layer pairs off the map is significant, the map's null hypothesis is considered false.
-"""
+"""If more than this share of the layer pairs off the map is significant, the map's null hypothesis is considered
+false."""
 
 LEAST_CERTAIN_SHARE_OF_CHANNELS = 0.5
 """An unrelated model's channels can be renumbered so that slightly similar channels get the same number. So a verdict
-states p for channel numbers only together with a second witness. In addition, this share of the channels must be
-matched in order and individually significant, or the match must be strong or clean. In renumbered unrelated real
-models, the share is 0 to 5% (``benchmarks/real/arranged.py``)."""
+states p for channel numbers only if there is a second witness. In addition, this share of the channels must be matched
+in order and individually significant, or the match must be strong or clean. In renumbered unrelated real models, the
+share is 0 to 5% (``benchmarks/real/arranged.py``)."""
 
 N_BOUNDS = 4
 """A verdict states the smallest of this many bounds, multiplied by their number. They come from the channel numbers of
-either matrix, the neuron numbers (in the layers, or else in other parts, with a correction for their number), and the
+either matrix, the neuron numbers (in the layers, or else in other parts, corrected for the number of parts), and the
 layer map."""
 
 SURE_TESTS = ("subspaces", "frequencies", "neurons")
-"""Tests of a layer that, after a fitted rotation, were not significant for small unrelated models trained on the same
-text. For real unrelated models, neurons in the last layers are significant, so a map after a rotation needs half of the
-layers."""
+"""Layer tests that were not significant, after a fitted rotation, for small unrelated models trained on the same text.
+In real unrelated models, neurons in the last layers are significant, so a map found after a rotation must include half
+of the layers."""
 
 LEAST_NOISE = 1.0
-"""Insignificant layers outweigh agreement on a few axes if copies with this noise, relative to the weights, would be
-significant. Independently trained models of one recipe share some axes (benchmarks/results/pages/real-models.md): in
-Qwen2.5-Coder-0.5B-Instruct and -1.5B-Instruct, 6 of 256 channels are individually significant, but no layer is."""
+"""If copies with this much noise, relative to the weights, would be significant, insignificant layers outweigh
+agreement on a few axes. Models trained independently with one recipe share some axes
+(benchmarks/results/pages/real-models.md): in Qwen2.5-Coder-0.5B-Instruct and -1.5B-Instruct, 6 of 256 channels are
+individually significant, but no layer is."""
 
 
 def is_trusted(matrix: MatrixResult) -> bool:
@@ -130,8 +131,8 @@ class Decision:
     """A verdict, its p-value and the sentences that accompany it.
 
     Attributes:
-        log10_p: log10 of a bound on p. If the verdict is homologous, the strongest bound, or None if there is none;
-            else the bound for neuron numbers, or 0 if that is below alpha.
+        log10_p: log10 of a bound on p. For a homologous verdict, this is the strongest bound, or None if there is none;
+            for others, it is the bound for neuron numbers, or 0 if that is below alpha.
         log10_p_not_accepted: Smallest log10 p that was below alpha but did not meet a condition.
         accepts_layers: Whether the layer map met all conditions.
         assumption: The assumption behind p; None unless the verdict is homologous.

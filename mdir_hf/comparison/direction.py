@@ -35,13 +35,13 @@ COPIED_ROWS = 8
 """Number of rows per layer that are checked for copies: 2 MB for a model with 32 layers of width 4096."""
 
 OLD_BLOCKS, OLD_BLOCK_ROWS = 16, 16
-"""Number of blocks of neighbouring rows of known tokens, and of rows per block, for estimating the mean row."""
+"""Number of blocks, and of neighbouring rows of known tokens per block, for estimating the mean row."""
 
 NEW_ROWS = 64
 
 
 def direction_facts(reference: Comparable, candidate: Comparable, *, level_reads: bool) -> tuple[DirectionFact, ...]:
-    """Collect the facts about two related models; if ``level_reads`` is False, only names and dates.
+    """Collect the facts about two related models, or only names and dates if ``level_reads`` is False.
 
     A test that cannot read its rows is skipped.
 
@@ -104,7 +104,7 @@ def _form(model: Model) -> tuple[str | None, ...]:
 
 
 def _rows(model: Model, role: Role | None, n_rows: int) -> torch.Tensor | None:
-    """Return rows of a middle layer, or of the embedding after its first quarter, which may have special tokens."""
+    """Return rows of a middle layer, or of the embedding after its first quarter, which may contain special tokens."""
     if role is not None:
         layers = model.anatomy.layers
         return first_rows(model, layers[len(layers) // 2], role, n_rows) if layers else None
@@ -116,7 +116,7 @@ def _rows(model: Model, role: Role | None, n_rows: int) -> torch.Tensor | None:
 
 
 def _repeated_layers(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
-    """Check the deeper model for copies of layers that the other model has only once."""
+    """Check the deeper model for repeated copies of layers that occur only once in the other model."""
     sides = {"reference": reference, "candidate": candidate}
     counts = [len(model.anatomy.layers) for model in sides.values()]
     if counts[0] == counts[1] or 0 in counts:

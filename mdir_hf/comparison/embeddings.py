@@ -32,7 +32,7 @@ from mdir_hf.report import (
 )
 
 FEWEST_ROWS_TO_CALIBRATE = 16
-"""Minimum number of rows for a placebo; on fewer, it could not become significant."""
+"""Minimum number of rows for a placebo; with fewer rows, it could never be significant."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class MatrixEvidence:
 
     Attributes:
         arrays: Polar factor reduced for plots, and the matched channels.
-        polar: Polar factor from the last look, ``(n_reference, n_candidate)``, if the layer tests may need it.
+        polar: ``(n_reference, n_candidate)`` polar factor from the last look, kept if the layer tests may need it.
         matching: The matching from that look, if significant.
     """
 

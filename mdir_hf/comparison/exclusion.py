@@ -37,7 +37,7 @@ def layers_noise(
 ) -> float:
     """Find the strongest noise at which copies of the layers' ``role`` matrices are significant.
 
-    If ``every``, wide matrices were not screened.
+    ``every`` means that wide matrices were not screened.
     """
     n_cells = len(positions[0]) * len(positions[1])
     n_channels = sorted(
@@ -86,7 +86,7 @@ def noise_of_plan(plan: ReadPlan, alpha: float) -> float:
 def with_noise(plan: ReadPlan, reference: PlacedTensors, candidate: PlacedTensors, alpha: float) -> ReadPlan:
     """Add the strongest noise at which the matrices, and the layers, would reveal a copy.
 
-    This reads the header of the shard with the first layer.
+    This reads the header of the shard that contains the first layer.
     """
     plan, level = replace(plan, excluded_noise=noise_of_plan(plan, alpha)), plan.level
     if not level.may_read_layers:

@@ -27,7 +27,7 @@ from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Layer, Role, StoredWeight
 
 FEW_FILES = 8
-"""Up to this many weight files, all headers are read by default; each takes one or two requests."""
+"""If there are at most this many weight files, all headers are read by default; each takes one or two requests."""
 
 
 def inspect_model(
@@ -39,8 +39,8 @@ def inspect_model(
 ) -> Inspection:
     """Inspect one model as a comparison would, without reading weights.
 
-    If ``all_headers``, every header is read to report shapes and sizes of all layers. By default, that is done for up
-    to eight files.
+    If ``all_headers``, every header is read to report shapes and sizes of all layers. By default, this is done if there
+    are at most eight files.
 
     Raises:
         MdirError: If the model cannot be opened, has no readable weights, or is not a language model.

@@ -13,7 +13,7 @@ from mdir_hf.report import InputOutput, ModelSummary, n_bytes_text
 SCHEMA = "mdir-hf/inspection/1"
 
 MOST_NAMES = 20
-"""Maximum number of tensors without a role in the text; the JSON lists all of them."""
+"""Maximum number of tensors that the text lists as having no role; the JSON lists all of them."""
 NAME_LENGTH = 120
 
 
@@ -33,8 +33,8 @@ class VocabularySummary:
 
     Attributes:
         kind: How the tokenizer files spell bytes.
-        rows: Highest row of any token, plus one.
-        duplicate: Rows with the same bytes as another row.
+        rows: Highest row number of any token, plus one.
+        duplicate: Number of rows with the same bytes as another row.
     """
 
     kind: str
@@ -53,7 +53,7 @@ class LayerGroup:
 
     Attributes:
         layers: Layer numbers, in the order in which a token passes through them.
-        names: The numbers, prefixed with the stack in looped models (``core_block.1``).
+        names: The numbers, prefixed with the stack's name in looped models (``core_block.1``).
         expert_roles: Roles that at least one expert has.
         missing: Roles that such a layer should have, but lacks.
     """
@@ -94,10 +94,10 @@ class ReadEstimate:
     """Bytes that a comparison would read from this model if the other model has the same tokens.
 
     Attributes:
-        screen: Bytes of the first and of the last look at the embedding.
-        unembedding: Bytes of the full test of an untied output head.
-        layers: Bytes of the layer map for each role that can represent a layer; None if headers were not read.
-        body: Bytes of weights with a role; None if headers were not read.
+        screen: Bytes read by the first and by the last look at the embedding.
+        unembedding: Bytes read by the full test of an untied output head.
+        layers: Bytes read by the layer map, for each role that can represent a layer; None if headers were not read.
+        body: Bytes of all weights that have a role; None if headers were not read.
     """
 
     screen: tuple[int, int] | None
@@ -116,7 +116,7 @@ class Inspection:
         rope: How RoPE pairs the rows of a head.
         unembedding: The output head, if it has its own tensor.
         vocabulary: The tokenizer, or None if unavailable; a note then gives the reason.
-        unplaced: Tensors of the layers without a role.
+        unplaced: Layer tensors that have no role.
     """
 
     model: ModelSummary

@@ -26,16 +26,16 @@ READS_AT_ONCE = 8
 """Number of layers read concurrently."""
 
 KEPT_BYTES = 160 << 20
-"""Memory for one role's weights of one model, which later maps may need again. Eight whole layers of Llama-3.1-8B fit,
-in float32."""
+"""Memory for keeping one model's weights of one role, which later maps may need again. It is enough for eight whole
+layers of Llama-3.1-8B in float32."""
 
 STORED_BYTES = 4
-"""Upper bound on the bytes per cached weight. Most models are stored with two."""
+"""Upper bound on the bytes per cached weight. Most models store two."""
 
 STANDS_IN = {Role.V: Role.SSM_IN}
-"""Fallback for V in layers without attention: the input projection of the state-space mixer. A hybrid model thus has
-one map over all of its layers. Values do not match mixer inputs significantly, so each layer is matched with layers of
-its own kind."""
+"""Fallback for V in layers without attention: the input projection of the state-space mixer. A single map can thus
+cover all layers of a hybrid model. Values do not match mixer inputs significantly, so each layer is matched with layers
+of its own kind."""
 
 
 def n_neurons(model: PlacedTensors) -> int:
@@ -61,7 +61,7 @@ def standing_for(layer: Layer, role: Role) -> Role | None:
 
 
 def n_channels_of(model: PlacedTensors, role: Role, position: int) -> int:
-    """Return the number of rows of the matrix that represents a layer, from its header.
+    """Return the number of rows of the matrix that represents a layer, according to its header.
 
     Raises:
         AnatomyError: If the weight is not a matrix with the model's width on one side.
@@ -100,7 +100,7 @@ def why_not_compared(reference: PlacedTensors, candidate: PlacedTensors, roles: 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _StoredRows:
-    """Rows as stored, ``(k, n)``, in 16 bits if that is lossless, and the norm's gain."""
+    """``(k, n)`` rows as stored, in 16 bits if that is lossless, and the norm's gain."""
 
     rows: torch.Tensor
     gain: torch.Tensor | None
@@ -111,7 +111,7 @@ class _StoredRows:
 
 
 class RoleReader:
-    """Reader of the matrix that represents each layer, ``(d_out, n)``, with the norm gain folded in and unit rows.
+    """Reader of the ``(d_out, n)`` matrix that represents each layer, with the norm gain folded in and unit rows.
 
     Matrices that write to the residual stream are transposed. Rows have unit length because heavy-tailed lengths would
     mislead the polar factor. Sampled rows of all layers are read at once; whole layers are cached while they fit.
@@ -170,7 +170,7 @@ class RoleReader:
         return standing, rows.T if standing.writes_stream else rows
 
     def _whole(self, position: int) -> _StoredRows:
-        """Read a whole layer, together with the others if they are few and small."""
+        """Read a whole layer, and all other layers too if they are few and small."""
         stored = self._kept.get((position, None))
         if stored is not None:
             return stored
@@ -219,7 +219,7 @@ class RoleReader:
 class Representative:
     """The matrix that represents a layer, read in whole or in part on demand.
 
-    ``carried`` maps rows ``(k, n)`` into the other residual basis.
+    ``carried`` maps ``(k, n)`` rows into the other residual basis.
     """
 
     reader: RoleReader
@@ -310,7 +310,7 @@ def _read_if_placed(model: PlacedTensors, layer: Layer, role: Role) -> torch.Ten
 
 
 def stored_n_bytes(model: PlacedTensors, position: int, role: Role) -> int:
-    """Return the stored size of the matrix that represents a layer, from its header."""
+    """Return the stored size of the matrix that represents a layer, according to its header."""
     layer = model.anatomy.layers[position]
     part = layer.parts[standing_for(layer, role) or role]
     shape = part_shape(part, lambda name: tuple(model.tensors.spec(name).shape))

@@ -44,13 +44,14 @@ from mdir_hf.model.roles import Role
 
 MANY_ROWS = 1024
 """Projections with more rows are not tested in sampled layers, because a polar factor takes cubic time. If every
-projection of attention has more, the first of :data:`NARROWEST` is tested."""
+attention projection has more, the first of :data:`NARROWEST` is tested."""
 
 TOO_MANY_ROWS = 8192
-"""No projection with more rows is tested, because its polar factor takes minutes; latent attention has up to 16384."""
+"""No projection with more rows is tested, because its polar factor takes minutes; projections of latent attention have
+up to 16384."""
 
 NARROWEST: tuple[Projection, ...] = ("k", "v", "q", "o")
-"""Projections of attention, narrowest first; keys and values have no more rows than queries."""
+"""Attention projections, narrowest first; keys and values have no more rows than queries."""
 
 MANY_NEURONS = 2048
 """The limit for MLPs, which always have more rows than attention; their three matrices are tested as one."""
@@ -61,8 +62,8 @@ WHOLE_MAP_BYTES = 512 << 20
 """After a significant map of a few layers, all layers are mapped if both models' matrices take at most this much."""
 
 SAME_NEURONS = 0.5
-"""Two layers are the same if their neurons reach this share of the largest trace. Neighbouring layers of MiniLM reach
-0.2."""
+"""Two layers count as the same if the trace of their neurons reaches this share of the maximum. Neighbouring layers of
+MiniLM reach 0.2."""
 
 SAMPLED_LAYERS = 3
 """Number of matched layers that are analysed below level ``full``."""
@@ -81,10 +82,10 @@ Supports = Callable[[LayersEvidence], bool]
 def compare_layers(question: LayerQuestion, tried: Sequence[Attempt]) -> LayersEvidence | None:
     """Map the layers of two models, trying each residual-basis map with each representative in turn.
 
-    All maps in ``tried`` are counted as tests. Return the first accepted map, preferring one that gives every candidate
-    layer an ancestor; else the most significant map; or None if there are no layers to compare. Representatives are
-    read (wide ones only if sampled rows match), and the weights of analysed layers. Unless the level asks for all
-    layers, only a few layers of the shallower model are compared.
+    All maps in ``tried`` are counted as tests. Return an accepted map, preferably one that gives every candidate layer
+    an ancestor; if none is accepted, the most significant map; or None if there are no layers to compare. This reads
+    representatives (wide ones only if sampled rows match) and the weights of analysed layers. Unless the level asks for
+    all layers, only a few layers of the shallower model are compared.
     """
     models = [ReadOnce(question.reference), ReadOnce(question.candidate)]
     question = replace(question, n_maps=sum(len(attempt.roles) for attempt in tried))
@@ -185,7 +186,8 @@ class LayerQuestion:
         log_alpha: Natural log of the level that remains for the layers.
         n_maps: Maximum number of maps tried, for which every p is corrected.
         on_part: Receives the stage, the number of finished maps or (later) pairs, and the total.
-        on_found: Receives a significant map and the number of remaining pairs, after the map and after each pair.
+        on_found: Called after a significant map and after each of its pairs, with the map and the number of remaining
+            pairs.
         supports: Returns whether neurons of every matched layer agree, so that whole layers need no test.
         neuron_seed: Seed for sampling neurons of wide MLPs.
     """

@@ -57,7 +57,7 @@ class Measurements:
 
     Attributes:
         is_sample_fresh: Whether the seed came from system entropy after both models were open.
-        neuron_samples: Samples of gate and up from the last look at neurons by number.
+        neuron_samples: Samples of gate and up from the last look that paired neurons by number.
         nominating_samples: Samples of up from every layer.
         n_looks: Maximum number of looks at a pair of matrices.
         layers_are_unreadable: Whether most of the layers to compare could not be read.
@@ -131,7 +131,7 @@ class Measurements:
 
     @property
     def results(self) -> dict[str, MatrixResult]:
-        """Results for each pair of matrices, by name."""
+        """Results for each pair of matrices, keyed by name."""
         return {name: matrix.result for name, matrix in self.matrices.items()}
 
     @cached_property
@@ -145,8 +145,8 @@ class Measurements:
     def log_cost_of_layers(self) -> float:
         """Natural log of the correction factor on the layers' p.
 
-        The layers get the share of alpha after the last look (docs/method/rows.md), shared by two maps if all layers
-        are compared.
+        The layers use the share of alpha that follows the last look (docs/method/rows.md). If all layers are compared,
+        two maps split it.
         """
         is_paid_twice = self.settings.level.analyses_all_layers
         return log_cost_of_look(self.n_looks + 1) + (math.log(2.0) if is_paid_twice else 0.0)

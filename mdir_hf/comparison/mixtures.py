@@ -50,8 +50,8 @@ def trace_experts(
 ) -> ExpertOrigins | None:
     """Map every expert of a candidate layer to its origin in the reference layer.
 
-    A dense layer counts as one expert. ``layer`` has positions in ``anatomy.layers``. Return None if either layer has
-    no readable MLP. All reference experts and one candidate expert are in memory at a time.
+    A dense layer counts as one expert. ``layer`` contains positions in ``anatomy.layers``. Return None if either layer
+    has no readable MLP. All reference experts and one candidate expert are in memory at once.
     """
     reference_parts, candidate_parts = mlp_parts(reference, layer[0]), mlp_parts(candidate, layer[1])
     if not reference_parts or not candidate_parts:
@@ -69,7 +69,7 @@ def trace_experts(
 
 
 def mlp_parts(model: PlacedTensors, position: int) -> list[tuple[ExpertName, Mapping[Role, StoredWeight]]]:
-    """List all MLPs of a layer by name: dense, routed and shared."""
+    """Return all MLPs of a layer (dense, routed and shared) with their names."""
     layer = model.anatomy.layers[position]
     named: list[tuple[ExpertName, Mapping[Role, StoredWeight]]] = [
         (None, layer.parts),

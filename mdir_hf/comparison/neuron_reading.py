@@ -48,8 +48,8 @@ FEW_LAYERS = 4
 """Number of layers sampled per model unless the level requires all; includes the first and last."""
 
 RUN = 4
-"""Adjacent neurons per run, which is one byte range. Short runs scatter the sample; with long runs, a model with half
-of its neurons copied in blocks might pass by chance."""
+"""Adjacent neurons per run, which is one byte range. Short runs scatter the sample; with long runs, a model half of
+whose neurons were copied in blocks might pass by chance."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,8 @@ def n_neurons_of(model: PlacedTensors) -> dict[int, int]:
 def sample_sizes(n_neurons: int, n_fitted_rows: int | None, *, n_matrices: int) -> tuple[int, int]:
     """Return how many of a layer's neurons to test, and on how many others to fit a rotation.
 
-    ``n_neurons`` is at least twice :data:`FEWEST_TESTED`. If ``n_fitted_rows`` is None, all others are fitted.
+    ``n_neurons`` is at least twice :data:`FEWEST_TESTED`. If ``n_fitted_rows`` is None, the rotation is fitted on all
+    others.
     """
     n_tested = TESTED if n_neurons >= 3 * TESTED else FEWEST_TESTED
     n_rest = n_neurons - n_tested
@@ -130,7 +131,7 @@ def planned_n_bytes(model: PlacedTensors, *, every: bool = False) -> int:
     """Estimate the bytes of gate and up that :func:`take_neurons` reads.
 
     Raises:
-        AnatomyError: If a matrix of neurons does not have the width of the model.
+        AnatomyError: If a matrix of neurons does not have the model's width.
         MdirError: If a header cannot be read.
     """
     choice = _choose(model, every=every)
@@ -167,12 +168,12 @@ def take_neurons(
 ) -> NeuronSample | None:
     """Read gate and up rows of some neurons in some layers, and optionally their down columns.
 
-    Use the same ``seed`` for both models. A rotation is fitted on ``n_fitted_rows`` rows, or on all untested ones if it
-    is None. ``places`` defaults to all layers if ``every`` is set, else to four. ``n_down_channels`` is None for all
-    channels. ``nominates`` reads up alone, in longer runs that the layer map also reads.
+    Use the same ``seed`` for both models. The rotation is fitted on ``n_fitted_rows`` rows or, if that is None, on all
+    untested rows. ``places`` defaults to all layers if ``every`` is set, else to four. If ``n_down_channels`` is None,
+    all channels are read. With ``nominates``, only up is read, in longer runs that the layer map also reads.
 
     Returns:
-        The sample; None if no MLP has enough neurons, or neuron numbers have a meaning.
+        The sample; None if no MLP has enough neurons, or if neuron numbers have a meaning.
 
     Raises:
         AnatomyError: If a matrix of neurons does not have the model's width.
@@ -241,10 +242,10 @@ def with_outputs(
     n_channels: int | None,
     n_other_layers: int = OTHER_LAYERS,
 ) -> NeuronSample:
-    """Read the down columns of a sample's neurons in ``n_channels`` channels, or in all if it is None.
+    """Read the down columns of a sample's neurons in ``n_channels`` channels, or in all if that is None.
 
     Raises:
-        AnatomyError: If a layer's down is missing or does not have the model's width.
+        AnatomyError: If a layer's down matrix is missing or does not have the model's width.
         MdirError: If neurons cannot be read.
     """
     assert sample.numbers is not None and sample.lengths is not None

@@ -50,7 +50,7 @@ def draw_sample_seed() -> int:
 
 ROWS = "neurons"
 STORED_OUTPUTS = {"outputs": "neurons.down", "strengths": "neurons.strengths", "offsets": "neurons.offsets"}
-"""Names of the outputs' tensors in a file, by argument of :meth:`NeuronSample.restored`."""
+"""Names of the outputs' tensors in a file, keyed by argument of :meth:`NeuronSample.restored`."""
 
 
 @dataclass(frozen=True)
@@ -70,16 +70,16 @@ class NeuronOutputs:
     """Down columns of the sampled neurons.
 
     Attributes:
-        rows: Unit columns in a basis of the fitted columns, ``(layers, neurons, f)``.
-        strengths: Products of the lengths of gate row, up row and down column, ``(layers, neurons)``; zero for neurons
+        rows: ``(layers, neurons, f)`` unit columns in a basis of the fitted columns.
+        strengths: ``(layers, neurons)`` products of the lengths of gate row, up row and down column; zero for neurons
             that a bias keeps shut.
         stream_scale: Median length of some embedding rows; 0 if there is no embedding.
-        strongest: Largest root mean square of a layer's strengths, over these layers and a few others.
+        strongest: Largest root mean square of any layer's strengths, among these layers and a few others.
         n_channels: Number of channels read, or None for all.
-        mean_squares: Mean squares of the strengths, measured on further neurons, ``(layers,)``; NaN for layers that
-            were not measured, None if no layer was.
-        offsets: Gates' responses to a stream of zeros, in lengths of their rows, ``(layers, neurons)``; None if
-            unknown.
+        mean_squares: ``(layers,)`` mean squares of the strengths, measured on further neurons; NaN for layers that were
+            not measured, None if no layer was.
+        offsets: ``(layers, neurons)`` responses of the gates to a stream of zeros, divided by the lengths of their
+            rows; None if unknown.
     """
 
     rows: torch.Tensor
@@ -109,10 +109,10 @@ class NeuronSample:
         layers: Positions of the layers in ``anatomy.layers``.
         n_neurons: Neurons per layer.
         n_fitted: Number of leading neurons for fitting a rotation; the others are tested.
-        rows: Unit rows of gate and up, or of up, in a basis of the fitted rows, ``(layers, matrices, neurons, f)``.
-        whole: The rows as read, for at most four layers, ``(layers, matrices, neurons, width)``, or None.
-        numbers: Neuron numbers, ``(neurons,)``; None in a stored sample.
-        lengths: Products of the lengths of gate and up rows, ``(layers, neurons)``; zero for neurons that a bias keeps
+        rows: ``(layers, matrices, neurons, f)`` unit rows of gate and up, or of up, in a basis of the fitted rows.
+        whole: ``(layers, matrices, neurons, width)`` rows as read, for at most four layers, or None.
+        numbers: ``(neurons,)`` neuron numbers; None in a stored sample.
+        lengths: ``(layers, neurons)`` products of the lengths of gate and up rows; zero for neurons that a bias keeps
             shut.
         offsets: See :class:`NeuronOutputs`.
         stream_scale: See :class:`NeuronOutputs`.
@@ -146,7 +146,7 @@ class NeuronSample:
         return sum(tensor.nbytes for tensor in self.tensors().values())
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the tensors to store in a file, by name."""
+        """Return the tensors to store in a file, keyed by name."""
         tensors = {ROWS: self.rows}
         if self.outputs is not None:
             stored = (self.outputs.rows, self.outputs.strengths, self.outputs.offsets)

@@ -41,12 +41,12 @@ ROWS_AT_ONCE = 4096
 """Rows of the larger layer per matrix product."""
 
 MOST_PAIRS = 3
-"""Maximum number of layer pairs to search. Each requires reading gate, up and down of one layer of both models."""
+"""Maximum number of layer pairs to search. Each requires reading gate, up and down of one layer in each model."""
 
 
 EQUAL_COSINE = 0.999
-"""Neurons have equal activations if their rows have at least this cosine, and lengths of gates and biases agree within
-the same margin. Rounding to an 8-bit mantissa leaves 0.99999."""
+"""Neurons have equal activations if their rows have at least this cosine, and the lengths of their gates and their
+biases agree within the same margin. Rounding to an 8-bit mantissa leaves 0.99999."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,8 +219,8 @@ class NeuronRows:
     """An MLP's gate or up, with its bias.
 
     Attributes:
-        rows: Unit rows, ``(n, width)``.
-        lengths: Lengths of the stored rows, ``(n,)``.
+        rows: ``(n, width)`` unit rows.
+        lengths: ``(n,)`` lengths of the stored rows.
         bias: ``(n,)``, or None.
     """
 
@@ -229,7 +229,7 @@ class NeuronRows:
     bias: torch.Tensor | None = None
 
     def cosines(self, chosen: torch.Tensor, device: str) -> torch.Tensor:
-        """Return cosines between chosen rows and all rows, ``(k, n)``."""
+        """Return the ``(k, n)`` cosines between chosen rows and all rows."""
         rows = unit_rows(self.rows).to(device)
         return (rows[chosen] @ rows.T).cpu()
 
@@ -240,7 +240,7 @@ def merged_outputs(
     """Add the outputs of neurons with equal activations: parts of a split neuron, or copies that cancel.
 
     ``matrices`` are gate and up, or up alone; ``outputs`` are down columns ``(n, channels)``; ``chosen`` are neuron
-    numbers ``(k,)``. Returns the outputs of the chosen neurons, and which neurons they sum, ``(k, n)``.
+    numbers ``(k,)``. Returns the summed outputs, and a ``(k, n)`` mask of the neurons in each sum.
     """
     first, last = matrices[0], matrices[-1]
     cosines_of_last = last.cosines(chosen, device)
@@ -285,7 +285,7 @@ def _sample(
 def same_places(
     reference: PlacedTensors, candidate: PlacedTensors, *, at_most: int, seed: int
 ) -> list[tuple[int, int]]:
-    """Draw layers at the same position; none if the depths differ."""
+    """Draw pairs of layers at the same position; return none if the depths differ."""
     up = neuron_role(reference, candidate)
     if up is None:
         return []

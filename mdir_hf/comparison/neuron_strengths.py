@@ -27,9 +27,9 @@ from mdir_hf.model.roles import Layer, Role, WeightPart
 from mdir_hf.processor import in_order, is_one_of_several_ranks
 
 SHUT_BY_BIAS = 4.0
-"""A neuron counts as shut if its offset is below minus this many lengths of its row, which is about the standard
-deviation of the product of row and stream after a norm. It also counts as shut if its mean response to similar
-embedding rows is below minus this many standard deviations of the responses."""
+"""A neuron counts as shut if its offset is below minus this many times the length of its row, which is about the
+standard deviation of the row's product with a normed stream. It also counts as shut if its mean response to similar
+embedding rows is more than this many standard deviations below zero."""
 
 CLUSTER_COSINE, FEWEST_IN_CLUSTER, FEWEST_FREE = 0.5, 2, 3
 """Embedding rows on one side are similar if their cosine to the leading direction of all rows exceeds this value. A
@@ -40,7 +40,7 @@ STREAM_ROWS = 16
 
 STRENGTHS_READ = 512
 """Number of single neurons per layer whose strength is read if the sample may not represent the layer. If 1% of the
-neurons are not copies, all of these are copies with a probability of 0.6%, and all of a sample of 24 runs with 79%."""
+neurons are not copies, the probability that all of these are copies is 0.6%; for all neurons in 24 runs, it is 79%."""
 
 
 OTHER_LAYERS, FEW_OTHER_LAYERS = 6, 2
@@ -48,7 +48,7 @@ OTHER_LAYERS, FEW_OTHER_LAYERS = 6, 2
 down."""
 
 OTHER_NEURONS, OTHER_CHANNELS = 8, 4
-"""Number of neurons and of channels of down, one run each, for these estimates. In real models, 16 neurons give a
+"""Numbers of neurons and of down channels (one run each) for these estimates. In real models, 16 neurons determine a
 layer's root mean square to within a third."""
 
 
@@ -83,9 +83,9 @@ def neuron_role(*models: PlacedTensors) -> Role | None:
 def strongest_layer(
     model: PlacedTensors, strengths: Mapping[int, torch.Tensor], *, seed: int, n_others: int = OTHER_LAYERS
 ) -> float:
-    """Return the largest root mean square of a layer's strengths, over given layers and a few others, which are read.
+    """Return the largest root mean square of any layer's strengths, among given layers and a few others that are read.
 
-    ``strengths`` maps positions of layers to strengths of neurons. ``seed`` selects the others; unreadable ones are
+    ``strengths`` maps layer positions to neuron strengths. ``seed`` selects the other layers; unreadable ones are
     skipped.
     """
     up = neuron_role(model)
@@ -164,7 +164,7 @@ def products_of_lengths(
     rows: torch.Tensor,
     stream: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the products of some neurons' gate and up lengths, ``(n,)`` float32; 0 for shut neurons.
+    """Return the ``(n,)`` float32 products of some neurons' gate and up lengths; 0 for shut neurons.
 
     ``rows`` are ascending neuron numbers ``(n,)``; ``stream`` are embedding rows ``(k, width)``, or None.
     """
@@ -177,10 +177,10 @@ def products_of_lengths(
 
 
 def _is_shut_by_constant(responses: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
-    """Return whether the responses ``(n, k)`` of neurons to similar unit embedding rows are far below zero, ``(n,)``.
+    """Return an ``(n,)`` mask of neurons whose responses ``(n, k)`` to similar unit embedding rows are far below zero.
 
-    Unused tokens, whose rows can have the opposite constant or none, may hide a constant channel. So rows are similar
-    if they are close to one side of the leading direction of all.
+    A constant channel may be hidden by unused tokens, whose rows can contain the opposite constant or none. So rows
+    count as similar if they are close to one side of the leading direction of all rows.
     """
     cosines = stream @ torch.linalg.svd(stream, full_matrices=False).Vh[0]
     sides = [responses[:, sign * cosines > CLUSTER_COSINE] for sign in (1.0, -1.0)]
@@ -198,7 +198,7 @@ def _is_shut_by_constant(responses: torch.Tensor, stream: torch.Tensor) -> torch
 
 
 def offsets_of(model: PlacedTensors, place: int, reader: RoleReader, rows: torch.Tensor) -> torch.Tensor:
-    """Return some neurons' responses to a stream of zeros, ``(n,)`` float32, in lengths of their rows.
+    """Return the ``(n,)`` float32 responses of some neurons to a stream of zeros, divided by the lengths of their rows.
 
     The responses come from the biases of the matrix and the norm before it. ``rows`` are ascending neuron numbers.
     """
@@ -218,7 +218,7 @@ def offsets_of(model: PlacedTensors, place: int, reader: RoleReader, rows: torch
 
 
 def bias_of(model: PlacedTensors, place: int, role: Role) -> torch.Tensor | None:
-    """Return the bias of a role's matrix or norm, ``(n,)``, or None."""
+    """Return the ``(n,)`` bias of a role's matrix or norm, or None."""
     part = model.anatomy.layers[place].parts[role]
     if len(part.tensors) != 1 or not isinstance(part, WeightPart) or not part.is_whole:
         return None
@@ -232,10 +232,10 @@ def bias_of(model: PlacedTensors, place: int, role: Role) -> torch.Tensor | None
 def read_outputs(
     model: PlacedTensors, up: Role, place: int, numbers: IntArray, channels: IntArray | None = None
 ) -> torch.Tensor:
-    """Read some neurons' down columns, ``(n, channels)`` float32, times the gain of any norm after down.
+    """Read the ``(n, channels)`` float32 down columns of some neurons, multiplied by the gain of any norm after down.
 
     Raises:
-        AnatomyError: If the layer's down is missing or does not have the model's width.
+        AnatomyError: If the layer's down matrix is missing or does not have the model's width.
     """
     layer, down = model.anatomy.layers[place], DOWN_OF[up]
     if down not in layer.parts:
@@ -250,7 +250,7 @@ def read_outputs(
 
 
 def stream_rows(model: PlacedTensors, seed: int) -> torch.Tensor | None:
-    """Read a few embedding rows, ``(k, width)`` float32; None unless the embedding has the model's width."""
+    """Read a few ``(k, width)`` float32 embedding rows; return None unless the embedding has the model's width."""
     try:
         spec = embedding_spec(model)
     except (AnatomyError, UnsupportedFormatError):

@@ -37,45 +37,45 @@ TESTS = 2
 the same number of layers)."""
 
 LEAST_SHARE_OF_NEURONS = 0.75
-"""A pair of layers counts only if at least this share of the tested neurons match the neuron with the same number with
-certainty by gate and up. On samples that a framer cannot foresee, framed models reach 13 own numbers of 64, at most 3
-of them certain (``benchmarks/real/framing``)."""
+"""A pair of layers counts only if at least this share of the tested neurons match the neuron with the same number in
+gate and up with certainty. On samples that a framer cannot foresee, framed models match 13 of 64 numbers, at most 3 of
+them with certainty (``benchmarks/real/framing``)."""
 
 LEAST_SHARE_BY_DOWN = 0.5
-"""At least this share of the tested neurons must also match their own number by down. Models framed for gate and up
+"""At least this share of the tested neurons must also match their own number in down. Models framed for gate and up
 reach 8 of 64, or 29 of 64 if there is no gate; a copy with noise of three times its weights reaches 38."""
 
 LEAST_SHARE_OF_OWN_NUMBERS = 0.9
 """Under strong noise, single neurons are not certain, but all of them together are: a pair of layers also counts if at
-least this share of the tested neurons match their own number, and neurons with the same number are similar by both gate
+least this share of the tested neurons match their own number, and neurons with the same number are similar in both gate
 and up (:data:`LEAST_Z`). Framed models reach a third on samples that a framer cannot foresee. This rule does not apply
 to searched neurons, whose numbers come from the search."""
 
 LEAST_Z = 6.0
-"""Least mean cosine of neurons with the same number, by gate and by up, in standard deviations."""
+"""Minimum mean cosine of neurons with the same number, for gate and for up, in standard deviations."""
 
 LEAST_SHARE_OF_STRENGTH = 0.25
-"""In both models, least ratio of the mean square of the agreeing neurons' strengths to the mean square of all sampled
-strengths. Copied neurons with zero or tiny output are below it."""
+"""Minimum mean squared strength of the agreeing neurons in each model, as a share of the mean over all sampled neurons.
+Copied neurons with zero or tiny output fall below it."""
 
 LEAST_SQUARE = 1e-4
-"""A neuron with less than this share of the mean square of the strengths does nothing. The smallest share in real
+"""A neuron whose squared strength is below this share of the mean square does nothing. The smallest share in real
 layers is 0.01."""
 
 MOST_STRENGTH_RATIO = 50.0
-"""Largest factor between the strengths of two matching layers, each relative to the stream of its model. A framer could
-add copied layers to an unrelated model and let them write next to nothing. Noise of k RMS on all weights changes the
-ratio by a factor of k^2, and a new random embedding by about ten."""
+"""Largest factor between the strengths of two matching layers, each relative to its model's stream. A framer could add
+copied layers to an unrelated model and let them write next to nothing. Noise of k RMS on all weights changes the ratio
+by a factor of k^2, and a new random embedding by about ten."""
 
 MOST_PROFILE_RATIO = 4.0
-"""Largest factor between the strengths of two matching layers, each relative to the strongest layer read from
-its model. Copied layers that do next to nothing within an unrelated model exceed it. Related models in the zoo differ
-by at most 2, however they were modified."""
+"""Largest factor between the strengths of two matching layers, each relative to the strongest layer read from its
+model. Copied layers that do next to nothing within an unrelated model exceed it. Related models in the zoo differ by a
+factor of at most 2, however they were modified."""
 
 CLEAR_STRENGTH_RATIO = 3.0
 """If the relative strengths of two matching layers differ by more than this factor, the sample may contain only faint
-copies by chance, so more neurons are read. At a third of the strength, copies in 81% of the neurons still have 32% of
-the mean square. Related pairs in the zoo reach 2.5, and ternary copies 3.6."""
+copies by chance, so more neurons are read. If 81% of the neurons are copies with a third of the strength, they still
+contribute 32% of the mean square. Related pairs in the zoo reach 2.5, and ternary copies 3.6."""
 
 MOST_SHIFT = 0.4
 """Largest mean difference between the gates of partners, in lengths of a gate. If a channel of the stream is the same
@@ -86,8 +86,8 @@ MOST_OFFSET_CHANGE = 1.0
 """Largest mean difference between partners' offsets, because biases may switch copies off. Zoo models reach 0.6."""
 
 PLACE = 16
-"""Position of the first look at neurons; fewer looks at matrices and layers come before it. Look s of a comparison may
-spend 1 / (s (s + 1)) of alpha."""
+"""Position of the first look at neurons, which exceeds the number of earlier looks at matrices and layers. Look s of a
+comparison may spend 1 / (s (s + 1)) of alpha."""
 
 LOOKS_AT_NEURONS = 12
 """Maximum number of looks at neurons per comparison; the first has position :data:`PLACE`."""
@@ -103,7 +103,7 @@ def compare_neurons(
     is_searched: bool = False,
     n_nominated_of: int | None = None,
 ) -> NeuronNumbers | None:
-    """For all layer pairs, count the tested neurons that match their own number after a rotation fitted on others.
+    """For each pair of layers, count the tested neurons that match their own number after a rotation fitted on others.
 
     ``place`` is the position of this look, which determines its share of alpha. If a search paired the neurons
     (``is_searched``), each must be certain by itself. For nominated layers, p is corrected for the ``n_nominated_of``
@@ -182,7 +182,7 @@ def _match_outputs(
 def _offset_change(
     reference: NeuronOutputs, candidate: NeuronOutputs, cell: tuple[int, int], matches: NeuronMatches
 ) -> float:
-    """Return the mean difference between partners' offsets, in lengths of a gate."""
+    """Return the mean difference between partners' offsets, relative to the length of a gate."""
     if reference.offsets is None or candidate.offsets is None or not bool(matches.is_own.any()):
         return 0.0
     n_tested = len(matches.is_own)
@@ -199,7 +199,7 @@ def _is_idle(
     *,
     is_searched: bool,
 ) -> bool:
-    """Return whether the neurons that agree by gate and up write next to nothing."""
+    """Return whether the neurons that agree in gate and up write next to nothing."""
     matched = matches[cell[0]][cell[1]]
     least = LEAST_SHARE_OF_NEURONS * len(matched.is_certain)
     # A stranger's neuron with its own number by chance may write more than all idle copies together. So neurons that
@@ -291,7 +291,7 @@ def _log_p_together(own: IntArray) -> float:
 
 
 def _agreeing_cells(strength: IntArray, is_significant: npt.NDArray[np.bool_], n_tested: int) -> list[tuple[int, int]]:
-    """Return each candidate layer that agrees by gate and up, with its best reference layer."""
+    """Return each candidate layer that agrees in gate and up, with its best reference layer."""
     cells = ((int(strength[:, j].argmax()), j) for j in range(strength.shape[1]))
     return [cell for cell in cells if strength[cell] >= LEAST_SHARE_OF_NEURONS * n_tested and is_significant[cell]]
 
@@ -346,8 +346,8 @@ def resemblances(sample: NeuronSample) -> torch.Tensor:
     """Compute the similarities between each layer's tested neurons, which do not depend on the basis.
 
     Returns:
-        Cosines of all neuron pairs as centred unit rows, ``(layers, matrices * pairs)`` float32; inner products of rows
-        are correlations of layers.
+        ``(layers, matrices * pairs)`` float32 cosines of all neuron pairs, with centred unit rows; the inner product of
+        two rows is the correlation of two layers.
     """
     tested = torch.nn.functional.normalize(sample.rows[:, :, sample.n_fitted :].float(), dim=-1)
     n = tested.shape[2]

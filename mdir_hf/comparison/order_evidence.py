@@ -18,11 +18,11 @@ from mdir_hf.model.tokens import Vocabulary
 
 ROUNDED_SHARE = 0.99
 """Minimum share of the coarser model's entries that rounding the finer model must reproduce. Ties and later repairs
-explain the others."""
+explain the remaining entries."""
 
 GROUPS = (0, 128, 64, 32)
-"""Numbers of neighbouring entries in a row that quantisers treat as one group with its own levels; 0 means a whole row.
-"""
+"""Numbers of neighbouring entries in a row that quantisers treat as one group with its own levels; 0 means a whole
+row."""
 
 LEVELS_PER_ENTRY = 0.5
 """A group lies on levels if its number of distinct values, divided by its entries, is at most this."""
@@ -50,10 +50,11 @@ they would be off by 1e-2, and the matrix counts as BF16."""
 UNIFORM, FLATNESS = (0.03, 0.13), 2.5
 """Bounds on the spread of numbers around their level, in a cell of width 1: the mean square of the distance, and the
 fourth moment divided by its square. Before rounding, numbers lie anywhere in the cell, which gives about 1/12 and 1.8.
-Numbers that drifted away from a level lie close to it, or are normally distributed, which gives 3."""
+Numbers that drifted away from a level lie close to it, or are normally distributed, so the second number is 3."""
 
 COPIED_COSINE = 0.3
-"""Rows of two layers are copies above this cosine. For layers that were trained separately, it is below 0.05."""
+"""Rows of two layers count as copies if their cosine exceeds this value. In layers trained separately, the cosine is
+below 0.05."""
 
 MEAN_ROW_SHARE = 0.1
 """New rows lie at the mean of the others if their distance from it is at most this share of the others' distance."""
@@ -84,8 +85,8 @@ def roundings(rows: Mapping[str, torch.Tensor]) -> tuple[OrderEvidence, ...]:
     """Find models that are rounded versions of another model.
 
     ``rows`` maps a model's name to rows ``(r, n)`` of the same tokens. Fine-tunes of a quantised model lie near its
-    levels, originals anywhere. Each rounded model gets the best original. Takes O(m r n log n) time, and O(r n) per
-    pair in which one model is on a grid, with r at most :data:`ROUNDED_ROWS`.
+    levels; originals can lie anywhere. Each rounded model is assigned its best original. Takes O(m r n log n) time,
+    plus O(r n) for each pair in which one model is on a grid; r is at most :data:`ROUNDED_ROWS`.
     """
     sampled = {name: values[:ROUNDED_ROWS].float() for name, values in rows.items()}
     grids = {name: _grids(values) for name, values in sampled.items()}
@@ -106,8 +107,8 @@ def roundings(rows: Mapping[str, torch.Tensor]) -> tuple[OrderEvidence, ...]:
 def copied_layers(rows: Mapping[str, Sequence[torch.Tensor | None]]) -> tuple[OrderEvidence, ...]:
     """Find models that contain a relative's layer twice, as after depth up-scaling.
 
-    ``rows`` maps a model's name to rows of one matrix per layer, all in one basis. Computes O(L^2) products of layers
-    per pair.
+    ``rows`` maps a model's name to rows of one matrix per layer, all in one basis. Multiplies O(L^2) pairs of layers
+    for each pair of models.
     """
     units = {name: _unit(layers) for name, layers in rows.items()}
     twice = {name: _copies(unit, unit) for name, unit in units.items()}
@@ -133,7 +134,7 @@ def grown_vocabulary(
 ) -> OrderEvidence | None:
     """Check whether a vocabulary was extended by ``n_new`` rows set to the mean of the others.
 
-    ``old_rows``, ``(r, n)``, and ``new_rows``, ``(s, n)``, are the later model's rows for shared tokens and its own
+    ``old_rows`` ``(r, n)`` are the later model's rows for shared tokens, and ``new_rows`` ``(s, n)`` those for its new
     tokens.
     """
     if len(new_rows) < FEWEST_ROWS or len(old_rows) < FEWEST_ROWS:
@@ -149,8 +150,8 @@ def grown_vocabulary(
 
 
 UNTRAINED_SPREAD = 0.02
-"""Maximum spread of rows that were added at the mean and never trained, divided by the others' distance from the mean.
-"""
+"""Maximum spread of rows that were added at the mean and never trained, divided by the others' distance from the
+mean."""
 
 
 def rows_at_mean(old_rows: torch.Tensor, new_rows: torch.Tensor) -> bool:
@@ -246,7 +247,7 @@ def _share_on_levels(fine: torch.Tensor, coarse: torch.Tensor, group: int) -> fl
 
 
 def _float_units(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-    """Return the scales, ``(groups, 1)``, if the rows are scaled floats of this format, else None."""
+    """Return the ``(groups, 1)`` scales if the rows are scaled floats of this format, else None."""
     n_bits = SIGNIFICANT_BITS[dtype]
     for group in (rows.shape[1], 128):
         if rows.shape[1] % group:
@@ -307,7 +308,7 @@ def _share(equal: torch.Tensor) -> float:
 
 
 def _unit(layers: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """Return a unit vector for each layer, ``(L, entries)``; zeros if its shape differs from the first."""
+    """Return ``(L, entries)``, a unit vector for each layer, or zeros if its shape differs from the first layer's."""
     present = [layer for layer in layers if layer is not None]
     if not present:
         return torch.zeros(len(layers), 0)

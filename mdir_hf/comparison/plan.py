@@ -26,16 +26,15 @@ from mdir_hf.report.words import UNLESS_IN_ANOTHER_BASIS, UNLESS_ROTATED, correl
 
 FIRST_LOOK_ROWS = (64, 512)
 FIRST_LOOK_VALUES = 1 << 19
-"""Rows times width of the first look: 512 rows for small models (up to width 1024), and 128 at width 4096. Near copies
-need no more (docs/method/rows.md, "Looks"), and for wide models each row makes a look slower."""
+"""Number of rows times width in the first look: 512 rows for small models (up to width 1024), and 128 at width 4096.
+Near copies need no more (docs/method/rows.md, "Looks"), and each row makes a look at a wide model slower."""
 
 LAST_LOOK_ROWS = 4096
-"""Rows of the last look; wider models take one row per channel. That is enough to find a copy with noise of eight times
-its weights (docs/method/rows.md, "Looks")."""
+"""Number of rows in the last look; wider models use one row per channel. That is enough to find a copy with noise of
+eight times its weights (docs/method/rows.md, "Looks")."""
 
 WIDEST_WHOLE = 8192
-"""Number of channels. Wider models are read as if they had this width, since a 16384 x 16384 polar factor takes an hour
-on one core."""
+"""Maximum number of channels for one row per channel, since a 16384 x 16384 polar factor takes an hour on one core."""
 
 KEPT_BYTES = 64 << 20
 """If the whole matrix is needed and its common rows take at most this much in float32, it is read at once. A later read
@@ -66,8 +65,8 @@ class ReadPlan:
 
     Attributes:
         look_rows: Number of rows in each look of the screen, doubling each time.
-        screen_bytes: Bytes of the first and the last look, excluding gaps between rows.
-        full_bytes: Bytes of a full test.
+        screen_bytes: Bytes read by the first and by the last look, excluding gaps between rows.
+        full_bytes: Bytes read by a full test.
         peak_memory_bytes: Estimated peak memory of the whole comparison.
         runs_full_test: Whether all common tokens are compared regardless of the first looks.
         excluded_noise: Strongest noise at which a "no" from the embeddings excludes copies, in units of the weights'
@@ -346,7 +345,7 @@ def _neuron_bytes(model: Comparable) -> int:
 
 
 def matrix_pairs(reference: Comparable, candidate: Comparable, level: Level) -> dict[str, MatrixPair]:
-    """Return the matrices to compare by name: embeddings, plus unembeddings if those are a separate test.
+    """Return the matrices to compare, keyed by name: embeddings, plus unembeddings if they are tested separately.
 
     If there is no embedding, the unembedding is compared, even if it is tied.
     """

@@ -115,7 +115,7 @@ class Progress:
 
 
 class ByteCounter:
-    """Counter for the bytes that several comparisons read, including failed ones.
+    """Counter of the bytes that several comparisons read, including failed ones.
 
     Attributes:
         listeners: Listeners for the comparisons, which forward every call to the original listeners.

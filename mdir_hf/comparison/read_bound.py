@@ -36,7 +36,7 @@ SEARCHES = 3
 def bytes_of_looks(
     common: CommonVocabulary, sampler: RowSampler, row_n_bytes: Sequence[int], look_rows: Sequence[int]
 ) -> int:
-    """Return the bytes of the looks at two matrices, including gaps between rows."""
+    """Return the number of bytes read by successive looks at two matrices, including gaps between rows."""
     n_bytes, taken = 0, np.zeros(0, dtype=np.int64)
     for n_rows in look_rows:
         positions = sampler.take(n_rows)
@@ -49,7 +49,7 @@ def bytes_of_looks(
 
 
 def bytes_of_blocks(sides: Sequence[IntArray], row_n_bytes: Sequence[int], block_rows: int) -> int:
-    """Return the bytes of rows that are read in blocks, including all rows in between."""
+    """Return the number of bytes read for rows in blocks, including all rows in between."""
     n_bytes = 0
     for rows, row_bytes in zip(sides, row_n_bytes, strict=True):
         for start in range(0, len(rows), block_rows):
@@ -59,7 +59,7 @@ def bytes_of_blocks(sides: Sequence[IntArray], row_n_bytes: Sequence[int], block
 
 
 def bytes_of_layer_map(models: Sequence[Comparable], roles: Sequence[Role]) -> int:
-    """Estimate the bytes of the matrices that may represent layers, from the first layer with each."""
+    """Estimate the bytes of the matrices that may represent layers, using the first layer that has each."""
     n_bytes = 0
     for model in models:
         for role in roles:
@@ -70,7 +70,7 @@ def bytes_of_layer_map(models: Sequence[Comparable], roles: Sequence[Role]) -> i
 
 
 def bytes_of_neurons(model: PlacedTensors, *, every: bool) -> int:
-    """Return the maximum bytes of all looks at a model's neurons, in four layers unless ``every``."""
+    """Return the maximum bytes read by all looks at a model's neurons, in four layers unless ``every`` is set."""
     try:
         n_layers, sampled, matrix = len(neuron_layers(model)), planned_n_bytes(model), bytes_of_down(model)
     except (AnatomyError, UnsupportedFormatError):

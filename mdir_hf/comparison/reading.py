@@ -44,7 +44,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 class FiniteRows:
-    """Reader that replaces a model's rows that contain NaN or infinity with zeros, which every test ignores.
+    """Reader that replaces rows containing NaN or infinity with zeros, which every test ignores.
 
     Some checkpoints have such rows for tokens that were never trained.
     """
@@ -198,15 +198,15 @@ KEPT_BYTES = 160 << 20
 bits, GPT-2 XL 737 MB."""
 
 KEPT_ROW_BYTES = 512 << 20
-"""Maximum bytes of sampled rows kept per model. For an 8B model, 64 rows of every projection of 32 layers take 320 MB.
-"""
+"""Maximum bytes of sampled rows kept per model. For an 8B model, 64 rows of every projection of 32 layers take 320
+MB."""
 
 
 class ReadOnce:
     """A model whose shared tensors are read once; implements ``PlacedTensors``.
 
     ``max_gap_bytes`` is the largest gap between rows that is read rather than skipped; it defaults to the byte
-    source's. With ``keeps_rows``, each row is read only once, as long as all fit in :data:`KEPT_ROW_BYTES`.
+    source's. With ``keeps_rows``, each row is read only once, as long as all rows fit in :data:`KEPT_ROW_BYTES`.
 
     Attributes:
         failed: Tensors of the last unreadable weight, with the error.

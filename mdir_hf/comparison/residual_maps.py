@@ -85,7 +85,7 @@ def _fitted(settings: Settings, readers: Readers) -> ResidualBasisMap | None:
 def fitted_on_layers(
     keys: tuple[RoleReader, RoleReader], *, seed: int = 0, device: str = "cpu"
 ) -> ResidualBasisMap | None:
-    """Relate the residual streams of two models using key rows, paired by layer, head and index.
+    """Relate the residual streams of two models using key rows with the same layer, head and index.
 
     Rows of the layers can replace tokens in Algorithm 1. Heads are paired using inner products of their rows, which do
     not depend on the residual basis. The map is then tested on another matrix.

@@ -40,8 +40,8 @@ class LayersEvidence:
     Attributes:
         log_p: Natural log of the map's p, corrected for ``n_tests``.
         positions: Positions of both models' mapped layers in ``anatomy.layers``.
-        off_match_share: Share of cells off the map that is significant.
-        placebo_log_p: Smallest natural log of a cell's p after shuffling channels.
+        off_match_share: Share of the cells off the map that are significant.
+        placebo_log_p: Natural log of the smallest p of any cell after shuffling channels.
         modules: Results of Algorithm 3 on matched layers, as (reference layer, candidate layer, evidence).
         neurons_support: Whether sampled neurons of every matched layer agree.
         n_empty: Number of all-zero layers in the reference and in the candidate.

@@ -23,8 +23,8 @@ REPRESENTATIVES = (Role.KV_LATENT, Role.V, Role.K, Role.UP)
 smaller matrix that K and V share. Each matrix tried is counted as a test."""
 
 LAST: tuple[Role, ...] = (Role.UP, Role.Q, Role.O, Role.GATE, Role.DOWN)
-"""Matrices that are tried last because they have most of the weights, under all residual-basis maps at once so that
-each layer is read once. All except up are tried only at level ``full``."""
+"""Matrices that are tried last because they contain most of the weights. All residual-basis maps are tried at once, so
+that each layer is read once. All except up are tried only at level ``full``."""
 
 SPREAD_LAYERS = 8
 """Number of layers of the shallower model to map, unless the level asks for all layers. Each has its ancestor or
@@ -44,7 +44,8 @@ RUN_NEURONS = 8
 def representatives(reference: PlacedTensors, candidate: PlacedTensors, *, every: bool = False) -> tuple[Role, ...]:
     """Return the roles that can represent a layer of both models, in order.
 
-    Roles that more layers have come first, and :data:`LAST` at the end; all of ``LAST`` are included only if ``every``.
+    Roles that occur in more layers come first, and :data:`LAST` at the end; all of ``LAST`` are included only if
+    ``every`` is set.
     """
 
     def left_out(role: Role) -> float:
@@ -65,7 +66,7 @@ def chosen_layers(
     """Choose the layers that a map compares, without reading weights; return their positions in both models.
 
     These are all layers of the deeper model and up to :data:`SPREAD_LAYERS` spread over the shallower one, or all
-    layers of both if ``every`` or if the shallower model has the narrower matrix.
+    layers of both if ``every`` is set or the shallower model has the narrower matrix.
     """
     reference_layers, candidate_layers = layers_with(reference, role), layers_with(candidate, role)
     if every or not reference_layers or not candidate_layers:
@@ -114,8 +115,8 @@ def worth_reading(
 ) -> list[bool]:
     """Decide for each residual-basis map whether the layers are worth reading whole.
 
-    They are if sampled rows are significant at 0.1%, corrected for all maps, or if the matrices have few rows. Skipped
-    maps have p = 1. ``neuron_seed`` determines the neurons.
+    They are worth it if sampled rows are significant at 0.1%, corrected for all maps, or if the matrices have few rows.
+    Skipped maps have p = 1. ``neuron_seed`` determines the neurons.
     """
     n_channels = [reader.n_channels(reader.positions[0]) for reader in readers]
     if not is_wide(readers[0].role, max(n_channels)):
@@ -144,7 +145,7 @@ def _carried(residual_map: ResidualBasisMap, rows: torch.Tensor) -> torch.Tensor
 
 
 def sampled(readers: tuple[RoleReader, RoleReader], side: int, *, seed: int, neuron_seed: int) -> torch.Tensor:
-    """Read sampled unit rows of all layers of one model, ``(L, rows, n)`` float32.
+    """Read ``(L, rows, n)`` float32, sampled unit rows of all layers of one model.
 
     For MLPs of equal size, these are the neurons with which :meth:`Witness.ask_every_layer` begins.
     """

@@ -340,7 +340,7 @@ class Comparison:
 
     @contextmanager
     def _reading_neurons(self) -> Iterator[None]:
-        """Time a step of the witness, and end it at unreadable neurons."""
+        """Time a step of the witness, and end it if neurons cannot be read."""
         with suppress(AnatomyError, UnsupportedFormatError), self.watch.step("neurons"):
             self.watch.enter("neurons")
             yield

@@ -1,7 +1,7 @@
 """Compare stacks with stacks, and experts with experts.
 
-Stacks are compared using a few neurons, paired by number. Experts are compared as sets, with a dense layer as a set of
-one: a few rows of up nominate pairs for the second witness.
+Stacks are compared using a few neurons, paired by number. Experts are compared as sets; a dense layer counts as a set
+of one. A few rows of up nominate pairs for the second witness.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def expert_sets(model: PlacedTensors) -> tuple[ExpertSet, ...]:
 
 
 def expert_set(model: PlacedTensors, place: int) -> ExpertSet:
-    """Return the MLPs of the layer at a position; a dense layer has one, without a name."""
+    """Return the MLPs of the layer at a position; a dense layer has one, which has no name."""
     layer = model.anatomy.layers[place]
     mlps: list[tuple[ExpertName, dict[Role, StoredWeight]]] = []
     for name, parts in mlp_parts(model, place):
@@ -138,7 +138,7 @@ class _Sets:
     look: int
 
     def nominated(self, residual_maps: Sequence[ResidualBasisMap]) -> list[tuple[int, int]] | None:
-        """Return pairs of equally large experts with similar rows; None if there is no common size."""
+        """Return pairs of equally large experts with similar rows; return None if there is no common size."""
         readers = [RoleReader(each, Role.UP) for each in (self.reference, self.candidate)]
         places: list[dict[int, list[int]]] = []
         for reader in readers:
@@ -231,7 +231,7 @@ class _Sets:
 def _likeness(
     residual_map: ResidualBasisMap, reference: torch.Tensor, candidate: torch.Tensor, device: str
 ) -> torch.Tensor:
-    """Return mean cosines, ``(experts, experts')``, of rows ``(experts, k, width)`` with the same numbers."""
+    """Return the ``(experts, experts')`` mean cosines of rows ``(experts, k, width)`` with the same numbers."""
     sides = [
         unit_rows(rows.flatten(0, 1).to(device)).reshape(len(rows), -1)
         for rows in (residual_map.carry_in(reference.flatten(0, 1)).reshape(*reference.shape[:2], -1), candidate)
@@ -279,8 +279,8 @@ def _stacks(model: PlacedTensors) -> tuple[ModelView, ...] | None:
 
 
 MOST_STACKS = 8
-"""Maximum number of stacks per model: the language model, then the largest others. Published models have four or five.
-"""
+"""Maximum number of stacks per model: the language model, then the largest others. Published models have four or
+five."""
 
 
 @dataclass(frozen=True, slots=True)

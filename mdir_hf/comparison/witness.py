@@ -91,7 +91,7 @@ class Witness:
 
     @property
     def is_convincing(self) -> bool:
-        """Whether a pair of layers matches by gate, up and down."""
+        """Whether a pair of layers matches in gate, up and down."""
         return self.counts is not None and self.counts.is_witness
 
     def same_places(self, *, at_most: int = NEAR_COPY_LAYERS) -> list[tuple[int, int]]:
@@ -120,7 +120,7 @@ class Witness:
             self._keep_by_number(self._counts_with_down(first, second, seed, place), first, second)
 
     def ask_every_layer(self) -> None:
-        """Compare neurons of all layers by up alone, then new neurons of nominated layers by gate, up and down.
+        """Compare neurons of all layers in up alone, then new neurons of nominated layers in gate, up and down.
 
         If the MLPs are wide, the layer map has already read most of the rows.
         """
@@ -286,7 +286,7 @@ def compare_samples(
 def merged_counts(every: NeuronNumbers, confirmed: NeuronNumbers, *, log10_p: float | None = None) -> NeuronNumbers:
     """Return ``every`` with the counts of some layers replaced with their confirmed counts.
 
-    ``log10_p`` defaults to the smaller of the two, because each look has its own share of alpha.
+    ``log10_p`` defaults to the smaller of both looks' values, because each look uses its own share of alpha.
     """
     at = (every.reference_layers, every.candidate_layers)
     own, certain = ([list(row) for row in counts] for counts in (every.own_number, every.certain))

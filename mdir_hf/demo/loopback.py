@@ -276,7 +276,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def address_of(kind: str, name: str) -> str:
-    """Return the path of a repository on the Hub; for a model, its name."""
+    """Return the path of a repository on the Hub; for a model, this is its name."""
     return name if kind == "models" else f"{kind}/{name}"
 
 

@@ -78,9 +78,9 @@ class StoredRepository:
     """A repository of the loopback Hub.
 
     Attributes:
-        revisions: Commit SHA by branch or tag.
-        commits: Files by path, for each commit SHA.
-        dates: Dates by commit SHA.
+        revisions: Map from branches and tags to commit SHAs.
+        commits: Map from commit SHAs to files, which are keyed by path.
+        dates: Map from commit SHAs to dates.
         created_at: Date of the repository; empty if the API gives none.
     """
 
@@ -96,7 +96,7 @@ class StoredRepository:
         return self.repo_id
 
     def add_revision(self, name: str, folder: Path, sha256: Mapping[str, str] | None = None) -> str:
-        """Add a folder as a branch, with known ``sha256`` digests by path; return its commit SHA."""
+        """Add a folder as a branch and return its commit SHA; ``sha256`` maps paths to known digests."""
         files: dict[str, StoredFile] = {}
         described: list[object] = [self.address]
         for place in sorted(folder.rglob("*")):

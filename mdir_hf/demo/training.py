@@ -161,7 +161,7 @@ def _docstrings(source: str) -> Iterator[str]:
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> torch.Tensor:
-    """Return the token ids of all texts, concatenated, int64 ``(n_tokens,)``."""
+    """Return the concatenated token ids of all texts, ``(n_tokens,)`` int64."""
     return torch.tensor(
         [token for encoding in tokenizer.encode_batch(texts) for token in encoding.ids], dtype=torch.int64
     )
@@ -179,9 +179,9 @@ def train(
 ) -> list[float]:
     """Train a float32 causal LM in place, on random excerpts of a text, without dropout.
 
-    ``tokens`` is int64, ``(n_tokens,)``; ``batch`` is the number of sequences and their length. torch's global
-    generator is not used, so the same ``order_seed`` and tokens give the same batches in the same order. Return the
-    loss of each step before its update, in nats per token.
+    ``tokens`` is an ``(n_tokens,)`` int64 tensor; ``batch`` contains the number of sequences and their length. torch's
+    global generator is not used, so the same ``order_seed`` and tokens give the same batches in the same order. Return
+    the loss of each step before its update, in nats per token.
     """
     order = torch.Generator().manual_seed(order_seed)
 

@@ -20,7 +20,7 @@ def permute_channels(model: PreTrainedModel, permutation: torch.Tensor, *, scale
     """Permute the residual channels and multiply them by ``scale``, in place, preserving the outputs.
 
     New channel i is old channel ``permutation[i]``, int64 ``(hidden_size,)``. RMSNorm cancels a positive scale exactly,
-    because its epsilon is multiplied by the square. Powers of two are exact in all dtypes.
+    because its epsilon is multiplied by the square of the scale. Powers of two are exact in all dtypes.
     """
     body, tied = model.model, model.config.tie_word_embeddings
     body.embed_tokens.weight.copy_(body.embed_tokens.weight[:, permutation] * scale)
@@ -68,7 +68,7 @@ def rotate_channels(model: PreTrainedModel, rotation: torch.Tensor) -> None:
 
 @torch.no_grad()
 def keep_channels(model: PreTrainedModel, channels: torch.Tensor) -> PreTrainedModel:
-    """Return a narrower, worse model with only ``channels``, int64 ``(n_kept,)``, in their new order."""
+    """Return a narrower, worse model that keeps only ``channels`` (``(n_kept,)`` int64), in their new order."""
     config = model.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     narrow = _rebuilt(model, hidden_size=channels.numel(), head_dim=head_dim)

@@ -1,4 +1,4 @@
-"""Calibrate a p-value with placebos and privileged axes; they affect the verdict, but not p (docs/method/rows.md)."""
+"""Calibrate a p-value with placebos and privileged axes, which affect the verdict but not p (docs/method/rows.md)."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def log_p_of_axes(rows: torch.Tensor, *, generator: torch.Generator) -> float:
 
 
 def _haar_frame(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Draw k orthonormal columns, ``(n, k)``, uniformly at random."""
+    """Draw ``(n, k)``, k orthonormal columns, uniformly at random."""
     q, r = torch.linalg.qr(torch.randn(like.shape, dtype=like.dtype, generator=generator).to(like.device))
     # The signs of R from LAPACK depend on the data, so q alone is not Haar (Mezzadri 2007).
     signs: torch.Tensor = torch.where(r.diagonal() < 0, -1.0, 1.0).to(q.dtype)

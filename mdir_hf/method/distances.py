@@ -47,9 +47,9 @@ class Alignment:
         return cls(channels, channels)
 
     def carry(self, rows: torch.Tensor, channels: IntArray | None = None) -> torch.Tensor:
-        """Carry rows ``(r, n_source)`` onto target channels, ``(r, len(channels))`` float64.
+        """Carry rows ``(r, n_source)`` onto target channels.
 
-        ``channels`` must be matched and defaults to all of ``target``.
+        The result is ``(r, len(channels))``, float64. ``channels`` defaults to all of ``target``.
 
         Raises:
             InputError: If a requested channel is not matched.
@@ -88,9 +88,9 @@ class TokenGeometry:
     n_channels: int
 
     def distances(self, counts: IntArray | None = None) -> FloatArray:
-        """Return ``D2(A, B) = |A - B|_F^2 / (V n)``, ``(m, m)``, the mean squared difference per entry.
+        """Return the ``(m, m)`` mean squared differences per entry, ``D2(A, B) = |A - B|_F^2 / (V n)``.
 
-        For resampling, ``counts`` says how often to count each group of tokens; by default, each counts once.
+        For resampling, ``counts`` contains the weight of each group of tokens, by default 1.
         """
         products = self.products.sum(axis=0) if counts is None else np.tensordot(counts, self.products, axes=1)
         n = float(self.n_tokens.sum() if counts is None else counts @ self.n_tokens)
@@ -109,10 +109,10 @@ def token_geometry(
 ) -> TokenGeometry:
     """Compute the geometry of related models in one pass over the raw rows of their common tokens.
 
-    A block has one ``(b, n_i)`` tensor per model, for the same tokens in the same order. Rows must be raw, since
-    centring would destroy additivity. ``alignments`` map all models onto the channels of one model; None means that
-    they share a basis. Only channels that all alignments share are compared. Tokens are assigned to ``n_groups`` at
-    random.
+    Each block contains one ``(b, n_i)`` tensor per model, for the same tokens in the same order. Rows must be raw,
+    since centring would destroy additivity. ``alignments`` map all models onto the channels of one model; None means
+    that they share a basis. Only channels that all alignments share are compared. Tokens are assigned to ``n_groups``
+    at random.
 
     Returns:
         The geometry. Takes O(V m^2 n) time.
@@ -148,7 +148,7 @@ def token_geometry(
 def _aligned(
     block: Sequence[torch.Tensor], alignments: Sequence[Alignment] | None, channels: IntArray | None
 ) -> torch.Tensor:
-    """Stack the aligned rows of a block's models, ``(m, b, n)`` float64."""
+    """Stack the aligned rows of a block's models as ``(m, b, n)`` float64."""
     if len(block) < 2:
         raise InputError(f"distances need at least two models, got {len(block)}")
     if alignments is None:

@@ -133,8 +133,8 @@ class EmbeddingTest:
         must_be_robust: Whether a look that rests on a few channels is inconclusive.
         own_order: Whether to test channels in their own order; the number of tests does not change.
 
-    :attr:`polar` is the polar factor of the last look; :attr:`polar_of_all_channels` is the last one over all channels
-    of the reference.
+    :attr:`polar` is the polar factor of the last look; :attr:`polar_of_all_channels` is the last one that covers all
+    channels of the reference.
     """
 
     def __init__(

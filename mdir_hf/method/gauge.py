@@ -161,8 +161,8 @@ def residual_basis_maps(
 ) -> tuple[ResidualBasisMap, ...]:
     """Choose the residual-basis maps for testing the layers, in order (paper, Algorithm 1: U_E).
 
-    ``polar`` is the polar factor of common tokens' embeddings, and ``matching`` is its significant matching. Without a
-    matching, the maps are the rotation and, for equal widths, the identity, since a model retrained with a new
+    ``polar`` is the polar factor of common tokens' embeddings, and ``matching`` is its significant matching. If there
+    is no matching, the maps are the rotation and, for equal widths, the identity, since a model retrained with a new
     tokenizer may keep its basis.
     """
     if matching is not None:

@@ -142,8 +142,8 @@ def solve_heads(
 ) -> HeadTransformation:
     """Fit the inner map of every matched head by least squares.
 
-    ``carried`` has the reference rows in the candidate's residual basis, ``(H d, n)``; ``weight`` has the candidate
-    rows, ``(H' d', n)``.
+    ``carried`` contains the reference rows ``(H d, n)`` in the candidate's residual basis, and ``weight`` the candidate
+    rows ``(H' d', n)``.
     """
     n = carried.shape[1]
     x = carried.reshape(n_heads[0], -1, n)[torch.from_numpy(reference)]
@@ -167,8 +167,8 @@ def pair_heads(reference: torch.Tensor, candidate: torch.Tensor) -> tuple[IntArr
     The heads' unit rows are ``(h, d, n)`` and ``(h', d, n')``; complex rows represent rotary planes.
 
     Returns:
-        Reference heads in ascending order and their partners, ``(min(h, h'),)`` each. Then the mean correlation between
-        products of paired heads, in [-1, 1]; near 0 for unrelated models.
+        Reference heads in ascending order, their partners (``(min(h, h'),)`` each), and the mean correlation between
+        products of paired heads, in [-1, 1]; it is near 0 for unrelated models.
 
     Raises:
         ValueError: If heads have different numbers of rows.
@@ -211,7 +211,7 @@ def _unit(flat: torch.Tensor) -> torch.Tensor:
 
 
 def _standard_products(rows: torch.Tensor) -> torch.Tensor:
-    """Return the centred, normalised inner products between rows of each head, ``(h, some)``."""
+    """Return the ``(h, some)`` centred, normalised inner products between rows of each head."""
     d = rows.shape[1]
     i, j = torch.triu_indices(d, d, offset=1)
     if rows.is_complex():

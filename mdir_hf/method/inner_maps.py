@@ -30,7 +30,7 @@ LIKELY_SAME = 0.5
 """Minimum likeness, in [0, 1], from which heads with the same number are taken as the same head."""
 
 LARGEST_CONDITION = 1e8
-"""Largest condition number of a fitted matrix; others are not used."""
+"""Largest condition number of a fitted matrix that is used."""
 
 BlockKind = Literal["identity", "signs", "turns", "scaled_turns", "rotations", "scaled_rotations", "matrices"]
 
@@ -120,7 +120,8 @@ def fit_heads(
 def fit_blocks(x: Sides, y: Sides) -> BlockMap:
     """Fit one invertible matrix per head to V and O, or to K and Q if there are no rotary positions.
 
-    ``x`` has the matched heads in the candidate's residual basis; ``y`` has the candidate's heads in the same order.
+    ``x`` contains the matched heads in the candidate's residual basis, and ``y`` the candidate's heads in the same
+    order.
 
     Returns:
         The simplest sufficient map: identity, rotations, scaled rotations, or invertible matrices. Takes O(H d^2 n)
@@ -243,7 +244,7 @@ def _dense_or_unit(block_map: BlockMap, x: Sides) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Grams:
-    """Gram matrices and cross products of k matched heads, ``(k, d, d)``, or ``(k, r, d, d)`` for groups."""
+    """``(k, d, d)`` Gram matrices and cross products of k matched heads, or ``(k, r, d, d)`` for groups."""
 
     single_cross: torch.Tensor
     single_gram: torch.Tensor
@@ -307,7 +308,7 @@ def _pattern(scores: FloatArray) -> HeadPattern:
 
 
 def _span_likeness(x: torch.Tensor, y: torch.Tensor, *, own_only: bool) -> FloatArray:
-    """Return the share of each head's energy in the row space of another, ``(H, H')``."""
+    """Return the ``(H, H')`` shares of each head's energy in the row spaces of the other layer's heads."""
     n_heads, d, n = x.shape
     tiny = torch.finfo(x.dtype).tiny
     energy = x.square().sum(dim=(1, 2)).clamp(min=tiny)
@@ -332,7 +333,7 @@ def _plane_likeness(
     *,
     own_only: bool,
 ) -> FloatArray:
-    """Return the mean squared cosine of the planes of one frequency, ``(H, H')``."""
+    """Return the ``(H, H')`` mean squared cosines of the planes of one frequency."""
     planes = [plane_rows(x.shape[1], 1, layout, rotary_dim=rotary_dim)[0][0] for layout in layouts]
     a, b = (_complex(rows, index) for rows, index in zip((x, y), planes, strict=True))
     a, b = (z / z.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny) for z in (a, b))

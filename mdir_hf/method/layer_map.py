@@ -41,7 +41,7 @@ class StoredLayer(Protocol):
         ...
 
     def load(self, channels: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the requested output channels, ``(k, n)``, or all channels."""
+        """Return the requested output channels as ``(k, n)``; by default, all channels."""
         ...
 
 
@@ -63,7 +63,7 @@ CANNOT_COUNT = -1e-9
 
 
 Cells = tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]
-"""log p, and whether it comes from the full polar factor; ``(rows, columns)`` each."""
+"""log p, and whether it comes from the full polar factor, each ``(rows, columns)``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class LayerMap:
         tests_per_cell: 2 (permutation and signed permutation), doubled if the screen may decide.
         multiplicity: Number of tests for which a cell's p must be corrected: L L' times ``n_tests``.
         matches: The best significant partner of each candidate layer, if any.
-        ordered: The maximal ordered matching of significant cells, (reference, candidate).
+        ordered: The maximal ordered matching of significant cells, as (reference, candidate) pairs.
         log_p_map: p for the whole map under ANY dependence: Rüger's ``(L / k) p_(k)``, where k is half the layers of
             the shallower model.
         log_p_any: p for the whole map according to Hommel's rule, for maps with few related layers.

@@ -78,8 +78,8 @@ def weigh_matches(
     Neighbouring layers resemble each other significantly, but much less than a layer resembles itself.
 
     Cells with a rival must have had their full test. ``log_alpha`` is the level of the whole map. ``log_p_with_itself``
-    tests layers i and j against themselves and returns the larger natural log of p. ``neurons_agree`` returns whether
-    most neurons of a pair agree, for pairs below :data:`RIVAL_SHARE`.
+    tests layer i and layer j, each against itself, and returns the larger natural log of p. ``neurons_agree`` returns
+    whether most neurons of a pair agree, for pairs below :data:`RIVAL_SHARE`.
     """
     is_hit = layer_map.log_p < log_alpha - math.log(layer_map.multiplicity)
     certain: list[LayerMatch] = []

@@ -38,7 +38,7 @@ GREEDY_ROUNDS, GREEDY_REST = 8, 256
 """A greedy matching leaves rows to the assignment after this many rounds, or once this few rows remain."""
 
 TRIMS = {"n/16": 16, "n/4": 4, "n/2": 2}
-"""Shares of best channels that the trimmed p-values exclude; fixed in advance."""
+"""Shares of the best channels that the trimmed p-values exclude; fixed in advance."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,7 +130,8 @@ def quick_matching(
 def matching_in_order(polar: torch.Tensor, columns: IntArray | None = None) -> Matching:
     """Evaluate the fixed matching of each channel to the channel with the same number.
 
-    ``polar`` is U, ``(k, n)``, k <= n; ``columns`` are the channels of its rows. The choice needs no correction.
+    ``polar`` is U, ``(k, n)`` with k <= n; ``columns`` are the channels to which its rows belong. Because the matching
+    is fixed, p needs no correction.
     """
     columns = np.arange(polar.shape[0], dtype=np.int64) if columns is None else columns
     factor = _Factor(polar, polar, columns, *line_energies(polar), signed=False, transposed=False)

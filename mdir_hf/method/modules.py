@@ -107,7 +107,7 @@ class LayerWeights:
         return weight
 
     def inner_rows(self, role: Projection, residual_map: ResidualBasisMap | None = None) -> torch.Tensor | None:
-        """Return the weight with heads or neurons as rows, ``(m, n)``, carried by ``residual_map``."""
+        """Return the ``(m, n)`` weight, carried by ``residual_map``, with heads or neurons as rows."""
         weight = self.weight(role)
         if weight is None:
             return None
@@ -277,7 +277,7 @@ def _attention(
 def _planes(
     role: Projection, x: torch.Tensor, y: torch.Tensor, reference: LayerWeights, candidate: LayerWeights
 ) -> list[_HeadTest]:
-    """Test each possible pair of layouts and keep the best; p is corrected for all of them."""
+    """Test each possible pair of layouts and keep the best; p is corrected for all pairs."""
     tried: list[tuple[float, list[_HeadTest]]] = []
     pairs = [(a, b) for a in _layouts(reference) for b in _layouts(candidate)]
     signs_only = reference.qk_norm and candidate.qk_norm

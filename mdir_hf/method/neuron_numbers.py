@@ -5,7 +5,7 @@ numbers. *Own number*: k pairs have equal numbers with probability ``p <= 1 / k!
 of K pairs in which both numbers increase has length l with probability ``p <= C(K, l) / l!``. Neurons have the same
 symmetry in each layer: in L layers chosen in advance, k neurons have equal numbers with probability at most
 ``L^k / k!``, given the other neurons, to which a rotation is fitted. Numbers can be forged, so *certain* neurons, more
-similar than any random pair would be, are counted too. docs/method/numbering.md has the proofs. Zhu et al.,
+similar than any random pair would be, are counted too. docs/method/numbering.md gives the proofs. Zhu et al.,
 arXiv:2502.12292 (2025), use the same symmetry to test ranks.
 """
 
@@ -126,8 +126,9 @@ Neurons = Sequence[torch.Tensor]
 
 
 LEAST_DEVIATIONS = 3.0
-"""Minimum cosine in each matrix of a certain neuron, in standard deviations for random directions. Without it, if
-neurons were split without changing the model's output, copies of up alone would count as copies of gate and up."""
+"""Minimum cosine of a certain neuron in each matrix, in standard deviations for random directions. Without this
+minimum, if neurons were split without changing the model's output, copies of up alone would count as copies of gate and
+up."""
 
 
 class OwnNumbers(NamedTuple):
@@ -145,8 +146,8 @@ class NeuronMatches:
         is_own: ``(n_tested,)`` bool on the CPU, whether the partner has the same number.
         is_certain: ``(n_tested,)`` bool, whether such a pair is also more similar than any random pair.
         shift: Estimated length of the difference that all such partners have in common after the rotation.
-        least_z: Mean cosine between tested neurons with the same number, in standard deviations for random directions;
-            the smallest of all matrices.
+        least_z: Smallest mean cosine, among the matrices, of tested neurons with the same number, in standard
+            deviations for random directions.
     """
 
     is_own: torch.Tensor

@@ -180,8 +180,8 @@ def solve_planes(
 ) -> PlaneTransformation:
     """Fit ``a + bJ`` to every plane by least squares, given the head map.
 
-    ``carried`` is the reference's q or k in the candidate's residual basis, ``(H d, n)``; ``weight`` is the
-    candidate's, ``(H' d, n)``. ``planes`` are ``(H, F, 2)`` and ``(H', F, 2)``. ``signs_only`` fixes b at 0 (QK-norm).
+    ``carried`` ``(H d, n)`` is the reference's q or k in the candidate's residual basis, and ``weight`` ``(H' d, n)``
+    the candidate's. ``planes`` are ``(H, F, 2)`` and ``(H', F, 2)``. ``signs_only`` fixes b at 0 (QK-norm).
     """
     x = carried[planes[0][torch.from_numpy(reference)]]  # (k, F, 2, n)
     y = weight[planes[1][torch.from_numpy(candidate)]]

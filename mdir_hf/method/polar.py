@@ -23,8 +23,8 @@ def thin_svd(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.
     If LAPACK's divide and conquer fails, QR iteration in float64 is used.
 
     Returns:
-        ``(..., m, k)``, ``(..., k)`` descending and ``(..., k, n)``, k = min(m, n), in the dtype of ``matrices``,
-        float32 or float64. Takes O(m n k) time per matrix.
+        ``(..., m, k)``, ``(..., k)`` descending and ``(..., k, n)``, with k = min(m, n), in the dtype of ``matrices``
+        (float32 or float64). Takes O(m n k) time per matrix.
     """
     try:
         left, scale, right_t = torch.linalg.svd(matrices, full_matrices=False)
@@ -55,9 +55,10 @@ def orthonormal_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def cross_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Return ``left^T @ right``, ``(n, m)`` from ``(r, n)`` and ``(r, m)`` with equal dtype and device.
+    """Return ``left^T @ right``, ``(n, m)``, for ``(r, n)`` and ``(r, m)`` matrices of equal dtype and device.
 
-    On CPUs, float32 uses oneDNN if available, which is sometimes faster and rounds alike. Takes ``2 r n m`` flops.
+    On CPUs, float32 uses oneDNN if available, which is sometimes faster and rounds in the same way. Takes ``2 r n m``
+    flops.
     """
     with all_cores(2.0 * left.numel() * right.shape[1], left.device):
         if left.dtype is torch.float32 and left.device.type == "cpu" and _HAS_ONEDNN:
@@ -111,7 +112,7 @@ class PolarFactor:
     """The truncated polar factor of a cross product.
 
     Attributes:
-        matrix: U, ``(n_reference, n_candidate)``, a partial isometry.
+        matrix: U, a partial isometry, ``(n_reference, n_candidate)``.
         rank: Its rank, ``|U|_F^2``.
     """
 
@@ -220,7 +221,7 @@ def whitened_core(cross: torch.Tensor, reference: Whitener, candidate: Whitener)
 
 
 def whitened_polar_factor(core: torch.Tensor, reference: Whitener, candidate: Whitener) -> PolarFactor:
-    """Return ``Ortho(W_x M W_y)``, ``(n_reference, n_candidate)``, from the core of :func:`whitened_core`.
+    """Return the ``(n_reference, n_candidate)`` factor ``Ortho(W_x M W_y)`` from the core of :func:`whitened_core`.
 
     Whitening rotates with the sample, so the null stays exact.
     """
@@ -284,7 +285,7 @@ def reduce_peaks(
 
 
 def matched_order(channels: Channels, n_rows: int, n_columns: int) -> tuple[Channels, Channels]:
-    """Order the channels of two models so that matched ones, ``(2, m)``, are on the diagonal.
+    """Order the channels of two models so that matched ``channels``, ``(2, m)``, are on the diagonal.
 
     Returns:
         Rows and columns: the matched channels in the order of the reference, then the others.

@@ -69,7 +69,7 @@ def strongest_noise(
 def strongest_noise_of_pairs(shape: MatrixSizes, *, n_pairs: int, log_level: float) -> float:
     """Find the strongest noise, k, under which ``n_pairs`` shared rows of two samples would be significant.
 
-    In ``shape``, the channels are the rows of the smaller and the larger sample; ``n_rows`` is the rows' width plus
+    ``shape`` counts the rows of the smaller and the larger sample as channels; its ``n_rows`` is the rows' width plus
     one.
     """
     n, n_wide = shape.n_narrow, shape.n_wide

@@ -41,15 +41,15 @@ VALUES_AT_ONCE, VALUES_AT_ONCE_ELSEWHERE = 1 << 19, 1 << 23
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowAgreement:
-    """Agreement of sampled rows under their own numbers, for every pair of layers, ``(L, L')``.
+    """Agreement of sampled rows under their own numbers, for all ``(L, L')`` pairs of layers.
 
     Attributes:
         log_p: Natural log of the bound for each pair alone.
         cosine: Mean cosine, not centred, of rows with the same number.
-        own_share: Share of rows whose best partner, in both directions, is the row with the same number.
+        own_share: Share of rows whose mutual best partner is the row with the same number.
         kept_share: Estimated share of rows that are alike in place, in [0, 1], if the others are unrelated.
         kept_error: Standard error of ``kept_share``.
-        row_cosines: Their cosines, ``(L, L', k)`` float32.
+        row_cosines: ``(L, L', k)`` float32 cosines of rows with the same number.
     """
 
     log_p: FloatArray
@@ -61,7 +61,7 @@ class RowAgreement:
 
 
 def flattened(cross: torch.Tensor) -> torch.Tensor:
-    """Return ``A f(S) B^T`` of a batch of products ``X Y^T``, ``(..., k, l)``, for the fixed odd polynomial f.
+    """Return ``A f(S) B^T`` for a ``(..., k, l)`` batch of products ``X Y^T``, with the fixed odd polynomial f.
 
     f applies :data:`N_STEPS` quintic steps to the singular values divided by the Frobenius norm. Takes O(k l min(k, l))
     time per product.

@@ -22,7 +22,7 @@ LONGEST = 1e3
 class RowStandard:
     """Means and minimum lengths of a block of rows, for preparing other blocks in the same way.
 
-    ``shortest`` holds the minimum row length before and after centring, first for the reference, then for the
+    ``shortest`` contains the minimum row length before and after centring, first for the reference, then for the
     candidate.
     """
 
@@ -88,14 +88,14 @@ def pair_rows(
 
 
 def long_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Return which rows :func:`pair_rows` drops as too long, as an ``(r,)`` mask."""
+    """Return an ``(r,)`` mask of the rows that :func:`pair_rows` drops as too long."""
     norms = torch.cat([block.double().norm(dim=1) for block in torch.split(rows, 512)])
     shortest = _shortest(norms)
     return torch.zeros_like(norms, dtype=torch.bool) if shortest == 0.0 else norms > _longest(shortest)
 
 
 def usual_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Return which rows :func:`pair_rows` would keep based on one model alone, as an ``(r,)`` mask.
+    """Return an ``(r,)`` mask of the rows that :func:`pair_rows` would keep based on one model alone.
 
     Makes one float64 copy.
     """

@@ -1,6 +1,6 @@
 """Bound the p-value of a matched trace from above (the central formula), and combine p-values.
 
-docs/method/bound.md has the null hypothesis and the proof. The paper's ``ln d! - c^2/2`` is the square, full-rank,
+docs/method/bound.md gives the null hypothesis and the proof. The paper's ``ln d! - c^2/2`` is the square, full-rank,
 full-matching case, with its epsilon proved to be 0. Cells of a layer map share models, so verdicts use combinations
 that are valid under any dependence; only Fisher's sum needs independence. All values are natural logarithms, at most 0,
 and are never exponentiated.
@@ -149,7 +149,7 @@ def log_p_rueger(log_p: Sequence[float] | FloatArray, k: int) -> float:
 def log_p_hommel(log_p: Sequence[float] | FloatArray) -> float:
     """Test the global null with the best of all k, ``(1 + 1/2 + ... + 1/L) min_k (L / k) p_(k)``.
 
-    Use it for maps with only some related layers.
+    Use it for maps in which only some layers are related.
     """
     ascending = np.sort(np.asarray(log_p, dtype=np.float64))
     ranks = np.arange(1, len(ascending) + 1, dtype=np.float64)
@@ -203,7 +203,7 @@ def log_p_ordered_map(log_p_pairs: Sequence[float], n_reference: int, n_candidat
 
 
 def log_p_by_layer(log_p: FloatArray) -> FloatArray:
-    """Reduce a map ``(L, L')`` to one p-value per layer of the shallower model, for its best partner, corrected.
+    """Reduce a map ``(L, L')`` to one corrected p-value, for the best partner, per layer of the shallower model.
 
     For a square map, that is one p-value per candidate layer.
     """

@@ -19,15 +19,15 @@ LOG_ALPHA = math.log(1e-10)
 """A matching of channels needs a p below this (the paper's p_0), according to the paper's formula."""
 
 ROTATION_IS_BETTER, TRAINED = 3.0, 1e-3
-"""A matching is rejected if its squared residual exceeds the second number, and a rotation's by more than the first
-factor. Rotations also absorb some of the low-rank changes of training."""
+"""A matching is rejected if its squared residual exceeds both the second number and the first number times a rotation's
+squared residual. Rotations also absorb some of the low-rank changes of training."""
 
 LEAST_LOG_SCALE = 0.05
 """Fitted scales whose log is smaller than this are attributed to training and ignored."""
 
 TOLD = 0.1
-"""Two streams are related if a rotation fitted on half of the rows explains this share of the other half's squares. For
-unrelated models, the share is close to 0, but up to a third on the fitted rows."""
+"""Two streams are related if a rotation fitted on half of the rows explains this share of the other half's sum of
+squares. For unrelated models, the share is close to 0, although it reaches a third on the fitted rows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,10 +176,10 @@ def rotation_predicts_better(rows: PairedRows, matching: Matching) -> bool:
 
 
 def matched_cosine(rows: PairedRows, matching: Matching) -> float:
-    """Return the mean cosine of paired, centred rows after a matching of channels, in [-1, 1].
+    """Return the mean cosine, in [-1, 1], of paired, centred rows after a matching of channels.
 
-    Copies reach at least 0.7; unrelated models rotated to match reach at most 0.48. If equally wide models are matched
-    by the identity on some channels, all channels are used.
+    Copies reach at least 0.7; unrelated models rotated to match reach at most 0.48. If the widths are equal and the
+    matching is the identity on some channels, all channels are used.
     """
     x, y = rows.reference.double(), rows.candidate.double()
     if x.shape[1] != y.shape[1] or not matching.is_identity or matching.n_negative:

@@ -41,7 +41,7 @@ def explained_share(
 ) -> float | None:
     """Compare one stored aligned tensor with the reference's tensor.
 
-    ``is_head`` says whether the tensor is a head that was tied before.
+    ``is_head`` says whether the tensor is a head that was tied to the embedding before.
     """
     left = energy = 0.0
     if is_head:

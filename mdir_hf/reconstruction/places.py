@@ -71,7 +71,7 @@ class TensorPlace:
         expert: int | None = None,
         is_shared: bool = False,
     ) -> TensorPlace:
-        """Return the place of a part of a stored tensor with this shape."""
+        """Return the place of a part of a stored tensor that has this shape."""
         rows = None if part.is_whole else part.rows(shape)
         if kind == "bias":
             rows = None if part.is_whole else part.rows_of(shape[0])
@@ -108,7 +108,7 @@ class TensorPlace:
 
 
 def plan_places(model: Model) -> dict[str, tuple[TensorPlace, ...]]:
-    """Return the places in each tensor of a checkpoint, by tensor name.
+    """Return the places in each tensor of a checkpoint, keyed by tensor name.
 
     Raises:
         ReconstructionError: If a tensor has no known place, or a format that cannot be written.

@@ -24,8 +24,8 @@ class RowMap:
     """A map from the rows of one matrix to the places and axes of another.
 
     Attributes:
-        order: The block that moves to each place, ``(k,)``; a permutation.
-        matrices: The factor for the block at each place, ``(k, d, d)``; None for the identity.
+        order: ``(k,)`` permutation: the block that moves to each place.
+        matrices: ``(k, d, d)`` factors for the blocks at each place; None for the identity.
     """
 
     order: IntArray
@@ -73,7 +73,7 @@ class AttentionMap:
     """Heads of one matched pair of layers.
 
     Attributes:
-        kv_reference: Matched key-value heads, ``(k,)`` ascending.
+        kv_reference: ``(k,)`` matched key-value heads, ascending.
         kv_candidate: The candidate's head for each.
         q_reference: Matched query heads, group by group.
         n_kv_heads: Number of the candidate's key-value heads.
@@ -194,9 +194,9 @@ class ExpertsMap:
     """Experts of one layer.
 
     Attributes:
-        reference: Matched routed experts, ``(k,)``.
+        reference: ``(k,)`` matched routed experts.
         candidate: The candidate's expert for each; several may have the same origin.
-        mlps: Neurons of the candidate's routed experts, by number.
+        mlps: Neurons of the candidate's routed experts, in the order of their numbers.
         shared: Neurons of its shared experts.
     """
 
@@ -213,7 +213,7 @@ class NormGains:
     Attributes:
         reference: ``(n_reference,)``; None if the norm has no gain.
         candidate: ``(n_candidate,)``; None if the norm has no gain.
-        is_moved: Whether the aligned norm gets the reference's gain, while the next weights absorb the ratio.
+        is_moved: Whether the aligned norm gets the reference's gain; the next weights then absorb the ratio.
         reference_bias: ``(n_reference,)`` for a LayerNorm, else None.
         candidate_bias: ``(n_candidate,)`` for a LayerNorm, else None.
     """
@@ -233,8 +233,8 @@ class ReconstructedLayer:
         reference: Position of the partner, counted from 0, or None.
         candidate: Position of the layer itself.
         mlp: Neurons of a dense MLP.
-        gains: Gains of the norms before its projections, by role.
-        residuals: ``|W_aligned - W|_F / |W_aligned|_F`` over matched rows of each projection, by role, with gains
+        gains: Gains of the norms before its projections, keyed by role.
+        residuals: ``|W_aligned - W|_F / |W_aligned|_F`` over matched rows of each projection, keyed by role, with gains
             folded in.
     """
 

@@ -42,7 +42,8 @@ def save_reconstruction(
 ) -> tuple[Path, Path]:
     """Write the index and the arrays of a reconstruction, and return their paths.
 
-    With ``full_rotation``, a rotation is stored in float64; otherwise in float32, or not at all above 16 MiB.
+    With ``full_rotation``, a rotation is stored in float64. By default, it is stored in float32, or omitted if it
+    exceeds 16 MiB.
 
     Raises:
         InputError: If the folder cannot be written.

@@ -32,8 +32,8 @@ def pair_layers(
 ) -> list[tuple[int, int]]:
     """Pair every layer of the candidate with its partner, as positions in ``anatomy.layers``.
 
-    If the report maps all layers, its matches are used. Otherwise, the spaces of the values are compared, same places
-    first. Pairs are in the candidate's order.
+    If the report maps all layers, its matches are used. Otherwise, the spaces of the values are compared, starting with
+    layers at the same place. Pairs are in the candidate's order.
     """
     n_layers = len(reference.anatomy.layers), len(candidate.anatomy.layers)
     if report is not None and report.layers is not None and len(report.layers.matches) == n_layers[1]:
@@ -53,7 +53,7 @@ def pair_layers(
 
 
 class LayerLikeness:
-    """Likeness of two layers: the share of one's values in the space of the other's, above chance.
+    """Likeness of two layers: the share, above chance, of one layer's values in the space of the other layer's.
 
     Layers stay in memory.
     """

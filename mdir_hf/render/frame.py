@@ -30,7 +30,7 @@ def frame_of(report: HomologyReport) -> DataFrame:
 
     There is one row for each pair of matrices (with the transformation as ``test``), each pair of layers whose neurons
     match (``neurons``), each pair matched by the layer map (``layers``), and each test on a part of a layer.
-    ``frame.attrs`` has report-wide values.
+    ``frame.attrs`` contains report-wide values.
 
     Raises:
         MissingExtraError: If pandas is not installed.

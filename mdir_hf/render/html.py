@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 OPEN_ROWS = 5
-"""Maximum number of a table's rows that are shown; the others are folded."""
+"""Maximum number of rows that a table shows; further rows are folded."""
 
 NOTEBOOK_LENGTH = 60_000
 """Maximum number of characters of a report in a notebook."""

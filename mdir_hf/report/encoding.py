@@ -19,7 +19,7 @@ from mdir_hf.report.terms import Verdict
 from mdir_hf.validation import validator_of
 
 _PARTS = {"screen": "embedding", "embedding": "embedding", "unembedding": "unembedding", "body": "layers"}
-"""For each settling step, the part of a report that has its p."""
+"""For each settling step, the part of a report that contains its p."""
 
 
 def upgraded(body: Any) -> Any:  # noqa: ANN401 - parsed JSON from an untrusted source

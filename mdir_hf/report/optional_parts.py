@@ -68,7 +68,7 @@ class ModuleResult(ReportRecord):
         layer: The pair of layers.
         role: The part.
         test: The transformation that the test looks for.
-        trace: The statistic; for experts, the most significant pair's.
+        trace: The statistic; for experts, the statistic of the most significant pair.
         normalized_trace: The statistic divided by its maximum.
         log10_p: log10 p, corrected for all tests on modules.
         scale: Factor between the two weights; None if it was not fitted.
@@ -94,8 +94,8 @@ class ModuleResult(ReportRecord):
 class Exclusion(ReportRecord):
     """The relations that a "no" excludes: 99 of 100 copies with less noise than this would have been found.
 
-    Noise is independent in every channel, in units of the weights' root mean square. It is None for parts that were not
-    compared.
+    The noise is independent in every channel and measured in units of the weights' root mean square. It is None for
+    parts that were not compared.
 
     Attributes:
         embedding_noise: Noise in the centred embeddings, with channels in any order.
@@ -256,21 +256,22 @@ class ProjectionResult(ReportRecord):
     """One projection of a candidate layer, compared with the reference's projections.
 
     Attributes:
-        layer: The candidate's layer, and the reference's layer with which most projections agree, else the one at the
-            same depth.
+        layer: The candidate's layer, and the reference's layer with which most projections agree or, if none agree, the
+            one at the same depth.
         role: The projection.
         outcome: The change of the projection.
         share: Share of the sampled rows that agree; None if the projection does not agree or was not compared.
-        cosine: Mean cosine of sampled rows with their partners, or of rows with the same number if nothing agrees.
+        cosine: Mean cosine of sampled rows with their partners, or, if nothing agrees, with the rows of the same
+            number.
         deciles: The nine deciles of those cosines, ascending.
-        log10_p: log10 of the bound, corrected for all tests of the table.
+        log10_p: log10 of the bound, corrected for all tests in the table.
         rows: Number of sampled rows behind ``cosine`` and ``deciles``.
         moved: Kind of rows that changed places.
         is_turned: Whether rows were rotated inside their heads.
-        source: Reference layer from which it comes, if not the one in ``layer``.
+        source: Reference layer from which the projection comes, if it is not the one in ``layer``.
         reason: Why the projection was not compared.
-        experts: The compared experts of a mixture; ``share`` counts those that match none.
-        unread_experts: Number of experts in each of the two layers that were not compared.
+        experts: The compared experts of a mixture; the denominator of ``share`` includes those that match none.
+        unread_experts: Numbers of experts in the two layers that were not compared.
     """
 
     layer: LayerPair
@@ -317,7 +318,7 @@ class LayerTable(ReportRecord):
             otherwise they are ``rows_agree`` and ``no_agreement``, since rows can be arranged.
         tests: Number of tests for which each p is corrected.
         results: One result for each projection of each candidate layer, layer by layer.
-        tested_layers: Candidate layers that were named, so that their projections were also tested whole.
+        tested_layers: Candidate layers that the caller named; their projections were also tested whole.
     """
 
     residual_map: ResidualMap
@@ -336,7 +337,7 @@ class LayerTable(ReportRecord):
         return tuple(_drift_of(layer, results) for layer, results in by_layer.items())
 
     def counts(self) -> dict[Outcome, int]:
-        """Return the number of projections by outcome."""
+        """Return the number of projections with each outcome."""
         totals = Counter(result.outcome for result in self.results)
         return {outcome: totals[outcome] for outcome in Outcome if totals[outcome]}
 

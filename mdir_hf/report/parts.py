@@ -36,7 +36,7 @@ class ReportRecord:
 
 @dataclass(frozen=True, slots=True)
 class PlaceboResult(ReportRecord):
-    """The statistic on data that are not related.
+    """The statistic on unrelated data.
 
     Attributes:
         trace: c of the placebo.
@@ -61,9 +61,9 @@ class Placebos(ReportRecord):
     """Calibration of the embedding test.
 
     Attributes:
-        re_paired: Result with one model's tokens paired with different tokens of the other, which shows scale
+        re_paired: Result after pairing one model's tokens with different tokens of the other model, which reveals scale
             artefacts.
-        rotated: Result with one model rotated at random, which shows the level under the null.
+        rotated: Result after rotating one model at random, which reveals the level under the null.
         privileged_basis_z: How far each model's axes stand out among all directions.
     """
 
@@ -246,7 +246,7 @@ class NeuronNumbers(ReportRecord):
         own_number: Number of tested neurons that kept their number, for each pair of layers.
         certain: Number of those that are more similar to their partner than any random pair would be.
         matches: Pairs of layers in which three quarters of the neurons are certain in gate and up, or nine tenths keep
-            their number, with p below alpha. If down was read, half must also agree in down, and must not be idle.
+            their number, with p below alpha. If down was read, half of them must also agree in down and not be idle.
         log10_p: log10 p for gate and up, corrected for all pairs, tests and looks; 0 if ``is_searched``.
         own_number_by_down: ``own_number`` in down, for pairs that agree in gate and up; None if down was not read.
         idle: Pairs whose neurons agree in gate and up, but have almost no output.
@@ -295,7 +295,7 @@ class LayersResult(ReportRecord):
         log10_p: log10 p of the map, valid under any dependence, corrected for all maps.
         log10_p_fisher: log10 p of all layers according to Fisher's sum, which decides no verdict.
         related_layers_at_least: Lower bound on the number of related layers.
-        off_match_share: Share of the layer pairs off the map that is significant.
+        off_match_share: Share of the layer pairs off the map that are significant.
         placebo_log10_p: Smallest log10 p of a pair of layers after shuffling residual channels.
         reference_layers: Layer number for each row of ``matrix``.
         candidate_layers: Layer number for each column.

@@ -62,7 +62,7 @@ class MatrixArrays:
     Attributes:
         polar: Absolute polar factor, reduced for figures to the largest entry of each block.
         matched: The same with matched channels on the diagonal, if the match is significant and moves channels.
-        channels: Matched channels of both models, ``(2, m)``, or None.
+        channels: ``(2, m)`` matched channels of both models, or None.
     """
 
     polar: npt.NDArray[np.float32] | None = None
@@ -76,9 +76,9 @@ class LayerMaps:
 
     Attributes:
         layer: The pair.
-        heads: Reference heads and the candidate's head for each, ``(2, g)``, by projection of attention.
-        turns: Maps from the reference's rows of those heads to the candidate's, ``(g, d', d)``, by projection.
-        neurons: Sampled reference neurons, their partners, and the sign of up and down, ``(3, k)``, or None.
+        heads: ``(2, g)`` reference heads and their candidate heads, for each attention projection.
+        turns: ``(g, d', d)`` maps from the reference's rows of those heads to the candidate's, for each projection.
+        neurons: ``(3, k)`` sampled reference neurons, their partners, and the sign of up and down; or None.
     """
 
     layer: LayerPair
@@ -129,7 +129,7 @@ class HomologyReport:
         parts: Other stacks of the two models, compared pair by pair; None if not run.
         coverage: How every part of both models was treated; None in older reports and for sampled models.
         direction: Facts that show which of two relatives came first.
-        projections: The change of each projection of each layer; None if not run.
+        projections: How each projection of each layer changed; None if not run.
         p_is_bound: Whether ``log10_p`` bounds a probability (a property).
         agreement: How much agrees, as a phrase; None unless the verdict is homologous (a property).
         arrays: Arrays too large for JSON.
@@ -166,7 +166,7 @@ class HomologyReport:
 
     @property
     def matrices(self) -> Mapping[str, MatrixResult]:
-        """The results for pairs of matrices, by name: embedding, unembedding."""
+        """The results for pairs of matrices, keyed by name: embedding, unembedding."""
         pairs = {"embedding": self.embedding, "unembedding": self.unembedding}
         return {name: matrix for name, matrix in pairs.items() if matrix is not None}
 
@@ -189,7 +189,7 @@ class HomologyReport:
 
     @property
     def standing_axes(self) -> tuple[float, float] | None:
-        """How far axes stand out in each model (z), if they do in both and the verdict rests on that matrix.
+        """z-scores of how far axes stand out in the settling matrices, if they do in both models.
 
         In that case, neither model is rotation invariant, so p is not a bound unless it rests on numbers.
         """
@@ -210,7 +210,7 @@ class HomologyReport:
 
     @property
     def channels(self) -> tuple[int, int] | None:
-        """Number of individually matched channels in the settling matrices, and of all in the narrower model."""
+        """Number of individually matched channels in the settling matrices, and of the narrower model's channels."""
         matrix = self._settling_matrix
         if matrix is None:
             return None
@@ -341,7 +341,7 @@ class HomologyReport:
         style: Literal["screen", "column", "page"] = "screen",
         labels: tuple[str, str] | None = None,
     ) -> Mapping[str, Figure]:
-        """Draw the matplotlib figures for which this report has data, by name (needs ``mdir-hf[plot]``).
+        """Draw the matplotlib figures for which this report has data, keyed by name (needs ``mdir-hf[plot]``).
 
         Args:
             dark: Whether to use light ink on dark paper.

@@ -124,8 +124,8 @@ UNLESS_RENUMBERED = "whatever its embeddings, unless its neurons were reordered 
 """Condition for excluding copies based on neurons."""
 
 UNLESS_IN_ANOTHER_BASIS = "unless its channels were rotated, or reordered under new embeddings"
-"""Condition for excluding copies based on embeddings and layers. Layers are compared in the other model's residual
-basis, or in one that the embeddings show."""
+"""Condition under which embeddings and layers exclude copies. Layers are compared in the other model's residual basis,
+or in one that the embeddings show."""
 
 
 def printed_text(printed: PrintedAlgorithm1) -> str:
@@ -144,7 +144,7 @@ def printed_text(printed: PrintedAlgorithm1) -> str:
 
 
 def agreement_text(channels: tuple[int, int] | None) -> str:
-    """Say how many channels match one by one, from the numbers of matching and of all channels."""
+    """Say how many channels match one by one, given the number of matching channels and of all channels."""
     if channels is None:
         return "how many channels match is not known"
     if 2 * channels[0] < channels[1]:

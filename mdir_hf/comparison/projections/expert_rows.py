@@ -23,15 +23,15 @@ COLUMNS_ONLY = "the files store its rows as columns, so that each expert would h
 MLP_ROLES = (Role.GATE, Role.UP, Role.DOWN)
 
 MOST_EXPERTS = 8
-"""Maximum number of experts compared per layer. From larger mixtures, the same expert numbers are drawn in both models.
-"""
+"""Maximum number of experts compared per layer. From larger mixtures, the same expert numbers are drawn in both
+models."""
 
 ROWS_OF_EXPERT = 16
 """Number of rows read per projection and expert. A layer with eight experts needs twice the rows of a dense layer."""
 
 LEAST_OWN_ROWS = 3
-"""An expert agrees only if more than this many rows have their best partner, in both directions, under the same number.
-For unrelated experts, one row does on average."""
+"""An expert agrees only if more than this many of its rows have the row with the same number as their mutual best
+partner. In unrelated experts, one row does on average."""
 
 
 @dataclass(frozen=True, eq=False)

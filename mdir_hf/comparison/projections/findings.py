@@ -21,8 +21,8 @@ from mdir_hf.method.row_agreement import centred_rows, flattened, log_p_fixed, s
 from mdir_hf.model.roles import Role
 
 LEAST_SHARE_OF_LIKENESS = 0.5
-"""Sampled neurons count as kept if the cosine with their partner is at least this share of the cosines' upper quartile.
-"""
+"""Sampled neurons count as kept if the cosine with their partner is at least this share of the cosines' upper
+quartile."""
 
 Moved = Literal["heads", "neurons", "channels"]
 
@@ -35,7 +35,7 @@ class Finding:
         log_p: Natural log of the bound for this test alone, including its own multiplicity.
         row_cosines: ``(k,)`` cosines of the sampled rows with their partners.
         share: Share of sampled rows with a partner.
-        moved: Which rows moved; None if none did.
+        moved: Which rows moved; None if no row moved.
     """
 
     log_p: float
@@ -55,9 +55,9 @@ class FoundMaps:
     """Maps inside one pair of layers.
 
     Attributes:
-        heads: Reference heads and their partners, ``(2, g)``, for each projection.
-        turns: Maps from the reference's rows of those heads to the candidate's, ``(g, d', d)``, for each projection.
-        neurons: Sampled reference neurons, their partners, and the signs of up, ``(3, k)``, or None.
+        heads: ``(2, g)`` reference heads and their partners, for each projection.
+        turns: ``(g, d', d)`` maps from the reference's rows of those heads to the candidate's, for each projection.
+        neurons: ``(3, k)`` sampled reference neurons, their partners, and the signs of up; or None.
     """
 
     heads: dict[Role, IntArray] = field(default_factory=dict)
@@ -115,7 +115,7 @@ def share_alike(cosines: FloatArray) -> float:
 
 
 def share_of_columns(first: torch.Tensor, second: torch.Tensor) -> float:
-    """Return the share of heads or neurons that are alike, from paired rows of channels."""
+    """Estimate the share of heads or neurons that are alike from paired rows of channels."""
     share, error = share_alike_of_columns(first, second)
     return min(1.0, share + 2.0 * error)
 

@@ -50,7 +50,7 @@ Tell = Callable[[Measurements, str], None]
 def with_layer_map(
     measured: Measurements, models: tuple[PlacedTensors, PlacedTensors], watch: Watch, tell: Tell
 ) -> Measurements:
-    """Map the layers using sampled rows, if the level asks for it, and whole matrices, unless rows match most layers.
+    """Map the layers using sampled rows if the level asks for it, and whole matrices unless rows match most layers.
 
     The weights are read from ``models``.
 
@@ -147,8 +147,8 @@ def map_by_rows(
     layers, are used too.
 
     Returns:
-        The analysis with the most findings, and the accepted layer map, possibly of another analysis, with the most
-        matches.
+        The analysis with the most findings, and the accepted layer map with the most matches, which may come from
+        another analysis.
     """
     reference, candidate = question.reference, question.candidate
     settings, log_alpha = question.settings, question.log_alpha
@@ -200,8 +200,8 @@ def found_by_rows(
 ) -> LayersEvidence | None:
     """Make a layer map from the cells of one projection; return None if there are no projections.
 
-    All projections and ``n_maps`` residual-basis maps are counted as tests. The first projection with the most matches
-    is used.
+    All projections and ``n_maps`` residual-basis maps are counted as tests. The projection with the most matches is
+    used; if there are several, the first.
     """
     roles = [role for role in dict.fromkeys((*REPRESENTATIVES, *MAPPED_ROLES)) if role in analysis.tier_one.cells]
     if not roles:

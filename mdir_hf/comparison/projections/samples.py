@@ -35,8 +35,8 @@ MOST_WHOLE_VALUES = 1 << 21
 at most this many entries, and otherwise not compared."""
 
 LONG_RUNS = {role: 32 if role in (Role.Q, Role.K, Role.V) else 64 for role in PROJECTION_ROLES}
-"""Number of rows in a run if a model is fetched, because each run is a request. Rows of q, k and v come from two places
-in different heads."""
+"""Number of rows in a run if a model is fetched, because each run takes one request. Rows of q, k and v come from two
+places in different heads."""
 
 LOCAL_GAP_BYTES = 4096
 """Largest gap, in bytes, between wanted rows of local files that is read rather than skipped."""
@@ -73,8 +73,8 @@ class ProjectionReader:
     """Reader of projection rows of two models. Rows are chosen without reading weights.
 
     Attributes:
-        left_out: Reason for each projection that is not compared.
-        failures: Reason, by role, why a projection of some layers could not be read.
+        left_out: Reasons for not comparing projections, keyed by projection.
+        failures: Reasons why a projection of some layers could not be read, keyed by role.
         unread: Sentences about unreadable weights.
     """
 
@@ -204,7 +204,7 @@ class ProjectionReader:
         return RowSample(role, places, others[at], reference, sides[1], is_of_stream=True)
 
     def rows(self, side: int, role: Role, place: int, numbers: IntArray | None) -> torch.Tensor:
-        """Read rows on a layer's head or neuron side, ``(k, width)`` float32, with gains folded in."""
+        """Read ``(k, width)`` float32 rows on a layer's head or neuron side, with gains folded in."""
         return self._rows_on_host(side, role, place, numbers).to(self.device)
 
     def _rows_on_host(self, side: int, role: Role, place: int, numbers: IntArray | None) -> torch.Tensor:

@@ -17,9 +17,9 @@ from mdir_hf.method.row_agreement import RowAgreement, compare_rows, share_alike
 from mdir_hf.model.roles import Role
 
 LEAST_OWN_SHARE = 0.05
-"""A cell names a counterpart only if more than this share of its rows have their best partner, in both directions,
-under the same number. For unrelated layers, 1 of 64 does on average. p alone is not enough: a slightly wrong map makes
-cosines of -0.08 significant, and neighbouring layers resemble each other."""
+"""A cell names a counterpart only if more than this share of its rows have the row with the same number as their mutual
+best partner. In unrelated layers, 1 of 64 does on average. p alone is not enough: a slightly wrong map makes cosines of
+-0.08 significant, and neighbouring layers resemble each other."""
 
 LEAST_SHARE_OF_COSINE = 0.6
 """A reference layer is not a counterpart if another candidate layer resembles it much more, because neighbouring layers
@@ -32,7 +32,8 @@ Pair = tuple[int, int]
 """Positions of a reference layer and a candidate layer in ``anatomy.layers``."""
 
 N_TIERS = 3
-"""Tests per projection. After tier 1, moved rows and rotated rows may be searched for; p is corrected for all three."""
+"""Tests per projection. After tier 1, moved rows and rotated rows may be searched for; p is corrected for all three
+tests."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,13 +49,13 @@ class RoleCells:
 
     @cached_property
     def log_p(self) -> npt.NDArray[np.float64]:
-        """Natural log of p, ``(L, L')``, corrected for all tests."""
+        """``(L, L')`` natural logs of p, corrected for all tests."""
         corrected: npt.NDArray[np.float64] = np.minimum(0.0, self.agreement.log_p + self.log_n_tests)
         return corrected
 
     @cached_property
     def is_named(self) -> npt.NDArray[np.bool_]:
-        """Whether rows agree in terms of p, numbers and cosines, ``(L, L')``."""
+        """``(L, L')`` mask: whether rows agree according to p, numbers and cosines."""
         agreement = self.agreement
         is_significant = self.log_p < math.log(REMARKABLE)
         agrees = is_significant & (agreement.own_share > LEAST_OWN_SHARE)
@@ -89,7 +90,8 @@ class RoleCells:
     def share_kept(self, cell: tuple[int, int]) -> float:
         """Return the share of a cell's rows that agree with the row of the same number.
 
-        Noise hides partners, so a cell counts as kept as a whole if the cosines allow it within two standard errors.
+        Because noise hides partners, the whole cell counts as kept if its cosines allow that within two standard
+        errors.
         """
         agreement = self.agreement
         own, alike = float(agreement.own_share[cell]), float(agreement.kept_share[cell])
@@ -108,8 +110,8 @@ class RoleCells:
 
 RIVAL_SHARE_OF_COSINE = 0.8
 COPIED_LAYER_COSINE = 0.7
-"""Two layers whose cosine is below this are not counterparts if either resembles a second layer with at least
-:data:`RIVAL_SHARE_OF_COSINE` of it. Neighbouring layers of one model can be that similar."""
+"""Two layers whose cosine is below this are not counterparts if either has at least :data:`RIVAL_SHARE_OF_COSINE` of
+that cosine with a third layer. Neighbouring layers of one model can be that similar."""
 
 
 @dataclass(frozen=True, eq=False)

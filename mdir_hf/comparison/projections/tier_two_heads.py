@@ -62,7 +62,7 @@ class HeadSearch(Search):
     """Search for permuted or rotated heads."""
 
     def heads_of_layers(self, role: Role, columns: Collection[int]) -> HeadCells | None:
-        """Compare candidate layers with all reference layers in terms of their heads, if comparable."""
+        """Compare the heads of candidate layers with the heads of all reference layers, if comparable."""
         reader = self.reader
         rows, others = reader.places(0, role), tuple(at for at in reader.places(1, role) if at in columns)
         if not rows or not others or len(self._shapes(role, rows, others)) != 1:

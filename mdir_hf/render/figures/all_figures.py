@@ -43,7 +43,7 @@ def draw_figures(
     style: FigureStyle = "screen",
     labels: tuple[str, str] | None = None,
 ) -> Mapping[str, Figure]:
-    """Draw the figures for which the report has data, by name in reading order.
+    """Draw the figures for which the report has data; return them keyed by name, in reading order.
 
     The names are ``embedding`` and ``embedding_matched`` (the polar factor; not for reports from JSON), the same for
     ``unembedding``, ``null`` (trace against placebos), ``looks`` (p against tokens), ``neurons``, ``layers``, ``flow``

@@ -50,12 +50,12 @@ class CellGrid:
         noun: The word for one of its cells.
         rows: Row labels, from the top.
         value: The meaning of ``values``; empty if ``texts`` is enough.
-        values: Numbers or None, ``(rows, columns)``.
-        texts: Texts or None, ``(rows, columns)``.
-        notes: Further text for some cells, by (row, column).
+        values: ``(rows, columns)`` numbers or None.
+        texts: ``(rows, columns)`` texts or None.
+        notes: Further text for some cells, keyed by (row, column).
         widths: Column widths as fractions; empty if all are equal.
         is_merged: Whether adjacent cells with the same text are merged.
-        models: The two models of each cell, ``(rows, columns)``, or None.
+        models: ``(rows, columns)`` pairs of models, one for each cell, or None.
     """
 
     box: tuple[float, float, float, float]

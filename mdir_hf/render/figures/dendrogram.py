@@ -26,7 +26,7 @@ MOST_ROWS = 300
 """Maximum number of models drawn, so that the sheet stays readable."""
 
 MOST_NAMED = 8
-"""Maximum number of a branch's models that are named; the others are counted."""
+"""Maximum number of models named on a branch; further models are only counted."""
 
 ROUNDING = 1e-6
 """Distances below this are rounding errors and count as 0."""
@@ -45,9 +45,9 @@ def draw_dendrogram(
 ) -> Figure:
     """Draw each group of related models as a tree of average distances.
 
-    Each group has the names of m >= 2 models and their non-negative distances, ``(m, m)``. ``alone`` counts models that
-    have no relatives, and ``by_layers`` models that are related only according to their layers. At most ``MOST_ROWS``
-    models are drawn.
+    Each group contains the names of m >= 2 models and their ``(m, m)`` non-negative distances. ``alone`` is the number
+    of models that have no relatives, and ``by_layers`` the number related only according to their layers. At most
+    ``MOST_ROWS`` models are drawn.
 
     Raises:
         InputError: If there are no groups, if sizes do not match, or if matplotlib is not installed.

@@ -20,7 +20,7 @@ BAND, GAP = 0.46, 0.14
 """Height of one projection's axes, and of the space below, in inches."""
 
 NUMBERED_LAYERS = 16
-"""Up to this many layers are all numbered; otherwise every fifth is."""
+"""Maximum number of layers that are all numbered; if there are more, every fifth is."""
 
 _MARGIN, _LEFT, _RIGHT, _BELOW = 0.15, 1.5, 0.18, 0.42
 
@@ -60,7 +60,7 @@ def draw_layer_drift(report: HomologyReport, table: LayerTable, theme: Theme) ->
 
 
 def drift_bands(table: LayerTable) -> dict[ModuleRole, list[ProjectionResult]]:
-    """Return the results that have cosines by projection, in the candidate's order."""
+    """Return the results that have cosines, keyed by projection, in the candidate's order."""
     compared = [result for result in table.results if result.cosine is not None]
     bands = {role: [result for result in compared if result.role is role] for role in ModuleRole}
     return {role: sorted(band, key=lambda each: each.layer.candidate) for role, band in bands.items() if band}

@@ -18,7 +18,7 @@ TALLEST, ROW = 5.4, 0.22
 """Maximum height of the columns, and of a layer, in inches."""
 
 NUMBERED = 0.13
-"""From this height in inches, all layers are numbered; otherwise every fifth is."""
+"""Minimum height, in inches, for numbering all layers; in lower figures, every fifth is numbered."""
 
 _LEFT, _BELOW, _GAP = 1.0, 0.36, 3.0
 

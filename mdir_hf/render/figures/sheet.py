@@ -81,7 +81,7 @@ def new_sheet(theme: Theme, height: float, title: str, subtitle: str, *, width: 
 
 
 def add_axes(figure: Figure, theme: Theme, left: float, bottom: float, width: float, height: float) -> Axes:
-    """Place axes, in inches from the lower left corner."""
+    """Add axes to a figure, with position (from the lower-left corner) and size in inches."""
     sheet_width, sheet_height = figure.get_size_inches()
     box = (left / sheet_width, bottom / sheet_height, width / sheet_width, height / sheet_height)
     axes = figure.add_axes(box, facecolor=theme.paper)

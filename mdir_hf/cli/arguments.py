@@ -108,7 +108,7 @@ def add_bom(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def expect_writable_bom(options: argparse.Namespace) -> None:
-    """Check that the bill of materials can be written, before anything is read.
+    """Before reading anything, check that the bill of materials can be written.
 
     Raises:
         InputError: If the folder does not exist, or cyclonedx-python-lib is not installed.
@@ -149,7 +149,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def add_settings(parser: argparse.ArgumentParser, *, over: str = "") -> None:
-    """Add the settings of a comparison; ``over`` is the scope of alpha in the help text."""
+    """Add the settings of a comparison; in the help text, ``over`` describes what alpha applies to."""
     parser.add_argument("--level", choices=LEVELS, default="auto", help=LEVEL_HELP)
     parser.add_argument("--alpha", type=alpha, default=1e-10, help=f"level{over}, fixed in advance (default 1e-10)")
     add_seed(parser, "every random choice except the sample of neurons")

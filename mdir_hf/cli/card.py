@@ -1,4 +1,4 @@
-"""``mdir-hf card``, ``badge``, ``verify-badge`` and ``verify``: results in model cards."""
+"""``mdir-hf card``, ``badge``, ``verify-badge`` and ``verify``, which put results in model cards or check them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,6 @@ def add_verify_badge(commands: argparse._SubParsersAction[argparse.ArgumentParse
 
 
 def _run_verify_badge(options: argparse.Namespace) -> int:
-    """Recompute, print, and return the exit status."""
     with loading():
         from mdir_hf.comparison.settings import Settings
         from mdir_hf.lineage.cards.verify_badge import verify_badge

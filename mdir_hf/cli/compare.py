@@ -72,7 +72,6 @@ def _run_compare(options: argparse.Namespace) -> int:
 
 
 def _is_reconstructed(report: HomologyReport, options: argparse.Namespace) -> bool:
-    """Return whether to save the transformation."""
     if report.settled_by is SettledBy.IDENTICAL_FILES:
         return False
     if options.reconstruction is None:
@@ -81,7 +80,6 @@ def _is_reconstructed(report: HomologyReport, options: argparse.Namespace) -> bo
 
 
 def _save_reconstruction(report: HomologyReport, options: argparse.Namespace) -> None:
-    """Save the transformation, or say why it cannot be saved."""
     from mdir_hf.reconstruction.reconstruct import reconstruct
     from mdir_hf.reconstruction.storage import save_reconstruction
 
@@ -139,7 +137,6 @@ def add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _run_inspect(options: argparse.Namespace) -> int:
-    """Inspect, print, and return the exit status."""
     with loading():
         from mdir_hf.comparison.inspection import inspect_model
 

@@ -24,7 +24,7 @@ def seen_models() -> tuple[str, ...]:
 
 
 def remember_models(names: Iterable[str]) -> None:
-    """Store the names of Hub models; ignore failures."""
+    """Store the names of Hub models, ignoring failures."""
     from mdir_hf.errors import MdirError
     from mdir_hf.model.hub import parse_reference
 
@@ -75,7 +75,7 @@ end
 complete -c mdir-hf -f -a '(__mdir_hf)'
 """,
 }
-"""Shell scripts that call this command for completions at the cursor, and complete file names if it returns none."""
+"""Shell scripts that ask this command for completions at the cursor and, if it returns none, complete file names."""
 
 _MODELS = ("A", "B", "REPO")
 """Metavars of arguments that are model names."""

@@ -158,7 +158,6 @@ def _run_tree(options: argparse.Namespace) -> int:
 
 
 def _closer(group: Sequence[str], options: argparse.Namespace, ledger: IoLedger) -> CloserLook:
-    """Open the models of a group at their commits, and read rows of their layers."""
     from mdir_hf.lineage.fingerprints.opening import open_model
     from mdir_hf.lineage.survey.planning import SAMPLE, load_sample
     from mdir_hf.lineage.trees.aligning import look_closer

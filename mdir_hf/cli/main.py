@@ -27,7 +27,7 @@ from mdir_hf.errors import MdirError, OfflineError, RepositoryNotFoundError, Ser
 from mdir_hf.names import check_path, did_you_mean, shown_name
 
 LARGE_N_BYTES = 16 << 20
-"""glibc returns freed blocks of at least this size to the system. For smaller ones, system calls cost too much."""
+"""glibc returns freed blocks of at least this size to the system. Returning smaller blocks costs too many system calls."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 
@@ -55,7 +55,7 @@ MDIR_HF_CACHE and MDIR_HF_CACHE_MAX_BYTES for our own cache of byte ranges; MDIR
 index that identify and family search; NO_COLOR, FORCE_COLOR, COLUMNS."""
 
 READERS = ("compare", "align", "family", "inspect", "identify", "verify")
-"""Commands whose models are remembered for completion. They succeed only if all of them could be read."""
+"""Commands whose models are remembered for completion. Such a command succeeds only if all its models could be read."""
 
 
 def build_parser() -> argparse.ArgumentParser:

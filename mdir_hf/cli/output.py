@@ -42,7 +42,7 @@ def hear(*, remarks: bool) -> None:
 def say(text: str, *, is_prose: bool = False, ink: Ink | None = None) -> None:
     """Write a result to standard output and flush it.
 
-    If ``is_prose``, allow wrapping; ``ink`` is the style of the first paragraph.
+    If ``is_prose``, lines may be wrapped. ``ink`` is the style of the first paragraph.
 
     Raises:
         InputError: If writing fails.
@@ -175,7 +175,7 @@ LABEL = "mdir-hf: stopped:"
 
 @contextmanager
 def shown_if_stopped(show: Callable[[T], None]) -> Iterator[Callable[[T], None]]:
-    """Yield a function that stores the latest results; show them if the block is interrupted."""
+    """Yield a function that stores the latest results, which are shown if the block is interrupted."""
     latest: list[T] = []
 
     def keep(so_far: T) -> None:

@@ -31,7 +31,7 @@ def commands_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.Argume
 
 
 def check_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """Exit with 2 on an unknown command or option and suggest the nearest; list commands if none is given."""
+    """On an unknown command or option, suggest the nearest and exit with 2; if no command is given, list them."""
     if not words:
         parser.print_help(sys.stderr)
         parser.exit(EXIT_USAGE)

@@ -136,7 +136,6 @@ def _serve(options: argparse.Namespace, named_models: tuple[str, ...]) -> None:
 
 
 def _check_port(host: str, port: int) -> None:
-    """Fail early if the port is in use."""
     try:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as exc:
@@ -165,7 +164,6 @@ def _is_this_machine(host: str) -> bool:
 
 @contextmanager
 def _demo_hub(folder: Path) -> Iterator[tuple[str, ...]]:
-    """Serve the demo's models with an index of its bases; yield their names."""
     from mdir_hf.demo.show import served_lineage
 
     with served_lineage(folder) as (lineage, _):

@@ -78,7 +78,7 @@ def _listed(options: argparse.Namespace) -> list[str]:
 
 
 MOST_PAIRS = 15
-"""Largest number of pairs printed per group; JSON has them all."""
+"""Largest number of pairs printed per group; the JSON output contains all pairs."""
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -203,7 +203,6 @@ def _survey(options: argparse.Namespace) -> SurveyReport:
 
 
 def _show_kept(folder: Path, options: argparse.Namespace) -> None:
-    """Show the results written by a stopped survey."""
     from mdir_hf.lineage.survey.result_file import RESULTS, read_survey
 
     _show(read_survey([folder / RESULTS]), options)
@@ -214,7 +213,6 @@ def _shows_bars(options: argparse.Namespace) -> bool:
 
 
 def _say_size(options: argparse.Namespace) -> None:
-    """Print the size of the survey on a terminal, before slow imports."""
     n_models = len(set(options.models))
     is_whole_list = not (options.lists or options.author or options.collection)
     if n_models > 1 and is_whole_list and _shows_bars(options) and sys.stderr.isatty():
@@ -223,7 +221,6 @@ def _say_size(options: argparse.Namespace) -> None:
 
 
 def _say_requests(plan: SurveyPlan, options: argparse.Namespace, **what: bool) -> None:
-    """Print how many requests the survey will send to the Hub."""
     from mdir_hf.lineage.survey.run import requests_of
 
     planned = requests_of(plan, options.output, **what)

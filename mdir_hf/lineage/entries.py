@@ -14,7 +14,7 @@ from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import WeightPart, WeightProduct
 
 ROWS, COLUMNS = 64, 512
-"""Largest sample of a weight: 0.13 MB, or 30 MB for a model with 32 layers."""
+"""Largest sample of a weight: 0.13 MB, which adds up to 30 MB for a model with 32 layers."""
 
 MatrixPlace = tuple[int | None, str]
 """Layer number (None for embeddings) and role."""
@@ -65,7 +65,7 @@ def matrix_shape(model: PlacedTensors, part: WeightPart) -> tuple[int, ...]:
 def choose_entries(
     model: PlacedTensors, place: MatrixPlace, part: WeightPart, *, n_rows: int | None = None, seed: int = 0
 ) -> WeightEntries:
-    """Choose random entries in a few stored rows of a weight; the choice depends only on seed, place and shape.
+    """Choose random entries in a few stored rows of a weight, depending only on seed, place and shape.
 
     ``n_rows`` limits the choice to the first rows.
     """

@@ -1,4 +1,4 @@
-"""Find a model's family: bases in an index, declared bases, and the layers of each."""
+"""Find a model's family: bases in an index, declared bases, and the layers that each shares with the model."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ class Family:
         layers: Matching neurons, keyed by relative.
         not_mapped: Reason why the layers or the tree are missing, or an empty string.
         tree: None for fewer than three models.
-        apart: Models with aligned rows, and their RMS differences relative to the rows' RMS.
-        mixture: Bases and their shares in the embedding rows, if a weighted sum explains the rows better than the
-            nearest base; else None.
+        apart: Models whose rows could be aligned, and their RMS differences, relative to the rows' RMS.
+        mixture: Bases and their shares in the embedding rows, if a weighted sum of bases explains the rows better than
+            the nearest base alone; else None.
         facts: Facts for a bill of materials, or None. Not in the JSON.
     """
 
@@ -91,7 +91,7 @@ class Family:
 
     @property
     def parts(self) -> tuple[PartOrigin, ...]:
-        """Origins of the parts of a composite model; else empty."""
+        """Origins of a composite model's parts; empty for other models."""
         return origins_of_parts(self.reports)
 
     @property
@@ -157,12 +157,13 @@ def find_family(
 ) -> Family:
     """Find the family of a model.
 
-    If ``verifies``, compare the model with its declared bases. If ``settings.describes_relatives``, include the layers
-    of relatives (a few dozen megabytes each). Alpha applies to all bases of ``index`` together, and to each declared
-    base; the byte limit to all reads. ``on_step`` receives each intermediate result.
+    If ``verifies``, compare the model with its declared bases. If ``settings.describes_relatives``, also describe the
+    relatives' layers, which takes a few dozen megabytes per relative. Alpha is shared across all bases in ``index`` but
+    applies to each declared base separately. The byte limit covers all reads. ``on_step`` receives each intermediate
+    result.
 
     Returns:
-        The family, with the reason if search or verification fails.
+        The family. If the search or the verification fails, it gives the reason.
 
     Raises:
         MdirError: If the model cannot be read, or if search and verification both fail.

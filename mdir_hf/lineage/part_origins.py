@@ -19,7 +19,7 @@ class PartOrigin:
 
     Attributes:
         part: Name, as in ``mdir-hf inspect``, or ``experts of layer 3``.
-        experts: Matching experts if the part is a layer's experts, else None.
+        experts: The matching experts if the part consists of a layer's experts, else None.
         is_compared: Whether the part was compared with any base.
     """
 
@@ -43,7 +43,8 @@ class PartOrigin:
 def origins_of_parts(reports: Mapping[str, HomologyReport]) -> tuple[PartOrigin, ...]:
     """Collect the origins of a model's parts from its reports on bases.
 
-    Parts that match no base come last. Empty for a single stack without experts, or if no report lists parts.
+    Parts that match no base come last. The result is empty for a single stack without experts, or if no report lists
+    parts.
     """
     parts = _parts_of_model(reports.values())
     origins: list[PartOrigin] = []
@@ -89,6 +90,5 @@ def _parts_of_model(reports: Iterable[HomologyReport]) -> tuple[str, ...]:
 
 
 def _has_layers(entry: PartCoverage) -> bool:
-    """Return whether an entry is a stack or its experts."""
     is_own = not entry.part.startswith(_NO_PARTS_OF_THEIR_OWN)
     return entry.layers > 0 and is_own and (" of the " not in entry.part or entry.part.startswith("experts of the"))

@@ -79,8 +79,8 @@ def publish(
 ) -> tuple[PullRequest, tuple[str, ...]]:
     """Propose adding a survey or index to a dataset; return the pull request and its paths.
 
-    ``place`` is the folder of a survey or atlas, or an index file. ``name`` is a folder or file in the dataset, ignored
-    for an atlas. The token needs permission to open discussions.
+    ``place`` is the folder of a survey or atlas, or an index file. ``name`` is the folder or file to add to the
+    dataset; it is ignored for an atlas. The token needs permission to open discussions.
 
     Raises:
         InputError: If the survey or index is missing or unreadable.

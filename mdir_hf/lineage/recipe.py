@@ -1,6 +1,6 @@
 """Read mergekit's YAML as data: the source models of a merge's layers.
 
-Source: mergekit's ``MergeConfiguration``. Weights are ignored, because shares are measured.
+Source: mergekit's ``MergeConfiguration``. The recipe's weights are ignored, because shares are measured.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class MergeRecipe:
 
     Attributes:
         method: ``slerp``, ``ties``, ``passthrough``, …, or an empty string if unspecified.
-        slices: Sources of each layer; None means the same layer of every parent.
+        slices: Each layer's sources; None if they are the same layer of every parent.
     """
 
     method: str

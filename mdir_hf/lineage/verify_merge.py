@@ -1,7 +1,7 @@
 """Verify a merge against its recipe's parents, and estimate their shares in every layer.
 
-Merges keep the order of channels, so a layer is close to a weighted sum of the parents' layers. Shares and residual are
-least-squares fits to a sample of entries.
+Merges keep the order of channels, so a layer is close to a weighted sum of the parents' layers. Shares and residuals
+come from least-squares fits to a sample of entries.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from mdir_hf.model.opened import Model
 from mdir_hf.report import HomologyReport, Verdict
 
 SAME = 1e-5
-"""Parents with a smaller relative difference count as equal, so their shares cannot be determined."""
+"""Parents whose relative difference is smaller are treated as equal, and their shares cannot be determined."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShares:
-    """Shares in one layer of a merge.
+    """The sources' shares in one layer of a merge.
 
     Attributes:
         shares: Each source's share, summing to 1; None if the sources are equal.
-        errors: Standard error of each share, or None.
+        errors: Standard errors of the shares, or None.
         left_over: Residual relative to the size of the layer; 0 for a linear merge.
     """
 
@@ -46,7 +46,7 @@ class LayerShares:
 def shares_of(layer: int, merged: Sequence[torch.Tensor], sources: Sequence[Sequence[torch.Tensor]]) -> LayerShares:
     """Fit a layer of a merge as a weighted sum of its parents' layers, with weights that sum to 1.
 
-    ``merged`` and ``sources`` contain the same entries of the same weights; all weights count equally.
+    ``merged`` and ``sources`` contain the same entries of the same weights. The fit gives all weights equal importance.
     """
     scales = [float(weight.double().square().mean().sqrt()) or 1.0 for weight in merged]
 
@@ -74,16 +74,16 @@ def shares_of(layer: int, merged: Sequence[torch.Tensor], sources: Sequence[Sequ
 SCHEMA = "mdir-hf/merge/1"
 LEAST_SHARE = 0.01
 STANDARD_ERRORS = 6.0
-"""A share counts if it exceeds :data:`LEAST_SHARE` and this many standard errors."""
+"""A share is significant if it exceeds :data:`LEAST_SHARE` and this many standard errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParentCheck:
-    """A declared parent, as measured.
+    """What was measured about a declared parent.
 
     Attributes:
         share: Mean share over the declared layers, or None if unknown.
-        layers_with_share: Number of declared layers in which the parent's share counts.
+        layers_with_share: Number of declared layers in which the parent's share is significant.
         layers_told: Number of declared layers in which a share could be determined.
     """
 
@@ -96,7 +96,7 @@ class ParentCheck:
 
     @property
     def outcome(self) -> str:
-        """``confirmed`` (related; the share counts or is unknown), ``no_share`` (otherwise related), or the verdict."""
+        """``confirmed`` (related; share significant or unknown), ``no_share``, ``not_measured``, or the verdict."""
         if self.report is None:
             return "not_measured"
         if self.report.verdict is not Verdict.HOMOLOGOUS:
@@ -168,8 +168,8 @@ def verify_merge(
 ) -> MergeCheck:
     """Compare a merge with the parents in its mergekit recipe, and measure each parent's share in every layer.
 
-    The recipe defaults to the merge's ``mergekit_config.yml``. Unreadable parents are reported, and their layers left
-    out. Reads 64 rows of every weight.
+    The recipe defaults to the merge's ``mergekit_config.yml``. Parents that cannot be read are reported, and layers
+    that use them are left out. Reads 64 rows of every weight.
 
     Raises:
         CardError: If the recipe is missing or invalid.

@@ -1,1 +1,1 @@
-"""A model as files, roles and tokens: everything from its name to the rows that are compared."""
+"""A model's files, roles and tokens: everything between its name and the rows that are compared."""

@@ -31,10 +31,10 @@ class OpenRepository(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A model's weights, including the base if the model is an adapter.
+    """A model's weights; for an adapter, including those of its base.
 
     Attributes:
-        tensors: All tensors, including the base.
+        tensors: All tensors, including the base's.
         paths: Weight files of the repository.
         recipe: How the adapter is applied; empty if there is no adapter.
     """
@@ -78,7 +78,7 @@ class Weights:
 def open_weights(repository: Repository, *, variant: str | None, open_other: OpenRepository) -> Weights:
     """Open the weights of a model, or of an adapter and its base.
 
-    ``variant`` selects files in the base. A local path in a downloaded adapter is never opened.
+    ``variant`` selects files of the base. If a downloaded adapter names a local path, it is never opened.
 
     Raises:
         CheckpointError: If there are no readable weights, or adapters form a cycle.
@@ -151,7 +151,7 @@ def _open_base_repository(adapter: Repository, config: AdapterConfig, open_other
 
 
 def open_bases_at(open_repository: OpenRepository, bases: Sequence[str]) -> OpenRepository:
-    """Pin the base models of an adapter to known commits, each ``owner/name@commit``.
+    """Pin an adapter's base models to known commits, each given as ``owner/name@commit``.
 
     Raises:
         InputError: If an entry does not name a base and a commit.

@@ -1,4 +1,4 @@
-"""One side of a comparison: an opened model, or a sample of its rows."""
+"""One side of a comparison: an open model, or a sample of its rows."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Comparable(PlacedTensors, Protocol):
         """Source of a vocabulary other than the model's own, or None."""
 
     def vocabulary_doubts(self) -> tuple[str, ...]:
-        """Contradictions about tokens. May read another file."""
+        """Contradictions between tokenizer files. May read another file."""
 
     def identities(self) -> frozenset[str] | None:
         """SHA-256 or inode of each weight file, if known without reading the files."""
@@ -59,7 +59,7 @@ def have_one_vocabulary(reference: Comparable, candidate: Comparable) -> bool:
 
 
 def vocabularies_of(reference: Comparable, candidate: Comparable) -> tuple[Vocabulary | None, Vocabulary | None]:
-    """Return both vocabularies; the same object twice if the tokenizer files are identical.
+    """Return both vocabularies; if the tokenizer files are identical, both are the same object.
 
     Raises:
         VocabularyError: If a tokenizer file is invalid.
@@ -71,7 +71,7 @@ def vocabularies_of(reference: Comparable, candidate: Comparable) -> tuple[Vocab
 def numbers_are_free(*models: PlacedTensors) -> bool:
     """Return whether residual channel numbers have no known meaning in any of ``models``.
 
-    The bound requires this of only one model, but a meaning may be unknown.
+    The bound requires this of one model only, but a meaning may be unknown.
     """
     return all(model.anatomy.channel_numbers is None for model in models)
 
@@ -118,6 +118,6 @@ def head_of(model: PlacedTensors) -> WeightPart | None:
 
 
 def n_rows(model: PlacedTensors) -> int:
-    """Return the number of rows of the embedding, or else of the unembedding, or else 0."""
+    """Return the number of rows in the embedding or, if there is none, the unembedding; 0 if neither exists."""
     part = model.anatomy.embedding or model.anatomy.unembedding
     return 0 if part is None else matrix_spec(model, part).shape[0]

@@ -27,7 +27,7 @@ class Reading(RepositoryOptions):
     """How a comparison opens its repositories.
 
     Attributes:
-        token: A token; None or True for the stored token; False to send none.
+        token: The token to send; None or True for the stored token; False for none.
         cache_dir: The Hub cache; None for the default.
         local_files_only: Send no requests.
         force_download: Do not use the Hub cache.
@@ -49,7 +49,7 @@ class Reading(RepositoryOptions):
     ) -> Repository:
         """Open a repository or folder; see :func:`~mdir_hf.model.hub.open_repository`.
 
-        Models in memory pass through.
+        Models in memory are returned unchanged.
         """
         if isinstance(reference, LoadedRepository):
             return reference.counted_by(ledger or reference.ledger)
@@ -72,10 +72,10 @@ class NamedModel:
             memory.
         revision: Branch, tag or commit.
         subfolder: Folder of the repository that contains the model.
-        variant: Which weight files to read: ``fp16`` selects ``model.fp16.safetensors``; ``Q4_K_M`` selects one of
+        variant: Which weight files to read, such as ``fp16`` for ``model.fp16.safetensors``, or ``Q4_K_M`` for one of
             several GGUF files.
         tokenizer: Repository, folder or tokenizer in memory that replaces the model's own tokenizer.
-        bases: For an adapter, the commits of its base models, each ``owner/name@commit``.
+        bases: For an adapter, its base models at their commits, each given as ``owner/name@commit``.
     """
 
     repo_or_folder: str | os.PathLike[str] | LoadedRepository
@@ -90,7 +90,7 @@ class NamedModel:
 
         Args:
             reading: How repositories are opened.
-            ledger: Counts the reads; None to create one.
+            ledger: Counts the reads; None to create a new ledger.
 
         Raises:
             InputError: If the name is invalid.
@@ -116,7 +116,7 @@ class NamedModel:
     ) -> Model:
         """Open the model in a repository; see :meth:`open`.
 
-        If ``may_read_head``, also prefetch the unembedding's header. ``vocabulary`` is the vocabulary of the model's
+        If ``may_read_head``, also prefetches the unembedding's header. ``vocabulary`` is the vocabulary in the model's
         own tokenizer files, if already requested.
         """
         expect_files(repository, self.variant, may_read_head=may_read_head)
@@ -137,7 +137,7 @@ class NamedModel:
 def open_both(
     reference: NamedModel, candidate: NamedModel, reading: Reading, ledger: IoLedger, level: Level
 ) -> tuple[Model, Model]:
-    """Open two models concurrently, and prefetch what a comparison reads next.
+    """Open two models concurrently, and prefetch what a comparison will read next.
 
     Raises:
         MdirError: See :meth:`NamedModel.open`. If neither can be opened, the error is the reference's.
@@ -169,7 +169,7 @@ def open_both(
 
 
 def expect_files(repository: Repository, variant: str | None = None, *, may_read_head: bool = False) -> None:
-    """Prefetch the files that opening a model reads: config, index and first header."""
+    """Prefetch the files needed to open a model: config, index and first header."""
     whole, heads = first_files(repository.files, variant=variant, file=repository.file, may_read_head=may_read_head)
     repository.expect(whole=(CONFIG, *whole), heads=heads)
 
@@ -199,7 +199,6 @@ def _list_same_weights(reference: Repository, candidate: Repository) -> bool:
 
 
 def _expect_vocabularies(*repositories: Repository, known: Set[str] = frozenset()) -> list[Repository]:
-    """Prefetch tokenizer files, reading identical files once."""
     read = []
     for repository in repositories:
         if any(path.endswith(".gguf") for path in (repository.file or "", *repository.files)):

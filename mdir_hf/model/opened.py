@@ -1,4 +1,4 @@
-"""An opened model; files, weights, roles and vocabulary are read when first needed."""
+"""An open model, whose files, weights, roles and vocabulary are read when first needed."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Model:
 
     @cached_property
     def inventory(self) -> ModelInventory:
-        """All tensors in the files, each assigned to one part. Reads all headers."""
+        """All tensors in the files, each assigned to exactly one part. Reads all headers."""
         if isinstance(self.tensors, ListsContents):
             self.tensors.read_all_headers()
         return self.known_inventory()

@@ -1,4 +1,4 @@
-"""Bills of materials (CycloneDX ML-BOM), written from measurements and checked against weights."""
+"""Bills of materials (CycloneDX ML-BOM), which are written from measurements and checked against weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check a third party's bill of materials: models against digests, and stated bases against weights."""
+"""Check a third party's bill of materials, comparing models with digests and stated bases with weights."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ModelCheck:
     """A listed model and its state on the Hub.
 
     Attributes:
-        commit: Commit that comparisons read, or None.
+        commit: Commit that is read for comparisons, or None.
     """
 
     listed: ListedModel
@@ -142,11 +142,11 @@ def check_bom(
         reading: How repositories are opened; local folders are rejected.
         settings: Settings of every comparison.
         listeners: Listeners of every comparison.
-        max_bytes: Byte limit of all comparisons together, or None.
+        max_bytes: Limit on the total bytes read by all comparisons, or None.
         on_step: Called with each intermediate result.
 
     Returns:
-        The check, including models that cannot be read, with the reason.
+        The check. For models that cannot be read, it gives the reason.
 
     Raises:
         InputError: If an argument is invalid.
@@ -233,7 +233,7 @@ def _pinned(listed: ListedModel, head: Repository, reading: Reading) -> Reposito
 
 
 def _missing_digests(listed: ListedModel, repository: Repository) -> int:
-    """Count the stated digests that no file has; 0 if any weight file's digest is unknown."""
+    """Count the stated digests that match no file; return 0 if any weight file's digest is unknown."""
     known = {entry.sha256 for entry in repository.files.values()}
     weights = [entry for path, entry in repository.files.items() if path.lower().endswith(WEIGHT_SUFFIXES)]
     if any(entry.sha256 is None for entry in weights):

@@ -25,7 +25,7 @@ from mdir_hf.report import HomologyReport, ModelFacts, ModelSummary, WeightFile
 
 _BLOCK = 8 << 20
 _HASHED_FROM_HUB = 16 << 20
-"""Weight files without a digest on the Hub are stored in git, which accepts up to 10 MB."""
+"""If the Hub gives no digest for a weight file, the file is stored in git, which accepts up to 10 MB."""
 
 
 def facts_of_summary(model: ModelSummary) -> ModelFacts:
@@ -38,8 +38,8 @@ def facts_of_summary(model: ModelSummary) -> ModelFacts:
 def read_model_facts(model: NamedModel, *, reading: Reading = Reading()) -> ModelFacts:
     """Read a model's name, digests, licence and date.
 
-    Digests come from the Hub's listing, or from reading a folder's weight files. Sends two API requests, and reads the
-    card and one weight file's header.
+    Digests come from the Hub's listing or, for a folder, are computed from its weight files. Sends two API requests,
+    and reads the card and the header of one weight file.
 
     Args:
         model: The model.
@@ -107,7 +107,7 @@ def bom_of_report(
     version: str = "1.6",
     timestamp: datetime | None = None,
 ) -> str:
-    """Write the bill of materials of a report's candidate, with the reference in the pedigree.
+    """Write the bill of materials of a report's candidate, listing the reference in the pedigree.
 
     Raises:
         MissingExtraError: If cyclonedx-python-lib is not installed.

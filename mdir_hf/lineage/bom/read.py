@@ -1,7 +1,7 @@
 """Read a third party's CycloneDX document: the models that it lists and their stated bases.
 
-The document is untrusted JSON, so its size is limited. Each tool fills different fields, and the library's own reader
-drops model cards.
+The document is untrusted JSON, so its size is limited. Each tool fills in different fields. The library's own reader
+drops model cards, so it is not used.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class StatedBase:
     """A document's claim that one model is the base of another.
 
     Attributes:
-        stated_in: Field with the claim: ``pedigree.ancestors``, ``modelCard.properties`` or ``properties``.
-        part: Part of the model; None for the whole model.
+        stated_in: Field that contains the claim: ``pedigree.ancestors``, ``modelCard.properties`` or ``properties``.
+        part: Part of the model that the claim is about; None for the whole model.
     """
 
     model: ListedModel
@@ -163,7 +163,6 @@ def _is_model(component: dict[str, Any]) -> bool:
 
 
 def _claims(component: dict[str, Any], listed: ListedModel, depth: int = 0) -> Iterator[StatedBase]:
-    """Yield the bases stated for a component and its ancestors."""
     for ancestor in _list(_object(component.get("pedigree")).get("ancestors")):
         if isinstance(ancestor, dict):
             base = _listed(ancestor)

@@ -74,7 +74,7 @@ class BaseRecord:
 
     @property
     def standing(self) -> Standing | None:
-        """Result of comparing declaration and measurement; None for a base neither declared nor found."""
+        """Result of comparing the declaration with the measurement; None if the base is neither declared nor found."""
         if self.is_related:
             return Standing.FOUND if self.declared_in is None else Standing.CONFIRMED
         if self.declared_in is None:
@@ -83,10 +83,10 @@ class BaseRecord:
 
     @property
     def place(self) -> PedigreeList | None:
-        """Place in a pedigree, or None.
+        """Where the base is listed in a pedigree, or None.
 
         A base is an ancestor if its declaration is confirmed and nothing contradicts the direction, or if the model is
-        an adapter on it. Other relatives are variants, which have no direction in CycloneDX.
+        an adapter for it. Other relatives are variants, because CycloneDX gives those no direction.
         """
         if not self.is_related:
             return None
@@ -174,8 +174,8 @@ def bom_json(
 ) -> str:
     """Write a model's bill of materials in CycloneDX 1.6 or 1.7.
 
-    ``timestamp`` needs a time zone, and defaults to the date of the commit, if known. Equal arguments give equal bytes:
-    the serial number is derived from the content.
+    ``timestamp`` must have a time zone; it defaults to the date of the commit, if known. Equal arguments give equal
+    bytes, because the serial number is derived from the content.
 
     Raises:
         InputError: If the version is not 1.6 or 1.7.

@@ -1,6 +1,6 @@
 """Badges and model cards that state results in a verifiable form.
 
-This file imports nothing, because badges do not need torch.
+This file imports nothing, so that badges can be made without importing torch.
 """
 
 RELATIONS = ("finetune", "merge", "quantized", "adapter")

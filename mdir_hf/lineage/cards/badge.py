@@ -1,8 +1,9 @@
 """``make_badge``: turn a report into an SVG, a Markdown snippet and a shields.io endpoint.
 
-The SVG is deterministic, escapes all text, and has no scripts, ids or external references. Its ``<metadata>`` contains
-the claim, from which verify_badge must render the same bytes, so a change to the output needs a new schema. Text widths
-assume DejaVu Sans, and are stated (``textLength``) so that other typefaces never overflow.
+The SVG is deterministic. All its text is escaped, and it contains no scripts, ids or external references. Its
+``<metadata>`` contains the claim; verify_badge must render the same bytes from it, so a change to the output needs a
+new schema. Text widths are computed for DejaVu Sans and stated in ``textLength``, so that text in other typefaces never
+overflows.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ _URL_CHARACTERS = "/:?#@!$&*+,;=~%-._"
 class Badge:
     """The badge of a comparison, created by :func:`make_badge`.
 
-    It states a verdict, and a bound on p or else the strength of the agreement, but no direction.
+    It states the verdict and a bound on p, or else the strength of the agreement. It states no direction.
 
     Attributes:
         claim: The result, and everything needed to reproduce it.
@@ -136,7 +137,8 @@ class Badge:
         return json.dumps(endpoint_of(self.claim), indent=2) + "\n"
 
     def markdown(self, image_url: str, report_url: str, bom_url: str | None = None) -> str:
-        """Return a line of Markdown: the badge, linked to the report, and optionally a bill of materials.
+        """Return a line of Markdown that shows the badge, linked to the report, and optionally links to a bill of
+        materials.
 
         URLs may be relative paths.
 
@@ -155,7 +157,7 @@ def make_badge(report: HomologyReport) -> Badge:
         report: A report from ``checker.compare`` or ``HomologyReport.from_json``.
 
     Returns:
-        The badge, which shows local models as "a local folder".
+        The badge. Local models appear as "a local folder".
 
     Raises:
         InputError: If the report is invalid.

@@ -59,10 +59,10 @@ def decoded(content: bytes, name: str) -> str:
 def write_badge(badge: Badge, report: HomologyReport, snippet: str, folder: Path) -> tuple[Path, ...]:
     """Write badge.svg, badge.md, badge.json and, if missing, report.json; return the paths.
 
-    Files are replaced atomically; the SVG comes last.
+    Each file is replaced atomically, and the SVG is written last.
 
     Raises:
-        InputError: If the folder cannot be written, or has another comparison's report.
+        InputError: If the folder cannot be written, or contains another comparison's report.
     """
     contents = {
         REPORT_NAME: f"{report.to_json()}\n",

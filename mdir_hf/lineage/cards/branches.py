@@ -54,7 +54,7 @@ def hub_reference(repo: str, revision: str | None = None, file: str | None = Non
 def branch_head_of(
     model: PinnedModel, *, token: str | bool | None = None, cache_dir: str | os.PathLike[str] | None = None
 ) -> BranchHead:
-    """Look up the head of a pinned model's branch, and the files changed since.
+    """Look up the head of a pinned model's branch, and the files that have changed since the pin.
 
     Sends one or two API requests.
 

@@ -36,10 +36,10 @@ TITLE = "Add weight ancestry measured by mdir-hf"
 
 @dataclass(frozen=True, slots=True)
 class CardProposal:
-    """A model card before and after the change, with report and badge.
+    """A model card before and after the change, and its report and badge.
 
     Attributes:
-        files: Contents by path: the new README.md, report and badge.
+        files: Contents of the new README.md, report and badge, keyed by path.
         changed: Files that changed since the commit in the report.
     """
 
@@ -109,12 +109,12 @@ def propose_card(
 ) -> CardProposal:
     """Add a lineage section to a Hub repository's card, in memory.
 
-    The report compares it with another Hub model. ``relation`` (finetune, merge, quantized or adapter) requires
-    ``confirm_base_model``, with which the author confirms the direction, as a measurement cannot show it. Sends one or
-    two API requests and reads one small file.
+    The report compares the repository's model with another Hub model. ``relation`` (finetune, merge, quantized or
+    adapter) requires ``confirm_base_model``, by which the author confirms the direction, because no measurement can
+    show it. Sends one or two API requests and reads one small file.
 
     Raises:
-        InputError: If the report is about other models, or one is not on the Hub.
+        InputError: If the report is about other models, or one of its models is not on the Hub.
         CardError: If the card cannot be changed safely, or declares another base model.
         HubError: If the card cannot be read.
     """
@@ -179,7 +179,6 @@ def _changed(
 
 
 def _hub_repo(text: str) -> tuple[str, str | None]:
-    """Return the repo id and branch in a Hub reference."""
     name, _, branch = text.partition("@")
     if is_repo_id(name):
         return name, branch or None
@@ -238,7 +237,7 @@ def with_section(card: Card, section: str, subject: str) -> Card:
     """Insert a section at the end, or replace an earlier one.
 
     Raises:
-        CardError: If there are several sections, or a code block is not closed.
+        CardError: If there are several earlier sections, or a code block is not closed.
     """
     if card.closing and not card.closing.endswith(("\n", "\r")):
         card = replace(card, closing=card.closing + card.line_end)

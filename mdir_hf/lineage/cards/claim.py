@@ -15,7 +15,7 @@ from mdir_hf.report import READ_AS, HomologyReport, HowRead, Level, ModelSummary
 
 SCHEMA = "mdir-hf/badge/1"
 SHORT_DIGEST = 12
-"""Hex digits shown; 48 bits are enough to distinguish reports."""
+"""Number of hex digits shown; 48 bits are enough to distinguish reports."""
 
 A_FOLDER = "a local folder"
 """Stands for a local path, which may contain private names."""
@@ -32,7 +32,7 @@ _LEAST_LOG10_P = -1e12  # half of this is reached if the maximum number of chann
 
 @dataclass(frozen=True, slots=True)
 class PinnedModel(HowRead):
-    """A model of a claim.
+    """A model in a claim.
 
     Attributes:
         repo: Repo id; None for a local model, whose path is not published.
@@ -60,7 +60,7 @@ class Claim:
     Attributes:
         log10_p: log10 of the report's main p-value, at most 0; None if p is not a bound.
         axes_stand_out: Whether p is not a bound; stored only if true.
-        channels: Matching and total channels, shown if p is not a bound; None in old badges.
+        channels: Numbers of matching and of all channels, shown if p is not a bound; None in old badges.
     """
 
     reference: PinnedModel
@@ -154,7 +154,7 @@ def p_text(log10_p: float) -> str:
 
 
 def canonical_json(report: HomologyReport) -> bytes:
-    """Return a report's bytes for the digest: sorted keys, no spaces, ASCII.
+    """Return a report as the bytes that the digest is computed from: ASCII JSON with sorted keys and no spaces.
 
     Raises:
         InputError: If the report contains values that JSON cannot represent.

@@ -29,11 +29,11 @@ class DeclaredLineage:
 
     Attributes:
         commit: Commit that was read; None for a local folder.
-        base_models: Repo ids of the declared base models, without duplicates.
+        base_models: Repo ids of the declared base models; none occurs twice.
         relation: finetune, merge, quantized or adapter; None if unspecified.
         source: File that contains the declaration, ``README.md`` or ``adapter_config.json``, or None.
-        ignored: Invalid declarations, in printable ASCII.
-        is_adapter: Whether the repository has an adapter but no full model.
+        ignored: Invalid declarations as printable ASCII.
+        is_adapter: Whether the repository contains an adapter but no full model.
         adapter_of: Repo id of the base named in the adapter config, or None.
     """
 
@@ -61,7 +61,7 @@ def declared_lineage(
 ) -> DeclaredLineage:
     """Read a model's declared bases: ``base_model`` in its card, or the base named by an adapter.
 
-    The card is read as plain YAML values of limited size. Sends one API request, and reads one or two small files.
+    The card is read as YAML data, with limits on its size. Sends one API request, and reads one or two small files.
 
     Args:
         repo: ``owner/name``, ``owner/name@revision``, a Hub URL, or a local folder.
@@ -73,7 +73,7 @@ def declared_lineage(
         public_only: Reject repositories that are not public.
 
     Returns:
-        The declaration, limited to valid repo ids.
+        The declaration; only valid repo ids are included.
 
     Raises:
         CardError: If the card's front matter cannot be read.

@@ -1,6 +1,6 @@
-"""Read the YAML front matter of a model card as data, and edit it in place.
+"""Read a model card's YAML front matter as data, and edit it in place.
 
-A YAML writer would rewrite the whole block; this module changes only the values that are set.
+A YAML writer would rewrite the whole block, whereas this module changes only the values that are set.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Card:
 
     Attributes:
         bom: Byte order mark, or empty.
-        closing: Line that closes the front matter, and the preceding line ending.
+        closing: The preceding line ending, and the line that closes the front matter.
     """
 
     bom: str
@@ -90,7 +90,7 @@ def read_metadata(card: Card, *, subject: str) -> dict[str, Any]:
     """Return a card's metadata as plain values; empty if there is none.
 
     Raises:
-        CardError: If the YAML is not a mapping of plain values, or exceeds the limits.
+        CardError: If the YAML is not a mapping of plain values, or a limit is exceeded.
     """
     try:
         data = read_yaml(card.block, first_line=2)
@@ -106,7 +106,7 @@ def read_metadata(card: Card, *, subject: str) -> dict[str, Any]:
 def with_metadata(card: Card, values: Mapping[str, str | list[str]], *, subject: str) -> Card:
     """Set fields in the front matter of a card.
 
-    Other bytes do not change. Growing lists get further lines; new fields are added at the end.
+    All other bytes are left unchanged. Items added to an existing list go on new lines; new fields are appended.
 
     Raises:
         CardError: If the front matter cannot be changed safely.
@@ -170,7 +170,6 @@ def _replaced(block: str, key: yaml.Node, node: yaml.Node, value: str | list[str
 
 
 def _end_of(node: yaml.Node) -> int:
-    """Return the end position of a node's text."""
     if isinstance(node, yaml.ScalarNode) or node.flow_style or not node.value:
         return int(node.end_mark.index)
     last = node.value[-1]

@@ -1,4 +1,4 @@
-"""A model card's lineage section: Markdown between two markers, replaced as a whole."""
+"""A model card's lineage section: Markdown between two markers, which is always replaced as a whole."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def lineage_section(
     endpoint: str,
     bom: LinkedBom | None = None,
 ) -> str:
-    """Write the section about the relation to ``other``, with markers and line feeds."""
+    """Write the section about the relation to ``other``, including the markers and using line feeds."""
     claim = badge.claim
     own_model = claim.candidate if other is claim.reference else claim.reference
     report_url = f"{endpoint}/{repo}/blob/main/{REPORT_PATH}"
@@ -97,10 +97,11 @@ def _bom_line(bom: LinkedBom, url: str) -> str:
 def replace_section(body: str, section: str) -> str:
     """Replace an earlier section or append one, using the body's line endings.
 
-    ``body`` is the card after its front matter. Markers in code blocks, within lines or without a counterpart are text.
+    ``body`` is the card after its front matter. Markers are text if they are in a code block, do not fill a line, or
+    have no counterpart.
 
     Raises:
-        CardError: If there are two sections, or a code block is not closed.
+        CardError: If there are several sections, or a code block is not closed.
     """
     end_of_line = line_end(body)
     section = section.replace("\n", end_of_line)

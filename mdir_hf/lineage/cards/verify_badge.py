@@ -52,10 +52,10 @@ def read_badge(
 ) -> BadgeSource:
     """Read a badge SVG, a report JSON, or an endpoint JSON with ``report.json`` next to it.
 
-    ``source`` is a local file, or the URL of a file on the Hub. No other server is contacted.
+    ``source`` is a local file, or the URL of a file on the Hub. No server other than the Hub is contacted.
 
     Raises:
-        InputError: If the file is something else, too large or unreadable.
+        InputError: If the file is none of these, too large or unreadable.
         HubError: If the file cannot be read from the Hub.
     """
     name = os.fspath(source)
@@ -98,7 +98,6 @@ def _json_object(text: str, refusal: str) -> dict[str, Any]:
 
 
 def _beside(name: str) -> str:
-    """Return the path of an endpoint's report."""
     if "://" in name:
         return f"{name.split('?')[0].rpartition('/')[0]}/{REPORT_NAME}"
     return str(Path(name).with_name(REPORT_NAME))
@@ -127,10 +126,11 @@ def _claim_of_svg(text: str) -> Claim:
 SCHEMA = "mdir-hf/badge-check/1"
 
 LEAST_TOLERANCE, RELATIVE_TOLERANCE = 0.5, 1e-5
-"""Values of log10 p agree if they differ by at most half a decade or a relative 1e-5; see :func:`agree`."""
+"""Values of log10 p agree if they differ by at most half a decade, or by at most 1e-5 of their value; see
+:func:`agree`."""
 
 TOLERANCE_OF_SAMPLES = 0.05
-"""Relative tolerance for two comparisons of a pair with different samples of neurons."""
+"""Relative tolerance for two comparisons of a pair that use different samples of neurons."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,15 +192,15 @@ def verify_badge(
 ) -> BadgeCheck:
     """Compare the two models of a badge again, at the same commits and with the same seed, alpha and level.
 
-    ``source`` is as in :func:`read_badge`. If ``level`` differs, only verdicts are compared. ``tokenizers`` has both
-    models' vocabularies, needed if the claim used a local folder, whose name it omits. ``settings`` provides device and
-    limits.
+    ``source`` is as in :func:`read_badge`. If ``level`` differs from the claim's, only verdicts are compared.
+    ``tokenizers`` contains both models' vocabularies; it is needed if the claim used a local folder, because the claim
+    omits the folder's name. ``settings`` provides the device and limits.
 
     Returns:
         The claim and the recomputed result.
 
     Raises:
-        InputError: If the source contains no claim, or a model of the claim is not on the Hub.
+        InputError: If the source contains no claim, or one of the claim's models is not on the Hub.
     """
     token, cache_dir = reading.token, reading.cache_dir
     source_read = read_badge(source, token=token)
@@ -245,9 +245,9 @@ def _opened_as(model: PinnedModel, tokenizer: str | None, source: str) -> NamedM
 def agree(claimed: float, measured: float, *, relative: float = RELATIVE_TOLERANCE) -> bool:
     """Return whether two values of log10 p differ only by rounding.
 
-    The order of summation changes log10 p by a relative 1e-15 in float64 and 1e-7 in float32 (docs/LOG.md, 2026-11-21).
-    The tolerance is a hundred times larger, even relative to the two terms (6e4 decades each at n = 16384) whose
-    difference log10 p may be.
+    The order of summation changes log10 p by 1e-15 of its value in float64 and 1e-7 in float32 (docs/LOG.md,
+    2026-11-21). The tolerance is a hundred times larger, even if log10 p is the difference of two large terms (6e4
+    decades each at n = 16384).
     """
     return abs(claimed - measured) <= max(LEAST_TOLERANCE, relative * abs(claimed))
 

@@ -49,7 +49,7 @@ class BaseCheck:
 
 @dataclass(frozen=True, slots=True)
 class LineageCheck:
-    """A model's declared and measured lineage, for each base.
+    """A model's lineage as declared and as measured, for each base.
 
     Attributes:
         bases: One entry per declared base, in order.
@@ -89,7 +89,7 @@ def verify_lineage(
         reading: How repositories are opened.
         settings: Settings of every comparison.
         listeners: Callbacks that receive progress.
-        max_bytes: Byte limit of all comparisons together, or None.
+        max_bytes: Limit on the total bytes read by all comparisons, or None.
         on_step: Called with each intermediate result.
 
     Returns:

@@ -1,1 +1,1 @@
-"""Fingerprints of models: sampled rows, read once and compared pair by pair."""
+"""Fingerprints of models: sampled rows, which are read once and compared pair by pair."""

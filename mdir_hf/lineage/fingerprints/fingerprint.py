@@ -1,6 +1,6 @@
-"""A model's fingerprint: embedding rows of sampled tokens, and rows of a few neurons.
+"""A model's fingerprint: the embedding rows of sampled tokens, and the rows of a few neurons.
 
-It can replace the model in a comparison.
+It can stand in for the model in a comparison.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from mdir_hf.validation import read_json
 FORMAT = "mdir-hf/fingerprint/2"
 EMBEDDING = "embedding"
 WHOLE_DOWN_BYTES = 32 << 20
-"""If down is at most this large in all sampled layers together, it is read whole, because a relative in another basis
-needs all of its channels."""
+"""If the down matrices of all sampled layers add up to at most this size, they are read whole, because comparing a
+relative in another basis takes all of their channels."""
 
 WITHOUT_TOKENS = (
     "it has no tokenizer files, so its rows cannot be assigned to tokens; compare it by itself, or name a copy "
@@ -55,11 +55,11 @@ class Fingerprint:
     """Sampled rows of one model at one commit.
 
     Attributes:
-        model: Name, commit, architecture and sizes.
-        rows: Rows of the tokens, ``(len(tokens), n)``; 16-bit if exact.
-        digests: SHA-256 of every weight file, or None if not all are known.
-        neurons: Neurons of four layers, 16-bit, or None.
-        numbers_by_config: Meaning of channel numbers in the config, or None.
+        model: The model's name, commit, architecture and sizes.
+        rows: The tokens' rows, ``(len(tokens), n)``, in a 16-bit dtype if that is exact.
+        digests: SHA-256 of every weight file, or None if any is unknown.
+        neurons: 16-bit rows of neurons in four layers, or None.
+        numbers_by_config: What channel numbers mean according to the config, or None.
     """
 
     model: ModelSummary
@@ -172,9 +172,10 @@ def take_fingerprint(
 ) -> Fingerprint:
     """Read the sampled rows of a model.
 
-    Skips tokens without a row. Also reads small gaps, and about 100 rows of each of four layers. ``neuron_seed`` must
-    be drawn after the models were opened; the neurons then serve as a second witness, and down is read too. If it is
-    None, the neurons are the public choice of an index. ``needs_tokens`` rejects models without token rows.
+    Skips tokens that have no row. Also reads small gaps, and about 100 rows in each of four layers. If ``neuron_seed``
+    is given, it must have been drawn after the models were opened; the neurons then serve as a second witness, and down
+    is read too. If it is None, the neurons are the public choice of an index. If ``needs_tokens``, models without token
+    rows are rejected.
 
     Raises:
         VocabularyError: If the model has no tokenizer files or no embedding.
@@ -217,10 +218,10 @@ def without_rows(model: Model) -> VocabularyError:
 
 
 def neurons_of(model: PlacedTensors, *, every: bool = False, seed: int | None = None) -> NeuronSample | None:
-    """Read a fingerprint's 16-bit neurons; None if the layers cannot be read.
+    """Return a fingerprint's neurons as 16-bit rows, or None if the layers cannot be read.
 
-    If ``every``, read all layers instead of four. Down is read only with a ``seed``; None stands for the public choice
-    of an index.
+    If ``every``, read all layers instead of four. Down is read only if there is a ``seed``; if it is None, the neurons
+    are the public choice of an index.
     """
     try:
         if seed is None:
@@ -255,7 +256,7 @@ def sample_name(tokens: Sequence[bytes]) -> str:
 
 
 class SampledModel:
-    """A fingerprint as a model without layers. Implements :class:`~mdir_hf.model.comparable.Comparable`."""
+    """A fingerprint presented as a model without layers. Implements :class:`~mdir_hf.model.comparable.Comparable`."""
 
     vocabulary_key = None
     vocabulary_from = None
@@ -316,7 +317,7 @@ class SampledModel:
 
 
 def usual_rows_of(base: Fingerprint, known: Container[bytes]) -> tuple[torch.Tensor, tuple[bytes, ...]]:
-    """Return a base's informative rows of known tokens, ``(r, n)``, and the tokens.
+    """Return a base's informative rows ``(r, n)`` for known tokens, and those tokens.
 
     The base may come from an untrusted index.
     """

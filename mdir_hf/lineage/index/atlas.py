@@ -130,9 +130,9 @@ def build_atlas(
     reading: Reading = Reading(),
     listeners: Listeners = Listeners(progress=False),
 ) -> tuple[AtlasBase, ...]:
-    """Build or extend an atlas. Bases stored at their newest commit are not read again.
+    """Build or extend an atlas, skipping bases that are stored at their newest commit.
 
-    Writes index, table and card to ``folder``, even if interrupted.
+    Even if interrupted, writes the index, table and card to ``folder``.
 
     Raises:
         InputError: If the folder cannot be used, or no base of a new atlas can be opened.
@@ -182,8 +182,8 @@ def open_index(
 ) -> tuple[BaseIndex, str]:
     """Open an index at its newest commit; the default is named by ``MDIR_HF_ATLAS``.
 
-    If the default is unset or unreadable, returns the package's index and the reason, which is otherwise empty.
-    ``place`` is as for :meth:`BaseIndex.open`.
+    Returns the index and an empty string or, if the default is unset or unreadable, the package's own index and the
+    reason. ``place`` is as for :meth:`BaseIndex.open`.
 
     Raises:
         CorruptCheckpointError: If the file is not an index.

@@ -1,7 +1,7 @@
-"""An index of base models, with token and neuron rows, for finding likely ancestors in milliseconds.
+"""An index of base models, which finds likely ancestors in milliseconds using token and neuron rows.
 
-Neurons find models with a new or rotated embedding. A search tests the best bases on common rows, and multiplies p by
-three times the number of bases.
+Neurons reveal ancestry even if the embedding is new or rotated. A search tests the best bases on common rows, and
+multiplies p by three times the number of bases.
 """
 
 from __future__ import annotations
@@ -55,25 +55,26 @@ from mdir_hf.validation import AS_WRITTEN, read_json
 FORMAT = "mdir-hf/index/2"
 
 BYTES_PER_BASE = 190_000
-"""Bytes of token rows per base. Neuron rows need as much again, so 500 bases take less than 200 MB. At width 4096,
-these are 23 rows of 16 bits; 15 rows make a copy significant (ln n! < r n / 2)."""
+"""Bytes of token rows per base. Neuron rows need as much again, so 500 bases take less than 200 MB. At width 4096, this
+is enough for 23 rows of 16-bit numbers; 15 rows make a copy significant (ln n! < r n / 2)."""
 
 LARGEST_INDEX_BYTES = 4 << 30
 """Largest index to download: about eleven thousand bases."""
 
 LEAST_AGREEMENT = 0.25
-"""Two layers are compared neuron by neuron only if the similarities between their tested neurons have at least this
-correlation. It is below 0.15 for unrelated layers, and 0.28 to 0.47 for SmolLM2 with noise as large as the weights."""
+"""Two layers are compared neuron by neuron only if their matrices of similarities between tested neurons have at least
+this correlation. It is below 0.15 for unrelated layers, and 0.28 to 0.47 for a copy of SmolLM2 with noise as large as
+the weights."""
 
 SCANNED_BASES = 1_000
-"""Largest number of bases that a search scans one by one, at two milliseconds each. If there are more, sketches pick
-candidates."""
+"""Largest number of bases that a search scans one by one, which takes two milliseconds each. If there are more,
+candidates are picked from their sketches."""
 
 PICKED_BASES = 100
-"""Number of candidates that each part of a sketch picks. A copy with little noise is far ahead of all others."""
+"""Number of candidates that each part of a sketch picks. A copy with little noise ranks far ahead of all other bases."""
 
 SCANNED_CHANNELS = 192
-"""If channels in their own order show no relation, best partners are computed for this many channels of a base."""
+"""If channels in their stored order show no relation, best partners are computed for this many of a base's channels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class Hit:
 
     Attributes:
         log_p: Natural log of an estimate of p, used only for ranking.
-        identity_log_p: Natural log of a bound on p with channels in their own order; 0 if widths differ.
+        identity_log_p: Natural log of a bound on p, with channels in their stored order; 0 if widths differ.
     """
 
     base: ModelSummary
@@ -111,7 +112,7 @@ class BaseIndex:
     """Fingerprints of base models for one sample of tokens, stored in one file.
 
     Args:
-        tokens: The sample, in order; a base stores rows of the first ones.
+        tokens: The sample, in order. Each base stores the rows of the first tokens.
         bases: Fingerprints of the bases.
     """
 
@@ -164,8 +165,8 @@ class BaseIndex:
     def search(self, query: Fingerprint, *, top: int = 5) -> list[Hit]:
         """Rank the bases by how likely they share ancestry with a model.
 
-        Takes O(r^2 n) time per base, for r common rows of width n. Beyond :data:`SCANNED_BASES` bases, scans only those
-        that sketches pick.
+        Takes O(r^2 n) time per base, for r common rows of width n. If there are more than :data:`SCANNED_BASES` bases,
+        scans only those picked from their sketches.
 
         Args:
             query: The model's fingerprint for this index's sample.
@@ -192,12 +193,12 @@ class BaseIndex:
         return sorted(hits, key=lambda hit: hit.log_p)[:top]
 
     def search_by_neurons(self, query: NeuronSample, *, top: int = 5) -> list[Fingerprint]:
-        """Rank the bases by the similarity of their layers, with neurons paired by number.
+        """Rank the bases by how similar their layers are, pairing neurons of the same number.
 
         Computes one matrix product per base.
 
         Args:
-            query: Neurons of the model.
+            query: The model's neurons.
             top: Maximum number of results.
 
         Returns:
@@ -374,7 +375,7 @@ class BaseIndex:
 
 
 def _log_p(x: tuple[torch.Tensor, torch.Tensor], y: tuple[torch.Tensor, torch.Tensor]) -> tuple[float, float]:
-    """Estimate ln p for two blocks of few rows, and bound it for channels in their own order."""
+    """Estimate ln p for two blocks of few rows, and bound it for channels in their stored order."""
     # U = V_x Ortho(L_x^T L_y) V_y^T from whitened rows needs no scale, and few rows are well conditioned.
     core_left, _, core_right = thin_svd(x[0].T @ y[0])
     rank = core_left.shape[1]

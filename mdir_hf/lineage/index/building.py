@@ -38,19 +38,19 @@ READERS = 4
 """Number of models read concurrently."""
 
 CHOOSING = 32
-"""Maximum number of vocabularies that determine a new index's tokens; each takes tens of megabytes."""
+"""Maximum number of vocabularies from which a new index's tokens are chosen; each takes tens of megabytes."""
 
 SAVED_EVERY = 16
 """Number of models between saves of the index."""
 
 QUERY_TOKENS = 96
-"""Number of sampled tokens. Wide bases store only the first ones."""
+"""Number of sampled tokens. Wide bases store rows of only the first few."""
 
 
 def choose_index_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int = QUERY_TOKENS) -> tuple[bytes, ...]:
     """Choose an index's sample: tokens that most vocabularies have, longest first.
 
-    Ties depend only on the tokens' bytes.
+    Ties are broken using only the tokens' bytes.
     """
     holders = Counter(token for vocabulary in vocabularies for token in vocabulary.row_of)
     # Long tokens in all vocabularies are words with trained rows. Hashes break ties.
@@ -63,7 +63,7 @@ class BaseOutcome:
     """The outcome of adding a model to an index.
 
     Attributes:
-        kind: ``known`` if the same commit is stored; ``missing`` may mean private.
+        kind: ``known`` if the same commit is stored; ``missing`` also stands for private models.
     """
 
     name: str
@@ -88,8 +88,8 @@ def extend_index(
 ) -> tuple[BaseIndex, int]:
     """Add base models to a new or existing index, which is saved as it grows.
 
-    Models stored at the same commit are not read. The first of ``choosing`` determine a new index's tokens. Returns the
-    index and the number of failures.
+    Models that are already stored at the same commit are not read. A new index's tokens are chosen from the first
+    models in ``choosing``. Returns the index and the number of failures.
 
     Raises:
         InputError: If the index cannot be written, or no model for a new index can be opened.
@@ -176,16 +176,16 @@ def _vocabularies(names: Sequence[str], reading: Reading, ledger: IoLedger) -> l
 
 
 TESTS_OF_A_BASE = 3
-"""Tests per base: channels in their own order, any matching of channels, and neuron numbers."""
+"""Number of tests per base: channels in their stored order, any matching of channels, and neuron numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdentificationPlan:
-    """The reads of an index search for a model.
+    """What an index search reads from a model.
 
     Attributes:
-        n_bytes: Bytes of the model's rows, excluding gaps.
-        n_bytes_of_neurons: Bytes of all layers' neurons, read if rows show no relation.
+        n_bytes: Bytes that the model's rows take, excluding gaps.
+        n_bytes_of_neurons: Bytes that all layers' neurons take, which are read only if rows show no relation.
         n_of_width: See :class:`~mdir_hf.lineage.index.identify.Identification`.
         excluded_noise: See :class:`~mdir_hf.lineage.index.identify.Identification`.
     """
@@ -204,8 +204,8 @@ def plan_identification(
 ) -> IdentificationPlan:
     """Plan the reads of :func:`~mdir_hf.lineage.index.identify.identify` without reading weights.
 
-    Reads config, header and tokenizer, and takes O(r^3) time for each base with r rows of the model's width. Later
-    comparisons with found bases are not included.
+    Reads config, header and tokenizer, and takes O(r^3) time for each base of the model's width with r rows. The plan
+    excludes later comparisons with the bases found.
 
     Raises:
         MdirError: If the model cannot be opened, or has neither tokenizer files nor neurons.
@@ -236,10 +236,10 @@ def plan_identification(
 def what_is_excluded(
     index: BaseIndex, width: int, tokens: Sequence[bytes], alpha: float, *, numbers_are_free: bool = True
 ) -> tuple[int, float | None]:
-    """Return how many bases are as wide as a model, and the noise up to which their copies would be found.
+    """Return how many bases are as wide as a model, and how much noise a copy of them may have and still be found.
 
-    The model has rows for ``tokens``. Alpha applies to all bases together. If ``numbers_are_free`` is False, a copy
-    must be significant among all matchings.
+    The model has rows for ``tokens``. Alpha is shared across all bases. If ``numbers_are_free`` is False, a copy must
+    be significant among all matchings.
     """
     log_level = math.log(alpha / (TESTS_OF_A_BASE * len(index)))
     known = frozenset(tokens)

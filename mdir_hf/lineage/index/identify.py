@@ -38,8 +38,8 @@ class Ancestor:
     """A base model proposed by a search, and its comparison.
 
     Attributes:
-        log10_p: log10 p for the index's rows, corrected for three tests per base.
-        neurons: Neurons, if p is based on them and not on tokens.
+        log10_p: log10 p according to the index's rows, corrected for three tests per base.
+        neurons: The neurons that p is based on, or None if it is based on tokens.
         report: Comparison at alpha divided by the number of bases, or None.
     """
 
@@ -77,12 +77,12 @@ class Identification:
 
     Attributes:
         ancestors: Proposed bases, most likely first.
-        n_bases: Number of searched bases.
-        alpha: Significance level for all bases together.
-        bytes_read: Bytes of the model read by the search.
-        n_of_width: Searched bases of the model's width that share enough tokens with it.
-        excluded_noise: Noise, in units of the weights' RMS, up to which a copy of those bases with channels in their
-            own order would have been found; None if there are no such bases.
+        n_bases: Number of bases searched.
+        alpha: Significance level, shared across all bases.
+        bytes_read: Number of bytes of the model that the search read.
+        n_of_width: Number of searched bases that have the model's width and share enough tokens with it.
+        excluded_noise: Largest noise, in units of the weights' RMS, at which a copy of such a base with channels in
+            their stored order would have been found; None if there are no such bases.
     """
 
     model: ModelSummary
@@ -181,12 +181,12 @@ def identify(
         index: The bases.
         top: Number of most likely bases to test.
         confirm: Whether to compare the model with significant bases, at their commits.
-        settings: Settings of the comparisons; alpha applies to all bases together, and the byte limit to all reads.
+        settings: Settings of the comparisons. Alpha is shared across all bases, and the byte limit covers all reads.
         reading: How repositories are opened.
         listeners: Callbacks for the progress of the search and of each comparison.
 
     Returns:
-        The proposed bases with their evidence, or the error if a comparison fails.
+        The proposed bases, each with its evidence or, if its comparison failed, the error.
 
     Raises:
         MdirError: If the model cannot be read.
@@ -283,8 +283,8 @@ def judge_hits(
 ) -> list[tuple[Hit, float]]:
     """Search an index, and test the best bases on rows that both models have.
 
-    Returns hits with log10 p, corrected for three tests per base; alpha applies to all bases together. Tests channels
-    in their own order, then in all matchings if the search's optimistic estimate allows significance. Neurons are
+    Returns hits whose log10 p is corrected for three tests per base; alpha is shared across all bases. Tests channels
+    in their stored order and, if the search's optimistic estimate allows significance, in any matching. Neurons are
     tested separately (:func:`judge_neurons`).
     """
     results = []
@@ -312,9 +312,9 @@ def judge_hits(
 def judge_neurons(
     index: BaseIndex, query: NeuronSample, *, top: int, alpha: float, device: str = "cpu"
 ) -> list[Ancestor]:
-    """Find bases in which neurons match the model's by number, in any layer.
+    """Find bases whose neurons match the model's neurons of the same number, in any layer.
 
-    log10 p is corrected for all tests of all bases.
+    log10 p is corrected for all tests on all bases.
     """
     n_tests = TESTS_OF_A_BASE * len(index)
     ancestors = []

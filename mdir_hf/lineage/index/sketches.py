@@ -1,9 +1,9 @@
 """Sketches of bases, from which a large index picks candidates.
 
-A sketch has three parts, each compared with the model's using an inner product:
+A sketch has three parts. The inner product of each with the same part of the model's sketch measures similarity:
 
 - *rows*: random projections of whitened rows. If widths are equal, the inner product estimates the trace of the polar
-  factor for channels in their own order.
+  factor for channels in their stored order.
 - *shape*: cosines between the first rows, for bases of any width. They do not change if channels are permuted or
   rotated.
 - *neurons*: random projections of the similarities between neurons, layer by layer.
@@ -26,7 +26,7 @@ from mdir_hf.method.neurons import unit_rows
 from mdir_hf.method.polar import orthonormal_rows
 
 N_PROJECTIONS = 256
-"""Number of projections of rows, and of each layer's neurons. Inner products of unit vectors are accurate to 1/16."""
+"""Number of projections, both of rows and of each layer's neurons. Inner products of unit vectors are accurate to 1/16."""
 
 SHAPE_ROWS = 16
 """Number of rows whose cosines are stored."""
@@ -39,7 +39,7 @@ class Sketch(NamedTuple):
 
     Attributes:
         rows: ``(N_PROJECTIONS,)``.
-        shape: Cosines of first rows, ``(SHAPE_ROWS (SHAPE_ROWS - 1) / 2,)``; 0 for missing rows.
+        shape: Cosines between the first rows, ``(SHAPE_ROWS (SHAPE_ROWS - 1) / 2,)``; 0 for missing rows.
         neurons: ``(FEW_LAYERS, N_PROJECTIONS)``; 0 for missing layers.
     """
 
@@ -65,7 +65,7 @@ def unstacked(stacks: Sequence[torch.Tensor], n_bases: int) -> list[Sketch]:
 
 
 def sketch_of(base: Fingerprint, place: Mapping[bytes, int]) -> Sketch:
-    """Compute the sketch of a base; ``place`` has the tokens' positions in the sample of the index.
+    """Compute the sketch of a base; ``place`` maps each token to its position in the index's sample.
 
     Takes O(N_PROJECTIONS r n) time.
     """
@@ -84,9 +84,9 @@ def sketch_of(base: Fingerprint, place: Mapping[bytes, int]) -> Sketch:
 
 
 def projected_rows(rows: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
-    """Project whitened rows ``(r, n)`` randomly; return a unit vector, ``(N_PROJECTIONS,)``, float32.
+    """Project whitened rows ``(r, n)`` randomly; return a float32 unit vector, ``(N_PROJECTIONS,)``.
 
-    ``places`` has the positions of the rows' tokens in the sample.
+    ``places`` gives the position in the sample of each row's token.
     """
     left, right = orthonormal_rows(rows)
     whitened = left @ right.T
@@ -98,7 +98,7 @@ def projected_rows(rows: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
 def shape_of(rows: torch.Tensor, at: Sequence[int]) -> torch.Tensor:
     """Return the cosines between rows ``(r, n)`` as one vector, centred and normalised.
 
-    ``at`` has the rows' positions among the first :data:`SHAPE_ROWS`.
+    ``at`` gives each row's position among the first :data:`SHAPE_ROWS`.
     """
     centred = rows.double() - rows.double().mean(dim=0)
     unit = unit_rows(centred)
@@ -115,7 +115,7 @@ def shape_of(rows: torch.Tensor, at: Sequence[int]) -> torch.Tensor:
 
 
 def projected_neurons(sample: NeuronSample) -> torch.Tensor:
-    """Project the neuron similarities of each layer; return unit rows, ``(layers, N_PROJECTIONS)``, float32."""
+    """Project each layer's neuron similarities; return float32 unit rows, ``(layers, N_PROJECTIONS)``."""
     values = resemblances(sample)
     return unit_rows(values @ _signs(values.shape[1], 2))
 

@@ -1,1 +1,1 @@
-"""Compare every pair of many models. Each model is read once, and a stopped survey can resume."""
+"""Compare every pair of many models, reading each model once; a stopped survey can be resumed."""

@@ -25,11 +25,11 @@ MOST_OPEN = 8
 
 @dataclass
 class OpenModels:
-    """A survey's open models. Keeps the sampled rows of only the last few.
+    """A survey's open models; only the last few keep their sampled rows in memory.
 
     Attributes:
-        pins: Commits by name; other models are opened at their current commits.
-        watch: Watch on the ledger; must be listening.
+        pins: Commits, keyed by model name; other models are opened at their current commits.
+        watch: Watch on the ledger, already listening.
     """
 
     pins: Mapping[str, Pin]
@@ -52,9 +52,9 @@ class OpenModels:
 def describe_relatives(
     pairs: Sequence[Pair], results: Mapping[Pair, PairResult], models: OpenModels, settings: Settings
 ) -> Iterator[PairResult]:
-    """Yield the results of related pairs with the drift, or why it cannot be measured.
+    """Yield the results of related pairs, each with its drift or the reason why this cannot be measured.
 
-    If two models share a residual basis, only seed and device matter.
+    If two models share a residual basis, only the seed and the device affect the drift.
 
     Raises:
         StoppedError: If a listener raises.

@@ -35,12 +35,13 @@ def survey_arriving(
     on_model: Callable[[SurveyReport], None] = lambda report: None,
     on_failure: OnFailure = lambda name, error: None,
 ) -> tuple[SurveyReport, dict[str, Fingerprint]]:
-    """Compare every pair of a few models with intermediate results; see :func:`~mdir_hf.lineage.survey.run.run_survey`.
+    """Compare every pair of a few models, reporting intermediate results; see
+    :func:`~mdir_hf.lineage.survey.run.run_survey`.
 
-    Ignores the plan's shard and folder. Keeps 2048 rows of each model in memory, 17 MB at width 4096. Models beyond
-    ``max_bytes`` are failures. ``on_model`` receives the report after each step. ``earlier`` is a complete survey
-    without layers, to be continued with the layers at its commits. Returns the report, and rows by model (after an
-    ``earlier`` survey, only of new groups).
+    Ignores the plan's shard and folder. Keeps 2048 rows of each model in memory, 17 MB at width 4096. Models whose
+    reads would exceed ``max_bytes`` are failures. ``on_model`` receives the report after each step. ``earlier`` is a
+    complete survey without layers; its layers are then compared at the same commits. Returns the report, and rows keyed
+    by model (after an ``earlier`` survey, only those of new groups).
 
     Raises:
         InputError: If the plan is invalid, or no model can be opened.
@@ -70,7 +71,6 @@ def _compare_samples(
     on_model: Callable[[SurveyReport], None],
     on_failure: OnFailure,
 ) -> tuple[SurveyReport, Mapping[str, Pin], dict[str, Fingerprint]]:
-    """Read a sample of each model, and compare it with earlier ones."""
     watch.enter("opening")
     sample, failures = choose_sample(
         plan.names, n_tokens=plan.n_tokens, seed=plan.seed, reading=plan.reading, ledger=ledger, on_failure=on_failure
@@ -106,7 +106,6 @@ def _compare_layers(
     watch: Watch,
     on_model: Callable[[SurveyReport], None],
 ) -> SurveyReport:
-    """Compare models without relatives in full, and describe the layers of relatives."""
     for pair in report.layers_to_compare():
         pair_result = compare_with_layers(
             report.pairs[pair], pins, plan.settings_with_layers, plan.reading, ledger, watch
@@ -126,7 +125,6 @@ def _compare_layers(
 def _read_rows(
     plan: SurveyPlan, names: tuple[str, ...], pins: Mapping[str, Pin], ledger: IoLedger
 ) -> dict[str, Fingerprint]:
-    """Read the rows of models that joined a group by their layers."""
     if not names:
         return {}
     sample, _ = choose_sample(names, n_tokens=plan.n_tokens, seed=plan.seed, reading=plan.reading, ledger=ledger)
@@ -153,24 +151,24 @@ def survey(
     reading: Reading = Reading(),
     **options: Unpack[SurveyOptions],
 ) -> SurveyReport:
-    """Compare the embeddings and some neurons of every pair of models. Each model is read once.
+    """Compare the embeddings and some neurons of every pair of models, reading each model once.
 
-    Reads O(models) bytes, and takes between tenths of a second and several seconds per pair.
+    Reads O(models) bytes. A pair takes between tenths of a second and several seconds.
 
     Args:
-        models: Names, as for :func:`mdir_hf.compare`, without duplicates.
-        folder: Folder for results, so that a stopped survey can resume; None to store nothing.
+        models: Distinct names, as for :func:`mdir_hf.compare`.
+        folder: Folder for results, from which a stopped survey can be resumed; None to store nothing.
         n_tokens: Number of rows to read from each model.
-        layers: Whether to describe the layers of relatives, and to compare each model without a relative in full with
+        layers: Whether to describe the layers of relatives, and to fully compare each model that has no relative with
             one model of each family. This reads as much as :func:`mdir_hf.compare`.
-        settings: Alpha, seed and device; others have no effect. Alpha bounds the probability that any pair of
+        settings: Alpha, seed and device; other settings have no effect. Alpha bounds the probability that any pair of
             independent models is called homologous.
         reading: How repositories are opened.
         options: ``alpha``, ``seed``, ``device``, ``progress`` or fields of :class:`Reading`, as for
             :func:`mdir_hf.compare`, such as ``alpha=1e-6`` or ``token=…``.
 
     Returns:
-        The report. It gives the reason for models that cannot be read and pairs that cannot be compared.
+        The report, including the reason why a model cannot be read or a pair cannot be compared.
 
     Raises:
         InputError: If the list or the folder is invalid, or no model can be opened.

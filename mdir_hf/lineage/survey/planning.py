@@ -36,16 +36,16 @@ from mdir_hf.validation import AS_WRITTEN, read_json
 
 WINDOW_ROWS = 64
 """Tokens are taken in windows of this many adjacent rows of the most common vocabulary, so that one request returns
-many. Most vocabularies order tokens by frequency, so this saves requests for others too."""
+many. This saves requests for other vocabularies too, because most order tokens by frequency."""
 
 LEAST_COMMON_SHARE = 0.5
-"""Two vocabularies with less than this share of the requested tokens in common get additional common tokens."""
+"""If two vocabularies share less than this fraction of the requested tokens, further common tokens are added."""
 
 
 def choose_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int, *, seed: int = 0) -> tuple[bytes, ...]:
-    """Choose the tokens, in arbitrary order, whose rows are read from every model.
+    """Choose the tokens whose rows are read from every model; their order is arbitrary.
 
-    Each pair of models gets ``n_tokens`` in common if their vocabularies allow it.
+    Any two models have ``n_tokens`` of them in common if their vocabularies allow it.
     """
     distinct: dict[int, Vocabulary] = {}
     n_models: Counter[int] = Counter()
@@ -116,8 +116,8 @@ class Sample:
     """A survey's tokens and its models' files.
 
     Attributes:
-        pins: Files by name, excluding models that cannot be read.
-        neuron_seed: Seed of the neurons, drawn after all models were opened.
+        pins: Files, keyed by model name; models that cannot be read are excluded.
+        neuron_seed: Seed for choosing neurons, drawn after all models were opened.
     """
 
     tokens: tuple[bytes, ...]
@@ -154,7 +154,7 @@ def choose_sample(
     ledger: IoLedger | None = None,
     on_failure: OnFailure = lambda name, error: None,
 ) -> tuple[Sample, dict[str, str]]:
-    """Open every model, and choose the tokens; return the sample and the failures.
+    """Open every model and choose the tokens; return the sample and the failures.
 
     Raises:
         InputError: If no model can be opened.
@@ -240,7 +240,7 @@ class Opened:
     """A model whose rows are not yet read.
 
     Attributes:
-        vocabulary: Shared by models with identical tokenizer files; if None, only neurons are compared.
+        vocabulary: One object for all models with identical tokenizer files; if None, only neurons are compared.
     """
 
     vocabulary: Vocabulary | None
@@ -252,7 +252,7 @@ class Opened:
 def open_models(
     names: tuple[str, ...], reading: Reading, ledger: IoLedger, on_failure: OnFailure = lambda name, error: None
 ) -> tuple[dict[str, Opened], dict[str, str]]:
-    """Open every model and read its tokenizer; return models and failures by name.
+    """Open every model and read its tokenizer; return models and failures, both keyed by name.
 
     Raises:
         InputError: If no model can be opened.
@@ -295,18 +295,18 @@ def open_models(
 
 
 FILE_REQUESTS = 10
-"""Upper bound on requests for a typical model: config, index, tokenizer and headers, some with a redirect."""
+"""Upper bound on requests for a typical model's config, index, tokenizer and headers, some of which are redirected."""
 CARD_REQUESTS = 2
 """Requests for a model's card and an adapter's config."""
 
 
 @dataclass(frozen=True)
 class PlannedRequests:
-    """Hub requests of a survey.
+    """Hub requests that a survey sends.
 
     Attributes:
-        n_models: Number of models on the Hub.
-        files: File requests, excluding those served by a CDN.
+        n_models: Number of the survey's models that are on the Hub.
+        files: Number of file requests, excluding those served by a CDN.
         has_token: Whether a token raises the quota.
     """
 

@@ -18,20 +18,20 @@ from mdir_hf.model.hub import IoLedger
 from mdir_hf.report import Level
 
 FEWEST_COMMON = 16
-"""Pairs with fewer common tokens count as blind: their rows cannot show a relation."""
+"""Pairs with fewer common tokens are blind: their rows cannot show a relation."""
 
 
 @dataclass(frozen=True, slots=True)
 class SurveyReads:
-    """The reads of a survey.
+    """What a survey reads.
 
     Attributes:
-        n_rows: Rows to read by model.
-        n_bytes: Bytes of rows and neurons by model, excluding gaps.
-        n_blind: Number of pairs with too few common tokens.
-        excluded_noise: Noise, in units of the weights' RMS, up to which copies with channels in any order would be
-            found in the other pairs; None if there are none.
-        layers: Whether full comparisons follow, whose reads are not included.
+        n_rows: Number of rows to read, keyed by model.
+        n_bytes: Number of bytes that rows and neurons take, excluding gaps, keyed by model.
+        n_blind: Number of pairs with fewer than :data:`FEWEST_COMMON` common tokens.
+        excluded_noise: Largest noise, in units of the weights' RMS, at which a copy with channels in any order would be
+            found in the other pairs; None if there are no other pairs.
+        layers: Whether full comparisons follow; their reads are not included.
     """
 
     n_rows: Mapping[str, int]

@@ -1,4 +1,4 @@
-"""A survey's files: results, flushed immediately and validated on reading, and fingerprints."""
+"""A survey's files: fingerprints, and results that are flushed at once and validated when read."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ _KINDS: Mapping[str, type[ModelResult] | type[PairResult]] = {"model": ModelResu
 class ResultFile:
     """Appends results to a JSON Lines file, flushing each to disk before the next is computed.
 
-    The first line has the settings.
+    The first line contains the settings.
 
     Raises:
-        InputError: If the file has other settings, or is not a survey.
+        InputError: If the file contains other settings, or is not a survey.
         OSError: If the file cannot be created.
     """
 
@@ -124,7 +124,7 @@ def _line(kind: str, body: Mapping[str, Any]) -> bytes:
 
 
 def read_survey(paths: Sequence[Path]) -> SurveyReport:
-    """Read a survey, joining the result files of its shards.
+    """Read a survey, joining its shards' result files.
 
     Raises:
         InputError: If a file is not a survey, or files belong to different surveys.

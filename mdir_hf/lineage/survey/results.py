@@ -1,4 +1,4 @@
-"""A survey's results: models, pairs, and the report on both."""
+"""A survey's results: the models, the pairs, and the report on them."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ class ModelResult:
 
 @dataclass(frozen=True, slots=True)
 class PairResult:
-    """A pair in a survey, in the order of the list of models.
+    """A pair in a survey; its models are in the order of the survey's list.
 
     Attributes:
         verdict: None if the pair could not be compared.
-        log10_p: log10 p, corrected for the pair's own tests; None if not compared or not a bound.
-        transformation: How embeddings are related: identity, permutation, signed_permutation, rotation or none.
-        p_is_bound: Whether p is a bound; False in old results, which do not store it.
-        channels: Numbers of channels that match one by one, and of the narrower model's channels, or None.
+        log10_p: log10 p, corrected for the pair's own tests; None if the pair was not compared or p is not a bound.
+        transformation: How the embeddings are related: identity, permutation, signed_permutation, rotation or none.
+        p_is_bound: Whether p is a bound; False in old results, which do not state it.
+        channels: Number of channels that match one by one, and number of channels in the narrower model, or None.
         by_neurons: Whether the verdict rests on neuron numbers.
         layers_compared: Whether the result is from a full comparison.
-        layer_drift: How much of each layer agrees, and how far the layer moved, or None.
+        layer_drift: How much of each layer agrees and how far each layer has moved, or None.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
@@ -84,14 +84,14 @@ class PairResult:
 
     @property
     def strength(self) -> str:
-        """How strongly the models agree, as short text; p is rounded up."""
+        """Short text stating how strongly the models agree; p is rounded up."""
         if self.same_files:
             return THE_SAME_FILES
         return f"log10 p {min(0, math.ceil(self.log10_p or 0.0)):,}" if self.p_is_bound else self.agreement
 
     @property
     def read_of_both(self) -> str:
-        """The data that the result is based on: ``on 2,048 tokens``."""
+        """The data that the result is based on, such as ``on 2,048 tokens``."""
         if self.by_neurons:
             return "by a few neurons"
         return "by the full comparison" if self.layers_compared else f"on {self.common_tokens:,} tokens"
@@ -139,10 +139,10 @@ class SurveyReport:
     """A survey, possibly incomplete.
 
     Attributes:
-        names: Models in the requested order.
-        models: Models that were tried, by name.
-        pairs: Compared pairs, by names in the order of the list.
-        settings: Alpha, seed, number of sampled tokens, name of the sample, version.
+        names: Names of the models, in the requested order.
+        models: Models tried so far, keyed by name.
+        pairs: Compared pairs, keyed by their models' names in the order of the list.
+        settings: Alpha, seed, number of sampled tokens, name of the sample, and version.
     """
 
     names: tuple[str, ...]
@@ -171,7 +171,7 @@ class SurveyReport:
 
     @property
     def progress_text(self) -> str:
-        """Progress as text: ``2 of 8 models read, 1 of 28 pairs compared``."""
+        """Progress as text, such as ``2 of 8 models read, 1 of 28 pairs compared``."""
         n_read, n_pairs = len(self.readable()), len(self.pairs)
         pairs = f"{n_pairs} of {self.n_possible_pairs} pairs"
         if self.is_complete:
@@ -220,16 +220,18 @@ class SurveyReport:
         return tuple(group[0] for group in self.groups() if len(group) == 1 and group[0] in compared)
 
     def layers_to_compare(self) -> tuple[Pair, ...]:
-        """Return pairs for full comparisons: each model without a relative, and the first model of each family."""
+        """Return pairs for full comparisons: each model that has no relative, paired with the first model of each
+        family.
+        """
         lone, readable = set(self.without_relatives()), set(self.readable())
         firsts = sorted((group[0] for group in self.groups() if group[0] in readable), key=self.names.index)
         pairs = (pair for pair in combinations(firsts, 2) if lone & set(pair) and pair in self.pairs)
         return tuple(pair for pair in pairs if not self.pairs[pair].layers_compared)
 
     def relatives_to_describe(self) -> tuple[Pair, ...]:
-        """Return related pairs whose layers are not yet described, excluding equal files.
+        """Return related pairs whose layers are not yet described, excluding pairs with equal files.
 
-        From a group of more than :data:`MOST_DESCRIBED` models, only pairs with the first model are returned.
+        If a group has more than :data:`MOST_DESCRIBED` models, only its pairs with the first model are returned.
         """
         pairs = []
         for group in self.groups():
@@ -248,7 +250,7 @@ class SurveyReport:
         return tuple(pairs)
 
     def contradictions(self) -> tuple[tuple[str, str, str], ...]:
-        """Return triples in which the middle model is related to the others, which show no relation to each other.
+        """Return triples in which the middle model is related to both others, but these show no relation to each other.
 
         The parents of a merge may share nothing, and a sample may miss a weak relation.
         """

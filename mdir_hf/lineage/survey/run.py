@@ -41,10 +41,10 @@ from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import Reading
 
 N_TOKENS = 2048
-"""Rows read from every model. A few hundred are enough for most related pairs."""
+"""Number of rows read from every model. A few hundred are enough for most related pairs."""
 
 TILE_MODELS = 8
-"""A task compares two groups of this many models: 64 pairs, but few models to send and keep in memory."""
+"""A task compares two groups of this many models. It covers 64 pairs, but few models have to be sent or kept in memory."""
 
 FINGERPRINTS = "fingerprints"
 
@@ -54,9 +54,9 @@ class SurveyPlan:
     """The plan of a survey; for options see :func:`~mdir_hf.lineage.survey.in_memory.survey`.
 
     Attributes:
-        alpha: Significance level of the survey; each pair gets an equal share.
+        alpha: Significance level of the survey, of which each pair gets an equal share.
         shard: Index of this shard, and number of shards.
-        device: torch device on the machine that runs a task.
+        device: torch device to use on the machine that runs a task.
     """
 
     names: tuple[str, ...]
@@ -74,7 +74,7 @@ class SurveyPlan:
     def alpha_of_pair(self) -> float:
         """Significance level for one look at one pair.
 
-        Half of a pair's share is used for the sample, and half for the layers.
+        A pair spends half of its share on the sample, and half on the layers.
         """
         return self.alpha / 2 / max(1, math.comb(len(self.names), 2))
 
@@ -87,7 +87,8 @@ class SurveyPlan:
 def run_survey(plan: SurveyPlan, folder: Path, *, engine: Engine | None = None) -> SurveyReport:
     """Compare every pair of models, and store results and fingerprints in a folder.
 
-    Resumes a stopped survey. If there is no engine, models are read in threads. Failures are listed with the reason.
+    Resumes a survey that was stopped. If there is no engine, models are read in threads. Failures are listed with their
+    reasons.
 
     Raises:
         InputError: If the list, the shard or the folder is invalid.
@@ -118,9 +119,9 @@ def run_survey(plan: SurveyPlan, folder: Path, *, engine: Engine | None = None) 
 def requests_of(
     plan: SurveyPlan, folder: Path, *, only_sample: bool = False, with_cards: bool = False
 ) -> PlannedRequests:
-    """Plan the Hub requests of :func:`run_survey` that no earlier run has sent.
+    """Plan the Hub requests that :func:`run_survey` still has to send.
 
-    ``only_sample`` plans only :func:`prepare_survey`.
+    If ``only_sample``, plan only those of :func:`prepare_survey`.
 
     Raises:
         InputError: If the list, the shard or the contents of the folder are invalid.
@@ -141,7 +142,7 @@ def requests_of(
 
 
 def prepare_survey(plan: SurveyPlan, folder: Path) -> Sample:
-    """Choose a survey's tokens and pin its models in ``sample.json``, from which shards start.
+    """Choose a survey's tokens, pin its models, and write both to ``sample.json``, from which shards start.
 
     Raises:
         InputError: If the list or the folder is invalid.
@@ -152,7 +153,7 @@ def prepare_survey(plan: SurveyPlan, folder: Path) -> Sample:
 
 
 def kept_fingerprints(folder: Path) -> tuple[SurveyReport, dict[str, Fingerprint]]:
-    """Read a survey and the fingerprints that are still stored, by name.
+    """Read a survey and, keyed by name, the fingerprints that are still stored.
 
     Raises:
         InputError: If the folder contains no survey.
@@ -331,7 +332,6 @@ def _compare_layers(plan: SurveyPlan, report: SurveyReport, sample: Sample, resu
 
 
 def _describe_relatives(plan: SurveyPlan, report: SurveyReport, sample: Sample, results: ResultFile) -> None:
-    """Describe the layers of :meth:`SurveyReport.relatives_to_describe`."""
     pairs = report.relatives_to_describe()
     ledger = IoLedger()
     watch = Watch(ledger, Listeners(progress=plan.progress), from_start=True)

@@ -1,6 +1,6 @@
 """Finish a survey: join shards, read the bases that cards declare, and save everything to a folder.
 
-The folder is a dataset for ``datasets.load_dataset(folder, "pairs")`` and the Hub's viewer.
+The folder can be loaded with ``datasets.load_dataset(folder, "pairs")`` and shown by the Hub's viewer.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ PAIR_FEATURES: Features = {
     "error": "string",
 }
 """Columns of the table of pairs. ``is_declared`` (whether either card names the other model) is missing if cards were
-not read; ``layers_agreeing`` and ``mean_cosine`` (how many layers of relatives agree, and how well) if layers were not
+not read. ``layers_agreeing`` and ``mean_cosine`` (how many layers agree, and how well) are missing if layers were not
 compared."""
 
 
@@ -88,7 +88,7 @@ def dataset_files(report: SurveyReport) -> dict[str, bytes]:
 
 
 def is_ours(card: Path) -> bool:
-    """Return whether a card may be written: there is none, or it is ours."""
+    """Return whether a card may be written, because there is none or it was written by this package."""
     try:
         return TITLE in card.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -183,7 +183,7 @@ def _feature(name: str, kind: str | Mapping[str, str]) -> dict[str, object]:
 def join_shards(folders: Sequence[Path], out: Path | None) -> SurveyReport:
     """Join the shards of a survey, which may be incomplete.
 
-    Writes results, sample and stored rows of the whole survey to ``out``, unless it is None.
+    Unless ``out`` is None, writes the whole survey's results, sample and stored rows to it.
 
     Raises:
         InputError: If a folder has no survey, folders belong to different surveys, or ``out`` cannot be written.
@@ -245,9 +245,10 @@ _FIGURES = {
 def save_survey(
     report: SurveyReport, folder: Path, *, fingerprints: Mapping[str, Fingerprint] | None = None
 ) -> tuple[Path, ...]:
-    """Write ``survey.json``, ``survey.md``, a dataset, and figures as SVG and PNG, light and dark.
+    """Write ``survey.json``, ``survey.md``, a dataset, and light and dark figures as SVG and PNG.
 
-    A ``README.md`` from another source is not changed; other files are replaced atomically. Figures need matplotlib.
+    A ``README.md`` from another source is left unchanged; all other files are replaced atomically. Figures need
+    matplotlib.
 
     Raises:
         InputError: If the folder cannot be written.

@@ -1,6 +1,6 @@
 """The tasks of a survey, and the engines that run them.
 
-Tasks are plain functions that return failures as results. An exception means a dead worker or a bug.
+Tasks are plain functions that return failures as results; an exception means that a worker died, or a bug.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ RETRIES = 2
 """How often a dask cluster retries a task whose worker died."""
 
 RESERVE = 4
-"""Number of queued tasks beyond one per worker, so that no worker has to wait. It is small because a tile's task
-carries the rows of 16 models: 130 MB at width 2048."""
+"""Number of queued tasks beyond one per worker, so that no worker has to wait. It is small because the task for a tile
+contains the rows of 16 models: 130 MB at width 2048."""
 
 GPU = "GPU"
 """Resource name of dask workers with a GPU: ``dask worker … --resources "GPU=1"``."""
@@ -53,7 +53,7 @@ GPU = "GPU"
 GPUS = "CUDA_VISIBLE_DEVICES"
 
 ASKED_EVERY_S = 1.0
-"""Interval in seconds for counting workers while no task ends, because a cluster may grow."""
+"""While no task ends, workers are counted at this interval in seconds, because a cluster may grow."""
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class Engine:
     """Runs the tasks of a survey.
 
     Attributes:
-        executor: Runs tasks; its workers need this package, but no shared disk.
+        executor: Runs tasks. Its workers need this package, but not a shared disk.
         n_workers: Returns the number of tasks that can run concurrently.
     """
 
@@ -80,8 +80,8 @@ class Engine:
     ) -> None:
         """Keep every worker busy until all tasks are done.
 
-        A task is a key and the arguments of ``work``; tasks are consumed as they are submitted. ``record`` receives
-        each result, ``give_up`` each failed key and the reason.
+        A task is a key and the arguments of ``work``; tasks are consumed as they are submitted. ``record`` is called
+        with each result, and ``give_up`` with the key of each failed task and the reason.
 
         Raises:
             WorkersLostError: If the executor accepts no more tasks.
@@ -125,9 +125,9 @@ def open_engine(
 ) -> Iterator[Engine | None]:
     """Open an engine for :func:`~mdir_hf.lineage.survey.run.run_survey`, and close it afterwards.
 
-    Yields None if ``workers`` is None or 1. ``scheduler`` is a dask scheduler, ``tcp://host:8786``. On ``cuda``, each
-    local process gets its own GPU if there are enough; a dask worker with ``--resources "GPU=1"`` runs one task at a
-    time.
+    Yields None if ``workers`` is None or 1. ``scheduler`` is the address of a dask scheduler, such as
+    ``tcp://host:8786``. On ``cuda``, each local process uses its own GPU if there are enough; a dask worker with
+    ``--resources "GPU=1"`` runs one task at a time.
 
     Raises:
         InputError: If both workers and a scheduler are given, dask is missing, or the scheduler does not respond.
@@ -210,10 +210,10 @@ def compare_fingerprints(
     device: str = "cpu",
     neuron_seed: int | None = None,
 ) -> HomologyReport:
-    """Run the screen of a comparison on stored rows, then the second witness on stored neurons.
+    """Run a comparison's screen on stored rows, then its second witness on stored neurons.
 
-    The rules of level ``screen`` apply. ``neuron_seed`` must be drawn after both models were opened; the public choice
-    of neurons (None) cannot give the verdict homologous. Takes O(r n min(r, n)) time for r common tokens.
+    The rules of level ``screen`` apply. ``neuron_seed`` must be drawn after both models were opened; with the public
+    choice of neurons (None), the verdict cannot be homologous. Takes O(r n min(r, n)) time for r common tokens.
     """
     settings = Settings(Level.SCREEN, alpha=alpha, seed=seed, device=device)
     watch = Watch(IoLedger(), Listeners(progress=False))
@@ -267,7 +267,7 @@ def compare_tile(
     device: str = "cpu",
     neuron_seed: int | None = None,
 ) -> list[PairResult]:
-    """Compare some pairs of fingerprints, reference first.
+    """Compare some pairs of fingerprints; the first of each pair is the reference.
 
     Raises:
         InputError: If the device is not available.
@@ -294,7 +294,8 @@ def compare_with_layers(
 ) -> PairResult:
     """Compare two models in full.
 
-    ``watch`` must be listening. If the comparison fails, returns ``known``, the sample's result, with the reason.
+    ``watch`` must be listening. If the comparison fails, adds the reason to ``known``, the result for the sample, and
+    returns it.
     """
     pair = known.reference, known.candidate
     first, second = (NamedModel(pins[name].reference if name in pins else name) for name in pair)

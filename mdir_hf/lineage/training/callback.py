@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def add_to_card(folder: Path, report: HomologyReport, drift: Drift) -> tuple[Path, ...]:
-    """Add or replace a section in a folder's card, write report and badge, and return the paths.
+    """Add a section to a folder's card, or replace it; write the report and badge; return the paths.
 
     The report compares the base with the trained model.
 
@@ -88,8 +88,8 @@ FOLDER = "lineage"
 class LineageCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]  # transformers is not typed here
     """Logs how far a model has moved from its base, using ``trainer.log``.
 
-    At the end, compares the model with its base, writes report and measurements to ``lineage/`` in the output folder,
-    and adds a section and a badge to the model card. A missing base or NaN weights only cause a warning.
+    When training ends, compares the model with its base, writes the report and measurements to ``lineage/`` in the
+    output folder, and adds a section and a badge to the model card. A missing base or NaN weights only cause a warning.
 
     Examples:
         >>> trainer = Trainer(model=model, args=arguments, train_dataset=data)
@@ -98,9 +98,9 @@ class LineageCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]  # t
         {...
 
     Args:
-        trainer: The Trainer that logs, and whose model card gets the section.
-        base: Model, folder or name to compare with. By default, drift is measured from the first weights, and the
-            report compares with the loaded model.
+        trainer: The Trainer that logs values and whose model card gets the section.
+        base: Model, folder or name to compare with. By default, drift is measured from the initial weights, and the
+            report compares with the model that was loaded.
         every: Number of steps between measurements.
         layers: Whether to log values per layer in addition to values per role.
 

@@ -1,7 +1,7 @@
 """Measure how far a model's weights have moved since they were sampled, part by part.
 
-``d2``, the mean squared difference per entry, adds up over independent steps (docs/method/many.md). Trace over rank is
-1 if no weight has moved, and approaches 0 as the base is forgotten.
+``d2``, the mean squared difference per entry, accumulates over independent steps (docs/method/many.md). The trace
+divided by the rank is 1 if no weight has moved, and approaches 0 as the base is forgotten.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from mdir_hf.method.polar import thin_svd
 
 CHANNELS = 32
-"""Number of channels in the polar factor; an SVD of 32 x 32 takes a tenth of a millisecond."""
+"""Number of channels in the polar factor; the SVD of a 32 x 32 matrix takes a tenth of a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class PartDrift:
         layer: Layer number; None for embeddings.
         role: ``embedding``, ``unembedding``, ``q``, ``k``, ``v``, ``o``, ``gate``, ``up``, ``down``, …
         d2: Mean squared difference per entry, in squared weight units.
-        relative: Square root of ``d2`` over the root mean square of the base's entries.
-        trace_over_rank: Trace over rank of the polar factor between base and model, at most 1.
+        relative: Square root of ``d2``, divided by the root mean square of the base's entries.
+        trace_over_rank: Trace of the polar factor between base and model, divided by its rank; at most 1.
     """
 
     layer: int | None
@@ -70,10 +70,11 @@ class Drift:
         return self._by(lambda part: part.layer)
 
     def values(self, *, layers: bool = True) -> dict[str, float]:
-        """Return numbers by name for experiment trackers, by role and optionally by layer.
+        """Return numbers for experiment trackers, keyed by name: overall, for each role and, optionally, for each
+        layer.
 
-        The names are ``lineage/d2``, ``lineage/relative`` and ``lineage/trace_over_rank``; two of these also occur as
-        ``lineage/role/q/…`` and ``lineage/layer/07/…``.
+        The names are ``lineage/d2``, ``lineage/relative`` and ``lineage/trace_over_rank``; two of these are also given
+        as ``lineage/role/q/…`` and ``lineage/layer/07/…``.
         """
         values = {"lineage/d2": self.d2, "lineage/relative": self.relative}
         values["lineage/trace_over_rank"] = self.trace_over_rank
@@ -93,9 +94,9 @@ class Drift:
 
 
 def traces_over_rank(base: Sequence[torch.Tensor], now: Sequence[torch.Tensor]) -> list[float]:
-    """Return the trace of the polar factor of ``X^T Y`` over its rank, at most 1, for each pair of samples.
+    """For each pair of samples, return the trace of the polar factor of ``X^T Y`` divided by its rank, at most 1.
 
-    Samples are float32. Their shorter side is the channels; only the first :data:`CHANNELS` are used.
+    Channels run along the shorter side, and only the first :data:`CHANNELS` are used.
     """
     by_width: dict[int, list[int]] = defaultdict(list)
     for at, sample in enumerate(base):

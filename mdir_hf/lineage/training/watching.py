@@ -1,4 +1,4 @@
-"""``watch``: sample a model's weights, and compare later weights with the sample."""
+"""``watch``: sample a model's weights, and compare the sample with later weights."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class ModelWatch:
-    """Watches one model; a context manager that measures once more on exit.
+    """Watches one model. As a context manager, it measures once more on exit.
 
     Attributes:
-        base: Base for :meth:`report`: a name, folder or model; None if unknown.
+        base: Name, folder or model that :meth:`report` compares with; None if unknown.
         drifts: Measurements so far.
     """
 
@@ -61,7 +61,7 @@ class ModelWatch:
     def measure(self, step: int | None = None) -> Drift:
         """Measure the model's drift from its base, and append it to ``drifts``.
 
-        Takes milliseconds per hundred weights. If the model is sharded, every rank must call this method.
+        A hundred weights take milliseconds. If the model is sharded, every rank must call this method.
 
         Args:
             step: Training step, shown in the log.
@@ -83,7 +83,7 @@ class ModelWatch:
         return drift
 
     def report(self, **options: object) -> HomologyReport:
-        """Compare the current model with its base, using :class:`~mdir_hf.comparison.api.HomologyChecker`.
+        """Compare the model in its current state with its base, using :class:`~mdir_hf.comparison.api.HomologyChecker`.
 
         Args:
             options: Options of :meth:`~mdir_hf.comparison.api.HomologyChecker.compare`, such as ``level``.
@@ -132,7 +132,7 @@ def watch(
             :meth:`~mdir_hf.comparison.api.HomologyChecker.from_pretrained`.
         base: Model, folder or name from which drift is measured. By default, drift is measured from the current
             weights, and a report compares with the model that was loaded.
-        tokenizer: The model's tokenizer, used in the report.
+        tokenizer: The model's tokenizer, which the report uses.
         seed: Seed for choosing 64 rows and 512 columns of each weight with a role, excluding experts.
 
     Returns:

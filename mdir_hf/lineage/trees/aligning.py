@@ -1,6 +1,6 @@
-"""Align the rows of related models to the same tokens and one model's channels.
+"""Align the rows of related models, so that they have the same tokens and one model's channels.
 
-Embedding rows give distances. Rows of layers give the shares of parents, and show repeated layers.
+Distances are computed from embedding rows. Rows of layers give the parents' shares, and reveal repeated layers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mdir_hf.model.roles import Role
 from mdir_hf.model.tokens import Vocabulary
 
 ROWS = 32
-"""Number of rows read from a matrix: the first ones, so that one request is enough."""
+"""Number of rows read from a matrix. They are the first rows, so that one request is enough."""
 
 NEW_ROWS = 64
 """Number of rows read for tokens that a relative lacks."""
@@ -36,7 +36,7 @@ class LayerRows:
     """The first rows of two matrices in each layer of a model.
 
     Attributes:
-        attention: Rows of V, ``(ROWS, n)``, or None.
+        attention: For each layer, rows ``(ROWS, n)`` of V, or None.
     """
 
     attention: tuple[torch.Tensor | None, ...]
@@ -71,8 +71,8 @@ class CloserLook:
     """Further rows of some models.
 
     Attributes:
-        layers: Rows of layers by readable model.
-        new_tokens: New tokens by two names: a model, and a relative whose vocabulary extends the model's.
+        layers: Rows of layers, keyed by model; unreadable models are excluded.
+        new_tokens: New tokens, keyed by the names of a model and of a relative whose vocabulary extends the model's.
     """
 
     layers: Mapping[str, LayerRows] = field(default_factory=dict)
@@ -82,10 +82,10 @@ class CloserLook:
 
 
 def look_closer(models: Mapping[str, Model]) -> CloserLook:
-    """Read some rows of related models' layers, and of tokens that only some models have.
+    """Read some rows from related models' layers, and some rows of tokens that only some models have.
 
     For L layers of width n in 16 bits, this takes ``4 L ROWS n`` bytes and 2 L requests: 17 MB for 32 layers of width
-    4096. Unreadable weights cause a note.
+    4096. Weights that cannot be read are noted.
     """
     layers: dict[str, LayerRows] = {}
     notes: list[str] = []
@@ -141,21 +141,21 @@ FEWEST_TOKENS = 64
 """Minimum number of tokens common to a group for measuring distances."""
 
 LOG_ALPHA = -23.0
-"""Natural log of the level at which an alignment is accepted: 1e-10. The models are already known to be related."""
+"""Natural log of the significance level for accepting an alignment, 1e-10. The models are already known to be related."""
 
 LARGEST_PLAIN_SCALE = 1.25
 """A fitted scale up to this factor is ignored as noise or drift; a larger one was applied on purpose."""
 
 BLOCK_TOKENS = 128
-"""Number of tokens whose float64 rows are in memory for all models: 420 MB for 100 models of width 4096."""
+"""Number of tokens whose rows are in memory as float64 for all models: 420 MB for 100 models of width 4096."""
 
 
 @dataclass(frozen=True, eq=False)
 class AlignedRows:
-    """A group's models whose rows could be aligned.
+    """The models of a group whose rows could be aligned.
 
     Attributes:
-        rows: Stored rows for the same tokens, ``(n_tokens, n)``.
+        rows: Stored rows ``(n_tokens, n)`` for the same tokens.
         pivot: The model to whose channels the others are mapped.
     """
 
@@ -167,7 +167,7 @@ class AlignedRows:
     notes: tuple[str, ...]
 
     def geometry(self, *, seed: int = 0) -> TokenGeometry:
-        """Return inner products of the differences between models. Takes O(tokens m^2 n) time."""
+        """Return the inner products of differences between models. Takes O(tokens m^2 n) time."""
 
         def blocks() -> Iterator[Sequence[torch.Tensor]]:
             for at in range(0, self.n_tokens, BLOCK_TOKENS):
@@ -176,7 +176,7 @@ class AlignedRows:
         return token_geometry(blocks(), alignments=[self.alignments[name] for name in self.names], seed=seed)
 
     def relative_distances(self) -> FloatArray:
-        """Return RMS differences of rows over the RMS of the pivot's rows, ``(m, m)``."""
+        """Return RMS differences ``(m, m)`` between rows, divided by the RMS of the pivot's rows."""
         rms = float(self.rows[self.pivot].float().square().mean().sqrt())
         distances: FloatArray = np.sqrt(self.geometry().distances()) / max(rms, 1e-30)
         return distances
@@ -190,9 +190,9 @@ class AlignedRows:
 
 
 def align_rows(fingerprints: Mapping[str, Fingerprint]) -> AlignedRows:
-    """Align the rows of related models with the widest model; empty if there are too few common tokens.
+    """Align the rows of related models with those of the widest; return nothing if too few tokens are common.
 
-    Takes O(tokens n min(tokens, n)) time for each permuted model, and O(tokens n) for others.
+    Takes O(tokens n min(tokens, n)) time for each permuted model, and O(tokens n) for each other model.
     """
     without = [name for name, fingerprint in fingerprints.items() if len(fingerprint.tokens) < FEWEST_TOKENS]
     if without and len(without) < len(fingerprints):

@@ -18,7 +18,7 @@ from mdir_hf.lineage.trees.aligning import LayerRows
 def root_candidates(
     names: Sequence[str], distances: npt.NDArray[np.float64], evidence: Iterable[OrderEvidence]
 ) -> tuple[str, ...]:
-    """Return the models on the earlier side according to all evidence; all models if there is none."""
+    """Return the models that all evidence places on the earlier side; all models if there is no evidence."""
     place = {name: at for at, name in enumerate(names)}
     left = list(names)
     for order in evidence:
@@ -32,10 +32,10 @@ FloatArray = npt.NDArray[np.float64]
 
 MERGE_RESIDUAL = 0.15
 """A model counts as a merge of two others if its squared distance from the line between them is less than this share of
-its squared distance to the nearer one. For an ancestor or the middle of a chain, the share is at least a half."""
+its squared distance to the nearer one. For an ancestor or a model in the middle of a chain, it is at least half."""
 
 MERGE_SHARES = (0.1, 0.9)
-"""Smallest and largest share of a parent in a merge: a model very close to one of two others is not a merge."""
+"""Smallest and largest share of a parent in a merge; a model very close to one of two others is not a merge of them."""
 
 ON_PATH_COSINE = 0.2
 """A model is on the path between two others if the cosine of its drifts to them is below this value. The cosine is up
@@ -68,9 +68,9 @@ class Merge:
     """A model between two others.
 
     Attributes:
-        share: Share of the first parent in the sampled embedding rows.
-        residual: Squared distance from the parents' line over the squared distance to the nearer parent.
-        layers: Shares of the first parent by layer; empty if layers were not read.
+        share: The first parent's share in the sampled embedding rows.
+        residual: Squared distance from the line between the parents, divided by that to the nearer parent.
+        layers: The first parent's share in each layer; empty if layers were not read.
     """
 
     model: str
@@ -84,12 +84,13 @@ class Merge:
 class InnerModel:
     """A model at a branching point of the tree, or in the middle of a chain.
 
-    All branches, with at most one exception, descend from it.
+    All branches, or all but one, descend from it.
 
     Attributes:
-        branches: The other models, by branch.
-        cosine: Largest cosine between drifts to different branches; 0 if the model is on the path.
-        untouched: Numbers of pairs on different branches whose bitwise equal rows confirm this, and of all such pairs.
+        branches: The other models, grouped by branch.
+        cosine: Largest cosine between the model's drifts to different branches; 0 if the model is on the path.
+        untouched: Number of pairs on different branches whose bitwise equal rows confirm the position, and number of
+            all such pairs.
     """
 
     model: str
@@ -103,7 +104,7 @@ class Between:
     """A model that lies between two others according to bitwise equal rows.
 
     Attributes:
-        equal_rows: Number of rows shared with only the first, and with only the second.
+        equal_rows: Number of rows shared only with the first model, and number shared only with the second.
     """
 
     model: str
@@ -112,12 +113,12 @@ class Between:
 
 
 def equal_models(squared: FloatArray, names: Sequence[str]) -> dict[str, str]:
-    """Map each model to the first one with the same rows, given ``(m, m)`` squared distances."""
+    """Map each model to the first model with the same rows, using squared distances ``(m, m)``."""
     return {name: names[int(np.flatnonzero(squared[at] <= 0.0)[0])] for at, name in enumerate(names)}
 
 
 def find_merges(squared: FloatArray, names: Sequence[str]) -> tuple[Merge, ...]:
-    """Find models on the line between two others, from ``(m, m)`` squared distances."""
+    """Find models on the line between two others, using squared distances ``(m, m)``."""
     candidates: list[Merge] = []
     for i in range(len(names)):
         best: Merge | None = None
@@ -144,7 +145,7 @@ def find_merges(squared: FloatArray, names: Sequence[str]) -> tuple[Merge, ...]:
 
 
 def layer_shares(model: LayerRows, first: LayerRows, second: LayerRows) -> tuple[LayerShare, ...]:
-    """Measure the share of a merge's first parent in each layer, in aligned channels.
+    """After aligning channels, measure the share of a merge's first parent in each layer.
 
     The result is empty if the models have different numbers of layers.
     """
@@ -162,7 +163,7 @@ def layer_shares(model: LayerRows, first: LayerRows, second: LayerRows) -> tuple
 
 
 def inner_models(squared: FloatArray, names: Sequence[str]) -> tuple[InnerModel, ...]:
-    """Find models that split the others into clear branches, from ``(m, m)`` squared distances, in O(m^3) time."""
+    """Find models that split the others into clear branches, using squared distances ``(m, m)``, in O(m^3) time."""
     result: list[InnerModel] = []
     for b in range(len(names)):
         others = [at for at in range(len(names)) if at != b and squared[at, b] > 0.0]
@@ -185,8 +186,8 @@ def between_by_equal_rows(
 ) -> tuple[Between, ...]:
     """Find models that lie between two others, using rows ``(r, n)`` that training left unchanged.
 
-    Such a model shares rows with each of the two that the two do not share with each other. ``middles`` restricts the
-    candidates. For m models, takes O(m^2 r n) time, and O(m^2 r) per candidate.
+    Such a model shares some rows only with the first and some only with the second. Only models in ``middles``, if
+    given, are tested. For m models, takes O(m^2 r n) time, and O(m^2 r) for each model tested.
     """
     names = list(rows)
     middles = [name for name in names if middles is None or name in middles]

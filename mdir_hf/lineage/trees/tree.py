@@ -1,7 +1,7 @@
-"""Family trees of homologous models, from distances of aligned rows.
+"""Family trees of homologous models, built from distances between aligned rows.
 
 If drifts are independent, squared distances add up along a lineage, and neighbour joining finds the tree. Distances
-have no direction. Merges have no place in a tree, so they are found first and left out.
+give no direction. Merges do not fit in a tree, so they are found first and left out.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ LEAST_SUPPORT = 0.7
 
 SHORTEST_BRANCH = 0.1
 """Branches shorter than this share of the smallest distance across them are left out. Models trained on similar text
-drift in similar directions, which looks like a short branch even in resampled tokens. Such branches had shares up to
-0.064, and true ones at least 0.99."""
+drift in similar directions, which looks like a short branch even if tokens are resampled. The share was at most 0.064
+for such branches, and at least 0.99 for true ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Split:
     Attributes:
         members: The smaller part.
         length: Length in squared weight units.
-        support: Share of resampled trees that have this branch.
+        support: Share of resampled trees that contain this branch.
     """
 
     members: tuple[str, ...]
@@ -68,8 +68,8 @@ class Split:
 def join(distances: FloatArray, resampled: Iterable[FloatArray], names: Sequence[str]) -> tuple[str, tuple[Split, ...]]:
     """Grow an unrooted tree from branches with enough support and length.
 
-    ``distances`` is ``(m, m)``, m >= 3; ``resampled`` has ``RESAMPLES`` matrices. Returns the Newick tree, and the
-    inner branches, larger sides first.
+    ``distances`` is ``(m, m)``, m >= 3; ``resampled`` contains ``RESAMPLES`` such matrices. Returns the Newick tree and
+    the inner branches, those with the larger sides first.
 
     Raises:
         MissingExtraError: If biopython is not installed.
@@ -161,13 +161,13 @@ class FamilyTree:
     """The tree of one group of homologous models.
 
     Attributes:
-        newick: The tree, with lengths, supports in percent and quoted names; None if there are fewer than three models
-            or biopython is not installed.
+        newick: The tree, with branch lengths, support in percent and quoted names; None if there are fewer than three
+            models or biopython is not installed.
         distances: Mean squared difference per entry between aligned rows.
-        inner: Models at branching points, or inside a chain.
+        inner: Models at branching points, or in the middle of a chain.
         centre: The model in ``inner`` that lies between every pair of others, or None.
         root_candidates: Models that may be nearest to the root; None if there is no evidence.
-        copies: Omitted models by the model that has the same rows.
+        copies: Omitted models, keyed by the model that has the same rows.
     """
 
     members: tuple[str, ...]
@@ -257,10 +257,10 @@ def trees_to_json(trees: Sequence[FamilyTree]) -> str:
 def grow_tree(
     fingerprints: Mapping[str, Fingerprint], *, seed: int = 0, closer: CloserLook | None = None
 ) -> FamilyTree:
-    """Grow the tree of two or more models that a survey found related.
+    """Grow the tree of two or more models that a survey found to be related.
 
-    ``seed`` is for the bootstrap; ``closer`` has rows of layers. For m models of width n, takes O(tokens m^2 n) time,
-    and O(m^3) for each of ``RESAMPLES`` trees.
+    ``seed`` is for the bootstrap; ``closer`` contains rows of layers. For m models of width n, takes O(tokens m^2 n)
+    time, and O(m^3) for each of ``RESAMPLES`` trees.
     """
     names = tuple(fingerprints)
     if len(names) < 2:
@@ -342,7 +342,6 @@ def _with_untouched(inner_model: InnerModel, between: Iterable[Between]) -> Inne
 
 
 def _resampled(geometry: TokenGeometry, chosen: Sequence[int], seed: int) -> Iterable[FloatArray]:
-    """Return distances on resampled groups of tokens."""
     rng = np.random.default_rng(seed)
     n_groups = len(geometry.n_tokens)
     of_chosen = replace(geometry, products=geometry.products[:, chosen][:, :, chosen])

@@ -86,13 +86,13 @@ E8M0 = torch.tensor(_E8M0)
 
 
 def decode_e2m1(packed: torch.Tensor) -> torch.Tensor:
-    """Decode two numbers per byte ``(..., w)``, low half first, to float32, ``(..., 2 w)``."""
+    """Decode bytes ``(..., w)`` of two numbers each, low half first, to float32 ``(..., 2 w)``."""
     codes = as_bytes(packed)
     return E2M1[torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2).int()]
 
 
 def decode_e2m3(packed: torch.Tensor) -> torch.Tensor:
-    """Decode four numbers from each three bytes, uint8 ``(..., w)``, to float32, ``(..., 4 w / 3)``."""
+    """Decode uint8 ``(..., w)``, with four numbers in every three bytes, to float32 ``(..., 4 w / 3)``."""
     codes = as_bytes(packed)
     low, middle, high = codes.reshape(*codes.shape[:-1], -1, 3).int().unbind(-1)
     word = low | middle << 8 | high << 16
@@ -113,12 +113,12 @@ def as_bytes(values: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How numbers are stored, in separately decodable units.
+    """How numbers are stored, in units that can be decoded separately.
 
     Attributes:
-        n_values: Numbers per unit: 1, or the block size.
-        decode: Decodes the bytes of whole units to a flat, writable tensor.
-        n_decoded: Elements that ``decode`` returns per unit.
+        n_values: Number of values per unit: 1, or the block size.
+        decode: Function that decodes the bytes of whole units to a flat, writable tensor.
+        n_decoded: Number of elements that ``decode`` returns per unit.
     """
 
     n_values: int
@@ -198,7 +198,7 @@ def check_finite(
 ) -> torch.Tensor:
     """Return the values unchanged, or raise ``NotFiniteError`` if any is NaN or infinite.
 
-    Errors locate the value using ``rows``, or ``n_before``, the number of preceding values.
+    Errors state the value's position, using ``rows`` or the number of preceding values, ``n_before``.
     """
     bad = first_not_finite(values)
     if bad is None:
@@ -213,6 +213,6 @@ def check_finite(
 
 
 def rows_not_finite(values: torch.Tensor, rows: npt.NDArray[np.int64]) -> tuple[int, ...]:
-    """Return the numbers in ``rows`` ``(k,)`` whose values ``(k, d)`` include NaN or infinity."""
+    """Return those of the row numbers ``rows`` ``(k,)`` whose values ``(k, d)`` include NaN or infinity."""
     is_bad = ~torch.isfinite(values.reshape(len(rows), -1)).all(dim=1)
     return tuple(map(int, rows[is_bad.numpy()]))

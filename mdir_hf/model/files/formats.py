@@ -37,8 +37,8 @@ class Format:
     """A format in which a tree may store weights.
 
     Attributes:
-        looks_for: File names to show to users; empty for unsupported formats.
-        open: Opens the tensors of a tree and variant, or returns None.
+        looks_for: File names to mention to users; empty for unsupported formats.
+        open: Function that opens the tensors of a variant in a tree, or returns None.
     """
 
     looks_for: str
@@ -102,10 +102,10 @@ def open_checkpoint(
     """Open the weights in a tree's root lazily. Reads at most the index file.
 
     ``variant`` works as in transformers: ``fp16`` selects ``model.fp16.safetensors``. ``file`` is the weight file or
-    index to open. Adapters are rejected if ``open_base`` is None.
+    index to open. If ``open_base`` is None, adapters are rejected.
 
     Raises:
-        NoWeightsError: If the root contains no weights, or none of that variant.
+        NoWeightsError: If the root contains no weights, or none of the variant.
         UnsupportedFormatError: If the format is unsupported, or it is unclear which file is the model.
         CorruptCheckpointError: If the index is invalid, or a shard is missing.
         UnsafePathError: If the index names a file outside its folder.
@@ -131,7 +131,7 @@ def open_checkpoint(
 def first_files(
     names: Collection[str], *, variant: str | None = None, file: str | None = None, may_read_head: bool = False
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Guess which files and headers are read first when a checkpoint is opened.
+    """Guess which files and headers will be read first when a checkpoint is opened.
 
     If ``may_read_head``, include the last shard, which may contain the output embedding.
     """
@@ -166,7 +166,7 @@ def _as_numbers(source: ShardedTensors, tree: FileTree) -> TensorSource:
 
 
 def _single_or_shards(single: ShardedTensors, tree: FileTree, variant: str | None) -> TensorSource:
-    """Choose the single file or, if its codes cannot be read, the shards next to it."""
+    """Open the single file or, if its codes cannot be read, the shards next to it."""
     # Converters may leave a quantised model.safetensors next to the shards that it was made from, under their config.
     tensors = _as_numbers(single, tree)
     shards = _open_usual_index(SafetensorsSource, tree, variant)
@@ -320,7 +320,7 @@ FORMATS: tuple[Format, ...] = (
 )
 """Every known format, in order of preference.
 
-If there is both a single file and an index, transformers loads the single file. In both formats, the names that
+If there is both a single file and an index, transformers loads the single file. Within each format, the names that
 transformers uses come first."""
 
 
@@ -345,7 +345,6 @@ def _no_weights(tree: FileTree, variant: str | None) -> CheckpointError:
 
 
 def _readable_below(tree: FileTree) -> list[str]:
-    """Return weight files in subfolders, excluding parts of Core ML packages."""
     patterns = ("*/*.safetensors", "*/*.bin", "*/*.gguf", "*/*.pth")
     return [
         path

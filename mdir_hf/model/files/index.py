@@ -1,6 +1,6 @@
 """Parse an index, which maps tensors to shards, and compare it with the headers.
 
-Tools often leave an outdated index, so headers take precedence.
+Tools often leave an outdated index behind, so headers take precedence.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class ShardIndex:
     """A parsed index.
 
     Attributes:
-        complaint: Error found elsewhere in the file, to raise when a tensor is read, or None.
-        total_size: Size of all tensors in bytes, as stated, or None.
+        complaint: Error to raise when a tensor is read, about other parts of the file, or None.
+        total_size: Stated size of all tensors in bytes, or None.
     """
 
     path: str
@@ -134,7 +134,7 @@ def _complain_about_total_size(metadata: object) -> str | None:
 
 
 HEADER_N_BYTES_PER_TENSOR = 300
-"""Upper bound for a tensor's share of a safetensors header; names have about 60 characters."""
+"""Upper bound on the bytes that a tensor takes in a safetensors header; names have about 60 characters."""
 
 FRAME_N_BYTES = 1 << 12
 """Upper bound for the metadata and padding of a shard."""
@@ -165,10 +165,10 @@ class Disagreement:
 def place_by_headers(
     weight_map: Mapping[str, str], headers: Mapping[str, Collection[str]]
 ) -> tuple[dict[str, str], Disagreement | None]:
-    """Assign each tensor to the shard whose header lists it; also return differences from the index, or None.
+    """Assign each tensor to the shard whose header lists it; also return how this differs from the index, or None.
 
-    If several shards list a tensor, the index decides, or else the first shard by name. Tensors of missing shards keep
-    their place in the index.
+    If several shards list a tensor, the one named in the index is used, or else the first by name. Tensors of missing
+    shards keep their place in the index.
     """
     places: dict[str, str] = {}
     for path in sorted(headers):

@@ -21,10 +21,10 @@ class MemorySource:
     """A dict of tensors, such as ``model.state_dict()``. Implements ``TensorSource``.
 
     Args:
-        tensors: Tensors by name, on any device; not copied, so they must not change.
+        tensors: Tensors on any device, keyed by name. They are not copied, so they must not change.
         label: Name used in error messages.
-        outlines: The tensors on the meta device, if accessing ``tensors`` is expensive.
-        on_read: Called with name and size before each copy; may raise an exception.
+        outlines: The same tensors on the meta device; useful if accessing ``tensors`` is expensive.
+        on_read: Called with the tensor's name and size before each copy; may raise an exception.
 
     Raises:
         InputError: If a tensor has a dtype that checkpoints cannot store.

@@ -35,20 +35,20 @@ IntArray = npt.NDArray[np.int64]
 REMOTE_MAX_GAP_BYTES = 128 << 10
 """Largest gap to read rather than skip if reads are HTTP requests.
 
-With 8 requests in flight and a round trip of 100 ms, one more request costs about 12 ms, the time for 125 kB at 10
-MB/s. Callers can reduce it for slow connections, or increase it for busy servers."""
+With 8 requests in flight and a round trip of 100 ms, one more request costs about 12 ms, enough to read 125 kB at 10
+MB/s. Callers can choose less for slow connections, or more for busy servers."""
 
 MAX_SPAN_BYTES = 8 << 20
-"""Longest single read. Several in flight need some tens of MB, and each takes much longer than its latency."""
+"""Longest single read. Several such reads in flight need some tens of MB, and each takes much longer than its latency."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowSpan:
-    """One contiguous read, and the places of its rows in the result.
+    """One contiguous read, and where its rows go in the result.
 
     Attributes:
-        slots: Indices into the requested rows that this read fills, ``(k,)``.
-        offsets: Row number within the read for each slot, ``(k,)``.
+        slots: Indices ``(k,)`` of the requested rows that this read provides.
+        offsets: For each slot, the number of its row within the read, ``(k,)``.
     """
 
     start: int
@@ -76,7 +76,7 @@ def coalesce(
     exceed ``max_span_bytes``.
 
     Returns:
-        Disjoint spans in file order; each slot ``0..k-1`` is in exactly one of them.
+        Disjoint spans in file order; each slot ``0..k-1`` belongs to exactly one span.
     """
     order = np.argsort(rows, kind="stable")
     ordered = rows[order]
@@ -128,7 +128,7 @@ def iter_row_blocks(
 ) -> Generator[torch.Tensor, None, None]:
     """Yield a matrix's rows in blocks ``(<= block_rows, d)``, prefetching the next block.
 
-    Closing the generator waits until the current read ends.
+    Closing the generator waits for the current read to end.
     """
     if block_rows < 1:
         raise InputError(f"a block must have at least one row, got block_rows={block_rows}")
@@ -155,10 +155,10 @@ def iter_row_blocks(
 
 
 ROW_SPAN_FACTOR = 8
-"""Limit on one read of rows, in multiples of the limit on one read of a whole tensor.
+"""Limit on a single read of rows, as a multiple of the limit on a single read of a whole tensor.
 
-Longer reads save requests without extra memory, because the caller keeps the rows anyway. A block of rows of a wide
-embedding needs one request, and its full test a few dozen."""
+Longer reads save requests without extra memory, because the caller keeps the rows anyway. Reading a block of a wide
+embedding's rows takes one request, and testing all rows a few dozen."""
 
 ROWS_AT_ONCE = 512
 

@@ -1,6 +1,6 @@
 """Tensors of safetensors files, single or sharded, read with range requests.
 
-A file consists of ``N`` as little-endian ``u64``, ``N`` bytes of JSON that map each name to ``{dtype, shape,
+A file consists of ``N`` as a little-endian ``u64``, ``N`` bytes of JSON that map each name to ``{dtype, shape,
 data_offsets}``, and the data.
 
 The reader accepts the same files as the format's validator (``Metadata::validate`` in ``safetensors/src/tensor.rs``,
@@ -10,7 +10,7 @@ The reader accepts the same files as the format's validator (``Metadata::validat
 - stricter on what no writer produces: an entry that is a JSON array; a dtype ``{"F32": null}``.
 - stricter on what torch may fail on: more than 64 axes; an empty tensor whose other sizes multiply to more than 2^48.
 - stricter on memory: no more values than about 90,000 tensors need.
-- more lenient on unknown fields of an entry: they may be nested deeper than 127 levels (up to Python's own limit).
+- more lenient on unknown fields of an entry: they may be nested deeper than 127 levels (up to Python's limit).
 """
 
 from __future__ import annotations
@@ -244,13 +244,13 @@ shorter."""
 
 
 UNNAMED_TENSORS = 100_000
-"""Shards may list twice as many tensors as their index plus this many, the most that one header can list."""
+"""Shards may list at most twice as many tensors as their index, plus this many, which one header can list."""
 
 
 class SafetensorsSource(ShardedTensors):
     """The tensors of a safetensors checkpoint, read lazily. Implements ``TensorSource`` and ``StoredTensors``.
 
-    A header takes one or two reads.
+    Reading a header takes one or two reads.
     """
 
     format_name = "safetensors"

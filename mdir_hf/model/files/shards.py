@@ -19,14 +19,14 @@ from mdir_hf.model.files.ranged import MAX_SPAN_BYTES, RangedTensors
 from mdir_hf.model.files.sources import Description, FileTree, StoredTensor, TensorSpec, TreeThatReadsAhead
 
 Header = Mapping[str, TensorSpec | str]
-"""A weight file's tensors by name: the spec, or the kind of an unsupported tensor."""
+"""A weight file's tensors, keyed by name: the spec, or the kind of an unsupported tensor."""
 
 
 class ShardedTensors(RangedTensors):
     """A checkpoint's tensors, in one file or several. Implements ``TensorSource`` and ``StoredTensors``.
 
-    Subclasses implement :meth:`_read_header`, which is called at most once per file, and set ``sizes_tell`` if file
-    sizes can contradict an index. Thread-safe.
+    Subclasses implement :meth:`_read_header`, which is called at most once per file. If file sizes can contradict an
+    index, they set ``sizes_tell``. Thread-safe.
     """
 
     format_name: ClassVar[str]
@@ -59,7 +59,7 @@ class ShardedTensors(RangedTensors):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The sorted weight files; names are from the index."""
+        """The weight files named in the index, sorted."""
         return self._paths
 
     @property
@@ -77,7 +77,7 @@ class ShardedTensors(RangedTensors):
         return (*self._notes, self._disagreement.note(self._index.path))
 
     def names(self) -> tuple[str, ...]:
-        """Return the sorted names of all tensors; the same object until they change.
+        """Return the sorted names of all tensors; until they change, calls return the same object.
 
         Reads headers unless there is an index that agrees with the file sizes.
         """

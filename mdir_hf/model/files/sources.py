@@ -37,7 +37,7 @@ class ByteSource(Protocol):
         """Return exactly the bytes ``[start, stop)``.
 
         Raises:
-            ShortReadError: If the file ends or the connection is lost before ``stop``.
+            ShortReadError: If the file ends before ``stop``, or the connection is lost.
         """
         ...
 
@@ -48,7 +48,7 @@ class ByteSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One file of a repository at a commit, or of a folder.
+    """One file in a folder, or in a repository at a commit.
 
     Attributes:
         sha256: Digest of the content if known without reading it, else None.
@@ -95,9 +95,9 @@ class FileTree(Protocol):
 
 
 MOST_AXES = 64
-"""Largest number of axes that torch supports; weights have at most five."""
+"""Largest number of axes that torch supports. Weights have at most five."""
 MOST_ELEMENTS = 1 << 48
-"""Limit for the product of all nonzero sizes. Empty tensors can state any sizes, and numbers derived from them
+"""Limit for the product of all nonzero sizes. Empty tensors can state any sizes, and numbers derived from these
 (strides, rows of unpacked codes) could overflow 64 bits."""
 
 
@@ -115,7 +115,7 @@ def excess_of_shape(shape: Sequence[int]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Name, shape, dtype and location of a tensor.
+    """A tensor's name, shape, dtype and location.
 
     Attributes:
         dtype: Name of the dtype in the format, such as ``BF16``.
@@ -143,7 +143,7 @@ class Description:
     Attributes:
         format: Name of the format for users, such as ``safetensors``.
         quantization: The quantisation, such as ``GPTQ, 4 bits in groups of 128``, or None.
-        metadata: Key/value pairs of a GGUF header.
+        metadata: Key/value pairs in a GGUF header.
         unreadable: Tensors whose numbers cannot be decoded.
     """
 
@@ -195,7 +195,7 @@ class TensorSource(Checkpoint, Protocol):
     """The weights of one checkpoint, read lazily."""
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a whole tensor as float32, in the shape of its spec; float64 is kept.
+        """Return a whole tensor as float32 (or float64 if stored so), in the shape of its spec.
 
         Raises:
             TensorNotFoundError: If the tensor does not exist.
@@ -205,14 +205,14 @@ class TensorSource(Checkpoint, Protocol):
         ...
 
     def read_rows(self, name: str, rows: npt.NDArray[np.int64], *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows as float32, ``(len(rows), d)``, in the given order; float64 is kept.
+        """Return some rows as float32 (or float64 if stored so), ``(len(rows), d)``, in the given order.
 
-        Row ``i`` of matrix ``e`` of a stack ``(..., m, d)`` has the number ``e * m + i``. Gaps of up to
+        In a stack ``(..., m, d)``, row ``i`` of matrix ``e`` has the number ``e * m + i``. Gaps of up to
         ``max_gap_bytes`` are read and discarded; the default depends on the source.
 
         Raises:
             InputError: If the tensor has fewer than two axes, or a row number is out of range.
-            CheckpointError: See :meth:`read`; only requested rows are checked for NaN and infinity.
+            CheckpointError: As for :meth:`read`, but only requested rows are checked for NaN and infinity.
         """
         ...
 

@@ -1,6 +1,6 @@
-"""Send requests with the Hub client's session, including requests to the Hub's JSON API.
+"""Send requests, including those to the Hub's JSON API, with the Hub client's session.
 
-``HfApi`` has no limits on waiting time or response length.
+``HfApi`` is not used, because it does not limit waiting time or response length.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ READ_TIMEOUT_S = 20.0
 """Longest pause within a response body."""
 SLOWEST_BYTES = 64 << 10
 SLOWEST_S = 30.0
-"""A response body must end or deliver ``SLOWEST_BYTES`` in this time (2 kB/s), so that no transfer lasts forever."""
+"""In this time, a response body must end or deliver ``SLOWEST_BYTES`` (2 kB/s), so that no transfer lasts forever."""
 
 MOVED = frozenset({301, 302, 303, 307, 308})
 _SMALL_BODY = 64 << 10  # bodies up to this size are read to the end, so that the connection can be reused
@@ -86,7 +86,7 @@ def secured(url: str, target: str, *, subject: str) -> str:
     """Return a redirect's target URL.
 
     Raises:
-        ServerError: If the target is not a valid URL, or leads from https to http.
+        ServerError: If the target is not a valid URL, or is http although the request was https.
     """
     try:
         target = urljoin(url, target)
@@ -107,7 +107,7 @@ def pieces(
 ) -> Iterator[bytes]:
     """Yield a response body as it arrives.
 
-    ``decoded`` decompresses the body.
+    If ``decoded``, the body is decompressed.
 
     Raises:
         StalledError: If the body arrives too slowly.
@@ -162,11 +162,11 @@ def ask(
 ) -> tuple[Any, str | None]:
     """Send a GET request to the Hub's API, following redirects.
 
-    Returns the unvalidated JSON, and the next page's URL or None.
+    Returns the JSON without validating it, and the URL of the next page or None.
 
     Raises:
-        HubError: If the Hub refuses the request (cause: :class:`RefusalError`), is unreachable, or does not return
-            JSON.
+        HubError: If the Hub refuses the request (the cause is then a :class:`RefusalError`), is unreachable, or does
+            not return JSON.
     """
     patience = Patience()
     n_moves = n_unconnected = 0

@@ -1,6 +1,6 @@
 """The Hub endpoint: its URL, offline mode, and the hosts that may receive the token.
 
-``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` are read on every call; the Hub client reads them once, at import.
+``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` are read on every call, whereas the Hub client reads them once, when imported.
 """
 
 from __future__ import annotations
@@ -124,9 +124,9 @@ def hub_hosts() -> frozenset[str]:
 
 
 def path_on_hub(url: str, *, may_name_user: bool = False) -> str | None:
-    """Return the path of a URL below the Hub's base URL, or None.
+    """Return a URL's path relative to the Hub's base URL, or None.
 
-    If ``may_name_user``, allow a user name before the host.
+    If ``may_name_user``, the host may be preceded by a user name.
     """
     try:
         parts = urlsplit(url if "://" in url else f"https://{url}")

@@ -1,4 +1,4 @@
-"""Translate the Hub client's exceptions, because its messages contain URLs that may be secret."""
+"""Translate the Hub client's exceptions, whose messages contain URLs that may be secret."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _LOG_IN = "log in with `hf auth login`, set HF_TOKEN, or pass token="
 
 _Message = tuple[type[MdirError], str]
 """An exception class and its message. Fields: ``file``; ``of``, " for 'file'" or empty; ``held``, the quoted file or
-"this repository"; ``revision``; ``name``, the repository without its revision; and fields that only one message has."""
+"this repository"; ``revision``; ``name``, the repository without its revision; and fields that only one message uses.
+"""
 
 _NO_FILE: _Message = (FileMissingError, "there is no file {file!r} at this commit")
 _NO_REVISION: _Message = (

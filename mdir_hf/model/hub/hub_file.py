@@ -29,7 +29,7 @@ def read_hub_file(url: str, *, max_bytes: int, token: str | bool | None = None) 
     """Return the content and commit of a small file on the Hub.
 
     ``url`` has the form ``https://huggingface.co/owner/name/resolve/main/path``; ``blob``, ``raw``, ``datasets/`` and
-    ``spaces/`` are supported. Sends a HEAD request, and a GET request unless the file is cached.
+    ``spaces/`` are supported. Sends a HEAD request and, unless the file is cached, a GET request.
 
     Raises:
         InvalidReferenceError: If the URL does not point to a file on the Hub.

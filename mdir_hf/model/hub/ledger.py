@@ -16,8 +16,8 @@ T = TypeVar("T")
 class IoLedger:
     """Counts and limits the bytes that a comparison reads. Thread-safe.
 
-    ``max_bytes`` limits reads from the network and local folders, but not from caches. ``files`` maps file labels to
-    bytes read. ``requests`` includes retries.
+    ``max_bytes`` limits reads from the network and local folders, but not from caches. ``files`` maps each file's label
+    to the number of bytes read. ``requests`` includes retries.
     """
 
     def __init__(self, *, max_bytes: int | None = None) -> None:
@@ -33,7 +33,7 @@ class IoLedger:
 
     @contextmanager
     def limited(self, max_bytes: int | None) -> Iterator[None]:
-        """Limit the bytes that all threads read inside the block. Blocks can be nested.
+        """Limit the number of bytes that all threads together read inside the block. Blocks can be nested.
 
         Raises:
             InputError: If ``max_bytes`` is negative.

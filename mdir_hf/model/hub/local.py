@@ -52,7 +52,7 @@ def commit_named(commit: object, *, revision: str, subject: str) -> str:
 
 
 def has_digest(content: bytes, expected: str | None) -> bool:
-    """Return whether the bytes match a SHA-256 digest or git blob id; True if ``digest`` is None."""
+    """Return whether the bytes match a SHA-256 digest or git blob id, or ``digest`` is None."""
     if expected is None:
         return True
     if SHA256.fullmatch(expected):
@@ -65,7 +65,7 @@ _MOST_FILES = 100_000  # a model has at most some thousand files; more suggests 
 
 
 def check_span(start: int, stop: int, n_bytes: int, label: str) -> None:
-    """Raise ``InputError`` for an invalid span, and ``ShortReadError`` for one past the end."""
+    """Raise ``InputError`` for an invalid span, and ``ShortReadError`` for one that extends past the end."""
     if not 0 <= start <= stop:
         raise InputError(f"invalid byte range {start}-{stop}: expected 0 <= start <= stop", subject=label)
     if stop > n_bytes:
@@ -73,10 +73,11 @@ def check_span(start: int, stop: int, n_bytes: int, label: str) -> None:
 
 
 class LocalFile:
-    """A local file as a byte source. Links are followed. ``from_cache`` exempts the bytes from the ledger's limit."""
+    """A local file as a byte source. Links are followed. If ``from_cache``, reads are exempt from the ledger's limit.
+    """
 
     gap_bytes = 1 << 16
-    """Largest gap to read rather than skip: at 1 GB/s, reading it takes as long as a system call."""
+    """Largest gap to read rather than skip. At 1 GB/s, reading it takes as long as a system call."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Find the current URL of a file's content, on the Hub or a CDN.
 
-Files stored in git need no request if size and blob id were listed. For others, a HEAD request returns a signed CDN URL
-that expires.
+Files stored in git need no request if their size and blob id were listed. For other files, a HEAD request returns a
+signed CDN URL, which expires.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class HubPlace:
 
     Attributes:
         kind: ``model``, ``dataset`` or ``space``.
-        is_restricted: Whether the repository is private or gated; cached content is then not shared.
+        is_restricted: Whether the repository is private or gated, so that cached content is not shared.
     """
 
     repo: str
@@ -54,10 +54,10 @@ class HubPlace:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """URL and identity of a file's content.
+    """The URL and identity of a file's content.
 
     Attributes:
-        url: URL for ranged GET requests; secret if signed, and empty once known to be stale.
+        url: URL for ranged GET requests. It is secret if signed, and empty once known to be stale.
         etag: SHA-256 of an LFS file, or git blob id of a small file.
         expires_at: Expiry time on the monotonic clock, or infinity.
     """

@@ -142,7 +142,7 @@ _MODELS_OF_A_PAGE = 1000
 
 @dataclass(frozen=True, slots=True)
 class ModelList:
-    """Repo ids on the Hub; ``is_cut`` tells whether the limit shortened the list."""
+    """Repo ids on the Hub; ``is_cut`` states whether the limit shortened the list."""
 
     names: tuple[str, ...]
     is_cut: bool = False

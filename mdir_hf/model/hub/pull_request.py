@@ -35,7 +35,7 @@ _MOST_OPEN = 100
 _FEWEST_ON_A_PAGE = 10
 _Kind = Literal["model", "dataset"]
 _COMMIT_REQUESTS = 3
-"""Requests to commit small files: check the card, choose how to send the files, and commit."""
+"""Number of requests to commit small files: check the card, choose how to send the files, and commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,10 @@ class ProposedCommit:
     """A commit to propose.
 
     Attributes:
-        files: Contents by path.
+        files: Contents, keyed by path.
         title: First line of the commit, and title of the pull request.
         description: Markdown.
-        parent: Full SHA that the files are based on; None to accept any head.
+        parent: Full SHA of the commit that the files are based on; None to accept any head.
     """
 
     files: Mapping[str, bytes]
@@ -158,7 +158,6 @@ def _open_pull_requests(
 
 @contextmanager
 def _write_errors(repo: str) -> Iterator[None]:
-    """Translate the Hub's refusals of a write; let other errors pass through."""
     try:
         yield
     except (PullRequestError, CardError):

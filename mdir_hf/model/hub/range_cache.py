@@ -1,7 +1,7 @@
 """A disk cache of byte ranges, so that a second comparison of a model needs no download.
 
-Layout: ``<root>/ranges/<key[:2]>/<key>/<start>-<stop>``, one file per chunk. A file contains the bytes, their length
-and half of their SHA-256 (24 bytes together). Several processes may share a root.
+Layout: ``<root>/ranges/<key[:2]>/<key>/<start>-<stop>``, one file per chunk. A file contains the bytes, then 24 bytes
+with their length and half of their SHA-256. Several processes may share a root.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mdir_hf.model.hub.local import digest
 from mdir_hf.own_cache import cache_max_bytes, cache_root
 
 PIECE_BYTES = 4 << 20
-"""Largest chunk. Reading any part of a chunk hashes all of it, so this limits the cost of a short read."""
+"""Largest chunk. As reading any part of a chunk hashes all of it, this limits the cost of a short read."""
 
 _N_DIGEST = 16
 _N_TRAILER = 8 + _N_DIGEST
@@ -35,14 +35,15 @@ _TEMPORARY = "tmp-"
 def content_key(*, endpoint: str, etag: str | None, repo: str, commit: str, path: str) -> str:
     """Return the cache key of a file's ranges: 40 hex digits.
 
-    It depends on the Hub's URL and the digest, or else on commit and path, so entries never become outdated.
+    It depends on the Hub's URL and the digest or, if that is unknown, the commit and path, so entries never become
+    outdated.
     """
     name = digest(etag) or f"{repo}\n{commit}\n{path}"
     return hashlib.blake2b(f"{endpoint}\n{name}".encode(), digest_size=20).hexdigest()
 
 
 def shared_range_cache() -> RangeCache:
-    """Return this process's cache; the environment sets its folder and limit."""
+    """Return this process's cache, whose folder and limit are set in the environment."""
     return _shared(cache_root(), cache_max_bytes())
 
 

@@ -1,6 +1,6 @@
 """Read byte ranges of one file on the Hub, at one commit.
 
-Status, ``Content-Range`` and length must match the request.
+A response's status, ``Content-Range`` and length must match the request.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DEFAULT_IN_FLIGHT = 8
 WHOLE_SPAN_BYTES = 8 << 20
 """A whole file is read in spans of this length, several at once."""
 FIRST_BYTES = 8 + 100_000
-"""Length of a safetensors file's first read; 97% of headers are shorter."""
+"""Length of the first read of a safetensors file; 97% of headers are shorter."""
 
 _STALE = frozenset({401, 403, 404, 410, 416})  # a CDN whose signature expired, or a mirror that lost the file
 _MOST_MOVES = 4  # refreshed or redirected locations within one read
@@ -39,12 +39,13 @@ _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)
 class HubFile:
     """A file in a Hub repository as a byte source, read with range requests. Thread-safe.
 
-    Sends one GET request per uncached span, and a HEAD request first if needed. Size and digest come from the listing,
-    or are None. ``use_cached=False`` replaces cached ranges; ``n_in_flight`` limits concurrent requests.
+    Sends one GET request per uncached span, preceded by a HEAD request if needed. Size and digest come from the
+    listing, or are None. If ``use_cached`` is False, cached ranges are replaced. ``n_in_flight`` limits concurrent
+    requests.
     """
 
     gap_bytes = 1 << 18
-    """Largest gap to read rather than skip: reading 256 KiB takes about as long as a round trip."""
+    """Largest gap to read rather than skip. Reading 256 KiB takes about as long as a round trip."""
 
     def __init__(
         self,
@@ -91,8 +92,8 @@ class HubFile:
         Raises:
             ShortReadError: If the file ends before ``stop``, or the connection keeps failing.
             RangeIgnoredError: If the server does not send the requested range.
-            RateLimitedError: If the server still returns 429 after all retries, or asks for too long a wait.
-            ServerError: If the request fails in another way after all retries, or the file has changed.
+            RateLimitedError: If the server still returns 429 after all retries, or requests too long a wait.
+            ServerError: If the request still fails for another reason after all retries, or the file has changed.
             ByteBudgetError: If the read would exceed the limit on bytes.
         """
         return self._read((start, stop), None)

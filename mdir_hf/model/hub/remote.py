@@ -27,7 +27,7 @@ from mdir_hf.processor import result_of, run_beside
 
 _MOST_EXPECTED_BYTES = 64 << 20
 _KEPT_BYTES = 1 << 20
-"""Prefetched files up to this size stay in memory, because configs are read several times."""
+"""Prefetched files of up to this size are kept in memory, because configs are read several times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class RepositoryOptions:
     """Options for opening a repository; see :class:`~mdir_hf.model.open.Reading`.
 
     Attributes:
-        token: A token; False to send none; None or True for the stored token.
-        cache_dir: The Hub's cache; None for the default.
+        token: The token to send; False for none; None or True for the stored token.
+        cache_dir: Folder of the Hub's cache; None for the default.
         local_files_only: Never use the network.
         force_download: Download files even if they are cached.
-        use_caches: Read and write caches. If False, private content cannot reach other users.
+        use_caches: Read and write caches; if False, private content cannot reach other users.
         public_only: Reject repositories that are not public.
     """
 
@@ -124,7 +124,7 @@ class HubRepository:
         return content
 
     def expect(self, *, whole: Iterable[str] = (), heads: Iterable[str] = ()) -> None:
-        """Prefetch files; a later read waits for its file, and raises any error."""
+        """Prefetch files. A later read of a file waits for it, and raises any error."""
         for path in whole:
             # Skip large files; the later read may not need all of them.
             is_small = path in self._files and 0 <= self._files[path].n_bytes <= _MOST_EXPECTED_BYTES
@@ -136,7 +136,6 @@ class HubRepository:
                 source.begin()
 
     def _content(self, entry: FileEntry) -> bytes:
-        """Return a verified file, reading a damaged copy once more."""
         label = f"{self.label}:{entry.path}"
         expected = entry.sha256 or entry.blob_id
         downloaded = None if self._options.force_download else self._in_cache(entry)

@@ -74,7 +74,7 @@ class Repository(Protocol):
     """A :class:`~mdir_hf.model.files.sources.FileTree` that knows its origin.
 
     Attributes:
-        repo: Name in reports: the requested repo id, or the folder.
+        repo: Name to show in reports: the requested repo id, or the folder.
         is_local: Whether the user named a local folder.
         subfolder: Folder used as root, or empty.
         file: Named weight file, relative to the tree, or None.
@@ -114,7 +114,7 @@ def open_repository(
     """Open a repository or folder by name, pinned to one commit. Reads only the listing.
 
     Sends one API request, or none for a folder or when offline. ``revision`` defaults to ``main``. ``subfolder``
-    becomes the root. ``allow_local=False``, as on servers, rejects local names.
+    becomes the root. If ``allow_local`` is False, as on servers, local names are rejected.
 
     Raises:
         InvalidReferenceError: If the name is invalid.

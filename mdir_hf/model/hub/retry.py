@@ -1,7 +1,7 @@
 """Decide which failures are retried, and wait for the Hub's rate limit.
 
-Each response states how many requests are left in the window (docs/hub-behaviour.md). If few are left, all threads
-spread them over the remaining time.
+Each response states how many requests remain in the current window (docs/hub-behaviour.md). If few remain, threads
+spread them over the rest of the window.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ LONGEST_WAIT_S = 310.0
 """Longest wait. The Hub counts requests in windows of 300 s, so a longer wait is pointless."""
 
 MOST_STALLS = 3
-"""Timeouts in a row before giving up; each has already taken its full time."""
+"""Number of successive timeouts before giving up; each has already taken its full time."""
 
 MOST_UNCONNECTED = 3
-"""Failed connections in a row before giving up, so that a user who is offline waits 2 s rather than 20 s."""
+"""Number of successive failed connections before giving up, so that an offline user waits 2 s rather than 20 s."""
 
 _TRANSIENT = frozenset({"TimeoutException", "NetworkError", "RemoteProtocolError"})
 _never = threading.Event()
@@ -100,7 +100,7 @@ class Patience:
         *,
         cause: BaseException | None = None,
     ) -> bool:
-        """Count a failure; wait and return True if a retry is worthwhile.
+        """Count a failure. If a retry is worthwhile, wait and return True.
 
         The wait is 0.5, 1, 2, 4, 8 s (plus up to 25%), or as long as the server requests.
         """
@@ -118,7 +118,7 @@ class Patience:
 
 
 def with_patience(call: Callable[[], T], *, before_each: Callable[[], None] = lambda: None) -> T:
-    """Retry ``call`` until it succeeds, or raise its last exception when no retries are left."""
+    """Retry ``call`` until it succeeds; if no retries are left, raise its last exception."""
     patience = Patience()
     while True:
         before_each()
@@ -133,7 +133,7 @@ def with_patience(call: Callable[[], T], *, before_each: Callable[[], None] = la
 Bucket = Literal["api", "resolvers", "pages"]
 
 ANONYMOUS: Mapping[Bucket, int] = {"api": 500, "resolvers": 3000, "pages": 100}
-"""Requests per window for an IP address without a token (docs/hub/rate-limits, September 2025)."""
+"""Number of requests per window for an IP address without a token (docs/hub/rate-limits, September 2025)."""
 USER: Mapping[Bucket, int] = {"api": 1000, "resolvers": 5000, "pages": 200}
 """Requests per window for a user on the free plan."""
 WINDOW_S = 300
@@ -158,7 +158,7 @@ class _Window:
 
 
 class Quota:
-    """Tracks each caller's remaining requests in each rate-limit class. Thread-safe."""
+    """Tracks how many requests each caller has left in each rate-limit class. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -166,7 +166,7 @@ class Quota:
         self._windows: dict[tuple[object, str, str], _Window] = {}
 
     def before(self, url: str, authorization: str, cancelled: threading.Event | None = None) -> float:
-        """Wait until a request to the Hub may be sent, and count it; return the wait in seconds."""
+        """Wait until a request to the Hub may be sent, count it, and return how long the wait was in seconds."""
         key = (origin(url), _caller(authorization), bucket_of(url))
         with self._lock:
             wait_s = _wait_s(self._windows.get(key), self._clock())

@@ -1,6 +1,6 @@
 """Map tensor names using the transformers class named in a config.
 
-The class is built on the meta device, without weights or remote code. Most families name their modules alike.
+The class is built on the meta device, without weights or remote code. Most families use the same module names.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _HALVES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)
 def names_by_class(config: Mapping[str, object], names: Collection[str]) -> dict[str, str] | None:
     """Map module names to stored names, using the class named in a config.
 
-    Other tensors keep their names. Returns None if transformers or the class is missing, or no name matches. Building
-    the class takes several seconds.
+    Other tensors keep their names. Returns None if transformers lacks the class or is missing, or no name matches.
+    Building the class takes several seconds.
     """
     settings = harmless(config)
     if settings is None or not _is_reasonable(settings) or importlib.util.find_spec("transformers") is None:
@@ -73,10 +73,10 @@ def _moved_prefixes(stored_names: Mapping[str, str]) -> dict[str, str]:
 
 
 def harmless(config: Mapping[str, object]) -> dict[str, object] | None:
-    """Return the config entries that are safe for building a model.
+    """Return the config entries with which a model can safely be built.
 
-    A config can make transformers import kernels from the Hub, load weights, or build a million layers. Omits entries
-    that select code. Returns None if the config names other weights or too many modules.
+    A config can make transformers import kernels from the Hub, load weights, or build a million layers. Entries that
+    select code are omitted. Returns None if the config names other weights or describes too many modules.
     """
     safe: dict[str, object] = {}
     for key, value in config.items():
@@ -124,7 +124,6 @@ def _saved_names(config: Mapping[str, object]) -> dict[str, str]:
 
 
 def _experts(left: list[str], state: Mapping[str, Any]) -> dict[str, str]:
-    """Map the matrices of single experts to module names, gate before up."""
     stacks: dict[str, list[str]] = defaultdict(list)
     for name in state:
         match = _STACKED.fullmatch(name)

@@ -1,4 +1,4 @@
-"""Assign roles according to shape, for stacks, connectors, and models with unknown names.
+"""Assign roles according to shape, in stacks, connectors, and models with unknown names.
 
 The embedding has one row per token, layers are numbered groups of equal shapes, and a matrix gets a role only if its
 shape is unique in the layer.
@@ -26,7 +26,7 @@ LEAST_LAYERS = 2
 """Minimum number of repetitions that count as layers."""
 
 MOST_MATRICES = 64
-"""Larger connectors are not searched for an MLP. Published projectors have two to eight tensors."""
+"""Connectors with more tensors are not searched for an MLP. Published projectors have two to eight."""
 
 LIKE_A_HEAD = ("head", "out", "logit", "unembed", "decoder")
 _INTERMEDIATE = ("intermediate_size", "ffn_dim", "n_inner", "d_ff", "ffn_hidden_size", "feed_forward_size")
@@ -97,7 +97,6 @@ def _repeated_stack(stacks: Sequence[Stack], shapes: Mapping[str, tuple[int, ...
 
 
 def _tables(shapes: Mapping[str, tuple[int, ...]], sizes: ConfigSizes) -> list[str]:
-    """Return the matrices outside the layers that have one row per token."""
     widths = {size for size in (sizes.hidden_size, sizes.embedding_size) if size is not None}
     matrices = {
         name: shape
@@ -155,9 +154,9 @@ def _layer(stack: Stack, index: int, shapes: Mapping[str, tuple[int, ...]], hidd
 
 
 def other_stacks(inventory: ModelInventory, label: str, tensors: TensorSource) -> tuple[ModelView, ...]:
-    """Return the stacks other than the language model in which a role is known.
+    """Return the stacks, other than the language model, in which any role is known.
 
-    A connector in which two matrices form an MLP counts as one layer. Reads the shards' headers.
+    If two matrices in a connector form an MLP, the connector counts as one layer. Reads the shards' headers.
     """
     views: list[ModelView] = []
 
@@ -178,7 +177,7 @@ def other_stacks(inventory: ModelInventory, label: str, tensors: TensorSource) -
 
 
 def stack_anatomy(names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None:
-    """Assign roles to the tensors of one stack, using names or shapes; None if no role is found."""
+    """Assign roles to one stack's tensors, using names or shapes; return None if no role is found."""
     stored_names = without_wrappers(names)
     stacks = find_stacks(stored_names)
     if not stacks:
@@ -201,9 +200,9 @@ def stack_anatomy(names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None:
 
 
 def connector_anatomy(names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None:
-    """Return the two matrices of a connector that form an MLP, such as LLaVA's projector, as a layer's up and down.
+    """Return a layer whose up and down are two matrices of a connector that form an MLP, as in LLaVA's projector.
 
-    Returns None unless a matrix has as many columns as another in its module has rows.
+    Returns None unless one matrix has as many columns as another matrix in its module has rows.
     """
     matrices = [name for name in sorted(names, key=_by_number)[:MOST_MATRICES] if len(shape_of(name)) == 2]
     for up, down in sorted(
@@ -252,7 +251,7 @@ def _anatomy_of(
 
 
 def _merged(by_name: Layer, by_shape: Layer | None, width: int, shape_of: ShapeOf) -> Layer:
-    """Combine roles found by name, if the shapes agree, with roles found by shape."""
+    """Combine roles found by name, where shapes agree with them, with roles found by shape."""
     parts: dict[Role, StoredWeight] = {} if by_shape is None else dict(by_shape.parts)
     parts |= {role: part for role, part in by_name.parts.items() if _fits(role, part, width, shape_of)}
     return replace(by_name, parts=parts)

@@ -1,6 +1,6 @@
-"""Resolve a checkpoint's roles and take its inventory, even if its index is out of date.
+"""Resolve a checkpoint's roles and take its inventory, even if its index is outdated.
 
-In unknown architectures, matrices with common names get roles if all shapes are plausible.
+In unknown architectures, matrices with common names are assigned roles if all shapes are plausible.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ ShapeOf = Callable[[str], tuple[int, ...]]
 
 
 def with_usual_names(anatomy: Anatomy, shape_of: ShapeOf) -> Anatomy:
-    """Assign roles to matrices with common names in layers that lack attention or an MLP.
+    """In layers that lack attention or an MLP, assign roles to matrices with common names.
 
-    Returns the same object if nothing changes.
+    If nothing changes, returns the same object.
     """
     if not anatomy.unplaced:
         return anatomy
@@ -172,7 +172,7 @@ def resolve_from_headers(config: Mapping[str, object], tensors: TensorSource) ->
 
 
 def lacks_groups(anatomy: Anatomy) -> bool:
-    """Return whether most layers lack attention or the MLP, and some matrices are unplaced."""
+    """Return whether most layers lack attention or an MLP, and any matrix is unplaced."""
     lacking = [layer for layer in anatomy.layers if _missing_groups(layer)]
     return bool(anatomy.unplaced) and 2 * len(lacking) > len(anatomy.layers)
 
@@ -183,7 +183,7 @@ def _missing_groups(layer: Layer) -> bool:
 
 
 def _by_class_or_shape(config: Mapping[str, object], tensors: TensorSource, by_names: Anatomy | None) -> Anatomy | None:
-    """Resolve roles by class or else by shape; return None unless this finds more roles than the names did."""
+    """Resolve roles using the class or else shapes; return None unless this finds more roles than the names did."""
 
     def shape_of(name: str) -> tuple[int, ...]:
         return tuple(tensors.spec(name).shape)

@@ -25,10 +25,10 @@ class PartKind(str, Enum):
     EXPERTS = "experts"
     """Routed experts in the layers of a stack."""
     AUXILIARY = "auxiliary"
-    """Matrices in a stack's layers with a known purpose but no test, such as cross-attention, convolutions and position
-    biases."""
+    """Matrices in a stack's layers whose purpose is known but for which there is no test, such as cross-attention,
+    convolutions and position biases."""
     STORAGE = "storage"
-    """Tensors needed to read other tensors, such as scales, zero points and factors of adapters."""
+    """Tensors needed to read other tensors, such as scales, zero points and adapter factors."""
     VECTORS = "vectors"
     """Norms, biases and buffers."""
     UNPLACED = "unplaced"
@@ -41,8 +41,8 @@ class ModelPart:
 
     Attributes:
         name: Unique name, such as ``vision tower`` or ``experts of the language model``.
-        n_bytes: Stored size; None before all headers have been read.
-        owner: The part that it belongs to, or None.
+        n_bytes: Stored size; None until all headers have been read.
+        owner: The part that this one belongs to, or None.
     """
 
     name: str
@@ -65,7 +65,7 @@ class ModelInventory:
     """Every tensor in a model's files, each assigned to exactly one part.
 
     Attributes:
-        parts: Parts in :class:`PartKind` order, largest first.
+        parts: Parts in :class:`PartKind` order; within a kind, the largest comes first.
         n_bytes_of_files: Size of all weight files.
     """
 
@@ -102,10 +102,10 @@ class ModelInventory:
 
 @dataclass(frozen=True)
 class ModelView:
-    """Some weights of a model with their own roles. Implements :class:`~mdir_hf.model.comparable.PlacedTensors`.
+    """Some of a model's weights, with roles of their own. Implements :class:`~mdir_hf.model.comparable.PlacedTensors`.
 
     Attributes:
-        name: Name of a stack, or of the experts of a layer.
+        name: Name of a stack, or of a layer's experts.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Assign each tensor to one part, first by role, then by words in its name and by shape."""
+"""Assign each tensor to one part, using first its role, then words in its name and its shape."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CONNECTOR_WORDS = (
     r"|mlp1|embed_vision|embed_audio|multi_modal\w*|mm_\w*proj\w*|\w+_to_\w+_proj\w*|modality_\w+|\w*_adapter"
     r"|proj_in_\w+|mm"
 )
-"""Components that identify a connector. They override all other words."""
+"""Name components that identify a connector. They override all other words."""
 
 TABLE_WORDS: tuple[tuple[str, str], ...] = (
     ("positions", r"wpe|position_embeddings?|embed_positions|positional_embedding|pos_embed\w*|position_embd"),
@@ -45,7 +45,7 @@ TABLE_WORDS: tuple[tuple[str, str], ...] = (
     ("token types", r"token_type_embeddings|token_types|segment_embeddings"),
     ("head for classes", r"score|classifier|classification_head|v_head|value_head|reward_head"),
 )
-"""Name of a table outside the layers, and the pattern that matches a component of its name."""
+"""Name of a kind of table outside the layers, and a pattern that matches a component of such a table's name."""
 
 AUXILIARY_WORDS: tuple[tuple[str, str], ...] = (
     (
@@ -81,7 +81,7 @@ AUXILIARY_WORDS: tuple[tuple[str, str], ...] = (
     ("conditioning of norms", r"ada_rms_norm"),
     ("integer copies", r"weight_integer"),
 )
-"""Purpose of a layer's matrices that no test reads, and the components of their names that indicate it."""
+"""Purpose of matrices in a layer that no test reads, and the name components that indicate it."""
 
 IS_CONNECTOR = re.compile(CONNECTOR_WORDS)
 _STACKS = tuple((label, re.compile(words)) for label, words in STACK_WORDS)
@@ -134,7 +134,7 @@ MOST_UNNAMED = 24
 UNREADABLE = "cannot be read"
 
 LAST_LAYERS = "multi-token prediction"
-"""Name of layers in the language model's stack beyond those that the config counts."""
+"""Name of layers in the language model's stack that exceed the number in the config."""
 
 _IN_LAYERS = (PartKind.STACK, PartKind.EXPERTS, PartKind.AUXILIARY, PartKind.CONNECTOR)
 
@@ -293,7 +293,6 @@ class _Weights:
         return ModelPart("", PartKind.UNPLACED, None, "no known role outside of the layers")
 
     def _owner(self, name: str) -> str | None:
-        """Return the stack with the longest folder that contains the tensor."""
         folder = name
         while folder:
             folder = folder.rpartition(".")[0]

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def active_adapters(model: Any, *, wanted: bool) -> tuple[str, ...]:  # noqa: ANN401 - from PEFT, which is optional
-    """Return the active adapters in order; none if they are disabled or merged.
+    """Return the active adapters in order; if they are disabled or merged, return none.
 
     Raises:
-        InputError: If only some adapters are merged, or merged ones are not wanted.
+        InputError: If only some adapters are merged, or merged adapters are not wanted.
     """
     layers = [module for module in model.modules() if hasattr(module, "merged_adapters") and hasattr(module, "merged")]
     merged = {name for layer in layers for name in layer.merged_adapters}
@@ -67,11 +67,11 @@ def _as_json(value: object) -> object:
 
 
 MAX_FILE_N_BYTES = 256 << 20
-"""Larger files from ``save_pretrained`` are ignored; no tokenizer file is as large."""
+"""Files from ``save_pretrained`` that are larger are ignored; no tokenizer file is as large."""
 
 
 def load_tokenizer(tokenizer: object) -> LoadedRepository:
-    """Return a ``PreTrainedTokenizerBase``, or the tokenizer of a processor, as a repository.
+    """Return a ``PreTrainedTokenizerBase``, or a processor's tokenizer, as a repository.
 
     A slow tokenizer is saved to a temporary folder.
 

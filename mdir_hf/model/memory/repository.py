@@ -17,10 +17,10 @@ class LoadedRepository:
     """A model or tokenizer in memory, as a repository. Implements ``Repository`` and ``TreeWithTensors``.
 
     Attributes:
-        repo: Name in reports, such as ``memory:LlamaForCausalLM(Qwen/Qwen2.5-0.5B)``.
-        contents: Small files by name.
-        tensors: Tensors by saved name; None for a tokenizer.
-        came_from: Name from which transformers loaded it, or None.
+        repo: Name to show in reports, such as ``memory:LlamaForCausalLM(Qwen/Qwen2.5-0.5B)``.
+        contents: Contents of small files, keyed by name.
+        tensors: Tensors, keyed by the names used when saving; None for a tokenizer.
+        came_from: Name that transformers loaded it from, or None.
     """
 
     repo: str

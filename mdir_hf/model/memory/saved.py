@@ -100,10 +100,10 @@ def _weight_maps(hook: Any) -> Iterator[Mapping[str, torch.Tensor]]:  # noqa: AN
 
 
 class SavedParameters(Mapping[str, torch.Tensor]):
-    """The tensors of a saved model by name, each gathered or converted on access.
+    """A model's tensors, keyed by the names used when saving, and gathered or converted on access.
 
-    transformers 5 fuses experts in memory. Their conversion runs on the meta device first, to find the parameters
-    behind each saved tensor, and then on one group at a time. ``outlines`` has all tensors on the meta device.
+    transformers 5 fuses experts in memory. The conversion runs first on the meta device, to find which parameters each
+    saved tensor comes from, and then on one group at a time. ``outlines`` contains all tensors on the meta device.
     """
 
     def __init__(self, model: Any, parameters: Mapping[str, PlacedParameter]) -> None:  # noqa: ANN401 - from transformers

@@ -1,7 +1,7 @@
 """Read the sizes of a model from its ``config.json``.
 
-Nested configs (``text_config``) are saved without class defaults. ``docs/make_class_defaults.py`` writes the defaults
-to ``class_defaults.json``.
+Nested configs (``text_config``) are saved without class defaults, which ``docs/make_class_defaults.py`` writes to
+``class_defaults.json``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HEADS_BY_LAYER_TYPE: tuple[tuple[str, frozenset[str], tuple[StatedCount, StatedC
     # transformers 5.23 does not write the numbers of layers with a window; they have twice the keys.
     ("sliding_attention", frozenset({"mimo_v2_flash"}), ("heads", "2*kv_heads")),
 )
-"""Value in ``layer_types``, families that it applies to (empty for any), and query and key/value heads."""
+"""Value in ``layer_types``, families that it applies to (empty for any), and numbers of query and key/value heads."""
 
 
 def read_layer_heads(
@@ -101,7 +101,7 @@ SYNONYMS: tuple[tuple[str, ...], ...] = (
     tables.HEAD_DIM_KEYS,
     (*SHARE_KEYS, *DIM_KEYS),
 )
-"""Keys with the same meaning. If a config has any of them, even as null, no default is added."""
+"""Groups of keys with the same meaning. If a config contains any key of a group, even as null, no default is added."""
 
 
 def with_class_defaults(config: Mapping[str, object], model_type: str) -> dict[str, object]:
@@ -159,15 +159,15 @@ Config = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class ConfigSizes:
-    """The language model's sizes according to a config; missing sizes are None.
+    """The language model's sizes according to its config; missing sizes are None.
 
     Attributes:
-        vocabulary_size: Rows of the embedding, including padding.
-        n_shared_experts: Experts per layer that process every token.
-        numbers: All integers by key; a nested key is ``outer.inner``.
-        flags: All booleans and strings by key, like ``numbers``.
-        layer_rotations: Rotations of layers that differ from the model, by number.
-        channel_numbers: Meaning of residual channel numbers, as a clause, or None.
+        vocabulary_size: Number of rows in the embedding, including padding.
+        n_shared_experts: Number of experts per layer that process every token.
+        numbers: All integers, keyed as in the config; a nested key is ``outer.inner``.
+        flags: All booleans and strings, keyed in the same way.
+        layer_rotations: Rotations of layers that differ from the model's, keyed by layer number.
+        channel_numbers: Clause that states the meaning of residual channel numbers, or None.
     """
 
     architecture: str = "unknown"
@@ -245,7 +245,7 @@ def language_config(config: Config) -> Config:
 def read_sizes(config: Config | None, *, class_defaults: bool = True) -> ConfigSizes:
     """Read sizes from a config, using the keys of its family.
 
-    ``class_defaults`` enables transformers' defaults. Lists of sizes are ignored.
+    If ``class_defaults``, transformers' defaults are used. Lists of sizes are ignored.
 
     Raises:
         AnatomyError: If a size is not a positive integer.

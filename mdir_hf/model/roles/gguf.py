@@ -43,7 +43,7 @@ MODEL_TYPES: dict[str, str] = {
     "starcoder": "gpt_bigcode",
     "t5encoder": "t5",
 }
-"""``model_type`` in transformers for architectures that GGUF names differently, ignoring hyphens."""
+"""``model_type`` in transformers, for architectures whose GGUF name differs by more than hyphens."""
 
 _SIZES = {
     "embedding_length": "hidden_size",
@@ -61,7 +61,7 @@ _SIZES = {
 
 _SIGMOID = 2
 _UNROTATED_EVERY_FOURTH = frozenset({"llama4_text", "smollm3", "cohere2"})
-"""Families in which every fourth layer has no positions, which the header does not state."""
+"""Families in which every fourth layer has no positions, although the header does not say so."""
 
 MOST_LAYERS = 100_000
 """A larger number of layers is treated as an error."""
@@ -70,7 +70,7 @@ MOST_LAYERS = 100_000
 def gguf_config(metadata: Mapping[str, object]) -> dict[str, object]:
     """Convert the sizes in a GGUF header to the keys of a ``config.json``.
 
-    Sizes that differ between layers are left out. In GGUF, norms never add one.
+    Sizes that differ between layers are omitted. In GGUF, norms never add one.
     """
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
@@ -144,7 +144,7 @@ def _add_rotations(config: dict[str, object], own_metadata: Mapping[str, object]
 
 
 def _one_size(value: object) -> int | None:
-    """Return a positive size, or the common size of a list; None otherwise."""
+    """Return a positive size, or the one size that a list repeats; None otherwise."""
     if isinstance(value, str | bytes | bool) or value is None:
         return None
     try:

@@ -1,7 +1,8 @@
 r"""Find layer numbers, stacks and matching patterns in tensor names.
 
-A file may contain a million malicious names, so names are looked up in a dictionary of all matches. Patterns are a
-subset of regular expressions: characters, ``\.``, sets, groups, ``|``, ``?``, and ``\d{1,4}`` for an expert number.
+A file may contain a million malicious names, so names are looked up in a dictionary of everything that the patterns
+match. Patterns use a subset of regular expressions: characters, ``\.``, sets, groups, ``|``, ``?``, and ``\d{1,4}`` for
+an expert number.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from mdir_hf.model.roles.families import LAYER_ROWS, PRODUCT_ROWS
 from mdir_hf.model.roles.rows import LayerRow
 
 EXPERTS = ("0", "1", "2", "3")
-"""Expert numbers in the dictionary. Patterns mention numbers up to 2; 3 stands for all others."""
+"""Expert numbers in the dictionary. Patterns mention numbers up to 2; 3 stands for all other numbers."""
 
 _EXPERT_NUMBER = r"\d{1,4}"
 _GROUP = re.compile(r"\((?:\?:|\?P<[a-z]{1,9}>)?")
@@ -31,7 +32,7 @@ def is_endless(pattern: str) -> bool:
 
 
 def spelled(pattern: str) -> frozenset[str]:
-    """Return all matches of a finite pattern, with expert numbers as in :data:`EXPERTS`."""
+    """Return all strings that a finite pattern matches, with expert numbers from :data:`EXPERTS`."""
     names, end = _alternatives(pattern, 0)
     assert end == len(pattern), f"{pattern!r} is parsed up to {end}"
     return frozenset(names)
@@ -157,13 +158,14 @@ _FOLDER_MARK = "|"
 
 @dataclass(frozen=True)
 class Stack:
-    """Layers under one prefix.
+    """Layers whose names have the same prefix.
 
     Attributes:
         prefix: Prefix before the layer number, without the dot.
-        names: Tensor names after the layer number, by layer; they start with ``folder|`` if folders divide a layer.
+        names: For each layer, tensor names after the layer number; if folders divide a layer, they start with
+            ``folder|``.
         is_numbered: Whether the names contain layer numbers.
-        places: Prefix and original number of each layer in a sequence of stacks.
+        places: Original prefix and number of each layer in a sequence of stacks.
     """
 
     prefix: str
@@ -177,7 +179,7 @@ class Stack:
         return tuple(dict.fromkeys(prefix for prefix, _ in self.places.values())) or (self.prefix,)
 
     def layer_name(self, index: int) -> str | None:
-        """Return a layer's name in a sequence of stacks, such as ``core_block.1``, or None."""
+        """Return a layer's original name in a sequence of stacks, such as ``core_block.1``, or None."""
         if index not in self.places:
             return None
         prefix, number = self.places[index]

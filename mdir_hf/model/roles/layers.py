@@ -23,8 +23,7 @@ from mdir_hf.model.roles.rows import LayerRow, ProductRow, RopeLayout
 MOST_NUMBERS = 8
 """Largest number of layer numbers listed in a note."""
 MOST_LISTED = 10_000
-"""Missing layer numbers are listed only if the config states fewer layers than this, because uploaders control that
-number."""
+"""Missing layer numbers are listed only if the config states fewer layers than this, because the config is untrusted."""
 _ATTENTION = (Role.Q, Role.K, Role.V, Role.O)
 
 
@@ -34,12 +33,12 @@ class Layer:
 
     Attributes:
         index: Number in the checkpoint, from 0.
-        missing: Roles missing in the layer or in one of its experts.
-        experts: Routed experts by number, each with its gate, up and down.
+        missing: Roles that the layer or one of its experts lacks.
+        experts: Routed experts in order, each with its gate, up and down.
         shared_experts: Experts that process every token.
-        rope: How rotated rows pair up if the layer differs from the model.
-        rotary_dim: Rotated rows of a head if ``rope`` is set; None for all.
-        own_name: Name in one of several stacks, such as ``core_block.1``, or None.
+        rope: How rotated rows pair up, if not as in the rest of the model.
+        rotary_dim: Number of rotated rows per head if ``rope`` is set; None for all.
+        own_name: Original name in a sequence of stacks, such as ``core_block.1``, or None.
     """
 
     index: int
@@ -65,9 +64,10 @@ class Layer:
 
 @collector_paused()
 def choose_stack(stacks: Iterable[Stack], embedding: str, sizes: ConfigSizes) -> Stack | None:
-    """Return the language model's stack: longest common prefix with the embedding, then most known roles.
+    """Return the language model's stack: that with the longest prefix in common with the embedding or, if several have
+    it, the most known roles.
 
-    Vision towers and similar stacks are skipped if there is any other. For some families,
+    Vision towers and the like are skipped if there is any other stack. For some families,
     :data:`~mdir_hf.model.roles.tables.MAIN_STACKS` names the stack.
     """
     candidates = list(stacks)
@@ -125,7 +125,7 @@ def _listed(indices: Sequence[int]) -> str:
 
 @collector_paused()
 def place_layers(stack: Stack, sizes: ConfigSizes, notes: list[str]) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
-    """Assign roles to the tensors of a stack, append to ``notes``, and return the layers and unmatched names."""
+    """Assign roles to a stack's tensors, append to ``notes``, and return the layers and unmatched names."""
     indices = list(stack.names)
     if sizes.n_layers is not None and not stack.places:  # configs count the rounds of a loop, or one of several stacks
         extra = [index for index in indices if index >= sizes.n_layers]
@@ -192,7 +192,7 @@ class _Placed:
         return sum(max(group, default=-1) + 1 for group in (self.experts, self.shared))
 
     def routed(self) -> list[dict[Role, WeightPart]]:
-        """Return the routed experts by number; missing numbers are empty."""
+        """Return the routed experts in the order of their numbers; missing experts are empty."""
         return _by_number(self.experts)
 
     def mlps(self) -> list[Mapping[Role, StoredWeight]]:
@@ -278,7 +278,7 @@ def _place(stack: Stack, index: int, rest: str, names: _Names, sizes: ConfigSize
 
 
 def _n_experts(row: LayerRow, sizes: ConfigSizes) -> int | None:
-    """Return the number of experts stacked in a tensor: 0 if none are, None if unknown."""
+    """Return the number of experts stacked in a tensor: 0 if it stacks none, None if unknown."""
     if row.experts in ("stacked", "below"):
         return sizes.n_experts
     return sizes.n_shared_experts if row.experts == "stacked shared" else 0

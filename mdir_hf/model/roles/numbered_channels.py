@@ -1,4 +1,4 @@
-"""Architectures whose channel numbers have a meaning, so that unrelated models may agree (docs/method/bound.md).
+"""Architectures in which channel numbers have a meaning, so that unrelated models may agree (docs/method/bound.md).
 
 Source: the modelling files of transformers 5.23.
 """
@@ -23,7 +23,7 @@ class NumberRow:
     Attributes:
         model_types: Families that it applies to; empty for any.
         when: See :class:`~mdir_hf.model.roles.rows.LayerRow`.
-        any_key: Config keys; at least one must be present and not empty, unless the set is empty.
+        any_key: Config keys, of which at least one must have a non-empty value; an empty set requires none.
     """
 
     meaning: str

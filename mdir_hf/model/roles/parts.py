@@ -1,4 +1,4 @@
-"""The stored weights of roles, and how to read them: fused, transposed, interleaved or factored.
+"""How the weights of roles are stored (fused, transposed, interleaved or factored), and how to read them.
 
 Outside this folder, every weight is ``(d_out, d_in)``, with ``y = W x``.
 """
@@ -19,15 +19,14 @@ ShapeOf = Callable[[str], tuple[int, ...]]
 """A function that returns a tensor's stored shape; each call may read a shard's header."""
 
 LARGEST_WEIGHT = 1e16
-"""Largest allowed value in a layer's weights, so that sums of squares over 100,000 rows are finite in float32. The
-largest in SmolLM2-135M-Instruct and two Qwen2.5-Coder-Instruct models is 354. A copy whose values are scaled by 1e15,
-and scaled back by the next matrix, is still found."""
+"""Largest allowed value in a layer's weights, so that sums of squares over 100,000 rows are finite in float32. Actual
+values are below 400. A copy whose values are scaled by 1e15, and scaled back by the next matrix, is still found."""
 
 FLOAT64_ENTRIES = 1 << 24
-"""Products with at most this many entries are float64; larger ones are float32.
+"""Products with at most this many entries are float64; larger products are float32.
 
-A product has a lower rank than its shape suggests. In float64, the rounding errors of a float32 product would increase
-the computed rank."""
+A product's rank is lower than its shape suggests. Rounding errors of a float32 product would increase the rank computed
+in float64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +34,14 @@ class WeightPart:
     """The stored weight of one role.
 
     Attributes:
-        layout: Which rows of the tensor belong to the role; None for all.
+        layout: Which of the tensor's rows belong to the role; None for all.
         transposed: Whether the checkpoint stores ``(d_in, d_out)``.
-        expert: Index along the first axis of stacked experts, or None.
+        expert: Index of the expert along the first axis of stacked experts, or None.
         n_experts: Number of experts stacked vertically in one matrix, or None.
         joined: Whether to merge the last two of three axes (heads and their width).
-        stream: The stream's axis in ``(d_out, d_in)`` and its width, if the orientation must be inferred.
-        per_head: Whether it is a stack ``(heads, ..., ...)`` of matrices.
-        first_half: Whether the weight is only the first half of the columns, as for two concatenated inputs.
+        stream: If the orientation must be inferred, the stream's axis in ``(d_out, d_in)`` and its width.
+        per_head: Whether the tensor is a stack ``(heads, ..., ...)`` of matrices.
+        first_half: Whether the weight is only the first half of the columns, as if two inputs are concatenated.
     """
 
     tensor: str
@@ -139,14 +138,14 @@ class WeightPart:
 
 @dataclass(frozen=True, slots=True)
 class WeightProduct:
-    """The weight of one role stored as two factors, ``left diag(gain) right``, with a norm between them.
+    """The weight of one role, stored as two factors with a norm between them: ``left diag(gain) right``.
 
-    Only the product, whose rank is the width of the latent, can be compared, since the latent may be rotated.
+    Only the product, whose rank is the latent's width, can be compared, because the latent may be rotated.
 
     Attributes:
         left: ``(d_out, r)``.
         right: ``(r, d_in)``.
-        gain: ``(r,)`` scale of the norm, or None.
+        gain: Scale of the norm, ``(r,)``, or None.
     """
 
     left: WeightPart
@@ -170,14 +169,14 @@ class WeightProduct:
 
 
 StoredWeight = WeightPart | WeightProduct
-"""A stored weight of a role: in one tensor, or as a product."""
+"""A role's stored weight: one tensor, or a product."""
 
 
 def part_shape(part: StoredWeight, shape_of: ShapeOf) -> tuple[int, ...]:
-    """Return a part's shape, ``(d_out, d_in)`` or ``(d,)``. Reads the headers of its shards.
+    """Return a part's shape, ``(d_out, d_in)`` or ``(d,)``. Reads its shards' headers.
 
     Raises:
-        AnatomyError: If a tensor cannot be divided according to its layout, or the shapes of factors do not match.
+        AnatomyError: If a tensor cannot be divided according to its layout, or factors do not match in shape.
     """
     if isinstance(part, WeightPart):
         return part.shape(tuple(shape_of(part.tensor)))
@@ -220,11 +219,11 @@ def read_part(source: TensorReader, part: StoredWeight, rows: IntArray | None = 
     A transposed tensor is read whole. A product takes O(d_out r d_in) time.
 
     Returns:
-        Contiguous tensor of shape ``(d_out, d_in)``, or ``(k, d_in)``; ``(d,)`` for norms. It has the source's dtype. A
-        product is float64, or float32 above :data:`FLOAT64_ENTRIES`.
+        Contiguous tensor of shape ``(d_out, d_in)`` or ``(k, d_in)``, or ``(d,)`` for a norm. It has the source's
+        dtype; for a product, see :data:`FLOAT64_ENTRIES`.
 
     Raises:
-        AnatomyError: See :func:`part_shape`; or if a value is above :data:`LARGEST_WEIGHT`.
+        AnatomyError: As for :func:`part_shape`, or if a value exceeds :data:`LARGEST_WEIGHT`.
     """
     if isinstance(part, WeightProduct):
         return _of_sane_size(_read_product(source, part, rows), part)
@@ -261,7 +260,7 @@ def _read_expert(source: TensorReader, part: WeightPart, shape: tuple[int, ...],
 def read_experts(
     source: TensorReader, experts: Iterable[Mapping[Role, StoredWeight]]
 ) -> Iterator[dict[Role, torch.Tensor]]:
-    """Read the weights of some experts of a layer, one at a time; see :func:`read_part`.
+    """Read the weights of some of a layer's experts, one at a time; see :func:`read_part`.
 
     A tensor of stacked experts is read only once.
     """

@@ -24,7 +24,7 @@ WITHOUT_EMBEDDING = "there is no embedding, as in draft models and heads that us
 
 
 DecidedBy = Literal["names", "class", "shapes"]
-"""How a tensor's role was found: from its name, the config's transformers class, or its shape."""
+"""How a tensor's role was found: from its name, the transformers class in the config, or its shape."""
 
 
 @dataclass(frozen=True)
@@ -34,19 +34,19 @@ class Anatomy:
     Attributes:
         architecture: ``model_type`` of the language model, or ``unknown``.
         hidden_size: Width of the residual stream, ``d_model``.
-        embedding_size: Width of the embedding before any projection.
-        vocabulary_size: Size according to the config, or None.
-        rope: How rotated rows pair up; ``none`` if positions do not affect q and k.
-        rotary_dim: Number of rotated rows at the start of a head; None for all, or unknown.
+        embedding_size: Width of the embedding, before any projection.
+        vocabulary_size: Size of the vocabulary according to the config, or None.
+        rope: How rotated rows pair up, or ``none`` if positions do not affect q and k.
+        rotary_dim: Number of rotated rows at the start of a head; None if all are rotated, or if unknown.
         norms_add_one: Whether the norms multiply by ``1 + g``.
-        channel_numbers: Meaning of residual channel numbers as a clause, or None.
+        channel_numbers: Clause that states the meaning of residual channel numbers, or None.
         prefixes: Prefixes of the layers; looped models have several.
         output_width: Width of the layers' output if it differs from ``hidden_size``.
         embedding: Input embedding, ``(d_vocab, d_model)``.
         unembedding: Stored output head (``lm_head``), ``(d_vocab, d_model)``.
-        tied: Whether the output head is the embedding. A stored head counts as separate.
+        tied: Whether the output head is the embedding; False if a head is stored.
         declares_tied: Whether the config declares the output head as tied.
-        unplaced: Names in the language model's stack that no table row matches.
+        unplaced: Names in the language model's stack that match no table row.
     """
 
     architecture: str
@@ -85,10 +85,10 @@ class Anatomy:
         return tuple(layer.index for layer in self.layers if not _has_weights(layer))
 
     def check_shapes(self, layer: Layer, shape_of: ShapeOf) -> None:
-        """Check the stored shapes of a layer. Reads the headers of its shards.
+        """Check a layer's stored shapes. Reads its shards' headers.
 
         Raises:
-            AnatomyError: If the shape of a tensor contradicts its role.
+            AnatomyError: If a tensor's shape contradicts its role.
         """
         for role, part in layer.all_parts():
             if isinstance(part, WeightProduct):
@@ -120,7 +120,7 @@ class Anatomy:
 
 
 def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: ShapeOf) -> Anatomy:
-    """Assign roles to tensors according to their names. Embeddings can be compared even without a config.
+    """Assign roles to tensors according to their names. Embeddings can be compared even if there is no config.
 
     Raises:
         AnatomyError: If no embedding, layers or unembedding are found, or a shape contradicts the config.

@@ -17,7 +17,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 class Role(str, Enum):
-    """A weight's function in a layer. Shapes are ``(d_out, d_in)``."""
+    """A weight's function in a layer. Matrices are ``(d_out, d_in)``."""
 
     Q = "q"
     K = "k"
@@ -27,29 +27,29 @@ class Role(str, Enum):
     UP = "up"
     DOWN = "down"
     ATTENTION_NORM = "attention_norm"
-    """Scale of the norm before attention, or before the mixer in its place, ``(d_model,)``."""
+    """Scale ``(d_model,)`` of the norm before attention, or before the mixer in its place."""
     MLP_NORM = "mlp_norm"
     """Scale of the norm before the MLP, ``(d_model,)``."""
     ATTENTION_OUT_NORM = "attention_out_norm"
-    """Scale of a norm on attention's output before it is added to the stream, ``(d_model,)``."""
+    """Scale ``(d_model,)`` of a norm applied to attention's output before it is added to the stream."""
     MLP_OUT_NORM = "mlp_out_norm"
-    """Scale of a norm on the MLP's output before it is added to the stream, ``(d_model,)``."""
+    """Scale ``(d_model,)`` of a norm applied to the MLP's output before it is added to the stream."""
     MIXER_NORM = "mixer_norm"
     """Scale of the norm before a state-space mixer that runs parallel to attention."""
     SHARED_NORM = "shared_norm"
-    """Scale of the norm before shared experts, if routed experts have a different input, ``(d_model,)``."""
+    """Scale ``(d_model,)`` of the norm before shared experts, if routed experts have a different input."""
     Q_NORM = "q_norm"
     """Scale of the norm on queries, per head or for all heads together."""
     K_NORM = "k_norm"
     """Scale of the norm on keys, per head or for all heads together."""
     KV_LATENT = "kv_latent"
-    """Projection to the latent for keys and values, ``(rank, d_model)``. The latent can be rotated freely."""
+    """Projection ``(rank, d_model)`` to the latent for keys and values, which can be rotated freely."""
     SSM_IN = "ssm_in"
-    """Input projection of a state-space mixer or gated convolution, excluding the gate, ``(d_inner, d_model)``."""
+    """Input projection ``(d_inner, d_model)`` of a state-space mixer or gated convolution, excluding the gate."""
     SSM_OUT = "ssm_out"
-    """Output projection of a state-space mixer or gated convolution, ``(d_model, d_inner)``."""
+    """Output projection ``(d_model, d_inner)`` of a state-space mixer or gated convolution."""
     MIXER_GATE = "mixer_gate"
-    """Gate on a mixer's output before the output projection, ``(d_inner, d_model)``."""
+    """Gate ``(d_inner, d_model)`` on a mixer's output before the output projection."""
     ROUTER = "router"
     """Router that selects the experts for a token, ``(n_experts, d_model)``."""
 
@@ -82,9 +82,9 @@ class HeadCounts:
     """Numbers of attention heads.
 
     Attributes:
-        n_heads: Query heads.
-        n_kv_heads: Key/value heads; ``n_heads`` if heads do not share keys.
-        numbers: All integers in the config by key, for layouts that need other counts.
+        n_heads: Number of query heads.
+        n_kv_heads: Number of key/value heads; equal to ``n_heads`` if heads do not share keys.
+        numbers: All integers in the config, keyed as there, for layouts that need other counts.
     """
 
     n_heads: int
@@ -94,7 +94,7 @@ class HeadCounts:
 
 StatedCount = int | str
 """A number in a layout: an integer, ``heads``, ``kv_heads``, ``heads_per_kv_head``, a config key, or a product of these
-(``mamba_n_heads*mamba_d_head``). The number of groups may also be ``rows``, the number of rows that the matrix has."""
+(``mamba_n_heads*mamba_d_head``). The number of groups may also be ``rows``, the number of rows in the matrix."""
 
 
 class Layout(Protocol):
@@ -115,15 +115,15 @@ class Layout(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FusedRows:
-    """Several weights in one tensor, whose rows form equal groups with one share per weight.
+    """Several weights in one tensor, whose rows form equal groups, each with a share for every weight.
 
     Examples:
-        ``FusedRows(1, ("heads", "kv_heads", "kv_heads"), 0)`` is q in a contiguous q|k|v;
-        ``FusedRows("heads", (1, 1, 1), 2)`` is v in GPT-NeoX, ``view(n_heads, 3, d_head, d_model)``;
-        ``FusedRows(1, (1, 1), 0)`` is gate in gate|up; ``FusedRows("rows", (1, 1), 0)`` is the even rows.
+        ``FusedRows(1, ("heads", "kv_heads", "kv_heads"), 0)`` is q in a contiguous q|k|v; ``FusedRows("heads", (1, 1,
+        1), 2)`` is v in GPT-NeoX, ``view(n_heads, 3, d_head, d_model)``; ``FusedRows(1, (1, 1), 0)`` is gate in
+        gate|up; ``FusedRows("rows", (1, 1), 0)`` is the even rows.
 
     Attributes:
-        shares: Relative size of each weight's share of a group.
+        shares: Relative sizes of the weights' shares in a group.
     """
 
     groups: StatedCount
@@ -155,7 +155,7 @@ class FusedRows:
 
 @dataclass(frozen=True, slots=True)
 class InterleavedRows:
-    """All rows of a tensor in which the two halves of each head are interleaved.
+    """All rows of a tensor that interleaves the two halves of each head.
 
     Rotary positions rotate row ``i`` of a head with row ``i + d/2`` in transformers, and with row ``i + 1`` in Meta's
     files and GGUF.
@@ -216,10 +216,10 @@ def is_number(word: str) -> bool:
 
 
 def number_of(count: StatedCount, heads: HeadCounts | None) -> int:
-    """Return the number for a count in a layout.
+    """Return the number that a count in a layout stands for.
 
     Raises:
-        AnatomyError: If the number is unknown, or heads cannot be shared evenly.
+        AnatomyError: If the number is unknown, or heads cannot be divided evenly.
     """
     if isinstance(count, int):
         return count

@@ -1,4 +1,4 @@
-"""Rotary positions: which rows of q and k are rotated, and in which pairs and layers.
+"""Rotary positions: which rows of q and k are rotated, how they pair up, and in which layers.
 
 Source: the modelling files of transformers 5.23.
 """
@@ -15,7 +15,7 @@ _Config = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """How positions rotate the first ``dim`` rows of a head; None for all, or unknown."""
+    """How positions rotate the first ``dim`` rows of a head; ``dim`` is None for all rows, or if unknown."""
 
     layout: RopeLayout = "unknown"
     dim: int | None = None
@@ -66,7 +66,7 @@ FAMILIES: Mapping[RopeLayout, frozenset[str]] = {
         }
     ),
 }
-"""Families by how rows pair up; other families are ``unknown``."""
+"""Families, grouped by how rows pair up; other families are ``unknown``."""
 
 
 def family_layout(architecture: str, answers: Mapping[str, bool | str]) -> RopeLayout:
@@ -81,16 +81,17 @@ def family_layout(architecture: str, answers: Mapping[str, bool | str]) -> RopeL
 
 
 SHARE_KEYS = ("partial_rotary_factor", "rotary_pct")
-"""Config keys for the rotated share of a head; also looked up in ``rope_parameters`` and its layer types."""
+"""Config keys that state the rotated share of a head, also inside ``rope_parameters`` and its layer types."""
 
 DIM_KEYS = ("rotary_dim",)
 """Config keys for the number of rotated rows of a head."""
 
 LISTS_OF_ROTATED_LAYERS = ("no_rope_layers",)
-"""Config keys of lists in which 0 marks a layer without rotation, despite their names."""
+"""Config keys whose value is a list in which, despite the key's name, 0 marks a layer without rotation."""
 
 WHOLE_HEAD_TYPES = ("proportional",)
-"""Values of ``rope_type`` that pair all rows of a head, and rotate those beyond the share by an angle of zero."""
+"""Values of ``rope_type`` for which all rows of a head pair up, but rows beyond the share are rotated by an angle of
+zero."""
 
 
 def read_rotations(

@@ -17,7 +17,7 @@ positions do not affect q and k."""
 
 
 RoleLayouts = tuple[tuple[Role, Layout | None], ...]
-"""The role of each weight in a tensor, and its rows; None for all rows."""
+"""The role of each weight in a tensor, and the weight's rows; None for all rows."""
 
 Answer = bool | str | None
 ExpertStorage = Literal["numbered", "stacked", "below", "shared", "stacked shared"]
@@ -28,7 +28,7 @@ class EdgeRow:
     """A possible name of a tensor outside the layers.
 
     Attributes:
-        pattern: Regular expression for the name after any prefix of whole components.
+        pattern: Regular expression for the name, after any prefix that consists of whole components.
         model_types: Families that it applies to; empty for any.
         at_root: Whether the name must have no prefix.
     """
@@ -46,15 +46,16 @@ class LayerRow:
         pattern: Regular expression for the name after the prefix and layer number.
         transposed: Whether the tensor is ``(d_in, d_out)``; None to infer it from the model's width.
         model_types: Families that it applies to; empty for any.
-        when: Config keys (``outer.inner`` if nested), and the values for which the row applies; None for a missing key.
+        when: Config keys (``outer.inner`` if nested), and the values for which the row applies; None stands for a
+            missing key.
         beside: Pattern of a tensor that the layer must also have.
         unless_beside: Pattern of a tensor that the layer must not have.
-        experts: ``numbered``: one, whose number is the pattern's group ``expert``. ``stacked``: all, along the first
-            axis. ``below``: all, one below the other. ``shared``: the expert for every token. ``stacked shared``:
-            several of these.
+        experts: ``numbered``: one expert, whose number is the pattern's group ``expert``. ``stacked``: all experts,
+            along the first axis. ``below``: all experts, one below the other. ``shared``: the expert for every token.
+            ``stacked shared``: several shared experts.
         joined: Whether to merge the last two of three axes.
-        rope: How rotated rows pair up, if the tensor differs from the family.
-        n_heads: Query and key/value heads, if they differ from the model's.
+        rope: How rotated rows pair up, if not as in the rest of the family.
+        n_heads: Numbers of query and key/value heads, if they differ from the model's.
         first_half: Whether only the first half of the columns reads the stream.
     """
 
@@ -75,9 +76,9 @@ class LayerRow:
 
 @dataclass(frozen=True, slots=True)
 class ProductRow:
-    """Possible names of the two factors of a weight, and of the norm between them: ``left diag(gain) right``.
+    """Possible names of a weight's two factors and the norm between them: ``left diag(gain) right``.
 
-    The row applies to layers that have all of these tensors. Patterns are as in :class:`LayerRow`.
+    The row applies to layers that contain all these tensors. Patterns are as in :class:`LayerRow`.
 
     Attributes:
         left: Pattern of the factor that provides the rows.
@@ -116,7 +117,7 @@ NUMBER = r"(?P<expert>\d{1,4})"
 
 
 def fused_rows(roles: tuple[Role, ...], groups: StatedCount, shares: tuple[StatedCount, ...]) -> RoleLayouts:
-    """Return the parts of a tensor with several weights; see :class:`~mdir_hf.model.roles.roles.FusedRows`."""
+    """Return the parts of a tensor that contains several weights; see :class:`~mdir_hf.model.roles.roles.FusedRows`."""
     return tuple((role, FusedRows(groups, shares, at)) for at, role in enumerate(roles))
 
 
@@ -127,7 +128,7 @@ THIRDS = fused_rows(QKV, 1, (1, 1, 1))
 CONTIGUOUS = fused_rows(QKV, 1, ("heads", "kv_heads", "kv_heads"))
 PER_HEAD = fused_rows(QKV, "heads", (1, 1, 1))
 PER_GROUP = fused_rows(QKV, "kv_heads", ("heads_per_kv_head", 1, 1))
-"""Parts of a tensor with gate and up, or q, k and v: contiguous, or grouped by head or key/value head."""
+"""Parts of a tensor that contains gate and up, or q, k and v: contiguous, or grouped by head or key/value head."""
 
 YES: frozenset[Answer] = frozenset({True})
 NO: frozenset[Answer] = frozenset({False})
@@ -160,8 +161,8 @@ def rows(
 ) -> tuple[LayerRow, ...]:
     """Return rows for several tensors with the same options.
 
-    ``weights`` maps patterns that omit ``ending`` to one role, to two roles for a shared norm, or to the role and
-    layout of each weight.
+    ``weights`` maps patterns, from which ``ending`` is omitted, to one role, to two roles that share a norm, or to the
+    role and layout of each weight.
     """
     return tuple(
         LayerRow(rf"(?:{name}){ending}", _parts(content), model_types=frozenset(model_types), **options)

@@ -1,8 +1,8 @@
-"""Data on model families: names of tensors outside layers, config keys and exceptions.
+"""Tables of model families: names of tensors outside layers, config keys, and exceptions.
 
-``families/`` has the names of tensors inside layers. A pattern must match the whole name after the prefix, and the
-first matching row is used. A wrong role is worse than none, so an ambiguous name has a row for each known family, and
-gets no role in others.
+Names of tensors inside layers are in ``families/``. A pattern must match the whole name after the prefix, and the first
+matching row is used. As a wrong role is worse than none, an ambiguous name has a row for each known family, and no role
+in other families.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VALUES_SHARE_THE_STREAM = frozenset({"minicpm3"})
 """Latent-attention families whose value width defaults to the stream's width divided by the number of heads."""
 
 HEADS_OF_OTHER_TOKENS = frozenset({"csm"})
-"""Families whose output head predicts other tokens than the embedding's: audio codes."""
+"""Families whose output head predicts audio codes rather than the embedding's tokens."""
 
 HEADS_ALONE = frozenset({"medusa"})
 """Families that consist of output heads for further tokens."""
@@ -68,7 +68,7 @@ FINAL_NORM_ROWS: tuple[EdgeRow, ...] = (
     EdgeRow(r"(?:embedding|token_embd)_norm\.weight", frozenset({"lfm2", "lfm2_moe", "lfm3"})),
     *_anywhere("output_norm"),
 )
-"""Norm before the head; searched only in the folder of the layer stack."""
+"""Norm before the head, which is looked for only in the folder of the layer stack."""
 
 NOT_WEIGHTS = (
     r"(.*[.|])?(bias|masked_bias|rotary_emb\.inv_freq|e_score_correction_bias|(gate_up|down)_proj_bias"
@@ -85,29 +85,29 @@ ONE_SUBLAYER = frozenset({"mamba", "mamba2", "mamba2_ssm", "falcon_mamba", "nemo
 AWAY_FROM_THE_STREAM: dict[str, frozenset[Role]] = dict.fromkeys(
     ("zamba", "zamba2"), frozenset({Role.O, Role.GATE, Role.UP})
 )
-"""Families in which attention writes only to the MLP, and the roles that therefore do not exist."""
+"""Families in which only the MLP reads attention's output, and the roles that therefore do not exist."""
 
 MOST_EXPERTS = 10_000
 """A larger number of experts in a layer is treated as an error."""
 
 MOST_EXPERTS_OF_ALL = 100_000
-"""A larger number of experts in all layers is treated as an error; Kimi-K2 has 23,000."""
+"""A larger total number of experts is treated as an error; Kimi-K2 has 23,000."""
 
 MOST_LAYERS = 10_000
-"""A larger number of layers is treated as an error. Lists in a config are read only up to this length."""
+"""A larger number of layers is treated as an error, and lists in a config are read only up to this length."""
 
 MOST_STACKS = 1_000
-"""Number of stacks examined, largest first. Published models have tens."""
+"""Number of stacks examined, largest first; published models have at most tens."""
 
 OTHER_STACKS = (
     *("vision", "visual", "audio", "image", "video", "speech", "mtp", "draft", "eagle", "medusa"),
     *("cross_attn", ".dit.", "talker", "token2wav", "code2wav", "depth_decoder", "codec_model"),
 )
-"""Words in the prefixes of stacks other than the language model, such as towers and multi-token prediction."""
+"""Words in the prefixes of stacks that are not the language model, such as towers and multi-token prediction."""
 
 MAIN_STACKS = {"blt_global_transformer": "global_transformer.layers"}
-"""Families in which several stacks process one text, and the stack to compare. BLT's processes patches and has nearly
-all weights; the stacks before and after it process bytes."""
+"""Families in which several stacks process one text, and the stack to compare. In BLT, it processes patches and
+contains nearly all weights; the stacks before and after it process bytes."""
 
 SEQUENCES = (
     ("prelude", "core_block", "coda"),
@@ -118,7 +118,7 @@ SEQUENCES = (
 
 _XLM = frozenset({"attentions", "ffns", "layer_norm1", "layer_norm2"})
 FOLDERS_OF_LAYERS: dict[str, frozenset[str]] = dict.fromkeys(("xlm", "flaubert"), _XLM)
-"""Families that number a layer's parts separately in each folder, and these folders."""
+"""Families that divide each layer's parts between folders with their own layer numbers, and those folders."""
 
 NESTED_CONFIGS: tuple[tuple[str, ...], ...] = (
     ("thinker_config", "text_config"),
@@ -138,7 +138,7 @@ EMBEDDING_SIZE_KEYS = (
     "d_model",  # of Perceiver; elsewhere it is the width of the stream
 )
 EMBEDDING_CONFIGS = {"blt_global_transformer": ("encoder_config", "blt_local_encoder")}
-"""Families whose embedding belongs to a stack of another width, with the config and family of that stack."""
+"""Families whose embedding belongs to a stack of another width, and that stack's config and family."""
 
 UNEMBEDDING_SIZE_KEYS = ("output_embedding_size",)
 N_LAYERS_KEYS = (

@@ -17,14 +17,14 @@ WRAPPERS = (
 """Components of a name that denote a wrapper."""
 
 TRAINED_COPY = "modules_to_save"
-"""Component in the name of a trained copy, which takes precedence over the original."""
+"""Name component of a trained copy, which takes precedence over the original."""
 
 _WRAPPER = re.compile(r"(?:^|(?<=\.))(?:" + "|".join(map(re.escape, WRAPPERS)) + r")\.")
 _MENTIONS = re.compile("_mod|module|base_layer")
 
 
 def without_wrappers(names: Iterable[str]) -> dict[str, str]:
-    """Map each tensor's name, after removing wrappers, to its stored name.
+    """Map each tensor's name, with wrappers removed, to its stored name.
 
     PEFT's trained copies replace the originals. Other names that would collide keep their wrappers.
     """

@@ -1,7 +1,7 @@
 """Pair embedding rows of tokens that two vocabularies share, and choose which to read first.
 
-Any choice that is independent of the weights keeps p valid, so rows are taken in runs of neighbouring ids: windows of
-both embeddings, paired by their common tokens, densest first. The seed shuffles windows of equal density.
+Because p is valid for any choice that is independent of the weights, rows are taken in runs of neighbouring ids:
+windows of both embeddings with many tokens in common, densest first. The seed shuffles windows of equal density.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class CommonVocabulary:
     """Pairs of embedding rows from two models that stand for the same bytes.
 
     Attributes:
-        reference_rows: Strictly ascending row numbers in the reference, int64.
-        candidate_rows: Distinct row numbers in the candidate, int64.
-        n_reference_beyond: Usable tokens of the reference without an embedding row.
-        is_by_number: Whether the tokens are unknown, so that rows were paired by number.
+        reference_rows: Row numbers in the reference, strictly ascending, int64.
+        candidate_rows: Row numbers in the candidate, all distinct, int64.
+        n_reference_beyond: Number of the reference's usable tokens that have no embedding row.
+        is_by_number: Whether rows were paired by number because the tokens are unknown.
     """
 
     reference_rows: NDArray[np.int64]
@@ -58,8 +58,8 @@ def common_vocabulary(
     Embeddings may have padding rows.
 
     Raises:
-        VocabularyError: If a vocabulary has more than ``MAX_TOKENS_BEYOND`` tokens beyond its embedding, and so
-            probably belongs to another model.
+        VocabularyError: If more than ``MAX_TOKENS_BEYOND`` tokens of a vocabulary have no embedding row, so it probably
+            belongs to another model.
     """
     n_reference_beyond = _beyond(reference, n_reference_rows, "reference")
     n_candidate_beyond = _beyond(candidate, n_candidate_rows, "candidate")
@@ -94,29 +94,29 @@ def _beyond(vocabulary: Vocabulary, n_rows: int, side: str) -> int:
 IntArray = npt.NDArray[np.int64]
 
 REQUEST_COST_BYTES = 128 << 10
-"""Overhead of a request, in bytes: about 10 ms of latency per request in flight at 100 Mbit/s."""
+"""Overhead of a request in bytes: what a 100 Mbit/s connection transfers in about 10 ms."""
 
 LARGEST_RUN_BYTES = 128 << 10
-"""If both models share a tokenizer, runs waste no bytes, so they are just long enough to be worth a request."""
+"""If the models share a tokenizer, runs waste no bytes, so they are just long enough to be worth a request."""
 
 SMALL_GAP_BYTES = 16 << 10
-"""If both models share a tokenizer, larger gaps between runs would add up to most of a small embedding."""
+"""If the models share a tokenizer, reading larger gaps between runs would add up to most of a small embedding."""
 
 WINDOW_ROWS = tuple(2**i for i in range(4, 14))
 
 N_FINE_WINDOWS, N_COARSE_WINDOWS = 32, 16
-"""If both models share a tokenizer, a sample starts with windows spread over the vocabulary. The largest sample adds a
-few longer ones. Reading 4096 rows of 14 kB then takes 46 requests rather than 256."""
+"""If the models share a tokenizer, a sample starts with windows spread over the vocabulary, and the largest sample adds
+a few longer windows. Reading 4096 rows of 14 kB then takes 46 requests rather than 256."""
 
 
 class RowSampler:
     """Nested samples of the common vocabulary: a larger sample contains every smaller one.
 
-    Windows make samples of ``n_first`` to ``n_last`` tokens cheap. ``row_n_bytes`` is a row's stored size in each
+    Samples of ``n_first`` to ``n_last`` tokens are cheap. ``row_n_bytes`` is the stored size of a row in each
     embedding.
 
     Attributes:
-        window_rows: Rows per window (of the first sample if the tokenizer is shared).
+        window_rows: Number of rows per window (in the first sample, if the tokenizer is shared).
         max_gap_bytes: Largest gap that is worth reading.
     """
 
@@ -147,7 +147,7 @@ class RowSampler:
             self._rank_of_token = ranks[self.window_rows]
 
     def take(self, n_tokens: int) -> IntArray:
-        """Return the ascending positions in ``common`` of at least ``n_tokens`` tokens, as whole windows."""
+        """Return the positions in ``common`` of at least ``n_tokens`` tokens, in whole windows and ascending."""
         n_tokens = min(n_tokens, len(self._reference))
         if n_tokens <= 0:
             return np.zeros(0, dtype=np.int64)
@@ -188,7 +188,6 @@ class RowSampler:
         return rank[inverse]
 
     def _cost(self, ranks: IntArray, n_tokens: int, row_n_bytes: tuple[int, int]) -> float:
-        """Return the cost in bytes, including requests, of a sample with these ranks."""
         if not len(ranks):
             return 0.0
         last_rank = np.partition(ranks, min(n_tokens, len(ranks)) - 1)[min(n_tokens, len(ranks)) - 1]

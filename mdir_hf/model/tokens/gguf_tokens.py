@@ -1,4 +1,4 @@
-"""Read the vocabulary in a GGUF file: ``tokenizer.ggml.tokens`` and their types, one per row.
+"""Read the vocabulary in a GGUF file, from ``tokenizer.ggml.tokens`` and the tokens' types, one per row.
 
 Source: the converter of llama.cpp (``conversion/base.py``).
 """
@@ -95,7 +95,7 @@ def _spelt(text: str, token: bytes, spell: spelling.Speller) -> bytes:
 
 
 def _phantom_space(token: str) -> bytes:
-    """Decode BERT's convention in GGUF, in which a mark precedes tokens that start a word."""
+    """Decode a token in BERT's convention for GGUF, in which a mark precedes tokens that start a word."""
     if token.startswith(spelling.META_SPACE):
         return b" " + token[1:].encode()
     return token.encode()
@@ -106,8 +106,6 @@ _RWKV_LETTERS = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 
 
 def _rwkv(token: str) -> bytes:
-    """Decode RWKV's convention, in which bytes are written like a Python literal."""
-
     def unescaped(match: re.Match[bytes]) -> bytes:
         code = match[1]
         return bytes.fromhex(code[1:].decode()) if len(code) == 3 else _RWKV_LETTERS.get(code, code)

@@ -22,7 +22,7 @@ _CLOSE = re.compile(rb"\s*\]")
 
 
 def without_merges(data: bytes) -> bytes:
-    """Empty the array of BPE merges, half or more of any tokenizer.json. Unexpected data is returned unchanged."""
+    """Empty the array of BPE merges, at least half of any tokenizer.json. Unexpected data is returned unchanged."""
     start = _MERGES.search(data)
     if start is None:
         return data
@@ -37,7 +37,7 @@ def load_object(data: bytes, file: str) -> dict[str, Any]:
     """Load a JSON object. If a key is repeated, its last value is used.
 
     Raises:
-        VocabularyError: If the data is not a JSON object in UTF-8, is nested too deeply, or has too long a number.
+        VocabularyError: If the data is not a JSON object in UTF-8, is nested too deeply, or contains too long a number.
     """
     original = data
     data = without_merges(data)

@@ -35,7 +35,7 @@ RWKV_LINE = re.compile(
 
 
 def lines_of(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the number (from 1) and content of each non-empty line. Removes a byte order mark."""
+    """Yield each non-empty line and its number, starting at 1. Removes a byte order mark."""
     check_lines(data)
     for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         if len(line) > MAX_TOKEN_N_BYTES:
@@ -52,7 +52,7 @@ def check_lines(data: bytes) -> None:
 
 
 def tiktoken_tokens(data: bytes) -> Iterator[Token]:
-    """Read tiktoken ranks, one per line: a token in base64, a space, and its row.
+    """Read tiktoken ranks. Each line contains a token in base64, a space, and the token's row.
 
     Special tokens are not in the file.
 
@@ -69,8 +69,7 @@ def tiktoken_tokens(data: bytes) -> Iterator[Token]:
 def tekken_tokens(content: dict[str, Any]) -> Iterator[Token]:
     """Read a ``tekken.json``, special tokens first.
 
-    A token's row is its rank plus ``default_num_special_tokens``. Tokens whose row is not below ``default_vocab_size``
-    are skipped.
+    A token's row is its rank plus ``default_num_special_tokens``. Rows from ``default_vocab_size`` on are skipped.
     """
     config, entries = content.get("config"), content.get("vocab")
     if not isinstance(config, dict) or not isinstance(entries, list):
@@ -98,7 +97,7 @@ def tekken_tokens(content: dict[str, Any]) -> Iterator[Token]:
 
 
 def rwkv_tokens(data: bytes) -> Iterator[Token]:
-    """Read RWKV's word list. A line has the row, a Python literal of text or bytes, and the number of bytes.
+    """Read RWKV's word list. Each line contains the row, a Python literal (text or bytes), and the number of bytes.
 
     Literals are not evaluated. Row 0, the end of text, is not in the file.
 
@@ -119,7 +118,7 @@ def rwkv_tokens(data: bytes) -> Iterator[Token]:
 def literal_tokens(data: bytes) -> Iterator[Token]:
     """Read RWKV's ``vocab.txt`` in the Hub's format: line n is a Python bytes literal for row n - 1.
 
-    Row 0 is the end of text; its line is ignored.
+    Line 1 is ignored, because row 0 is the end of text.
     """
     for number, line in lines_of(data):
         if LITERAL_LINE.fullmatch(line) is None:
@@ -156,9 +155,9 @@ _CONTINUES = "@@"
 
 
 def word_list_tokens(data: bytes) -> tuple[VocabularyKind, Iterator[Token]]:
-    """Read a ``vocab.txt`` and return its convention and tokens. Empty lines are unused rows.
+    """Read a ``vocab.txt`` and return its convention and tokens. Empty lines stand for unused rows.
 
-    Special tokens are recognised from their names, and WordPiece from the markers in the file.
+    Special tokens are recognised by their names, and WordPiece by the markers in the file.
 
     Raises:
         VocabularyError: If the file is not UTF-8 text.

@@ -30,7 +30,7 @@ _HEXADECIMAL = frozenset("0123456789abcdefABCDEF")
 
 
 def byte_level(token: str) -> bytes:
-    """Return the bytes of a byte-level token; a token outside the alphabet is literal text."""
+    """Return the bytes of a byte-level token; a token with characters outside the alphabet is literal text."""
     try:
         return token.translate(_BYTE_LEVEL).encode("latin-1")
     except UnicodeEncodeError:
@@ -59,7 +59,7 @@ def fallback_byte(token: str) -> bytes | None:
 
 
 def wordpiece(token: str, *, prefix: str = "##") -> bytes:
-    """Return the bytes of a WordPiece token, preceded by a space unless the token has the prefix."""
+    """Return a WordPiece token's bytes, preceded by a space unless the token starts with the prefix."""
     if len(token) > len(prefix) and token.startswith(prefix):
         return token[len(prefix) :].encode()
     return b" " + token.encode()
@@ -90,8 +90,9 @@ SPELLERS: dict[VocabularyKind, Speller] = {
 
 
 _CONTINUES, _COMMON = "##", 50
-"""In WordPiece, at least one token in this many has the marker (20 to 90% in published vocabularies). Elsewhere, a few
-tokens such as ``##`` and ``###`` are headings. Other markers do not occur in ordinary text."""
+"""In WordPiece, at least one token in this many has the marker (20 to 90% in published vocabularies). In other
+vocabularies, only a few tokens have it: headings such as ``##`` and ``###``. Other markers do not occur in ordinary
+text."""
 
 
 def guess_kind(tokens: Iterable[str]) -> VocabularyKind:
@@ -123,7 +124,7 @@ _SPECIAL_NAMES = frozenset(
 
 
 def is_reserved(token: str) -> bool:
-    """Return whether a token is a placeholder: a known name and a number, in brackets."""
+    """Return whether a token is a placeholder, such as ``<unused7>``: a known name and a number, in brackets."""
     if token[:1] not in ("<", "[") or token[-1:] not in (">", "]"):
         return False
     inside = token[1:-1].removeprefix("|").removesuffix("|")
@@ -145,7 +146,7 @@ def is_control(token: str) -> bool:
 
 
 def type_by_name(token: str, *, may_be_markup: bool = False) -> TokenType:
-    """Return the type suggested by a token's name. If ``may_be_markup``, treat names such as ``<s>`` as text."""
+    """Return the type that a token's name suggests. If ``may_be_markup``, names such as ``<s>`` are text."""
     if is_reserved(token):
         return TokenType.RESERVED
     named = token in _SPECIAL_NAMES and not may_be_markup

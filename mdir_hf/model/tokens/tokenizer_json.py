@@ -18,8 +18,8 @@ _N_FIRST_ROWS = 16
 def tokenizer_json_tokens(content: dict[str, Any]) -> tuple[VocabularyKind, Iterator[Token]]:
     """Read a ``tokenizer.json`` and return its convention and tokens.
 
-    An added token is special if it is flagged as such, or named ``<|…|>``. If it repeats an entry of the model's
-    vocabulary, it is spelled like that entry; otherwise, it is literal text.
+    An added token is special if it is flagged as such, or named ``<|…|>``. If the model's vocabulary contains it too,
+    it is spelled like that entry; otherwise, it is literal text.
 
     Raises:
         VocabularyError: If a value has the wrong type; may also be raised during iteration.
@@ -76,7 +76,7 @@ def tokenizer_json_tokens(content: dict[str, Any]) -> tuple[VocabularyKind, Iter
 
 
 def vocab_json_tokens(row_of: dict[str, Any]) -> tuple[VocabularyKind, Iterator[Token]]:
-    """Read a ``vocab.json``, which maps token strings to rows; return its guessed convention and tokens.
+    """Read a ``vocab.json``, which maps token strings to rows; guess its convention, and return this and the tokens.
 
     Raises:
         VocabularyError: If a row is not an integer; raised during iteration.
@@ -103,7 +103,7 @@ def added_json_tokens(row_of: dict[str, Any]) -> Iterator[Token]:
 
 
 def declared_tokens(config: dict[str, Any]) -> Iterator[Token]:
-    """Read the text and flags of single rows from ``added_tokens_decoder`` in a ``tokenizer_config.json``.
+    """Read the text and flags of single rows from the ``added_tokens_decoder`` of a ``tokenizer_config.json``.
 
     Raises:
         VocabularyError: If a value has the wrong type; raised during iteration.

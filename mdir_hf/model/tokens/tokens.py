@@ -3,9 +3,9 @@
 Readers of file formats yield :data:`Token` triples in any order. :func:`assemble` decides which of them are usable:
 
 * Tokens without text (special, control, reserved, unused or empty) are left out.
-* **A byte fallback is left out if another token has the same byte**, since its row is never trained.
-* **Other duplicates are all left out.** If two rows have the same bytes (GPT-NeoX has every run of 2 to 24 spaces
-  twice), or one row has two spellings, the files do not show which one was used in training.
+* **A byte fallback is left out if another token stands for the same byte**, because its row is then never trained.
+* **Other duplicates are all left out.** If two rows stand for the same bytes (in GPT-NeoX, every run of 2 to 24
+  spaces), or one row has two spellings, the files do not show which was used in training.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ class Vocabulary:
     ``n_tokens + n_special + n_reserved + n_unused + n_duplicate == n_rows`` always holds.
 
     Attributes:
-        row_of: Row number of each usable token by its bytes; every row occurs once.
+        row_of: Row number of each usable token, keyed by the token's bytes; no row occurs twice.
         n_rows: One more than the highest row number, including special tokens.
-        n_special: Control, unknown and other special rows.
-        n_unused: Rows without a token, without bytes, or marked as unused.
-        doubts: Contradictions between files, as sentences.
+        n_special: Number of control, unknown and other special rows.
+        n_unused: Number of rows without a token, without bytes, or marked as unused.
+        doubts: Contradictions between files, each described in a sentence.
     """
 
     kind: VocabularyKind
@@ -94,7 +94,8 @@ class Vocabulary:
 def assemble(tokens: Iterable[Token], *, kind: VocabularyKind, files: tuple[str, ...]) -> Vocabulary:
     """Select the usable tokens, following the rules in this module's docstring.
 
-    If a row has several types, one that leaves it out takes precedence. Errors name the first of ``files``.
+    If a row has several types, and one of them leaves it out, that type takes precedence. Errors name the first of
+    ``files``.
 
     Raises:
         VocabularyError: If a row number is out of range, or no token is usable.

@@ -1,4 +1,4 @@
-"""Find and read a repository's tokenizer files, and number the rows of SentencePiece pieces.
+"""Find and read a repository's tokenizer files, and assign rows to SentencePiece pieces.
 
 Some classes prepend tokens or drop pieces. Source: transformers' slow tokenizers and their converters
 (``convert_slow_tokenizer.py``); ``SPTokenizer`` in the repository of ChatGLM-6B.
@@ -37,13 +37,13 @@ from mdir_hf.model.tokens.tokens import Token, TokenType, Vocabulary, Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class Numbering:
-    """How pieces of a model file map to rows.
+    """How the pieces in a model file map to rows.
 
     Attributes:
         offset: Number added to a piece's position in the file.
         n_dropped: Number of leading pieces that have no row.
         setting: Key in ``tokenizer_config.json`` that overrides the offset.
-        literals: Pieces that stand for other white space.
+        literals: White space that some pieces stand for, keyed by piece.
     """
 
     offset: int = 0
@@ -52,7 +52,7 @@ class Numbering:
     literals: Mapping[bytes, bytes] | None = None
 
     def apply(self, tokens: Iterable[Token]) -> Iterator[Token]:
-        """Number pieces in file order; rows before the first are special."""
+        """Number pieces in file order; rows before the first piece are special."""
         for row in range(self.offset + self.n_dropped if self.offset else 0):
             yield row, b"", TokenType.SPECIAL
         literals = self.literals or {}
@@ -88,12 +88,12 @@ _OF_FAMILY: dict[str, Numbering] = {
     "camembert": Numbering(offset=4, n_dropped=1),
     **dict.fromkeys(("pegasus", "pegasus_x", "bigbird_pegasus"), _PEGASUS),
 }
-"""Numbering by ``model_type`` in ``config.json``, for tokenizers that declare no class of their own."""
+"""Numbering, keyed by ``model_type`` in ``config.json``, for tokenizers that declare no class of their own."""
 
 _ANY_CLASS = frozenset({"", "PreTrained", "Tokenizers", "TokenizersBackend"})
 CHATGLM_FILE = "ice_text.model"
 NUMBERED_BY_CLASS = ("sentencepiece.bpe.model", "spiece.model")
-"""Files whose numbering depends on the model's config unless the tokenizer's config declares it."""
+"""Files whose numbering is taken from the model's config unless the tokenizer's config declares it."""
 
 
 def numbering_of(file: str, tokenizer_config: Mapping[str, Any], config: Mapping[str, Any]) -> Numbering:
@@ -122,7 +122,7 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 CONFIG = "config.json"
 
 MAX_MOVED_SHARE = 0.01
-"""Largest share of common tokens on which two files of a tokenizer may differ, because some were added later."""
+"""Largest share of common tokens on which a tokenizer's two files may differ because some tokens were added later."""
 
 _FOLDERS = ("", "tokenizer/", "original/")
 """Folders with tokenizer files; the first folder that contains any is used."""
@@ -181,7 +181,7 @@ def vocabulary_files(names: Collection[str]) -> tuple[str, ...]:
 
 
 def _sources(names: Collection[str]) -> Iterator[tuple[str, ...]]:
-    """Yield the primary files of the first folder that has any, best first, each with its companions."""
+    """Yield the primary files in the first folder that contains any, best first, each with its companions."""
     for folder in _FOLDERS:
         inside = (name.removeprefix(folder) for name in names if name.startswith(folder))
         files = sorted(name for name in inside if "/" not in name)

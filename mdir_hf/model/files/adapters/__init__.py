@@ -27,12 +27,12 @@ KEPT_TENSORS = 16
 """Number of small adapter tensors in the cache."""
 
 _BLOCK_N_VALUES = 1 << 24
-"""Number of values per block when all rows are read to compute column lengths: 64 MiB in float32."""
+"""Number of values per block (64 MiB in float32) when all rows are read to compute column lengths."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Factors:
-    """Factors of a weight's change, which is ``left[rows] @ right`` in the stored orientation."""
+    """The two factors of a change to a weight: ``left[rows] @ right``, in the stored orientation."""
 
     left: torch.Tensor
     right: torch.Tensor
@@ -43,11 +43,11 @@ class AdaptedSource:
     """A base model with a PEFT adapter. Implements ``TensorSource``.
 
     LoRA adds s B A to the base, with s = alpha / r, or alpha / sqrt(r) for rsLoRA. DoRA then rescales rows.
-    :mod:`.row_changes` applies the other methods. Tensors saved whole replace the base's tensors. If an adapter is
+    :mod:`.row_changes` applies the other methods. Tensors saved whole replace those of the base. If an adapter is
     unsupported, the tensors that it changes cannot be read.
 
-    Results are float32, whereas a merged file is rounded to the base's dtype. If DoRA rescales columns, computing their
-    lengths reads the matrix once. Thread-safe.
+    Results are float32, whereas a merged file would be rounded to the base's dtype. If DoRA rescales columns, the whole
+    matrix is read once to compute their lengths. Thread-safe.
 
     Raises:
         CorruptCheckpointError: If factors are missing or inconsistent.
@@ -225,7 +225,6 @@ class AdaptedSource:
         return factors
 
     def _column_scale(self, name: str, spec: TensorSpec, factors: _Factors) -> torch.Tensor:
-        """Return the cached scale of each column, ``(d,)``."""
         with self._lock:
             known = self._column_scales.get(name)
         if known is None:

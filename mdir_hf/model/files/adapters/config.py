@@ -44,8 +44,8 @@ _METHODS = {
 }
 
 _MOVES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Initialisations that subtract the initial B A from the base. The base named in the config then lacks this change, so
-B A alone is not the difference. PEFT can convert such adapters (``path_initial_model_for_weight_conversion``)."""
+"""Initialisations that subtract the initial B A from the base. The base named in the config lacks this change, so B A
+is not the whole difference. PEFT can convert such adapters (``path_initial_model_for_weight_conversion``)."""
 
 _NOT_APPLIED = {
     "alora_invocation_tokens": "is switched on by certain tokens (aLoRA)",
@@ -63,17 +63,17 @@ _PLAIN_PATTERN = re.compile(r"\^?[\w.-]+\$?")
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """Settings of an adapter.
+    """An adapter's settings.
 
     Attributes:
         changes_weights: False for methods such as prompt tuning.
-        alpha_pattern: Alpha by module name suffix, for modules that override it.
+        alpha_pattern: Alpha of modules that override it, keyed by name suffix.
         is_rank_stabilized: Whether alpha is divided by the square root of the rank (rsLoRA).
         is_transposed: Whether square matrices are stored ``(d_in, d_out)``.
         has_magnitudes: Whether rows are rescaled to learned lengths (DoRA).
-        token_rows: Replaced rows by module name suffix; an empty suffix means the embedding.
+        token_rows: Numbers of the rows replaced, keyed by module name suffix; an empty suffix means the embedding.
         parameters: Name suffixes of changed ``target_parameters``.
-        not_applied: Why changed tensors cannot be read (words after "an adapter that"), or None.
+        not_applied: Why changed tensors cannot be read, completing "an adapter that …", or None.
     """
 
     kind: str

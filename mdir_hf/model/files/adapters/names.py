@@ -1,7 +1,7 @@
 """Map names in an adapter to names in its base.
 
 PEFT names factors after modules in memory. The base's files may use another prefix, so an unambiguous suffix is enough.
-They may also store stacked experts separately.
+The files may also store stacked experts one by one.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _OF_TRAINING = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module
 """Components that compilers and trainers insert into names."""
 
 _WRAPPERS = ("modules_to_save", "ln_tuning_layers", "base_layer", "original_module")
-"""Name components of tensors that were saved whole. If there are several copies, the first of these marks the trained
-one."""
+"""Name components of tensors that were saved whole. If there are several copies, the first of these components marks
+the trained one."""
 
 _TOKENS = "trainable_tokens_delta"
 _TOKENS_FORMERLY = "trainable_tokens_original"
@@ -34,7 +34,7 @@ _TOKENS_FORMERLY = "trainable_tokens_original"
 
 @dataclass
 class ModuleChange:
-    """Names of an adapter's tensors for one module: A, B, the bias of B, DoRA's magnitudes, token rows.
+    """Names of an adapter's tensors for one module: A, B, B's bias, DoRA's magnitudes and token rows.
 
     Attributes:
         depth: Number of wrappers around the module, one for each changed parameter.
@@ -57,10 +57,10 @@ class ModuleChange:
 
 @dataclass(frozen=True)
 class AdapterNames:
-    """An adapter's tensors, grouped by module or parameter, and tensors saved whole.
+    """An adapter's tensors: changes grouped by module or parameter, and tensors saved whole.
 
     Attributes:
-        replaced: Name in the adapter, by name in the model.
+        replaced: Names in the adapter, keyed by name in the model.
     """
 
     modules: Mapping[str, ModuleChange] = field(default_factory=dict)
@@ -110,7 +110,7 @@ def sort_names(names: Iterable[str], *, label: str, has_parameters: bool = False
 
 
 def components_of(name: str) -> list[str]:
-    """Split a name into components, leaving out those added by compilers, trainers and PEFT."""
+    """Split a name into components, omitting those added by compilers, trainers and PEFT."""
     parts = [part for part in name.split(".") if part not in _OF_TRAINING]
     return ".".join(parts).removeprefix(_PREFIX).split(".")
 
@@ -118,7 +118,7 @@ def components_of(name: str) -> list[str]:
 def sort_by_slots(
     names: Iterable[str], slots: Set[str], shared: Iterable[str] = ()
 ) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
-    """Group the tensors of an adapter by module, for methods whose names contain one of ``slots``.
+    """Group an adapter's tensors by module, for methods whose tensor names contain one of ``slots``.
 
     Tensors in ``shared`` slots belong to all modules. Tensors saved whole are returned separately.
     """
@@ -165,8 +165,8 @@ class BaseNames:
     def find(self, name: str) -> str | None:
         """Return the base's only matching tensor, or None.
 
-        The match must share the layer's number, the word before it and everything after it. The longest common suffix
-        wins; other common components break ties.
+        A match has the same layer number, the same word before it, and everything after it in common. The longest
+        common suffix wins; other common components break ties.
         """
         if name in self._names:
             return name
@@ -212,7 +212,7 @@ class ExpertStack:
     """A parameter that stacks experts, and how the base stores it.
 
     Attributes:
-        weights: Tensors in the base, each with its expert (None for all experts) and first row.
+        weights: Tensors in the base, each with the expert that it contains (None for all) and its first row.
         is_transposed: Whether the base stores ``(d_in, d_out)``; None if the shape is ambiguous.
     """
 

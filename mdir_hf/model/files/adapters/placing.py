@@ -36,12 +36,12 @@ class LoraChange:
 
 
 class Placement:
-    """An adapter's tensors, by the base tensor that they change.
+    """An adapter's tensors, keyed by the base tensor that they change.
 
     Attributes:
-        biases: Tensors that are added to biases, and their scaling.
+        biases: Tensors that are added to biases, each with its scaling.
         bias_factors: Factors that scale biases (IA3).
-        token_rows: An adapter tensor, and the number of its row for each table row.
+        token_rows: An adapter tensor, and for each row of the table, the number of the tensor's row.
         blocked: Reasons why weights cannot be read.
     """
 
@@ -91,7 +91,6 @@ class Placement:
                     self.biases[bias] = (change.bias, self.changes[weight].scaling)
 
     def _replace(self, whole: Mapping[str, str]) -> BaseNames:
-        """Record tensors saved whole, and return all names that exist afterwards."""
         base = BaseNames(self._base.names())
         for name, stored in whole.items():
             replaced = base.find(name) or name

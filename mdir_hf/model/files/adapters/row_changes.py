@@ -32,13 +32,13 @@ class RowChange(Protocol):
     def apply(
         self, values: torch.Tensor, rows: torch.Tensor, shape: Shape, read: Callable[[str], torch.Tensor]
     ) -> torch.Tensor:
-        """Return rows ``(k, d)`` of the merged weight, given the same rows of the base."""
+        """Return rows ``(k, d)`` of the merged weight, given the base's rows with the same numbers."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class KindSettings:
-    """Settings that determine the meaning of an adapter's tensors.
+    """Settings that determine what an adapter's tensors mean.
 
     Attributes:
         alpha: ``alpha`` or ``lora_alpha``.
@@ -91,7 +91,7 @@ class ExpertRows:
         b: Name of the factors B, ``(d_out, rank * experts)``, with experts innermost.
         is_transposed: Whether the base stores ``(experts, d_in, d_out)``.
         expert: The expert; None for a stack.
-        first_row: First row in the stacked matrix: 0 for gate, the number of neurons for up.
+        first_row: First row in the stacked matrix: 0 for gate, and the number of neurons for up.
     """
 
     a: str
@@ -143,8 +143,8 @@ class AdapterMethod:
 
     Attributes:
         slots: Name components of the tensors.
-        needed: Sets of slots; at least one set must be present.
-        shape: Computes the weight's shape from the tensors' shapes; unknown sides are None.
+        needed: Sets of slots, at least one of which must be present in full.
+        shape: Computes the weight's shape from the tensors' shapes, with None for unknown sizes.
     """
 
     slots: frozenset[str]
@@ -215,7 +215,7 @@ def _oft_shape(shapes: Mapping[str, Shape], settings: KindSettings) -> tuple[int
 
 
 def _block_size(n_entries: int) -> int:
-    """Return the side of a skew-symmetric matrix that has ``n_entries`` entries above the diagonal."""
+    """Return the size of a skew-symmetric matrix with ``n_entries`` entries above the diagonal."""
     return int(((1 + 8 * n_entries) ** 0.5 + 1) / 2)
 
 

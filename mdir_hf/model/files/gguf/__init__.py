@@ -129,8 +129,7 @@ _PREFIXES = frozenset({"ud", "i1"})  # how it was quantised, in front of a type
 def open_gguf(tree: FileTree, variant: str | None) -> GgufSource | None:
     """Open the GGUF model in the root, or else in a subfolder, preferring the largest quantisation.
 
-    ``variant`` selects a quantisation: ``Q4_K_M`` selects ``model-Q4_K_M.gguf``. Returns None if there is no matching
-    file.
+    ``variant`` is a quantisation: ``Q4_K_M`` selects ``model-Q4_K_M.gguf``. Returns None if no file matches.
 
     Raises:
         SeveralModelsError: If there are several models; the message names them.
@@ -191,7 +190,7 @@ def _is_variant(name: str, variant: str) -> bool:
 
 
 def _widest(tree: FileTree, models: Mapping[str, list[str]]) -> str | None:
-    """Return the stem of the largest file, or None if the files are not quantisations of one model."""
+    """Return the largest file's stem, or None if the files are not quantisations of one model."""
     types = {stem: _type(stem) for stem in models}
     if len({kind and kind[0] for kind in types.values()}) != 1 or None in types.values():
         return None

@@ -17,12 +17,12 @@ from mdir_hf.installing import install_command
 from mdir_hf.model.files.decode import Encoding
 
 PLAIN = frozenset({"F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64"})
-"""Types with one number per block, whose names and bytes are the same in safetensors."""
+"""Types with one number per block. Their names and bytes are the same in safetensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgmlType:
-    """A tensor type, named as in ggml, with ``n_values`` numbers per block; ``n_bytes`` is 0 if unknown."""
+    """A tensor type, named as in ggml. A block has ``n_values`` numbers in ``n_bytes`` bytes, 0 if unknown."""
 
     number: int
     name: str
@@ -92,20 +92,20 @@ GGML_TYPES: dict[int, GgmlType] = {
 """All types of known size, by number."""
 
 I2_S = GgmlType(36, "I2_S", 1, 0)
-"""Ternary numbers of bitnet.cpp: the codes of a whole tensor, then one scale. ggml used this number for a type that it
-no longer supports. The order depends on the processor that wrote the file, so I2_S is not supported."""
+"""bitnet.cpp's ternary type: all codes of a tensor, then one scale. ggml used the same type number for a type that it
+no longer supports. I2_S is not supported, because the order of codes depends on the processor that wrote the file."""
 
 OTHER_LAYOUTS: dict[int, tuple[GgmlType, ...]] = {
     36: (I2_S,),
     42: (GgmlType(42, "Q2_0_128", 128, 34), GgmlType(42, "type 42", 1, 0)),
 }
-"""Formats that forks of llama.cpp write under the same number, distinguished by the space between tensors."""
+"""Types to which forks of llama.cpp give the same number; the space between tensors distinguishes them."""
 
 _BY_NAME = {known.name: known for group in ([*GGML_TYPES.values()], *OTHER_LAYOUTS.values()) for known in group}
 
 
 def ggml_type(number: int) -> GgmlType:
-    """Return the type with a number; if the number is unknown, the type has no size."""
+    """Return the type with the given number; a type with an unknown number has no size."""
     return GGML_TYPES.get(number) or GgmlType(number, f"type {number}", 1, 0)
 
 
@@ -115,7 +115,7 @@ def type_named(name: str) -> GgmlType:
 
 
 VALUES_AT_A_TIME = 1 << 18
-"""Number of values dequantised per step, to limit temporary memory to some tens of MB."""
+"""Number of values dequantised per step, which limits temporary memory to some tens of MB."""
 
 _Dequantise = Callable[[np.ndarray], np.ndarray]
 

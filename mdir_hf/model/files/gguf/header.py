@@ -1,11 +1,11 @@
 """Read and validate the header of a GGUF file.
 
 A file consists of the magic ``GGUF``, version, number of tensors, number of pairs, the pairs, the table (name, sizes
-with the fastest-varying axis first, type, offset), and the data from the next multiple of ``general.alignment``.
+with the fastest-varying axis first, type, offset), and the data, which starts at a multiple of ``general.alignment``.
 Source: ``docs/gguf.md`` and ``src/gguf.cpp`` of ggml.
 
 Every count is checked before memory is allocated. A header does not state its length, so a growing prefix is read.
-Arrays remain packed bytes.
+Arrays are kept as packed bytes.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class GrowingPrefix:
             raise CorruptCheckpointError(f"{what} is not UTF-8: {data[:40]!r}", subject=self.label) from exc
 
     def value(self, key: str) -> object:
-        """Read the type and value of a pair; None for arrays of strings that are not needed."""
+        """Read a pair's type and value, which is None for unneeded arrays of strings."""
         kind = self.uint32(f"the type of {key!r}")
         what = f"the value of {key!r}"
         if kind == _STRING:
@@ -180,7 +180,7 @@ DEFAULT_ALIGNMENT = 32
 MAX_N_DIMENSIONS = 4
 
 FIRST_READ_N_BYTES = (1 << 16, 1 << 20)
-"""Bounds on the first read, which is a 64th of the file: 1 MB for a model with 7 billion weights."""
+"""Bounds on the size of the first read, which is otherwise a 64th of the file."""
 
 _I64_MAX = 2**63 - 1
 _PAIR_N_BYTES = 8 + 4 + 1
@@ -193,8 +193,8 @@ class GgufHeader:
     """A valid header.
 
     Attributes:
-        metadata: Values by key: bool, int, float, str, numpy array, or :class:`PackedStrings`.
-        tensors: Specs by name, with rows as the first axis, and absolute offsets.
+        metadata: Values (bool, int, float, str, numpy array or :class:`PackedStrings`), keyed by name.
+        tensors: Specs, keyed by tensor name. Rows are the first axis, and offsets are absolute.
     """
 
     version: int
@@ -204,7 +204,7 @@ class GgufHeader:
 
 
 def read_gguf_header(source: ByteSource, *, path: str, first_n_bytes: int | None = None) -> GgufHeader:
-    """Read and validate a header. Reads no byte twice, and at most twice the header's length.
+    """Read and validate a header. Reads at most twice the header's length, and no byte twice.
 
     Raises:
         CorruptCheckpointError: If the file is not GGUF, is truncated, or breaks the rules of the format.
@@ -329,7 +329,7 @@ def _place(prefix: GrowingPrefix, entries: list[_Entry], *, base: int, alignment
 
 
 def _resolve_shared_numbers(entries: list[_Entry], rooms: list[int]) -> list[_Entry]:
-    """For type numbers that forks reuse, choose the first type whose size suits all tensors."""
+    """For each type number that forks reuse, choose the first type whose size fits all tensors."""
     kinds: dict[int, GgmlType] = {}
     for number, others in OTHER_LAYOUTS.items():
         of_number = [(entry, room) for entry, room in zip(entries, rooms, strict=True) if entry.kind.number == number]

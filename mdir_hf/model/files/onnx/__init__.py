@@ -61,7 +61,7 @@ class OnnxWeights:
         return tuple(sorted(self._weights))
 
     def contents(self) -> Iterator[StoredTensor]:
-        """Yield every initialiser; companions belong to their weights."""
+        """Yield every initialiser, assigning companions to their weights."""
         owners = {weight.stored: (name, False) for name, weight in self._weights.items()}
         for name, weight in self._weights.items():
             parts = weight.codes.parts if weight.codes else ()

@@ -50,13 +50,13 @@ class Codes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinearCodes:
-    """Codes decoded as ``(code - zero) * scale``, with parameters per tensor, axis entry or block.
+    """Codes decoded as ``(code - zero) * scale``. There is one pair of parameters per tensor, axis entry or block.
 
     Attributes:
         shape: Shape of the weight as stored.
         dtype: Type of the codes, such as ``U4``; they may be stored as bytes.
-        zero: Initialiser of zero points; None for ``default_zero``.
-        block: Codes along the axis that share a scale; 0 for one scale per entry.
+        zero: Initialiser of the zero points; None if all are ``default_zero``.
+        block: Number of codes along the axis that share a scale; 0 if each entry has its own.
     """
 
     stored: str
@@ -96,7 +96,6 @@ class LinearCodes:
         return values if self.scale is None else values * self._spread(source, self.scale, rows)
 
     def _spread(self, source: OnnxSource, name: str, rows: IntArray) -> torch.Tensor:
-        """Return the parameters of some rows, in a shape that broadcasts over ``(k, d)``."""
         known = source.graph.initialisers[name]
         numbers = _numbers(source.row_bytes(name, 1, np.zeros(1, np.int64)), self._dtype_of(source, name))[0]
         size, last = self.shape[self.axis], len(self.shape) - 1
@@ -134,7 +133,7 @@ class NBitsCodes:
     """``MatMulNBits``: codes in blocks along the rows of ``(out, in)``, low bits first.
 
     Attributes:
-        zero: Initialiser of zero points, as floats or packed codes; None for half the range.
+        zero: Initialiser with the zero points as floats or packed codes; None if they are half the range.
         block: Codes that share a scale.
     """
 
@@ -177,8 +176,8 @@ class TableCodes:
     """``MatMulBnb4``: table codes in blocks of consecutive entries of ``(out, in)``, high half first.
 
     Attributes:
-        scale: Initialiser with the largest number of each block.
-        table: The 16 numbers.
+        scale: Initialiser that contains each block's largest number.
+        table: The 16 numbers that codes stand for.
     """
 
     stored: str

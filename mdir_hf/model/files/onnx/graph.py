@@ -17,7 +17,7 @@ from mdir_hf.model.files.sources import ByteSource, excess_of_shape
 
 FIRST_READ_N_BYTES = 1 << 18
 AFTER_A_STEP_N_BYTES = 1 << 12
-"""Length of the read after a skipped payload; the next one usually begins within a hundred bytes."""
+"""Number of bytes read after a skipped payload; the next payload usually begins within a hundred bytes."""
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
@@ -158,7 +158,7 @@ PACKED_BITS = {"U4": 4, "I4": 4, "F4": 4, "U2": 2, "I2": 2}
 
 MOST_INITIALISERS, MOST_NODES, DEEPEST_GRAPH = 100_000, 1_000_000, 4
 MOST_PIECES = 1 << 16
-"""Limit on the fields with one initialiser's numbers; writers pack them into one."""
+"""Limit on the number of fields that contain an initialiser's numbers; writers use one packed field."""
 
 _MODEL_GRAPH = 7
 _GRAPH_NODE, _GRAPH_INITIALISER = 1, 5
@@ -170,8 +170,8 @@ FIXED_WIDTH = (_FLOATS, _DOUBLES)
 """Typed fields that contain fixed-width numbers."""
 
 _SCOPES, _CLASSES, _NAMESPACE = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy", "namespace"
-"""Metadata that torch's exporter adds to a node: the modules from the outermost to the operation, and their classes, as
-Python lists or in one string."""
+"""Metadata that torch's exporter adds to a node, as Python lists or one string: the modules from the outermost to the
+operation, and their classes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ class Initialiser:
     Attributes:
         dtype: Name as in safetensors, or ``U4``, ``I4``, ``U2`` or ``I2`` for packed integers.
         path: External file, or empty.
-        varints: Varint fields; if there are any, ``start`` and ``stop`` count decoded bytes.
+        varints: Varint fields. If there are any, ``start`` and ``stop`` are positions in the decoded bytes.
     """
 
     name: str
@@ -203,9 +203,9 @@ class Node:
     """A node of a graph.
 
     Attributes:
-        inputs: Names of tensors; empty for an omitted optional input.
+        inputs: Tensor names; an omitted optional input has an empty name.
         module: Module named by torch's exporter, such as ``model.layers.0.self_attn.q_proj``, or empty.
-        module_class: Class of that module, such as ``torch.nn.modules.linear.Linear``.
+        module_class: The module's class, such as ``torch.nn.modules.linear.Linear``.
     """
 
     name: str
@@ -228,7 +228,7 @@ class Graph:
 def read_graph(source: ByteSource) -> Graph:
     """Read an ONNX file, skipping the bytes of its weights.
 
-    Takes one read per long initialiser inside the file.
+    Each long initialiser inside the file costs one read.
 
     Raises:
         CorruptCheckpointError: If the file is not an ONNX file.
@@ -302,7 +302,7 @@ def _read_node(reader: MessageReader, message: Field, graph: Graph, depth: int) 
 
 
 def _read_metadata(reader: MessageReader, message: Field) -> dict[str, str]:
-    """Read a metadata pair if it names modules; skip others, which may be long."""
+    """Read a metadata pair if it names modules; skip other pairs, which may be long."""
     key, value = "", None
     for part in reader.fields(message.start, message.stop):
         if part.number == 1 and part.stop - part.start <= len(_CLASSES):

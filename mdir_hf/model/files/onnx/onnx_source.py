@@ -23,7 +23,7 @@ _BYTES = Encoding(1, 1, partial(view_bytes, dtype=torch.uint8), n_decoded=1)
 class OnnxSource(ShardedTensors):
     """The initialisers of one ONNX file, read lazily. Implements ``TensorSource`` and ``StoredTensors``.
 
-    Packed integers are returned as bytes: ``(rows, bytes per row)`` if each row is whole bytes, else flat.
+    Packed integers are returned as bytes, ``(rows, bytes per row)`` or, if rows do not end at byte boundaries, flat.
     """
 
     format_name = "ONNX"
@@ -42,7 +42,7 @@ class OnnxSource(ShardedTensors):
         return self._graph
 
     def row_bytes(self, name: str, n_rows: int, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some of ``n_rows`` equally long rows as bytes, ``(k, bytes per row)``."""
+        """Return some of ``n_rows`` rows of equal length as bytes, ``(k, bytes per row)``."""
         spec = self.spec(name)
         width, rest = divmod(spec.n_bytes, n_rows)
         if rest:

@@ -1,7 +1,7 @@
 """Find the weights of an ONNX graph, and their names in the original checkpoint.
 
-Exporters transpose matrices and name them by number, but the nodes that use them have module paths. Quantisers append
-to names, or store codes, scales and zero points as inputs of nodes.
+Exporters transpose matrices and replace their names with numbers, but the nodes that use them state module paths.
+Quantisers append to names, or store codes, scales and zero points as inputs of nodes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PRODUCTS_OF_CODES = ("QLinearMatMul", "QGemm")
 # Input numbers of the scale and the zero point of the matrix.
 _SCALES_OF_PRODUCT = {"MatMulIntegerToFloat": (3, 5), "DynamicQuantizeMatMul": (2, 3), "MatMulInteger": (None, 3)}
 _PASSED_ON = ("Identity", "Cast", "Transpose", "DequantizeLinear", "Gather")
-"""Operators that may come between an initialiser and the product that uses it."""
+"""Operators that may stand between an initialiser and the product that uses it."""
 
 _FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2", "F8_E5M2FNUZ")
 _CODES = ("U8", "I8", "U4", "I4", "U2", "I2", "F4")
@@ -41,7 +41,7 @@ _OF_BUILDER = (
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """How a checkpoint weight is stored; ``codes`` is None unless it is quantised."""
+    """How a checkpoint weight is stored; ``codes`` is None unless the weight is quantised."""
 
     stored: str
     shape: tuple[int, ...]
@@ -50,9 +50,9 @@ class Weight:
 
 
 def find_weights(graph: Graph, label: str) -> dict[str, Weight]:
-    """Return a graph's weights by their names in the original checkpoint.
+    """Return a graph's weights, keyed by their names in the original checkpoint.
 
-    A matrix that no known operator uses keeps its name; if it has integers, it cannot be read.
+    A matrix that no known operator uses keeps its name and, if it contains integers, cannot be read.
     """
     return _Finder(graph, label).find()
 
@@ -140,7 +140,7 @@ class _Finder:
         return self._oriented(stored, node, codes, is_transposed=is_transposed)
 
     def _oriented(self, stored: str, node: Node, codes: Codes | None, *, is_transposed: bool) -> Weight:
-        """Orient a matrix as in the checkpoint. Conv1D is ``(in, out)`` there."""
+        """Orient a matrix as in the checkpoint, where Conv1D is ``(in, out)``."""
         shape = self._known[stored].shape
         if self._own_name(stored) is not None:
             is_transposed = False
@@ -224,7 +224,6 @@ class _Finder:
         return self._of_rows(node, codes)
 
     def _of_table(self, node: Node) -> Weight | None:
-        """Return the matrix of ``MatMulBnb4(A, B, absmax)``."""
         n, k, block = (node.ints.get(name, 0) for name in ("N", "K", "block_size"))
         stored, scale = (*node.inputs[1:3], "", "")[:2]
         if stored not in self._known or scale not in self._known or min(n, k, block) <= 0:
@@ -241,7 +240,8 @@ class _Finder:
         return self._of_rows(node, TableCodes(stored, (n, k), scale, table, block))
 
     def _of_rows(self, node: Node, codes: NBitsCodes | TableCodes) -> Weight:
-        """Return codes along ``(out, in)``. A matrix that kept its name was originally ``(in, out)``."""
+        """Return codes oriented as ``(out, in)``. If a matrix kept its name, the checkpoint stores it as ``(in, out)``.
+        """
         is_conv1d = node.module_class.rpartition(".")[2] == _CONV1D
         is_transposed = self._own_name(codes.stored) is not None or is_conv1d
         return Weight(codes.stored, codes.shape[::-1] if is_transposed else codes.shape, is_transposed, codes)

@@ -1,4 +1,4 @@
-"""PyTorch's own files, read with range requests. Pickles are parsed as data and never executed."""
+"""Read PyTorch's own files with range requests. Pickles are parsed as data and never executed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mdir_hf.model.files.shards import Header, ShardedTensors, list_some
 from mdir_hf.model.files.sources import ByteSource, FileTree, TensorSpec, excess_of_shape
 
 _SMALL_ENTRIES_N_BYTES = 4096
-"""Entries on byte order and alignment are read together with the pickle if they end within this distance after it."""
+"""Entries that state byte order and alignment are read together with the pickle if they end within this distance of it."""
 
 # A pickle of torch's magic number, in any protocol; framed from protocol 4 on.
 _LEGACY = re.compile(rb"\x80[\x02-\x05](\x95.{8})?\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19\.", re.DOTALL)
@@ -47,7 +47,7 @@ class StridedSpec(TensorSpec):
 class PytorchSource(ShardedTensors):
     """The tensors of a PyTorch checkpoint, read lazily. Implements ``TensorSource`` and ``StoredTensors``.
 
-    A header (zip directory and pickle) takes two or three reads.
+    Reading a header (zip directory and pickle) takes two or three reads.
     """
 
     format_name = "PyTorch"
@@ -96,7 +96,7 @@ class PytorchSource(ShardedTensors):
         return check_finite(values.to(result_dtype(values.dtype)), spec, label, rows=wanted)
 
     def _rows_of_matrix(self, spec: StridedSpec, rows: torch.Tensor, encoding: Encoding) -> torch.Tensor:
-        """Read the byte range that contains the rows: nearly all of a transposed matrix."""
+        """Read the byte range that contains the rows; for a transposed matrix, this is nearly all of it."""
         (down, along), width = spec.stride, spec.shape[1]
         first, last = int(rows.min()), int(rows.max())
         start = spec.start + encoding.bytes_of(first * down)
@@ -245,7 +245,6 @@ def _refuse_long(entry: Entry) -> None:
 
 
 def _spec(name: str, tensor: PickledTensor, *, path: str, start: int, n_bytes: int) -> TensorSpec:
-    """Return the spec of a view at ``start``, rejecting views that exceed the storage."""
     item = DTYPES[tensor.dtype].n_bits // 8
     n_stored = n_bytes // item
     storage = tensor.storage
@@ -315,7 +314,7 @@ def open_only_pytorch_file(tree: FileTree, variant: str | None) -> PytorchSource
     Returns None if there is no such file, or if a variant is given.
 
     Raises:
-        UnsupportedFormatError: If there are several such files: slices of one model, or several models.
+        UnsupportedFormatError: If there are several such files, which may be slices of one model or several models.
     """
     if variant is not None:
         return None

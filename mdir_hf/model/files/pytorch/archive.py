@@ -1,8 +1,8 @@
 """Read the directory of a zip file written by ``torch.save`` from a few byte ranges.
 
 The parser follows the zip format strictly (APPNOTE 6.3, sections 4.3 and 4.5). Reading each local header would cost a
-request per tensor, so offsets are computed from torch's padding (``getPadding`` in
-``caffe2/serialize/inline_container.cc``), and used if the data then ends at the next entry.
+request per tensor. Instead, offsets are computed from torch's padding (``getPadding`` in
+``caffe2/serialize/inline_container.cc``), and accepted if the data then ends at the next entry.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _CENTRAL_MAGIC, _LOCAL_MAGIC = 0x02014B50, 0x04034B50
 _U16_MAX, _U32_MAX = 0xFFFF, 0xFFFFFFFF
 
 TAIL_N_BYTES = _END.size + _U16_MAX
-"""Length of the first read, at the end of the file. It covers the longest end record, or a directory of 500 tensors."""
+"""Length of the first read, at the end of the file. It covers the longest possible end record, or a directory of 500
+tensors."""
 
 MAX_PADDING_N_BYTES = 4096
 """Longest padding that is read together with an entry; longer padding costs another read."""
@@ -43,7 +44,7 @@ class Entry:
         header_start: Absolute offset of the local header.
         is_stored: Whether the content is neither compressed nor encrypted.
         has_descriptor: Whether a data descriptor follows the content.
-        stop: Absolute offset of the next entry, or of the directory.
+        stop: Absolute offset of the next entry or, after the last, of the directory.
     """
 
     name: str
@@ -60,7 +61,9 @@ class Entry:
         return min(self.stop, self.header_start + _LOCAL.size + self.n_name_bytes + MAX_PADDING_N_BYTES + self.n_bytes)
 
     def aligned_start(self, alignment: int) -> int | None:
-        """Return the offset of the content given torch's alignment; None if it would not end at the next entry."""
+        """Return the content's offset, assuming torch's alignment; None if the content would then not end at the next
+        entry.
+        """
         start = self.header_start + _LOCAL.size + self.n_name_bytes + 4
         if self.n_bytes >= _U32_MAX or self.header_start >= _U32_MAX:
             start += 4 + 16 * (self.n_bytes >= _U32_MAX) + 8 * (self.header_start >= _U32_MAX)
@@ -74,7 +77,7 @@ class NoArchiveError(CorruptCheckpointError):
 
 
 class Archive:
-    """A zip file with a parsed directory and a byte cache. Opening it takes one or two reads.
+    """A zip file, with its directory parsed and some of its bytes cached. Opening it takes one or two reads.
 
     Raises:
         NoArchiveError: If the file is not a zip archive.
@@ -159,7 +162,7 @@ class Archive:
         return self._place(self._parse(raw, n_entries), directory_start=start)
 
     def _directory_place(self, tail: bytes, tail_start: int, end: int) -> tuple[int, int, int, int]:
-        """Return the directory's entry count, size and start, and the start of the next record."""
+        """Return the directory's number of entries, size and start, and the start of the record that follows it."""
         _, disk, first_disk, n_here, n_entries, n_bytes, start, _ = _END.unpack_from(tail, end)
         stop = tail_start + end
         if end >= _END64_LOCATOR.size:

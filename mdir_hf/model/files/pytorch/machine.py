@@ -36,7 +36,7 @@ _MAX_NESTING = 12
 _MAX_VISITED = 2_000_000
 _MAX_TENSORS = 200_000
 _MAX_NAMES_N_CHARACTERS = 64 << 20
-"""Limits. Dicts may be shared or contain themselves, so that a short pickle can describe any number of paths."""
+"""Limits. As dicts may be shared or contain themselves, a short pickle can describe any number of paths."""
 
 Leaf = PickledTensor | UnreadableTensor
 
@@ -51,7 +51,7 @@ class _Bounds:
 def find_tensors(root: object, *, as_named: bool = False, is_shard: bool = False) -> Mapping[str, Leaf]:
     """Return a state dict's tensors by name, ignoring other objects.
 
-    Nested names are joined with dots. Wrappers are removed unless ``as_named`` is set. A shard may be empty.
+    Nested names are joined with dots. Unless ``as_named``, wrappers are removed. A shard may contain no tensors.
 
     Raises:
         UnsupportedFormatError: If the data contains no state dict.
@@ -105,7 +105,7 @@ def _collect(value: object, name: str, depth: int, bounds: _Bounds) -> None:
 
 
 def _without_wrappers(leaves: Mapping[str, Leaf]) -> Mapping[str, Leaf]:
-    """Remove ``module`` (DataParallel) from all names, and other wrappers anywhere."""
+    """Remove a first component ``module`` (DataParallel) shared by all names, and other wrappers anywhere."""
     names = {name: [part for part in name.split(".") if part not in _WRAPPERS] for name in leaves}
     while names and all(len(parts) > 1 and parts[0] == "module" for parts in names.values()):
         names = {name: parts[1:] for name, parts in names.items()}
@@ -127,10 +127,10 @@ def _describe(root: object) -> str:
 
 
 _MAX_KEY_BITS = 31
-"""Largest number of bits in an integer key; longer integers can be chosen to collide in a dict."""
+"""Largest number of bits in an integer key. Longer integers could be chosen to collide in a dict."""
 
 _MAX_MEMO_BITS = 32
-"""Limit of the binary opcodes. The decimal opcode has none, and would allow colliding memo keys."""
+"""Limit on memo keys in binary opcodes. The decimal opcode has none, so its keys could collide."""
 
 
 _MARK = object()
@@ -147,8 +147,8 @@ _NO_OPS = frozenset(("PROTO", "FRAME"))
 def read_pickle(data: bytes, *, label: str) -> object:
     """Run a pickle of at most 2,000,000 opcodes and return its data.
 
-    Tensors are :class:`~.objects.PickledTensor`, other objects :class:`~.objects.Inert`. Time and memory are
-    O(opcodes).
+    Tensors become :class:`~.objects.PickledTensor`, and other objects become :class:`~.objects.Inert`. Takes O(opcodes)
+    time and memory.
 
     Raises:
         UnsafePickleError: If the pickle names a global that weights do not need.

@@ -1,4 +1,4 @@
-"""The globals that a pickled checkpoint may name, and the data that is built for each.
+"""The globals that a pickled checkpoint may name, and the data built for each of them.
 
 No global is imported or called. Names from training frameworks become inert objects. Unknown names raise an error.
 """
@@ -37,7 +37,7 @@ class Inert:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """A run of numbers in the archive.
+    """A sequence of numbers in the archive.
 
     Attributes:
         key: Key of the archive entry ``data/<key>``.
@@ -152,7 +152,7 @@ _INERT = re.compile(
     """,
     re.VERBOSE,
 )
-"""Names whose objects are discarded; they are never looked up."""
+"""Names of objects that are discarded. The names are never looked up."""
 
 
 def is_allowed(name: Global) -> bool:
@@ -167,7 +167,7 @@ def is_allowed(name: Global) -> bool:
 
 
 def storage_kind(name: Global) -> tuple[str | None, str | None] | None:
-    """Return the dtype of a storage class, or a description if it is unsupported; None for other names."""
+    """Return a storage class's dtype, or a description if the class is unsupported; None for other names."""
     if name.module not in ("torch", "torch.cuda", "torch.storage"):
         return None
     if name.name in STORAGE_DTYPES:

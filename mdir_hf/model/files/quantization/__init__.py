@@ -1,4 +1,4 @@
-"""Read quantised checkpoints as numbers, under their unquantised names; one module per scheme."""
+"""Read quantised checkpoints as numbers, under their unquantised names. There is one module per scheme."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ VALUES_AT_ONCE = 1 << 21
 """Number of values decoded at once from memory. Decoding needs about ten bytes per value in addition to the result."""
 
 ROW_VALUES_AT_ONCE = 1 << 23
-"""Number of values decoded at once if they must be read first, so that requests are large."""
+"""Number of values decoded at once if they have to be read first. It is large, so that requests are large."""
 
 NARROW = (*FLOAT8, "F4")
 """Dtypes that are plain numbers, unless there are scales."""
 
 KEPT_COMPANIONS = 64
 MOST_KEPT_N_BYTES = 1 << 20
-"""Limits of the cache for small companions without rows (one scale per tensor, maps of 16 numbers)."""
+"""Limits of the cache for small companions that have no rows, such as maps of 16 numbers."""
 
 
 class DequantizedSource:
     """A checkpoint whose quantised weights are read as numbers. Implements ``TensorSource``.
 
     A quantised weight has the name, shape and orientation of its unquantised version, and its spec points to the codes.
-    Reading rows reads only their codes and scales, except in layouts that store rows as columns. Thread-safe.
+    Unless the layout stores rows as columns, only the codes and scales of the requested rows are read. Thread-safe.
     """
 
     def __init__(self, stored: StoredSource, tree: FileTree) -> None:
@@ -77,7 +77,7 @@ class DequantizedSource:
 
     @property
     def description(self) -> Description:
-        """The source's description and schemes. Reads one shard header per scheme."""
+        """The source's description, including its schemes. Reads one shard's header per scheme."""
         described = self._source.description
         notes = [*described.notes]
         meanings = self._meanings()
@@ -97,7 +97,7 @@ class DequantizedSource:
         return self._inventory().names
 
     def contents(self) -> Iterator[StoredTensor]:
-        """Yield every tensor; codes and companions belong to their weights."""
+        """Yield every tensor, assigning codes and companions to their weights."""
         if not isinstance(self._source, ListsContents):
             return
         inventory = self._inventory()
@@ -121,7 +121,7 @@ class DequantizedSource:
             self._source.read_all_headers()
 
     def spec(self, name: str) -> TensorSpec:
-        """Return the logical shape, a dtype to show users, and the location of the codes."""
+        """Return the spec: the logical shape, a dtype to show to users, and the location of the codes."""
         coded = self._open(name)
         if coded is None:
             spec = self._source.spec(name)

@@ -1,4 +1,4 @@
-"""bitsandbytes: NF4 and FP4 in blocks of consecutive entries, and INT8 with one scale per row.
+"""bitsandbytes: NF4 and FP4 with one scale per block of consecutive entries, and INT8 with one per row.
 
 4 bits: entries in row order, two per byte, high half first; W = quant_map[code] * absmax[block]. Nested absmax are
 8-bit codes: nested_quant_map[code] * nested_absmax[block of blocks] + nested_offset. INT8: W = code * SCB / 127.
@@ -47,10 +47,10 @@ class BlockCodes(CodedTensor):
     """NF4 or FP4 codes of consecutive entries, stored as bytes of any dtype.
 
     Attributes:
-        block: Entries that share a scale.
-        absmax: Name of the scales, which are always read whole.
-        quant_map: The 16 numbers.
-        nested: Name, block, 256 numbers and offset of the outer scales; None if scales are floats.
+        block: Number of entries that share a scale.
+        absmax: Name of the tensor of scales, which is always read whole.
+        quant_map: The 16 numbers that codes stand for.
+        nested: Name, block size, 256 numbers and offset of the outer scales; None if scales are floats.
     """
 
     block: int
@@ -74,7 +74,6 @@ class BlockCodes(CodedTensor):
         return self.quant_map[codes.int()].mul_(self._factors(stored)[entries // self.block])
 
     def _bytes(self, stored: StoredRows, start: IntArray, width: int, max_gap_bytes: int | None) -> torch.Tensor:
-        """Return ranges of code bytes, ``(k, width)``, which may include padding."""
         n_bytes, n_items = self.codes.n_bytes, math.prod(self.codes.shape)
         is_few = start.size * width * ONE_REQUEST_SHARE < n_bytes
         if not is_few or self.codes.shape[-1] != 1 or isinstance(stored, KeptTensors):
@@ -150,7 +149,7 @@ def open_eight_bits(opening: Opening) -> CodedTensor:
 
 
 def _as_in_file(opening: Opening, coded: BlockCodes | RowCodes) -> CodedTensor:
-    """Transpose GPT-2's Conv1D, which is ``(d_in, d_out)`` in the unquantised file."""
+    """Transpose a GPT-2 Conv1D, which the unquantised file stores as ``(d_in, d_out)``."""
     if not opening.declared.stores_transposed(opening.parts.name):
         return coded
     d_out, d_in = coded.shape

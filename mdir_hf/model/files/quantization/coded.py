@@ -1,8 +1,8 @@
 """Quantised weights: which rows of codes to read, and how to decode them.
 
-Words are packed in two ways. Dense: number i starts at bit ``i * bits`` of the row, lowest bit first, even across words
-(GPTQ, MLX, compressed-tensors since 0.18). Padded: a word contains ``32 // bits`` whole numbers and its highest bits
-are unused (older compressed-tensors). Both are the same for 1, 2, 4 and 8 bits.
+Words are packed in two ways. Dense: number i starts at bit ``i * bits`` of the row, lowest bit first, and may cross
+into the next word (GPTQ, MLX, compressed-tensors since 0.18). Padded: each word contains ``32 // bits`` whole numbers,
+and its highest bits are unused (older compressed-tensors). For 1, 2, 4 and 8 bits, both are the same.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Numbers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A companion tensor whose numbers are spread over a weight.
+    """A companion tensor, each of whose numbers applies to a block of a weight.
 
     Attributes:
         shape: Shape of the weight, ``(n_matrices, m, d)``.
         grid: Shape of the companion, ``(1 or n_matrices, r, c)``.
-        block: Rows and columns of the weight that share a number.
-        group_of_column: Grid column of each column of the weight, ``(d,)``, or None.
+        block: Numbers of rows and columns of the weight that share a number.
+        group_of_column: Column of the grid ``(d,)`` for each of the weight's columns, or None.
     """
 
     spec: TensorSpec
@@ -52,7 +52,7 @@ class Grid:
     divides: bool = False
 
     def at(self, stored: StoredRows, rows: IntArray) -> torch.Tensor:
-        """Return the numbers for some rows as float32, ``(k, d)``, or ``(k, 1)`` if all columns share one.
+        """Return the numbers for some rows as float32 ``(k, d)``, or ``(k, 1)`` if all columns share one.
 
         Rows are numbered across the weight's matrices.
         """
@@ -99,12 +99,12 @@ def fit_grid(
     *,
     block: tuple[int, int] | None = None,
 ) -> Grid | None:
-    """Infer from shapes how a companion is spread over a weight, or return None.
+    """Infer from shapes how a companion's numbers are spread over a weight, or return None.
 
     Args:
-        spec: The companion: a scalar, or one number per row, expert or block. Edge blocks may be cut.
+        spec: The companion, with one number, or one per row, expert or block. Blocks at the edge may be cut off.
         shape: Shape of the weight, ``(..., m, d)``.
-        block: Rows and columns of a block. If unknown, 128 is tried, then equal blocks.
+        block: Rows and columns of a block. If unknown, 128 by 128 is tried, then equal blocks.
     """
     weight = (math.prod(shape[:-2]), shape[-2], shape[-1])
     stack = _as_stack(spec.shape, weight)
@@ -168,7 +168,6 @@ def _as_stack(shape: tuple[int, ...], weight: tuple[int, int, int]) -> tuple[int
 
 
 def _edge(size: int, n_numbers: int, configured: int | None, *, may_be_padded: bool) -> int | None:
-    """Return how many of ``size`` entries share a number, or None."""
     # A padded grid has numbers past the last block. Equal blocks of a power of two are preferred, as in transformers,
     # because the config states only one of several block sizes.
     if n_numbers == size:
@@ -228,18 +227,18 @@ class CodedTensor(ABC):
 
     @abstractmethod
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows as float32, ``(k, d)``, numbered across a stack. The values are not checked."""
+        """Return some rows as float32 ``(k, d)`` without checking the values. Rows are numbered across a stack."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowCodes(CodedTensor):
-    """Codes stored row by row.
+    """A weight whose codes are stored row by row.
 
     Attributes:
-        decode: Decodes rows of codes, ``(k, w)``, to new float32 numbers, ``(k, >= d)``; numbers beyond d are padding.
-        scales: Multiplied in order.
-        zero: Subtracted first.
-        offset: Added last.
+        decode: Function that decodes rows of codes ``(k, w)`` to a new float32 tensor ``(k, >= d)``, padded beyond d.
+        scales: Scales to multiply by, in order.
+        zero: Zero points, subtracted first.
+        offset: Numbers added last.
     """
 
     decode: Callable[[torch.Tensor], torch.Tensor]
@@ -272,7 +271,7 @@ class RowCodes(CodedTensor):
 
 @dataclass(frozen=True, slots=True)
 class PairedRowCodes(RowCodes):
-    """Codes of two neighbouring rows in each byte, with the even row in the low half."""
+    """Codes stored as bytes, each of which combines two neighbouring rows, the even row in the low half."""
 
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
         """Return some rows, reading the byte rows that contain them."""

@@ -1,15 +1,15 @@
 """FP8, NVFP4, MXFP4 and MXFP6 weights with scales.
 
-FP8: W = codes * scale. In DeepSeek-V3 and Qwen the scale is a factor although it is called ``weight_scale_inv``. In
-GPTQModel it is the inverse, as its config states. Scales stored as bytes are powers of two (MXFP8, DeepSeek-V4).
+FP8: W = codes * scale. In DeepSeek-V3 and Qwen, the scale is a factor, although it is called ``weight_scale_inv``.
+GPTQModel stores the inverse, as its config states. Scales stored as bytes are powers of two (MXFP8, DeepSeek-V4).
 
 FP4: two E2M1 numbers share a byte, low half first. MX: groups of 32 share a power of two, W = code * 2^(scale - 127).
-NVFP4: groups of 16 share an E4M3 scale, and the whole tensor has one more, which compressed-tensors divides by
-(``weight_global_scale``) and ModelOpt multiplies by (``weight_scale_2``).
+NVFP4: groups of 16 share an E4M3 scale, and there is one more scale for the whole tensor. compressed-tensors divides by
+it (``weight_global_scale``); ModelOpt multiplies by it (``weight_scale_2``).
 
 gpt-oss stores experts as ``…_blocks``, uint8 ``(experts, out, in / 32, 16)``, and ``…_scales``, uint8 ``(experts, out,
-in / 32)``. The unquantised file has ``(experts, in, out)``, so a row is a column in the file and needs the whole
-expert.
+in / 32)``. The unquantised file has ``(experts, in, out)``, so a row is a column of the codes, and reading it takes the
+whole expert.
 """
 
 from __future__ import annotations
@@ -107,7 +107,6 @@ def _row_n_bits(opening: Opening) -> int:
 
 
 def _whole_factor(opening: Opening, shape: tuple[int, ...]) -> Grid:
-    """Return the scale of a whole tensor or of each expert."""
     if opening.has("global_scale") or opening.parts.form == "packed":
         return dividing(opening.grid("global_scale", shape))
     return opening.grid("scale_2", shape)
@@ -118,7 +117,7 @@ GROUP = 32
 
 @dataclass(frozen=True, slots=True)
 class ExpertBlocks(CodedTensor):
-    """The experts of one layer, ``(experts, in, out)``, which are read one at a time."""
+    """One layer's experts, ``(experts, in, out)``, which are read one at a time."""
 
     scales: TensorSpec
 

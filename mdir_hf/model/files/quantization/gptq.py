@@ -1,12 +1,13 @@
 """GPTQ and AWQ: codes of 2, 3, 4 or 8 bits in int32 words, stored ``(d_in, d_out)``.
 
 W[out, in] = (code - zero) * scale, where groups of input channels share zero and scale. A row of the weight is a column
-in the file, so any row needs the whole tensor.
+in the file, so reading any row takes the whole tensor.
 
-GPTQ packs codes along the input and zeros along the output, densely. Its first format stores ``zero - 1``, its second
-``zero``. Some checkpoints in the second format are labelled as the first (vLLM, pull request 38966), so if all zeros
-are the middle of the range, their values decide which it is. AWQ packs both along the output, with the eight codes of a
-word in the order 0, 2, 4, 6, 1, 3, 5, 7. Source: AutoGPTQ 0.7 (qlinear_cuda_old), AutoAWQ 0.2 (packing_utils).
+GPTQ packs codes along the input and zeros along the output, densely. Its first format stores ``zero - 1``, and its
+second ``zero``. Some checkpoints in the second format are labelled as the first (vLLM, pull request 38966), so if all
+zeros are in the middle of the range, the format is inferred from their values. AWQ packs codes and zeros along the
+output, the eight codes of a word in the order 0, 2, 4, 6, 1, 3, 5, 7. Source: AutoGPTQ 0.7 (qlinear_cuda_old), AutoAWQ
+0.2 (packing_utils).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class ColumnCodes(CodedTensor):
 
     @property
     def rows_together(self) -> int:
-        """Number of rows decoded together: all if the logical tensor is transposed, else 1."""
+        """Number of rows decoded together: all rows if the logical tensor is transposed, else one."""
         return self.shape[0] if self.transposed else 1
 
     @property
@@ -180,7 +181,6 @@ def _bits(opening: Opening, d_out: int, zeros: TensorSpec | None, g_idx: TensorS
 
 
 def _awq_columns(words: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """Return some columns of words that contain eight each, uint8, ``(n, k)``."""
     needed, word = torch.unique(chosen // 8, return_inverse=True)
     codes = unpack_dense(words[:, needed], 4)
     return codes[:, 8 * word + torch.tensor(_AWQ_PLACE)[chosen % 8]]

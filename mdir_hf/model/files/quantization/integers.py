@@ -3,13 +3,13 @@
 W = (code - zero point) * scale. pack-quantized adds ``2^(bits - 1)`` to codes of 1 to 8 bits and stores them in int32
 words along a row; zero points are packed along the first axis.
 
-BitNet: weights of -1, 0 or 1, four per byte, with one scale. Byte row i contains rows i, i + m, i + 2m and i + 3m of 4m
-rows: two bits each, lowest first, plus 1. transformers' AutoBitLinear multiplies by the scale; its BitLinear divides by
+BitNet: weights of -1, 0 or 1, stored plus 1 in two bits each, with one scale. Of 4m rows, byte row i contains rows i, i
++ m, i + 2m and i + 3m, lowest bits first. In transformers, AutoBitLinear multiplies by the scale; BitLinear divides by
 it.
 
 MLX, and transformers' format for Metal: codes packed densely in uint32 words along a row, lowest bits first. Affine: W
-= code * scale + bias, for each group of columns. The config states bits and group size, also for single modules. The
-modes mxfp4, mxfp8 and nvfp4 store scales as bytes and have no biases. Source: MLX 0.32.
+= code * scale + bias, for each group of columns. The config states bits and group size, and may override them for
+single modules. The modes mxfp4, mxfp8 and nvfp4 store scales as bytes and have no biases. Source: MLX 0.32.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def open_int8(opening: Opening) -> CodedTensor:
 
 
 def open_int4_pairs(opening: Opening) -> CodedTensor:
-    """Open ModelOpt's INT4: bytes with two signed codes from neighbouring rows, ``(out / 2, in)``."""
+    """Open ModelOpt's INT4: bytes ``(out / 2, in)``, each with two signed codes from neighbouring rows."""
     codes = opening.codes
     shape = (codes.shape[0] * 2, codes.shape[1])
     scale = opening.grid("scale", shape)
@@ -126,7 +126,7 @@ def _zeros(opening: Opening, scale: Grid, bits: int, unpack: Unpack) -> Numbers:
 
 
 def _width(opening: Opening) -> int:
-    """Return the number of columns, from groups of known size if possible, else from ``weight_shape``."""
+    """Return the number of columns, derived from groups of known size if possible, else from ``weight_shape``."""
     codes, scale = opening.codes, opening.spec("scale")
     declared = opening.declared
     if len(declared.group_sizes) == len(declared.bits) == 1 and len(scale.shape) >= 2 and scale.shape[-1] > 1:
@@ -189,7 +189,7 @@ PER_BYTE = 4
 
 @dataclass(frozen=True, slots=True)
 class QuarteredRowCodes(RowCodes):
-    """2-bit codes in which the four rows of a byte row are a quarter of the matrix apart."""
+    """2-bit codes; the four rows combined in a byte row are a quarter of the matrix apart."""
 
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
         """Return some rows, reading the byte rows that contain them."""

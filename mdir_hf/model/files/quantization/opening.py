@@ -1,4 +1,4 @@
-"""Input for opening a weight: its stored parts, the config's validated declarations, and errors."""
+"""What opening a weight needs: its stored parts, the config's validated declarations, and errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FRONT = frozenset({"model", "language_model", "text_model", "llm", "thinker", "
 """Name components before a language model's layers; a file and its config may use different ones."""
 
 _FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
-"""Files in which AutoGPTQ, AutoAWQ and ModelOpt declare the quantisation if ``config.json`` does not."""
+"""Files in which AutoGPTQ, AutoAWQ and ModelOpt declare a quantisation that ``config.json`` does not declare."""
 
 _CONV1D_FAMILIES = frozenset({"gpt2", "openai-gpt", "imagegpt"})
 _CONV1D = re.compile(r"(?:.*\.)?(?:c_attn|q_attn|c_proj|c_fc)\.weight")
@@ -37,7 +37,7 @@ class Declared:
     """The quantisation that a config declares; missing properties are None or empty.
 
     Attributes:
-        of_modules: Settings of individual modules by name, excluding loader prefixes.
+        of_modules: Settings of single modules, keyed by name without loader prefixes.
     """
 
     settings: DeclaredSettings = field(default_factory=lambda: MappingProxyType({}))
@@ -61,7 +61,7 @@ class Declared:
 
     @property
     def block(self) -> tuple[int, int] | None:
-        """Rows and columns that share a scale; a group has one row."""
+        """Numbers of rows and columns that share a scale; a group has one row."""
         for settings in (self.settings, *self._weight_groups()):
             for key in ("weight_block_size", "block_structure"):
                 value = settings.get(key)
@@ -140,7 +140,7 @@ class Declared:
 
 
 def rescaled(method: str) -> str:
-    """Return the note for a method that moves factors into the following matrices."""
+    """Return the note for a method that moves factors into the matrices that follow."""
     return (
         f"{method}: per-channel rescaled: norms and the matrices after them, and some pairs of matrices, were divided "
         "and multiplied by one factor for each channel, which leaves the model's function unchanged; the embedding is "

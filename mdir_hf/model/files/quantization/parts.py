@@ -1,6 +1,6 @@
 """Group stored tensors by weight: codes, scales, zero points and maps.
 
-This uses only names, so no header is read.
+Only names are used, so no header is read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class RefusedScheme:
 
     Attributes:
         markers: Tensors that identify the scheme. The first is reported as the codes; the last triggers the check.
-        reason: Words that follow "in a way that is not supported: ".
+        reason: Completes "in a way that is not supported: …".
     """
 
     name: str
@@ -165,7 +165,7 @@ _MAKES_CODES = frozenset(
 _OF_QUANTISATION = re.compile(
     r"scale|zero|max|min|quant|code|lut|table|perm|idx|index|meta|shape|outlier|lora|hadamard|rot|exponent|mantissa"
 )
-"""Words in names that extend a weight's name and, unlike a bias, change the weight's meaning."""
+"""Suffixes of a weight's name for tensors that, unlike a bias, change what the weight means."""
 
 _ONTO_LEAF = re.compile("(?P<weight>.+?)_(?P<part>" + "|".join(sorted(_ONTO, key=len, reverse=True)) + ")")
 
@@ -176,7 +176,7 @@ class QuantizedParts:
 
     Attributes:
         form: ``weight``, ``packed``, ``blocks``, ``qweight``, or an unsupported scheme.
-        rival: Plain tensor with the weight's name, stored in addition to codes, or None.
+        rival: Plain tensor of the same name that is stored in addition to codes, or None.
     """
 
     name: str
@@ -208,10 +208,10 @@ class QuantizedParts:
 
 @dataclass(frozen=True, slots=True)
 class TensorGroups:
-    """A checkpoint's names, grouped.
+    """A checkpoint's tensor names, grouped by weight.
 
     Attributes:
-        orphans: One companion of each weight that has companions but no codes.
+        orphans: For each weight with companions but no codes, one of the companions.
     """
 
     names: tuple[str, ...]

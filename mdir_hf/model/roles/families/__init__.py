@@ -1,4 +1,4 @@
-"""Names of the tensors in a layer, with one module per kind of family. Specific families come first.
+"""Names of the tensors in a layer, in one module per kind of family. Specific families come first.
 
 Source: the modelling files of transformers 5.23.
 """
@@ -26,6 +26,6 @@ PRODUCT_ROWS: tuple[ProductRow, ...] = (
     *state_space.PRODUCT_ROWS,
     *decoders.PRODUCT_ROWS,
 )
-"""Weights of a layer stored as two factors, for roles without a tensor of their own."""
+"""Weights that a layer stores as two factors, for roles without a tensor of their own."""
 
 __all__ = ["LAYER_ROWS", "PRODUCT_ROWS"]

@@ -1,7 +1,7 @@
-"""Decoders: with fused projections, older than Llama, like Llama, and compressed; and the norms of all.
+"""Decoders with fused projections, older than Llama, like Llama, and compressed; and the norms of all of them.
 
-Norms that write the stream itself (as in BART) have no role. Source of the compressed names: the modules that SVD-LLM,
-ASVD, QuaRot, SpinQuant and SliceGPT save.
+Norms whose output is the stream itself (as in BART) have no role. Names in compressed models are those saved by
+SVD-LLM, ASVD, QuaRot, SpinQuant and SliceGPT.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ _LLAMA: tuple[LayerRow, ...] = (
 
 
 SHORTCUTS = r"(?:attn|mlp)_shortcut_Q"
-"""SliceGPT's matrices, which rotate the stream from the basis of one layer into the basis of the next."""
+"""SliceGPT's matrices, which rotate the stream from one layer's basis into the next layer's."""
 
 _PROJECTIONS: dict[str, Role] = {
     **dict(zip((r"self_attn\.q", r"self_attn\.k", r"self_attn\.v", r"self_attn\.o"), ATTENTION, strict=True)),

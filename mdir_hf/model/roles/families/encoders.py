@@ -1,4 +1,4 @@
-"""Masked language models, and the decoder's self-attention in encoder-decoders.
+"""Masked language models, and the self-attention of the decoder in encoder-decoders.
 
 Cross-attention has no role.
 """

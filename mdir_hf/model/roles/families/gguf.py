@@ -1,4 +1,4 @@
-"""Tensor names in GGUF, which are the same for all families, and the changes made by llama.cpp's converter.
+"""Tensor names in GGUF, which are the same for all families, and the changes that llama.cpp's converter makes.
 
 Source: ``gguf.constants`` (names) and the ``conversion`` folder of llama.cpp (permuted, split, joined and transposed
 weights).

@@ -1,7 +1,7 @@
 """Multi-head latent attention (since DeepSeek-V2): q, k and v are products through a latent with a norm.
 
-Here, Q and K are the rows without positions. Like v and o, they can be multiplied by any invertible map per head, and
-have no planes. All heads share the rotated rows of k, which have no role.
+Here, Q and K are the rows without positions. Like v and o, they can be transformed by any invertible map per head, and
+have no planes. The rotated rows of k, which all heads share, have no role.
 """
 
 from __future__ import annotations

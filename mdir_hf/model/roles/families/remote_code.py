@@ -1,4 +1,4 @@
-"""Families whose modelling code is in their repositories, and files that use their publishers' names.
+"""Families whose modelling code is in their repositories, and files with their publishers' own tensor names.
 
 Families that use Llama's names need no row.
 """

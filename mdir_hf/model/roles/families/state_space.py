@@ -1,7 +1,8 @@
 """Layers with a state: RWKV, linear attention, state-space mixers, gated convolutions, and hybrids of these.
 
-RWKV and linear attention use the roles of attention, but have no planes. Most apply an activation to each channel, so
-heads cannot be transformed freely, and a layer counts as one head. State-space mixers have their own roles.
+RWKV and linear attention use the roles of attention, but have no planes. Most of them apply an activation to each
+channel, so heads cannot be transformed freely, and a layer counts as one head. State-space mixers have roles of their
+own.
 """
 
 from __future__ import annotations
@@ -122,17 +123,17 @@ SIGNS: tuple[tuple[str, str], ...] = (
     (r"backbone\.layers\.\d+\.mixer\.norm\.weight", "mamba2_ssm"),
     (r"0\.0\.linear\.weight", "medusa"),
 )
-"""Tensor names that identify a family without a config, as in RWKV's own files. The first match is used."""
+"""Tensor names that identify a family if there is no config, as in RWKV's own files. The first match is used."""
 
 CHANNELS_PER_HEAD = {"mamba2_ssm": 32}
-"""Channels of the stream per head of a mixer, for families identified by name whose config does not state heads. In
-state-spaces' Mamba-2, the mixer is twice as wide as the stream, and heads have width 64."""
+"""Number of stream channels per mixer head, for families identified by name whose config does not state heads. In
+state-spaces' Mamba-2, the mixer is twice as wide as the stream, and a head has width 64."""
 
 HEADS_FROM_SHAPE: tuple[str, ...] = (
     r"(?:att|attention)\.(?:r_k|time_faaaa)",
     r"attn\.(?:r_k|bonus)",
 )
-"""Tensors with one row per head, for families whose configs do not state the number of heads correctly."""
+"""Tensors with one row per head, for families whose configs misstate the number of heads."""
 
 
 _NEMOTRON = {"nemotron_h"}

@@ -27,7 +27,7 @@ from mdir_hf.errors import MdirError, OfflineError, RepositoryNotFoundError, Ser
 from mdir_hf.names import check_path, did_you_mean, shown_name
 
 LARGE_N_BYTES = 16 << 20
-"""glibc returns freed blocks of at least this size to the system. Returning smaller blocks costs too many system calls."""
+"""glibc returns freed blocks of at least this size to the system. Smaller blocks would cost too many system calls."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 

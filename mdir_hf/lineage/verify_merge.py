@@ -79,7 +79,7 @@ STANDARD_ERRORS = 6.0
 
 @dataclass(frozen=True, slots=True)
 class ParentCheck:
-    """What was measured about a declared parent.
+    """A declared parent and its measured share.
 
     Attributes:
         share: Mean share over the declared layers, or None if unknown.

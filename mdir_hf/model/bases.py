@@ -31,7 +31,7 @@ class OpenRepository(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A model's weights; for an adapter, including those of its base.
+    """A model's weights; for an adapter, its base's weights are included.
 
     Attributes:
         tensors: All tensors, including the base's.

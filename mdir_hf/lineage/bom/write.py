@@ -83,7 +83,7 @@ class BaseRecord:
 
     @property
     def place(self) -> PedigreeList | None:
-        """Where the base is listed in a pedigree, or None.
+        """The base's place in a pedigree, or None.
 
         A base is an ancestor if its declaration is confirmed and nothing contradicts the direction, or if the model is
         an adapter for it. Other relatives are variants, because CycloneDX gives those no direction.

@@ -137,8 +137,7 @@ class Badge:
         return json.dumps(endpoint_of(self.claim), indent=2) + "\n"
 
     def markdown(self, image_url: str, report_url: str, bom_url: str | None = None) -> str:
-        """Return a line of Markdown that shows the badge, linked to the report, and optionally links to a bill of
-        materials.
+        """Return a line of Markdown: the badge, linked to the report, and optionally a link to a bill of materials.
 
         URLs may be relative paths.
 

@@ -210,7 +210,6 @@ def _sides(claim: Claim, repo: str) -> tuple[PinnedModel, PinnedModel]:
 def _base_model(
     metadata: Mapping[str, object], base: PinnedModel, own_model: PinnedModel, relation: str | None, subject: str
 ) -> dict[str, str | list[str]]:
-    """Return the fields to set, keeping the author's declarations."""
     assert base.repo is not None and own_model.repo is not None
     if base.repo.lower() == own_model.repo.lower():
         raise InputError("a model is not its own base model; leave out --confirm-base-model", subject=own_model.repo)

@@ -154,7 +154,6 @@ class BadgeCheck:
 
     Attributes:
         state: ``match``, ``stale`` (the same result, but a model has changed since) or ``different``.
-        branches: The newest commit of each repository.
     """
 
     state: str

@@ -59,7 +59,7 @@ class Fingerprint:
         rows: The tokens' rows, ``(len(tokens), n)``, in a 16-bit dtype if that is exact.
         digests: SHA-256 of every weight file, or None if any is unknown.
         neurons: 16-bit rows of neurons in four layers, or None.
-        numbers_by_config: What channel numbers mean according to the config, or None.
+        numbers_by_config: Meaning of channel numbers according to the config, or None.
     """
 
     model: ModelSummary

@@ -71,7 +71,7 @@ SCANNED_BASES = 1_000
 candidates are picked from their sketches."""
 
 PICKED_BASES = 100
-"""Number of candidates that each part of a sketch picks. A copy with little noise ranks far ahead of all other bases."""
+"""Number of candidates that each part of a sketch picks. A copy with little noise ranks far ahead of all others."""
 
 SCANNED_CHANNELS = 192
 """If channels in their stored order show no relation, best partners are computed for this many of a base's channels."""
@@ -194,8 +194,6 @@ class BaseIndex:
 
     def search_by_neurons(self, query: NeuronSample, *, top: int = 5) -> list[Fingerprint]:
         """Rank the bases by how similar their layers are, pairing neurons of the same number.
-
-        Computes one matrix product per base.
 
         Args:
             query: The model's neurons.

@@ -181,7 +181,7 @@ TESTS_OF_A_BASE = 3
 
 @dataclass(frozen=True, slots=True)
 class IdentificationPlan:
-    """What an index search reads from a model.
+    """The data that an index search reads from a model.
 
     Attributes:
         n_bytes: Bytes that the model's rows take, excluding gaps.

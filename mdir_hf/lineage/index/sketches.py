@@ -26,7 +26,7 @@ from mdir_hf.method.neurons import unit_rows
 from mdir_hf.method.polar import orthonormal_rows
 
 N_PROJECTIONS = 256
-"""Number of projections, both of rows and of each layer's neurons. Inner products of unit vectors are accurate to 1/16."""
+"""Number of projections of rows, and of each layer's neurons. Inner products of unit vectors are accurate to 1/16."""
 
 SHAPE_ROWS = 16
 """Number of rows whose cosines are stored."""

@@ -35,13 +35,12 @@ def survey_arriving(
     on_model: Callable[[SurveyReport], None] = lambda report: None,
     on_failure: OnFailure = lambda name, error: None,
 ) -> tuple[SurveyReport, dict[str, Fingerprint]]:
-    """Compare every pair of a few models, reporting intermediate results; see
-    :func:`~mdir_hf.lineage.survey.run.run_survey`.
+    """Compare every pair of a few models in memory, as :func:`~mdir_hf.lineage.survey.run.run_survey` does on disk.
 
     Ignores the plan's shard and folder. Keeps 2048 rows of each model in memory, 17 MB at width 4096. Models whose
     reads would exceed ``max_bytes`` are failures. ``on_model`` receives the report after each step. ``earlier`` is a
     complete survey without layers; its layers are then compared at the same commits. Returns the report, and rows keyed
-    by model (after an ``earlier`` survey, only those of new groups).
+    by model (after an ``earlier`` survey, only for new groups).
 
     Raises:
         InputError: If the plan is invalid, or no model can be opened.

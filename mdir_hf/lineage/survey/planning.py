@@ -295,7 +295,7 @@ def open_models(
 
 
 FILE_REQUESTS = 10
-"""Upper bound on requests for a typical model's config, index, tokenizer and headers, some of which are redirected."""
+"""Upper bound on requests for a typical model's config, index, tokenizer and headers, including redirects."""
 CARD_REQUESTS = 2
 """Requests for a model's card and an adapter's config."""
 

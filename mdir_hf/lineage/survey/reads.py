@@ -23,7 +23,7 @@ FEWEST_COMMON = 16
 
 @dataclass(frozen=True, slots=True)
 class SurveyReads:
-    """What a survey reads.
+    """The data that a survey reads.
 
     Attributes:
         n_rows: Number of rows to read, keyed by model.

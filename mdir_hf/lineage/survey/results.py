@@ -220,9 +220,7 @@ class SurveyReport:
         return tuple(group[0] for group in self.groups() if len(group) == 1 and group[0] in compared)
 
     def layers_to_compare(self) -> tuple[Pair, ...]:
-        """Return pairs for full comparisons: each model that has no relative, paired with the first model of each
-        family.
-        """
+        """For full comparisons, pair each model that has no relative with the first model of each family."""
         lone, readable = set(self.without_relatives()), set(self.readable())
         firsts = sorted((group[0] for group in self.groups() if group[0] in readable), key=self.names.index)
         pairs = (pair for pair in combinations(firsts, 2) if lone & set(pair) and pair in self.pairs)

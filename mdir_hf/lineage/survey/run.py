@@ -44,7 +44,7 @@ N_TOKENS = 2048
 """Number of rows read from every model. A few hundred are enough for most related pairs."""
 
 TILE_MODELS = 8
-"""A task compares two groups of this many models. It covers 64 pairs, but few models have to be sent or kept in memory."""
+"""A task compares two groups of this many models: 64 pairs, although few models have to be sent or kept in memory."""
 
 FINGERPRINTS = "fingerprints"
 
@@ -54,7 +54,7 @@ class SurveyPlan:
     """The plan of a survey; for options see :func:`~mdir_hf.lineage.survey.in_memory.survey`.
 
     Attributes:
-        alpha: Significance level of the survey, of which each pair gets an equal share.
+        alpha: Significance level of the survey, divided equally among the pairs.
         shard: Index of this shard, and number of shards.
         device: torch device to use on the machine that runs a task.
     """
@@ -121,7 +121,7 @@ def requests_of(
 ) -> PlannedRequests:
     """Plan the Hub requests that :func:`run_survey` still has to send.
 
-    If ``only_sample``, plan only those of :func:`prepare_survey`.
+    If ``only_sample``, plan only the requests of :func:`prepare_survey`.
 
     Raises:
         InputError: If the list, the shard or the contents of the folder are invalid.

@@ -70,8 +70,7 @@ class Drift:
         return self._by(lambda part: part.layer)
 
     def values(self, *, layers: bool = True) -> dict[str, float]:
-        """Return numbers for experiment trackers, keyed by name: overall, for each role and, optionally, for each
-        layer.
+        """Return values to log, keyed by name: overall, for each role and, optionally, for each layer.
 
         The names are ``lineage/d2``, ``lineage/relative`` and ``lineage/trace_over_rank``; two of these are also given
         as ``lineage/role/q/…`` and ``lineage/layer/07/…``.

@@ -141,7 +141,7 @@ FEWEST_TOKENS = 64
 """Minimum number of tokens common to a group for measuring distances."""
 
 LOG_ALPHA = -23.0
-"""Natural log of the significance level for accepting an alignment, 1e-10. The models are already known to be related."""
+"""Natural log of the level at which an alignment is accepted, 1e-10. The models are known to be related."""
 
 LARGEST_PLAIN_SCALE = 1.25
 """A fitted scale up to this factor is ignored as noise or drift; a larger one was applied on purpose."""
@@ -190,7 +190,7 @@ class AlignedRows:
 
 
 def align_rows(fingerprints: Mapping[str, Fingerprint]) -> AlignedRows:
-    """Align the rows of related models with those of the widest; return nothing if too few tokens are common.
+    """Align related models' rows with the widest model's rows; return nothing if too few tokens are common.
 
     Takes O(tokens n min(tokens, n)) time for each permuted model, and O(tokens n) for each other model.
     """

@@ -39,12 +39,12 @@ With 8 requests in flight and a round trip of 100 ms, one more request costs abo
 MB/s. Callers can choose less for slow connections, or more for busy servers."""
 
 MAX_SPAN_BYTES = 8 << 20
-"""Longest single read. Several such reads in flight need some tens of MB, and each takes much longer than its latency."""
+"""Longest single read. Several in flight need some tens of MB, and each takes much longer than a round trip."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowSpan:
-    """One contiguous read, and where its rows go in the result.
+    """One contiguous read, and the places of its rows in the result.
 
     Attributes:
         slots: Indices ``(k,)`` of the requested rows that this read provides.
@@ -157,8 +157,7 @@ def iter_row_blocks(
 ROW_SPAN_FACTOR = 8
 """Limit on a single read of rows, as a multiple of the limit on a single read of a whole tensor.
 
-Longer reads save requests without extra memory, because the caller keeps the rows anyway. Reading a block of a wide
-embedding's rows takes one request, and testing all rows a few dozen."""
+Longer reads save requests without extra memory, because the caller keeps the rows anyway."""
 
 ROWS_AT_ONCE = 512
 

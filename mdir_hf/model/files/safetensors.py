@@ -130,7 +130,6 @@ def _unique_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _has_odd_number(header: bytes) -> bool:
-    """Return whether any integer may need the slower :func:`_parse_int`."""
     return b"-0" in header or bytes(300 * b"0") in header.translate(_ZEROS)
 
 

@@ -73,8 +73,7 @@ def check_span(start: int, stop: int, n_bytes: int, label: str) -> None:
 
 
 class LocalFile:
-    """A local file as a byte source. Links are followed. If ``from_cache``, reads are exempt from the ledger's limit.
-    """
+    """A local file as a byte source. Links are followed. If ``from_cache``, reads do not count towards the limit."""
 
     gap_bytes = 1 << 16
     """Largest gap to read rather than skip. At 1 GB/s, reading it takes as long as a system call."""

@@ -144,7 +144,6 @@ def _add_rotations(config: dict[str, object], own_metadata: Mapping[str, object]
 
 
 def _one_size(value: object) -> int | None:
-    """Return a positive size, or the one size that a list repeats; None otherwise."""
     if isinstance(value, str | bytes | bool) or value is None:
         return None
     try:

@@ -23,7 +23,7 @@ from mdir_hf.model.roles.rows import LayerRow, ProductRow, RopeLayout
 MOST_NUMBERS = 8
 """Largest number of layer numbers listed in a note."""
 MOST_LISTED = 10_000
-"""Missing layer numbers are listed only if the config states fewer layers than this, because the config is untrusted."""
+"""Missing layer numbers are listed only if the config states fewer than this, because configs are untrusted."""
 _ATTENTION = (Role.Q, Role.K, Role.V, Role.O)
 
 
@@ -64,11 +64,10 @@ class Layer:
 
 @collector_paused()
 def choose_stack(stacks: Iterable[Stack], embedding: str, sizes: ConfigSizes) -> Stack | None:
-    """Return the language model's stack: that with the longest prefix in common with the embedding or, if several have
-    it, the most known roles.
+    """Return the language model's stack, which has the longest prefix in common with the embedding.
 
-    Vision towers and the like are skipped if there is any other stack. For some families,
-    :data:`~mdir_hf.model.roles.tables.MAIN_STACKS` names the stack.
+    Ties go to the stack with the most known roles. Vision towers and the like are skipped if there is any other stack.
+    For some families, :data:`~mdir_hf.model.roles.tables.MAIN_STACKS` names the stack.
     """
     candidates = list(stacks)
     main = tables.MAIN_STACKS.get(sizes.architecture)

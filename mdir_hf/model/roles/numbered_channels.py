@@ -23,7 +23,7 @@ class NumberRow:
     Attributes:
         model_types: Families that it applies to; empty for any.
         when: See :class:`~mdir_hf.model.roles.rows.LayerRow`.
-        any_key: Config keys, of which at least one must have a non-empty value; an empty set requires none.
+        any_key: Config keys; unless the set is empty, at least one key must have a non-empty value.
     """
 
     meaning: str

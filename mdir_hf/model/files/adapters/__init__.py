@@ -43,7 +43,7 @@ class AdaptedSource:
     """A base model with a PEFT adapter. Implements ``TensorSource``.
 
     LoRA adds s B A to the base, with s = alpha / r, or alpha / sqrt(r) for rsLoRA. DoRA then rescales rows.
-    :mod:`.row_changes` applies the other methods. Tensors saved whole replace those of the base. If an adapter is
+    :mod:`.row_changes` applies the other methods. Tensors saved whole replace the base's tensors. If an adapter is
     unsupported, the tensors that it changes cannot be read.
 
     Results are float32, whereas a merged file would be rounded to the base's dtype. If DoRA rescales columns, the whole

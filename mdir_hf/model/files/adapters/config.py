@@ -45,7 +45,7 @@ _METHODS = {
 
 _MOVES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initialisations that subtract the initial B A from the base. The base named in the config lacks this change, so B A
-is not the whole difference. PEFT can convert such adapters (``path_initial_model_for_weight_conversion``)."""
+is not the whole difference."""
 
 _NOT_APPLIED = {
     "alora_invocation_tokens": "is switched on by certain tokens (aLoRA)",

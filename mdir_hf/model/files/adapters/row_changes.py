@@ -143,7 +143,7 @@ class AdapterMethod:
 
     Attributes:
         slots: Name components of the tensors.
-        needed: Sets of slots, at least one of which must be present in full.
+        needed: Sets of slots; at least one set must be complete.
         shape: Computes the weight's shape from the tensors' shapes, with None for unknown sizes.
     """
 
@@ -215,7 +215,6 @@ def _oft_shape(shapes: Mapping[str, Shape], settings: KindSettings) -> tuple[int
 
 
 def _block_size(n_entries: int) -> int:
-    """Return the size of a skew-symmetric matrix with ``n_entries`` entries above the diagonal."""
     return int(((1 + 8 * n_entries) ** 0.5 + 1) / 2)
 
 

@@ -301,7 +301,6 @@ def _alignment(prefix: GrowingPrefix, metadata: Mapping[str, object]) -> int:
 
 
 def _place(prefix: GrowingPrefix, entries: list[_Entry], *, base: int, alignment: int, path: str) -> list[TensorSpec]:
-    """Convert relative offsets to absolute ranges; reject overlaps and overruns."""
     specs: list[TensorSpec] = []
     ordered = sorted(entries, key=lambda entry: (entry.offset, entry.n_bytes()))
     starts = [*(base + entry.offset for entry in ordered), prefix.n_file_bytes]

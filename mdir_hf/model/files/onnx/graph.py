@@ -205,7 +205,6 @@ class Node:
     Attributes:
         inputs: Tensor names; an omitted optional input has an empty name.
         module: Module named by torch's exporter, such as ``model.layers.0.self_attn.q_proj``, or empty.
-        module_class: The module's class, such as ``torch.nn.modules.linear.Linear``.
     """
 
     name: str

@@ -21,7 +21,7 @@ from mdir_hf.model.files.shards import Header, ShardedTensors, list_some
 from mdir_hf.model.files.sources import ByteSource, FileTree, TensorSpec, excess_of_shape
 
 _SMALL_ENTRIES_N_BYTES = 4096
-"""Entries that state byte order and alignment are read together with the pickle if they end within this distance of it."""
+"""Entries that state byte order and alignment are read with the pickle if they end within this distance of it."""
 
 # A pickle of torch's magic number, in any protocol; framed from protocol 4 on.
 _LEGACY = re.compile(rb"\x80[\x02-\x05](\x95.{8})?\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19\.", re.DOTALL)

@@ -149,7 +149,6 @@ def open_eight_bits(opening: Opening) -> CodedTensor:
 
 
 def _as_in_file(opening: Opening, coded: BlockCodes | RowCodes) -> CodedTensor:
-    """Transpose a GPT-2 Conv1D, which the unquantised file stores as ``(d_in, d_out)``."""
     if not opening.declared.stores_transposed(opening.parts.name):
         return coded
     d_out, d_in = coded.shape

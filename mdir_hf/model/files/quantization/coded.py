@@ -271,7 +271,7 @@ class RowCodes(CodedTensor):
 
 @dataclass(frozen=True, slots=True)
 class PairedRowCodes(RowCodes):
-    """Codes stored as bytes, each of which combines two neighbouring rows, the even row in the low half."""
+    """Codes in bytes that combine two neighbouring rows, the even row in the low half."""
 
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
         """Return some rows, reading the byte rows that contain them."""

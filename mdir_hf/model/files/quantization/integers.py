@@ -3,9 +3,9 @@
 W = (code - zero point) * scale. pack-quantized adds ``2^(bits - 1)`` to codes of 1 to 8 bits and stores them in int32
 words along a row; zero points are packed along the first axis.
 
-BitNet: weights of -1, 0 or 1, stored plus 1 in two bits each, with one scale. Of 4m rows, byte row i contains rows i, i
-+ m, i + 2m and i + 3m, lowest bits first. In transformers, AutoBitLinear multiplies by the scale; BitLinear divides by
-it.
+BitNet: weights of -1, 0 or 1, stored plus 1 in two bits each, with one scale. If there are 4m rows, byte row i contains
+rows i, i + m, i + 2m and i + 3m, lowest bits first. In transformers, AutoBitLinear multiplies by the scale; BitLinear
+divides by it.
 
 MLX, and transformers' format for Metal: codes packed densely in uint32 words along a row, lowest bits first. Affine: W
 = code * scale + bias, for each group of columns. The config states bits and group size, and may override them for

@@ -1,4 +1,4 @@
-"""What opening a weight needs: its stored parts, the config's validated declarations, and errors."""
+"""Inputs for opening a weight: its stored parts, the config's validated declarations, and errors."""
 
 from __future__ import annotations
 

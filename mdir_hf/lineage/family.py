@@ -77,7 +77,7 @@ class Family:
 
     @property
     def reports(self) -> dict[str, HomologyReport]:
-        """Reports on proposed and declared bases, by base."""
+        """Reports on proposed and declared bases, keyed by base."""
         ancestors = () if self.found is None else self.found.ancestors
         checks = () if self.declared is None else self.declared.bases
         reports = {ancestor.base.repo: ancestor.report for ancestor in ancestors if ancestor.report is not None}
@@ -163,7 +163,7 @@ def find_family(
     result.
 
     Returns:
-        The family. If the search or the verification fails, it gives the reason.
+        The family, including the reason if the search or verification fails.
 
     Raises:
         MdirError: If the model cannot be read, or if search and verification both fail.

@@ -46,7 +46,8 @@ class LayerShares:
 def shares_of(layer: int, merged: Sequence[torch.Tensor], sources: Sequence[Sequence[torch.Tensor]]) -> LayerShares:
     """Fit a layer of a merge as a weighted sum of its parents' layers, with weights that sum to 1.
 
-    ``merged`` and ``sources`` contain the same entries of the same weights. The fit gives all weights equal importance.
+    ``merged`` and ``sources`` contain the same entries of the same weights. All weights have equal influence on the
+    fit.
     """
     scales = [float(weight.double().square().mean().sqrt()) or 1.0 for weight in merged]
 

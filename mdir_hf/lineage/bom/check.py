@@ -146,7 +146,7 @@ def check_bom(
         on_step: Called with each intermediate result.
 
     Returns:
-        The check. For models that cannot be read, it gives the reason.
+        The check, including the reason if a model cannot be read.
 
     Raises:
         InputError: If an argument is invalid.

@@ -60,7 +60,7 @@ class Claim:
     Attributes:
         log10_p: log10 of the report's main p-value, at most 0; None if p is not a bound.
         axes_stand_out: Whether p is not a bound; stored only if true.
-        channels: Numbers of matching and of all channels, shown if p is not a bound; None in old badges.
+        channels: Number of matching channels and number of all channels, shown if p is not a bound; None in old badges.
     """
 
     reference: PinnedModel

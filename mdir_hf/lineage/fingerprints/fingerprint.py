@@ -220,8 +220,8 @@ def without_rows(model: Model) -> VocabularyError:
 def neurons_of(model: PlacedTensors, *, every: bool = False, seed: int | None = None) -> NeuronSample | None:
     """Return a fingerprint's neurons as 16-bit rows, or None if the layers cannot be read.
 
-    If ``every``, read all layers instead of four. Down is read only if there is a ``seed``; if it is None, the neurons
-    are the public choice of an index.
+    If ``every``, read all layers instead of four. Down is read only if there is a ``seed``. If ``seed`` is None, the
+    neurons are the public choice of an index.
     """
     try:
         if seed is None:

@@ -20,7 +20,7 @@ class Pin:
 
     Attributes:
         commit: Full SHA; None for a folder.
-        bases: Commits of an adapter's base models, by name.
+        bases: Commits of an adapter's base models, keyed by name.
     """
 
     reference: str

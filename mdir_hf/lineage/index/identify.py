@@ -174,7 +174,7 @@ def identify(
     reading: Reading = Reading(),
     listeners: Listeners = Listeners(progress=False),
 ) -> Identification:
-    """Find the base models in an index that share ancestry with a model.
+    """In an index, find the base models that share ancestry with a model.
 
     Args:
         model: The model.

@@ -52,7 +52,7 @@ class OpenModels:
 def describe_relatives(
     pairs: Sequence[Pair], results: Mapping[Pair, PairResult], models: OpenModels, settings: Settings
 ) -> Iterator[PairResult]:
-    """Yield the results of related pairs, each with its drift or the reason why this cannot be measured.
+    """Yield the results of related pairs, each with its drift or the reason why there is none.
 
     If two models share a residual basis, only the seed and the device affect the drift.
 

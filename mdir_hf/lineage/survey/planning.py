@@ -305,7 +305,7 @@ class PlannedRequests:
     """Hub requests that a survey sends.
 
     Attributes:
-        n_models: Number of the survey's models that are on the Hub.
+        n_models: Number of models on the Hub.
         files: Number of file requests, excluding those served by a CDN.
         has_token: Whether a token raises the quota.
     """

@@ -32,7 +32,8 @@ FloatArray = npt.NDArray[np.float64]
 
 MERGE_RESIDUAL = 0.15
 """A model counts as a merge of two others if its squared distance from the line between them is less than this share of
-its squared distance to the nearer one. For an ancestor or a model in the middle of a chain, it is at least half."""
+its squared distance to the nearer one. For an ancestor or a model in the middle of a chain, the share is at least half.
+"""
 
 MERGE_SHARES = (0.1, 0.9)
 """Smallest and largest share of a parent in a merge; a model very close to one of two others is not a merge of them."""
@@ -69,7 +70,8 @@ class Merge:
 
     Attributes:
         share: The first parent's share in the sampled embedding rows.
-        residual: Squared distance from the line between the parents, divided by that to the nearer parent.
+        residual: Squared distance from the line between the parents, divided by the squared distance to the nearer
+            parent.
         layers: The first parent's share in each layer; empty if layers were not read.
     """
 

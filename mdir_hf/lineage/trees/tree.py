@@ -69,7 +69,7 @@ def join(distances: FloatArray, resampled: Iterable[FloatArray], names: Sequence
     """Grow an unrooted tree from branches with enough support and length.
 
     ``distances`` is ``(m, m)``, m >= 3; ``resampled`` contains ``RESAMPLES`` such matrices. Returns the Newick tree and
-    the inner branches, those with the larger sides first.
+    the inner branches, sorted by the size of the side without the first model, largest first.
 
     Raises:
         MissingExtraError: If biopython is not installed.
@@ -130,7 +130,7 @@ def _neighbour_joining(distances: FloatArray) -> Any:  # noqa: ANN401 - biopytho
 
 
 def _splits(tree: Any, whole: frozenset[int]) -> dict[frozenset[int], float]:  # noqa: ANN401
-    """Return each inner branch's length, by the side that excludes model 0."""
+    """Return each inner branch's length, keyed by the side that excludes model 0."""
     lengths: dict[frozenset[int], float] = {}
     for clade in tree.get_nonterminals():
         side = _side(clade, whole)

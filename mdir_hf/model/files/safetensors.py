@@ -261,7 +261,7 @@ class SafetensorsSource(ShardedTensors):
 
     @cached_property
     def _unparsed(self) -> dict[str, bytes]:
-        """Headers by file, read to count their tensors."""
+        """Headers, keyed by file, read to count their tensors."""
         return {}
 
     def _most_tensors(self, path: str) -> int:

@@ -73,7 +73,7 @@ class FileTree(Protocol):
 
     @property
     def files(self) -> Mapping[str, FileEntry]:
-        """All files, by path."""
+        """All files, keyed by path."""
         ...
 
     def open(self, path: str) -> ByteSource:

@@ -95,7 +95,7 @@ class HubRepository:
 
     @property
     def files(self) -> Mapping[str, FileEntry]:
-        """All files, by path relative to the subfolder."""
+        """All files, keyed by path relative to the subfolder."""
         return self._files
 
     def open(self, path: str) -> ByteSource:

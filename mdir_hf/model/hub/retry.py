@@ -1,4 +1,4 @@
-"""Decide which failures are retried, and wait for the Hub's rate limit.
+"""Decide which failures are retried, and wait as the Hub's rate limit requires.
 
 Each response states how many requests remain in the current window (docs/hub-behaviour.md). If few remain, threads
 spread them over the rest of the window.

@@ -39,8 +39,8 @@ _HALVES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)
 def names_by_class(config: Mapping[str, object], names: Collection[str]) -> dict[str, str] | None:
     """Map module names to stored names, using the class named in a config.
 
-    Other tensors keep their names. Returns None if transformers lacks the class or is missing, or no name matches.
-    Building the class takes several seconds.
+    Other tensors keep their names. Returns None if transformers or the class is missing, or no name matches. Building
+    the class takes several seconds.
     """
     settings = harmless(config)
     if settings is None or not _is_reasonable(settings) or importlib.util.find_spec("transformers") is None:

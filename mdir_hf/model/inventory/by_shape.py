@@ -251,7 +251,6 @@ def _anatomy_of(
 
 
 def _merged(by_name: Layer, by_shape: Layer | None, width: int, shape_of: ShapeOf) -> Layer:
-    """Combine roles found by name, where shapes agree with them, with roles found by shape."""
     parts: dict[Role, StoredWeight] = {} if by_shape is None else dict(by_shape.parts)
     parts |= {role: part for role, part in by_name.parts.items() if _fits(role, part, width, shape_of)}
     return replace(by_name, parts=parts)

@@ -183,8 +183,6 @@ def _missing_groups(layer: Layer) -> bool:
 
 
 def _by_class_or_shape(config: Mapping[str, object], tensors: TensorSource, by_names: Anatomy | None) -> Anatomy | None:
-    """Resolve roles using the class or else shapes; return None unless this finds more roles than the names did."""
-
     def shape_of(name: str) -> tuple[int, ...]:
         return tuple(tensors.spec(name).shape)
 

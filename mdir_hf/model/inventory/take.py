@@ -45,7 +45,7 @@ TABLE_WORDS: tuple[tuple[str, str], ...] = (
     ("token types", r"token_type_embeddings|token_types|segment_embeddings"),
     ("head for classes", r"score|classifier|classification_head|v_head|value_head|reward_head"),
 )
-"""Name of a kind of table outside the layers, and a pattern that matches a component of such a table's name."""
+"""Name of a kind of table outside the layers, and a pattern for one component of the table's name."""
 
 AUXILIARY_WORDS: tuple[tuple[str, str], ...] = (
     (
@@ -183,7 +183,7 @@ def _layer_name(anatomy: Anatomy, prefix: str, number: int) -> str:
 class _Weights:
     anatomy: Anatomy
     plain: Mapping[str, str]
-    """Name without wrappers, by stored name."""
+    """Name without wrappers, keyed by stored name."""
     roles: dict[str, tuple[PartKind, str]]
     """Kind and layer of each tensor that has a role."""
     labels: dict[str, str]

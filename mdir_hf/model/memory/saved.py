@@ -184,7 +184,6 @@ def _as_saved_once(
     model: Any,  # noqa: ANN401
     parameters: Mapping[str, PlacedParameter],
 ) -> dict[str, PlacedParameter]:
-    """Omit repeated names of tied weights, and tensors that are not weights."""
     from transformers.modeling_utils import _get_tied_weight_keys
 
     ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())

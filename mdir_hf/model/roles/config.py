@@ -39,7 +39,7 @@ HEADS_BY_LAYER_TYPE: tuple[tuple[str, frozenset[str], tuple[StatedCount, StatedC
 def read_layer_heads(
     config: _Config, architecture: str, heads: HeadCounts | None, numbers: Mapping[str, int], *, most_layers: int
 ) -> dict[int, HeadCounts]:
-    """Return head counts by layer number, for layers that differ from ``heads``."""
+    """Return head counts, keyed by layer number, for layers that differ from ``heads``."""
     layer_heads: dict[int, HeadCounts] = {}
     for index, layer_type in enumerate(_items(config.get("layer_types"))[:most_layers]):
         for name, families, counts in HEADS_BY_LAYER_TYPE:

@@ -84,7 +84,7 @@ class HeadCounts:
     Attributes:
         n_heads: Number of query heads.
         n_kv_heads: Number of key/value heads; equal to ``n_heads`` if heads do not share keys.
-        numbers: All integers in the config, keyed as there, for layouts that need other counts.
+        numbers: All integers in the config, under the same keys, for layouts that need other counts.
     """
 
     n_heads: int

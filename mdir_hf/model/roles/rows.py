@@ -171,7 +171,7 @@ def rows(
 
 
 def named(pattern: str, words: str, roles: tuple[Role, ...]) -> dict[str, Role]:
-    """Return roles by name for :func:`rows`; ``%s`` is replaced with each word."""
+    """Return roles, keyed by name, for :func:`rows`; ``%s`` is replaced with each word."""
     return {pattern.replace("%s", word): role for word, role in zip(words.split(), roles, strict=True)}
 
 

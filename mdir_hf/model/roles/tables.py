@@ -106,7 +106,7 @@ OTHER_STACKS = (
 """Words in the prefixes of stacks that are not the language model, such as towers and multi-token prediction."""
 
 MAIN_STACKS = {"blt_global_transformer": "global_transformer.layers"}
-"""Families in which several stacks process one text, and the stack to compare. In BLT, it processes patches and
+"""Families in which several stacks process one text, and the stack to compare. BLT's main stack processes patches and
 contains nearly all weights; the stacks before and after it process bytes."""
 
 SEQUENCES = (

@@ -181,7 +181,6 @@ def vocabulary_files(names: Collection[str]) -> tuple[str, ...]:
 
 
 def _sources(names: Collection[str]) -> Iterator[tuple[str, ...]]:
-    """Yield the primary files in the first folder that contains any, best first, each with its companions."""
     for folder in _FOLDERS:
         inside = (name.removeprefix(folder) for name in names if name.startswith(folder))
         files = sorted(name for name in inside if "/" not in name)

@@ -165,7 +165,7 @@ class BaseNames:
     def find(self, name: str) -> str | None:
         """Return the base's only matching tensor, or None.
 
-        A match has the same layer number, the same word before it, and everything after it in common. The longest
+        A match must have the same layer number, the same word before it, and the same components after it. The longest
         common suffix wins; other common components break ties.
         """
         if name in self._names:

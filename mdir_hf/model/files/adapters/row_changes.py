@@ -297,7 +297,7 @@ KINDS: dict[str, AdapterMethod] = {
         _slots("lora_A lora_B lora_E ranknum"), (_slots("lora_A lora_B lora_E"),), _adalora_shape, _adalora
     ),
 }
-"""The supported methods, by ``peft_type``."""
+"""The supported methods, keyed by ``peft_type``."""
 
 
 def rank_of(shapes: Mapping[str, Shape]) -> int | None:

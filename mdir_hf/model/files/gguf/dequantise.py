@@ -89,11 +89,11 @@ GGML_TYPES: dict[int, GgmlType] = {
         (42, "Q2_0", 64, 18),
     )
 }
-"""All types of known size, by number."""
+"""All types of known size, keyed by number."""
 
 I2_S = GgmlType(36, "I2_S", 1, 0)
-"""bitnet.cpp's ternary type: all codes of a tensor, then one scale. ggml used the same type number for a type that it
-no longer supports. I2_S is not supported, because the order of codes depends on the processor that wrote the file."""
+"""bitnet.cpp's ternary type I2_S: all codes of a tensor, then one scale. ggml used the same number for a type that it
+no longer supports. I2_S cannot be read, because the order of its codes depends on the processor that wrote the file."""
 
 OTHER_LAYOUTS: dict[int, tuple[GgmlType, ...]] = {
     36: (I2_S,),

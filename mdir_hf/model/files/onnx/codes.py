@@ -134,7 +134,7 @@ class NBitsCodes:
 
     Attributes:
         zero: Initialiser with the zero points as floats or packed codes; None if they are half the range.
-        block: Codes that share a scale.
+        block: Number of codes that share a scale.
     """
 
     stored: str

@@ -301,7 +301,6 @@ def _read_node(reader: MessageReader, message: Field, graph: Graph, depth: int) 
 
 
 def _read_metadata(reader: MessageReader, message: Field) -> dict[str, str]:
-    """Read a metadata pair if it names modules; skip other pairs, which may be long."""
     key, value = "", None
     for part in reader.fields(message.start, message.stop):
         if part.number == 1 and part.stop - part.start <= len(_CLASSES):

@@ -96,7 +96,6 @@ class PytorchSource(ShardedTensors):
         return check_finite(values.to(result_dtype(values.dtype)), spec, label, rows=wanted)
 
     def _rows_of_matrix(self, spec: StridedSpec, rows: torch.Tensor, encoding: Encoding) -> torch.Tensor:
-        """Read the byte range that contains the rows; for a transposed matrix, this is nearly all of it."""
         (down, along), width = spec.stride, spec.shape[1]
         first, last = int(rows.min()), int(rows.max())
         start = spec.start + encoding.bytes_of(first * down)

@@ -2,7 +2,7 @@
 
 ``pickle.Unpickler`` is not safe enough even with an allow-list: it allocates any size that a file claims (a memo index
 of 2^31 takes 32 GiB), hashes any key (nested tuples take exponential time), and ``BUILD`` can set attributes. This
-machine gets opcodes from ``pickletools.genops``, which builds nothing, and creates only its own types.
+machine reads opcodes with ``pickletools.genops``, which builds nothing, and creates only its own types.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Bounds:
 
 
 def find_tensors(root: object, *, as_named: bool = False, is_shard: bool = False) -> Mapping[str, Leaf]:
-    """Return a state dict's tensors by name, ignoring other objects.
+    """Return a state dict's tensors, keyed by name, ignoring other objects.
 
     Nested names are joined with dots. Unless ``as_named``, wrappers are removed. A shard may contain no tensors.
 

@@ -291,7 +291,7 @@ REBUILDERS: Final[dict[str, Callable[[tuple[Any, ...]], object]]] = {
     "collections.defaultdict": lambda arguments: {},
     "torch.Size": _size,
 }
-"""Local functions that build data from arguments, by the name of the global."""
+"""Local functions that build data from arguments, keyed by the global's name."""
 
 
 def _is_size(value: object) -> bool:

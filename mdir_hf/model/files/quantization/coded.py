@@ -183,7 +183,7 @@ def _edge(size: int, n_numbers: int, configured: int | None, *, may_be_padded: b
 
 
 def unpack_dense(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """Unpack integers ``(..., w)`` of any width into whole numbers of 1 to 8 bits, uint8, ``(..., n)``."""
+    """Unpack integers ``(..., w)`` of any width into uint8 numbers of 1 to 8 bits, ``(..., n)``."""
     codes = as_bytes(words)
     if bits == 8:
         return codes
@@ -201,7 +201,7 @@ def unpack_dense(words: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def unpack_padded(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """Unpack int32 words ``(..., w)`` into numbers of 1 to 8 bits, uint8, ``(..., w * (32 // bits))``."""
+    """Unpack int32 words ``(..., w)`` into uint8 numbers of 1 to 8 bits, ``(..., w * (32 // bits))``."""
     shifts = bits * torch.arange(32 // bits)
     return torch.bitwise_and(words.long()[..., None] >> shifts, 2**bits - 1).to(torch.uint8).flatten(-2)
 

@@ -126,7 +126,6 @@ def _zeros(opening: Opening, scale: Grid, bits: int, unpack: Unpack) -> Numbers:
 
 
 def _width(opening: Opening) -> int:
-    """Return the number of columns, derived from groups of known size if possible, else from ``weight_shape``."""
     codes, scale = opening.codes, opening.spec("scale")
     declared = opening.declared
     if len(declared.group_sizes) == len(declared.bits) == 1 and len(scale.shape) >= 2 and scale.shape[-1] > 1:

@@ -233,7 +233,6 @@ def _pinned(listed: ListedModel, head: Repository, reading: Reading) -> Reposito
 
 
 def _missing_digests(listed: ListedModel, repository: Repository) -> int:
-    """Count the stated digests that match no file; return 0 if any weight file's digest is unknown."""
     known = {entry.sha256 for entry in repository.files.values()}
     weights = [entry for path, entry in repository.files.items() if path.lower().endswith(WEIGHT_SUFFIXES)]
     if any(entry.sha256 is None for entry in weights):

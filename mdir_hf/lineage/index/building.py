@@ -236,7 +236,7 @@ def plan_identification(
 def what_is_excluded(
     index: BaseIndex, width: int, tokens: Sequence[bytes], alpha: float, *, numbers_are_free: bool = True
 ) -> tuple[int, float | None]:
-    """Return how many bases are as wide as a model, and how much noise a copy of them may have and still be found.
+    """Return how many bases are as wide as a model, and the largest noise at which a copy of one would be found.
 
     The model has rows for ``tokens``. Alpha is shared across all bases. If ``numbers_are_free`` is False, a copy must
     be significant among all matchings.

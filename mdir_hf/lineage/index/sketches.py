@@ -65,10 +65,7 @@ def unstacked(stacks: Sequence[torch.Tensor], n_bases: int) -> list[Sketch]:
 
 
 def sketch_of(base: Fingerprint, place: Mapping[bytes, int]) -> Sketch:
-    """Compute the sketch of a base; ``place`` maps each token to its position in the index's sample.
-
-    Takes O(N_PROJECTIONS r n) time.
-    """
+    """Compute the sketch of a base; ``place`` maps each token to its position in the index's sample."""
     neurons = torch.zeros(FEW_LAYERS, N_PROJECTIONS)
     if base.neurons is not None:
         projected = projected_neurons(base.neurons)[:FEW_LAYERS]

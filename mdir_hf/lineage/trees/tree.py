@@ -69,7 +69,7 @@ def join(distances: FloatArray, resampled: Iterable[FloatArray], names: Sequence
     """Grow an unrooted tree from branches with enough support and length.
 
     ``distances`` is ``(m, m)``, m >= 3; ``resampled`` contains ``RESAMPLES`` such matrices. Returns the Newick tree and
-    the inner branches, sorted by the size of the side without the first model, largest first.
+    the inner branches.
 
     Raises:
         MissingExtraError: If biopython is not installed.

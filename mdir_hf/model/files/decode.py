@@ -213,6 +213,6 @@ def check_finite(
 
 
 def rows_not_finite(values: torch.Tensor, rows: npt.NDArray[np.int64]) -> tuple[int, ...]:
-    """Given values ``(k, d)``, return the numbers in ``rows``, ``(k,)``, for which they include NaN or infinity."""
+    """Return the row numbers in ``rows``, ``(k,)``, whose values in ``(k, d)`` include NaN or infinity."""
     is_bad = ~torch.isfinite(values.reshape(len(rows), -1)).all(dim=1)
     return tuple(map(int, rows[is_bad.numpy()]))

@@ -166,7 +166,7 @@ class Quota:
         self._windows: dict[tuple[object, str, str], _Window] = {}
 
     def before(self, url: str, authorization: str, cancelled: threading.Event | None = None) -> float:
-        """Wait until a request to the Hub may be sent, count it, and return how long the wait was in seconds."""
+        """Wait until a request to the Hub may be sent, count it, and return the seconds waited."""
         key = (origin(url), _caller(authorization), bucket_of(url))
         with self._lock:
             wait_s = _wait_s(self._windows.get(key), self._clock())

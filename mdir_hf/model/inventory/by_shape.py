@@ -26,7 +26,7 @@ LEAST_LAYERS = 2
 """Minimum number of repetitions that count as layers."""
 
 MOST_MATRICES = 64
-"""Connectors with more tensors are not searched for an MLP. Published projectors have two to eight."""
+"""Connectors with more tensors than this are not searched for an MLP. Published projectors have two to eight."""
 
 LIKE_A_HEAD = ("head", "out", "logit", "unembed", "decoder")
 _INTERMEDIATE = ("intermediate_size", "ffn_dim", "n_inner", "d_ff", "ffn_hidden_size", "feed_forward_size")

@@ -41,7 +41,7 @@ class WeightPart:
         joined: Whether to merge the last two of three axes (heads and their width).
         stream: If the orientation must be inferred, the stream's axis in ``(d_out, d_in)`` and its width.
         per_head: Whether the tensor is a stack ``(heads, ..., ...)`` of matrices.
-        first_half: Whether the weight is only the first half of the columns, as if two inputs are concatenated.
+        first_half: Whether the weight is only the first half of the columns, as when two inputs are concatenated.
     """
 
     tensor: str

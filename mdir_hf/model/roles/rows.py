@@ -76,7 +76,7 @@ class LayerRow:
 
 @dataclass(frozen=True, slots=True)
 class ProductRow:
-    """Possible names of a weight's two factors and the norm between them: ``left diag(gain) right``.
+    """Possible names of a weight's two factors, ``left diag(gain) right``, and of the norm between them.
 
     The row applies to layers that contain all these tensors. Patterns are as in :class:`LayerRow`.
 

@@ -1,8 +1,8 @@
 """Tables of model families: names of tensors outside layers, config keys, and exceptions.
 
 Names of tensors inside layers are in ``families/``. A pattern must match the whole name after the prefix, and the first
-matching row is used. As a wrong role is worse than none, an ambiguous name has a row for each known family, and no role
-in other families.
+matching row is used. A wrong role is worse than none, so an ambiguous name has a row for each known family, and no role
+in others.
 """
 
 from __future__ import annotations

@@ -95,7 +95,6 @@ def _spelt(text: str, token: bytes, spell: spelling.Speller) -> bytes:
 
 
 def _phantom_space(token: str) -> bytes:
-    """Decode a token in BERT's convention for GGUF, in which a mark precedes tokens that start a word."""
     if token.startswith(spelling.META_SPACE):
         return b" " + token[1:].encode()
     return token.encode()

@@ -76,7 +76,7 @@ def tokenizer_json_tokens(content: dict[str, Any]) -> tuple[VocabularyKind, Iter
 
 
 def vocab_json_tokens(row_of: dict[str, Any]) -> tuple[VocabularyKind, Iterator[Token]]:
-    """Read a ``vocab.json``, which maps token strings to rows; guess its convention, and return this and the tokens.
+    """Read a ``vocab.json``, which maps token strings to rows; return its guessed convention and its tokens.
 
     Raises:
         VocabularyError: If a row is not an integer; raised during iteration.

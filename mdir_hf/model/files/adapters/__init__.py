@@ -156,7 +156,6 @@ class AdaptedSource:
         return name in self._changes or name in self._token_rows or name in self._row_changes
 
     def _check_fit(self, name: str, spec: TensorSpec) -> bool:
-        """Check that a matrix and its factors match; return whether the product is transposed."""
         change = self._changes[name]
         d_in, d_out = self._adapter.spec(change.a).shape[1], self._adapter.spec(change.b).shape[0]
         if change.transposed and spec.shape == (d_in, d_out):

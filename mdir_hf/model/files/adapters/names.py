@@ -191,7 +191,6 @@ class BaseNames:
 
 
 def _most_alike(names: list[str], front: list[str]) -> str | None:
-    """Return the name with the most components in common with ``front``, or None for a tie."""
     alike = sorted(((len(set(front) & set(name.split("."))), name) for name in names), reverse=True)
     return None if len(alike) > 1 and alike[0][0] == alike[1][0] else alike[0][1]
 

@@ -190,7 +190,6 @@ def _is_variant(name: str, variant: str) -> bool:
 
 
 def _widest(tree: FileTree, models: Mapping[str, list[str]]) -> str | None:
-    """Return the largest file's stem, or None if the files are not quantisations of one model."""
     types = {stem: _type(stem) for stem in models}
     if len({kind and kind[0] for kind in types.values()}) != 1 or None in types.values():
         return None

@@ -240,7 +240,6 @@ class _Finder:
         return self._of_rows(node, TableCodes(stored, (n, k), scale, table, block))
 
     def _of_rows(self, node: Node, codes: NBitsCodes | TableCodes) -> Weight:
-        """Return codes oriented as ``(out, in)``. A matrix that kept its name is ``(in, out)`` in the checkpoint."""
         is_conv1d = node.module_class.rpartition(".")[2] == _CONV1D
         is_transposed = self._own_name(codes.stored) is not None or is_conv1d
         return Weight(codes.stored, codes.shape[::-1] if is_transposed else codes.shape, is_transposed, codes)

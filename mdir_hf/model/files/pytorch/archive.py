@@ -160,7 +160,6 @@ class Archive:
         return self._place(self._parse(raw, n_entries), directory_start=start)
 
     def _directory_place(self, tail: bytes, tail_start: int, end: int) -> tuple[int, int, int, int]:
-        """Return the directory's number of entries, size and start, and the start of the record that follows it."""
         _, disk, first_disk, n_here, n_entries, n_bytes, start, _ = _END.unpack_from(tail, end)
         stop = tail_start + end
         if end >= _END64_LOCATOR.size:

@@ -1,4 +1,4 @@
-"""Read quantised checkpoints as numbers, under their unquantised names. There is one module per scheme."""
+"""Read quantised checkpoints as numbers, under their unquantised names."""
 
 from __future__ import annotations
 

@@ -71,7 +71,10 @@ def _adapters(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
 
 
 def _roundings(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
-    """Check the embedding and a middle layer for rounding, or a few rows of the layer if both are stored alike."""
+    """Check the embedding and a middle layer for rounding.
+
+    If both models are stored in the same format, only a few rows of the layer are checked.
+    """
     is_same_form = _form(reference) == _form(candidate)
     sides = {"reference": reference, "candidate": candidate}
     n_rows = ROWS_IN_SAME_FORM if is_same_form else ROWS

@@ -113,10 +113,10 @@ def worth_reading(
     *,
     neuron_seed: int,
 ) -> list[bool]:
-    """Decide for each residual-basis map whether the layers are worth reading whole.
+    """Decide for each residual-basis map whether to read the layers in full.
 
-    They are worth it if sampled rows are significant at 0.1%, corrected for all maps, or if the matrices have few rows.
-    Skipped maps have p = 1. ``neuron_seed`` determines the neurons.
+    They are read if sampled rows are significant at 0.1% after correcting for the number of maps, or if the matrices
+    have only a few rows. Skipped maps get p = 1. ``neuron_seed`` seeds the choice of neurons.
     """
     n_channels = [reader.n_channels(reader.positions[0]) for reader in readers]
     if not is_wide(readers[0].role, max(n_channels)):

@@ -32,7 +32,7 @@ class SectionKind(Term):
 
 
 class FigureName(Term):
-    """A figure of a report, with a hint for reading it."""
+    """A figure in a report, with a hint on how to read it."""
 
     EMBEDDING = (
         "embedding",

@@ -27,7 +27,7 @@ class Term(str, Enum):
     letter: str
 
     def __new__(cls, value: str, words: str = "", letter: str = "") -> Self:
-        """Make a term from its JSON text and its text for people."""
+        """Create a term from its JSON value and its human-readable text."""
         term = str.__new__(cls, value)
         term._value_, term.words, term.letter = value, words or value.replace("_", " "), letter
         return term

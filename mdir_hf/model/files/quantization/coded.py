@@ -227,7 +227,7 @@ class CodedTensor(ABC):
 
     @abstractmethod
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows as float32 ``(k, d)`` without checking the values. Rows are numbered across a stack."""
+        """Return the given rows as float32 ``(k, d)`` without checking the values; numbers run on through a stack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,7 @@ class RowCodes(CodedTensor):
     offset: Numbers | None = None
 
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows, reading only their codes and companions."""
+        """Return the given rows, reading only their codes and companions."""
         codes = stored.read_stored_rows(self.codes.name, rows, max_gap_bytes=max_gap_bytes)
         return self.finish(self.decode(codes)[:, : self.shape[-1]], stored, rows)
 
@@ -274,7 +274,7 @@ class PairedRowCodes(RowCodes):
     """Codes in bytes that combine two neighbouring rows, the even row in the low half."""
 
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows, reading the byte rows that contain them."""
+        """Return the given rows, reading the byte rows that contain them."""
         bytes_ = stored.read_stored_rows(self.codes.name, rows // 2, max_gap_bytes=max_gap_bytes).view(torch.uint8)
         is_odd = torch.from_numpy(rows % 2 == 1)[:, None]
         return self.finish(self.decode(torch.where(is_odd, bytes_ >> 4, bytes_ & 15)), stored, rows)

@@ -1,4 +1,4 @@
-"""Inputs for opening a weight: its stored parts, the config's validated declarations, and errors."""
+"""What is needed to decode a weight: its stored parts, validated declarations from the config, and errors."""
 
 from __future__ import annotations
 

@@ -373,7 +373,7 @@ class BaseIndex:
 
 
 def _log_p(x: tuple[torch.Tensor, torch.Tensor], y: tuple[torch.Tensor, torch.Tensor]) -> tuple[float, float]:
-    """Estimate ln p for two blocks with only a few rows each, and bound ln p assuming channels are in their stored order."""
+    """Estimate ln p for two blocks with a few rows each, and bound ln p assuming channels are in their stored order."""
     # U = V_x Ortho(L_x^T L_y) V_y^T from whitened rows needs no scale, and few rows are well conditioned.
     core_left, _, core_right = thin_svd(x[0].T @ y[0])
     rank = core_left.shape[1]

@@ -28,8 +28,8 @@ def real_section(results: Results, figures: dict[str, Figure]) -> str:
     return "\n\n".join(
         [
             "## Real models",
-            "Weights that others have trained for long, taken from packages (`benchmarks/real`, `make real`), and what "
-            f"was made of them: {len(models)} models. {sum(row['related'] for row in pairs)} related "
+            "Weights that others have trained for long, taken from packages (`benchmarks/real`, `make real`), and "
+            f"models made from them: {len(models)} in all. {sum(row['related'] for row in pairs)} related "
             f"pairs and {len(strangers)} pairs of strangers have been judged so far; **{wrong} strangers are called "
             "homologous**.",
             "GGUF files are read back as BF16, ONNX files as F32. The F32 files are as the packages hold them.",

@@ -182,11 +182,12 @@ def of_uncertain_neurons(neurons: NeuronNumbers) -> str:
 
 
 def of_idle_neurons(neurons: NeuronNumbers) -> str:
-    """Explain that the copied rows have no effect."""
+    """Explain that the copied rows may have no effect."""
     layers = ", ".join(str(pair.candidate) for pair in neurons.idle)
     return (
-        f"One model contains copied rows that do nothing: in layers {layers} of the candidate, neurons agree by gate "
-        "and up but write next to nothing. Such rows do not change the output of a model, so they are not evidence "
+        f"One model contains copied rows that do little or nothing: in layers {layers} of the candidate, neurons agree "
+        "in gate and up, but biases or shifted gates can keep them shut, or they write little compared with other "
+        "neurons or layers of their model. Such rows need not change what a model computes, so they are not evidence "
         "of ancestry."
     )
 

@@ -10,11 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from mdir_hf.comparison.layer_weights import (
-    RoleReader,
-    layers_with,
-    n_channels_of,
-)
+from mdir_hf.comparison.layer_weights import RoleReader, layers_with, n_channels_of
 from mdir_hf.comparison.neuron_sample import (
     FEWEST_TESTED,
     FITTED_ROWS,

@@ -96,7 +96,7 @@ def strongest_layer(
     others = sorted(complete - set(strengths))
     rng = np.random.default_rng([seed, 6])
     drawn = rng.permutation(others)[:n_others].tolist()
-    first_channel = int(rng.integers(max(1, model.anatomy.written_width - OTHER_CHANNELS)))
+    first_channel = int(rng.integers(max(1, model.anatomy.written_width - OTHER_CHANNELS + 1)))
     channels = np.arange(first_channel, min(first_channel + OTHER_CHANNELS, model.anatomy.written_width))
 
     def strength_of(place: int) -> float:

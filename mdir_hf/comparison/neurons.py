@@ -78,9 +78,9 @@ copies by chance, so more neurons are read. If 81% of the neurons are copies wit
 contribute 32% of the mean square. Related pairs in the zoo reach 2.5, and ternary copies 3.6."""
 
 MOST_SHIFT = 0.4
-"""Largest mean difference between the gates of partners, in lengths of a gate. If a channel of the stream is the same
-for every token, gates shifted in the opposite direction never open, and such copies do nothing. Zoo models with long
-further training at the full learning rate reach 0.34."""
+"""Largest shift that the gates of partners have in common, in lengths of a gate. If a channel of the stream is the same
+for every token, gates shifted against it never open, and such copies do nothing. Zoo models with long further training
+at the full learning rate reach 0.34."""
 
 MOST_OFFSET_CHANGE = 1.0
 """Largest mean difference between partners' offsets, because biases may switch copies off. Zoo models reach 0.6."""
@@ -199,7 +199,7 @@ def _is_idle(
     *,
     is_searched: bool,
 ) -> bool:
-    """Return whether the neurons that agree in gate and up write next to nothing."""
+    """Return whether the neurons that agree in gate and up write little in either model."""
     matched = matches[cell[0]][cell[1]]
     least = LEAST_SHARE_OF_NEURONS * len(matched.is_certain)
     # A stranger's neuron with its own number by chance may write more than all idle copies together. So neurons that

@@ -249,7 +249,7 @@ class NeuronNumbers(ReportRecord):
             their number, with p below alpha. If down was read, half of them must also agree in down and not be idle.
         log10_p: log10 p for gate and up, corrected for all pairs, tests and looks; 0 if ``is_searched``.
         own_number_by_down: ``own_number`` in down, for pairs that agree in gate and up; None if down was not read.
-        idle: Pairs whose neurons agree in gate and up, but have almost no output.
+        idle: Pairs whose neurons agree in gate and up, but are shut or write little.
         is_searched: Whether partners were found by a search, so that numbers bound no probability.
         nominated: Pairs of layers that stood out in up and were then compared in gate and up, on a new sample; the
             others were compared in up alone. None if all pairs were compared in gate and up.

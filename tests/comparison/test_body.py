@@ -140,8 +140,8 @@ def test_a_turned_residual_stream_is_found_before_any_mlp_is_read(base, save, mo
     hidden, _ = obfuscate(base, seed=3)
     report = compare(save(base, "base"), save(hidden, "hidden"))
     assert (report.settled_by, report.layers.role) == ("layers", "v")
-    # Those of the analysed layers, once of each model, those of the second witness, once of the candidate, and one more
-    # layer of each model, whose strength is compared with those.
+    # Each model's analysed layers are read once. The second witness reads the candidate's once more, and one further
+    # layer of each model, to compare strengths.
     counts = Counter(name for name in read if "up_proj" in name)
     analysed = {f"model.layers.{layer}.mlp.up_proj.weight" for layer in (0, 2, 3)}
     assert analysed <= counts.keys() and max(counts.values()) <= 4

@@ -54,7 +54,7 @@ def write_sparse_checkpoint(
         tokenizer: Content of tokenizer.json.
         repeated_rows: For a BF16 matrix, rows that it repeats from its first to its last, or values of a vector; every
             other tensor is a hole.
-        like: A checkpoint of the same shards; those of holes alone are linked to its files.
+        like: A checkpoint with the same shards; shards without data are hard links to its files.
 
     Returns:
         A made-up SHA-256 by shard, different for every folder, so that nobody reads gigabytes of holes to compute one.

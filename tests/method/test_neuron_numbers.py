@@ -303,7 +303,7 @@ def test_independent_noise_adds_nothing_to_the_common_length_on_average(length):
 @pytest.mark.parametrize("strength", [0.0, 1.0])
 @pytest.mark.parametrize("shift", [0.0, 0.5])
 def test_the_shift_of_gates_does_not_count_noise(strength, shift):
-    """The rotation is fitted on neurons that did not move; noise of the size of the rows shortens what they share."""
+    """The rotation is fitted on neurons that did not move; noise as large as the rows does not change the estimate."""
     rows = neurons(1, n=512 + 64)
     axis = torch.zeros(WIDTH)
     axis[0] = shift

@@ -27,7 +27,7 @@ TREE = {"left": ROOT, "left-a": "left", "left-b": "left", "right": ROOT, "right-
 CHAIN = {"chain-1": ROOT, "chain-2": "chain-1"}
 STAR = {"star-1": ROOT, "star-2": ROOT}
 PARENT_OF = {**TREE, **CHAIN, **STAR}
-"""What each model was trained from: ten of them, and the root."""
+"""The parent of each of the ten models; ``ROOT`` has none."""
 
 MERGES = {
     # name -> the two parents, and the share of the first by layer, first to last, in four layers; the embedding's last

@@ -79,7 +79,7 @@ def demo_lineage() -> Lineage:
 
 
 def one_step_lineage() -> Lineage:
-    """That family, trained for one step each: its files are as they will be, its weights hardly trained; seconds."""
+    """That family after one step of each training: weights have hardly moved. Takes seconds."""
     folder = LINEAGE_FOLDER.with_name(f"{LINEAGE_FOLDER.name}-one-step")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_suffix(".lock")):
@@ -87,7 +87,7 @@ def one_step_lineage() -> Lineage:
 
 
 def build_in_one_step(folder, progress=None) -> Lineage:
-    """Build the family of ``mdir-hf demo`` from less text, with one step where it takes hundreds."""
+    """Build the family of ``mdir-hf demo`` from less text, with one step of each training instead of hundreds."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("_BASE_STEPS", "_FINE_TUNE_STEPS", "_RETOKENIZED_STEPS", "_PRUNED_STEPS", "_NARROW_STEPS"):
             patch.setattr(mdir_hf.demo.lineage, name, 1)

@@ -213,6 +213,6 @@ def check_finite(
 
 
 def rows_not_finite(values: torch.Tensor, rows: npt.NDArray[np.int64]) -> tuple[int, ...]:
-    """Return those of ``rows`` ``(k,)`` whose row of the values ``(k, d)`` contains NaN or infinity."""
+    """Return the numbers in ``rows`` ``(k,)`` whose row in ``values`` ``(k, d)`` contains NaN or infinity."""
     is_bad = ~torch.isfinite(values.reshape(len(rows), -1)).all(dim=1)
     return tuple(map(int, rows[is_bad.numpy()]))

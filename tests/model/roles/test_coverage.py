@@ -1,4 +1,4 @@
-"""The table of causal language models: a few rows here, a third where there is time, all with ``make coverage``."""
+"""The table of causal language models: a few rows in quick tests, a third in slow ones, all with ``make coverage``."""
 
 import json
 

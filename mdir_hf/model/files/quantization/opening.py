@@ -1,4 +1,4 @@
-"""What is needed to decode a weight: its stored parts, validated declarations from the config, and errors."""
+"""The inputs for decoding a weight: its stored parts and the validated declarations from the config."""
 
 from __future__ import annotations
 

@@ -1,17 +1,21 @@
 """Compares real pairs with many seeds: the verdict, the assumption and the p of a pair must not depend on them.
 
-    python -m benchmarks.real.seeds [--seeds 20] [--kind edit] [--base smollm2-135m-instruct] [--most-s 10]    # resumes
+    python -m benchmarks.real.seeds [--seeds 20] [--kind edit] [--base smollm2-135m-instruct] [--most-s 10] [--build]
 
 Each comparison draws its own neurons from the entropy of the system, and rows of the embeddings from the seed. A line
 for each pair goes to ``benchmarks/results/real-seeds.jsonl``: the verdicts, the assumptions, and the smallest and
-largest log10 p. Only pairs whose models were built before are compared (``python -m benchmarks.real build``).
+largest log10 p. Pairs with a line are skipped. Without ``--build`` only models that were built before are compared
+(``python -m benchmarks.real build``); with it, each missing model is built and removed after its comparisons.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import shutil
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +31,13 @@ RESULTS = Path(__file__).parents[1] / "results" / "real-seeds.jsonl"
 def has_been_built(model: Model) -> bool:
     """Whether a model is on this disk; bases are fetched if necessary."""
     return model.member == "base" or (folder_of(model) / "made.json").is_file()
+
+
+def build(model: Model) -> None:
+    """Build a model in a process of its own, which returns the memory of its weights when it ends."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
+        pool.submit(built, model).result()
 
 
 def row_of(pair: Pair, reports: list[HomologyReport]) -> dict[str, Any]:
@@ -52,6 +63,7 @@ def main() -> None:
     parser.add_argument("--kind", action="append", help="only pairs of this kind, e.g. edit")
     parser.add_argument("--base", action="append", help="only candidates made from this base")
     parser.add_argument("--most-s", type=float, help="only pairs that took fewer seconds when they were judged")
+    parser.add_argument("--build", action="store_true", help="build missing models, and remove them afterwards")
     arguments = parser.parse_args()
     seconds = {(row["a"], row["b"]): row["cpu_s"] for row in read_lines(JUDGED) if row["level"] == "auto"}
     known = {(row["a"], row["b"]) for row in read_lines(RESULTS)}
@@ -61,14 +73,19 @@ def main() -> None:
             not arguments.base or pair.b.base in arguments.base
         )
         is_quick = arguments.most_s is None or seconds.get(names, 0.0) < arguments.most_s
-        if names in known or not (is_chosen and is_quick and has_been_built(pair.a) and has_been_built(pair.b)):
+        missing = [model for model in (pair.a, pair.b) if not has_been_built(model)]
+        if names in known or not (is_chosen and is_quick) or (missing and not arguments.build):
             continue
+        for model in missing:
+            build(model)
         folders = [str(built(model)) for model in (pair.a, pair.b)]
         reports = [compare(*folders, seed=seed, progress=False) for seed in range(arguments.seeds)]
         row = row_of(pair, reports)
         with RESULTS.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         print(json.dumps(row), flush=True)
+        for model in missing:
+            shutil.rmtree(folder_of(model))
 
 
 if __name__ == "__main__":

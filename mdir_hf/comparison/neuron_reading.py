@@ -25,6 +25,7 @@ from mdir_hf.comparison.neuron_strengths import (
     FEW_OTHER_LAYERS,
     GATE_OF,
     OTHER_LAYERS,
+    constant_responses,
     neuron_role,
     offsets_of,
     products_of_lengths,
@@ -244,7 +245,7 @@ def with_outputs(
         AnatomyError: If a layer's down matrix is missing or does not have the model's width.
         MdirError: If neurons cannot be read.
     """
-    assert sample.numbers is not None and sample.lengths is not None
+    assert sample.numbers is not None and sample.lengths is not None and sample.offsets is not None
     up = neuron_role(model)
     assert up is not None
     adapted = with_first_experts(model)
@@ -252,8 +253,9 @@ def with_outputs(
     channels: IntArray | None = None
     if n_channels is not None and n_channels < width:
         channels = np.sort(np.random.default_rng([seed, 1]).permutation(width)[:n_channels]).astype(np.int64)
-    rows, strengths = [], []
-    for place, lengths in zip(sample.layers, sample.lengths, strict=True):
+    rows, strengths, constants = [], [], []
+    for place, lengths, offsets in zip(sample.layers, sample.lengths, sample.offsets, strict=True):
+        constants.append(constant_responses(adapted, place, sample.numbers, offsets, sample.stream_scale or 0.0))
         outputs = read_outputs(adapted, up, place, sample.numbers, channels)
         strengths.append(lengths * outputs.norm(dim=1) * math.sqrt(width / outputs.shape[1]))
         rows.append(in_span([unit_rows(outputs)], sample.n_fitted)[0])
@@ -266,5 +268,6 @@ def with_outputs(
         ),
         n_channels=n_channels,
         offsets=sample.offsets,
+        constants=torch.stack(constants),
     )
     return replace(sample, outputs=outputs_of_layers)

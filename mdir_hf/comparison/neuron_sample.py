@@ -49,7 +49,12 @@ def draw_sample_seed() -> int:
 
 
 ROWS = "neurons"
-STORED_OUTPUTS = {"outputs": "neurons.down", "strengths": "neurons.strengths", "offsets": "neurons.offsets"}
+STORED_OUTPUTS = {
+    "outputs": "neurons.down",
+    "strengths": "neurons.strengths",
+    "offsets": "neurons.offsets",
+    "constants": "neurons.constants",
+}
 """Names of the outputs' tensors in a file, keyed by argument of :meth:`NeuronSample.restored`."""
 
 
@@ -80,6 +85,8 @@ class NeuronOutputs:
             not measured, None if no layer was.
         offsets: ``(layers, neurons)`` responses of the gates to a stream of zeros, divided by the lengths of their
             rows; None if unknown.
+        constants: ``(layers, neurons)`` constant parts of the gates' responses, in standard deviations; None if
+            unknown. See :func:`~.neuron_strengths.constant_responses`.
     """
 
     rows: torch.Tensor
@@ -89,6 +96,7 @@ class NeuronOutputs:
     n_channels: int | None
     mean_squares: torch.Tensor | None = None
     offsets: torch.Tensor | None = None
+    constants: torch.Tensor | None = None
 
     def mean_square(self, at: int) -> float:
         """Return the mean square of a layer's strengths."""
@@ -149,7 +157,7 @@ class NeuronSample:
         """Return the tensors to store in a file, keyed by name."""
         tensors = {ROWS: self.rows}
         if self.outputs is not None:
-            stored = (self.outputs.rows, self.outputs.strengths, self.outputs.offsets)
+            stored = (self.outputs.rows, self.outputs.strengths, self.outputs.offsets, self.outputs.constants)
             tensors |= {
                 name: tensor for name, tensor in zip(STORED_OUTPUTS.values(), stored, strict=True) if tensor is not None
             }
@@ -175,6 +183,7 @@ class NeuronSample:
         outputs: torch.Tensor | None = None,
         strengths: torch.Tensor | None = None,
         offsets: torch.Tensor | None = None,
+        constants: torch.Tensor | None = None,
     ) -> NeuronSample:
         """Restore a sample from a file.
 
@@ -198,7 +207,8 @@ class NeuronSample:
             return sample
         shape = (n_layers, rows.shape[2])
         is_right = outputs.ndim == 3 and outputs.shape[:2] == shape and strengths.shape == shape
-        is_right &= offsets is None or (offsets.shape == shape and bool(torch.isfinite(offsets).all()))
+        for responses in (offsets, constants):
+            is_right &= responses is None or (responses.shape == shape and bool(torch.isfinite(responses).all()))
         if not (is_right and bool(torch.isfinite(outputs).all()) and bool(torch.isfinite(strengths).all())):
             raise ValueError(f"expected columns of down of shape {(*shape, 'f')}, got {tuple(outputs.shape)}")
         of_down = NeuronOutputs(
@@ -208,6 +218,7 @@ class NeuronSample:
             strongest=described.strongest,
             n_channels=described.n_down_channels,
             offsets=offsets,
+            constants=constants,
         )
         return replace(sample, outputs=of_down)
 

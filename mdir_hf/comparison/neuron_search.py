@@ -20,6 +20,7 @@ from mdir_hf.comparison.neuron_strengths import (
     GATE_OF,
     STRENGTHS_READ,
     bias_of,
+    constant_responses,
     neuron_role,
     offsets_of,
     products_of_lengths,
@@ -58,6 +59,7 @@ class _SearchedLayer:
     matrices: list[torch.Tensor]
     lengths: torch.Tensor
     offsets: torch.Tensor
+    constants: torch.Tensor
     outputs: torch.Tensor
 
 
@@ -180,13 +182,17 @@ def _searched_pair(
         outputs, is_merged = outputs[partners], whole == partners[:, None]
     # Twins with other activations may cancel each other in ways that are not followed, so they are ignored.
     lengths = torch.where((is_twin & ~is_merged).any(dim=1), 0.0, lengths[partners])
-    larger = _SearchedLayer(n_fitted, mean_square, matched, lengths, offsets, outputs)
+    scales = [stream_scale(stream) for stream in streams]
+    constants = constant_responses(models[1 - few], pair[1 - few], partners.numpy(), offsets, scales[1 - few])
+    larger = _SearchedLayer(n_fitted, mean_square, matched, lengths, offsets, constants, outputs)
     outputs = read_outputs(models[few], up, pair[few], numbers.numpy())
     mean_square = mean_square_of_outputs(
         [unit_rows(rows) for rows in sampled], sampled_lengths[:, None] * outputs, n_neurons=n_neurons[few]
     )
     offsets = offsets_of(models[few], pair[few], readers[few][0], order)[at]
-    smaller = _SearchedLayer(n_fitted, mean_square, sampled, sampled_lengths, offsets, outputs * signs[:, None])
+    constants = constant_responses(models[few], pair[few], numbers.numpy(), offsets, scales[few])
+    outputs = outputs * signs[:, None]
+    smaller = _SearchedLayer(n_fitted, mean_square, sampled, sampled_lengths, offsets, constants, outputs)
     return (smaller, larger) if few == 0 else (larger, smaller)
 
 
@@ -278,6 +284,7 @@ def _sample(
             n_channels=None,
             mean_squares=torch.tensor([layer.mean_square for layer in layers]),
             offsets=torch.stack([layer.offsets for layer in layers]),
+            constants=torch.stack([layer.constants for layer in layers]),
         ),
     )
 

@@ -57,6 +57,10 @@ DOWN_OF = {Role.UP: Role.DOWN, Role.SSM_IN: Role.SSM_OUT}
 """Gate and output of the neurons that are rows of a role. The channels of a state-space mixer can be renumbered as
 freely as the neurons of an MLP."""
 
+WRITERS = ((Role.O, Role.ATTENTION_OUT_NORM), (Role.DOWN, Role.MLP_OUT_NORM))
+"""Matrices whose biases are added to the residual stream, and the norms that may follow them. A norm rescales the bias
+together with the output, so such biases are ignored."""
+
 
 def with_first_experts(model: PlacedTensors) -> PlacedTensors:
     """Use the first expert as the MLP of layers without an MLP; return the same model if there are no experts."""
@@ -215,6 +219,44 @@ def offsets_of(model: PlacedTensors, place: int, reader: RoleReader, rows: torch
         in_rows = torch.where(gain == 0.0, 0.0, norm_bias / gain)
         offsets += reader.read(place, rows).float() @ in_rows
     return offsets
+
+
+def constant_responses(
+    model: PlacedTensors, place: int, numbers: IntArray, offsets: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Return the ``(n,)`` float32 constant parts of some gates' responses, in standard deviations of the varying parts.
+
+    Constant are the ``offsets`` of the gates, and their responses to biases that earlier matrices add to the residual
+    stream. The varying part of the stream is assumed to be as long as an embedding row, ``scale``.
+    """
+    constant = constant_before(model, place)
+    if constant is None or scale <= 0.0:
+        return offsets
+    up = neuron_role(model)
+    assert up is not None
+    layer = model.anatomy.layers[place]
+    role = GATE_OF[up] if GATE_OF[up] in layer.parts else up
+    norm = norm_before(layer, role)
+    if norm in layer.parts and bias_of(model, place, norm) is not None:
+        constant = constant - constant.mean()  # a norm with a bias is a LayerNorm, which subtracts the mean
+    order = np.sort(numbers)
+    rows = RoleReader(model, role, (place,)).read(place, torch.from_numpy(order)).float()
+    responses = rows[torch.from_numpy(np.searchsorted(order, numbers))] @ constant * math.sqrt(len(constant))
+    return (responses + offsets * math.hypot(float(constant.norm()), scale)) / scale
+
+
+def constant_before(model: PlacedTensors, place: int) -> torch.Tensor | None:
+    """Sum the biases that are added to the residual stream before a layer's MLP; return None if there are none."""
+    total = None
+    for earlier in range(place + 1):
+        layer = model.anatomy.layers[earlier]
+        for role, norm in WRITERS:
+            if role not in layer.parts or norm in layer.parts or (earlier == place and role is Role.DOWN):
+                continue
+            bias = bias_of(model, earlier, role)
+            if bias is not None and len(bias) == model.anatomy.hidden_size:
+                total = bias if total is None else total + bias
+    return total
 
 
 def bias_of(model: PlacedTensors, place: int, role: Role) -> torch.Tensor | None:

@@ -85,6 +85,11 @@ at the full learning rate reach 0.34."""
 MOST_OFFSET_CHANGE = 1.0
 """Largest mean difference between partners' offsets, because biases may switch copies off. Zoo models reach 0.6."""
 
+MOST_CONSTANT_CHANGE = 8.0
+"""Largest mean difference between the constant parts of partners' responses, in standard deviations. If biases of
+earlier layers make one channel of the stream large, a small shift of the gates against it switches copies off. Zoo
+models reach 4.3, and framed ones 21."""
+
 PLACE = 16
 """Position of the first look at neurons, which exceeds the number of earlier looks at matrices and layers. Look s of a
 comparison may spend 1 / (s (s + 1)) of alpha."""
@@ -144,7 +149,7 @@ def compare_neurons(
             cell
             for cell in agreeing
             if cells[cell[0]][cell[1]].shift > MOST_SHIFT
-            or _offset_change(reference.outputs, candidate.outputs, cell, cells[cell[0]][cell[1]]) > MOST_OFFSET_CHANGE
+            or _are_switched_off(reference.outputs, candidate.outputs, cell, cells[cell[0]][cell[1]])
             or _is_idle(reference.outputs, candidate.outputs, cell, cells, n_fitted, is_searched=is_searched)
         ]
         agreeing = [cell for cell in agreeing if own_by_down[cell] >= least and cell not in idle]
@@ -179,14 +184,23 @@ def _match_outputs(
     return match_neurons_by_number([x], [y], n_fitted=n_fitted, n_neurons=n_neurons)
 
 
-def _offset_change(
+def _are_switched_off(
     reference: NeuronOutputs, candidate: NeuronOutputs, cell: tuple[int, int], matches: NeuronMatches
+) -> bool:
+    """Return whether biases move the responses of partners too far apart."""
+    offsets = _mean_change(reference.offsets, candidate.offsets, cell, matches)
+    constants = _mean_change(reference.constants, candidate.constants, cell, matches)
+    return offsets > MOST_OFFSET_CHANGE or constants > MOST_CONSTANT_CHANGE
+
+
+def _mean_change(
+    reference: torch.Tensor | None, candidate: torch.Tensor | None, cell: tuple[int, int], matches: NeuronMatches
 ) -> float:
-    """Return the mean difference between partners' offsets, relative to the length of a gate."""
-    if reference.offsets is None or candidate.offsets is None or not bool(matches.is_own.any()):
+    """Return the mean difference between partners' ``(layers, neurons)`` responses, or 0 if they are unknown."""
+    if reference is None or candidate is None or not bool(matches.is_own.any()):
         return 0.0
     n_tested = len(matches.is_own)
-    differences = candidate.offsets[cell[1], -n_tested:] - reference.offsets[cell[0], -n_tested:]
+    differences = candidate[cell[1], -n_tested:] - reference[cell[0], -n_tested:]
     return abs(float(differences[matches.is_own].mean()))
 
 

@@ -188,6 +188,36 @@ def test_copies_whose_gates_moved_together_accuse_no_model(victim, save, lengths
     assert (report.verdict is not Verdict.HOMOLOGOUS) is is_idle and bool(report.neurons.idle) is is_idle
 
 
+@torch.no_grad()
+def with_late_constant(model, *, lengths, n_shut=0, shift=0.0):
+    """A copy whose first layer writes a constant of this many embedding lengths, and whose later gates are shifted."""
+    model = with_biases(model, n_shut=0, lengths=0.0)
+    first, *later = model.model.layers
+    embedding_length = model.model.embed_tokens.weight.norm(dim=1).median()
+    direction = torch.nn.functional.normalize(torch.randn(96, generator=torch.Generator().manual_seed(2)), dim=0)
+    first.mlp.down_proj.bias.copy_(lengths * embedding_length * direction)
+    first.mlp.down_proj.weight[:, :n_shut] = 0.0  # its own copies cannot read the constant
+    for layer in later:
+        gates, gain = layer.mlp.gate_proj.weight[:n_shut], layer.post_attention_layernorm.weight
+        along = (gates * gain) @ direction + shift * (gates * gain).norm(dim=1)
+        gates -= along[:, None] * direction / gain
+    return model
+
+
+def test_copies_that_a_constant_of_an_earlier_bias_shuts_accuse_no_model(victim, save):
+    framed = with_copied_mlps(victim, new_model(seed=9, **SIZES), share=0.92, scale=1.0)
+    framed = with_late_constant(framed, lengths=50.0, n_shut=int(0.92 * SIZES["intermediate_size"]), shift=0.1)
+    report = compare(save(victim, "victim"), save(framed, "framed"), level="layers", progress=False)
+    assert report.verdict is Verdict.INCONCLUSIVE and report.neurons.idle and not report.neurons.matches
+
+
+def test_a_relative_with_a_large_constant_is_found(victim, save):
+    victim = with_late_constant(victim, lengths=50.0)
+    tuned = drift(copy.deepcopy(victim), 0.1)
+    report = compare(save(victim, "victim"), save(tuned, "tuned"), level="layers", progress=False)
+    assert report.verdict is Verdict.HOMOLOGOUS and not report.neurons.idle
+
+
 def test_a_model_whose_biases_were_trained_a_little_is_found(victim, save):
     tuned = with_biases(drift(copy.deepcopy(victim), 0.1), n_shut=SIZES["intermediate_size"], lengths=0.05)
     report = compare(save(victim, "victim"), save(tuned, "tuned"), progress=False)
@@ -259,6 +289,29 @@ def test_offsets_are_what_neurons_read_at_a_stream_of_zeros(save):
     read = block.mlp.c_fc(block.ln_2(torch.zeros(48))) / lengths
     # float32: sums of 48 products of numbers around 1
     torch.testing.assert_close(sample.outputs.offsets[0], read[torch.from_numpy(sample.numbers)], atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_constants_are_what_neurons_read_of_earlier_biases(save):
+    """GPT-2 with a constant stream: a norm subtracts the mean and divides by the deviation."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(3)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=48, n_layer=2, n_head=4))
+    for name, weight in model.named_parameters():
+        if "ln_2" in name or "bias" in name:
+            weight.normal_()
+    first, second = model.transformer.h
+    constant = first.attn.c_proj.bias + first.mlp.c_proj.bias + second.attn.c_proj.bias
+    outputs = take_neurons(opened := Model(open_repository(str(save(model, "gpt2")))), n_down_channels=None).outputs
+    numbers = torch.from_numpy(take_neurons(opened).numbers)
+    lengths = (second.ln_2.weight[:, None] * second.mlp.c_fc.weight).norm(dim=0)
+    read = (second.mlp.c_fc(second.ln_2(constant)) / lengths)[numbers]
+    offsets, size = outputs.offsets[1], float((constant - constant.mean()).norm())
+    varying = outputs.stream_scale
+    expected = ((read - offsets) * size + offsets * (size**2 + varying**2) ** 0.5) / varying
+    # The norm's epsilon is 1e-5 of a variance of about 3; float32 sums of 48 products of numbers around 1.
+    torch.testing.assert_close(outputs.constants[1], expected, atol=1e-2, rtol=1e-4)
 
 
 @pytest.mark.parametrize("n_unused", [0, 8])

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 BY_READS, BY_WRITES = 48, 32
 """Neurons of 64 that must be certain by gate and up, and neurons that must agree by down."""
 
+WORKING_SHARE = 0.05
+"""Copies work if they move a logit by more than this share of the largest logit. Rounding to BF16 moves it by 0.3%."""
+
 LEVELS = ("auto", "layers")
 HEADER = ["victim", "stranger", "what was done", "logits moved", "auto", "layers", "gate and up", "certain", "down"]
 
@@ -41,9 +44,10 @@ def framing_section(results: Results, figures: dict[str, Figure]) -> str:
             table(HEADER, map(_cells, without_copies)),
             f"### Copies that do nothing\n\n{_in_short(with_copies)} These files do contain rows of their victim.",
             table([*HEADER[:3], "copied", *HEADER[3:]], map(_cells_with_copies, with_copies)),
-            "### Copies that work\n\nWorking copies replace a share of the neurons of every layer. The result is "
-            "a damaged model that holds a part of its victim.",
-            table(HEADER[2:3] + HEADER[4:], (_cells(row)[2:3] + _cells(row)[4:] for row in working)),
+            "### Copies that work\n\nThese models contain working parts of their victim, so they are relatives in part: "
+            "copies replace a share of the neurons of every layer, or they were meant to do nothing and still move a "
+            f"logit by more than {WORKING_SHARE:.0%} of the largest.",
+            table(HEADER[2:], (_cells(row)[2:] for row in working)),
             "### Soups\n\nThese are relatives: every weight is a mean of a stranger's and the victim's.",
             table(HEADER[2:3] + HEADER[4:], (_cells(row)[2:3] + _cells(row)[4:] for row in relatives)),
         ]
@@ -52,7 +56,9 @@ def framing_section(results: Results, figures: dict[str, Figure]) -> str:
 
 def _works(row: Row) -> bool:
     """Return whether copies of the victim affect the model's output."""
-    return row["name"].startswith("replaced-")
+    moved = row.get("logits_moved") or 0.0
+    is_moved = row["copied"] != "nothing" and moved > WORKING_SHARE * row.get("largest_logit", 0.0)
+    return row["name"].startswith("replaced-") or is_moved
 
 
 def _in_short(rows: list[Row]) -> str:

@@ -103,7 +103,7 @@ def _seeds(rows: Sequence[Row]) -> list[str]:
         return []
     n_seeds = sorted({row["seeds"] for row in rows})
     with_bounds = [row for row in rows if row["log10_p"] is not None and "homologous" in row["verdicts"]]
-    spreads = [row["log10_p"][0] / row["log10_p"][1] - 1.0 for row in with_bounds]
+    deviations = [(low - high) / (low + high) for low, high in (row["log10_p"] for row in with_bounds)]
     by_key = {key: [row for row in rows if len(row[key]) > 1] for key in ("verdicts", "assumptions")}
     told = {
         key: "none" if not differing else "; ".join(f"`{row['b']}` {_counts(row[key])}" for row in differing)
@@ -114,9 +114,9 @@ def _seeds(rows: Sequence[Row]) -> list[str]:
         f"{len(rows)} of these pairs were compared with {' and '.join(map(str, n_seeds))} seeds each "
         "(`python -m benchmarks.real.seeds`); every comparison draws its own neurons from the entropy of the system. "
         f"Pairs with more than one verdict: {told['verdicts']}. Pairs with more than one assumption: "
-        f"{told['assumptions']}. The two ends of log10 p differ by more than 5% for "
-        f"{sum(spread > 0.05 for spread in spreads)} of {len(with_bounds)} pairs, and by {max(spreads):.1%} at most "
-        f"(`{with_bounds[spreads.index(max(spreads))]['b']}`).",
+        f"{told['assumptions']}. For {sum(deviation <= 0.05 for deviation in deviations)} of the {len(with_bounds)} pairs "
+        "of relatives that have a bound, every log10 p is within 5% of the middle of its pair's range; the largest "
+        f"deviation is {max(deviations):.1%} (`{with_bounds[deviations.index(max(deviations))]['b']}`).",
     ]
 
 

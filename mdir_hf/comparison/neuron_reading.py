@@ -1,4 +1,4 @@
-"""Choose neurons of some layers, and read their gate and up rows and down columns."""
+"""Choose neurons in some layers, and read their gate rows, up rows and down columns."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import Role
 
 FEW_LAYERS = 4
-"""Number of layers sampled per model unless the level requires all; includes the first and last."""
+"""Number of layers sampled per model, including the first and last, unless the level requires all."""
 
 RUN = 4
-"""Adjacent neurons per run, which is one byte range. Short runs scatter the sample; with long runs, a model half of
-whose neurons were copied in blocks might pass by chance."""
+"""Number of adjacent neurons per run, which is read as one byte range. Runs are short because a model with half of its
+neurons copied in blocks might otherwise pass by chance."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def neuron_layers(model: PlacedTensors) -> tuple[int, ...]:
 
 
 def n_neurons_of(model: PlacedTensors) -> dict[int, int]:
-    """Return the number of neurons of each layer with neurons, by position."""
+    """Return the number of neurons in each layer that has any, keyed by position."""
     up = neuron_role(model)
     if up is None:
         return {}
@@ -83,7 +83,7 @@ def sample_sizes(n_neurons: int, n_fitted_rows: int | None, *, n_matrices: int) 
     """Return how many of a layer's neurons to test, and on how many others to fit a rotation.
 
     ``n_neurons`` is at least twice :data:`FEWEST_TESTED`. If ``n_fitted_rows`` is None, the rotation is fitted on all
-    others.
+    neurons that are not tested.
     """
     n_tested = TESTED if n_neurons >= 3 * TESTED else FEWEST_TESTED
     n_rest = n_neurons - n_tested
@@ -125,7 +125,7 @@ def _choose(
 
 
 def planned_n_bytes(model: PlacedTensors, *, every: bool = False) -> int:
-    """Estimate the bytes of gate and up that :func:`take_neurons` reads.
+    """Estimate how many bytes of gate and up :func:`take_neurons` reads.
 
     Raises:
         AnatomyError: If a matrix of neurons does not have the model's width.
@@ -167,7 +167,7 @@ def take_neurons(
 
     Use the same ``seed`` for both models. The rotation is fitted on ``n_fitted_rows`` rows or, if that is None, on all
     untested rows. ``places`` defaults to all layers if ``every`` is set, else to four. If ``n_down_channels`` is None,
-    all channels are read. With ``nominates``, only up is read, in longer runs that the layer map also reads.
+    all channels are read. If ``nominates`` is set, only up is read, in longer runs that the layer map reads, too.
 
     Returns:
         The sample; None if no MLP has enough neurons, or if neuron numbers have a meaning.
@@ -203,8 +203,8 @@ def read_sample(
 ) -> NeuronSample:
     """Read gate and up rows of given neurons in some layers.
 
-    The last ``n_tested`` of the neuron ``numbers`` ``(n,)`` are tested. ``readers`` read gate and up, or up alone.
-    ``seed`` selects embedding rows that represent the residual stream.
+    The last ``n_tested`` of the neuron ``numbers``, ``(n,)``, are the tested ones. ``readers`` read gate and up, or up
+    alone. ``seed`` selects embedding rows that represent the residual stream.
     """
     stream = stream_rows(model, seed)
     order = np.sort(numbers)

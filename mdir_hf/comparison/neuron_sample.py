@@ -1,4 +1,4 @@
-"""Records of sampled neurons: gate and up rows, and down columns."""
+"""Records for sampled neurons: their gate and up rows, and their down columns."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from mdir_hf.report.parts import Count
 IntArray = npt.NDArray[np.int64]
 
 TESTED = 64
-"""Tested neurons per layer. In a copy, all keep their number, so p is at most 1/64! = 10^-89."""
+"""Number of tested neurons per layer. In a copy, all of them keep their number, so p is at most 1/64! = 10^-89."""
 
 FEWEST_TESTED = 32
-"""Tested neurons in layers with fewer than three times :data:`TESTED`. For a copy, p is at most 1/32! = 10^-35."""
+"""Number of tested neurons in layers with fewer than 3 :data:`TESTED` neurons. For a copy, p is at most 10^-35."""
 
 FITTED_ROWS = 128
-"""Rows for fitting a rotation: gate and up of 64 neurons, or up of 128. In rotated, sliced or requantised copies of
-SmolLM2, 32 neurons are enough; with noise as large as the weights, 64 are needed."""
+"""Number of rows to which a rotation is fitted: gate and up of 64 neurons, or up of 128. In rotated, sliced or
+requantised copies of SmolLM2, 32 neurons are enough; under noise as large as the weights, 64 are needed."""
 
 NOMINATING_FITTED_ROWS = 56
-"""Rows of up for fitting if every layer is sampled because no other test found a relation. The samples nominate layers
-for a larger sample."""
+"""Number of up rows to which a rotation is fitted if every layer is sampled because no other test found a relation.
+These samples nominate layers for a larger sample."""
 
 NEAR_COPY_FITTED_ROWS = 48
-"""Rows for fitting in the first look at a near copy, which reads 4 MB of two 8B models."""
+"""Number of rows to which a rotation is fitted in the first look at a near copy, which reads 4 MB of two 8B models."""
 
 DOWN_CHANNELS = 12
-"""Channels of down in the first read; each is a row of the file. They distinguish a near copy from an unrelated model;
-for a model in another basis, all channels are needed."""
+"""Number of down channels in the first read; each is a row of the file. They are enough to tell a near copy from an
+unrelated model, but a model in another basis needs all channels."""
 
 SAMPLE_SEEDS = 2**63
 
@@ -55,7 +55,7 @@ STORED_OUTPUTS = {
     "offsets": "neurons.offsets",
     "constants": "neurons.constants",
 }
-"""Names of the outputs' tensors in a file, keyed by argument of :meth:`NeuronSample.restored`."""
+"""Names under which outputs are stored in a file, keyed by the arguments of :meth:`NeuronSample.restored`."""
 
 
 @dataclass(frozen=True)
@@ -75,17 +75,17 @@ class NeuronOutputs:
     """Down columns of the sampled neurons.
 
     Attributes:
-        rows: ``(layers, neurons, f)`` unit columns in a basis of the fitted columns.
+        rows: ``(layers, neurons, f)`` columns of unit length, in a basis of the fitted columns.
         strengths: ``(layers, neurons)`` products of the lengths of gate row, up row and down column; zero for neurons
             that a bias keeps shut.
         stream_scale: Median length of some embedding rows; 0 if there is no embedding.
         strongest: Largest root mean square of any layer's strengths, among these layers and a few others.
         n_channels: Number of channels read, or None for all.
-        mean_squares: ``(layers,)`` mean squares of the strengths, measured on further neurons; NaN for layers that were
-            not measured, None if no layer was.
+        mean_squares: ``(layers,)`` mean squares of the strengths of further neurons; NaN for layers in which they were
+            not measured, None if that is true of all layers.
         offsets: ``(layers, neurons)`` responses of the gates to a stream of zeros, divided by the lengths of their
             rows; None if unknown.
-        constants: ``(layers, neurons)`` constant parts of the gates' responses, in standard deviations; None if
+        constants: ``(layers, neurons)`` parts of the gates' responses that are the same for every token; None if
             unknown. See :func:`~.neuron_strengths.constant_responses`.
     """
 
@@ -105,7 +105,7 @@ class NeuronOutputs:
         return float(self.strengths[at].square().mean())
 
     def is_measured(self, at: int) -> bool:
-        """Return whether the mean square was measured on further neurons."""
+        """Return whether a layer's mean square was measured on further neurons."""
         return self.mean_squares is not None and not math.isnan(float(self.mean_squares[at]))
 
 
@@ -117,7 +117,8 @@ class NeuronSample:
         layers: Positions of the layers in ``anatomy.layers``.
         n_neurons: Neurons per layer.
         n_fitted: Number of leading neurons for fitting a rotation; the others are tested.
-        rows: ``(layers, matrices, neurons, f)`` unit rows of gate and up, or of up, in a basis of the fitted rows.
+        rows: ``(layers, matrices, neurons, f)`` unit rows of gate and up, or of up alone, in a basis of the fitted
+            rows.
         whole: ``(layers, matrices, neurons, width)`` rows as read, for at most four layers, or None.
         numbers: ``(neurons,)`` neuron numbers; None in a stored sample.
         lengths: ``(layers, neurons)`` products of the lengths of gate and up rows; zero for neurons that a bias keeps
@@ -144,7 +145,7 @@ class NeuronSample:
         return self.rows.shape[2] - self.n_fitted
 
     def kept(self) -> NeuronSample:
-        """Return a 16-bit version for a file."""
+        """Return a copy with 16-bit values, without the fields that are not stored."""
         outputs = None if self.outputs is None else replace(self.outputs, rows=self.outputs.rows.half())
         return NeuronSample(self.layers, self.n_neurons, self.n_fitted, self.rows.half(), outputs=outputs)
 

@@ -52,7 +52,7 @@ biases agree within the same margin. Rounding to an 8-bit mantissa leaves 0.9999
 
 @dataclass(frozen=True, eq=False)
 class _SearchedLayer:
-    """Sampled neurons of one layer, in the order of the pairs."""
+    """Sampled neurons of one layer. Neurons at the same position in both layers form a pair."""
 
     n_fitted: int
     mean_square: float
@@ -75,8 +75,8 @@ def search_neurons(
 ) -> NeuronNumbers | None:
     """Run the second witness on neurons whose partners are found using a residual-basis map.
 
-    Reads up to :data:`MOST_PAIRS` pairs of layers whole. ``place`` is the position of this look. Returns None if no
-    pair can be searched.
+    Reads all neurons of up to :data:`MOST_PAIRS` pairs of layers. ``place`` is the position of this look. Returns None
+    if no pair can be searched.
 
     Raises:
         MdirError: If neurons cannot be read.
@@ -199,7 +199,7 @@ def _searched_pair(
 def _best_partners(
     carried: list[torch.Tensor], every: list[torch.Tensor], device: str
 ) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Return each neuron's most similar neuron, the sign of up, and the mean similarity."""
+    """Find the most similar neuron for each carried neuron, the sign of its up row, and the mean similarity."""
     is_matched = torch.stack([rows.abs().sum(dim=0) for rows in carried]).sum(dim=0) > 0.0
     sides = [unit_rows(rows[:, is_matched]).to(device) for rows in carried]
     best = torch.full((len(carried[0]),), -math.inf, device=device)
@@ -246,7 +246,7 @@ def merged_outputs(
     """Add the outputs of neurons with equal activations: parts of a split neuron, or copies that cancel.
 
     ``matrices`` are gate and up, or up alone; ``outputs`` are down columns ``(n, channels)``; ``chosen`` are neuron
-    numbers ``(k,)``. Returns the summed outputs, and a ``(k, n)`` mask of the neurons in each sum.
+    numbers ``(k,)``. Returns the summed outputs and a ``(k, n)`` mask of the neurons in each sum.
     """
     first, last = matrices[0], matrices[-1]
     cosines_of_last = last.cosines(chosen, device)

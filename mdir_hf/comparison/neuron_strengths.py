@@ -1,4 +1,4 @@
-"""Measure how strongly neurons write: the lengths of their rows and columns, and biases that keep them shut."""
+"""Measure how strongly neurons write to the residual stream, and whether biases keep them shut."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from mdir_hf.model.roles import Layer, Role, WeightPart
 from mdir_hf.processor import in_order, is_one_of_several_ranks
 
 SHUT_BY_BIAS = 4.0
-"""A neuron counts as shut if its offset is below minus this many times the length of its row, which is about the
-standard deviation of the row's product with a normed stream. It also counts as shut if its mean response to similar
-embedding rows is more than this many standard deviations below zero."""
+"""A neuron is shut if its offset is more than this many row lengths below zero; a row length is about the standard
+deviation of the row's product with a normed stream. It is also shut if its mean response to similar embedding rows is
+more than this many standard deviations below zero."""
 
 CLUSTER_COSINE, FEWEST_IN_CLUSTER, FEWEST_FREE = 0.5, 2, 3
 """Embedding rows on one side are similar if their cosine to the leading direction of all rows exceeds this value. A
@@ -44,18 +44,18 @@ neurons are not copies, the probability that all of these are copies is 0.6%; fo
 
 
 OTHER_LAYERS, FEW_OTHER_LAYERS = 6, 2
-"""Number of further random layers whose strengths are estimated; the smaller number is for samples with few channels of
-down."""
+"""Number of further random layers whose strengths are estimated. The smaller number is used for samples with only a few
+channels of down."""
 
 OTHER_NEURONS, OTHER_CHANNELS = 8, 4
-"""Numbers of neurons and of down channels (one run each) for these estimates. In real models, 16 neurons determine a
-layer's root mean square to within a third."""
+"""Number of neurons and of down channels that such an estimate reads, as one run each. In real models, 16 neurons
+determine a layer's root mean square to within a third."""
 
 
 GATE_OF = {Role.UP: Role.GATE, Role.SSM_IN: Role.MIXER_GATE}
 DOWN_OF = {Role.UP: Role.DOWN, Role.SSM_IN: Role.SSM_OUT}
-"""Gate and output of the neurons that are rows of a role. The channels of a state-space mixer can be renumbered as
-freely as the neurons of an MLP."""
+"""Roles of the gates and the outputs, keyed by the role whose rows are the neurons. The channels of a state-space mixer
+can be renumbered as freely as the neurons of an MLP."""
 
 WRITERS = ((Role.O, Role.ATTENTION_OUT_NORM), (Role.DOWN, Role.MLP_OUT_NORM))
 """Matrices whose biases are added to the residual stream, and the norms that may follow them. A norm rescales the bias
@@ -63,7 +63,7 @@ together with the output, so such biases are ignored."""
 
 
 def with_first_experts(model: PlacedTensors) -> PlacedTensors:
-    """Use the first expert as the MLP of layers without an MLP; return the same model if there are no experts."""
+    """Return a view in which layers without an MLP use their first expert as one."""
     if not any(layer.experts or layer.shared_experts for layer in model.anatomy.layers):
         return model
     layers = tuple(_with_first_expert(layer) for layer in model.anatomy.layers)
@@ -79,7 +79,7 @@ def _with_first_expert(layer: Layer) -> Layer:
 
 
 def neuron_role(*models: PlacedTensors) -> Role | None:
-    """Return the role whose rows are neurons in all models: up, a mixer's input, or None."""
+    """Return the role whose rows are neurons in all models: up or a mixer's input; None if they share neither."""
     adapted = [with_first_experts(model) for model in models]
     return next((role for role in GATE_OF if all(layers_with(model, role) for model in adapted)), None)
 
@@ -87,10 +87,10 @@ def neuron_role(*models: PlacedTensors) -> Role | None:
 def strongest_layer(
     model: PlacedTensors, strengths: Mapping[int, torch.Tensor], *, seed: int, n_others: int = OTHER_LAYERS
 ) -> float:
-    """Return the largest root mean square of any layer's strengths, among given layers and a few others that are read.
+    """Return the root mean square strength of the strongest layer, among the given layers and a few others.
 
-    ``strengths`` maps layer positions to neuron strengths. ``seed`` selects the other layers; unreadable ones are
-    skipped.
+    ``strengths`` maps the positions of the given layers to neuron strengths. ``seed`` selects the other layers; those
+    that cannot be read are skipped.
     """
     up = neuron_role(model)
     assert up is not None
@@ -131,9 +131,9 @@ def _root_mean_square(values: torch.Tensor) -> float:
 
 
 def with_mean_squares(model: PlacedTensors, sample: NeuronSample, places: Sequence[int], *, seed: int) -> NeuronSample:
-    """Read the strengths of up to :data:`STRENGTHS_READ` single neurons in some layers of a sample.
+    """Measure the mean square strength of some sampled layers on up to :data:`STRENGTHS_READ` further neurons.
 
-    All runs of a sample may be copies by chance; single neurons are independent draws.
+    By chance, all runs of a sample may consist of copies; these neurons are drawn one by one.
     """
     outputs, up = sample.outputs, neuron_role(model)
     assert outputs is not None and up is not None
@@ -168,7 +168,7 @@ def products_of_lengths(
     rows: torch.Tensor,
     stream: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the ``(n,)`` float32 products of some neurons' gate and up lengths; 0 for shut neurons.
+    """Return the product of gate length and up length for some neurons, ``(n,)`` float32; 0 if the neuron is shut.
 
     ``rows`` are ascending neuron numbers ``(n,)``; ``stream`` are embedding rows ``(k, width)``, or None.
     """
@@ -183,8 +183,8 @@ def products_of_lengths(
 def _is_shut_by_constant(responses: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
     """Return an ``(n,)`` mask of neurons whose responses ``(n, k)`` to similar unit embedding rows are far below zero.
 
-    A constant channel may be hidden by unused tokens, whose rows can contain the opposite constant or none. So rows
-    count as similar if they are close to one side of the leading direction of all rows.
+    Unused tokens could hide a constant channel, because their rows may contain the opposite constant or none. So rows
+    are grouped by the side of the leading direction to which they are close.
     """
     cosines = stream @ torch.linalg.svd(stream, full_matrices=False).Vh[0]
     sides = [responses[:, sign * cosines > CLUSTER_COSINE] for sign in (1.0, -1.0)]
@@ -202,9 +202,9 @@ def _is_shut_by_constant(responses: torch.Tensor, stream: torch.Tensor) -> torch
 
 
 def offsets_of(model: PlacedTensors, place: int, reader: RoleReader, rows: torch.Tensor) -> torch.Tensor:
-    """Return the ``(n,)`` float32 responses of some neurons to a stream of zeros, divided by the lengths of their rows.
+    """Return some neurons' responses to a stream of zeros, ``(n,)`` float32, divided by the lengths of their rows.
 
-    The responses come from the biases of the matrix and the norm before it. ``rows`` are ascending neuron numbers.
+    They come from the biases of the matrix and of the norm before it. ``rows`` are ascending neuron numbers.
     """
     offsets = torch.zeros(len(rows))
     bias = bias_of(model, place, reader.role)
@@ -224,10 +224,11 @@ def offsets_of(model: PlacedTensors, place: int, reader: RoleReader, rows: torch
 def constant_responses(
     model: PlacedTensors, place: int, numbers: IntArray, offsets: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Return the ``(n,)`` float32 constant parts of some gates' responses, in standard deviations of the varying parts.
+    """Return the part of some gates' responses that is the same for every token, ``(n,)`` float32.
 
-    Constant are the ``offsets`` of the gates, and their responses to biases that earlier matrices add to the residual
-    stream. The varying part of the stream is assumed to be as long as an embedding row, ``scale``.
+    It consists of the gates' ``offsets`` and of their responses to biases that earlier matrices add to the residual
+    stream. The unit is the standard deviation of the remaining part, if the stream without these biases is as long as
+    an embedding row, ``scale``.
     """
     constant = constant_before(model, place)
     if constant is None or scale <= 0.0:
@@ -304,5 +305,5 @@ def stream_rows(model: PlacedTensors, seed: int) -> torch.Tensor | None:
 
 
 def stream_scale(stream: torch.Tensor | None) -> float:
-    """Return the rows' median length, or 0 if there are none."""
+    """Return the median length of embedding rows, or 0 if there are none."""
     return 0.0 if stream is None else float(stream.norm(dim=1).median())

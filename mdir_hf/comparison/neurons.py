@@ -2,7 +2,7 @@
 
 A framer can make unrelated models match in their embeddings, and in rows with the same number, but none has matched
 neurons after a rotation fitted on *other* neurons of an unforeseeable sample (docs/attacks.md). Gate and up are tested
-first, then down of the same neurons separately.
+first; then down is tested separately for the same neurons.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ TESTS = 2
 the same number of layers)."""
 
 LEAST_SHARE_OF_NEURONS = 0.75
-"""A pair of layers counts only if at least this share of the tested neurons match the neuron with the same number in
-gate and up with certainty. On samples that a framer cannot foresee, framed models match 13 of 64 numbers, at most 3 of
+"""Two layers match only if at least this share of the tested neurons match the neuron with the same number, with
+certainty, in gate and up. On samples that a framer cannot foresee, framed models match 13 of 64 numbers, at most 3 of
 them with certainty (``benchmarks/real/framing``)."""
 
 LEAST_SHARE_BY_DOWN = 0.5
-"""At least this share of the tested neurons must also match their own number in down. Models framed for gate and up
-reach 8 of 64, or 29 of 64 if there is no gate; a copy with noise of three times its weights reaches 38."""
+"""At least this share of the tested neurons must also match the neuron with the same number in down. Models that are
+framed in gate and up reach 8 of 64, or 29 of 64 if there is no gate; a copy under noise of three times its weights
+reaches 38."""
 
 LEAST_SHARE_OF_OWN_NUMBERS = 0.9
-"""Under strong noise, single neurons are not certain, but all of them together are: a pair of layers also counts if at
-least this share of the tested neurons match their own number, and neurons with the same number are similar in both gate
-and up (:data:`LEAST_Z`). Framed models reach a third on samples that a framer cannot foresee. This rule does not apply
-to searched neurons, whose numbers come from the search."""
+"""Under strong noise, no single neuron is certain, but all of them together are. So two layers also match if at least
+this share of the tested neurons match the neuron with the same number, and if neurons with the same number are similar
+in both gate and up (:data:`LEAST_Z`). Framed models reach a third on samples that a framer cannot foresee. The rule
+does not apply to searched neurons, because the search assigns their numbers."""
 
 LEAST_Z = 6.0
 """Minimum mean cosine of neurons with the same number, for gate and for up, in standard deviations."""
@@ -59,18 +60,18 @@ LEAST_SHARE_OF_STRENGTH = 0.25
 Copied neurons with zero or tiny output fall below it."""
 
 LEAST_SQUARE = 1e-4
-"""A neuron whose squared strength is below this share of the mean square does nothing. The smallest share in real
-layers is 0.01."""
+"""A neuron is considered inactive if its squared strength is below this share of the mean square. In real layers, the
+smallest share is 0.01."""
 
 MOST_STRENGTH_RATIO = 50.0
-"""Largest factor between the strengths of two matching layers, each relative to its model's stream. A framer could add
-copied layers to an unrelated model and let them write next to nothing. Noise of k RMS on all weights changes the ratio
-by a factor of k^2, and a new random embedding by about ten."""
+"""Largest factor by which the strengths of two matching layers may differ, each relative to its model's stream. An
+attacker could add copied layers that write next to nothing to an unrelated model. Noise of k RMS on all weights changes
+the ratio by a factor of k^2, and a new random embedding changes it by a factor of about ten."""
 
 MOST_PROFILE_RATIO = 4.0
-"""Largest factor between the strengths of two matching layers, each relative to the strongest layer read from its
-model. Copied layers that do next to nothing within an unrelated model exceed it. Related models in the zoo differ by a
-factor of at most 2, however they were modified."""
+"""Largest factor by which the strengths of two matching layers may differ, each relative to the strongest layer read
+from its model. Copied layers that do next to nothing in an unrelated model exceed it. Related models in the zoo differ
+by a factor of at most 2, however they were modified."""
 
 CLEAR_STRENGTH_RATIO = 3.0
 """If the relative strengths of two matching layers differ by more than this factor, the sample may contain only faint
@@ -78,21 +79,22 @@ copies by chance, so more neurons are read. If 81% of the neurons are copies wit
 contribute 32% of the mean square. Related pairs in the zoo reach 2.5, and ternary copies 3.6."""
 
 MOST_SHIFT = 0.4
-"""Largest shift that the gates of partners have in common, in lengths of a gate. If a channel of the stream is the same
-for every token, gates shifted against it never open, and such copies do nothing. Zoo models with long further training
-at the full learning rate reach 0.34."""
+"""Largest shift that all matched gates may have in common, as a multiple of a gate's length. If a direction of the
+stream is the same for every token, gates that are shifted against it never open, and such copies do nothing. Zoo models
+that were trained on for long at the full learning rate reach 0.34."""
 
 MOST_OFFSET_CHANGE = 1.0
-"""Largest mean difference between partners' offsets, because biases may switch copies off. Zoo models reach 0.6."""
+"""Largest mean difference allowed between partners' offsets, because biases can switch copies off. Zoo models reach
+0.6."""
 
 MOST_CONSTANT_CHANGE = 8.0
-"""Largest mean difference between the constant parts of partners' responses, in standard deviations. If biases of
-earlier layers make one channel of the stream large, a small shift of the gates against it switches copies off. Zoo
-models reach 4.3, and framed ones 21."""
+"""Largest mean difference allowed between the constant parts of partners' responses, in standard deviations. If biases
+of earlier layers give every token the same large component, a small shift of the gates against it switches copies off.
+Zoo models reach 5.5, and the framed model reaches at least 21 in each layer."""
 
 PLACE = 16
-"""Position of the first look at neurons, which exceeds the number of earlier looks at matrices and layers. Look s of a
-comparison may spend 1 / (s (s + 1)) of alpha."""
+"""Position of the first look at neurons; fewer looks at matrices and layers come before it. Look s of a comparison may
+spend 1 / (s (s + 1)) of alpha."""
 
 LOOKS_AT_NEURONS = 12
 """Maximum number of looks at neurons per comparison; the first has position :data:`PLACE`."""
@@ -108,11 +110,12 @@ def compare_neurons(
     is_searched: bool = False,
     n_nominated_of: int | None = None,
 ) -> NeuronNumbers | None:
-    """For each pair of layers, count the tested neurons that match their own number after a rotation fitted on others.
+    """Count, for each pair of layers, the tested neurons that match the neuron with the same number.
 
-    ``place`` is the position of this look, which determines its share of alpha. If a search paired the neurons
-    (``is_searched``), each must be certain by itself. For nominated layers, p is corrected for the ``n_nominated_of``
-    possible pairs. Returns None unless the samples have the same neuron numbers.
+    They are compared after a rotation fitted on the other neurons. ``place`` is the position of this look, which
+    determines its share of alpha. If a search paired the neurons (``is_searched``), each must be certain by itself. If
+    layers were nominated, p is corrected for the ``n_nominated_of`` pairs they were chosen from. Returns None unless
+    both samples contain the same neuron numbers.
     """
     if not reference.is_like(candidate):
         return None
@@ -187,7 +190,7 @@ def _match_outputs(
 def _are_switched_off(
     reference: NeuronOutputs, candidate: NeuronOutputs, cell: tuple[int, int], matches: NeuronMatches
 ) -> bool:
-    """Return whether biases move the responses of partners too far apart."""
+    """Return whether biases shift the responses of partners too far apart."""
     offsets = _mean_change(reference.offsets, candidate.offsets, cell, matches)
     constants = _mean_change(reference.constants, candidate.constants, cell, matches)
     return offsets > MOST_OFFSET_CHANGE or constants > MOST_CONSTANT_CHANGE
@@ -213,7 +216,7 @@ def _is_idle(
     *,
     is_searched: bool,
 ) -> bool:
-    """Return whether the neurons that agree in gate and up write little in either model."""
+    """Return whether the neurons that agree in gate and up write little in one of the models."""
     matched = matches[cell[0]][cell[1]]
     least = LEAST_SHARE_OF_NEURONS * len(matched.is_certain)
     # A stranger's neuron with its own number by chance may write more than all idle copies together. So neurons that
@@ -251,7 +254,7 @@ def _profile_ratio(sides: Sequence[tuple[NeuronOutputs, int]]) -> float:
 
 
 def nominated_pairs(counts: NeuronNumbers) -> list[LayerPair]:
-    """Return each candidate layer in which remarkably many neurons kept their number, with its best reference layer."""
+    """Pair each candidate layer in which remarkably many neurons kept their number with its best reference layer."""
     own = np.array(counts.own_number, dtype=np.int64)
     best = [(int(own[:, j].argmax()), j) for j in range(own.shape[1])]
     return [
@@ -296,7 +299,7 @@ def _log_p(own: IntArray, n_pairs: int) -> npt.NDArray[np.float64]:
 
 
 def _log_p_together(own: IntArray) -> float:
-    """Return ln p of all pairs of layers together, at the same position or in the best assignment."""
+    """Return ln p for all layers together, paired by position or by the best assignment."""
     n_few, n_many = sorted(own.shape)
     if n_few == n_many:
         return log_p_own_numbers(int(np.trace(own)), n_few)
@@ -305,7 +308,7 @@ def _log_p_together(own: IntArray) -> float:
 
 
 def _agreeing_cells(strength: IntArray, is_significant: npt.NDArray[np.bool_], n_tested: int) -> list[tuple[int, int]]:
-    """Return each candidate layer that agrees in gate and up, with its best reference layer."""
+    """Pair each candidate layer that agrees in gate and up with its best reference layer."""
     cells = ((int(strength[:, j].argmax()), j) for j in range(strength.shape[1]))
     return [cell for cell in cells if strength[cell] >= LEAST_SHARE_OF_NEURONS * n_tested and is_significant[cell]]
 
@@ -320,10 +323,10 @@ NOISES = tuple(0.125 * 1.25**step for step in range(20))
 def excluded_noise(*samples: NeuronSample, alpha: float, nominates: bool = False) -> float:
     """Find the strongest noise at which a copy of either model, in any basis but with neurons in order, is detected.
 
-    If ``nominates``, count own numbers alone, at level :data:`REMARKABLE`. Needs 40 fits for each of four steps.
+    If ``nominates`` is set, only equal numbers are counted, at level :data:`REMARKABLE`. Takes four steps of 40 fits.
 
     Returns:
-        Noise in units of each row's root mean square, or 0 if the smallest of :data:`NOISES` hides a copy.
+        Noise in units of each row's root mean square, or 0 if even the smallest of :data:`NOISES` hides a copy.
     """
     n_cells = math.prod(len(sample.layers) for sample in samples)
     log_level = math.log(alpha) - math.log(n_cells) - log_cost_of_look(PLACE) - math.log(TESTS)
@@ -348,7 +351,7 @@ def excluded_noise(*samples: NeuronSample, alpha: float, nominates: bool = False
 
 
 def _numbers_of_copy(layer: torch.Tensor, noise: float, seed: int, sample: NeuronSample) -> OwnNumbers:
-    """Count own numbers between a layer and a noisy copy of it."""
+    """Count the neurons of a noisy copy of a layer that match the neuron with the same number."""
     generator = torch.Generator().manual_seed(seed)
     added_noise = noise * layer.shape[-1] ** -0.5 * torch.randn(layer.shape, generator=generator)
     planted = torch.nn.functional.normalize(layer + added_noise, dim=-1)

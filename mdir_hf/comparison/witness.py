@@ -1,4 +1,4 @@
-"""The second witness: read further neurons until the result is clear."""
+"""Look for the second witness: compare more and more neurons until the result is clear."""
 
 from __future__ import annotations
 
@@ -34,26 +34,27 @@ NEAR_COPY_LAYERS = 2
 """Number of random layers in the first look at a near copy."""
 
 LARGE_LAYER_VALUES = 1 << 24
-"""If a matrix has more entries than this, the first look reads one layer, because a sample already has megabytes."""
+"""If a matrix has more entries than this, the first look reads one layer instead of two, because a sample of one layer
+already takes megabytes."""
 
 ROWS_PER_CHANNEL = 4
 """Rows per residual channel for fitting a rotation under noise."""
 
 AXES_LEVEL = math.log(0.05)
-"""Natural log of the level for the test of privileged axes."""
+"""Significance level of the test for privileged axes, as a natural log."""
 
 
 class Witness:
-    """The second witness of one comparison: neurons in the layers of both models.
+    """Compares neurons in the layers of two models, one look at a time.
 
-    ``seed`` determines all samples; ``is_fresh`` tells whether it was drawn from system entropy after both models were
-    open.
+    ``seed`` determines which neurons are sampled; ``is_fresh`` says whether it was drawn from system entropy after both
+    models were open.
 
     Attributes:
-        counts: The strongest counts so far, or None.
-        by_number: Counts of the last look at neurons with equal numbers.
-        samples: Samples of that look.
-        nominating_samples: Samples of up in every layer, or empty.
+        counts: The strongest result so far, or None.
+        by_number: Result of the last look that paired neurons by number.
+        samples: Samples that were compared in that look.
+        nominating_samples: Samples of up from every layer, or empty.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Witness:
 
     @cached_property
     def models(self) -> tuple[PlacedTensors, PlacedTensors]:
-        """The models, as the witness reads them."""
+        """Both models, which keep each row once it has been read."""
         reference, candidate = self._given
         if not self._keeps_rows:
             return reference, candidate
@@ -113,16 +114,16 @@ class Witness:
             self._ask_pairs(pairs, n_fitted_rows=NEAR_COPY_FITTED_ROWS, n_down_channels=DOWN_CHANNELS)
 
     def ask_by_number(self, *, every: bool) -> None:
-        """Compare neurons of four layers, or of all, and then down of layers that agree."""
+        """Compare gate and up in four layers, or in all, and then down in the layers that agree."""
         seed, place = self._seed_of_look, self._next_place()
         first, second = (take_neurons(model, seed=seed, every=every) for model in self.models)
         if first is not None and second is not None:
             self._keep_by_number(self._counts_with_down(first, second, seed, place), first, second)
 
     def ask_every_layer(self) -> None:
-        """Compare neurons of all layers in up alone, then new neurons of nominated layers in gate, up and down.
+        """Compare up in all layers, then gate, up and down of other neurons in the layers that this nominates.
 
-        If the MLPs are wide, the layer map has already read most of the rows.
+        If the MLPs are wide, the layer map has already read most of these rows.
         """
         place = self._next_place()
         first, second = (take_neurons(model, seed=self.seed, every=True, nominates=True) for model in self.models)
@@ -144,7 +145,7 @@ class Witness:
         self._keep(counts)
 
     def ask_under_noise(self, pairs: Sequence[tuple[int, int]] | None = None) -> None:
-        """Fit the rotation on many neurons and read all of down. ``pairs`` defaults to layers at the same position."""
+        """Fit the rotation on many neurons and read down whole. ``pairs`` defaults to layers at the same position."""
         pairs = self.same_places() if pairs is None else list(pairs)[:NEAR_COPY_LAYERS]
         n_neurons = [n_neurons_of(model) for model in self.models]
         pairs = [(i, j) for i, j in pairs if n_neurons[0].get(i, 0) == n_neurons[1].get(j, -1)]
@@ -186,7 +187,7 @@ class Witness:
     def _counts_with_down(
         self, first: NeuronSample, second: NeuronSample, seed: int, place: int, *, n_nominated_of: int | None = None
     ) -> NeuronNumbers | None:
-        """Compare gate and up, then down of layers that agree: first a few channels, then all."""
+        """Compare gate and up, then down in the layers that agree: first a few channels, then all."""
         of_all = counts = self._counts((first, second), place, n_nominated_of=n_nominated_of)
         if of_all is None or not of_all.matches:
             return of_all
@@ -263,7 +264,7 @@ def compare_samples(
     place: int,
     n_nominated_of: int | None = None,
 ) -> NeuronNumbers | None:
-    """Compare neurons like :func:`compare_neurons`, reading more neurons' strengths if the samples are doubtful.
+    """Compare neurons; if a match is doubtful, measure the strengths of more neurons and compare again.
 
     ``seed`` selects further neurons and must not be foreseeable; ``place`` is the position of this look.
     """
@@ -284,7 +285,7 @@ def compare_samples(
 
 
 def merged_counts(every: NeuronNumbers, confirmed: NeuronNumbers, *, log10_p: float | None = None) -> NeuronNumbers:
-    """Return ``every`` with the counts of some layers replaced with their confirmed counts.
+    """Return ``every`` with the counts of some layers replaced by their confirmed counts.
 
     ``log10_p`` defaults to the smaller of both looks' values, because each look uses its own share of alpha.
     """
@@ -314,9 +315,9 @@ def merged_counts(every: NeuronNumbers, confirmed: NeuronNumbers, *, log10_p: fl
 def are_layers_invariant(
     reference: PlacedTensors, candidate: PlacedTensors, layers: LayersEvidence, *, seed: int
 ) -> bool:
-    """Return whether at least one model lacks privileged axes, which would violate the layer map's null hypothesis.
+    """Return whether at least one model has no privileged axes, as the layer map's null hypothesis requires.
 
-    The axes of matched layers are tested at 5%.
+    The axes of one matched layer per model are tested at 5%.
     """
     matches = layers.layer_map.matches
     if not matches or layers.role is Role.KV_LATENT:

@@ -1,1 +1,1 @@
-"""A model's files, roles and tokens: everything between its name and the rows that are compared."""
+"""Open a model by name and find the rows to compare, using its files, tensor roles and tokens."""

@@ -24,15 +24,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Reading(RepositoryOptions):
-    """How a comparison opens its repositories.
+    """Options for how a comparison opens repositories.
 
     Attributes:
         token: The token to send; None or True for the stored token; False for none.
-        cache_dir: The Hub cache; None for the default.
-        local_files_only: Send no requests.
-        force_download: Do not use the Hub cache.
+        cache_dir: Folder of the Hub's cache; None for the default.
+        local_files_only: Never use the network.
+        force_download: Download files even if they are cached.
         allow_local: Accept local folders and files.
-        use_caches: Read and write caches on the local disk.
+        use_caches: Read and write caches on the local disk; if False, private content cannot reach other users.
         public_only: Reject repositories that are not public, even if the token allows access.
     """
 
@@ -49,7 +49,7 @@ class Reading(RepositoryOptions):
     ) -> Repository:
         """Open a repository or folder; see :func:`~mdir_hf.model.hub.open_repository`.
 
-        Models in memory are returned unchanged.
+        A model in memory is returned as it is, but from then on counts its reads in ``ledger``, if given.
         """
         if isinstance(reference, LoadedRepository):
             return reference.counted_by(ledger or reference.ledger)
@@ -65,7 +65,7 @@ class Reading(RepositoryOptions):
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """A model as named by the user.
+    """A model as the user named it.
 
     Attributes:
         repo_or_folder: ``owner/name``, ``owner/name@revision``, a Hub URL, a local folder or weight file, or a model in
@@ -75,7 +75,7 @@ class NamedModel:
         variant: Which weight files to read, such as ``fp16`` for ``model.fp16.safetensors``, or ``Q4_K_M`` for one of
             several GGUF files.
         tokenizer: Repository, folder or tokenizer in memory that replaces the model's own tokenizer.
-        bases: For an adapter, its base models at their commits, each given as ``owner/name@commit``.
+        bases: For an adapter, its base models, each pinned to a commit as ``owner/name@commit``.
     """
 
     repo_or_folder: str | os.PathLike[str] | LoadedRepository
@@ -86,11 +86,11 @@ class NamedModel:
     bases: tuple[str, ...] = ()
 
     def open(self, reading: Reading, ledger: IoLedger | None = None) -> Model:
-        """Open the model. Reads its config, weight index and one header, but no weights.
+        """Open the model, reading its config, weight index and one header but no weights.
 
         Args:
             reading: How repositories are opened.
-            ledger: Counts the reads; None to create a new ledger.
+            ledger: Ledger that counts the bytes read; None to create a new one.
 
         Raises:
             InputError: If the name is invalid.
@@ -114,10 +114,10 @@ class NamedModel:
         may_read_head: bool = False,
         vocabulary: Future[Vocabulary] | None = None,
     ) -> Model:
-        """Open the model in a repository; see :meth:`open`.
+        """Open the model in a repository that :meth:`find` returned; see :meth:`open`.
 
-        If ``may_read_head``, also prefetches the unembedding's header. ``vocabulary`` is the vocabulary in the model's
-        own tokenizer files, if already requested.
+        If ``may_read_head``, also prefetch the unembedding's header. ``vocabulary`` is the model's own vocabulary, if
+        it is already being read.
         """
         expect_files(repository, self.variant, may_read_head=may_read_head)
         open_counted = partial(reading.open, ledger=ledger)
@@ -137,10 +137,11 @@ class NamedModel:
 def open_both(
     reference: NamedModel, candidate: NamedModel, reading: Reading, ledger: IoLedger, level: Level
 ) -> tuple[Model, Model]:
-    """Open two models concurrently, and prefetch what a comparison will read next.
+    """Open two models concurrently and prefetch the files that a comparison reads next.
 
     Raises:
-        MdirError: See :meth:`NamedModel.open`. If neither can be opened, the error is the reference's.
+        MdirError: If a model cannot be opened; see :meth:`NamedModel.open`. If neither can, the reference's error is
+            raised.
     """
     named = (reference, candidate)
     repositories = _both(*(partial(name.find, reading, ledger) for name in named))
@@ -175,7 +176,7 @@ def expect_files(repository: Repository, variant: str | None = None, *, may_read
 
 
 def open_beside(reference: Model, candidate: NamedModel, reading: Reading, ledger: IoLedger, level: Level) -> Model:
-    """Open a candidate for an open reference, and prefetch both vocabularies."""
+    """Open a candidate to compare with an open reference, and prefetch both vocabularies."""
     repository = candidate.find(reading, ledger)
     if not (level.accepts_equal_files and _list_same_weights(reference.repository, repository)):
         to_read = [reference.repository] if reference.tokenizer is None and not reference.has_read_vocabulary else []
@@ -202,7 +203,7 @@ def _expect_vocabularies(*repositories: Repository, known: Set[str] = frozenset(
     read = []
     for repository in repositories:
         if any(path.endswith(".gguf") for path in (repository.file or "", *repository.files)):
-            continue  # the weight files may hold a vocabulary
+            continue  # the weight files may contain a vocabulary
         paths = vocabulary_files(repository.files)
         digests = {repository.files[path].sha256 or repository.files[path].blob_id or "" for path in paths}
         if "" in digests or not digests <= known:

@@ -1,4 +1,4 @@
-"""An open model, whose files, weights, roles and vocabulary are read when first needed."""
+"""An open model, whose weights and vocabulary are read when first needed."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ TOKENS = "tokenizer.ggml.tokens"
 class Model:
     """A language model in a repository or folder. Implements :class:`~mdir_hf.model.comparable.Comparable`.
 
-    Opening reads the config, the index and the header with the embedding.
+    Opening it reads the config, the index and the header that describes the embedding.
 
     Raises:
         CheckpointError: If there are no readable weights.
-        AnatomyError: If no embedding, head or layers are found, or the config is invalid.
+        AnatomyError: If no embedding, output head or layers are found, or the config is invalid.
         HubError: If a file cannot be read.
-        InputError: If ``variant`` contradicts the one in the name.
+        InputError: If ``variant`` contradicts the variant in the name.
     """
 
     tokenizer: Repository | None = None
@@ -72,10 +72,10 @@ class Model:
             self._metadata = self.tensors.description.metadata
             config: Mapping[str, object] = {}
             if self._metadata:
-                # A GGUF file describes its own layout; a config.json next to it describes another one.
+                # A GGUF file describes its own layout; a config.json next to it describes a different one.
                 config = gguf_config(self._metadata)
             elif CONFIG in self.weights.base.files:
-                # A config next to an adapter describes its training; the base's config describes the layout.
+                # An adapter's own config describes its training; the base's config describes the layout.
                 config = read_config(self.weights.base.read(CONFIG, max_bytes=MAX_CONFIG_N_BYTES))
             elif PARAMS in self.weights.base.files:
                 params = read_config(self.weights.base.read(PARAMS, max_bytes=MAX_CONFIG_N_BYTES), label=PARAMS)
@@ -105,29 +105,29 @@ class Model:
 
     @property
     def label(self) -> str:
-        """``owner/name@0123abc`` or the folder."""
+        """``owner/name@0123abc``, or the path of the folder."""
         return self.repository.label
 
     @property
     def vocabulary_key(self) -> tuple[tuple[str, str], ...] | None:
-        """The tokenizer files and their digests, or None."""
+        """Path and digest of each tokenizer file; None if there are no files or a digest is unknown."""
         files = self.tokenizer_files.files
         key = tuple((path, files[path].sha256 or files[path].blob_id or "") for path in self.vocabulary_paths)
         return key if key and all(digest for _, digest in key) else None
 
     @property
     def vocabulary_from(self) -> str | None:
-        """Repository of the tokenizer that replaces the model's own, or None."""
+        """Label of the repository whose tokenizer replaces the model's own, or None."""
         return None if self.tokenizer is None else self.tokenizer.label
 
     @cached_property
     def vocabulary_paths(self) -> tuple[str, ...]:
-        """The tokenizer files to read."""
+        """Paths of the tokenizer files to read."""
         return () if self._brings_tokens else vocabulary_files(self.tokenizer_files.files)
 
     @cached_property
     def vocabulary(self) -> Vocabulary | None:
-        """The vocabulary in the weight file or tokenizer files, or None.
+        """The vocabulary from the weight file or the tokenizer files, or None.
 
         Raises:
             VocabularyError: If a tokenizer file is invalid.
@@ -142,7 +142,7 @@ class Model:
             return read_vocabulary(self.tokenizer_files.files, self.tokenizer_files.read)
 
     def vocabulary_doubts(self) -> tuple[str, ...]:
-        """Contradictions about which token a row stands for."""
+        """Describe contradictions between the tokenizer files about the tokens of rows."""
         if self._brings_tokens or self.vocabulary is None:
             return ()
         with naming(self.tokenizer_files.label):
@@ -159,7 +159,7 @@ class Model:
 
     @cached_property
     def tokenizer_files(self) -> Repository:
-        """Repository of the tokenizer files, which may be an adapter's base."""
+        """Repository that contains the tokenizer files; for an adapter, this may be its base."""
         if self.tokenizer is not None:
             return self.tokenizer
         repositories = [link.repository for link in self.weights.chain]
@@ -174,8 +174,8 @@ class Model:
         return self.weights.identities()
 
     def summary(self) -> ModelSummary:
-        """The model's entry in a report."""
-        # The name of a local folder or file includes the subfolder and the file.
+        """Return the model's entry for a report."""
+        # The name of a local model already includes the subfolder and the file.
         on_hub = None if self.repository.is_local else self.repository
         return ModelSummary(
             repo=self.repository.repo,

@@ -1,4 +1,4 @@
-"""Resolve a model name to files on the Hub, pinned to a commit.
+"""Resolve model names to files on the Hub, pinned to a commit.
 
 ``HF_ENDPOINT``, ``HF_HUB_OFFLINE`` and ``MDIR_HF_CACHE`` are read whenever a repository is opened, not at import.
 """

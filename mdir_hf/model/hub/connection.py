@@ -1,6 +1,6 @@
-"""Send requests, including those to the Hub's JSON API, with the Hub client's session.
+"""Send HTTP requests, including JSON API requests, through the Hub client's session.
 
-``HfApi`` is not used, because it does not limit waiting time or response length.
+``HfApi`` is not used, because it limits neither the waiting time nor the length of a response.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from mdir_hf.model.hub.retry import (
 
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 20.0
-"""Longest pause within a response body."""
+"""Longest wait for the next part of a response."""
 SLOWEST_BYTES = 64 << 10
 SLOWEST_S = 30.0
-"""In this time, a response body must end or deliver ``SLOWEST_BYTES`` (2 kB/s), so that no transfer lasts forever."""
+"""A response that takes longer than this to deliver the next ``SLOWEST_BYTES`` (2 kB/s) is abandoned."""
 
 MOVED = frozenset({301, 302, 303, 307, 308})
 _SMALL_BODY = 64 << 10  # bodies up to this size are read to the end, so that the connection can be reused
 
 
 class _TakesNone(DefaultCookiePolicy):
-    """A cookie jar that stores nothing, as cookies would tie requests to another visitor's token."""
+    """A policy that rejects all cookies, because they would tie requests to another visitor's token."""
 
     def set_ok(self, cookie: Cookie, request: Request) -> bool:
         return False
@@ -60,7 +60,7 @@ def get(
 ) -> Iterator[Any]:  # a response from httpx or httpx2
     """Send a GET request as soon as the Hub's rate limit allows it.
 
-    Redirects are not followed. Only the Hub's own origin receives the token.
+    Redirects are not followed. The token is sent only to the Hub.
     """
     is_hub = may_see_token(url, endpoint)
     sent = build_hf_headers(token=token if is_hub else False, **CALLER)
@@ -78,15 +78,15 @@ def get(
 
 
 def wait_for_turn(url: str, *, token: str | bool | None) -> None:
-    """Wait for the rate limit before the client sends a request."""
+    """Wait until the rate limit allows the Hub client to send a request."""
     QUOTA.before(url, build_hf_headers(token=token).get("authorization", ""))
 
 
 def secured(url: str, target: str, *, subject: str) -> str:
-    """Return a redirect's target URL.
+    """Return the absolute URL that a redirect leads to.
 
     Raises:
-        ServerError: If the target is not a valid URL, or is http although the request was https.
+        ServerError: If the URL is invalid, or would downgrade the connection from https to http.
     """
     try:
         target = urljoin(url, target)
@@ -105,9 +105,7 @@ def pieces(
     cancelled: threading.Event | None = None,
     decoded: bool = False,
 ) -> Iterator[bytes]:
-    """Yield a response body as it arrives.
-
-    If ``decoded``, the body is decompressed.
+    """Yield the chunks of a response body as they arrive, decompressed if ``decoded``.
 
     Raises:
         StalledError: If the body arrives too slowly.
@@ -132,7 +130,7 @@ def pieces(
 
 
 def drain(response: Any, *, subject: str) -> bytes:  # noqa: ANN401
-    """Return a short body, read to the end so that the connection can be reused."""
+    """Return a short response body, read to the end so that the connection can be reused; skip long ones."""
     length = response.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and len(length) < 8 and int(length) <= _SMALL_BODY:
         return b"".join(pieces(response, subject=subject))
@@ -143,7 +141,7 @@ _MOST_MOVES = 4
 
 
 class RefusalError(Exception):
-    """Status and message of a failed response, which users do not see."""
+    """Status and message of an error response, kept as the cause of the error that users see."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(status)
@@ -162,7 +160,7 @@ def ask(
 ) -> tuple[Any, str | None]:
     """Send a GET request to the Hub's API, following redirects.
 
-    Returns the JSON without validating it, and the URL of the next page or None.
+    Returns the parsed JSON, without checking its structure, and the URL of the next page or None.
 
     Raises:
         HubError: If the Hub refuses the request (the cause is then a :class:`RefusalError`), is unreachable, or does

@@ -26,7 +26,7 @@ def check_endpoint(endpoint: str) -> None:
 
 
 def is_address(url: str, schemes: Container[str]) -> bool:
-    """Return whether a string is a URL with one of ``schemes``."""
+    """Return whether a string is a valid URL with one of ``schemes``."""
     try:
         parts = urlsplit(url)
         _ = parts.port  # raises if the port is not a number
@@ -50,7 +50,7 @@ _PROXY_VARIABLES = tuple(
     name for kind in ("HTTP", "HTTPS", "ALL") for name in (f"{kind}_PROXY", f"{kind.lower()}_proxy")
 )
 _PROXY_SCHEMES = frozenset({"http", "https", "socks5", "socks5h"})
-# The public Hub and its short domain. Mirrors and the short domain may redirect there, and may receive the token.
+# The public Hub and its short domain. Mirrors may redirect to either, and both may receive the token.
 _PUBLIC_HOSTS = frozenset({"huggingface.co", "www.huggingface.co", "hf.co"})
 _PUBLIC_HUB = ("https://huggingface.co", "https://hf.co")
 
@@ -63,7 +63,7 @@ class Caller(TypedDict):
 
 
 CALLER = Caller(library_name="mdir-hf", library_version=__version__)
-"""``User-Agent`` of every request."""
+"""Sent in the ``User-Agent`` header of every request."""
 
 Origin = tuple[str, str, int]
 """Scheme, host and port."""
@@ -119,14 +119,14 @@ def may_see_token(url: str, endpoint: str) -> bool:
 
 
 def hub_hosts() -> frozenset[str]:
-    """Return the hosts of repository pages."""
+    """Return the hosts that serve repository pages."""
     return frozenset({*_PUBLIC_HOSTS, urlsplit(current_endpoint()).netloc.lower()})
 
 
 def path_on_hub(url: str, *, may_name_user: bool = False) -> str | None:
-    """Return a URL's path relative to the Hub's base URL, or None.
+    """Return a URL's path relative to the Hub's base URL, or None if it is not on the Hub.
 
-    If ``may_name_user``, the host may be preceded by a user name.
+    If ``may_name_user``, accept a user name before the host.
     """
     try:
         parts = urlsplit(url if "://" in url else f"https://{url}")

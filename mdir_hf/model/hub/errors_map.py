@@ -1,4 +1,4 @@
-"""Translate the Hub client's exceptions, whose messages contain URLs that may be secret."""
+"""Translate the Hub client's exceptions, whose messages may contain secret URLs."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _CLOSED = "Access to this resource is disabled."  # also an X-Error-Message
 _LOG_IN = "log in with `hf auth login`, set HF_TOKEN, or pass token="
 
 _Message = tuple[type[MdirError], str]
-"""An exception class and its message. Fields: ``file``; ``of``, " for 'file'" or empty; ``held``, the quoted file or
-"this repository"; ``revision``; ``name``, the repository without its revision; and fields that only one message uses.
+"""An exception class and a message template. Templates may use ``file``; ``of``, " for 'file'" or empty; ``held``, the
+quoted file or "this repository"; ``revision``; ``name``, the repository without its revision; and fields of their own.
 """
 
 _NO_FILE: _Message = (FileMissingError, "there is no file {file!r} at this commit")
@@ -71,7 +71,7 @@ _NO_CONNECTION_YET: _Message = (
     "{host} {failed}: there is no connection (or HF_ENDPOINT is wrong), or a mistyped local folder was taken for a "
     "name on the Hub. To use files that are already downloaded, pass local_files_only",
 )
-"""For a model's first request, when its name may not exist on the Hub."""
+"""For the first request about a model, whose name may not exist on the Hub."""
 _NO_DISK: _Message = (
     HubError,
     "cannot write to the Hub's cache: {reason}{of}; free some space, or set HF_HOME or cache_dir",
@@ -125,8 +125,8 @@ _BY_STATUS: dict[int, _Message] = {
 _OTHER_STATUS: _Message = (ServerError, "the server still returned {status}{of} after all retries; try again later")
 
 # Keyed by name, because the 1.x client lacks some of these. A test checks that every class of the client has an entry,
-# so that classes added by later clients are reviewed. If the value is a string, the response decides; the string is the
-# X-Error-Code to assume if the response has none.
+# so that classes added by later clients are reviewed. If the value is a string, the error depends on the response; the
+# string is the X-Error-Code to assume if the response has none.
 _TRANSLATIONS: dict[str, _Message | str] = {
     "HfHubHTTPError": "",
     "BadRequestError": "",
@@ -192,7 +192,7 @@ def hub_errors(subject: str, *, file: str | None = None, revision: str | None = 
 def translate(
     exc: BaseException, *, subject: str, file: str | None = None, revision: str | None = None
 ) -> MdirError | None:
-    """Return our exception for a Hub client exception, or None. The most derived class with an entry is used."""
+    """Return this package's exception for one from the Hub client, or None if it has no translation."""
 
     def translated(message: _Message, **fields: object) -> MdirError:
         return _error(message, subject, file, revision, **fields)

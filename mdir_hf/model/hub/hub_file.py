@@ -1,4 +1,4 @@
-"""Read a small file from its Hub URL."""
+"""Read or download a small file, given its URL on the Hub."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _PAGES = ("resolve", "blob", "raw")
 def read_hub_file(url: str, *, max_bytes: int, token: str | bool | None = None) -> tuple[bytes, str]:
     """Return the content and commit of a small file on the Hub.
 
-    ``url`` has the form ``https://huggingface.co/owner/name/resolve/main/path``; ``blob``, ``raw``, ``datasets/`` and
-    ``spaces/`` are supported. Sends a HEAD request and, unless the file is cached, a GET request.
+    ``url`` looks like ``https://huggingface.co/owner/name/resolve/main/path``; ``blob``, ``raw``, ``datasets/`` and
+    ``spaces/`` also work. Sends a HEAD request and, unless the file is cached, a GET request.
 
     Raises:
         InvalidReferenceError: If the URL does not point to a file on the Hub.
@@ -49,9 +49,9 @@ def read_hub_file(url: str, *, max_bytes: int, token: str | bool | None = None) 
 def fetch_hub_file(
     url: str, *, max_bytes: int, token: str | bool | None = None, cache_dir: str | os.PathLike[str] | None = None
 ) -> tuple[Path, str]:
-    """Download a file like :func:`read_hub_file`; return its local path and commit.
+    """Download a small file from the Hub and return its local path and commit; see :func:`read_hub_file`.
 
-    The file is stored under ``mdir-hf`` in ``cache_dir``, or next to the range cache by default.
+    The file is stored under ``mdir-hf`` in ``cache_dir``; by default, next to the range cache.
     """
     source, etag, commit = _open(url, max_bytes=max_bytes, token=token, cache=None)
     root = cache_root() if cache_dir is None else Path(cache_dir).expanduser() / "mdir-hf"

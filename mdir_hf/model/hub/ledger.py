@@ -17,7 +17,7 @@ class IoLedger:
     """Counts and limits the bytes that a comparison reads. Thread-safe.
 
     ``max_bytes`` limits reads from the network and local folders, but not from caches. ``files`` maps each file's label
-    to the number of bytes read. ``requests`` includes retries.
+    to the number of bytes read. ``requests`` also counts retries.
     """
 
     def __init__(self, *, max_bytes: int | None = None) -> None:
@@ -33,7 +33,7 @@ class IoLedger:
 
     @contextmanager
     def limited(self, max_bytes: int | None) -> Iterator[None]:
-        """Limit the number of bytes that all threads together read inside the block. Blocks can be nested.
+        """Limit the bytes that all threads together read inside the block. Blocks can be nested.
 
         Raises:
             InputError: If ``max_bytes`` is negative.
@@ -45,7 +45,7 @@ class IoLedger:
     def listening(self, on_bytes: Callable[[int], None]) -> Iterator[None]:
         """Call a function with the size of each chunk received inside the block.
 
-        The function is called from any thread, but never concurrently. If it raises an exception, the read ends.
+        The function may be called from any thread, but never concurrently. If it raises an exception, the read ends.
         """
         with _held(self._listeners, [on_bytes], self._progress_lock):
             yield
@@ -65,7 +65,7 @@ class IoLedger:
         def arrived(n_arrived: int) -> None:
             nonlocal left
             with self._lock:
-                if n_arrived > left:  # bytes fetched again, after the file had changed
+                if n_arrived > left:  # bytes fetched again because the file has changed
                     self._check(label, n_arrived - left)
                 covered = min(n_arrived, left)
                 left -= covered

@@ -52,7 +52,7 @@ def commit_named(commit: object, *, revision: str, subject: str) -> str:
 
 
 def has_digest(content: bytes, expected: str | None) -> bool:
-    """Return whether the bytes match a SHA-256 digest or git blob id, or ``digest`` is None."""
+    """Return whether the bytes have the expected SHA-256 or git blob id; True if none is expected."""
     if expected is None:
         return True
     if SHA256.fullmatch(expected):
@@ -61,7 +61,7 @@ def has_digest(content: bytes, expected: str | None) -> bool:
     return hashlib.sha1(head + content, usedforsecurity=False).hexdigest() == expected
 
 
-_MOST_FILES = 100_000  # a model has at most some thousand files; more suggests a home folder
+_MOST_FILES = 100_000  # a model has at most a few thousand files; a folder with more may be a home folder
 
 
 def check_span(start: int, stop: int, n_bytes: int, label: str) -> None:
@@ -73,10 +73,10 @@ def check_span(start: int, stop: int, n_bytes: int, label: str) -> None:
 
 
 class LocalFile:
-    """A local file as a byte source. Links are followed. If ``from_cache``, reads do not count towards the limit."""
+    """A byte source for a local file. Follows links. If ``from_cache``, reads do not count towards the limit."""
 
     gap_bytes = 1 << 16
-    """Largest gap to read rather than skip. At 1 GB/s, reading it takes as long as a system call."""
+    """Largest gap that is read rather than skipped. At 1 GB/s, reading it takes as long as a system call."""
 
     def __init__(
         self,
@@ -118,13 +118,13 @@ class LocalFile:
         return content
 
     def read_many(self, spans: Sequence[Span]) -> Iterator[bytes]:
-        """Yield the bytes of each span in order, keeping one span in memory."""
+        """Yield the bytes of each span in order, with one span in memory at a time."""
         for start, stop in spans:
             check_span(start, stop, self.n_bytes, self.label)
         return (self.read(start, stop) for start, stop in spans)
 
     def close(self) -> None:
-        """Close the file. Deleting the object has the same effect."""
+        """Close the file. Deleting the object also closes it."""
         self._close()
 
     def _read(self, start: int, stop: int) -> bytes:
@@ -162,7 +162,7 @@ class LocalRepository:
 
     Attributes:
         commit: Commit of a snapshot in the Hub's cache, or None.
-        is_local: Whether the user named a local folder.
+        is_local: Whether the user named a local folder, rather than a repository on the Hub.
     """
 
     folder: Path
@@ -187,12 +187,12 @@ class LocalRepository:
 
     @property
     def label(self) -> str:
-        """The folder, or ``owner/name@0123abc`` for a snapshot."""
+        """The path of the folder, or ``owner/name@0123abc`` for a snapshot."""
         return self.repo if self.commit is None or self.is_local else f"{self.repo}@{self.commit[:7]}"
 
     @cached_property
     def files(self) -> Mapping[str, FileEntry]:
-        """All regular files in the folder, excluding hidden folders."""
+        """All regular files below the folder, keyed by relative path; hidden folders are skipped."""
         entries: dict[str, FileEntry] = {}
         for folder, subfolders, names in os.walk(self.folder):
             subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
@@ -271,7 +271,7 @@ def check_size(n_bytes: int, max_bytes: int, label: str) -> None:
 
 
 def commit_of_snapshot(folder: Path) -> str | None:
-    """Return the commit of the snapshot that contains a folder, or None."""
+    """Return the commit of the cached snapshot that contains a folder, or None."""
     repository = _cache_folder_of(folder)
     return None if repository is None else folder.relative_to(repository / "snapshots").parts[0]
 

@@ -1,6 +1,6 @@
 """Find the current URL of a file's content, on the Hub or a CDN.
 
-Files stored in git need no request if their size and blob id were listed. For other files, a HEAD request returns a
+Files stored in git need no request if the Hub listed their size and blob id. For other files, a HEAD request returns a
 signed CDN URL, which expires.
 """
 
@@ -27,11 +27,11 @@ _EXPIRY_MARGIN_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class HubPlace:
-    """A file in a repository, and everything needed to request it.
+    """A file in a repository, with everything needed to request it.
 
     Attributes:
         kind: ``model``, ``dataset`` or ``space``.
-        is_restricted: Whether the repository is private or gated, so that cached content is not shared.
+        is_restricted: Whether the repository is private or gated; if so, its cached content is not shared.
     """
 
     repo: str
@@ -86,7 +86,7 @@ class Locator:
             self._known = Location(place.url, etag, n_bytes, float("inf"))
 
     def current(self) -> Location:
-        """Return the location, renewed if it has expired."""
+        """Return the file's location, renewing it if it has expired."""
         with self._lock:  # concurrent first reads send one HEAD
             known = self._known
             if known is None or not known.url or time.monotonic() >= known.expires_at:
@@ -102,13 +102,13 @@ class Locator:
             return known
 
     def forget(self, location: Location) -> None:
-        """Discard the URL, unless another thread has replaced it."""
+        """Mark a location's URL as stale, unless another thread has replaced it."""
         with self._lock:
             if self._known is location:
                 self._known = Location("", location.etag, location.n_bytes, 0.0)
 
     def moved(self, location: Location, target: str) -> None:
-        """Follow a redirect from a location, rejecting one from https to http."""
+        """Replace a location's URL with the target of a redirect, rejecting redirects from https to http."""
         url = secured(location.url, target, subject=self._label)
         with self._lock:
             if self._known is location:
@@ -149,7 +149,7 @@ class Locator:
             wrong = f"commit {place.commit} was requested, but the Hub returned {metadata.commit_hash}"
         elif self._n_bytes not in (None, n_bytes):
             wrong = f"the Hub lists this file with {self._n_bytes:,} bytes, but serves {n_bytes:,}"
-        # Mirrors may have other kinds of ETags, but two different sha256 mean two different contents.
+        # Mirrors may use other kinds of ETags, but two different SHA-256 digests mean different contents.
         elif self._etag not in (None, etag) and SHA256.fullmatch(self._etag or "") and SHA256.fullmatch(etag):
             wrong = f"the Hub lists this file with sha256 {self._etag}, but serves it with ETag {etag}"
         if wrong is not None:

@@ -1,4 +1,4 @@
-"""Ask the Hub about a model, or the models of an author or collection."""
+"""Request a model's details from the Hub, or list the models of an author or collection."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mdir_hf.names import is_repo_id
 
 
 def commit_date(repo: str, commit: str, *, token: str | bool | None = None) -> datetime | None:
-    """Return the UTC time of a commit, or None. Sends one API request."""
+    """Return the UTC time of a commit, or None if it is unknown. Sends one API request."""
     if is_offline():
         return None
     endpoint = current_endpoint()
@@ -43,7 +43,7 @@ def commit_date(repo: str, commit: str, *, token: str | bool | None = None) -> d
 
 
 def parsed_date(text: object) -> datetime | None:
-    """Parse a date from the Hub's API to whole seconds in UTC, or return None."""
+    """Parse a date from the Hub's API, in UTC and whole seconds; return None if it is invalid."""
     if not isinstance(text, str) or len(text) > 40:
         return None
     try:
@@ -86,9 +86,9 @@ def model_info(
     kind: Literal["model", "dataset"] = "model",
     before_each: Callable[[], None] = lambda: None,
 ) -> ModelInfo:
-    """Request information about a model or data set from the Hub.
+    """Request information about a model or dataset from the Hub.
 
-    ``label`` is used in errors; ``before_each`` is called before every request.
+    ``label`` identifies the model in errors. ``before_each`` is called before every request.
 
     Raises:
         HubError: If the request fails or the response is invalid.
@@ -128,7 +128,7 @@ def _file(sibling: object, label: str) -> FileEntry:
     if n_bytes is not None and (type(n_bytes) is not int or n_bytes < 0):
         raise no_answer(label, f"the size of {path[:60]!r} is {repr(n_bytes)[:60]}")
     sha256 = None if not isinstance(lfs, dict) else _of_form(SHA256, lfs.get("sha256"))
-    # For a large file git holds a pointer, and the blob id belongs to the pointer.
+    # Git stores only a pointer to a large file, and the blob id identifies the pointer.
     blob_id = _of_form(COMMIT, sibling.get("blobId")) if in_git or sha256 is not None else None
     return FileEntry(path, -1 if n_bytes is None else n_bytes, sha256=sha256, blob_id=blob_id)
 
@@ -142,7 +142,7 @@ _MODELS_OF_A_PAGE = 1000
 
 @dataclass(frozen=True, slots=True)
 class ModelList:
-    """Repo ids on the Hub; ``is_cut`` states whether the limit shortened the list."""
+    """Repository ids on the Hub. ``is_cut`` is True if the limit cut the list short."""
 
     names: tuple[str, ...]
     is_cut: bool = False
@@ -153,7 +153,7 @@ def models_of_author(
 ) -> ModelList:
     """List the models of a user or an organisation, most downloaded first.
 
-    Sends one request per thousand models.
+    If ``text_generation``, list only models for that task. Sends one request per thousand models.
 
     Raises:
         InputError: If the author has no matching model, or the name is invalid.
@@ -182,7 +182,7 @@ def models_of_author(
 
 
 def models_of_collection(collection: str, *, token: str | bool | None = None) -> ModelList:
-    """List the models of a collection in order. Sends one request.
+    """List the models of a collection, in its order. Sends one request.
 
     ``collection`` is ``owner/title-0123456789abcdef01234567``, or the URL of its page.
 

@@ -1,4 +1,4 @@
-"""Write to the Hub, only as a pull request with one commit."""
+"""Open pull requests on the Hub, each with one commit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MOST_OPEN = 100
 _FEWEST_ON_A_PAGE = 10
 _Kind = Literal["model", "dataset"]
 _COMMIT_REQUESTS = 3
-"""Number of requests to commit small files: check the card, choose how to send the files, and commit."""
+"""Number of requests that committing small files takes: check the card, choose how to upload, and commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,9 @@ class ProposedCommit:
     """A commit to propose.
 
     Attributes:
-        files: Contents, keyed by path.
+        files: Content of each file, keyed by path.
         title: First line of the commit, and title of the pull request.
-        description: Markdown.
+        description: Description of the pull request, in Markdown.
         parent: Full SHA of the commit that the files are based on; None to accept any head.
     """
 
@@ -77,9 +77,9 @@ def open_pull_request(
     Sends about five requests.
 
     Raises:
-        PullRequestError: If the token lacks the permission, discussions are disabled, the head has moved, or a
-            pull request with this title is open.
-        CardError: If the Hub rejects the metadata of a README.md.
+        PullRequestError: If the token is missing or lacks permission, discussions are disabled, the branch has new
+            commits, a pull request with this title is open, or the files are unchanged.
+        CardError: If the Hub rejects the metadata in a README.md.
         HubError: If a request fails.
     """
     if is_offline():

@@ -1,7 +1,7 @@
-"""A disk cache of byte ranges, so that a second comparison of a model needs no download.
+"""A disk cache of byte ranges, so that comparing a model again needs no download.
 
-Layout: ``<root>/ranges/<key[:2]>/<key>/<start>-<stop>``, one file per chunk. A file contains the bytes, then 24 bytes
-with their length and half of their SHA-256. Several processes may share a root.
+Layout: ``<root>/ranges/<key[:2]>/<key>/<start>-<stop>``, one file per chunk. Each file ends with 24 bytes: the
+chunk's length and the first half of its SHA-256. Several processes may share a root.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mdir_hf.model.hub.local import digest
 from mdir_hf.own_cache import cache_max_bytes, cache_root
 
 PIECE_BYTES = 4 << 20
-"""Largest chunk. As reading any part of a chunk hashes all of it, this limits the cost of a short read."""
+"""Largest chunk. Reading any part of a chunk hashes all of it, so this limits the cost of a short read."""
 
 _N_DIGEST = 16
 _N_TRAILER = 8 + _N_DIGEST
@@ -33,17 +33,17 @@ _TEMPORARY = "tmp-"
 
 
 def content_key(*, endpoint: str, etag: str | None, repo: str, commit: str, path: str) -> str:
-    """Return the cache key of a file's ranges: 40 hex digits.
+    """Return the cache key of a file, 40 hex digits.
 
-    It depends on the Hub's URL and the digest or, if that is unknown, the commit and path, so entries never become
-    outdated.
+    The key is derived from the Hub's URL and the file's digest or, if that is unknown, its repository, commit and
+    path. Cached entries therefore never become outdated.
     """
     name = digest(etag) or f"{repo}\n{commit}\n{path}"
     return hashlib.blake2b(f"{endpoint}\n{name}".encode(), digest_size=20).hexdigest()
 
 
 def shared_range_cache() -> RangeCache:
-    """Return this process's cache, whose folder and limit are set in the environment."""
+    """Return this process's range cache, with the folder and size limit set in the environment."""
     return _shared(cache_root(), cache_max_bytes())
 
 
@@ -53,7 +53,7 @@ def _shared(root: Path, max_bytes: int) -> RangeCache:
 
 
 class RangeCache:
-    """A size-limited cache of byte ranges. A failed write never fails a read. A limit of 0 disables the cache.
+    """A size-limited disk cache of byte ranges. Failed writes raise no error. A limit of 0 disables the cache.
 
     Attributes:
         is_writable: False if the cache is disabled, or the disk is full or read-only.
@@ -64,8 +64,8 @@ class RangeCache:
         self.max_bytes = cache_max_bytes() if max_bytes is None else max_bytes
         self.is_writable = self.max_bytes > 0
         self._lock = threading.Lock()
-        self._n_bytes = 0  # of all pieces, when last counted
-        self._n_uncounted: int | None = None  # bytes written since; None: not counted yet
+        self._n_bytes = 0  # total size of all chunks when last counted
+        self._n_uncounted: int | None = None  # bytes written since that count; None before the first
         self._spans: dict[str, list[tuple[int, int]]] = {}
         self._wanted: dict[tuple[str, int, int], _Wanted] = {}
 
@@ -85,8 +85,8 @@ class RangeCache:
         return covering[0] if len(covering) == 1 else b"".join(covering)
 
     def put(self, key: str, start: int, content: bytes) -> None:
-        """Store bytes beginning at ``start``; a full or read-only disk disables the cache."""
-        if not self.is_writable or len(content) > self.max_bytes // 4:  # a huge read must not evict all others
+        """Store bytes that begin at ``start``. If the disk is full or read-only, stop writing to the cache."""
+        if not self.is_writable or len(content) > self.max_bytes // 4:  # a huge read must not evict everything else
             return
         for offset in range(0, len(content), PIECE_BYTES):
             piece = content[offset : offset + PIECE_BYTES]

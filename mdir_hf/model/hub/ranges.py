@@ -1,7 +1,4 @@
-"""Read byte ranges of one file on the Hub, at one commit.
-
-A response's status, ``Content-Range`` and length must match the request.
-"""
+"""Read byte ranges of one file on the Hub, at one commit."""
 
 from __future__ import annotations
 
@@ -30,22 +27,22 @@ WHOLE_SPAN_BYTES = 8 << 20
 FIRST_BYTES = 8 + 100_000
 """Length of the first read of a safetensors file; 97% of headers are shorter."""
 
-_STALE = frozenset({401, 403, 404, 410, 416})  # a CDN whose signature expired, or a mirror that lost the file
+_STALE = frozenset({401, 403, 404, 410, 416})  # an expired CDN signature, or a file that is missing from a mirror
 _MOST_MOVES = 4  # refreshed or redirected locations within one read
-_PROGRESS_BYTES = 1 << 20  # a connection that brought this much before it broke counts as progress
+_PROGRESS_BYTES = 1 << 20  # a connection that delivered at least this much before it broke has made progress
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)")  # *: unknown size
 
 
 class HubFile:
-    """A file in a Hub repository as a byte source, read with range requests. Thread-safe.
+    """A byte source for a file on the Hub, read with range requests. Thread-safe.
 
-    Sends one GET request per uncached span, preceded by a HEAD request if needed. Size and digest come from the
-    listing, or are None. If ``use_cached`` is False, cached ranges are replaced. ``n_in_flight`` limits concurrent
-    requests.
+    Sends one GET request per uncached span, preceded by a HEAD request if needed. ``n_bytes`` and
+    ``etag`` come from the listing, or are None. If ``use_cached`` is False, cached ranges are replaced. ``n_in_flight``
+    limits concurrent requests.
     """
 
     gap_bytes = 1 << 18
-    """Largest gap to read rather than skip. Reading 256 KiB takes about as long as a round trip."""
+    """Largest gap that is read rather than skipped. Reading 256 KiB takes about as long as a round trip."""
 
     def __init__(
         self,
@@ -79,7 +76,7 @@ class HubFile:
 
     @property
     def n_bytes(self) -> int:
-        """Size in bytes. Sends a HEAD request if the listing does not give it.
+        """Size in bytes. Sends a HEAD request if the listing does not include it.
 
         Raises:
             HubError: If the request fails.
@@ -117,7 +114,7 @@ class HubFile:
         return [(at, min(at + WHOLE_SPAN_BYTES, n_bytes)) for at in range(0, n_bytes, WHOLE_SPAN_BYTES)]
 
     def begin(self) -> None:
-        """Prefetch the file's first bytes."""
+        """Start reading the file's first bytes in the background."""
         n_first = min(FIRST_BYTES, self.n_bytes)
         future = run_beside(lambda: self._through_cache(0, n_first, None), name="mdir-hf-ahead")
         with self._lock:

@@ -30,7 +30,7 @@ _BEGINNINGS: tuple[tuple[bytes, str], ...] = (
 
 
 def kind_of_file(path: Path) -> str:
-    """Describe a file's content: ``a PNG``, ``an HTML page``, ``a text file``."""
+    """Describe a file's content, such as ``a PNG`` or ``an HTML page``."""
     try:
         with path.open("rb") as file:
             head = file.read(_N_LOOKED_AT)
@@ -69,7 +69,7 @@ class Reference:
     Attributes:
         repo_id: ``owner/name`` or a single-word id; None for local files.
         subfolder: Folder inside the repository, ``/``-separated; empty for its root.
-        file: Named weight file, relative to ``subfolder`` or ``folder``, or None.
+        file: Weight file that the name selects, relative to ``subfolder`` or ``folder``, or None.
         variant: The quantisation, such as ``Q4_K_M`` in ``owner/name:Q4_K_M``, or None.
     """
 
@@ -120,9 +120,9 @@ def _parse(reference: str | os.PathLike[str], *, allow_local: bool) -> Reference
     if is_path or (allow_local and _is_on_disk(text)):
         return _local(text)
     is_weights = text.lower().endswith(WEIGHT_SUFFIXES)
-    # Such files may be one of several quantisations, or models (RWKV), in one repository.
+    # One repository may contain several such files: quantisations, or models (RWKV).
     is_of_a_repository = text.lower().endswith((".gguf", ".pth", ".onnx"))
-    # After an @ everything is the revision, which may contain slashes, unless a file is named.
+    # Everything after an @ is the revision, which may contain slashes, unless a file is named.
     is_in_a_repository = is_of_a_repository or not (is_weights or "@" in text)
     if text.strip("/").count("/") > 1 and is_in_a_repository:
         return _hub_uri(f"hf://{text}", text)
@@ -147,7 +147,7 @@ def _local(text: str) -> Reference:
                 f"not a checkpoint: {kind_of_file(path)}; expected a folder, or one of {_WEIGHT_FILES}{or_else}",
                 subject=text,
             )
-        # The parent is resolved but the file is not: in the Hub's cache it is a link whose siblings are links too.
+        # Resolve the parent but not the file: in the Hub's cache, the file and its siblings are links.
         return Reference(text, file=path.name, folder=Path(os.path.realpath(path.parent)))
     raise missing_path(text)
 
@@ -161,7 +161,7 @@ def _is_on_disk(text: str) -> bool:
 
 
 def folders_like(text: str) -> list[str]:
-    """Return local folders and weight files with this prefix."""
+    """Return local folders and weight files whose names start with this text."""
     return [name for name in names_beside(text) if Path(name).is_dir() or name.lower().endswith(WEIGHT_SUFFIXES)]
 
 
@@ -180,7 +180,7 @@ def _n_of_ref(segments: list[str]) -> int:
 def _of_name(name: str, rest: list[str], text: str) -> Reference:
     name, colon, variant = name.partition(":")
     repo_id, at, revision = name.partition("@")
-    revision = unquote(revision)  # a slash before a path is written %2F
+    revision = unquote(revision)  # a slash in a revision before a path is written %2F
     if at and not revision:
         _refuse(text, "nothing follows the @")
     if not colon:

@@ -32,16 +32,7 @@ _KEPT_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class RepositoryOptions:
-    """Options for opening a repository; see :class:`~mdir_hf.model.open.Reading`.
-
-    Attributes:
-        token: The token to send; False for none; None or True for the stored token.
-        cache_dir: Folder of the Hub's cache; None for the default.
-        local_files_only: Never use the network.
-        force_download: Download files even if they are cached.
-        use_caches: Read and write caches; if False, private content cannot reach other users.
-        public_only: Reject repositories that are not public.
-    """
+    """Options for opening a repository; :class:`~mdir_hf.model.open.Reading` describes each of them."""
 
     token: str | bool | None = None
     cache_dir: str | os.PathLike[str] | None = None
@@ -107,7 +98,7 @@ class HubRepository:
         return self._ranged(entry)
 
     def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
-        """Return a small file's content, checked against the listing."""
+        """Return a small file's content, checked against its listed digest."""
         entry = self._entry(path)
         check_size(entry.n_bytes, max_bytes, f"{self.label}:{path}")
         with self._lock:
@@ -124,7 +115,7 @@ class HubRepository:
         return content
 
     def expect(self, *, whole: Iterable[str] = (), heads: Iterable[str] = ()) -> None:
-        """Prefetch files. A later read of a file waits for it, and raises any error."""
+        """Prefetch files in the background. Reading one later waits for it, and raises any error."""
         for path in whole:
             # Skip large files; the later read may not need all of them.
             is_small = path in self._files and 0 <= self._files[path].n_bytes <= _MOST_EXPECTED_BYTES
@@ -177,7 +168,7 @@ class HubRepository:
         self._is_restricted = info.is_restricted
         self.created_at = info.created_at
         if self._options.token is False and info.is_restricted:
-            # The caches may hold content that other tokens can access; without a token ask the Hub.
+            # The caches may contain content that only other tokens can access; without a token, ask the Hub.
             self._use_caches, self._ranges = False, None
         files = {
             entry.path[len(self._prefix) :]: replace(entry, path=entry.path[len(self._prefix) :])
@@ -224,7 +215,7 @@ class HubRepository:
         return cached if isinstance(cached, str) and is_whole else None
 
     def _place(self, path: str) -> HubPlace:
-        # Uses the current name, so that a renamed repository is not redirected for each file.
+        # Use the current name, so that requests for a renamed repository are not redirected one by one.
         return HubPlace(
             self._present_name,
             self._commit,

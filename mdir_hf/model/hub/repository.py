@@ -29,7 +29,7 @@ class ResolvedModel:
     Attributes:
         repo: Current repo id, or the given name for local files.
         commit: Full SHA; None for local files.
-        pinned: A name for exactly these files, as :class:`~mdir_hf.comparison.api.HomologyChecker` accepts.
+        pinned: A name for exactly these files, accepted by :class:`~mdir_hf.comparison.api.HomologyChecker`.
         is_public: Whether the Hub reports it as public.
     """
 
@@ -65,7 +65,7 @@ def resolve_model(
     place = "/".join(part for part in (parsed.subfolder, parsed.file) if part)
     kind = f":{parsed.variant}" if parsed.variant else ""
     pinned = f"hf://models/{info.repo}@{info.commit}{kind}" + (f"/{place}" if place else "")
-    # gpt2 has an owner now, and renamed repositories have another name.
+    # The id may differ from the given one: gpt2 now has an owner, and repositories can be renamed.
     return ResolvedModel(info.repo, parsed.revision, info.commit, pinned, is_public=info.is_public)
 
 
@@ -77,7 +77,7 @@ class Repository(Protocol):
         repo: Name to show in reports: the requested repo id, or the folder.
         is_local: Whether the user named a local folder.
         subfolder: Folder used as root, or empty.
-        file: Named weight file, relative to the tree, or None.
+        file: Weight file that the name selects, relative to the tree, or None.
     """
 
     repo: str
@@ -118,7 +118,7 @@ def open_repository(
 
     Raises:
         InvalidReferenceError: If the name is invalid.
-        InputError: If ``revision`` or ``subfolder`` contradict the name.
+        InputError: If ``revision`` or ``subfolder`` contradicts the name.
         HubError: If the repository or revision is missing, gated or private, or the request fails.
     """
     parsed = parse_reference(reference, allow_local=allow_local)

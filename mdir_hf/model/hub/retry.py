@@ -1,7 +1,7 @@
-"""Decide which failures are retried, and wait as the Hub's rate limit requires.
+"""Decide which failures to retry, and wait as the Hub's rate limit requires.
 
-Each response states how many requests remain in the current window (docs/hub-behaviour.md). If few remain, threads
-spread them over the rest of the window.
+Each response states how many requests remain in the current window (docs/hub-behaviour.md). If few remain, they are
+spread over the rest of the window.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LONGEST_WAIT_S = 310.0
 """Longest wait. The Hub counts requests in windows of 300 s, so a longer wait is pointless."""
 
 MOST_STALLS = 3
-"""Number of successive timeouts before giving up; each has already taken its full time."""
+"""Number of timeouts without progress before giving up; each has already taken the full timeout."""
 
 MOST_UNCONNECTED = 3
 """Number of successive failed connections before giving up, so that an offline user waits 2 s rather than 20 s."""
@@ -46,12 +46,12 @@ class StalledError(TimeoutError):
 
 
 def is_transport_error(exc: BaseException) -> bool:
-    """Return whether the HTTP library (httpx or httpx2) raised an exception."""
+    """Return whether an exception comes from the HTTP library (httpx or httpx2)."""
     return isinstance(exc, HfHubHTTPError.__bases__[0]) and not isinstance(exc, HfHubHTTPError)
 
 
 def is_transient(exc: BaseException) -> bool:
-    """Return whether a retry may help."""
+    """Return whether a retry may succeed after this exception."""
     if isinstance(exc, HfHubHTTPError):
         return exc.response.status_code in RETRIED_STATUSES
     if isinstance(exc, StalledError):
@@ -65,7 +65,7 @@ def is_stall(exc: BaseException | None) -> bool:
 
 
 def is_unconnected(exc: BaseException | None) -> bool:
-    """Return whether no connection could be made."""
+    """Return whether the exception means that no connection could be made."""
     return exc is not None and is_transport_error(exc) and type(exc).__name__ == "ConnectError"
 
 
@@ -90,7 +90,7 @@ class Patience:
     stalls: int = 0
 
     def progressed(self) -> None:
-        """Reset the counts after progress."""
+        """Reset the counts after some data has arrived."""
         self.failures = self.stalls = 0
 
     def failed(
@@ -118,7 +118,7 @@ class Patience:
 
 
 def with_patience(call: Callable[[], T], *, before_each: Callable[[], None] = lambda: None) -> T:
-    """Retry ``call`` until it succeeds; if no retries are left, raise its last exception."""
+    """Call a function, and retry it after transient failures."""
     patience = Patience()
     while True:
         before_each()
@@ -133,12 +133,12 @@ def with_patience(call: Callable[[], T], *, before_each: Callable[[], None] = la
 Bucket = Literal["api", "resolvers", "pages"]
 
 ANONYMOUS: Mapping[Bucket, int] = {"api": 500, "resolvers": 3000, "pages": 100}
-"""Number of requests per window for an IP address without a token (docs/hub/rate-limits, September 2025)."""
+"""Number of requests allowed per window for an IP address without a token (docs/hub/rate-limits, September 2025)."""
 USER: Mapping[Bucket, int] = {"api": 1000, "resolvers": 5000, "pages": 200}
-"""Requests per window for a user on the free plan."""
+"""Number of requests allowed per window for a user on the free plan."""
 WINDOW_S = 300
 
-_LITTLE_LEFT = 10  # requests are spread if less than this percentage of the window is left
+_LITTLE_LEFT = 10  # requests are spread if less than this percentage of the allowed number is left
 
 
 def bucket_of(url: str) -> Bucket:
@@ -175,7 +175,7 @@ class Quota:
         return wait_s
 
     def after(self, url: str, authorization: str, headers: Mapping[str, str]) -> None:
-        """Record the number of remaining requests that a response states."""
+        """Record the number of remaining requests stated in a response's headers."""
         try:
             limit = parse_ratelimit_headers(headers)
         except ValueError:  # thousands of digits
@@ -214,4 +214,4 @@ def _caller(authorization: str) -> str:
 
 
 QUOTA = Quota()
-"""This process's quota."""
+"""The quota shared by all requests of this process."""

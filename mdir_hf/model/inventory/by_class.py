@@ -1,6 +1,6 @@
-"""Map tensor names using the transformers class named in a config.
+"""Map stored tensor names to the module names of the transformers class named in a config.
 
-The class is built on the meta device, without weights or remote code. Most families use the same module names.
+The class is built on the meta device, without weights or remote code. Most classes use the same module names.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from mdir_hf.model.roles.config import language_config, read_sizes
 from mdir_hf.model.roles.layer_names import split_at_layer
 
 MOST_LAYERS = 256
-"""Models with more layers are not built."""
+"""Models with more layers than this are not built."""
 
 MOST_EXPERTS = 40_000
-"""Models with more experts, over all layers, are not built."""
+"""Models with more experts than this, in all layers together, are not built."""
 
 MOST_MODULES = 1024
-"""Limit on the number of layers, blocks, experts or codebooks."""
+"""Largest accepted number of layers, blocks, experts or codebooks in a config."""
 
 MOST_ENTRIES = 4096
-"""Limit on the length of a list, such as the types of layers."""
+"""Largest accepted length of a list in a config, such as ``layer_types``."""
 
 _CHOOSES_CODE = re.compile("implementation|use_kernel|kernel_config|auto_map|trust_remote|name_or_path|quantization")
 _LOADS_WEIGHTS = re.compile("backbone|pretrained")
@@ -39,15 +39,15 @@ _HALVES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)
 def names_by_class(config: Mapping[str, object], names: Collection[str]) -> dict[str, str] | None:
     """Map module names to stored names, using the class named in a config.
 
-    Other tensors keep their names. Returns None if transformers or the class is missing, or no name matches. Building
-    the class takes several seconds.
+    Tensors unknown to the class keep their names, except that layer prefixes are adapted to the class. Returns None if
+    transformers or the class is missing, or no name matches. Building the class takes several seconds.
     """
     settings = harmless(config)
     if settings is None or not _is_reasonable(settings) or importlib.util.find_spec("transformers") is None:
         return None
     try:
         saved = _saved_names(settings)
-    except Exception:  # transformers raises errors of any kind; names and shapes remain
+    except Exception:  # transformers may raise any error; names and shapes can still be used
         return None
     stored_names = {module: name for name, module in saved.items() if name in names}
     if not stored_names:
@@ -73,7 +73,7 @@ def _moved_prefixes(stored_names: Mapping[str, str]) -> dict[str, str]:
 
 
 def harmless(config: Mapping[str, object]) -> dict[str, object] | None:
-    """Return the config entries with which a model can safely be built.
+    """Return the config entries from which a model can safely be built.
 
     A config can make transformers import kernels from the Hub, load weights, or build a million layers. Entries that
     select code are omitted. Returns None if the config names other weights or describes too many modules.

@@ -1,7 +1,7 @@
-"""Assign roles according to shape, in stacks, connectors, and models with unknown names.
+"""Assign roles by tensor shape, in stacks, connectors, and models with unknown tensor names.
 
-The embedding has one row per token, layers are numbered groups of equal shapes, and a matrix gets a role only if its
-shape is unique in the layer.
+The embedding has one row per token, layers are numbered groups of tensors with equal shapes, and a matrix gets a role
+only if its shape is unique in the layer.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from mdir_hf.model.roles.tables import OTHER_STACKS
 from mdir_hf.model.roles.wrappers import with_stored_names, without_wrappers
 
 LEAST_LAYERS = 2
-"""Minimum number of repetitions that count as layers."""
+"""Minimum number of similar tensor groups that are treated as layers."""
 
 MOST_MATRICES = 64
-"""Connectors with more tensors than this are not searched for an MLP. Published projectors have two to eight."""
+"""Maximum number of a connector's tensors that are searched for an MLP. Published projectors have two to eight."""
 
 LIKE_A_HEAD = ("head", "out", "logit", "unembed", "decoder")
 _INTERMEDIATE = ("intermediate_size", "ffn_dim", "n_inner", "d_ff", "ffn_hidden_size", "feed_forward_size")
@@ -37,7 +37,7 @@ def resolve_by_shape(
 ) -> Anatomy | None:
     """Find the embedding, head and layers from the shapes of all tensors.
 
-    If ``is_language``, skip stacks that are named like towers. Returns None if no embedding or no repeated layers are
+    If ``is_language``, skip stacks whose names suggest a tower. Returns None if no embedding or repeated layers are
     found.
     """
     sizes = read_sizes(config)
@@ -124,7 +124,7 @@ def _embedding_and_head(tables: list[str]) -> tuple[str | None, str | None, tupl
 
 
 def common_width(stack: Stack | None, shapes: Mapping[str, tuple[int, ...]]) -> int | None:
-    """Return the most common dimension of the layers' matrices."""
+    """Return the most common side length of the matrices in a stack, or None."""
     if stack is None:
         return None
     sides: Counter[int] = Counter()
@@ -154,9 +154,9 @@ def _layer(stack: Stack, index: int, shapes: Mapping[str, tuple[int, ...]], hidd
 
 
 def other_stacks(inventory: ModelInventory, label: str, tensors: TensorSource) -> tuple[ModelView, ...]:
-    """Return the stacks, other than the language model, in which any role is known.
+    """Return the stacks other than the language model that have at least one known role.
 
-    If two matrices in a connector form an MLP, the connector counts as one layer. Reads the shards' headers.
+    A connector with two matrices that form an MLP is treated as one layer. Reads the shards' headers.
     """
     views: list[ModelView] = []
 
@@ -177,7 +177,7 @@ def other_stacks(inventory: ModelInventory, label: str, tensors: TensorSource) -
 
 
 def stack_anatomy(names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None:
-    """Assign roles to one stack's tensors, using names or shapes; return None if no role is found."""
+    """Assign roles to a stack's tensors by name or shape; return None if only norms are found."""
     stored_names = without_wrappers(names)
     stacks = find_stacks(stored_names)
     if not stacks:
@@ -200,9 +200,9 @@ def stack_anatomy(names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None:
 
 
 def connector_anatomy(names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None:
-    """Return a layer whose up and down are two matrices of a connector that form an MLP, as in LLaVA's projector.
+    """Find two matrices of a connector that form an MLP, as in LLaVA's projector, and make them the up and down of a layer.
 
-    Returns None unless one matrix has as many columns as another matrix in its module has rows.
+    Returns None unless a matrix has as many columns as another one in its module has rows.
     """
     matrices = [name for name in sorted(names, key=_by_number)[:MOST_MATRICES] if len(shape_of(name)) == 2]
     for up, down in sorted(

@@ -1,6 +1,6 @@
 """Resolve a checkpoint's roles and take its inventory, even if its index is outdated.
 
-In unknown architectures, matrices with common names are assigned roles if all shapes are plausible.
+In unknown architectures, matrices with common names get roles if their shapes are plausible.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mdir_hf.model.roles.wrappers import without_wrappers
 
 
 def without_tensors(anatomy: Anatomy, names: Collection[str]) -> Anatomy:
-    """Remove the roles of some tensors from an anatomy."""
+    """Return an anatomy in which the named tensors have no role."""
     dropped = set(names)
     if not dropped:
         return anatomy
@@ -52,7 +52,7 @@ def without_tensors(anatomy: Anatomy, names: Collection[str]) -> Anatomy:
 
 
 def keeps_most_layers(anatomy: Anatomy) -> bool:
-    """Return whether most layers have a weight with a role."""
+    """Return whether at least half of the layers have a weight with a role."""
     return 2 * len(anatomy.unread_layers) <= len(anatomy.layers)
 
 
@@ -91,7 +91,7 @@ ShapeOf = Callable[[str], tuple[int, ...]]
 def with_usual_names(anatomy: Anatomy, shape_of: ShapeOf) -> Anatomy:
     """In layers that lack attention or an MLP, assign roles to matrices with common names.
 
-    If nothing changes, returns the same object.
+    Returns the same object if nothing changes.
     """
     if not anatomy.unplaced:
         return anatomy
@@ -167,12 +167,12 @@ def resolve_from_headers(config: Mapping[str, object], tensors: TensorSource) ->
             anatomy = _by_class_or_shape(config, tensors, anatomy) or anatomy
             anatomy = with_usual_names(anatomy, lambda name: tuple(tensors.spec(name).shape))
     readable = without_tensors(anatomy, tensors.description.unreadable)
-    # If hardly anything is left, errors about the tensors are more helpful than their absence.
+    # If hardly anything is left, keep the unreadable tensors: errors that name them are more helpful.
     return readable if keeps_most_layers(readable) and (readable.embedding or readable.layers) else anatomy
 
 
 def lacks_groups(anatomy: Anatomy) -> bool:
-    """Return whether most layers lack attention or an MLP, and any matrix is unplaced."""
+    """Return whether most layers lack attention or an MLP, and some matrices are unplaced."""
     lacking = [layer for layer in anatomy.layers if _missing_groups(layer)]
     return bool(anatomy.unplaced) and 2 * len(lacking) > len(anatomy.layers)
 
@@ -194,7 +194,7 @@ def _by_class_or_shape(config: Mapping[str, object], tensors: TensorSource, by_n
             if _n_roles(anatomy) > least:
                 return replace(anatomy, decided_by="class")
     if by_names is not None and least:
-        return None  # shapes tell less than partly known names
+        return None  # partly known names are more reliable than shapes
     with suppress(UnsupportedFormatError):
         anatomy_by_shape = resolve_by_shape(config, tensors.names(), shape_of)
         is_useful = anatomy_by_shape is not None and (

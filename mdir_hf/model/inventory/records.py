@@ -1,4 +1,4 @@
-"""The records of an inventory."""
+"""The data classes of an inventory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LANGUAGE = "language model"
 
 
 class PartKind(str, Enum):
-    """The kind of a part."""
+    """The kinds of parts in an inventory."""
 
     STACK = "stack"
     """Matrices of a sequence of layers, and other matrices under the same prefix."""
@@ -42,7 +42,7 @@ class ModelPart:
     Attributes:
         name: Unique name, such as ``vision tower`` or ``experts of the language model``.
         n_bytes: Stored size; None until all headers have been read.
-        owner: The part that this one belongs to, or None.
+        owner: Name of the part that this one belongs to, or None.
     """
 
     name: str
@@ -102,7 +102,7 @@ class ModelInventory:
 
 @dataclass(frozen=True)
 class ModelView:
-    """Some of a model's weights, with roles of their own. Implements :class:`~mdir_hf.model.comparable.PlacedTensors`.
+    """A subset of a model's weights with its own anatomy. Implements :class:`~mdir_hf.model.comparable.PlacedTensors`.
 
     Attributes:
         name: Name of a stack, or of a layer's experts.

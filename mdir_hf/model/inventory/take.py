@@ -1,4 +1,4 @@
-"""Assign each tensor to one part, using first its role, then words in its name and its shape."""
+"""Assign each tensor to one part by its role or, if it has none, by its name and shape."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ STACK_WORDS: tuple[tuple[str, str], ...] = (
     ("vision tower", r"vision\w*|visual\w*|image\w*|vpm|vit|clip\w*|siglip\w*|v|mm_vision\w*|sam_model"),
     ("cross-attention layers", r"cross_attn\w*"),
 )
-"""Name of a stack, and the pattern that matches a component of its prefix."""
+"""Names of stacks, each with a pattern for one component of the stack's prefix."""
 
 CONNECTOR_WORDS = (
     r"\w*projector\w*|\w*connector\w*|\w*resampler\w*|\w*merger\w*|\w*aligner\w*|\w*abstractor\w*|perceiver\w*|q_?former"
     r"|mlp1|embed_vision|embed_audio|multi_modal\w*|mm_\w*proj\w*|\w+_to_\w+_proj\w*|modality_\w+|\w*_adapter"
     r"|proj_in_\w+|mm"
 )
-"""Name components that identify a connector. They override all other words."""
+"""Name components that identify a connector. They take precedence over all other patterns."""
 
 TABLE_WORDS: tuple[tuple[str, str], ...] = (
     ("positions", r"wpe|position_embeddings?|embed_positions|positional_embedding|pos_embed\w*|position_embd"),
@@ -45,7 +45,7 @@ TABLE_WORDS: tuple[tuple[str, str], ...] = (
     ("token types", r"token_type_embeddings|token_types|segment_embeddings"),
     ("head for classes", r"score|classifier|classification_head|v_head|value_head|reward_head"),
 )
-"""Name of a kind of table outside the layers, and a pattern for one component of the table's name."""
+"""Kinds of tables outside the layers, each with a pattern for one component of the table's name."""
 
 AUXILIARY_WORDS: tuple[tuple[str, str], ...] = (
     (
@@ -81,7 +81,7 @@ AUXILIARY_WORDS: tuple[tuple[str, str], ...] = (
     ("conditioning of norms", r"ada_rms_norm"),
     ("integer copies", r"weight_integer"),
 )
-"""Purpose of matrices in a layer that no test reads, and the name components that indicate it."""
+"""Purposes of matrices in layers that no test reads, each with the name components that indicate it."""
 
 IS_CONNECTOR = re.compile(CONNECTOR_WORDS)
 _STACKS = tuple((label, re.compile(words)) for label, words in STACK_WORDS)
@@ -94,12 +94,12 @@ _VECTORS = (
 
 
 def connector_in(components: list[str]) -> int | None:
-    """Return the index of the component that names a connector."""
+    """Return the index of the name component that identifies a connector, or None."""
     return next((at for at, word in enumerate(components) if IS_CONNECTOR.fullmatch(word.lower())), None)
 
 
 def stack_label(components: list[str]) -> tuple[str, int] | None:
-    """Return a stack's label and the index of the component that names it."""
+    """Return a stack's label and the index of the name component that identifies it, or None."""
     for at, word in enumerate(components):
         for label, pattern in _STACKS:
             if pattern.fullmatch(word.lower()):
@@ -108,12 +108,12 @@ def stack_label(components: list[str]) -> tuple[str, int] | None:
 
 
 def auxiliary_label(rest: str) -> str | None:
-    """Return a matrix's purpose, given its name within the layer."""
+    """Return a matrix's purpose, given its name within the layer, or None."""
     return next((label for label, pattern in _AUXILIARY if pattern.fullmatch(rest)), None)
 
 
 def table_label(components: list[str]) -> str | None:
-    """Return the label of a table, or None."""
+    """Return the kind of table that a tensor's name indicates, or None."""
     for word in components:
         for label, pattern in _TABLES:
             if pattern.fullmatch(word):
@@ -122,19 +122,19 @@ def table_label(components: list[str]) -> str | None:
 
 
 def is_named_like_a_vector(name: str) -> bool:
-    """Return whether a name usually belongs to a vector."""
+    """Return whether a tensor with this name is usually a vector."""
     last = name.removesuffix(".weight").rpartition(".")[2]
     is_norm = last.startswith("ln_") or "_ln_" in last
     return is_norm or last in _VECTORS or last.endswith(tuple(f"_{word}" for word in _VECTORS))
 
 
 MOST_UNNAMED = 24
-"""If there are more stacks with unknown names than this, they form one part."""
+"""If there are more stacks with unknown names than this, they are combined into one part."""
 
 UNREADABLE = "cannot be read"
 
 LAST_LAYERS = "multi-token prediction"
-"""Name of layers in the language model's stack that exceed the number in the config."""
+"""Name of the part for layers beyond the number in the config."""
 
 _IN_LAYERS = (PartKind.STACK, PartKind.EXPERTS, PartKind.AUXILIARY, PartKind.CONNECTOR)
 
@@ -183,13 +183,13 @@ def _layer_name(anatomy: Anatomy, prefix: str, number: int) -> str:
 class _Weights:
     anatomy: Anatomy
     plain: Mapping[str, str]
-    """Name without wrappers, keyed by stored name."""
+    """Names without wrappers, keyed by stored name."""
     roles: dict[str, tuple[PartKind, str]]
-    """Kind and layer of each tensor that has a role."""
+    """Part kind and layer of each tensor that has a role."""
     labels: dict[str, str]
     """Name of the stack under each prefix."""
     roots: dict[str, str]
-    """Name of the stack that each folder belongs to."""
+    """Name of the stack that each parent prefix belongs to."""
     lists: frozenset[str]
     """Prefixes of numbered lists of single matrices, which are not layers."""
     language_layers: frozenset[str]
@@ -211,7 +211,7 @@ class _Weights:
             split = split_at_layer(name)
             if split is not None:
                 rests[split[0]].add(split[2])
-        # Names found through the transformers class have other prefixes than the files.
+        # If a transformers class provided the roles, the prefixes in the files differ from the anatomy's.
         placed = (split_at_layer(plain.get(name, name)) for name in roles)
         own_prefixes = set(anatomy.prefixes) | {split[0] for split in placed if split is not None}
         lists = frozenset(

@@ -200,7 +200,7 @@ def stack_anatomy(names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None:
 
 
 def connector_anatomy(names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None:
-    """Find two matrices of a connector that form an MLP, as in LLaVA's projector, and make them the up and down of a layer.
+    """Find two matrices of a connector that form an MLP, as in LLaVA's projector; return them as a layer's up and down.
 
     Returns None unless a matrix has as many columns as another one in its module has rows.
     """

@@ -1,7 +1,7 @@
-"""Read the sizes of a model from its ``config.json``.
+"""Read a model's sizes from its ``config.json``.
 
-Nested configs (``text_config``) are saved without class defaults, which ``docs/make_class_defaults.py`` writes to
-``class_defaults.json``.
+Nested configs such as ``text_config`` are saved without values that equal the class defaults, so
+``docs/make_class_defaults.py`` collects these in ``class_defaults.json``.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ N_KV_HEADS_LISTS = ("num_key_value_heads_per_layer", "num_kv_heads", "num_key_va
 HEADS_BY_LAYER_TYPE: tuple[tuple[str, frozenset[str], tuple[StatedCount, StatedCount]], ...] = (
     ("hybrid_sliding", frozenset(), ("swa_num_attention_heads", "swa_num_key_value_heads")),
     ("sliding_attention", frozenset(), ("swa_num_attention_heads", "swa_num_key_value_heads")),
-    # transformers 5.23 does not write the numbers of layers with a window; they have twice the keys.
+    # transformers 5.23 does not save the head counts of windowed layers, which have twice as many key/value heads.
     ("sliding_attention", frozenset({"mimo_v2_flash"}), ("heads", "2*kv_heads")),
 )
-"""Value in ``layer_types``, families that it applies to (empty for any), and numbers of query and key/value heads."""
+"""Each entry: a value in ``layer_types``, its families (empty for any), and numbers of query and key/value heads."""
 
 
 def read_layer_heads(
@@ -92,7 +92,7 @@ def _inside(value: object, key: str) -> object:
 TABLE = "class_defaults.json"
 
 SHARE = SHARE_KEYS[0]
-"""Share of a head that rotary positions rotate, which some classes define."""
+"""Config key for the share of a head that rotary positions rotate; some classes have a default."""
 
 SYNONYMS: tuple[tuple[str, ...], ...] = (
     tables.HIDDEN_SIZE_KEYS,
@@ -105,7 +105,7 @@ SYNONYMS: tuple[tuple[str, ...], ...] = (
 
 
 def with_class_defaults(config: Mapping[str, object], model_type: str) -> dict[str, object]:
-    """Add transformers' defaults for a family to its config."""
+    """Add transformers' defaults for a model family to a config."""
     stated = set(config)
     for place in ("rope_parameters", "rope_scaling"):
         inside = config.get(place)
@@ -119,7 +119,7 @@ def with_class_defaults(config: Mapping[str, object], model_type: str) -> dict[s
         next((n for key in keys if type(n := whole.get(key)) is int and n > 0), 1)
         for keys in (tables.N_HEADS_KEYS, tables.N_KV_HEADS_KEYS)
     )
-    if n_heads % n_kv_heads:  # transformers could not build it; the default belongs to another number of heads
+    if n_heads % n_kv_heads:  # transformers could not build it; the default is for another number of heads
         return {key: value for key, value in whole.items() if key in config or key not in tables.N_KV_HEADS_KEYS}
     return whole
 
@@ -166,8 +166,8 @@ class ConfigSizes:
         n_shared_experts: Number of experts per layer that process every token.
         numbers: All integers, keyed as in the config; a nested key is ``outer.inner``.
         flags: All booleans and strings, keyed in the same way.
-        layer_rotations: Rotations of layers that differ from the model's, keyed by layer number.
-        channel_numbers: Clause that states the meaning of residual channel numbers, or None.
+        layer_rotations: Rotations that differ from the model's, keyed by layer number.
+        channel_numbers: Meaning of a residual channel's number, as a clause, or None.
     """
 
     architecture: str = "unknown"
@@ -191,7 +191,7 @@ class ConfigSizes:
 
     @property
     def heads(self) -> HeadCounts | None:
-        """Numbers of heads, or None."""
+        """The model's head counts, or None."""
         if self.n_heads is None:
             return None
         n_kv_heads = self.n_heads if self.n_kv_heads is None else self.n_kv_heads
@@ -229,7 +229,7 @@ def read_config(data: bytes, *, label: str = "config.json") -> dict[str, object]
 
 
 def language_config(config: Config) -> Config:
-    """Return the language model's part of a config: ``text_config`` or similar, or all of it."""
+    """Return the language model's part of a config, such as ``text_config``, or else the whole config."""
     for path in tables.NESTED_CONFIGS:
         inner: object = config
         family: object = config.get("model_type")
@@ -243,9 +243,9 @@ def language_config(config: Config) -> Config:
 
 
 def read_sizes(config: Config | None, *, class_defaults: bool = True) -> ConfigSizes:
-    """Read sizes from a config, using the keys of its family.
+    """Read the language model's sizes from a config.
 
-    If ``class_defaults``, transformers' defaults are used. Lists of sizes are ignored.
+    If ``class_defaults``, transformers' defaults replace missing sizes. Lists of sizes are ignored.
 
     Raises:
         AnatomyError: If a size is not a positive integer.
@@ -256,7 +256,7 @@ def read_sizes(config: Config | None, *, class_defaults: bool = True) -> ConfigS
     architecture = stated.get("model_type", config.get("model_type"))
     architecture = architecture if isinstance(architecture, str) and architecture else "unknown"
     architecture = tables.SAME_AS.get(architecture, architecture)
-    # Missing keys of a GGUF header are not defaults of a class.
+    # Keys that a GGUF header lacks do not stand for class defaults.
     inner = with_class_defaults(stated, architecture) if class_defaults and GGUF_MARK not in config else stated
     # A default of True is used. A default of False is not, because a missing head already shows it.
     assumed = inner.get("tie_word_embeddings") or None
@@ -269,7 +269,7 @@ def read_sizes(config: Config | None, *, class_defaults: bool = True) -> ConfigS
         n_layers=_size(inner, tables.N_LAYERS_KEYS),
         n_heads=_size(inner, tables.N_HEADS_KEYS),
         n_kv_heads=_size(inner, tables.N_KV_HEADS_KEYS),
-        # Latent attention without positions states 0, the width of the turned rows, as the width of a head.
+        # Latent attention without positions states a head width of 0, the width of the rotated rows.
         head_dim=_size({key: inner[key] for key in tables.HEAD_DIM_KEYS if inner.get(key)}, tables.HEAD_DIM_KEYS),
         vocabulary_size=_size(inner, tables.VOCABULARY_SIZE_KEYS) or _size(config, tables.VOCABULARY_SIZE_KEYS),
         ties_embeddings=ties if isinstance(ties, bool) else None,
@@ -308,7 +308,7 @@ def _scalars(config: Config) -> Iterator[tuple[str, object]]:
 
 
 def _n_experts(config: Config, keys: tuple[str, ...]) -> int | None:
-    # Dense models of families with experts state 0, or nothing. DBRX has the number in a nested config.
+    # Dense models in families with experts state 0 or nothing. DBRX has the number in a nested config.
     inside = config.get("ffn_config")
     places = (config, inside if isinstance(inside, Mapping) else {})
     counts = (place.get(key) for place in places for key in keys)
@@ -327,7 +327,7 @@ def _size(config: Config, keys: tuple[str, ...]) -> int | None:
 
 
 def sizes_of_stack(sizes: ConfigSizes, prefix: str) -> ConfigSizes:
-    """Return the sizes for the encoder or decoder that a stack's prefix names."""
+    """Return the sizes of the encoder or decoder, whichever the stack's prefix mentions."""
     for side in ("decoder", "encoder"):
         if side in prefix:
             n_layers, n_heads = (
@@ -344,7 +344,7 @@ def sizes_of_stack(sizes: ConfigSizes, prefix: str) -> ConfigSizes:
 def without_foreign_defaults(
     config: Config | None, sizes: ConfigSizes, shape: tuple[int, ...], notes: list[str]
 ) -> ConfigSizes:
-    """Discard the class defaults if their width differs from the embedding's width."""
+    """Discard the class defaults if the width comes from them and differs from the embedding's."""
     stated = read_sizes(config, class_defaults=False)
     if stated.hidden_size is not None or sizes.hidden_size in (None, *shape[1:]):
         return sizes

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import cast
 
 GGUF_MARK = "norms_add_one"
-"""A key in every config that is made here, but in no ``config.json``."""
+"""A key that configs converted from GGUF contain, but no ``config.json`` does."""
 
 MODEL_TYPES: dict[str, str] = {
     "bailingmoe": "bailing_moe",
@@ -43,7 +43,7 @@ MODEL_TYPES: dict[str, str] = {
     "starcoder": "gpt_bigcode",
     "t5encoder": "t5",
 }
-"""``model_type`` in transformers, for architectures whose GGUF name differs by more than hyphens."""
+"""``model_type`` in transformers, keyed by GGUF architecture, if the names differ by more than hyphens."""
 
 _SIZES = {
     "embedding_length": "hidden_size",
@@ -64,13 +64,13 @@ _UNROTATED_EVERY_FOURTH = frozenset({"llama4_text", "smollm3", "cohere2"})
 """Families in which every fourth layer has no positions, although the header does not say so."""
 
 MOST_LAYERS = 100_000
-"""A larger number of layers is treated as an error."""
+"""Maximum length of lists with an entry for each layer."""
 
 
 def gguf_config(metadata: Mapping[str, object]) -> dict[str, object]:
     """Convert the sizes in a GGUF header to the keys of a ``config.json``.
 
-    Sizes that differ between layers are omitted. In GGUF, norms never add one.
+    Sizes that differ between layers are omitted. Norms in GGUF never multiply by ``1 + g``.
     """
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
@@ -92,7 +92,7 @@ def gguf_config(metadata: Mapping[str, object]) -> dict[str, object]:
             config[name] = size
     n_layers = _one_size(own_metadata.get("decoder_block_count")) or _one_size(own_metadata.get("block_count"))
     if n_layers is not None:
-        # The layers for multi-token prediction are included, and come last.
+        # This number includes the layers for multi-token prediction, which come last.
         config["num_hidden_layers"] = max(1, n_layers - (_one_size(own_metadata.get("nextn_predict_layers")) or 0))
     tokens = metadata.get("tokenizer.ggml.tokens")
     if "vocab_size" not in config and hasattr(tokens, "__len__"):

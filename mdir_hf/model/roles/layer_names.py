@@ -1,6 +1,6 @@
 r"""Find layer numbers, stacks and matching patterns in tensor names.
 
-A file may contain a million malicious names, so names are looked up in a dictionary of everything that the patterns
+A file may contain a million malicious names, so names are looked up in a dictionary of all names that the patterns
 match. Patterns use a subset of regular expressions: characters, ``\.``, sets, groups, ``|``, ``?``, and ``\d{1,4}`` for
 an expert number.
 """
@@ -84,12 +84,12 @@ def split_at_layer(name: str) -> tuple[str, int, str] | None:
 
 
 def is_in_layer(name: str) -> bool:
-    """Return whether a tensor belongs to a numbered layer."""
+    """Return whether a tensor's name contains a layer number."""
     return _NUMBER.search(name) is not None
 
 
 def rows_of(rest: str) -> tuple[LayerRow, ...]:
-    """Return the table rows that match a name in a layer, in table order."""
+    """Return the table rows that match a tensor name within a layer, in table order."""
     patterns = _patterns_of(rest)
     return _rows_with(patterns) if patterns else ()
 
@@ -104,7 +104,7 @@ def names_by_pattern(rests: Iterable[str]) -> dict[str, list[str]]:
 
 
 def is_factor(rest: str) -> bool:
-    """Return whether a tensor is an adapter factor stored next to the weight."""
+    """Return whether a tensor is an adapter's factor, stored next to the weight."""
     return ".lora_A." in rest or ".lora_B." in rest
 
 
@@ -126,7 +126,7 @@ def _patterns_of(rest: str) -> frozenset[str]:
 
 
 def _alike(word: str) -> str:
-    """Replace all expert numbers that no pattern names with the same one."""
+    """Replace an expert number that no pattern mentions with the last of :data:`EXPERTS`."""
     return EXPERTS[-1] if 0 < len(word) <= 4 and word not in EXPERTS and word.isascii() and word.isdigit() else word
 
 
@@ -162,10 +162,10 @@ class Stack:
 
     Attributes:
         prefix: Prefix before the layer number, without the dot.
-        names: For each layer, tensor names after the layer number; if folders divide a layer, they start with
-            ``folder|``.
+        names: Tensor names in each layer, without prefix and layer number. If layers are split across folders, they
+            start with ``folder|``.
         is_numbered: Whether the names contain layer numbers.
-        places: Original prefix and number of each layer in a sequence of stacks.
+        places: Original prefix and number of each layer, if several stacks were joined.
     """
 
     prefix: str
@@ -175,11 +175,11 @@ class Stack:
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """Prefixes of the layers."""
+        """All prefixes of the layers."""
         return tuple(dict.fromkeys(prefix for prefix, _ in self.places.values())) or (self.prefix,)
 
     def layer_name(self, index: int) -> str | None:
-        """Return a layer's original name in a sequence of stacks, such as ``core_block.1``, or None."""
+        """Return a layer's original name, such as ``core_block.1``, if several stacks were joined, or None."""
         if index not in self.places:
             return None
         prefix, number = self.places[index]
@@ -200,7 +200,7 @@ class Stack:
 
 @collector_paused()
 def find_stacks(names: Iterable[str], architecture: str = "unknown") -> tuple[Stack, ...]:
-    """Group names by the prefix before their first number."""
+    """Group tensor names into stacks by the prefix before their layer number."""
     spread = tables.FOLDERS_OF_LAYERS.get(architecture, frozenset())
     stacks: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
     alone: list[str] = []
@@ -229,7 +229,7 @@ def find_stacks(names: Iterable[str], architecture: str = "unknown") -> tuple[St
 
 
 def join_sequences(stacks: Iterable[Stack]) -> tuple[Stack, ...]:
-    """Join the stacks of looped models; see :data:`~mdir_hf.model.roles.tables.SEQUENCES`."""
+    """Join the stacks of looped models into one; see :data:`~mdir_hf.model.roles.tables.SEQUENCES`."""
     by_prefix = {stack.prefix: stack for stack in stacks}
     for sequence in tables.SEQUENCES:
         folders = {prefix.rpartition(".")[0] for prefix in by_prefix if prefix.rpartition(".")[2] == sequence[0]}

@@ -21,24 +21,24 @@ from mdir_hf.model.roles.roles import HeadCounts, Role, head_counts
 from mdir_hf.model.roles.rows import LayerRow, ProductRow, RopeLayout
 
 MOST_NUMBERS = 8
-"""Largest number of layer numbers listed in a note."""
+"""Maximum number of layer numbers listed in a note."""
 MOST_LISTED = 10_000
-"""Missing layer numbers are listed only if the config states fewer than this, because configs are untrusted."""
+"""Missing layers are listed only if the config states fewer layers than this, because configs are untrusted."""
 _ATTENTION = (Role.Q, Role.K, Role.V, Role.O)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer of the language model.
+    """The weights of one layer.
 
     Attributes:
-        index: Number in the checkpoint, from 0.
-        missing: Roles that the layer or one of its experts lacks.
+        index: Layer number in the checkpoint, starting at 0.
+        missing: Roles that the layer or any of its experts lacks.
         experts: Routed experts in order, each with its gate, up and down.
         shared_experts: Experts that process every token.
-        rope: How rotated rows pair up, if not as in the rest of the model.
+        rope: How rotated rows pair up, if different from the rest of the model.
         rotary_dim: Number of rotated rows per head if ``rope`` is set; None for all.
-        own_name: Original name in a sequence of stacks, such as ``core_block.1``, or None.
+        own_name: Original name, such as ``core_block.1``, if several stacks were joined, or None.
     """
 
     index: int
@@ -53,7 +53,7 @@ class Layer:
 
     @property
     def name(self) -> str:
-        """The layer number, or the name of its stack and its number there."""
+        """The layer number, or ``own_name`` if several stacks were joined."""
         return str(self.index) if self.own_name is None else self.own_name
 
     def all_parts(self) -> Iterator[tuple[Role, StoredWeight]]:
@@ -64,10 +64,10 @@ class Layer:
 
 @collector_paused()
 def choose_stack(stacks: Iterable[Stack], embedding: str, sizes: ConfigSizes) -> Stack | None:
-    """Return the language model's stack, which has the longest prefix in common with the embedding.
+    """Return the language model's stack: the one whose prefix has most in common with the embedding's name.
 
     Ties go to the stack with the most known roles. Vision towers and the like are skipped if there is any other stack.
-    For some families, :data:`~mdir_hf.model.roles.tables.MAIN_STACKS` names the stack.
+    :data:`~mdir_hf.model.roles.tables.MAIN_STACKS` overrides this rule for some families.
     """
     candidates = list(stacks)
     main = tables.MAIN_STACKS.get(sizes.architecture)
@@ -124,11 +124,11 @@ def _listed(indices: Sequence[int]) -> str:
 
 @collector_paused()
 def place_layers(stack: Stack, sizes: ConfigSizes, notes: list[str]) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
-    """Assign roles to a stack's tensors, append to ``notes``, and return the layers and unmatched names."""
+    """Assign roles to a stack's tensors; return the layers and the names without a role. Appends to ``notes``."""
     indices = list(stack.names)
-    if sizes.n_layers is not None and not stack.places:  # configs count the rounds of a loop, or one of several stacks
+    if sizes.n_layers is not None and not stack.places:  # configs count the iterations of a loop, or a single stack
         extra = [index for index in indices if index >= sizes.n_layers]
-        # Layers for further tokens follow the last one. After a gap, the layers were renumbered.
+        # Layers that predict further tokens directly follow the last one; layers after a gap are ordinary ones.
         if extra and extra[0] > sizes.n_layers and len(indices) <= sizes.n_layers:
             notes.append(f"layers are numbered with gaps: {_listed(indices)}, of {sizes.n_layers} by the config")
         elif extra:
@@ -224,7 +224,7 @@ class _Placed:
         if row.rope is not None:
             self.rope, self.rotary_dim = row.rope, None
         if row.n_heads is not None:
-            self.heads = head_counts(row.n_heads, heads) or self.heads  # None: tests then do without heads
+            self.heads = head_counts(row.n_heads, heads) or self.heads  # if None, tests ignore the heads
 
 
 def _by_number(experts: Mapping[int, dict[Role, WeightPart]]) -> list[dict[Role, WeightPart]]:
@@ -232,7 +232,7 @@ def _by_number(experts: Mapping[int, dict[Role, WeightPart]]) -> list[dict[Role,
 
 
 _Names = Mapping[str, Sequence[str]]
-"""Names in a layer by the pattern that matches them."""
+"""Tensor names in a layer, keyed by the pattern that they match."""
 
 
 def _place(stack: Stack, index: int, rest: str, names: _Names, sizes: ConfigSizes, placed_parts: _Placed) -> bool:
@@ -242,9 +242,9 @@ def _place(stack: Stack, index: int, rest: str, names: _Names, sizes: ConfigSize
             continue
         n_experts = _n_experts(row, sizes)
         if n_experts is None:
-            continue  # unknown; the number would cost the header of its shard
+            continue  # unknown; finding the number would require reading the shard's header
         if row.experts == "numbered" and expert_of(rest, row) >= (sizes.n_experts or tables.MOST_EXPERTS):
-            return False  # LongCat's experts that do nothing are partly stored
+            return False  # LongCat stores some of its experts that do nothing
         if not all(layout is None or layout.is_known(heads) for _, layout in row.parts):
             return False  # the name is known but the config does not determine the layout, so later rows must not guess
         if row.transposed is None and sizes.hidden_size is None:
@@ -277,7 +277,7 @@ def _place(stack: Stack, index: int, rest: str, names: _Names, sizes: ConfigSize
 
 
 def _n_experts(row: LayerRow, sizes: ConfigSizes) -> int | None:
-    """Return the number of experts stacked in a tensor: 0 if it stacks none, None if unknown."""
+    """Return the number of experts stacked in a tensor: 0 if none are, None if unknown."""
     if row.experts in ("stacked", "below"):
         return sizes.n_experts
     return sizes.n_shared_experts if row.experts == "stacked shared" else 0

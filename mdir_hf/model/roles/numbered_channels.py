@@ -1,4 +1,4 @@
-"""Architectures in which channel numbers have a meaning, so that unrelated models may agree (docs/method/bound.md).
+"""Architectures in which a channel's number has a meaning, so unrelated models may agree (docs/method/bound.md).
 
 Source: the modelling files of transformers 5.23.
 """
@@ -18,12 +18,12 @@ NESTED = "the first channels were trained to work without the others (Matryoshka
 
 @dataclass(frozen=True, slots=True)
 class NumberRow:
-    """Meaning of channel numbers in some families.
+    """The meaning of channel numbers in some families.
 
     Attributes:
         model_types: Families that it applies to; empty for any.
         when: See :class:`~mdir_hf.model.roles.rows.LayerRow`.
-        any_key: Config keys; unless the set is empty, at least one key must have a non-empty value.
+        any_key: Config keys. If there are any, at least one key must have a non-empty value.
     """
 
     meaning: str
@@ -63,14 +63,14 @@ NUMBERED_NEURONS = dict.fromkeys(("gemma3n", "gemma3n_text"), NESTED_NEURONS)
 
 
 def meaning_of_neuron_numbers(architecture: str) -> str | None:
-    """Return the meaning of a neuron's number, or None."""
+    """Return the meaning of a neuron's number, as a clause, or None."""
     return NUMBERED_NEURONS.get(architecture)
 
 
 def meaning_of_numbers(
     architecture: str, answers: Mapping[str, bool | str] = {}, config: Mapping[str, object] = {}
 ) -> str | None:
-    """Return the meaning of residual channel numbers, as a clause, or None."""
+    """Return the meaning of a residual channel's number, as a clause, or None."""
     for row in NUMBER_ROWS:
         is_of_family = not row.model_types or architecture in row.model_types
         has_key = not row.any_key or any(config.get(key) for key in row.any_key)

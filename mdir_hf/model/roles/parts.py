@@ -1,4 +1,4 @@
-"""How the weights of roles are stored (fused, transposed, interleaved or factored), and how to read them.
+"""How the weight of a role is stored (fused, transposed, interleaved or factored), and how to read it.
 
 Outside this folder, every weight is ``(d_out, d_in)``, with ``y = W x``.
 """
@@ -19,14 +19,13 @@ ShapeOf = Callable[[str], tuple[int, ...]]
 """A function that returns a tensor's stored shape; each call may read a shard's header."""
 
 LARGEST_WEIGHT = 1e16
-"""Largest allowed value in a layer's weights, so that sums of squares over 100,000 rows are finite in float32. Actual
-values are below 400. A copy whose values are scaled by 1e15, and scaled back by the next matrix, is still found."""
+"""Largest allowed value in a layer's weights, so that sums of squares over 100,000 rows are finite in float32. Values
+in real models are below 400. A copy that is scaled by 1e15, and scaled back by the next matrix, is still found."""
 
 FLOAT64_ENTRIES = 1 << 24
-"""Products with at most this many entries are float64; larger products are float32.
+"""Products with at most this many entries are computed in float64, larger ones in float32.
 
-A product's rank is lower than its shape suggests. Rounding errors of a float32 product would increase the rank computed
-in float64."""
+Rounding errors of a float32 product would increase its rank, which is lower than its shape suggests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class WeightPart:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """Names of all tensors involved."""
+        """Names of all tensors that store the weight."""
         return (self.tensor,)
 
     @property
@@ -66,11 +65,11 @@ class WeightPart:
         return self.layout is None and self.expert is None and not self.per_head
 
     def rows_of(self, n_rows: int) -> IntArray:
-        """Return the part's rows among ``n_rows`` rows of the tensor."""
+        """Return the part's row numbers in a tensor with ``n_rows`` rows."""
         return np.arange(n_rows, dtype=np.int64) if self.layout is None else self.layout.rows(n_rows, self.heads)
 
     def rows(self, stored_shape: tuple[int, ...]) -> IntArray:
-        """Return the part's rows in the ``(d_out, d_in)`` matrix.
+        """Return the part's row numbers in the ``(d_out, d_in)`` matrix.
 
         Raises:
             AnatomyError: If the tensor cannot be divided according to its layout.
@@ -99,7 +98,7 @@ class WeightPart:
         """Return whether the stored matrix is ``(d_in, d_out)``.
 
         Raises:
-            AnatomyError: Unless exactly one axis has the width of the model.
+            AnatomyError: If the orientation is inferred, and not exactly one axis has the model's width.
         """
         if self.stream is None:
             return self.transposed
@@ -140,7 +139,7 @@ class WeightPart:
 class WeightProduct:
     """The weight of one role, stored as two factors with a norm between them: ``left diag(gain) right``.
 
-    Only the product, whose rank is the latent's width, can be compared, because the latent may be rotated.
+    Only the product can be compared, because the latent between the factors may be rotated.
 
     Attributes:
         left: ``(d_out, r)``.
@@ -154,7 +153,7 @@ class WeightProduct:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """Names of all tensors involved."""
+        """Names of all tensors that store the weight."""
         return (self.left.tensor, *(() if self.gain is None else (self.gain.tensor,)), self.right.tensor)
 
     @property
@@ -164,7 +163,7 @@ class WeightProduct:
 
     @property
     def heads(self) -> HeadCounts | None:
-        """Head counts that its layouts need."""
+        """Head counts that the factors' layouts need."""
         return self.left.heads
 
 
@@ -191,7 +190,7 @@ def part_shape(part: StoredWeight, shape_of: ShapeOf) -> tuple[int, ...]:
 
 
 class TensorReader(Protocol):
-    """The tensor source methods needed to read parts."""
+    """The methods of a tensor source that reading parts requires."""
 
     def read(self, name: str) -> torch.Tensor:
         """Return a whole tensor."""
@@ -214,7 +213,7 @@ class TensorShape(Protocol):
 
 
 def read_part(source: TensorReader, part: StoredWeight, rows: IntArray | None = None) -> torch.Tensor:
-    """Read the weight of one role, or only ``rows`` of it, ``(k,)`` in any order.
+    """Read the weight of one role, or only the given ``rows``, ``(k,)``, in any order.
 
     A transposed tensor is read whole. A product takes O(d_out r d_in) time.
 
@@ -260,7 +259,7 @@ def _read_expert(source: TensorReader, part: WeightPart, shape: tuple[int, ...],
 def read_experts(
     source: TensorReader, experts: Iterable[Mapping[Role, StoredWeight]]
 ) -> Iterator[dict[Role, torch.Tensor]]:
-    """Read the weights of some of a layer's experts, one at a time; see :func:`read_part`.
+    """Read the weights of a layer's experts, one expert at a time; see :func:`read_part`.
 
     A tensor of stacked experts is read only once.
     """

@@ -39,14 +39,14 @@ class Anatomy:
         rope: How rotated rows pair up, or ``none`` if positions do not affect q and k.
         rotary_dim: Number of rotated rows at the start of a head; None if all are rotated, or if unknown.
         norms_add_one: Whether the norms multiply by ``1 + g``.
-        channel_numbers: Clause that states the meaning of residual channel numbers, or None.
+        channel_numbers: Meaning of a residual channel's number, as a clause, or None.
         prefixes: Prefixes of the layers; looped models have several.
         output_width: Width of the layers' output if it differs from ``hidden_size``.
         embedding: Input embedding, ``(d_vocab, d_model)``.
         unembedding: Stored output head (``lm_head``), ``(d_vocab, d_model)``.
         tied: Whether the output head is the embedding; False if a head is stored.
         declares_tied: Whether the config declares the output head as tied.
-        unplaced: Names in the language model's stack that match no table row.
+        unplaced: Names of tensors in the language model's stack that have no role.
     """
 
     architecture: str
@@ -81,7 +81,7 @@ class Anatomy:
 
     @property
     def unread_layers(self) -> tuple[int, ...]:
-        """Numbers of the layers in which no weight other than norms has a role."""
+        """Numbers of the layers in which no weight has a role, apart from norms and routers."""
         return tuple(layer.index for layer in self.layers if not _has_weights(layer))
 
     def check_shapes(self, layer: Layer, shape_of: ShapeOf) -> None:
@@ -120,7 +120,7 @@ class Anatomy:
 
 
 def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: ShapeOf) -> Anatomy:
-    """Assign roles to tensors according to their names. Embeddings can be compared even if there is no config.
+    """Assign roles to tensors according to their names. Without a config, embeddings can still be compared.
 
     Raises:
         AnatomyError: If no embedding, layers or unembedding are found, or a shape contradicts the config.
@@ -129,7 +129,7 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
 
 
 def resolve_renamed(config: Config | None, stored_names: Mapping[str, str], shape_of: ShapeOf) -> Anatomy:
-    """Resolve roles from the keys of ``stored_names``, which maps names to stored names."""
+    """Resolve roles by the keys of ``stored_names``, which maps these names to the names in the files."""
     anatomy = _resolve(config, sorted(stored_names), lambda name: shape_of(stored_names[name]))
     if all(plain == stored for plain, stored in stored_names.items()):
         return anatomy
@@ -322,7 +322,7 @@ def _with_family(sizes: ConfigSizes, names: list[str]) -> ConfigSizes:
 
 
 def _with_heads(sizes: ConfigSizes, stack: Stack, shape_of: ShapeOf) -> ConfigSizes:
-    """If the config is wrong, count heads from a tensor with one row per head."""
+    """Take the head counts from a tensor with one row per head, if there is one."""
     every = {rest for rests in stack.names.values() for rest in rests}
     telling = {rest for rest in every if any(re.fullmatch(pattern, rest) for pattern in HEADS_FROM_SHAPE)}
     for index, rests in stack.names.items() if telling else ():

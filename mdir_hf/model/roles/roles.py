@@ -27,7 +27,7 @@ class Role(str, Enum):
     UP = "up"
     DOWN = "down"
     ATTENTION_NORM = "attention_norm"
-    """Scale ``(d_model,)`` of the norm before attention, or before the mixer in its place."""
+    """Scale ``(d_model,)`` of the norm before attention, or before a mixer that replaces attention."""
     MLP_NORM = "mlp_norm"
     """Scale of the norm before the MLP, ``(d_model,)``."""
     ATTENTION_OUT_NORM = "attention_out_norm"
@@ -115,7 +115,9 @@ class Layout(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FusedRows:
-    """Several weights in one tensor, whose rows form equal groups, each with a share for every weight.
+    """The rows of one weight in a tensor that contains several.
+
+    The tensor's rows form equal groups, each with a share for every weight.
 
     Examples:
         ``FusedRows(1, ("heads", "kv_heads", "kv_heads"), 0)`` is q in a contiguous q|k|v; ``FusedRows("heads", (1, 1,
@@ -124,6 +126,7 @@ class FusedRows:
 
     Attributes:
         shares: Relative sizes of the weights' shares in a group.
+        take: Index of this weight's share.
     """
 
     groups: StatedCount
@@ -157,14 +160,14 @@ class FusedRows:
 class InterleavedRows:
     """All rows of a tensor that interleaves the two halves of each head.
 
-    Rotary positions rotate row ``i`` of a head with row ``i + d/2`` in transformers, and with row ``i + 1`` in Meta's
+    Rotary positions pair row ``i`` of a head with row ``i + d/2`` in transformers, and with row ``i + 1`` in Meta's
     files and GGUF.
     """
 
     heads: StatedCount
 
     def rows(self, n_rows: int, heads: HeadCounts | None) -> IntArray:
-        """Return the rows in the order of transformers."""
+        """Return the row numbers in transformers' order."""
         n_heads = number_of(self.heads, heads)
         if n_rows % (2 * n_heads):
             raise AnatomyError(f"{n_rows} rows cannot be divided into pairs in {n_heads} heads")
@@ -216,7 +219,7 @@ def is_number(word: str) -> bool:
 
 
 def number_of(count: StatedCount, heads: HeadCounts | None) -> int:
-    """Return the number that a count in a layout stands for.
+    """Return a count in a layout as an integer.
 
     Raises:
         AnatomyError: If the number is unknown, or heads cannot be divided evenly.
@@ -244,7 +247,7 @@ def number_of(count: StatedCount, heads: HeadCounts | None) -> int:
 
 
 def head_counts(counts: tuple[StatedCount, StatedCount], heads: HeadCounts | None) -> HeadCounts | None:
-    """Return both head counts, or None if either is unknown."""
+    """Return both head counts as integers, or None if either is unknown."""
     try:
         return HeadCounts(number_of(counts[0], heads), number_of(counts[1], heads))
     except AnatomyError:

@@ -70,7 +70,7 @@ FAMILIES: Mapping[RopeLayout, frozenset[str]] = {
 
 
 def family_layout(architecture: str, answers: Mapping[str, bool | str]) -> RopeLayout:
-    """Return how rows pair up in a family with given config values."""
+    """Return how a family pairs up the rows of a head, given its config values."""
     if architecture in ("falcon", "RefinedWeb", "RefinedWebModel") and answers.get("alibi") is True:
         return "none"
     if architecture == "granitemoehybrid" and answers.get("position_embedding_type") == "rope":
@@ -97,7 +97,7 @@ zero."""
 def read_rotations(
     config: _Config, architecture: str, answers: Mapping[str, bool | str], head_dim: int | None, *, most_layers: int
 ) -> tuple[Rotation, dict[int, Rotation]]:
-    """Return the model's rotation, and the rotation of each layer that differs."""
+    """Return the model's rotation, and the rotation of each layer that differs from it."""
     layout = family_layout(architecture, answers)
     whole = Rotation(layout, None if layout == "none" else _dim(config, head_dim))
     layers: dict[int, Rotation] = {}

@@ -1,4 +1,4 @@
-"""The rows of the naming tables."""
+"""Data classes for the rows of the naming tables."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
 
 RopeLayout = Literal["half", "interleaved", "none", "unknown"]
-"""How positions pair up the rows of a head: ``half`` (i, i + d/2), ``interleaved`` (2i, 2i + 1), or ``none`` if
+"""How rotary positions pair up the rows of a head: ``half`` (i, i + d/2), ``interleaved`` (2i, 2i + 1), or ``none`` if
 positions do not affect q and k."""
 
 
 RoleLayouts = tuple[tuple[Role, Layout | None], ...]
-"""The role of each weight in a tensor, and the weight's rows; None for all rows."""
+"""The role of each weight in a tensor, and the rows that belong to it; None for all rows."""
 
 Answer = bool | str | None
 ExpertStorage = Literal["numbered", "stacked", "below", "shared", "stacked shared"]
@@ -46,15 +46,15 @@ class LayerRow:
         pattern: Regular expression for the name after the prefix and layer number.
         transposed: Whether the tensor is ``(d_in, d_out)``; None to infer it from the model's width.
         model_types: Families that it applies to; empty for any.
-        when: Config keys (``outer.inner`` if nested), and the values for which the row applies; None stands for a
-            missing key.
+        when: Config keys (``outer.inner`` if nested), each with the values for which the row applies; None stands for
+            a missing key.
         beside: Pattern of a tensor that the layer must also have.
         unless_beside: Pattern of a tensor that the layer must not have.
         experts: ``numbered``: one expert, whose number is the pattern's group ``expert``. ``stacked``: all experts,
             along the first axis. ``below``: all experts, one below the other. ``shared``: the expert for every token.
             ``stacked shared``: several shared experts.
         joined: Whether to merge the last two of three axes.
-        rope: How rotated rows pair up, if not as in the rest of the family.
+        rope: How rotated rows pair up, if different from the rest of the family.
         n_heads: Numbers of query and key/value heads, if they differ from the model's.
         first_half: Whether only the first half of the columns reads the stream.
     """
@@ -76,7 +76,7 @@ class LayerRow:
 
 @dataclass(frozen=True, slots=True)
 class ProductRow:
-    """Possible names of a weight's two factors, ``left diag(gain) right``, and of the norm between them.
+    """Possible tensor names of a factored weight, ``left diag(gain) right``.
 
     The row applies to layers that contain all these tensors. Patterns are as in :class:`LayerRow`.
 
@@ -117,7 +117,7 @@ NUMBER = r"(?P<expert>\d{1,4})"
 
 
 def fused_rows(roles: tuple[Role, ...], groups: StatedCount, shares: tuple[StatedCount, ...]) -> RoleLayouts:
-    """Return the parts of a tensor that contains several weights; see :class:`~mdir_hf.model.roles.roles.FusedRows`."""
+    """Return the weights that a tensor contains, with their rows; see :class:`~mdir_hf.model.roles.roles.FusedRows`."""
     return tuple((role, FusedRows(groups, shares, at)) for at, role in enumerate(roles))
 
 
@@ -161,8 +161,8 @@ def rows(
 ) -> tuple[LayerRow, ...]:
     """Return rows for several tensors with the same options.
 
-    ``weights`` maps patterns, from which ``ending`` is omitted, to one role, to two roles that share a norm, or to the
-    role and layout of each weight.
+    ``weights`` maps patterns, which omit the ``ending``, to one role, to two roles that share a norm, or to the role
+    and layout of each weight.
     """
     return tuple(
         LayerRow(rf"(?:{name}){ending}", _parts(content), model_types=frozenset(model_types), **options)
@@ -171,7 +171,7 @@ def rows(
 
 
 def named(pattern: str, words: str, roles: tuple[Role, ...]) -> dict[str, Role]:
-    """Return roles, keyed by name, for :func:`rows`; ``%s`` is replaced with each word."""
+    """Map ``pattern``, with ``%s`` replaced by each word, to the role at the same position; for :func:`rows`."""
     return {pattern.replace("%s", word): role for word, role in zip(words.split(), roles, strict=True)}
 
 

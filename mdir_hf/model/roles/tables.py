@@ -1,8 +1,8 @@
 """Tables of model families: names of tensors outside layers, config keys, and exceptions.
 
 Names of tensors inside layers are in ``families/``. A pattern must match the whole name after the prefix, and the first
-matching row is used. A wrong role is worse than none, so an ambiguous name has a row for each known family, and no role
-in others.
+matching row is used. A wrong role is worse than none, so an ambiguous name has a row for each known family and no
+role in others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def _anywhere(names: str) -> tuple[EdgeRow, ...]:
 
 
 SAME_AS = {"gpt_neox_reward_model": "gpt_neox", "phi3_v": "phi3", "phi4mm": "phi4_multimodal"}
-"""Other names that publishers use for families in their files."""
+"""Usual family name, keyed by the name in a publisher's config."""
 
 SEQUENTIAL = frozenset({"mixformer-sequential"})
 """Families in which the embedding and head are numbered as the first and last layer."""
@@ -29,13 +29,13 @@ HEADS_OF_OTHER_TOKENS = frozenset({"csm"})
 """Families whose output head predicts audio codes rather than the embedding's tokens."""
 
 HEADS_ALONE = frozenset({"medusa"})
-"""Families that consist of output heads for further tokens."""
+"""Families that consist only of output heads, which predict further tokens."""
 
 LAYER_ALONE = "midlayer."
-"""Name of EAGLE-3's only layer."""
+"""Prefix of the tensor names in EAGLE-3's only layer."""
 
 TOKENS_OF_DRAFT = "d2t"
-"""Name of EAGLE-3's list of the tokens that the rows of its head stand for."""
+"""Name of EAGLE-3's tensor that maps rows of its output head to tokens."""
 
 EMBEDDING_ROWS: tuple[EdgeRow, ...] = (
     EdgeRow(r"embed_text_tokens\.weight", frozenset({"csm"})),
@@ -47,7 +47,7 @@ EMBEDDING_ROWS: tuple[EdgeRow, ...] = (
     *_anywhere("embeddings embedding shared embed emb"),
     EdgeRow(r"token_embd\.weight", at_root=True),
 )
-"""Input embedding, ``(d_vocab, d_model)``. Covers ``get_input_embeddings`` of causal models in transformers 5.23."""
+"""Names of the input embedding, ``(d_vocab, d_model)``, in all causal models of transformers 5.23 and some others."""
 
 UNEMBEDDING_ROWS: tuple[EdgeRow, ...] = (
     EdgeRow(r"0\.[1-9]\.weight", frozenset({"medusa"}), at_root=True),
@@ -60,7 +60,7 @@ UNEMBEDDING_ROWS: tuple[EdgeRow, ...] = (
     EdgeRow(r"language_model\.output\.weight"),
     *(EdgeRow(rf"{name}\.weight", at_root=True) for name in ("proj_out", "output", "head", "decoder")),
 )
-"""Output head, ``(d_vocab, d_model)``. Covers ``get_output_embeddings`` of causal models in transformers 5.23."""
+"""Names of the output head, ``(d_vocab, d_model)``, in all causal models of transformers 5.23 and some others."""
 
 FINAL_NORM_ROWS: tuple[EdgeRow, ...] = (
     *_anywhere("norm ln_f final_layer_?norm norm_f ln_out"),
@@ -68,7 +68,7 @@ FINAL_NORM_ROWS: tuple[EdgeRow, ...] = (
     EdgeRow(r"(?:embedding|token_embd)_norm\.weight", frozenset({"lfm2", "lfm2_moe", "lfm3"})),
     *_anywhere("output_norm"),
 )
-"""Norm before the head, which is looked for only in the folder of the layer stack."""
+"""Names of the norm before the output head, relative to the parent of the layer stack."""
 
 NOT_WEIGHTS = (
     r"(.*[.|])?(bias|masked_bias|rotary_emb\.inv_freq|e_score_correction_bias|(gate_up|down)_proj_bias"
@@ -77,7 +77,7 @@ NOT_WEIGHTS = (
 )
 """Names in a layer that are not compared: biases, masks, rotary frequencies, gates with one row, adapters.
 
-They get no role, and are not reported as unplaced."""
+They get no role, but are not reported as unplaced."""
 
 ONE_SUBLAYER = frozenset({"mamba", "mamba2", "mamba2_ssm", "falcon_mamba", "nemotron_h", "zamba", "zamba2"})
 """Families whose layers may consist of a single sublayer: attention, an MLP or a state-space mixer."""
@@ -85,19 +85,19 @@ ONE_SUBLAYER = frozenset({"mamba", "mamba2", "mamba2_ssm", "falcon_mamba", "nemo
 AWAY_FROM_THE_STREAM: dict[str, frozenset[Role]] = dict.fromkeys(
     ("zamba", "zamba2"), frozenset({Role.O, Role.GATE, Role.UP})
 )
-"""Families in which only the MLP reads attention's output, and the roles that therefore do not exist."""
+"""Roles that do not exist in families in which only the MLP reads attention's output."""
 
 MOST_EXPERTS = 10_000
-"""A larger number of experts in a layer is treated as an error."""
+"""A larger number of experts in a config is ignored."""
 
 MOST_EXPERTS_OF_ALL = 100_000
-"""A larger total number of experts is treated as an error; Kimi-K2 has 23,000."""
+"""A larger number of experts in all layers together is treated as an error. Kimi-K2 has 23,000."""
 
 MOST_LAYERS = 10_000
-"""A larger number of layers is treated as an error, and lists in a config are read only up to this length."""
+"""A larger number of layers is treated as an error. Longer lists in a config are read up to this length."""
 
 MOST_STACKS = 1_000
-"""Number of stacks examined, largest first; published models have at most tens."""
+"""Maximum number of stacks examined, largest first. Published models have a few dozen at most."""
 
 OTHER_STACKS = (
     *("vision", "visual", "audio", "image", "video", "speech", "mtp", "draft", "eagle", "medusa"),
@@ -106,8 +106,8 @@ OTHER_STACKS = (
 """Words in the prefixes of stacks that are not the language model, such as towers and multi-token prediction."""
 
 MAIN_STACKS = {"blt_global_transformer": "global_transformer.layers"}
-"""Families in which several stacks process one text, and the stack to compare. BLT's main stack processes patches and
-contains nearly all weights; the stacks before and after it process bytes."""
+"""The stack to compare in families in which several stacks process the same text. BLT's main stack processes patches
+and contains nearly all weights; the stacks before and after it process bytes."""
 
 SEQUENCES = (
     ("prelude", "core_block", "coda"),
@@ -118,7 +118,7 @@ SEQUENCES = (
 
 _XLM = frozenset({"attentions", "ffns", "layer_norm1", "layer_norm2"})
 FOLDERS_OF_LAYERS: dict[str, frozenset[str]] = dict.fromkeys(("xlm", "flaubert"), _XLM)
-"""Families that divide each layer's parts between folders with their own layer numbers, and those folders."""
+"""Folders of families that split each layer across several folders, each with its own layer numbers."""
 
 NESTED_CONFIGS: tuple[tuple[str, ...], ...] = (
     ("thinker_config", "text_config"),
@@ -128,7 +128,7 @@ NESTED_CONFIGS: tuple[tuple[str, ...], ...] = (
     ("global_config",),
     ("decoder",),
 )
-"""Keys of the language model's config within a larger one."""
+"""Paths of keys to the language model's config within a larger one."""
 
 HIDDEN_SIZE_KEYS = (
     *("hidden_size", "d_latents", "n_embd", "d_model", "n_embed", "emb_dim", "model_dim", "dim", "hidden_dim"),
@@ -138,7 +138,7 @@ EMBEDDING_SIZE_KEYS = (
     "d_model",  # of Perceiver; elsewhere it is the width of the stream
 )
 EMBEDDING_CONFIGS = {"blt_global_transformer": ("encoder_config", "blt_local_encoder")}
-"""Families whose embedding belongs to a stack of another width, and that stack's config and family."""
+"""Config key and family of the stack that owns the embedding, in families in which its width differs."""
 
 UNEMBEDDING_SIZE_KEYS = ("output_embedding_size",)
 N_LAYERS_KEYS = (

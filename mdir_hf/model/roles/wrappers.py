@@ -14,7 +14,7 @@ WRAPPERS = (
     *("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "module", "original_module", "base_layer"),
     *("modules_to_save.default", "modules_to_save"),
 )
-"""Components of a name that denote a wrapper."""
+"""Name components that denote a wrapper."""
 
 TRAINED_COPY = "modules_to_save"
 """Name component of a trained copy, which takes precedence over the original."""
@@ -44,7 +44,7 @@ def without_wrappers(names: Iterable[str]) -> dict[str, str]:
 
 
 def with_stored_names(layer: Layer, stored_names: Mapping[str, str]) -> Layer:
-    """Return a layer with stored names."""
+    """Replace the tensor names in a layer with their stored names."""
 
     def stored(part: StoredWeight) -> StoredWeight:
         return renamed(part, lambda name: stored_names.get(name, name))

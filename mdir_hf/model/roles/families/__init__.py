@@ -1,4 +1,4 @@
-"""Names of the tensors in a layer, in one module per kind of family. Specific families come first.
+"""Names of the tensors in a layer, with one module per group of families. Specific families come first.
 
 Source: the modelling files of transformers 5.23.
 """
@@ -17,7 +17,7 @@ LAYER_ROWS: tuple[LayerRow, ...] = (
     *experts.ROWS,
     *gguf.ROWS,
 )
-"""Weights of a layer. The first row that applies is used."""
+"""Rows for the tensors of a layer. The first row that applies is used."""
 
 PRODUCT_ROWS: tuple[ProductRow, ...] = (
     *latent_attention.PRODUCT_ROWS,
@@ -26,6 +26,6 @@ PRODUCT_ROWS: tuple[ProductRow, ...] = (
     *state_space.PRODUCT_ROWS,
     *decoders.PRODUCT_ROWS,
 )
-"""Weights that a layer stores as two factors, for roles without a tensor of their own."""
+"""Rows for weights stored as two factors, used for roles without a tensor of their own."""
 
 __all__ = ["LAYER_ROWS", "PRODUCT_ROWS"]

@@ -1,7 +1,7 @@
-"""Decoders with fused projections, older than Llama, like Llama, and compressed; and the norms of all of them.
+"""Decoder layers: fused, older than Llama, Llama-like and compressed, with their norms.
 
-Norms whose output is the stream itself (as in BART) have no role. Names in compressed models are those saved by
-SVD-LLM, ASVD, QuaRot, SpinQuant and SliceGPT.
+Norms whose output is the stream itself (as in BART) have no role. Compressed models have the names that SVD-LLM,
+ASVD, QuaRot, SpinQuant and SliceGPT save.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ _CLASSIC: tuple[LayerRow, ...] = (
         },
         {"xlstm"},
     ),
-    # XLM: each part of a layer is in its own list.
+    # XLM: each part of a layer has a numbered list of its own.
     *rows(
         named(r"attentions\|%s_lin", "q k v out", ATTENTION) | named(r"ffns\|lin%s", "1 2", MLP), {"xlm", "flaubert"}
     ),
@@ -203,7 +203,7 @@ _LLAMA: tuple[LayerRow, ...] = (
 
 
 SHORTCUTS = r"(?:attn|mlp)_shortcut_Q"
-"""SliceGPT's matrices, which rotate the stream from one layer's basis into the next layer's."""
+"""Names of SliceGPT's matrices that rotate the stream from one layer's basis into the next layer's."""
 
 _PROJECTIONS: dict[str, Role] = {
     **dict(zip((r"self_attn\.q", r"self_attn\.k", r"self_attn\.v", r"self_attn\.o"), ATTENTION, strict=True)),

@@ -1,4 +1,4 @@
-"""Masked language models, and the self-attention of the decoder in encoder-decoders.
+"""Masked language models, and decoder self-attention in encoder-decoder models.
 
 Cross-attention has no role.
 """
@@ -36,7 +36,7 @@ _BERT: tuple[LayerRow, ...] = (
     ),
     *rows({r"attention\.output\.dense": Role.O}, beside=_SELF, unless_beside=rf"{_BOTTLENECK}|{_CONVOLUTION}"),
     *rows(named(r"%s\.dense", "intermediate output", MLP), beside=_SELF, unless_beside=_BOTTLENECK),
-    # FNet has a Fourier transform for attention.
+    # FNet has a Fourier transform instead of attention.
     *rows(named(r"%s\.dense", "intermediate output", MLP), {"fnet"}),
     # Jina's embeddings 3: a RoBERTa with fused q|k|v.
     *rows(
@@ -45,7 +45,7 @@ _BERT: tuple[LayerRow, ...] = (
     ),
     # DeBERTa: for each head q, k and v.
     *rows({r"attention\.self\.in_proj": PER_HEAD}, {"deberta"}),
-    # Norms before attention and MLP; BERT's own norms come after the sums.
+    # These norms come before attention and MLP; BERT's own norms come after the additions.
     *rows(named("%s", r"attention\.ln ln", NORMS), {"megatron-bert"}),
     *rows(named(r"%s\.LayerNorm", "attention intermediate", NORMS), {"roberta-prelayernorm"}),
     *rows(named("%s", r"attention\.self_attn_layer_norm LayerNorm", NORMS), {"xlm-roberta-xl"}),

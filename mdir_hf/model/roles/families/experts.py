@@ -30,7 +30,7 @@ _ROUTERS = (
     ("feed_forward", "router", "experts"),
     (r"mlp\.deepspeed_moe", r"gate\.wg", "experts"),
 )
-"""Folder of a router, its name, and the name of the experts in that folder."""
+"""Folder of a router, name of the router, and name of the experts in the same folder."""
 
 ROWS: tuple[LayerRow, ...] = (
     # Mixtral: w1 is gate, w3 up, w2 down.
@@ -73,7 +73,7 @@ ROWS: tuple[LayerRow, ...] = (
     *rows(named(rf"ffn\.experts\.{NUMBER}\.%s", "w1 w3 w2", GATED_MLP), {"deepseek_v4"}, experts="numbered"),
     *rows(named(r"ffn\.shared_experts\.%s", "w1 w3 w2", GATED_MLP), {"deepseek_v4"}, experts="shared"),
     # gpt-oss: stored (d_in, d_out), gate and up interleaved. Llama-4 and Aria: gate before up. Not Qwen3-VL: its first
-    # files are like that, files written by transformers 5 are not, and their names are the same.
+    # files are stored like this and files written by transformers 5 are not, under the same names.
     *rows(
         {r"mlp\.experts\.gate_up_proj": GATE_AND_UP_IN_TURNS},
         {"gpt_oss"},

@@ -1,7 +1,7 @@
-"""Multi-head latent attention (since DeepSeek-V2): q, k and v are products through a latent with a norm.
+"""Multi-head latent attention (since DeepSeek-V2): q, k and v are products of two factors with a norm between them.
 
-Here, Q and K are the rows without positions. Like v and o, they can be transformed by any invertible map per head, and
-have no planes. The rotated rows of k, which all heads share, have no role.
+Here, Q and K are the rows without positions. As in v and o, each head can be transformed by any invertible map, so
+there are no planes of rotation. The rotated rows of k, which all heads share, have no role.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from mdir_hf.model.roles.roles import Role, RowsOfEach
 from mdir_hf.model.roles.rows import GATED_MLP, NORMS, LayerRow, ProductRow, named, rows
 
 _ALL_HEADS = ("heads", "heads")  # every head has its own keys and values, even if the config states groups
-# In some families, layers without positions have no turned rows, and more rows of the other kind.
+# In some families, layers without positions have more of these rows and no rotated ones.
 _WITHOUT_POSITIONS = RowsOfEach("heads", "qk_nope_head_dim")
 _VALUES = RowsOfEach("heads", "v_head_dim", from_end=True)
 _LATENT = RowsOfEach(1, "kv_lora_rank")
 
-# Longcat has two attentions and two MLPs in a layer, besides experts; the first of each is placed.
+# A Longcat layer has two attentions, two MLPs and experts; only the first of each pair gets a role.
 _LONGCAT = {"longcat_flash"}
 _ATTENTION = r"(?:self_attn|attention|self_attn\.0)"
 
@@ -45,13 +45,13 @@ ROWS: tuple[LayerRow, ...] = (
     # A.X-K2: norms followed by a low-rank gate.
     *rows(named(r"%s_layernorm\.norm", "input post_attention", NORMS), _AXK2),
     *rows({r"(?:input|post_attention)_layernorm\.(?:W_down|W_up|mlp\.fc1|mlp\.fc2)": ()}, _AXK2),
-    # MHA2MLA: the turned rows of q and k come before all others, those for k in a separate tensor, so neither has
-    # heads. The other rows of k pass a factor, with v or alone; v may pass none.
+    # MHA2MLA: the rotated rows of q and k come first (k's are in a separate tensor), so neither can be split into
+    # heads. The other rows of k go through a factor, shared with v or alone; v may have none.
     *rows({r"self_attn\.q_proj": ()}, beside=rf"{_MHA2MLA}\.up_v\.weight"),
     *rows({r"self_attn\.k_r_proj": (), rf"{_MHA2MLA}\.(?:up_k|down_k|down_v)": ()}),
     *rows({rf"{_MHA2MLA}\.down_kv": Role.KV_LATENT}),
     *rows({rf"{_MHA2MLA}\.up_v": Role.V}, unless_beside=rf"{_MHA2MLA}\.down_k?v\.weight"),
-    # DeepSeek-V4: one key for all heads, which is also the value. Its output passes two factors in groups.
+    # DeepSeek-V4: one key for all heads, which is also the value. Its output goes through two factors, in groups.
     *rows({r"(?:attn\.wkv|self_attn\.kv_proj)": (Role.K, Role.V)}, _DEEPSEEK_V4, n_heads=("heads", 1)),
     *rows({r"(?:attn\.norm|self_attn\.kv_norm)": Role.K_NORM}, _DEEPSEEK_V4),
     *rows(named("%s_norm", "attn ffn", NORMS), _DEEPSEEK_V4),
@@ -84,7 +84,7 @@ PRODUCT_ROWS: tuple[ProductRow, ...] = (
         for role, layout in ((Role.K, _WITHOUT_POSITIONS), (Role.V, _VALUES))
     ),
     ProductRow(Role.V, rf"{_MHA2MLA}\.up_v\.weight", rf"{_MHA2MLA}\.down_k?v\.weight", None),
-    # A.X-K2: queries, and a gate of the output, read the latent after its norm and before it, side by side.
+    # A.X-K2: queries and an output gate read two inputs side by side: the latent after its norm and before it.
     ProductRow(
         Role.Q,
         rf"{_ATTENTION}\.(?:q_b_proj|q_gate_proj)\.weight",

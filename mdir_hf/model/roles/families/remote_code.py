@@ -1,4 +1,4 @@
-"""Families whose modelling code is in their repositories, and files with their publishers' own tensor names.
+"""Families whose modelling code is in their own repositories, and files with tensor names of their publishers.
 
 Families that use Llama's names need no row.
 """
@@ -45,7 +45,7 @@ _BESIDE_META = r"attention\.wq\.weight"
 _BESIDE_LATENT = r"attention\.wkv_b\.weight"
 
 ROWS: tuple[LayerRow, ...] = (
-    # ChatGLM2, 3 and GLM-4: q|k|v with groups, gate|up. ChatGLM-6B has the same model type but other names, as BLOOM.
+    # ChatGLM2, 3 and GLM-4: q|k|v with groups, gate|up. ChatGLM-6B has the same model type, but BLOOM's layout.
     *rows({r"self_attention\.query_key_value": CONTIGUOUS}, _CHATGLM, when=(("multi_query_attention", YES),)),
     *rows(
         {r"self_attention\.query_key_value": PER_HEAD},
@@ -59,7 +59,7 @@ ROWS: tuple[LayerRow, ...] = (
     *rows({r"mlp\.dense_h_to_4h": Role.UP}, _CHATGLM, beside=r"attention\.query_key_value\..+"),
     # InternLM2: each group has its queries, then k, then v.
     *rows({r"attention\.wqkv": PER_GROUP, r"attention\.wo": Role.O, **_MLP_OF_META, **_NORMS_OF_META}, {"internlm2"}),
-    # Llama's and Mistral's own files, whose names InternLM2 uses too; here positions turn neighbouring rows of a head.
+    # Llama's and Mistral's own files, whose names InternLM2 uses too; positions rotate neighbouring rows of a head.
     *rows(
         named(r"attention\.w%s", "q k v", QKV), beside=_BESIDE_META, unless_beside=_BESIDE_LATENT, rope="interleaved"
     ),
@@ -99,7 +99,7 @@ ROWS: tuple[LayerRow, ...] = (
         },
         {"phi-msft", "mixformer-sequential"},
     ),
-    # Huginn: positions turn neighbouring rows of a head, as complex numbers.
+    # Huginn: positions rotate neighbouring rows of a head, as complex numbers.
     *rows({r"attn\.Wqkv": CONTIGUOUS}, {"huginn_raven"}, rope="interleaved"),
     *rows(
         {

@@ -1,8 +1,8 @@
-"""Layers with a state: RWKV, linear attention, state-space mixers, gated convolutions, and hybrids of these.
+"""Recurrent layers: RWKV, linear attention, state-space mixers, gated convolutions, and hybrids of these.
 
-RWKV and linear attention use the roles of attention, but have no planes. Most of them apply an activation to each
-channel, so heads cannot be transformed freely, and a layer counts as one head. State-space mixers have roles of their
-own.
+RWKV and linear attention use the roles of attention, but have no planes of rotation. Most of them apply an activation
+to each channel, so heads cannot be transformed freely, and a layer is treated as one head. State-space mixers have
+roles of their own.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ SIGNS: tuple[tuple[str, str], ...] = (
 """Tensor names that identify a family if there is no config, as in RWKV's own files. The first match is used."""
 
 CHANNELS_PER_HEAD = {"mamba2_ssm": 32}
-"""Number of stream channels per mixer head, for families identified by name whose config does not state heads. In
+"""Number of stream channels per mixer head, for families in :data:`SIGNS` whose config does not state heads. In
 state-spaces' Mamba-2, the mixer is twice as wide as the stream, and a head has width 64."""
 
 HEADS_FROM_SHAPE: tuple[str, ...] = (
@@ -149,7 +149,7 @@ _INPUT_AND_GATE = (Role.SSM_IN, Role.MIXER_GATE)
 
 
 def mamba2(width: StatedCount, state: StatedCount, heads: StatedCount) -> RoleLayouts:
-    """Return the parts of Mamba-2's projection: z|x|B|C|dt."""
+    """Return the parts of Mamba-2's input projection, z|x|B|C|dt."""
     return fused_rows((Role.MIXER_GATE, Role.SSM_IN), 1, (width, width, state, state, heads))
 
 
@@ -176,7 +176,7 @@ _INPUTS: tuple[tuple[str, set[str], RoleLayouts], ...] = (
         mamba2("mamba_expand*hidden_size", "mamba_ngroups*mamba_d_state", "n_mamba_heads"),
     ),
 )
-"""Folder, families, and parts of the input projection."""
+"""Folder, families and parts of input projections."""
 
 _STATE_SPACE: tuple[LayerRow, ...] = (
     *(row for folder, families, parts in _INPUTS for row in rows({rf"{folder}\.in_proj": parts}, families)),
@@ -186,7 +186,7 @@ _STATE_SPACE: tuple[LayerRow, ...] = (
     ),
     *rows({"norm": Role.ATTENTION_NORM}, {"mamba", "falcon_mamba", "mamba2", "mamba2_ssm"}),
     # Zamba: layers share a transformer, stored in the first of them. It reads stream and embedding side by side. Its
-    # attention passes its output to its MLP, whose output reaches the stream through a matrix of each layer.
+    # attention passes its output to its MLP, whose output reaches the stream through a matrix in each layer.
     *rows({r"mamba_decoder\.input_layernorm": Role.MIXER_NORM}, _ZAMBA),
     *rows(
         named(rf"{_SHARED}\.self_attn\.%s_proj", "q k v", QKV) | {rf"{_SHARED}\.input_layernorm": Role.ATTENTION_NORM},

@@ -1,7 +1,7 @@
 """Pair embedding rows of tokens that two vocabularies share, and choose which to read first.
 
-Because p is valid for any choice that is independent of the weights, rows are taken in runs of neighbouring ids:
-windows of both embeddings with many tokens in common, densest first. The seed shuffles windows of equal density.
+The p-value is valid for any choice that is independent of the weights, so rows are read in windows of neighbouring
+ids. Windows with the most common tokens come first; the seed shuffles windows with equally many.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from mdir_hf.errors import VocabularyError
 from mdir_hf.model.tokens.tokens import Vocabulary
 
-# Fine-tunes may add a few tokens to the tokenizer without growing the embedding, and still run. The tokenizer of
-# another model is off by at least hundreds.
+# Fine-tunes may add a few tokens to the tokenizer without enlarging the embedding, and still run. Another model's
+# tokenizer usually exceeds the embedding by hundreds of tokens.
 MAX_TOKENS_BEYOND = 16
 
 
 @dataclass(frozen=True, eq=False)
 class CommonVocabulary:
-    """Pairs of embedding rows from two models that stand for the same bytes.
+    """Pairs of embedding rows from two models whose tokens stand for the same bytes.
 
     Attributes:
         reference_rows: Row numbers in the reference, strictly ascending, int64.
@@ -41,7 +41,7 @@ class CommonVocabulary:
         return len(self.reference_rows)
 
     def within(self, n_reference_rows: int, n_candidate_rows: int) -> CommonVocabulary:
-        """Drop pairs that lack a row in smaller matrices, such as output heads."""
+        """Keep only pairs whose rows exist in matrices with fewer rows, such as output heads."""
         is_within = (self.reference_rows < n_reference_rows) & (self.candidate_rows < n_candidate_rows)
         if is_within.all():
             return self
@@ -53,13 +53,13 @@ class CommonVocabulary:
 def common_vocabulary(
     reference: Vocabulary, candidate: Vocabulary, *, n_reference_rows: int, n_candidate_rows: int
 ) -> CommonVocabulary:
-    """Pair embedding rows that stand for the same bytes, in the order of the reference's rows.
+    """Pair embedding rows whose tokens stand for the same bytes, ordered by the reference's rows.
 
     Embeddings may have padding rows.
 
     Raises:
-        VocabularyError: If more than ``MAX_TOKENS_BEYOND`` tokens of a vocabulary have no embedding row, so it probably
-            belongs to another model.
+        VocabularyError: If more than ``MAX_TOKENS_BEYOND`` tokens of a vocabulary have no embedding row. The vocabulary
+            then probably belongs to another model.
     """
     n_reference_beyond = _beyond(reference, n_reference_rows, "reference")
     n_candidate_beyond = _beyond(candidate, n_candidate_rows, "candidate")
@@ -94,30 +94,30 @@ def _beyond(vocabulary: Vocabulary, n_rows: int, side: str) -> int:
 IntArray = npt.NDArray[np.int64]
 
 REQUEST_COST_BYTES = 128 << 10
-"""Overhead of a request in bytes: what a 100 Mbit/s connection transfers in about 10 ms."""
+"""Overhead of a request, as the number of bytes that a 100 Mbit/s connection transfers in about 10 ms."""
 
 LARGEST_RUN_BYTES = 128 << 10
-"""If the models share a tokenizer, runs waste no bytes, so they are just long enough to be worth a request."""
+"""Longest run of rows to read if the models share a tokenizer. Longer runs would save few requests."""
 
 SMALL_GAP_BYTES = 16 << 10
-"""If the models share a tokenizer, reading larger gaps between runs would add up to most of a small embedding."""
+"""Largest gap to read if the models share a tokenizer. Larger gaps would add up to most of a small embedding."""
 
 WINDOW_ROWS = tuple(2**i for i in range(4, 14))
 
 N_FINE_WINDOWS, N_COARSE_WINDOWS = 32, 16
-"""If the models share a tokenizer, a sample starts with windows spread over the vocabulary, and the largest sample adds
-a few longer windows. Reading 4096 rows of 14 kB then takes 46 requests rather than 256."""
+"""Numbers of short and long windows if the models share a tokenizer. The first sample has the short ones, spread over the
+vocabulary. Reading 4096 rows of 14 kB then takes 46 requests rather than 256."""
 
 
 class RowSampler:
-    """Nested samples of the common vocabulary: a larger sample contains every smaller one.
+    """Draws nested samples of the common tokens: each sample contains all smaller ones.
 
-    Samples of ``n_first`` to ``n_last`` tokens are cheap. ``row_n_bytes`` is the stored size of a row in each
+    Samples of ``n_first`` to ``n_last`` tokens are cheap to read. ``row_n_bytes`` is the stored size of a row in each
     embedding.
 
     Attributes:
         window_rows: Number of rows per window (in the first sample, if the tokenizer is shared).
-        max_gap_bytes: Largest gap that is worth reading.
+        max_gap_bytes: Largest gap between rows that is worth reading.
     """
 
     def __init__(
@@ -133,13 +133,13 @@ class RowSampler:
         self._candidate = common.candidate_rows
         if len(self._reference) and np.array_equal(self._reference, self._candidate):
             window = max(w for w in WINDOW_ROWS if w * max(row_n_bytes) <= LARGEST_RUN_BYTES or w == WINDOW_ROWS[0])
-            # With small rows a single window would hold the whole first sample; keep it spread over the vocabulary.
+            # With small rows a single window would contain the whole first sample; keep it spread over the vocabulary.
             self.window_rows = max(WINDOW_ROWS[0], min(window, n_first // 4))
             self.max_gap_bytes = SMALL_GAP_BYTES
             self._rank_of_token = self._spread_ranks(self.window_rows, n_last, seed)
         else:
-            # Fine windows make the first sample cheap, which is enough for near copies. Coarse ones make the last one
-            # cheap, which unrelated pairs always need; fine windows took five times as many bytes for it.
+            # Short windows make the first sample cheap, which is enough for near copies. Long windows make the last one
+            # cheap, which unrelated pairs always need; with short windows it took five times as many bytes.
             ranks = {w: self._ranks(w, seed) for w in WINDOW_ROWS}
             costs = {w: sum(self._cost(ranks[w], n, row_n_bytes) for n in (n_first, n_last)) for w in WINDOW_ROWS}
             self.window_rows = min(costs, key=lambda w: costs[w])
@@ -147,7 +147,7 @@ class RowSampler:
             self._rank_of_token = ranks[self.window_rows]
 
     def take(self, n_tokens: int) -> IntArray:
-        """Return the positions in ``common`` of at least ``n_tokens`` tokens, in whole windows and ascending."""
+        """Return the positions of at least ``n_tokens`` tokens in ``common``, ascending. Windows are never split."""
         n_tokens = min(n_tokens, len(self._reference))
         if n_tokens <= 0:
             return np.zeros(0, dtype=np.int64)
@@ -168,7 +168,8 @@ class RowSampler:
         place = np.empty(n_coarse, dtype=np.int64)
         present = rng.permutation(np.unique(coarse))
         place[present] = np.arange(len(present))
-        # Which short window of a long one comes first: drawn from the tokens, so that it is not empty.
+        # In each long window, the short window that comes first is the one with a randomly drawn token, so it is not
+        # empty.
         order = rng.permutation(len(self._reference))
         chosen = np.empty(n_coarse, dtype=np.int64)
         chosen[coarse[order]] = part[order]

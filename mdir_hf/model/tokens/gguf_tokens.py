@@ -1,4 +1,4 @@
-"""Read the vocabulary in a GGUF file, from ``tokenizer.ggml.tokens`` and the tokens' types, one per row.
+"""Read the vocabulary in a GGUF file, which lists the token of each row and its type.
 
 Source: the converter of llama.cpp (``conversion/base.py``).
 """
@@ -67,7 +67,7 @@ def _read(
     tokens: Iterable[bytes], types: list[int] | None, kind: VocabularyKind, spell: spelling.Speller
 ) -> Iterator[Token]:
     for row, token in enumerate(tokens):
-        # Some converters cut a token within a character; other vocabularies have no such token.
+        # Some converters cut a token in the middle of a character; no other vocabulary has such a token.
         text = token.decode(errors="surrogateescape")
         kind_of_token = _NORMAL if types is None else types[row]
         byte = spelling.fallback_byte(text) if kind in _WITH_FALLBACK else None
@@ -80,7 +80,7 @@ def _read(
         elif byte is not None and kind_of_token != _USER_DEFINED:
             yield row, byte, TokenType.FALLBACK
         elif kind_of_token == _USER_DEFINED:
-            # Added tokens are literal text; older converters left the mark of SentencePiece in them.
+            # Added tokens are literal text, but older converters left SentencePiece's mark for spaces in them.
             literal = spelling.meta_space if kind is VocabularyKind.SENTENCEPIECE else spelling.plain
             yield row, _spelt(text, token, literal), spelling.type_by_name(text, may_be_markup=True)
         else:
@@ -90,7 +90,7 @@ def _read(
 def _spelt(text: str, token: bytes, spell: spelling.Speller) -> bytes:
     try:
         return spell(text)
-    except UnicodeEncodeError:  # not text
+    except UnicodeEncodeError:  # the token is not text
         return token
 
 

@@ -52,7 +52,7 @@ def check_lines(data: bytes) -> None:
 
 
 def tiktoken_tokens(data: bytes) -> Iterator[Token]:
-    """Read tiktoken ranks. Each line contains a token in base64, a space, and the token's row.
+    """Read a tiktoken file. Each line contains a token in base64, a space, and the token's row.
 
     Special tokens are not in the file.
 
@@ -118,7 +118,7 @@ def rwkv_tokens(data: bytes) -> Iterator[Token]:
 def literal_tokens(data: bytes) -> Iterator[Token]:
     """Read RWKV's ``vocab.txt`` in the Hub's format: line n is a Python bytes literal for row n - 1.
 
-    Line 1 is ignored, because row 0 is the end of text.
+    Line 1 is treated as special, because row 0 is the end of text.
     """
     for number, line in lines_of(data):
         if LITERAL_LINE.fullmatch(line) is None:
@@ -155,9 +155,9 @@ _CONTINUES = "@@"
 
 
 def word_list_tokens(data: bytes) -> tuple[VocabularyKind, Iterator[Token]]:
-    """Read a ``vocab.txt`` and return its convention and tokens. Empty lines stand for unused rows.
+    """Read a ``vocab.txt`` and return the kind of vocabulary and its tokens. Empty lines stand for unused rows.
 
-    Special tokens are recognised by their names, and WordPiece by the markers in the file.
+    The kind is guessed from markers, and special tokens are recognised by their names.
 
     Raises:
         VocabularyError: If the file is not UTF-8 text.

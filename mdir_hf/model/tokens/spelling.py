@@ -30,7 +30,7 @@ _HEXADECIMAL = frozenset("0123456789abcdefABCDEF")
 
 
 def byte_level(token: str) -> bytes:
-    """Return the bytes of a byte-level token; a token with characters outside the alphabet is literal text."""
+    """Return the bytes of a byte-level token. A token with characters outside the alphabet is literal text."""
     try:
         return token.translate(_BYTE_LEVEL).encode("latin-1")
     except UnicodeEncodeError:
@@ -71,7 +71,7 @@ def plain(token: str) -> bytes:
 
 
 def with_suffix(speller: Speller, suffix: str) -> Speller:
-    """Return a speller for tokens that end a word with a suffix such as ``</w>``."""
+    """Return a speller that decodes a suffix for the end of a word, such as ``</w>``, to a space."""
 
     def spell(token: str) -> bytes:
         if len(token) > len(suffix) and token.endswith(suffix):
@@ -90,13 +90,12 @@ SPELLERS: dict[VocabularyKind, Speller] = {
 
 
 _CONTINUES, _COMMON = "##", 50
-"""In WordPiece, at least one token in this many has the marker (20 to 90% in published vocabularies). In other
-vocabularies, only a few tokens have it: headings such as ``##`` and ``###``. Other markers do not occur in ordinary
-text."""
+"""A vocabulary is WordPiece if at least one token in 50 has this marker (20 to 90% in published ones). In others, only a
+few tokens have it, such as the headings ``##`` and ``###``. Other markers do not occur in ordinary text."""
 
 
 def guess_kind(tokens: Iterable[str]) -> VocabularyKind:
-    """Guess a word list's convention from its most common marker."""
+    """Guess the kind of a vocabulary from the most common marker in its tokens."""
     markers = {BYTE_SPACE: VocabularyKind.BYTE_LEVEL, META_SPACE: VocabularyKind.SENTENCEPIECE}
     counts = {VocabularyKind.PLAIN: 0, **dict.fromkeys(markers.values(), 0), VocabularyKind.WORDPIECE: 0}
     n_tokens = 0

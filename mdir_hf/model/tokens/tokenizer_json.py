@@ -11,15 +11,15 @@ from mdir_hf.model.tokens import spelling
 from mdir_hf.model.tokens.json_file import described, row_id, shown
 from mdir_hf.model.tokens.tokens import Token, TokenType, VocabularyKind
 
-# If <s> and the like are special tokens of a vocab.json, they have the first rows.
+# Names such as <s> in a vocab.json are special tokens only if they are in the first rows.
 _N_FIRST_ROWS = 16
 
 
 def tokenizer_json_tokens(content: dict[str, Any]) -> tuple[VocabularyKind, Iterator[Token]]:
-    """Read a ``tokenizer.json`` and return its convention and tokens.
+    """Read a ``tokenizer.json`` and return the kind of vocabulary and its tokens.
 
-    An added token is special if it is flagged as such, or named ``<|…|>``. If the model's vocabulary contains it too,
-    it is spelled like that entry; otherwise, it is literal text.
+    An added token is special if it is flagged as such or named like ``<|name|>``. It is literal text unless the model's
+    vocabulary also contains it.
 
     Raises:
         VocabularyError: If a value has the wrong type; may also be raised during iteration.
@@ -76,7 +76,7 @@ def tokenizer_json_tokens(content: dict[str, Any]) -> tuple[VocabularyKind, Iter
 
 
 def vocab_json_tokens(row_of: dict[str, Any]) -> tuple[VocabularyKind, Iterator[Token]]:
-    """Read a ``vocab.json``, which maps token strings to rows; return its guessed convention and its tokens.
+    """Read a ``vocab.json``, which maps token strings to rows; return the guessed kind of vocabulary and its tokens.
 
     Raises:
         VocabularyError: If a row is not an integer; raised during iteration.
@@ -103,7 +103,7 @@ def added_json_tokens(row_of: dict[str, Any]) -> Iterator[Token]:
 
 
 def declared_tokens(config: dict[str, Any]) -> Iterator[Token]:
-    """Read the text and flags of single rows from the ``added_tokens_decoder`` of a ``tokenizer_config.json``.
+    """Read the tokens that ``added_tokens_decoder`` in a ``tokenizer_config.json`` declares for single rows.
 
     Raises:
         VocabularyError: If a value has the wrong type; raised during iteration.
@@ -143,7 +143,7 @@ def _declared_kind(content: dict[str, Any], model: dict[str, Any]) -> Vocabulary
 
 
 def _mark_of_space(content: dict[str, Any]) -> str | None:
-    """Return Metaspace's replacement for a space, or None for the usual one."""
+    """Return the character with which Metaspace replaces spaces, or None for the usual one."""
     for node in _nodes(*(content.get(part) for part in ("pre_tokenizer", "decoder", "normalizer"))):
         mark = node.get("replacement")
         if node.get("type") == "Metaspace" and isinstance(mark, str) and mark:

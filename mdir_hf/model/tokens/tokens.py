@@ -1,4 +1,4 @@
-"""The tokens of a vocabulary: the bytes that each usable row of an embedding stands for.
+"""The tokens of a vocabulary, each with its embedding row and the bytes that it stands for.
 
 Readers of file formats yield :data:`Token` triples in any order. :func:`assemble` decides which of them are usable:
 
@@ -47,7 +47,7 @@ class TokenType(enum.Enum):
     TEXT = enum.auto()
     """Stands for its bytes."""
     FALLBACK = enum.auto()
-    """Stands for one byte that no other token covers."""
+    """Stands for one byte, in text that no other token covers."""
     SPECIAL = enum.auto()
     """A control or unknown token, which never encodes text."""
     RESERVED = enum.auto()
@@ -94,8 +94,7 @@ class Vocabulary:
 def assemble(tokens: Iterable[Token], *, kind: VocabularyKind, files: tuple[str, ...]) -> Vocabulary:
     """Select the usable tokens, following the rules in this module's docstring.
 
-    If a row has several types, and one of them leaves it out, that type takes precedence. Errors name the first of
-    ``files``.
+    If a row has several types, a type that leaves it out takes precedence. Errors name the first of ``files``.
 
     Raises:
         VocabularyError: If a row number is out of range, or no token is usable.

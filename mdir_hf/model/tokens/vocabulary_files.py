@@ -1,6 +1,6 @@
 """Find and read a repository's tokenizer files, and assign rows to SentencePiece pieces.
 
-Some classes prepend tokens or drop pieces. Source: transformers' slow tokenizers and their converters
+Some tokenizer classes prepend tokens or drop pieces. Source: transformers' slow tokenizers and their converters
 (``convert_slow_tokenizer.py``); ``SPTokenizer`` in the repository of ChatGLM-6B.
 """
 
@@ -37,7 +37,7 @@ from mdir_hf.model.tokens.tokens import Token, TokenType, Vocabulary, Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class Numbering:
-    """How the pieces in a model file map to rows.
+    """How the pieces in a SentencePiece file map to rows.
 
     Attributes:
         offset: Number added to a piece's position in the file.
@@ -122,7 +122,7 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 CONFIG = "config.json"
 
 MAX_MOVED_SHARE = 0.01
-"""Largest share of common tokens on which a tokenizer's two files may differ because some tokens were added later."""
+"""Largest share of common tokens on which two files of a tokenizer may differ, because tokens may be added later."""
 
 _FOLDERS = ("", "tokenizer/", "original/")
 """Folders with tokenizer files; the first folder that contains any is used."""
@@ -174,8 +174,7 @@ _COMPANIONS: tuple[tuple[str, Callable[[str], bool]], ...] = (
 def vocabulary_files(names: Collection[str]) -> tuple[str, ...]:
     """Return the files that :func:`read_vocabulary` reads: the primary file and its companions.
 
-    Identical files have identical vocabularies. Searches the root, then ``tokenizer`` and ``original``; the result is
-    empty if no file is known.
+    Searches the root, then ``tokenizer`` and ``original``. Returns an empty tuple if no file is known.
     """
     return next(_sources(names), ())
 
@@ -195,7 +194,7 @@ def _sources(names: Collection[str]) -> Iterator[tuple[str, ...]]:
 def read_vocabulary(names: Collection[str], read: Callable[[str], bytes]) -> Vocabulary:
     """Read a repository's vocabulary as data, without running its code or any tokenizer library.
 
-    Only the most complete file is read, with its companions. Its format is detected.
+    Only the most complete file and its companions are read. The format is detected.
 
     Raises:
         VocabularyError: If no file contains a vocabulary, or the file is invalid.

@@ -49,7 +49,7 @@ class Reading(RepositoryOptions):
     ) -> Repository:
         """Open a repository or folder; see :func:`~mdir_hf.model.hub.open_repository`.
 
-        A model in memory is returned as it is, but from then on counts its reads in ``ledger``, if given.
+        For a model in memory, only its ledger is set.
         """
         if isinstance(reference, LoadedRepository):
             return reference.counted_by(ledger or reference.ledger)
@@ -140,8 +140,7 @@ def open_both(
     """Open two models concurrently and prefetch the files that a comparison reads next.
 
     Raises:
-        MdirError: If a model cannot be opened; see :meth:`NamedModel.open`. If neither can, the reference's error is
-            raised.
+        MdirError: If a model cannot be opened; see :meth:`NamedModel.open`. The reference's error takes precedence.
     """
     named = (reference, candidate)
     repositories = _both(*(partial(name.find, reading, ledger) for name in named))

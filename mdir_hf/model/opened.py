@@ -36,7 +36,7 @@ TOKENS = "tokenizer.ggml.tokens"
 class Model:
     """A language model in a repository or folder. Implements :class:`~mdir_hf.model.comparable.Comparable`.
 
-    Opening it reads the config, the index and the header that describes the embedding.
+    Opening reads the config, the index and the header that describes the embedding.
 
     Raises:
         CheckpointError: If there are no readable weights.
@@ -110,7 +110,7 @@ class Model:
 
     @property
     def vocabulary_key(self) -> tuple[tuple[str, str], ...] | None:
-        """Path and digest of each tokenizer file; None if there are no files or a digest is unknown."""
+        """Path and digest of each tokenizer file, or None if any is unknown."""
         files = self.tokenizer_files.files
         key = tuple((path, files[path].sha256 or files[path].blob_id or "") for path in self.vocabulary_paths)
         return key if key and all(digest for _, digest in key) else None
@@ -142,7 +142,7 @@ class Model:
             return read_vocabulary(self.tokenizer_files.files, self.tokenizer_files.read)
 
     def vocabulary_doubts(self) -> tuple[str, ...]:
-        """Describe contradictions between the tokenizer files about the tokens of rows."""
+        """Describe contradictions between the tokenizer files."""
         if self._brings_tokens or self.vocabulary is None:
             return ()
         with naming(self.tokenizer_files.label):

@@ -141,7 +141,7 @@ _MOST_MOVES = 4
 
 
 class RefusalError(Exception):
-    """Status and message of an error response, kept as the cause of the error that users see."""
+    """Status and message of an error response."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(status)

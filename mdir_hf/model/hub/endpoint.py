@@ -1,7 +1,4 @@
-"""The Hub endpoint: its URL, offline mode, and the hosts that may receive the token.
-
-``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` are read on every call, whereas the Hub client reads them once, when imported.
-"""
+"""The Hub endpoint: its URL, offline mode, and the hosts that may receive the token."""
 
 from __future__ import annotations
 
@@ -50,7 +47,7 @@ _PROXY_VARIABLES = tuple(
     name for kind in ("HTTP", "HTTPS", "ALL") for name in (f"{kind}_PROXY", f"{kind.lower()}_proxy")
 )
 _PROXY_SCHEMES = frozenset({"http", "https", "socks5", "socks5h"})
-# The public Hub and its short domain. Mirrors may redirect to either, and both may receive the token.
+# The public Hub and its short domain. Mirrors may redirect to them, and they may receive the token.
 _PUBLIC_HOSTS = frozenset({"huggingface.co", "www.huggingface.co", "hf.co"})
 _PUBLIC_HUB = ("https://huggingface.co", "https://hf.co")
 

@@ -71,7 +71,7 @@ _NO_CONNECTION_YET: _Message = (
     "{host} {failed}: there is no connection (or HF_ENDPOINT is wrong), or a mistyped local folder was taken for a "
     "name on the Hub. To use files that are already downloaded, pass local_files_only",
 )
-"""For the first request about a model, whose name may not exist on the Hub."""
+"""Used for a model's first request, because its name may not exist on the Hub."""
 _NO_DISK: _Message = (
     HubError,
     "cannot write to the Hub's cache: {reason}{of}; free some space, or set HF_HOME or cache_dir",

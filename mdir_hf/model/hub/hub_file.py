@@ -29,7 +29,7 @@ def read_hub_file(url: str, *, max_bytes: int, token: str | bool | None = None) 
     """Return the content and commit of a small file on the Hub.
 
     ``url`` looks like ``https://huggingface.co/owner/name/resolve/main/path``; ``blob``, ``raw``, ``datasets/`` and
-    ``spaces/`` also work. Sends a HEAD request and, unless the file is cached, a GET request.
+    ``spaces/`` also work.
 
     Raises:
         InvalidReferenceError: If the URL does not point to a file on the Hub.

@@ -76,7 +76,7 @@ class LocalFile:
     """A byte source for a local file. Follows links. If ``from_cache``, reads do not count towards the limit."""
 
     gap_bytes = 1 << 16
-    """Largest gap that is read rather than skipped. At 1 GB/s, reading it takes as long as a system call."""
+    """Largest gap between spans to read rather than skip. At 1 GB/s, reading it takes as long as a system call."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class LocalFile:
         return (self.read(start, stop) for start, stop in spans)
 
     def close(self) -> None:
-        """Close the file. Deleting the object also closes it."""
+        """Close the file."""
         self._close()
 
     def _read(self, start: int, stop: int) -> bytes:
@@ -162,7 +162,7 @@ class LocalRepository:
 
     Attributes:
         commit: Commit of a snapshot in the Hub's cache, or None.
-        is_local: Whether the user named a local folder, rather than a repository on the Hub.
+        is_local: Whether the user named a local folder.
     """
 
     folder: Path

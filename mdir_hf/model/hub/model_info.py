@@ -27,7 +27,7 @@ from mdir_hf.names import is_repo_id
 
 
 def commit_date(repo: str, commit: str, *, token: str | bool | None = None) -> datetime | None:
-    """Return the UTC time of a commit, or None if it is unknown. Sends one API request."""
+    """Return the UTC time of a commit, or None if unknown. Sends one API request."""
     if is_offline():
         return None
     endpoint = current_endpoint()
@@ -43,7 +43,7 @@ def commit_date(repo: str, commit: str, *, token: str | bool | None = None) -> d
 
 
 def parsed_date(text: object) -> datetime | None:
-    """Parse a date from the Hub's API, in UTC and whole seconds; return None if it is invalid."""
+    """Parse a date from the Hub's API, in UTC and whole seconds; return None if invalid."""
     if not isinstance(text, str) or len(text) > 40:
         return None
     try:
@@ -88,7 +88,7 @@ def model_info(
 ) -> ModelInfo:
     """Request information about a model or dataset from the Hub.
 
-    ``label`` identifies the model in errors. ``before_each`` is called before every request.
+    ``label`` identifies the model in errors.
 
     Raises:
         HubError: If the request fails or the response is invalid.
@@ -153,7 +153,7 @@ def models_of_author(
 ) -> ModelList:
     """List the models of a user or an organisation, most downloaded first.
 
-    If ``text_generation``, list only models for that task. Sends one request per thousand models.
+    Sends one request per thousand models.
 
     Raises:
         InputError: If the author has no matching model, or the name is invalid.
@@ -182,7 +182,7 @@ def models_of_author(
 
 
 def models_of_collection(collection: str, *, token: str | bool | None = None) -> ModelList:
-    """List the models of a collection, in its order. Sends one request.
+    """List the models of a collection, in its order.
 
     ``collection`` is ``owner/title-0123456789abcdef01234567``, or the URL of its page.
 

@@ -52,9 +52,9 @@ class ProposedCommit:
     """A commit to propose.
 
     Attributes:
-        files: Content of each file, keyed by path.
+        files: File contents, keyed by path.
         title: First line of the commit, and title of the pull request.
-        description: Description of the pull request, in Markdown.
+        description: Text of the pull request, in Markdown.
         parent: Full SHA of the commit that the files are based on; None to accept any head.
     """
 
@@ -72,9 +72,7 @@ def open_pull_request(
     token: str | bool | None = None,
     kind: _Kind = "model",
 ) -> PullRequest:
-    """Open a pull request with one commit on top of its parent.
-
-    Sends about five requests.
+    """Open a pull request with one commit. Sends about five requests.
 
     Raises:
         PullRequestError: If the token is missing or lacks permission, discussions are disabled, the branch has new

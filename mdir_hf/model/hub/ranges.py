@@ -36,13 +36,13 @@ _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)
 class HubFile:
     """A byte source for a file on the Hub, read with range requests. Thread-safe.
 
-    Sends one GET request per uncached span, preceded by a HEAD request if needed. ``n_bytes`` and
-    ``etag`` come from the listing, or are None. If ``use_cached`` is False, cached ranges are replaced. ``n_in_flight``
-    limits concurrent requests.
+    Sends one GET request per uncached span, preceded by a HEAD request if needed. ``n_bytes`` and ``etag`` come from
+    the listing, or are None. If ``use_cached`` is False, cached ranges are replaced. ``n_in_flight`` limits concurrent
+    requests.
     """
 
     gap_bytes = 1 << 18
-    """Largest gap that is read rather than skipped. Reading 256 KiB takes about as long as a round trip."""
+    """Largest gap between spans to read rather than skip. Reading 256 KiB takes about as long as a round trip."""
 
     def __init__(
         self,

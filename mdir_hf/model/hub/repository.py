@@ -111,10 +111,10 @@ def open_repository(
     allow_local: bool = True,
     ledger: IoLedger | None = None,
 ) -> Repository:
-    """Open a repository or folder by name, pinned to one commit. Reads only the listing.
+    """Open a repository or folder by name, pinned to one commit.
 
     Sends one API request, or none for a folder or when offline. ``revision`` defaults to ``main``. ``subfolder``
-    becomes the root. If ``allow_local`` is False, as on servers, local names are rejected.
+    becomes the root. If ``allow_local`` is False, local names are rejected.
 
     Raises:
         InvalidReferenceError: If the name is invalid.

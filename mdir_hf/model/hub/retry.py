@@ -27,17 +27,17 @@ LONGEST_WAIT_S = 310.0
 """Longest wait. The Hub counts requests in windows of 300 s, so a longer wait is pointless."""
 
 MOST_STALLS = 3
-"""Number of timeouts without progress before giving up; each has already taken the full timeout."""
+"""Number of timeouts without progress before giving up."""
 
 MOST_UNCONNECTED = 3
-"""Number of successive failed connections before giving up, so that an offline user waits 2 s rather than 20 s."""
+"""Number of failed connections before giving up, so that an offline user waits 2 s rather than 20 s."""
 
 _TRANSIENT = frozenset({"TimeoutException", "NetworkError", "RemoteProtocolError"})
 _never = threading.Event()
 
 
 def pause(wait_s: float, cancelled: threading.Event | None = None) -> None:
-    """Wait unless cancelled. Tests replace this function."""
+    """Wait unless cancelled."""
     (cancelled or _never).wait(wait_s)
 
 
@@ -51,7 +51,7 @@ def is_transport_error(exc: BaseException) -> bool:
 
 
 def is_transient(exc: BaseException) -> bool:
-    """Return whether a retry may succeed after this exception."""
+    """Return whether a retry may succeed."""
     if isinstance(exc, HfHubHTTPError):
         return exc.response.status_code in RETRIED_STATUSES
     if isinstance(exc, StalledError):
@@ -102,7 +102,7 @@ class Patience:
     ) -> bool:
         """Count a failure. If a retry is worthwhile, wait and return True.
 
-        The wait is 0.5, 1, 2, 4, 8 s (plus up to 25%), or as long as the server requests.
+        The wait is as long as the server requests, or else grows exponentially.
         """
         self.failures += 1
         self.stalls += is_stall(cause)
@@ -133,9 +133,9 @@ def with_patience(call: Callable[[], T], *, before_each: Callable[[], None] = la
 Bucket = Literal["api", "resolvers", "pages"]
 
 ANONYMOUS: Mapping[Bucket, int] = {"api": 500, "resolvers": 3000, "pages": 100}
-"""Number of requests allowed per window for an IP address without a token (docs/hub/rate-limits, September 2025)."""
+"""Number of requests per window for an IP address without a token (docs/hub/rate-limits, September 2025)."""
 USER: Mapping[Bucket, int] = {"api": 1000, "resolvers": 5000, "pages": 200}
-"""Number of requests allowed per window for a user on the free plan."""
+"""Number of requests per window for a user on the free plan."""
 WINDOW_S = 300
 
 _LITTLE_LEFT = 10  # requests are spread if less than this percentage of the allowed number is left
@@ -214,4 +214,4 @@ def _caller(authorization: str) -> str:
 
 
 QUOTA = Quota()
-"""The quota shared by all requests of this process."""
+"""Shared by all requests of this process."""

@@ -19,7 +19,7 @@ MOST_LAYERS = 256
 """Models with more layers than this are not built."""
 
 MOST_EXPERTS = 40_000
-"""Models with more experts than this, in all layers together, are not built."""
+"""Models with more experts than this, over all layers, are not built."""
 
 MOST_MODULES = 1024
 """Largest accepted number of layers, blocks, experts or codebooks in a config."""

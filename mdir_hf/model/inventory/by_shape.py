@@ -23,10 +23,10 @@ from mdir_hf.model.roles.tables import OTHER_STACKS
 from mdir_hf.model.roles.wrappers import with_stored_names, without_wrappers
 
 LEAST_LAYERS = 2
-"""Minimum number of similar tensor groups that are treated as layers."""
+"""Minimum number of similar tensor groups treated as layers."""
 
 MOST_MATRICES = 64
-"""Maximum number of a connector's tensors that are searched for an MLP. Published projectors have two to eight."""
+"""Maximum number of a connector's tensors that are searched for an MLP."""
 
 LIKE_A_HEAD = ("head", "out", "logit", "unembed", "decoder")
 _INTERMEDIATE = ("intermediate_size", "ffn_dim", "n_inner", "d_ff", "ffn_hidden_size", "feed_forward_size")
@@ -35,7 +35,7 @@ _INTERMEDIATE = ("intermediate_size", "ffn_dim", "n_inner", "d_ff", "ffn_hidden_
 def resolve_by_shape(
     config: Mapping[str, object], names: Sequence[str], shape_of: ShapeOf, *, is_language: bool = True
 ) -> Anatomy | None:
-    """Find the embedding, head and layers from the shapes of all tensors.
+    """Find the embedding, output head and layers from the shapes of all tensors.
 
     If ``is_language``, skip stacks whose names suggest a tower. Returns None if no embedding or repeated layers are
     found.
@@ -200,10 +200,7 @@ def stack_anatomy(names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None:
 
 
 def connector_anatomy(names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None:
-    """Find two matrices of a connector that form an MLP, as in LLaVA's projector; return them as a layer's up and down.
-
-    Returns None unless a matrix has as many columns as another one in its module has rows.
-    """
+    """Find two matrices of a connector that form an MLP, as in LLaVA; return a layer that has them as up and down."""
     matrices = [name for name in sorted(names, key=_by_number)[:MOST_MATRICES] if len(shape_of(name)) == 2]
     for up, down in sorted(
         permutations(matrices, 2), key=lambda pair: matrices.index(pair[0]) > matrices.index(pair[1])

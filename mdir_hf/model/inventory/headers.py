@@ -89,10 +89,7 @@ ShapeOf = Callable[[str], tuple[int, ...]]
 
 
 def with_usual_names(anatomy: Anatomy, shape_of: ShapeOf) -> Anatomy:
-    """In layers that lack attention or an MLP, assign roles to matrices with common names.
-
-    Returns the same object if nothing changes.
-    """
+    """In layers that lack attention or an MLP, assign roles to matrices with common names."""
     if not anatomy.unplaced:
         return anatomy
     plain = {stored: name for name, stored in without_wrappers(anatomy.unplaced).items()}

@@ -32,7 +32,7 @@ class PartKind(str, Enum):
     VECTORS = "vectors"
     """Norms, biases and buffers."""
     UNPLACED = "unplaced"
-    """Tensors that have no known role or cannot be read, with the reason."""
+    """Tensors that have no known role or cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)

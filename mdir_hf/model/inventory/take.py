@@ -81,7 +81,7 @@ AUXILIARY_WORDS: tuple[tuple[str, str], ...] = (
     ("conditioning of norms", r"ada_rms_norm"),
     ("integer copies", r"weight_integer"),
 )
-"""Purposes of matrices in layers that no test reads, each with the name components that indicate it."""
+"""Purposes of layer matrices that no test reads, each with the name components that indicate it."""
 
 IS_CONNECTOR = re.compile(CONNECTOR_WORDS)
 _STACKS = tuple((label, re.compile(words)) for label, words in STACK_WORDS)
@@ -162,7 +162,7 @@ def take_inventory(
 
 
 def may_have_other_stacks(names: Iterable[str], anatomy: Anatomy) -> bool:
-    """Return whether any tensor without a role is outside the language model's layers. Reads no headers."""
+    """Return whether any tensor without a role is outside the language model's layers."""
     edges = (anatomy.embedding, anatomy.unembedding, anatomy.final_norm)
     placed = {part.tensor for part in edges if part is not None}
     placed.update(name for layer in anatomy.layers for _, part in layer.all_parts() for name in part.tensors)

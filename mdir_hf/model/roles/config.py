@@ -1,7 +1,7 @@
 """Read a model's sizes from its ``config.json``.
 
-Nested configs such as ``text_config`` are saved without values that equal the class defaults, so
-``docs/make_class_defaults.py`` collects these in ``class_defaults.json``.
+Nested configs such as ``text_config`` omit class defaults, which ``docs/make_class_defaults.py`` collects in
+``class_defaults.json``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Config = Mapping[str, object]
 
 N_HEADS_LISTS = ("num_attention_heads_per_layer", "num_query_heads", "num_attention_heads")
 N_KV_HEADS_LISTS = ("num_key_value_heads_per_layer", "num_kv_heads", "num_key_value_heads")
-"""Keys of lists with one number per layer (Laguna, OpenELM, DeciLM)."""
+"""Config keys for lists with one number per layer (Laguna, OpenELM, DeciLM)."""
 
 HEADS_BY_LAYER_TYPE: tuple[tuple[str, frozenset[str], tuple[StatedCount, StatedCount]], ...] = (
     ("hybrid_sliding", frozenset(), ("swa_num_attention_heads", "swa_num_key_value_heads")),
@@ -33,7 +33,7 @@ HEADS_BY_LAYER_TYPE: tuple[tuple[str, frozenset[str], tuple[StatedCount, StatedC
     # transformers 5.23 does not save the head counts of windowed layers, which have twice as many key/value heads.
     ("sliding_attention", frozenset({"mimo_v2_flash"}), ("heads", "2*kv_heads")),
 )
-"""Each entry: a value in ``layer_types``, its families (empty for any), and numbers of query and key/value heads."""
+"""Value in ``layer_types``, families that use it (empty for any), and numbers of query and key/value heads."""
 
 
 def read_layer_heads(
@@ -92,7 +92,7 @@ def _inside(value: object, key: str) -> object:
 TABLE = "class_defaults.json"
 
 SHARE = SHARE_KEYS[0]
-"""Config key for the share of a head that rotary positions rotate; some classes have a default."""
+"""Config key for the share of a head that rotary positions rotate."""
 
 SYNONYMS: tuple[tuple[str, ...], ...] = (
     tables.HIDDEN_SIZE_KEYS,

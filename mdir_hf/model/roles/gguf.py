@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import cast
 
 GGUF_MARK = "norms_add_one"
-"""A key that configs converted from GGUF contain, but no ``config.json`` does."""
+"""A key in all configs converted from GGUF, but in no ``config.json``."""
 
 MODEL_TYPES: dict[str, str] = {
     "bailingmoe": "bailing_moe",

@@ -63,7 +63,7 @@ NUMBERED_NEURONS = dict.fromkeys(("gemma3n", "gemma3n_text"), NESTED_NEURONS)
 
 
 def meaning_of_neuron_numbers(architecture: str) -> str | None:
-    """Return the meaning of a neuron's number, as a clause, or None."""
+    """Return the meaning of a neuron's number, or None."""
     return NUMBERED_NEURONS.get(architecture)
 
 

@@ -20,7 +20,7 @@ ShapeOf = Callable[[str], tuple[int, ...]]
 
 LARGEST_WEIGHT = 1e16
 """Largest allowed value in a layer's weights, so that sums of squares over 100,000 rows are finite in float32. Values
-in real models are below 400. A copy that is scaled by 1e15, and scaled back by the next matrix, is still found."""
+in real models are below 400."""
 
 FLOAT64_ENTRIES = 1 << 24
 """Products with at most this many entries are computed in float64, larger ones in float32.
@@ -98,7 +98,7 @@ class WeightPart:
         """Return whether the stored matrix is ``(d_in, d_out)``.
 
         Raises:
-            AnatomyError: If the orientation is inferred, and not exactly one axis has the model's width.
+            AnatomyError: If the orientation cannot be inferred.
         """
         if self.stream is None:
             return self.transposed
@@ -172,7 +172,7 @@ StoredWeight = WeightPart | WeightProduct
 
 
 def part_shape(part: StoredWeight, shape_of: ShapeOf) -> tuple[int, ...]:
-    """Return a part's shape, ``(d_out, d_in)`` or ``(d,)``. Reads its shards' headers.
+    """Return a part's shape, ``(d_out, d_in)`` or ``(d,)``.
 
     Raises:
         AnatomyError: If a tensor cannot be divided according to its layout, or factors do not match in shape.

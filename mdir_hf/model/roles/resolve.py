@@ -85,7 +85,7 @@ class Anatomy:
         return tuple(layer.index for layer in self.layers if not _has_weights(layer))
 
     def check_shapes(self, layer: Layer, shape_of: ShapeOf) -> None:
-        """Check a layer's stored shapes. Reads its shards' headers.
+        """Check a layer's stored shapes.
 
         Raises:
             AnatomyError: If a tensor's shape contradicts its role.
@@ -129,7 +129,7 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
 
 
 def resolve_renamed(config: Config | None, stored_names: Mapping[str, str], shape_of: ShapeOf) -> Anatomy:
-    """Resolve roles by the keys of ``stored_names``, which maps these names to the names in the files."""
+    """Resolve roles from the keys of ``stored_names``, whose values are the names in the files."""
     anatomy = _resolve(config, sorted(stored_names), lambda name: shape_of(stored_names[name]))
     if all(plain == stored for plain, stored in stored_names.items()):
         return anatomy

@@ -117,16 +117,13 @@ class Layout(Protocol):
 class FusedRows:
     """The rows of one weight in a tensor that contains several.
 
-    The tensor's rows form equal groups, each with a share for every weight.
+    The tensor's rows form equal groups. ``shares`` are the relative sizes of the weights in a group, and ``take`` is
+    the index of this one.
 
     Examples:
         ``FusedRows(1, ("heads", "kv_heads", "kv_heads"), 0)`` is q in a contiguous q|k|v; ``FusedRows("heads", (1, 1,
         1), 2)`` is v in GPT-NeoX, ``view(n_heads, 3, d_head, d_model)``; ``FusedRows(1, (1, 1), 0)`` is gate in
         gate|up; ``FusedRows("rows", (1, 1), 0)`` is the even rows.
-
-    Attributes:
-        shares: Relative sizes of the weights' shares in a group.
-        take: Index of this weight's share.
     """
 
     groups: StatedCount

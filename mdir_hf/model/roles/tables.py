@@ -47,7 +47,7 @@ EMBEDDING_ROWS: tuple[EdgeRow, ...] = (
     *_anywhere("embeddings embedding shared embed emb"),
     EdgeRow(r"token_embd\.weight", at_root=True),
 )
-"""Names of the input embedding, ``(d_vocab, d_model)``, in all causal models of transformers 5.23 and some others."""
+"""Names of the input embedding, ``(d_vocab, d_model)``, in all causal models of transformers 5.23."""
 
 UNEMBEDDING_ROWS: tuple[EdgeRow, ...] = (
     EdgeRow(r"0\.[1-9]\.weight", frozenset({"medusa"}), at_root=True),
@@ -60,7 +60,7 @@ UNEMBEDDING_ROWS: tuple[EdgeRow, ...] = (
     EdgeRow(r"language_model\.output\.weight"),
     *(EdgeRow(rf"{name}\.weight", at_root=True) for name in ("proj_out", "output", "head", "decoder")),
 )
-"""Names of the output head, ``(d_vocab, d_model)``, in all causal models of transformers 5.23 and some others."""
+"""Names of the output head, ``(d_vocab, d_model)``, in all causal models of transformers 5.23."""
 
 FINAL_NORM_ROWS: tuple[EdgeRow, ...] = (
     *_anywhere("norm ln_f final_layer_?norm norm_f ln_out"),
@@ -75,9 +75,8 @@ NOT_WEIGHTS = (
     r"|shared_expert_gate\.weight|(?:linear_[qkv]|gate_up_proj)_adapter_list\.\d{1,4}\.[01]\.weight"
     rf"|lora_[AB](?:\.\w+)?\.weight|{GGUF_NOT_WEIGHTS})"
 )
-"""Names in a layer that are not compared: biases, masks, rotary frequencies, gates with one row, adapters.
-
-They get no role, but are not reported as unplaced."""
+"""Names in a layer that are neither compared nor reported as unplaced: biases, masks, rotary frequencies, gates with
+one row, adapters."""
 
 ONE_SUBLAYER = frozenset({"mamba", "mamba2", "mamba2_ssm", "falcon_mamba", "nemotron_h", "zamba", "zamba2"})
 """Families whose layers may consist of a single sublayer: attention, an MLP or a state-space mixer."""
@@ -91,13 +90,13 @@ MOST_EXPERTS = 10_000
 """A larger number of experts in a config is ignored."""
 
 MOST_EXPERTS_OF_ALL = 100_000
-"""A larger number of experts in all layers together is treated as an error. Kimi-K2 has 23,000."""
+"""A larger total number of experts is treated as an error. Kimi-K2 has 23,000."""
 
 MOST_LAYERS = 10_000
 """A larger number of layers is treated as an error. Longer lists in a config are read up to this length."""
 
 MOST_STACKS = 1_000
-"""Maximum number of stacks examined, largest first. Published models have a few dozen at most."""
+"""Maximum number of stacks examined, largest first."""
 
 OTHER_STACKS = (
     *("vision", "visual", "audio", "image", "video", "speech", "mtp", "draft", "eagle", "medusa"),
@@ -106,8 +105,8 @@ OTHER_STACKS = (
 """Words in the prefixes of stacks that are not the language model, such as towers and multi-token prediction."""
 
 MAIN_STACKS = {"blt_global_transformer": "global_transformer.layers"}
-"""The stack to compare in families in which several stacks process the same text. BLT's main stack processes patches
-and contains nearly all weights; the stacks before and after it process bytes."""
+"""The stack to compare in families in which several stacks process the same text. BLT's main stack contains nearly
+all weights."""
 
 SEQUENCES = (
     ("prelude", "core_block", "coda"),
@@ -118,7 +117,7 @@ SEQUENCES = (
 
 _XLM = frozenset({"attentions", "ffns", "layer_norm1", "layer_norm2"})
 FOLDERS_OF_LAYERS: dict[str, frozenset[str]] = dict.fromkeys(("xlm", "flaubert"), _XLM)
-"""Folders of families that split each layer across several folders, each with its own layer numbers."""
+"""Families that split each layer across folders with their own layer numbers, and these folders."""
 
 NESTED_CONFIGS: tuple[tuple[str, ...], ...] = (
     ("thinker_config", "text_config"),

@@ -1,4 +1,4 @@
-"""Decoder layers: fused, older than Llama, Llama-like and compressed, with their norms.
+"""Decoders: fused projections, architectures older than Llama, Llama-like models and compressed models.
 
 Norms whose output is the stream itself (as in BART) have no role. Compressed models have the names that SVD-LLM,
 ASVD, QuaRot, SpinQuant and SliceGPT save.

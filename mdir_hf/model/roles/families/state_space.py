@@ -1,8 +1,7 @@
 """Recurrent layers: RWKV, linear attention, state-space mixers, gated convolutions, and hybrids of these.
 
 RWKV and linear attention use the roles of attention, but have no planes of rotation. Most of them apply an activation
-to each channel, so heads cannot be transformed freely, and a layer is treated as one head. State-space mixers have
-roles of their own.
+to each channel, so heads cannot be transformed freely, and a layer is treated as one head.
 """
 
 from __future__ import annotations
@@ -126,8 +125,7 @@ SIGNS: tuple[tuple[str, str], ...] = (
 """Tensor names that identify a family if there is no config, as in RWKV's own files. The first match is used."""
 
 CHANNELS_PER_HEAD = {"mamba2_ssm": 32}
-"""Number of stream channels per mixer head, for families in :data:`SIGNS` whose config does not state heads. In
-state-spaces' Mamba-2, the mixer is twice as wide as the stream, and a head has width 64."""
+"""Number of stream channels per mixer head, for families in :data:`SIGNS` whose config does not state heads."""
 
 HEADS_FROM_SHAPE: tuple[str, ...] = (
     r"(?:att|attention)\.(?:r_k|time_faaaa)",
@@ -176,7 +174,7 @@ _INPUTS: tuple[tuple[str, set[str], RoleLayouts], ...] = (
         mamba2("mamba_expand*hidden_size", "mamba_ngroups*mamba_d_state", "n_mamba_heads"),
     ),
 )
-"""Folder, families and parts of input projections."""
+"""Folder, families and parts of each input projection."""
 
 _STATE_SPACE: tuple[LayerRow, ...] = (
     *(row for folder, families, parts in _INPUTS for row in rows({rf"{folder}\.in_proj": parts}, families)),

@@ -1,4 +1,4 @@
-"""Read tokenizer files as data: the bytes and row of each token, and the tokens that two models share."""
+"""Read tokenizer files as data: each token's bytes and row, and the tokens that two models share."""
 
 from mdir_hf.model.tokens.common import CommonVocabulary, common_vocabulary
 from mdir_hf.model.tokens.gguf_tokens import gguf_vocabulary

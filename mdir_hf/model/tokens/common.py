@@ -1,7 +1,7 @@
 """Pair embedding rows of tokens that two vocabularies share, and choose which to read first.
 
-The p-value is valid for any choice that is independent of the weights, so rows are read in windows of neighbouring
-ids. Windows with the most common tokens come first; the seed shuffles windows with equally many.
+The bound p is valid for any choice that is independent of the weights, so rows are read in windows of neighbouring
+ids. Windows with more tokens in common come first; the seed shuffles ties.
 """
 
 from __future__ import annotations
@@ -55,8 +55,6 @@ def common_vocabulary(
 ) -> CommonVocabulary:
     """Pair embedding rows whose tokens stand for the same bytes, ordered by the reference's rows.
 
-    Embeddings may have padding rows.
-
     Raises:
         VocabularyError: If more than ``MAX_TOKENS_BEYOND`` tokens of a vocabulary have no embedding row. The vocabulary
             then probably belongs to another model.
@@ -105,8 +103,8 @@ SMALL_GAP_BYTES = 16 << 10
 WINDOW_ROWS = tuple(2**i for i in range(4, 14))
 
 N_FINE_WINDOWS, N_COARSE_WINDOWS = 32, 16
-"""Numbers of short and long windows if the models share a tokenizer. The first sample has the short ones, spread over the
-vocabulary. Reading 4096 rows of 14 kB then takes 46 requests rather than 256."""
+"""Numbers of short and long windows if the models share a tokenizer. The first sample consists of short windows, spread
+over the vocabulary. Reading 4096 rows of 14 kB then takes 46 requests rather than 256."""
 
 
 class RowSampler:

@@ -22,7 +22,7 @@ _CLOSE = re.compile(rb"\s*\]")
 
 
 def without_merges(data: bytes) -> bytes:
-    """Empty the array of BPE merges, at least half of most files. Return unexpected data unchanged."""
+    """Empty the array of BPE merges, which is most of a typical file. Unexpected data is returned unchanged."""
     start = _MERGES.search(data)
     if start is None:
         return data

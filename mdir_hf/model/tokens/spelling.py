@@ -71,7 +71,7 @@ def plain(token: str) -> bytes:
 
 
 def with_suffix(speller: Speller, suffix: str) -> Speller:
-    """Return a speller that decodes a suffix for the end of a word, such as ``</w>``, to a space."""
+    """Return a speller that turns an end-of-word suffix, such as ``</w>``, into a space."""
 
     def spell(token: str) -> bytes:
         if len(token) > len(suffix) and token.endswith(suffix):
@@ -90,8 +90,8 @@ SPELLERS: dict[VocabularyKind, Speller] = {
 
 
 _CONTINUES, _COMMON = "##", 50
-"""A vocabulary is WordPiece if at least one token in 50 has this marker (20 to 90% in published ones). In others, only a
-few tokens have it, such as the headings ``##`` and ``###``. Other markers do not occur in ordinary text."""
+"""A vocabulary is WordPiece if at least one token in 50 has this marker (20 to 90% in published ones). In others, only
+a few tokens have it, such as the headings ``##`` and ``###``. Other markers do not occur in ordinary text."""
 
 
 def guess_kind(tokens: Iterable[str]) -> VocabularyKind:

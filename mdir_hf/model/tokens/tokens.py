@@ -28,7 +28,7 @@ class VocabularyKind(str, enum.Enum):
     BYTE_LEVEL = "byte_level"
     """Each byte is one of 256 printable characters (GPT-2, Llama 3, Qwen)."""
     SENTENCEPIECE = "sentencepiece"
-    """U+2581 stands for a space, and ``<0xNN>`` for a byte (Llama 2, Mistral, Gemma, T5), in JSON or protobuf."""
+    """U+2581 stands for a space, and ``<0xNN>`` for a byte (Llama 2, Mistral, Gemma, T5)."""
     WORDPIECE = "wordpiece"
     """``##x`` continues a word; other tokens start one (BERT)."""
     TIKTOKEN = "tiktoken"
@@ -64,7 +64,7 @@ Token = tuple[int, bytes, TokenType]
 class Vocabulary:
     """The usable tokens of a tokenizer, as bytes, with their embedding rows.
 
-    ``n_tokens + n_special + n_reserved + n_unused + n_duplicate == n_rows`` always holds.
+    ``n_tokens + n_special + n_reserved + n_unused + n_duplicate == n_rows``.
 
     Attributes:
         row_of: Row number of each usable token, keyed by the token's bytes; no row occurs twice.
@@ -94,7 +94,7 @@ class Vocabulary:
 def assemble(tokens: Iterable[Token], *, kind: VocabularyKind, files: tuple[str, ...]) -> Vocabulary:
     """Select the usable tokens, following the rules in this module's docstring.
 
-    If a row has several types, a type that leaves it out takes precedence. Errors name the first of ``files``.
+    If a row has several types, a type that leaves it out takes precedence.
 
     Raises:
         VocabularyError: If a row number is out of range, or no token is usable.

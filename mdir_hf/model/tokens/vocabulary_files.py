@@ -76,7 +76,7 @@ _CHATGLM = Numbering(
 _OF_CLASS: dict[str, Numbering] = {
     **dict.fromkeys(("XLMRoberta", "XGLM", "MBart", "MBart50", "Nllb", "PLBart", "SeamlessM4T"), _FAIRSEQ),
     **dict.fromkeys(("LayoutXLM", "MLuke"), _FAIRSEQ),
-    # Has its own <unk> in front, and the file's <unk> after it, so one piece less is dropped.
+    # Has its own <unk> in front, and the file's <unk> after it, so one piece fewer is dropped.
     "Camembert": Numbering(offset=4, n_dropped=1),
     "Pegasus": _PEGASUS,
 }
@@ -194,7 +194,7 @@ def _sources(names: Collection[str]) -> Iterator[tuple[str, ...]]:
 def read_vocabulary(names: Collection[str], read: Callable[[str], bytes]) -> Vocabulary:
     """Read a repository's vocabulary as data, without running its code or any tokenizer library.
 
-    Only the most complete file and its companions are read. The format is detected.
+    Only the most complete file and its companions are read.
 
     Raises:
         VocabularyError: If no file contains a vocabulary, or the file is invalid.

@@ -24,15 +24,15 @@ from mdir_hf.model.files.ranged import IntArray, check_rows
 from mdir_hf.model.files.sources import Description, ListsContents, StoredTensor, TensorSource, TensorSpec
 
 KEPT_TENSORS = 16
-"""Number of small adapter tensors in the cache."""
+"""Maximum number of small adapter tensors in the cache."""
 
 _BLOCK_N_VALUES = 1 << 24
-"""Number of values per block (64 MiB in float32) when all rows are read to compute column lengths."""
+"""Number of values read at once (64 MiB in float32) to compute column lengths."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Factors:
-    """The two factors of a change to a weight: ``left[rows] @ right``, in the stored orientation."""
+    """The factors of a weight's change, ``left @ right``, in the stored orientation."""
 
     left: torch.Tensor
     right: torch.Tensor
@@ -98,7 +98,7 @@ class AdaptedSource:
         return spec
 
     def contents(self) -> Iterator[StoredTensor]:
-        """Yield every tensor; adapter tensors belong to the weights that they change."""
+        """Yield every tensor, with adapter tensors assigned to the weights that they change."""
         for tensor in self._base.contents() if isinstance(self._base, ListsContents) else ():
             if tensor.weight in self._replaced:
                 yield replace(tensor, reason=tensor.reason or "the adapter replaces it")
@@ -130,11 +130,11 @@ class AdaptedSource:
             return whole * self._read_cached(self._bias_factors[name]).reshape(whole.shape)
         if not self._is_changed(name):
             return whole
-        matrix = whole.reshape(-1, whole.shape[-1])  # a stack is treated as one matrix with all its rows
+        matrix = whole.reshape(-1, whole.shape[-1])  # a stack is treated as one tall matrix
         return self._change(name, matrix, np.arange(len(matrix), dtype=np.int64)).reshape(whole.shape)
 
     def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows."""
+        """Return the given rows."""
         self._check_is_applied(name)
         source, stored = self._origin(name)
         values = source.read_rows(stored, rows, max_gap_bytes=max_gap_bytes)

@@ -19,7 +19,7 @@ from mdir_hf.validation import AS_WRITTEN, read_json
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
-"""File names, in the order in which PEFT looks for them."""
+"""File names, in PEFT's order of preference."""
 
 _WHAT = "the config of the adapter"
 _MERGE = "merge it (`model.merge_and_unload()`) and compare the result"
@@ -44,8 +44,8 @@ _METHODS = {
 }
 
 _MOVES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Initialisations that subtract the initial B A from the base. The base named in the config lacks this change, so B A
-is not the whole difference."""
+"""Initialisations that subtract the initial B A from the base. The config names the original base, so B A is not the
+whole difference."""
 
 _NOT_APPLIED = {
     "alora_invocation_tokens": "is switched on by certain tokens (aLoRA)",
@@ -67,12 +67,12 @@ class AdapterConfig:
 
     Attributes:
         changes_weights: False for methods such as prompt tuning.
-        alpha_pattern: Alpha of modules that override it, keyed by name suffix.
+        alpha_pattern: Alpha for modules that override it, keyed by name suffix.
         is_rank_stabilized: Whether alpha is divided by the square root of the rank (rsLoRA).
         is_transposed: Whether square matrices are stored ``(d_in, d_out)``.
         has_magnitudes: Whether rows are rescaled to learned lengths (DoRA).
-        token_rows: Numbers of the rows replaced, keyed by module name suffix; an empty suffix means the embedding.
-        parameters: Name suffixes of changed ``target_parameters``.
+        token_rows: Numbers of the replaced rows, keyed by module name suffix; an empty suffix means the embedding.
+        parameters: Name suffixes listed in ``target_parameters``.
         not_applied: Why changed tensors cannot be read, completing "an adapter that …", or None.
     """
 
@@ -94,7 +94,7 @@ class AdapterConfig:
 
     @property
     def method(self) -> str:
-        """Name of the method, for users."""
+        """Display name of the method."""
         if self.kind == "LORA":
             return "DoRA" if self.has_magnitudes else "LoRA"
         return _LEAVES_WEIGHTS_ALONE.get(self.kind) or _METHODS.get(self.kind, f"{self.kind[:40]}")
@@ -107,7 +107,7 @@ class AdapterConfig:
         return repr((self.kind, self.alpha, alphas, *switches, rows, self.parameters, self.settings))
 
     def scaling(self, module: str, rank: int) -> float:
-        """Return the scale of B A in a module."""
+        """Return the factor applied to B A in a module."""
         alphas = (value for pattern, value in self.alpha_pattern.items() if _ends_with(module, pattern))
         alpha = next(alphas, self.alpha)
         return alpha / math.sqrt(rank) if self.is_rank_stabilized else alpha / rank

@@ -1,7 +1,7 @@
 """Map names in an adapter to names in its base.
 
-PEFT names factors after modules in memory. The base's files may use another prefix, so an unambiguous suffix is enough.
-The files may also store stacked experts one by one.
+PEFT names factors after modules in memory. The base's files may use another prefix, so an unambiguous suffix is enough
+for a match. They may also store experts one by one that are stacked in memory.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ _OF_TRAINING = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module
 """Components that compilers and trainers insert into names."""
 
 _WRAPPERS = ("modules_to_save", "ln_tuning_layers", "base_layer", "original_module")
-"""Name components of tensors that were saved whole. If there are several copies, the first of these components marks
-the trained one."""
+"""Name components of tensors that were saved whole, in order of preference if there are several copies."""
 
 _TOKENS = "trainable_tokens_delta"
 _TOKENS_FORMERLY = "trainable_tokens_original"
@@ -60,7 +59,7 @@ class AdapterNames:
     """An adapter's tensors: changes grouped by module or parameter, and tensors saved whole.
 
     Attributes:
-        replaced: Names in the adapter, keyed by name in the model.
+        replaced: Names in the adapter of tensors saved whole, keyed by their names in the model.
     """
 
     modules: Mapping[str, ModuleChange] = field(default_factory=dict)
@@ -69,9 +68,9 @@ class AdapterNames:
 
 
 def sort_names(names: Iterable[str], *, label: str, has_parameters: bool = False) -> AdapterNames:
-    """Sort the tensors of an adapter by purpose.
+    """Group the tensors of an adapter by purpose.
 
-    If ``has_parameters``, allow modules to be wrapped several times.
+    If ``has_parameters``, a module may be wrapped several times.
 
     Raises:
         CorruptCheckpointError: If a factor is duplicated or unpaired.
@@ -88,7 +87,7 @@ def sort_names(names: Iterable[str], *, label: str, has_parameters: bool = False
         module = ".".join(_without_wrappers(parts[:at]))
         depth = parts[:at].count("base_layer") if has_parameters else 0
         change = nested.setdefault((module, depth), ModuleChange(depth=depth))
-        # The factor ends the name, or `weight` or `bias` follows. Older files put the adapter's name in between.
+        # Names end with the factor, or with `weight` or `bias` after it. Older files put the adapter's name in between.
         is_bias = parts[-1] == "bias" and at < len(parts) - 1
         slot = "tokens" if parts[at] == _TOKENS else "bias" if is_bias else _FACTORS[parts[at]]
         if getattr(change, slot) is not None or len(parts) - at > 3:
@@ -156,7 +155,7 @@ def _without_wrappers(parts: list[str]) -> list[str]:
 
 
 class BaseNames:
-    """Matches names of a model in memory with the names in its files."""
+    """Matches names in memory with names in a base's files."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = frozenset(names)
@@ -165,8 +164,8 @@ class BaseNames:
     def find(self, name: str) -> str | None:
         """Return the base's only matching tensor, or None.
 
-        A match must have the same layer number, the same word before it, and the same components after it. The longest
-        common suffix wins; other common components break ties.
+        A match must have the same layer number, preceded by the same word and followed by the same components. The
+        longest common suffix wins; other common components break ties.
         """
         if name in self._names:
             return name
@@ -198,7 +197,7 @@ def _most_alike(names: list[str], front: list[str]) -> str | None:
 Shape = tuple[int, ...]
 
 _HALVES = {"gate_up_proj": (("gate_proj", "w1"), ("up_proj", "w3")), "down_proj": (("down_proj", "w2"),)}
-"""Matrices stacked in a parameter, from top to bottom."""
+"""Names of the matrices stacked in each parameter, from top to bottom."""
 
 _MODULES = (("mlp.experts", "block_sparse_moe.experts"),)
 """Names in memory and in files, for modules whose names differ."""
@@ -211,7 +210,7 @@ class ExpertStack:
     """A parameter that stacks experts, and how the base stores it.
 
     Attributes:
-        weights: Tensors in the base, each with the expert that it contains (None for all) and its first row.
+        weights: Tensors in the base, each with its expert (None if it contains all) and its first row in the stack.
         is_transposed: Whether the base stores ``(d_in, d_out)``; None if the shape is ambiguous.
     """
 
@@ -229,7 +228,7 @@ def stacked_experts(
     names: Iterable[str],
     shape_of: Callable[[str], Shape],
 ) -> list[ExpertStack]:
-    """Find a module's stacked ``parameters`` among the base's names."""
+    """Find out how the base stores a module's stacked ``parameters``."""
     matches: list[ExpertStack] = []
     numbered: dict[str, dict[int, str]] | None = None
     for parameter in parameters:

@@ -39,9 +39,9 @@ class Placement:
     """An adapter's tensors, keyed by the base tensor that they change.
 
     Attributes:
-        biases: Tensors that are added to biases, each with its scaling.
+        biases: Tensors to add to biases, each with its scaling.
         bias_factors: Factors that scale biases (IA3).
-        token_rows: An adapter tensor, and for each row of the table, the number of the tensor's row.
+        token_rows: An adapter tensor, and its row for each replaced row of the base.
         blocked: Reasons why weights cannot be read.
     """
 

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 Tensors = Mapping[str, torch.Tensor]
-"""A module's tensors by slot, such as ``hada_w1_a``."""
+"""A module's tensors, keyed by slot, such as ``hada_w1_a``."""
 
 Shape = tuple[int, ...]
 
@@ -22,26 +22,26 @@ class RowChange(Protocol):
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """Names of the change's tensors in the adapter."""
+        """Names of the adapter's tensors for this change."""
         ...
 
     def misfit(self, shape: Shape, shape_of: Callable[[str], Shape]) -> str | None:
-        """Return why the change cannot be applied to this shape, or None."""
+        """Return why the change does not fit this shape, or None."""
         ...
 
     def apply(
         self, values: torch.Tensor, rows: torch.Tensor, shape: Shape, read: Callable[[str], torch.Tensor]
     ) -> torch.Tensor:
-        """Return rows ``(k, d)`` of the merged weight, given the base's rows with the same numbers."""
+        """Return rows ``(k, d)`` of the merged weight, given the base's rows ``values``."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class KindSettings:
-    """Settings that determine what an adapter's tensors mean.
+    """Settings needed to interpret an adapter's tensors.
 
     Attributes:
-        alpha: ``alpha`` or ``lora_alpha``.
+        alpha: Value of ``alpha`` or ``lora_alpha``.
         uses_neumann: Whether OFT computes its rotations with a truncated series.
         shares_blocks: Whether all OFT blocks are the same.
     """
@@ -64,11 +64,11 @@ class ModuleRows:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """Names of the change's tensors in the adapter."""
+        """Names of the adapter's tensors for this change."""
         return tuple(self.slots.values())
 
     def misfit(self, shape: Shape, shape_of: Callable[[str], Shape]) -> str | None:
-        """Return why the change cannot be applied to this shape, or None."""
+        """Return why the change does not fit this shape, or None."""
         shapes = {slot: shape_of(name) for slot, name in self.slots.items()}
         made = KINDS[self.kind].shape(shapes, self.settings)
         fits = len(shape) == 2 and all(side in (None, stored) for side, stored in zip(made, shape, strict=True))
@@ -90,7 +90,7 @@ class ExpertRows:
         a: Name of the factors A, ``(rank * experts, d_in)``.
         b: Name of the factors B, ``(d_out, rank * experts)``, with experts innermost.
         is_transposed: Whether the base stores ``(experts, d_in, d_out)``.
-        expert: The expert; None for a stack.
+        expert: Number of the expert; None for a stack.
         first_row: First row in the stacked matrix: 0 for gate, and the number of neurons for up.
     """
 
@@ -104,11 +104,11 @@ class ExpertRows:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """Names of the change's tensors in the adapter."""
+        """Names of the adapter's tensors for this change."""
         return self.a, self.b
 
     def misfit(self, shape: Shape, shape_of: Callable[[str], Shape]) -> str | None:
-        """Return why the change cannot be applied to this shape, or None."""
+        """Return why the change does not fit this shape, or None."""
         d_in, d_out = shape_of(self.a)[1], shape_of(self.b)[0]
         if self.expert is not None:
             fits = len(shape) == 2 and shape[1] == d_in and self.first_row + shape[0] <= d_out
@@ -144,7 +144,7 @@ class AdapterMethod:
     Attributes:
         slots: Name components of the tensors.
         needed: Sets of slots; at least one set must be complete.
-        shape: Computes the weight's shape from the tensors' shapes, with None for unknown sizes.
+        shape: Function that computes the weight's shape from the tensors' shapes, with None for unknown sizes.
     """
 
     slots: frozenset[str]

@@ -1,4 +1,4 @@
-"""GGUF: the format of llama.cpp, whose header contains config and vocabulary."""
+"""Read GGUF, llama.cpp's format, whose header contains the config and vocabulary."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from mdir_hf.model.files.sources import Description, FileTree, TensorSpec
 
 
 class GgufSource(ShardedTensors):
-    """The tensors of a GGUF checkpoint, read lazily. Implements ``TensorSource`` and ``StoredTensors``.
+    """The tensors of a GGUF checkpoint, read lazily.
 
-    In a spec, the dtype is the name of the ggml type.
+    The dtype in a spec is the name of the ggml type.
     """
 
     format_name = "GGUF"
@@ -31,7 +31,7 @@ class GgufSource(ShardedTensors):
 
     @property
     def description(self) -> Description:
-        """Types of the matrices, and the first header's key/value pairs."""
+        """The format, the quantised types, and the key/value pairs of the first header."""
         n_bytes: Counter[str] = Counter()
         unreadable: dict[str, str] = {}
         for spec in map(self.spec, self.names()):
@@ -71,7 +71,7 @@ class GgufSource(ShardedTensors):
 
     def _read_header(self, path: str) -> Header:
         source, number = self._byte_source(path), self.paths.index(path)
-        # The first part holds the vocabulary; the headers of the others are short.
+        # The first part contains the vocabulary; the other parts have short headers.
         header = read_gguf_header(source, path=path, first_n_bytes=FIRST_READ_N_BYTES[0] if number else None)
         with naming(source.label):
             _check_part(header, number, len(self.paths))
@@ -121,9 +121,9 @@ _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.gguf", 
 _NOT_THE_MODEL = re.compile(r"(.*[-._])?(mmproj|imatrix)([-._].*)?|(mtp|ggml-vocab)-.*", re.IGNORECASE | re.DOTALL)
 
 
-# One word of a file name: types of ggml with several bits, and converters' words for float types.
+# A ggml type in a file name, or a converter's name for a float type.
 _TYPE = re.compile(r"(B?F16|FP16|F32|FP32|MXFP4(_MOE)?|(I?Q|TQ)[1-8](_[0-9A-Z]{1,4}){0,3})", re.IGNORECASE)
-_PREFIXES = frozenset({"ud", "i1"})  # how it was quantised, in front of a type
+_PREFIXES = frozenset({"ud", "i1"})  # may precede a type and say how it was made
 
 
 def open_gguf(tree: FileTree, variant: str | None) -> GgufSource | None:
@@ -132,7 +132,7 @@ def open_gguf(tree: FileTree, variant: str | None) -> GgufSource | None:
     ``variant`` is a quantisation: ``Q4_K_M`` selects ``model-Q4_K_M.gguf``. Returns None if no file matches.
 
     Raises:
-        SeveralModelsError: If there are several models; the message names them.
+        SeveralModelsError: If there are several models.
         CorruptCheckpointError: If a part of a split model is missing.
     """
     models = _models(tree, variant, in_root=True) or _models(tree, variant, in_root=False)

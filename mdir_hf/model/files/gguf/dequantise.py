@@ -17,12 +17,12 @@ from mdir_hf.installing import install_command
 from mdir_hf.model.files.decode import Encoding
 
 PLAIN = frozenset({"F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64"})
-"""Types with one number per block. Their names and bytes are the same in safetensors."""
+"""Types that are not quantised. Their names and bytes are the same in safetensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgmlType:
-    """A tensor type, named as in ggml. A block has ``n_values`` numbers in ``n_bytes`` bytes, 0 if unknown."""
+    """A tensor type of ggml, whose blocks store ``n_values`` numbers in ``n_bytes`` bytes (0 if unknown)."""
 
     number: int
     name: str
@@ -36,12 +36,12 @@ class GgmlType:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the type needs no dequantising."""
+        """Whether the type is not quantised."""
         return self.name in PLAIN
 
 
 _DROPPED = frozenset({*range(31, 34), *range(36, 39)})
-"""Types with rows interleaved for certain processors, which ggml no longer supports."""
+"""Numbers of types that interleave rows for certain processors, and that ggml no longer supports."""
 
 GGML_TYPES: dict[int, GgmlType] = {
     number: GgmlType(number, name, n_values, n_bytes)
@@ -92,30 +92,30 @@ GGML_TYPES: dict[int, GgmlType] = {
 """All types of known size, keyed by number."""
 
 I2_S = GgmlType(36, "I2_S", 1, 0)
-"""bitnet.cpp's ternary type I2_S: all codes of a tensor, then one scale. ggml used the same number for a type that it
-no longer supports. I2_S cannot be read, because the order of its codes depends on the processor that wrote the file."""
+"""bitnet.cpp's ternary type. ggml used the same number for a type that it no longer supports. I2_S cannot be read,
+because the order of its codes depends on the processor that wrote the file."""
 
 OTHER_LAYOUTS: dict[int, tuple[GgmlType, ...]] = {
     36: (I2_S,),
     42: (GgmlType(42, "Q2_0_128", 128, 34), GgmlType(42, "type 42", 1, 0)),
 }
-"""Types to which forks of llama.cpp give the same number; the space between tensors distinguishes them."""
+"""Types from forks of llama.cpp that reuse a type number; the space between tensors distinguishes them."""
 
 _BY_NAME = {known.name: known for group in ([*GGML_TYPES.values()], *OTHER_LAYOUTS.values()) for known in group}
 
 
 def ggml_type(number: int) -> GgmlType:
-    """Return the type with the given number; a type with an unknown number has no size."""
+    """Return the type with the given number, of size 0 if unknown."""
     return GGML_TYPES.get(number) or GgmlType(number, f"type {number}", 1, 0)
 
 
 def type_named(name: str) -> GgmlType:
-    """Return the type that :func:`ggml_type` gave this name."""
+    """Return the type with the given name."""
     return _BY_NAME.get(name) or ggml_type(int(name.removeprefix("type ")))
 
 
 VALUES_AT_A_TIME = 1 << 18
-"""Number of values dequantised per step, which limits temporary memory to some tens of MB."""
+"""Number of values dequantised per step, which limits temporary memory to tens of MB."""
 
 _Dequantise = Callable[[np.ndarray], np.ndarray]
 
@@ -163,7 +163,7 @@ def _find(kind: GgmlType, tensor: str) -> _Dequantise:
 
 
 def _two_bits(blocks: np.ndarray, n_values: int) -> np.ndarray:
-    """Decode a float16 scale and 2-bit codes, lowest bits first: ``(code - 1) * scale``."""
+    """Decode blocks of a float16 scale and 2-bit codes, lowest bits first, to ``(code - 1) * scale``."""
     rows = blocks.reshape(-1, 2 + n_values // 4)
     scale = np.ascontiguousarray(rows[:, :2]).view("<f2").astype(np.float32)
     codes = (rows[:, 2:, None] >> np.arange(0, 8, 2, dtype=np.uint8)) & 3
@@ -171,7 +171,7 @@ def _two_bits(blocks: np.ndarray, n_values: int) -> np.ndarray:
     return values.reshape(1, -1)
 
 
-# Types that the package does not support yet.
+# Types that the gguf package does not support yet.
 _OWN: dict[str, _Dequantise] = {
     "Q2_0": partial(_two_bits, n_values=64),
     "Q2_0_128": partial(_two_bits, n_values=128),

@@ -1,11 +1,11 @@
 """Read and validate the header of a GGUF file.
 
-A file consists of the magic ``GGUF``, version, number of tensors, number of pairs, the pairs, the table (name, sizes
-with the fastest-varying axis first, type, offset), and the data, which starts at a multiple of ``general.alignment``.
-Source: ``docs/gguf.md`` and ``src/gguf.cpp`` of ggml.
+A file consists of the magic ``GGUF``, the version, the numbers of tensors and key/value pairs, the pairs, the tensor
+table (name, sizes with the fastest-varying axis first, type, offset), and the data, which starts at a multiple of
+``general.alignment``. Source: ``docs/gguf.md`` and ``src/gguf.cpp`` of ggml.
 
-Every count is checked before memory is allocated. A header does not state its length, so a growing prefix is read.
-Arrays are kept as packed bytes.
+Every count is checked before memory is allocated. A header does not state its length, so a growing prefix of the file
+is read.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _NUMBERS: dict[int, np.dtype[np.generic]] = {
     12: np.dtype("<f8"),
 }
 _NOT_KEPT = frozenset({"tokenizer.ggml.merges"})
-"""Long arrays of strings that are not needed."""
+"""Keys of long string arrays that are not needed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedStrings:
-    """A packed array of strings, decoded during iteration."""
+    """An array of strings as packed bytes, split during iteration."""
 
     data: bytes = field(repr=False)
     n_strings: int
@@ -68,7 +68,7 @@ class PackedStrings:
 
 
 class GrowingPrefix:
-    """The first bytes of a file, read in growing steps."""
+    """Parses the start of a file, which is read in growing steps."""
 
     def __init__(self, source: ByteSource, *, first_n_bytes: int) -> None:
         self.label, self.n_file_bytes = source.label, source.n_bytes
@@ -102,7 +102,7 @@ class GrowingPrefix:
             raise CorruptCheckpointError(f"{what} is not UTF-8: {data[:40]!r}", subject=self.label) from exc
 
     def value(self, key: str) -> object:
-        """Read a pair's type and value, which is None for unneeded arrays of strings."""
+        """Read the type and value of a pair; unneeded string arrays become None."""
         kind = self.uint32(f"the type of {key!r}")
         what = f"the value of {key!r}"
         if kind == _STRING:
@@ -113,7 +113,7 @@ class GrowingPrefix:
         return self._numbers(kind, 1, key, what)[0].item()
 
     def fail(self, message: str) -> NoReturn:
-        """Raise a header error."""
+        """Raise ``CorruptCheckpointError`` for this file."""
         raise CorruptCheckpointError(message, subject=self.label)
 
     def _array(self, key: str, what: str) -> object:
@@ -156,7 +156,7 @@ class GrowingPrefix:
         return start
 
     def check_room(self, n_bytes: int, what: str) -> None:
-        """Reject a value that would exceed the file, without reading it."""
+        """Raise an error if the next ``n_bytes`` would exceed the file or the limit for headers."""
         stop = self.at + n_bytes
         if stop > self.n_file_bytes:
             self.fail(
@@ -180,7 +180,7 @@ DEFAULT_ALIGNMENT = 32
 MAX_N_DIMENSIONS = 4
 
 FIRST_READ_N_BYTES = (1 << 16, 1 << 20)
-"""Bounds on the size of the first read, which is otherwise a 64th of the file."""
+"""Minimum and maximum size of the first read, which is otherwise 1/64 of the file."""
 
 _I64_MAX = 2**63 - 1
 _PAIR_N_BYTES = 8 + 4 + 1
@@ -190,7 +190,7 @@ _OLD_MAGICS = frozenset({b"lmgg", b"fmgg", b"tjgg", b"algg"})
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """A valid header.
+    """A parsed and validated header.
 
     Attributes:
         metadata: Values (bool, int, float, str, numpy array or :class:`PackedStrings`), keyed by name.
@@ -204,7 +204,7 @@ class GgufHeader:
 
 
 def read_gguf_header(source: ByteSource, *, path: str, first_n_bytes: int | None = None) -> GgufHeader:
-    """Read and validate a header. Reads at most twice the header's length, and no byte twice.
+    """Read and validate a header, without reading any byte twice.
 
     Raises:
         CorruptCheckpointError: If the file is not GGUF, is truncated, or breaks the rules of the format.
@@ -328,7 +328,7 @@ def _place(prefix: GrowingPrefix, entries: list[_Entry], *, base: int, alignment
 
 
 def _resolve_shared_numbers(entries: list[_Entry], rooms: list[int]) -> list[_Entry]:
-    """For each type number that forks reuse, choose the first type whose size fits all tensors."""
+    """Choose, for each type number that forks reuse, the first type whose size fits all tensors."""
     kinds: dict[int, GgmlType] = {}
     for number, others in OTHER_LAYOUTS.items():
         of_number = [(entry, room) for entry, room in zip(entries, rooms, strict=True) if entry.kind.number == number]

@@ -1,4 +1,4 @@
-"""ONNX: the initialisers of a graph, under their names in the original checkpoint."""
+"""Read ONNX models, with weights under their names in the original checkpoint."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class OnnxWeights:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The files."""
+        """The ONNX file and its external data files."""
         return self._source.paths
 
     @property
     def description(self) -> Description:
-        """The format, the bits of quantised matrices, and a note on unreadable codes."""
+        """The format, the bit widths of quantised matrices, and a note on unreadable tensors."""
         bits = sorted({weight.codes.n_bits for weight in self._weights.values() if weight.codes is not None})
         quantization = f"{' and '.join(map(str, bits))} bits" if bits else None
         unreadable = frozenset(name for name, weight in self._weights.items() if self._is_unreadable(weight))
@@ -94,7 +94,7 @@ class OnnxWeights:
         return values.T.contiguous() if weight.is_transposed else values
 
     def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows."""
+        """Return the given rows."""
         weight = self._weight(name)
         wanted = check_rows(self.spec(name), rows, self.label)
         if weight.is_transposed:
@@ -129,7 +129,7 @@ class OnnxWeights:
 
 FOLDERS = ("", "onnx")
 
-# Suffixes that exporters append for a precision, most exact first.
+# Suffixes that exporters append to indicate the precision, highest first.
 _PRECISIONS = ("", "fp16", "bf16", "int8", "uint8", "quantized", "q8", "bnb4", "q4", "q4f16")
 _NAMES = ("model", "decoder_model_merged", "decoder_model", "decoder_with_past_model", "encoder_model")
 _PRECISION = re.compile(r"(?P<name>.+?)(_(?P<precision>fp16|bf16|u?int8|quantized|q8|bnb4|q4(f16)?))?\.onnx")
@@ -142,7 +142,7 @@ def open_onnx(tree: FileTree, variant: str | None) -> OnnxSource | None:
     matching file.
 
     Raises:
-        SeveralModelsError: If there are several models; the message names them.
+        SeveralModelsError: If there are several models.
     """
     models: dict[str, dict[str, str]] = {}
     for path in sorted(tree.files):

@@ -1,4 +1,4 @@
-"""Decode quantised ONNX weights in each operator's layout.
+"""Decode quantised ONNX weights, whose layouts depend on the operator.
 
 Source: the schemas of ONNX (DequantizeLinear 25, QLinearMatMul) and of ONNX Runtime's ``com.microsoft`` domain
 (MatMulNBits, GatherBlockQuantized, MatMulBnb4, QGemm, MatMulIntegerToFloat).
@@ -20,7 +20,7 @@ from mdir_hf.model.files.onnx.onnx_source import OnnxSource
 from mdir_hf.model.files.quantization.coded import unpack_dense
 from mdir_hf.model.files.ranged import IntArray
 
-# bitsandbytes' 4-bit numbers by code; the tables are in ONNX Runtime's kernels.
+# bitsandbytes' 4-bit numbers, indexed by code, as in ONNX Runtime's kernels.
 NF4 = torch.tensor(
     [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
      -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
@@ -44,16 +44,15 @@ class Codes(Protocol):
         ...
 
     def rows(self, source: OnnxSource, rows: IntArray, max_gap_bytes: int | None) -> torch.Tensor:
-        """Return some rows of the stored matrix as float32, numbered across a stack."""
+        """Return the given rows of the stored matrix as float32; rows are numbered across a stack."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LinearCodes:
-    """Codes decoded as ``(code - zero) * scale``. There is one pair of parameters per tensor, axis entry or block.
+    """Codes decoded as ``(code - zero) * scale``, with one scale and zero point per tensor, axis entry or block.
 
     Attributes:
-        shape: Shape of the weight as stored.
         dtype: Type of the codes, such as ``U4``; they may be stored as bytes.
         zero: Initialiser of the zero points; None if all are ``default_zero``.
         block: Number of codes along the axis that share a scale; 0 if each entry has its own.
@@ -79,7 +78,7 @@ class LinearCodes:
         return tuple(name for name in (self.scale, self.zero) if name)
 
     def rows(self, source: OnnxSource, rows: IntArray, max_gap_bytes: int | None) -> torch.Tensor:
-        """Return some rows."""
+        """Return the given rows."""
         n_rows, d = math.prod(self.shape[:-1]), self.shape[-1]
         if 0 in self.shape:
             return torch.zeros(len(rows), d)
@@ -130,11 +129,10 @@ class LinearCodes:
 
 @dataclass(frozen=True, slots=True)
 class NBitsCodes:
-    """``MatMulNBits``: codes in blocks along the rows of ``(out, in)``, low bits first.
+    """Codes for ``MatMulNBits``, in blocks along the rows of ``(out, in)``, low bits first.
 
     Attributes:
-        zero: Initialiser with the zero points as floats or packed codes; None if they are half the range.
-        block: Number of codes that share a scale.
+        zero: Initialiser with the zero points as floats or packed codes; None if all are half the range.
     """
 
     stored: str
@@ -150,7 +148,7 @@ class NBitsCodes:
         return (self.scale, self.zero) if self.zero else (self.scale,)
 
     def rows(self, source: OnnxSource, rows: IntArray, max_gap_bytes: int | None) -> torch.Tensor:
-        """Return some rows."""
+        """Return the given rows."""
         n, k = self.shape
         packed = source.row_bytes(self.stored, n, rows, max_gap_bytes=max_gap_bytes)
         n_blocks = -(-k // self.block)
@@ -173,11 +171,11 @@ class NBitsCodes:
 
 @dataclass(frozen=True, slots=True)
 class TableCodes:
-    """``MatMulBnb4``: table codes in blocks of consecutive entries of ``(out, in)``, high half first.
+    """Codes for ``MatMulBnb4``: indices into a table, in blocks of consecutive entries of ``(out, in)``.
 
     Attributes:
-        scale: Initialiser that contains each block's largest number.
-        table: The 16 numbers that codes stand for.
+        scale: Initialiser that contains each block's largest absolute value.
+        table: Values of the 16 codes.
     """
 
     stored: str
@@ -193,7 +191,7 @@ class TableCodes:
         return (self.scale,)
 
     def rows(self, source: OnnxSource, rows: IntArray, max_gap_bytes: int | None) -> torch.Tensor:
-        """Return some rows."""
+        """Return the given rows."""
         n, k = self.shape
         if k % 2:
             raise UnsupportedFormatError(

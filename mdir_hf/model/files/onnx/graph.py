@@ -1,4 +1,4 @@
-"""Read an ONNX graph: initialisers with their offsets, and the nodes that use them."""
+"""Read the initialisers of an ONNX graph, with their offsets, and the nodes that use them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from mdir_hf.model.files.sources import ByteSource, excess_of_shape
 
 FIRST_READ_N_BYTES = 1 << 18
 AFTER_A_STEP_N_BYTES = 1 << 12
-"""Number of bytes read after a skipped payload; the next payload usually begins within a hundred bytes."""
+"""Size of the first read after a skipped payload."""
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
 
 class Field(NamedTuple):
-    """A message field: number, wire type, varint, and payload offsets."""
+    """A protobuf field: its number, wire type, varint value, and payload offsets."""
 
     number: int
     kind: int
@@ -33,7 +33,7 @@ class Field(NamedTuple):
 
 
 class MessageReader:
-    """Reads the messages in a file from front to back."""
+    """Reads protobuf messages from a file, front to back."""
 
     def __init__(self, source: ByteSource) -> None:
         self.source = source
@@ -42,7 +42,7 @@ class MessageReader:
         self._next_n_bytes = FIRST_READ_N_BYTES
 
     def fields(self, start: int, stop: int) -> Iterator[Field]:
-        """Yield the fields of ``[start, stop)`` without reading their payloads."""
+        """Yield the fields in ``[start, stop)`` without reading their payloads."""
         at = start
         while at < stop:
             tag, at = self._varint(at, stop)
@@ -62,13 +62,13 @@ class MessageReader:
             yield Field(number, kind, value, begin, at)
 
     def payload(self, field: Field, most: int) -> bytes:
-        """Read a field's payload of at most ``most`` bytes."""
+        """Read a field's payload, which may have at most ``most`` bytes."""
         if field.stop - field.start > most:
             raise self._error(f"field {field.number} has {field.stop - field.start:,} bytes; the limit is {most:,}")
         return self._bytes(field.start, field.stop)
 
     def text(self, field: Field) -> str:
-        """Read a string."""
+        """Read a field's payload as a string."""
         try:
             return self.payload(field, 1 << 14).decode()
         except UnicodeDecodeError as exc:
@@ -111,7 +111,7 @@ class MessageReader:
         return self._data[start - self._at : stop - self._at]
 
     def _fill(self, start: int, n_bytes: int) -> None:
-        # Reads grow while reading on, and start small after a skipped payload.
+        # Consecutive reads grow; the first read after a skipped payload is small.
         is_next = start <= self._at + len(self._data) and bool(self._data)
         self._next_n_bytes = min(4 * self._next_n_bytes, FIRST_READ_N_BYTES) if is_next else self._next_n_bytes
         if self._data and not is_next:
@@ -126,7 +126,7 @@ class MessageReader:
 
 
 def decode_varints(data: bytes) -> npt.NDArray[np.uint64] | None:
-    """Decode packed varints (two's complement if negative); None if they are invalid."""
+    """Decode packed varints (two's complement if negative); return None if they are invalid."""
     raw = np.frombuffer(data, np.uint8)
     last = np.flatnonzero(raw < 0x80)
     if not raw.size or last.size == 0 or last[-1] != raw.size - 1:
@@ -146,19 +146,19 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-# ONNX's data types by safetensors' names. U4, I4, U2 and I2 have no name there. Types of less than a byte are packed,
-# with the first number in the lowest bits.
+# Safetensors' names for ONNX's data types; U4, I4, U2 and I2 are not in safetensors. Types smaller than a byte are
+# packed, with the first number in the lowest bits.
 DTYPES = {
     1: "F32", 2: "U8", 3: "I8", 4: "U16", 5: "I16", 6: "I32", 7: "I64", 9: "BOOL", 10: "F16", 11: "F64", 12: "U32",
     13: "U64", 16: "BF16", 17: "F8_E4M3", 18: "F8_E4M3FNUZ", 19: "F8_E5M2", 20: "F8_E5M2FNUZ", 21: "U4", 22: "I4",
     23: "F4", 24: "F8_E8M0", 25: "U2", 26: "I2",
 }  # fmt: skip
 PACKED_BITS = {"U4": 4, "I4": 4, "F4": 4, "U2": 2, "I2": 2}
-"""Number of bits of dtypes that are packed into bytes."""
+"""Number of bits per value for dtypes that are packed into bytes."""
 
 MOST_INITIALISERS, MOST_NODES, DEEPEST_GRAPH = 100_000, 1_000_000, 4
 MOST_PIECES = 1 << 16
-"""Limit on the number of fields that contain an initialiser's numbers; writers use one packed field."""
+"""Limit on the number of fields for one initialiser's numbers."""
 
 _MODEL_GRAPH = 7
 _GRAPH_NODE, _GRAPH_INITIALISER = 1, 5
@@ -170,18 +170,18 @@ FIXED_WIDTH = (_FLOATS, _DOUBLES)
 """Typed fields that contain fixed-width numbers."""
 
 _SCOPES, _CLASSES, _NAMESPACE = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy", "namespace"
-"""Metadata that torch's exporter adds to a node, as Python lists or one string: the modules from the outermost to the
-operation, and their classes."""
+"""Keys of metadata that torch's exporter adds to nodes: the enclosing modules, outermost first, and their classes, as
+Python lists or one string."""
 
 
 @dataclass(frozen=True, slots=True)
 class Initialiser:
-    """A tensor of a graph.
+    """A stored tensor of a graph.
 
     Attributes:
         dtype: Name as in safetensors, or ``U4``, ``I4``, ``U2`` or ``I2`` for packed integers.
-        path: External file, or empty.
-        varints: Varint fields. If there are any, ``start`` and ``stop`` are positions in the decoded bytes.
+        path: External file; empty if the tensor is inline.
+        varints: Fields that must be decoded; if there are any, ``start`` and ``stop`` refer to the decoded bytes.
     """
 
     name: str
@@ -227,11 +227,9 @@ class Graph:
 def read_graph(source: ByteSource) -> Graph:
     """Read an ONNX file, skipping the bytes of its weights.
 
-    Each long initialiser inside the file costs one read.
-
     Raises:
         CorruptCheckpointError: If the file is not an ONNX file.
-        UnsupportedFormatError: If the graph has far more nodes or initialisers than any model.
+        UnsupportedFormatError: If the graph has more nodes or initialisers than the limits.
     """
     reader = MessageReader(source)
     graph = Graph()
@@ -360,7 +358,7 @@ def _read_tensor(reader: MessageReader, message: Field) -> Initialiser:
         (raw,) = typed
     if raw is not None:
         return Initialiser(name, shape, dtype, "", raw.start, raw.stop)
-    # A stored byte holds at most one number, and a number has at most eight bytes.
+    # A stored byte encodes at most one number, and a number has at most eight bytes.
     n_bytes, n_stored = n_bytes_of(shape, dtype), sum(part.stop - part.start for part in typed)
     return Initialiser(name, shape, dtype, "", 0, n_bytes if n_bytes <= 8 * n_stored else 0, tuple(typed))
 

@@ -1,4 +1,4 @@
-"""The stored initialisers of one ONNX file, both inline and external."""
+"""Read the stored initialisers of one ONNX file, both inline and external."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BYTES = Encoding(1, 1, partial(view_bytes, dtype=torch.uint8), n_decoded=1)
 
 
 class OnnxSource(ShardedTensors):
-    """The initialisers of one ONNX file, read lazily. Implements ``TensorSource`` and ``StoredTensors``.
+    """The initialisers of one ONNX file, read lazily.
 
     Packed integers are returned as bytes, ``(rows, bytes per row)`` or, if rows do not end at byte boundaries, flat.
     """
@@ -30,19 +30,19 @@ class OnnxSource(ShardedTensors):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The file, and its external data files."""
+        """The ONNX file and its external data files."""
         (graph,) = self._paths
         beside = (path for path in self._tree.files if path.startswith((f"{graph}_data", f"{graph}.data")))
         return (graph, *sorted(beside))
 
     @property
     def graph(self) -> Graph:
-        """The graph, excluding the bytes of its weights."""
+        """The graph, without the bytes of its weights."""
         self._paths_of_names()
         return self._graph
 
     def row_bytes(self, name: str, n_rows: int, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some of ``n_rows`` rows of equal length as bytes, ``(k, bytes per row)``."""
+        """Divide an initialiser into ``n_rows`` rows, and return the given rows as bytes, ``(k, bytes per row)``."""
         spec = self.spec(name)
         width, rest = divmod(spec.n_bytes, n_rows)
         if rest:

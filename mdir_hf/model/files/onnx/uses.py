@@ -1,7 +1,7 @@
 """Find the weights of an ONNX graph, and their names in the original checkpoint.
 
-Exporters transpose matrices and replace their names with numbers, but the nodes that use them state module paths.
-Quantisers append to names, or store codes, scales and zero points as inputs of nodes.
+Exporters transpose matrices and replace their names with numbers, but the nodes that use them contain module paths.
+Quantisers append suffixes to names, or pass codes, scales and zero points as inputs to nodes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _QUANTIZED, _SCALE, _ZERO_POINT = "_quantized", "_scale", "_zero_point"
 _PRODUCTS = ("MatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "Gemm", "FusedMatMul")
 # Operators with the matrix as input 3, followed by its scale and zero point.
 _PRODUCTS_OF_CODES = ("QLinearMatMul", "QGemm")
-# Input numbers of the scale and the zero point of the matrix.
+# Indices of the inputs for the matrix's scale and zero point.
 _SCALES_OF_PRODUCT = {"MatMulIntegerToFloat": (3, 5), "DynamicQuantizeMatMul": (2, 3), "MatMulInteger": (None, 3)}
 _PASSED_ON = ("Identity", "Cast", "Transpose", "DequantizeLinear", "Gather")
-"""Operators that may stand between an initialiser and the product that uses it."""
+"""Operators that may come between an initialiser and the product that uses it."""
 
 _FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2", "F8_E5M2FNUZ")
 _CODES = ("U8", "I8", "U4", "I4", "U2", "I2", "F4")
@@ -36,12 +36,12 @@ _OF_BUILDER = (
     (re.compile(r"(?<=\.)attn(?=\.[qkvo]_proj\.)"), "self_attn"),
     (re.compile(r"^model\.layers\.\d+\.final_norm_layernorm\."), "model.norm."),
 )
-"""Patterns in names from ONNX Runtime's own exporter of language models, and their replacements."""
+"""Patterns in the names that ONNX Runtime's own exporter writes, and their replacements."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """How a checkpoint weight is stored; ``codes`` is None unless the weight is quantised."""
+    """How a graph stores a weight; ``codes`` is None unless the weight is quantised."""
 
     stored: str
     shape: tuple[int, ...]
@@ -71,7 +71,7 @@ class _Finder:
         for node, weight in self._of_nodes():
             used |= {weight.stored, *(weight.codes.parts if weight.codes else ())}
             if weight.stored in names:
-                continue  # both branches of a merged decoder, or tied
+                continue  # used by both branches of a merged decoder, or tied
             name = self._name_of(weight.stored, node)
             # If two matrices belong to one module, the second keeps its own name.
             name = name if name not in weights else weight.stored
@@ -85,7 +85,7 @@ class _Finder:
         return weights
 
     def _of_nodes(self) -> Iterator[tuple[Node, Weight]]:
-        """Yield lookups first, so that a tied matrix is named after the embedding."""
+        """Yield nodes and their weights, lookups first, so that a tied matrix is named after the embedding."""
         readers = (self._of_lookups, self._of_products, self._of_dequantised)
         for reader in readers:
             for node in self._graph.nodes:
@@ -134,13 +134,13 @@ class _Finder:
             return None
         is_transposed = not (node.op_type == "QGemm" and node.ints.get("transB"))
         tensor = self._known[stored]
-        # Scales belong to the outputs, on whichever axis those are stored.
+        # There is one scale per output, so the axis depends on the orientation.
         axis = 1 if is_transposed else 0
         codes = LinearCodes(stored, tensor.shape, tensor.dtype, self._in(scale), self._in(zero), axis)
         return self._oriented(stored, node, codes, is_transposed=is_transposed)
 
     def _oriented(self, stored: str, node: Node, codes: Codes | None, *, is_transposed: bool) -> Weight:
-        """Orient a matrix as in the checkpoint, where Conv1D is ``(in, out)``."""
+        """Orient a matrix as in the checkpoint, where Conv1D weights are ``(in, out)``."""
         shape = self._known[stored].shape
         if self._own_name(stored) is not None:
             is_transposed = False

@@ -21,7 +21,7 @@ from mdir_hf.model.files.shards import Header, ShardedTensors, list_some
 from mdir_hf.model.files.sources import ByteSource, FileTree, TensorSpec, excess_of_shape
 
 _SMALL_ENTRIES_N_BYTES = 4096
-"""Entries that state byte order and alignment are read with the pickle if they end within this distance of it."""
+"""The entries for byte order and alignment are read with the pickle if they end within this distance of it."""
 
 # A pickle of torch's magic number, in any protocol; framed from protocol 4 on.
 _LEGACY = re.compile(rb"\x80[\x02-\x05](\x95.{8})?\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19\.", re.DOTALL)
@@ -38,16 +38,16 @@ _LOAD_AND_SAVE = "load it with torch.load(weights_only=True), and save it again 
 
 @dataclass(frozen=True, slots=True)
 class StridedSpec(TensorSpec):
-    """A transposed, sliced or negated view; ``stride`` is in elements along each axis."""
+    """The spec of a transposed, sliced or negated view, with the stride along each axis in elements."""
 
     stride: tuple[int, ...] = ()
     is_negated: bool = False
 
 
 class PytorchSource(ShardedTensors):
-    """The tensors of a PyTorch checkpoint, read lazily. Implements ``TensorSource`` and ``StoredTensors``.
+    """The tensors of a PyTorch checkpoint, read lazily.
 
-    Reading a header (zip directory and pickle) takes two or three reads.
+    Each header (zip directory and pickle) takes two or three reads.
     """
 
     format_name = "PyTorch"
@@ -118,7 +118,7 @@ class PytorchSource(ShardedTensors):
 
 
 class _Specs(Mapping[str, TensorSpec | str]):
-    """The header of one file, which creates specs on access."""
+    """A file's header, which creates specs on access."""
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ def _find_pickle(archive: Archive) -> tuple[str, Entry]:
 
 
 def _read_small_entries(archive: Archive, root: str, pickle_entry: Entry) -> int:
-    """Read the pickle and the small entries stored after it in one go; return the storage alignment."""
+    """Read the pickle and the small entries after it in one request, and return the storage alignment."""
     order = archive.entries.get(f"{root}byteorder")
     alignment = archive.entries.get(f"{root}.storage_alignment")
     stop = pickle_entry.furthest_stop
@@ -297,12 +297,12 @@ def _is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
 
 
 PYTORCH_SUFFIXES = (".bin", ".pth", ".pt")
-"""File names in common use with torch.save."""
+"""File name suffixes in common use with torch.save."""
 
 _NOT_THE_MODEL = re.compile(
     r"(training_args|optimizer|scheduler|scaler|rng_state|random_states|adapter_model).*"
     r"|.*(optim|lora|tokenizer|vae|\bema\b).*|.*_config\.bin",
-    re.DOTALL,  # otherwise a name with a line break is tried from each of its words
+    re.DOTALL,  # otherwise matching a name with a line break takes quadratic time
 )
 """Trainer state and other files that share these suffixes."""
 
@@ -313,7 +313,7 @@ def open_only_pytorch_file(tree: FileTree, variant: str | None) -> PytorchSource
     Returns None if there is no such file, or if a variant is given.
 
     Raises:
-        UnsupportedFormatError: If there are several such files, which may be slices of one model or several models.
+        UnsupportedFormatError: If there are several such files.
     """
     if variant is not None:
         return None

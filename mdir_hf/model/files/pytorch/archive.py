@@ -61,7 +61,7 @@ class Entry:
         return min(self.stop, self.header_start + _LOCAL.size + self.n_name_bytes + MAX_PADDING_N_BYTES + self.n_bytes)
 
     def aligned_start(self, alignment: int) -> int | None:
-        """Return the content's offset for torch's alignment, or None if it would not end at the next entry."""
+        """Return the content's offset according to torch's padding, or None if it would not end at the next entry."""
         start = self.header_start + _LOCAL.size + self.n_name_bytes + 4
         if self.n_bytes >= _U32_MAX or self.header_start >= _U32_MAX:
             start += 4 + 16 * (self.n_bytes >= _U32_MAX) + 8 * (self.header_start >= _U32_MAX)
@@ -71,7 +71,7 @@ class Entry:
 
 
 class NoArchiveError(CorruptCheckpointError):
-    """The file does not end with the end record of a zip archive."""
+    """Raised if a file does not end like a zip archive."""
 
 
 class Archive:

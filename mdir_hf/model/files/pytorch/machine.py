@@ -1,8 +1,8 @@
-"""A pickle machine that builds only data.
+"""A pickle interpreter that builds only data.
 
 ``pickle.Unpickler`` is not safe enough even with an allow-list: it allocates any size that a file claims (a memo index
 of 2^31 takes 32 GiB), hashes any key (nested tuples take exponential time), and ``BUILD`` can set attributes. This
-machine reads opcodes with ``pickletools.genops``, which builds nothing, and creates only its own types.
+interpreter reads opcodes with ``pickletools.genops``, which builds no objects, and creates only its own types.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _MAX_NESTING = 12
 _MAX_VISITED = 2_000_000
 _MAX_TENSORS = 200_000
 _MAX_NAMES_N_CHARACTERS = 64 << 20
-"""Limits. As dicts may be shared or contain themselves, a short pickle can describe any number of paths."""
+"""Limits on the search for tensors. Because dicts may be shared or contain themselves, a short pickle can describe any
+number of paths."""
 
 Leaf = PickledTensor | UnreadableTensor
 
@@ -51,7 +52,8 @@ class _Bounds:
 def find_tensors(root: object, *, as_named: bool = False, is_shard: bool = False) -> Mapping[str, Leaf]:
     """Return a state dict's tensors, keyed by name, ignoring other objects.
 
-    Nested names are joined with dots. Unless ``as_named``, wrappers are removed. A shard may contain no tensors.
+    Nested names are joined with dots. Unless ``as_named``, wrappers are removed from names. If ``is_shard``, there
+    may be no tensors.
 
     Raises:
         UnsupportedFormatError: If the data contains no state dict.
@@ -105,7 +107,7 @@ def _collect(value: object, name: str, depth: int, bounds: _Bounds) -> None:
 
 
 def _without_wrappers(leaves: Mapping[str, Leaf]) -> Mapping[str, Leaf]:
-    """Remove a first component ``module`` (DataParallel) shared by all names, and other wrappers anywhere."""
+    """Remove wrappers from names, and a leading ``module`` (DataParallel) if all names start with it."""
     names = {name: [part for part in name.split(".") if part not in _WRAPPERS] for name in leaves}
     while names and all(len(parts) > 1 and parts[0] == "module" for parts in names.values()):
         names = {name: parts[1:] for name, parts in names.items()}
@@ -127,10 +129,10 @@ def _describe(root: object) -> str:
 
 
 _MAX_KEY_BITS = 31
-"""Largest number of bits in an integer key. Longer integers could be chosen to collide in a dict."""
+"""Maximum number of bits in an integer key. Longer integers could be chosen to collide in a dict."""
 
 _MAX_MEMO_BITS = 32
-"""Limit on memo keys in binary opcodes. The decimal opcode has none, so its keys could collide."""
+"""Maximum number of bits in a memo key. Longer keys, which only the decimal opcode allows, could collide."""
 
 
 _MARK = object()
@@ -145,10 +147,9 @@ _NO_OPS = frozenset(("PROTO", "FRAME"))
 
 
 def read_pickle(data: bytes, *, label: str) -> object:
-    """Run a pickle of at most 2,000,000 opcodes and return its data.
+    """Interpret a pickle and return its data.
 
-    Tensors become :class:`~.objects.PickledTensor`, and other objects become :class:`~.objects.Inert`. Takes O(opcodes)
-    time and memory.
+    Tensors become :class:`~.objects.PickledTensor`, and instances of other classes become :class:`~.objects.Inert`.
 
     Raises:
         UnsafePickleError: If the pickle names a global that weights do not need.
@@ -279,7 +280,7 @@ _ACTS: dict[str, _Handler] = {
     # Attributes of an object, such as `_metadata` of a state dict.
     "BUILD": lambda machine, _: machine._stack.pop(),
 }
-"""Other opcodes with an effect. EXT1 to EXT4, PERSID and out-of-band buffers are not allowed."""
+"""Opcodes with other effects. EXT1 to EXT4, PERSID and out-of-band buffers are not allowed."""
 
 
 def _fill(target: dict[Any, Any], items: list[Any]) -> dict[Any, Any]:

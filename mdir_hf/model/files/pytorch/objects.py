@@ -30,14 +30,14 @@ class Global:
 
 @dataclass(frozen=True, slots=True)
 class Inert:
-    """An object that is not a weight; ``kind`` is the name of its class or function."""
+    """A placeholder for an object that is not a weight; ``kind`` names its class or function."""
 
     kind: str
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """A sequence of numbers in the archive.
+    """A sequence of numbers stored in the archive.
 
     Attributes:
         key: Key of the archive entry ``data/<key>``.
@@ -56,9 +56,9 @@ class PickledTensor:
     """A view of a storage.
 
     Attributes:
-        offset: First element, relative to the start of the storage.
+        offset: Index of the first element in the storage.
         stride: Stride along each axis, in elements.
-        is_negated: Whether the stored numbers are negated (``torch._neg_view``).
+        is_negated: Whether the stored numbers must be negated (``torch._neg_view``).
     """
 
     storage: Storage
@@ -152,7 +152,7 @@ _INERT = re.compile(
     """,
     re.VERBOSE,
 )
-"""Names of objects that are discarded. The names are never looked up."""
+"""Names of objects that are discarded."""
 
 
 def is_allowed(name: Global) -> bool:
@@ -167,7 +167,7 @@ def is_allowed(name: Global) -> bool:
 
 
 def storage_kind(name: Global) -> tuple[str | None, str | None] | None:
-    """Return a storage class's dtype, or a description if the class is unsupported; None for other names."""
+    """Return a storage class's dtype and, if unsupported, a description; None for other names."""
     if name.module not in ("torch", "torch.cuda", "torch.storage"):
         return None
     if name.name in STORAGE_DTYPES:
@@ -178,7 +178,7 @@ def storage_kind(name: Global) -> tuple[str | None, str | None] | None:
 
 
 def make_storage(pid: object) -> Storage:
-    """Return the storage for a valid persistent id ``("storage", class, key, device, n_values)``."""
+    """Return the storage for a persistent id ``("storage", class, key, device, n_values)``."""
     if isinstance(pid, tuple) and len(pid) >= 5 and pid[0] == "storage" and isinstance(pid[1], Global):
         kind, (key, _, n_values) = storage_kind(pid[1]), pid[2:5]
         if kind is not None and isinstance(key, str) and _is_size(n_values):
@@ -187,7 +187,7 @@ def make_storage(pid: object) -> Storage:
 
 
 def apply(function: object, arguments: object) -> object:
-    """Return the data for ``function(*arguments)``. Only local functions are called.
+    """Return the data for ``function(*arguments)``, calling only functions of this module.
 
     Raises:
         CorruptCheckpointError: If the arguments do not describe a tensor.
@@ -286,12 +286,12 @@ REBUILDERS: Final[dict[str, Callable[[tuple[Any, ...]], object]]] = {
     "torch._tensor._rebuild_from_type_v2": _from_type,
     "torch.tensor._rebuild_from_type": _from_type,
     "torch.nn.parameter.Parameter": _parameter,
-    # Items are added one by one later. Building a dict from a list would let a short pickle copy a long list often.
+    # Items are added one by one later. Building a dict from a list would let a short pickle copy it many times.
     "collections.OrderedDict": lambda arguments: Inert("collections.OrderedDict") if arguments else {},
     "collections.defaultdict": lambda arguments: {},
     "torch.Size": _size,
 }
-"""Local functions that build data from arguments, keyed by the global's name."""
+"""Functions that build data from a call's arguments, keyed by the name of the called global."""
 
 
 def _is_size(value: object) -> bool:

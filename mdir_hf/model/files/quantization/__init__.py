@@ -1,4 +1,4 @@
-"""Read quantised checkpoints as numbers, under their unquantised names."""
+"""Read quantised checkpoints as numbers, under the unquantised weights' names."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from mdir_hf.model.files.sources import (
 )
 
 VALUES_AT_ONCE = 1 << 21
-"""Number of values decoded at once from memory. Decoding needs about ten bytes per value in addition to the result."""
+"""Number of values decoded at once if codes are in memory. Decoding takes about ten extra bytes per value."""
 
 ROW_VALUES_AT_ONCE = 1 << 23
-"""Number of values decoded at once if they have to be read first. It is large, so that requests are large."""
+"""Number of values decoded at once if their codes must be read first; large, so that requests are large."""
 
 NARROW = (*FLOAT8, "F4")
-"""Dtypes that are plain numbers, unless there are scales."""
+"""Dtypes that are read as plain numbers unless there are scales."""
 
 KEPT_COMPANIONS = 64
 MOST_KEPT_N_BYTES = 1 << 20
-"""Limits of the cache for small companions that have no rows, such as maps of 16 numbers."""
+"""Limits of the cache for small companions that are read whole, such as tables of 16 numbers."""
 
 
 class DequantizedSource:
@@ -77,7 +77,7 @@ class DequantizedSource:
 
     @property
     def description(self) -> Description:
-        """The source's description, including its schemes. Reads one shard's header per scheme."""
+        """The source's description, with its quantisation schemes. Reads one header per scheme."""
         described = self._source.description
         notes = [*described.notes]
         meanings = self._meanings()
@@ -121,7 +121,7 @@ class DequantizedSource:
             self._source.read_all_headers()
 
     def spec(self, name: str) -> TensorSpec:
-        """Return the spec: the logical shape, a dtype to show to users, and the location of the codes."""
+        """Return a tensor's logical shape, a dtype for display, and the location of its codes."""
         coded = self._open(name)
         if coded is None:
             spec = self._source.spec(name)
@@ -147,7 +147,7 @@ class DequantizedSource:
         return out.reshape(coded.shape)
 
     def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows."""
+        """Return the given rows."""
         coded = self._open(name)
         if coded is None:
             self._check_plain(name)
@@ -171,7 +171,7 @@ class DequantizedSource:
         return self._source.read_stored(name)
 
     def read_stored_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows of a tensor as stored."""
+        """Return the given rows of a tensor as stored."""
         return self._source.read_stored_rows(name, rows, max_gap_bytes=max_gap_bytes)
 
     @cached_property

@@ -1,8 +1,8 @@
-"""bitsandbytes: NF4 and FP4 with one scale per block of consecutive entries, and INT8 with one per row.
+"""Decode bitsandbytes weights: NF4 and FP4 with one scale per block of consecutive entries, and INT8 with one per row.
 
-4 bits: entries in row order, two per byte, high half first; W = quant_map[code] * absmax[block]. Nested absmax are
-8-bit codes: nested_quant_map[code] * nested_absmax[block of blocks] + nested_offset. INT8: W = code * SCB / 127.
-Source: bitsandbytes 0.50 (functional.QuantState, backends/default/ops.py).
+4 bits: entries are in row order, two per byte, high half first; W = quant_map[code] * absmax[block]. If absmax is
+nested, it consists of 8-bit codes: nested_quant_map[code] * nested_absmax[block of blocks] + nested_offset. INT8: W =
+code * SCB / 127. Source: bitsandbytes 0.50 (functional.QuantState, backends/default/ops.py).
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class _State:
 
 @dataclass(frozen=True, slots=True)
 class BlockCodes(CodedTensor):
-    """NF4 or FP4 codes of consecutive entries, stored as bytes of any dtype.
+    """NF4 or FP4 codes in blocks of consecutive entries, stored in a tensor of any dtype.
 
     Attributes:
         block: Number of entries that share a scale.
         absmax: Name of the tensor of scales, which is always read whole.
-        quant_map: The 16 numbers that codes stand for.
+        quant_map: Values of the 16 codes.
         nested: Name, block size, 256 numbers and offset of the outer scales; None if scales are floats.
     """
 
@@ -59,14 +59,14 @@ class BlockCodes(CodedTensor):
     nested: tuple[str, int, torch.Tensor, float] | None = None
 
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows."""
+        """Return the given rows."""
         d_in = self.shape[1]
         first = rows * d_in
         start = first // 2
         width = int((-(-(first + d_in) // 2) - start).max()) if rows.size else 0
         packed = self._bytes(stored, start, width, max_gap_bytes)
         codes = torch.stack((packed >> 4, packed & 15), dim=-1).flatten(1)
-        if d_in % 2 == 0 and d_in % self.block == 0:  # rows start at a byte and at a block
+        if d_in % 2 == 0 and d_in % self.block == 0:  # each row starts at a byte and at a block
             factors = self._factors(stored).reshape(-1, d_in // self.block)[torch.from_numpy(rows)]
             return self.quant_map[codes.int()].mul_(factors.repeat_interleave(self.block, dim=1))
         entries = torch.from_numpy(first)[:, None] + torch.arange(d_in)
@@ -131,11 +131,7 @@ def open_four_bits(opening: Opening) -> CodedTensor:
 
 
 def open_eight_bits(opening: Opening) -> CodedTensor:
-    """Open an INT8 weight.
-
-    Raises:
-        UnsupportedFormatError: If the layout is for a GPU.
-    """
+    """Open an INT8 weight."""
     codes = opening.codes
     if codes.dtype != "I8" or len(codes.shape) != 2:
         raise opening.refuse(f"{codes.dtype} codes with row maxima, which bitsandbytes uses for int8 only")

@@ -1,8 +1,8 @@
-"""Quantised weights: which rows of codes to read, and how to decode them.
+"""Base classes for quantised weights.
 
-Words are packed in two ways. Dense: number i starts at bit ``i * bits`` of the row, lowest bit first, and may cross
-into the next word (GPTQ, MLX, compressed-tensors since 0.18). Padded: each word contains ``32 // bits`` whole numbers,
-and its highest bits are unused (older compressed-tensors). For 1, 2, 4 and 8 bits, both are the same.
+Codes are packed into words in two ways. Dense: number i starts at bit ``i * bits`` of a row, lowest bit first, and may
+cross into the next word (GPTQ, MLX, compressed-tensors since 0.18). Padded: each word contains ``32 // bits`` whole
+numbers, and its highest bits are unused (older compressed-tensors). For 1, 2, 4 and 8 bits, both are the same.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from mdir_hf.model.files.ranged import IntArray
 from mdir_hf.model.files.sources import StoredRows, StoredTensors, TensorSpec
 
 USUAL_BLOCK = 128
-"""Block size of FP8 checkpoints whose config does not state it."""
+"""Default block size of FP8 checkpoints."""
 
 
 class Numbers(Protocol):
-    """Numbers for the rows of a weight, such as scales."""
+    """Numbers that apply to a weight's rows, such as scales."""
 
     def at(self, stored: StoredRows, rows: IntArray) -> torch.Tensor:
-        """Return the numbers for some rows as float32, ``(k, d)`` or ``(k, 1)``."""
+        """Return the numbers for the given rows as float32 ``(k, d)``, or ``(k, 1)`` if all columns share one."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A companion tensor, each of whose numbers applies to a block of a weight.
+    """A companion tensor in which each number applies to one block of a weight.
 
     Attributes:
         shape: Shape of the weight, ``(n_matrices, m, d)``.
         grid: Shape of the companion, ``(1 or n_matrices, r, c)``.
-        block: Numbers of rows and columns of the weight that share a number.
-        group_of_column: Column of the grid ``(d,)`` for each of the weight's columns, or None.
+        block: Size of a block, in rows and columns of the weight.
+        group_of_column: The companion's column for each column of the weight, ``(d,)``, or None.
     """
 
     spec: TensorSpec
@@ -52,14 +52,11 @@ class Grid:
     divides: bool = False
 
     def at(self, stored: StoredRows, rows: IntArray) -> torch.Tensor:
-        """Return the numbers for some rows as float32 ``(k, d)``, or ``(k, 1)`` if all columns share one.
-
-        Rows are numbered across the weight's matrices.
-        """
+        """Return the numbers for the given rows, which are numbered across the weight's matrices."""
         return self.spread(lambda needed: self.decode(self._read(stored, needed)), rows)
 
     def spread(self, numbers_of: Callable[[IntArray], torch.Tensor], rows: IntArray) -> torch.Tensor:
-        """Spread numbers over some rows like :meth:`at`, using a given reader."""
+        """Return the numbers for the given rows like :meth:`at`, reading them with ``numbers_of``."""
         matrix, row = np.divmod(rows, self.shape[1])
         if self.grid[0] == 1:
             matrix = np.zeros_like(matrix)
@@ -80,7 +77,7 @@ class Grid:
 
     @property
     def words(self) -> str:
-        """Describe to users which weights share a number."""
+        """Text that tells users which weights share a number."""
         (_, m, d), (bm, bn) = self.shape, self.block
         if self.group_of_column is not None:
             return f"in {self.grid[2]} groups of columns"
@@ -102,9 +99,9 @@ def fit_grid(
     """Infer from shapes how a companion's numbers are spread over a weight, or return None.
 
     Args:
-        spec: The companion, with one number, or one per row, expert or block. Blocks at the edge may be cut off.
+        spec: The companion, with one number in all, or one per row, expert or block. Blocks at the edge may be cut off.
         shape: Shape of the weight, ``(..., m, d)``.
-        block: Rows and columns of a block. If unknown, 128 by 128 is tried, then equal blocks.
+        block: Size of a block in rows and columns. If unknown, 128 by 128 is tried, then equal blocks.
     """
     weight = (math.prod(shape[:-2]), shape[-2], shape[-1])
     stack = _as_stack(spec.shape, weight)
@@ -120,7 +117,7 @@ def fit_grid(
 
 
 def column_grid(spec: TensorSpec, shape: tuple[int, ...]) -> Grid | None:
-    """Return a grid with one number per column, or None."""
+    """Return a grid with one number per column, or None if shapes do not fit."""
     weight = (math.prod(shape[:-2]), shape[-2], shape[-1])
     if math.prod(spec.shape) != weight[2]:
         return None
@@ -128,7 +125,7 @@ def column_grid(spec: TensorSpec, shape: tuple[int, ...]) -> Grid | None:
 
 
 def dividing(grid: Grid) -> Grid:
-    """Return the same numbers as divisors."""
+    """Return a copy of the grid that divides by its numbers."""
     return replace(grid, divides=True)
 
 
@@ -183,7 +180,7 @@ def _edge(size: int, n_numbers: int, configured: int | None, *, may_be_padded: b
 
 
 def unpack_dense(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """Unpack integers ``(..., w)`` of any width into uint8 numbers of 1 to 8 bits, ``(..., n)``."""
+    """Unpack words ``(..., w)`` of any size into numbers of 1 to 8 bits, as uint8 ``(..., n)``."""
     codes = as_bytes(words)
     if bits == 8:
         return codes
@@ -201,7 +198,7 @@ def unpack_dense(words: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def unpack_padded(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """Unpack int32 words ``(..., w)`` into uint8 numbers of 1 to 8 bits, ``(..., w * (32 // bits))``."""
+    """Unpack int32 words ``(..., w)`` into numbers of 1 to 8 bits, as uint8 ``(..., w * (32 // bits))``."""
     shifts = bits * torch.arange(32 // bits)
     return torch.bitwise_and(words.long()[..., None] >> shifts, 2**bits - 1).to(torch.uint8).flatten(-2)
 
@@ -227,7 +224,7 @@ class CodedTensor(ABC):
 
     @abstractmethod
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return the given rows as float32 ``(k, d)`` without checking the values; numbers run on through a stack."""
+        """Return the given rows, numbered across a stack, as float32 ``(k, d)`` without checking the values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,9 +233,9 @@ class RowCodes(CodedTensor):
 
     Attributes:
         decode: Function that decodes rows of codes ``(k, w)`` to a new float32 tensor ``(k, >= d)``, padded beyond d.
-        scales: Scales to multiply by, in order.
-        zero: Zero points, subtracted first.
-        offset: Numbers added last.
+        scales: Scales to apply, in order.
+        zero: Zero points to subtract first.
+        offset: Numbers to add last.
     """
 
     decode: Callable[[torch.Tensor], torch.Tensor]
@@ -271,7 +268,7 @@ class RowCodes(CodedTensor):
 
 @dataclass(frozen=True, slots=True)
 class PairedRowCodes(RowCodes):
-    """Codes in bytes that combine two neighbouring rows, the even row in the low half."""
+    """Codes in which each byte combines two neighbouring rows, with the even row in the low half."""
 
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
         """Return the given rows, reading the byte rows that contain them."""
@@ -281,7 +278,7 @@ class PairedRowCodes(RowCodes):
 
 
 class KeptTensors:
-    """Stored tensors that are read once and cached. Implements ``StoredRows``."""
+    """A cache of stored tensors, each read once. Implements ``StoredRows``."""
 
     def __init__(self, stored: StoredTensors) -> None:
         self._stored = stored
@@ -294,7 +291,7 @@ class KeptTensors:
         return self._cache[name]
 
     def read_stored_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows, without copying if they are consecutive."""
+        """Return the given rows, without copying if they are consecutive."""
         del max_gap_bytes
         whole = self.read_stored(name)
         matrix = whole.reshape(math.prod(whole.shape[:-1]), whole.shape[-1])

@@ -1,15 +1,15 @@
-"""FP8, NVFP4, MXFP4 and MXFP6 weights with scales.
+"""Decode FP8, NVFP4, MXFP4 and MXFP6 weights.
 
-FP8: W = codes * scale. In DeepSeek-V3 and Qwen, the scale is a factor, although it is called ``weight_scale_inv``.
+FP8: W = code * scale. In DeepSeek-V3 and Qwen, the scale is a factor, although it is called ``weight_scale_inv``.
 GPTQModel stores the inverse, as its config states. Scales stored as bytes are powers of two (MXFP8, DeepSeek-V4).
 
 FP4: two E2M1 numbers share a byte, low half first. MX: groups of 32 share a power of two, W = code * 2^(scale - 127).
-NVFP4: groups of 16 share an E4M3 scale, and there is one more scale for the whole tensor. compressed-tensors divides by
-it (``weight_global_scale``); ModelOpt multiplies by it (``weight_scale_2``).
+NVFP4: groups of 16 share an E4M3 scale, and the whole tensor has one more scale. compressed-tensors divides by it
+(``weight_global_scale``); ModelOpt multiplies by it (``weight_scale_2``).
 
 gpt-oss stores experts as ``…_blocks``, uint8 ``(experts, out, in / 32, 16)``, and ``…_scales``, uint8 ``(experts, out,
-in / 32)``. The unquantised file has ``(experts, in, out)``, so a row is a column of the codes, and reading it takes the
-whole expert.
+in / 32)``. The unquantised file has ``(experts, in, out)``, so a row is a column of the codes and requires the whole
+expert.
 """
 
 from __future__ import annotations
@@ -53,11 +53,7 @@ MX_GROUP = 32
 
 
 def open_fp4(opening: Opening) -> CodedTensor:
-    """Open a weight whose codes are small floats packed into bytes.
-
-    Raises:
-        UnsupportedFormatError: If the scales are of an unknown kind.
-    """
+    """Open a weight whose codes are 4-bit or 6-bit floats packed into bytes."""
     codes = opening.codes
     part = next((part for part in ("scale", "scale_inv", "scales", "block_scales") if opening.has(part)), "scale")
     scales = opening.spec(part)
@@ -86,7 +82,7 @@ def _open_nv(opening: Opening, part: str) -> CodedTensor:
     codes, scales = opening.codes, opening.spec(part)
     meaning = f"NVFP4, in groups of {NV_GROUP}"
     if len(codes.shape) == 3 and scales.shape[-1] == codes.shape[-1]:
-        # ModelOpt's experts of Llama-4 and gpt-oss: (experts, in / 2, out); the unquantised file also has (in, out).
+        # ModelOpt's experts for Llama-4 and gpt-oss: (experts, in / 2, out); the unquantised file also has (in, out).
         stack = (codes.shape[0], codes.shape[1] * 2, codes.shape[2])
         if scales.shape != (stack[0], stack[1] // NV_GROUP, stack[2]) or stack[1] % NV_GROUP:
             raise opening.misfit()
@@ -117,7 +113,7 @@ GROUP = 32
 
 @dataclass(frozen=True, slots=True)
 class ExpertBlocks(CodedTensor):
-    """One layer's experts, ``(experts, in, out)``, which are read one at a time."""
+    """A layer's MXFP4 experts, ``(experts, in, out)``, which are read one at a time."""
 
     scales: TensorSpec
 
@@ -127,7 +123,7 @@ class ExpertBlocks(CodedTensor):
         return self.shape[1]
 
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows, reading whole experts."""
+        """Return the given rows, reading whole experts."""
         expert, row = np.divmod(rows, self.shape[1])
         out = torch.empty((rows.size, self.shape[2]), dtype=torch.float32)
         for number in np.unique(expert).tolist():
@@ -147,7 +143,7 @@ class ExpertBlocks(CodedTensor):
 
 
 def open_expert_blocks(opening: Opening) -> CodedTensor:
-    """Open the experts of a layer."""
+    """Open a layer's MXFP4 experts."""
     codes, scales = opening.codes, opening.spec("block_scales")
     if len(codes.shape) != 4 or 0 in codes.shape or codes.shape[-1] * 2 != GROUP or scales.shape != codes.shape[:-1]:
         raise opening.misfit()

@@ -1,13 +1,13 @@
-"""GPTQ and AWQ: codes of 2, 3, 4 or 8 bits in int32 words, stored ``(d_in, d_out)``.
+"""Decode GPTQ and AWQ weights: codes of 2, 3, 4 or 8 bits in int32 words, stored ``(d_in, d_out)``.
 
-W[out, in] = (code - zero) * scale, where groups of input channels share zero and scale. A row of the weight is a column
-in the file, so reading any row takes the whole tensor.
+W[out, in] = (code - zero) * scale; groups of input channels share a zero point and scale. A row of the weight is a
+column in the file, so any row requires the whole tensor.
 
-GPTQ packs codes along the input and zeros along the output, densely. Its first format stores ``zero - 1``, and its
-second ``zero``. Some checkpoints in the second format are labelled as the first (vLLM, pull request 38966), so if all
-zeros are in the middle of the range, the format is inferred from their values. AWQ packs codes and zeros along the
-output, the eight codes of a word in the order 0, 2, 4, 6, 1, 3, 5, 7. Source: AutoGPTQ 0.7 (qlinear_cuda_old), AutoAWQ
-0.2 (packing_utils).
+GPTQ packs codes densely along the input, and zero points along the output. Its first format stores ``zero - 1``, and
+its second ``zero``. Some checkpoints in the second format are labelled as the first (vLLM, pull request 38966), so if
+all zero points are in the middle of the range, their values determine the format. AWQ packs codes and zero points along
+the output, with the eight codes of a word in the order 0, 2, 4, 6, 1, 3, 5, 7. Source: AutoGPTQ 0.7 (qlinear_cuda_old),
+AutoAWQ 0.2 (packing_utils).
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ FOR_KERNELS = frozenset({"marlin", "bitblas", "qqq", "gptq_p", "gemv_fast", "llm
 """Unsupported layouts that use the same tensor names (from GPTQModel's list of formats)."""
 
 _AWQ_PLACE = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Position of each of eight neighbouring columns in a word."""
+"""Position within a word of each of eight neighbouring columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnCodes(CodedTensor):
-    """Codes stored as ``(d_in, d_out)``.
+    """A weight whose codes are stored as ``(d_in, d_out)``.
 
     Attributes:
-        columns: Computes rows ``(k, d_in)`` of the linear map.
+        columns: Function that computes rows ``(k, d_in)`` of the ``(d_out, d_in)`` matrix.
         transposed: Whether the logical tensor is ``(d_in, d_out)``.
     """
 
@@ -55,7 +55,7 @@ class ColumnCodes(CodedTensor):
         return False
 
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows, reading the whole tensor."""
+        """Return the given rows, reading the whole tensor."""
         del max_gap_bytes
         if not self.transposed:
             return self.columns(stored, rows)
@@ -119,11 +119,7 @@ class _Layout:
 
 
 def open_qweight(opening: Opening) -> CodedTensor:
-    """Open a weight stored as ``qweight``: GPTQ or AWQ, depending on the shapes.
-
-    Raises:
-        UnsupportedFormatError: If a different layout uses the same names.
-    """
+    """Open a weight stored as ``qweight``: GPTQ or AWQ, depending on the shapes."""
     codes, scales = opening.codes, opening.spec("scales")
     if codes.dtype != "I32" or len(codes.shape) != 2 or len(scales.shape) != 2 or 0 in (*codes.shape, *scales.shape):
         raise opening.refuse(f"{codes.dtype} words, scales of shape {scales.shape}, unlike the int32 of GPTQ and AWQ")

@@ -1,15 +1,15 @@
-"""Integers with scales: compressed-tensors, ModelOpt's INT8 and INT4, Gemma's INT8, BitNet and MLX.
+"""Decode integers with scales: compressed-tensors, ModelOpt's INT8 and INT4, Gemma's INT8, BitNet and MLX.
 
-W = (code - zero point) * scale. pack-quantized adds ``2^(bits - 1)`` to codes of 1 to 8 bits and stores them in int32
-words along a row; zero points are packed along the first axis.
+W = (code - zero point) * scale. The pack-quantized format adds ``2^(bits - 1)`` to codes of 1 to 8 bits and packs them
+into int32 words along a row; zero points are packed along the first axis.
 
-BitNet: weights of -1, 0 or 1, stored plus 1 in two bits each, with one scale. If there are 4m rows, byte row i contains
-rows i, i + m, i + 2m and i + 3m, lowest bits first. In transformers, AutoBitLinear multiplies by the scale; BitLinear
-divides by it.
+BitNet: weights -1, 0 and 1 are stored as 0, 1 and 2 in two bits each, with one scale. If there are 4m rows, byte row i
+contains rows i, i + m, i + 2m and i + 3m, lowest bits first. In transformers, AutoBitLinear multiplies by the scale;
+BitLinear divides by it.
 
-MLX, and transformers' format for Metal: codes packed densely in uint32 words along a row, lowest bits first. Affine: W
-= code * scale + bias, for each group of columns. The config states bits and group size, and may override them for
-single modules. The modes mxfp4, mxfp8 and nvfp4 store scales as bytes and have no biases. Source: MLX 0.32.
+MLX, and transformers' format for Metal: codes are packed densely into uint32 words along a row, lowest bits first. In
+affine mode, W = code * scale + bias, for each group of columns. The config states bits and group size, also for single
+modules. The modes mxfp4, mxfp8 and nvfp4 store scales as bytes and have no biases. Source: MLX 0.32.
 """
 
 from __future__ import annotations
@@ -66,11 +66,7 @@ def open_int4_pairs(opening: Opening) -> CodedTensor:
 
 
 def open_packed(opening: Opening) -> CodedTensor:
-    """Open a weight in compressed-tensors' pack-quantized format.
-
-    Raises:
-        UnsupportedFormatError: If shapes and config do not determine the bits per code.
-    """
+    """Open a weight in compressed-tensors' pack-quantized format."""
     codes = opening.codes
     if not 2 <= len(codes.shape) <= MOST_AXES:
         raise opening.refuse(f"packed integers of {len(codes.shape)} axes")
@@ -90,14 +86,14 @@ def open_packed(opening: Opening) -> CodedTensor:
 
 @dataclass(frozen=True, slots=True)
 class PackedZeros:
-    """Zero points packed into words along the first axis. Implements ``Numbers``."""
+    """Zero points packed into words along the first axis."""
 
     grid: Grid
     bits: int
     unpack: Unpack
 
     def at(self, stored: StoredRows, rows: IntArray) -> torch.Tensor:
-        """Return the zero points of some rows as float32, ``(k, d)`` or ``(k, 1)``."""
+        """Return the zero points for the given rows."""
         return self.grid.spread(partial(self._unpacked, stored), rows)
 
     def _unpacked(self, stored: StoredRows, rows: IntArray) -> torch.Tensor:
@@ -188,10 +184,10 @@ PER_BYTE = 4
 
 @dataclass(frozen=True, slots=True)
 class QuarteredRowCodes(RowCodes):
-    """2-bit codes; the four rows combined in a byte row are a quarter of the matrix apart."""
+    """2-bit codes in which each byte row combines four rows that are a quarter of the matrix apart."""
 
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows, reading the byte rows that contain them."""
+        """Return the given rows, reading the byte rows that contain them."""
         n_byte_rows = self.codes.shape[0]
         packed = stored.read_stored_rows(self.codes.name, rows % n_byte_rows, max_gap_bytes=max_gap_bytes)
         shifts = torch.from_numpy(2 * (rows // n_byte_rows)).to(torch.uint8)[:, None]
@@ -212,15 +208,11 @@ def open_ternary(opening: Opening) -> CodedTensor:
 
 
 BYTE_MODES = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}
-"""Bits per code, and group size."""
+"""Bits per code and group size of the modes that store scales as bytes."""
 
 
 def open_words(opening: Opening) -> CodedTensor:
-    """Open a weight whose codes are uint32 words.
-
-    Raises:
-        UnsupportedFormatError: If the config does not determine the bits per code.
-    """
+    """Open a weight whose codes are packed into uint32 words."""
     codes, scales = opening.codes, opening.spec("scales")
     if len(codes.shape) < 2 or scales.shape[:-1] != codes.shape[:-1] or not scales.shape[-1]:
         raise opening.misfit()

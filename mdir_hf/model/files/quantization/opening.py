@@ -1,4 +1,4 @@
-"""The inputs for decoding a weight: its stored parts and the validated declarations from the config."""
+"""Inputs for decoding a weight: its stored parts, and the quantisation declared in the config."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ MOST_GROUP = 1 << 20
 _KEYS = ("quantization_config", "compression_config", "quantization")
 _NESTED = ("text_config", "llm_config", "language_config")
 _FRONT = frozenset({"model", "language_model", "text_model", "llm", "thinker", "transformer", "base_model"})
-"""Name components before a language model's layers; a file and its config may use different ones."""
+"""Name components before a language model's layers, which files and configs may write differently."""
 
 _FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
-"""Files in which AutoGPTQ, AutoAWQ and ModelOpt declare a quantisation that ``config.json`` does not declare."""
+"""Files in which AutoGPTQ, AutoAWQ and ModelOpt declare the quantisation if ``config.json`` does not."""
 
 _CONV1D_FAMILIES = frozenset({"gpt2", "openai-gpt", "imagegpt"})
 _CONV1D = re.compile(r"(?:.*\.)?(?:c_attn|q_attn|c_proj|c_fc)\.weight")
@@ -37,7 +37,7 @@ class Declared:
     """The quantisation that a config declares; missing properties are None or empty.
 
     Attributes:
-        of_modules: Settings of single modules, keyed by name without loader prefixes.
+        of_modules: Settings of single modules, keyed by name without prefixes such as ``model``.
     """
 
     settings: DeclaredSettings = field(default_factory=lambda: MappingProxyType({}))
@@ -56,12 +56,12 @@ class Declared:
 
     @property
     def algorithm(self) -> str:
-        """ModelOpt's name for its algorithm in lower case, or empty."""
+        """Name of ModelOpt's algorithm in lower case, or empty."""
         return self._text("quant_algo")
 
     @property
     def block(self) -> tuple[int, int] | None:
-        """Numbers of rows and columns that share a scale; a group has one row."""
+        """Numbers of rows and columns that share a scale; a group spans one row."""
         for settings in (self.settings, *self._weight_groups()):
             for key in ("weight_block_size", "block_structure"):
                 value = settings.get(key)
@@ -90,18 +90,18 @@ class Declared:
 
     @property
     def is_symmetric(self) -> bool | None:
-        """Whether zero points are the middle of the range."""
+        """Whether all zero points are in the middle of the range."""
         value = self.settings.get("sym")
         return value if isinstance(value, bool) else None
 
     @property
     def divides_by_scale(self) -> bool:
-        """Whether weights were multiplied by ``weight_scale_inv`` (GPTQModel)."""
+        """Whether codes must be divided by ``weight_scale_inv`` (GPTQModel)."""
         return self._text("weight_scale_semantics") == "inverse"
 
     @property
     def packs_densely(self) -> bool | None:
-        """Whether compressed-tensors packed odd bits densely; None if unknown."""
+        """Whether compressed-tensors packed codes of 3, 5, 6 or 7 bits densely; None if unknown."""
         match = re.match(r"(\d+)\.(\d+)", self._text("version"))
         return None if match is None else (int(match[1]), int(match[2])) >= (0, 18)
 
@@ -115,7 +115,7 @@ class Declared:
         return self.family in _CONV1D_FAMILIES and _CONV1D.fullmatch(weight) is not None
 
     def notes(self) -> Iterator[str]:
-        """Yield notes about properties that the tensors do not show."""
+        """Yield notes about properties that are not visible in the tensors."""
         if _mentions_rotation(self.settings):
             yield (
                 "rotated: its config lists rotations that were multiplied into the weights (QuaRot or SpinQuant), so "
@@ -140,7 +140,7 @@ class Declared:
 
 
 def rescaled(method: str) -> str:
-    """Return the note for a method that moves factors into the matrices that follow."""
+    """Return the note for a method that rescales channels."""
     return (
         f"{method}: per-channel rescaled: norms and the matrices after them, and some pairs of matrices, were divided "
         "and multiplied by one factor for each channel, which leaves the model's function unchanged; the embedding is "
@@ -227,7 +227,7 @@ MOST_SMALL_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A weight to be opened."""
+    """The inputs for opening a weight."""
 
     stored: StoredTensors
     parts: QuantizedParts
@@ -257,7 +257,7 @@ class Opening:
         return self.stored.spec(name)
 
     def grid(self, part: str, shape: tuple[int, ...], *, block: tuple[int, int] | None = None) -> Grid:
-        """Return a companion, spread over a weight of a given shape."""
+        """Return a companion as a grid over a weight of the given shape."""
         spec = self.spec(part)
         grid = fit_grid(spec, shape, block=block or self.declared.block)
         if grid is None:
@@ -265,7 +265,7 @@ class Opening:
         return grid
 
     def column_scale(self, shape: tuple[int, ...]) -> tuple[Grid, ...]:
-        """Return the factors that input channels were divided by, if any."""
+        """Return the factors by which to multiply the weight's columns, if any."""
         if not self.has("column_scale"):
             return ()
         spec = self.spec("column_scale")
@@ -288,7 +288,7 @@ class Opening:
         return read_json(data, kind, what=what, label=self.stored.label)
 
     def misfit(self) -> CorruptCheckpointError:
-        """Return the error for shapes that contradict the codes."""
+        """Return the error for companions whose shapes do not fit the codes."""
         codes = self.codes
         companions = [self.stored.spec(name) for name in self.parts.companions.values()]
         listed = ", ".join(f"{spec.name!r} ({spec.dtype}, shape {spec.shape})" for spec in companions)
@@ -297,11 +297,11 @@ class Opening:
         )
 
     def corrupt(self, message: str) -> CorruptCheckpointError:
-        """Return an error about this weight."""
+        """Return the error for a corrupt weight."""
         return CorruptCheckpointError(message, subject=self.stored.label)
 
     def refuse(self, reason: str) -> UnsupportedFormatError:
-        """Return the error for an unsupported weight, with the reason."""
+        """Return the error for an unsupported weight."""
         codes = self.codes
         return UnsupportedFormatError(
             f"tensor {codes.name!r} ({codes.dtype}, shape {codes.shape}) is quantised in a way that is not supported: "

@@ -1,6 +1,6 @@
-"""Group stored tensors by weight: codes, scales, zero points and maps.
+"""Group stored tensors (codes, scales, zero points and tables) by weight.
 
-Only names are used, so no header is read.
+Only names are used, so no headers are read.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from mdir_hf.budgets import collector_paused
 
 @dataclass(frozen=True, slots=True)
 class RefusedScheme:
-    """A scheme that is not supported.
+    """An unsupported quantisation scheme.
 
     Attributes:
-        markers: Tensors that identify the scheme. The first is reported as the codes; the last triggers the check.
-        reason: Completes "in a way that is not supported: …".
+        markers: Name components that identify the scheme. The first is reported as the codes; the last triggers the check.
+        reason: Text that the error adds to "in a way that is not supported: ".
     """
 
     name: str
@@ -32,7 +32,7 @@ class RefusedScheme:
 
     @property
     def parts(self) -> frozenset[str]:
-        """All last name components of the scheme's tensors."""
+        """Last name components of all of the scheme's tensors."""
         return frozenset((*self.markers, *self.further))
 
 
@@ -107,10 +107,10 @@ REFUSED: tuple[RefusedScheme, ...] = (
         "a part of each weight is kept apart, as a product of two thin matrices",
     ),
 )
-"""Schemes in the order in which they are tried; each precedes those that use a subset of its tensors."""
+"""Unsupported schemes, each listed before schemes that use a subset of its tensors."""
 
 TELLTALES = frozenset(scheme.markers[-1] for scheme in REFUSED)
-"""Last name components that indicate that a module may be quantised."""
+"""Last name components of tensors that suggest one of these schemes."""
 
 REASON: dict[str, str] = {scheme.name: scheme.reason for scheme in REFUSED}
 
@@ -165,18 +165,18 @@ _MAKES_CODES = frozenset(
 _OF_QUANTISATION = re.compile(
     r"scale|zero|max|min|quant|code|lut|table|perm|idx|index|meta|shape|outlier|lora|hadamard|rot|exponent|mantissa"
 )
-"""Suffixes of a weight's name for tensors that, unlike a bias, change what the weight means."""
+"""Words in a tensor's name that suggest it is needed to decode a weight."""
 
 _ONTO_LEAF = re.compile("(?P<weight>.+?)_(?P<part>" + "|".join(sorted(_ONTO, key=len, reverse=True)) + ")")
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedParts:
-    """The stored tensors of one weight.
+    """The stored tensors that make up one weight.
 
     Attributes:
-        form: ``weight``, ``packed``, ``blocks``, ``qweight``, or an unsupported scheme.
-        rival: Plain tensor of the same name that is stored in addition to codes, or None.
+        form: ``weight``, ``packed``, ``blocks``, ``qweight``, or the name of an unsupported scheme.
+        rival: Plain tensor stored under the weight's name in addition to the codes, or None.
     """
 
     name: str
@@ -191,7 +191,7 @@ class QuantizedParts:
         return self.name.rpartition(".")[0]
 
     def name_of(self, part: str) -> str:
-        """Return the actual or expected name of a companion."""
+        """Return the name of a companion, or its expected name if missing."""
         if part in self.companions:
             return self.companions[part]
         for table, before in ((_ONTO, f"{self.name}_"), (_UNDER, f"{self.name}."), (_INTO, f"{self.module}.")):
@@ -211,7 +211,7 @@ class TensorGroups:
     """A checkpoint's tensor names, grouped by weight.
 
     Attributes:
-        orphans: For each weight with companions but no codes, one of the companions.
+        orphans: One companion of each weight that has companions but no codes.
     """
 
     names: tuple[str, ...]
@@ -237,7 +237,7 @@ class TensorGroups:
         )
 
     def unknown_beside(self, name: str) -> tuple[str, ...]:
-        """Return tensors of unknown schemes whose names extend this name."""
+        """Return tensors named after this one that may belong to an unknown scheme."""
         return tuple(
             extended
             for extended in (*_between(self.stored, name + "."), *_between(self.stored, name + "_"))
@@ -250,7 +250,7 @@ class TensorGroups:
 
 @collector_paused()
 def group_tensors(stored: Iterable[str]) -> TensorGroups:
-    """Group stored names into weights, codes and companions, in O(n log n) time."""
+    """Group the names of stored tensors by weight, in O(n log n) time."""
     names = sorted(stored)
     existing = set(names)
     parts_of_weight: dict[str, dict[str, str]] = defaultdict(dict)
@@ -298,7 +298,7 @@ def _readings(stem: str, leaf: str) -> Iterator[tuple[str, str]]:
 
 @lru_cache(maxsize=1024)
 def _readings_of_leaf(leaf: str) -> tuple[tuple[str, str], ...]:
-    """Return the weights and parts that a last name component may denote; cached."""
+    """Return the weights and parts that a last name component may stand for."""
     readings = [("weight", _INTO[leaf])] if leaf in _INTO else []
     onto = _ONTO_LEAF.fullmatch(leaf)
     if onto:

@@ -1,4 +1,4 @@
-"""Find the quantisation scheme of a weight from its parts' names, dtypes and shapes."""
+"""Identify a weight's quantisation scheme from the names, dtypes and shapes of its parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BYTE_SCALES = ("U8", "F8_E8M0")
 def open_coded(opening: Opening) -> CodedTensor | None:
     """Open a weight with the scheme that its parts indicate.
 
-    Returns None if the codes are plain floats.
+    Returns None if the weight is stored as plain floats.
 
     Raises:
         CorruptCheckpointError: If parts are missing or contradict each other.

@@ -1,4 +1,4 @@
-"""Decode stored bytes to tensors, and reject tensors that are not weights.
+"""Decode stored bytes into tensors, and reject tensors that are not weights.
 
 Source: ``Dtype`` in ``safetensors/src/tensor.rs`` of safetensors 0.8; for E2M1, E2M3 and E8M0, OCP Microscaling Formats
 (MX) specification 1.0, section 5.3.
@@ -21,12 +21,12 @@ from mdir_hf.model.files.sources import TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """One stored dtype.
+    """A dtype in which tensors are stored.
 
     Attributes:
-        name: Name in the format, such as ``BF16``.
-        torch_dtype: Dtype of the returned tensors; None for raw bytes.
-        is_weight: Whether the bytes alone determine the weights.
+        name: Name in safetensors, such as ``BF16``.
+        torch_dtype: Dtype in torch; None if torch lacks it and tensors are read as bytes.
+        is_weight: Whether tensors can be decoded on their own.
     """
 
     name: str
@@ -63,12 +63,12 @@ DTYPES: dict[str, DType] = {
         DType("C64", 64, torch.complex64, False, "complex numbers"),
     )
 }
-"""All dtypes that a valid header may name."""
+"""All dtypes that a safetensors header may contain, keyed by name."""
 
 NAME_OF_TORCH_DTYPE: dict[torch.dtype, str] = {
     dtype.torch_dtype: dtype.name for dtype in DTYPES.values() if dtype.torch_dtype is not None
 }
-"""Name of each torch dtype, for tensors that were never in a file."""
+"""The safetensors name of each torch dtype."""
 
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -76,23 +76,23 @@ _E2M3 = (*(m / 8 for m in range(8)), *((1 + m / 8) * 2.0**e for e in range(3) fo
 _E8M0 = (*(2.0 ** (code - 127) for code in range(255)), float("nan"))
 
 E2M1 = torch.tensor([*_E2M1, *(-value for value in _E2M1)])
-"""The 16 values of a four-bit code; the highest bit is the sign."""
+"""Values of the 16 four-bit codes; the highest bit is the sign."""
 
 E2M3 = torch.tensor([*_E2M3, *(-value for value in _E2M3)])
-"""The 64 values of a six-bit code."""
+"""Values of the 64 six-bit codes."""
 
 E8M0 = torch.tensor(_E8M0)
-"""The 256 values of an eight-bit code: powers of two, and NaN."""
+"""Values of the 256 eight-bit codes: powers of two, and NaN."""
 
 
 def decode_e2m1(packed: torch.Tensor) -> torch.Tensor:
-    """Decode bytes ``(..., w)`` of two numbers each, low half first, to float32 ``(..., 2 w)``."""
+    """Decode uint8 ``(..., w)``, two numbers per byte with the low half first, to float32 ``(..., 2 w)``."""
     codes = as_bytes(packed)
     return E2M1[torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2).int()]
 
 
 def decode_e2m3(packed: torch.Tensor) -> torch.Tensor:
-    """Decode uint8 ``(..., w)``, with four numbers in every three bytes, to float32 ``(..., 4 w / 3)``."""
+    """Decode uint8 ``(..., w)``, four numbers per three bytes, to float32 ``(..., 4 w / 3)``."""
     codes = as_bytes(packed)
     low, middle, high = codes.reshape(*codes.shape[:-1], -1, 3).int().unbind(-1)
     word = low | middle << 8 | high << 16
@@ -100,24 +100,24 @@ def decode_e2m3(packed: torch.Tensor) -> torch.Tensor:
 
 
 def decode_e8m0(codes: torch.Tensor) -> torch.Tensor:
-    """Decode codes of powers of two, ``2^(code - 127)``, to float32."""
+    """Decode exponent codes to powers of two, ``2^(code - 127)``, as float32."""
     return E8M0[as_bytes(codes).int()]
 
 
 def as_bytes(values: torch.Tensor) -> torch.Tensor:
     """View a tensor as little-endian bytes along its last axis."""
-    if values.ndim and values.stride(-1) != 1:  # an axis with one entry counts as contiguous whatever its stride
+    if values.ndim and values.stride(-1) != 1:  # torch ignores the stride of an axis with one entry
         values = values.clone(memory_format=torch.contiguous_format)
     return values.contiguous().view(torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How numbers are stored, in units that can be decoded separately.
+    """A storage encoding, made of units that can be decoded separately.
 
     Attributes:
         n_values: Number of values per unit: 1, or the block size.
-        decode: Function that decodes the bytes of whole units to a flat, writable tensor.
+        decode: Function that decodes the bytes of whole units into a flat, writable tensor.
         n_decoded: Number of elements that ``decode`` returns per unit.
     """
 
@@ -127,7 +127,7 @@ class Encoding:
     n_decoded: int
 
     def bytes_of(self, n_values: int) -> int:
-        """Return the stored size of ``n_values`` numbers, which must be whole units."""
+        """Return the stored size of ``n_values`` numbers, which must fill whole units."""
         return n_values // self.n_values * self.n_bytes
 
     def decoded(self, n_values: int) -> int:
@@ -136,7 +136,7 @@ class Encoding:
 
 
 def stored_encoding(spec: TensorSpec) -> Encoding:
-    """Return the encoding that views a tensor in its own dtype, or as bytes."""
+    """Return the encoding that keeps the stored dtype, or uses bytes if torch lacks it."""
     dtype = DTYPES[spec.dtype]
     if dtype.torch_dtype is None:
         n_values = 8 // math.gcd(8, dtype.n_bits)
@@ -146,7 +146,7 @@ def stored_encoding(spec: TensorSpec) -> Encoding:
 
 
 def weight_encoding(spec: TensorSpec, label: str) -> Encoding:
-    """Return the encoding that decodes a tensor to numbers; see :func:`check_weight`."""
+    """Return the encoding that decodes a tensor to weights, checking it first."""
     check_weight(spec, label)
     if spec.dtype != "F4":
         return stored_encoding(spec)
@@ -162,7 +162,7 @@ def _decode_f4(data: bytes) -> torch.Tensor:
 
 
 def check_weight(spec: TensorSpec, label: str) -> None:
-    """Raise ``UnsupportedFormatError`` unless a tensor's bytes alone determine the weights."""
+    """Raise ``UnsupportedFormatError`` if a tensor cannot be decoded on its own."""
     dtype = DTYPES[spec.dtype]
     if not dtype.is_weight:
         raise UnsupportedFormatError(
@@ -173,12 +173,12 @@ def check_weight(spec: TensorSpec, label: str) -> None:
 
 
 def result_dtype(stored: torch.dtype) -> torch.dtype:
-    """Return float64 for float64, else float32."""
+    """Return the dtype of decoded weights: float64 if ``stored`` is float64, else float32."""
     return torch.float64 if stored == torch.float64 else torch.float32
 
 
 def view_bytes(data: bytes, dtype: torch.dtype) -> torch.Tensor:
-    """Copy little-endian bytes to a flat, writable tensor."""
+    """Copy little-endian bytes into a flat, writable tensor."""
     if not data:
         return torch.empty(0, dtype=dtype)
     return torch.frombuffer(bytearray(data), dtype=dtype)
@@ -186,7 +186,7 @@ def view_bytes(data: bytes, dtype: torch.dtype) -> torch.Tensor:
 
 def first_not_finite(values: torch.Tensor) -> int | None:
     """Return the flat index of the first NaN or infinity, or None."""
-    # A sum of finite values can overflow, so a sum that is not finite only calls for a closer look.
+    # The sum of finite values can overflow, so if it is not finite, each value is checked.
     if math.isfinite(values.sum().item()):
         return None
     bad = torch.nonzero(~torch.isfinite(values.reshape(-1)))
@@ -198,7 +198,7 @@ def check_finite(
 ) -> torch.Tensor:
     """Return the values unchanged, or raise ``NotFiniteError`` if any is NaN or infinite.
 
-    Errors state the value's position, using ``rows`` or the number of preceding values, ``n_before``.
+    The error names the row, using ``rows`` or ``n_before``, the number of preceding values.
     """
     bad = first_not_finite(values)
     if bad is None:
@@ -213,6 +213,6 @@ def check_finite(
 
 
 def rows_not_finite(values: torch.Tensor, rows: npt.NDArray[np.int64]) -> tuple[int, ...]:
-    """Return the numbers in ``rows`` ``(k,)`` whose row in ``values`` ``(k, d)`` contains NaN or infinity."""
+    """Return the entries of ``rows`` ``(k,)`` whose values ``(k, d)`` contain NaN or infinity."""
     is_bad = ~torch.isfinite(values.reshape(len(rows), -1)).all(dim=1)
     return tuple(map(int, rows[is_bad.numpy()]))

@@ -29,16 +29,16 @@ from mdir_hf.model.files.sources import FileTree, StoredSource, TensorSource, Tr
 
 _MLX_ADAPTER = "adapters.safetensors"
 OpenBase = Callable[[AdapterConfig], TensorSource]
-"""Opens the base weights of an adapter."""
+"""Function that opens the base weights of an adapter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format in which a tree may store weights.
+    """A file format for weights, supported or not.
 
     Attributes:
-        looks_for: File names to mention to users; empty for unsupported formats.
-        open: Function that opens the tensors of a variant in a tree, or returns None.
+        looks_for: File names to list if there are no weights; empty for unsupported formats.
+        open: Function that opens a variant's tensors in a file tree, or returns None.
     """
 
     looks_for: str
@@ -99,13 +99,13 @@ def _open_shards(source: _UsuallyNamed, tree: FileTree, variant: str | None) -> 
 def open_checkpoint(
     tree: FileTree, *, variant: str | None = None, file: str | None = None, open_base: OpenBase | None = None
 ) -> TensorSource:
-    """Open the weights in a tree's root lazily. Reads at most the index file.
+    """Open the weights in a file tree, usually reading at most an index.
 
-    ``variant`` works as in transformers: ``fp16`` selects ``model.fp16.safetensors``. ``file`` is the weight file or
-    index to open. If ``open_base`` is None, adapters are rejected.
+    ``variant`` works as in transformers: ``fp16`` selects ``model.fp16.safetensors``. ``file`` names the weight file
+    or index to open. If ``open_base`` is None, adapters are rejected.
 
     Raises:
-        NoWeightsError: If the root contains no weights, or none of the variant.
+        NoWeightsError: If there are no weights, or none for the variant.
         UnsupportedFormatError: If the format is unsupported, or it is unclear which file is the model.
         CorruptCheckpointError: If the index is invalid, or a shard is missing.
         UnsafePathError: If the index names a file outside its folder.
@@ -131,7 +131,7 @@ def open_checkpoint(
 def first_files(
     names: Collection[str], *, variant: str | None = None, file: str | None = None, may_read_head: bool = False
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Guess which files and headers will be read first when a checkpoint is opened.
+    """Guess which whole files and which headers are read first when a checkpoint is opened.
 
     If ``may_read_head``, include the last shard, which may contain the output embedding.
     """
@@ -167,7 +167,7 @@ def _as_numbers(source: ShardedTensors, tree: FileTree) -> TensorSource:
 
 def _single_or_shards(single: ShardedTensors, tree: FileTree, variant: str | None) -> TensorSource:
     """Open the single file or, if its codes cannot be read, the shards next to it."""
-    # Converters may leave a quantised model.safetensors next to the shards that it was made from, under their config.
+    # Converters may leave a quantised model.safetensors next to the shards it was made from, with the shards' config.
     tensors = _as_numbers(single, tree)
     shards = _open_usual_index(SafetensorsSource, tree, variant)
     if shards is None:
@@ -213,7 +213,7 @@ def _open_only_file(tree: FileTree, variant: str | None) -> ShardedTensors | Non
     if variant is not None or len(names) != 1:
         return None
     if shard_named(names[0]) and len(tree.files) > 1:
-        return None  # the other shards are missing; a later format reports that
+        return None  # the other shards are missing, which a later format reports
     return SafetensorsSource(tree, paths=names)
 
 
@@ -320,8 +320,8 @@ FORMATS: tuple[Format, ...] = (
 )
 """Every known format, in order of preference.
 
-If there is both a single file and an index, transformers loads the single file. Within each format, the names that
-transformers uses come first."""
+As in transformers, a single file takes precedence over an index. Within each format, the file names that transformers
+uses come first."""
 
 
 def _no_weights(tree: FileTree, variant: str | None) -> CheckpointError:

@@ -1,4 +1,4 @@
-"""Parse an index, which maps tensors to shards, and compare it with the headers.
+"""Parse a shard index, which maps tensors to files, and compare it with the headers.
 
 Tools often leave an outdated index behind, so headers take precedence.
 """
@@ -21,7 +21,7 @@ _SHARD = re.compile(
     r"(?P<stem>.+?)[-_.](?P<number>\d{1,7})[-_]of[-_](?P<total>\d{1,7})(?P<suffix>\.safetensors|\.bin|\.pth|\.pt)",
     re.DOTALL,
 )
-# Written by Meta, DeepSeek, vLLM, Megatron and SGLang. Each file holds a part of every matrix.
+# Names used by Meta, DeepSeek, vLLM, Megatron and SGLang. Each file contains a part of every matrix.
 _SLICE = re.compile(
     r"consolidated[._-]\d{1,3}\.(pth|pt|safetensors)"
     r"|model\d{1,3}-mp\d{1,3}\.safetensors"
@@ -33,7 +33,7 @@ _SLICE = re.compile(
 
 
 class Shard(NamedTuple):
-    """The parts of a shard's name."""
+    """The components of a shard's file name."""
 
     stem: str
     number: int
@@ -42,13 +42,13 @@ class Shard(NamedTuple):
 
 
 def shard_named(name: str) -> Shard | None:
-    """Split a shard's name into its parts, or return None."""
+    """Split a shard's file name into its components; return None for other names."""
     match = _SHARD.fullmatch(name)
     return match and Shard(match["stem"], int(match["number"]), int(match["total"]), match["suffix"])
 
 
 def slices_among(names: Iterable[str]) -> list[str]:
-    """Return the sorted files whose names indicate tensor-parallel slices."""
+    """Return the names of tensor-parallel slices, sorted; empty if there are fewer than two."""
     slices = sorted(name for name in names if _SLICE.fullmatch(name.lower()))
     return slices if len(slices) > 1 else []
 
@@ -64,11 +64,11 @@ def slices_refused(slices: list[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ShardIndex:
-    """A parsed index.
+    """A parsed shard index.
 
     Attributes:
-        complaint: Error to raise when a tensor is read, about other parts of the file, or None.
-        total_size: Stated size of all tensors in bytes, or None.
+        complaint: Error in the metadata, to be raised when a tensor is accessed, or None.
+        total_size: Total size of the tensors in bytes, according to the index, or None.
     """
 
     path: str
@@ -82,8 +82,8 @@ def parse_index(data: bytes, *, path: str, label: str) -> ShardIndex:
     """Parse an index file. Shard names are relative to the folder of ``path``.
 
     Raises:
-        CorruptCheckpointError: If the file is not JSON, or ``weight_map`` does not map names to file names.
-        UnsafePathError: If a shard path leaves the folder, or is not a valid path in a repository.
+        CorruptCheckpointError: If the file is not JSON, or ``weight_map`` does not map tensor names to file names.
+        UnsafePathError: If a shard's path is invalid or leaves the folder.
         UnsupportedFormatError: If the index has more values than the limit.
     """
     with naming(label):
@@ -134,18 +134,18 @@ def _complain_about_total_size(metadata: object) -> str | None:
 
 
 HEADER_N_BYTES_PER_TENSOR = 300
-"""Upper bound on the bytes that a tensor takes in a safetensors header; names have about 60 characters."""
+"""Upper bound on the size of a tensor's entry in a safetensors header."""
 
 FRAME_N_BYTES = 1 << 12
-"""Upper bound for the metadata and padding of a shard."""
+"""Upper bound on the size of the metadata and padding in a shard."""
 
 ROUNDING = 50
-"""``total_size`` may be too small by at most one part in this many."""
+"""``total_size`` may be too small by at most ``1 / ROUNDING`` of the shards' size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """Sorted names of the tensors for which an index and the headers differ."""
+    """Sorted names of the tensors for which an index and the headers disagree."""
 
     unlisted: tuple[str, ...]
     moved: tuple[str, ...]
@@ -165,10 +165,10 @@ class Disagreement:
 def place_by_headers(
     weight_map: Mapping[str, str], headers: Mapping[str, Collection[str]]
 ) -> tuple[dict[str, str], Disagreement | None]:
-    """Assign each tensor to the shard whose header lists it; also return how this differs from the index, or None.
+    """Assign each tensor to the shard whose header lists it, and return any disagreement with the index.
 
-    If several shards list a tensor, the one named in the index is used, or else the first by name. Tensors of missing
-    shards keep their place in the index.
+    If several shards list a tensor, the one named in the index is used, or else the first by name. If a shard is
+    missing, its tensors are placed as in the index.
     """
     places: dict[str, str] = {}
     for path in sorted(headers):

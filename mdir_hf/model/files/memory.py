@@ -1,4 +1,4 @@
-"""Tensors in memory as a tensor source."""
+"""A tensor source for tensors in memory."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ NO_FILE = "in memory"
 
 
 class MemorySource:
-    """A dict of tensors, such as ``model.state_dict()``. Implements ``TensorSource``.
+    """The tensors in a dict such as ``model.state_dict()``. Implements ``TensorSource``.
 
     Args:
         tensors: Tensors on any device, keyed by name. They are not copied, so they must not change.
         label: Name used in error messages.
         outlines: The same tensors on the meta device; useful if accessing ``tensors`` is expensive.
-        on_read: Called with the tensor's name and size before each copy; may raise an exception.
+        on_read: Called with a tensor's name and size before each copy; may raise an exception.
 
     Raises:
         InputError: If a tensor has a dtype that checkpoints cannot store.
@@ -71,14 +71,14 @@ class MemorySource:
         """Do nothing, because all shapes are known."""
 
     def spec(self, name: str) -> TensorSpec:
-        """Return the shape and dtype of a tensor, as if tensors were stored consecutively."""
+        """Return a tensor's spec, as if tensors were stored consecutively."""
         spec = self._specs.get(name)
         if spec is None:
             raise TensorNotFoundError(f"there is no tensor {name!r}", subject=self.label)
         return spec
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a CPU copy."""
+        """Copy a tensor to the CPU as float32, unless it is float64."""
         spec = self.spec(name)
         check_weight(spec, self.label)
         tensor = self._tensors[name]
@@ -86,21 +86,21 @@ class MemorySource:
         return check_finite(_as_weights(tensor), spec, self.label)
 
     def read_rows(self, name: str, rows: npt.NDArray[np.int64], *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return a CPU copy of some rows."""
+        """Copy the given rows to the CPU; see :meth:`read`."""
         spec = self.spec(name)
         check_weight(spec, self.label)
         stored = self.read_stored_rows(name, rows, max_gap_bytes=max_gap_bytes)
         return check_finite(_as_weights(stored), spec, self.label, rows=np.asarray(rows).reshape(-1))
 
     def read_stored(self, name: str) -> torch.Tensor:
-        """Return a CPU copy in the tensor's own dtype."""
+        """Copy a tensor to the CPU in its own dtype."""
         self._count(name, self.spec(name).n_bytes)
         return self._tensors[name].detach().to(device="cpu", copy=True, memory_format=torch.contiguous_format)
 
     def read_stored_rows(
         self, name: str, rows: npt.NDArray[np.int64], *, max_gap_bytes: int | None = None
     ) -> torch.Tensor:
-        """Return a CPU copy of some rows in their own dtype."""
+        """Copy the given rows to the CPU in their own dtype."""
         del max_gap_bytes  # applies to files only
         spec = self.spec(name)
         wanted = torch.from_numpy(check_rows(spec, rows, self.label))

@@ -1,6 +1,6 @@
 """Read row-major tensors with range requests.
 
-Neighbouring rows share a request. Small gaps are read and discarded.
+Nearby rows share a request, and the gaps between them are discarded.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ REMOTE_MAX_GAP_BYTES = 128 << 10
 """Largest gap to read rather than skip if reads are HTTP requests.
 
 With 8 requests in flight and a round trip of 100 ms, one more request costs about 12 ms, enough to read 125 kB at 10
-MB/s. Callers can choose less for slow connections, or more for busy servers."""
+MB/s."""
 
 MAX_SPAN_BYTES = 8 << 20
-"""Longest single read. Several in flight need some tens of MB, and each takes much longer than a round trip."""
+"""Size limit for one read. Several reads in flight take tens of MB, and each takes much longer than a round trip."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowSpan:
-    """One contiguous read, and the places of its rows in the result.
+    """One contiguous read, and the positions of its rows in the result.
 
     Attributes:
-        slots: Indices ``(k,)`` of the requested rows that this read provides.
-        offsets: For each slot, the number of its row within the read, ``(k,)``.
+        slots: Indices ``(k,)`` of the requested rows that this read contains.
+        offsets: Row numbers within the read, ``(k,)``, one for each slot.
     """
 
     start: int
@@ -70,7 +70,7 @@ def coalesce(
     max_gap_bytes: int = REMOTE_MAX_GAP_BYTES,
     max_span_bytes: int = MAX_SPAN_BYTES,
 ) -> list[RowSpan]:
-    """Plan the reads of ``rows``, ``(k,)`` in any order. Takes O(k log k) time and O(k) memory.
+    """Plan reads that cover ``rows``, ``(k,)`` in any order, in O(k log k) time and O(k) memory.
 
     ``start`` is the absolute offset of row 0. Gaps of up to ``max_gap_bytes`` are read and discarded. A single row may
     exceed ``max_span_bytes``.
@@ -106,7 +106,7 @@ def coalesce(
 
 
 def cut_span(start: int, stop: int, step_n_bytes: int) -> list[Span]:
-    """Cut ``[start, stop)`` into consecutive spans of ``step_n_bytes``."""
+    """Cut ``[start, stop)`` into consecutive spans of at most ``step_n_bytes``."""
     return [(at, min(at + step_n_bytes, stop)) for at in range(start, stop, step_n_bytes)]
 
 
@@ -114,7 +114,7 @@ class ReadsRows(Protocol):
     """A source of rows, such as a tensor source."""
 
     def read_rows(self, name: str, rows: npt.NDArray[np.int64], *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows; see ``TensorSource.read_rows``."""
+        """Return the given rows; see ``TensorSource.read_rows``."""
         ...
 
 
@@ -126,9 +126,9 @@ def iter_row_blocks(
     *,
     max_gap_bytes: int | None = None,
 ) -> Generator[torch.Tensor, None, None]:
-    """Yield a matrix's rows in blocks ``(<= block_rows, d)``, prefetching the next block.
+    """Yield the given rows of a matrix in blocks ``(<= block_rows, d)``, prefetching the next block.
 
-    Closing the generator waits for the current read to end.
+    Closing the generator waits for the current read to finish.
     """
     if block_rows < 1:
         raise InputError(f"a block must have at least one row, got block_rows={block_rows}")
@@ -155,7 +155,7 @@ def iter_row_blocks(
 
 
 ROW_SPAN_FACTOR = 8
-"""Limit on a single read of rows, as a multiple of the limit on a single read of a whole tensor.
+"""Factor by which a read may be longer for rows than for whole tensors.
 
 Longer reads save requests without extra memory, because the caller keeps the rows anyway."""
 
@@ -163,10 +163,10 @@ ROWS_AT_ONCE = 512
 
 
 class RangedTensors(ABC):
-    """Tensors at the offsets in their specs. Implements ``TensorSource`` and ``StoredTensors``.
+    """Base class for tensors in byte ranges of files. Implements ``TensorSource`` and ``StoredTensors``.
 
-    Subclasses implement :meth:`names`, :meth:`spec`, ``paths`` and ``description``, and may override encodings.
-    ``max_span_bytes`` limits memory. Thread-safe.
+    Subclasses implement :meth:`names`, :meth:`spec`, ``paths`` and ``description``, and may override the encodings.
+    ``max_span_bytes`` limits the size of a single read. Thread-safe.
     """
 
     def __init__(self, tree: FileTree, *, max_span_bytes: int = MAX_SPAN_BYTES) -> None:
@@ -200,7 +200,7 @@ class RangedTensors(ABC):
         """Return the shape, dtype and location of a tensor."""
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a whole tensor as float32; float64 is kept."""
+        """Return a whole tensor as float32, unless it is stored as float64."""
         spec = self.spec(name)
         label = self._byte_source(spec.path).label
         encoding = self._weight_encoding(spec, label)
@@ -215,9 +215,9 @@ class RangedTensors(ABC):
         return _empty(encoding, widen=True).reshape(spec.shape) if out is None else out.reshape(spec.shape)
 
     def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows as float32, ``(k, d)``; float64 is kept.
+        """Return the given rows, ``(k, d)``, as float32, unless stored as float64.
 
-        ``max_gap_bytes`` defaults to the byte source's ``gap_bytes``, or to 128 KiB.
+        ``max_gap_bytes`` defaults to the byte source's ``gap_bytes``, or else to 128 KiB.
         """
         spec = self.spec(name)
         label = self._byte_source(spec.path).label
@@ -225,7 +225,7 @@ class RangedTensors(ABC):
         return self._gather(spec, rows, encoding, max_gap_bytes, widen=True)
 
     def read_stored(self, name: str) -> torch.Tensor:
-        """Return a whole tensor as stored, or as bytes."""
+        """Return a whole tensor in its stored dtype, or as bytes if torch lacks it."""
         spec = self.spec(name)
         encoding = self._stored_encoding(spec)
         pieces = list(self._pieces(spec, encoding))
@@ -233,10 +233,10 @@ class RangedTensors(ABC):
         return (torch.cat(pieces) if pieces else _empty(encoding)).reshape(shape)
 
     def read_stored_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows in the stored dtype, ``(k, d)``; see :meth:`read_rows`."""
+        """Return the given rows, ``(k, d)``, in the stored dtype; see :meth:`read_rows`."""
         spec = self.spec(name)
         encoding = self._stored_encoding(spec)
-        # Gathered as bytes, because torch cannot index every dtype that a file may hold.
+        # Gathered as bytes, because torch cannot index every dtype that a file may contain.
         as_bytes = replace(encoding, decode=partial(view_bytes, dtype=torch.uint8), n_decoded=encoding.n_bytes)
         return self._gather(spec, rows, as_bytes, max_gap_bytes, widen=False).view(_empty(encoding).dtype)
 
@@ -272,7 +272,7 @@ class RangedTensors(ABC):
             if out is None:
                 dtype = result_dtype(decoded.dtype) if widen else decoded.dtype
                 out = torch.empty((wanted.size, width), dtype=dtype)
-            for start in range(0, len(part.slots), ROWS_AT_ONCE):  # in steps, because a widened copy of all is large
+            for start in range(0, len(part.slots), ROWS_AT_ONCE):  # in steps, to avoid a widened copy of all rows
                 some = slice(start, start + ROWS_AT_ONCE)
                 values = decoded[torch.from_numpy(part.offsets[some])].to(out.dtype)
                 if widen:
@@ -289,7 +289,7 @@ class RangedTensors(ABC):
 
 
 def check_rows(spec: TensorSpec, rows: IntArray, label: str) -> IntArray:
-    """Return the row numbers as int64.
+    """Validate row numbers and return them as int64.
 
     Raises:
         InputError: If the tensor has fewer than two axes, or a row number is out of range.

@@ -1,4 +1,4 @@
-"""Tensors of safetensors files, single or sharded, read with range requests.
+"""Read safetensors files, single or sharded, with range requests.
 
 A file consists of ``N`` as a little-endian ``u64``, ``N`` bytes of JSON that map each name to ``{dtype, shape,
 data_offsets}``, and the data.
@@ -6,11 +6,12 @@ data_offsets}``, and the data.
 The reader accepts the same files as the format's validator (``Metadata::validate`` in ``safetensors/src/tensor.rs``,
 0.8), except that it is:
 
-- stricter on what the README forbids: white space before the ``{``; a duplicate name.
-- stricter on what no writer produces: an entry that is a JSON array; a dtype ``{"F32": null}``.
-- stricter on what torch may fail on: more than 64 axes; an empty tensor whose other sizes multiply to more than 2^48.
-- stricter on memory: no more values than about 90,000 tensors need.
-- more lenient on unknown fields of an entry: they may be nested deeper than 127 levels (up to Python's limit).
+- stricter on what the README forbids: white space before the ``{``, or a duplicate name.
+- stricter on forms that writers do not produce: entries that are JSON arrays, or a dtype ``{"F32": null}``.
+- stricter on shapes that torch may reject: more than 64 axes, or an empty tensor whose other sizes multiply to more
+  than 2^48.
+- stricter on size: at most as many values as about 90,000 tensors need.
+- more lenient on unknown fields of an entry, which may be nested deeper than 127 levels (up to Python's limit).
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ _FIELDS = ("dtype", "shape", "data_offsets")
 def read_header_n_bytes(prefix: bytes, *, n_file_bytes: int, label: str) -> int:
     """Return the number of JSON bytes after the length field.
 
-    ``prefix`` is the first 8 or 9 bytes of the file; the 9th byte shows whether a header follows.
+    ``prefix`` contains at least the first 8 bytes of the file; the ninth, if given, is checked too.
 
     Raises:
-        CorruptCheckpointError: If the file is too short, or the length is not allowed.
+        CorruptCheckpointError: If the file is too short, the length is not allowed, or no header follows.
     """
     with naming(label):
         if n_file_bytes < LENGTH_N_BYTES or len(prefix) < LENGTH_N_BYTES:
@@ -66,7 +67,7 @@ def read_header_n_bytes(prefix: bytes, *, n_file_bytes: int, label: str) -> int:
 def parse_header(header: bytes, *, n_file_bytes: int, path: str, label: str) -> dict[str, TensorSpec]:
     """Parse and validate the JSON bytes of a header.
 
-    Offsets are absolute, and cover the data without gaps or overlaps.
+    The offsets in the specs are absolute, and cover the data without gaps or overlaps.
 
     Raises:
         CorruptCheckpointError: If the header breaks the rules of the format.
@@ -107,7 +108,7 @@ def _load_object(header: bytes) -> dict[str, object]:
             parse_constant=_refuse_constant,
         )
         if re.search(r"\\u[dD][89a-fA-F]", text):
-            # Half of a surrogate pair is not a character; Python accepts it, the format does not.
+            # Half of a surrogate pair is not a character; Python accepts it, but the format does not.
             json.dumps(loaded, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as exc:
         raise CorruptCheckpointError(f"the header escapes half a surrogate pair: {exc}") from exc
@@ -134,7 +135,7 @@ def _has_odd_number(header: bytes) -> bool:
 
 
 def _parse_int(digits: str) -> int | float:
-    if len(digits) >= 300:  # beyond any float: out of range for the format's parser, and slow to parse here
+    if len(digits) >= 300:  # larger than any float: out of range for the format's parser, and slow to parse here
         return _parse_float(digits)
     # The format's parser reads "-0" as a float, which is not a valid size or offset.
     return int(digits) if digits != "-0" else -0.0
@@ -243,13 +244,13 @@ shorter."""
 
 
 UNNAMED_TENSORS = 100_000
-"""Shards may list at most twice as many tensors as their index, plus this many, which one header can list."""
+"""Shards may list up to twice as many tensors as their index, plus this number."""
 
 
 class SafetensorsSource(ShardedTensors):
-    """The tensors of a safetensors checkpoint, read lazily. Implements ``TensorSource`` and ``StoredTensors``.
+    """The tensors of a safetensors checkpoint, read lazily.
 
-    Reading a header takes one or two reads.
+    Each header takes one or two reads.
     """
 
     format_name = "safetensors"
@@ -261,7 +262,7 @@ class SafetensorsSource(ShardedTensors):
 
     @cached_property
     def _unparsed(self) -> dict[str, bytes]:
-        """Headers, keyed by file, read to count their tensors."""
+        """Headers that were read to count their tensors, keyed by file."""
         return {}
 
     def _most_tensors(self, path: str) -> int:
@@ -280,7 +281,7 @@ class SafetensorsSource(ShardedTensors):
             content = self._header_bytes(path)
         source = self._byte_source(path)
         if self._index is not None:
-            # Shards list little besides the tensors in the index. Many shards with long headers would take minutes.
+            # Normal shards list few tensors that the index lacks. Parsing many long headers would take minutes.
             self._n_listed += json_values(content) // MARKS_OF_A_TENSOR
             if self._n_listed > 2 * len(self._index.weight_map) + UNNAMED_TENSORS:
                 raise UnsupportedFormatError(

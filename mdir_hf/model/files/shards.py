@@ -1,7 +1,6 @@
-"""Tensors in one file or several shards.
+"""Read tensors from one file or several shards.
 
-If there is an index, only the needed shards are opened. If the index contradicts a header or the file sizes, all
-headers are read.
+If there is an index, only the needed shards are opened, unless it contradicts a header or the file sizes.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from mdir_hf.model.files.ranged import MAX_SPAN_BYTES, RangedTensors
 from mdir_hf.model.files.sources import Description, FileTree, StoredTensor, TensorSpec, TreeThatReadsAhead
 
 Header = Mapping[str, TensorSpec | str]
-"""A weight file's tensors, keyed by name: the spec, or the kind of an unsupported tensor."""
+"""Specs of a weight file's tensors, keyed by name; for an unsupported tensor, a description instead."""
 
 
 class ShardedTensors(RangedTensors):
-    """A checkpoint's tensors, in one file or several. Implements ``TensorSource`` and ``StoredTensors``.
+    """Base class for tensors in one file or several.
 
-    Subclasses implement :meth:`_read_header`, which is called at most once per file. If file sizes can contradict an
-    index, they set ``sizes_tell``. Thread-safe.
+    Subclasses implement :meth:`_read_header`, which is called at most once per file. They set ``sizes_tell`` if file
+    sizes can reveal that an index is out of date. Thread-safe.
     """
 
     format_name: ClassVar[str]
@@ -59,12 +58,12 @@ class ShardedTensors(RangedTensors):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The weight files named in the index, sorted."""
+        """The weight files, sorted, including missing files that the index names."""
         return self._paths
 
     @property
     def description(self) -> Description:
-        """The format, with a note if the index is wrong."""
+        """The format and any notes, such as that the index is out of date."""
         return Description(self.format_name, notes=self._all_notes())
 
     def add_note(self, note: str) -> None:
@@ -77,7 +76,7 @@ class ShardedTensors(RangedTensors):
         return (*self._notes, self._disagreement.note(self._index.path))
 
     def names(self) -> tuple[str, ...]:
-        """Return the sorted names of all tensors; until they change, calls return the same object.
+        """Return the sorted names of all tensors, as the same object until they change.
 
         Reads headers unless there is an index that agrees with the file sizes.
         """
@@ -117,7 +116,7 @@ class ShardedTensors(RangedTensors):
             self._names = None
 
     def contents(self) -> Iterator[StoredTensor]:
-        """Yield every tensor in the headers read so far."""
+        """Yield every tensor."""
         with self._lock:
             places = dict(self._paths_of_names())
         for name, path in sorted(places.items()):
@@ -137,7 +136,7 @@ class ShardedTensors(RangedTensors):
                 yield StoredTensor(name, name, spec.n_bytes, spec.shape)
 
     def spec(self, name: str) -> TensorSpec:
-        """Return the spec of a tensor. Reads its shard's header once."""
+        """Return a tensor's spec. Reads the header of its shard on first use."""
         path = self._paths_of_names().get(name)
         if path is None:
             raise TensorNotFoundError(f"there is no tensor {name!r} in {list_some(self._paths)}", subject=self.label)
@@ -200,7 +199,7 @@ class ShardedTensors(RangedTensors):
         if len(path_of) < len(listed):
             twice = next(name for name, n in Counter(name for name, _ in listed).items() if n > 1)
             holders = [path for name, path in listed if name == twice]
-            # Shards have no tensor in common; slices have the same names.
+            # Shards have no tensors in common, but slices have the same names.
             are_slices = 2 * (len(listed) - len(path_of)) >= len(path_of)
             raise CorruptCheckpointError(
                 f"tensor {twice!r} is in {' and in '.join(holders)}, and no index says which one is valid"
@@ -244,7 +243,7 @@ def list_some(names: Iterable[str], most: int = 3) -> str:
 
 
 def check_complete(shards: Mapping[int, str], total: int, *, what: str, named: str) -> None:
-    """Raise ``CorruptCheckpointError`` unless all ``total`` numbered files are present."""
+    """Raise ``CorruptCheckpointError`` unless files 1 to ``total`` are all present."""
     missing = [number for number in range(1, total + 1) if number not in shards]
     if missing or len(shards) != total:
         raise CorruptCheckpointError(

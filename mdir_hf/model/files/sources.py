@@ -1,4 +1,4 @@
-"""Interfaces of files and weights. Implementations must pass the suites in ``tests/conformance_*.py``."""
+"""Interfaces for files and weights. Implementations must pass the tests in ``tests/conformance_*.py``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Span = tuple[int, int]
 class ByteSource(Protocol):
     """Random access to the bytes of one immutable file.
 
-    An implementation may have ``gap_bytes``, the largest gap that costs less to read than another request.
+    An implementation may define ``gap_bytes``, the largest gap that is cheaper to read than to skip.
     """
 
     @property
@@ -30,7 +30,7 @@ class ByteSource(Protocol):
 
     @property
     def n_bytes(self) -> int:
-        """Size of the file."""
+        """Size of the file in bytes."""
         ...
 
     def read(self, start: int, stop: int) -> bytes:
@@ -68,7 +68,7 @@ class FileTree(Protocol):
 
     @property
     def label(self) -> str:
-        """``owner/name@0123abc`` or the folder, used in messages."""
+        """Name used in messages: ``owner/name@0123abc`` or the folder."""
         ...
 
     @property
@@ -85,7 +85,7 @@ class FileTree(Protocol):
         ...
 
     def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
-        """Return the content of a small file, using the standard cache.
+        """Return the contents of a small file, using the standard cache.
 
         Raises:
             FileMissingError: If the file does not exist.
@@ -95,14 +95,13 @@ class FileTree(Protocol):
 
 
 MOST_AXES = 64
-"""Largest number of axes that torch supports. Weights have at most five."""
+"""Maximum number of axes in torch."""
 MOST_ELEMENTS = 1 << 48
-"""Limit for the product of all nonzero sizes. Empty tensors can state any sizes, and numbers derived from these
-(strides, rows of unpacked codes) could overflow 64 bits."""
+"""Limit on the product of a shape's nonzero sizes, so that strides of empty tensors do not overflow 64 bits."""
 
 
 def excess_of_shape(shape: Sequence[int]) -> str | None:
-    """Return how a shape exceeds the limits, as a clause, or None."""
+    """Return a clause that says which limit a shape exceeds, or None."""
     if len(shape) > MOST_AXES:
         return f"has {len(shape):,} axes; the limit is {MOST_AXES}"
     n_elements = 1
@@ -141,10 +140,10 @@ class Description:
     """Properties of a checkpoint.
 
     Attributes:
-        format: Name of the format for users, such as ``safetensors``.
+        format: Name of the format, such as ``safetensors``.
         quantization: The quantisation, such as ``GPTQ, 4 bits in groups of 128``, or None.
-        metadata: Key/value pairs in a GGUF header.
-        unreadable: Tensors whose numbers cannot be decoded.
+        metadata: Key/value pairs from a GGUF header.
+        unreadable: Names of tensors that cannot be decoded.
     """
 
     format: str
@@ -155,7 +154,7 @@ class Description:
 
 
 class Checkpoint(Protocol):
-    """A checkpoint before its weights are read."""
+    """The names, shapes and sizes of a checkpoint's tensors."""
 
     @property
     def label(self) -> str:
@@ -174,15 +173,15 @@ class Checkpoint(Protocol):
 
     @property
     def description(self) -> Description:
-        """Properties of the checkpoint. May read the header of a file."""
+        """Properties of the checkpoint. May read headers."""
         ...
 
     def names(self) -> tuple[str, ...]:
-        """Return the sorted names of all tensors. Reads no headers if there is an index."""
+        """Return the sorted names of all tensors. Usually reads no headers if there is an index."""
         ...
 
     def spec(self, name: str) -> TensorSpec:
-        """Return the shape, dtype and location of a tensor. Reads its shard's header once.
+        """Return the shape, dtype and location of a tensor. Reads its shard's header on first use.
 
         Raises:
             TensorNotFoundError: If the tensor does not exist.
@@ -195,7 +194,7 @@ class TensorSource(Checkpoint, Protocol):
     """The weights of one checkpoint, read lazily."""
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a whole tensor as float32 (or float64 if stored so), in the shape of its spec.
+        """Return a whole tensor, in the shape of its spec, as float32 (or float64 if stored as float64).
 
         Raises:
             TensorNotFoundError: If the tensor does not exist.
@@ -205,53 +204,51 @@ class TensorSource(Checkpoint, Protocol):
         ...
 
     def read_rows(self, name: str, rows: npt.NDArray[np.int64], *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return some rows as float32 (or float64 if stored so), ``(len(rows), d)``, in the given order.
+        """Return the requested rows in the given order, ``(len(rows), d)``, in the same dtype as :meth:`read`.
 
         In a stack ``(..., m, d)``, row ``i`` of matrix ``e`` has the number ``e * m + i``. Gaps of up to
         ``max_gap_bytes`` are read and discarded; the default depends on the source.
 
         Raises:
             InputError: If the tensor has fewer than two axes, or a row number is out of range.
-            CheckpointError: As for :meth:`read`, but only requested rows are checked for NaN and infinity.
+            CheckpointError: As for :meth:`read`, but only these rows are checked for NaN and infinity.
         """
         ...
 
 
 class StoredRows(Protocol):
-    """Tensors as stored: codes, scales and packed words."""
+    """Reads tensors as stored, including codes, scales and packed words."""
 
     def read_stored(self, name: str) -> torch.Tensor:
         """Return a whole tensor in its stored dtype and shape.
 
-        Dtypes that torch lacks (F4, F6) become uint8, with the last axis in bytes.
+        Dtypes that torch lacks (F4, F6) are returned as uint8, with the last axis in bytes.
         """
         ...
 
     def read_stored_rows(
         self, name: str, rows: npt.NDArray[np.int64], *, max_gap_bytes: int | None = None
     ) -> torch.Tensor:
-        """Return some rows as stored, numbered as in :meth:`TensorSource.read_rows`."""
+        """Return the given rows as stored, numbered as in :meth:`TensorSource.read_rows`."""
         ...
 
 
 class StoredTensors(Checkpoint, StoredRows, Protocol):
-    """The names of tensors, and their stored form."""
+    """A checkpoint whose tensors can be read as stored."""
 
 
 class StoredSource(TensorSource, StoredTensors, Protocol):
-    """Plain tensors of a format as numbers, and all tensors as stored."""
+    """A source that reads plain tensors as numbers, and all tensors as stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A stored tensor, and the weight that it belongs to.
+    """A stored tensor, and the weight to which it belongs.
 
     Attributes:
-        name: Name in the files.
-        weight: Name of the weight that contains or needs it.
         n_bytes: Stored size; None if the header has not been read.
         shape: Stored shape; None if the header has not been read.
-        belongs_to_other: Whether this is a companion of another tensor.
+        belongs_to_other: Whether it is a companion of another tensor, such as its scales.
         reason: Why the weight cannot be read or is unused, or None.
     """
 
@@ -268,7 +265,7 @@ class ListsContents(Protocol):
     """A tensor source that can list every tensor in its files."""
 
     def contents(self) -> Iterator[StoredTensor]:
-        """Yield every tensor in the headers read so far, sending no requests."""
+        """Yield every tensor."""
         ...
 
     def read_all_headers(self) -> None:
@@ -281,15 +278,15 @@ class TreeThatReadsAhead(Protocol):
     """A file tree that can prefetch several files."""
 
     def expect(self, *, whole: Iterable[str] = (), heads: Iterable[str] = ()) -> None:
-        """Prefetch small files, and the first bytes of large ones."""
+        """Prefetch whole files, and the first bytes of others."""
         ...
 
 
 @runtime_checkable
 class TreeWithTensors(Protocol):
-    """A file tree that has tensors but no weight files."""
+    """A file tree that may contain tensors in memory instead of weight files."""
 
     @property
     def tensors(self) -> StoredSource | None:
-        """The stored tensors, or None."""
+        """The tensors, or None."""
         ...

@@ -1,4 +1,4 @@
-"""Represent a model or tokenizer in memory as a repository."""
+"""Wrap a model or tokenizer in memory in a repository."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def active_adapters(model: Any, *, wanted: bool) -> tuple[str, ...]:  # noqa: ANN401 - from PEFT, which is optional
-    """Return the active adapters in order; if they are disabled or merged, return none.
+    """Return the names of active adapters in order, or none if they are disabled or merged.
 
     Raises:
-        InputError: If only some adapters are merged, or merged adapters are not wanted.
+        InputError: If only some adapters are merged, or any is merged but not ``wanted``.
     """
     layers = [module for module in model.modules() if hasattr(module, "merged_adapters") and hasattr(module, "merged")]
     merged = {name for layer in layers for name in layer.merged_adapters}
@@ -53,7 +53,7 @@ def adapter_files(
     *,
     base: str,
 ) -> tuple[Mapping[str, bytes], Mapping[str, torch.Tensor]]:
-    """Return an adapter's config as a file, and its tensors by PEFT's names."""
+    """Return an adapter's config file, and its tensors keyed by PEFT's names."""
     from peft import get_peft_model_state_dict
 
     tensors = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
@@ -67,18 +67,18 @@ def _as_json(value: object) -> object:
 
 
 MAX_FILE_N_BYTES = 256 << 20
-"""Files from ``save_pretrained`` that are larger are ignored; no tokenizer file is as large."""
+"""Larger files written by ``save_pretrained`` are ignored; no tokenizer file is that large."""
 
 
 def load_tokenizer(tokenizer: object) -> LoadedRepository:
-    """Return a ``PreTrainedTokenizerBase``, or a processor's tokenizer, as a repository.
+    """Wrap a ``PreTrainedTokenizerBase``, or a processor's tokenizer, in a repository.
 
-    A slow tokenizer is saved to a temporary folder.
+    A slow tokenizer is first saved to a temporary folder.
 
     Raises:
         InputError: If the object is not a tokenizer.
     """
-    unwrapped: Any = getattr(tokenizer, "tokenizer", tokenizer)  # a processor has one
+    unwrapped: Any = getattr(tokenizer, "tokenizer", tokenizer)  # processors contain a tokenizer
     label = f"memory:{type(unwrapped).__name__}"
     backend: Any = getattr(unwrapped, "backend_tokenizer", None)
     if hasattr(backend, "to_str"):
@@ -96,9 +96,9 @@ def load_tokenizer(tokenizer: object) -> LoadedRepository:
 
 
 def load_model(model: object, *, tokenizer: LoadedRepository | None = None, adapter: bool = True) -> LoadedRepository:
-    """Return a ``PreTrainedModel``, or a PEFT model around one, as a repository. Parameters are not read.
+    """Wrap a ``PreTrainedModel``, or a PEFT model around one, in a repository without reading its parameters.
 
-    Wrappers of DistributedDataParallel and ``torch.compile`` are removed.
+    Wrappers added by DistributedDataParallel and ``torch.compile`` are removed.
 
     Raises:
         InputError: If the object is not a transformers model, or its parameters cannot be read one at a time.

@@ -1,4 +1,4 @@
-"""A model in memory as a repository of tensors and small files."""
+"""A repository of tensors and small files that are in memory."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from mdir_hf.model.hub import IoLedger
 
 @dataclass(eq=False, repr=False)
 class LoadedRepository:
-    """A model or tokenizer in memory, as a repository. Implements ``Repository`` and ``TreeWithTensors``.
+    """A repository for a model or tokenizer in memory. Implements ``Repository`` and ``TreeWithTensors``.
 
     Attributes:
-        repo: Name to show in reports, such as ``memory:LlamaForCausalLM(Qwen/Qwen2.5-0.5B)``.
-        contents: Contents of small files, keyed by name.
-        tensors: Tensors, keyed by the names used when saving; None for a tokenizer.
-        came_from: Name that transformers loaded it from, or None.
+        repo: Name shown in reports, such as ``memory:LlamaForCausalLM(Qwen/Qwen2.5-0.5B)``.
+        tensors: The tensors, under the names used when saving; None for a tokenizer.
+        came_from: Name that the model was loaded from, or None.
     """
 
     repo: str
@@ -53,11 +52,11 @@ class LoadedRepository:
         }
 
     def open(self, path: str) -> ByteSource:
-        """Raise an error, because the repository has no files."""
+        """Raise ``FileMissingError``, because there are no weight files."""
         raise FileMissingError(f"there is no file {path!r}: the model is in memory", subject=self.label)
 
     def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
-        """Return a small file without counting its bytes."""
+        """Return the contents of a small file without counting it towards the bytes read."""
         content = self.contents.get(path)
         if content is None:
             raise FileMissingError(f"a model in memory has no file {path!r}", subject=self.label)
@@ -69,22 +68,22 @@ class LoadedRepository:
         return content
 
     def expect(self, *, whole: Iterable[str] = (), heads: Iterable[str] = ()) -> None:
-        """Do nothing, because memory reads are fast."""
+        """Do nothing, because data in memory needs no prefetching."""
 
     def count(self, name: str, n_bytes: int) -> None:
-        """Count a tensor's bytes before copying them, enforcing the ledger's limit."""
+        """Count a tensor's bytes before it is copied, enforcing the ledger's limit."""
         with self.ledger.reserve(f"{self.label}:{name}", n_bytes) as arrived:
             arrived(n_bytes)
 
     def counted_by(self, ledger: IoLedger) -> LoadedRepository:
-        """Use this ledger from now on."""
+        """Count further reads, including the base's, in this ledger, and return ``self``."""
         self.ledger = ledger
         if self.base is not None:
             self.base.counted_by(ledger)
         return self
 
     def open_base(self, reference: str, *, revision: str | None = None, allow_local: bool = True) -> LoadedRepository:
-        """Return an adapter's base in memory, given its name in the config."""
+        """Return an adapter's base, given its name in the config."""
         del revision, allow_local
         if self.base is None:
             raise FileMissingError(f"there is no base {reference!r}", subject=self.label)

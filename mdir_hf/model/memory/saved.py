@@ -1,4 +1,4 @@
-"""A model's parameters under their saved names, created on access."""
+"""A model's parameters under the names used when saving."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from mdir_hf.model.files.decode import NAME_OF_TORCH_DTYPE
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedParameter:
-    """A model's parameter or buffer, wherever its values are stored."""
+    """A parameter or buffer of a model, which may be sharded or offloaded."""
 
     name: str
     tensor: torch.Tensor
 
     def outline(self) -> torch.Tensor:
-        """Return a meta tensor of the full shape and dtype."""
+        """Return a meta tensor with the parameter's dtype and full shape."""
         shape = getattr(self.tensor, "ds_shape", self.tensor.shape)  # ZeRO-3 leaves an empty tensor on each rank
         return torch.empty(tuple(shape), dtype=self.tensor.dtype, device="meta")
 
     @property
     def is_at_hand(self) -> bool:
-        """Whether the tensor is plain and has all of its values."""
+        """Whether this is a plain tensor that contains all of its values."""
         return not (
             self.tensor.device.type == "meta"
             or hasattr(self.tensor, "ds_id")
@@ -40,7 +40,7 @@ class PlacedParameter:
 
     @property
     def place(self) -> object:
-        """A key that is equal for parameters that share memory."""
+        """A key that is the same for parameters that share memory."""
         if self.is_at_hand and self.tensor.numel():
             return self.tensor.device, self.tensor.data_ptr(), tuple(self.tensor.shape)
         return id(self.tensor)
@@ -102,8 +102,8 @@ def _weight_maps(hook: Any) -> Iterator[Mapping[str, torch.Tensor]]:  # noqa: AN
 class SavedParameters(Mapping[str, torch.Tensor]):
     """A model's tensors, keyed by the names used when saving, and gathered or converted on access.
 
-    transformers 5 fuses experts in memory. The conversion runs first on the meta device, to find which parameters each
-    saved tensor comes from, and then on one group at a time. ``outlines`` contains all tensors on the meta device.
+    transformers 5 fuses experts in memory and splits them when saving. This conversion runs once on the meta device, to
+    find the parameters behind each saved tensor, and then on access.
     """
 
     def __init__(self, model: Any, parameters: Mapping[str, PlacedParameter]) -> None:  # noqa: ANN401 - from transformers
@@ -130,7 +130,7 @@ class SavedParameters(Mapping[str, torch.Tensor]):
         if parameter_name is not None and self._parameters[parameter_name].is_at_hand:
             return self._parameters[parameter_name].tensor.detach()
         sources = self._sources[name]
-        with self._lock:  # so that only one group is in memory, and all ranks gather in one order
+        with self._lock:  # so that one group is in memory, and all ranks gather in the same order
             # Training changes parameters in place, which increases their version.
             group = (sources, tuple(self._parameters[source].version for source in sources))
             if self._held is None or self._held[0] != group:
@@ -145,12 +145,12 @@ class SavedParameters(Mapping[str, torch.Tensor]):
 
 
 class _Origins(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
-    """Records the named tensors behind each computed tensor."""
+    """Records which named tensors each computed tensor depends on."""
 
     def __init__(self, named: Mapping[str, torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
         self._of = {id(tensor): frozenset((name,)) for name, tensor in named.items()}
-        self._alive: list[torch.Tensor] = []  # an id is valid only while its tensor lives
+        self._alive: list[torch.Tensor] = []  # an id is valid only while its tensor exists
 
     def of(self, tensor: torch.Tensor) -> frozenset[str]:
         return self._of.get(id(tensor), frozenset())

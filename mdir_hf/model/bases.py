@@ -1,4 +1,4 @@
-"""The repositories that contain the weights of a model and its bases."""
+"""Open the weights of a model, or of an adapter and its base models."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from mdir_hf.model.files import AdapterConfig, TensorSource, has_adapter, open_c
 from mdir_hf.model.hub import Repository
 
 MAX_ADAPTERS = 4
-"""Maximum length of a chain of adapters. PEFT saves one adapter on a base."""
+"""Maximum number of adapters stacked on a base."""
 
 
 class OpenRepository(Protocol):
-    """:func:`~mdir_hf.model.hub.open_repository` with its other options bound."""
+    """Signature of :func:`~mdir_hf.model.hub.open_repository` with its other options bound."""
 
     def __call__(self, reference: str, *, revision: str | None = None, allow_local: bool = True) -> Repository: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A model's weights; for an adapter, its base's weights are included.
+    """The weights of a model, or of an adapter together with its base.
 
     Attributes:
         tensors: All tensors, including the base's.
-        paths: Weight files of the repository.
+        paths: Weight files, excluding the base's.
         recipe: How the adapter is applied; empty if there is no adapter.
     """
 
@@ -56,7 +56,7 @@ class Weights:
         return self.chain[-1].repository
 
     def digests(self) -> dict[str, str] | None:
-        """SHA-256 and recipe of each weight file, if known without reading the files."""
+        """Return the SHA-256 and recipe of each weight file, or None if any is unknown."""
         known: dict[str, str] = {}
         for files in self.chain:
             for path in files.paths:
@@ -67,7 +67,7 @@ class Weights:
         return known
 
     def identities(self) -> frozenset[str] | None:
-        """Identity of each weight file, if all are known."""
+        """Return the SHA-256 or else the inode of each weight file, or None if any is unknown."""
         entries = [(files.repository.files.get(path), files.recipe) for files in self.chain for path in files.paths]
         known = [(entry.sha256 or entry.inode, recipe) for entry, recipe in entries if entry is not None]
         if len(known) < len(entries) or not all(identity for identity, _ in known):
@@ -78,10 +78,11 @@ class Weights:
 def open_weights(repository: Repository, *, variant: str | None, open_other: OpenRepository) -> Weights:
     """Open the weights of a model, or of an adapter and its base.
 
-    ``variant`` selects files of the base. If a downloaded adapter names a local path, it is never opened.
+    ``variant`` selects the weight files of the model or base. Local paths named by downloaded adapters are never
+    opened.
 
     Raises:
-        CheckpointError: If there are no readable weights, or adapters form a cycle.
+        CheckpointError: If there are no readable weights, or the adapters form a cycle.
         HubError: If the base cannot be read.
     """
     return _open(repository, variant, open_other, ())
@@ -120,7 +121,7 @@ def _open(
 
 
 def _open_base_repository(adapter: Repository, config: AdapterConfig, open_other: OpenRepository) -> Repository:
-    # A folder downloaded from the Hub counts as a stranger's, even though it is on this disk.
+    # A folder downloaded from the Hub is not trusted, even though it is on this disk.
     is_ours = adapter.is_local and adapter.commit is None
     if config.base is None:
         raise UnsupportedFormatError(
@@ -141,7 +142,7 @@ def _open_base_repository(adapter: Repository, config: AdapterConfig, open_other
             subject=adapter.label,
         ) from exc
     except (RepositoryNotFoundError, FileMissingError) as exc:
-        # A path on somebody's machine can look like owner/name/folder.
+        # A path on another machine can look like owner/name/folder.
         exc.message = (
             f"{exc.message}; if this is a local path, or is no longer on the Hub, compare a merged copy of the adapter"
         )
@@ -151,10 +152,10 @@ def _open_base_repository(adapter: Repository, config: AdapterConfig, open_other
 
 
 def open_bases_at(open_repository: OpenRepository, bases: Sequence[str]) -> OpenRepository:
-    """Pin an adapter's base models to known commits, each given as ``owner/name@commit``.
+    """Wrap ``open_repository`` so that each base, given as ``owner/name@commit``, is opened at its commit.
 
     Raises:
-        InputError: If an entry does not name a base and a commit.
+        InputError: If an entry in ``bases`` is malformed.
     """
     commits: dict[str, str] = {}
     for base in bases:
@@ -173,7 +174,7 @@ def open_bases_at(open_repository: OpenRepository, bases: Sequence[str]) -> Open
 
 
 def about_model(exc: MdirError, repository: Repository) -> MdirError:
-    """Add the name of the model, or of an adapter's base, to errors."""
+    """Add the model's name to an error, and mark errors about an adapter's base."""
     named = exc.about(repository.label)
     if has_adapter(repository) and not (named.subject or "").startswith(repository.label):
         named.message = f"{named.message} (needed as the base of the adapter {repository.label})"

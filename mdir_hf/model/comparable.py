@@ -16,7 +16,7 @@ class PlacedTensors(Protocol):
 
     @property
     def label(self) -> str:
-        """Name in errors and caveats: ``owner/name@0123abc`` or the folder."""
+        """Name used in errors and caveats: ``owner/name@0123abc`` or the folder."""
 
     @property
     def tensors(self) -> TensorSource:
@@ -32,7 +32,7 @@ class Comparable(PlacedTensors, Protocol):
 
     @property
     def vocabulary(self) -> Vocabulary | None:
-        """The token of each row, or None."""
+        """The token for each embedding row, or None if unknown."""
 
     @property
     def vocabulary_key(self) -> object:
@@ -40,16 +40,16 @@ class Comparable(PlacedTensors, Protocol):
 
     @property
     def vocabulary_from(self) -> str | None:
-        """Source of a vocabulary other than the model's own, or None."""
+        """Source of the vocabulary if it is not the model's own, else None."""
 
     def vocabulary_doubts(self) -> tuple[str, ...]:
-        """Contradictions between tokenizer files. May read another file."""
+        """Return contradictions between tokenizer files. May read a file."""
 
     def identities(self) -> frozenset[str] | None:
-        """SHA-256 or inode of each weight file, if known without reading the files."""
+        """Return the SHA-256 or inode of each weight file, or None if any is unknown."""
 
     def summary(self) -> ModelSummary:
-        """The model's entry in a report."""
+        """Return the model's entry in a report."""
 
 
 def have_one_vocabulary(reference: Comparable, candidate: Comparable) -> bool:
@@ -59,7 +59,7 @@ def have_one_vocabulary(reference: Comparable, candidate: Comparable) -> bool:
 
 
 def vocabularies_of(reference: Comparable, candidate: Comparable) -> tuple[Vocabulary | None, Vocabulary | None]:
-    """Return both vocabularies; if the tokenizer files are identical, both are the same object.
+    """Return both vocabularies, as the same object if the tokenizer files are identical.
 
     Raises:
         VocabularyError: If a tokenizer file is invalid.
@@ -71,7 +71,7 @@ def vocabularies_of(reference: Comparable, candidate: Comparable) -> tuple[Vocab
 def numbers_are_free(*models: PlacedTensors) -> bool:
     """Return whether residual channel numbers have no known meaning in any of ``models``.
 
-    The bound requires this of one model only, but a meaning may be unknown.
+    The bound requires this of one model only; checking all is a precaution.
     """
     return all(model.anatomy.channel_numbers is None for model in models)
 
@@ -81,7 +81,7 @@ def matrix_spec(model: PlacedTensors, part: WeightPart) -> TensorSpec:
 
     Raises:
         AnatomyError: If the tensor is not a matrix with one row per token.
-        UnsupportedFormatError: If the stored rows are not tokens.
+        UnsupportedFormatError: If tokens are stored along the second axis.
     """
     spec = model.tensors.spec(part.tensor)
     if len(spec.shape) != 2 or 0 in spec.shape:
@@ -97,11 +97,10 @@ def matrix_spec(model: PlacedTensors, part: WeightPart) -> TensorSpec:
 
 
 def embedding_spec(model: PlacedTensors) -> TensorSpec:
-    """Return the spec of the embedding.
+    """Return the spec of the embedding, checked by :func:`matrix_spec`.
 
     Raises:
-        AnatomyError: If there is no embedding; see :func:`matrix_spec`.
-        UnsupportedFormatError: See :func:`matrix_spec`.
+        AnatomyError: If there is no embedding.
     """
     if model.anatomy.embedding is None:
         raise AnatomyError(
@@ -112,7 +111,7 @@ def embedding_spec(model: PlacedTensors) -> TensorSpec:
 
 
 def head_of(model: PlacedTensors) -> WeightPart | None:
-    """Return the unembedding (``lm_head``), the tied embedding, or None."""
+    """Return the unembedding (``lm_head``), which may be the tied embedding, or None."""
     anatomy = model.anatomy
     return anatomy.embedding if anatomy.unembedding is None and anatomy.tied else anatomy.unembedding
 

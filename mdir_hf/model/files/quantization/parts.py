@@ -21,7 +21,7 @@ class RefusedScheme:
     """An unsupported quantisation scheme.
 
     Attributes:
-        markers: Name components that identify the scheme. The first is reported as the codes; the last triggers the check.
+        markers: Name components that identify the scheme. Errors name the first; the last triggers the check.
         reason: Text that the error adds to "in a way that is not supported: ".
     """
 

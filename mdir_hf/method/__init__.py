@@ -1,1 +1,1 @@
-"""The paper's mathematics, as functions from tensors to numbers that do no I/O and no rounding."""
+"""The mathematics of the paper, as functions of tensors without I/O."""

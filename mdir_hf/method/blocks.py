@@ -1,12 +1,12 @@
-"""Bound the evidence in head patterns of a polar factor: block-orthogonal heads, RoPE planes and plane signs.
+"""Test a polar factor for a permutation of attention heads, up to the transformations allowed inside each head.
 
-A head map sigma and the allowed inner transformations span a linear space of matrices, the *pattern*: ``d x d`` blocks
-if any rotation may mix a head, ``a + bJ`` in each frequency plane if it must commute with RoPE. The statistic is the
-energy of U inside the pattern of the best sigma.
+For a head map sigma, the allowed transformations span a linear space of matrices, the *pattern*: ``d x d`` blocks if
+heads may be rotated freely, or ``a + bJ`` in each frequency plane if rotations must commute with RoPE. The statistic is
+the energy of U inside the pattern of the best sigma.
 
-**Bound.** Let ``U = A F B^T`` be a (truncated) polar factor, B Haar on O(m) given A and F. This is the left invariance
-of the model whose inner side has m rows (:data:`~mdir_hf.method.gauge.LEFT_INVARIANCE`). For a fixed sigma, let E_k be
-an orthonormal basis of its pattern, ``T = sum_k <E_k, U>^2`` and, with g standard Gaussian and ``G = sum g_k E_k``,
+**Bound.** Let ``U = A F B^T`` be a (truncated) polar factor, with B Haar-distributed on O(m) given A and F. This is the
+left invariance of the model with m rows (:data:`~mdir_hf.method.gauge.LEFT_INVARIANCE`). For a fixed sigma, let E_k be
+an orthonormal basis of its pattern and ``T = sum_k <E_k, U>^2``. With g standard Gaussian and ``G = sum g_k E_k``,
 ``exp(sT) = E_g exp(sqrt(2s) <G, U>)`` (Hubbard-Stratonovich). ``<G, U> = Tr(X O)`` with O Haar and ``|X|_F^2 = <G, K
 G>``, ``K = U U^T``. So by the moment bound of docs/moment-bound.md, ``E exp(sT) <= E_g exp((s/m) g^T Q g) = prod_i (1 -
 2 s q_i / m)^(-1/2)``, with q_i the eigenvalues of ``Q_kl = <E_k, K E_l>``. They lie in [0, 1] because K is a
@@ -37,12 +37,12 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadPattern:
-    """Pattern energies of all pairs of heads, with the other inputs of the bound.
+    """Energy of U inside the pattern of each pair of heads, and the other inputs to the bound.
 
     Attributes:
-        scores: ``(H_reference, H_candidate)``, energy of U inside the pattern of each pair of heads.
-        reference_energy: ``(H_reference,)``, share of each head in N if the candidate is the invariant model.
-        candidate_energy: ``(H_candidate,)``, share of each head in N if the reference is the invariant model.
+        scores: ``(H_reference, H_candidate)``, energy of each pair.
+        reference_energy: ``(H_reference,)``, contribution of each head to N if the candidate is the invariant model.
+        candidate_energy: ``(H_candidate,)``, contribution of each head to N if the reference is the invariant model.
         n_reference: m, number of rows of U.
         n_candidate: m', number of columns of U.
     """
@@ -55,14 +55,14 @@ class HeadPattern:
 
 
 def log_p_pattern(statistic: float, *, energy: float, n_haar: int, log_n_maps: float) -> float:
-    """Bound the probability that unrelated models put this much energy into a pattern, over all head maps.
+    """Bound the probability that unrelated models reach this pattern energy under any head map.
 
     Return the natural log of the bound, at most 0.
 
     Args:
-        statistic: T of the chosen map, however it was chosen.
-        energy: N, trace of the pattern's compression of ``U U^T``.
-        n_haar: m, dimension of the side that is rotated under the null.
+        statistic: T of the head map, which may be chosen in any way.
+        energy: N, trace of ``U U^T`` compressed to the pattern.
+        n_haar: m, dimension of the side that is rotated under the null hypothesis.
         log_n_maps: Natural log of the number of possible maps.
     """
     if energy <= 0.0 or statistic <= 0.0:
@@ -76,7 +76,7 @@ def log_p_pattern(statistic: float, *, energy: float, n_haar: int, log_n_maps: f
 def log_p_head_map(
     pattern: HeadPattern, reference: IntArray, candidate: IntArray, log_n_maps: float
 ) -> tuple[float, float]:
-    """Evaluate a pattern under a map from ``(k,)`` reference heads to ``(k,)`` candidate heads.
+    """Bound the p-value of a head map, given as ``(k,)`` reference heads and their ``(k,)`` candidate partners.
 
     Returns:
         T and the natural log of the weaker of its two bounds.
@@ -96,7 +96,7 @@ def best_head_map(pattern: HeadPattern) -> tuple[IntArray, IntArray, float]:
     """Match each head of the model with fewer heads to a head of the other model, maximising T.
 
     Returns:
-        Reference heads in ascending order, their partners, and the natural log of the number of maps.
+        Reference heads in ascending order, their partners, and the natural log of the number of possible maps.
     """
     reference, candidate = linear_sum_assignment(pattern.scores, maximize=True)
     narrow, wide = sorted(pattern.scores.shape)
@@ -104,7 +104,7 @@ def best_head_map(pattern: HeadPattern) -> tuple[IntArray, IntArray, float]:
 
 
 def block_pattern(polar: torch.Tensor, n_heads_reference: int, n_heads_candidate: int) -> HeadPattern:
-    """Compute the energies of whole blocks, for heads that any rotation may mix (docs/method/layers.md).
+    """Compute pattern energies for heads that may be rotated freely (docs/method/layers.md).
 
     ``polar`` is U, ``(H d, H' d')``, a partial isometry.
     """

@@ -1,4 +1,4 @@
-"""Calibrate a p-value with placebos and privileged axes, which affect the verdict but not p (docs/method/rows.md)."""
+"""Run control tests for a p-value: placebos and privileged axes, which affect the verdict but not p."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from mdir_hf.report import PlaceboResult, Placebos
 
 MAX_PLACEBO_ROWS = 512
 MAX_PLACEBO_CHANNELS = 1024
-"""Maximum number of channels in a placebo. Any thousand channels reveal scale artefacts, in a fraction of a second."""
+"""Maximum number of channels in a placebo. A thousand random channels are enough to reveal scale artefacts."""
 COLUMNS_AT_ONCE = 256
 
 
 def calibrate(
     rows: PairedRows, *, generator: torch.Generator, factors: tuple[RowFactors, RowFactors] | None = None
 ) -> Placebos:
-    """Compute placebos and privileged-basis scores from standardised paired rows.
+    """Compute placebos and privileged-basis scores from centred, normalised rows of both models.
 
-    At most 512 rows and 1024 channels of each model are used. ``factors`` are the rows' factors, if known. Takes O(n^2
+    Placebos use at most 512 rows and 1024 channels per model. ``factors`` are the rows' factors, if known. Takes O(n^2
     r) time.
     """
     x = _subset(rows.reference, generator)
@@ -45,14 +45,14 @@ def calibrate(
 
 
 def count_off_match_channels(polar: torch.Tensor, matching: Matching) -> int:
-    """Count channels with an unmatched entry that is significant by itself.
+    """Count the narrower model's channels with an individually significant entry outside the matching.
 
-    Only channels of the narrower model are counted; entries may have either sign. Related models have almost no such
-    channels. Takes O(n^2) time.
+    Entries may have either sign. Related models have almost no such channels. Takes O(n^2) time.
     """
     n_reference, n_candidate = polar.shape
     row_energy, column_energy = (torch.from_numpy(energy).to(polar.device) for energy in line_energies(polar))
-    # Bound of one entry (log_p_entry) for either side's invariance, at 1% over all entries and both signs.
+    # Significance threshold for one entry (log_p_entry) under either side's invariance, at 1% over all entries and
+    # signs.
     nats = math.log(2 * polar.numel() / CHANNEL_ALPHA)
     least_square = (2 * nats / n_candidate * row_energy, 2 * nats / n_reference * column_energy)
     partner = torch.full((n_reference,), -1)
@@ -70,10 +70,10 @@ def count_off_match_channels(polar: torch.Tensor, matching: Matching) -> int:
 
 
 def privileged_basis_z(rows: torch.Tensor, *, generator: torch.Generator, n_directions: int = 512) -> float:
-    """Measure how far the coordinate axes stand out among all directions of the row space.
+    """Measure how much the coordinate axes differ from random directions.
 
-    Compare the columns of E with E q for random unit vectors q, in mean excess kurtosis and in the spread of log norms.
-    E is ``(r, n)``, centred unit rows.
+    The columns of E, the ``(r, n)`` centred unit rows, are compared with ``E q`` for random unit vectors q, by mean
+    excess kurtosis and by the spread of log norms.
 
     Returns:
         The z-score with the larger absolute value; |z| below 3 is unremarkable. Takes O(r n n_directions) time.
@@ -92,17 +92,18 @@ def privileged_basis_z(rows: torch.Tensor, *, generator: torch.Generator, n_dire
 
 
 N_ROTATIONS = 39
-"""Number of random rotations with which the axes are ranked; the smallest possible p is 1 / 40."""
+"""Number of random rotations with which the axes are compared; the smallest possible p is 1 / 40."""
 
 
 def log_p_of_axes(rows: torch.Tensor, *, generator: torch.Generator) -> float:
-    """Run an exact test of whether the coordinate axes stand out among rotated axes.
+    """Test exactly whether the coordinate axes stand out from randomly rotated axes.
 
-    If the rows, ``(r, n)``, are rotation invariant, the rank of their largest column variance among 39 Haar rotations
-    is uniform.
+    If the distribution of the rows, ``(r, n)``, is rotation invariant, their largest column variance has a uniform rank
+    among its values under 39 Haar rotations.
 
     Returns:
-        Natural log of p, at least ln(1/40). Takes O(r n^2 + n^3) time per rotation, for at most 1024 axes and 512 rows.
+        Natural log of p, at least ln(1/40). Takes O(r n^2 + n^3) time per rotation. Uses at most 1024 axes and 512
+        rows.
     """
     sample = _subset(rows, generator).float()
     if len(sample) < 8:
@@ -119,7 +120,7 @@ def log_p_of_axes(rows: torch.Tensor, *, generator: torch.Generator) -> float:
 
 
 def _haar_frame(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Draw ``(n, k)``, k orthonormal columns, uniformly at random."""
+    """Draw a matrix with orthonormal columns, of the shape of ``like``, uniformly at random."""
     q, r = torch.linalg.qr(torch.randn(like.shape, dtype=like.dtype, generator=generator).to(like.device))
     # The signs of R from LAPACK depend on the data, so q alone is not Haar (Mezzadri 2007).
     signs: torch.Tensor = torch.where(r.diagonal() < 0, -1.0, 1.0).to(q.dtype)
@@ -150,5 +151,5 @@ def _subset(rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 def _placebo(reference: RowFactors, candidate: RowFactors) -> PlaceboResult:
     factor = polar_factor_of_rows(reference, candidate, whitened=False)
     matching = best_matching(factor.matrix, signed=False)
-    assert matching is not None  # without a level there is always a matching
+    assert matching is not None  # without a level, best_matching always returns a matching
     return PlaceboResult(matching.trace, matching.threshold, matching.log_p / LN10, channels=min(factor.matrix.shape))

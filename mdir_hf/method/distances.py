@@ -1,8 +1,8 @@
-"""Measure the drift between related models as distances, for family trees.
+"""Measure distances between related models, for building family trees.
 
-Distances between aligned raw rows can rank relatives; p-values cannot, because they depend on the widths and the number
-of rows. If drifts are independent, they add along a lineage, ``D2(A, C) = D2(A, B) + D2(B, C)`` for A -> B -> C, as
-neighbour joining and the four-point condition require (docs/method/many.md, "Distances").
+Distances between aligned raw rows can rank relatives. p-values cannot, because they depend on the widths and the number
+of rows. If models change independently, squared distances add along a lineage, ``D2(A, C) = D2(A, B) + D2(B, C)`` for A
+-> B -> C, as neighbour joining and the four-point condition require (docs/method/many.md, "Distances").
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 BOOTSTRAP_GROUPS = 1024
-"""Number of token groups. A spread estimated from this many groups is accurate to 2%."""
+"""Number of token groups to resample. A standard error estimated from this many groups is accurate to 2%."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Alignment:
-    """Map from one model's channels to another's.
+    """A map from one model's channels to another's.
 
     Attributes:
         source: ``(m,)`` matched channels of the model that is mapped.
         target: ``(m,)`` channel to which each source channel is mapped.
         signs: ``(m,)`` +1 or -1, or None if no sign changes.
-        scale: Factor applied to carried rows; 1 for a plain fine-tune.
+        scale: Factor by which :meth:`carry` multiplies rows; 1 for a plain fine-tune.
     """
 
     source: IntArray
@@ -42,14 +42,14 @@ class Alignment:
 
     @classmethod
     def identity(cls, n_channels: int) -> Alignment:
-        """Map every channel to itself, as for a fine-tune."""
+        """Return the alignment of every channel with itself, as for a fine-tune."""
         channels = np.arange(n_channels, dtype=np.int64)
         return cls(channels, channels)
 
     def carry(self, rows: torch.Tensor, channels: IntArray | None = None) -> torch.Tensor:
-        """Carry rows ``(r, n_source)`` onto target channels.
+        """Map rows ``(r, n_source)`` to the target channels.
 
-        The result is ``(r, len(channels))``, float64. ``channels`` defaults to all of ``target``.
+        The result is ``(r, len(channels))``, float64. ``channels`` selects target channels and defaults to ``target``.
 
         Raises:
             InputError: If a requested channel is not matched.
@@ -75,12 +75,12 @@ def common_channels(alignments: Sequence[Alignment]) -> IntArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenGeometry:
-    """Inner products of the rows of several aligned models, summed over groups of tokens.
+    """Inner products between the rows of aligned models, summed over groups of tokens.
 
     Attributes:
-        products: ``(groups, m, m)``, sums over a group's tokens of ``<x_i - x_0, x_j - x_0>`` for models i, j.
+        products: ``(groups, m, m)``, sums over a group's tokens of ``<x_i - x_0, x_j - x_0>`` for models i and j.
             Subtracting the first model preserves precision for near copies.
-        n_tokens: ``(groups,)`` tokens in each group.
+        n_tokens: ``(groups,)`` number of tokens in each group.
     """
 
     products: FloatArray
@@ -88,9 +88,9 @@ class TokenGeometry:
     n_channels: int
 
     def distances(self, counts: IntArray | None = None) -> FloatArray:
-        """Return the ``(m, m)`` mean squared differences per entry, ``D2(A, B) = |A - B|_F^2 / (V n)``.
+        """Return the ``(m, m)`` mean squared differences between models, ``D2(A, B) = |A - B|_F^2 / (V n)``.
 
-        For resampling, ``counts`` contains the weight of each group of tokens, by default 1.
+        ``counts`` contains a weight for each group of tokens, for resampling; by default, all weights are 1.
         """
         products = self.products.sum(axis=0) if counts is None else np.tensordot(counts, self.products, axes=1)
         n = float(self.n_tokens.sum() if counts is None else counts @ self.n_tokens)
@@ -109,10 +109,10 @@ def token_geometry(
 ) -> TokenGeometry:
     """Compute the geometry of related models in one pass over the raw rows of their common tokens.
 
-    Each block contains one ``(b, n_i)`` tensor per model, for the same tokens in the same order. Rows must be raw,
-    since centring would destroy additivity. ``alignments`` map all models onto the channels of one model; None means
-    that they share a basis. Only channels that all alignments share are compared. Tokens are assigned to ``n_groups``
-    at random.
+    Each block contains one ``(b, n_i)`` tensor per model, for the same tokens in the same order. Rows must not be
+    centred, because distances would then not add along a lineage. ``alignments`` map all models onto the channels of
+    one model; None means that they share a basis. Only channels that all alignments share are compared. Tokens are
+    assigned to ``n_groups`` groups at random.
 
     Returns:
         The geometry. Takes O(V m^2 n) time.
@@ -148,7 +148,7 @@ def token_geometry(
 def _aligned(
     block: Sequence[torch.Tensor], alignments: Sequence[Alignment] | None, channels: IntArray | None
 ) -> torch.Tensor:
-    """Stack the aligned rows of a block's models as ``(m, b, n)`` float64."""
+    """Align the rows of each model in a block and stack them as ``(m, b, n)`` float64."""
     if len(block) < 2:
         raise InputError(f"distances need at least two models, got {len(block)}")
     if alignments is None:

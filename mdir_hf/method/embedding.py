@@ -1,6 +1,6 @@
-"""Run Algorithm 1 of the paper as a sequence of looks, from a few tokens to all of them.
+"""Run Algorithm 1 of the paper as a sequence of tests, called looks, on a growing number of tokens.
 
-Every look is a valid test (docs/method/rows.md).
+The p-values of all looks are valid (docs/method/rows.md).
 """
 
 from __future__ import annotations
@@ -32,31 +32,32 @@ from mdir_hf.report import LookResult, NumberingResult
 
 VIEWS = ("centred", "whitened")
 TESTS_PER_MATRIX = 3 * len(VIEWS)
-"""Tests per matrix. Each view is tested for a permutation, a signed permutation, and channels in their own order."""
+"""Number of tests per matrix: each view is tested for a permutation, a signed permutation, and unchanged channel
+order."""
 
 FEW_ROWS = 1024
-"""Up to this many rows or channels, a look uses the thin SVD of the rows, in float64, over all channels."""
+"""With at most this many rows or channels, a look uses all channels and the thin SVD of the rows, in float64."""
 
 SCREEN_CHANNELS = 256
-"""With more rows, a look tests this many randomly drawn channels of the reference against all of the candidate's."""
+"""Number of random reference channels that a look with more rows tests against all candidate channels."""
 
 BLOCK_ROWS, FEWEST_BLOCK_ROWS, BLOCK_VALUES = 4096, 512, 1 << 23
-"""Number of rows multiplied at a time, regardless of the stream's chunks. Blocks are long enough for full-speed matrix
-products, but shorter for wide models to limit memory to 32 MiB in float32."""
+"""Maximum and minimum number of rows, and maximum number of values, multiplied at a time. Blocks are long enough for
+fast matrix products, but shorter for wide models, to limit memory to 32 MiB in float32."""
 
 PRODUCT_CHANNELS = 2048
-"""Number of reference channels multiplied at a time, because a wide model's product is as large as the running sum."""
+"""Number of reference channels multiplied at a time, to save memory: a whole product is as large as the running sum."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Look:
-    """The result of one look; each p is a natural log, corrected for the other tests but not for other looks.
+    """The result of one look. p-values are natural logs, corrected for other tests but not for other looks.
 
     Attributes:
         number: Position among the looks, starting at 1.
         n_rows: Number of tokens used.
         rank: Rank of the polar factor.
-        view: View with the smallest p.
+        view: View of the rows, from ``VIEWS``, that gave this result.
         on_factor: Matching of rows of U to candidate channels; None if no matching could be significant.
         channels: Reference channel of each row of U, ascending; None means all.
         log_n_tests: Natural log of the number of tests for which each p is corrected.
@@ -80,7 +81,7 @@ class Look:
 
     @property
     def log_p(self) -> float:
-        """Natural log of p for the trace, or 0 if there is no matching."""
+        """Natural log of p for the matching's trace, or 0 if there is no matching."""
         return 0.0 if self.on_factor is None else self._corrected(self.on_factor.log_p)
 
     @property
@@ -91,7 +92,7 @@ class Look:
 
     @property
     def log_p_robust(self) -> float:
-        """Natural log of a p that a few channels cannot make small."""
+        """Natural log of a p that a few outstanding channels cannot make small."""
         return 0.0 if self.on_factor is None else self._corrected(self.on_factor.log_p_robust)
 
     @property
@@ -102,7 +103,7 @@ class Look:
 
     @property
     def result(self) -> LookResult:
-        """The look in the form used by reports."""
+        """This look in the form used by reports."""
         return LookResult(self.n_rows, self.corrected_log_p / LN10)
 
     @property
@@ -112,7 +113,7 @@ class Look:
 
     @property
     def log_cost(self) -> float:
-        """Cost, in nats, of stopping at this look: ln s(s+1)."""
+        """Correction of p for other looks, in nats: ln s(s+1) for look number s."""
         return log_cost_of_look(self.number)
 
     def _corrected(self, log_p: float) -> float:
@@ -125,16 +126,16 @@ def block_rows(width: int) -> int:
 
 
 class EmbeddingTest:
-    """Test of one pair of matrices whose rows are tokens and whose columns are residual channels.
+    """A test of two matrices with tokens as rows and residual channels as columns.
 
     Args:
-        log_alpha: Natural log of the level, fixed in advance.
+        log_alpha: Natural log of the significance level, fixed in advance.
         n_tests: Number of tests for which every p is corrected.
-        must_be_robust: Whether a look that rests on a few channels is inconclusive.
-        own_order: Whether to test channels in their own order; the number of tests does not change.
+        must_be_robust: Whether a look is inconclusive if its result depends on only a few channels.
+        own_order: Whether to also test channels in their own order; p is corrected for this test either way.
 
-    :attr:`polar` is the polar factor of the last look; :attr:`polar_of_all_channels` is the last one that covers all
-    channels of the reference.
+    :attr:`polar` is the polar factor of the last look, and :attr:`polar_of_all_channels` is the last polar factor that
+    covers all reference channels.
     """
 
     def __init__(
@@ -162,7 +163,7 @@ class EmbeddingTest:
 
     @property
     def rows(self) -> PairedRows | None:
-        """Prepared rows of the last screen, recomputed on each access, or None before any screen."""
+        """Centred, normalised rows of the last :meth:`screen`, recomputed on each access; None before the first one."""
         if self._sample is None:
             return None
         reference, candidate, dtype = self._sample
@@ -170,7 +171,7 @@ class EmbeddingTest:
 
     @property
     def row_factors(self) -> tuple[RowFactors, RowFactors] | None:
-        """Factors of both models' :attr:`rows`, if kept, else None."""
+        """Factors of both models' :attr:`rows`, or None if they were not kept."""
         return self._factors
 
     @property
@@ -180,19 +181,19 @@ class EmbeddingTest:
 
     @property
     def is_significant(self) -> bool:
-        """Whether any look stays significant without the best half of its channels."""
+        """Whether any look is significant and, if ``must_be_robust``, does not depend on only a few channels."""
         return any(self._decisive(look) + look.log_cost < self.log_alpha for look in self.looks)
 
     def best_look(self) -> Look:
-        """Return the look with the smallest corrected p, or the last look if all are 1."""
+        """Return the look with the smallest corrected p, or the last look if every p is 1."""
         corrected = [look.corrected_log_p for look in self.looks]
         best = int(np.argmin(corrected))
         return self.looks[best] if corrected[best] < 0.0 else self.looks[-1]
 
     def screen(self, reference: torch.Tensor, candidate: torch.Tensor, *, is_last: bool = False) -> Look:
-        """Test all raw rows read so far for the same tokens.
+        """Run one look on all raw rows read so far, for the same tokens in both models.
 
-        If ``is_last``, a matching is reported even if it cannot be significant. Takes O(r^2 n + r n^2) time.
+        If ``is_last``, report a matching even if it cannot be significant. Takes O(r^2 n + r n^2) time.
         """
         widths = (reference.shape[1], candidate.shape[1])
         is_few = len(reference) <= FEW_ROWS or max(widths) <= FEW_ROWS
@@ -220,12 +221,13 @@ class EmbeddingTest:
         return self._record(n_rows, factors, channels=channels, is_last=is_last)
 
     def full(self, blocks: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Look:
-        """Test all common rows, streamed in blocks. Means and whitening come from the last screen.
+        """Run the last look, on all common rows, streamed in blocks.
 
-        Blocks are pairs of raw rows, ``(b, n_reference)`` and ``(b, n_candidate)``, including the screen's rows.
+        Each block is a pair of raw rows, ``(b, n_reference)`` and ``(b, n_candidate)``; they must include the rows of
+        the last :meth:`screen`, which supplies means and whitening.
 
         Returns:
-            The look. Takes O(|C| n^2 + n^3) time, and memory for O(n^2) values and one block.
+            The look. Takes O(|C| n^2 + n^3) time for |C| common tokens, and memory for O(n^2) values and one block.
 
         Raises:
             RuntimeError: If no screen has been run.
@@ -238,7 +240,7 @@ class EmbeddingTest:
         n_rows = self._add_products(cross, blocks, self._standard)
 
         factors = self._factors_of_all(cross)
-        del cross  # the largest object: now only the generator holds it, and releases it
+        del cross  # the largest object; the generator now has the only reference, and releases it
         return self._record(n_rows, factors, channels=None, is_last=True, is_optimum_wanted=True)
 
     def _factors_of_all(self, cross: torch.Tensor) -> Iterator[tuple[str, PolarFactor]]:
@@ -279,7 +281,7 @@ class EmbeddingTest:
         is_last: bool,
         is_optimum_wanted: bool = False,
     ) -> Look:
-        """Test views and gauge groups until one is conclusive; p is corrected for all of them."""
+        """Test views and kinds of matching until one is conclusive; p is corrected for all of them."""
         number, log_n_tests = len(self.looks) + 1, math.log(self.n_tests)
         best: Look | None = None
         for view, factor in factors:
@@ -294,7 +296,7 @@ class EmbeddingTest:
                     break
             if best is not None and self._settles(best):
                 break
-        assert best is not None  # there is always at least one view with a matching or None
+        assert best is not None  # every view yields at least one matching or None
         if channels is None:
             self.polar_of_all_channels = self.polar
         if self.polar is not None:
@@ -312,7 +314,7 @@ class EmbeddingTest:
     def _matchings(
         self, polar: torch.Tensor, channels: IntArray | None, *, is_any_wanted: bool, is_optimum_wanted: bool
     ) -> Iterator[Matching | None]:
-        """Yield greedy matchings, the matching by channel number, and assignments."""
+        """Yield significant greedy matchings, then the matching by channel number, then the best matchings."""
         level = self.log_alpha - math.log(self.n_tests)
         for signed in (False, True):
             quick = quick_matching(polar, signed=signed, log_alpha=level, must_be_robust=self._must_be_robust)
@@ -328,15 +330,15 @@ class EmbeddingTest:
             matching = best_matching(polar, signed=signed, log_alpha=log_alpha)
             yield matching
             if matching is not None and bool(matching.is_significant.all()):
-                return  # every channel is matched by itself with its sign: other matchings add nothing
+                return  # every channel is individually significant: other matchings cannot add evidence
         if in_order is not None:
             yield in_order
 
 
 def matched_scale(reference: torch.Tensor, candidate: torch.Tensor, matching: Matching) -> float:
-    """Return the least-squares factor s of ``E' ~ s E P`` on raw rows of the same tokens.
+    """Fit the factor s in ``E' ~ s E P`` by least squares to raw rows of the same tokens.
 
-    Noise in the reference biases this factor; noise in the candidate does not.
+    Noise in the reference biases the factor; noise in the candidate does not.
     """
     x = reference.double()[:, torch.from_numpy(matching.reference)]
     y = candidate.double()[:, torch.from_numpy(matching.candidate)]

@@ -1,8 +1,8 @@
-"""Carry weights from one model's residual basis to another's (the paper's outer transformations).
+"""Transform weights from one model's residual basis to another's (the paper's outer transformations).
 
-The residual stream of a transformer can be rotated by any orthogonal matrix U, once the gains of its norms are folded
-into the projections that follow. Every weight is ``(d_out, d_in)`` with ``y = W x``; U is ``(n_reference,
-n_candidate)`` with ``E' ~ E U``.
+Once the gains of its norms are folded into the projections that follow, a transformer's residual stream can be rotated
+by any orthogonal matrix U. Every weight is ``(d_out, d_in)`` with ``y = W x``; U is ``(n_reference, n_candidate)`` with
+``E' ~ E U``.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ LEFT_INVARIANCE = (
     "The models are independent, and given everything else in it, its other layers too, one of them has no preferred "
     "axes on the side of its heads or neurons: its matrix W and H W have the same law for every rotation H of it."
 )
-"""The null hypothesis of every p-value of a layer (docs/method/layers.md). It is exact at Gaussian initialisation and a
-symmetry of attention inside each head, but an assumption for trained heads and neurons."""
+"""Null hypothesis of all layer p-values (docs/method/layers.md). It is exact at Gaussian initialisation and, by
+symmetry, within each attention head, but an assumption for trained heads and neurons."""
 
 _OUTER_NULL: dict[str, str] = {
     "identity": "The residual basis was taken as it is, nothing was fitted.",
@@ -37,14 +37,14 @@ _OUTER_NULL: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResidualBasisMap:
-    """The map U that carries reference weights into the candidate's residual basis.
+    """The map U from the reference's residual basis to the candidate's.
 
     Attributes:
         matrix: ``(n_reference, n_candidate)`` if the map is a rotation, else None.
         reference: ``(k,)`` int64 matched reference channels if the map is a matching, else None.
         candidate: ``(k,)`` partner of each reference channel.
         signs: ``(k,)``, +1 or -1.
-        fitted_on: Kind of rows to which the map was fitted.
+        fitted_on: Name of the rows to which the map was fitted, such as ``embeddings``.
     """
 
     kind: MapKind
@@ -63,14 +63,14 @@ class ResidualBasisMap:
 
     @classmethod
     def rotation(cls, matrix: torch.Tensor, *, fitted_on: str = "embeddings") -> ResidualBasisMap:
-        """Wrap a fitted orthogonal map or partial isometry, ``(n_reference, n_candidate)``."""
+        """Create a map from a fitted orthogonal matrix or partial isometry, ``(n_reference, n_candidate)``."""
         return cls("rotation", matrix.shape[0], matrix.shape[1], matrix=matrix, fitted_on=fitted_on)
 
     @classmethod
     def from_matching(
         cls, matching: Matching, n_reference: int, n_candidate: int, *, fitted_on: str = "embeddings"
     ) -> ResidualBasisMap:
-        """Wrap a matching of channels, which may be signed or partial."""
+        """Create a map from a matching of channels, which may be signed or partial."""
         kind: MapKind = "signed_permutation" if matching.signed else "permutation"
         return cls(
             kind if n_reference == n_candidate else "channels",
@@ -112,14 +112,14 @@ class ResidualBasisMap:
 
     @property
     def null(self) -> str:
-        """The null hypothesis, as text, of p-values computed after this transformation."""
+        """Text of the null hypothesis for p-values computed after this map is applied."""
         return f"{LEFT_INVARIANCE} {_OUTER_NULL[self.kind].format(fitted_on=self.fitted_on)}"
 
     def carry_in(self, weight: torch.Tensor) -> torch.Tensor:
         """Return ``W U`` for a weight ``(d_out, n_reference)`` that reads the residual stream: q, k, v, gate or up.
 
         Returns:
-            ``(d_out, n_candidate)``; candidate channels without a counterpart are zero.
+            ``(d_out, n_candidate)``; candidate channels without a partner are zero.
 
         Raises:
             ValueError: If the weight's input width is not ``n_reference``.
@@ -159,11 +159,11 @@ def residual_basis_maps(
     polar: torch.Tensor | None = None,
     matching: Matching | None = None,
 ) -> tuple[ResidualBasisMap, ...]:
-    """Choose the residual-basis maps for testing the layers, in order (paper, Algorithm 1: U_E).
+    """Return the residual-basis maps to try on the layers, in order (paper, Algorithm 1: U_E).
 
-    ``polar`` is the polar factor of common tokens' embeddings, and ``matching`` is its significant matching. If there
-    is no matching, the maps are the rotation and, for equal widths, the identity, since a model retrained with a new
-    tokenizer may keep its basis.
+    ``polar`` is the polar factor of common tokens' embeddings, and ``matching`` is its significant matching, if any.
+    Without a matching, the maps are the rotation ``polar`` and, for equal widths, the identity, because a model
+    retrained with a new tokenizer may keep its basis.
     """
     if matching is not None:
         return (ResidualBasisMap.from_matching(matching, n_reference, n_candidate),)

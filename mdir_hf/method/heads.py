@@ -1,11 +1,11 @@
-"""Map attention heads using all four projections; values may be mixed by any invertible map per head.
+"""Match attention heads using all four projections, allowing any invertible map of each head's values.
 
-``V_h -> H_h V_h`` with ``O_h -> O_h H_h^-1`` preserves a model's function for any invertible H_h (orthogonal in the
-paper). The row space of V_h and the column space of O_h do not depend on H_h.
+Replacing V_h with ``H_h V_h`` and O_h with ``O_h H_h^-1`` preserves a model's function for any invertible H_h
+(orthogonal in the paper). It also preserves the row space of V_h and the column space of O_h.
 
-The rows of W and W Q have the same inner products for every orthogonal Q. So heads can be paired, and planes rotated
-back, before the map between the residual bases is known, and p-values stay valid (docs/method/bound.md). The plane of a
-rotary frequency is treated as one complex row, which is determined up to a factor exp(i t).
+Because the rows of W and W Q have the same inner products for every orthogonal Q, heads can be paired, and rotary
+planes rotated back, before the map between the residual bases is known. p-values remain valid (docs/method/bound.md).
+Each rotary plane is treated as one complex row, determined up to a factor exp(i t).
 """
 
 from __future__ import annotations
@@ -26,21 +26,23 @@ SUBSPACE_NULL = (
     "The models are independent, and given everything else in it the way one of them divides the space that a "
     "layer's heads read or write among its heads is uniformly random."
 )
-"""Null hypothesis of the subspace tests. It is exact for independent Gaussian heads of total width up to n. It does not
-depend on the space that all heads share, so features that both models learned are ignored."""
+"""Null hypothesis of the subspace tests. It is exact for independent Gaussian heads with a total width of at most n. It
+does not concern the space that all heads span together, so features that both models learned do not count as
+evidence."""
 
 
 def unit_heads(rows: torch.Tensor, n_heads: int) -> torch.Tensor:
-    """Scale every head of ``(H d, n)`` rows to unit energy; a zero head stays zero."""
+    """Scale each head of ``(H d, n)`` rows to unit Frobenius norm; zero heads stay zero."""
     heads = rows.reshape(n_heads, -1)
     return unit_rows(heads).reshape(rows.shape)
 
 
 def canonical_heads(rows: torch.Tensor, n_heads: int) -> torch.Tensor:
-    """Replace heads with representatives that any invertible map per head changes by a rotation only.
+    """Normalise heads so that an invertible map of any head only rotates the result.
 
-    Each head's rows (v, or o transposed, ``(H d, n)``) are replaced with their polar factor, then the stack of all
-    heads with its polar factor. Both steps commute with rotations inside heads, as the block bound requires.
+    The rows of each head (of v, or of o transposed, ``(H d, n)``) are replaced with their polar factor, and then the
+    stack of all heads with its polar factor. Both steps commute with rotations inside heads, as the block bound
+    requires.
 
     Returns:
         ``(H d, n)``, a partial isometry. Takes O(H d n min(H d, n)) time.
@@ -58,8 +60,8 @@ class HeadMap:
     """Matched KV heads ``(k,)`` and query heads ``(k r,)`` of both models, ordered by group.
 
     Attributes:
-        log_n_kv_maps: Natural log of the number of KV maps.
-        log_n_q_maps: Natural log of the number of query maps that keep the groups.
+        log_n_kv_maps: Natural log of the number of possible maps of KV heads.
+        log_n_q_maps: Natural log of the number of possible maps of query heads that keep the groups.
     """
 
     kv_reference: IntArray
@@ -77,10 +79,10 @@ def find_head_map(
     n_kv_heads: tuple[int, int],
     n_heads: tuple[int, int],
 ) -> HeadMap:
-    """Find one map of the KV groups and of the queries in each group, using all projections of a layer.
+    """Find the best map of KV groups, and of query heads within each group, using all projections of a layer.
 
-    The map is optimal: queries are assigned within every pair of groups, then groups are assigned. ``kv_patterns`` (k,
-    v) and ``q_patterns`` (q, o) may be empty. Takes O(G^2 r^3) time for G groups of r queries.
+    Queries are assigned within every pair of groups, then groups are assigned, so the map is optimal. ``kv_patterns``
+    (k, v) and ``q_patterns`` (q, o) may be empty. Takes O(G^2 r^3) time for G groups of r queries.
     """
     sizes = (n_heads[0] // n_kv_heads[0], n_heads[1] // n_kv_heads[1])
     k = min(sizes)
@@ -116,7 +118,7 @@ def _weighted(patterns: Sequence[HeadPattern], shape: tuple[int, int]) -> FloatA
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadTransformation:
-    """Head map and inner map of each head, from the reference's rows to the candidate's.
+    """Matched heads and the linear map fitted to each, from reference rows to candidate rows.
 
     Attributes:
         matrices: ``(k, d', d)``, H_h with ``W'_h ~ H_h W_sigma(h)``; for the transpose of o, ``H_h^-T``.
@@ -140,10 +142,10 @@ def solve_heads(
     *,
     n_heads: tuple[int, int],
 ) -> HeadTransformation:
-    """Fit the inner map of every matched head by least squares.
+    """Fit a linear map to every matched head by least squares.
 
-    ``carried`` contains the reference rows ``(H d, n)`` in the candidate's residual basis, and ``weight`` the candidate
-    rows ``(H' d', n)``.
+    ``carried`` contains the reference rows ``(H d, n)`` in the candidate's residual basis, and ``weight`` contains the
+    candidate rows ``(H' d', n)``.
     """
     n = carried.shape[1]
     x = carried.reshape(n_heads[0], -1, n)[torch.from_numpy(reference)]
@@ -158,20 +160,20 @@ def solve_heads(
 
 
 N_REFINEMENTS = 30
-"""Number of steps that refine the leading eigenvector into phases of unit length; each increases the agreement."""
+"""Number of steps that refine the phases found from the leading eigenvector; each step improves the agreement."""
 
 
 def pair_heads(reference: torch.Tensor, candidate: torch.Tensor) -> tuple[IntArray, IntArray, float]:
-    """Pair the heads of two layers using the inner products of their rows.
+    """Pair the heads of two layers by comparing the inner products between the rows of each head.
 
-    The heads' unit rows are ``(h, d, n)`` and ``(h', d, n')``; complex rows represent rotary planes.
+    Inputs are unit rows, ``(h, d, n)`` and ``(h', d, n')``; complex rows represent rotary planes.
 
     Returns:
-        Reference heads in ascending order, their partners (``(min(h, h'),)`` each), and the mean correlation between
-        products of paired heads, in [-1, 1]; it is near 0 for unrelated models.
+        Reference heads in ascending order and their partners, ``(min(h, h'),)`` each, and the mean correlation between
+        the inner products of paired heads, in [-1, 1] and near 0 for unrelated models.
 
     Raises:
-        ValueError: If heads have different numbers of rows.
+        ValueError: If the two models' heads have different numbers of rows.
     """
     if reference.shape[1] != candidate.shape[1]:
         raise ValueError(f"heads of {reference.shape[1]} rows cannot be paired with heads of {candidate.shape[1]}")
@@ -181,11 +183,10 @@ def pair_heads(reference: torch.Tensor, candidate: torch.Tensor) -> tuple[IntArr
 
 
 def turn_back(reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
-    """Rotate complex planes of the candidate, ``(m, n')``, so that their inner products agree with the reference's.
+    """Rotate the candidate's complex planes, ``(m, n')``, so that their inner products match the reference's.
 
-    Rotated planes z' = a z, |a| = 1, have the products a_p conj(a_q) <z_p, z_q> and a_p a_q (z_p, z_q). The best angles
-    come from the leading eigenvector of a real quadratic form in a, up to one common sign. Takes O(m^2 (n + n') + m^3)
-    time.
+    Planes rotated by unit factors a have the products a_p conj(a_q) <z_p, z_q> and a_p a_q (z_p, z_q). The best factors
+    come from the leading eigenvector of a real quadratic form, up to a common sign. Takes O(m^2 (n + n') + m^3) time.
     """
     x, y = reference.to(torch.complex128), candidate.to(torch.complex128)
     between = (x @ x.mH) * (y @ y.mH).conj()
@@ -211,7 +212,7 @@ def _unit(flat: torch.Tensor) -> torch.Tensor:
 
 
 def _standard_products(rows: torch.Tensor) -> torch.Tensor:
-    """Return the ``(h, some)`` centred, normalised inner products between rows of each head."""
+    """Return the centred, normalised inner products between the rows of each head, one row per head."""
     d = rows.shape[1]
     i, j = torch.triu_indices(d, d, offset=1)
     if rows.is_complex():

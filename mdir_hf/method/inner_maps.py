@@ -1,9 +1,9 @@
 """Fit the inner transformations of attention: head maps, mixing of values, and rotations of queries and keys.
 
-As in the paper's appendix, ``W_Q = mu P_1 x P_2 x S`` and ``W_K = mu^-1 P_1 x S``, and V and O have one H per key-value
-head. Here S may also rotate rotary planes, and H may be any invertible matrix. Each fit uses both sides of a product,
-so it preserves the layer's output. A freer map is used only if it divides the squared residual by more than
-:data:`MUCH_BETTER`.
+The transformations are the paper's (appendix): ``W_Q = mu P_1 x P_2 x S``, ``W_K = mu^-1 P_1 x S``, and one matrix H
+per key-value head for V and O. Here, S may also rotate rotary planes, and H may be any invertible matrix. Each fit uses
+both K and Q, or both V and O, to preserve the layer's output. A map with more free parameters is used only if it
+reduces the squared residual by more than a factor of :data:`MUCH_BETTER`.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from mdir_hf.method.heads import HeadMap, find_head_map
 from mdir_hf.method.planes import PlanePairing, plane_rows
 
 MUCH_BETTER = 1.5
-"""Factor by which a freer map must reduce the squared residual. Fitted to pure noise, a free matrix for each head of 64
-rows reduces it by 11% at width 576."""
+"""Factor by which a map with more free parameters must reduce the squared residual. On pure noise, a free matrix for
+each head of 64 rows reduces it by 11% at width 576."""
 
 EXACT = 1e-10
-"""Relative squared residuals up to this are rounding errors."""
+"""Relative squared residuals up to this value are treated as rounding errors."""
 
 LIKELY_SAME = 0.5
-"""Minimum likeness, in [0, 1], from which heads with the same number are taken as the same head."""
+"""Minimum similarity, in [0, 1], at which heads with the same number are assumed to be the same head."""
 
 LARGEST_CONDITION = 1e8
-"""Largest condition number of a fitted matrix that is used."""
+"""Maximum condition number of a fitted matrix; worse matrices are discarded."""
 
 BlockKind = Literal["identity", "signs", "turns", "scaled_turns", "rotations", "scaled_rotations", "matrices"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockMap:
-    """One matrix for each matched key-value head: ``y = H x``, and ``y = H^-T x`` on the other side.
+    """One matrix H for each matched key-value head: ``y = H x`` for k or v, and ``y = H^-T x`` for q or o.
 
     Attributes:
         matrices: ``(k, d, d)`` float64; None for the identity.
-        residual: Root mean square of both sides' relative residuals in the reference's axes.
+        residual: Root mean square of both sides' relative residuals, in the reference's axes.
     """
 
     kind: BlockKind
@@ -51,11 +51,11 @@ class BlockMap:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sides:
-    """Both sides of a product in one layer, split into heads.
+    """Both factors of one layer's product of V and O, or of K and Q, split into heads.
 
     Attributes:
         single: ``(G, d, n)``, v or k.
-        grouped: ``(G, r, d, n)``, o transposed or q, for r queries in each group.
+        grouped: ``(G, r, d, n)``, o transposed or q, with r query heads in each group.
     """
 
     single: torch.Tensor
@@ -70,7 +70,7 @@ class Sides:
         )
 
     def taken(self, kv: IntArray, queries: IntArray) -> Sides:
-        """Select key-value heads and their queries, ``(k r,)`` ordered by group."""
+        """Select key-value heads, and their query heads, ``(k r,)`` ordered by group."""
         flat = self.grouped.flatten(0, 1)[torch.from_numpy(queries)]
         return Sides(self.single[torch.from_numpy(kv)], flat.reshape(len(kv), -1, *flat.shape[1:]))
 
@@ -88,11 +88,11 @@ def fit_heads(
     layouts: tuple[PlanePairing, PlanePairing] | None,
     rotary_dim: int | None,
 ) -> HeadMap:
-    """Find the head map from v, o, k and q together.
+    """Match the heads of two layers using v, o, k and q together.
 
-    ``layouts`` are the pairings of rotary rows, or None if there are no rotary positions. ``rotary_dim`` is the number
-    of rotated rows per head and defaults to all. Heads are first compared in place; comparing all pairs takes O((H d)^2
-    n) time.
+    ``layouts`` are the models' pairings of rotary rows, or None if there are no rotary positions. ``rotary_dim`` is the
+    number of rotated rows per head and defaults to all. Heads with the same number are compared first. Only if they
+    differ are all pairs compared, in O((H d)^2 n) time.
     """
     are_alike = n_kv_heads[0] == n_kv_heads[1] and n_heads[0] == n_heads[1]
     scores: tuple[list[HeadPattern], list[HeadPattern]] = ([], [])
@@ -120,8 +120,7 @@ def fit_heads(
 def fit_blocks(x: Sides, y: Sides) -> BlockMap:
     """Fit one invertible matrix per head to V and O, or to K and Q if there are no rotary positions.
 
-    ``x`` contains the matched heads in the candidate's residual basis, and ``y`` the candidate's heads in the same
-    order.
+    ``x`` contains the reference's matched heads in the candidate's residual basis, and ``y`` contains their partners.
 
     Returns:
         The simplest sufficient map: identity, rotations, scaled rotations, or invertible matrices. Takes O(H d^2 n)
@@ -149,7 +148,8 @@ def fit_blocks(x: Sides, y: Sides) -> BlockMap:
     offer("rotations", rotations)
     log_scale = _log_ratio(*single_norms) - _log_ratio(*grouped_norms).mean(dim=1)
     offer("scaled_rotations", rotations * (0.5 * log_scale).exp()[:, None, None])
-    # Least squares by the d x d products: H^-1 = (x y^T)(y y^T)^-1 of one side, H^T likewise of the other.
+    # Least squares from d x d products: one side gives H^-1 = (x y^T)(y y^T)^-1, and the other gives H^T in the same
+    # way.
     by_single = _divided(grams.single_cross, grams.single_gram)
     if _is_regular(by_single):
         offer("matrices", torch.linalg.inv(by_single))
@@ -167,10 +167,10 @@ def fit_planes(
     rotary_dim: int | None = None,
     signs_only: bool = False,
 ) -> BlockMap:
-    """Fit a rotation and a scale to K and Q together, for each rotary plane of each key-value head.
+    """Fit a rotation and a scale for each rotary plane of each key-value head, using K and Q together.
 
     ``x`` and ``y`` are as for :func:`fit_blocks`, which fits any rows beyond ``rotary_dim``. ``layouts`` are the
-    pairings of rotary rows. With ``signs_only``, only the sign of a plane is free (QK-norm).
+    models' pairings of rotary rows. With ``signs_only`` (QK-norm), planes may only change sign.
 
     Returns:
         The simplest sufficient map: identity, rotations (or signs), or scaled rotations.
@@ -225,7 +225,7 @@ def fit_planes(
 
 
 def _simplest(tried: Sequence[tuple[BlockKind, torch.Tensor, float]], *, is_unit: bool = True) -> BlockMap:
-    """Choose the first form that no freer form improves on by much."""
+    """Choose the simplest map that fits almost as well as the best one."""
     least = min(squared for _, _, squared in tried)
     for kind, h, squared in tried:
         if squared <= max(EXACT, MUCH_BETTER * least) and (kind != "matrices" or squared == least):
@@ -244,7 +244,7 @@ def _dense_or_unit(block_map: BlockMap, x: Sides) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Grams:
-    """``(k, d, d)`` Gram matrices and cross products of k matched heads, or ``(k, r, d, d)`` for groups."""
+    """Gram matrices and cross products of k matched heads: ``(k, d, d)``, or ``(k, r, d, d)`` for each query head."""
 
     single_cross: torch.Tensor
     single_gram: torch.Tensor
@@ -308,7 +308,7 @@ def _pattern(scores: FloatArray) -> HeadPattern:
 
 
 def _span_likeness(x: torch.Tensor, y: torch.Tensor, *, own_only: bool) -> FloatArray:
-    """Return the ``(H, H')`` shares of each head's energy in the row spaces of the other layer's heads."""
+    """Return the ``(H, H')`` shares of each head's energy that lie in the row space of each head of the other layer."""
     n_heads, d, n = x.shape
     tiny = torch.finfo(x.dtype).tiny
     energy = x.square().sum(dim=(1, 2)).clamp(min=tiny)
@@ -333,7 +333,7 @@ def _plane_likeness(
     *,
     own_only: bool,
 ) -> FloatArray:
-    """Return the ``(H, H')`` mean squared cosines of the planes of one frequency."""
+    """Return the ``(H, H')`` squared cosines between planes of the same frequency, averaged over frequencies."""
     planes = [plane_rows(x.shape[1], 1, layout, rotary_dim=rotary_dim)[0][0] for layout in layouts]
     a, b = (_complex(rows, index) for rows, index in zip((x, y), planes, strict=True))
     a, b = (z / z.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny) for z in (a, b))

@@ -1,8 +1,9 @@
 """Run Algorithm 2: find the reference layer that corresponds to each candidate layer.
 
-For one representative matrix per layer (V by default), the polar factor of ``W W'^T`` is tested for a permutation of
-output channels, for all L x L' pairs of layers. The p-values rest on :data:`~mdir_hf.method.gauge.LEFT_INVARIANCE` of
-ONE model. Cells off the map serve as a control and must not be significant.
+Each layer is represented by one matrix, V by default. For each of the L x L' pairs of layers (a cell), the polar factor
+of ``W W'^T`` is tested for a permutation of output channels. The p-values assume
+:data:`~mdir_hf.method.gauge.LEFT_INVARIANCE` of only ONE model. Cells outside the resulting map serve as a control and
+must not be significant.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from mdir_hf.method.significance import (
 
 
 class StoredLayer(Protocol):
-    """A matrix ``(d_out, n)`` that is loaded on each request and not kept."""
+    """A matrix ``(d_out, n)`` that is loaded each time it is requested."""
 
     @property
     def n_channels(self) -> int:
@@ -49,28 +50,28 @@ Layers = Sequence[torch.Tensor | StoredLayer]
 """One matrix ``(d_out, n)`` per layer."""
 
 FLOAT64_CHANNELS = 512
-"""Up to this many output channels, a full test uses float64; beyond that, float32 (three times as fast)."""
+"""Full tests use float64 up to this many output channels, and float32 above it, which is three times as fast."""
 
 FULL_CHANNELS = 2 * SCREEN_CHANNELS
 """Layers with at most this many output channels are not screened, because the full test costs no more. They are kept in
 memory."""
 
 TESTS_PER_CELL = 2
-"""Tests per cell: one for a permutation and one for a signed permutation."""
+"""Number of tests per cell: one for a permutation and one for a signed permutation."""
 
 CANNOT_COUNT = -1e-9
-"""A log level just below 0: matchings that cannot reach it are not searched for."""
+"""Natural log of a level just below 1. Matchings that cannot be significant at this level are not searched for."""
 
 
 Cells = tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]
-"""log p, and whether it comes from the full polar factor, each ``(rows, columns)``."""
+"""Natural log of p, and whether it comes from the full polar factor, each ``(rows, columns)``."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerMatch:
-    """A candidate layer and its partner; layers count from 0.
+    """A candidate layer and its reference partner, numbered from 0.
 
-    ``log_p`` is corrected for all pairs.
+    ``log_p`` is corrected for all pairs of layers.
     """
 
     reference: int
@@ -80,22 +81,22 @@ class LayerMatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerMap:
-    """The map between the layers of two models, and its evidence, in natural logs of at most 0.
+    """A map between the layers of two models, and its evidence. p-values are natural logs, at most 0.
 
     Attributes:
-        log_p: ``(L, L')``, each cell corrected for ``tests_per_cell`` only.
-        is_full: ``(L, L')``, whether the full polar factor was computed or the screen decided.
-        tests_per_cell: 2 (permutation and signed permutation), doubled if the screen may decide.
+        log_p: ``(L, L')``, p of each cell, corrected for ``tests_per_cell`` only.
+        is_full: ``(L, L')``, True if the full polar factor was computed, and False if the screen decided.
+        tests_per_cell: 2 (permutation and signed permutation), doubled if the screen's bound may be reported.
         multiplicity: Number of tests for which a cell's p must be corrected: L L' times ``n_tests``.
         matches: The best significant partner of each candidate layer, if any.
         ordered: The maximal ordered matching of significant cells, as (reference, candidate) pairs.
-        log_p_map: p for the whole map under ANY dependence: Rüger's ``(L / k) p_(k)``, where k is half the layers of
-            the shallower model.
-        log_p_any: p for the whole map according to Hommel's rule, for maps with few related layers.
-        log_p_fisher: Fisher's sum along the best ordered map, corrected for the search; valid only if each layer is
-            left-invariant given the others.
-        n_related: Lower bound, at confidence 1 - alpha, on the number of layers of the shallower model that have a
-            relative.
+        log_p_map: p of the whole map, valid under ANY dependence: Rüger's ``(L / k) p_(k)``, with k half the number of
+            layers of the shallower model.
+        log_p_any: p of the whole map by Hommel's rule, for maps in which only a few layers are related.
+        log_p_fisher: p of Fisher's sum along the best ordered map, corrected for the search; valid only if each layer
+            is left-invariant given the others.
+        n_related: Lower bound, at confidence 1 - alpha, on the number of layers of the shallower model that are related
+            to a layer of the other model.
     """
 
     log_p: npt.NDArray[np.float64]
@@ -122,18 +123,19 @@ def map_layers(
     seed: int = 0,
     device: str | torch.device = "cpu",
 ) -> list[LayerMap]:
-    """Find each candidate layer's ancestor among the reference's layers, for one map or several in lockstep.
+    """Find the reference layer from which each candidate layer descends, for one or several maps in lockstep.
 
     Args:
-        sides: Reference and candidate of each map. The reference has L matrices ``(d_out, n)``, y = W x, of any output
-            widths, ALREADY carried into the candidate's residual basis. The candidate has L' matrices ``(d_out', n)``.
-        log_alpha: Natural log of the level, fixed in advance.
-        refine: ``hits`` runs the full test on every cell beyond the screen's null; ``undecided`` keeps the screen's
-            weaker bound if it is significant.
+        sides: Reference layers and candidate layers of each map. The reference has L matrices ``(d_out, n)``, y = W x,
+            of any output widths, ALREADY carried into the candidate's residual basis. The candidate has L' matrices
+            ``(d_out', n)``.
+        log_alpha: Natural log of the significance level, fixed in advance.
+        refine: ``hits`` runs the full test on every cell that passes the screen; ``undecided`` skips it if the screen's
+            weaker bound is already significant.
         n_screened: Number of output channels screened; 0 tests every cell in full.
         n_tests: Number of tests for which each map is corrected.
         seed: Seed of the screen.
-        device: torch device of the computation.
+        device: torch device for the computation.
 
     Returns:
         The maps, in the order of ``sides``. For each map, the screen takes 2 L L' d0 d' n flops, and each full cell O(d
@@ -149,7 +151,7 @@ def map_layers(
             raise InputError(f"a layer map needs layers on both sides, got {len(reference)} and {len(candidate)}")
         named = (("reference", reference), ("candidate", candidate))
         reference_side, candidate_side = (_Side(name, layers, torch.device(device)) for name, layers in named)
-        # If both are as wide, the model with more layers is screened; layers of the other are loaded whole.
+        # If both are equally wide, the model with more layers is screened; the other model's layers are loaded whole.
         is_swapped = n_screened > 0 and (reference_side.n_channels(0), len(candidate_side)) > (
             candidate_side.n_channels(0),
             len(reference_side),
@@ -202,7 +204,7 @@ class _Side:
 
 @dataclass(frozen=True, slots=True)
 class _CellSearch:
-    """One pass over all cells; ``rows`` is the model with fewer output channels."""
+    """One pass over all cells. Rows are the layers of the model with fewer output channels."""
 
     rows: _Side
     columns: _Side
@@ -215,7 +217,8 @@ class _CellSearch:
 
     @property
     def tests_per_cell(self) -> int:
-        # In "hits" mode a cell reports p = 1 or its full p: the screen only ever withholds evidence, and costs nothing.
+        # In "hits" mode, a cell reports p = 1 or its full p. The screen can only discard evidence and needs no
+        # correction.
         return TESTS_PER_CELL * (2 if self.refine == "undecided" else 1)
 
     @property
@@ -227,12 +230,12 @@ class _CellSearch:
         return self.log_alpha - math.log(self.multiplicity)
 
     def empty(self) -> Cells:
-        """Return cells for results that are not computed yet."""
+        """Return cells to be filled by :meth:`columns_into`."""
         shape = (len(self.rows), len(self.columns))
         return np.zeros(shape), np.zeros(shape, dtype=np.bool_)
 
     def columns_into(self, log_p: npt.NDArray[np.float64], is_full: npt.NDArray[np.bool_]) -> Iterator[int]:
-        """Fill the cells ``(rows, columns)`` in place, and stop after each column."""
+        """Fill the cells ``(rows, columns)`` in place, yielding after each column."""
         rows = self._screened_rows()
         width: int | None = None if rows is None else rows.shape[2]
         narrow_rows: dict[int, torch.Tensor] = {}
@@ -253,7 +256,7 @@ class _CellSearch:
             yield j
 
     def _screened_rows(self) -> torch.Tensor | None:
-        """Load the screened channels of each layer; return None if this saves no reads."""
+        """Load the channels to screen from each layer, or return None if screening is off or saves nothing."""
         n_channels = [self.rows.n_channels(i) for i in range(len(self.rows))]
         if self.n_screened == 0 or min(n_channels) <= FULL_CHANNELS:
             return None
@@ -266,7 +269,7 @@ class _CellSearch:
         return torch.stack(rows)
 
     def _triage(self, column: ScreenedColumn) -> tuple[dict[int, float], list[int]]:
-        """Split a screened column into decided cells and cells that need their full test."""
+        """Split a screened column into cells with a final p and cells that need the full test."""
         decided: dict[int, float] = {}
         undecided: list[int] = []
         for i in map(int, np.flatnonzero(~column.is_null)):
@@ -281,7 +284,7 @@ class _CellSearch:
         return decided, undecided
 
     def _refine_rivals(self, log_p: npt.NDArray[np.float64], is_full: npt.NDArray[np.bool_]) -> None:
-        """Test cells in full, in place, if their layers have rivals."""
+        """Run the full test, in place, on significant cells with another significant cell in their row or column."""
         is_hit = log_p < self.log_alpha_cell
         has_rival = (is_hit.sum(axis=0, keepdims=True) > 1) | (is_hit.sum(axis=1, keepdims=True) > 1)
         for i, j in np.argwhere(is_hit & ~is_full & has_rival):
@@ -290,7 +293,7 @@ class _CellSearch:
             is_full[i, j] = True
 
     def summarise(self, log_p: npt.NDArray[np.float64], is_full: npt.NDArray[np.bool_]) -> LayerMap:
-        """Make the map of complete cells ``(rows, columns)``."""
+        """Build the layer map from completed cells ``(rows, columns)``."""
         self._refine_rivals(log_p, is_full)
         if self.is_swapped:
             log_p, is_full = log_p.T.copy(), is_full.T.copy()
@@ -304,7 +307,7 @@ class _CellSearch:
 
 
 def with_matches(layer_map: LayerMap, matches: Sequence[LayerMatch]) -> LayerMap:
-    """Return the map with other matches."""
+    """Return a copy of the map with different matches."""
     pairs = [(match.reference, match.candidate) for match in matches]
     still_matched = set(pairs)
     return replace(
@@ -333,9 +336,10 @@ def map_of_cells(
     tests_per_cell: int,
     n_tests: int,
 ) -> LayerMap:
-    """Build the map from cells ``(L, L')``: natural logs, corrected for ``tests_per_cell`` only.
+    """Build the layer map from its cells ``(L, L')``.
 
-    The map as a whole is also corrected for the comparison's ``n_tests`` tests.
+    ``log_p`` contains natural logs, corrected for ``tests_per_cell`` only. p-values of the whole map are also corrected
+    for ``n_tests``.
     """
     multiplicity = log_p.size * n_tests
     corrected = np.minimum(0.0, log_p + math.log(multiplicity))
@@ -345,7 +349,8 @@ def map_of_cells(
     )
     pairs = [(match.reference, match.candidate) for match in matches]
     ordered = ordered_matching(log_p, math.log(multiplicity) - log_alpha)
-    # Fisher's union covers any choice among ordered maps; pairs below the level of a single layer would add to it.
+    # Fisher's union bound covers any choice among ordered maps, so pairs that are not significant alone may add
+    # evidence.
     evidence = ordered_matching(log_p, 1.0)
     fisher = log_p_ordered_map([float(log_p[i, j]) for i, j in evidence], *log_p.shape)
     by_layer = log_p_by_layer(log_p)
@@ -366,10 +371,10 @@ def map_of_cells(
 
 
 def log_p_of_layers(reference: torch.Tensor, candidate: torch.Tensor, *, tests_per_cell: int = TESTS_PER_CELL) -> float:
-    """Test one pair of layers in full: bound the best matching of the polar factor of ``W W'^T``.
+    """Run the full test on one pair of layers: bound the best matching of the polar factor of ``W W'^T``.
 
-    Both matrices are ``(d_out, n)`` in one residual basis. A factor of rank n is never completed with a null basis.
-    Return the natural log of p, corrected for ``tests_per_cell`` only. Takes O(d d' n + d d' min(d, d')) time.
+    Both matrices are ``(d_out, n)`` in one residual basis. Factors of lower rank are never completed with an arbitrary
+    basis. Return the natural log of p, corrected for ``tests_per_cell`` only. Takes O(d d' n + d d' min(d, d')) time.
     """
     n_narrow, n_wide = sorted((reference.shape[0], candidate.shape[0]))
     dtype = torch.float64 if n_wide <= FLOAT64_CHANNELS else torch.float32

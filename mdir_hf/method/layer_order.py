@@ -14,7 +14,7 @@ Pattern = Literal["none", "identity", "pruned", "repeated", "reordered", "partia
 
 @dataclass(frozen=True, slots=True)
 class LayerRun:
-    """Consecutive candidate layers whose partners are consecutive reference layers; layers count from 0."""
+    """Consecutive candidate layers whose partners are consecutive reference layers, numbered from 0."""
 
     reference: int
     candidate: int
@@ -24,8 +24,8 @@ class LayerRun:
 def ordered_matching(log_p: npt.NDArray[np.float64], penalty: float) -> list[tuple[int, int]]:
     """Find the order-preserving matching with the most evidence (paper, "maximal ordered matching").
 
-    ``D[i, j] = max(D[i-1, j], D[i, j-1], D[i-1, j-1] + max(0, -ln p_ij - penalty))`` for finite natural logs ``(L,
-    L')``. Pairs with less evidence than ``penalty`` nats are excluded.
+    ``D[i, j] = max(D[i-1, j], D[i, j-1], D[i-1, j-1] + max(0, -ln p_ij - penalty))`` for finite natural logs ``log_p``,
+    ``(L, L')``. Pairs with less evidence than ``penalty`` nats are excluded.
 
     Returns:
         Pairs (reference layer, candidate layer), ascending in both. Takes O(L L') time.

@@ -1,4 +1,4 @@
-"""The evidence of a layer map: its p-value, hits off its matches, and placebos. All p are natural logs."""
+"""Evaluate a layer map: its p-value, significant cells outside its matches, and placebos."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.layer_map import LayerMap, LayerMatch, Layers, map_layers
 
 TESTS_PER_MAP = 2
-"""Tests per map: one of the whole map (half of the layers related), and one of any part."""
+"""Number of tests per map: whether half of the layers are related, and whether any are."""
 
 SHARE_OF_FISHER = 1e-3
-"""Share of alpha for Fisher's sum; the map's other two tests share the remainder. Fisher's sum measures the strength of
+"""Share of alpha spent on Fisher's sum; the map's other two tests share the rest. Fisher's sum measures the strength of
 a verdict but does not decide it."""
 
 N_PLACEBOS = 2
-"""Number of times that a significant map is recomputed with the residual channels of one side shuffled."""
+"""Number of times that a significant map is recomputed with one model's residual channels shuffled."""
 
 RIVAL_SHARE = 0.25
-"""A significant cell contests a match in its row or column if its log p is at least this share of the match's log p. A
-match counts as the same layer if its log p is at least this share of a layer's log p with itself. Neighbouring layers
-of MiniLM reach a share of 0.03, and contest each other (0.7 to 0.9); rivals of related layers reach 0.04."""
+"""Minimum ratio between two values of log p. A significant cell is a rival of a match in its row or column if its log p
+is at least this share of the match's. A match counts as the same layer if its log p is at least this share of a layer's
+log p with itself. Neighbouring layers of MiniLM reach 0.03 of the latter, and are rivals of each other (0.7 to 0.9);
+rivals of related layers reach 0.04."""
 
 Carry = Callable[[torch.Tensor], torch.Tensor]
 """A function that carries weights ``(d_out, n_reference)`` into the candidate's residual basis, ``(d_out,
@@ -37,14 +38,14 @@ def log_p_of_map(layer_map: LayerMap, *, any_part: bool = True) -> float:
     """Reduce a map to one p-value that is valid under any dependence: the better of two tests.
 
     Return its natural log, corrected for :data:`TESTS_PER_MAP` and :func:`log_p_of_all_layers`. If ``any_part`` is
-    False, half of the layers must be related.
+    False, only the test that half of the layers are related is used.
     """
     best = min(layer_map.log_p_map, layer_map.log_p_any) if any_part else layer_map.log_p_map
     return min(0.0, best + math.log(TESTS_PER_MAP) - math.log1p(-SHARE_OF_FISHER))
 
 
 def log_p_of_all_layers(layer_map: LayerMap) -> float:
-    """Reduce a map to the p-value of all its layers together, using Fisher's sum. Verdicts on layers state this p.
+    """Combine all layers of a map into one p-value using Fisher's sum. Verdicts on layers state this p.
 
     Return its natural log, at most 0, corrected for :func:`log_p_of_map`. It is valid if each layer of one model is
     left-invariant given the others (docs/method/layers.md).
@@ -54,11 +55,11 @@ def log_p_of_all_layers(layer_map: LayerMap) -> float:
 
 @dataclass(frozen=True, slots=True)
 class WeighedMatches:
-    """Matches that count as the same layer, and the share of significant cells off the matches.
+    """Matches accepted as the same layer, and the share of other cells that are significant.
 
     Attributes:
-        certain: Matches that are uncontested or as strong as a layer with itself.
-        off_match_share: Share of unmatched cells that are significant, in [0, 1]. Near 0 under the null; cells between
+        certain: Matches that have no rival, or are about as strong as a layer's match with itself.
+        off_match_share: Share of unmatched cells that are significant, in [0, 1]; near 0 under the null. Cells between
             a shared layer and neighbours of its partner are ignored.
     """
 
@@ -73,11 +74,11 @@ def weigh_matches(
     log_p_with_itself: Callable[[int, int], float],
     neurons_agree: Callable[[int, int], bool] = lambda i, j: False,
 ) -> WeighedMatches:
-    """Distinguish matches from similarities between different layers.
+    """Distinguish matches of the same layer from similarities between different layers.
 
-    Neighbouring layers resemble each other significantly, but much less than a layer resembles itself.
+    Neighbouring layers are significantly similar, but much less than a layer is to itself.
 
-    Cells with a rival must have had their full test. ``log_alpha`` is the level of the whole map. ``log_p_with_itself``
+    Cells with a rival must come from the full test. ``log_alpha`` is the level of the whole map. ``log_p_with_itself``
     tests layer i and layer j, each against itself, and returns the larger natural log of p. ``neurons_agree`` returns
     whether most neurons of a pair agree, for pairs below :data:`RIVAL_SHARE`.
     """
@@ -114,14 +115,14 @@ def log_p_of_placebos(
     seed: int,
     device: str | torch.device = "cpu",
 ) -> float:
-    """Map the layers with the reference's residual channels shuffled, so that no relation remains.
+    """Recompute a layer map with the reference's residual channels shuffled, which destroys any real relation.
 
-    If rows of both models have a few large entries, cosines are heavy-tailed, and cells of unrelated models become
-    significant for any pairing of the channels. ``layers`` applies its argument to the reference's layers and returns
-    both models' layers.
+    If a few large entries dominate the rows of both models, cells become significant for any pairing of the channels,
+    even in unrelated models. ``layers`` applies its argument to the reference's layers and returns both models' layers.
 
     Returns:
-        Natural log of the smallest p of any cell, uncorrected; 0 if the null holds. Computes :data:`N_PLACEBOS` maps.
+        Natural log of the smallest p of any cell, uncorrected; near 0 if the null holds. Computes :data:`N_PLACEBOS`
+        maps.
     """
     generator = torch.Generator().manual_seed(seed)
     smallest = 0.0

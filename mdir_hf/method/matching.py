@@ -1,6 +1,6 @@
-"""Match channels with the best permutation, signed or not, and weigh the evidence. Also Algorithm 1 as printed.
+"""Find the best permutation of channels, signed or unsigned, and bound its p-value. Also run Algorithm 1 as printed.
 
-p-values are valid however a matching was found.
+p-values are valid regardless of how a matching was found.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
 REMARKABLE = 10.0**PLACEBO_LOG10_P
-"""Level of the thresholds in reports. A placebo must not be significant at this level."""
+"""Significance level of the thresholds in reports. Placebos must not be significant at this level."""
 
 CHANNEL_ALPHA = 0.01
-"""Family-wise level at which a single channel is significant by itself."""
+"""Family-wise significance level for single channels."""
 
 ROWS_AT_ONCE = 256
 """Number of rows of a factor processed at a time, to avoid a copy of the whole factor."""
 
 ROUNDING = 1e-4
-"""Relative margin for float32 sums over a factor before it is rejected without an assignment."""
+"""Relative margin for rounding in float32 sums when a factor is rejected without solving an assignment."""
 
 GREEDY_ROUNDS, GREEDY_REST = 8, 256
-"""A greedy matching leaves rows to the assignment after this many rounds, or once this few rows remain."""
+"""Greedy matching stops after this many rounds, or when at most this many rows are left for the exact assignment."""
 
 TRIMS = {"n/16": 16, "n/4": 4, "n/2": 2}
-"""Shares of the best channels that the trimmed p-values exclude; fixed in advance."""
+"""Shares of the channels, best first, that the trimmed p-values exclude; fixed in advance."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +55,7 @@ class Matching:
         log_p: Natural log of the bound for this matching alone, uncorrected.
         log_p_trimmed: ``log_p`` after removing the best n/16, n/4 and n/2 channels, keyed as in ``TRIMS``.
         log_p_signs: Natural log of the sign test's p; None unless the matching was fixed in advance.
-        is_significant: ``(n_narrow,)``, whether a channel is significant by itself at 1% over all entries.
+        is_significant: ``(n_narrow,)``, whether each channel is individually significant, at 1% over all entries.
     """
 
     reference: IntArray
@@ -75,35 +75,35 @@ class Matching:
     def log_p_robust(self) -> float:
         """Natural log of a p that a few outstanding channels cannot make small.
 
-        This is p without the best half of the channels or, for a fixed matching, twice the smaller of that and the sign
-        test's p.
+        This is p without the best half of the channels. For a fixed matching, it is twice the smaller of this p and the
+        sign test's p.
         """
         trimmed = self.log_p_trimmed["n/2"]
         return trimmed if self.log_p_signs is None else min(0.0, min(trimmed, self.log_p_signs) + math.log(2.0))
 
     @property
     def n_significant(self) -> int:
-        """Number of channels that are significant by themselves."""
+        """Number of individually significant channels."""
         return int(self.is_significant.sum())
 
     def of_channels(self, reference: IntArray) -> Matching:
-        """Return the matching with rows of U replaced with reference channels."""
+        """Return the matching with row indices of U converted to reference channels."""
         return replace(self, reference=reference[self.reference])
 
     @property
     def is_identity(self) -> bool:
-        """Whether the individually significant channels, or all channels if there are none, keep their numbers."""
+        """Whether channels keep their numbers, judged by the individually significant ones if there are any."""
         keep = self.is_significant if self.is_significant.any() else np.ones_like(self.is_significant)
         same = (self.reference == self.candidate)[keep]
-        # At 1% over all entries, single channels may be matched wrongly; a real permutation moves more than 5%.
+        # A few channels may be matched wrongly by chance; a real permutation moves more than 5% of them.
         return bool(same.mean() > 0.95)
 
 
 def best_matching(polar: torch.Tensor, *, signed: bool, log_alpha: float | None = None) -> Matching | None:
     """Find the matching with the largest trace (paper, Algorithm 1).
 
-    If ``signed``, absolute values are matched. Return None if the sum of row maxima cannot reach ``log_alpha``. Takes
-    O(n^2) time, or at worst O(n^3) for the assignment.
+    If ``signed``, match absolute values. Return None if not even the sum of row maxima is significant at ``log_alpha``.
+    Takes O(n^2) time, or at worst O(n^3) for the assignment.
     """
     factor = _Factor.of(polar, signed=signed, log_alpha=log_alpha)
     if factor is None:
@@ -114,10 +114,10 @@ def best_matching(polar: torch.Tensor, *, signed: bool, log_alpha: float | None 
 def quick_matching(
     polar: torch.Tensor, *, signed: bool, log_alpha: float, must_be_robust: bool = True
 ) -> Matching | None:
-    """Find a significant matching greedily; its trace may not be the largest.
+    """Find a matching greedily, or return None if it is not significant.
 
-    Return None if it is not significant. With ``must_be_robust``, it must stay significant without the best half of its
-    channels. Takes O(n^2) time.
+    Its trace may not be the largest possible. With ``must_be_robust``, the matching must also be significant without
+    the best half of its channels. Takes O(n^2) time.
     """
     factor = _Factor.of(polar, signed=signed, log_alpha=log_alpha)
     if factor is None:
@@ -128,10 +128,10 @@ def quick_matching(
 
 
 def matching_in_order(polar: torch.Tensor, columns: IntArray | None = None) -> Matching:
-    """Evaluate the fixed matching of each channel to the channel with the same number.
+    """Evaluate the matching of each channel to the channel with the same number.
 
-    ``polar`` is U, ``(k, n)`` with k <= n; ``columns`` are the channels to which its rows belong. Because the matching
-    is fixed, p needs no correction.
+    ``polar`` is U, ``(k, n)`` with k <= n; ``columns`` are the channels to which its rows belong. Because this matching
+    is fixed in advance, p needs no correction.
     """
     columns = np.arange(polar.shape[0], dtype=np.int64) if columns is None else columns
     factor = _Factor(polar, polar, columns, *line_energies(polar), signed=False, transposed=False)
@@ -152,7 +152,7 @@ class _Factor:
 
     @classmethod
     def of(cls, polar: torch.Tensor, *, signed: bool, log_alpha: float | None) -> _Factor | None:
-        """Prepare a factor; None if no matching can reach the level."""
+        """Prepare a factor, or return None if no matching can be significant at this level."""
         transposed = polar.shape[0] > polar.shape[1]
         narrow = polar.T if transposed else polar  # (n_narrow, n_wide)
         weights = narrow.abs() if signed else narrow
@@ -164,7 +164,7 @@ class _Factor:
         def cannot_reach(wide_energy: float) -> bool:
             if log_alpha is None:
                 return False
-            # The margin covers rounding: the sums are in the dtype of the factor.
+            # The margin covers rounding, because sums are computed in the factor's dtype.
             best_case = log_p_matching(
                 most * (1.0 + ROUNDING),
                 sizes=(n_narrow, n_wide),
@@ -184,11 +184,11 @@ class _Factor:
 
     @property
     def is_optimal(self) -> bool:
-        """Return whether the rows' largest entries form a matching, which is then the best."""
+        """Whether the largest entries of the rows are in different columns, and so form the best matching."""
         return len(np.unique(self.columns)) == len(self.columns)
 
     def weigh(self, columns: IntArray, *, is_fixed: bool = False) -> Matching:
-        """Evaluate the matching of row i to ``columns[i]``, for all rows of the narrower model."""
+        """Evaluate the matching of each row i of the narrower model to ``columns[i]``."""
         n_narrow, n_wide = self.narrow.shape
         rows = np.arange(n_narrow, dtype=np.int64)
         where = torch.from_numpy(columns).to(self.narrow.device)
@@ -261,7 +261,7 @@ def _greedy(weights: torch.Tensor) -> IntArray:
 
 
 def line_energies(factor: torch.Tensor) -> tuple[FloatArray, FloatArray]:
-    """Return the float64 sums of squares of the rows and columns."""
+    """Return the sum of squares of each row and of each column, as float64."""
     rows, columns = [], torch.zeros(factor.shape[1], dtype=torch.float64, device=factor.device)
     for start in range(0, factor.shape[0], ROWS_AT_ONCE):
         squares = factor[start : start + ROWS_AT_ONCE].square()
@@ -271,10 +271,10 @@ def line_energies(factor: torch.Tensor) -> tuple[FloatArray, FloatArray]:
 
 
 class PrintedAlgorithm:
-    """Algorithm 1 as printed in the paper, run on all rows as stored; no verdict depends on it.
+    """Algorithm 1 as printed in the paper, run on unmodified rows; no verdict depends on it.
 
-    The paper's p assumes independent Gaussian entries in one embedding, and full rank (appendix "Uniform Distribution
-    across Haar Measure").
+    The paper's p assumes that one embedding has independent Gaussian entries and full rank (appendix "Uniform
+    Distribution across Haar Measure").
     """
 
     def __init__(self, widths: tuple[int, int], *, device: str = "cpu") -> None:
@@ -285,7 +285,7 @@ class PrintedAlgorithm:
     def watching(
         self, blocks: Iterable[tuple[torch.Tensor, torch.Tensor]]
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield blocks of paired rows unchanged, and add up their products."""
+        """Pass blocks of paired rows through unchanged while adding up their products."""
         for x, y in blocks:
             operations = 2.0 * len(x) * self._cross.numel()
             with all_cores(operations, self._cross.device):
@@ -300,7 +300,7 @@ class PrintedAlgorithm:
         """
         factor = polar_factor(self._cross)
         matching = best_matching(factor.matrix, signed=False)
-        assert matching is not None  # it is solved for unless a level is given
+        assert matching is not None  # without a level, best_matching always returns a matching
         n, n_other = factor.matrix.shape
         log_p = math.lgamma(n + 1) - max(0.0, matching.trace) ** 2 / 2
         return PrintedAlgorithm1(
@@ -308,6 +308,6 @@ class PrintedAlgorithm:
             trace=matching.trace,
             rank=factor.rank,
             width=min(n, n_other),
-            log10_p=min(0.0, log_p) / LN10 if n == n_other else None,  # the paper does not say what d is otherwise
+            log10_p=min(0.0, log_p) / LN10 if n == n_other else None,  # the paper defines d only for equal widths
             axes_stand_out=axes_stand_out,
         )

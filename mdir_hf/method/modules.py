@@ -1,11 +1,11 @@
 """Run Algorithm 3: test each projection of a matched pair of layers, and find its inner transformation.
 
-The inner factor ``U_X = Ortho(X U_E X'^T)`` of a role is formed on the head or neuron side and truncated to its rank
-(widths above n have rank n: ``ln m! - c^2 m / 2n``). It is tested for the inner transformations that the role allows.
-Every p-value rests on :data:`~mdir_hf.method.gauge.LEFT_INVARIANCE`.
+For each role (projection), the polar factor ``U_X = Ortho(X U_E X'^T)`` is computed on the head or neuron side and
+truncated to its rank (widths above n have rank n: ``ln m! - c^2 m / 2n``). It is tested for the inner transformations
+that the role allows. All p-values assume :data:`~mdir_hf.method.gauge.LEFT_INVARIANCE`.
 
-Rows are normalised first: one by one for permutations, otherwise per plane, head or neuron if rescaling is allowed. If
-lengths varied widely, the polar factor would match long rows with long rows.
+Rows are normalised first: one by one for permutations, otherwise per plane, head or neuron if rescaling is allowed.
+Otherwise, the polar factor would mainly match long rows with long rows.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class LayerWeights:
     an MLP has no gate, its first matrix is up.
 
     Attributes:
-        n_heads: H, query heads.
-        n_kv_heads: G, key and value heads.
+        n_heads: H, number of query heads.
+        n_kv_heads: G, number of key and value heads.
         rope: Pairing of rotary rows. If ``unknown``, both layouts are tried; ``none`` means no rotary positions.
         rotary_dim: Number of leading rows that are rotated in each head; None means all.
         qk_norm: Whether q and k are normalised per head with gains.
@@ -102,12 +102,12 @@ class LayerWeights:
         return replace(self, **changed)  # type: ignore[arg-type]
 
     def weight(self, role: Projection) -> torch.Tensor | None:
-        """Return the weight of a role, or None."""
+        """Return the weight of a role, or None if it is missing."""
         weight: torch.Tensor | None = getattr(self, role)
         return weight
 
     def inner_rows(self, role: Projection, residual_map: ResidualBasisMap | None = None) -> torch.Tensor | None:
-        """Return the ``(m, n)`` weight, carried by ``residual_map``, with heads or neurons as rows."""
+        """Return a weight as ``(m, n)`` with heads or neurons as rows, transformed by ``residual_map`` if given."""
         weight = self.weight(role)
         if weight is None:
             return None
@@ -152,7 +152,7 @@ def analyse_layer(
     log_alpha: float | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> list[ModuleEvidence]:
-    """Run Algorithm 3 on a matched pair of layers, with every inner transformation that each role allows.
+    """Run Algorithm 3 on a matched pair of layers, testing every inner transformation that each role allows.
 
     - every role: permutation and signed permutation of its rows;
     - v and o: rotations per head (``blocks``), and any invertible map per head (``subspaces``);
@@ -160,15 +160,15 @@ def analyse_layer(
       weaker null); ``blocks`` and ``subspaces`` if there are no rotary positions;
     - gate, up and down: one joint permutation with signs and scales (``neurons``).
 
-    All head tests share one map of KV groups and queries. Gains of ``1 + g`` must be folded beforehand. Permutations
-    that cannot reach ``log_alpha`` are omitted.
+    All head tests share one map of KV groups and query heads. Gains of ``1 + g`` must be folded beforehand.
+    Permutations that cannot reach ``log_alpha`` are omitted.
 
     Returns:
         Evidence in the order of ``roles``, uncorrected. Takes O(m^2 n) time per role, and at worst O(m^3) for its
         assignments; float32 halves memory and time.
 
     Raises:
-        ValueError: If a weight contradicts the outer transformation or the head counts.
+        ValueError: If a weight's shape does not fit the residual map or the head counts.
     """
     first, second = reference.folded(dtype=dtype), candidate.folded(dtype=dtype)
     evidence = list(_permutations(first, second, residual_map, roles, log_alpha))
@@ -179,9 +179,9 @@ def analyse_layer(
 
 
 def analyse_mixer(reference: MlpWeights, candidate: MlpWeights, residual_map: ResidualBasisMap) -> ModuleEvidence:
-    """Test a state-space mixer for a joint permutation of its channels, with gains folded in.
+    """Test a state-space mixer, with gains folded in, for a joint permutation of its channels.
 
-    Input, gate and output share channels as up, gate and down share neurons.
+    Its input, gate and output weights share channels in the same way as up, gate and down share neurons.
     """
     return _joint("mixer", "channels", reference, candidate, residual_map)
 
@@ -304,7 +304,7 @@ def _evaluate(test: _HeadTest, head_map: HeadMap, residual_map: ResidualBasisMap
     else:
         heads, other_heads, log_n_maps = head_map.kv_reference, head_map.kv_candidate, head_map.log_n_kv_maps
     statistic, log_p = log_p_head_map(test.pattern, heads, other_heads, log_n_maps)
-    # A factor per frequency has the rank of its rows; one factor for all has at most the residual width.
+    # A factor for one frequency has as much rank as rows; a factor for all has at most the residual width.
     sides = (test.rows, test.other_rows)
     largest = min(len(side) if test.test == "frequencies" else min(side.shape) for side in sides)
     narrower = {"subspaces": SUBSPACE_NULL, "frequencies": FREQUENCY_NULL}.get(test.test)

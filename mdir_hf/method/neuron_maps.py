@@ -17,13 +17,13 @@ from mdir_hf.method.inner_maps import EXACT, MUCH_BETTER
 from mdir_hf.method.neurons import MlpWeights, unit_rows
 
 SURE = 0.5
-"""Minimum likeness (at most 1) from which neurons are accepted as partners before the assignment."""
+"""Minimum similarity (at most 1) at which neurons are accepted as partners without solving the assignment."""
 
 SIGNATURE = 256
-"""Dimensions of the random projection. Cosines between unrelated neurons are then about 1/16."""
+"""Number of dimensions of the random projection, after which cosines between unrelated neurons are about 1/16."""
 
 FEW_NEURONS = 2048
-"""Up to this many neurons, all pairs are compared in full at once."""
+"""Up to this many neurons, all pairs are compared in full."""
 
 NeuronKind = Literal["order", "signs", "scales"]
 
@@ -47,12 +47,12 @@ class NeuronMap:
 
 
 def fit_neurons(reference: MlpWeights, candidate: MlpWeights, *, seed: int = 0) -> NeuronMap:
-    """Match the neurons of two MLPs, and fit their free factors.
+    """Match the neurons of two MLPs, and fit a sign and a scale for each pair.
 
     The reference must be in the candidate's residual basis; the numbers of neurons may differ.
 
     Returns:
-        The matching of the narrower MLP into the wider one, with the simplest sufficient factors.
+        The matching of the narrower MLP into the wider one, with the simplest factors that fit well.
     """
     gated = reference.gate is not None and candidate.gate is not None
     x, y = (_views(mlp, gated=gated) for mlp in (reference, candidate))
@@ -61,7 +61,7 @@ def fit_neurons(reference: MlpWeights, candidate: MlpWeights, *, seed: int = 0) 
     if n_x == n_y:
         likeness = _likeness(x, y, None)
         sure = np.flatnonzero((likeness >= SURE).numpy())
-        if 2 * len(sure) >= n_x:  # else neurons were shuffled, and some lie on places of others that they resemble
+        if 2 * len(sure) >= n_x:  # else neurons were shuffled, and a few may resemble the neuron that took their place
             partner[sure] = sure
     if max(n_x, n_y) > FEW_NEURONS:
         _by_signature(x, y, partner, seed)
@@ -76,13 +76,13 @@ _Views = tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]
 
 
 def _views(mlp: MlpWeights, *, gated: bool) -> _Views:
-    # Partners are told by whole digits of a cosine: float32 halves the time.
+    # float32 is precise enough to identify partners and halves the time.
     gate = unit_rows(mlp.gate.float()) if gated and mlp.gate is not None else None
     return gate, unit_rows(mlp.up.float()), unit_rows(mlp.down.T.float())
 
 
 def _likeness(x: _Views, y: _Views, pairs: tuple[IntArray, IntArray] | None) -> torch.Tensor:
-    """Return the likeness, at most 1, of the given pairs, or of all neurons with the same number."""
+    """Return the similarity, at most 1, of the given pairs, or of neurons with the same number if ``pairs`` is None."""
 
     def cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if pairs is not None:
@@ -113,7 +113,7 @@ def _left(partner: IntArray, n_candidate: int) -> tuple[torch.Tensor, torch.Tens
 
 
 def _by_signature(x: _Views, y: _Views, partner: IntArray, seed: int) -> None:
-    """Pair, in place, neurons whose projections match each other best and whose rows agree too."""
+    """Pair, in place, neurons whose projections are each other's best match and whose full rows are similar."""
     rows, columns = _left(partner, len(y[1]))
     if not len(rows) or not len(columns):
         return

@@ -1,12 +1,12 @@
-"""Test whether channels and neurons keep their numbers; exact even if two models share features or axes.
+"""Test whether channels and neurons keep their numbers. Exact even if unrelated models share features or axes.
 
-For independent models, the numbering of one is a uniformly random permutation. Partners are found without using
-numbers. *Own number*: k pairs have equal numbers with probability ``p <= 1 / k!``. *In order*: the longest subsequence
-of K pairs in which both numbers increase has length l with probability ``p <= C(K, l) / l!``. Neurons have the same
-symmetry in each layer: in L layers chosen in advance, k neurons have equal numbers with probability at most
-``L^k / k!``, given the other neurons, to which a rotation is fitted. Numbers can be forged, so *certain* neurons, more
-similar than any random pair would be, are counted too. docs/method/numbering.md gives the proofs. Zhu et al.,
-arXiv:2502.12292 (2025), use the same symmetry to test ranks.
+If models are independent, the numbering of one is a uniformly random permutation of the other's. Partners are found
+without using numbers. *Own number*: k pairs have equal numbers with probability ``p <= 1 / k!``. *In order*: the
+longest subsequence of K pairs in which both numbers increase has length l with probability ``p <= C(K, l) / l!``.
+Neurons have the same symmetry in each layer: in L layers chosen in advance, k neurons have equal numbers with
+probability at most ``L^k / k!``, given the other neurons, to which a rotation is fitted. Because numbers can be forged,
+*certain* neurons, more similar than any random pair would be, are also counted. docs/method/numbering.md gives the
+proofs. Zhu et al., arXiv:2502.12292 (2025), use the same symmetry to test ranks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mdir_hf.method.significance import LN10, log_n_choices
 from mdir_hf.report import NumberingResult
 
 TESTS = 2
-"""Tests per numbering: equal numbers and increasing numbers. p is corrected for both."""
+"""Number of tests per numbering: equal numbers and increasing numbers. p is corrected for both."""
 
 
 def numbering_of(
@@ -38,11 +38,11 @@ def numbering_of(
     n_tests: int = 1,
     log_cost: float = 0.0,
 ) -> NumberingResult:
-    """Count partners whose numbers agree.
+    """Count matched channels whose numbers are equal or in order.
 
-    Partners have the largest absolute entry of their row and column in ``polar``, U, ``(k, n_candidate)``. ``channels``
-    are the reference channels of its rows, ascending; None means all. ``matching`` tells which channels are significant
-    by themselves. p is corrected for ``n_tests`` times :data:`TESTS` tests, and for the ``log_cost`` of this look.
+    Channels are matched by :func:`mutual_partners` of ``polar``, ``(k, n_candidate)``. ``channels`` are the reference
+    channels of its rows, ascending; None means all. ``matching`` tells which channels are individually significant. p
+    is corrected for ``n_tests`` times :data:`TESTS` tests, and for the ``log_cost`` of this look.
 
     Returns:
         The counts and p.
@@ -83,7 +83,7 @@ def log_p_in_order(n_pairs: int, n: int) -> float:
 
 
 def mutual_partners(polar: torch.Tensor) -> tuple[IntArray, IntArray]:
-    """Return pairs of a row and a column whose common entry has the largest absolute value in both."""
+    """Return the rows and columns whose common entry has the largest absolute value in both."""
     partner = torch.empty(len(polar), dtype=torch.long, device=polar.device)  # for each row
     size = polar.new_zeros(len(polar))
     best = polar.new_zeros(polar.shape[1])  # for each column, so far
@@ -126,13 +126,13 @@ Neurons = Sequence[torch.Tensor]
 
 
 LEAST_DEVIATIONS = 3.0
-"""Minimum cosine of a certain neuron in each matrix, in standard deviations for random directions. Without this
-minimum, if neurons were split without changing the model's output, copies of up alone would count as copies of gate and
-up."""
+"""Minimum cosine in each matrix for a neuron to count as certain, in standard deviations for random directions. Without
+it, copies of up alone would count as copies of gate and up if neurons were split without changing the model's
+output."""
 
 
 class OwnNumbers(NamedTuple):
-    """Number of tested neurons whose partner has the same number, and how many of these are certain."""
+    """Number of tested neurons whose partner has the same number, and how many of them are certain."""
 
     own: int
     certain: int
@@ -140,14 +140,13 @@ class OwnNumbers(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NeuronMatches:
-    """Tested neurons whose partner has the same number.
+    """Tested neurons, with a mark for each whose partner has the same number.
 
     Attributes:
-        is_own: ``(n_tested,)`` bool on the CPU, whether the partner has the same number.
-        is_certain: ``(n_tested,)`` bool, whether such a pair is also more similar than any random pair.
-        shift: Estimated length of the difference that all such partners have in common after the rotation.
-        least_z: Smallest mean cosine, among the matrices, of tested neurons with the same number, in standard
-            deviations for random directions.
+        is_own: ``(n_tested,)`` bool on the CPU, whether each neuron's partner has the same number.
+        is_certain: ``(n_tested,)`` bool, whether the two neurons are also more similar than any random pair would be.
+        shift: Estimated length of the difference common to all pairs with equal numbers, after the rotation.
+        least_z: z-score of the mean cosine between tested neurons with the same number; the smallest over the matrices.
     """
 
     is_own: torch.Tensor
@@ -157,14 +156,14 @@ class NeuronMatches:
 
     @property
     def counts(self) -> OwnNumbers:
-        """The numbers of own and certain pairs."""
+        """Number of pairs with equal numbers, and how many of them are certain."""
         return OwnNumbers(int(self.is_own.sum()), int(self.is_certain.sum()))
 
 
 def sample_neurons(n_neurons: int, n: int, *, run: int, seed: int) -> IntArray:
-    """Choose n neuron numbers as runs of neighbours in random order; each run needs one read.
+    """Choose n neurons at random, in runs of neighbours that need only one read each.
 
-    Layers with too few whole runs yield fewer numbers.
+    Layers with too few whole runs yield fewer neurons.
     """
     starts = np.random.default_rng(seed).permutation(n_neurons // run)[: n // run] * run
     numbers: IntArray = (starts[:, None] + np.arange(run)).reshape(-1).astype(np.int64)
@@ -172,7 +171,7 @@ def sample_neurons(n_neurons: int, n: int, *, run: int, seed: int) -> IntArray:
 
 
 def in_span(rows: Neurons, n_fitted: int) -> list[torch.Tensor]:
-    """Express rows in an orthonormal basis of the span of the first ``n_fitted`` rows.
+    """Express rows in an orthonormal basis of the span of the first ``n_fitted`` rows of all matrices.
 
     This preserves the cosines that :func:`match_neurons_by_number` uses.
 
@@ -188,10 +187,10 @@ def in_span(rows: Neurons, n_fitted: int) -> list[torch.Tensor]:
 
 
 def match_neurons_by_number(reference: Neurons, candidate: Neurons, *, n_fitted: int, n_neurons: int) -> NeuronMatches:
-    """Find the tested neurons whose partner has the same number, after a rotation fitted on other neurons.
+    """Fit a rotation on some neurons, then find which of the others have a partner with the same number.
 
-    The inputs come from :func:`in_span`. The rotation is fitted on the first ``n_fitted`` neurons; the others are
-    tested. The layer's size, ``n_neurons``, sets the certainty threshold. Takes O(n^2 f + f^3) time for f fitted rows.
+    The inputs come from :func:`in_span`. The first ``n_fitted`` neurons are used for the fit. ``n_neurons``, the
+    layer's size, sets the threshold for certain pairs. Takes O(n^2 f + f^3) time for f fitted rows.
     """
     x, y = (torch.cat([rows[:n_fitted] for rows in model]) for model in (reference, candidate))
     left, _, right = torch.linalg.svd(x.T @ y, full_matrices=False)
@@ -203,22 +202,22 @@ def match_neurons_by_number(reference: Neurons, candidate: Neurons, *, n_fitted:
     )
     cosines = by_matrix.sum(dim=0)
     rows, columns = mutual_partners(cosines.clamp(min=0.0))
-    # Equal neurons tie, and their order would break the tie, so neither counts as a partner.
+    # Identical neurons tie. Breaking ties by order would favour equal numbers, so tied neurons have no partner.
     is_single = ((cosines == cosines.amax(1, keepdim=True)).sum(1) == 1) & (
         (cosines == cosines.amax(0, keepdim=True)).sum(0) == 1
     )
     is_own = torch.zeros(len(cosines), dtype=torch.bool)
     is_own[torch.from_numpy(rows[rows == columns])] = True
     is_own &= is_single.cpu()
-    # Standard deviation of the cosine of two random directions. The largest of N^2 such sums is about sqrt(2 ln N^2)
-    # standard deviations.
+    # Standard deviation of the cosine of two random directions. The largest of N^2 sums of such cosines is about sqrt(2
+    # ln N^2) standard deviations.
     deviation = math.sqrt(1.0 / y.shape[1])
     least_sum = deviation * math.sqrt(len(reference) * 2.0 * math.log(n_neurons**2 / CHANNEL_ALPHA))
     own_cosines = by_matrix.diagonal(dim1=1, dim2=2).cpu()
     is_large = (own_cosines.sum(dim=0) > least_sum) & (own_cosines.amin(dim=0) > LEAST_DEVIATIONS * deviation)
     is_partner = is_own.to(x.device)
     carried, partners = unit_rows(reference[0][n_fitted:] @ left @ right), unit_rows(candidate[0][n_fitted:])
-    # Noise makes what all carried rows have in common smaller, too, by the same factor as the rows.
+    # Noise shrinks the common part of the carried rows by the same factor as the rows.
     cosine = (partners * carried).sum(dim=1)[is_partner].mean()
     shift = common_length(partners[is_partner] - cosine * carried[is_partner])
     least_z = float(own_cosines.mean(dim=1).min()) / deviation * math.sqrt(own_cosines.shape[1])
@@ -226,10 +225,10 @@ def match_neurons_by_number(reference: Neurons, candidate: Neurons, *, n_fitted:
 
 
 def common_length(differences: torch.Tensor) -> float:
-    """Estimate the length of the mean behind some vectors ``(k, n)``; 0 if they have none in common.
+    """Estimate the length of the true mean of noisy vectors ``(k, n)``; 0 if they have nothing in common.
 
-    The square is unbiased before it is cut off at 0: products of a vector with itself are left out, so independent
-    noise adds nothing on average.
+    Products of a vector with itself are excluded, so independent noise adds nothing to the squared length on average.
+    Negative squares are set to 0.
     """
     k = len(differences)
     if k < 2:
@@ -239,13 +238,13 @@ def common_length(differences: torch.Tensor) -> float:
 
 
 def own_numbers(reference: Neurons, candidate: Neurons, *, n_fitted: int, n_neurons: int) -> OwnNumbers:
-    """Return the counts of :func:`match_neurons_by_number`."""
+    """Run :func:`match_neurons_by_number` and return only the counts."""
     return match_neurons_by_number(reference, candidate, n_fitted=n_fitted, n_neurons=n_neurons).counts
 
 
 def log_p_own_numbers(n_own: int, n_layers: int = 1) -> float:
     """Return the natural log of the bound for k equal numbers in L pairs of layers, ``L^k / k!``; at most 0.
 
-    Pairs must be chosen without using numbers, and no layer may repeat.
+    The pairs of layers must be chosen without using neuron numbers, and no layer may occur twice.
     """
     return min(0.0, n_own * math.log(max(1, n_layers)) - math.lgamma(n_own + 1))

@@ -1,20 +1,20 @@
-"""Match the neurons of two MLPs, and all experts of two models.
+"""Match neurons between two MLPs, and experts between two models.
 
 A neuron of a gated MLP is ``down_j * act(gate_j x) * (up_j x)``. The paper sums the polar factors of gate, up and down
-and matches once (appendix, "Solving the MLP"). This module forms the same sum but has a valid bound.
+and matches once (appendix, "Solving the MLP"). This module uses the same sum, but with a valid bound.
 
-**Bound.** Let ``A = (gate | up | down^T)`` be the neurons of one model, ``(m, 3n)``. Null: ``H A`` and A have the same
-distribution for every rotation H of the neuron side, given everything else, whatever their dependence. Each polar
-factor rotates with it, ``U_X -> U_X H^T``, and so does any fixed combination of the factors' columns. For a fixed
-matching P with signs S, the trace ``c = <P, U_gate> + <PS, U_updown>`` is ``Tr(X O)`` with O Haar and
-``|X|_F^2 = e = sum_i |U_gate[i] + s_i U_updown[i]|^2`` over the matched neurons i, and the rotation leaves e unchanged.
-By the moment bound of docs/moment-bound.md, and the union over matchings and signs,
+**Bound.** Let ``A = (gate | up | down^T)`` be the neurons of one model, ``(m, 3n)``. Null hypothesis: given everything
+else, ``H A`` and A have the same distribution for every rotation H of the neuron side. gate, up and down may depend on
+each other. Each polar factor rotates with A, ``U_X -> U_X H^T``, and so does any fixed combination of the factors'
+columns. For a fixed matching P with signs S, the trace ``c = <P, U_gate> + <PS, U_updown>`` is ``Tr(X O)`` with O Haar
+and ``|X|_F^2 = e = sum_i |U_gate[i] + s_i U_updown[i]|^2`` over the matched neurons i, and the rotation leaves e
+unchanged. By the moment bound of docs/moment-bound.md, and the union over matchings and signs,
 
     ln p <= ln #(P, S) - m' c^2 / (2 e),   m' the number of rotated neurons.
 
-up and down^T share a sign and are stacked before their polar factor is formed, which then has rank up to min(m, 2n).
-Rows are normalised first. The other model's invariance gives the same bound with rows and columns exchanged; the weaker
-bound is used.
+Because up and down^T share a sign, they are stacked and have one polar factor, of rank up to min(m, 2n). Rows are
+normalised first. The other model's invariance gives the same bound with rows and columns exchanged; the weaker bound is
+used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from mdir_hf.method.polar import cross_product, polar_factor, polar_factor_of_ro
 from mdir_hf.method.significance import log_n_matchings, log_p_of_best
 
 TWIN_COSINE = 0.8
-"""Minimum cosine between two rows of a layer that count as twins. In real layers, less than 1% of neurons have a twin.
+"""Minimum cosine between the rows of two neurons of a layer that count as twins. In real layers, less than 1% of
+neurons have a twin.
 """
 
 
@@ -51,7 +52,7 @@ class MlpWeights:
     gate: torch.Tensor | None = None
 
     def carried(self, residual_map: ResidualBasisMap) -> MlpWeights:
-        """Carry a reference MLP into the candidate's residual basis."""
+        """Transform a reference MLP into the candidate's residual basis."""
         gate = None if self.gate is None else residual_map.carry_in(self.gate)
         return MlpWeights(residual_map.carry_in(self.up), residual_map.carry_out(self.down), gate)
 
@@ -88,7 +89,8 @@ def unit_rows(rows: torch.Tensor) -> torch.Tensor:
 
 
 def inner_polar(reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
-    """Return ``Ortho(A A'^T)``, ``(m, m')``, of two stacks of rows with n features, truncated to its rank.
+    """Return the polar factor ``Ortho(A A'^T)``, ``(m, m')``, of two stacks of rows with n features, truncated to its
+    rank.
 
     Takes O(m m' r) time with r = min(m, m', n); one SVD of m x m' if there are no more rows than features.
     """
@@ -98,7 +100,7 @@ def inner_polar(reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tenso
 
 
 def match_neurons(reference: MlpWeights, candidate: MlpWeights) -> NeuronMatching:
-    """Match the neurons of two MLPs with one permutation of gate, up and down together.
+    """Match the neurons of two MLPs with one permutation for gate, up and down.
 
     The reference must be in the candidate's residual basis. The narrower MLP is matched into the wider one. Takes
     O(m m' n) time, at worst O(m^3) for the assignment, and O(m m') memory.
@@ -138,7 +140,7 @@ def match_neurons(reference: MlpWeights, candidate: MlpWeights) -> NeuronMatchin
 
 
 def _updown(mlp: MlpWeights) -> torch.Tensor:
-    # Scales are not free without a gate, but normalizing prevents one large neuron from dominating the factor.
+    # Without a gate, scales are not free, but normalising keeps one large neuron from dominating the factor.
     return torch.cat((unit_rows(mlp.up), unit_rows(mlp.down.T)), dim=1)
 
 
@@ -164,21 +166,21 @@ def _scales(reference: torch.Tensor, candidate: torch.Tensor) -> FloatArray:
 
 
 SHORTLIST = 2
-"""Number of reference experts that are matched in full with each candidate expert.
+"""Number of reference experts that are matched in full to each candidate expert.
 
-The true origin ranked first of 64 in every draw, up to the noise at which p is no longer significant; the second expert
-serves as a null."""
+In tests with 64 experts, the true origin always ranked first unless noise made p insignificant. The second expert
+serves as a control."""
 
 N_PROBES = 64
-"""Number of neurons of a candidate expert used to choose the shortlist."""
+"""Number of each candidate expert's neurons that are used to choose the shortlist."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertMap:
-    """Origins of the experts of one layer.
+    """The reference experts from which the experts of one candidate layer descend.
 
     Attributes:
-        origins: Reference expert for each candidate expert, or None if none is significant.
+        origins: Reference expert for each candidate expert, or None if no match is significant.
         log_p: Natural log of p for each candidate expert, corrected for all E E' pairs; at most 0.
         matrix: ``(E, E')`` natural log of p for each pair alone; 0 for pairs that are not on the shortlist.
     """
@@ -190,7 +192,7 @@ class ExpertMap:
 
     @property
     def multiplicity(self) -> dict[int, int]:
-        """Number of candidate experts of each origin."""
+        """Number of candidate experts that descend from each reference expert."""
         origins = [origin for origin in self.origins if origin is not None]
         return {origin: origins.count(origin) for origin in sorted(set(origins))}
 
@@ -202,10 +204,11 @@ def match_experts(
     *,
     log_alpha: float,
 ) -> ExpertMap:
-    """Map each expert of a candidate's layer to its origin, in any order and with repeats.
+    """Map each expert in a candidate's layer to the reference expert it came from; experts may be reordered or
+    repeated.
 
-    For a dense layer, ``reference`` is one MLP. Every p is corrected for all E E' pairs. Computes ``min(E, 2) E'``
-    neuron matchings, and ``64 m E E'`` products to choose them.
+    If the reference layer is dense, ``reference`` contains one MLP. Every p is corrected for all E E' pairs. Computes
+    ``min(E, 2) E'`` neuron matchings, and ``64 m E E'`` products to choose them.
 
     Raises:
         ValueError: If either model has no experts.
@@ -230,7 +233,7 @@ def match_experts(
 
 
 def _shortlist(reference: Sequence[MlpWeights], candidate: MlpWeights) -> list[int]:
-    """Choose the experts that are most similar to a few of the candidate's neurons."""
+    """Choose the reference experts most similar to a candidate expert, using a few of its neurons."""
     if len(reference) <= SHORTLIST:
         return list(range(len(reference)))
     likeness = [_likeness(expert, candidate) for expert in reference]
@@ -238,7 +241,7 @@ def _shortlist(reference: Sequence[MlpWeights], candidate: MlpWeights) -> list[i
 
 
 def _likeness(reference: MlpWeights, candidate: MlpWeights) -> float:
-    """Return the mean, over a few candidate neurons, of the best cosine."""
+    """Find the best match of a few candidate neurons and return their average similarity."""
     step = max(1, candidate.up.shape[0] // N_PROBES)
 
     def cosines(rows: torch.Tensor, probed: torch.Tensor) -> torch.Tensor:
@@ -251,11 +254,11 @@ def _likeness(reference: MlpWeights, candidate: MlpWeights) -> float:
 
 
 def mean_square_of_outputs(rows: Sequence[torch.Tensor], outputs: torch.Tensor, *, n_neurons: int) -> float:
-    """Estimate the mean square of a layer's outputs per neuron, adding up the parts of split neurons.
+    """Estimate a layer's mean squared output per neuron, counting the parts of a split neuron as one.
 
-    Splitting preserves the layer's output, so products of twins (:data:`TWIN_COSINE`) are added to the squares.
-    ``rows`` are unit rows of gate and up, or of up alone, each ``(k, width)``, for k neurons drawn uniformly.
-    ``outputs``, ``(k, channels)``, are columns of down multiplied by the lengths of the neuron's rows.
+    Splitting a neuron preserves the layer's output, so products of twins (:data:`TWIN_COSINE`) are added to the
+    squares. ``rows`` are unit rows of gate and up, or of up alone, each ``(k, width)``, for k neurons drawn uniformly.
+    ``outputs``, ``(k, channels)``, are the neurons' columns of down, multiplied by the lengths of their rows.
 
     Returns:
         The estimate; exact if all neurons are given.

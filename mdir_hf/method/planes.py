@@ -1,9 +1,9 @@
-"""Fit and test the transformations of queries and keys that preserve a model with rotary positions.
+"""Fit and test transformations of queries and keys that preserve the output of a model with rotary positions.
 
-RoPE rotates each frequency plane of a head by an angle that grows with the position, and an inner transformation must
-commute with those rotations. It consists of ``a + bJ`` in each plane (a rotation and a scale; if Q has one, K has the
-inverse scale), and a permutation of heads within KV groups (paper, appendix: ``mu P_1 x P_2 x S``;
-docs/method/layers.md, "Inside a layer").
+RoPE rotates each frequency plane of a head by an angle proportional to the position, and an inner transformation must
+commute with these rotations. It therefore acts as ``a + bJ`` in each plane (a rotation and a scale, with inverse scales
+for Q and K), and permutes heads within KV groups (paper, appendix: ``mu P_1 x P_2 x S``; docs/method/layers.md, "Inside
+a layer").
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mdir_hf.method.blocks import HeadPattern, IntArray
 from mdir_hf.method.neurons import inner_polar
 
 PlanePairing = Literal["half", "interleaved"]
-"""Rows of a head in plane f: (f, f + d/2) for ``half`` (rotate-half), and (2f, 2f + 1) for ``interleaved``."""
+"""Rows of a head that form plane f: (f, f + d/2) for ``half`` (rotate-half), and (2f, 2f + 1) for ``interleaved``."""
 
 FREQUENCY_NULL = (
     "Only rows of one frequency are taken to have no preferred axes among the heads, for each frequency given "
@@ -56,9 +56,9 @@ def plane_rows(
 
 
 def normalise_planes(rows: torch.Tensor, planes: torch.Tensor) -> torch.Tensor:
-    """Scale the two rows of each plane to unit energy together, so that scales s and 1/s on Q and K cancel.
+    """Scale the two rows of each plane jointly to unit energy, which removes scales s and 1/s of Q and K.
 
-    Rows are ``(H d, n)``, planes ``(H, F, 2)``. Rows outside the planes do not change, and zero planes stay zero.
+    Rows are ``(H d, n)``, planes ``(H, F, 2)``. Rows outside the planes and zero planes do not change.
     """
     scaled = rows.clone()
     energy = rows[planes].square().sum(dim=(2, 3), keepdim=True)
@@ -73,11 +73,12 @@ def plane_pattern(
     *,
     signs_only: bool = False,
 ) -> HeadPattern:
-    """Compute the energies of U, ``(H d, H' d)``, along ``a + bJ`` in matching planes, for every pair of heads.
+    """Compute the energy of U, ``(H d, H' d)``, along ``a + bJ`` in planes of the same frequency, for every pair of
+    heads.
 
     For the 2 x 2 block u of a plane, the energy is ``((u11 + u22)^2 + (u12 - u21)^2) / 2``, or only its first term if
-    only signs are free (``signs_only``, QK-norm). A plane adds its rows' energy to N, or half of it for signs. Rows
-    that are not rotated form whole blocks. ``reference`` and ``candidate`` come from :func:`plane_rows`.
+    only signs are free (``signs_only``, QK-norm). A plane contributes its rows' energy to N, or half of it for signs.
+    Rows that are not rotated contribute whole blocks. ``reference`` and ``candidate`` come from :func:`plane_rows`.
 
     Raises:
         ValueError: If the two models have different numbers of planes per head.
@@ -120,12 +121,12 @@ def frequency_pattern(
     *,
     signs_only: bool = False,
 ) -> HeadPattern:
-    """Compute energies along ``a + bJ`` in polar factors that are formed for each frequency separately.
+    """Compute energies along ``a + bJ`` in a separate polar factor for each frequency.
 
-    Rows of different frequencies need not be jointly isotropic: for keys of unrelated models' first layers, ln p
-    reaches -4.6 with :func:`plane_pattern`, but only -0.1 here, under :data:`FREQUENCY_NULL`. The factors
+    Rows of different frequencies need not be jointly isotropic: for the first-layer keys of unrelated models, ln p
+    reaches -4.6 with :func:`plane_pattern`, but only -0.1 here, under the weaker :data:`FREQUENCY_NULL`. The factors
     ``U_f = Ortho(A_f A'_f^T)`` are ``2H x 2H'``. Conditioning on one frequency after another multiplies the moment
-    bounds of :mod:`~mdir_hf.method.blocks`, whose m is now 2H, and adds the N of all frequencies.
+    bounds of :mod:`~mdir_hf.method.blocks`, whose m is now 2H, and adds up N over frequencies.
 
     Rows are ``(H d, n)``, with normalised planes; planes are ``(H, F, 2)``. With few heads, :func:`plane_pattern` has
     more power. Takes O(H^2 d n) time.
@@ -153,7 +154,7 @@ def frequency_pattern(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlaneTransformation:
-    """Head map and plane rotations from the reference's q or k to the candidate's.
+    """Matched heads, and the transformation of each plane from the reference's q or k to the candidate's.
 
     Attributes:
         turns: ``(k, F, 2)``, a and b of each plane: rows (y1, y2) become (a y1 - b y2, b y1 + a y2).
@@ -181,7 +182,7 @@ def solve_planes(
     """Fit ``a + bJ`` to every plane by least squares, given the head map.
 
     ``carried`` ``(H d, n)`` is the reference's q or k in the candidate's residual basis, and ``weight`` ``(H' d, n)``
-    the candidate's. ``planes`` are ``(H, F, 2)`` and ``(H', F, 2)``. ``signs_only`` fixes b at 0 (QK-norm).
+    is the candidate's q or k. ``planes`` are ``(H, F, 2)`` and ``(H', F, 2)``. ``signs_only`` fixes b at 0 (QK-norm).
     """
     x = carried[planes[0][torch.from_numpy(reference)]]  # (k, F, 2, n)
     y = weight[planes[1][torch.from_numpy(candidate)]]

@@ -1,8 +1,8 @@
 """Compute matrix products, singular value decompositions, and polar factors truncated to the data's rank.
 
-``Ortho(M) = U V^T`` from the SVD ``M = U S V^T`` (paper, section on matrix analysis). If M is rank-deficient, only
-directions with a nonzero singular value count, because an arbitrary basis of the null space can make unrelated models
-significant.
+The polar factor of ``M = U S V^T`` (SVD) is ``Ortho(M) = U V^T`` (paper, section on matrix analysis). If M is
+rank-deficient, only directions with a nonzero singular value are used, because an arbitrary basis of the null space can
+make unrelated models significant.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from mdir_hf.processor import all_cores
 
 
 def thin_svd(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return left, scale and right^T of the thin SVD of one finite matrix or a stack.
+    """Compute the thin SVD of one finite matrix or a stack of them.
 
-    If LAPACK's divide and conquer fails, QR iteration in float64 is used.
+    If LAPACK's divide-and-conquer algorithm fails, QR iteration in float64 is used.
 
     Returns:
-        ``(..., m, k)``, ``(..., k)`` descending and ``(..., k, n)``, with k = min(m, n), in the dtype of ``matrices``
-        (float32 or float64). Takes O(m n k) time per matrix.
+        left ``(..., m, k)``, scale ``(..., k)``, descending, and right^T ``(..., k, n)``, with k = min(m, n), in the
+        dtype of ``matrices`` (float32 or float64). Takes O(m n k) time per matrix.
     """
     try:
         left, scale, right_t = torch.linalg.svd(matrices, full_matrices=False)
@@ -44,7 +44,9 @@ def _by_qr_iteration(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 
 
 def orthonormal_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Centre rows, scale them to unit length, and return orthonormal bases of their span: ``(r, k)``, ``(n, k)``."""
+    """Centre rows, scale them to unit length, and return bases of their column space ``(r, k)`` and row space ``(n,
+    k)``.
+    """
     centred = rows.double()  # a float64 copy, because squares may overflow float32
     centred -= centred.mean(dim=0)
     centred /= centred.norm(dim=1, keepdim=True)
@@ -57,8 +59,8 @@ def orthonormal_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def cross_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Return ``left^T @ right``, ``(n, m)``, for ``(r, n)`` and ``(r, m)`` matrices of equal dtype and device.
 
-    On CPUs, float32 uses oneDNN if available, which is sometimes faster and rounds in the same way. Takes ``2 r n m``
-    flops.
+    On CPUs, float32 products use oneDNN if available, which is sometimes faster and rounds in the same way. Takes ``2 r
+    n m`` flops.
     """
     with all_cores(2.0 * left.numel() * right.shape[1], left.device):
         if left.dtype is torch.float32 and left.device.type == "cpu" and _HAS_ONEDNN:
@@ -73,7 +75,7 @@ def cross_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def _dense(matrix: torch.Tensor) -> torch.Tensor:
-    """Copy a slice of a wider matrix; oneDNN is very slow on slices."""
+    """Make a slice of a wider matrix contiguous, because oneDNN is very slow on slices."""
     return matrix if matrix.is_contiguous() or matrix.t().is_contiguous() else matrix.contiguous()
 
 
@@ -90,21 +92,21 @@ _HAS_ONEDNN = _has_onednn()
 
 
 FLOAT64_CHANNELS = 1024
-"""Up to this width, everything is float64, and p is exact up to rounding. Wider models use float32, which halves memory
-and is three times as fast."""
+"""Up to this width, computations use float64, and p is exact up to rounding. Wider models use float32, which halves
+memory and is three times as fast."""
 
 RELATIVE_RANK_TOLERANCE = {
-    # Smaller singular values, relative to the largest, are rounding errors: about sqrt(n) eps for n in the thousands.
+    # Singular values below this share of the largest are rounding errors: about sqrt(n) eps for n in the thousands.
     torch.float64: 1e-13,
     torch.float32: 3e-6,
 }
 
 SVD_OPERATIONS, EIGH_OPERATIONS = 20.0, 9.0
-"""Floating-point operations of a decomposition, in units of n^3 for an n x n matrix, or of m n^2 for m x n."""
+"""Floating-point operations per decomposition, in units of n^3 for an n x n matrix, or m n^2 for m x n."""
 
 GRAM_FLOOR, GRAM_CLEAR = 1e-13, 1e-8
-"""Relative eigenvalues of a float64 Gram matrix: those below the first are rounding errors, and those above the second
-are accurate to eight digits."""
+"""Eigenvalues of a float64 Gram matrix, relative to the largest: below the first value, they are rounding errors; above
+the second, they are accurate to eight digits."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,7 +115,7 @@ class PolarFactor:
 
     Attributes:
         matrix: U, a partial isometry, ``(n_reference, n_candidate)``.
-        rank: Its rank, ``|U|_F^2``.
+        rank: Rank of U, ``|U|_F^2``.
     """
 
     matrix: torch.Tensor
@@ -137,7 +139,7 @@ class RowFactors:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Whitener:
-    """Whitening with a sample of rows.
+    """A whitening transformation estimated from a sample of rows.
 
     Attributes:
         scale: ``(k,)``, singular values of the sample.
@@ -176,7 +178,7 @@ def row_factors(rows: torch.Tensor) -> RowFactors:
 
 
 def _factors_by_gram(rows: torch.Tensor) -> RowFactors | None:
-    """Factorise a few long float64 rows via their Gram matrix; return None if that is inaccurate."""
+    """Factorise a few long float64 rows via their Gram matrix; return None if that would be inaccurate."""
     n_rows, width = rows.shape
     with all_cores(2.0 * n_rows**2 * width + EIGH_OPERATIONS * n_rows**3, rows.device):
         energies, left = torch.linalg.eigh(rows @ rows.t())
@@ -196,8 +198,8 @@ def _factors_by_gram(rows: torch.Tensor) -> RowFactors | None:
 def polar_factor_of_rows(reference: RowFactors, candidate: RowFactors, *, whitened: bool) -> PolarFactor:
     """Return Ortho(X^T Y) for a few rows without an SVD of an n x n matrix.
 
-    ``X^T Y = V_x (S_x L_x^T L_y S_y) V_y^T``, so the polar factor is ``V_x Ortho(core) V_y^T`` with a core as small as
-    the rank; whitening removes the scales S. Takes O(n^2 rank) time.
+    ``X^T Y = V_x (S_x L_x^T L_y S_y) V_y^T``, so the polar factor is ``V_x Ortho(core) V_y^T``, with a core no larger
+    than the ranks. Whitening removes the scales S. Takes O(n^2 rank) time.
     """
     core = cross_product(reference.left, candidate.left)
     if not whitened:
@@ -206,13 +208,13 @@ def polar_factor_of_rows(reference: RowFactors, candidate: RowFactors, *, whiten
 
 
 def whitener(rows: torch.Tensor) -> Whitener:
-    """Return the whitening for X, ``(r, n)``: ``W = (X^T X)^(-1/2)`` on its row space."""
+    """Compute the whitening transformation of rows X, ``(r, n)``: ``W = (X^T X)^(-1/2)`` on their span."""
     factors = row_factors(rows)
     return Whitener(factors.scale, factors.right)
 
 
 def whitened_core(cross: torch.Tensor, reference: Whitener, candidate: Whitener) -> torch.Tensor:
-    """Return ``W_x M W_y`` in the directions spanned by two samples of rows; M is the product over all rows.
+    """Return ``W_x M W_y`` on the spans of two samples of rows; ``cross`` is M, the cross product of all rows.
 
     The core is ``(k_reference, k_candidate)``, in the dtype of ``cross``.
     """
@@ -223,22 +225,22 @@ def whitened_core(cross: torch.Tensor, reference: Whitener, candidate: Whitener)
 def whitened_polar_factor(core: torch.Tensor, reference: Whitener, candidate: Whitener) -> PolarFactor:
     """Return the ``(n_reference, n_candidate)`` factor ``Ortho(W_x M W_y)`` from the core of :func:`whitened_core`.
 
-    Whitening rotates with the sample, so the null stays exact.
+    Whitening commutes with rotations, so the null hypothesis remains exact.
     """
     return _turned(polar_factor(core), reference.right, candidate.right)
 
 
 def _turned(small: PolarFactor, left: torch.Tensor, right: torch.Tensor) -> PolarFactor:
-    """Expand a factor between two bases to one between channels."""
+    """Convert a polar factor from coordinates in two bases to channels."""
     if max(left.shape[0], right.shape[0]) > FLOAT64_CHANNELS:
-        left, right = left.float(), right.float()  # a well-conditioned product: float32 costs 1e-7 per entry
+        left, right = left.float(), right.float()  # the product is well-conditioned: float32 costs 1e-7 per entry
     matrix = cross_product(small.matrix.to(left.dtype), left.t())  # (k_y, n_x)
     return PolarFactor(cross_product(matrix, right.t()), small.rank)
 
 
 def _thin_svd(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return left, scale and right (not transposed) of the thin SVD."""
-    # LAPACK is several times slower on a wide matrix than on its transpose (measured: 12 s and 3 s, 1024 x 4096).
+    # LAPACK is several times slower on a wide matrix than on its transpose (measured for 1024 x 4096: 12 s and 3 s).
     is_wide = matrix.shape[0] < matrix.shape[1]
     tall = matrix.t() if is_wide else matrix
     if not bool(torch.isfinite(tall.sum())) and not bool(torch.isfinite(tall).all()):
@@ -255,7 +257,7 @@ def _rank(scale: torch.Tensor) -> int:
 
 
 PICTURE_SIZE = 256
-"""Number of cells per side, few enough for one pixel each on a phone's screen."""
+"""Maximum number of cells per side of a picture, few enough for one pixel each on a phone's screen."""
 
 Channels = npt.NDArray[np.int64]
 
@@ -267,9 +269,10 @@ def reduce_peaks(
     columns: Channels | None = None,
     max_size: int = PICTURE_SIZE,
 ) -> npt.NDArray[np.float32]:
-    """Return the largest absolute value in each block of a reordered matrix.
+    """Shrink a reordered matrix to a picture, keeping the largest absolute value in each block.
 
-    Averages would hide a permutation's single entries. ``rows`` and ``columns`` are permutations; None keeps the order.
+    Averages would hide the single large entries of a permutation. ``rows`` and ``columns`` are permutations; None keeps
+    the order.
 
     Returns:
         ``(<= max_size, <= max_size)`` float32, non-negative. Takes O(n m) time, and memory for one block of rows.
@@ -288,7 +291,7 @@ def matched_order(channels: Channels, n_rows: int, n_columns: int) -> tuple[Chan
     """Order the channels of two models so that matched ``channels``, ``(2, m)``, are on the diagonal.
 
     Returns:
-        Rows and columns: the matched channels in the order of the reference, then the others.
+        The order of rows and columns: matched channels in the order of the reference, then the others.
     """
     matched = channels[:, np.argsort(channels[0], kind="stable")]
     rows, columns = (

@@ -1,9 +1,9 @@
-"""Compute the power of a negative result: the strongest noise under which a copy is still significant.
+"""Compute the power of a negative result: the strongest noise at which a copy would still be significant.
 
-A relative is modelled as a copy with independent noise, ``Y = X P + k N``; k is the noise in units of the weights' own
-RMS. Up to rotations, which do not change the trace, ``X^T Y = S (S + k G)`` with S the singular values of X and G
-Gaussian. The share of the trace that a copy keeps depends on k and on the number of rows per channel. It is simulated
-at a small size and inserted into the bound at the true size.
+A relative is treated as a copy with independent noise, ``Y = X P + k N``, with k in units of the weights' own RMS. Up
+to rotations, which do not change the trace, ``X^T Y = S (S + k G)``, with S the singular values of X and G Gaussian.
+The share of the trace that remains under noise depends on k and on the number of rows per channel. It is simulated at a
+small size and used in the bound at the true size.
 """
 
 from __future__ import annotations
@@ -18,27 +18,26 @@ import torch
 from mdir_hf.method.significance import log_cost_of_look, log_n_choices, log_n_matchings
 
 N_SIMULATED = 96
-"""Number of channels of the wider model in the simulated factor. Its trace divided by n is within 0.007 of the value
-for 512.
+"""Number of channels of the wider model in the simulation. The trace per channel is within 0.007 of the value for 512.
 """
 
 MOST_ROWS_PER_CHANNEL = 16.0
-"""Above this many rows per channel, more rows are equivalent to less noise, k / sqrt(rows)."""
+"""Above this many rows per channel, more rows are treated as less noise, ``k / sqrt(rows)``."""
 
 SAFETY = 0.8
-"""Factor on the expected trace for effects that the model ignores: chance, and the spectra and row lengths of real
-weights (up to 8%). Relatives planted in real weights at the stated noise are found in 99 of 100 cases."""
+"""Safety factor on the expected trace, for effects that the simulation ignores: chance, and the spectra and row lengths
+of real weights (up to 8%). Relatives planted in real weights at the stated noise are found in 99 of 100 cases."""
 
 LOWER_HALF_MEAN = 0.798
-"""Negated mean of the lower half of a standard normal distribution: the loss when the best half of the entries is
-removed.
+"""Negated mean of the lower half of a standard normal distribution: how far the mean drops, in standard deviations,
+when the best half of the entries is removed.
 """
 
 TAIL = 2.33
-"""Number of standard deviations below the mean at which a normal variable lies in 1 of 100 cases."""
+"""A normal variable is this many standard deviations below its mean, or more, in 1 of 100 cases."""
 
 STRONGEST = 1000.0
-"""Upper limit of the stated noise."""
+"""Maximum noise that is reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +52,13 @@ class MatrixSizes:
 def strongest_noise(
     shape: MatrixSizes, *, log_level: float, in_order: bool = False, must_be_robust: bool = True
 ) -> float:
-    """Find the strongest noise under which a copy would be significant, by bisection.
+    """Find the strongest noise at which a copy would be significant, by bisection.
 
     ``log_level`` is the natural log of the level after all corrections. If ``in_order``, the copy's channels keep their
     order. If ``must_be_robust``, also require significance without the best half of the channels.
 
     Returns:
-        k, in units of the weights' own RMS, or 0 if not even a plain copy would be significant.
+        k, in units of the weights' own RMS, or 0 if not even an exact copy would be significant.
     """
     return _strongest(
         lambda noise: _is_found(noise, shape, log_level, in_order=in_order, must_be_robust=must_be_robust)
@@ -67,9 +66,9 @@ def strongest_noise(
 
 
 def strongest_noise_of_pairs(shape: MatrixSizes, *, n_pairs: int, log_level: float) -> float:
-    """Find the strongest noise, k, under which ``n_pairs`` shared rows of two samples would be significant.
+    """Find the strongest noise, k, at which ``n_pairs`` shared rows of two samples would be significant.
 
-    ``shape`` counts the rows of the smaller and the larger sample as channels; its ``n_rows`` is the rows' width plus
+    In ``shape``, channels are the rows of the smaller and the larger sample, and ``n_rows`` is the rows' width plus
     one.
     """
     n, n_wide = shape.n_narrow, shape.n_wide
@@ -85,16 +84,17 @@ def strongest_noise_of_pairs(shape: MatrixSizes, *, n_pairs: int, log_level: flo
 
 
 def noise_of_few_rows(rows: torch.Tensor, *, log_level: float) -> float:
-    """Find the strongest noise, k, at which a copy with channels in their own order is significant, given a few rows.
+    """Find the strongest noise, k, at which a few rows reveal a copy with channels in their original order.
 
     For r rows, 2 <= r < n, the trace of the polar factor is the sum of ``sqrt(v / (v + k^2 m))`` over the eigenvalues v
     of the Gram matrix, with mean m. Takes O(r^2 n + r^3) time.
     """
     centred = rows.double() - rows.double().mean(dim=0)
     centred = centred / centred.norm(dim=1, keepdim=True).clamp(min=1e-12)
-    energies = torch.linalg.eigvalsh(centred @ centred.T)[1:].clamp(min=0.0)  # centring removes one
+    energies = torch.linalg.eigvalsh(centred @ centred.T)[1:].clamp(min=0.0)  # centring removes one dimension
     rank, width = len(energies), rows.shape[1]
-    # ln p <= -c^2 n / 2r. The trace of unrelated models fluctuates by sqrt(r / n), and so may the trace of a copy.
+    # ln p <= -c^2 n / 2r. The trace of unrelated models fluctuates by sqrt(r / n), and the trace of a copy may do so,
+    # too.
     needed = math.sqrt(-2.0 * log_level * rank / width) + TAIL * math.sqrt(rank / width)
 
     def is_found(noise: float) -> bool:
@@ -120,7 +120,7 @@ def _strongest(is_found: Callable[[float], bool]) -> float:
 
 
 def noise_of_looks(shape: MatrixSizes, *, alpha: float, n_tests: int, n_looks: int, in_order: bool = False) -> float:
-    """Find the strongest noise, k, under which a copy is significant at the last of several looks of these sizes."""
+    """Find the strongest noise, k, at which a copy is significant at the last of ``n_looks`` looks."""
     level = math.log(alpha) - math.log(n_tests) - log_cost_of_look(n_looks)
     return strongest_noise(shape, log_level=level, in_order=in_order)
 
@@ -128,12 +128,12 @@ def noise_of_looks(shape: MatrixSizes, *, alpha: float, n_tests: int, n_looks: i
 def _is_found(noise: float, shape: MatrixSizes, log_level: float, *, in_order: bool, must_be_robust: bool) -> bool:
     n, n_wide = shape.n_narrow, shape.n_wide
     share, rank_share = expected_trace(noise, (shape.n_rows - 1) / n_wide, n / n_wide)
-    mean, energy = SAFETY * share, rank_share * n  # of a matched entry; sum of squares of U
+    mean, energy = SAFETY * share, rank_share * n  # mean of a matched entry; sum of squares of U
     spread = math.sqrt((energy - n * mean**2) / (n * n_wide))  # positive, because mean^2 is below SAFETY^2 rank_share
     mean = max(0.0, mean - TAIL * spread / math.sqrt(n))  # chance may lower the trace
     half = n // 2
     lower = max(0.0, mean - LOWER_HALF_MEAN * spread)
-    # Matched columns of the wider side contain their share of the energy, plus the contribution of the trace itself.
+    # The matched columns of the wider side have their share of the energy, plus the contribution of the trace itself.
     of_columns = n * mean**2 + (energy - n * mean**2) * n / n_wide
     per_energy = n / of_columns  # at most n_wide / energy, the value for all columns
     whole = 0.5 * (n * mean) ** 2 * per_energy
@@ -151,10 +151,11 @@ def _is_found(noise: float, shape: MatrixSizes, log_level: float, *, in_order: b
 
 @lru_cache(maxsize=4096)
 def expected_trace(noise: float, rows_per_channel: float, width_share: float = 1.0) -> tuple[float, float]:
-    """Return the share of the polar factor's trace that a copy with noise k keeps, and the rank per channel.
+    """Simulate a copy with noise k. Return the share of the polar factor's trace that remains, and the rank per
+    channel.
 
     ``rows_per_channel`` refers to the wider model; ``width_share`` is the narrower width divided by the wider one.
-    Takes O(N_SIMULATED^2 rows_per_channel) time; results are cached.
+    Takes O(N_SIMULATED^3 rows_per_channel) time; results are cached.
     """
     n_wide = N_SIMULATED
     n = max(2, round(width_share * n_wide))
@@ -165,8 +166,8 @@ def expected_trace(noise: float, rows_per_channel: float, width_share: float = 1
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(n_rows, n_wide, generator=generator, dtype=torch.float64)
     added = noise * torch.randn(n_rows, n, generator=generator, dtype=torch.float64)
-    # The noise has a trace of its own, about one channel in size, which would dominate under strong noise. A copy and
-    # its negative under the same noise share it, so it cancels in the difference.
+    # The noise itself adds about one channel to the trace, which would dominate if noise is strong. It adds the same to
+    # a copy and to its negative, so this cancels in the difference.
     trace = 0.5 * (_trace_of_polar(x, added + x[:, :n]) - _trace_of_polar(x, added - x[:, :n]))
     return trace / n * min(1.0, rows_per_channel * n_wide / n_rows), min(n, n_rows) / n
 

@@ -1,14 +1,15 @@
-"""Test whether sampled rows of two layers agree in place (tier 1) or after a move (tier 2).
+"""Test whether sampled rows of two layers match at the same positions (tier 1) or after reordering (tier 2).
 
-**Tier 1.** X and Y are k rows of two projections with the same numbers, chosen independently of the weights. They are
-scaled to unit length and centred on the sample's mean row. For ``U = A f(S) B^T`` with the SVD ``X Y^T = A S B^T``,
+**Tier 1.** X and Y are k rows of two projections, with the same row numbers, chosen independently of the weights. They
+are scaled to unit length, then the sample's mean row is subtracted. For ``U = A f(S) B^T`` with the SVD ``X Y^T = A S
+B^T``,
 
     ln p <= ln 2 - (k - 1) c^2 / (2 |U|_F^2),    c = |tr U|.
 
 **Tier 2.** Each search for moved rows is corrected for all of its possible outcomes: maps of heads, or matchings of k
 rows among m (times 2^k with signs). A map found on another projection needs no correction.
 
-docs/method/layers.md has the null hypothesis and the proofs.
+docs/method/layers.md gives the null hypothesis and the proofs.
 """
 
 from __future__ import annotations
@@ -31,23 +32,25 @@ QUINTIC = (3.4445, -4.7750, 2.0315)
 
 N_STEPS = 2
 """Number of steps of :func:`flattened`, fixed in advance. Two steps bring singular values above 0.1 close to 1 and keep
-small ones small. For clean copies the test is as strong as with the polar factor. Under noise it is stronger, because
-the polar factor gives noise directions the same weight as all others (table in docs/method/layers.md)."""
+small ones small. For exact copies, the test is as powerful as with the polar factor. Under noise, it is more powerful,
+because the polar factor weights noise directions as much as all others (table in docs/method/layers.md)."""
 
 VALUES_AT_ONCE, VALUES_AT_ONCE_ELSEWHERE = 1 << 19, 1 << 23
-"""Number of entries in the products of one batch, on CPUs and on other devices: 2 MiB in float32 fit in a CPU's cache.
+"""Number of entries in the products of one batch, on CPUs and on other devices. On CPUs, 2 MiB in float32 fit in the
+cache.
 """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowAgreement:
-    """Agreement of sampled rows under their own numbers, for all ``(L, L')`` pairs of layers.
+    """Agreement between sampled rows with the same number, for all ``(L, L')`` pairs of layers.
 
     Attributes:
         log_p: Natural log of the bound for each pair alone.
-        cosine: Mean cosine, not centred, of rows with the same number.
-        own_share: Share of rows whose mutual best partner is the row with the same number.
-        kept_share: Estimated share of rows that are alike in place, in [0, 1], if the others are unrelated.
+        cosine: Mean cosine between uncentred rows with the same number.
+        own_share: Share of rows for which the row with the same number is the best match, and vice versa.
+        kept_share: Estimated share, in [0, 1], of rows similar to the row with the same number, if the others are
+            unrelated.
         kept_error: Standard error of ``kept_share``.
         row_cosines: ``(L, L', k)`` float32 cosines of rows with the same number.
     """
@@ -61,7 +64,7 @@ class RowAgreement:
 
 
 def flattened(cross: torch.Tensor) -> torch.Tensor:
-    """Return ``A f(S) B^T`` for a ``(..., k, l)`` batch of products ``X Y^T``, with the fixed odd polynomial f.
+    """Return ``A f(S) B^T`` for a ``(..., k, l)`` batch of products ``X Y^T = A S B^T``, with a fixed odd polynomial f.
 
     f applies :data:`N_STEPS` quintic steps to the singular values divided by the Frobenius norm. Takes O(k l min(k, l))
     time per product.
@@ -90,12 +93,12 @@ def unit_rows_of_batch(rows: torch.Tensor) -> torch.Tensor:
 
 
 def rows_at_once(n_values: int, device: torch.device) -> int:
-    """Return the number of reference layers per batch if each layer adds ``n_values`` entries."""
+    """Return how many reference layers to process per batch if each adds ``n_values`` entries."""
     return max(1, (VALUES_AT_ONCE if device.type == "cpu" else VALUES_AT_ONCE_ELSEWHERE) // n_values)
 
 
 def log_p_fixed(trace: npt.ArrayLike, energy: npt.ArrayLike, n_rows: int, *, log_n_choices: float) -> FloatArray:
-    """Bound the probability of reaching a trace with a fixed matching of k centred rows.
+    """Bound the probability that a fixed matching of ``n_rows`` centred rows reaches a trace.
 
     ``trace`` is c and ``energy`` is ``|U|_F^2``.
 
@@ -112,8 +115,8 @@ def compare_rows(reference: torch.Tensor, candidate: torch.Tensor, *, own_places
     """Compare the sampled rows of all pairs of layers from two models.
 
     The inputs are rows with the same numbers, ``(L, k, n)`` and ``(L', k, n)``, of any lengths, in one residual basis.
-    With ``own_places``, L and L' must be equal, and results for different places are zero. Takes O(L L' (k^2 n + k^3))
-    time.
+    With ``own_places``, compare only layers in the same position; L and L' must be equal, and other results are zero.
+    Takes O(L L' (k^2 n + k^3)) time.
     """
     n_rows = reference.shape[1]
     sides = [_Prepared.of(rows) for rows in (reference, candidate)]
@@ -156,7 +159,7 @@ class _Prepared:
 
 
 def _measured(first: _Prepared, second: _Prepared, *, own_places: bool) -> torch.Tensor:
-    """Return ``(i, j, 5 + k)``: trace, energy, two shares, the error of the second, and row cosines."""
+    """Return ``(i, j, 5 + k)``: trace, energy, own share, kept share and its error, and row cosines."""
     if own_places:
         cross = (first.centred @ second.centred.mT)[:, None]
         lengths = (first.lengths[:, :, None] * second.lengths[:, None, :])[:, None]
@@ -174,15 +177,15 @@ def _measured(first: _Prepared, second: _Prepared, *, own_places: bool) -> torch
 
 
 def _shares(cosines: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the shares of own partners and of rows that are alike, with its error, from ``(..., k, k)`` cosines."""
+    """Return the own share, the kept share and its error, as in :class:`RowAgreement`, from ``(..., k, k)`` cosines."""
     n_rows = cosines.shape[-1]
     own_cosines = cosines.diagonal(dim1=-2, dim2=-1)
-    # Rows that tie with others have no partner, and neither do zero rows.
+    # Tied rows and zero rows have no partner.
     is_row_best = (own_cosines >= cosines.amax(dim=-1)) & ((cosines >= own_cosines[..., None]).sum(dim=-1) == 1)
     is_column_best = (own_cosines >= cosines.amax(dim=-2)) & ((cosines >= own_cosines[..., None, :]).sum(dim=-2) == 1)
     own_share = (is_row_best & is_column_best).to(cosines.dtype).mean(dim=-1)
-    # If a share s of the rows has the cosine a and the others none, under noise of variance v that the other entries
-    # show, the mean is s a and the mean square is s a^2 + v.
+    # If a share s of the rows has cosine a and the others 0, with noise of variance v (estimated from the other
+    # entries), the mean is s a and the mean square is s a^2 + v.
     mean, mean_square = own_cosines.mean(dim=-1), own_cosines.square().mean(dim=-1)
     total = cosines.square().sum(dim=(-2, -1))
     noise = (total - own_cosines.square().sum(dim=-1)) / max(1, n_rows * (n_rows - 1))
@@ -195,10 +198,10 @@ def _shares(cosines: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 
 
 def share_alike_of_columns(reference: torch.Tensor, candidate: torch.Tensor) -> tuple[float, float]:
-    """Estimate the share of columns of two ``(k, m)`` samples that are alike in place, and its standard error.
+    """Estimate the share of columns of two ``(k, m)`` samples that match at the same position, and its standard error.
 
-    If heads or neurons moved, all rows of a matrix that writes to the stream resemble each other less. Products of
-    columns at other distances show the noise.
+    For matrices that write to the stream: if heads or neurons moved, all of their rows become less similar. Products of
+    columns at different positions show the noise.
     """
     first, second = (unit_rows(side.T) for side in (reference, candidate))
     own_cosines = (first * second).sum(dim=1)
@@ -215,7 +218,7 @@ def share_alike_of_columns(reference: torch.Tensor, candidate: torch.Tensor) -> 
 
 
 SHIFTS = (1, 3, 7, 11)
-"""Distances between the columns that are compared to estimate the chance similarity of unrelated columns."""
+"""Offsets between the columns that are compared to estimate the chance similarity of unrelated columns."""
 
 
 def deciles(row_cosines: npt.ArrayLike) -> tuple[float, ...]:
@@ -228,7 +231,7 @@ DECILES: Sequence[float] = tuple(tenth / 10.0 for tenth in range(1, 10))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadAgreement:
-    """Agreement of sampled rows under the best map of heads, for every pair of layers.
+    """Agreement between sampled rows under the best map of heads, for every pair of layers.
 
     Attributes:
         log_p: ``(L, L')`` natural log of the bound for each pair alone.
@@ -319,7 +322,7 @@ def search_rows(sample: torch.Tensor, every: torch.Tensor, *, is_signed: bool) -
 
 
 def _log_p(trace: float, energies: tuple[float, float], n_rows: tuple[int, int], log_n: float) -> float:
-    """Return the weaker of the two bounds on a matching of centred rows, one per model's invariance."""
+    """Return the weaker of the bounds from each model's invariance, for a matching of centred rows."""
     if min(energies) <= 0.0 or min(n_rows) < 2:
         return 0.0
     # The rows of the reference are matched; if the candidate is invariant, it rotates in n_rows[1] - 1 dimensions.

@@ -1,7 +1,7 @@
-"""Prepare embedding rows in ways that commute with every rotation of the residual stream.
+"""Prepare embedding rows without breaking the rotation symmetry of the residual stream.
 
-Preprocessing f must satisfy f(E Q) = f(E) Q to keep the null exact (docs/method/bound.md). Rows may be chosen by
-length, centred, normalised or whitened, but columns may not be scaled.
+The null hypothesis is exact only if preprocessing f satisfies f(E Q) = f(E) Q for every rotation Q
+(docs/method/bound.md). Rows may be selected by length, centred, normalised or whitened, but columns may not be scaled.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 
 NEGLIGIBLE_NORM = 1e-6
-"""Rows shorter than this share of the median, before or after centring, count as empty (never trained, or padding)."""
+"""Rows shorter than this share of the median length, before or after centring, are treated as empty."""
 
 LONGEST = 1e3
-"""Rows longer than this many medians are excluded, because a few huge unused rows would dominate the mean."""
+"""Rows longer than this multiple of the median are excluded, because a few huge unused rows would dominate the mean."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,7 +56,7 @@ def pair_rows(
 ) -> PairedRows:
     """Centre and normalise both blocks, excluding rows that are empty, too long or not finite in either model.
 
-    If ``like`` is given, use its means and minimum lengths instead of the blocks' own, as in a stream.
+    If ``like`` is given, use its means and minimum lengths instead of the blocks' own, for streaming.
 
     Returns:
         The paired rows, possibly none.
@@ -124,7 +124,7 @@ def _longest(shortest: float) -> float:
 
 
 def _shortest_centred(norms: torch.Tensor, shortest: float) -> float:
-    # A row that equals the mean up to rounding is empty, too, so compare it with the raw lengths as well.
+    # A row that equals the mean up to rounding is also empty, so compare it with the raw lengths, too.
     return max(_shortest(norms), 64.0 * torch.finfo(norms.dtype).eps / NEGLIGIBLE_NORM * shortest)
 
 

@@ -2,18 +2,19 @@
 
 **Cells.** A random set S of d0 output channels of every reference layer is tested against all channels of a candidate
 layer. Under the null, the rows of ``U_S = Ortho(W_S W'^T)`` are uniform on a sphere, so the distribution of the sum of
-its row maxima is known.
+row maxima is known.
 
-- A cell within the null distribution gets p = 1, so the screen creates no false positive and needs no correction.
+- A cell within the null distribution gets p = 1, so the screen creates no false positives and needs no correction.
 - A cell whose d0-channel bound is significant always passes.
-- Unequal norms shift whole columns. So a cell that looks like most of its column gets p = 1, unless its own bound is
-  significant or it is the best of its column.
-- A cell with a significant FULL test may fail to pass. If the evidence lies in a share q >= c/d of the channels, S
-  misses it with probability at most ``(1 - q)^d0``, 7e-4 at d = 1024 and d0 = 64.
+- Unequal norms shift whole columns. A cell that looks like most of its column therefore gets p = 1, unless its own
+  bound is significant or it is the best of its column.
+- A cell may fail the screen even though its FULL test would be significant. If the evidence lies in a share q >= c/d of
+  the channels, S misses it with probability at most ``(1 - q)^d0``, 7e-4 at d = 1024 and d0 = 64.
 
-**Matrices.** If two layers share m neurons, R rows of one layer and r of the other contain ``R r / m`` pairs on
-average. A pair is one large entry of the polar factor of ``W_R W'_r^T``. A matching of a few pairs has a valid bound
-(docs/method/bound.md), but is not evidence of shared ancestry, because unrelated models share a few features.
+**Matrices.** If two layers share m neurons, R sampled rows of one layer and r of the other contain ``R r / m`` matching
+pairs on average. Each pair is one large entry of the polar factor of ``W_R W'_r^T``. A matching of a few pairs has a
+valid bound (docs/method/bound.md), but is not evidence of shared ancestry, because unrelated models share a few
+features.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from mdir_hf.method.polar import RELATIVE_RANK_TOLERANCE, cross_product
 from mdir_hf.method.significance import log_p_by_layer, log_p_hommel, log_p_matching, log_p_rueger
 
 SCREEN_CHANNELS = 64
-"""Number of output channels of a reference layer that the screen uses."""
+"""Number of output channels per reference layer that the screen uses."""
 
 RUN_CHANNELS = 4
 """Number of adjacent channels per run. Longer runs need fewer requests but can miss a shared part of a layer: runs of
 16 missed a block of rows that two models shared because of a common seed (docs/LOG.md, 2026-11-22)."""
 
 NULL_Z = 4.0
-"""Sums of row maxima up to this many standard deviations above the null mean count as null."""
+"""Sums of row maxima up to this many standard deviations above the null mean are treated as null."""
 
 MIN_LAYERS_FOR_BULK = 8
 """Minimum number of reference layers for estimating a candidate layer's null distribution from its own cells."""
@@ -46,13 +47,13 @@ MIN_LAYERS_FOR_BULK = 8
 
 @dataclass(frozen=True, slots=True)
 class ScreenedColumn:
-    """All reference layers screened against one candidate layer.
+    """Results of screening all reference layers against one candidate layer.
 
     Attributes:
         polar: ``(L, d0, d_candidate)`` polar factors of the screened rows.
         z: ``(L,)`` standard scores of the sums of row maxima; the larger of the unsigned and signed scores.
         is_null: ``(L,)``, whether each cell is within the null distribution.
-        is_bulk: ``(L,)``, whether each cell is within the bulk of the column.
+        is_bulk: ``(L,)``, whether each cell looks like most of its column.
     """
 
     polar: torch.Tensor
@@ -79,7 +80,7 @@ def screen_channels(n_channels: int, n_screened: int, *, seed: int) -> torch.Ten
 def screen_column(rows: torch.Tensor, candidate: torch.Tensor, *, signed: bool) -> ScreenedColumn:
     """Screen one candidate layer ``(d_candidate, n)`` against the screened rows ``(L, d0, n)`` of all reference layers.
 
-    A narrow candidate uses fewer rows. Takes 2 L d0 d_candidate n flops.
+    Fewer rows are used if the candidate has fewer than d0 channels. Takes 2 L d0 d_candidate n flops.
     """
     n_layers, n_screened, n = rows.shape
     n_screened = min(n_screened, candidate.shape[0])
@@ -97,7 +98,7 @@ def screen_column(rows: torch.Tensor, candidate: torch.Tensor, *, signed: bool) 
 def polar_factors_of_wide(cross: torch.Tensor) -> torch.Tensor:
     """Return ``(M M^T)^(-1/2) M`` for matrices ``(batch, d0, d)``, d0 <= d, each truncated to its rank.
 
-    Gram matrices are float64, because squaring squares the condition number.
+    Gram matrices are float64, because they square the condition number.
     """
     wide = cross.double()
     values, vectors = torch.linalg.eigh(wide @ wide.mT)
@@ -137,7 +138,7 @@ def _z_of_row_maxima(maxima: torch.Tensor, norms: torch.Tensor, n: int, *, signe
 
 
 def _is_bulk(z: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    """Return which cells look like most of their column; never its best cell."""
+    """Mark cells that look like most of their column, but never the best cell."""
     if len(z) < MIN_LAYERS_FOR_BULK:
         return np.zeros(len(z), dtype=np.bool_)
     median = float(np.median(z))
@@ -148,29 +149,30 @@ def _is_bulk(z: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
 
 
 SHARED_ROWS = 6.0
-"""Mean number of row pairs that the samples of a layer and its reordered copy share; 1 in 400 copies shares none."""
+"""Mean number of rows that the samples of a layer and its reordered copy share; 1 in 400 copies shares none."""
 
 FEWEST_ROWS = 64
-"""Minimum number of rows in a sample. Fewer rows than the screen of a layer map reads would save nothing."""
+"""Minimum number of rows in a sample. Smaller samples would save nothing, because a layer map's screen reads this
+many."""
 
 IntArray = npt.NDArray[np.int64]
 
 
 def sample_sizes(n_channels: int) -> tuple[int, int]:
-    """Return how many of m rows to read per layer, for the model with fewer layers and for the other.
+    """Return how many rows to read per layer, for the model with fewer layers and for the other model.
 
     Returns:
-        ``(2 r, r)``, both at most m, with ``2 r^2 / m`` expected pairs.
+        ``(2 r, r)``, both at most the number of rows m; on average, ``2 r^2 / m`` rows are in both samples.
     """
     r = max(FEWEST_ROWS, math.ceil(math.sqrt(SHARED_ROWS * n_channels / 2.0)))
     return min(n_channels, 2 * r), min(n_channels, r)
 
 
 def sampled_rows(n_channels: int, n_rows: int, *, n_groups: int, run: int, seed: int) -> IntArray:
-    """Choose one run of neighbouring rows per head, or a single run if ``n_groups`` is 1.
+    """Choose one run of neighbouring rows in each of ``n_groups`` heads, or a single run if there is one group.
 
-    The runs have the same position in all heads, and a smaller sample is the beginning of a larger one. So layers with
-    the same row order share all rows, and layers with moved heads often do.
+    Runs have the same position in all heads, and a smaller sample is the beginning of a larger one. Layers with the
+    same row order therefore share all rows, and layers with moved heads often do.
     """
     size = n_channels // n_groups
     run = min(run, size)
@@ -183,7 +185,8 @@ def screen_rows(few: torch.Tensor, many: torch.Tensor) -> npt.NDArray[np.float64
     """Test sampled unit rows of one model's layers, ``(l, R, n)``, against the other model's, ``(L, r, n)``.
 
     Returns:
-        ``(L, l)`` natural logs of p, each valid by itself under the null of the layers. Takes ``2 L l R r n`` flops.
+        ``(L, l)`` natural logs of p, each valid by itself under the layers' null hypothesis. Takes ``2 L l R r n``
+        flops.
     """
     n_many, r, width = many.shape
     cells = np.zeros((n_many, len(few)))
@@ -197,9 +200,9 @@ def screen_rows(few: torch.Tensor, many: torch.Tensor) -> npt.NDArray[np.float64
 
 
 def log_p_of_pairs(polar: torch.Tensor) -> float:
-    """Evaluate the 1, 2, 4, ... largest entries of U, ``(r, R)`` with r <= R, no two in one row or column.
+    """Bound p for the 1, 2, 4, ... largest entries of U, ``(r, R)`` with r <= R, at most one per row and column.
 
-    Return the natural log of p, corrected for the numbers of entries tried. Entries may have either sign.
+    Return the natural log of the smallest p, corrected for the number of counts tried. Entries may have either sign.
     """
     n_narrow, n_wide = polar.shape
     best, where = (part.cpu().numpy() for part in polar.abs().max(dim=1))
@@ -226,6 +229,6 @@ def log_p_of_pairs(polar: torch.Tensor) -> float:
 
 
 def log_p_of_screen(cells: npt.NDArray[np.float64], *, any_part: bool) -> float:
-    """Reduce a screen's cells ``(L, l)`` to one p for the claim that half of the layers, or any, have a partner."""
+    """Combine a screen's cells ``(L, l)`` into one p for whether half of the layers, or any layers, have a partner."""
     by_layer = log_p_by_layer(cells)
     return log_p_hommel(by_layer) if any_part else log_p_rueger(by_layer, (len(by_layer) + 1) // 2)

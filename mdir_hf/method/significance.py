@@ -1,9 +1,9 @@
-"""Bound the p-value of a matched trace from above (the central formula), and combine p-values.
+"""Bound the p-value of a matching's trace from above (the central formula), and combine p-values.
 
-docs/method/bound.md gives the null hypothesis and the proof. The paper's ``ln d! - c^2/2`` is the square, full-rank,
-full-matching case, with its epsilon proved to be 0. Cells of a layer map share models, so verdicts use combinations
-that are valid under any dependence; only Fisher's sum needs independence. All values are natural logarithms, at most 0,
-and are never exponentiated.
+docs/method/bound.md gives the null hypothesis and the proof. The paper's ``ln d! - c^2/2`` is the case of a square,
+full-rank factor and a full matching, with its epsilon proved to be 0. The cells of a layer map are not independent, so
+verdicts use combinations that are valid under any dependence; only Fisher's sum requires independence. All values are
+natural logarithms, at most 0, and are never exponentiated.
 
 References: B. Rüger, Metrika 25 (1978); G. Hommel, Biometrical Journal 25 (1983); Y. Benjamini and R. Heller,
 Biometrics 64 (2008), for the partial conjunction.
@@ -44,9 +44,9 @@ def log_p_matching(
         energies: Sums of squares of U over the matched rows of the narrower side and the matched columns of the wider
             side.
         n_matched: Number of matched pairs, fixed in advance. None means a full matching of the narrower side.
-        signed: Whether each pair could also be matched with a minus sign.
-        is_fixed: Whether the matching was fixed before reading the weights. If so, only the choice of its pairs is
-            counted.
+        signed: Whether each pair may also be matched with a minus sign.
+        is_fixed: Whether the matching was fixed before reading the weights. If so, the bound is corrected only for the
+            choice of its pairs.
         is_cut: Whether to cap the bound at p = 1.
 
     Returns:
@@ -85,9 +85,9 @@ def log_n_choices(n: int, n_chosen: int) -> float:
 def log_p_signs(entries: npt.ArrayLike) -> float:
     """Bound the p-value of a sign test over the entries of a matching fixed in advance.
 
-    ``ln p <= -v^2 / 2m`` for m nonzero entries, v more of them positive than negative (Hoeffding). The only assumption
-    is that sign changes of single residual channels leave the distribution of one model unchanged. A few axes, however
-    outstanding, count as a few signs (docs/method/bound.md, "Channels in their own order").
+    ``ln p <= -v^2 / 2m`` for m nonzero entries with v more positive than negative ones (Hoeffding). The only assumption
+    is that sign changes of single residual channels leave the distribution of one model unchanged. A few outstanding
+    axes contribute only a few signs (docs/method/bound.md, "Channels in their own order").
     """
     signs = np.sign(np.asarray(entries, dtype=np.float64))
     n_signs, excess = int(np.count_nonzero(signs)), float(signs.sum())
@@ -100,7 +100,8 @@ def log_p_entry(
     """Bound the p-values of single entries of U.
 
     ``line_energy`` is the sum of squares of each entry's row or column of U, on the side that is not rotated.
-    ``n_haar`` is the dimension of the rotated side, and ``n_comparisons`` is the number of entries to select from.
+    ``n_haar`` is the dimension of the rotated side, and ``n_comparisons`` is the number of entries from which each was
+    selected.
     """
     u, energy = np.asarray(entry, dtype=np.float64), np.asarray(line_energy, dtype=np.float64)
     exponent = 0.5 * n_haar * np.clip(u, 0.0, None) ** 2 / np.maximum(energy, 1e-300)
@@ -109,7 +110,7 @@ def log_p_entry(
 
 
 def log_cost_of_look(number: int) -> float:
-    """Return the log of the factor by which p of the s-th look is corrected, ``ln s(s+1)``, s = 1, 2, ...
+    """Return the log of the factor that corrects the p of look number s = 1, 2, ...: ``ln s(s+1)``.
 
     The shares 1/(s(s+1)) sum to at most 1 for any number of looks (docs/method/rows.md, "Looks").
     """
@@ -147,9 +148,9 @@ def log_p_rueger(log_p: Sequence[float] | FloatArray, k: int) -> float:
 
 
 def log_p_hommel(log_p: Sequence[float] | FloatArray) -> float:
-    """Test the global null with the best of all k, ``(1 + 1/2 + ... + 1/L) min_k (L / k) p_(k)``.
+    """Test the global null with the best k, ``(1 + 1/2 + ... + 1/L) min_k (L / k) p_(k)``.
 
-    Use it for maps in which only some layers are related.
+    Use this for maps in which only some layers are related.
     """
     ascending = np.sort(np.asarray(log_p, dtype=np.float64))
     ranks = np.arange(1, len(ascending) + 1, dtype=np.float64)
@@ -158,7 +159,7 @@ def log_p_hommel(log_p: Sequence[float] | FloatArray) -> float:
 
 
 def count_related(log_p: Sequence[float] | FloatArray, log_alpha: float) -> int:
-    """Return a lower bound on the number of false nulls, at confidence 1 - alpha, under any dependence.
+    """Return a lower bound on the number of false null hypotheses, at confidence 1 - alpha, under any dependence.
 
     The partial conjunction p-value of "fewer than k of L nulls are false" is ``(L - k + 1) p_(k)``. The hypotheses for
     successive k are nested, so each is tested in order at the full level.
@@ -189,7 +190,7 @@ def log_n_ordered_maps(n_reference: int, n_candidate: int, n_pairs: int) -> floa
 
 
 def log_p_ordered_map(log_p_pairs: Sequence[float], n_reference: int, n_candidate: int) -> float:
-    """Bound Fisher's sum along an ordered matching found by a search.
+    """Bound the p-value of Fisher's sum along an ordered matching found by a search.
 
     ``min(L, L') C(L, k) C(L', k) Q(k, x)`` is the union bound over k and all ordered maps with k pairs. The p-values
     along any FIXED ordered map must be independent under the null, which holds if each layer's matrix is left-invariant
@@ -203,9 +204,9 @@ def log_p_ordered_map(log_p_pairs: Sequence[float], n_reference: int, n_candidat
 
 
 def log_p_by_layer(log_p: FloatArray) -> FloatArray:
-    """Reduce a map ``(L, L')`` to one corrected p-value, for the best partner, per layer of the shallower model.
+    """Return the p-value of the best partner of each layer of the shallower model, corrected for its choice.
 
-    For a square map, that is one p-value per candidate layer.
+    ``log_p`` is ``(L, L')``. A square map has one p-value per candidate layer.
     """
     n_reference, n_candidate = log_p.shape
     by_candidate = n_candidate <= n_reference

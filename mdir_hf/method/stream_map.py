@@ -1,6 +1,6 @@
 """Fit the outer transformation, U of the paper, and its scale: ``E' ~ s E U``.
 
-U is the matching P if it is significant and fits almost as well as the polar factor, else the polar factor.
+U is a matching of channels if one is significant and fits almost as well as the polar factor, else the polar factor.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from mdir_hf.method.polar import cross_product, polar_factor, row_factors
 from mdir_hf.method.rows import PairedRows
 
 LOG_ALPHA = math.log(1e-10)
-"""A matching of channels needs a p below this (the paper's p_0), according to the paper's formula."""
+"""Natural log of the p below which a matching of channels is accepted (the paper's p_0)."""
 
 ROTATION_IS_BETTER, TRAINED = 3.0, 1e-3
-"""A matching is rejected if its squared residual exceeds both the second number and the first number times a rotation's
-squared residual. Rotations also absorb some of the low-rank changes of training."""
+"""A matching is rejected if its squared residual exceeds both the second value and the first value times the rotation's
+squared residual. Rotations fit better in any case, because they absorb some of the low-rank changes of training."""
 
 LEAST_LOG_SCALE = 0.05
-"""Fitted scales whose log is smaller than this are attributed to training and ignored."""
+"""Fitted scales whose log is smaller than this in absolute value are attributed to training and ignored."""
 
 TOLD = 0.1
-"""Two streams are related if a rotation fitted on half of the rows explains this share of the other half's sum of
-squares. For unrelated models, the share is close to 0, although it reaches a third on the fitted rows."""
+"""Two streams are related if a rotation fitted on half of the rows explains at least this share of the other half's sum
+of squares. For unrelated models, the share is close to 0, although it reaches a third on the fitted rows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,7 +58,7 @@ class RowProducts:
 
     @classmethod
     def empty(cls, n_reference: int, n_candidate: int) -> RowProducts:
-        """Return the products of no rows."""
+        """Return products initialised to zero."""
         zeros = torch.zeros(n_reference + n_candidate, dtype=torch.float64)
         return cls(torch.zeros(n_reference, n_candidate, dtype=torch.float64), zeros[:n_reference], zeros[n_reference:])
 
@@ -75,7 +75,7 @@ class RowProducts:
 
 
 def held_out_share(fitted: RowProducts, held_out: RowProducts, *, keeps_mean: bool) -> float:
-    """Return the share of squares, at most 1, that a rotation fitted on other rows explains."""
+    """Return the share of the held-out sum of squares, at most 1, that a rotation fitted on other rows explains."""
     rotation = _polar(fitted.cross, keeps_mean=keeps_mean)
     inner = float((held_out.cross * rotation).sum())
     energies = float(held_out.reference.sum()) * float(held_out.candidate.sum())
@@ -88,7 +88,7 @@ def fit_stream(
     """Fit U and s to paired rows in O(n^3) time.
 
     If ``keeps_mean``, the norms subtract the mean (LayerNorm), so U must fix the all-ones direction. ``must_rotate``
-    excludes permutations. For different widths, U is always a matching.
+    excludes permutations. If the widths differ, U is always a matching.
     """
     n, n_other = products.cross.shape
     rotation = _polar(products.cross, keeps_mean=keeps_mean)
@@ -96,7 +96,7 @@ def fit_stream(
     if not keeps_mean and matching is not None and matching.n_significant < min(n, n_other):
         signed = best_matching(rotation, signed=True)
         matching = signed if signed is not None and signed.log_p < matching.log_p else matching
-    assert matching is not None  # it is solved for unless a level is given
+    assert matching is not None  # without a level, best_matching always returns a matching
     turned = _with_scale(ResidualBasisMap.rotation(rotation, fitted_on=fitted_on), products)
     if n != n_other:
         return _with_scale(ResidualBasisMap.from_matching(matching, n, n_other, fitted_on=fitted_on), products)
@@ -128,7 +128,7 @@ def _orthogonal(cross: torch.Tensor) -> torch.Tensor:
     if max(cross.shape) <= 2048:
         return polar_factor(cross).matrix
     u = polar_factor(cross.float()).matrix.double()
-    for _ in range(2):  # Newton-Schulz: the error of a factor is squared
+    for _ in range(2):  # Newton-Schulz: each step squares the error
         u = 1.5 * u - 0.5 * (u @ (u.T @ u))
     return u
 
@@ -140,7 +140,7 @@ def _with_scale(outer: ResidualBasisMap, products: RowProducts) -> StreamMap:
     scale = inner / max(energy, 1e-300)
     if scale <= 0.0 or abs(math.log(scale)) < LEAST_LOG_SCALE:
         scale = 1.0
-    scale = float(f"{scale:.12g}")  # a factor of 2 that is exact stays exact
+    scale = float(f"{scale:.12g}")  # an exact factor of 2 stays exact
     squared = max(0.0, energy_of_candidate - 2.0 * scale * inner + scale**2 * energy) / max(energy_of_candidate, 1e-300)
     return StreamMap(outer, scale, math.sqrt(squared))
 
@@ -176,10 +176,10 @@ def rotation_predicts_better(rows: PairedRows, matching: Matching) -> bool:
 
 
 def matched_cosine(rows: PairedRows, matching: Matching) -> float:
-    """Return the mean cosine, in [-1, 1], of paired, centred rows after a matching of channels.
+    """Return the mean cosine, in [-1, 1], between paired, centred rows after matching the channels.
 
-    Copies reach at least 0.7; unrelated models rotated to match reach at most 0.48. If the widths are equal and the
-    matching is the identity on some channels, all channels are used.
+    Copies reach at least 0.7; unrelated models rotated to match reach at most 0.48. If the widths are equal and matched
+    channels keep their numbers and signs, all channels are used.
     """
     x, y = rows.reference.double(), rows.candidate.double()
     if x.shape[1] != y.shape[1] or not matching.is_identity or matching.n_negative:

@@ -1,4 +1,4 @@
-"""Run control tests for a p-value: placebos and privileged axes, which affect the verdict but not p."""
+"""Run control tests (placebos and privileged axes) that affect the verdict but not p (docs/method/rows.md)."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ def calibrate(
 ) -> Placebos:
     """Compute placebos and privileged-basis scores from centred, normalised rows of both models.
 
-    Placebos use at most 512 rows and 1024 channels per model. ``factors`` are the rows' factors, if known. Takes O(n^2
-    r) time.
+    Placebos use at most 512 rows and 1024 channels per model. ``factors`` are the rows' factors, if known.
     """
     x = _subset(rows.reference, generator)
     y = _subset(rows.candidate, generator)
@@ -47,12 +46,11 @@ def calibrate(
 def count_off_match_channels(polar: torch.Tensor, matching: Matching) -> int:
     """Count the narrower model's channels with an individually significant entry outside the matching.
 
-    Entries may have either sign. Related models have almost no such channels. Takes O(n^2) time.
+    Entries may have either sign. Related models have almost no such channels.
     """
     n_reference, n_candidate = polar.shape
     row_energy, column_energy = (torch.from_numpy(energy).to(polar.device) for energy in line_energies(polar))
-    # Significance threshold for one entry (log_p_entry) under either side's invariance, at 1% over all entries and
-    # signs.
+    # Threshold for one entry (log_p_entry) under either side's invariance, at 1% over all entries and both signs.
     nats = math.log(2 * polar.numel() / CHANNEL_ALPHA)
     least_square = (2 * nats / n_candidate * row_energy, 2 * nats / n_reference * column_energy)
     partner = torch.full((n_reference,), -1)
@@ -76,7 +74,7 @@ def privileged_basis_z(rows: torch.Tensor, *, generator: torch.Generator, n_dire
     excess kurtosis and by the spread of log norms.
 
     Returns:
-        The z-score with the larger absolute value; |z| below 3 is unremarkable. Takes O(r n n_directions) time.
+        The z-score with the larger absolute value; |z| below 3 is unremarkable.
     """
     if len(rows) < 8:
         return 0.0
@@ -92,7 +90,7 @@ def privileged_basis_z(rows: torch.Tensor, *, generator: torch.Generator, n_dire
 
 
 N_ROTATIONS = 39
-"""Number of random rotations with which the axes are compared; the smallest possible p is 1 / 40."""
+"""Number of random rotations compared with the axes; the smallest possible p is 1 / 40."""
 
 
 def log_p_of_axes(rows: torch.Tensor, *, generator: torch.Generator) -> float:
@@ -102,8 +100,7 @@ def log_p_of_axes(rows: torch.Tensor, *, generator: torch.Generator) -> float:
     among its values under 39 Haar rotations.
 
     Returns:
-        Natural log of p, at least ln(1/40). Takes O(r n^2 + n^3) time per rotation. Uses at most 1024 axes and 512
-        rows.
+        Natural log of p, at least ln(1/40). Uses at most 1024 axes and 512 rows.
     """
     sample = _subset(rows, generator).float()
     if len(sample) < 8:
@@ -120,7 +117,7 @@ def log_p_of_axes(rows: torch.Tensor, *, generator: torch.Generator) -> float:
 
 
 def _haar_frame(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Draw a matrix with orthonormal columns, of the shape of ``like``, uniformly at random."""
+    """Draw a random matrix with orthonormal columns, shaped like ``like``."""
     q, r = torch.linalg.qr(torch.randn(like.shape, dtype=like.dtype, generator=generator).to(like.device))
     # The signs of R from LAPACK depend on the data, so q alone is not Haar (Mezzadri 2007).
     signs: torch.Tensor = torch.where(r.diagonal() < 0, -1.0, 1.0).to(q.dtype)

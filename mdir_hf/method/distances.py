@@ -42,7 +42,7 @@ class Alignment:
 
     @classmethod
     def identity(cls, n_channels: int) -> Alignment:
-        """Return the alignment of every channel with itself, as for a fine-tune."""
+        """Align every channel with itself, as for a fine-tune."""
         channels = np.arange(n_channels, dtype=np.int64)
         return cls(channels, channels)
 
@@ -88,9 +88,9 @@ class TokenGeometry:
     n_channels: int
 
     def distances(self, counts: IntArray | None = None) -> FloatArray:
-        """Return the ``(m, m)`` mean squared differences between models, ``D2(A, B) = |A - B|_F^2 / (V n)``.
+        """Return the mean squared differences between models, ``(m, m)``: ``D2(A, B) = |A - B|_F^2 / (V n)``.
 
-        ``counts`` contains a weight for each group of tokens, for resampling; by default, all weights are 1.
+        For resampling, ``counts`` are the weights of the token groups; by default, all are 1.
         """
         products = self.products.sum(axis=0) if counts is None else np.tensordot(counts, self.products, axes=1)
         n = float(self.n_tokens.sum() if counts is None else counts @ self.n_tokens)
@@ -113,9 +113,7 @@ def token_geometry(
     centred, because distances would then not add along a lineage. ``alignments`` map all models onto the channels of
     one model; None means that they share a basis. Only channels that all alignments share are compared. Tokens are
     assigned to ``n_groups`` groups at random.
-
-    Returns:
-        The geometry. Takes O(V m^2 n) time.
+    Takes O(V m^2 n) time.
 
     Raises:
         InputError: If there are fewer than two tokens or fewer than two models, or if block shapes differ.
@@ -148,7 +146,7 @@ def token_geometry(
 def _aligned(
     block: Sequence[torch.Tensor], alignments: Sequence[Alignment] | None, channels: IntArray | None
 ) -> torch.Tensor:
-    """Align the rows of each model in a block and stack them as ``(m, b, n)`` float64."""
+    """Align the models' rows in a block and stack them as ``(m, b, n)`` float64."""
     if len(block) < 2:
         raise InputError(f"distances need at least two models, got {len(block)}")
     if alignments is None:

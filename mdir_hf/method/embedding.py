@@ -1,6 +1,6 @@
 """Run Algorithm 1 of the paper as a sequence of tests, called looks, on a growing number of tokens.
 
-The p-values of all looks are valid (docs/method/rows.md).
+Each look is a valid test (docs/method/rows.md).
 """
 
 from __future__ import annotations
@@ -32,18 +32,17 @@ from mdir_hf.report import LookResult, NumberingResult
 
 VIEWS = ("centred", "whitened")
 TESTS_PER_MATRIX = 3 * len(VIEWS)
-"""Number of tests per matrix: each view is tested for a permutation, a signed permutation, and unchanged channel
-order."""
+"""Number of tests per matrix: a permutation, a signed permutation, and unchanged channel order, for each view."""
 
 FEW_ROWS = 1024
 """With at most this many rows or channels, a look uses all channels and the thin SVD of the rows, in float64."""
 
 SCREEN_CHANNELS = 256
-"""Number of random reference channels that a look with more rows tests against all candidate channels."""
+"""Number of random reference channels that larger looks test against all candidate channels."""
 
 BLOCK_ROWS, FEWEST_BLOCK_ROWS, BLOCK_VALUES = 4096, 512, 1 << 23
-"""Maximum and minimum number of rows, and maximum number of values, multiplied at a time. Blocks are long enough for
-fast matrix products, but shorter for wide models, to limit memory to 32 MiB in float32."""
+"""Maximum and minimum number of rows, and maximum number of values, multiplied at a time: enough for fast matrix
+products, but at most 32 MiB in float32 unless rows are very wide."""
 
 PRODUCT_CHANNELS = 2048
 """Number of reference channels multiplied at a time, to save memory: a whole product is as large as the running sum."""
@@ -81,12 +80,12 @@ class Look:
 
     @property
     def log_p(self) -> float:
-        """Natural log of p for the matching's trace, or 0 if there is no matching."""
+        """Natural log of p for the trace, or 0 if there is no matching."""
         return 0.0 if self.on_factor is None else self._corrected(self.on_factor.log_p)
 
     @property
     def log_p_trimmed(self) -> dict[str, float]:
-        """Natural log of p after removing the best n/16, n/4 and n/2 channels."""
+        """Natural log of p without the best n/16, n/4 and n/2 channels."""
         trimmed = dict.fromkeys(TRIMS, 0.0) if self.on_factor is None else self.on_factor.log_p_trimmed
         return {name: self._corrected(log_p) for name, log_p in trimmed.items()}
 
@@ -113,7 +112,7 @@ class Look:
 
     @property
     def log_cost(self) -> float:
-        """Correction of p for other looks, in nats: ln s(s+1) for look number s."""
+        """Correction of p for other looks, in nats: ln s(s+1) for look s."""
         return log_cost_of_look(self.number)
 
     def _corrected(self, log_p: float) -> float:
@@ -181,7 +180,7 @@ class EmbeddingTest:
 
     @property
     def is_significant(self) -> bool:
-        """Whether any look is significant and, if ``must_be_robust``, does not depend on only a few channels."""
+        """Whether any look is significant and, if ``must_be_robust``, does not depend on a few channels."""
         return any(self._decisive(look) + look.log_cost < self.log_alpha for look in self.looks)
 
     def best_look(self) -> Look:
@@ -193,7 +192,7 @@ class EmbeddingTest:
     def screen(self, reference: torch.Tensor, candidate: torch.Tensor, *, is_last: bool = False) -> Look:
         """Run one look on all raw rows read so far, for the same tokens in both models.
 
-        If ``is_last``, report a matching even if it cannot be significant. Takes O(r^2 n + r n^2) time.
+        If ``is_last``, report a matching even if it cannot be significant.
         """
         widths = (reference.shape[1], candidate.shape[1])
         is_few = len(reference) <= FEW_ROWS or max(widths) <= FEW_ROWS
@@ -224,10 +223,8 @@ class EmbeddingTest:
         """Run the last look, on all common rows, streamed in blocks.
 
         Each block is a pair of raw rows, ``(b, n_reference)`` and ``(b, n_candidate)``; they must include the rows of
-        the last :meth:`screen`, which supplies means and whitening.
-
-        Returns:
-            The look. Takes O(|C| n^2 + n^3) time for |C| common tokens, and memory for O(n^2) values and one block.
+        the last :meth:`screen`, which supplies means and whitening. Takes O(r n^2 + n^3) time and O(n^2) memory for r
+        rows.
 
         Raises:
             RuntimeError: If no screen has been run.
@@ -314,7 +311,7 @@ class EmbeddingTest:
     def _matchings(
         self, polar: torch.Tensor, channels: IntArray | None, *, is_any_wanted: bool, is_optimum_wanted: bool
     ) -> Iterator[Matching | None]:
-        """Yield significant greedy matchings, then the matching by channel number, then the best matchings."""
+        """Yield significant greedy matchings, the matching by channel number, and the best matchings."""
         level = self.log_alpha - math.log(self.n_tests)
         for signed in (False, True):
             quick = quick_matching(polar, signed=signed, log_alpha=level, must_be_robust=self._must_be_robust)

@@ -112,7 +112,7 @@ class ResidualBasisMap:
 
     @property
     def null(self) -> str:
-        """Text of the null hypothesis for p-values computed after this map is applied."""
+        """Text of the null hypothesis for p-values computed after applying this map."""
         return f"{LEFT_INVARIANCE} {_OUTER_NULL[self.kind].format(fitted_on=self.fitted_on)}"
 
     def carry_in(self, weight: torch.Tensor) -> torch.Tensor:

@@ -26,9 +26,8 @@ SUBSPACE_NULL = (
     "The models are independent, and given everything else in it the way one of them divides the space that a "
     "layer's heads read or write among its heads is uniformly random."
 )
-"""Null hypothesis of the subspace tests. It is exact for independent Gaussian heads with a total width of at most n. It
-does not concern the space that all heads span together, so features that both models learned do not count as
-evidence."""
+"""Null hypothesis of the subspace tests. It is exact for independent Gaussian heads with a total width of at most n.
+The space that all heads span together has no effect, so features that both models learned are not evidence."""
 
 
 def unit_heads(rows: torch.Tensor, n_heads: int) -> torch.Tensor:
@@ -40,12 +39,11 @@ def unit_heads(rows: torch.Tensor, n_heads: int) -> torch.Tensor:
 def canonical_heads(rows: torch.Tensor, n_heads: int) -> torch.Tensor:
     """Normalise heads so that an invertible map of any head only rotates the result.
 
-    The rows of each head (of v, or of o transposed, ``(H d, n)``) are replaced with their polar factor, and then the
-    stack of all heads with its polar factor. Both steps commute with rotations inside heads, as the block bound
-    requires.
+    Each head's rows (of v or of o transposed, ``(H d, n)``) are replaced with their polar factor, and then the whole
+    stack with its own. Both steps commute with rotations inside heads, as the block bound requires.
 
     Returns:
-        ``(H d, n)``, a partial isometry. Takes O(H d n min(H d, n)) time.
+        ``(H d, n)``, a partial isometry.
     """
     m, n = rows.shape
     heads = rows.reshape(n_heads, m // n_heads, n)
@@ -82,7 +80,7 @@ def find_head_map(
     """Find the best map of KV groups, and of query heads within each group, using all projections of a layer.
 
     Queries are assigned within every pair of groups, then groups are assigned, so the map is optimal. ``kv_patterns``
-    (k, v) and ``q_patterns`` (q, o) may be empty. Takes O(G^2 r^3) time for G groups of r queries.
+    (k, v) and ``q_patterns`` (q, o) may be empty.
     """
     sizes = (n_heads[0] // n_kv_heads[0], n_heads[1] // n_kv_heads[1])
     k = min(sizes)
@@ -173,7 +171,7 @@ def pair_heads(reference: torch.Tensor, candidate: torch.Tensor) -> tuple[IntArr
         the inner products of paired heads, in [-1, 1] and near 0 for unrelated models.
 
     Raises:
-        ValueError: If the two models' heads have different numbers of rows.
+        ValueError: If the models' heads have different numbers of rows.
     """
     if reference.shape[1] != candidate.shape[1]:
         raise ValueError(f"heads of {reference.shape[1]} rows cannot be paired with heads of {candidate.shape[1]}")
@@ -186,7 +184,7 @@ def turn_back(reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
     """Rotate the candidate's complex planes, ``(m, n')``, so that their inner products match the reference's.
 
     Planes rotated by unit factors a have the products a_p conj(a_q) <z_p, z_q> and a_p a_q (z_p, z_q). The best factors
-    come from the leading eigenvector of a real quadratic form, up to a common sign. Takes O(m^2 (n + n') + m^3) time.
+    come from the leading eigenvector of a real quadratic form, up to a common sign.
     """
     x, y = reference.to(torch.complex128), candidate.to(torch.complex128)
     between = (x @ x.mH) * (y @ y.mH).conj()

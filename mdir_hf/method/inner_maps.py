@@ -2,8 +2,8 @@
 
 The transformations are the paper's (appendix): ``W_Q = mu P_1 x P_2 x S``, ``W_K = mu^-1 P_1 x S``, and one matrix H
 per key-value head for V and O. Here, S may also rotate rotary planes, and H may be any invertible matrix. Each fit uses
-both K and Q, or both V and O, to preserve the layer's output. A map with more free parameters is used only if it
-reduces the squared residual by more than a factor of :data:`MUCH_BETTER`.
+K and Q, or V and O, together to preserve the layer's output. Maps with more free parameters must reduce the squared
+residual by a factor of :data:`MUCH_BETTER`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class BlockMap:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sides:
-    """Both factors of one layer's product of V and O, or of K and Q, split into heads.
+    """Both sides of one layer's product, V and O or K and Q, split into heads.
 
     Attributes:
         single: ``(G, d, n)``, v or k.
@@ -70,7 +70,7 @@ class Sides:
         )
 
     def taken(self, kv: IntArray, queries: IntArray) -> Sides:
-        """Select key-value heads, and their query heads, ``(k r,)`` ordered by group."""
+        """Select key-value heads and their query heads, ``(k r,)`` ordered by group."""
         flat = self.grouped.flatten(0, 1)[torch.from_numpy(queries)]
         return Sides(self.single[torch.from_numpy(kv)], flat.reshape(len(kv), -1, *flat.shape[1:]))
 
@@ -91,8 +91,8 @@ def fit_heads(
     """Match the heads of two layers using v, o, k and q together.
 
     ``layouts`` are the models' pairings of rotary rows, or None if there are no rotary positions. ``rotary_dim`` is the
-    number of rotated rows per head and defaults to all. Heads with the same number are compared first. Only if they
-    differ are all pairs compared, in O((H d)^2 n) time.
+    number of rotated rows per head and defaults to all. Heads with the same number are compared first. All pairs are
+    compared only if these differ.
     """
     are_alike = n_kv_heads[0] == n_kv_heads[1] and n_heads[0] == n_heads[1]
     scores: tuple[list[HeadPattern], list[HeadPattern]] = ([], [])
@@ -123,8 +123,7 @@ def fit_blocks(x: Sides, y: Sides) -> BlockMap:
     ``x`` contains the reference's matched heads in the candidate's residual basis, and ``y`` contains their partners.
 
     Returns:
-        The simplest sufficient map: identity, rotations, scaled rotations, or invertible matrices. Takes O(H d^2 n)
-        time.
+        The simplest sufficient map: identity, rotations, scaled rotations, or invertible matrices.
     """
     d = x.single.shape[1]
     if d != y.single.shape[1]:

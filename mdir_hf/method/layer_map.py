@@ -50,17 +50,16 @@ Layers = Sequence[torch.Tensor | StoredLayer]
 """One matrix ``(d_out, n)`` per layer."""
 
 FLOAT64_CHANNELS = 512
-"""Full tests use float64 up to this many output channels, and float32 above it, which is three times as fast."""
+"""Full tests use float64 up to this many output channels, and float32 (three times as fast) above."""
 
 FULL_CHANNELS = 2 * SCREEN_CHANNELS
-"""Layers with at most this many output channels are not screened, because the full test costs no more. They are kept in
-memory."""
+"""Layers with at most this many output channels are not screened, because the full test costs no more."""
 
 TESTS_PER_CELL = 2
 """Number of tests per cell: one for a permutation and one for a signed permutation."""
 
 CANNOT_COUNT = -1e-9
-"""Natural log of a level just below 1. Matchings that cannot be significant at this level are not searched for."""
+"""Natural log of a level just below 1. The search skips matchings that cannot reach it."""
 
 
 Cells = tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]
@@ -85,7 +84,7 @@ class LayerMap:
 
     Attributes:
         log_p: ``(L, L')``, p of each cell, corrected for ``tests_per_cell`` only.
-        is_full: ``(L, L')``, True if the full polar factor was computed, and False if the screen decided.
+        is_full: ``(L, L')``, True if the full polar factor was computed, False if the screen decided.
         tests_per_cell: 2 (permutation and signed permutation), doubled if the screen's bound may be reported.
         multiplicity: Number of tests for which a cell's p must be corrected: L L' times ``n_tests``.
         matches: The best significant partner of each candidate layer, if any.
@@ -126,9 +125,9 @@ def map_layers(
     """Find the reference layer from which each candidate layer descends, for one or several maps in lockstep.
 
     Args:
-        sides: Reference layers and candidate layers of each map. The reference has L matrices ``(d_out, n)``, y = W x,
-            of any output widths, ALREADY carried into the candidate's residual basis. The candidate has L' matrices
-            ``(d_out', n)``.
+        sides: Layers of the reference and the candidate, for each map. The reference has L matrices ``(d_out, n)``, y =
+            W x, of any output widths, ALREADY carried into the candidate's residual basis. The candidate has L'
+            matrices ``(d_out', n)``.
         log_alpha: Natural log of the significance level, fixed in advance.
         refine: ``hits`` runs the full test on every cell that passes the screen; ``undecided`` skips it if the screen's
             weaker bound is already significant.
@@ -139,8 +138,7 @@ def map_layers(
 
     Returns:
         The maps, in the order of ``sides``. For each map, the screen takes 2 L L' d0 d' n flops, and each full cell O(d
-        d' n + d^3) time. Each map needs memory for ``L d0 n`` floats, one layer of each model, and a few ``L d0 d'``
-        floats, where L counts the layers of the model with fewer output channels.
+        d' n + d^3) time. Each map needs memory for one layer of each model and a few ``L d0 (n + d')`` floats.
 
     Raises:
         InputError: If a side has no layers, a layer is not a finite matrix, or residual widths differ.
@@ -284,7 +282,7 @@ class _CellSearch:
         return decided, undecided
 
     def _refine_rivals(self, log_p: npt.NDArray[np.float64], is_full: npt.NDArray[np.bool_]) -> None:
-        """Run the full test, in place, on significant cells with another significant cell in their row or column."""
+        """Run the full test, in place, on significant cells that share a row or column."""
         is_hit = log_p < self.log_alpha_cell
         has_rival = (is_hit.sum(axis=0, keepdims=True) > 1) | (is_hit.sum(axis=1, keepdims=True) > 1)
         for i, j in np.argwhere(is_hit & ~is_full & has_rival):
@@ -374,7 +372,7 @@ def log_p_of_layers(reference: torch.Tensor, candidate: torch.Tensor, *, tests_p
     """Run the full test on one pair of layers: bound the best matching of the polar factor of ``W W'^T``.
 
     Both matrices are ``(d_out, n)`` in one residual basis. Factors of lower rank are never completed with an arbitrary
-    basis. Return the natural log of p, corrected for ``tests_per_cell`` only. Takes O(d d' n + d d' min(d, d')) time.
+    basis. Return the natural log of p, corrected for ``tests_per_cell`` only.
     """
     n_narrow, n_wide = sorted((reference.shape[0], candidate.shape[0]))
     dtype = torch.float64 if n_wide <= FLOAT64_CHANNELS else torch.float32

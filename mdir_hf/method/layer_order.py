@@ -28,7 +28,7 @@ def ordered_matching(log_p: npt.NDArray[np.float64], penalty: float) -> list[tup
     ``(L, L')``. Pairs with less evidence than ``penalty`` nats are excluded.
 
     Returns:
-        Pairs (reference layer, candidate layer), ascending in both. Takes O(L L') time.
+        Pairs (reference layer, candidate layer), ascending in both.
     """
     gain = np.maximum(0.0, -log_p - penalty)
     n_reference, n_candidate = gain.shape

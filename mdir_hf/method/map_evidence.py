@@ -24,10 +24,9 @@ N_PLACEBOS = 2
 """Number of times that a significant map is recomputed with one model's residual channels shuffled."""
 
 RIVAL_SHARE = 0.25
-"""Minimum ratio between two values of log p. A significant cell is a rival of a match in its row or column if its log p
-is at least this share of the match's. A match counts as the same layer if its log p is at least this share of a layer's
-log p with itself. Neighbouring layers of MiniLM reach 0.03 of the latter, and are rivals of each other (0.7 to 0.9);
-rivals of related layers reach 0.04."""
+"""A significant cell is a rival of a match in its row or column if its log p is at least this share of the match's. A
+match counts as the same layer if its log p is at least this share of a layer's log p with itself. Neighbouring layers
+of MiniLM reach 0.03 of the latter, and 0.7 to 0.9 of each other; rivals of related layers reach 0.04."""
 
 Carry = Callable[[torch.Tensor], torch.Tensor]
 """A function that carries weights ``(d_out, n_reference)`` into the candidate's residual basis, ``(d_out,
@@ -58,7 +57,7 @@ class WeighedMatches:
     """Matches accepted as the same layer, and the share of other cells that are significant.
 
     Attributes:
-        certain: Matches that have no rival, or are about as strong as a layer's match with itself.
+        certain: Matches that have no rival or are about as strong as a layer's match with itself.
         off_match_share: Share of unmatched cells that are significant, in [0, 1]; near 0 under the null. Cells between
             a shared layer and neighbours of its partner are ignored.
     """
@@ -74,7 +73,7 @@ def weigh_matches(
     log_p_with_itself: Callable[[int, int], float],
     neurons_agree: Callable[[int, int], bool] = lambda i, j: False,
 ) -> WeighedMatches:
-    """Distinguish matches of the same layer from similarities between different layers.
+    """Distinguish copies of a layer from similarities between different layers.
 
     Neighbouring layers are significantly similar, but much less than a layer is to itself.
 
@@ -121,8 +120,7 @@ def log_p_of_placebos(
     even in unrelated models. ``layers`` applies its argument to the reference's layers and returns both models' layers.
 
     Returns:
-        Natural log of the smallest p of any cell, uncorrected; near 0 if the null holds. Computes :data:`N_PLACEBOS`
-        maps.
+        Natural log of the smallest p, uncorrected; near 0 if the null holds. Computes :data:`N_PLACEBOS` maps.
     """
     generator = torch.Generator().manual_seed(seed)
     smallest = 0.0

@@ -116,8 +116,8 @@ def quick_matching(
 ) -> Matching | None:
     """Find a matching greedily, or return None if it is not significant.
 
-    Its trace may not be the largest possible. With ``must_be_robust``, the matching must also be significant without
-    the best half of its channels. Takes O(n^2) time.
+    Its trace may not be the largest. With ``must_be_robust``, it must also be significant without the best half of its
+    channels. Takes O(n^2) time.
     """
     factor = _Factor.of(polar, signed=signed, log_alpha=log_alpha)
     if factor is None:
@@ -130,8 +130,8 @@ def quick_matching(
 def matching_in_order(polar: torch.Tensor, columns: IntArray | None = None) -> Matching:
     """Evaluate the matching of each channel to the channel with the same number.
 
-    ``polar`` is U, ``(k, n)`` with k <= n; ``columns`` are the channels to which its rows belong. Because this matching
-    is fixed in advance, p needs no correction.
+    ``polar`` is U, ``(k, n)`` with k <= n; ``columns`` are the channel numbers of its rows. Because this matching is
+    fixed in advance, p needs no correction.
     """
     columns = np.arange(polar.shape[0], dtype=np.int64) if columns is None else columns
     factor = _Factor(polar, polar, columns, *line_energies(polar), signed=False, transposed=False)
@@ -152,7 +152,7 @@ class _Factor:
 
     @classmethod
     def of(cls, polar: torch.Tensor, *, signed: bool, log_alpha: float | None) -> _Factor | None:
-        """Prepare a factor, or return None if no matching can be significant at this level."""
+        """Prepare a factor, or return None if no matching can be significant."""
         transposed = polar.shape[0] > polar.shape[1]
         narrow = polar.T if transposed else polar  # (n_narrow, n_wide)
         weights = narrow.abs() if signed else narrow
@@ -184,7 +184,7 @@ class _Factor:
 
     @property
     def is_optimal(self) -> bool:
-        """Whether the largest entries of the rows are in different columns, and so form the best matching."""
+        """Whether the rows' largest entries are in different columns, and so form the best matching."""
         return len(np.unique(self.columns)) == len(self.columns)
 
     def weigh(self, columns: IntArray, *, is_fixed: bool = False) -> Matching:

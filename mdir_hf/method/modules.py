@@ -1,11 +1,11 @@
 """Run Algorithm 3: test each projection of a matched pair of layers, and find its inner transformation.
 
-For each role (projection), the polar factor ``U_X = Ortho(X U_E X'^T)`` is computed on the head or neuron side and
-truncated to its rank (widths above n have rank n: ``ln m! - c^2 m / 2n``). It is tested for the inner transformations
-that the role allows. All p-values assume :data:`~mdir_hf.method.gauge.LEFT_INVARIANCE`.
+For each projection, the polar factor ``U_X = Ortho(X U_E X'^T)`` is computed on the head or neuron side and truncated
+to its rank (widths above n have rank n: ``ln m! - c^2 m / 2n``). It is tested for the inner transformations that the
+projection allows. All p-values assume :data:`~mdir_hf.method.gauge.LEFT_INVARIANCE`.
 
 Rows are normalised first: one by one for permutations, otherwise per plane, head or neuron if rescaling is allowed.
-Otherwise, the polar factor would mainly match long rows with long rows.
+Without this, the polar factor would mainly match long rows with long rows.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class LayerWeights:
         return replace(self, **changed)  # type: ignore[arg-type]
 
     def weight(self, role: Projection) -> torch.Tensor | None:
-        """Return the weight of a role, or None if it is missing."""
+        """Return the weight of a projection, or None if it is missing."""
         weight: torch.Tensor | None = getattr(self, role)
         return weight
 
@@ -122,7 +122,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModuleEvidence:
-    """The result of one test on one role.
+    """The result of one test on one projection.
 
     Attributes:
         role: The projection tested; ``mlp`` is gate, up and down together, and ``mixer`` is a state-space mixer.
@@ -152,16 +152,16 @@ def analyse_layer(
     log_alpha: float | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> list[ModuleEvidence]:
-    """Run Algorithm 3 on a matched pair of layers, testing every inner transformation that each role allows.
+    """Run Algorithm 3 on a matched pair of layers, testing every inner transformation that each projection allows.
 
-    - every role: permutation and signed permutation of its rows;
+    - every projection: permutation and signed permutation of its rows;
     - v and o: rotations per head (``blocks``), and any invertible map per head (``subspaces``);
     - q and k: rotations and scales per frequency plane, or signs with QK-norm (``planes``, and ``frequencies`` under a
       weaker null); ``blocks`` and ``subspaces`` if there are no rotary positions;
     - gate, up and down: one joint permutation with signs and scales (``neurons``).
 
     All head tests share one map of KV groups and query heads. Gains of ``1 + g`` must be folded beforehand.
-    Permutations that cannot reach ``log_alpha`` are omitted.
+    Permutations that cannot be significant are omitted.
 
     Returns:
         Evidence in the order of ``roles``, uncorrected. Takes O(m^2 n) time per role, and at worst O(m^3) for its
@@ -181,7 +181,7 @@ def analyse_layer(
 def analyse_mixer(reference: MlpWeights, candidate: MlpWeights, residual_map: ResidualBasisMap) -> ModuleEvidence:
     """Test a state-space mixer, with gains folded in, for a joint permutation of its channels.
 
-    Its input, gate and output weights share channels in the same way as up, gate and down share neurons.
+    Its input, gate and output share channels just as up, gate and down share neurons.
     """
     return _joint("mixer", "channels", reference, candidate, residual_map)
 
@@ -304,7 +304,7 @@ def _evaluate(test: _HeadTest, head_map: HeadMap, residual_map: ResidualBasisMap
     else:
         heads, other_heads, log_n_maps = head_map.kv_reference, head_map.kv_candidate, head_map.log_n_kv_maps
     statistic, log_p = log_p_head_map(test.pattern, heads, other_heads, log_n_maps)
-    # A factor for one frequency has as much rank as rows; a factor for all has at most the residual width.
+    # The factors of single frequencies have full rank; a joint factor's rank is at most the residual width.
     sides = (test.rows, test.other_rows)
     largest = min(len(side) if test.test == "frequencies" else min(side.shape) for side in sides)
     narrower = {"subspaces": SUBSPACE_NULL, "frequencies": FREQUENCY_NULL}.get(test.test)

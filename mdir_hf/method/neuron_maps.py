@@ -30,7 +30,7 @@ NeuronKind = Literal["order", "signs", "scales"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NeuronMap:
-    """A map from reference neurons to candidate neurons, with a factor for each.
+    """A map from reference neurons to candidate neurons, with a scale for each pair.
 
     Attributes:
         kind: ``order`` changes the order only, ``signs`` also the signs of up and down, and ``scales`` also their

@@ -1,12 +1,12 @@
 """Test whether channels and neurons keep their numbers. Exact even if unrelated models share features or axes.
 
-If models are independent, the numbering of one is a uniformly random permutation of the other's. Partners are found
-without using numbers. *Own number*: k pairs have equal numbers with probability ``p <= 1 / k!``. *In order*: the
-longest subsequence of K pairs in which both numbers increase has length l with probability ``p <= C(K, l) / l!``.
-Neurons have the same symmetry in each layer: in L layers chosen in advance, k neurons have equal numbers with
-probability at most ``L^k / k!``, given the other neurons, to which a rotation is fitted. Because numbers can be forged,
-*certain* neurons, more similar than any random pair would be, are also counted. docs/method/numbering.md gives the
-proofs. Zhu et al., arXiv:2502.12292 (2025), use the same symmetry to test ranks.
+If models are independent, their numberings differ by a uniformly random permutation. Partners are found without using
+numbers. *Own number*: k pairs have equal numbers with probability ``p <= 1 / k!``. *In order*: the longest subsequence
+of K pairs in which both numbers increase has length l with probability ``p <= C(K, l) / l!``. Neurons have the same
+symmetry in each layer: in L layers chosen in advance, k neurons have equal numbers with probability at most ``L^k /
+k!``, given the other neurons, to which a rotation is fitted. Because numbers can be forged, *certain* neurons, more
+similar than any random pair would be, are also counted. docs/method/numbering.md gives the proofs. Zhu et al.,
+arXiv:2502.12292 (2025), use the same symmetry to test ranks.
 """
 
 from __future__ import annotations
@@ -43,9 +43,6 @@ def numbering_of(
     Channels are matched by :func:`mutual_partners` of ``polar``, ``(k, n_candidate)``. ``channels`` are the reference
     channels of its rows, ascending; None means all. ``matching`` tells which channels are individually significant. p
     is corrected for ``n_tests`` times :data:`TESTS` tests, and for the ``log_cost`` of this look.
-
-    Returns:
-        The counts and p.
     """
     reference, candidate = mutual_partners(polar)
     if channels is not None:
@@ -127,8 +124,7 @@ Neurons = Sequence[torch.Tensor]
 
 LEAST_DEVIATIONS = 3.0
 """Minimum cosine in each matrix for a neuron to count as certain, in standard deviations for random directions. Without
-it, copies of up alone would count as copies of gate and up if neurons were split without changing the model's
-output."""
+it, if neurons were split without changing the model's output, copies of up alone would count as certain."""
 
 
 class OwnNumbers(NamedTuple):
@@ -140,7 +136,7 @@ class OwnNumbers(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NeuronMatches:
-    """Tested neurons, with a mark for each whose partner has the same number.
+    """The result of :func:`match_neurons_by_number`.
 
     Attributes:
         is_own: ``(n_tested,)`` bool on the CPU, whether each neuron's partner has the same number.
@@ -176,8 +172,7 @@ def in_span(rows: Neurons, n_fitted: int) -> list[torch.Tensor]:
     This preserves the cosines that :func:`match_neurons_by_number` uses.
 
     Returns:
-        Coordinates, each ``(n, min(width, n_fitted * matrices))``. Takes O(width f^2 + n width f) time for f fitted
-        rows.
+        Coordinates, each ``(n, min(width, n_fitted * matrices))``.
     """
     fitted = torch.cat([matrix[:n_fitted] for matrix in rows])
     if len(fitted) >= fitted.shape[1]:
@@ -190,7 +185,7 @@ def match_neurons_by_number(reference: Neurons, candidate: Neurons, *, n_fitted:
     """Fit a rotation on some neurons, then find which of the others have a partner with the same number.
 
     The inputs come from :func:`in_span`. The first ``n_fitted`` neurons are used for the fit. ``n_neurons``, the
-    layer's size, sets the threshold for certain pairs. Takes O(n^2 f + f^3) time for f fitted rows.
+    layer's size, sets the threshold for certain pairs.
     """
     x, y = (torch.cat([rows[:n_fitted] for rows in model]) for model in (reference, candidate))
     left, _, right = torch.linalg.svd(x.T @ y, full_matrices=False)
@@ -225,10 +220,10 @@ def match_neurons_by_number(reference: Neurons, candidate: Neurons, *, n_fitted:
 
 
 def common_length(differences: torch.Tensor) -> float:
-    """Estimate the length of the true mean of noisy vectors ``(k, n)``; 0 if they have nothing in common.
+    """Estimate the length of the true mean of noisy vectors ``(k, n)``.
 
     Products of a vector with itself are excluded, so independent noise adds nothing to the squared length on average.
-    Negative squares are set to 0.
+    If the estimate of the square is negative, return 0.
     """
     k = len(differences)
     if k < 2:
@@ -245,6 +240,6 @@ def own_numbers(reference: Neurons, candidate: Neurons, *, n_fitted: int, n_neur
 def log_p_own_numbers(n_own: int, n_layers: int = 1) -> float:
     """Return the natural log of the bound for k equal numbers in L pairs of layers, ``L^k / k!``; at most 0.
 
-    The pairs of layers must be chosen without using neuron numbers, and no layer may occur twice.
+    Pairs of layers must be chosen without using neuron numbers, and no layer may occur twice.
     """
     return min(0.0, n_own * math.log(max(1, n_layers)) - math.lgamma(n_own + 1))

@@ -4,7 +4,7 @@ A neuron of a gated MLP is ``down_j * act(gate_j x) * (up_j x)``. The paper sums
 and matches once (appendix, "Solving the MLP"). This module uses the same sum, but with a valid bound.
 
 **Bound.** Let ``A = (gate | up | down^T)`` be the neurons of one model, ``(m, 3n)``. Null hypothesis: given everything
-else, ``H A`` and A have the same distribution for every rotation H of the neuron side. gate, up and down may depend on
+else, ``H A`` and A have the same distribution for every rotation H of the neuron side; gate, up and down may depend on
 each other. Each polar factor rotates with A, ``U_X -> U_X H^T``, and so does any fixed combination of the factors'
 columns. For a fixed matching P with signs S, the trace ``c = <P, U_gate> + <PS, U_updown>`` is ``Tr(X O)`` with O Haar
 and ``|X|_F^2 = e = sum_i |U_gate[i] + s_i U_updown[i]|^2`` over the matched neurons i, and the rotation leaves e
@@ -89,10 +89,9 @@ def unit_rows(rows: torch.Tensor) -> torch.Tensor:
 
 
 def inner_polar(reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
-    """Return the polar factor ``Ortho(A A'^T)``, ``(m, m')``, of two stacks of rows with n features, truncated to its
-    rank.
+    """Return ``Ortho(A A'^T)``, ``(m, m')``, truncated to its rank, for two stacks of rows with n features.
 
-    Takes O(m m' r) time with r = min(m, m', n); one SVD of m x m' if there are no more rows than features.
+    Takes O(m m' min(m, m', n)) time.
     """
     if max(len(reference), len(candidate)) <= reference.shape[1]:
         return polar_factor(cross_product(reference.T, candidate.T)).matrix
@@ -102,8 +101,8 @@ def inner_polar(reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tenso
 def match_neurons(reference: MlpWeights, candidate: MlpWeights) -> NeuronMatching:
     """Match the neurons of two MLPs with one permutation for gate, up and down.
 
-    The reference must be in the candidate's residual basis. The narrower MLP is matched into the wider one. Takes
-    O(m m' n) time, at worst O(m^3) for the assignment, and O(m m') memory.
+    The reference must be in the candidate's residual basis. The narrower MLP is matched into the wider one. Takes O(m
+    m' n) time, and at worst O(m^3) for the assignment.
     """
     gated = reference.gate is not None and candidate.gate is not None
     updown = inner_polar(_updown(reference), _updown(candidate)).double()
@@ -172,7 +171,7 @@ In tests with 64 experts, the true origin always ranked first unless noise made 
 serves as a control."""
 
 N_PROBES = 64
-"""Number of each candidate expert's neurons that are used to choose the shortlist."""
+"""Number of neurons per candidate expert that are used to choose the shortlist."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -204,11 +203,10 @@ def match_experts(
     *,
     log_alpha: float,
 ) -> ExpertMap:
-    """Map each expert in a candidate's layer to the reference expert it came from; experts may be reordered or
-    repeated.
+    """Map each expert in a candidate's layer to the reference expert it came from.
 
-    If the reference layer is dense, ``reference`` contains one MLP. Every p is corrected for all E E' pairs. Computes
-    ``min(E, 2) E'`` neuron matchings, and ``64 m E E'`` products to choose them.
+    Experts may be reordered or repeated. If the reference layer is dense, ``reference`` contains one MLP. Every p is
+    corrected for all E E' pairs. Computes ``min(E, 2) E'`` neuron matchings, and ``64 m E E'`` products to choose them.
 
     Raises:
         ValueError: If either model has no experts.
@@ -241,7 +239,7 @@ def _shortlist(reference: Sequence[MlpWeights], candidate: MlpWeights) -> list[i
 
 
 def _likeness(reference: MlpWeights, candidate: MlpWeights) -> float:
-    """Find the best match of a few candidate neurons and return their average similarity."""
+    """Return the average similarity of a few candidate neurons to their best match in a reference expert."""
     step = max(1, candidate.up.shape[0] // N_PROBES)
 
     def cosines(rows: torch.Tensor, probed: torch.Tensor) -> torch.Tensor:

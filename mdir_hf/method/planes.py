@@ -73,8 +73,7 @@ def plane_pattern(
     *,
     signs_only: bool = False,
 ) -> HeadPattern:
-    """Compute the energy of U, ``(H d, H' d)``, along ``a + bJ`` in planes of the same frequency, for every pair of
-    heads.
+    """Compute the energy of U, ``(H d, H' d)``, along ``a + bJ`` in corresponding planes of each pair of heads.
 
     For the 2 x 2 block u of a plane, the energy is ``((u11 + u22)^2 + (u12 - u21)^2) / 2``, or only its first term if
     only signs are free (``signs_only``, QK-norm). A plane contributes its rows' energy to N, or half of it for signs.
@@ -129,7 +128,7 @@ def frequency_pattern(
     bounds of :mod:`~mdir_hf.method.blocks`, whose m is now 2H, and adds up N over frequencies.
 
     Rows are ``(H d, n)``, with normalised planes; planes are ``(H, F, 2)``. With few heads, :func:`plane_pattern` has
-    more power. Takes O(H^2 d n) time.
+    more power.
 
     Raises:
         ValueError: If the two models have different numbers of planes per head.

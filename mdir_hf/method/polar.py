@@ -23,8 +23,8 @@ def thin_svd(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.
     If LAPACK's divide-and-conquer algorithm fails, QR iteration in float64 is used.
 
     Returns:
-        left ``(..., m, k)``, scale ``(..., k)``, descending, and right^T ``(..., k, n)``, with k = min(m, n), in the
-        dtype of ``matrices`` (float32 or float64). Takes O(m n k) time per matrix.
+        Left singular vectors ``(..., m, k)``, singular values ``(..., k)``, descending, and transposed right singular
+        vectors ``(..., k, n)``, with k = min(m, n), in the dtype of ``matrices`` (float32 or float64).
     """
     try:
         left, scale, right_t = torch.linalg.svd(matrices, full_matrices=False)
@@ -44,8 +44,9 @@ def _by_qr_iteration(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 
 
 def orthonormal_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Centre rows, scale them to unit length, and return bases of their column space ``(r, k)`` and row space ``(n,
-    k)``.
+    """Return orthonormal bases of the rows' column space, ``(r, k)``, and row space, ``(n, k)``.
+
+    The rows are first centred and scaled to unit length.
     """
     centred = rows.double()  # a float64 copy, because squares may overflow float32
     centred -= centred.mean(dim=0)
@@ -153,7 +154,7 @@ class Whitener:
 def polar_factor(cross: torch.Tensor) -> PolarFactor:
     """Return Ortho(M) for a float32 or float64 cross product M, truncated to its rank, in the same dtype.
 
-    Takes one SVD, O(n_reference n_candidate min(n_reference, n_candidate)) time.
+    Takes one SVD.
 
     Raises:
         ValueError: If M contains non-finite values.
@@ -257,7 +258,7 @@ def _rank(scale: torch.Tensor) -> int:
 
 
 PICTURE_SIZE = 256
-"""Maximum number of cells per side of a picture, few enough for one pixel each on a phone's screen."""
+"""Maximum cells per side of a picture, few enough for one pixel each on a phone's screen."""
 
 Channels = npt.NDArray[np.int64]
 
@@ -271,11 +272,11 @@ def reduce_peaks(
 ) -> npt.NDArray[np.float32]:
     """Shrink a reordered matrix to a picture, keeping the largest absolute value in each block.
 
-    Averages would hide the single large entries of a permutation. ``rows`` and ``columns`` are permutations; None keeps
-    the order.
+    Averages would hide a permutation's isolated entries. ``rows`` and ``columns`` are permutations; None keeps the
+    order.
 
     Returns:
-        ``(<= max_size, <= max_size)`` float32, non-negative. Takes O(n m) time, and memory for one block of rows.
+        ``(<= max_size, <= max_size)`` float32, non-negative.
     """
     heights, widths = (_edges(size, max_size) for size in matrix.shape)
     reduced = np.empty((len(heights), len(widths)), dtype=np.float32)
@@ -291,7 +292,7 @@ def matched_order(channels: Channels, n_rows: int, n_columns: int) -> tuple[Chan
     """Order the channels of two models so that matched ``channels``, ``(2, m)``, are on the diagonal.
 
     Returns:
-        The order of rows and columns: matched channels in the order of the reference, then the others.
+        The order of rows and columns: matched channels in the reference's order, then the others.
     """
     matched = channels[:, np.argsort(channels[0], kind="stable")]
     rows, columns = (

@@ -2,7 +2,7 @@
 
 A relative is treated as a copy with independent noise, ``Y = X P + k N``, with k in units of the weights' own RMS. Up
 to rotations, which do not change the trace, ``X^T Y = S (S + k G)``, with S the singular values of X and G Gaussian.
-The share of the trace that remains under noise depends on k and on the number of rows per channel. It is simulated at a
+The share of the trace that remains under noise depends on k and the number of rows per channel. It is simulated at a
 small size and used in the bound at the true size.
 """
 
@@ -18,8 +18,7 @@ import torch
 from mdir_hf.method.significance import log_cost_of_look, log_n_choices, log_n_matchings
 
 N_SIMULATED = 96
-"""Number of channels of the wider model in the simulation. The trace per channel is within 0.007 of the value for 512.
-"""
+"""Channels of the wider model in the simulation. The trace per channel is within 0.007 of the value for 512."""
 
 MOST_ROWS_PER_CHANNEL = 16.0
 """Above this many rows per channel, more rows are treated as less noise, ``k / sqrt(rows)``."""
@@ -29,12 +28,10 @@ SAFETY = 0.8
 of real weights (up to 8%). Relatives planted in real weights at the stated noise are found in 99 of 100 cases."""
 
 LOWER_HALF_MEAN = 0.798
-"""Negated mean of the lower half of a standard normal distribution: how far the mean drops, in standard deviations,
-when the best half of the entries is removed.
-"""
+"""Drop in the mean of normally distributed entries, in standard deviations, when the best half is removed."""
 
 TAIL = 2.33
-"""A normal variable is this many standard deviations below its mean, or more, in 1 of 100 cases."""
+"""A normal variable is at least this many standard deviations below its mean in 1 of 100 cases."""
 
 STRONGEST = 1000.0
 """Maximum noise that is reported."""
@@ -54,8 +51,8 @@ def strongest_noise(
 ) -> float:
     """Find the strongest noise at which a copy would be significant, by bisection.
 
-    ``log_level`` is the natural log of the level after all corrections. If ``in_order``, the copy's channels keep their
-    order. If ``must_be_robust``, also require significance without the best half of the channels.
+    ``log_level`` is the natural log of the significance level after all corrections. If ``in_order``, the copy's
+    channels keep their order. If ``must_be_robust``, require significance without the best half of the channels, too.
 
     Returns:
         k, in units of the weights' own RMS, or 0 if not even an exact copy would be significant.
@@ -87,14 +84,13 @@ def noise_of_few_rows(rows: torch.Tensor, *, log_level: float) -> float:
     """Find the strongest noise, k, at which a few rows reveal a copy with channels in their original order.
 
     For r rows, 2 <= r < n, the trace of the polar factor is the sum of ``sqrt(v / (v + k^2 m))`` over the eigenvalues v
-    of the Gram matrix, with mean m. Takes O(r^2 n + r^3) time.
+    of the Gram matrix, with mean m.
     """
     centred = rows.double() - rows.double().mean(dim=0)
     centred = centred / centred.norm(dim=1, keepdim=True).clamp(min=1e-12)
     energies = torch.linalg.eigvalsh(centred @ centred.T)[1:].clamp(min=0.0)  # centring removes one dimension
     rank, width = len(energies), rows.shape[1]
-    # ln p <= -c^2 n / 2r. The trace of unrelated models fluctuates by sqrt(r / n), and the trace of a copy may do so,
-    # too.
+    # ln p <= -c^2 n / 2r. The trace of unrelated models fluctuates by sqrt(r / n), and so may a copy's.
     needed = math.sqrt(-2.0 * log_level * rank / width) + TAIL * math.sqrt(rank / width)
 
     def is_found(noise: float) -> bool:
@@ -151,11 +147,10 @@ def _is_found(noise: float, shape: MatrixSizes, log_level: float, *, in_order: b
 
 @lru_cache(maxsize=4096)
 def expected_trace(noise: float, rows_per_channel: float, width_share: float = 1.0) -> tuple[float, float]:
-    """Simulate a copy with noise k. Return the share of the polar factor's trace that remains, and the rank per
-    channel.
+    """Simulate a copy with noise k, and return the trace and rank of the polar factor, both per channel.
 
     ``rows_per_channel`` refers to the wider model; ``width_share`` is the narrower width divided by the wider one.
-    Takes O(N_SIMULATED^3 rows_per_channel) time; results are cached.
+    Results are cached.
     """
     n_wide = N_SIMULATED
     n = max(2, round(width_share * n_wide))

@@ -1,8 +1,7 @@
 """Test whether sampled rows of two layers match at the same positions (tier 1) or after reordering (tier 2).
 
 **Tier 1.** X and Y are k rows of two projections, with the same row numbers, chosen independently of the weights. They
-are scaled to unit length, then the sample's mean row is subtracted. For ``U = A f(S) B^T`` with the SVD ``X Y^T = A S
-B^T``,
+are scaled to unit length and centred. For ``U = A f(S) B^T`` with the SVD ``X Y^T = A S B^T``,
 
     ln p <= ln 2 - (k - 1) c^2 / (2 |U|_F^2),    c = |tr U|.
 
@@ -36,9 +35,7 @@ small ones small. For exact copies, the test is as powerful as with the polar fa
 because the polar factor weights noise directions as much as all others (table in docs/method/layers.md)."""
 
 VALUES_AT_ONCE, VALUES_AT_ONCE_ELSEWHERE = 1 << 19, 1 << 23
-"""Number of entries in the products of one batch, on CPUs and on other devices. On CPUs, 2 MiB in float32 fit in the
-cache.
-"""
+"""Number of product entries per batch, on CPUs and on other devices; 2 MiB of float32 fit in a CPU's cache."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +45,7 @@ class RowAgreement:
     Attributes:
         log_p: Natural log of the bound for each pair alone.
         cosine: Mean cosine between uncentred rows with the same number.
-        own_share: Share of rows for which the row with the same number is the best match, and vice versa.
+        own_share: Share of rows whose mutual best match is the row with the same number.
         kept_share: Estimated share, in [0, 1], of rows similar to the row with the same number, if the others are
             unrelated.
         kept_error: Standard error of ``kept_share``.
@@ -66,8 +63,7 @@ class RowAgreement:
 def flattened(cross: torch.Tensor) -> torch.Tensor:
     """Return ``A f(S) B^T`` for a ``(..., k, l)`` batch of products ``X Y^T = A S B^T``, with a fixed odd polynomial f.
 
-    f applies :data:`N_STEPS` quintic steps to the singular values divided by the Frobenius norm. Takes O(k l min(k, l))
-    time per product.
+    f applies :data:`N_STEPS` quintic steps to the singular values divided by the Frobenius norm.
     """
     is_tall = cross.shape[-2] > cross.shape[-1]
     factor = (cross.mT if is_tall else cross).reshape(-1, *sorted(cross.shape[-2:]))
@@ -116,7 +112,6 @@ def compare_rows(reference: torch.Tensor, candidate: torch.Tensor, *, own_places
 
     The inputs are rows with the same numbers, ``(L, k, n)`` and ``(L', k, n)``, of any lengths, in one residual basis.
     With ``own_places``, compare only layers in the same position; L and L' must be equal, and other results are zero.
-    Takes O(L L' (k^2 n + k^3)) time.
     """
     n_rows = reference.shape[1]
     sides = [_Prepared.of(rows) for rows in (reference, candidate)]
@@ -200,8 +195,8 @@ def _shares(cosines: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 def share_alike_of_columns(reference: torch.Tensor, candidate: torch.Tensor) -> tuple[float, float]:
     """Estimate the share of columns of two ``(k, m)`` samples that match at the same position, and its standard error.
 
-    For matrices that write to the stream: if heads or neurons moved, all of their rows become less similar. Products of
-    columns at different positions show the noise.
+    In matrices that write to the stream, moved heads or neurons make all rows less similar, so columns are compared.
+    Noise is estimated from columns at different positions.
     """
     first, second = (unit_rows(side.T) for side in (reference, candidate))
     own_cosines = (first * second).sum(dim=1)
@@ -218,7 +213,7 @@ def share_alike_of_columns(reference: torch.Tensor, candidate: torch.Tensor) -> 
 
 
 SHIFTS = (1, 3, 7, 11)
-"""Offsets between the columns that are compared to estimate the chance similarity of unrelated columns."""
+"""Offsets between columns that are compared to estimate the similarity of unrelated columns."""
 
 
 def deciles(row_cosines: npt.ArrayLike) -> tuple[float, ...]:
@@ -306,7 +301,7 @@ def search_rows(sample: torch.Tensor, every: torch.Tensor, *, is_signed: bool) -
     k is at most m. If ``is_signed``, partners may have opposite signs.
 
     Returns:
-        The matching with the largest trace. Takes O(k m n) time and one k x m assignment.
+        The matching with the largest trace.
     """
     factor = flattened(centred_rows(sample) @ centred_rows(every).T)
     weights = (factor.abs() if is_signed else factor).double().cpu().numpy()

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 
 NEGLIGIBLE_NORM = 1e-6
-"""Rows shorter than this share of the median length, before or after centring, are treated as empty."""
+"""Rows shorter than this share of the median length, before or after centring, are treated as empty (padding, or never
+trained)."""
 
 LONGEST = 1e3
 """Rows longer than this multiple of the median are excluded, because a few huge unused rows would dominate the mean."""
@@ -95,10 +96,7 @@ def long_rows(rows: torch.Tensor) -> torch.Tensor:
 
 
 def usual_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Return an ``(r,)`` mask of the rows that :func:`pair_rows` would keep based on one model alone.
-
-    Makes one float64 copy.
-    """
+    """Return an ``(r,)`` mask of the rows that :func:`pair_rows` would keep based on one model alone."""
     copied = _own_copy(rows, torch.float64)
     norms = copied.norm(dim=1)
     shortest = _shortest(norms)

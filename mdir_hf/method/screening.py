@@ -63,7 +63,7 @@ class ScreenedColumn:
 
 
 def screen_channels(n_channels: int, n_screened: int, *, seed: int) -> torch.Tensor:
-    """Draw the channels to screen, the same ones for all layers of one width.
+    """Draw the channels to screen, which are the same for all layers of one width.
 
     The channels form runs of neighbours; each run needs one read.
     """
@@ -80,7 +80,7 @@ def screen_channels(n_channels: int, n_screened: int, *, seed: int) -> torch.Ten
 def screen_column(rows: torch.Tensor, candidate: torch.Tensor, *, signed: bool) -> ScreenedColumn:
     """Screen one candidate layer ``(d_candidate, n)`` against the screened rows ``(L, d0, n)`` of all reference layers.
 
-    Fewer rows are used if the candidate has fewer than d0 channels. Takes 2 L d0 d_candidate n flops.
+    Fewer rows are used if the candidate has fewer than d0 channels.
     """
     n_layers, n_screened, n = rows.shape
     n_screened = min(n_screened, candidate.shape[0])
@@ -159,19 +159,19 @@ IntArray = npt.NDArray[np.int64]
 
 
 def sample_sizes(n_channels: int) -> tuple[int, int]:
-    """Return how many rows to read per layer, for the model with fewer layers and for the other model.
+    """Return how many rows to read per layer, for the model with fewer layers and for the other.
 
     Returns:
-        ``(2 r, r)``, both at most the number of rows m; on average, ``2 r^2 / m`` rows are in both samples.
+        ``(2 r, r)``, both at most m, the number of rows; on average, the samples share ``2 r^2 / m`` rows.
     """
     r = max(FEWEST_ROWS, math.ceil(math.sqrt(SHARED_ROWS * n_channels / 2.0)))
     return min(n_channels, 2 * r), min(n_channels, r)
 
 
 def sampled_rows(n_channels: int, n_rows: int, *, n_groups: int, run: int, seed: int) -> IntArray:
-    """Choose one run of neighbouring rows in each of ``n_groups`` heads, or a single run if there is one group.
+    """Choose one run of neighbouring rows in each of ``n_groups`` groups of equal size, such as heads.
 
-    Runs have the same position in all heads, and a smaller sample is the beginning of a larger one. Layers with the
+    Runs have the same position in all groups, and a smaller sample is the beginning of a larger one. Layers with the
     same row order therefore share all rows, and layers with moved heads often do.
     """
     size = n_channels // n_groups

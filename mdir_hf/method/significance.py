@@ -33,16 +33,15 @@ def log_p_matching(
 ) -> float:
     """Bound the probability that unrelated models reach this trace, over all possible matchings.
 
-    ``ln p <= ln #matchings - min(n_wide c^2 / 2 e_narrow, n_narrow c^2 / 2 e_wide)``, with the sizes
-    ``(n_narrow, n_wide)`` and the energies ``(e_narrow, e_wide)``.
+    ``ln p <= ln #matchings - min(n_wide c^2 / 2 e_narrow, n_narrow c^2 / 2 e_wide)``.
 
     The first term holds if the wider model is rotation invariant, the second if the narrower one is.
 
     Args:
         trace: c, the sum of the matched entries (of their absolute values if ``signed``).
-        sizes: Numbers of channels on the narrower and wider sides of U.
-        energies: Sums of squares of U over the matched rows of the narrower side and the matched columns of the wider
-            side.
+        sizes: ``(n_narrow, n_wide)``, numbers of channels on the narrower and wider sides of U.
+        energies: ``(e_narrow, e_wide)``, sums of squares of U over the matched channels of the narrower and wider
+            sides.
         n_matched: Number of matched pairs, fixed in advance. None means a full matching of the narrower side.
         signed: Whether each pair may also be matched with a minus sign.
         is_fixed: Whether the matching was fixed before reading the weights. If so, the bound is corrected only for the
@@ -204,7 +203,7 @@ def log_p_ordered_map(log_p_pairs: Sequence[float], n_reference: int, n_candidat
 
 
 def log_p_by_layer(log_p: FloatArray) -> FloatArray:
-    """Return the p-value of the best partner of each layer of the shallower model, corrected for its choice.
+    """Return one p-value per layer of the shallower model: the smallest over its possible partners, corrected.
 
     ``log_p`` is ``(L, L')``. A square map has one p-value per candidate layer.
     """

@@ -20,7 +20,7 @@ LOG_ALPHA = math.log(1e-10)
 
 ROTATION_IS_BETTER, TRAINED = 3.0, 1e-3
 """A matching is rejected if its squared residual exceeds both the second value and the first value times the rotation's
-squared residual. Rotations fit better in any case, because they absorb some of the low-rank changes of training."""
+squared residual. A rotation also absorbs some low-rank changes from training."""
 
 LEAST_LOG_SCALE = 0.05
 """Fitted scales whose log is smaller than this in absolute value are attributed to training and ignored."""
@@ -160,7 +160,6 @@ def rotation_predicts_better(rows: PairedRows, matching: Matching) -> bool:
     """Return whether a fitted rotation predicts paired rows better than a matching of channels does.
 
     A rotated copy can have a significant matching, so both are compared on rows to which the rotation was not fitted.
-    Takes O(r^2 n) time, in float64.
     """
     x, y = rows.reference.double(), rows.candidate.double()
     reference, candidate = row_factors(x[::2]), row_factors(y[::2])

@@ -70,8 +70,8 @@ def count_off_match_channels(polar: torch.Tensor, matching: Matching) -> int:
 def privileged_basis_z(rows: torch.Tensor, *, generator: torch.Generator, n_directions: int = 512) -> float:
     """Measure how much the coordinate axes differ from random directions.
 
-    The columns of E, the ``(r, n)`` centred unit rows, are compared with ``E q`` for random unit vectors q, by mean
-    excess kurtosis and by the spread of log norms.
+    The columns of E, ``(r, n)`` centred unit rows, are compared with ``E q`` for random unit vectors q, by mean excess
+    kurtosis and by the spread of log norms.
 
     Returns:
         The z-score with the larger absolute value; |z| below 3 is unremarkable.

@@ -223,8 +223,8 @@ class EmbeddingTest:
         """Run the last look, on all common rows, streamed in blocks.
 
         Each block is a pair of raw rows, ``(b, n_reference)`` and ``(b, n_candidate)``; they must include the rows of
-        the last :meth:`screen`, which supplies means and whitening. Takes O(r n^2 + n^3) time and O(n^2) memory for r
-        rows.
+        the last :meth:`screen`, which supplies means and whitening. Takes O(r n^2 + n^3) time for r rows, and O(n^2)
+        memory.
 
         Raises:
             RuntimeError: If no screen has been run.

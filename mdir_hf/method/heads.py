@@ -59,7 +59,7 @@ class HeadMap:
 
     Attributes:
         log_n_kv_maps: Natural log of the number of possible maps of KV heads.
-        log_n_q_maps: Natural log of the number of possible maps of query heads that keep the groups.
+        log_n_q_maps: Natural log of the number of possible maps of query heads that respect the groups.
     """
 
     kv_reference: IntArray

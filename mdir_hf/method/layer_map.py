@@ -125,8 +125,8 @@ def map_layers(
     """Find the reference layer from which each candidate layer descends, for one or several maps in lockstep.
 
     Args:
-        sides: Layers of the reference and the candidate, for each map. The reference has L matrices ``(d_out, n)``, y =
-            W x, of any output widths, ALREADY carried into the candidate's residual basis. The candidate has L'
+        sides: Layers of the reference and the candidate, for each map. The reference has L matrices ``(d_out, n)``, ``y
+            = W x``, of any output widths, ALREADY carried into the candidate's residual basis. The candidate has L'
             matrices ``(d_out', n)``.
         log_alpha: Natural log of the significance level, fixed in advance.
         refine: ``hits`` runs the full test on every cell that passes the screen; ``undecided`` skips it if the screen's

@@ -37,7 +37,7 @@ def log_p_of_map(layer_map: LayerMap, *, any_part: bool = True) -> float:
     """Reduce a map to one p-value that is valid under any dependence: the better of two tests.
 
     Return its natural log, corrected for :data:`TESTS_PER_MAP` and :func:`log_p_of_all_layers`. If ``any_part`` is
-    False, only the test that half of the layers are related is used.
+    False, use only the test of whether half of the layers are related.
     """
     best = min(layer_map.log_p_map, layer_map.log_p_any) if any_part else layer_map.log_p_map
     return min(0.0, best + math.log(TESTS_PER_MAP) - math.log1p(-SHARE_OF_FISHER))

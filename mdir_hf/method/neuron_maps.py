@@ -52,7 +52,7 @@ def fit_neurons(reference: MlpWeights, candidate: MlpWeights, *, seed: int = 0) 
     The reference must be in the candidate's residual basis; the numbers of neurons may differ.
 
     Returns:
-        The matching of the narrower MLP into the wider one, with the simplest factors that fit well.
+        The matching of the narrower MLP into the wider one, with the simplest sufficient scales.
     """
     gated = reference.gate is not None and candidate.gate is not None
     x, y = (_views(mlp, gated=gated) for mlp in (reference, candidate))

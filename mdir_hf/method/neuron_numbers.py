@@ -2,9 +2,9 @@
 
 If models are independent, their numberings differ by a uniformly random permutation. Partners are found without using
 numbers. *Own number*: k pairs have equal numbers with probability ``p <= 1 / k!``. *In order*: the longest subsequence
-of K pairs in which both numbers increase has length l with probability ``p <= C(K, l) / l!``. Neurons have the same
-symmetry in each layer: in L layers chosen in advance, k neurons have equal numbers with probability at most ``L^k /
-k!``, given the other neurons, to which a rotation is fitted. Because numbers can be forged, *certain* neurons, more
+of K pairs in which both numbers increase has at least length l with probability ``p <= C(K, l) / l!``. Neurons have the
+same symmetry in each layer: in L layers chosen in advance, k neurons have equal numbers with probability at most ``L^k
+/ k!``, given the other neurons, to which a rotation is fitted. Because numbers can be forged, *certain* neurons, more
 similar than any random pair would be, are also counted. docs/method/numbering.md gives the proofs. Zhu et al.,
 arXiv:2502.12292 (2025), use the same symmetry to test ranks.
 """
@@ -40,7 +40,7 @@ def numbering_of(
 ) -> NumberingResult:
     """Count matched channels whose numbers are equal or in order.
 
-    Channels are matched by :func:`mutual_partners` of ``polar``, ``(k, n_candidate)``. ``channels`` are the reference
+    Channels are matched by :func:`mutual_partners` on ``polar``, ``(k, n_candidate)``. ``channels`` are the reference
     channels of its rows, ascending; None means all. ``matching`` tells which channels are individually significant. p
     is corrected for ``n_tests`` times :data:`TESTS` tests, and for the ``log_cost`` of this look.
     """
@@ -223,7 +223,7 @@ def common_length(differences: torch.Tensor) -> float:
     """Estimate the length of the true mean of noisy vectors ``(k, n)``.
 
     Products of a vector with itself are excluded, so independent noise adds nothing to the squared length on average.
-    If the estimate of the square is negative, return 0.
+    Negative estimates become 0.
     """
     k = len(differences)
     if k < 2:

@@ -32,7 +32,7 @@ from mdir_hf.method.polar import cross_product, polar_factor, polar_factor_of_ro
 from mdir_hf.method.significance import log_n_matchings, log_p_of_best
 
 TWIN_COSINE = 0.8
-"""Minimum cosine between the rows of two neurons of a layer that count as twins. In real layers, less than 1% of
+"""Minimum cosine between the rows of two neurons of a layer that count as twins. In real layers, fewer than 1% of
 neurons have a twin.
 """
 

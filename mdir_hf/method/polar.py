@@ -258,7 +258,7 @@ def _rank(scale: torch.Tensor) -> int:
 
 
 PICTURE_SIZE = 256
-"""Maximum cells per side of a picture, few enough for one pixel each on a phone's screen."""
+"""Maximum number of cells per side of a picture, few enough for one pixel each on a phone's screen."""
 
 Channels = npt.NDArray[np.int64]
 

@@ -18,7 +18,7 @@ import torch
 from mdir_hf.method.significance import log_cost_of_look, log_n_choices, log_n_matchings
 
 N_SIMULATED = 96
-"""Channels of the wider model in the simulation. The trace per channel is within 0.007 of the value for 512."""
+"""Number of simulated channels of the wider model. The trace per channel is within 0.007 of its value at 512."""
 
 MOST_ROWS_PER_CHANNEL = 16.0
 """Above this many rows per channel, more rows are treated as less noise, ``k / sqrt(rows)``."""

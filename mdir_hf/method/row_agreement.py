@@ -108,7 +108,7 @@ def log_p_fixed(trace: npt.ArrayLike, energy: npt.ArrayLike, n_rows: int, *, log
 
 
 def compare_rows(reference: torch.Tensor, candidate: torch.Tensor, *, own_places: bool = False) -> RowAgreement:
-    """Compare the sampled rows of all pairs of layers from two models.
+    """Compare the sampled rows of two models for all pairs of layers.
 
     The inputs are rows with the same numbers, ``(L, k, n)`` and ``(L', k, n)``, of any lengths, in one residual basis.
     With ``own_places``, compare only layers in the same position; L and L' must be equal, and other results are zero.
@@ -240,7 +240,7 @@ class HeadAgreement:
 
 
 def match_heads(reference: torch.Tensor, candidate: torch.Tensor, *, n_heads: tuple[int, int]) -> HeadAgreement:
-    """Compare rows of all pairs of layers from two models, under the best map of heads.
+    """Compare the rows of two models for all pairs of layers, under the best map of heads.
 
     Rows are ``(L, H r, n)`` and ``(L', H' r, n)`` in one residual basis, at the same r positions in each head.
     """

@@ -63,7 +63,7 @@ class ScreenedColumn:
 
 
 def screen_channels(n_channels: int, n_screened: int, *, seed: int) -> torch.Tensor:
-    """Draw the channels to screen, which are the same for all layers of one width.
+    """Draw the channels to screen, the same for all layers of one width.
 
     The channels form runs of neighbours; each run needs one read.
     """
@@ -152,8 +152,7 @@ SHARED_ROWS = 6.0
 """Mean number of rows that the samples of a layer and its reordered copy share; 1 in 400 copies shares none."""
 
 FEWEST_ROWS = 64
-"""Minimum number of rows in a sample. Smaller samples would save nothing, because a layer map's screen reads this
-many."""
+"""Minimum number of rows in a sample. Smaller samples save nothing, because a layer map's screen reads this many."""
 
 IntArray = npt.NDArray[np.int64]
 
@@ -229,6 +228,6 @@ def log_p_of_pairs(polar: torch.Tensor) -> float:
 
 
 def log_p_of_screen(cells: npt.NDArray[np.float64], *, any_part: bool) -> float:
-    """Combine a screen's cells ``(L, l)`` into one p for whether half of the layers, or any layers, have a partner."""
+    """Combine a screen's cells ``(L, l)`` into one p, testing whether half of the layers, or any, have a partner."""
     by_layer = log_p_by_layer(cells)
     return log_p_hommel(by_layer) if any_part else log_p_rueger(by_layer, (len(by_layer) + 1) // 2)

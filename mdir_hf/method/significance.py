@@ -203,7 +203,7 @@ def log_p_ordered_map(log_p_pairs: Sequence[float], n_reference: int, n_candidat
 
 
 def log_p_by_layer(log_p: FloatArray) -> FloatArray:
-    """Return one p-value per layer of the shallower model: the smallest over its possible partners, corrected.
+    """Return one corrected p-value per layer of the shallower model: the smallest over its possible partners.
 
     ``log_p`` is ``(L, L')``. A square map has one p-value per candidate layer.
     """

@@ -1,6 +1,6 @@
-"""Test from the weights alone, with a p-value, whether two language models share weight ancestry.
+"""Test whether two language models share weight ancestry, from the weights alone and with a p-value.
 
-The names in this module are the public ones; all errors are in :mod:`mdir_hf.errors`.
+This module exports the public API; all errors are in :mod:`mdir_hf.errors`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Limits on how much of a file the parsers read, whatever the file claims.
+"""Limits on how much the parsers read from each kind of file.
 
-The budget for each kind of file is about three times the needs of the largest published models. It is checked before
-anything is built.
+Each limit is about three times what the largest published models need. It is checked before any objects are created.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ class Budget:
     """The maximum size of one kind of file.
 
     Attributes:
-        n_bytes: Bytes of the file, or of its header.
-        n_items: Number of tokens, tensors, lines or opcodes; for JSON, see :func:`json_weight`.
+        n_bytes: Maximum number of bytes in the file or its header.
+        n_items: Maximum number of tokens, tensors, lines or opcodes; for JSON, see :func:`json_weight`.
     """
 
     n_bytes: int
     n_items: int
 
     def excess(self, *, n_bytes: int = 0, n_items: int = 0, of: str = "items") -> str | None:
-        """Return how a file exceeds the budget, as the end of a sentence, or None."""
+        """Describe how a file exceeds the budget, as the end of a sentence; return None if it does not."""
         if n_bytes > self.n_bytes:
             return f"has {n_bytes:,} bytes; the limit is {self.n_bytes:,}"
         if n_items > self.n_items:
@@ -35,50 +34,50 @@ class Budget:
 
 
 MAX_TOKENS = 1 << 20
-"""Tokens in a vocabulary. The largest published vocabularies have 0.9 million."""
+"""Maximum number of tokens in a vocabulary. The largest published vocabularies have 0.9 million."""
 
 MAX_TOKEN_N_BYTES = 1 << 14
-"""Bytes of a token as stored. Published tokens reach a few hundred, for long runs of spaces."""
+"""Maximum stored size of a token, in bytes. Published tokens take up to a few hundred, for long runs of spaces."""
 
 TOKENIZER_JSON = Budget(64 << 20, 4 << 20)
 TOKEN_LINES = Budget(16 << 20, MAX_TOKENS)
 """Vocabularies with one token per line."""
 SENTENCEPIECE = Budget(64 << 20, 5 << 20)
-"""Items are fields of the protobuf, four per piece."""
+"""Items are protobuf fields, four per piece."""
 
 SAFETENSORS_HEADER = Budget(100_000_000, 850_000)
-"""The format allows this many bytes. A tensor takes about nine values, each up to 200 bytes when parsed. This is enough
-for a 671B mixture of experts in one file."""
+"""The format allows headers of up to this size. A tensor takes about nine values, each up to 200 bytes when parsed.
+This is enough for a 671B mixture of experts in one file."""
 MAX_TENSORS = 420_000
-"""Tensors in all files of a checkpoint. A 1T model in 4 bits has 210,000."""
+"""Maximum number of tensors in a checkpoint. A 1T model in 4 bits has 210,000."""
 MAX_TENSORS_UNINDEXED = 140_000
-"""The same for a checkpoint that has no index, so that every header is parsed. Published checkpoints with several files
-have an index; a 671B mixture of experts (91,000 tensors) would fit even without one."""
+"""Maximum number of tensors in a checkpoint without an index, for which every header is parsed. Published checkpoints
+with several files have an index; a 671B mixture of experts (91,000 tensors) would fit even without one."""
 MARKS_OF_A_TENSOR = 7
-"""Minimum number of marks, as counted by :func:`json_values`, for a tensor in a header."""
+"""Minimum number of values that a tensor takes in a header, as counted by :func:`json_values`."""
 SHARD_INDEX = Budget(64 << 20, MAX_TENSORS + 1000)
 """Items are tensors. The index of a 671B mixture of experts takes 9 MB."""
 CONFIG_JSON = Budget(8 << 20, 1 << 20)
 ADAPTER_CONFIG = Budget(4 << 20, 1 << 20)
 REPORT_JSON = Budget(16 << 20, 1 << 20)
-"""Reports, and lines of a survey. A report on two models with 100 layers takes less than 1 MB."""
+"""For a report, or one line of a survey. A report on two models with 100 layers takes less than 1 MB."""
 INDEX_JSON = Budget(64 << 20, 4 << 20)
 """The metadata of an index takes about 150 items per base, so this is enough for 25,000 bases."""
 HUB_ANSWER = Budget(64 << 20, 4 << 20)
-"""Responses of the Hub's API. A file in a listing takes about twenty items, so this is enough for 200,000 files."""
+"""Responses from the Hub's API. A listed file takes about twenty items, so this is enough for 200,000 files."""
 PICKLE = Budget(64 << 20, 2_000_000)
 """Items are opcodes. A tensor takes about 40, so this is enough for 50,000 tensors in one file."""
 ZIP_DIRECTORY = Budget(64 << 20, 200_000)
 GGUF_HEADER = Budget(128 << 20, 1 << 16)
-"""A vocabulary of 256,000 tokens with merges takes 10 to 20 MB. Items are tensors; the experts of a layer are one
-tensor."""
+"""A vocabulary of 256,000 tokens with merges takes 10 to 20 MB. Items are tensors; a layer's experts are stacked in one
+tensor per role."""
 GGUF_PAIRS = 1 << 16
 GGUF_STRINGS = 1 << 21
 """Maximum length of a string array in a GGUF header. The longest array contains the merges, about two per token."""
 
 
 def json_values(text: bytes) -> int:
-    """Return an upper bound on the values in a JSON text: its commas and opening brackets."""
+    """Return an upper bound on the number of values in a JSON text, by counting commas and opening brackets."""
     return sum(text.count(mark) for mark in (b",", b"[", b"{"))
 
 
@@ -88,7 +87,7 @@ def json_weight(text: bytes) -> int:
 
 
 class _Collector:
-    """The number of running parsers, and whether garbage collection was enabled before."""
+    """The number of running :func:`collector_paused` blocks, and whether garbage collection was enabled before them."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -103,8 +102,8 @@ _collector = _Collector()
 def collector_paused() -> Iterator[None]:
     """Pause garbage collection while a parser builds many objects without cycles.
 
-    Collection took two thirds of the time for a header of 200,000 tensors. The pause is process-wide, so keep it short
-    and free of network access.
+    Garbage collection took two thirds of the time for a header of 200,000 tensors. The pause affects the whole process,
+    so keep the block short and free of network access.
     """
     with _collector.lock:
         if _collector.n_inside == 0:

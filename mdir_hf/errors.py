@@ -1,6 +1,6 @@
-"""The exceptions of the package, in one tree.
+"""The hierarchy of exceptions raised by this package.
 
-``MdirError``: base of all errors of this package
+``MdirError``: base class for all of them
  ├── ``InputError`` (ValueError)
  │    ├── ``InvalidReferenceError``
  │    ├── ``MissingExtraError``
@@ -44,11 +44,12 @@ from contextlib import contextmanager
 
 
 class MdirError(Exception):
-    """Base class of all errors of this package.
+    """Base class for all errors raised by this package.
 
     Args:
-        message: The failure, the expected and actual value, and the next step.
-        subject: ``owner/name@sha``, a file in it, or a tensor. :meth:`about` adds it later.
+        message: The failure, the expected and actual values, and the next step.
+        subject: The repository (``owner/name@sha``), file or tensor that caused the error. :meth:`about` can set it
+            later.
     """
 
     def __init__(self, message: str, *, subject: str | None = None) -> None:
@@ -57,7 +58,7 @@ class MdirError(Exception):
         self.subject = subject
 
     def about(self, subject: str) -> MdirError:
-        """Set the subject unless it is already set."""
+        """Set the subject unless it is already set, and return the error."""
         if self.subject is None:
             self.subject = subject
         return self
@@ -66,13 +67,13 @@ class MdirError(Exception):
         return self.message if self.subject is None else f"{self.subject}: {self.message}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Exceptions pickle their args only. Surveys send these between processes.
+        # By default, an exception is pickled with its args only. Surveys send these errors between processes.
         return (_rebuild, (type(self), self.message, self.subject))
 
 
 @contextmanager
 def naming(subject: str) -> Iterator[None]:
-    """Set the subject of errors raised inside."""
+    """Set the subject of errors raised inside the block."""
     try:
         yield
     except MdirError as exc:
@@ -92,7 +93,7 @@ class InvalidReferenceError(InputError):
 
 
 class MissingExtraError(InputError):
-    """A package of one of our extras is not installed."""
+    """A package required by an optional extra is not installed."""
 
 
 class RemoteCodeRefusedError(InputError):
@@ -100,7 +101,7 @@ class RemoteCodeRefusedError(InputError):
 
 
 class HubError(MdirError, OSError):
-    """A file or response could not be read, whether from the Hub or from the local disk."""
+    """A file or response could not be read from the Hub or from disk."""
 
 
 class RepositoryNotFoundError(HubError):
@@ -108,7 +109,7 @@ class RepositoryNotFoundError(HubError):
 
 
 class GatedRepositoryError(HubError):
-    """The repository exists, but is gated, and this token has no access."""
+    """The repository is gated, and the token does not have access to it."""
 
 
 class RevisionNotFoundError(HubError):
@@ -124,11 +125,11 @@ class OfflineError(HubError):
 
 
 class RateLimitedError(HubError):
-    """The Hub still returned 429 after every retry."""
+    """The Hub returned status 429, even after all retries."""
 
 
 class ServerError(HubError):
-    """The server failed, or its response was unusable, after every retry."""
+    """The server failed or returned an unusable response, even after all retries."""
 
 
 class RangeIgnoredError(HubError):
@@ -175,11 +176,11 @@ def _rebuild_several(message: str, subject: str | None, files: tuple[str, ...]) 
 
 
 class CorruptCheckpointError(CheckpointError):
-    """The header, index, offsets or values contradict each other."""
+    """The header, index, offsets or values are inconsistent."""
 
 
 class NotFiniteError(CorruptCheckpointError):
-    """A weight contains NaN or infinity, in ``rows`` (empty if whole tensors were read)."""
+    """A weight contains NaN or infinity; ``rows`` lists the affected rows, and is empty if whole tensors were read."""
 
     def __init__(self, message: str, *, rows: tuple[int, ...] = (), subject: str | None = None) -> None:
         super().__init__(message, subject=subject)
@@ -195,7 +196,7 @@ class UnsafePickleError(CheckpointError):
 
 
 class TensorNotFoundError(CheckpointError):
-    """The checkpoint has no tensor of that name."""
+    """The checkpoint has no tensor with that name."""
 
 
 class AnatomyError(MdirError, ValueError):
@@ -203,7 +204,7 @@ class AnatomyError(MdirError, ValueError):
 
 
 class VocabularyError(MdirError, ValueError):
-    """Tokenizer files are missing or unreadable, or do not belong to the embedding."""
+    """Tokenizer files are missing or unreadable, or do not match the embedding."""
 
 
 class CardError(MdirError, ValueError):
@@ -223,9 +224,9 @@ class StoppedError(MdirError):
 
 
 class WorkersLostError(MdirError):
-    """The workers of a survey died; finished results are kept."""
+    """All workers of a survey died; finished results are kept."""
 
 
 def one_line(exc: BaseException) -> str:
-    """Return the message of an exception on one line, or the name of its class."""
+    """Return the message of an exception on one line, or its class name if the message is empty."""
     return " ".join(str(exc).split()) or type(exc).__name__

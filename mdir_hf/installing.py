@@ -1,6 +1,6 @@
-"""Find the pip command that installs this package, or an extra, from the same source as this copy.
+"""Find the pip command that installs this package or an extra from the same source as the running copy.
 
-The package is on no index yet: ``pip install mdir-hf`` could find something else under that name.
+The package is not on PyPI yet, so ``pip install mdir-hf`` could install a different project.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from mdir_hf.errors import MissingExtraError
 
 NAME = "mdir-hf"
 ORIGIN_VARIABLE = "MDIR_HF_ORIGIN"
-"""URL of a wheel, set by programs that bundle this package."""
+"""Environment variable with the URL of a wheel, set by programs that bundle this package."""
 
 _ROOT = Path(__file__).resolve().parent.parent
 
 
 def install_command(*extras: str, for_others: bool = False) -> str:
-    """Return the POSIX shell command that installs this package with some extras, from the source of this copy.
+    """Return the POSIX shell command that installs this package with the given extras.
 
-    If ``for_others``, the command contains no local path.
+    The command uses the source of the running copy. If ``for_others`` is true, it contains no local path.
     """
     wanted = f"[{','.join(extras)}]" if extras else ""
     url = os.environ.get(ORIGIN_VARIABLE)
@@ -50,7 +50,7 @@ def _command(*words: str) -> str:
 
 
 def _direct_url() -> dict[str, object]:
-    """Return the installer's record of the source (PEP 610), which is empty for an index."""
+    """Return the installer's record of the source (PEP 610), which is empty if the source is a package index."""
     try:
         record = json.loads(distribution(NAME).read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, ValueError):
@@ -59,9 +59,9 @@ def _direct_url() -> dict[str, object]:
 
 
 def require_extra(extra: str, *modules: str, purpose: str, for_others: bool = False) -> None:
-    """Raise an error that names the extra unless its modules are installed, without importing them.
+    """Raise an error with the install command unless an extra's modules are installed, without importing them.
 
-    ``purpose`` begins the message; ``for_others`` is as for :func:`install_command`.
+    The message begins with ``purpose``; ``for_others`` is as for :func:`install_command`.
 
     Raises:
         MissingExtraError: If a module is missing.
@@ -73,5 +73,5 @@ def require_extra(extra: str, *modules: str, purpose: str, for_others: bool = Fa
 def _is_installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # the package of a submodule
+    except ModuleNotFoundError:  # the parent package of a submodule is missing
         return False

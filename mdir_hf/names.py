@@ -15,24 +15,24 @@ from mdir_hf.errors import InvalidReferenceError, UnsafePathError
 
 ELLIPSIS = "…"
 LONGEST_TEXT = 4000
-"""Maximum number of characters in a sentence."""
+"""Maximum number of characters shown of a sentence."""
 
 _BLANKS = re.compile(r"[\s\x1c-\x1f\x85\u2028\u2029]+")
 _DRIVE = re.compile(r"^[A-Za-z]:")
 _WRITTEN_OUT = {"Cc", "Cf", "Cs", "Zl", "Zp"}
-"""Control, format (invisible and bidirectional) and surrogate characters, line breaks and paragraph breaks."""
+"""Unicode categories to escape: control, format (invisible and bidirectional), surrogate, line and paragraph breaks."""
 
 
 def visible_text(text: str, *, length: int | None = None, keeps_lines: bool = False) -> str:
-    r"""Return a text with control characters, bidirectional controls and lone surrogates escaped as in JSON.
+    r"""Escape control characters, bidirectional controls and lone surrogates in a text, as in JSON.
 
     Args:
         text: Any text.
-        length: Maximum length in characters, at least 3, or None. Longer text is elided in the middle.
+        length: Maximum length in characters, at least 3, or None. Longer text is shortened in the middle.
         keeps_lines: Whether to keep line breaks and tabs, which otherwise become spaces.
     """
     if length is not None and len(text) > 20 * length:
-        # Shorten it before scanning it, with a margin for runs of blanks that collapse.
+        # Shorten it before scanning it, with a margin for runs of whitespace that collapse.
         text = text[: 10 * length] + ELLIPSIS + text[-10 * length :]
     if not keeps_lines:
         text = _BLANKS.sub(" ", text).strip()
@@ -45,7 +45,7 @@ def visible_text(text: str, *, length: int | None = None, keeps_lines: bool = Fa
 
 
 def shown_name(name: str, *, length: int = 60) -> str:
-    """Return a name as one non-empty line of at most ``length`` (at least 3) characters."""
+    """Return a name as one non-empty line of at most ``length`` characters, which must be at least 3."""
     return visible_text(name, length=length) or "(no name)"
 
 
@@ -56,7 +56,7 @@ def without_folders(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean 'x'?`` with the known name that is closest to a word, or an empty string."""
+    """Return ``; did you mean 'x'?`` with the known name closest to a word, or an empty string if none is close."""
     by_lower = {name.lower(): name for name in known if name != word}
     close = get_close_matches(word.lower(), by_lower, n=1, cutoff=0.75)
     close += [name for name in by_lower if len(word) > 1 and name.startswith(word.lower())]
@@ -65,7 +65,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 def _written(character: str) -> str:
     if unicodedata.category(character) not in _WRITTEN_OUT:
-        return character  # a blank other than a space, or an unassigned character
+        return character  # whitespace other than a space, or an unassigned character
     units = character.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
 
@@ -76,7 +76,7 @@ def quoted(value: object, longest: int) -> str:
 
 
 def unquoted(text: str, longest: int = 200) -> str:
-    """Return escaped text without quotes, cut to ``longest`` characters."""
+    """Return a text escaped to ASCII, without quotes, cut to ``longest`` characters."""
     return _cut(ascii(text)[1:-1], longest)
 
 
@@ -100,7 +100,7 @@ _PATH = re.compile(r"^(\.{1,2}($|[/\\])|[/~\\]|[A-Za-z]:[/\\])|\\")
 
 
 def looks_like_a_path(text: str) -> bool:
-    """Return whether a name can only be a path, because of its beginning or a backslash."""
+    """Return whether a name must be a path, because of how it begins or because it contains a backslash."""
     return _PATH.search(text) is not None
 
 
@@ -114,14 +114,14 @@ def check_path(text: str) -> None:
         return
     try:
         exists = Path(text).expanduser().exists()
-    except (OSError, RuntimeError):  # the name is too long for this disk, or the home folder unknown
+    except (OSError, RuntimeError):  # the name is too long for this disk, or the home folder is unknown
         exists = False
     if not exists:
         raise missing_path(text)
 
 
 def missing_path(text: str) -> InvalidReferenceError:
-    """Return the error for a path that does not exist, which suggests the closest name in its folder."""
+    """Return the error for a path that does not exist, suggesting the closest name in its folder."""
     is_weight_file = text.lower().endswith(WEIGHT_SUFFIXES)
     kind = "file" if is_weight_file else "folder"
     hint = did_you_mean(text, names_beside(text))
@@ -129,7 +129,7 @@ def missing_path(text: str) -> InvalidReferenceError:
 
 
 def names_beside(text: str) -> list[str]:
-    """Return the names in the parent folder of a path, with its prefix."""
+    """Return the paths of all entries in a path's parent folder, with the same prefix as the path."""
     folder, slash, _ = text.rstrip("/").rpartition("/")
     try:
         return [folder + slash + path.name for path in Path(folder + slash or ".").expanduser().iterdir()]

@@ -9,10 +9,10 @@ import yaml
 MOST_CHARACTERS = 1 << 20
 """Maximum number of characters. Cards with all results of a large benchmark have several hundred thousand."""
 MOST_MARKS = 100_000
-"""Maximum number of value separators, even inside strings. A card with 6,000 results has 28,000 (0.45 MB). The parser
-takes about 20 us for each."""
+"""Maximum number of value separators, including those inside strings. A card with 6,000 results has 28,000 (0.45 MB).
+The parser takes about 20 us for each."""
 _MARK = re.compile(r"[,\[{]|[-?:](?!\S)")
-_MOST_DIGITS = 1000  # YAML has numbers in base 60, which take quadratic time to parse
+_MOST_DIGITS = 1000  # YAML's base-60 numbers take quadratic time to parse
 _MOST_NODES = 200_000
 """Maximum number of values after expanding all aliases. A card has a few hundred; nested aliases grow exponentially."""
 
@@ -21,7 +21,8 @@ def read_yaml(text: str, *, first_line: int = 1) -> object:
     """Parse YAML into mappings, lists and scalars; return None if the text is empty.
 
     Raises:
-        ValueError: If the text is not YAML with plain values, or is too large. The message is the end of a sentence.
+        ValueError: If the text is not YAML with plain values, or is too large. The message is worded as the end of a
+            sentence.
     """
     if len(text) > MOST_CHARACTERS:
         raise ValueError(f"has {len(text):,} characters, expected at most {MOST_CHARACTERS:,}")
@@ -37,7 +38,7 @@ def read_yaml(text: str, *, first_line: int = 1) -> object:
         if too_large is None:
             document: object = loader.construct_document(root)
             return document
-    except Exception as exc:  # hostile text makes the YAML parser raise nearly anything, even AttributeError
+    except Exception as exc:  # hostile text can make the YAML parser raise almost anything, even AttributeError
         # The parser's message quotes the text; the problem and the line are enough.
         mark = getattr(exc, "problem_mark", None)
         where = f" in line {mark.line + first_line}" if mark is not None else ""

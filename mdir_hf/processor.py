@@ -1,7 +1,7 @@
-"""Decide how many processor cores this process and its work may use, and read in several threads.
+"""Decide how many processor cores to use, and run work in background threads.
 
-On busy cores, a 64 x 64 product takes eight hundred times as long with two threads as with one. So a comparison runs on
-one thread, inside :func:`one_pool`, and :func:`all_cores` gives torch all cores during large products.
+On busy cores, a 64 x 64 product takes eight hundred times as long with two threads as with one. A comparison therefore
+runs on one thread, inside :func:`one_pool`, and :func:`all_cores` gives torch all cores during large products.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from threadpoolctl import LibController, OpenBLASController, get_cached_controll
 from mdir_hf.errors import InputError
 
 LARGE = 5e9
-"""Minimum floating-point operations for using all cores: a tenth of a second on one core. With two threads on two
-partly busy cores, a 1024 x 1024 SVD became 1.6 to 2.2 times as fast, but a 512 x 512 SVD only 0.2 times as fast.
-"""
+"""Minimum number of floating-point operations for using all cores. One core takes a tenth of a second for this many.
+With two threads on two partly busy cores, a 1024 x 1024 SVD became 1.6 to 2.2 times as fast, but a 512 x 512 SVD took
+five times as long."""
 
 T = TypeVar("T")
 
@@ -32,16 +32,16 @@ T = TypeVar("T")
 def is_one_of_several_ranks() -> bool:
     """Return whether this process is one of several ranks of ``torch.distributed``.
 
-    Ranks must gather the same parameters in the same order, so reads must not run in two threads.
+    All ranks must gather the same parameters in the same order, so a rank must not read in several threads.
     """
     distributed = torch.distributed
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Return how many cores, at least 1, this process may use: its CPU affinity or, if lower, its cgroup quota.
+    """Return the number of cores that this process may use: its CPU affinity or, if lower, its cgroup quota.
 
-    ``root`` contains ``proc`` and ``sys``.
+    The result is at least 1. ``root`` is the folder that contains ``proc`` and ``sys``.
     """
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cgroup_quota(root)
@@ -49,7 +49,7 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def cgroup_quota(root: Path = Path("/")) -> float | None:
-    """Return the smallest processor quota of this process's cgroup (v1 or v2) and its parents, in cores, or None."""
+    """Return the lowest CPU quota, in cores, of this process's cgroup (v1 or v2) and its parents; None if unlimited."""
     quotas = [
         quota
         for folder, top in _cgroup_folders(root)
@@ -100,7 +100,7 @@ def _lines(path: Path) -> list[str]:
 
 
 class _Here(threading.local):
-    """Cores available to this thread inside :func:`one_pool`; None outside it."""
+    """Number of cores available to this thread inside :func:`one_pool`; None outside it."""
 
     n_cores: int | None = None
 
@@ -108,7 +108,7 @@ class _Here(threading.local):
 _here = _Here()
 _blas = threading.Lock()
 _blas_before: list[list[tuple[LibController, int]]] = []
-"""For each running block of :func:`one_pool`, the BLAS libraries' thread counts before the first block."""
+"""One entry per running :func:`one_pool` block, each with the BLAS libraries' thread counts before the first block."""
 _all_cores = threading.Lock()
 _torch = threading.Lock()
 
@@ -117,13 +117,13 @@ _torch = threading.Lock()
 def one_pool() -> Iterator[None]:
     """Run the block on one thread, and restore all settings afterwards.
 
-    torch is limited for this Python thread only, but BLAS for the whole process until the last block ends.
-    :func:`all_cores` gives no more threads than the caller's setting. Nested blocks do nothing.
+    torch is limited in this Python thread only, but BLAS in the whole process until the last block ends.
+    :func:`all_cores` uses at most as many threads as torch was set to before. Nested blocks have no effect.
     """
     if _here.n_cores is not None:
         yield
         return
-    with _torch:  # new threads inherit a process-wide setting, which _set_torch_threads changes for a moment
+    with _torch:  # new threads inherit a process-wide setting, which _set_torch_threads changes briefly
         before = torch.get_num_threads()
     _here.n_cores = min(before, usable_cores())
     try:
@@ -160,15 +160,15 @@ def _blas_on_one_thread() -> Iterator[None]:
 def _set_blas_threads(threads: list[tuple[LibController, int]]) -> None:
     for library, n_threads in threads:
         library.set_num_threads(n_threads)
-    # threadpoolctl lets only the thread that set a limit change it, but the last thread to leave restores it here.
+    # threadpoolctl lets only the thread that set a limit change it, but here the last thread to leave restores it.
     OpenBLASController.clear_controlling_thread()
 
 
 @contextmanager
 def all_cores(operations: float, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Give torch all cores for work with many floating-point ``operations``, inside :func:`one_pool`.
+    """Give torch all cores during the block if the work takes many floating-point ``operations``.
 
-    Only one thread has them at a time. This does nothing outside :func:`one_pool` or on an accelerator.
+    Only one thread gets them at a time. This has no effect outside :func:`one_pool` or on an accelerator.
     """
     n_cores = _here.n_cores
     if n_cores is None or n_cores == 1 or operations < LARGE or torch.device(device).type != "cpu":
@@ -176,7 +176,7 @@ def all_cores(operations: float, device: torch.device | str = "cpu") -> Iterator
         return
     with _all_cores:
         _set_torch_threads(n_cores)
-        _here.n_cores = 1  # nested calls have them already
+        _here.n_cores = 1  # nested blocks already have all cores
         try:
             yield
         finally:
@@ -203,13 +203,13 @@ def _in_a_new_thread(call: Callable[[], T]) -> T:
 
 
 def available_device(device: str) -> str:
-    """Return a torch device if available; ``auto`` selects a CUDA device if there is one, else the CPU.
+    """Return ``device`` if it is available; ``auto`` selects a CUDA device if there is one, else the CPU.
 
     Raises:
         InputError: If the device is unavailable or does not support float64.
     """
     if device == "auto":
-        # Small factors are float64, which Apple's accelerator does not have.
+        # Small factors are float64, which Apple's accelerator does not support.
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
         torch.zeros(1, dtype=torch.float64, device=device)
@@ -228,10 +228,11 @@ _Job = tuple["Future[R]", T]
 def in_order(
     tasks: Sequence[T], work: Callable[[T, threading.Event], R], *, n_in_flight: int, name: str
 ) -> Iterator[R]:
-    """Yield ``work(task, cancelled)`` for every task in order, with at most ``n_in_flight`` unconsumed.
+    """Yield the result of ``work(task, cancelled)`` for every task in order, working at most ``n_in_flight`` tasks
+    ahead.
 
-    ``work`` runs in daemon threads and should stop when ``cancelled`` is set. The first failure, or an early exit,
-    cancels the other tasks.
+    ``work`` runs in daemon threads and should stop when ``cancelled`` is set. A failure or an early exit cancels the
+    remaining tasks.
     """
     n_threads = min(n_in_flight, len(tasks))
     if n_threads <= 1:
@@ -285,7 +286,7 @@ def _taken(pending: deque[Future[R]], first_failure: list[BaseException]) -> R:
 
 
 def run_beside(work: Callable[[], R], *, name: str, at_once: bool = False) -> Future[R]:
-    """Run work in a daemon thread, or in the calling thread if ``at_once``."""
+    """Run ``work`` in a daemon thread, or in the calling thread if ``at_once`` is true."""
     future: Future[R] = Future()
 
     def run() -> None:
@@ -302,7 +303,7 @@ def run_beside(work: Callable[[], R], *, name: str, at_once: bool = False) -> Fu
 
 
 def result_of(future: Future[R]) -> R:
-    """Wait for started work, and return its result or raise its exception."""
+    """Wait for a future, and return its result or raise its exception."""
     _wait_for(future)
     return future.result()
 

@@ -10,10 +10,10 @@ from mdir_hf.errors import CorruptCheckpointError, MdirError
 
 
 @cache
-def validator_of(kind: Any) -> Any:  # noqa: ANN401 - any type, and pydantic is imported when the first one is asked for
-    """Return an object with ``validate_json`` and ``validate_python`` for a type of plain containers.
+def validator_of(kind: Any) -> Any:  # noqa: ANN401 - any type; pydantic is imported only when needed
+    """Return a pydantic validator for a type, with the methods ``validate_json`` and ``validate_python``.
 
-    Both raise ``ValidationError`` at the first invalid item, since pydantic's list of all errors could take gigabytes.
+    Both raise ``ValidationError`` at the first invalid item, because a list of all errors could take gigabytes.
     """
     from pydantic import TypeAdapter
     from pydantic_core import SchemaValidator
@@ -33,7 +33,7 @@ def _giving_up_early(schema: Any) -> Any:  # noqa: ANN401 - nested containers
 T = TypeVar("T")
 
 AS_WRITTEN = {"strict": True, "allow_inf_nan": False}
-"""``__pydantic_config__`` for strict dataclasses, in which values are not converted between types."""
+"""``__pydantic_config__`` for strict dataclasses, whose values are not converted between types."""
 
 
 def read_json(
@@ -45,12 +45,12 @@ def read_json(
     budget: Budget | None = None,
     error: type[MdirError] = CorruptCheckpointError,
 ) -> T:
-    """Read a JSON object, ignoring unknown keys.
+    """Read JSON into an instance of ``kind``, ignoring unknown keys.
 
-    ``what`` and ``label`` name the object and its file. If ``budget`` is None, the caller has checked the size.
+    Error messages call the data ``what`` and its file ``label``. If ``budget`` is None, the caller must check the size.
 
     Raises:
-        MdirError: If the data is invalid; it is of class ``error`` and names the field.
+        MdirError: If the data is invalid. The error is an instance of ``error`` and names the invalid field.
     """
     from pydantic import ValidationError
 

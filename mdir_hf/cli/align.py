@@ -50,7 +50,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def run(options: argparse.Namespace) -> int:
-    """Align, print, and return the exit status."""
+    """Align the models, print and save the result, and return the exit status."""
     with loading():
         from mdir_hf.reconstruction.reconstruct import align
         from mdir_hf.reconstruction.storage import save_reconstruction
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class AlignBar:
-    """Progress of layers and bytes, shown on standard error if it is a terminal."""
+    """A progress bar for layers and bytes, shown if standard error is a terminal."""
 
     def __init__(self, *, is_wanted: bool) -> None:
         from huggingface_hub.utils.tqdm import are_progress_bars_disabled

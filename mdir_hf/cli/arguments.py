@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 N = TypeVar("N", int, float)
 
 EXIT_NAMED = 3
-"""Exit status if the outcome is named by ``--fail-on``."""
+"""Exit status if ``--fail-on`` names the outcome."""
 
 MODEL = "owner/name, owner/name@revision, owner/name:Q4_K_M, owner/name/folder, a Hub URL, a folder or a file"
 LEVELS = tuple(level.value for level in Level)
@@ -108,10 +108,10 @@ def add_bom(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def expect_writable_bom(options: argparse.Namespace) -> None:
-    """Before reading anything, check that the bill of materials can be written.
+    """Check that the bill of materials can be written, before any model is read.
 
     Raises:
-        InputError: If the folder does not exist, or cyclonedx-python-lib is not installed.
+        InputError: If its folder does not exist, or cyclonedx-python-lib is not installed.
     """
     if options.bom is None:
         return
@@ -123,7 +123,7 @@ def expect_writable_bom(options: argparse.Namespace) -> None:
 
 
 def write_bom(options: argparse.Namespace, result: LineageCheck | Family, name: str) -> None:
-    """Write the bill of materials requested by ``--bom``.
+    """Write a bill of materials if ``--bom`` was given.
 
     Raises:
         InputError: If the file cannot be written.
@@ -149,7 +149,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def add_settings(parser: argparse.ArgumentParser, *, over: str = "") -> None:
-    """Add the settings of a comparison; in the help text, ``over`` describes what alpha applies to."""
+    """Add options for the settings of a comparison; in the help text, ``over`` describes what alpha applies to."""
     parser.add_argument("--level", choices=LEVELS, default="auto", help=LEVEL_HELP)
     parser.add_argument("--alpha", type=alpha, default=1e-10, help=f"level{over}, fixed in advance (default 1e-10)")
     add_seed(parser, "every random choice except the sample of neurons")
@@ -194,7 +194,7 @@ def add_voice(parser: argparse.ArgumentParser) -> None:
 
 
 def add_access(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Add and return the options of commands that use the Hub."""
+    """Add the options for using the Hub, and return their group."""
     reading = parser.add_argument_group("reading")
     reading.add_argument("--token", help="token for gated and private models (default: HF_TOKEN or the saved login)")
     reading.add_argument("--cache-dir", type=Path, help="the Hub cache to use (default: HF_HUB_CACHE)")
@@ -202,7 +202,7 @@ def add_access(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def add_reading(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Add the options for opening repositories."""
+    """Add the options for opening repositories, and return their group."""
     reading = add_access(parser)
     reading.add_argument("--local-files-only", action="store_true", help="do not use the network")
     reading.add_argument("--force-download", action="store_true", help="ignore the cache")
@@ -210,7 +210,7 @@ def add_reading(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def add_model(group: argparse._ArgumentGroup, *, prefix: str = "", whose: str = "the model") -> None:
-    """Add options for reading a model, with an optional prefix."""
+    """Add options for reading a model, optionally with a prefix in their names."""
     group.add_argument(
         f"--{prefix}subfolder", default="", metavar="FOLDER", help=f"folder of {whose} in its repository"
     )
@@ -247,7 +247,7 @@ def add_device(group: argparse._ActionsContainer) -> None:
 
 
 def model_of(options: argparse.Namespace, name: str, *, prefix: str = "") -> NamedModel:
-    """Return the model named on the command line."""
+    """Return the model called ``name``, with its options from the command line."""
     from mdir_hf.model.open import NamedModel
 
     how = {key: getattr(options, prefix + key) for key in ("subfolder", "variant", "tokenizer")}
@@ -290,7 +290,7 @@ def listeners_of(options: argparse.Namespace) -> Listeners:
 
 
 class _StepsTold:
-    """Logs the start of each step with the number of bytes read so far."""
+    """Logs the start of each step, with the number of bytes read so far."""
 
     def __init__(self) -> None:
         self._stage = ""

@@ -1,4 +1,4 @@
-"""``mdir-hf card``, ``badge``, ``verify-badge`` and ``verify``, which put results in model cards or check them."""
+"""``mdir-hf card``, ``badge``, ``verify-badge`` and ``verify``, which add results to model cards or check them."""
 
 from __future__ import annotations
 

@@ -17,14 +17,14 @@ _LONGEST_FILE = MOST_NAMES * 200
 
 
 def seen_models() -> tuple[str, ...]:
-    """Return the stored model names, latest last."""
+    """Return the names of recently read models, latest last."""
     with contextlib.suppress(OSError, UnicodeDecodeError), _place().open(encoding="utf-8") as file:
         return tuple(name for name in file.read(_LONGEST_FILE).splitlines() if name.isprintable())
     return ()
 
 
 def remember_models(names: Iterable[str]) -> None:
-    """Store the names of Hub models, ignoring failures."""
+    """Store the names of Hub models for completion, ignoring failures."""
     from mdir_hf.errors import MdirError
     from mdir_hf.model.hub import parse_reference
 

@@ -75,7 +75,7 @@ def _run_family(options: argparse.Namespace) -> int:
 
 
 def usage_error(options: argparse.Namespace) -> str | None:
-    """Return the error message for options that cannot be combined."""
+    """Return the error message for options that cannot be combined, or None."""
     if options.among is not None and options.index is not None:
         return "--among and --index exclude each other: both name the bases to search"
     return None

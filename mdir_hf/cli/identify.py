@@ -50,7 +50,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def run_identify(options: argparse.Namespace) -> int:
-    """Search, confirm, print, and return the exit status."""
+    """Run the search and the comparisons, print the result, and return the exit status."""
     with loading():
         from mdir_hf.lineage.index.atlas import open_index
         from mdir_hf.lineage.index.identify import identify_in_steps
@@ -85,7 +85,7 @@ def index_usage_error(options: argparse.Namespace) -> str | None:
 
 
 def run_index(options: argparse.Namespace) -> int:
-    """Add bases to an index and return the exit status."""
+    """Add base models to an index, and return the exit status."""
     from mdir_hf.lineage.index.base_index import BaseIndex
     from mdir_hf.lineage.index.building import extend_index
 

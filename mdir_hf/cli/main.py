@@ -27,7 +27,7 @@ from mdir_hf.errors import MdirError, OfflineError, RepositoryNotFoundError, Ser
 from mdir_hf.names import check_path, did_you_mean, shown_name
 
 LARGE_N_BYTES = 16 << 20
-"""glibc returns freed blocks of at least this size to the system. Smaller blocks would cost too many system calls."""
+"""Minimum size of freed blocks that glibc returns to the system. A lower limit would cost too many system calls."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 
@@ -35,7 +35,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 def keep_no_freed_blocks() -> None:
     """Make glibc return large freed blocks to the system immediately.
 
-    By default, glibc retains half a gigabyte after fifteen threads. A library must not change its host's allocator.
+    By default, glibc retains half a gigabyte after fifteen threads. Only the command line calls this function, because
+    a library must not change its host's allocator.
     """
     with suppress(AttributeError, OSError, TypeError):  # no such function, or no C library of this name
         c_library = ctypes.CDLL(None)
@@ -59,7 +60,7 @@ READERS = ("compare", "align", "family", "inspect", "identify", "verify")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command line."""
+    """Return the parser for the whole command line."""
     parser: argparse.ArgumentParser = Parser(
         prog="mdir-hf",
         description="Do two language models share weight ancestry? An answer from the weights alone, with a p-value.",
@@ -108,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in (*_typed(options), *getattr(options, "models", ())):
             check_path(name)
         if os.environ.get("HF_ENDPOINT"):
-            import mdir_hf.model.hub  # noqa: F401  refuses what the Hub's client could not be imported with
+            import mdir_hf.model.hub  # noqa: F401  rejects an endpoint with which the Hub's client cannot be imported
         status = run(options)
         if options.command in READERS:
             remember_models(_typed(options))
@@ -116,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MdirError as exc:
         if options.verbose:
             raise
-        # A hostile file may put anything into its name or its metadata, so print one short line.
+        # A hostile file can contain anything in its name or metadata, so print one short line.
         complain(shown_name(f"{exc}{_nearest(exc)}", length=MAX_ERROR_LENGTH))
         return EXIT_KNOWN_ERROR
     except MemoryError:

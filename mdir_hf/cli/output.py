@@ -1,4 +1,4 @@
-"""Output to standard output and error, including results of a stopped command."""
+"""Write to standard output and standard error, including the partial results of a stopped command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mdir_hf.errors import ByteBudgetError, InputError
 from mdir_hf.names import visible_text
 
 NARROWEST = 40
-"""Narrowest width for wrapped text, in columns."""
+"""Minimum width of wrapped text, in columns."""
 
 
 class Ink(str, Enum):
@@ -42,7 +42,7 @@ def hear(*, remarks: bool) -> None:
 def say(text: str, *, is_prose: bool = False, ink: Ink | None = None) -> None:
     """Write a result to standard output and flush it.
 
-    If ``is_prose``, lines may be wrapped. ``ink`` is the style of the first paragraph.
+    If ``is_prose`` is true, long lines may be wrapped. ``ink`` is the style of the first paragraph.
 
     Raises:
         InputError: If writing fails.
@@ -75,17 +75,17 @@ def remark(text: str) -> None:
 
 
 def complain(text: str, *, label: str = "mdir-hf: error:") -> None:
-    """Write one line that explains a missing or partial result."""
+    """Write one line to standard error that explains why a result is missing or partial."""
     text = _set(f"{label} {visible_text(text)}", width_of(sys.stderr))
     _to_stderr(_inked(label, Ink.ERROR, sys.stderr) + text.removeprefix(label) + "\n")
 
 
 def width_of(stream: TextIO) -> int | None:
-    """Return the width of the terminal or ``COLUMNS``, or None."""
+    """Return the width of a terminal in columns, or None if the stream is not a terminal."""
     if not stream.isatty():
         return None
     columns = 0
-    if not os.environ.get("COLUMNS"):  # else the standard library uses it
+    if not os.environ.get("COLUMNS"):  # otherwise, the standard library uses it
         with contextlib.suppress(OSError, ValueError):
             columns = os.get_terminal_size(stream.fileno()).columns
     return max(NARROWEST, columns or shutil.get_terminal_size().columns)
@@ -111,7 +111,7 @@ def _inked(text: str, ink: Ink | None, stream: TextIO) -> str:
 
 
 def _set(text: str, width: int | None) -> str:
-    """Wrap lines that are too wide for the terminal, but never split names."""
+    """Wrap lines that are too wide for the terminal, without splitting names."""
     if width is None:
         return text
     lines = text.split("\n")
@@ -135,7 +135,7 @@ def _to_stderr(text: str) -> None:
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Say on a terminal that torch is being imported, which takes seconds."""
+    """Show on a terminal that torch is being imported, which takes seconds."""
     is_shown = (
         _Heard.remarks
         and not _has_torch()
@@ -175,7 +175,7 @@ LABEL = "mdir-hf: stopped:"
 
 @contextmanager
 def shown_if_stopped(show: Callable[[T], None]) -> Iterator[Callable[[T], None]]:
-    """Yield a function that stores the latest results, which are shown if the block is interrupted."""
+    """Yield a function that stores the latest results, which are shown if the block stops early."""
     latest: list[T] = []
 
     def keep(so_far: T) -> None:

@@ -17,7 +17,7 @@ class Parser(argparse.ArgumentParser):
     """An ``argparse.ArgumentParser`` with short error messages."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the usage and the error, and exit with 2."""
+        """Print the usage and the error, and exit with status 2."""
         names = [str(action.metavar or action.dest) for action in self._get_positional_actions()]
         complain(f"{' '.join([self.prog, *names])}; see `{self.prog} --help`", label="usage:")
         complain(message, label=f"{self.prog}: error:")
@@ -31,7 +31,7 @@ def commands_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.Argume
 
 
 def check_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """On an unknown command or option, suggest the nearest and exit with 2; if no command is given, list them."""
+    """Exit with status 2 if a command or option is unknown, suggesting the nearest, or if there are no words."""
     if not words:
         parser.print_help(sys.stderr)
         parser.exit(EXIT_USAGE)

@@ -126,7 +126,7 @@ def _serve(options: argparse.Namespace, named_models: tuple[str, ...]) -> None:
             prevent_thread_lock=True,
             **page.launch_options(service),
         )
-    except OSError as exc:  # another program took the port since it was checked
+    except OSError as exc:  # another program took the port after it was checked
         raise _port_error(options.host, options.port) from exc
     say(f"Open {url} (press Ctrl-C to stop).\n")
     try:

@@ -33,7 +33,7 @@ def add_list_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def is_list_given(options: argparse.Namespace) -> bool:
-    """Return whether any models were named."""
+    """Return whether any models or lists of models were given."""
     return bool(options.models or options.lists or options.author or options.collection)
 
 
@@ -45,7 +45,7 @@ def list_usage_error(options: argparse.Namespace) -> str | None:
 
 
 def listed_models(options: argparse.Namespace) -> tuple[str, ...]:
-    """Return the models on the command line in order, without duplicates.
+    """Return the models that the command line names or lists, in order and without duplicates.
 
     Raises:
         InputError: If a file cannot be read or a Hub list is empty.
@@ -78,7 +78,7 @@ def _listed(options: argparse.Namespace) -> list[str]:
 
 
 MOST_PAIRS = 15
-"""Largest number of pairs printed per group; the JSON output contains all pairs."""
+"""Maximum number of pairs printed per group; the JSON output contains all pairs."""
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -117,14 +117,14 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def usage_error(options: argparse.Namespace) -> str | None:
-    """Return the error message for options that cannot be combined, before slow imports."""
+    """Return the error message for missing or incompatible options, or None."""
     if options.output is None and (options.prepare or not options.join):
         return "name a folder for the results with --output"
     return list_usage_error(options)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Survey, print, and return the exit status."""
+    """Run the survey, print and save the report, and return the exit status."""
     folder = options.output
     if options.prepare:
         return _prepare(options)

@@ -228,8 +228,7 @@ _Job = tuple["Future[R]", T]
 def in_order(
     tasks: Sequence[T], work: Callable[[T, threading.Event], R], *, n_in_flight: int, name: str
 ) -> Iterator[R]:
-    """Yield the result of ``work(task, cancelled)`` for every task in order, working at most ``n_in_flight`` tasks
-    ahead.
+    """Yield the result of ``work(task, cancelled)`` for each task in order, running at most ``n_in_flight`` ahead.
 
     ``work`` runs in daemon threads and should stop when ``cancelled`` is set. A failure or an early exit cancels the
     remaining tasks.

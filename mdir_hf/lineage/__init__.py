@@ -1,1 +1,1 @@
-"""Many models: fingerprints, surveys, indexes, trees, cards, merges and training."""
+"""Tools for many models: fingerprints, surveys, indexes, trees, cards, merges and training."""

@@ -1,4 +1,4 @@
-"""Sample the same weight entries of models that share a basis."""
+"""Sample the same entries of corresponding weights in models that share a basis."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import WeightPart, WeightProduct
 
 ROWS, COLUMNS = 64, 512
-"""Largest sample of a weight: 0.13 MB, which adds up to 30 MB for a model with 32 layers."""
+"""Maximum number of rows and columns sampled from a weight: 0.13 MB, or 30 MB for a model with 32 layers."""
 
 MatrixPlace = tuple[int | None, str]
 """Layer number (None for embeddings) and role."""
@@ -22,18 +22,18 @@ MatrixPlace = tuple[int | None, str]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightEntries:
-    """Ascending rows ``(r,)`` and columns ``(c,)`` of a ``(d_out, d_in)`` weight."""
+    """Sampled rows ``(r,)`` and columns ``(c,)`` of a ``(d_out, d_in)`` weight, in ascending order."""
 
     part: WeightPart
     rows: npt.NDArray[np.int64]
     columns: npt.NDArray[np.int64]
 
     def of(self, part: WeightPart) -> WeightEntries:
-        """Return the same entries for the weight of another model."""
+        """Return the same entries for another model's weight."""
         return replace(self, part=part)
 
     def read(self, model: PlacedTensors) -> torch.Tensor:
-        """Read the float32 entries, ``(r, c)``, from at most :data:`ROWS` stored rows."""
+        """Read the entries as float32, ``(r, c)``, from at most :data:`ROWS` stored rows."""
         shape = model.tensors.spec(self.part.tensor).shape
         rows, columns = self.part.rows(shape)[self.rows], self.columns
         if not self.part.is_transposed(shape):
@@ -42,9 +42,9 @@ class WeightEntries:
 
 
 def placed_matrices(model: PlacedTensors) -> Mapping[MatrixPlace, WeightPart]:
-    """Return the matrices with a role, including embeddings but not experts.
+    """Return a model's matrices, including embeddings but not experts.
 
-    A product is represented by the factor whose rows belong to the role.
+    A weight stored as a product of two factors is represented by the left factor, which has the same rows.
     """
     anatomy = model.anatomy
     edges = {"embedding": anatomy.embedding, "unembedding": anatomy.unembedding}
@@ -58,16 +58,16 @@ def placed_matrices(model: PlacedTensors) -> Mapping[MatrixPlace, WeightPart]:
 
 
 def matrix_shape(model: PlacedTensors, part: WeightPart) -> tuple[int, ...]:
-    """Return ``(d_out, d_in)`` of a weight."""
+    """Return the shape ``(d_out, d_in)`` of a weight."""
     return part.shape(model.tensors.spec(part.tensor).shape)
 
 
 def choose_entries(
     model: PlacedTensors, place: MatrixPlace, part: WeightPart, *, n_rows: int | None = None, seed: int = 0
 ) -> WeightEntries:
-    """Choose random entries in a few stored rows of a weight, depending only on seed, place and shape.
+    """Choose random entries in a few stored rows of a weight.
 
-    ``n_rows`` limits the choice to the first rows.
+    The choice depends only on the seed, place and shape. If ``n_rows`` is given, only the first ``n_rows`` are used.
     """
     layer, role = place
     shape = matrix_shape(model, part)

@@ -39,25 +39,26 @@ from mdir_hf.report import HomologyReport, LayerDrift, ModelFacts, NeuronNumbers
 SCHEMA = "mdir-hf/family/1"
 
 MIXTURE_SHARE_OF_NEAREST = 0.5
-"""A model counts as a mixture if a weighted sum of bases leaves at most this share of the nearest base's residual. A
-fine-tune of one base differs from it in directions that other bases do not explain."""
+"""A model is considered a mixture if a weighted sum of bases leaves at most this fraction of the residual that the
+nearest base alone leaves. A fine-tune of one base differs from it in directions that other bases do not explain."""
 
 MOST_MAPPED = 4
-"""Number of relatives whose layers are mapped, most certain first."""
+"""Maximum number of relatives whose layers are matched, starting with the most certain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A model's known family.
+    """The relatives found for a model.
 
     Attributes:
         found: Result of the index search, or None.
         not_searched: Reason why the search failed, or an empty string.
         declared: Comparisons with declared bases, or None if the card was not read.
-        layers: Matching neurons, keyed by relative.
+        layers: Neurons compared with each relative whose layers match, keyed by relative.
         not_mapped: Reason why the layers or the tree are missing, or an empty string.
-        tree: None for fewer than three models.
-        apart: Models whose rows could be aligned, and their RMS differences, relative to the rows' RMS.
+        tree: Tree of the model and the bases found in the index; None if there are fewer than two bases.
+        apart: Models whose rows could be aligned, and the RMS differences between their rows, relative to the rows'
+            RMS.
         mixture: Bases and their shares in the embedding rows, if a weighted sum of bases explains the rows better than
             the nearest base alone; else None.
         facts: Facts for a bill of materials, or None. Not in the JSON.
@@ -85,7 +86,7 @@ class Family:
 
     @property
     def drift(self) -> dict[str, tuple[LayerDrift, ...]]:
-        """How each layer agrees with, and has drifted from, each related base."""
+        """Agreement and drift of each layer, keyed by related base."""
         tables = {name: report.projections for name, report in self.reports.items()}
         return {name: table.drift() for name, table in tables.items() if table is not None}
 
@@ -96,7 +97,7 @@ class Family:
 
     @property
     def nearest(self) -> tuple[tuple[str, float], ...]:
-        """Bases with aligned rows and their relative RMS differences, nearest first."""
+        """Bases whose rows could be aligned, with their relative RMS differences from the model, nearest first."""
         if self.apart is None or self.model not in self.apart[0]:
             return ()
         names, distances = self.apart
@@ -114,7 +115,7 @@ class Family:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain containers that follow the schemas of ``identify``, ``verify`` and ``tree``."""
+        """Return plain dicts and lists, using the schemas of ``identify``, ``verify`` and ``tree``."""
         return {
             "schema": SCHEMA,
             "model": self.model,
@@ -157,10 +158,10 @@ def find_family(
 ) -> Family:
     """Find the family of a model.
 
-    If ``verifies``, compare the model with its declared bases. If ``settings.describes_relatives``, also describe the
-    relatives' layers, which takes a few dozen megabytes per relative. Alpha is shared across all bases in ``index`` but
-    applies to each declared base separately. The byte limit covers all reads. ``on_step`` receives each intermediate
-    result.
+    If ``verifies`` is true, the model is also compared with its declared bases. If ``settings.describes_relatives`` is
+    true, its layers are matched with each relative, which reads a few dozen megabytes per relative. Alpha is shared
+    across all bases in ``index`` but applies to each declared base separately. The byte limit covers all reads.
+    ``on_step`` is called with each intermediate result.
 
     Returns:
         The family, including the reason if the search or verification fails.
@@ -319,7 +320,7 @@ def _neurons(
 
 
 def measured_text(report: HomologyReport) -> str:
-    """Describe the verdict of a comparison, and p with its assumption."""
+    """Describe a comparison's verdict and, for related models, the strength of the evidence."""
     if report.verdict is not Verdict.HOMOLOGOUS:
         return MEASURED[report.verdict]
     rests_on = f" (rests on {report.assumption.value})" if report.p_is_bound and report.assumption is not None else ""

@@ -15,10 +15,10 @@ _NO_PARTS_OF_THEIR_OWN = ("norms, biases and buffers", "storage", "unplaced")
 
 @dataclass(frozen=True, slots=True)
 class PartOrigin:
-    """A part of a model and a base that shares weights with it.
+    """A part of a model, and the base that shares weights with it, if any.
 
     Attributes:
-        part: Name, as in ``mdir-hf inspect``, or ``experts of layer 3``.
+        part: Name as in ``mdir-hf inspect``, or a name such as ``experts of layer 3``.
         experts: The matching experts if the part consists of a layer's experts, else None.
         is_compared: Whether the part was compared with any base.
     """
@@ -41,10 +41,10 @@ class PartOrigin:
 
 
 def origins_of_parts(reports: Mapping[str, HomologyReport]) -> tuple[PartOrigin, ...]:
-    """Collect the origins of a model's parts from its reports on bases.
+    """Collect the origins of a model's parts from its comparisons with bases.
 
-    Parts that match no base come last. The result is empty for a single stack without experts, or if no report lists
-    parts.
+    Parts that match no base come last. The result is empty if the model is a single stack without experts, or if no
+    report lists parts.
     """
     parts = _parts_of_model(reports.values())
     origins: list[PartOrigin] = []
@@ -59,7 +59,7 @@ def origins_of_parts(reports: Mapping[str, HomologyReport]) -> tuple[PartOrigin,
     if len(parts) < 2:
         return ()
     parts_with_base = {origin.part for origin in origins}
-    if any(origin.experts for origin in origins):  # matches in some layers stand for the experts of all layers
+    if any(origin.experts for origin in origins):  # a match in some layers accounts for the experts of all layers
         parts_with_base |= {part for part in parts if part.startswith("experts of the")}
     compared = _parts_compared(reports.values())
     unknown = [PartOrigin(part, None, is_compared=part in compared) for part in parts if part not in parts_with_base]

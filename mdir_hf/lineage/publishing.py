@@ -19,7 +19,7 @@ from mdir_hf.render.text import plain
 
 
 def save_family(family: Family, folder: Path) -> tuple[Path, ...]:
-    """Write ``family.json``, ``family.md`` and, for at least two aligned relatives, ``family.svg``.
+    """Write ``family.json``, ``family.md`` and, if rows could be aligned and matplotlib is installed, ``family.svg``.
 
     Raises:
         InputError: If the folder cannot be written.
@@ -38,7 +38,7 @@ def save_family(family: Family, folder: Path) -> tuple[Path, ...]:
 
 
 def family_section(family: Family, *, has_picture: bool = False) -> str:
-    """Return a Markdown section on the declaration, measurements and layers."""
+    """Return a Markdown section that lists each relative's measurement, declaration and matching layers."""
     ancestors = {} if family.found is None else {ancestor.base.repo: ancestor for ancestor in family.found.found}
     checks = {} if family.declared is None else {check.base: check for check in family.declared.bases}
     drift = family.drift
@@ -71,7 +71,7 @@ def family_section(family: Family, *, has_picture: bool = False) -> str:
 PUBLISHED = ("README.md", "models.jsonl", "pairs.jsonl", RESULTS,
              "survey.json", "survey.md", "tree.json", "sample.json",
              "matrix*.svg", "matrix*.png", "dendrogram*.svg", "dendrogram*.png")  # fmt: skip
-"""A survey's published files, which exclude stored rows of weights."""
+"""The files of a survey that are published. They do not include rows of weights."""
 
 
 def publish(

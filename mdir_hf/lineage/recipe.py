@@ -1,4 +1,4 @@
-"""Read mergekit's YAML as data: the source models of a merge's layers.
+"""Read a mergekit recipe as data, to find the source models of each layer of a merge.
 
 Source: mergekit's ``MergeConfiguration``. The recipe's weights are ignored, because shares are measured.
 """
@@ -23,7 +23,7 @@ MOST_LAYERS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class LayerSource:
-    """A parent's layer that is a source of a merged layer."""
+    """A layer of a parent model from which a layer of the merge was made."""
 
     parent: str
     layer: int
@@ -35,7 +35,7 @@ class MergeRecipe:
 
     Attributes:
         method: ``slerp``, ``ties``, ``passthrough``, …, or an empty string if unspecified.
-        slices: Each layer's sources; None if they are the same layer of every parent.
+        slices: Sources of each layer; None if each layer is made from the same layer of every parent.
     """
 
     method: str
@@ -51,7 +51,7 @@ class MergeRecipe:
 
 
 def read_recipe(data: bytes, *, subject: str) -> MergeRecipe:
-    """Read a recipe as data, rejecting tags that create objects.
+    """Read a recipe as plain YAML, rejecting tags that would create Python objects.
 
     Raises:
         CardError: If the text is not YAML, or not the recipe of a single merge.

@@ -1,4 +1,4 @@
-"""Verify a merge against its recipe's parents, and estimate their shares in every layer.
+"""Compare a merge with the parents named in its recipe, and estimate each parent's share in every layer.
 
 Merges keep the order of channels, so a layer is close to a weighted sum of the parents' layers. Shares and residuals
 come from least-squares fits to a sample of entries.
@@ -24,17 +24,17 @@ from mdir_hf.model.opened import Model
 from mdir_hf.report import HomologyReport, Verdict
 
 SAME = 1e-5
-"""Parents whose relative difference is smaller are treated as equal, and their shares cannot be determined."""
+"""Parents whose relative difference is smaller than this are treated as equal; their shares cannot be determined."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShares:
-    """The sources' shares in one layer of a merge.
+    """The share of each source in one layer of a merge.
 
     Attributes:
-        shares: Each source's share, summing to 1; None if the sources are equal.
+        shares: The shares, which sum to 1; None if the sources are equal.
         errors: Standard errors of the shares, or None.
-        left_over: Residual relative to the size of the layer; 0 for a linear merge.
+        left_over: Norm of the residual, relative to the norm of the layer; 0 for a linear merge.
     """
 
     layer: int
@@ -46,8 +46,7 @@ class LayerShares:
 def shares_of(layer: int, merged: Sequence[torch.Tensor], sources: Sequence[Sequence[torch.Tensor]]) -> LayerShares:
     """Fit a layer of a merge as a weighted sum of its parents' layers, with weights that sum to 1.
 
-    ``merged`` and ``sources`` contain the same entries of the same weights. All weights have equal influence on the
-    fit.
+    ``merged`` and ``sources`` contain the same entries of the same weights. Each weight is scaled to the same RMS.
     """
     scales = [float(weight.double().square().mean().sqrt()) or 1.0 for weight in merged]
 
@@ -80,12 +79,12 @@ STANDARD_ERRORS = 6.0
 
 @dataclass(frozen=True, slots=True)
 class ParentCheck:
-    """A declared parent and its measured share.
+    """A parent named in a recipe, and its measured share.
 
     Attributes:
-        share: Mean share over the declared layers, or None if unknown.
-        layers_with_share: Number of declared layers in which the parent's share is significant.
-        layers_told: Number of declared layers in which a share could be determined.
+        share: Mean share over the layers that the recipe takes from the parent; None if unknown.
+        layers_with_share: Number of these layers in which the share is significant.
+        layers_told: Number of these layers in which the share could be determined.
     """
 
     parent: str
@@ -107,7 +106,7 @@ class ParentCheck:
 
 @dataclass(frozen=True, slots=True)
 class MergeCheck:
-    """A merge and its measured recipe: parents, sources and shares."""
+    """A merge compared with its recipe: the parents, and the sources and shares of each layer."""
 
     model: str
     recipe: MergeRecipe
@@ -115,7 +114,7 @@ class MergeCheck:
     layers: tuple[tuple[tuple[LayerSource, ...], LayerShares], ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain containers for JSON."""
+        """Return plain dicts and lists for JSON."""
         fields = ("parent", "outcome", "why_not", "share", "layers_with_share", "layers_told")
         parents = [
             {

@@ -38,8 +38,8 @@ from mdir_hf.validation import read_json
 FORMAT = "mdir-hf/fingerprint/2"
 EMBEDDING = "embedding"
 WHOLE_DOWN_BYTES = 32 << 20
-"""If the down matrices of all sampled layers add up to at most this size, they are read whole, because comparing a
-relative in another basis takes all of their channels."""
+"""If the down matrices of all sampled layers add up to at most this size, they are read whole, because a comparison
+with a relative in another basis needs all of their channels."""
 
 WITHOUT_TOKENS = (
     "it has no tokenizer files, so its rows cannot be assigned to tokens; compare it by itself, or name a copy "
@@ -47,7 +47,7 @@ WITHOUT_TOKENS = (
 )
 
 LEAST_ROWS = 8
-"""Bases with fewer common tokens are not ranked."""
+"""Bases that have fewer tokens in common with a model are not ranked."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,10 +56,10 @@ class Fingerprint:
 
     Attributes:
         model: The model's name, commit, architecture and sizes.
-        rows: The tokens' rows, ``(len(tokens), n)``, in a 16-bit dtype if that is exact.
+        rows: Embedding rows of the tokens, ``(len(tokens), n)``, in a 16-bit dtype if that is exact.
         digests: SHA-256 of every weight file, or None if any is unknown.
         neurons: 16-bit rows of neurons in four layers, or None.
-        numbers_by_config: Meaning of channel numbers according to the config, or None.
+        numbers_by_config: Meaning that the config gives to channel numbers, as a clause, or None.
     """
 
     model: ModelSummary
@@ -78,7 +78,7 @@ class Fingerprint:
 
     @property
     def channel_numbers(self) -> str | None:
-        """Meaning of channel numbers, or None."""
+        """Meaning of channel numbers according to the config or architecture, or None."""
         return self.numbers_by_config or meaning_of_numbers(self.model.architecture)
 
     def common_rows(self, other: Fingerprint) -> tuple[torch.Tensor, torch.Tensor]:
@@ -89,7 +89,7 @@ class Fingerprint:
         return self.rows[own_rows].float(), other.rows[other_rows].float()
 
     def of_usual_rows(self) -> Fingerprint:
-        """Return a fingerprint that excludes uninformative rows; see :func:`usual_rows`."""
+        """Return a copy without uninformative rows; see :func:`usual_rows`."""
         is_usual = usual_rows(self.rows)
         if bool(is_usual.all()):
             return self
@@ -97,7 +97,7 @@ class Fingerprint:
         return replace(self, tokens=tuple(self.tokens[number] for number in at), rows=self.rows[at])
 
     def to_bytes(self) -> bytes:
-        """Return a safetensors file with everything but tensors in its metadata."""
+        """Return the contents of a safetensors file that stores all other fields in its metadata."""
         known = {
             "format": FORMAT,
             "model": json.dumps(asdict(self.model)),
@@ -151,7 +151,7 @@ class Fingerprint:
 
 
 def expect_rows(rows: torch.Tensor, tokens: Sequence[bytes]) -> torch.Tensor:
-    """Return rows read from a file; raise ``ValueError`` unless they match distinct tokens."""
+    """Return rows read from a file; raise ``ValueError`` if they do not match the tokens, or a token occurs twice."""
     if rows.ndim != 2 or len(rows) != len(tokens) or not rows.shape[1]:
         raise ValueError(f"expected one row for each of {len(tokens)} tokens, got shape {tuple(rows.shape)}")
     if not rows.dtype.is_floating_point:
@@ -170,12 +170,11 @@ def take_fingerprint(
     neuron_seed: int | None = None,
     needs_tokens: bool = True,
 ) -> Fingerprint:
-    """Read the sampled rows of a model.
+    """Read the embedding rows of some tokens and, if ``with_neurons`` is true, about 100 rows in each of four layers.
 
-    Skips tokens that have no row. Also reads small gaps, and about 100 rows in each of four layers. If ``neuron_seed``
-    is given, it must have been drawn after the models were opened; the neurons then serve as a second witness, and down
-    is read too. If it is None, the neurons are the public choice of an index. If ``needs_tokens``, models without token
-    rows are rejected.
+    Skips tokens that have no row, and also reads small gaps between rows. Pass a ``neuron_seed`` drawn after the models
+    were opened to use the neurons as a second witness; the down projection is then read too. Without a seed, the
+    neurons are the fixed choice that indexes use. If ``needs_tokens`` is true, models without token rows are rejected.
 
     Raises:
         VocabularyError: If the model has no tokenizer files or no embedding.
@@ -218,10 +217,10 @@ def without_rows(model: Model) -> VocabularyError:
 
 
 def neurons_of(model: PlacedTensors, *, every: bool = False, seed: int | None = None) -> NeuronSample | None:
-    """Return a fingerprint's neurons as 16-bit rows, or None if the layers cannot be read.
+    """Read the neurons of a fingerprint as 16-bit rows; return None if the layers are not supported.
 
-    If ``every``, read all layers instead of four. Down is read only if there is a ``seed``. If ``seed`` is None, the
-    neurons are the public choice of an index.
+    If ``every`` is true, all layers are read instead of four. With a ``seed``, the down projection is read too; without
+    one, the neurons are the fixed choice that indexes use.
     """
     try:
         if seed is None:
@@ -296,11 +295,11 @@ class SampledModel:
         self._fingerprint = fingerprint
 
     def vocabulary_doubts(self) -> tuple[str, ...]:
-        """Return no contradictions."""
+        """Return an empty tuple, because a fingerprint has no tokenizer files to check."""
         return ()
 
     def identities(self) -> frozenset[str] | None:
-        """Return every weight file's SHA-256 or, if unknown, the local path."""
+        """Return the SHA-256 of every weight file or, if unknown, the path of a local model; else None."""
         if self._fingerprint.digests is not None:
             return frozenset(self._fingerprint.digests.values())
         if self._fingerprint.model.commit is not None:
@@ -317,9 +316,9 @@ class SampledModel:
 
 
 def usual_rows_of(base: Fingerprint, known: Container[bytes]) -> tuple[torch.Tensor, tuple[bytes, ...]]:
-    """Return a base's informative rows ``(r, n)`` for known tokens, and those tokens.
+    """Return a base's informative rows ``(r, n)`` for the tokens in ``known``, and these tokens.
 
-    The base may come from an untrusted index.
+    The rows are filtered again because the base may come from an untrusted index.
     """
     usual = base.of_usual_rows()
     at = [number for number, token in enumerate(usual.tokens) if token in known]

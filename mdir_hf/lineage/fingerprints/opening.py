@@ -29,7 +29,7 @@ class Pin:
 
     @property
     def key(self) -> str:
-        """A key shared by equal weights."""
+        """Key of the weights, equal for equal pins."""
         return json.dumps([self.reference, self.commit, sorted(self.bases.items())])
 
     def is_of(self, name: str) -> bool:
@@ -43,7 +43,7 @@ class Pin:
 
 
 def pin_of(name: str, model: Model) -> Pin:
-    """Pin an opened model."""
+    """Return the pin of an opened model."""
     repository, *bases = [link.repository for link in model.weights.chain]
     commits = {base.repo: base.commit for base in bases if base.commit is not None}
     if repository.commit is None or repository.is_local:
@@ -67,7 +67,7 @@ def _at(name: str, commit: str) -> str:
 
 
 def open_model(name: str, reading: Reading, ledger: IoLedger, pin: Pin | None = None) -> Model:
-    """Open a model at its pin, or at its current files."""
+    """Open a model at its pinned commit or, without a pin, at its current one."""
     pin = pin or Pin(name)
 
     def open_base(reference: str, *, revision: str | None = None, allow_local: bool = True) -> Repository:

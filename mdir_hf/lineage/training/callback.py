@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 
 def add_to_card(folder: Path, report: HomologyReport, drift: Drift) -> tuple[Path, ...]:
-    """Add a section to a folder's card, or replace it; write the report and badge; return the paths.
+    """Add or replace the lineage section of the model card in a folder, and write the report and badge.
 
-    The report compares the base with the trained model.
+    The report must compare the base with the trained model. Returns the paths of the files.
 
     Raises:
         CardError: If the card cannot be read or changed safely.
@@ -98,14 +98,14 @@ class LineageCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]  # t
         {...
 
     Args:
-        trainer: The Trainer that logs values and whose model card gets the section.
+        trainer: The Trainer, which logs the values and writes the model card.
         base: Model, folder or name to compare with. By default, drift is measured from the initial weights, and the
             report compares with the model that was loaded.
         every: Number of steps between measurements.
         layers: Whether to log values per layer in addition to values per role.
 
     Attributes:
-        watch: Takes the measurements; None before training.
+        watch: Watch that takes the measurements; None before training.
         report: Comparison with the base; None before training ends, or if the base is unreadable.
 
     Raises:
@@ -136,7 +136,7 @@ class LineageCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]  # t
         control: TrainerControl,
         **kwargs: Any,  # noqa: ANN401
     ) -> None:
-        """Sample the weights that later weights are compared with."""
+        """Sample the weights with which later weights are compared."""
         tokenizer = kwargs.get("processing_class")
         self.watch = ModelWatch(kwargs["model"], base=self._base, tokenizer=tokenizer)
         self.report = None

@@ -1,7 +1,7 @@
-"""Measure how far a model's weights have moved since they were sampled, part by part.
+"""Measure how far each of a model's weights has moved since it was sampled.
 
-``d2``, the mean squared difference per entry, accumulates over independent steps (docs/method/many.md). The trace
-divided by the rank is 1 if no weight has moved, and approaches 0 as the base is forgotten.
+``d2``, the mean squared difference per entry, accumulates over independent steps (docs/method/many.md). The trace of
+the polar factor, divided by its rank, is 1 if no weight has moved, and approaches 0 as the base is forgotten.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from mdir_hf.method.polar import thin_svd
 
 CHANNELS = 32
-"""Number of channels in the polar factor; the SVD of a 32 x 32 matrix takes a tenth of a millisecond."""
+"""Maximum number of channels in the polar factor; the SVD of a 32 x 32 matrix takes a tenth of a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class PartDrift:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """How far each weight has moved at a training step, which is None if unknown."""
+    """How far each weight has moved by a training step; the step is None if unknown."""
 
     step: int | None
     parts: tuple[PartDrift, ...]
@@ -72,8 +72,8 @@ class Drift:
     def values(self, *, layers: bool = True) -> dict[str, float]:
         """Return values to log, keyed by name: overall, for each role and, optionally, for each layer.
 
-        The names are ``lineage/d2``, ``lineage/relative`` and ``lineage/trace_over_rank``; two of these are also given
-        as ``lineage/role/q/…`` and ``lineage/layer/07/…``.
+        The names are ``lineage/d2``, ``lineage/relative`` and ``lineage/trace_over_rank``. Roles and layers have only
+        ``d2`` and ``trace_over_rank``, named ``lineage/role/q/…`` and ``lineage/layer/07/…``.
         """
         values = {"lineage/d2": self.d2, "lineage/relative": self.relative}
         values["lineage/trace_over_rank"] = self.trace_over_rank
@@ -95,7 +95,7 @@ class Drift:
 def traces_over_rank(base: Sequence[torch.Tensor], now: Sequence[torch.Tensor]) -> list[float]:
     """For each pair of samples, return the trace of the polar factor of ``X^T Y`` divided by its rank, at most 1.
 
-    Channels run along the shorter side, and only the first :data:`CHANNELS` are used.
+    Channels are on the shorter side of a sample, and only the first :data:`CHANNELS` are used.
     """
     by_width: dict[int, list[int]] = defaultdict(list)
     for at, sample in enumerate(base):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ModelWatch:
-    """Watches one model. As a context manager, it measures once more on exit.
+    """Measures how far a model moves from its base. As a context manager, it measures once more on exit.
 
     Attributes:
         base: Name, folder or model that :meth:`report` compares with; None if unknown.

@@ -1,1 +1,1 @@
-"""Family trees of related models, grown from their stored rows."""
+"""Family trees of related models, built from their stored rows."""

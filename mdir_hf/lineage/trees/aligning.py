@@ -1,6 +1,7 @@
-"""Align the rows of related models, so that they have the same tokens and one model's channels.
+"""Align the rows of related models, so that all have the same tokens and channels.
 
-Distances are computed from embedding rows. Rows of layers give the parents' shares, and reveal repeated layers.
+Distances between models are computed from embedding rows. Rows read from layers show each parent's share in a merge,
+and reveal repeated layers.
 """
 
 from __future__ import annotations
@@ -25,25 +26,26 @@ from mdir_hf.model.roles import Role
 from mdir_hf.model.tokens import Vocabulary
 
 ROWS = 32
-"""Number of rows read from a matrix. They are the first rows, so that one request is enough."""
+"""Number of rows read from the start of a matrix, so that one request is enough."""
 
 NEW_ROWS = 64
-"""Number of rows read for tokens that a relative lacks."""
+"""Maximum number of rows read for tokens that a relative does not have."""
 
 
 @dataclass(frozen=True, eq=False)
 class LayerRows:
-    """The first rows of two matrices in each layer of a model.
+    """The first rows of V and of the up projection in each layer of a model.
 
     Attributes:
-        attention: For each layer, rows ``(ROWS, n)`` of V, or None.
+        attention: Rows of V for each layer, ``(ROWS, n)``, or None.
+        mlp: Rows of the up projection for each layer, ``(ROWS, n)``, or None.
     """
 
     attention: tuple[torch.Tensor | None, ...]
     mlp: tuple[torch.Tensor | None, ...]
 
     def carried(self, alignment: Alignment) -> LayerRows:
-        """Return the rows in another model's channels, with their scale unchanged."""
+        """Map the rows to another model's channels, without changing their scale."""
 
         def carry(rows: torch.Tensor | None) -> torch.Tensor | None:
             if rows is None or int(alignment.source.max(initial=0)) >= rows.shape[1]:
@@ -59,7 +61,7 @@ class NewTokens:
     """Tokens that a model adds to a relative's vocabulary.
 
     Attributes:
-        rows: Rows of the first such tokens, ``(at most NEW_ROWS, n)``.
+        rows: Embedding rows of the first such tokens, ``(at most NEW_ROWS, n)``.
     """
 
     n_tokens: int
@@ -68,11 +70,11 @@ class NewTokens:
 
 @dataclass(frozen=True, eq=False)
 class CloserLook:
-    """Further rows of some models.
+    """Rows of layers and of new tokens, read from related models.
 
     Attributes:
         layers: Rows of layers, keyed by model; unreadable models are excluded.
-        new_tokens: New tokens, keyed by the names of a model and of a relative whose vocabulary extends the model's.
+        new_tokens: New tokens, keyed by two model names; the second model's vocabulary extends the first's.
     """
 
     layers: Mapping[str, LayerRows] = field(default_factory=dict)
@@ -82,10 +84,10 @@ class CloserLook:
 
 
 def look_closer(models: Mapping[str, Model]) -> CloserLook:
-    """Read some rows from related models' layers, and some rows of tokens that only some models have.
+    """Read a few rows from each layer of related models, and rows of tokens that only some of them have.
 
-    For L layers of width n in 16 bits, this takes ``4 L ROWS n`` bytes and 2 L requests: 17 MB for 32 layers of width
-    4096. Weights that cannot be read are noted.
+    For a model with L layers of width n in 16 bits, this takes ``4 L ROWS n`` bytes and 2 L requests: 17 MB for 32
+    layers of width 4096. Notes list the weights that cannot be read.
     """
     layers: dict[str, LayerRows] = {}
     notes: list[str] = []
@@ -95,7 +97,7 @@ def look_closer(models: Mapping[str, Model]) -> CloserLook:
         except MdirError as exc:
             notes.append(f"The layers of {name} could not be read: {one_line(exc)}")
     vocabularies: dict[str, Vocabulary] = {}
-    known: dict[object, Vocabulary] = {}  # models with the same tokenizer files have one in memory
+    known: dict[object, Vocabulary] = {}  # models with the same tokenizer files share one in memory
     for name, model in models.items():
         try:
             key = model.vocabulary_key
@@ -138,16 +140,16 @@ def _new_tokens(small: Vocabulary, large: Vocabulary, model: Model) -> NewTokens
 FloatArray = npt.NDArray[np.float64]
 
 FEWEST_TOKENS = 64
-"""Minimum number of tokens common to a group for measuring distances."""
+"""Minimum number of common tokens for measuring the distances in a group."""
 
 LOG_ALPHA = -23.0
-"""Natural log of the level at which an alignment is accepted, 1e-10. The models are known to be related."""
+"""Natural log of 1e-10, the significance level for an alignment. The models are already known to be related."""
 
 LARGEST_PLAIN_SCALE = 1.25
 """A fitted scale up to this factor is ignored as noise or drift; a larger one was applied on purpose."""
 
 BLOCK_TOKENS = 128
-"""Number of tokens whose rows are in memory as float64 for all models: 420 MB for 100 models of width 4096."""
+"""Number of tokens processed at a time. Their float64 rows take 420 MB for 100 models of width 4096."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,8 +157,8 @@ class AlignedRows:
     """The models of a group whose rows could be aligned.
 
     Attributes:
-        rows: Stored rows ``(n_tokens, n)`` for the same tokens.
-        pivot: The model to whose channels the others are mapped.
+        rows: Stored rows of the common tokens, ``(n_tokens, n)``, keyed by model.
+        pivot: The model with whose channels the others are aligned.
     """
 
     names: tuple[str, ...]
@@ -167,7 +169,7 @@ class AlignedRows:
     notes: tuple[str, ...]
 
     def geometry(self, *, seed: int = 0) -> TokenGeometry:
-        """Return the inner products of differences between models. Takes O(tokens m^2 n) time."""
+        """Compute the inner products of differences between models, in O(tokens m^2 n) time."""
 
         def blocks() -> Iterator[Sequence[torch.Tensor]]:
             for at in range(0, self.n_tokens, BLOCK_TOKENS):
@@ -176,13 +178,13 @@ class AlignedRows:
         return token_geometry(blocks(), alignments=[self.alignments[name] for name in self.names], seed=seed)
 
     def relative_distances(self) -> FloatArray:
-        """Return RMS differences ``(m, m)`` between rows, divided by the RMS of the pivot's rows."""
+        """Return the RMS differences ``(m, m)`` between models' rows, divided by the RMS of the pivot's rows."""
         rms = float(self.rows[self.pivot].float().square().mean().sqrt())
         distances: FloatArray = np.sqrt(self.geometry().distances()) / max(rms, 1e-30)
         return distances
 
     def is_unmoved(self, name: str) -> bool:
-        """Return whether a model has the pivot's channels, so that rows can be bitwise equal."""
+        """Return whether a model's channels have the same order, signs and scale as the pivot's."""
         alignment, width = self.alignments[name], self.rows[name].shape[1]
         everything = np.arange(width)
         same = np.array_equal(alignment.source, everything) and np.array_equal(alignment.target, everything)
@@ -190,7 +192,7 @@ class AlignedRows:
 
 
 def align_rows(fingerprints: Mapping[str, Fingerprint]) -> AlignedRows:
-    """Align related models' rows with the widest model's rows; return nothing if too few tokens are common.
+    """Align the rows of related models with the widest model's rows; the result is empty if too few tokens are common.
 
     Takes O(tokens n min(tokens, n)) time for each permuted model, and O(tokens n) for each other model.
     """
@@ -263,5 +265,5 @@ def _is_aligned(pivot: torch.Tensor, other: torch.Tensor) -> bool:
     x, y = (rows - rows.mean(dim=0) for rows in (pivot, other))
     x, y = (rows / rows.norm(dim=0).clamp(min=1e-12) for rows in (x, y))
     in_place = (x * y).sum(dim=0)
-    # Permuted channels have no median correlation of 0.5 with the channels that have the same number.
+    # If channels are permuted, the median correlation between channels with the same number is below 0.5.
     return float(in_place.median()) > 0.5

@@ -1,4 +1,4 @@
-"""Find models between others, and candidates for the root."""
+"""Find models that lie between others in a family tree, and candidates for its root."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mdir_hf.lineage.trees.aligning import LayerRows
 def root_candidates(
     names: Sequence[str], distances: npt.NDArray[np.float64], evidence: Iterable[OrderEvidence]
 ) -> tuple[str, ...]:
-    """Return the models that all evidence places on the earlier side; all models if there is no evidence."""
+    """Return the models that, in each piece of evidence, are nearer to the earlier model than to the later one."""
     place = {name: at for at, name in enumerate(names)}
     left = list(names)
     for order in evidence:
@@ -31,24 +31,24 @@ def root_candidates(
 FloatArray = npt.NDArray[np.float64]
 
 MERGE_RESIDUAL = 0.15
-"""A model counts as a merge of two others if its squared distance from the line between them is less than this share of
-its squared distance to the nearer one. For an ancestor or a model in the middle of a chain, the share is at least half.
-"""
+"""A model is considered a merge of two others if its squared distance from the line between them is less than this
+fraction of its squared distance to the nearer one. For an ancestor or a model in the middle of a chain, the fraction is
+at least half."""
 
 MERGE_SHARES = (0.1, 0.9)
-"""Smallest and largest share of a parent in a merge; a model very close to one of two others is not a merge of them."""
+"""Smallest and largest share of a parent in a merge; a model very close to one of its parents is not a merge."""
 
 ON_PATH_COSINE = 0.2
-"""A model is on the path between two others if the cosine of its drifts to them is below this value. The cosine is up
-to 0.12 for fine-tunes of one model on similar text, and k / sqrt(a b) for two models that share k of their a and b
-steps."""
+"""A model is on the path between two others if the cosine between its drifts to them is below this value. The cosine is
+up to 0.12 for fine-tunes of one model on similar text, and k / sqrt(a b) for two models that were trained for a and b
+steps, k of them in common."""
 
 SAME_BRANCH_COSINE = 0.3
 """Above this cosine, two models are on the same branch. Between ``ON_PATH_COSINE`` and this value, the position is
 unknown."""
 
 FEWEST_EQUAL_ROWS = 8
-"""Least number of bitwise equal rows for a conclusion."""
+"""Minimum number of bitwise equal rows needed for a conclusion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class LayerShare:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """A model between two others.
+    """A model on the line between two others.
 
     Attributes:
         share: The first parent's share in the sampled embedding rows.
@@ -86,13 +86,13 @@ class Merge:
 class InnerModel:
     """A model at a branching point of the tree, or in the middle of a chain.
 
-    All branches, or all but one, descend from it.
+    The models on all its branches, or on all but one, descend from it.
 
     Attributes:
         branches: The other models, grouped by branch.
-        cosine: Largest cosine between the model's drifts to different branches; 0 if the model is on the path.
-        untouched: Number of pairs on different branches whose bitwise equal rows confirm the position, and number of
-            all such pairs.
+        cosine: Largest cosine between the model's drifts to models on different branches.
+        untouched: Number of pairs of models on different branches whose bitwise equal rows confirm the position, and
+            number of all pairs on different branches.
     """
 
     model: str
@@ -147,7 +147,7 @@ def find_merges(squared: FloatArray, names: Sequence[str]) -> tuple[Merge, ...]:
 
 
 def layer_shares(model: LayerRows, first: LayerRows, second: LayerRows) -> tuple[LayerShare, ...]:
-    """After aligning channels, measure the share of a merge's first parent in each layer.
+    """Measure the share of a merge's first parent in each layer, from rows with aligned channels.
 
     The result is empty if the models have different numbers of layers.
     """
@@ -165,7 +165,10 @@ def layer_shares(model: LayerRows, first: LayerRows, second: LayerRows) -> tuple
 
 
 def inner_models(squared: FloatArray, names: Sequence[str]) -> tuple[InnerModel, ...]:
-    """Find models that split the others into clear branches, using squared distances ``(m, m)``, in O(m^3) time."""
+    """Find models that split the others into clear branches, using squared distances ``(m, m)``.
+
+    Takes O(m^3) time.
+    """
     result: list[InnerModel] = []
     for b in range(len(names)):
         others = [at for at in range(len(names)) if at != b and squared[at, b] > 0.0]
@@ -188,8 +191,8 @@ def between_by_equal_rows(
 ) -> tuple[Between, ...]:
     """Find models that lie between two others, using rows ``(r, n)`` that training left unchanged.
 
-    Such a model shares some rows only with the first and some only with the second. Only models in ``middles``, if
-    given, are tested. For m models, takes O(m^2 r n) time, and O(m^2 r) for each model tested.
+    Such a model shares some rows only with the first and some only with the second. If ``middles`` is given, only its
+    models are tested. For m models, takes O(m^2 r n) time, and O(m^2 r) for each model tested.
     """
     names = list(rows)
     middles = [name for name in names if middles is None or name in middles]

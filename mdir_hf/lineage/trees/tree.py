@@ -1,7 +1,7 @@
 """Family trees of homologous models, built from distances between aligned rows.
 
 If drifts are independent, squared distances add up along a lineage, and neighbour joining finds the tree. Distances
-give no direction. Merges do not fit in a tree, so they are found first and left out.
+show no direction. Merges do not fit in a tree, so they are found first and left out.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from mdir_hf.names import shown_name
 FloatArray = npt.NDArray[np.float64]
 
 RESAMPLES = 200
-"""Number of resampled trees for measuring support; at 95%, the standard error is 1.5%."""
+"""Number of resampled trees for estimating support; at a support of 95%, the standard error is 1.5%."""
 
 LEAST_SUPPORT = 0.7
-"""Branches in a smaller share of the resampled trees are left out."""
+"""Branches found in a smaller fraction of the resampled trees are left out."""
 
 SHORTEST_BRANCH = 0.1
-"""Branches shorter than this share of the smallest distance across them are left out. Models trained on similar text
-drift in similar directions, which looks like a short branch even if tokens are resampled. The share was at most 0.064
-for such branches, and at least 0.99 for true ones."""
+"""Branches shorter than this fraction of the smallest distance between models on their two sides are left out. Models
+trained on similar text drift in similar directions, which looks like a short branch even if tokens are resampled. The
+fraction was at most 0.064 for such branches, and at least 0.99 for true ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +66,10 @@ class Split:
 
 
 def join(distances: FloatArray, resampled: Iterable[FloatArray], names: Sequence[str]) -> tuple[str, tuple[Split, ...]]:
-    """Grow an unrooted tree from branches with enough support and length.
+    """Build an unrooted tree of the branches with enough support and length.
 
-    ``distances`` is ``(m, m)``, m >= 3; ``resampled`` contains ``RESAMPLES`` such matrices. Returns the Newick tree and
-    the inner branches.
+    ``distances`` is ``(m, m)``, m >= 3; ``resampled`` contains ``RESAMPLES`` such matrices. Returns the tree in Newick
+    format, and its inner branches.
 
     Raises:
         MissingExtraError: If biopython is not installed.
@@ -163,11 +163,11 @@ class FamilyTree:
     Attributes:
         newick: The tree, with branch lengths, support in percent and quoted names; None if there are fewer than three
             models or biopython is not installed.
-        distances: Mean squared difference per entry between aligned rows.
+        distances: Mean squared difference per entry between the aligned rows of each two models, ``(m, m)``.
         inner: Models at branching points, or in the middle of a chain.
         centre: The model in ``inner`` that lies between every pair of others, or None.
         root_candidates: Models that may be nearest to the root; None if there is no evidence.
-        copies: Omitted models, keyed by the model that has the same rows.
+        copies: Maps each model that was left out, because another has the same rows, to that model.
     """
 
     members: tuple[str, ...]
@@ -184,7 +184,7 @@ class FamilyTree:
     copies: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain containers."""
+        """Return plain dicts and lists."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -257,10 +257,10 @@ def trees_to_json(trees: Sequence[FamilyTree]) -> str:
 def grow_tree(
     fingerprints: Mapping[str, Fingerprint], *, seed: int = 0, closer: CloserLook | None = None
 ) -> FamilyTree:
-    """Grow the tree of two or more models that a survey found to be related.
+    """Build the tree of two or more models that a survey found to be related.
 
-    ``seed`` is for the bootstrap; ``closer`` contains rows of layers. For m models of width n, takes O(tokens m^2 n)
-    time, and O(m^3) for each of ``RESAMPLES`` trees.
+    ``seed`` is used for the bootstrap; ``closer`` is the result of :func:`look_closer`, if available. For m models of
+    width n, takes O(tokens m^2 n) time, and O(m^3) for each of ``RESAMPLES`` trees.
     """
     names = tuple(fingerprints)
     if len(names) < 2:
@@ -287,9 +287,9 @@ def grow_tree(
     if len(members) >= 3:
         try:
             newick, splits = join(distances, _resampled(geometry, not_merged, seed), members)
-        except MissingExtraError as exc:  # costs the tree, and nothing else
+        except MissingExtraError as exc:  # then only the tree is missing
             notes.append(f"{exc.message[:1].upper()}{exc.message[1:]}")
-    # Rows are equal bit for bit, or rounded from each other, only if no channel was moved.
+    # Rows can be bitwise equal, or rounded copies of each other, only if no channel was moved.
     unmoved = {name: aligned.rows[name] for name in placed if aligned.is_unmoved(name)}
     evidence = (
         *roundings(unmoved),

@@ -23,7 +23,7 @@ EXPLAINED = "1 - |B' - A|^2 / |B'|^2 over rows and channels with a partner"
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``align`` to the command line."""
+    """Add the ``align`` command."""
     parser = commands.add_parser(
         "align",
         help="write the weights of a related model in the basis of another",

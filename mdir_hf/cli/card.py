@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def add_badge(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``badge`` to the command line."""
+    """Add the ``badge`` command."""
     parser = commands.add_parser(
         "badge",
         help="make a badge of a report",
@@ -65,7 +65,7 @@ STATES = ("match", "stale", "different")
 
 
 def add_verify_badge(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``verify-badge`` to the command line."""
+    """Add the ``verify-badge`` command."""
     parser = commands.add_parser(
         "verify-badge",
         help="recompute a badge or report from the commits that it names",
@@ -110,7 +110,7 @@ def _run_verify_badge(options: argparse.Namespace) -> int:
 
 
 def add_card(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``card`` to the command line."""
+    """Add the ``card`` command."""
     parser = commands.add_parser(
         "card",
         help="write a report into a model card",
@@ -195,7 +195,7 @@ BESIDE = Path()
 
 
 def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``verify`` to the command line."""
+    """Add the ``verify`` command."""
     parser = commands.add_parser(
         "verify",
         help="compare a model with the base models that its card declares",

@@ -15,7 +15,7 @@ from mdir_hf.report import HomologyReport, SettledBy, Verdict
 
 
 def add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``compare`` to the command line."""
+    """Add the ``compare`` command."""
     parser = commands.add_parser(
         "compare",
         help="compare two models",
@@ -116,7 +116,7 @@ def _show(report: HomologyReport, options: argparse.Namespace) -> None:
 
 
 def add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``inspect`` to the command line."""
+    """Add the ``inspect`` command."""
     parser = commands.add_parser(
         "inspect",
         help="show how a comparison sees one model",

@@ -82,7 +82,7 @@ _MODELS = ("A", "B", "REPO")
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``completion`` to the command line."""
+    """Add the ``completion`` command."""
     parser = commands.add_parser(
         "completion",
         help="print a completion script for your shell",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def add_family(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``family`` to the command line."""
+    """Add the ``family`` command."""
     parser = commands.add_parser(
         "family",
         help="find the family of a model: its nearest bases, the bases on its card, and matching layers",
@@ -106,7 +106,7 @@ def _show(family: Family, options: argparse.Namespace) -> None:
 
 
 def add_tree(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``tree`` to the command line."""
+    """Add the ``tree`` command."""
     parser = commands.add_parser(
         "tree",
         help="build the family trees of a survey",

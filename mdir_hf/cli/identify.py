@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``identify`` and ``index`` to the command line."""
+    """Add the ``identify`` and ``index`` commands."""
     parser = commands.add_parser(
         "identify",
         help="find the base models of an index that a model shares ancestry with",
@@ -112,7 +112,7 @@ def run_index(options: argparse.Namespace) -> int:
 
 
 def add_atlas(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``atlas`` to the command line."""
+    """Add the ``atlas`` command."""
     parser = commands.add_parser(
         "atlas",
         help="build an index of hundreds of base models as a data set",
@@ -168,7 +168,7 @@ def _run_atlas(options: argparse.Namespace) -> int:
 
 
 def add_publish(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``publish`` to the command line."""
+    """Add the ``publish`` command."""
     parser = commands.add_parser(
         "publish",
         help="propose a survey or an index to a data set on the Hub",

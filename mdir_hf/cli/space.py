@@ -23,7 +23,7 @@ DEMO_FOLDER = Path("demo-out")
 
 
 def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``demo`` to the command line."""
+    """Add the ``demo`` command."""
     parser = commands.add_parser(
         "demo",
         help="build a small lineage, serve it locally like the Hub, and compare it",
@@ -44,7 +44,7 @@ DEFAULT_PORT = 7860
 
 
 def add_space(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``space`` to the command line."""
+    """Add the ``space`` command."""
     parser = commands.add_parser(
         "space",
         help="open the comparison page on this machine",

@@ -82,7 +82,7 @@ MOST_PAIRS = 15
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``survey`` to the command line."""
+    """Add the ``survey`` command."""
     parser = commands.add_parser(
         "survey",
         help="compare every pair of many models",

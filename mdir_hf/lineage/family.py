@@ -115,7 +115,7 @@ class Family:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain dicts and lists, using the schemas of ``identify``, ``verify`` and ``tree``."""
+        """Return a JSON-serialisable dict that includes the results of ``identify``, ``verify`` and ``tree``."""
         return {
             "schema": SCHEMA,
             "model": self.model,

@@ -114,7 +114,7 @@ class MergeCheck:
     layers: tuple[tuple[tuple[LayerSource, ...], LayerShares], ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain dicts and lists for JSON."""
+        """Return a JSON-serialisable dict."""
         fields = ("parent", "outcome", "why_not", "share", "layers_with_share", "layers_told")
         parents = [
             {

@@ -1,4 +1,4 @@
-"""Check a third party's bill of materials, comparing models with digests and stated bases with weights."""
+"""Check a third party's bill of materials: compare files with stated digests, and weights with stated bases."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ModelCheck:
 
 @dataclass(frozen=True, slots=True)
 class ClaimCheck:
-    """A stated base.
+    """A stated base and the outcome of its check.
 
     Attributes:
         report: Comparison with the base as the reference, or None.
@@ -95,7 +95,7 @@ class BomCheck:
         return (*(check.state.value for check in self.models), *(check.outcome.value for check in self.claims))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain containers for JSON."""
+        """Return a JSON-serialisable dict."""
         models = [
             {**asdict(check.listed), "state": check.state.value, "why": check.why, "read_at": check.commit}
             for check in self.models
@@ -265,7 +265,7 @@ def _check(
                 NamedModel(base), NamedModel(model), reading=reading, settings=settings, listeners=listeners
             )
             known = _judged(claim, report)
-        except MissingExtraError as exc:  # concerns this model alone
+        except MissingExtraError as exc:  # affects only this model
             known = ClaimCheck(claim, ClaimOutcome.NOT_MEASURED, one_line(exc))
         except (InputError, StoppedError):
             raise

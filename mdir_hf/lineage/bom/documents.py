@@ -25,11 +25,11 @@ from mdir_hf.report import HomologyReport, ModelFacts, ModelSummary, WeightFile
 
 _BLOCK = 8 << 20
 _HASHED_FROM_HUB = 16 << 20
-"""If the Hub gives no digest for a weight file, the file is stored in git, which accepts up to 10 MB."""
+"""Largest file to read for its digest. Files without a digest are stored in git, for which the limit is 10 MB."""
 
 
 def facts_of_summary(model: ModelSummary) -> ModelFacts:
-    """Return a model's name and commit from a report."""
+    """Return a model's name and commit, as stated in a report."""
     if model.commit is not None and is_repo_id(model.repo):
         return ModelFacts(repo=model.repo, name=model.repo, commit=model.commit)
     return ModelFacts(repo=None, name=Path(model.repo).name or "model", commit=None)
@@ -140,7 +140,7 @@ def bom_of_result(
 
 
 def linked_bom(path: Path, repo: str) -> LinkedBom:
-    """Read the output of ``verify REPO --bom`` or ``family REPO --bom``.
+    """Read a bill of materials, from ``verify REPO --bom`` or ``family REPO --bom``, for a card to link to.
 
     Raises:
         InputError: If the file is unreadable, from another program, or about another model.

@@ -1,7 +1,7 @@
 """Read a third party's CycloneDX document: the models that it lists and their stated bases.
 
-The document is untrusted JSON, so its size is limited. Each tool fills in different fields. The library's own reader
-drops model cards, so it is not used.
+The document is untrusted JSON, so its size is limited. Different tools fill in different fields. The reader of
+cyclonedx-python-lib drops model cards, so it is not used.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _components(components: Sequence[object], subject: str) -> Iterator[tuple[di
 
 
 def _is_model(component: dict[str, Any]) -> bool:
-    """Return whether a component is a model, by type or, in 1.4, by package URL."""
+    """Return whether a component is a model, according to its type or, in version 1.4, its package URL."""
     if component.get("type") == MODEL:
         return True
     return component.get("type") not in ("file", "data") and _hub_purl(component.get("purl")) is not None

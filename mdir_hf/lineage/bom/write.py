@@ -85,8 +85,8 @@ class BaseRecord:
     def place(self) -> PedigreeList | None:
         """The base's place in a pedigree, or None.
 
-        A base is an ancestor if its declaration is confirmed and nothing contradicts the direction, or if the model is
-        an adapter for it. Other relatives are variants, because CycloneDX gives those no direction.
+        A base is an ancestor if its declaration is confirmed and no evidence contradicts the direction, or if the model
+        is an adapter for it. Other relatives are variants, which have no direction in CycloneDX.
         """
         if not self.is_related:
             return None
@@ -112,7 +112,7 @@ class BaseRecord:
 
 
 def records_of_report(report: HomologyReport) -> tuple[BaseRecord, ...]:
-    """Return a report's reference as a base."""
+    """Return the reference of a report as the only base."""
     reference = report.reference
     return (BaseRecord(name=reference.repo, report=report, commit=reference.commit),)
 
@@ -190,7 +190,7 @@ def bom_json(
     from cyclonedx.schema import OutputFormat, SchemaVersion
 
     bom = Bom(serial_number=uuid.UUID(int=0))
-    # The library stamps a document with the present time. Without a known date the document states none.
+    # The library's default is the current time. If no date is known, the document states none.
     bom.metadata.timestamp = timestamp or model.date  # type: ignore[assignment]
     bom.metadata.tools.components.add(
         Component(name="mdir-hf", version=__version__, type=ComponentType.APPLICATION, bom_ref="mdir-hf")

@@ -4,4 +4,4 @@ This file imports nothing, so that badges can be made without importing torch.
 """
 
 RELATIONS = ("finetune", "merge", "quantized", "adapter")
-"""The Hub's names for relations of a model to its bases."""
+"""The Hub's names for a model's relation to its bases."""

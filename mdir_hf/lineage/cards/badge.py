@@ -33,13 +33,13 @@ ADVANCES = (
 
 
 def text_width(text: str, font_size: float) -> float:
-    """Return a line's width in the unit of ``font_size``."""
+    """Return the width of a line of text, in the unit of ``font_size``."""
     numbers = [ord(character) - ord(FIRST_CHARACTER) for character in text]
     units = sum(ADVANCES[n] if 0 <= n < len(ADVANCES) else UNITS_PER_EM for n in numbers)
     return units * font_size / UNITS_PER_EM
 
 
-# White text has a contrast of at least 4.5 : 1 on each, and the rim at least 3 : 1 on white and on dark pages.
+# White text has a contrast of at least 4.5 : 1 on each colour, and the rim at least 3 : 1 on white and on dark pages.
 LABEL_COLOR = "#3d444d"
 MESSAGE_COLORS = {Verdict.HOMOLOGOUS: "#0b5fb0", Verdict.NO_EVIDENCE: "#57606a", Verdict.INCONCLUSIVE: "#7d4e00"}
 RIM_COLOR = "#868e99"
@@ -108,7 +108,7 @@ _URL_CHARACTERS = "/:?#@!$&*+,;=~%-._"
 class Badge:
     """The badge of a comparison, created by :func:`make_badge`.
 
-    It states the verdict and a bound on p, or else the strength of the agreement. It states no direction.
+    It shows the verdict and a bound on p or, if p is not a bound, the strength of the agreement. It shows no direction.
 
     Attributes:
         claim: The result, and everything needed to reproduce it.
@@ -130,7 +130,7 @@ class Badge:
 
     @property
     def endpoint_json(self) -> str:
-        """JSON of a shields.io endpoint badge.
+        """JSON for a shields.io endpoint badge.
 
         Verification needs ``report.json`` in the same folder.
         """

@@ -1,4 +1,4 @@
-"""Look up the heads of the compared repositories' branches."""
+"""Look up whether compared models have changed on their branches since."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _BESIDE_THE_MODEL = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class BranchHead:
-    """The current head of a branch.
+    """The newest commit of a branch, and the changes since a pinned commit.
 
     Attributes:
         head: Newest commit, or None if unknown.
-        changed: Files that differ between the commits, except pictures and texts.
+        changed: Files that differ between the two commits, except pictures and texts.
     """
 
     repo: str
@@ -47,7 +47,7 @@ class BranchHead:
 
 
 def hub_reference(repo: str, revision: str | None = None, file: str | None = None) -> str:
-    """Return a Hub reference that never names a local folder."""
+    """Return a Hub reference that cannot be mistaken for a local folder."""
     return f"hf://models/{repo}" + (f"@{quote(revision, safe='')}" if revision else "") + (f"/{file}" if file else "")
 
 

@@ -36,7 +36,7 @@ TITLE = "Add weight ancestry measured by mdir-hf"
 
 @dataclass(frozen=True, slots=True)
 class CardProposal:
-    """A model card before and after the change, and its report and badge.
+    """A proposed change to a model card, with the report and badge to add.
 
     Attributes:
         files: Contents of the new README.md, report and badge, keyed by path.
@@ -110,7 +110,7 @@ def propose_card(
     """Add a lineage section to a Hub repository's card, in memory.
 
     The report compares the repository's model with another Hub model. ``relation`` (finetune, merge, quantized or
-    adapter) requires ``confirm_base_model``, by which the author confirms the direction, because no measurement can
+    adapter) requires ``confirm_base_model``, with which the author confirms the direction, because no measurement can
     show it. Sends one or two API requests and reads one small file.
 
     Raises:

@@ -18,13 +18,13 @@ SHORT_DIGEST = 12
 """Number of hex digits shown; 48 bits are enough to distinguish reports."""
 
 A_FOLDER = "a local folder"
-"""Stands for a local path, which may contain private names."""
+"""Shown instead of a local path, which may contain private names."""
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 _LONGEST_PLACE = 300
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_REVISION = re.compile(r"[!-~]{1,200}")  # git allows more, but only plain ASCII is stated
+_REVISION = re.compile(r"[!-~]{1,200}")  # git allows more, but only plain ASCII is accepted
 _VERSION = re.compile(r"[\w.+!-]{1,64}", re.ASCII)
 _MOST_CHANNELS = 10**6
 _LEAST_LOG10_P = -1e12  # half of this is reached if the maximum number of channels all match
@@ -45,7 +45,7 @@ class PinnedModel(HowRead):
     commit: str | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain containers, including the reading options."""
+        """Return a JSON-serialisable dict that includes the read options."""
         body = {"repo": self.repo, "revision": self.revision, "commit": self.commit}
         return body | {name: value for name in READ_AS if (value := getattr(self, name)) is not None}
 
@@ -60,7 +60,7 @@ class Claim:
     Attributes:
         log10_p: log10 of the report's main p-value, at most 0; None if p is not a bound.
         axes_stand_out: Whether p is not a bound; stored only if true.
-        channels: Number of matching channels and number of all channels, shown if p is not a bound; None in old badges.
+        channels: Number of matching channels, and of all channels. None if p is a bound, and in old badges.
     """
 
     reference: PinnedModel
@@ -130,7 +130,7 @@ class Claim:
         return f"p {meaning}; it has no direction."
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain containers; :func:`claim_of_dict` reads them back."""
+        """Return a JSON-serialisable dict that :func:`claim_of_dict` reads back."""
         body: dict[str, Any] = {
             "schema": SCHEMA,
             "verdict": self.verdict.value,
@@ -167,7 +167,7 @@ def canonical_json(report: HomologyReport) -> bytes:
 
 
 def claim_of_report(report: HomologyReport) -> Claim:
-    """Reduce a valid report to its claim."""
+    """Reduce a report to its claim, after checking that it is valid."""
     return _checked(
         Claim(
             reference=_pinned(report.reference),

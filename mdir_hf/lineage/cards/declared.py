@@ -25,7 +25,7 @@ _WEIGHTS = re.compile(r"(model|pytorch_model|consolidated)[^/]*\.(safetensors|bi
 
 @dataclass(frozen=True, slots=True)
 class DeclaredLineage:
-    """A model's declared lineage.
+    """The bases that a model's card or adapter config declares.
 
     Attributes:
         commit: Commit that was read; None for a local folder.
@@ -59,7 +59,7 @@ def declared_lineage(
     use_caches: bool = True,
     public_only: bool = False,
 ) -> DeclaredLineage:
-    """Read a model's declared bases: ``base_model`` in its card, or the base named by an adapter.
+    """Read a model's declared bases: ``base_model`` in its card, or the base in its adapter config.
 
     The card is read as YAML data, with limits on its size. Sends one API request, and reads one or two small files.
 
@@ -68,9 +68,9 @@ def declared_lineage(
         revision: Branch, tag or commit.
         token: Hub token.
         cache_dir: Hub cache; None for the default.
-        local_files_only: Send no requests.
+        local_files_only: Whether to send no requests.
         use_caches: Whether to use caches on disk.
-        public_only: Reject repositories that are not public.
+        public_only: Whether to reject repositories that are not public.
 
     Returns:
         The declaration; only valid repo ids are included.

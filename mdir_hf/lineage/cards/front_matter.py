@@ -35,14 +35,14 @@ def line_end(text: str) -> str:
 
 BOM = "\ufeff"
 MOST_BYTES = 8 << 20
-"""Largest README.md; the longest cards have a few hundred kB."""
+"""Maximum size of README.md; the longest cards have a few hundred kB."""
 
 _NOT_A_MAPPING = "its front matter is not a mapping of fields to values"
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A README.md, split into parts that concatenate to the file.
+    """A README.md split into parts, which concatenate to the whole file.
 
     Attributes:
         bom: Byte order mark, or empty.

@@ -41,7 +41,7 @@ def lineage_section(
     endpoint: str,
     bom: LinkedBom | None = None,
 ) -> str:
-    """Write the section about the relation to ``other``, including the markers and using line feeds."""
+    """Return the section on how a model is related to ``other``, with both markers, and with line feeds."""
     claim = badge.claim
     own_model = claim.candidate if other is claim.reference else claim.reference
     report_url = f"{endpoint}/{repo}/blob/main/{REPORT_PATH}"
@@ -95,10 +95,10 @@ def _bom_line(bom: LinkedBom, url: str) -> str:
 
 
 def replace_section(body: str, section: str) -> str:
-    """Replace an earlier section or append one, using the body's line endings.
+    """Replace the lineage section in a card's body, or append one, using the body's line endings.
 
-    ``body`` is the card after its front matter. Markers are text if they are in a code block, do not fill a line, or
-    have no counterpart.
+    ``body`` is the card without its front matter. A marker is ignored if it is in a code block, shares its line with
+    other text, or has no counterpart.
 
     Raises:
         CardError: If there are several sections, or a code block is not closed.
@@ -139,7 +139,7 @@ def _sections(body: str) -> list[tuple[int, int]]:
     for number, line in enumerate(split_lines(body)):
         marker = None if number in code else line.rstrip()
         if marker == BEGIN:
-            begin = number  # of two begin markers in a row, the second counts
+            begin = number  # if there are two begin markers in a row, the section begins at the second
         elif marker == END and begin is not None:
             sections.append((begin, number))
             begin = None

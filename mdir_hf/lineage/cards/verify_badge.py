@@ -1,4 +1,4 @@
-"""``mdir-hf verify-badge``: recompute a claim from its pinned commits and compare."""
+"""``mdir-hf verify-badge``: recompute a claim from its pinned commits, and compare the results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _REPORTS = REPORT_SCHEMA.rpartition("/")[0]  # any version; the report reader ch
 
 @dataclass(frozen=True, slots=True)
 class BadgeSource:
-    """A claim and its source.
+    """A claim and the file from which it was read.
 
     Attributes:
         kind: ``badge``, ``report`` or ``endpoint``.
@@ -130,7 +130,7 @@ LEAST_TOLERANCE, RELATIVE_TOLERANCE = 0.5, 1e-5
 :func:`agree`."""
 
 TOLERANCE_OF_SAMPLES = 0.05
-"""Relative tolerance for two comparisons of a pair that use different samples of neurons."""
+"""Relative tolerance for log10 p of two comparisons of a pair that use different samples of neurons."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class BadgeCheck:
     report: HomologyReport
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain containers for JSON."""
+        """Return a JSON-serialisable dict."""
         return {
             "schema": SCHEMA,
             "state": self.state,
@@ -192,11 +192,8 @@ def verify_badge(
     """Compare the two models of a badge again, at the same commits and with the same seed, alpha and level.
 
     ``source`` is as in :func:`read_badge`. If ``level`` differs from the claim's, only verdicts are compared.
-    ``tokenizers`` contains both models' vocabularies; it is needed if the claim used a local folder, because the claim
-    omits the folder's name. ``settings`` provides the device and limits.
-
-    Returns:
-        The claim and the recomputed result.
+    ``tokenizers`` names a repository or folder with the vocabulary of each model. It is needed if the claim used a
+    local folder, whose name it omits. ``settings`` provides the device and limits.
 
     Raises:
         InputError: If the source contains no claim, or one of the claim's models is not on the Hub.

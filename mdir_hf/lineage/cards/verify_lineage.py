@@ -20,7 +20,7 @@ SCHEMA = "mdir-hf/lineage/1"
 MOST_BASES = 32
 """Maximum number of declared bases to compare; the largest known merges have about a dozen."""
 
-_MOST_ANCESTORS = 16  # number of cards to read in search of a cycle
+_MOST_ANCESTORS = 16  # maximum number of cards to read when looking for a cycle
 
 MEASURED = {
     Verdict.HOMOLOGOUS: "shared weight ancestry",
@@ -49,7 +49,7 @@ class BaseCheck:
 
 @dataclass(frozen=True, slots=True)
 class LineageCheck:
-    """A model's lineage as declared and as measured, for each base.
+    """The bases that a model declares, and a comparison with each.
 
     Attributes:
         bases: One entry per declared base, in order.
@@ -61,7 +61,7 @@ class LineageCheck:
     cycle: tuple[str, ...] | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain containers for JSON."""
+        """Return a JSON-serialisable dict."""
         bases = []
         for base in self.bases:
             report = None if base.report is None else base.report.to_dict()

@@ -84,7 +84,7 @@ class _ListedFamily:
 
 
 def read_list(path: Path) -> tuple[AtlasBase, ...]:
-    """Read a list of base models from TOML or an atlas's table.
+    """Read a list of base models from a TOML file, or from the table of an atlas.
 
     Raises:
         InputError: If the list cannot be read, or a repository is listed twice.
@@ -110,7 +110,7 @@ def read_list(path: Path) -> tuple[AtlasBase, ...]:
 
 
 def read_table(folder: Path) -> tuple[AtlasBase, ...]:
-    """Read an unfinished atlas's table; empty if there is none."""
+    """Read the table of the atlas in a folder; empty if there is none."""
     path = folder / TABLE
     try:
         lines = path.read_bytes().splitlines()
@@ -180,10 +180,10 @@ def build_atlas(
 def open_index(
     place: str | None = None, *, token: str | bool | None = None, cache_dir: str | os.PathLike[str] | None = None
 ) -> tuple[BaseIndex, str]:
-    """Open an index at its newest commit; the default is named by ``MDIR_HF_ATLAS``.
+    """Open an index at its newest commit, by default the one named by ``MDIR_HF_ATLAS``.
 
-    Returns the index and an empty string or, if the default is unset or unreadable, the package's own index and the
-    reason. ``place`` is as for :meth:`BaseIndex.open`.
+    Returns the index and an empty string. If the default is unset or unreadable, returns the package's own index and
+    the reason instead. ``place`` is as for :meth:`BaseIndex.open`.
 
     Raises:
         CorruptCheckpointError: If the file is not an index.
@@ -260,7 +260,7 @@ rows, too: a few hundred kilobytes of each.
 
 
 def summary_of(table: Sequence[AtlasBase]) -> str:
-    """Count an atlas's bases, and list missing ones."""
+    """Return a text with the number of bases in an atlas, and the missing ones."""
     held = sum(base.state == "held" for base in table)
     lines = [f"{held} of {len(table)} base models are in the atlas"]
     for state in ("gated", "missing", "failed", "not tried"):

@@ -1,7 +1,7 @@
 """An index of base models, which finds likely ancestors in milliseconds using token and neuron rows.
 
 Neurons reveal ancestry even if the embedding is new or rotated. A search tests the best bases on common rows, and
-multiplies p by three times the number of bases.
+multiplies p by the number of tests: three for each base.
 """
 
 from __future__ import annotations
@@ -55,26 +55,25 @@ from mdir_hf.validation import AS_WRITTEN, read_json
 FORMAT = "mdir-hf/index/2"
 
 BYTES_PER_BASE = 190_000
-"""Bytes of token rows per base. Neuron rows need as much again, so 500 bases take less than 200 MB. At width 4096, this
-is enough for 23 rows of 16-bit numbers; 15 rows make a copy significant (ln n! < r n / 2)."""
+"""Size of the token rows stored for each base. Neuron rows need as much again, so 500 bases take less than 200 MB. At
+width 4096, this is enough for 23 rows of 16-bit numbers; 15 rows make a copy significant (ln n! < r n / 2)."""
 
 LARGEST_INDEX_BYTES = 4 << 30
-"""Largest index to download: about eleven thousand bases."""
+"""Maximum size of an index to download, enough for about eleven thousand bases."""
 
 LEAST_AGREEMENT = 0.25
-"""Two layers are compared neuron by neuron only if their matrices of similarities between tested neurons have at least
-this correlation. It is below 0.15 for unrelated layers, and 0.28 to 0.47 for a copy of SmolLM2 with noise as large as
-the weights."""
+"""Minimum correlation between the neuron similarities of two layers at which their neurons are compared one by one. It
+is below 0.15 for unrelated layers, and 0.28 to 0.47 for a copy of SmolLM2 with noise as large as the weights."""
 
 SCANNED_BASES = 1_000
-"""Largest number of bases that a search scans one by one, which takes two milliseconds each. If there are more,
-candidates are picked from their sketches."""
+"""Maximum number of bases that a search scans one by one, which takes two milliseconds each. If there are more,
+candidates are picked by their sketches."""
 
 PICKED_BASES = 100
-"""Number of candidates that each part of a sketch picks. A copy with little noise ranks far ahead of all others."""
+"""Number of candidates picked by each part of a sketch. A copy with little noise ranks far ahead of all others."""
 
 SCANNED_CHANNELS = 192
-"""If channels in their stored order show no relation, best partners are computed for this many of a base's channels."""
+"""Approximate number of a base's channels whose best partners are computed if the stored order shows no relation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,7 @@ class Hit:
 
 
 Places = tuple[Count, ...]
-"""Positions in an index's sample of tokens."""
+"""Positions in an index's list of sampled tokens."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ class BaseIndex:
     """Fingerprints of base models for one sample of tokens, stored in one file.
 
     Args:
-        tokens: The sample, in order. Each base stores the rows of the first tokens.
+        tokens: The sampled tokens, in order. Each base stores rows for the first tokens that it has.
         bases: Fingerprints of the bases.
     """
 
@@ -163,10 +162,10 @@ class BaseIndex:
         self._sketches.pop(base.model.repo, None)
 
     def search(self, query: Fingerprint, *, top: int = 5) -> list[Hit]:
-        """Rank the bases by how likely they share ancestry with a model.
+        """Rank the bases by how likely they are to share ancestry with a model.
 
         Takes O(r^2 n) time per base, for r common rows of width n. If there are more than :data:`SCANNED_BASES` bases,
-        scans only those picked from their sketches.
+        scans only those picked by their sketches.
 
         Args:
             query: The model's fingerprint for this index's sample.
@@ -178,7 +177,7 @@ class BaseIndex:
         query = query.of_usual_rows()
         place = {token: at for at, token in enumerate(query.tokens)}
         rows = query.rows
-        # Bases of the same width store the same tokens, and the model's side is the same for all of them.
+        # Bases of the same width store the same tokens, so the model's rows are factored only once for them.
         known: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = {}
         hits = []
         for base in self.bases if len(self) <= SCANNED_BASES else self._picked(query):
@@ -193,7 +192,7 @@ class BaseIndex:
         return sorted(hits, key=lambda hit: hit.log_p)[:top]
 
     def search_by_neurons(self, query: NeuronSample, *, top: int = 5) -> list[Fingerprint]:
-        """Rank the bases by how similar their layers are, pairing neurons of the same number.
+        """Rank the bases by how similar their layers are, pairing neurons with the same number.
 
         Args:
             query: The model's neurons.
@@ -317,7 +316,7 @@ class BaseIndex:
             place: Path or Hub URL, such as
                 ``https://huggingface.co/datasets/owner/name/resolve/main/bases.safetensors``.
             token: Hub token.
-            cache_dir: Folder for downloads, under ``mdir-hf``; by default next to the range cache.
+            cache_dir: Folder for downloads, which go to its ``mdir-hf`` folder; by default next to the range cache.
 
         Raises:
             CorruptCheckpointError: If the file is missing or not an index.
@@ -373,8 +372,8 @@ class BaseIndex:
 
 
 def _log_p(x: tuple[torch.Tensor, torch.Tensor], y: tuple[torch.Tensor, torch.Tensor]) -> tuple[float, float]:
-    """Estimate ln p for two blocks with a few rows each, and bound ln p assuming channels are in their stored order."""
-    # U = V_x Ortho(L_x^T L_y) V_y^T from whitened rows needs no scale, and few rows are well conditioned.
+    """Return an estimate of ln p for two blocks of a few rows, and a bound on ln p for channels in their stored order."""
+    # U = V_x Ortho(L_x^T L_y) V_y^T from whitened rows needs no scale, and is well conditioned if there are few rows.
     core_left, _, core_right = thin_svd(x[0].T @ y[0])
     rank = core_left.shape[1]
     if not rank:

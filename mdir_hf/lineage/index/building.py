@@ -48,12 +48,12 @@ QUERY_TOKENS = 96
 
 
 def choose_index_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int = QUERY_TOKENS) -> tuple[bytes, ...]:
-    """Choose an index's sample: tokens that most vocabularies have, longest first.
+    """Choose the tokens of an index: those in most vocabularies and, among these, longer ones first.
 
-    Ties are broken using only the tokens' bytes.
+    Ties are broken by a hash of the token's bytes.
     """
     holders = Counter(token for vocabulary in vocabularies for token in vocabulary.row_of)
-    # Long tokens in all vocabularies are words with trained rows. Hashes break ties.
+    # Long tokens that all vocabularies contain are words, whose rows have been trained.
     ranked = sorted(holders, key=lambda token: (-holders[token], -min(len(token), 6), hashlib.sha256(token).digest()))
     return tuple(ranked[:n_tokens])
 
@@ -63,7 +63,7 @@ class BaseOutcome:
     """The outcome of adding a model to an index.
 
     Attributes:
-        kind: ``known`` if the same commit is stored; ``missing`` also stands for private models.
+        kind: ``known`` if the index already has this commit; ``missing`` includes private models.
     """
 
     name: str
@@ -88,8 +88,8 @@ def extend_index(
 ) -> tuple[BaseIndex, int]:
     """Add base models to a new or existing index, which is saved as it grows.
 
-    Models that are already stored at the same commit are not read. A new index's tokens are chosen from the first
-    models in ``choosing``. Returns the index and the number of failures.
+    Models that are already stored at the same commit are not read. The tokens of a new index are chosen from the
+    vocabularies of the first models in ``choosing``. Returns the index and the number of failures.
 
     Raises:
         InputError: If the index cannot be written, or no model for a new index can be opened.
@@ -184,8 +184,8 @@ class IdentificationPlan:
     """The data that an index search reads from a model.
 
     Attributes:
-        n_bytes: Bytes that the model's rows take, excluding gaps.
-        n_bytes_of_neurons: Bytes that all layers' neurons take, which are read only if rows show no relation.
+        n_bytes: Size of the model's rows in bytes, excluding gaps between them.
+        n_bytes_of_neurons: Size of all layers' neurons, which are read only if the rows show no relation.
         n_of_width: See :class:`~mdir_hf.lineage.index.identify.Identification`.
         excluded_noise: See :class:`~mdir_hf.lineage.index.identify.Identification`.
     """
@@ -204,8 +204,8 @@ def plan_identification(
 ) -> IdentificationPlan:
     """Plan the reads of :func:`~mdir_hf.lineage.index.identify.identify` without reading weights.
 
-    Reads config, header and tokenizer, and takes O(r^3) time for each base of the model's width with r rows. The plan
-    excludes later comparisons with the bases found.
+    Reads the config, headers and tokenizer, and takes O(r^3) time for each base of the same width with r rows. The plan
+    does not include later comparisons with the bases found.
 
     Raises:
         MdirError: If the model cannot be opened, or has neither tokenizer files nor neurons.
@@ -236,10 +236,10 @@ def plan_identification(
 def what_is_excluded(
     index: BaseIndex, width: int, tokens: Sequence[bytes], alpha: float, *, numbers_are_free: bool = True
 ) -> tuple[int, float | None]:
-    """Return how many bases are as wide as a model, and the largest noise at which a copy of one would be found.
+    """Return the number of bases of a model's width, and the largest noise at which a copy of any would be found.
 
-    The model has rows for ``tokens``. Alpha is shared across all bases. If ``numbers_are_free`` is False, a copy must
-    be significant among all matchings.
+    The model has rows for ``tokens``. Alpha is shared across all bases. If ``numbers_are_free`` is False, channel
+    numbers have a fixed meaning, and a copy must be significant among all matchings of channels.
     """
     log_level = math.log(alpha / (TESTS_OF_A_BASE * len(index)))
     known = frozenset(tokens)

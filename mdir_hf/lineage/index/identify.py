@@ -29,8 +29,8 @@ from mdir_hf.report.words import UNLESS_ROTATED
 SCHEMA = "mdir-hf/identification/1"
 
 TESTED_FROM_SHARE = 0.5
-"""A base is tested only if the estimate of ln p reaches this share of the required value, because matching thousands of
-unrelated channels takes seconds."""
+"""Channels are matched with a base only if the estimate of ln p reaches this fraction of the required value, because
+matching thousands of unrelated channels takes seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Ancestor:
     """A base model proposed by a search, and its comparison.
 
     Attributes:
-        log10_p: log10 p according to the index's rows, corrected for three tests per base.
+        log10_p: log10 p according to the index's rows, corrected for three tests of each base.
         neurons: The neurons that p is based on, or None if it is based on tokens.
         report: Comparison at alpha divided by the number of bases, or None.
     """
@@ -107,7 +107,7 @@ class Identification:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain containers."""
+        """Return a JSON-serialisable dict."""
         return {
             "schema": SCHEMA,
             "model": _summary(self.model),
@@ -174,7 +174,7 @@ def identify(
     reading: Reading = Reading(),
     listeners: Listeners = Listeners(progress=False),
 ) -> Identification:
-    """In an index, find the base models that share ancestry with a model.
+    """Find the base models in an index that share ancestry with a model.
 
     Args:
         model: The model.
@@ -261,7 +261,7 @@ def _query(model: Model, index: BaseIndex) -> tuple[Fingerprint | None, MdirErro
 def compared(
     ancestor: Ancestor, model: NamedModel, settings: Settings, reading: Reading, listeners: Listeners
 ) -> Ancestor:
-    """Compare a base with the model at its share of alpha, and record the report or error.
+    """Compare a proposed base with the model, and add the report or the error.
 
     Raises:
         StoppedError: If a listener raises.
@@ -283,9 +283,9 @@ def judge_hits(
 ) -> list[tuple[Hit, float]]:
     """Search an index, and test the best bases on rows that both models have.
 
-    Returns hits whose log10 p is corrected for three tests per base; alpha is shared across all bases. Tests channels
-    in their stored order and, if the search's optimistic estimate allows significance, in any matching. Neurons are
-    tested separately (:func:`judge_neurons`).
+    Returns each hit with its log10 p, corrected for three tests of each base. Tests channels in their stored order and,
+    if the search's optimistic estimate allows significance, in any matching. Neurons are tested separately
+    (:func:`judge_neurons`).
     """
     results = []
     alpha_of_base = alpha / (TESTS_OF_A_BASE * len(index))
@@ -295,7 +295,7 @@ def judge_hits(
         own_order = base.channel_numbers is None and query.channel_numbers is None
         log_p = hit.identity_log_p if own_order else 0.0
         if log_p >= math.log(alpha_of_base) and hit.log_p < TESTED_FROM_SHARE * math.log(alpha_of_base):
-            # An index has too few rows to require a p that holds without the best half of the channels as well.
+            # An index has too few rows to require that p also holds without the best half of the channels.
             test = EmbeddingTest(
                 log_alpha=math.log(alpha_of_base),
                 seed=seed,
@@ -312,7 +312,7 @@ def judge_hits(
 def judge_neurons(
     index: BaseIndex, query: NeuronSample, *, top: int, alpha: float, device: str = "cpu"
 ) -> list[Ancestor]:
-    """Find bases whose neurons match the model's neurons of the same number, in any layer.
+    """Find bases whose neurons match the model's neurons with the same number, in any layer.
 
     log10 p is corrected for all tests on all bases.
     """

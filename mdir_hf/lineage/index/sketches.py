@@ -1,6 +1,6 @@
 """Sketches of bases, from which a large index picks candidates.
 
-A sketch has three parts. The inner product of each with the same part of the model's sketch measures similarity:
+A sketch has three parts. The inner product of each part with the same part of the model's sketch measures similarity:
 
 - *rows*: random projections of whitened rows. If widths are equal, the inner product estimates the trace of the polar
   factor for channels in their stored order.
@@ -53,7 +53,7 @@ _SHAPES = ((N_PROJECTIONS,), (SHAPE_ROWS * (SHAPE_ROWS - 1) // 2,), (FEW_LAYERS,
 
 
 def unstacked(stacks: Sequence[torch.Tensor], n_bases: int) -> list[Sketch]:
-    """Return the sketches in a file that stacks each part.
+    """Return one sketch per base, from a file that stacks each part.
 
     Raises:
         ValueError: If the stacks do not contain ``n_bases`` sketches.
@@ -83,7 +83,7 @@ def sketch_of(base: Fingerprint, place: Mapping[bytes, int]) -> Sketch:
 def projected_rows(rows: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
     """Project whitened rows ``(r, n)`` randomly; return a float32 unit vector, ``(N_PROJECTIONS,)``.
 
-    ``places`` gives the position in the sample of each row's token.
+    ``places`` gives the position of each row's token in the sample.
     """
     left, right = orthonormal_rows(rows)
     whitened = left @ right.T

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mdir_hf.render.figures import CellGrid
 
 FamilyDistances = Sequence[tuple[tuple[str, ...], FloatArray]]
-"""Models and ``(m, m)`` distances for each group of relatives."""
+"""For each group of relatives, the models and the ``(m, m)`` distances between them."""
 
 
 def family_distances(report: SurveyReport, fingerprints: Mapping[str, Fingerprint]) -> FamilyDistances:

@@ -20,16 +20,16 @@ from mdir_hf.model.open import Reading
 from mdir_hf.report import LayerDrift
 
 MOST_OPEN = 8
-"""Number of models whose sampled rows stay in memory, at most 512 MB each."""
+"""Maximum number of models whose sampled rows are kept in memory, at most 512 MB each."""
 
 
 @dataclass
 class OpenModels:
-    """A survey's open models; only the last few keep their sampled rows in memory.
+    """Models opened for a survey; only the last few are kept open.
 
     Attributes:
-        pins: Commits, keyed by model name; other models are opened at their current commits.
-        watch: Watch on the ledger, already listening.
+        pins: Pins, keyed by model name; models without one are opened at their current commits.
+        watch: Progress watch for ``ledger``, which must be listening already.
     """
 
     pins: Mapping[str, Pin]
@@ -39,7 +39,7 @@ class OpenModels:
     _open: OrderedDict[str, ReadOnce] = field(default_factory=OrderedDict)
 
     def get(self, name: str) -> ReadOnce:
-        """Return the open model, or open it."""
+        """Return an open model, opening it if necessary."""
         if name not in self._open:
             model = open_model(name, self.reading, self.ledger, self.pins.get(name))
             self._open[name] = read_closely(model, keeps_rows=True)
@@ -52,9 +52,9 @@ class OpenModels:
 def describe_relatives(
     pairs: Sequence[Pair], results: Mapping[Pair, PairResult], models: OpenModels, settings: Settings
 ) -> Iterator[PairResult]:
-    """Yield the results of related pairs, each with its drift or the reason why there is none.
+    """Yield the result of each pair with the drift of its layers, or with the reason why it could not be measured.
 
-    If two models share a residual basis, only the seed and the device affect the drift.
+    If two models share a residual basis, only ``seed`` and ``device`` are used from the settings.
 
     Raises:
         StoppedError: If a listener raises.

@@ -37,10 +37,10 @@ def survey_arriving(
 ) -> tuple[SurveyReport, dict[str, Fingerprint]]:
     """Compare every pair of a few models in memory, as :func:`~mdir_hf.lineage.survey.run.run_survey` does on disk.
 
-    Ignores the plan's shard and folder. Keeps 2048 rows of each model in memory, 17 MB at width 4096. Models whose
-    reads would exceed ``max_bytes`` are failures. ``on_model`` receives the report after each step. ``earlier`` is a
-    complete survey without layers; its layers are then compared at the same commits. Returns the report, and rows keyed
-    by model (after an ``earlier`` survey, only for new groups).
+    Ignores the plan's shard and cache size. Keeps 2048 rows of each model in memory, 17 MB at width 4096. A model whose
+    reads would exceed ``max_bytes`` is a failure. ``on_model`` is called with the report after each step. ``earlier``
+    is a complete survey without layers, whose layers are to be compared at the same commits. Returns the report, and
+    the rows keyed by model (after an ``earlier`` survey, only those of new groups).
 
     Raises:
         InputError: If the plan is invalid, or no model can be opened.
@@ -152,7 +152,7 @@ def survey(
 ) -> SurveyReport:
     """Compare the embeddings and some neurons of every pair of models, reading each model once.
 
-    Reads O(models) bytes. A pair takes between tenths of a second and several seconds.
+    Each pair takes from tenths of a second to several seconds.
 
     Args:
         models: Distinct names, as for :func:`mdir_hf.compare`.

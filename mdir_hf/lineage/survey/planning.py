@@ -1,4 +1,4 @@
-"""Fix a survey's tokens and the commit of every model before reading weights.
+"""Choose a survey's tokens and pin every model's commit before reading weights.
 
 Both are stored in one file, so that all shards compare the same rows.
 """
@@ -45,7 +45,7 @@ LEAST_COMMON_SHARE = 0.5
 def choose_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int, *, seed: int = 0) -> tuple[bytes, ...]:
     """Choose the tokens whose rows are read from every model; their order is arbitrary.
 
-    Any two models have ``n_tokens`` of them in common if their vocabularies allow it.
+    Any two models have at least half of ``n_tokens`` in common if their vocabularies allow it.
     """
     distinct: dict[int, Vocabulary] = {}
     n_models: Counter[int] = Counter()
@@ -88,7 +88,7 @@ def _by_windows(vocabulary: Vocabulary, holders: Counter[bytes], n_tokens: int, 
         return ()
     counts = np.array([holders[token] for token in present], dtype=np.int64)
     rows = np.array([vocabulary.row_of[token] for token in present], dtype=np.int64)
-    # The largest number of holders that still leaves enough tokens.
+    # The number of models that must have a token, as large as possible while enough tokens are left.
     least = np.sort(counts)[::-1][min(n_tokens, len(counts)) - 1]
     is_common = counts >= least
     windows, inverse = np.unique(rows[is_common] // WINDOW_ROWS, return_inverse=True)
@@ -113,10 +113,10 @@ OnFailure = Callable[[str, MdirError], None]
 
 @dataclass(frozen=True)
 class Sample:
-    """A survey's tokens and its models' files.
+    """A survey's sampled tokens and pinned models.
 
     Attributes:
-        pins: Files, keyed by model name; models that cannot be read are excluded.
+        pins: Pins, keyed by model name; models that cannot be read are excluded.
         neuron_seed: Seed for choosing neurons, drawn after all models were opened.
     """
 
@@ -154,7 +154,7 @@ def choose_sample(
     ledger: IoLedger | None = None,
     on_failure: OnFailure = lambda name, error: None,
 ) -> tuple[Sample, dict[str, str]]:
-    """Open every model and choose the tokens; return the sample and the failures.
+    """Open every model and choose the tokens; return the sample, and the failures keyed by name.
 
     Raises:
         InputError: If no model can be opened.
@@ -166,7 +166,7 @@ def choose_sample(
 
 
 def save_sample(sample: Sample, path: Path, options: Mapping[str, Any]) -> None:
-    """Write a sample atomically."""
+    """Write a sample, and the options for which it was chosen, atomically."""
     body = {
         **options,
         "tokens": [base64.b64encode(token).decode() for token in sample.tokens],
@@ -210,7 +210,7 @@ def load_sample(path: Path, options: Mapping[str, Any] | None = None) -> Sample:
 
 
 def take_sample(path: Path, folder: Path) -> None:
-    """Start a survey in a folder with another survey's sample.
+    """Copy the sample of another survey into a folder, to start a survey there.
 
     Raises:
         InputError: If the file is not a sample, or the folder contains a different one.
@@ -237,10 +237,10 @@ def writing_into(folder: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Opened:
-    """A model whose rows are not yet read.
+    """An open model whose rows have not been read yet.
 
     Attributes:
-        vocabulary: One object for all models with identical tokenizer files; if None, only neurons are compared.
+        vocabulary: Shared by all models with identical tokenizer files; None if only neurons are compared.
     """
 
     vocabulary: Vocabulary | None
@@ -335,7 +335,7 @@ class PlannedRequests:
 def planned_requests(
     reading: Reading, *, for_tokens: Iterable[str] = (), for_rows: Iterable[str] = (), for_cards: Iterable[str] = ()
 ) -> PlannedRequests:
-    """Plan the requests for opening models and reading cards."""
+    """Count the requests needed to open models and to read cards."""
     is_online = not reading.local_files_only
     tokens, rows, cards = (
         {name for name in names if is_online and parse_reference(name).repo_id is not None}

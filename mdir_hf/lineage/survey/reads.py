@@ -1,4 +1,4 @@
-"""Plan the reads of a survey, and the noise that a "no" would rule out."""
+"""Plan the reads of a survey, and the largest noise at which it would find a copy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mdir_hf.model.hub import IoLedger
 from mdir_hf.report import Level
 
 FEWEST_COMMON = 16
-"""Pairs with fewer common tokens are blind: their rows cannot show a relation."""
+"""Pairs with fewer common tokens than this are blind: their rows cannot show a relation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,10 @@ class SurveyReads:
 
     Attributes:
         n_rows: Number of rows to read, keyed by model.
-        n_bytes: Number of bytes that rows and neurons take, excluding gaps, keyed by model.
+        n_bytes: Size of rows and neurons in bytes, excluding gaps between them, keyed by model.
         n_blind: Number of pairs with fewer than :data:`FEWEST_COMMON` common tokens.
-        excluded_noise: Largest noise, in units of the weights' RMS, at which a copy with channels in any order would be
-            found in the other pairs; None if there are no other pairs.
+        excluded_noise: Largest noise, in units of the weights' RMS, at which a copy with permuted channels would be
+            found in every pair that is not blind; None if all pairs are blind.
         layers: Whether full comparisons follow; their reads are not included.
     """
 
@@ -47,7 +47,7 @@ class SurveyReads:
 def plan_reads(plan: SurveyPlan) -> SurveyReads:
     """Plan a survey's reads without reading weights.
 
-    Reads config, header and tokenizer of every model.
+    Reads the config, headers and tokenizer of every model.
 
     Raises:
         InputError: If the plan is invalid, or no model can be opened.
@@ -62,7 +62,7 @@ def plan_reads(plan: SurveyPlan) -> SurveyReads:
         name: frozenset(tokens_with_rows(model.vocabulary, specs[name].shape[0], sample) if model.vocabulary else ())
         for name, model in opened.items()
     }
-    # More rows rule out more noise, so for each pair of widths, the models with the fewest common tokens stand for all.
+    # More rows rule out more noise, so for each two widths, only the pair with the fewest common tokens matters.
     fewest: dict[frozenset[int], tuple[int, TensorSpec, TensorSpec]] = {}
     n_blind = 0
     for first, second in combinations(opened, 2):

@@ -71,7 +71,7 @@ class ResultFile:
         first = _line("settings", {"schema": SCHEMA, **settings})
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_file(path, first)  # a resumed run reads the file before this
+            write_file(path, first)  # atomically, because a resumed run needs the whole first line
             return
         known, self.models, self.pairs, n_whole = _read(path)
         differing = [key for key, value in settings.items() if known.get(key) != value]
@@ -82,17 +82,17 @@ class ResultFile:
                 "folder, or use the earlier options",
                 subject=str(path),
             )
-        # A line cut short by a kill would corrupt the next one.
+        # If the process was killed while writing, half a line is left, which would corrupt the next one.
         with path.open("r+b") as file:
             file.truncate(n_whole)
 
     def add_model(self, result: ModelResult) -> None:
-        """Record a model."""
+        """Write the result of a model."""
         self.models[result.name] = result
         self._append(_line("model", asdict(result)))
 
     def add_pairs(self, results: Iterable[PairResult]) -> None:
-        """Record pairs."""
+        """Write the results of pairs."""
         new = {(result.reference, result.candidate): result for result in results}
         self.pairs |= new
         self._append(*(_line("pair", asdict(result)) for result in new.values()))
@@ -196,11 +196,11 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, ModelResult], dict[Pair
 
 
 DEFAULT_CACHE_BYTES = 8 << 30
-"""Room for a thousand models of width 2048 with 2048 rows each."""
+"""Enough for a thousand models of width 2048 with 2048 rows each."""
 
 
 class FingerprintStore:
-    """A folder for fingerprints of the sample named ``sample``, limited to ``max_bytes``."""
+    """A folder of fingerprints for one sample, limited to ``max_bytes``."""
 
     def __init__(self, folder: Path, sample: str, *, max_bytes: int = DEFAULT_CACHE_BYTES) -> None:
         self._folder = folder
@@ -224,7 +224,7 @@ class FingerprintStore:
         return self._path(name).is_file()
 
     def put(self, name: str, fingerprint: Fingerprint) -> None:
-        """Store a fingerprint atomically, deleting the oldest if there are too many."""
+        """Store a fingerprint atomically, deleting the least recently used ones if the folder is full."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             written = write_file(self._path(name), fingerprint.to_bytes())

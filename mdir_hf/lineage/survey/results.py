@@ -23,7 +23,7 @@ MOST_DESCRIBED = 8
 """In groups of up to this many models, the layers of all pairs are described."""
 
 Pair = tuple[str, str]
-"""Two model names, in the order of the list."""
+"""Two model names, in the order of the survey's list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ class PairResult:
         transformation: How the embeddings are related: identity, permutation, signed_permutation, rotation or none.
         p_is_bound: Whether p is a bound; False in old results, which do not state it.
         channels: Number of channels that match one by one, and number of channels in the narrower model, or None.
-        by_neurons: Whether the verdict rests on neuron numbers.
-        layers_compared: Whether the result is from a full comparison.
+        by_neurons: Whether the verdict is based on neurons with the same numbers.
+        layers_compared: Whether the result comes from a full comparison.
         layer_drift: How much of each layer agrees and how far each layer has moved, or None.
     """
 
@@ -79,7 +79,7 @@ class PairResult:
 
     @property
     def agreement(self) -> str:
-        """Text to show if p is not a bound: ``576 of 576 channels match``."""
+        """Text to show if p is not a bound, such as ``576 of 576 channels match``."""
         return agreement_text(self.channels)
 
     @property
@@ -98,7 +98,7 @@ class PairResult:
 
     @property
     def not_found(self) -> str:
-        """Text for a pair without evidence."""
+        """Text to show if no relation was found."""
         if self.layers_compared:
             return "not found by embeddings, neurons or layers"
         why = f" ({self.layers_error})" if self.layers_error else ""
@@ -160,7 +160,7 @@ class SurveyReport:
 
     @property
     def n_possible_pairs(self) -> int:
-        """Number of pairs of models that are readable or untried."""
+        """Number of pairs, excluding models that could not be read."""
         unreadable = sum(result.error is not None for result in self.models.values())
         return math.comb(len(self.names) - unreadable, 2)
 
@@ -179,7 +179,7 @@ class SurveyReport:
         return f"{n_read} of {len(self.names)} models read, {pairs} compared"
 
     def compared_with(self, name: str) -> tuple[int, int]:
-        """Return how many models ``name`` was compared with, and the possible total."""
+        """Return how many models ``name`` was compared with, and how many it can be compared with."""
         n_compared = sum(name in pair and result.verdict is not None for pair, result in self.pairs.items())
         n_others = sum(
             other != name and (other not in self.models or self.models[other].error is None) for other in self.names
@@ -199,12 +199,12 @@ class SurveyReport:
         return "embeddings, and a few neurons by number"
 
     def not_found(self, first: str, second: str) -> str:
-        """Return the text for a pair without evidence."""
+        """Return the text to show if no relation was found between two models."""
         result = self.pairs.get((first, second)) or self.pairs.get((second, first))
         return "not compared" if result is None else result.not_found
 
     def groups(self) -> tuple[tuple[str, ...], ...]:
-        """Return groups joined by homologous pairs, largest first, including single models."""
+        """Return groups of models connected by homologous pairs, largest first, including single models."""
         place = {name: at for at, name in enumerate(self.names)}
         related = np.zeros((len(place), len(place)), dtype=bool)
         for first, second in self.pairs:
@@ -220,7 +220,7 @@ class SurveyReport:
         return tuple(group[0] for group in self.groups() if len(group) == 1 and group[0] in compared)
 
     def layers_to_compare(self) -> tuple[Pair, ...]:
-        """For full comparisons, pair each model that has no relative with the first model of each family."""
+        """Return pairs that need a full comparison: each model without a relative, with one model of every other group."""
         lone, readable = set(self.without_relatives()), set(self.readable())
         firsts = sorted((group[0] for group in self.groups() if group[0] in readable), key=self.names.index)
         pairs = (pair for pair in combinations(firsts, 2) if lone & set(pair) and pair in self.pairs)
@@ -248,7 +248,7 @@ class SurveyReport:
         return tuple(pairs)
 
     def contradictions(self) -> tuple[tuple[str, str, str], ...]:
-        """Return triples in which the middle model is related to both others, but these show no relation to each other.
+        """Return triples in which the middle model is related to both others, but they show no relation to each other.
 
         The parents of a merge may share nothing, and a sample may miss a weak relation.
         """
@@ -281,7 +281,7 @@ class SurveyReport:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the survey as plain containers."""
+        """Return a JSON-serialisable dict."""
         return {
             "schema": SCHEMA,
             **self.settings,

@@ -44,7 +44,7 @@ N_TOKENS = 2048
 """Number of rows read from every model. A few hundred are enough for most related pairs."""
 
 TILE_MODELS = 8
-"""A task compares two groups of this many models: 64 pairs, although few models have to be sent or kept in memory."""
+"""Models per group. A task compares two groups: 64 pairs, but only 16 models have to be sent or kept in memory."""
 
 FINGERPRINTS = "fingerprints"
 
@@ -72,9 +72,9 @@ class SurveyPlan:
 
     @property
     def alpha_of_pair(self) -> float:
-        """Significance level for one look at one pair.
+        """Significance level for one of the two tests of a pair.
 
-        A pair spends half of its share on the sample, and half on the layers.
+        Half of a pair's share of alpha is for the sample, and half for the layers.
         """
         return self.alpha / 2 / max(1, math.comb(len(self.names), 2))
 
@@ -87,8 +87,8 @@ class SurveyPlan:
 def run_survey(plan: SurveyPlan, folder: Path, *, engine: Engine | None = None) -> SurveyReport:
     """Compare every pair of models, and store results and fingerprints in a folder.
 
-    Resumes a survey that was stopped. If there is no engine, models are read in threads. Failures are listed with their
-    reasons.
+    Resumes a survey that was stopped. If there is no engine, models are read in threads. The report lists failures with
+    their reasons.
 
     Raises:
         InputError: If the list, the shard or the folder is invalid.
@@ -142,7 +142,7 @@ def requests_of(
 
 
 def prepare_survey(plan: SurveyPlan, folder: Path) -> Sample:
-    """Choose a survey's tokens, pin its models, and write both to ``sample.json``, from which shards start.
+    """Choose a survey's tokens, pin its models, and write both to ``sample.json``, which all shards use.
 
     Raises:
         InputError: If the list or the folder is invalid.
@@ -153,7 +153,7 @@ def prepare_survey(plan: SurveyPlan, folder: Path) -> Sample:
 
 
 def kept_fingerprints(folder: Path) -> tuple[SurveyReport, dict[str, Fingerprint]]:
-    """Read a survey and, keyed by name, the fingerprints that are still stored.
+    """Read a survey, and the fingerprints that are still stored, keyed by name.
 
     Raises:
         InputError: If the folder contains no survey.

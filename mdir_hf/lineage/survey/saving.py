@@ -81,14 +81,14 @@ compared."""
 
 
 def dataset_files(report: SurveyReport) -> dict[str, bytes]:
-    """Return the files of a survey as a dataset: its card and two JSON Lines tables."""
+    """Return the files of a dataset of the survey's results: its card and two JSON Lines tables."""
     tables = {MODELS: list(_models(report)), PAIRS: list(_pairs(report))}
     lines = {name: "".join(_line(row) for row in rows).encode() for name, rows in tables.items()}
     return {CARD: _card(report, {name: len(rows) for name, rows in tables.items()}).encode(), **lines}
 
 
 def is_ours(card: Path) -> bool:
-    """Return whether a card may be written, because there is none or it was written by this package."""
+    """Return whether a card may be overwritten, because it does not exist or was written by this package."""
     try:
         return TITLE in card.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -181,9 +181,9 @@ def _feature(name: str, kind: str | Mapping[str, str]) -> dict[str, object]:
 
 
 def join_shards(folders: Sequence[Path], out: Path | None) -> SurveyReport:
-    """Join the shards of a survey, which may be incomplete.
+    """Join the shards of a survey, even if some are incomplete.
 
-    Unless ``out`` is None, writes the whole survey's results, sample and stored rows to it.
+    If ``out`` is given, writes the whole survey's results, sample and stored rows to it.
 
     Raises:
         InputError: If a folder has no survey, folders belong to different surveys, or ``out`` cannot be written.

@@ -53,7 +53,7 @@ GPU = "GPU"
 GPUS = "CUDA_VISIBLE_DEVICES"
 
 ASKED_EVERY_S = 1.0
-"""While no task ends, workers are counted at this interval in seconds, because a cluster may grow."""
+"""Interval in seconds at which workers are counted while no task ends, because a cluster may grow."""
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -212,8 +212,8 @@ def compare_fingerprints(
 ) -> HomologyReport:
     """Run a comparison's screen on stored rows, then its second witness on stored neurons.
 
-    The rules of level ``screen`` apply. ``neuron_seed`` must be drawn after both models were opened; with the public
-    choice of neurons (None), the verdict cannot be homologous. Takes O(r n min(r, n)) time for r common tokens.
+    The rules of level ``screen`` apply. ``neuron_seed`` must be drawn after both models were opened; if it is None,
+    neurons cannot make the verdict homologous. Takes O(r n min(r, n)) time for r common tokens.
     """
     settings = Settings(Level.SCREEN, alpha=alpha, seed=seed, device=device)
     watch = Watch(IoLedger(), Listeners(progress=False))
@@ -247,7 +247,7 @@ def take(
 ) -> Taken:
     """Open a model at its pin, and read the rows and neurons in the sample.
 
-    If ``neuron_seed`` is None, reads the public choice of neurons.
+    If ``neuron_seed`` is None, reads the fixed choice of neurons that indexes use.
     """
     ledger = ledger or IoLedger()
     n_before = ledger.bytes_read
@@ -294,8 +294,8 @@ def compare_with_layers(
 ) -> PairResult:
     """Compare two models in full.
 
-    ``watch`` must be listening. If the comparison fails, adds the reason to ``known``, the result for the sample, and
-    returns it.
+    ``watch`` must be listening. If the comparison fails, returns ``known``, the result for the sample, with the reason
+    added.
     """
     pair = known.reference, known.candidate
     first, second = (NamedModel(pins[name].reference if name in pins else name) for name in pair)

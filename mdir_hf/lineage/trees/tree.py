@@ -184,7 +184,7 @@ class FamilyTree:
     copies: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain dicts and lists."""
+        """Return a JSON-serialisable dict."""
         return asdict(self)
 
     def __str__(self) -> str:

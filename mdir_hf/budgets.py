@@ -51,8 +51,8 @@ This is enough for a 671B mixture of experts in one file."""
 MAX_TENSORS = 420_000
 """Maximum number of tensors in a checkpoint. A 1T model in 4 bits has 210,000."""
 MAX_TENSORS_UNINDEXED = 140_000
-"""Maximum number of tensors in a checkpoint without an index, for which every header is parsed. Published checkpoints
-with several files have an index; a 671B mixture of experts (91,000 tensors) would fit even without one."""
+"""Maximum number of tensors in a checkpoint without an index, for which every header is parsed. A 671B mixture of
+experts has 91,000."""
 MARKS_OF_A_TENSOR = 7
 """Minimum number of values that a tensor takes in a header, as counted by :func:`json_values`."""
 SHARD_INDEX = Budget(64 << 20, MAX_TENSORS + 1000)
@@ -87,7 +87,7 @@ def json_weight(text: bytes) -> int:
 
 
 class _Collector:
-    """The number of running :func:`collector_paused` blocks, and whether garbage collection was enabled before them."""
+    """How many :func:`collector_paused` blocks are running, and whether garbage collection was enabled before."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

@@ -48,8 +48,7 @@ class MdirError(Exception):
 
     Args:
         message: The failure, the expected and actual values, and the next step.
-        subject: The repository (``owner/name@sha``), file or tensor that caused the error. :meth:`about` can set it
-            later.
+        subject: Repository (``owner/name@sha``), file or tensor concerned; can be set later with :meth:`about`.
     """
 
     def __init__(self, message: str, *, subject: str | None = None) -> None:

@@ -59,12 +59,9 @@ def _direct_url() -> dict[str, object]:
 
 
 def require_extra(extra: str, *modules: str, purpose: str, for_others: bool = False) -> None:
-    """Raise an error with the install command unless an extra's modules are installed, without importing them.
+    """Raise ``MissingExtraError`` unless the modules of an extra are installed, without importing them.
 
-    The message begins with ``purpose``; ``for_others`` is as for :func:`install_command`.
-
-    Raises:
-        MissingExtraError: If a module is missing.
+    The message consists of ``purpose`` and the command from :func:`install_command`.
     """
     if not all(map(_is_installed, modules)):
         raise MissingExtraError(f"{purpose}: {install_command(extra, for_others=for_others)}")

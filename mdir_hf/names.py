@@ -45,7 +45,7 @@ def visible_text(text: str, *, length: int | None = None, keeps_lines: bool = Fa
 
 
 def shown_name(name: str, *, length: int = 60) -> str:
-    """Return a name as one non-empty line of at most ``length`` characters, which must be at least 3."""
+    """Return a name as one non-empty line of at most ``length`` characters (3 or more)."""
     return visible_text(name, length=length) or "(no name)"
 
 
@@ -105,11 +105,7 @@ def looks_like_a_path(text: str) -> bool:
 
 
 def check_path(text: str) -> None:
-    """Raise an error if a name is a path that does not exist.
-
-    Raises:
-        InvalidReferenceError: If there is no such file or folder.
-    """
+    """Raise ``InvalidReferenceError`` if a name is a path that does not exist."""
     if not looks_like_a_path(text) or "\0" in text:
         return
     try:

@@ -22,9 +22,8 @@ from threadpoolctl import LibController, OpenBLASController, get_cached_controll
 from mdir_hf.errors import InputError
 
 LARGE = 5e9
-"""Minimum number of floating-point operations for using all cores. One core takes a tenth of a second for this many.
-With two threads on two partly busy cores, a 1024 x 1024 SVD became 1.6 to 2.2 times as fast, but a 512 x 512 SVD took
-five times as long."""
+"""Minimum number of floating-point operations for using all cores; one core takes a tenth of a second. On two partly
+busy cores, two threads made a 1024 x 1024 SVD 1.6 to 2.2 times as fast, but a 512 x 512 SVD five times slower."""
 
 T = TypeVar("T")
 
@@ -39,9 +38,9 @@ def is_one_of_several_ranks() -> bool:
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Return the number of cores that this process may use: its CPU affinity or, if lower, its cgroup quota.
+    """Return the number of cores, at least 1, that this process may use under its CPU affinity and cgroup quota.
 
-    The result is at least 1. ``root`` is the folder that contains ``proc`` and ``sys``.
+    ``root`` contains ``proc`` and ``sys``.
     """
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cgroup_quota(root)

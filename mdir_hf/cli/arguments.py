@@ -67,7 +67,7 @@ def size(text: str) -> int:
 
 
 def add_fail_on(parser: argparse.ArgumentParser, kind: str, outcomes: tuple[str, ...]) -> None:
-    """Add ``--fail-on``; :func:`exit_status` reads it."""
+    """Add ``--fail-on``."""
     parser.add_argument(
         "--fail-on",
         metavar=kind.upper(),
@@ -85,7 +85,7 @@ def exit_status(options: argparse.Namespace, *outcomes: str) -> int:
 
 
 def add_index(parser: argparse.ArgumentParser) -> None:
-    """Add ``--index``, the index of base models to search."""
+    """Add ``--index``."""
     parser.add_argument(
         "--index",
         metavar="INDEX",
@@ -95,12 +95,12 @@ def add_index(parser: argparse.ArgumentParser) -> None:
 
 
 def add_output(parser: argparse.ArgumentParser, what: str, *, metavar: str = "DIR", required: bool = False) -> None:
-    """Add ``--output``, the path that a command writes to."""
+    """Add ``--output``."""
     parser.add_argument("--output", metavar=metavar, type=Path, required=required, help=what)
 
 
 def add_bom(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add ``--bom`` and ``--bom-version``; :func:`write_bom` reads them."""
+    """Add ``--bom`` and ``--bom-version``."""
     parser.add_argument("--bom", metavar="FILE", type=Path, help=what)
     parser.add_argument(
         "--bom-version", choices=("1.6", "1.7"), default="1.6", help="version of CycloneDX to write (default 1.6)"
@@ -163,7 +163,7 @@ def add_settings(parser: argparse.ArgumentParser, *, over: str = "") -> None:
 
 
 def add_layers(parser: argparse.ArgumentParser) -> None:
-    """Add ``--layers``; :func:`settings_of` reads it."""
+    """Add ``--layers``."""
     parser.add_argument(
         "--layers",
         type=layer_numbers,

@@ -35,8 +35,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 def keep_no_freed_blocks() -> None:
     """Make glibc return large freed blocks to the system immediately.
 
-    By default, glibc retains half a gigabyte after fifteen threads. Only the command line calls this function, because
-    a library must not change its host's allocator.
+    By default, glibc retains half a gigabyte after fifteen threads. A library must not change this for its host.
     """
     with suppress(AttributeError, OSError, TypeError):  # no such function, or no C library of this name
         c_library = ctypes.CDLL(None)

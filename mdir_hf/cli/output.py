@@ -57,11 +57,7 @@ def say(text: str, *, is_prose: bool = False, ink: Ink | None = None) -> None:
 
 
 def say_bytes(content: bytes) -> None:
-    """Write bytes to standard output unchanged and flush it.
-
-    Raises:
-        InputError: If writing fails.
-    """
+    """Write bytes to standard output unchanged and flush it."""
     with _writing():
         sys.stdout.flush()
         sys.stdout.buffer.write(content)

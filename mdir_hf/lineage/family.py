@@ -51,7 +51,6 @@ class Family:
     """The relatives found for a model.
 
     Attributes:
-        found: Result of the index search, or None.
         not_searched: Reason why the search failed, or an empty string.
         declared: Comparisons with declared bases, or None if the card was not read.
         layers: Neurons compared with each relative whose layers match, keyed by relative.
@@ -162,9 +161,6 @@ def find_family(
     true, its layers are matched with each relative, which reads a few dozen megabytes per relative. Alpha is shared
     across all bases in ``index`` but applies to each declared base separately. The byte limit covers all reads.
     ``on_step`` is called with each intermediate result.
-
-    Returns:
-        The family, including the reason if the search or verification fails.
 
     Raises:
         MdirError: If the model cannot be read, or if search and verification both fail.

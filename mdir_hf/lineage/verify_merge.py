@@ -1,7 +1,6 @@
 """Compare a merge with the parents named in its recipe, and estimate each parent's share in every layer.
 
-Merges keep the order of channels, so a layer is close to a weighted sum of the parents' layers. Shares and residuals
-come from least-squares fits to a sample of entries.
+Merges keep the order of channels, so a layer is close to a weighted sum of the parents' layers.
 """
 
 from __future__ import annotations

@@ -145,9 +145,6 @@ def check_bom(
         max_bytes: Limit on the total bytes read by all comparisons, or None.
         on_step: Called with each intermediate result.
 
-    Returns:
-        The check, including the reason if a model cannot be read.
-
     Raises:
         InputError: If an argument is invalid.
         StoppedError: If a listener raises.

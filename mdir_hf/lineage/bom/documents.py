@@ -25,7 +25,7 @@ from mdir_hf.report import HomologyReport, ModelFacts, ModelSummary, WeightFile
 
 _BLOCK = 8 << 20
 _HASHED_FROM_HUB = 16 << 20
-"""Largest file to read for its digest. Files without a digest are stored in git, for which the limit is 10 MB."""
+"""Maximum size of a file that is read from the Hub for its digest. Files without one are in git, limited to 10 MB."""
 
 
 def facts_of_summary(model: ModelSummary) -> ModelFacts:
@@ -38,12 +38,7 @@ def facts_of_summary(model: ModelSummary) -> ModelFacts:
 def read_model_facts(model: NamedModel, *, reading: Reading = Reading()) -> ModelFacts:
     """Read a model's name, digests, licence and date.
 
-    Digests come from the Hub's listing or, for a folder, are computed from its weight files. Sends two API requests,
-    and reads the card and the header of one weight file.
-
-    Args:
-        model: The model.
-        reading: How its repository is opened.
+    Digests come from the Hub's listing or, for a folder, are computed from its weight files.
 
     Raises:
         MdirError: If the model cannot be opened.

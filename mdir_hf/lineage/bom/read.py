@@ -1,7 +1,7 @@
 """Read a third party's CycloneDX document: the models that it lists and their stated bases.
 
-The document is untrusted JSON, so its size is limited. Different tools fill in different fields. The reader of
-cyclonedx-python-lib drops model cards, so it is not used.
+The document is untrusted JSON, so its size is limited. The reader of cyclonedx-python-lib drops model cards, so it is
+not used.
 """
 
 from __future__ import annotations
@@ -75,7 +75,6 @@ class BillOfMaterials:
 
     Attributes:
         tools: Tools that wrote the document.
-        models: Listed models, without duplicates.
     """
 
     version: str

@@ -2,8 +2,7 @@
 
 The SVG is deterministic. All its text is escaped, and it contains no scripts, ids or external references. Its
 ``<metadata>`` contains the claim; verify_badge must render the same bytes from it, so a change to the output needs a
-new schema. Text widths are computed for DejaVu Sans and stated in ``textLength``, so that text in other typefaces never
-overflows.
+new schema. ``textLength`` keeps text in other typefaces from overflowing.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ ADVANCES = (
     1300, 1300, 842, 1067, 803, 1298, 1212, 1675, 1212, 1212, 1075, 1303, 690, 1303, 1716,
 )
 # fmt: on
-"""Advance widths of the printable ASCII characters, starting with the space, in units of 1/2048 em."""
+"""Advance widths of the printable ASCII characters in DejaVu Sans, starting with the space, in units of 1/2048 em."""
 
 
 def text_width(text: str, font_size: float) -> float:
@@ -108,7 +107,7 @@ _URL_CHARACTERS = "/:?#@!$&*+,;=~%-._"
 class Badge:
     """The badge of a comparison, created by :func:`make_badge`.
 
-    It shows the verdict and a bound on p or, if p is not a bound, the strength of the agreement. It shows no direction.
+    It shows the verdict and a bound on p or, if p is not a bound, the strength of the agreement.
 
     Attributes:
         claim: The result, and everything needed to reproduce it.
@@ -130,10 +129,7 @@ class Badge:
 
     @property
     def endpoint_json(self) -> str:
-        """JSON for a shields.io endpoint badge.
-
-        Verification needs ``report.json`` in the same folder.
-        """
+        """JSON for a shields.io endpoint badge, which can be verified next to its ``report.json``."""
         return json.dumps(endpoint_of(self.claim), indent=2) + "\n"
 
     def markdown(self, image_url: str, report_url: str, bom_url: str | None = None) -> str:
@@ -152,11 +148,7 @@ class Badge:
 def make_badge(report: HomologyReport) -> Badge:
     """Make the badge of a report, without reading files.
 
-    Args:
-        report: A report from ``checker.compare`` or ``HomologyReport.from_json``.
-
-    Returns:
-        The badge. Local models appear as "a local folder".
+    Local models appear as "a local folder".
 
     Raises:
         InputError: If the report is invalid.

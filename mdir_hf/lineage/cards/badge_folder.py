@@ -30,11 +30,7 @@ def read_report(path: str | os.PathLike[str]) -> HomologyReport:
 
 
 def local_text(name: str) -> str:
-    """Return the contents of a text file.
-
-    Raises:
-        InputError: If the file is unreadable, larger than :data:`MOST_BYTES`, or not UTF-8.
-    """
+    """Return the contents of a text file of at most :data:`MOST_BYTES`, or raise ``InputError``."""
     path = Path(name)
     try:
         if not path.is_file():
@@ -59,7 +55,7 @@ def decoded(content: bytes, name: str) -> str:
 def write_badge(badge: Badge, report: HomologyReport, snippet: str, folder: Path) -> tuple[Path, ...]:
     """Write badge.svg, badge.md, badge.json and, if missing, report.json; return the paths.
 
-    Each file is replaced atomically, and the SVG is written last.
+    Each file is replaced atomically.
 
     Raises:
         InputError: If the folder cannot be written, or contains another comparison's report.

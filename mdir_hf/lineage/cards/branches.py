@@ -1,4 +1,4 @@
-"""Look up whether compared models have changed on their branches since."""
+"""Look up whether pinned models have changed on their branches."""
 
 from __future__ import annotations
 
@@ -55,8 +55,6 @@ def branch_head_of(
     model: PinnedModel, *, token: str | bool | None = None, cache_dir: str | os.PathLike[str] | None = None
 ) -> BranchHead:
     """Look up the head of a pinned model's branch, and the files that have changed since the pin.
-
-    Sends one or two API requests.
 
     Raises:
         HubError: If the Hub cannot be reached.

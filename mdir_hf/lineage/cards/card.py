@@ -72,13 +72,7 @@ class CardProposal:
         return "".join(f"{_printable(line.rstrip(chr(10) + chr(13)))}\n" for line in lines)
 
     def open_pull_request(self, *, token: str | bool | None = None) -> PullRequest:
-        """Propose the card, the report and the badge in one commit.
-
-        Raises:
-            PullRequestError: If the pull request cannot be opened.
-            CardError: If the Hub rejects the metadata.
-            HubError: If the Hub cannot be reached.
-        """
+        """Propose the card, the report and the badge in one commit."""
         return open_pull_request(
             self.repo,
             ProposedCommit(self.files, TITLE, self._description(), parent=self.commit),
@@ -111,7 +105,7 @@ def propose_card(
 
     The report compares the repository's model with another Hub model. ``relation`` (finetune, merge, quantized or
     adapter) requires ``confirm_base_model``, with which the author confirms the direction, because no measurement can
-    show it. Sends one or two API requests and reads one small file.
+    show it.
 
     Raises:
         InputError: If the report is about other models, or one of its models is not on the Hub.
@@ -233,11 +227,7 @@ def _base_model(
 
 
 def with_section(card: Card, section: str, subject: str) -> Card:
-    """Insert a section at the end, or replace an earlier one.
-
-    Raises:
-        CardError: If there are several earlier sections, or a code block is not closed.
-    """
+    """Insert a section at the end of a card, or replace an earlier one; see :func:`replace_section`."""
     if card.closing and not card.closing.endswith(("\n", "\r")):
         card = replace(card, closing=card.closing + card.line_end)
     if not card.body:

@@ -36,7 +36,6 @@ class PinnedModel(HowRead):
 
     Attributes:
         repo: Repo id; None for a local model, whose path is not published.
-        commit: Commit; None for a local model.
         tokenizer: :data:`A_FOLDER` if the tokenizer was read from a local folder.
     """
 
@@ -45,7 +44,7 @@ class PinnedModel(HowRead):
     commit: str | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-serialisable dict that includes the read options."""
+        """Return a JSON-serialisable dict that states how the model was read."""
         body = {"repo": self.repo, "revision": self.revision, "commit": self.commit}
         return body | {name: value for name in READ_AS if (value := getattr(self, name)) is not None}
 

@@ -29,7 +29,7 @@ class DeclaredLineage:
 
     Attributes:
         commit: Commit that was read; None for a local folder.
-        base_models: Repo ids of the declared base models; none occurs twice.
+        base_models: Repo ids of the bases, without duplicates.
         relation: finetune, merge, quantized or adapter; None if unspecified.
         source: File that contains the declaration, ``README.md`` or ``adapter_config.json``, or None.
         ignored: Invalid declarations as printable ASCII.
@@ -61,7 +61,7 @@ def declared_lineage(
 ) -> DeclaredLineage:
     """Read a model's declared bases: ``base_model`` in its card, or the base in its adapter config.
 
-    The card is read as YAML data, with limits on its size. Sends one API request, and reads one or two small files.
+    Sends one API request, and reads one or two small files.
 
     Args:
         repo: ``owner/name``, ``owner/name@revision``, a Hub URL, or a local folder.

@@ -106,7 +106,7 @@ def read_metadata(card: Card, *, subject: str) -> dict[str, Any]:
 def with_metadata(card: Card, values: Mapping[str, str | list[str]], *, subject: str) -> Card:
     """Set fields in the front matter of a card.
 
-    All other bytes are left unchanged. Items added to an existing list go on new lines; new fields are appended.
+    All other bytes are left unchanged.
 
     Raises:
         CardError: If the front matter cannot be changed safely.

@@ -126,8 +126,7 @@ def _claim_of_svg(text: str) -> Claim:
 SCHEMA = "mdir-hf/badge-check/1"
 
 LEAST_TOLERANCE, RELATIVE_TOLERANCE = 0.5, 1e-5
-"""Values of log10 p agree if they differ by at most half a decade, or by at most 1e-5 of their value; see
-:func:`agree`."""
+"""Values of log10 p agree if they differ by at most half a decade, or by at most 1e-5 of their value."""
 
 TOLERANCE_OF_SAMPLES = 0.05
 """Relative tolerance for log10 p of two comparisons of a pair that use different samples of neurons."""
@@ -242,8 +241,7 @@ def agree(claimed: float, measured: float, *, relative: float = RELATIVE_TOLERAN
     """Return whether two values of log10 p differ only by rounding.
 
     The order of summation changes log10 p by 1e-15 of its value in float64 and 1e-7 in float32 (docs/LOG.md,
-    2026-11-21). The tolerance is a hundred times larger, even if log10 p is the difference of two large terms (6e4
-    decades each at n = 16384).
+    2026-11-21). The tolerance is a hundred times larger.
     """
     return abs(claimed - measured) <= max(LEAST_TOLERANCE, relative * abs(claimed))
 

@@ -92,9 +92,6 @@ def verify_lineage(
         max_bytes: Limit on the total bytes read by all comparisons, or None.
         on_step: Called with each intermediate result.
 
-    Returns:
-        The declaration and one entry per base, even if the base cannot be read.
-
     Raises:
         CardError: If the card cannot be read.
         InputError: If an argument is invalid.

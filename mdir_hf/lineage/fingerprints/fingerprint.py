@@ -1,7 +1,4 @@
-"""A model's fingerprint: the embedding rows of sampled tokens, and the rows of a few neurons.
-
-It can stand in for the model in a comparison.
-"""
+"""A model's fingerprint: the embedding rows of sampled tokens, and the rows of a few neurons."""
 
 from __future__ import annotations
 
@@ -55,7 +52,6 @@ class Fingerprint:
     """Sampled rows of one model at one commit.
 
     Attributes:
-        model: The model's name, commit, architecture and sizes.
         rows: Embedding rows of the tokens, ``(len(tokens), n)``, in a 16-bit dtype if that is exact.
         digests: SHA-256 of every weight file, or None if any is unknown.
         neurons: 16-bit rows of neurons in four layers, or None.
@@ -97,7 +93,7 @@ class Fingerprint:
         return replace(self, tokens=tuple(self.tokens[number] for number in at), rows=self.rows[at])
 
     def to_bytes(self) -> bytes:
-        """Return the contents of a safetensors file that stores all other fields in its metadata."""
+        """Return the contents of a safetensors file, with all fields except tensors in its metadata."""
         known = {
             "format": FORMAT,
             "model": json.dumps(asdict(self.model)),
@@ -316,10 +312,7 @@ class SampledModel:
 
 
 def usual_rows_of(base: Fingerprint, known: Container[bytes]) -> tuple[torch.Tensor, tuple[bytes, ...]]:
-    """Return a base's informative rows ``(r, n)`` for the tokens in ``known``, and these tokens.
-
-    The rows are filtered again because the base may come from an untrusted index.
-    """
+    """Return a base's informative rows ``(r, n)`` for the tokens in ``known``, and these tokens."""
     usual = base.of_usual_rows()
     at = [number for number, token in enumerate(usual.tokens) if token in known]
     return usual.rows[at], tuple(usual.tokens[number] for number in at)

@@ -29,7 +29,7 @@ class Pin:
 
     @property
     def key(self) -> str:
-        """Key of the weights, equal for equal pins."""
+        """Key that identifies the pinned files."""
         return json.dumps([self.reference, self.commit, sorted(self.bases.items())])
 
     def is_of(self, name: str) -> bool:

@@ -1,7 +1,6 @@
 """An index of base models, which finds likely ancestors in milliseconds using token and neuron rows.
 
-Neurons reveal ancestry even if the embedding is new or rotated. A search tests the best bases on common rows, and
-multiplies p by the number of tests: three for each base.
+Neurons reveal ancestry even if the embedding is new or rotated.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ SCANNED_BASES = 1_000
 candidates are picked by their sketches."""
 
 PICKED_BASES = 100
-"""Number of candidates picked by each part of a sketch. A copy with little noise ranks far ahead of all others."""
+"""Number of candidates picked by each part of a sketch."""
 
 SCANNED_CHANNELS = 192
 """Approximate number of a base's channels whose best partners are computed if the stored order shows no relation."""
@@ -162,17 +161,10 @@ class BaseIndex:
         self._sketches.pop(base.model.repo, None)
 
     def search(self, query: Fingerprint, *, top: int = 5) -> list[Hit]:
-        """Rank the bases by how likely they are to share ancestry with a model.
+        """Return the ``top`` bases that are most likely to share ancestry with a model, most likely first.
 
         Takes O(r^2 n) time per base, for r common rows of width n. If there are more than :data:`SCANNED_BASES` bases,
-        scans only those picked by their sketches.
-
-        Args:
-            query: The model's fingerprint for this index's sample.
-            top: Maximum number of results.
-
-        Returns:
-            The best bases, most likely first.
+        only bases picked by their sketches are scanned.
         """
         query = query.of_usual_rows()
         place = {token: at for at, token in enumerate(query.tokens)}
@@ -192,14 +184,9 @@ class BaseIndex:
         return sorted(hits, key=lambda hit: hit.log_p)[:top]
 
     def search_by_neurons(self, query: NeuronSample, *, top: int = 5) -> list[Fingerprint]:
-        """Rank the bases by how similar their layers are, pairing neurons with the same number.
+        """Return the ``top`` bases whose layers are most similar to the model's, most similar first.
 
-        Args:
-            query: The model's neurons.
-            top: Maximum number of results.
-
-        Returns:
-            Bases similar enough to be compared, best first.
+        Neurons are paired by number. Bases that are not similar enough to be compared are left out.
         """
         shapes = resemblances(query)
         alike = [base for base in self.bases if base.neurons is not None and base.neurons.is_like(query)]
@@ -316,7 +303,7 @@ class BaseIndex:
             place: Path or Hub URL, such as
                 ``https://huggingface.co/datasets/owner/name/resolve/main/bases.safetensors``.
             token: Hub token.
-            cache_dir: Folder for downloads, which go to its ``mdir-hf`` folder; by default next to the range cache.
+            cache_dir: Downloads go to its ``mdir-hf`` folder; by default, next to the range cache.
 
         Raises:
             CorruptCheckpointError: If the file is missing or not an index.
@@ -372,7 +359,7 @@ class BaseIndex:
 
 
 def _log_p(x: tuple[torch.Tensor, torch.Tensor], y: tuple[torch.Tensor, torch.Tensor]) -> tuple[float, float]:
-    """Return an estimate of ln p for two blocks of a few rows, and a bound on ln p for channels in their stored order."""
+    """Estimate ln p for two blocks of a few rows, and bound ln p for channels in their stored order."""
     # U = V_x Ortho(L_x^T L_y) V_y^T from whitened rows needs no scale, and is well conditioned if there are few rows.
     core_left, _, core_right = thin_svd(x[0].T @ y[0])
     rank = core_left.shape[1]

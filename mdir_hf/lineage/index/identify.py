@@ -77,9 +77,8 @@ class Identification:
 
     Attributes:
         ancestors: Proposed bases, most likely first.
-        n_bases: Number of bases searched.
         alpha: Significance level, shared across all bases.
-        bytes_read: Number of bytes of the model that the search read.
+        bytes_read: Bytes of the model that the search read.
         n_of_width: Number of searched bases that have the model's width and share enough tokens with it.
         excluded_noise: Largest noise, in units of the weights' RMS, at which a copy of such a base with channels in
             their stored order would have been found; None if there are no such bases.
@@ -183,10 +182,7 @@ def identify(
         confirm: Whether to compare the model with significant bases, at their commits.
         settings: Settings of the comparisons. Alpha is shared across all bases, and the byte limit covers all reads.
         reading: How repositories are opened.
-        listeners: Callbacks for the progress of the search and of each comparison.
-
-    Returns:
-        The proposed bases, each with its evidence or, if its comparison failed, the error.
+        listeners: Callbacks that receive progress.
 
     Raises:
         MdirError: If the model cannot be read.
@@ -261,11 +257,7 @@ def _query(model: Model, index: BaseIndex) -> tuple[Fingerprint | None, MdirErro
 def compared(
     ancestor: Ancestor, model: NamedModel, settings: Settings, reading: Reading, listeners: Listeners
 ) -> Ancestor:
-    """Compare a proposed base with the model, and add the report or the error.
-
-    Raises:
-        StoppedError: If a listener raises.
-    """
+    """Compare a proposed base with the model, and add the report or the error."""
     if ancestor.base.commit is None and not reading.allow_local:
         return replace(ancestor, error="the index was made from a folder, and names no repository of this base")
     try:
@@ -284,8 +276,7 @@ def judge_hits(
     """Search an index, and test the best bases on rows that both models have.
 
     Returns each hit with its log10 p, corrected for three tests of each base. Tests channels in their stored order and,
-    if the search's optimistic estimate allows significance, in any matching. Neurons are tested separately
-    (:func:`judge_neurons`).
+    if the search's optimistic estimate allows significance, in any matching.
     """
     results = []
     alpha_of_base = alpha / (TESTS_OF_A_BASE * len(index))

@@ -20,10 +20,7 @@ FamilyDistances = Sequence[tuple[tuple[str, ...], FloatArray]]
 
 
 def family_distances(report: SurveyReport, fingerprints: Mapping[str, Fingerprint]) -> FamilyDistances:
-    """Measure distances between relatives: the RMS difference between aligned rows, divided by their RMS.
-
-    Takes O(tokens m^2 n) time per group.
-    """
+    """Measure distances between relatives: the RMS difference between aligned rows, divided by their RMS."""
     groups = []
     for group in report.groups():
         if len(group) > 1 and all(name in fingerprints for name in group):
@@ -52,11 +49,7 @@ def draw_survey(report: SurveyReport, families: FamilyDistances = (), *, dark: b
 def survey_cells(
     report: SurveyReport, families: FamilyDistances, figures: Mapping[str, Figure]
 ) -> dict[str, tuple[CellGrid, ...]]:
-    """Return the text of each cell in a survey's figures, keyed by the figure's name in :func:`draw_survey`.
-
-    A cell of the matrix states the two models, the result, and log10 p if it is a bound. A leaf of the dendrogram
-    states the nearest model; a branch states its models and distance.
-    """
+    """Return the text of each cell in a survey's figures, keyed by the figure's name in :func:`draw_survey`."""
     from mdir_hf.render.figures import dendrogram_cells
 
     cells: dict[str, tuple[CellGrid, ...]] = {}

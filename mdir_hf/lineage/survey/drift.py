@@ -55,9 +55,6 @@ def describe_relatives(
     """Yield the result of each pair with the drift of its layers, or with the reason why it could not be measured.
 
     If two models share a residual basis, only ``seed`` and ``device`` are used from the settings.
-
-    Raises:
-        StoppedError: If a listener raises.
     """
     for pair in pairs:
         try:

@@ -37,10 +37,10 @@ def survey_arriving(
 ) -> tuple[SurveyReport, dict[str, Fingerprint]]:
     """Compare every pair of a few models in memory, as :func:`~mdir_hf.lineage.survey.run.run_survey` does on disk.
 
-    Ignores the plan's shard and cache size. Keeps 2048 rows of each model in memory, 17 MB at width 4096. A model whose
-    reads would exceed ``max_bytes`` is a failure. ``on_model`` is called with the report after each step. ``earlier``
-    is a complete survey without layers, whose layers are to be compared at the same commits. Returns the report, and
-    the rows keyed by model (after an ``earlier`` survey, only those of new groups).
+    Ignores the plan's shard and cache size. A model whose reads would exceed ``max_bytes`` is a failure. ``on_model``
+    is called with the report after each step. ``earlier`` is a complete survey without layers, whose layers are to be
+    compared at the same commits. Returns the report, and the rows keyed by model (after an ``earlier`` survey, only for
+    new groups).
 
     Raises:
         InputError: If the plan is invalid, or no model can be opened.
@@ -163,8 +163,8 @@ def survey(
         settings: Alpha, seed and device; other settings have no effect. Alpha bounds the probability that any pair of
             independent models is called homologous.
         reading: How repositories are opened.
-        options: ``alpha``, ``seed``, ``device``, ``progress`` or fields of :class:`Reading`, as for
-            :func:`mdir_hf.compare`, such as ``alpha=1e-6`` or ``token=…``.
+        options: ``alpha``, ``seed``, ``device``, ``progress`` or fields of :class:`Reading`, such as ``alpha=1e-6`` or
+            ``token=…``.
 
     Returns:
         The report, including the reason why a model cannot be read or a pair cannot be compared.

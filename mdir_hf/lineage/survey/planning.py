@@ -36,7 +36,7 @@ from mdir_hf.validation import AS_WRITTEN, read_json
 
 WINDOW_ROWS = 64
 """Tokens are taken in windows of this many adjacent rows of the most common vocabulary, so that one request returns
-many. This saves requests for other vocabularies too, because most order tokens by frequency."""
+many."""
 
 LEAST_COMMON_SHARE = 0.5
 """If two vocabularies share less than this fraction of the requested tokens, further common tokens are added."""
@@ -154,11 +154,7 @@ def choose_sample(
     ledger: IoLedger | None = None,
     on_failure: OnFailure = lambda name, error: None,
 ) -> tuple[Sample, dict[str, str]]:
-    """Open every model and choose the tokens; return the sample, and the failures keyed by name.
-
-    Raises:
-        InputError: If no model can be opened.
-    """
+    """Open every model and choose the tokens; return the sample, and the failures keyed by name."""
     opened, failures = open_models(names, reading, ledger or IoLedger(), on_failure)
     tokens = choose_tokens([model.vocabulary for model in opened.values() if model.vocabulary], n_tokens, seed=seed)
     pins = {name: model.pin for name, model in opened.items()}
@@ -177,7 +173,7 @@ def save_sample(sample: Sample, path: Path, options: Mapping[str, Any]) -> None:
 
 
 def load_sample(path: Path, options: Mapping[str, Any] | None = None) -> Sample:
-    """Read a sample that was chosen for ``options``.
+    """Read a sample and, if ``options`` is given, check that it was chosen for them.
 
     Raises:
         InputError: If the file is not a sample, or was chosen for other options.

@@ -139,7 +139,6 @@ class SurveyReport:
     """A survey, possibly incomplete.
 
     Attributes:
-        names: Names of the models, in the requested order.
         models: Models tried so far, keyed by name.
         pairs: Compared pairs, keyed by their models' names in the order of the list.
         settings: Alpha, seed, number of sampled tokens, name of the sample, and version.
@@ -220,7 +219,7 @@ class SurveyReport:
         return tuple(group[0] for group in self.groups() if len(group) == 1 and group[0] in compared)
 
     def layers_to_compare(self) -> tuple[Pair, ...]:
-        """Return pairs that need a full comparison: each model without a relative, with one model of every other group."""
+        """Return pairs for full comparisons: each model without a relative, with one model of every other group."""
         lone, readable = set(self.without_relatives()), set(self.readable())
         firsts = sorted((group[0] for group in self.groups() if group[0] in readable), key=self.names.index)
         pairs = (pair for pair in combinations(firsts, 2) if lone & set(pair) and pair in self.pairs)

@@ -87,8 +87,7 @@ class SurveyPlan:
 def run_survey(plan: SurveyPlan, folder: Path, *, engine: Engine | None = None) -> SurveyReport:
     """Compare every pair of models, and store results and fingerprints in a folder.
 
-    Resumes a survey that was stopped. If there is no engine, models are read in threads. The report lists failures with
-    their reasons.
+    Resumes a survey that was stopped. If there is no engine, models are read in threads.
 
     Raises:
         InputError: If the list, the shard or the folder is invalid.
@@ -121,10 +120,7 @@ def requests_of(
 ) -> PlannedRequests:
     """Plan the Hub requests that :func:`run_survey` still has to send.
 
-    If ``only_sample``, plan only the requests of :func:`prepare_survey`.
-
-    Raises:
-        InputError: If the list, the shard or the contents of the folder are invalid.
+    If ``only_sample`` is true, plan only the requests of :func:`prepare_survey`.
     """
     check_plan(plan)
     wanted = {name for tile in _tiles(plan) for pair in tile for name in pair}
@@ -142,11 +138,7 @@ def requests_of(
 
 
 def prepare_survey(plan: SurveyPlan, folder: Path) -> Sample:
-    """Choose a survey's tokens, pin its models, and write both to ``sample.json``, which all shards use.
-
-    Raises:
-        InputError: If the list or the folder is invalid.
-    """
+    """Choose a survey's tokens, pin its models, and write both to ``sample.json``, which all shards use."""
     check_plan(plan)
     with writing_into(folder):
         return _sample(plan, folder)[0]

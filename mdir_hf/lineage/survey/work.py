@@ -223,11 +223,7 @@ def compare_fingerprints(
 
 @dataclass(frozen=True)
 class Taken:
-    """The outcome of reading a model.
-
-    Attributes:
-        fingerprint: The model's rows, or None if unreadable.
-    """
+    """The outcome of reading a model; ``fingerprint`` is None if it failed."""
 
     name: str
     fingerprint: Fingerprint | None

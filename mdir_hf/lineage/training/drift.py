@@ -41,7 +41,7 @@ class PartDrift:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """How far each weight has moved by a training step; the step is None if unknown."""
+    """How far each weight has moved; ``step`` is the training step, if known."""
 
     step: int | None
     parts: tuple[PartDrift, ...]

@@ -135,9 +135,6 @@ def watch(
         tokenizer: The model's tokenizer, which the report uses.
         seed: Seed for choosing 64 rows and 512 columns of each weight with a role, excluding experts.
 
-    Returns:
-        The watch, with ``measure()`` for the current drift and ``report()`` for a comparison with the base.
-
     Raises:
         InputError: If ``model`` is not a transformers model, or has no weights in common with ``base``.
     """

@@ -1,7 +1,6 @@
 """Align the rows of related models, so that all have the same tokens and channels.
 
-Distances between models are computed from embedding rows. Rows read from layers show each parent's share in a merge,
-and reveal repeated layers.
+Distances between models are computed from embedding rows.
 """
 
 from __future__ import annotations
@@ -34,12 +33,7 @@ NEW_ROWS = 64
 
 @dataclass(frozen=True, eq=False)
 class LayerRows:
-    """The first rows of V and of the up projection in each layer of a model.
-
-    Attributes:
-        attention: Rows of V for each layer, ``(ROWS, n)``, or None.
-        mlp: Rows of the up projection for each layer, ``(ROWS, n)``, or None.
-    """
+    """The first rows, ``(ROWS, n)``, of V and of up in each layer of a model; None for a layer without them."""
 
     attention: tuple[torch.Tensor | None, ...]
     mlp: tuple[torch.Tensor | None, ...]
@@ -87,7 +81,7 @@ def look_closer(models: Mapping[str, Model]) -> CloserLook:
     """Read a few rows from each layer of related models, and rows of tokens that only some of them have.
 
     For a model with L layers of width n in 16 bits, this takes ``4 L ROWS n`` bytes and 2 L requests: 17 MB for 32
-    layers of width 4096. Notes list the weights that cannot be read.
+    layers of width 4096.
     """
     layers: dict[str, LayerRows] = {}
     notes: list[str] = []
@@ -158,7 +152,7 @@ class AlignedRows:
 
     Attributes:
         rows: Stored rows of the common tokens, ``(n_tokens, n)``, keyed by model.
-        pivot: The model with whose channels the others are aligned.
+        pivot: Model that the others are aligned with.
     """
 
     names: tuple[str, ...]

@@ -36,7 +36,7 @@ fraction of its squared distance to the nearer one. For an ancestor or a model i
 at least half."""
 
 MERGE_SHARES = (0.1, 0.9)
-"""Smallest and largest share of a parent in a merge; a model very close to one of its parents is not a merge."""
+"""Smallest and largest share of a parent in a merge; a model very close to one of the two is not considered a merge."""
 
 ON_PATH_COSINE = 0.2
 """A model is on the path between two others if the cosine between its drifts to them is below this value. The cosine is

@@ -163,11 +163,10 @@ class FamilyTree:
     Attributes:
         newick: The tree, with branch lengths, support in percent and quoted names; None if there are fewer than three
             models or biopython is not installed.
-        distances: Mean squared difference per entry between the aligned rows of each two models, ``(m, m)``.
-        inner: Models at branching points, or in the middle of a chain.
+        distances: Mean squared difference per entry between aligned rows, ``(m, m)``.
         centre: The model in ``inner`` that lies between every pair of others, or None.
         root_candidates: Models that may be nearest to the root; None if there is no evidence.
-        copies: Maps each model that was left out, because another has the same rows, to that model.
+        copies: Maps each omitted model to the model that has the same rows.
     """
 
     members: tuple[str, ...]

@@ -123,12 +123,7 @@ def expect_writable_bom(options: argparse.Namespace) -> None:
 
 
 def write_bom(options: argparse.Namespace, result: LineageCheck | Family, name: str) -> None:
-    """Write a bill of materials if ``--bom`` was given.
-
-    Raises:
-        InputError: If the file cannot be written.
-        MdirError: If the model cannot be opened to read its digests.
-    """
+    """Write a bill of materials if ``--bom`` was given."""
     if options.bom is None:
         return
     from mdir_hf.lineage.bom.documents import bom_of_result, read_model_facts

@@ -40,6 +40,10 @@ def read_model_facts(model: NamedModel, *, reading: Reading = Reading()) -> Mode
 
     Digests come from the Hub's listing or, for a folder, are computed from its weight files.
 
+    Args:
+        model: The model.
+        reading: How its repository is opened.
+
     Raises:
         MdirError: If the model cannot be opened.
     """

@@ -148,7 +148,8 @@ class Badge:
 def make_badge(report: HomologyReport) -> Badge:
     """Make the badge of a report, without reading files.
 
-    Local models appear as "a local folder".
+    Args:
+        report: The report. Its local models appear as "a local folder".
 
     Raises:
         InputError: If the report is invalid.

@@ -77,6 +77,7 @@ class Identification:
 
     Attributes:
         ancestors: Proposed bases, most likely first.
+        n_bases: Number of bases searched.
         alpha: Significance level, shared across all bases.
         bytes_read: Bytes of the model that the search read.
         n_of_width: Number of searched bases that have the model's width and share enough tokens with it.

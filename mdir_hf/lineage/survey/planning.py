@@ -88,7 +88,7 @@ def _by_windows(vocabulary: Vocabulary, holders: Counter[bytes], n_tokens: int, 
         return ()
     counts = np.array([holders[token] for token in present], dtype=np.int64)
     rows = np.array([vocabulary.row_of[token] for token in present], dtype=np.int64)
-    # The number of models that must have a token, as large as possible while enough tokens are left.
+    # Require tokens to be in as many models as possible while enough tokens are left.
     least = np.sort(counts)[::-1][min(n_tokens, len(counts)) - 1]
     is_common = counts >= least
     windows, inverse = np.unique(rows[is_common] // WINDOW_ROWS, return_inverse=True)

@@ -62,7 +62,7 @@ def plan_reads(plan: SurveyPlan) -> SurveyReads:
         name: frozenset(tokens_with_rows(model.vocabulary, specs[name].shape[0], sample) if model.vocabulary else ())
         for name, model in opened.items()
     }
-    # More rows rule out more noise, so for each two widths, only the pair with the fewest common tokens matters.
+    # More rows rule out more noise, so for each pair of widths, only the models with the fewest common tokens matter.
     fewest: dict[frozenset[int], tuple[int, TensorSpec, TensorSpec]] = {}
     n_blind = 0
     for first, second in combinations(opened, 2):

@@ -82,7 +82,7 @@ class ResultFile:
                 "folder, or use the earlier options",
                 subject=str(path),
             )
-        # If the process was killed while writing, half a line is left, which would corrupt the next one.
+        # A line that was cut short when the process was killed would corrupt the next one.
         with path.open("r+b") as file:
             file.truncate(n_whole)
 

@@ -139,6 +139,7 @@ class SurveyReport:
     """A survey, possibly incomplete.
 
     Attributes:
+        names: Model names, in the requested order.
         models: Models tried so far, keyed by name.
         pairs: Compared pairs, keyed by their models' names in the order of the list.
         settings: Alpha, seed, number of sampled tokens, name of the sample, and version.

@@ -80,8 +80,8 @@ class Engine:
     ) -> None:
         """Keep every worker busy until all tasks are done.
 
-        A task is a key and the arguments of ``work``; tasks are consumed as they are submitted. ``record`` is called
-        with each result, and ``give_up`` with the key of each failed task and the reason.
+        A task is a key and the arguments of ``work``. ``record`` is called with each result, and ``give_up`` with the
+        key of each failed task and the reason.
 
         Raises:
             WorkersLostError: If the executor accepts no more tasks.
@@ -125,9 +125,9 @@ def open_engine(
 ) -> Iterator[Engine | None]:
     """Open an engine for :func:`~mdir_hf.lineage.survey.run.run_survey`, and close it afterwards.
 
-    Yields None if ``workers`` is None or 1. ``scheduler`` is the address of a dask scheduler, such as
-    ``tcp://host:8786``. On ``cuda``, each local process uses its own GPU if there are enough; a dask worker with
-    ``--resources "GPU=1"`` runs one task at a time.
+    Yields None if ``workers`` is None or 1. ``scheduler`` is the address of a dask scheduler, ``tcp://host:8786``. On
+    ``cuda``, each local process uses its own GPU if there are enough; a dask worker with ``--resources "GPU=1"`` runs
+    one task at a time.
 
     Raises:
         InputError: If both workers and a scheduler are given, dask is missing, or the scheduler does not respond.

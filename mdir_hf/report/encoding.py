@@ -19,7 +19,7 @@ from mdir_hf.report.terms import Verdict
 from mdir_hf.validation import validator_of
 
 _PARTS = {"screen": "embedding", "embedding": "embedding", "unembedding": "unembedding", "body": "layers"}
-"""For each settling step, the part of a report that contains its p."""
+"""Part of a report that contains the p of each settling step."""
 
 
 def upgraded(body: Any) -> Any:  # noqa: ANN401 - parsed JSON from an untrusted source
@@ -46,7 +46,7 @@ def _second(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _headline(body: dict[str, Any]) -> dict[str, Any]:
-    """Replace schema 1's headline p, the smallest one, with the verdict's."""
+    """Replace the headline p of schema 1, the smallest p, with the p of the verdict."""
     log10_p, alpha = body.get("log10_p"), body.get("alpha")
     if not isinstance(log10_p, float) or not isinstance(alpha, float) or not 0.0 < alpha < 1.0:
         return {}
@@ -120,22 +120,22 @@ _STEPS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 SCHEMA = "mdir-hf/report/4"
 DERIVED = ("p_is_bound", "agreement")
-"""Properties of a report that are fields in the JSON. When a report is read, they are only checked."""
+"""Properties of a report that are fields in its JSON. Parsing only checks them."""
 OPTIONAL = ("direction", "projections")
-"""Fields that are missing from earlier reports of this schema."""
+"""Fields that are missing from earlier reports in this schema."""
 OF_DIRECTION = {"from": "earlier", "to": "later"}
 """JSON names that differ from the attributes of a :class:`DirectionFact`."""
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def plain_of(report: HomologyReport) -> dict[str, object]:
-    """Return the report as plain containers, without its arrays."""
+    """Return the report as plain dicts and lists, without its arrays."""
     body: dict[str, Any] = asdict(replace(report, arrays=ReportArrays()))
     del body["arrays"]
     body["direction"] = [fact.to_dict() for fact in report.direction]
     for side in ("reference", "candidate"):
         body[side] = {name: value for name, value in body[side].items() if value is not None or name not in READ_AS}
-    for name in ("embedding", "unembedding"):  # digests of older reports stay valid
+    for name in ("embedding", "unembedding"):  # so that digests of older reports stay valid
         if body[name] is not None and body[name]["printed"] is None:
             del body[name]["printed"]
     if body["neurons"] is not None and body["neurons"]["nominated"] is None:
@@ -152,7 +152,7 @@ def json_of(report: HomologyReport, *, indent: int | None = 2) -> str:
 
 
 def report_of(text: str) -> HomologyReport:
-    """Read a report of this schema or an older one.
+    """Parse a report in this schema or an older one.
 
     Raises:
         InputError: If the text is not a report, or a field does not match the schema.
@@ -248,7 +248,7 @@ def _renamed(records: Any, names: dict[str, str]) -> Any:  # noqa: ANN401 - pars
 
 
 def _differences(given: Any, read: Any, where: str = "report") -> Iterator[str]:  # noqa: ANN401 - parsed JSON
-    """Yield the paths at which two pieces of JSON differ; an omitted field is None."""
+    """Yield the paths at which two JSON values differ; a missing field equals None."""
     if isinstance(given, dict) and isinstance(read, dict):
         for name in given.keys() | read.keys():
             yield from _differences(given.get(name), read.get(name), f"{where}.{name}")

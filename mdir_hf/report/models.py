@@ -81,15 +81,15 @@ class ModelSummary(HowRead):
 
 @dataclass(frozen=True, slots=True)
 class InputOutput(ReportRecord):
-    """Bytes, requests and files that were read.
+    """Bytes and files that were read, and requests that were sent.
 
     Attributes:
         bytes_read: Bytes from the network or local files.
-        bytes_from_cache: Bytes served by our own cache of ranges.
+        bytes_from_cache: Bytes served by this package's cache of byte ranges.
         bytes_of_weights: Stored size of the two checkpoints.
         requests: Number of HTTP requests; 0 for local files.
         files: Files that were read, as ``repo@commit:path``.
-        bytes_planned: Minimum and maximum bytes according to the plan, or None.
+        bytes_planned: Minimum and maximum number of bytes in the plan, or None.
     """
 
     bytes_read: Count

@@ -1,4 +1,4 @@
-"""Parts of a result that only some reports have."""
+"""Parts of a report that only some reports have."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class HeadsFound(ReportRecord):
 
 
 class ExpertOrigin(NamedTuple):
-    """An expert of the candidate, its match in the reference, and log10 p."""
+    """A candidate expert, the reference expert it came from, and log10 p."""
 
     candidate: ExpertName
     reference: ExpertName
@@ -49,7 +49,7 @@ class ExpertOrigin(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ExpertsFound(ReportRecord):
-    """Origins of the experts of one layer, and experts that have none."""
+    """Experts of one layer with their origins, and experts without an origin."""
 
     experts: tuple[ExpertOrigin, ...]
     without_origin: tuple[ExpertName, ...]
@@ -62,17 +62,17 @@ class ExpertsFound(ReportRecord):
 
 @dataclass(frozen=True, slots=True)
 class ModuleResult(ReportRecord):
-    """The result of one test of Algorithm 3 on one part of a matched pair of layers.
+    """Result of one test of Algorithm 3 on one part of a matched pair of layers.
 
     Attributes:
         layer: The pair of layers.
-        role: The part.
+        role: The part of the layers.
         test: The transformation that the test looks for.
         trace: The statistic; for experts, the statistic of the most significant pair.
         normalized_trace: The statistic divided by its maximum.
         log10_p: log10 p, corrected for all tests on modules.
         scale: Factor between the two weights; None if it was not fitted.
-        found: The transformation inside the part; None if it was not computed.
+        found: The transformation that was found; None if it was not computed.
     """
 
     layer: LayerPair
@@ -92,16 +92,16 @@ class ModuleResult(ReportRecord):
 
 @dataclass(frozen=True, slots=True)
 class Exclusion(ReportRecord):
-    """The relations that a "no" excludes: 99 of 100 copies with less noise than this would have been found.
+    """Relations that a "no" excludes: 99% of copies with less than the stated noise would have been found.
 
-    The noise is independent in every channel and measured in units of the weights' root mean square. It is None for
-    parts that were not compared.
+    Noise is independent in every channel and measured in units of the weights' root mean square. A field is None if
+    that part was not compared.
 
     Attributes:
         embedding_noise: Noise in the centred embeddings, with channels in any order.
-        embedding_noise_in_order: The same with channels in place.
-        layers_noise: Noise in the layers, in a known residual basis, with heads in any order.
-        neurons_noise: Noise in the neurons of the sampled layers, in place, in any basis.
+        embedding_noise_in_order: Noise in the centred embeddings, with channels in place.
+        layers_noise: Noise in layers with a known residual basis, with heads in any order.
+        neurons_noise: Noise in neurons of the sampled layers, with neurons in place, in any basis.
     """
 
     embedding_noise: Share | None
@@ -114,13 +114,13 @@ class Treatment(Term):
     """How a comparison treated a part of a model."""
 
     COMPARED = "compared"
-    """All of its weights that the method can test were read."""
+    """All weights that the method can test were read."""
     SAMPLED = "sampled"
     """A sample of its rows, neurons or layers was read."""
     REPRESENTED = "represented"
-    """Another part that was read represents it."""
+    """It is represented by another part, which was read."""
     NOT_COMPARED = "not_compared"
-    """None of it was read for a test."""
+    """None of its weights were read for a test."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,8 +131,8 @@ class PartCoverage(ReportRecord):
         part: Name of the part, as in ``mdir-hf inspect``.
         layers: Number of its layers; 0 if it has none.
         tensors: Number of its tensors in the files.
-        bytes: Stored size of its tensors; None if the header of a file was not read.
-        treatment: How it was treated.
+        bytes: Stored size of its tensors; None if a file's header was not read.
+        treatment: How the comparison treated it.
         reason: How much was sampled, or why the part was not compared; None if all of it was compared.
     """
 
@@ -158,7 +158,7 @@ class Coverage(ReportRecord):
 
 
 class FactKind(Term):
-    """A fact that shows a direction, or a date of an upload."""
+    """The kind of a fact that indicates which model came first."""
 
     ROUNDED = "rounded", "values of one model are values of the other, rounded"
     REPEATED_LAYERS = "repeated_layers", "one model holds layers of the other twice"
@@ -168,21 +168,22 @@ class FactKind(Term):
 
 
 def fact_side(model: ModelSummary) -> str:
-    """Return the name of a model in a fact, with commit, folder and variant."""
+    """Return a model's name for use in a fact, with commit, folder and variant."""
     return model.pinned + "".join(f" ({part})" for part in (model.subfolder, model.variant) if part)
 
 
 @dataclass(frozen=True, slots=True)
 class DirectionFact(ReportRecord):
-    """One fact. In JSON, ``earlier`` is called ``from`` and ``later`` is called ``to``.
+    """A fact that indicates which of two models came first.
 
-    A fact about weights says that ``later`` was made from ``earlier``, or from a relative with the same values.
+    A fact about weights says that ``later`` was made from ``earlier``, or from a relative with the same values. In
+    JSON, these two fields are called ``to`` and ``from``.
 
     Attributes:
         fact: The kind of fact.
         earlier: The model that existed first: ``owner/name@commit``, or a folder.
         later: The model that was made from it.
-        evidence: One sentence.
+        evidence: The evidence, in one sentence.
     """
 
     fact: FactKind
@@ -192,11 +193,11 @@ class DirectionFact(ReportRecord):
 
     @property
     def is_of_weights(self) -> bool:
-        """Whether the fact rests on weights rather than on dates, which show no derivation."""
+        """Whether the fact rests on weights rather than on dates, which do not show derivation."""
         return self.fact is not FactKind.ON_RECORD
 
     def to_dict(self) -> dict[str, str]:
-        """Return plain containers with the JSON names."""
+        """Return the fact as a dict with the names used in JSON."""
         return {"fact": str(self.fact), "from": self.earlier, "to": self.later, "evidence": self.evidence}
 
 
@@ -207,8 +208,8 @@ class StackPair(ReportRecord):
     Attributes:
         reference: Name of the part of the reference, as in ``mdir-hf inspect``.
         candidate: Name of the part of the candidate.
-        verdict: ``homologous`` if neurons of a layer keep their numbers (``inconclusive`` if the caller set the
-            sample's seed), else ``no_evidence``.
+        verdict: ``homologous`` if the neurons of a layer kept their numbers, but ``inconclusive`` if the caller set the
+            sample seed; otherwise ``no_evidence``.
         log10_p: log10 p, corrected for all pairs of layers, tests and looks.
         layers: Pairs of layers that match.
         experts: Pairs of experts that match; None for other parts.
@@ -228,8 +229,7 @@ class StackPair(ReportRecord):
 
 
 LANGUAGE_STACKS = ("language model", "talker", "draft model", "multi-token prediction")
-"""Stacks that are evidence about a language model. Towers are not, because half of all vision-language models share
-one."""
+"""Stacks that belong to a language model. Towers are excluded, because half of all vision-language models share one."""
 
 
 def _is_language(part: str) -> bool:
@@ -243,7 +243,7 @@ OfRows = Annotated[float, Ge(0.0), Le(1.0)]
 class ComparedExpert(NamedTuple):
     """A candidate expert, its best match in the reference, and the mean cosine of their rows.
 
-    If no expert matches, the last two are None.
+    If no expert matches, ``reference`` and ``cosine`` are None.
     """
 
     candidate: ExpertName
@@ -256,22 +256,22 @@ class ProjectionResult(ReportRecord):
     """One projection of a candidate layer, compared with the reference's projections.
 
     Attributes:
-        layer: The candidate's layer, and the reference's layer with which most projections agree or, if none agree, the
-            one at the same depth.
+        layer: The candidate layer, and the reference layer with which most projections agree (if none agree, the layer
+            at the same depth).
         role: The projection.
-        outcome: The change of the projection.
+        outcome: How the projection changed.
         share: Share of the sampled rows that agree; None if the projection does not agree or was not compared.
-        cosine: Mean cosine of sampled rows with their partners, or, if nothing agrees, with the rows of the same
+        cosine: Mean cosine between sampled rows and their partners or, if nothing agrees, the rows with the same
             number.
         deciles: The nine deciles of those cosines, ascending.
-        log10_p: log10 of the bound, corrected for all tests in the table.
+        log10_p: log10 of a bound on p, corrected for all tests in the table.
         rows: Number of sampled rows behind ``cosine`` and ``deciles``.
-        moved: Kind of rows that changed places.
+        moved: The unit that was permuted, or None.
         is_turned: Whether rows were rotated inside their heads.
-        source: Reference layer from which the projection comes, if it is not the one in ``layer``.
+        source: Reference layer that the projection came from, if it is not the one in ``layer``.
         reason: Why the projection was not compared.
-        experts: The compared experts of a mixture; the denominator of ``share`` includes those that match none.
-        unread_experts: Numbers of experts in the two layers that were not compared.
+        experts: The compared experts of a mixture. The denominator of ``share`` includes experts without a match.
+        unread_experts: Number of experts in each of the two layers that were not compared.
     """
 
     layer: LayerPair
@@ -309,13 +309,13 @@ class LayerDrift(ReportRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTable(ReportRecord):
-    """All projections of all candidate layers.
+    """Results for all projections of all candidate layers.
 
     Attributes:
         residual_map: The map from the reference's residual basis to the candidate's.
-        fitted_on: The rows to which that map was fitted, or None.
+        fitted_on: Rows on which ``residual_map`` was fitted, or None.
         is_confirmed: Whether the second witness found related layers. If so, outcomes are ``kept`` and ``replaced``;
-            otherwise they are ``rows_agree`` and ``no_agreement``, since rows can be arranged.
+            otherwise they are ``rows_agree`` and ``no_agreement``, since rows can be arranged to agree.
         tests: Number of tests for which each p is corrected.
         results: One result for each projection of each candidate layer, layer by layer.
         tested_layers: Candidate layers that the caller named; their projections were also tested whole.
@@ -354,12 +354,12 @@ def _drift_of(layer: LayerPair, results: Sequence[ProjectionResult]) -> LayerDri
 
 
 def unconfirmed(table: LayerTable) -> LayerTable:
-    """Return the table for a missing second witness, which states only whether rows agree."""
+    """Return the table as shown without a second witness: it states only whether rows agree."""
     return replace(table, is_confirmed=False, results=tuple(map(without_history, table.results)))
 
 
 def without_history(result: ProjectionResult) -> ProjectionResult:
-    """Return a result that states only whether rows agree."""
+    """Return the result with an outcome that states only whether rows agree."""
     if result.outcome in (Outcome.NOT_COMPARED, Outcome.ROWS_AGREE, Outcome.NO_AGREEMENT):
         return result
     outcome = Outcome.NO_AGREEMENT if result.outcome is Outcome.REPLACED else Outcome.ROWS_AGREE
@@ -381,7 +381,7 @@ class WeightFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """Facts about a model for a bill of materials.
+    """Facts about a model that go into a bill of materials.
 
     Attributes:
         repo: Repo id on the Hub; None for a folder, whose path is not published.

@@ -1,4 +1,4 @@
-"""The parts of a result, as frozen dataclasses with the fields of the JSON."""
+"""Frozen dataclasses for the parts of a report, with the same fields as its JSON."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Count = Annotated[int, Ge(0), Le(2**63)]
 Log10P = Annotated[float, Le(0.0)]
 Share = Annotated[float, Ge(0.0)]
 ExpertName = Annotated[int, Ge(0), Le(2**63)] | Literal["shared"] | None
-"""The number of a routed expert, ``shared``, or None for the MLP of a dense layer."""
+"""Number of a routed expert, ``shared`` for a shared expert, or None for the MLP of a dense layer."""
 
 
 class ReportRecord:
-    """Base class for a report's records; the JSON has exactly their fields."""
+    """Base class for the records in a report. The JSON has exactly their fields."""
 
     __slots__ = ()
     __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "allow_inf_nan": False}
@@ -36,13 +36,13 @@ class ReportRecord:
 
 @dataclass(frozen=True, slots=True)
 class PlaceboResult(ReportRecord):
-    """The statistic on unrelated data.
+    """Result of the embedding test on unrelated data.
 
     Attributes:
-        trace: c of the placebo.
-        threshold: The c that would be significant at 0.1%.
+        trace: The statistic c.
+        threshold: Value of c that would be significant at 0.1%.
         log10_p: log10 p, at most 0.
-        channels: Number of channels in the placebo.
+        channels: Number of channels.
     """
 
     trace: float
@@ -52,7 +52,7 @@ class PlaceboResult(ReportRecord):
 
     @property
     def is_significant(self) -> bool:
-        """Whether p is at most 0.1%, which should not happen."""
+        """Whether p is at most 0.1%, which should not happen on unrelated data."""
         return self.log10_p <= PLACEBO_LOG10_P
 
 
@@ -63,8 +63,8 @@ class Placebos(ReportRecord):
     Attributes:
         re_paired: Result after pairing one model's tokens with different tokens of the other model, which reveals scale
             artefacts.
-        rotated: Result after rotating one model at random, which reveals the level under the null.
-        privileged_basis_z: How far each model's axes stand out among all directions.
+        rotated: Result after a random rotation of one model, which shows the values to expect by chance.
+        privileged_basis_z: For each model, z-score of how far its axes stand out from other directions.
     """
 
     re_paired: PlaceboResult
@@ -73,7 +73,7 @@ class Placebos(ReportRecord):
 
 
 class LookResult(NamedTuple):
-    """One look at the common tokens: the number of tokens, and log10 p corrected for all tests and looks."""
+    """One look at the common tokens, with the number of tokens and log10 p, corrected for all tests and looks."""
 
     rows: Count
     log10_p: Log10P
@@ -81,12 +81,12 @@ class LookResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PrintedAlgorithm1(ReportRecord):
-    """Algorithm 1 as printed in the paper, on all common tokens; no verdict rests on it.
+    """Algorithm 1 as printed in the paper, applied to all common tokens. It does not affect the verdict.
 
     Attributes:
-        common_tokens: Number of rows in the product.
+        common_tokens: Number of tokens used.
         trace: The largest trace over all permutations.
-        rank: Rank of the product; the paper requires the width.
+        rank: Rank of the product; the paper requires it to equal ``width``.
         width: Number of channels of the narrower embedding.
         log10_p: log10 p from the paper's formula, d! exp(-trace^2 / 2), uncorrected; None if the widths differ.
         axes_stand_out: Whether the axes of both embeddings stand out, contrary to the paper's assumption; None if
@@ -102,7 +102,7 @@ class PrintedAlgorithm1(ReportRecord):
 
     @property
     def holds(self) -> bool | None:
-        """Whether the assumption behind p holds, as far as it was measured."""
+        """Whether the assumption behind p holds; None if unknown."""
         if self.rank < self.width or self.axes_stand_out:
             return False
         return None if self.axes_stand_out is None else True
@@ -110,20 +110,20 @@ class PrintedAlgorithm1(ReportRecord):
 
 @dataclass(frozen=True, slots=True)
 class MatrixResult(ReportRecord):
-    """Results of Algorithm 1 on one pair of matrices: the embeddings or the unembeddings (``lm_head``).
+    """Result of Algorithm 1 for one pair of matrices: the embeddings or the unembeddings (``lm_head``).
 
     Attributes:
         common_tokens: Number of tokens in both vocabularies.
-        rows_used: Number of tokens in the reported look.
+        rows_used: Number of tokens used in the reported look.
         rank: Rank of the polar factor.
-        trace: c, or None.
-        threshold: The c that would be significant at 0.1%.
+        trace: The statistic c; None if no value could be significant.
+        threshold: Value of c that would be significant at 0.1%.
         normalized_trace: c divided by the number of compared channels.
         coverage: Share of channels that are individually significant.
         matched_channels: Number of individually significant channels, at 1% over all entries.
         off_match_channels: Number of channels that resemble a channel other than their match.
-        transformation: The transformation that these matrices show; ``rotation`` if the layers show one.
-        scale: s in E' ~ s E P; None if nothing is significant.
+        transformation: Transformation between the matrices; ``rotation`` if the layers reveal one.
+        scale: The factor s in E' ~ s E P; None without a significant match.
         view: How the rows were prepared.
         log10_p: log10 p, corrected for tests and looks.
         log10_p_trimmed: log10 p after removing the best n/16, n/4 and n/2 channels.
@@ -131,10 +131,10 @@ class MatrixResult(ReportRecord):
         looks: All looks.
         log10_p_signs: log10 p of the sign test; None unless channels were matched in their own order.
         numbering: Agreement of channel numbers; None if the numbers have a meaning.
-        settled_by: The step whose result was significant even without the best half of the channels.
-        widths: Number of channels of each matrix; 0 in older reports.
+        settled_by: The step that was significant even without the best half of the channels.
+        widths: Number of channels in each matrix; 0 in older reports.
         channels: Number of reference channels in the last look.
-        in_order_tested: Whether channels were tested in their own order too.
+        in_order_tested: Whether channels were also tested in their own order.
         rows_are_equal: Whether all compared rows are identical in both models, value for value.
         channel_numbers_mean_something: Whether both architectures give channel numbers a meaning.
         cosine: Mean cosine of paired rows after a significant matching, or None.
@@ -175,7 +175,7 @@ class MatrixResult(ReportRecord):
 
     @property
     def keeps_order(self) -> bool:
-        """Whether channels were dropped and the others kept their order."""
+        """Whether channels were dropped and the remaining ones kept their order."""
         numbers = self.numbering
         is_in_order = numbers is not None and numbers.in_order == numbers.pairs
         return is_in_order and self.transformation == Transformation.PERMUTATION
@@ -189,7 +189,7 @@ class MatrixResult(ReportRecord):
 
     @property
     def basis_z(self) -> tuple[float, float]:
-        """How far the axes of each model stand out; 0 if not measured."""
+        """z-scores of how far the axes of each model stand out; 0 if not measured."""
         return (0.0, 0.0) if self.placebo is None else self.placebo.privileged_basis_z
 
     @property
@@ -200,13 +200,14 @@ class MatrixResult(ReportRecord):
 
 @dataclass(frozen=True, slots=True)
 class NumberingResult(ReportRecord):
-    """How often channels that match each other best have the same number; matches are found without using numbers.
+    """How often channels that are each other's best match have the same number; matching ignores numbers.
 
     Attributes:
-        pairs: Number of channels that match each other best.
+        pairs: Number of channel pairs that are each other's best match.
         own_number: Number of pairs with the same number in both models.
-        in_order: Size of the largest set of pairs whose two numbers increase together.
-        log10_p: log10 p, corrected for all tests and looks: at most 1 / own_number!, or C(pairs, in_order) / in_order!.
+        in_order: Size of the largest set of pairs that are in the same order in both models.
+        log10_p: log10 p, corrected for all tests and looks. The uncorrected p is 1 / own_number! or C(pairs, in_order)
+            / in_order!.
         certain_share: Share of channels that are matched in order and individually significant.
     """
 
@@ -225,7 +226,7 @@ class LayerPair(NamedTuple):
 
 
 class AncestorLayer(NamedTuple):
-    """A candidate layer and its match in the reference, counted from 0, with log10 p of the pair."""
+    """A candidate layer and its match in the reference, counted from 0, with log10 p for the pair."""
 
     reference: Count
     candidate: Count
@@ -234,25 +235,28 @@ class AncestorLayer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NeuronNumbers(ReportRecord):
-    """The second witness: how many tested neurons have a partner with the same number, for pairs of layers.
+    """The second witness: how many tested neurons have the same number as their partner, for each pair of layers.
 
-    Partners resemble each other most after a rotation fitted on other neurons, first in gate and up, then in down.
+    A neuron's partner is the most similar neuron of the other layer after a rotation fitted on other neurons. Neurons
+    are compared first in gate and up, then in down.
 
     Attributes:
         tested: Number of neurons tested in each layer.
-        fitted: Number of other neurons, to which a rotation of the residual stream was fitted.
+        fitted: Number of other neurons used to fit the rotation.
         reference_layers: Reference layer for each row of ``own_number``.
         candidate_layers: Candidate layer for each column.
         own_number: Number of tested neurons that kept their number, for each pair of layers.
-        certain: Number of those that are more similar to their partner than any random pair would be.
-        matches: Pairs of layers in which three quarters of the neurons are certain in gate and up, or nine tenths keep
-            their number, with p below alpha. If down was read, half of them must also agree in down and not be idle.
+        certain: How many of these are more similar to their partner than any random pair would be.
+        matches: Pairs of layers that match: p is below alpha, and three quarters of the neurons are certain in gate and
+            up, or nine tenths kept their number. If down was read, half of the neurons must also agree in down, and the
+            pair must not be ``idle``.
         log10_p: log10 p for gate and up, corrected for all pairs, tests and looks; 0 if ``is_searched``.
-        own_number_by_down: ``own_number`` in down, for pairs that agree in gate and up; None if down was not read.
-        idle: Pairs whose neurons agree in gate and up, but are shut or write little.
-        is_searched: Whether partners were found by a search, so that numbers bound no probability.
-        nominated: Pairs of layers that stood out in up and were then compared in gate and up, on a new sample; the
-            others were compared in up alone. None if all pairs were compared in gate and up.
+        own_number_by_down: The same as ``own_number`` for down, if a pair agrees in gate and up; None if down was not
+            read.
+        idle: Pairs of layers whose neurons agree in gate and up, but are switched off or write little.
+        is_searched: Whether partners were found by a search, so that their numbers give no bound on p.
+        nominated: Pairs of layers that stood out in up and were then compared in gate and up, on a new sample. Other
+            pairs were compared in up alone. None if all pairs were compared in gate and up.
     """
 
     tested: Count
@@ -270,7 +274,7 @@ class NeuronNumbers(ReportRecord):
 
     @property
     def own_in_matches(self) -> int:
-        """Number of tested neurons that kept their number, in the layers that match."""
+        """Number of tested neurons that kept their number in matching pairs of layers."""
         return sum(self._cell(self.own_number, match) for match in self.matches)
 
     @property
@@ -289,19 +293,19 @@ class LayersResult(ReportRecord):
     Attributes:
         role: The matrix that represents a layer.
         residual_map: The map from the reference's residual basis to the candidate's.
-        fitted_on: The rows to which that map was fitted, or None.
+        fitted_on: Rows on which ``residual_map`` was fitted, or None.
         pattern: The arrangement of the matches.
-        matches: Candidate layers with a significant match; empty if the map was not accepted.
-        log10_p: log10 p of the map, valid under any dependence, corrected for all maps.
-        log10_p_fisher: log10 p of all layers according to Fisher's sum, which decides no verdict.
+        matches: Candidate layers with a significant match; empty if the layer map was not accepted.
+        log10_p: log10 p of the layer map, valid under any dependence and corrected for all maps.
+        log10_p_fisher: log10 p of all layers by Fisher's method; it does not affect the verdict.
         related_layers_at_least: Lower bound on the number of related layers.
-        off_match_share: Share of the layer pairs off the map that are significant.
-        placebo_log10_p: Smallest log10 p of a pair of layers after shuffling residual channels.
+        off_match_share: Share of pairs outside the layer map that are significant.
+        placebo_log10_p: Smallest log10 p of any pair of layers after shuffling residual channels.
         reference_layers: Layer number for each row of ``matrix``.
         candidate_layers: Layer number for each column.
         matrix: log10 p of every pair of layers.
         null: The assumption behind the p-values.
-        is_supported: Whether analysed layers support the map, as a fitted rotation must be.
+        is_supported: Whether neurons or analysed layers support the residual map; a fitted rotation needs such support.
     """
 
     role: LayerRole
@@ -322,5 +326,5 @@ class LayersResult(ReportRecord):
 
     @property
     def n_candidate_layers(self) -> int:
-        """Number of candidate layers that were mapped."""
+        """Number of candidate layers that were compared."""
         return len(self.candidate_layers)

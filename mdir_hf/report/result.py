@@ -1,4 +1,4 @@
-"""The result of a comparison as one frozen object, with the schema ``mdir-hf/report/4``."""
+"""The result of a comparison as a frozen dataclass; its JSON has the schema ``mdir-hf/report/4``."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MatrixArrays:
-    """Arrays for one pair of matrices, which are too large for JSON.
+    """Arrays for one pair of matrices that are too large for JSON.
 
     Attributes:
-        polar: Absolute polar factor, reduced for figures to the largest entry of each block.
-        matched: The same with matched channels on the diagonal, if the match is significant and moves channels.
+        polar: Absolute polar factor, reduced to the largest entry of each block for figures.
+        matched: ``polar`` with matched channels moved to the diagonal, if a significant match moves channels.
         channels: ``(2, m)`` matched channels of both models, or None.
     """
 
@@ -72,12 +72,13 @@ class MatrixArrays:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerMaps:
-    """Maps that were found inside one pair of layers.
+    """Maps found inside one pair of layers.
 
     Attributes:
         layer: The pair.
-        heads: ``(2, g)`` reference heads and their candidate heads, for each attention projection.
-        turns: ``(g, d', d)`` maps from the reference's rows of those heads to the candidate's, for each projection.
+        heads: For each attention projection, ``(2, g)`` reference heads and matching candidate heads.
+        turns: For each attention projection, ``(g, d', d)`` maps from the rows of a reference head to its candidate
+            head.
         neurons: ``(3, k)`` sampled reference neurons, their partners, and the sign of up and down; or None.
     """
 
@@ -98,14 +99,14 @@ class ReportArrays:
 
 @dataclass(frozen=True, slots=True)
 class HomologyReport:
-    """The outcome of ``checker.compare``.
+    """The result of ``checker.compare``.
 
     Attributes:
-        verdict: The outcome at the level fixed in advance.
+        verdict: The outcome at significance level ``alpha``.
         reason: Why the verdict is inconclusive; None for other verdicts.
         log10_p: log10 of a bound on the probability that independent models agree this well, corrected for all tests
-            and looks; at most 0. It is below log10 of alpha only if the verdict is homologous. None if that verdict
-            rests on evidence that bounds no probability; see ``agreement``.
+            and looks; at most 0. It is below log10 of alpha only if the verdict is homologous. None if a homologous
+            verdict rests on evidence that gives no bound; see ``agreement``.
         alpha: Significance level.
         tests: Number of tests on matrices and layer maps.
         level: Requested level of the comparison.
@@ -116,18 +117,18 @@ class HomologyReport:
         unembedding: Results of Algorithm 1 on untied unembeddings (``lm_head``); None if not run.
         layers: Results of Algorithm 2; None if not run.
         modules: Results of Algorithm 3; None if not run.
-        caveats: Sentences that apply to this result.
-        io: Bytes, requests and files that were read.
-        seconds: Wall-clock seconds of each step.
-        seed: Seed of every random choice.
+        caveats: Sentences on the limits of this result.
+        io: Bytes and files read, and requests sent.
+        seconds: Wall-clock seconds spent in each step.
+        seed: Seed for random choices.
         version: Version of this package.
-        log10_p_not_accepted: Smallest log10 p that was below alpha but did not meet a condition, or None.
-        excludes: The relations that ``no_evidence`` excludes.
-        assumption: The assumption of a homologous verdict, or None.
-        neurons: The second witness, a few neurons of the layers; None if not run.
-        sample_seed: Seed of the sample of neurons, from system entropy unless set; None if there is no sample.
+        log10_p_not_accepted: Smallest log10 p that would be significant but failed another condition, or None.
+        excludes: Relations that a ``no_evidence`` verdict excludes.
+        assumption: The assumption that a homologous verdict rests on, or None.
+        neurons: Result of the second witness, which compares a few neurons; None if not run.
+        sample_seed: Seed for sampling neurons, from system entropy unless set; None if no neurons were sampled.
         parts: Other stacks of the two models, compared pair by pair; None if not run.
-        coverage: How every part of both models was treated; None in older reports and for sampled models.
+        coverage: How every part of both models was treated; None in older reports and if the files are unknown.
         direction: Facts that show which of two relatives came first.
         projections: How each projection of each layer changed; None if not run.
         p_is_bound: Whether ``log10_p`` bounds a probability (a property).
@@ -172,7 +173,7 @@ class HomologyReport:
 
     @property
     def icon(self) -> str:
-        """A character for the verdict: a full, an empty or a half circle."""
+        """A character for the verdict: a filled, empty or half-filled circle."""
         return ICON[self.verdict]
 
     @property
@@ -189,9 +190,9 @@ class HomologyReport:
 
     @property
     def standing_axes(self) -> tuple[float, float] | None:
-        """z-scores of how far axes stand out in the settling matrices, if they do in both models.
+        """z-scores of both models' axes in the matrices that settled the verdict; None unless both stand out.
 
-        In that case, neither model is rotation invariant, so p is not a bound unless it rests on numbers.
+        If both do, neither model is rotation invariant, so p is a bound only if it rests on channel numbers.
         """
         matrix = self._settling_matrix
         if self.verdict is not Verdict.HOMOLOGOUS or matrix is None or matrix.placebo is None:
@@ -210,7 +211,7 @@ class HomologyReport:
 
     @property
     def channels(self) -> tuple[int, int] | None:
-        """Number of individually matched channels in the settling matrices, and of the narrower model's channels."""
+        """Number of matched channels in the matrices that settled the verdict, and number that could match."""
         matrix = self._settling_matrix
         if matrix is None:
             return None
@@ -241,14 +242,14 @@ class HomologyReport:
 
     @property
     def _settling_matrix(self) -> MatrixResult | None:
-        """The result for the matrices that settled the verdict, or None."""
+        """Result for the matrices that settled the verdict, or None."""
         if self.settled_by is SettledBy.UNEMBEDDING:
             return self.unembedding
         return self.embedding if self.settled_by in (SettledBy.SCREEN, SettledBy.EMBEDDING) else None
 
     @property
     def means(self) -> str:
-        """The meaning of the verdict, for people."""
+        """The meaning of the verdict, in words."""
         if self.settled_by is SettledBy.IDENTICAL_FILES:
             return MEANS_SAME_FILES
         return MEANS[self.verdict] if self.p_is_bound else MEANS_STANDING_AXES
@@ -267,7 +268,7 @@ class HomologyReport:
         return self._with_direction(self._what_p_says)
 
     def _with_direction(self, text: str) -> str:
-        """Replace the statement that a comparison has no direction, if weights show one."""
+        """Replace the statement that a comparison has no direction if the weights show one."""
         if not any(fact.is_of_weights for fact in self.direction):
             return text
         return text.replace(NO_DIRECTION, ONLY_FACTS)
@@ -286,7 +287,7 @@ class HomologyReport:
         return MEANING if self.p_is_bound else MEANING_STANDING_AXES
 
     def to_dict(self) -> dict[str, object]:
-        """Return the fields of the JSON as plain containers, without the arrays."""
+        """Return the fields of the JSON as plain dicts and lists, without the arrays."""
         from mdir_hf.report.encoding import plain_of
 
         return plain_of(self)
@@ -299,7 +300,7 @@ class HomologyReport:
 
     @classmethod
     def from_json(cls, text: str) -> HomologyReport:
-        """Read a report of this schema or an older one, and check every field.
+        """Parse a report in this schema or an older one, and validate every field.
 
         Raises:
             InputError: If the text is not a report.
@@ -329,7 +330,7 @@ class HomologyReport:
             InputError: If the version is neither 1.6 nor 1.7.
             MissingExtraError: If cyclonedx-python-lib is not installed.
         """
-        # By name: a report knows no lineage, and imports run downwards.
+        # Imported by name, because modules of reports must not import lineage modules.
         documents = importlib.import_module("mdir_hf.lineage.bom.documents")
         text: str = documents.bom_of_report(self, facts=facts, version=version, timestamp=timestamp)
         return text
@@ -345,8 +346,8 @@ class HomologyReport:
 
         Args:
             dark: Whether to use light ink on dark paper.
-            style: ``screen`` shows the finding as title. ``column`` (3.35 inches wide) and ``page`` (6.9 inches) have
-                no title, for papers; ``figure.savefig("flow.pdf")`` writes vector graphics.
+            style: ``screen`` shows the finding as the title. ``column`` (3.35 inches wide) and ``page`` (6.9 inches)
+                have no title, for papers; ``figure.savefig("flow.pdf")`` writes vector graphics.
             labels: Names of the reference and the candidate, which default to their repositories.
 
         Raises:
@@ -368,7 +369,7 @@ class HomologyReport:
         return frame_of(self)
 
     def _repr_html_(self) -> str:
-        """Return the verdict card for a notebook, with figures (which need matplotlib) up to 60 kB."""
+        """Return the verdict card for a notebook, of up to 60 kB, with figures if matplotlib is installed."""
         from mdir_hf.render.html import notebook_html
 
         try:

@@ -1,4 +1,4 @@
-"""The fixed sets of terms in a result, with properties for code and texts for readers."""
+"""Enumerations of the terms in a report, with texts for readers."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 PLACEBO_LOG10_P = -3.0
-"""log10 p up to which a placebo, or any single test, is significant: 0.1%."""
+"""Largest log10 p at which a placebo, or any single test, is significant: 0.1%."""
 
 PRIVILEGED_Z = 3.0
-"""Privileged-basis index above which a model's axes stand out."""
+"""z-score above which a model's axes stand out."""
 
 
 class Term(str, Enum):
-    """A term of a result, equal to its text in JSON.
+    """A term in a report, equal to its string in JSON.
 
     Attributes:
-        words: Text for people, which defaults to the JSON text without underscores.
-        letter: One character for a figure's cell, if any.
+        words: Text for readers; defaults to the JSON string without underscores.
+        letter: Character for the cells of a figure, if any.
     """
 
     words: str
     letter: str
 
     def __new__(cls, value: str, words: str = "", letter: str = "") -> Self:
-        """Create a term from its JSON value and its human-readable text."""
+        """Create a term from its JSON value, its text for readers and its letter."""
         term = str.__new__(cls, value)
         term._value_, term.words, term.letter = value, words or value.replace("_", " "), letter
         return term
@@ -35,11 +35,11 @@ class Term(str, Enum):
     def __str__(self) -> str:
         return str(self.value)
 
-    __hash__ = str.__hash__  # Enum hashes differently, so that a set of texts would not contain its terms
+    __hash__ = str.__hash__  # Enum hashes differently, so a set of strings would not contain equal terms
 
 
 class Verdict(Term):
-    """The outcome at a fixed level. It has no direction, and it is never "unrelated"."""
+    """The outcome at a fixed significance level. It has no direction, and it is never "unrelated"."""
 
     HOMOLOGOUS = "homologous"
     NO_EVIDENCE = "no_evidence"
@@ -61,7 +61,7 @@ class Reason(Term):
 
 
 class Level(Term):
-    """The level of a comparison."""
+    """How much of the two models a comparison reads."""
 
     AUTO = "auto"
     SCREEN = "screen"
@@ -71,12 +71,12 @@ class Level(Term):
 
     @property
     def runs_full_test(self) -> bool:
-        """Whether all common tokens are compared regardless of the first looks."""
+        """Whether all common tokens are compared, whatever the first looks show."""
         return self in (Level.EMBEDDING, Level.FULL)
 
     @property
     def is_screen_only(self) -> bool:
-        """Whether only the screen of the embeddings runs."""
+        """Whether only samples of the embeddings are compared."""
         return self is Level.SCREEN
 
     @property
@@ -117,7 +117,7 @@ class SettledBy(Term):
 
 
 class Assumption(Term):
-    """The assumption that a finding rests on, from the weakest to the strongest."""
+    """The assumption that a finding rests on. Members are ordered from the weakest to the strongest."""
 
     NUMBERING = (
         "numbering",
@@ -172,7 +172,7 @@ class LayerPattern(Term):
 
 
 class LayerRole(Term):
-    """The matrix that represents a layer in the map of layers."""
+    """The matrix that represents a layer when layers are matched."""
 
     V = "v", "values"
     K = "k", "keys"
@@ -203,7 +203,7 @@ class ModuleRole(Term):
 
 
 class Outcome(Term):
-    """The change of a projection of a layer."""
+    """How a projection of a layer changed."""
 
     KEPT = "kept", "", "k"
     KEPT_IN_PART = "kept_in_part", "", "p"
@@ -217,7 +217,7 @@ class Outcome(Term):
 
 
 class ModuleTest(Term):
-    """The transformation inside a part that a test of Algorithm 3 looks for."""
+    """The kind of transformation that a test of Algorithm 3 looks for."""
 
     PERMUTATION = "permutation", "rows permuted", "P"
     SIGNED_PERMUTATION = "signed_permutation", "rows permuted, with signs", "±"

@@ -1,4 +1,4 @@
-"""The texts of a verdict, shared by all outputs."""
+"""Texts about a verdict, shared by all outputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mdir_hf.report.parts import NeuronNumbers, NumberingResult, PrintedAlgorith
 from mdir_hf.report.terms import Reason, Verdict
 
 ICON = {Verdict.HOMOLOGOUS: "●", Verdict.NO_EVIDENCE: "○", Verdict.INCONCLUSIVE: "◐"}
-"""Full, empty and half circles, which are distinct even without colour."""
+"""Filled, empty and half-filled circles, which can be told apart without colour."""
 
 REASON_TEXT = {
     Reason.TOO_FEW_COMMON_TOKENS: "the two vocabularies share too few tokens for even a plain copy to be significant",
@@ -38,7 +38,7 @@ HEADLINE = {
     Verdict.NO_EVIDENCE: "NO EVIDENCE of shared weight ancestry was found",
     Verdict.INCONCLUSIVE: "INCONCLUSIVE",
 }
-"""The first line of terminal output, with a keyword for scripts."""
+"""First line of the terminal output, with a keyword for scripts."""
 
 SENTENCE = {
     Verdict.HOMOLOGOUS: "The two models share weight ancestry",
@@ -94,7 +94,7 @@ DOES_NOT_MEAN = {
 
 NO_DIRECTION = "A comparison has no direction"
 ONLY_FACTS = "p has no direction; the facts under direction show one"
-"""Replaces :data:`NO_DIRECTION` in reports with facts about weights."""
+"""Text that replaces :data:`NO_DIRECTION` in reports with facts about weights."""
 
 _NO_DIRECTION = f"{NO_DIRECTION}, and a shared random seed counts as shared ancestry."
 
@@ -118,18 +118,18 @@ THE_SAME_FILES = "the same files"
 SAME_FILES = "Equal files need no p-value. A comparison has no direction."
 
 UNLESS_ROTATED = "unless its channels were rotated"
-"""Condition for excluding copies based on embeddings, which are compared channel by channel."""
+"""Exception to the claim that the embeddings exclude a copy; they are compared channel by channel."""
 
 UNLESS_RENUMBERED = "whatever its embeddings, unless its neurons were reordered or left out"
-"""Condition for excluding copies based on neurons."""
+"""Exception to the claim that the neurons exclude a copy."""
 
 UNLESS_IN_ANOTHER_BASIS = "unless its channels were rotated, or reordered under new embeddings"
-"""Condition under which embeddings and layers exclude copies. Layers are compared in the other model's residual basis,
-or in one that the embeddings show."""
+"""Exception to the claim that embeddings and layers exclude a copy. Layers are compared in the same residual basis, or
+in a basis found from the embeddings."""
 
 
 def printed_text(printed: PrintedAlgorithm1) -> str:
-    """State the result of the paper's Algorithm 1, and whether its assumption holds."""
+    """Describe the result of Algorithm 1 as printed in the paper, and say whether its assumption holds."""
     trace = f"trace {printed.trace:.2f}, rank {printed.rank} of {printed.width}"
     if printed.log10_p is None:
         return f"{trace}; the paper has no p for embeddings of different width"
@@ -144,7 +144,7 @@ def printed_text(printed: PrintedAlgorithm1) -> str:
 
 
 def agreement_text(channels: tuple[int, int] | None) -> str:
-    """Say how many channels match one by one, given the number of matching channels and of all channels."""
+    """Say how many channels match one by one, given the numbers of matching channels and of all channels."""
     if channels is None:
         return "how many channels match is not known"
     if 2 * channels[0] < channels[1]:
@@ -153,17 +153,17 @@ def agreement_text(channels: tuple[int, int] | None) -> str:
 
 
 def correlation_text(noise: float) -> str:
-    """Return the smallest correlation of weights that would be found, given the strongest noise."""
+    """Format the smallest correlation between weights that would be detected, given the strongest noise."""
     return f"{max(0.01, 1.0 / math.sqrt(1.0 + noise * noise)):.2f}"
 
 
 def probability_text(log10_p: float) -> str:
-    """Format a probability, rounded up, such as ``10^-1340``."""
+    """Format a probability as a rounded-up power of ten, such as ``10^-1340``."""
     return f"10^{math.ceil(log10_p):,.0f}"
 
 
 def numbers_text(numbering: NumberingResult) -> str:
-    """Say how channel numbers agree."""
+    """Say how many channels kept their number or order."""
     if numbering.own_number >= numbering.in_order:
         counts = f"{numbering.own_number:,} of {numbering.pairs:,} paired channels kept their number"
     else:
@@ -172,18 +172,18 @@ def numbers_text(numbering: NumberingResult) -> str:
 
 
 def chance_text(log10_p: float) -> str:
-    """State a bound on the probability of an agreement."""
+    """State the bound on the probability that independent models agree this well."""
     return f"for independently trained models the probability of this is at most {probability_text(log10_p)}"
 
 
 def numbering_text(numbering: NumberingResult) -> str:
-    """Say how channel numbers agree, and how likely this is for independent models."""
+    """Say how many channels kept their number or order, and how likely this is by chance."""
     text = numbers_text(numbering)
     return text if numbering.log10_p > -1.0 else f"{text}; {chance_text(numbering.log10_p)}"
 
 
 def matched_neurons_text(neurons: NeuronNumbers) -> str:
-    """Say how many neurons agree, such as ``all 128 neurons tested in 2 layers match``."""
+    """Say how many neurons agree, such as ``all 128 neurons that were tested in 2 layers kept their number``."""
     n_layers = len(neurons.matches)
     n_own, n_tested = neurons.own_in_matches, neurons.tested * n_layers
     share = f"all {n_tested:,}" if n_own == n_tested else f"{n_own:,} of {n_tested:,}"
@@ -199,14 +199,14 @@ def matched_neurons_text(neurons: NeuronNumbers) -> str:
 
 
 def neurons_text(neurons: NeuronNumbers) -> str:
-    """Say how tested neurons agree, and how likely this is for independent models."""
+    """Say how many tested neurons agree, and how likely this is by chance."""
     if neurons.is_searched:
         return matched_neurons_text(neurons)
     return f"{matched_neurons_text(neurons)}; {chance_text(neurons.log10_p)}"
 
 
 def range_text(least: str, most: str) -> str:
-    """Return a range such as ``1.2 MB to 9.4 MB``, or one value if both are equal."""
+    """Format a range, such as ``1.2 MB to 9.4 MB``, or one value if both ends are equal."""
     return least if least == most else f"{least} to {most}"
 
 
@@ -220,17 +220,17 @@ def n_bytes_text(n_bytes: float) -> str:
 
 
 FOLLOWERS = ("norms, biases and buffers", "storage")
-"""Prefixes of parts that are omitted from the line, because they are treated like the part to which they belong."""
+"""Prefixes of parts that :func:`not_compared_text` omits, because they are treated like the parts they belong to."""
 
 LEAST_SHARE = 0.001
-"""Parts with a smaller share of the bytes are omitted from the line."""
+"""Minimum share of the bytes for parts that :func:`not_compared_text` names."""
 
 
 def not_compared_text(parts: Iterable[PartCoverage]) -> str | None:
     """Name the parts of a model that were not compared, with their shares of the bytes.
 
     Returns:
-        ``vision tower (24 layers, 12 % of the bytes), connector (3 %)``, or None.
+        Text such as ``vision tower (24 layers, 12 % of the bytes), connector (3 %)``, or None.
     """
     ledger = tuple(parts)
     sizes = [entry.bytes for entry in ledger]

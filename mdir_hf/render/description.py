@@ -55,7 +55,7 @@ _MATRICES = {"embedding": "Embeddings", "unembedding": "Unembeddings (lm_head)"}
 
 
 def describe(report: HomologyReport) -> tuple[Section, ...]:
-    """Lay out a report with the verdict first, omitting parts that were not run."""
+    """Return the sections of a report, verdict first, omitting empty ones."""
     sections = (
         _verdict(report),
         Section(SectionKind.NOT_MEANING, "What it does not mean", bullets=report.does_not_mean),
@@ -227,7 +227,7 @@ def _evidence(report: HomologyReport) -> Section:
             FigureName.EMBEDDING_MATCHED,
             FigureName.UNEMBEDDING,
             FigureName.UNEMBEDDING_MATCHED,
-            # A figure of a single look would be a dot that repeats the table.
+            # With a single look, the figure would be one dot that repeats the table.
             *((FigureName.LOOKS,) if any(len(matrix.looks) > 1 for matrix in report.matrices.values()) else ()),
         ),
     )
@@ -260,7 +260,7 @@ def _matrix_lines(name: str, matrix: MatrixResult) -> Iterator[Line]:
 
 
 def _trace_p(matrix: MatrixResult) -> str:
-    """Format log10 p of the trace, and mention a failed assumption."""
+    """Format log10 p of the trace, with a note if it is not a bound."""
     axes = matrix.placebo is not None and min(map(abs, matrix.placebo.privileged_basis_z)) > PRIVILEGED_Z
     no_bound = " (no bound: axes stand out in both models)" if axes and matrix.log10_p < 0.0 else ""
     return f"{number(matrix.log10_p)}{no_bound}"

@@ -20,7 +20,7 @@ COLUMNS = {
     "normalized_trace": "float64",
     "log10_p": "float64",
 }
-"""The columns and their dtypes; a row may have missing values."""
+"""The columns and their dtypes; rows may have missing values."""
 
 Row = tuple[str, str, int | None, int | None, float | None, float | None, float]
 

@@ -28,16 +28,16 @@ OPEN_ROWS = 5
 """Maximum number of rows that a table shows; further rows are folded."""
 
 NOTEBOOK_LENGTH = 60_000
-"""Maximum number of characters of a report in a notebook."""
+"""Maximum length of a report in a notebook, in characters."""
 
 ROOM_OF_FIGURE, LONGEST_LEFT_OUT = 300, 400
-"""Number of characters of the markup around a figure, and of the line that names omitted figures."""
+"""Characters reserved for the markup around a figure, and for the line that names omitted figures."""
 
 LONG_WORD = 24
-"""Cells with a word of more characters may break anywhere, so that the table fits on the page."""
+"""Table cells with a longer word may break anywhere, so that the table fits on the page."""
 
 LONGEST_NUMBER = 36
-"""In a column of numbers, cells with more characters count as sentences and may wrap."""
+"""In a column of numbers, longer cells are treated as sentences and may wrap."""
 
 _NUMBER = re.compile(r"-?\d[\d.,]*( \(\d+%\))?")
 
@@ -53,9 +53,9 @@ def html_page(report: HomologyReport, images: Mapping[str, str]) -> str:
 
 
 def notebook_html(report: HomologyReport, images: Mapping[str, str]) -> str:
-    """Render a report for a notebook: the verdict, its limits, and folded figures, the deciding one first.
+    """Render a report for a notebook: the verdict, its limits, and folded figures, deciding figure first.
 
-    ``images`` that would exceed :data:`NOTEBOOK_LENGTH` are omitted.
+    Images that would exceed :data:`NOTEBOOK_LENGTH` are omitted.
     """
     room = NOTEBOOK_LENGTH - len(_filled("notebook.html.j2", report, {}, left_out=" " * LONGEST_LEFT_OUT))
     shown: dict[str, str] = {}
@@ -129,7 +129,7 @@ def _without_control_characters(value: Any) -> Any:  # noqa: ANN401 - any value 
 
 
 def _alignments(table: Table) -> Sequence[str]:
-    """Return the class of each column: ``number`` if most of its cells are."""
+    """Return the CSS class of each column: ``number`` if most of its cells are numbers."""
     columns = list(zip_longest(*table.rows, fillvalue=""))[1:]
     numeric = [sum(_NUMBER.fullmatch(cell) is not None for cell in column) > len(column) / 2 for column in columns]
     return ["", *("number" if is_numeric else "" for is_numeric in numeric)]
@@ -144,7 +144,7 @@ def _minus(text: str) -> str:
 
 
 def _power(report: HomologyReport) -> Markup:
-    """Return a sentence about p or the agreement; empty for equal files."""
+    """Return a sentence that states p or the agreement; empty for identical files."""
     if report.settled_by is SettledBy.IDENTICAL_FILES:
         return Markup("")
     if not report.p_is_bound:

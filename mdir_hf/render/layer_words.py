@@ -87,12 +87,12 @@ def _map_section(layers: LayersResult) -> Section:
 
 
 def _log10_p_words(layers: LayersResult) -> str:
-    """Return log10 p of the map or, if smaller, of all its layers together."""
+    """Format log10 p of the layer map or, if smaller, of all its layers together."""
     return number(min(layers.log10_p, layers.log10_p_fisher) if layers.matches else layers.log10_p)
 
 
 def basis_words(layers: LayersResult) -> str:
-    """Name the map between the residual bases of the layers."""
+    """Say in which residual basis the layers were compared."""
     if layers.residual_map is ResidualMap.IDENTITY:
         return "in the same residual basis"
     if layers.residual_map is ResidualMap.ROTATION:
@@ -142,7 +142,7 @@ def _tests_section(report: HomologyReport) -> Section:
 
 
 def experts_words(mixtures: Sequence[ExpertsFound]) -> str:
-    """Count the origins of experts in all analysed layers."""
+    """Say how many experts of all analysed layers have an origin, by kind."""
     traced = [origin for mixture in mixtures for origin in mixture.experts]
     n_all = sum(mixture.n_experts for mixture in mixtures)
     counts = {

@@ -83,5 +83,5 @@ def _model_line(model: ModelSummary) -> str:
 
 
 def size_text(value: int | None) -> str:
-    """Return a number, or a dash if it is unknown."""
+    """Format a size, or a dash if it is unknown."""
     return "–" if value is None else str(value)

@@ -26,7 +26,7 @@ QUIET = (Outcome.KEPT, Outcome.ROWS_AGREE, Outcome.NO_AGREEMENT)
 """Outcomes that terminal output counts instead of listing by layer."""
 
 MOST_LISTED = 12
-"""Maximum number of rows that terminal output lists."""
+"""Maximum number of layers in a terminal line, and of rows in the short table."""
 
 UNCONFIRMED_WORDS = "The second witness did not confirm the layers, so the table says which rows agree, and not why."
 
@@ -51,7 +51,7 @@ def outcome_words(result: ProjectionResult) -> str:
 
 
 def _expert_details(experts: Sequence[ComparedExpert], n_unread: int) -> list[str]:
-    """Say how many of a layer's experts agree; others may match an unread expert, or have renumbered neurons."""
+    """Say how many of a layer's experts agree. Others may match an unread expert or have reordered neurons."""
     n_agreeing = sum(expert.cosine is not None for expert in experts)
     if n_agreeing == len(experts) and not n_unread:
         return []
@@ -61,7 +61,7 @@ def _expert_details(experts: Sequence[ComparedExpert], n_unread: int) -> list[st
 
 
 def projection_lines(table: LayerTable) -> tuple[Line, ...]:
-    """Return lines for a terminal: projections by outcome, then those that were not kept."""
+    """Return lines for a terminal: the number of projections by outcome, then the layers of notable outcomes."""
     compared = [result.cosine for result in table.results if result.cosine is not None]
     counts = ", ".join(f"{n} {outcome.words}" for outcome, n in table.counts().items())
     drift = f"; mean cosine {sum(compared) / len(compared):.3f}" if compared else ""
@@ -87,7 +87,7 @@ def _layers(results: Sequence[ProjectionResult]) -> str:
 
 
 def drift_text(drift: Sequence[LayerDrift]) -> str:
-    """Say how many layers agree and how closely, such as ``sampled rows of all 2 layers agree, mean cosine 1``."""
+    """Say how many layers agree and how closely, such as ``sampled rows of all 2 layers agree, mean cosine 0.981``."""
     agreeing = [layer for layer in drift if layer.cosine is not None]
     if not agreeing:
         return f"sampled rows of none of {counted(len(drift), 'layer')} agree"
@@ -108,7 +108,7 @@ def drift_text(drift: Sequence[LayerDrift]) -> str:
 
 
 def projection_paragraphs(report: HomologyReport) -> tuple[str, ...]:
-    """Describe how the table was made."""
+    """Describe how the projections were compared."""
     table = report.projections
     if table is None:
         return ()
@@ -142,9 +142,9 @@ def projection_table(table: LayerTable) -> Table:
 
 
 def short_projection_table(table: LayerTable) -> Table:
-    """Return the table with one row for all layers with the same outcomes.
+    """Return the table with one row for each group of layers with the same outcomes.
 
-    There are at most :data:`MOST_LISTED` rows; rows with the most layers come first.
+    The largest groups come first, up to :data:`MOST_LISTED` rows.
     """
     roles = [role for role in ROLES if any(result.role is role for result in table.results)]
     by_layer: dict[int, dict[ModuleRole, ProjectionResult]] = {}

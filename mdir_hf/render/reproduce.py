@@ -1,4 +1,4 @@
-"""Describe how to repeat a comparison, in paste-safe shell and Python code, and the files read."""
+"""Describe how to repeat a comparison, with shell and Python code that is safe to paste, and list the files read."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _argument(model: ModelSummary) -> str:
 
 def _options(model: ModelSummary, prefix: str) -> Iterator[str]:
     for name, value in [*_read_as(model), *(("base", base) for base in _hub_bases(model))]:
-        # Joined by "=", so that a value that begins with a dash is not an option.
+        # Joined with "=", so that a value beginning with a dash is not taken for an option.
         yield f"{prefix}{name}={_shell_word(value)}"
 
 
@@ -84,7 +84,7 @@ def _read_as(model: ModelSummary) -> Iterator[tuple[str, str]]:
 
 
 def _hub_bases(model: ModelSummary) -> list[str]:
-    """Return the bases of an adapter that have a commit, which excludes folders."""
+    """Return the bases of an adapter that are pinned to a commit; folders are not."""
     return [base for base in model.bases or () if re.fullmatch("[^@]+@[0-9a-f]{40}", base)]
 
 
@@ -147,5 +147,5 @@ def read_section(report: HomologyReport) -> Section:
 
 
 def share_read(report: HomologyReport) -> str:
-    """Describe the share of the weights that was read."""
+    """Format the share of the weights that was read."""
     return percent(report.io.share_read) if report.io.bytes_of_weights else "an unknown share"

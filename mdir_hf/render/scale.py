@@ -1,4 +1,4 @@
-"""Place p among values measured for unrelated and related real models, in words and on a drawn scale."""
+"""Compare p with values measured for unrelated and related real models, in words and on a drawn scale."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.terms import SettledBy, Verdict
 
 MEASURED = "real_pairs.json"
-"""log10 p of the pairs in ``benchmarks/results/real-pairs.jsonl``; written by ``python -m benchmarks.real.scale``."""
+"""File with log10 p of the pairs in ``benchmarks/results/real-pairs.jsonl``; written by ``python -m
+benchmarks.real.scale``."""
 
 TITLE = "Beside pairs of real models"
 
@@ -33,7 +34,7 @@ def measured_pairs() -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def scale_section(report: HomologyReport) -> Section:
-    """Return the section on the position of p; empty if p is not a bound or the verdict is inconclusive."""
+    """Return the section that compares p with measured pairs; empty if there is no p that is a bound."""
     is_answered = report.verdict is not Verdict.INCONCLUSIVE and report.settled_by is not SettledBy.IDENTICAL_FILES
     if not is_answered or report.log10_p is None or not report.p_is_bound:
         return Section(SectionKind.SCALE, TITLE)
@@ -69,7 +70,7 @@ def _round(log10_p: float) -> str:
 
 
 def scale_svg(scale: Scale) -> Markup:
-    """Draw a scale as an ``<svg>`` with an accessible name, in the colour of the surrounding text."""
+    """Draw a scale as an ``<svg>`` with an accessible name, in the current text colour."""
     name = (
         f"A scale of log10 p. Short ticks near 0: {len(scale.strangers)} unrelated pairs. Tall ticks: "
         f"{len(scale.relatives)} related pairs. This pair: {scale.words}."
@@ -90,7 +91,7 @@ def scale_svg(scale: Scale) -> Markup:
 
 
 def place_of(log10_p: float) -> float:
-    """Return the position of p on the scale, which is logarithmic in 1 - log10 p."""
+    """Return the horizontal position of p on the scale, which is logarithmic in 1 - log10 p."""
     share = min(1.0, math.log10(1.0 + max(0.0, -log10_p)) / _LARGEST)
     return _LEFT + (_RIGHT - _LEFT) * share
 

@@ -1,4 +1,4 @@
-"""The parts of a report's description, as typed text for all renderers."""
+"""Records for the sections of a report, which all renderers share."""
 
 from __future__ import annotations
 
@@ -84,10 +84,9 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A quantity.
+    """A named value and its meaning.
 
-    If ``is_decisive``, the fact appears next to the verdict, like p or the agreement, the assumption, and the settling
-    step.
+    Decisive facts, such as p and the settling step, are shown next to the verdict.
     """
 
     name: str
@@ -107,7 +106,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Lines to copy, in one language: sh or python."""
+    """Code to copy, in ``sh`` or ``python``."""
 
     language: str
     text: str
@@ -115,9 +114,9 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A p among measured values.
+    """The position of p among measured values.
 
-    ``strangers`` and ``relatives`` are log10 p in ascending order; ``words`` describes the position.
+    ``strangers`` and ``relatives`` contain log10 p in ascending order; ``words`` describes the position.
     """
 
     strangers: tuple[float, ...]
@@ -129,11 +128,11 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One section of a description, with its parts in the order of a page.
+    """One section of a report. Fields are in the order in which a page shows them.
 
     Attributes:
-        brief: Summary in a few lines, all that a terminal shows.
-        figures: Figures of this section, if the report has them.
+        brief: Summary in a few lines, the only field that a terminal shows.
+        figures: Figures to show if the report has data for them.
         is_detail: Whether the short form omits this section.
     """
 
@@ -179,7 +178,7 @@ _DECIDING = {
     SettledBy.NEURONS: (SectionKind.LAYERS, (FigureName.NEURONS,)),
     SettledBy.LAYERS: (SectionKind.LAYERS, (FigureName.LAYERS,)),
 }
-"""The section of each settling step, and its figures, most telling first."""
+"""For each settling step, the section with the evidence, and its figures, most telling first."""
 
 
 def deciding_kind(report: HomologyReport) -> SectionKind | None:
@@ -193,7 +192,7 @@ def deciding_figures(report: HomologyReport) -> tuple[FigureName, ...]:
 
 
 def deciding_first(report: HomologyReport, sections: Sequence[Section]) -> tuple[Section, ...]:
-    """Move the section that settled the question, and its best figure, to the front."""
+    """Move the section with the deciding evidence to the front, with its most telling figure first."""
     kind, first = deciding_kind(report), deciding_figures(report)
     decided = [section for section in sections if section.kind is kind]
     return (
@@ -210,5 +209,5 @@ def deciding_first(report: HomologyReport, sections: Sequence[Section]) -> tuple
 
 
 def _place(name: FigureName, first: Sequence[FigureName]) -> int:
-    """Return the index of a figure in a list, or the list's length if missing."""
+    """Return the index of a figure in a list, or the list's length if it is missing."""
     return first.index(name) if name in first else len(first)

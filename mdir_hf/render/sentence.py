@@ -17,7 +17,7 @@ from mdir_hf.report.words import REASON_TEXT, chance_text, matched_neurons_text,
 NAME_LENGTH = 60
 NO_PROOF = "This does not prove that the models are independent."
 NOTHING_FOUND = f"No shared weights were found. {NO_PROOF}"
-"""Sentence for a "no" after a comparison of all parts; the numbers are given below it."""
+"""Sentence for a "no" after a comparison of all parts; numbers are shown below it."""
 MOST_RUNS = 6
 """Maximum number of runs of layers listed in a sentence; beyond that, layers are counted."""
 
@@ -36,7 +36,7 @@ _MAPS = {
 
 
 def sentence_of(report: HomologyReport) -> str:
-    """Return the result of a comparison as one sentence on one line, with no direction."""
+    """Return the result as one sentence on one line that implies no direction."""
     reference, candidate = _names(report)
     related_parts = [
         part_relation(pair, reference, candidate) for pair in report.parts or () if pair.verdict is Verdict.HOMOLOGOUS
@@ -85,7 +85,7 @@ def experts_text(names: Iterable[ExpertName]) -> str:
 
 
 def _names(report: HomologyReport) -> tuple[str, str]:
-    """Return the names of the two models; if equal, add a detail that differs."""
+    """Return the names of the two models; if they are equal, add a detail that differs."""
     models = report.reference, report.candidate
     names = [shown_name(model.repo, length=NAME_LENGTH) for model in models]
     if names[0] != names[1]:
@@ -135,7 +135,7 @@ def _how(matrix: MatrixResult, report: HomologyReport) -> str:
 
 
 def _rests_on_numbers(report: HomologyReport) -> bool:
-    """Return whether p bounds the agreement of the channels or neurons that the sentence mentions."""
+    """Return whether p bounds the probability of the agreement that the sentence mentions."""
     matrices = (report.embedding, report.unembedding)
     has_numbers = any(matrix is not None and matrix.numbering is not None for matrix in matrices)
     neurons = report.neurons
@@ -215,7 +215,7 @@ def projections_text(table: LayerTable) -> str:
 
 
 def unread_experts_text(table: LayerTable) -> str:
-    """Say how many experts were compared, such as ``8 of 128 experts of a layer``; return nothing if all were."""
+    """Say how many experts were compared, such as ``8 of 128 experts of a layer``; empty if all were."""
     sizes = {
         (len(result.experts), len(result.experts) + result.unread_experts[1])
         for result in table.results

@@ -16,7 +16,7 @@ from mdir_hf.report.words import HEADLINE, REASON_TEXT
 LINE_WIDTH = 100
 LABEL_WIDTH = 12
 
-# Brackets make links and images; parentheses alone are harmless; a colon matters only in a URL.
+# Brackets make links and images. Parentheses alone are harmless. A colon matters only in a URL.
 _MARKUP = re.compile(r"([\\`*_{}\[\]#|~$^]|:(?=//))")
 # Some renderers parse HTML before backslashes, so these become entities.
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;"}
@@ -66,7 +66,7 @@ def markdown_text(report: HomologyReport, alt_texts: Mapping[str, str]) -> str:
 
 
 def plain(text: str) -> str:
-    """Return text on one line, with no markup, links or URLs."""
+    """Return text on one line, escaped so that Markdown shows it literally and without links."""
     escaped = "".join(_ENTITIES.get(c, c) for c in _MARKUP.sub(r"\\\1", visible_text(text)))
     return re.sub(r"(?i)www\.", lambda match: match[0][:-1] + "&#46;", escaped)
 

@@ -1,6 +1,7 @@
 """Report figures, drawn with matplotlib's object API (no pyplot).
 
-Output is byte-for-byte reproducible, and nothing is conveyed by colour alone. ``Figure.get_label()`` is the alt text.
+Output is byte-for-byte reproducible, and no information is conveyed by colour alone. ``Figure.get_label()`` is the alt
+text.
 """
 
 from mdir_hf.render.figures.all_figures import draw_figures

@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from mdir_hf.report import HomologyReport
 
 FigureStyle = Literal["screen", "column", "page"]
-"""``screen`` shows the finding as title. ``column`` (3.35 inches) and ``page`` (6.9) have no title, for papers."""
+"""``screen`` shows the finding as the title. ``column`` (3.35 inches) and ``page`` (6.9) have no title, for papers."""
 
 WIDTHS = {"column": 3.35, "page": 6.9}
 """Widths of a column and of a page, in inches."""
 
 SMALLEST_POINTS = 5.0
-"""Smallest text size in print that most journals allow."""
+"""Smallest text size, in points, that most journals allow."""
 
 BAR_LABEL = 0.3
-"""Inches of the head that are kept for the label of the colour bar."""
+"""Height, in inches, that is kept for the colour bar's label if the title is removed."""
 
 
 def draw_figures(
@@ -96,7 +96,7 @@ def expect_style(style: str) -> None:
 
 
 def for_paper(figure: Figure, style: FigureStyle) -> Figure:
-    """Remove a figure's head and scale it, in place; leave ``screen`` figures unchanged."""
+    """Scale a figure for print and remove its title, in place; ``screen`` leaves it unchanged."""
     from matplotlib.lines import Line2D
     from matplotlib.text import Text
 

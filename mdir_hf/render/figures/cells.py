@@ -30,9 +30,9 @@ TICK_POINTS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class TickStrip:
-    """The labels of one axis beside a grid, which a page redraws when enlarging a part.
+    """Labels of one axis of a grid, which a page redraws when it enlarges a part of the grid.
 
-    ``depth`` is the space that they take, as a fraction of the figure's side.
+    ``depth`` is their width or height, as a fraction of the figure's.
     """
 
     side: Literal["left", "right", "bottom"]
@@ -46,13 +46,13 @@ class CellGrid:
 
     Attributes:
         box: Left, top, width and height, as fractions of the figure's size.
-        sides: Words for a row and a column, with ``{}`` for its label.
-        noun: The word for one of its cells.
+        sides: Templates that name a row and a column, with ``{}`` for the label.
+        noun: Word for one cell.
         rows: Row labels, from the top.
-        value: The meaning of ``values``; empty if ``texts`` is enough.
-        values: ``(rows, columns)`` numbers or None.
-        texts: ``(rows, columns)`` texts or None.
-        notes: Further text for some cells, keyed by (row, column).
+        value: Name of the quantity in ``values``; empty if there are none.
+        values: ``(rows, columns)`` numbers, or None.
+        texts: ``(rows, columns)`` texts, or None.
+        notes: Additional text for some cells, as (row, column, text).
         widths: Column widths as fractions; empty if all are equal.
         is_merged: Whether adjacent cells with the same text are merged.
         models: ``(rows, columns)`` pairs of models, one for each cell, or None.
@@ -93,7 +93,7 @@ def figure_cells(report: HomologyReport, name: str, figure: Figure) -> tuple[Cel
 
 
 def pair_tests(report: HomologyReport) -> dict[LayerPair, tuple[tuple[str, str, float], ...]]:
-    """Return the parts of each layer pair, with each part's most significant test and its log10 p."""
+    """For each layer pair, return its parts with their most significant test and log10 p."""
     cells, pairs = strip_cells(report)
     tests_of_pair: dict[LayerPair, tuple[tuple[str, str, float], ...]] = {}
     for pair in pairs:
@@ -110,13 +110,13 @@ def _names(report: HomologyReport) -> tuple[str, str]:
 
 
 def box_of(figure: Figure, axes: int) -> tuple[float, float, float, float]:
-    """Return the box of some axes: left, top, width and height, as fractions of the figure's size."""
+    """Return left, top, width and height of an axes, as fractions of the figure's size."""
     place = figure.axes[axes].get_position()
     return float(place.x0), float(1.0 - place.y1), float(place.width), float(place.height)
 
 
 def strips_of(figure: Figure, axes: int, rows: Sequence[str], columns: Sequence[str]) -> tuple[TickStrip, TickStrip]:
-    """Return the strips of labels on the left and at the bottom of a map."""
+    """Return the label strips on the left and at the bottom of a map."""
     texts = [label.get_text() for label in figure.axes[axes].get_xticklabels()]
     lines = max((text.count("\n") + 1 for text in texts), default=1)
     height = POINTS * float(figure.get_size_inches()[1])
@@ -125,7 +125,7 @@ def strips_of(figure: Figure, axes: int, rows: Sequence[str], columns: Sequence[
 
 
 def left_strip(figure: Figure, axes: int, rows: Sequence[str]) -> TickStrip:
-    """Return the strip of labels on the left."""
+    """Return the label strip on the left of a map."""
     texts = [label.get_text() for label in figure.axes[axes].get_yticklabels()]
     widest = max((text_width(text, TEXT_SIZE) for text in texts), default=0.0)
     return TickStrip("left", (TICK_POINTS + widest) / (POINTS * float(figure.get_size_inches()[0])), tuple(rows))
@@ -164,7 +164,7 @@ def _first(block: str) -> str:
 
 
 def _edges(size: int, n: int) -> list[str]:
-    """Return the channels of n blocks as text, such as ``4`` or ``4 to 6``."""
+    """Return the channel range of each of n blocks, such as ``4`` or ``4 to 6``."""
     starts = [k * size // n for k in range(n)] + [size]
     return [str(start) if stop - start == 1 else f"{start} to {stop - 1}" for start, stop in pairwise(starts)]
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ROW = 0.17
-"""Inches per model, enough to read its name."""
+"""Height per model in inches, enough for a legible name."""
 
 MOST_ROWS = 300
 """Maximum number of models drawn, so that the sheet stays readable."""
@@ -29,7 +29,7 @@ MOST_NAMED = 8
 """Maximum number of models named on a branch; further models are only counted."""
 
 ROUNDING = 1e-6
-"""Distances below this are rounding errors and count as 0."""
+"""Distances below this value are rounding errors and are set to 0."""
 
 _LABELS = 0.1
 """Minimum distance of leaf names from the left edge, in inches."""
@@ -46,8 +46,8 @@ def draw_dendrogram(
     """Draw each group of related models as a tree of average distances.
 
     Each group contains the names of m >= 2 models and their ``(m, m)`` non-negative distances. ``alone`` is the number
-    of models that have no relatives, and ``by_layers`` the number related only according to their layers. At most
-    ``MOST_ROWS`` models are drawn.
+    of models without relatives, and ``by_layers`` the number related only by neurons or layers. At most ``MOST_ROWS``
+    models are drawn.
 
     Raises:
         InputError: If there are no groups, if sizes do not match, or if matplotlib is not installed.
@@ -60,9 +60,10 @@ def draw_dendrogram(
 
 
 def dendrogram_cells(groups: Sequence[tuple[Sequence[str], npt.ArrayLike]], figure: Figure) -> tuple[CellGrid, ...]:
-    """Return the texts of a dendrogram's leaves and branches, with one grid per group from the top.
+    """Return the texts of a dendrogram's leaves and branches, as one grid per group from top to bottom.
 
-    Rows are leaves, and columns end at joins. Each branch names the two nearest models on its two sides.
+    Rows are leaves, and columns end at the joins of branches. Each branch names the closest two models on opposite sides of
+    its join.
 
     Raises:
         InputError: If the groups cannot be drawn.
@@ -112,7 +113,7 @@ class _Family:
         return tuple(float(join) for join in self.links[:, 2])
 
     def branches_of(self, leaf: int, joins: Sequence[float], floor: float) -> Iterator[tuple[str, tuple[str, str]]]:
-        """Yield the text and models of a leaf, then of its branches at the distances ``joins``."""
+        """Yield text and models for a leaf, then for its branch at each distance in ``joins``."""
         import numpy as np
 
         apart = self.distances + np.diag(np.full(len(self.names), np.inf))
@@ -179,7 +180,7 @@ def _grown(groups: Sequence[tuple[Sequence[str], npt.ArrayLike]]) -> list[_Famil
 
 
 def _range(families: Sequence[_Family]) -> tuple[float, float]:
-    """Return the ends of the logarithmic axis, with copies at the left."""
+    """Return the ends of the logarithmic axis; exact copies join at the left end."""
     import numpy as np
 
     positive = np.concatenate([family.distances[family.distances > 0.0] for family in families])
@@ -232,7 +233,7 @@ def _draw(families: Sequence[_Family], theme: Theme, *, n_left_out: int, alone: 
 
 
 def _ticks(families: Sequence[_Family], floor: float, top: float) -> dict[float, str]:
-    """Return the text of each tick; if there are equal copies, the left end represents 0."""
+    """Return the label of each tick; if there are exact copies, the left end is labelled 0."""
     joins = [join for family in families for join in family.joins]
     zero = {floor: "0"} if min(joins) <= 0.0 else {}
     first = 2.0 * floor if zero else floor  # twice the left end is the smallest distance above 0
@@ -241,7 +242,7 @@ def _ticks(families: Sequence[_Family], floor: float, top: float) -> dict[float,
 
 
 def _round_values(low: float, high: float) -> list[float]:
-    """Return 1, 2 and 5 times powers of ten, or powers of ten only."""
+    """Return 1, 2 and 5 times powers of ten or, in a wide range, only powers of ten."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     factors = (1, 2, 5) if len(exponents) <= 4 else (1,)
     return [value for exponent in exponents for f in factors if low <= (value := f * 10.0**exponent) <= high]

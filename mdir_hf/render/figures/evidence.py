@@ -1,4 +1,4 @@
-"""Draw observed traces with their thresholds, and p against tokens read."""
+"""Draw traces relative to their thresholds, and p against the number of tokens read."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _ROW = 0.29
 
 _BARS_WIDTH = 2.4
 _MARGIN = 1.16
-"""Space for a number to the right of the longest bar."""
+"""Length of the axis divided by the longest bar, which leaves space for its number."""
 
 _MARKS = {"embedding": ("o", "-"), "unembedding": ("s", "--")}
 
 MOST_NUMBERS = 10
-"""Maximum number of looks at which each look has a number."""
+"""Maximum number of looks for which each is labelled with its number."""
 
 
 def draw_null(matrices: Mapping[str, MatrixResult], theme: Theme) -> Figure:
@@ -100,7 +100,7 @@ def _ratio(trace: float | None, threshold: float | None) -> float | None:
 def _bars(axes: Axes, theme: Theme, rows: Sequence[tuple[str, float | None, bool]]) -> None:
     axes.axvline(1.0, color=theme.ink, linewidth=1.1, linestyle=(0, (4, 2)), zorder=3)
     largest = max(1.1, *(ratio or 0.0 for _, ratio, _ in rows))
-    # A number is thirty points wide, five points from its bar; if the dashed line would cross it, it moves beyond.
+    # A number is 30 points wide and 5 points from its bar. If the dashed line would cross it, it moves past the line.
     crossed = 35.0 / (_BARS_WIDTH * POINTS) * _MARGIN * largest
     for place, (_, ratio, is_observed) in enumerate(rows):
         text = "not solved for" if ratio is None else f"{ratio:.2f}"
@@ -196,7 +196,7 @@ def draw_looks(report: HomologyReport, matrices: Mapping[str, MatrixResult], the
 
 
 def _apart(numbers: Sequence[int]) -> list[int]:
-    """Return the numbers whose labels do not touch on a logarithmic axis."""
+    """Select numbers whose labels do not touch on a logarithmic axis."""
     span = math.log2(numbers[-1]) - math.log2(numbers[0])
     shown: list[int] = []
     for n in reversed(numbers):

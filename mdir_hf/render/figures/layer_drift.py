@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from mdir_hf.report import HomologyReport, LayerTable
 
 BAND, GAP = 0.46, 0.14
-"""Height of one projection's axes, and of the space below, in inches."""
+"""Height of one projection's axes, and of the gap below, in inches."""
 
 NUMBERED_LAYERS = 16
-"""Maximum number of layers that are all numbered; if there are more, every fifth is."""
+"""Maximum number of layers that are all numbered; with more layers, every fifth is."""
 
 _MARGIN, _LEFT, _RIGHT, _BELOW = 0.15, 1.5, 0.18, 0.42
 
@@ -30,7 +30,7 @@ WITHOUT_PARTNER = (Outcome.REPLACED, Outcome.NO_AGREEMENT)
 def draw_layer_drift(report: HomologyReport, table: LayerTable, theme: Theme) -> Figure:
     """Draw one band per projection, with the mean, median and deciles of its rows' cosines.
 
-    The mean is a filled dot if rows agree.
+    The dot for the mean is filled if rows agree.
     """
     bands = drift_bands(table)
     layers = sorted({result.layer.candidate for result in table.results})
@@ -60,7 +60,7 @@ def draw_layer_drift(report: HomologyReport, table: LayerTable, theme: Theme) ->
 
 
 def drift_bands(table: LayerTable) -> dict[ModuleRole, list[ProjectionResult]]:
-    """Return the results that have cosines, keyed by projection, in the candidate's order."""
+    """Return the results with cosines, grouped by projection and sorted by candidate layer."""
     compared = [result for result in table.results if result.cosine is not None]
     bands = {role: [result for result in compared if result.role is role] for role in ModuleRole}
     return {role: sorted(band, key=lambda each: each.layer.candidate) for role, band in bands.items() if band}

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from mdir_hf.report import HomologyReport, LayersResult
 
 TALLEST, ROW = 5.4, 0.22
-"""Maximum height of the columns, and of a layer, in inches."""
+"""Maximum height of a column, and of one layer in it, in inches."""
 
 NUMBERED = 0.13
-"""Minimum height, in inches, for numbering all layers; in lower figures, every fifth is numbered."""
+"""Minimum height of a layer, in inches, for numbering all layers; otherwise, every fifth is."""
 
 _LEFT, _BELOW, _GAP = 1.0, 0.36, 3.0
 
@@ -26,7 +26,7 @@ _LEFT, _BELOW, _GAP = 1.0, 0.36, 3.0
 def draw_layer_flow(report: HomologyReport, layers: LayersResult, theme: Theme) -> Figure:
     """Draw each match as a line from a reference layer (left) to a candidate layer (right).
 
-    Further matches of a layer are dashed; unmatched layers are hollow.
+    Further matches of a reference layer are dashed; unmatched layers are hollow.
     """
     reference_layers, candidate_layers = layers.reference_layers, layers.candidate_layers
     row = min(ROW, TALLEST / max(len(reference_layers), len(candidate_layers)))

@@ -1,4 +1,4 @@
-"""Draw the layers of one model against the other's, comparing weights or neurons."""
+"""Draw a map of one model's layers against the other's, by weights or neurons."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ SIDE = 3.4
 LARGEST_CELL = 0.6
 
 NUMBERED = 0.3
-"""Minimum size, in inches, of cells that show their number."""
+"""Minimum size, in inches, of cells that show a number."""
 
 RINGED = 0.11
-"""Minimum size, in inches, of cells that mark partners with a ring; smaller cells have a dot."""
+"""Minimum cell size, in inches, for marking partners with a ring; smaller cells get a dot."""
 
 _LEFT, _BELOW = 0.78, 0.72
 
@@ -93,7 +93,7 @@ def draw_layer_map(report: HomologyReport, layers: LayersResult, theme: Theme) -
 
 
 def draw_neuron_map(report: HomologyReport, neurons: NeuronNumbers, theme: Theme) -> Figure:
-    """Draw how many tested neurons agree in each pair of layers, with a ring at each match."""
+    """Draw the number of agreeing neurons for each pair of layers, with a ring at each match."""
     import numpy as np
 
     rows, columns = neurons.reference_layers, neurons.candidate_layers
@@ -139,7 +139,7 @@ def word_of_mark(cell: float) -> str:
 
 
 def mark_partners(axes: Axes, theme: Theme, cells: Sequence[tuple[int, int]], cell: float) -> None:
-    """Mark the partners visibly on cells of any size ``cell``, in inches."""
+    """Mark partners with a ring or dot that is visible at the cell size, in inches."""
     from matplotlib.patheffects import withStroke
 
     is_ringed = word_of_mark(cell) == "ring"

@@ -37,7 +37,7 @@ WIDEST_CELL, ROW = 0.6, 0.27
 """Maximum width of a cell, and height of a row, in inches."""
 
 NUMBERED = 0.3
-"""Minimum size, in inches, of cells that also show their number."""
+"""Minimum width, in inches, of cells that show a number beside the letter."""
 
 _LEFT, _RIGHT = 0.72, 0.82
 _LAYER_ROWS = 0.36
@@ -89,7 +89,7 @@ def strip_cells(report: HomologyReport) -> tuple[_Cells, list[LayerPair]]:
 
 
 def bands_of(pairs: Sequence[LayerPair]) -> list[Sequence[LayerPair]]:
-    """Split the columns into bands of similar length, one below the other."""
+    """Split the layer pairs into bands of similar length, to be drawn one below the other."""
     n_columns = math.ceil(len(pairs) / math.ceil(len(pairs) / COLUMNS_OF_A_BAND))
     return [pairs[start : start + n_columns] for start in range(0, len(pairs), n_columns)]
 

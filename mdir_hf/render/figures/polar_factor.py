@@ -34,7 +34,7 @@ _TITLES = {
 def draw_polar_factor(
     report: HomologyReport, name: str, picture: npt.NDArray[np.float32], theme: Theme, *, is_matched: bool
 ) -> Figure:
-    """Draw |U| in cells, each showing the largest entry of a block of channels.
+    """Draw the absolute polar factor, with one cell for the largest entry of each block of channels.
 
     The shade is the square root of the entry, so that 0.1 is visible next to 1.
     """

@@ -18,9 +18,9 @@ PNG_DPI = 160
 CSS_PIXELS_PER_INCH = 96
 
 SMALL_DPI, FEW_COLOURS, WEBP_QUALITY = 110, 24, 50
-"""Settings for images in notebooks: a heat map of 576 channels takes 22 kB, instead of 220 kB as an SVG."""
+"""Settings for images in notebooks. A heat map of 576 channels takes 22 kB, instead of 220 kB as an SVG."""
 
-# No date and no version, so that the same report gives the same bytes.
+# No date or version, so that the same report gives the same bytes.
 _NO_METADATA = {
     "png": {"Software": None},
     "svg": {"Creator": None, "Date": None, "Format": None, "Type": None},
@@ -61,7 +61,7 @@ def figure_img(figure: Figure, dark_figure: Figure | None = None) -> str:
 
 
 def svg_img(figure: Figure, svg: bytes, dark_svg: bytes | None = None) -> str:
-    """Return the same element as :func:`figure_img`, for existing SVGs."""
+    """Return the element of :func:`figure_img` for SVGs that are already rendered."""
     img = _img(figure, _data_url(svg))
     if dark_svg is None:
         return img
@@ -70,7 +70,7 @@ def svg_img(figure: Figure, svg: bytes, dark_svg: bytes | None = None) -> str:
 
 
 def small_img(figure: Figure) -> str:
-    """Return a figure as a bitmap of 10 to 30 kB, since notebooks store all output."""
+    """Return a figure as an ``<img>`` of 10 to 30 kB for notebooks, which store all output."""
     from PIL import Image
 
     buffer = BytesIO()

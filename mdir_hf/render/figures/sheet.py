@@ -28,7 +28,7 @@ WIDTH = 5.0
 """Width in inches, equal to 480 CSS pixels. Text of 8 points is readable on a phone."""
 
 HEAD = 0.86
-"""Inches above the axes for the title, two subtitle lines, and the label of a colour bar."""
+"""Height above the axes, in inches, for the title, two subtitle lines, and the colour bar's label."""
 
 SHORTEST = 1.5
 """Minimum side of a map in inches, so that its label fits."""
@@ -66,7 +66,7 @@ def drawing() -> Iterator[None]:
 
 
 def new_sheet(theme: Theme, height: float, title: str, subtitle: str, *, width: float = WIDTH) -> Figure:
-    """Make a figure whose height, in inches, includes its head. The subtitle has at most two lines."""
+    """Create a figure with a title and a subtitle of up to two lines; ``height`` includes both, in inches."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), facecolor=theme.paper)
@@ -109,7 +109,7 @@ def label_sides(figure: Figure, axes: Axes, theme: Theme, what: str, reference: 
 
 
 def text_width(text: str, size: float, *, bold: bool = False) -> float:
-    """Return the width of a line in points."""
+    """Return the width of a line of text in points."""
     font = _font(bold=bold)
     font.set_size(size, 10.0 * POINTS)  # large, so that advances are not rounded to pixels
     font.set_text(text, 0.0)
@@ -153,7 +153,7 @@ def _drawable(character: str, font: FT2Font) -> str:
 def fill_cells(
     axes: Axes, theme: Theme, shades: npt.ArrayLike, extent: Box, *, origin: Literal["upper", "lower"] = "upper"
 ) -> None:
-    """Fill axes with cells of shades in [0, 1], without resampling."""
+    """Fill axes with cells, one for each shade in [0, 1], without resampling."""
     cells = colour_map(theme)
     axes.imshow(
         shades, cmap=cells, vmin=0.0, vmax=1.0, extent=extent, origin=origin, aspect="auto", interpolation="none"
@@ -199,7 +199,7 @@ def shade_bar(
 
 
 def evidence_ticks(ticks: Sequence[int]) -> list[tuple[float, str]]:
-    """Return the positions on the ramp of round values of -log10 p."""
+    """Return the position on the ramp and the label of each value of -log10 p."""
     return [(evidence_shade(-tick), spaced(tick)) for tick in ticks]
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SIDE = 6.6
-"""Size of a large matrix in inches. Small matrices have cells of LARGEST_CELL."""
+"""Side of a large matrix, in inches; smaller matrices have cells of LARGEST_CELL."""
 
 LARGEST_CELL = 0.5
 
@@ -68,9 +68,10 @@ def draw_survey_matrix(
 ) -> Figure:
     """Draw each pair's agreement as a shade and its verdict as a symbol, and groups as frames.
 
-    Lists are n x n for n names; a verdict is None if the pair was not compared. ``log10_p`` is symmetric and shown if
-    it is a bound. Pairs for which nothing was found are hatched unless ``layers`` were compared. Models are in the
-    order of ``groups``, if given, else of ``names``.
+    For n names, ``log10_p`` (symmetric), ``verdicts``, ``bounds`` and ``layers`` are n x n. A verdict is None if the
+    pair was not compared. log10 p is printed only if ``bounds`` says that it is a bound. Pairs without a finding are
+    hatched unless ``layers`` says that their layers were compared. Models are in the order of ``groups``, if given,
+    otherwise of ``names``.
 
     Raises:
         InputError: If sizes or names do not match, or matplotlib is not installed.
@@ -226,7 +227,7 @@ def _name_rows(
     order: Sequence[int],
     cell: float,
 ) -> None:
-    """Number and name the rows, or name groups after their first model and size."""
+    """Label rows with numbers and names or, if rows are too low, label groups with their first model and size."""
     n = len(order)
     room = (_NAMES - 0.25) * POINTS
     if cell >= NAMED:
@@ -240,7 +241,7 @@ def _name_rows(
         return
     places, labels, start = [], [], 0
     for group in groups or ():
-        # Only groups that are at least as high as their label.
+        # Only groups at least as high as their label are labelled.
         if len(group) * cell >= 0.12:
             places.append(start + (len(group) - 1) / 2)
             labels.append(fitted(f"{shown_name(group[0])} +{len(group) - 1}", room, SMALL_SIZE))

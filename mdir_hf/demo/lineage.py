@@ -27,7 +27,7 @@ Relation = Literal["reference", "related", "stranger"]
 StageProgress = Callable[[str, float], None]
 _Split = tuple["torch.Tensor", "torch.Tensor"]  # token ids to train on, and held-out ones
 
-# Raise it with every change to the models: folders with another recipe are rebuilt.
+# Increase this with every change to the models; folders with another recipe are rebuilt.
 RECIPE = 6
 _RECORD = "demo/lineage.json"
 
@@ -85,12 +85,12 @@ class Member:
 
     Attributes:
         repo: Repo id, ``demo/<name>``.
-        folder: Its files, as in a snapshot of that repo.
+        folder: Folder with its files, laid out like a snapshot of the repo.
         description: How it was made, in one sentence.
         relation: ``reference``, ``related`` or ``stranger``.
         held_out_loss: Mean loss on held-out text, in nats per token.
-        channels: The reference's channel for each of its own, if channels were moved or removed.
-        scale: Factor of its embedding relative to its parent's.
+        channels: For each of its channels, the matching reference channel, if channels were moved or removed.
+        scale: Factor by which its embedding was scaled.
     """
 
     repo: str
@@ -128,8 +128,8 @@ def build_lineage(
 
     The base is an untied Llama with 6 layers and grouped queries. Building takes two to four minutes of CPU time, 1 GB
     of memory and 50 MB of disk space. The models appear in ``folder`` once the whole family is done. ``progress``
-    receives the current step and the fraction done, in [0, 1]. ``on_member`` receives each member once its files are
-    written, the reference first.
+    receives the current step and the completed fraction, in [0, 1]. ``on_member`` receives each member once its files
+    are written, the reference first.
 
     Raises:
         InputError: If transformers is not installed, or the folder contains an unrelated ``demo`` folder.
@@ -162,7 +162,7 @@ def build_lineage(
 
 
 class _Workshop:
-    """Builder that makes the members and saves each under ``folder/demo``."""
+    """Builder that trains or derives the members, and saves each under ``folder/demo``."""
 
     def __init__(self, folder: Path, seed: int, progress: StageProgress, on_member: Callable[[Member], None]) -> None:
         self._folder, self._seed, self._progress, self._on_member = folder, seed, progress, on_member
@@ -193,7 +193,7 @@ class _Workshop:
 
             fine_tune = copy.deepcopy(base)
             self._train("fine-tune", fine_tune, prose, _FINE_TUNE_STEPS)
-            # In several shards, as large models have them.
+            # Saved in several shards, as large models are.
             self._save("fine-tune", fine_tune, bpe, prose, max_shard_size="5MB")
 
             permuted, permutation = copy.deepcopy(fine_tune), torch.randperm(_HIDDEN_SIZE)
@@ -209,7 +209,7 @@ class _Workshop:
             self._train("pruned", pruned, code, _PRUNED_STEPS)
             self._save("pruned", pruned, bpe, code, channels=channels)
 
-            # As late as possible: it takes a third of the base's time, and the first verdicts should come early.
+            # Done late, because it takes a third as long as the base, and the first verdicts should come early.
             self._say("learning another tokenizer")
             unigram = train_unigram(corpus.prose.learnt, vocabulary_size=_VOCABULARY_SIZE)
             prose_in_unigram = encode(unigram, corpus.prose.learnt), encode(unigram, corpus.prose.held_out)
@@ -238,7 +238,7 @@ class _Workshop:
             num_key_value_heads=2,
             max_position_embeddings=256,
             tie_word_embeddings=tied,
-            # The usual 0.02 is for widths in the thousands; at this width nothing is learnt in the first hundred steps.
+            # With the usual 0.02, for widths in the thousands, a model this narrow learns nothing in a hundred steps.
             initializer_range=0.06,
             bos_token_id=0,
             eos_token_id=1,
@@ -288,7 +288,7 @@ class _Workshop:
         origin = None if channels is None else tuple(channels.tolist())
         member = Member(f"demo/{name}", folder, description, relation, reason, round(loss, 4), origin, scale)
         self._members.append(member)
-        with torch.random.fork_rng(devices=[]):  # random draws of a listener must not change later members
+        with torch.random.fork_rng(devices=[]):  # random draws by a listener must not change later members
             self._on_member(member)
 
     def _say(self, doing: str) -> None:

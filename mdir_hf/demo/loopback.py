@@ -36,7 +36,7 @@ _SINGLE_RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 
 
 class Server(ThreadingHTTPServer):
-    """One of the two origins, on its own port."""
+    """HTTP server for one of the two origins, on its own port."""
 
     daemon_threads = True
     block_on_close = False
@@ -49,12 +49,12 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), hub.handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
-        """Remember a connection, so that it can be closed at the end."""
+        """Record the connection, so that it can be closed at the end."""
         self._connections.add(request)
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:  # noqa: ANN401
-        """Forget a connection that the client closed."""
+        """Discard the record of a connection that the client closed."""
         self._connections.discard(request)
         super().shutdown_request(request)
 
@@ -71,7 +71,7 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Handler of the requests on one connection; ``routes`` maps path patterns to methods."""
+    """Request handler for one connection; ``routes`` maps path patterns to methods."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -232,7 +232,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _content(self, file: StoredFile, headers: Mapping[str, str]) -> None:
         start, stop, status, about = 0, file.n_bytes, 200, dict(headers)
-        byte_range = _SINGLE_RANGE.fullmatch(self.headers.get("Range", ""))  # else the whole file, as on S3
+        byte_range = _SINGLE_RANGE.fullmatch(self.headers.get("Range", ""))  # otherwise the whole file, as on S3
         if byte_range is not None:
             start, stop, status = int(byte_range[1]), min(int(byte_range[2] or file.n_bytes) + 1, file.n_bytes), 206
             if start >= file.n_bytes or stop <= start:
@@ -276,7 +276,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def address_of(kind: str, name: str) -> str:
-    """Return the path of a repository on the Hub; for a model, this is its name."""
+    """Return the path of a repository on the Hub, which for a model is its name."""
     return name if kind == "models" else f"{kind}/{name}"
 
 
@@ -317,7 +317,7 @@ class LoopbackHub:
         return repository.add_revision("main", Path(folder))
 
     def find(self, address: str) -> StoredRepository | None:
-        """Return a repository by its current path."""
+        """Return the repository at a path, or None."""
         return self._repositories.get(address)
 
     def repositories(self) -> tuple[StoredRepository, ...]:

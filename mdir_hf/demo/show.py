@@ -1,4 +1,4 @@
-"""Run ``mdir-hf demo``, the whole workflow on models that are built here and served over loopback HTTP."""
+"""Run ``mdir-hf demo``: the whole workflow, on models that are built locally and served over loopback HTTP."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def run_demo(folder: Path) -> int:
 def served_lineage(folder: Path, on_member: Callable[[Member], None] | None = None) -> Iterator[tuple[Lineage, str]]:
     """Build the lineage, and serve it instead of the Hub inside the block.
 
-    Yield the lineage and the URL. ``on_member`` receives each member once it is served.
+    Yield the lineage and the server's URL. ``on_member`` receives each member once it is served.
 
     Raises:
         InputError: If a dependency is not installed, or the folder cannot be used.

@@ -32,7 +32,7 @@ class StoredFile:
 
     @classmethod
     def at(cls, place: Path, path: str, given_sha256: str | None = None) -> StoredFile:
-        """Return a local file as a repository's file."""
+        """Describe a local file as the file at ``path`` in a repository."""
         n_bytes = place.stat().st_size
         return cls(place, n_bytes, path.endswith(LFS_SUFFIXES) or n_bytes > LFS_BYTES, given_sha256)
 
@@ -43,14 +43,14 @@ class StoredFile:
 
     @cached_property
     def blob_id(self) -> str:
-        """The git blob id of the content or, for LFS, of the pointer file."""
+        """The git blob id of the content or, for LFS files, of the pointer."""
         if self.is_lfs:
             return hashlib.sha1(self._pointer, usedforsecurity=False).hexdigest()
         return self._digest("sha1", b"blob %d\0" % self.n_bytes)
 
     @property
     def etag(self) -> str:
-        """The ETag: SHA-256 for LFS files, else the blob id."""
+        """The ETag: SHA-256 for LFS files, otherwise the blob id."""
         return self.sha256 if self.is_lfs else self.blob_id
 
     @property
@@ -79,9 +79,9 @@ class StoredRepository:
 
     Attributes:
         revisions: Map from branches and tags to commit SHAs.
-        commits: Map from commit SHAs to files, which are keyed by path.
+        commits: Map from commit SHAs to files keyed by path.
         dates: Map from commit SHAs to dates.
-        created_at: Date of the repository; empty if the API gives none.
+        created_at: Creation date of the repository; empty to omit it from the API.
     """
 
     repo_id: str

@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 BEGIN = "<s>"
 END = "</s>"
 
-# Poor training text: installed packages, generated tables, fixtures of the interpreter's tests.
+# Folders with poor training text: installed packages, generated tables, and test fixtures.
 _LEFT_OUT = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "encodings", "pydoc_data", "lib2to3", "__pycache__"}
 )
 _SHARD_N_CHARS = 100_000
-# Held-out text is the beginnings of several modules, so that no single table or licence dominates it.
+# Held-out text consists of the beginnings of several modules, so that no single table or licence dominates it.
 _HELD_OUT_N_MODULES = 16
 _HELD_OUT_N_CHARS = 6_000
-# Less than this means a Python without its sources (frozen or zipped), too little to train on.
+# A Python without its sources (frozen or zipped) has less text, which is too little to train on.
 _MIN_N_CHARS = 500_000
 _MAY_HOLD_DOCSTRINGS = (ast.stmt, ast.ExceptHandler, ast.match_case)
 
@@ -60,8 +60,8 @@ class Corpus:
 def read_corpus(*, code_n_chars: int = 2_000_000, prose_n_chars: int = 600_000) -> Corpus:
     """Read code and prose from the standard library, with held-out parts.
 
-    The text depends on the Python version, but not on the file system. Sizes are in characters, in whole shards of
-    100,000.
+    The text depends on the Python version, but not on the file system. Sizes are in characters; training text is split
+    into shards of 100,000.
 
     Raises:
         InputError: If the sources of the standard library are not on disk.
@@ -149,7 +149,7 @@ def _docstrings(source: str) -> Iterator[str]:
         tree = ast.parse(source)
     except SyntaxError:  # a few modules of the standard library are invalid on purpose
         return
-    # In the order of ast.walk, but without expressions: they are most of a tree, and have no docstrings.
+    # In the order of ast.walk, but skipping expressions, which make up most of a tree and have no docstrings.
     waiting: deque[ast.AST] = deque([tree])
     while waiting:
         node = waiting.popleft()
@@ -205,7 +205,7 @@ def optimize(
 ) -> list[float]:
     """Minimise a loss with AdamW, a linear warm-up over the first 5%, and a cosine decay to a tenth of the peak.
 
-    ``next_loss`` returns a scalar with a graph. Return the loss of each step before its update.
+    ``next_loss`` returns a scalar tensor with a graph. Return the loss of each step before its update.
     """
     optimizer = torch.optim.AdamW(_decay_groups(model), lr=learning_rate, betas=(0.9, 0.95), fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _share_of_peak(step, steps))

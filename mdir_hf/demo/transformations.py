@@ -45,10 +45,10 @@ def permute_channels(model: PreTrainedModel, permutation: torch.Tensor, *, scale
 
 @torch.no_grad()
 def rotate_channels(model: PreTrainedModel, rotation: torch.Tensor) -> None:
-    """Rotate the residual stream by an orthogonal ``(hidden_size, hidden_size)``, in place, up to rounding.
+    """Rotate the residual stream in place, preserving the outputs up to rounding.
 
-    Gains are folded into the weights that read the stream, so embeddings must be untied. The model must have the dtype
-    of ``rotation``.
+    ``rotation`` is orthogonal, ``(hidden_size, hidden_size)``, and has the dtype of the model. Gains are folded into
+    the weights that read the stream, so embeddings must be untied.
     """
     body = model.model
     body.embed_tokens.weight.copy_(body.embed_tokens.weight @ rotation)
@@ -82,7 +82,7 @@ def keep_channels(model: PreTrainedModel, channels: torch.Tensor) -> PreTrainedM
 
 @torch.no_grad()
 def replace_tokenizer(model: PreTrainedModel, old: Tokenizer, new: Tokenizer) -> PreTrainedModel:
-    """Return the same model for another tokenizer; rows of tokens with equal text are copied, others are random."""
+    """Return the model for another tokenizer; rows of tokens with equal text are copied, others are random."""
     rebuilt = _rebuilt(
         model,
         vocab_size=new.get_vocab_size(),
@@ -108,7 +108,7 @@ def _rebuilt(model: PreTrainedModel, **changes: object) -> PreTrainedModel:
 
 
 def _spellings(tokenizer: Tokenizer) -> dict[str, int]:
-    # Decoded after another token, because the first token of a text loses its leading space. Tokens that are part of a
-    # character have no text of their own.
+    # Decoded after another token, because the first token of a text loses its leading space. Tokens for a part of a
+    # character have no text.
     texts = {tokenizer.decoder.decode(["x", token])[1:]: index for token, index in tokenizer.get_vocab().items()}
     return {text: index for text, index in texts.items() if "\ufffd" not in text}

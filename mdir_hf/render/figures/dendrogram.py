@@ -62,8 +62,7 @@ def draw_dendrogram(
 def dendrogram_cells(groups: Sequence[tuple[Sequence[str], npt.ArrayLike]], figure: Figure) -> tuple[CellGrid, ...]:
     """Return the texts of a dendrogram's leaves and branches, as one grid per group from top to bottom.
 
-    Rows are leaves, and columns end at the joins of branches. Each branch names the closest two models on opposite sides of
-    its join.
+    Rows are leaves, and columns end at joins. Each branch names the closest pair of models across its join.
 
     Raises:
         InputError: If the groups cannot be drawn.

@@ -1,4 +1,4 @@
-"""The Space. ``python app.py`` in this folder, or ``mdir-hf space``, starts it on this machine."""
+"""Start the Space. To run it locally, use ``python app.py`` in this folder, or ``mdir-hf space``."""
 
 from __future__ import annotations
 

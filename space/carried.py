@@ -1,7 +1,7 @@
 """Import the package from the wheel next to this file, where ``make space-folder`` puts it.
 
-A Space installs its requirements before its own files exist, so the requirements cannot name the wheel, and the name on
-a package index may not be ours. The wheel is therefore unpacked at startup and takes precedence over installed
+A Space installs its requirements before its own files exist, so the requirements cannot name the wheel, and a package
+of that name on an index may not be ours. The wheel is therefore unpacked at startup and takes precedence over installed
 packages.
 """
 
@@ -35,7 +35,7 @@ def use_carried_wheel() -> Path | None:
     sys.path.insert(0, _unpacked.name)
     space = os.environ.get("SPACE_ID")
     if space:
-        # Visitors install from here as long as no package index has the package.
+        # Visitors install the package from here as long as no package index has it.
         hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
         os.environ.setdefault("MDIR_HF_ORIGIN", f"{hub}/spaces/{space}/resolve/main/{wheels[0].name}")
     return Path(_unpacked.name)

@@ -1,1 +1,1 @@
-"""The Space: a page, an API and an MCP server. Its folders import downwards: page, routes, html, jobs."""
+"""The Space: a page, an API and an MCP server. Each folder imports only later ones: page, routes, html, jobs."""

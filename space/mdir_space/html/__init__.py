@@ -1,1 +1,1 @@
-"""Results, plans and refusals as HTML, from jinja2 templates that escape all text; and the links in them."""
+"""Results, plans and refusals as HTML, from jinja2 templates that escape all text, and their links."""

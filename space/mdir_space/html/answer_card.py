@@ -1,4 +1,4 @@
-"""Cards for all kinds of answers, and their words, for the page, its first paint, and other sites."""
+"""Cards and plain text for all kinds of answers, for the page, its first paint, and other sites."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class AnswerWords:
 
     Attributes:
         about: Names of the models.
-        headline: A few words that end in a full stop.
+        headline: A few words, with a full stop.
         sentence: A sentence to quote.
         caveat: A sentence about a conclusion that does not follow.
     """
@@ -35,7 +35,7 @@ class AnswerWords:
 
 
 def answer_words(result: Result, question: Question) -> AnswerWords:
-    """Return an answer in words."""
+    """Return an answer as plain text."""
     if isinstance(result, HomologyReport):
         pair = listed_names([model.repo for model in (result.reference, result.candidate)])
         return AnswerWords(pair, f"{result.headline}.", result.sentence, result.does_not_mean[0])
@@ -47,7 +47,7 @@ def answer_words(result: Result, question: Question) -> AnswerWords:
 
 
 def answer_card(result: Result, question: Question, *, link: str = "", note: str = "", frame: str = "") -> Markup:
-    """Return the card of an answer, or of an interim state of it, as HTML.
+    """Return the card of a complete or interim answer as HTML.
 
     ``note`` is a sentence above the answer, such as the limit that cut it short. ``frame`` is HTML that embeds the card
     in another page; comparisons ignore it, because they have a tab for it.

@@ -37,12 +37,12 @@ class Relative:
     """One compared model.
 
     Attributes:
-        opens: Name with which a comparison can read the model, or empty.
+        opens: Name under which a comparison can open the model, or empty.
         place: Source of the name: the index or the card.
         is_found: Whether shared weights were found.
         measured: The outcome, in words.
         log10_p: log10 of p; None if nothing was measured.
-        agreement: How much agrees; empty if not counted.
+        agreement: How much agrees; empty if not measured.
         is_corrected: Whether p is corrected for all bases of the index.
         made_from: Sentences on the source of the index entry; empty if the name already says it.
         layers: Which layers match; empty if unknown.
@@ -62,7 +62,7 @@ class Relative:
 
     @property
     def strength(self) -> str:
-        """The strength of the evidence: log10 p if p is a bound, else how much agrees. Empty if nothing was found."""
+        """The strength of the evidence: log10 p if p is a bound, otherwise how much agrees. Empty without a finding."""
         if not self.is_found or self.log10_p is None:
             return ""
         return f"log10 p {log10_text(self.log10_p)}" if self.p_is_bound else self.agreement
@@ -96,7 +96,7 @@ def family_card(family: Family, question: FamilyQuestion, *, link: str = "", not
 
 
 def bom_of_family(family: Family) -> str:
-    """Return the bill of materials of a model. Empty if its facts are unknown or the library is not installed."""
+    """Return a model's bill of materials; empty if its facts are unknown or the library is not installed."""
     if family.facts is None:
         return ""
     try:
@@ -106,7 +106,7 @@ def bom_of_family(family: Family) -> str:
 
 
 def family_sentence(family: Family, question: FamilyQuestion) -> tuple[str, str]:
-    """Return a headline and a sentence to quote, which claim no more than was measured."""
+    """Return a headline and a sentence to quote that claim no more than was measured."""
     name = shown_name(question.model)
     confirmed = [relative for relative in relatives_of(family) if relative.is_found]
     if confirmed:
@@ -144,7 +144,7 @@ def relatives_of(family: Family) -> Iterator[Relative]:
         if before is None:
             known[key] = declared
         else:
-            # The card named it before anything was measured, so its own comparison needs no correction.
+            # The card named this base before the search, so the comparison with it needs no correction.
             stronger = before if declared.log10_p is None or before.is_found > declared.is_found else declared
             place = f"{before.place}; {declared.place}"
             known[key] = replace(stronger, name=declared.name, place=place, made_from=before.made_from)
@@ -206,7 +206,7 @@ def _of_card(check: BaseCheck, relation: str | None) -> Relative:
 
 
 def _excluded(identification: Identification) -> str:
-    """Say what a search that found nothing excludes."""
+    """Say which copies a search without findings excludes."""
     which = "the one base model" if identification.n_bases == 1 else f"{identification.n_bases} base models"
     outcome = f"It was compared with {which} of the index."
     if identification.excluded_noise is None:
@@ -265,7 +265,7 @@ def _measured(check: BaseCheck | None) -> str:
 
 
 def family_caveats(family: Family) -> list[str]:
-    """Return sentences on what an answer does not mean."""
+    """Return sentences on conclusions that do not follow from an answer."""
     sentences = [
         "Shared weights have no direction: they do not say which model came first, and both may come from a third one."
     ]

@@ -1,6 +1,6 @@
-"""Figures with a text for each cell, which can be shown with pointer, touch or keyboard (``figures.js``).
+"""Figures whose cells show a text when selected by pointer, touch or keyboard (``figures.js``).
 
-The images come from the report, so a downloaded figure is exactly the one on the page. Nothing else is loaded.
+Images are embedded in the page, so a downloaded figure is exactly the one shown.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ OPENS_PARTS = "Enter shows the parts of a pair."
 OPENS_COMPARISON = "Enter opens the comparison of the two models."
 
 FigureParts = Mapping[Any, Sequence[tuple[str, str, float]]]
-"""Has the same keys as the return value of ``pair_tests``."""
+"""Parts and tests of each layer pair, as returned by ``pair_tests``."""
 
 
 MAX_DRAWN = 16
-"""Number of public reports whose figures are kept, about 2 MB for each report."""
+"""Number of public reports whose figures are cached, at about 2 MB per report."""
 
 
 class ReportFigures:
-    """The figures of one report, each rendered when it is first shown. Thread-safe.
+    """The figures of one report, each rendered on first use. Thread-safe.
 
     Attributes:
-        deciding: The figure of the evidence that decided, without cells; empty if there is none.
+        deciding: The figure of the deciding evidence, without cells; empty if there is none.
     """
 
     def __init__(self, report: HomologyReport) -> None:
@@ -47,7 +47,7 @@ class ReportFigures:
         self.deciding = self._deciding()
 
     def images(self, names: Iterable[FigureName]) -> dict[str, str]:
-        """Return the figures for which the report has data, as HTML by name."""
+        """Return the figures for which the report has data, as HTML keyed by name."""
         with self._lock:
             shown = {name.value: self._image(name.value) for name in names}
         return {name: image for name, image in shown.items() if image}
@@ -60,7 +60,7 @@ class ReportFigures:
         return render("deciding_figure", light=light, dark=dark, words=name.words)
 
     def _image(self, name: str) -> Markup:
-        if name in self._light:  # matplotlib's figures are large: they go once they are rendered
+        if name in self._light:  # matplotlib's figures are large, so they are dropped once rendered
             light, dark = self._light.pop(name), self._dark.pop(name)
             cells, parts = figure_cells(self._report, name, light), pair_tests(self._report)
             self._images[name] = interactive_figure(name, figure_img(light), figure_img(dark), cells, parts=parts)
@@ -68,7 +68,7 @@ class ReportFigures:
 
 
 class DrawnFigures:
-    """The figures of the last shown reports. Only for public reports, because visitors may see each other's figures."""
+    """Cache of figures of recently shown reports; only for public reports, because visitors share it."""
 
     def __init__(self, most: int = MAX_DRAWN) -> None:
         self._most = most
@@ -76,12 +76,12 @@ class DrawnFigures:
         self._figures: OrderedDict[int, tuple[HomologyReport, ReportFigures]] = OrderedDict()
 
     def of(self, report: HomologyReport) -> ReportFigures:
-        """Return the figures of a report; calling it again with the same object draws nothing."""
+        """Return the figures of a report, drawing them only on the first call for the same object."""
         with self._lock:
             report, figures = self._figures.get(id(report), (report, None))
-        figures = figures or ReportFigures(report)  # outside the lock: others must not wait for a drawing
+        figures = figures or ReportFigures(report)  # outside the lock, so that others need not wait for a drawing
         with self._lock:
-            self._figures[id(report)] = report, figures  # with the report, so that no other has its id
+            self._figures[id(report)] = report, figures  # stored with the report, so that no other object gets its id
             self._figures.move_to_end(id(report))
             while len(self._figures) > self._most:
                 self._figures.popitem(last=False)
@@ -89,7 +89,7 @@ class DrawnFigures:
 
 
 PUBLIC_FIGURES = DrawnFigures()
-"""Figures of stored results and of results in the cache."""
+"""Figures of stored and cached results."""
 
 
 def interactive_figure(
@@ -103,8 +103,8 @@ def interactive_figure(
 ) -> Markup:
     """Return a figure as HTML, with buttons to zoom and save it.
 
-    ``light`` and ``dark`` are images for light and dark pages, ``grids`` the texts of the cells, and ``parts`` the
-    tables that open from cells of pairs of layers. ``address`` returns the link of a cell about two models.
+    ``light`` and ``dark`` are images for light and dark pages. ``grids`` contains the texts of cells, and ``parts`` the
+    tables that open from cells for layer pairs. ``address`` returns the link from a cell for two models.
     """
     cells = [
         {

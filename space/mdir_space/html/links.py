@@ -28,17 +28,17 @@ DOWNLOAD_PATH = "/reconstruction"
 
 @dataclass(frozen=True)
 class LinkedQuestion:
-    """The question in a link, not yet validated.
+    """The query parameters of a link, not yet validated.
 
     Attributes:
-        reference: ``a``; may be a list of names.
-        candidate: ``b``; may be a list of names.
-        level: ``level``; defaults to auto.
+        reference: ``a``, which may be a list of names.
+        candidate: ``b``, which may be a list of names.
+        level: ``level``, which defaults to auto.
         alpha: ``alpha``, as text.
         version: ``v``, the version of the package that computed the linked result; empty if the link only asks a
             question.
         example: ``example``, the name of a stored result.
-        only: ``only``, one half of a question about one model.
+        only: ``only``, which limits a question about one model to ``index`` or ``card``.
     """
 
     reference: str = ""
@@ -51,11 +51,11 @@ class LinkedQuestion:
 
 
 def read_link(request: Any) -> LinkedQuestion:  # noqa: ANN401 - of gradio or of starlette
-    """Return the question in the URL of the page."""
+    """Return the query parameters in the URL of the page."""
     query = {} if request is None else dict(request.query_params)
 
     def value(name: str, default: str = "", longest: int = MAX_NAME_LENGTH) -> str:
-        # One character over the limit, so that a name that is too long is refused and not truncated.
+        # Cut one character over the limit, so that a long name is refused instead of truncated.
         return str(query.get(name, default)).strip()[: longest + 1]
 
     return LinkedQuestion(
@@ -78,7 +78,7 @@ def query_of(reference: str, candidate: str, level: str, alpha: float) -> str:
 
 
 def query_again(question: Question, names: Sequence[str] = ()) -> str:
-    """Return the query that asks a question again; ``names`` replace the names in the question if there are any."""
+    """Return the query that asks a question again; ``names``, if any, replace the names in the question."""
     names = names or question.names
     if isinstance(question, PairQuestion):
         return query_of(names[0], names[1], question.level, question.alpha)
@@ -89,7 +89,7 @@ def query_again(question: Question, names: Sequence[str] = ()) -> str:
 
 
 def link_to_layers(link: str) -> str:
-    """Return the link to the same question at level layers; empty if it is at that level already.
+    """Return the link to the same question at level layers; empty if it is already at that level.
 
     ``link`` must end in a query from :func:`query_of`, or be empty.
     """
@@ -104,10 +104,10 @@ def pinned_link(answered: Answered[Any], request: Any, question: Question) -> st
     """Return the permanent URL of a result, with all commits and the version of the package.
 
     Returns:
-        Empty for results that are private, incomplete or not cached.
+        The URL; empty for results that are private, incomplete or not cached.
     """
     names = [*map(_pinned, answered.access.models), *answered.access.left_out]
-    # Two names are a comparison.
+    # A survey with only two names would open as a comparison.
     if not answered.is_kept or (isinstance(question, SurveyQuestion) and len(names) < 3):
         return ""
     return f"{page_address(request)}?{query_again(question, names)}&{urlencode({'v': __version__})}"
@@ -119,13 +119,13 @@ def download_link(result: ReconstructionResult, request: Any) -> str:  # noqa: A
 
 
 def _pinned(model: ResolvedModel) -> str:
-    """Return the name of a model at its commit: the id and commit if sufficient, else a URL."""
+    """Return a name that pins a model to its commit: id and commit if sufficient, otherwise a URL."""
     short = f"{model.repo}@{model.commit}"
     return short if "/" in model.repo and model.pinned == f"hf://models/{short}" else model.pinned
 
 
 def page_address(request: Any) -> str:  # noqa: ANN401
-    """Return the URL of the page for people: the Space's page, or else the URL of the request."""
+    """Return the URL of the page for people: the Space's page or, outside a Space, this server."""
     space = os.environ.get("SPACE_ID", "")
     if space:
         return f"https://huggingface.co/spaces/{space}"

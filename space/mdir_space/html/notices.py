@@ -1,4 +1,4 @@
-"""Notices that the page shows before there is an answer: plans, progress, refusals."""
+"""Notices that the page shows before an answer: plans, progress, refusals."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def plan_notice(plan: ReadPlan, pace: Pace, limits: Limits, fields: Sequence[str
 
 
 def read_notice(report: HomologyReport, fields: Sequence[str]) -> Markup:
-    """Compare the bytes that a finished comparison read with the planned bytes; empty if nothing was planned."""
+    """Compare the bytes read by a finished comparison with the planned bytes; empty without a plan."""
     io = report.io
     if io.bytes_planned is None:
         return Markup()
@@ -108,7 +108,7 @@ def _by_layers(plan: ReadPlan) -> str:
 def stored_notice(example: Example, fields: Sequence[str] = ()) -> Markup:
     """Return the notice that the fields name the models of a stored result.
 
-    ``fields`` is as in :func:`plan_notice`; if empty, the two models of the example are used.
+    ``fields`` is as in :func:`plan_notice`; if it is empty, the two models of the example are used.
     """
     text = (
         f"These are the models of the stored result “{example.title}”. No repository has them under these names. "
@@ -118,7 +118,7 @@ def stored_notice(example: Example, fields: Sequence[str] = ()) -> Markup:
 
 
 def does_not_fit(plan: ReadPlan, limits: Limits) -> str:
-    """Return the reason why this server refuses a plan, or empty."""
+    """Return the reason why this server would refuse a planned comparison; empty if it would not."""
     if limits.memory_bytes is not None and plan.peak_memory_bytes > limits.memory_bytes:
         return f"That does not fit: one comparison may use {size_text(limits.memory_bytes)} here."
     if limits.n_bytes is not None and bytes_of(plan)[0] > limits.n_bytes:
@@ -174,11 +174,11 @@ def progress_of_several(step: Queued | Running[Family] | Running[SurveyResult]) 
 
 
 LIGHTER = {"layers": "embedding", "auto": "screen", "embedding": "screen"}
-"""For each level, one that reads less."""
+"""For each level, a level that reads less."""
 
 
 def cut_short_notice(why: str, question: PairQuestion) -> Markup:
-    """Name what a limit left out, and offer two ways to continue: a lighter level or the visitor's own machine."""
+    """Say what a limit left out, and offer two ways to continue: a lighter level, or the visitor's own machine."""
     lighter = LIGHTER.get(question.level, "")
     query = query_of(question.reference, question.candidate, lighter, question.alpha)
     command = _local_command(question)

@@ -1,4 +1,4 @@
-"""The cost of an answer before it starts, and the relations that a negative answer would exclude."""
+"""Describe the planned cost of an answer, and the relations that a negative answer would exclude."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Cost:
 
     Attributes:
         kind: ``comparison``, ``family`` or ``survey``.
-        n_bytes: Bytes of weights that are read at least, and the approximate number if every step is needed.
-        seconds: Estimated time for each of these two cases.
+        n_bytes: Minimum number of bytes to read, and approximate number if every step is needed.
+        seconds: Estimated duration in these two cases.
         memory_bytes: Estimated memory; None if not planned.
         requests: Number of requests to the Hub; None if not planned.
-        excluded_noise: Largest noise, in multiples of the weights, with which a copy would be found; None if it would
-            not be found at all.
-        why_not: Why this server would refuse the job, or empty.
+        excluded_noise: Largest noise, in multiples of the weights, at which a copy would be found; None if no copy
+            would be.
+        why_not: Reason why this server would refuse the job, or empty.
     """
 
     kind: str
@@ -80,7 +80,7 @@ def notice_of(plan: Plan, pace: Pace, limits: Limits, fields: Sequence[str] = ()
 
 
 def in_sentences(plan: FamilyPlan | SurveyReads, pace: Pace, limits: Limits) -> str:
-    """Describe the reads of a search or a survey, and the relations that a negative answer will exclude."""
+    """Describe the cost of a search or a survey, and the relations that a negative answer would exclude."""
     cost = cost_of(plan, pace, limits)
     sentences = _of_survey(plan) if isinstance(plan, SurveyReads) else _of_family(plan)
     times = dict.fromkeys(map(duration_text, cost.seconds))

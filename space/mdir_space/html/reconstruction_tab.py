@@ -1,4 +1,4 @@
-"""The Reconstruction tab: an explanation, the reason if there is no reconstruction, or the result."""
+"""The Reconstruction tab: an explanation, the reason why a reconstruction is impossible, or the result."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def reconstruction_progress(step: Queued | Running[ReconstructionResult]) -> Mar
 
 
 def reconstruction_end(notice: Markup) -> Markup:
-    """Return a notice that there is no reconstruction, and a button that tries again."""
+    """Return a notice after a failed or cancelled reconstruction, and a button that starts it again."""
     return render("reconstruction_state", notice=notice, press="reconstruct", label="Reconstruct")
 
 

@@ -24,9 +24,10 @@ CARD_SIZE = (480, 190)
 
 
 def reproduce_tab(report: HomologyReport, *, server: str, is_example: bool = False) -> Markup:
-    """Return commands, code, commits and the report itself.
+    """Return the tab with commands, code, commits and the report itself.
 
-    ``server`` is the base URL of this server for programs. ``is_example`` means that ``make real`` builds the models.
+    ``server`` is the base URL of this server for programs. If ``is_example``, the models have to be built with ``make
+    real``.
     """
     sections = {section.kind: section for section in describe(report)}
     section = sections[SectionKind.REPRODUCE]
@@ -68,7 +69,7 @@ def _program_lines(report: HomologyReport, server: str) -> str:
 
 
 def file_stem(names: Sequence[str]) -> str:
-    """Return the stem of the name of a file about two models."""
+    """Return the name, without suffix, for a file about some models."""
     return "-".join(map(_file_word, names))
 
 

@@ -20,7 +20,7 @@ from mdir_space.jobs.question import SurveyQuestion
 from mdir_space.jobs.survey import SurveyResult
 
 MAX_NAMES = 6
-"""Largest number of names of one group in the sentence; further names are counted."""
+"""Maximum number of names listed in a sentence; further names are counted."""
 
 
 CAPTIONS = {
@@ -96,14 +96,14 @@ def survey_sentence(report: SurveyReport) -> tuple[str, str]:
 
 
 def _looked_at(report: SurveyReport) -> str:
-    """Say which parts were compared for models that have no relative."""
+    """Say in which parts no relative was found."""
     if report.layers_to_compare():
         return "no relative found by embeddings or a few neurons; layers not compared"
     return "no relative found by embeddings, neurons or layers"
 
 
 def _n_without_layers(report: SurveyReport) -> int:
-    """Count the models that have no relative and whose layers were not compared."""
+    """Count the models without a relative whose layers were not compared."""
     compared_next = {name for pair in report.layers_to_compare() for name in pair}
     return len(compared_next & set(report.without_relatives()))
 
@@ -122,7 +122,7 @@ def pairs_csv(report: SurveyReport) -> str:
     names = [field.name for field in fields(PairResult) if field.name != "channels"]
     table.writerow(names)
     for pair in report.pairs.values():
-        # Spreadsheets would run a cell that begins like a formula.
+        # Quote cells that begin like a formula, which spreadsheets would run.
         values = (str("" if (value := getattr(pair, name)) is None else value) for name in names)
         table.writerow([f"'{text}" if text.startswith(("=", "@", "\t", "\r")) else text for text in values])
     return written.getvalue()
@@ -151,7 +151,7 @@ def survey_caveats(surveyed: SurveyResult) -> list[str]:
 
 
 def listed_names(models: Sequence[str]) -> str:
-    """Return names of models as part of a sentence, shortening long lists."""
+    """Join the names of models for a sentence, shortening long lists."""
     names = [shown_name(name) for name in models]
     if len(names) > MAX_NAMES:
         names = [*names[: MAX_NAMES - 1], f"{len(names) - MAX_NAMES + 1} more"]

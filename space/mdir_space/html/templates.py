@@ -23,7 +23,7 @@ from mdir_hf.render.sections import Section
 from mdir_hf.report import ModelSummary
 
 HUB = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-"""The host to which model names link."""
+"""Base URL of the links to models."""
 
 
 def render(template: str, **values: object) -> Markup:
@@ -64,18 +64,19 @@ def _address_on_hub(model: ModelSummary, hub: str) -> str:
 
 
 def log10_text(log10_p: float) -> str:
-    """Format log10 of a p, rounded up so that it never overstates the evidence."""
+    """Format log10 p, rounded up so that it never overstates the evidence."""
     return f"{min(0, math.ceil(log10_p)):,}".replace("-", "\N{MINUS SIGN}")
 
 
 def strength_text(result: HomologyReport | PairResult) -> str:
-    """Format the strength of the evidence: log10 p if p is a bound, else how much agrees."""
+    """Format the strength of the evidence: log10 p if p is a bound, otherwise how much agrees."""
     return f"log10 p {log10_text(result.log10_p or 0.0)}" if result.p_is_bound else result.agreement or ""
 
 
 def address_mark(query: str, names: tuple[str, ...], tab: str = "") -> Markup:
     """Return a hidden element that tells the page's script which result is shown.
 
-    ``query`` is the query of its URL, ``names`` the content of the fields, and ``tab`` the tab to open, or empty.
+    ``query`` is the query of the result's URL, ``names`` the content of the fields, and ``tab`` the tab to open, if
+    any.
     """
     return render("address_mark", query=query, names=names, tab=tab)

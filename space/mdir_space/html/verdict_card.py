@@ -14,7 +14,7 @@ from mdir_space.html.templates import HUB, render
 
 KEPT = "Stored result of an earlier comparison: same commits, level and alpha."
 MAX_CAVEATS = 3
-"""Number of caveats that are shown unfolded."""
+"""Number of caveats that are shown without unfolding."""
 
 
 def verdict_card(
@@ -26,11 +26,10 @@ def verdict_card(
     note: str = "",
     is_example: bool = False,
 ) -> Markup:
-    """Return the card.
+    """Return the card of a comparison as HTML.
 
-    ``declared`` is from :func:`declared_lineage_html`, ``figure`` shows the evidence that decided, and ``note`` states
-    the source of the result. ``is_example`` means that the models are in no repository, so that their names have no
-    link.
+    ``declared`` is from :func:`declared_lineage_html`, ``figure`` shows the deciding evidence, and ``note`` states the
+    source of the result. If ``is_example``, the models are not in repositories, and their names are not links.
     """
     verdict, *sections = describe(report)
     of_kind = {section.kind: section for section in sections}
@@ -56,9 +55,9 @@ def verdict_card(
 def declared_lineage_html(
     report: HomologyReport, declared: tuple[DeclaredLineage | None, DeclaredLineage | None]
 ) -> Markup:
-    """Return the lineage that the two model cards declare next to the measurement, in neutral words.
+    """Compare the lineage declared by the two model cards with the measurement, in neutral words.
 
-    ``declared`` has the declarations of reference and candidate; None if a card could not be read.
+    ``declared`` contains the declarations of the reference and the candidate; None if a card could not be read.
     """
     names = (report.reference.repo, report.candidate.repo)
     read = [(repo, lineage) for repo, lineage in zip(names, declared, strict=True) if lineage is not None]

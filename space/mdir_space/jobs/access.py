@@ -2,7 +2,7 @@
 
 Public models are read through the caches, and their results are cached for all visitors. The Hub allows more requests
 from an account than from an IP address, and Spaces share addresses. Requests for public models therefore use the
-visitor's token, else a token without scopes that the owner of the Space may set, else no token. Private and gated
+visitor's token or, if there is none, a token without scopes that the owner of the Space may set. Private and gated
 models are read only with the visitor's token, without any cache, and only that visitor gets the results. The server's
 own token (``HF_TOKEN``) is never used.
 """
@@ -20,11 +20,11 @@ from mdir_hf.model.hub.repository import ResolvedModel, resolve_model
 from mdir_space.jobs.question import Question, RefusedError, shortened
 
 TOKEN_VARIABLE = "MDIR_SPACE_TOKEN"
-"""Variable for a token without scopes, which gives a Space a higher rate limit on the Hub."""
+"""Environment variable for a token without scopes, which raises a Space's rate limit on the Hub."""
 
 
 MAX_CHOICES = 40
-"""Largest number of files to offer if a repository contains several models."""
+"""Maximum number of files to offer if a repository contains several models."""
 
 ASKED_AT_A_TIME = 4
 """Number of concurrent requests to the Hub for one visitor."""
@@ -40,7 +40,7 @@ class Access:
         is_private: Whether the models are read with the visitor's token and without any cache. If False, only public
             models are read, even if the token could open others.
         is_shared: Whether all visitors may see the result.
-        left_out: Why names are missing from ``models``.
+        left_out: For each name missing from ``models``, the reason.
     """
 
     models: tuple[ResolvedModel, ...]
@@ -50,7 +50,7 @@ class Access:
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     def files_of(self, exc: SeveralModelsError) -> dict[str, tuple[str, ...]]:
-        """Return the names of the files listed in an error, by the model's name in the question."""
+        """Return the names of the files listed in an error, keyed by the model's name in the question."""
         for model in self.models:
             if model.commit is not None and (exc.subject or "").startswith(model.repo):
                 named = model.repo if model.revision is None else f"{model.repo}@{model.revision}"
@@ -84,12 +84,11 @@ def find_access(
 ) -> Access:
     """Find the models of a question, and determine how they may be read.
 
-    ``may_lack`` leaves out missing models, as long as one model remains. ``served`` has all models that the Hub of a
-    demo serves; it is empty for other Hubs. Sends one API request per model, and one more for each token that the Hub
-    rejects.
+    If ``may_lack``, missing models are left out as long as one model remains. ``served`` lists all models of a demo's
+    Hub; it is empty for other Hubs. Sends one API request per model, and one more for each token that the Hub rejects.
 
     Raises:
-        RefusedError: If a model does not exist for this visitor.
+        RefusedError: If this visitor cannot read a model.
     """
 
     def find(text: str) -> tuple[ResolvedModel, str | None] | RefusedError:
@@ -161,7 +160,7 @@ def _resolve(text: str, token: str | None, *, allow_local: bool) -> tuple[Resolv
         try:
             model = resolve_model(text, token=using, allow_local=allow_local)
         except RepositoryNotFoundError:
-            continue  # or the token has expired, and the next one works
+            continue  # the token may have expired, and the next one may work
         if using == token or model.is_public:
             return model, using
     # Refuse a model that only the token of the Space can read.
@@ -169,7 +168,7 @@ def _resolve(text: str, token: str | None, *, allow_local: bool) -> tuple[Resolv
 
 
 def sentence(exc: MdirError) -> str:
-    """Return an error of the package as one sentence for the page."""
+    """Format an error of the package as one sentence for the page."""
     text = " ".join(str(exc).split())
     text = text if len(text) <= 700 else shortened(text, 700)
     first = text.partition(" ")[0]

@@ -10,8 +10,8 @@ from functools import cache
 from mdir_hf.lineage.index.atlas import PLACE_VARIABLE, SHIPPED
 
 INDEX_VARIABLE = "MDIR_SPACE_INDEX"
-"""Variable with the path of an index, or its URL in a dataset on the Hub, as for ``mdir-hf identify --index``. If
-unset, ``MDIR_HF_ATLAS`` is used, or else the package's index."""
+"""Environment variable with the path of an index, or its URL in a dataset on the Hub, as for ``mdir-hf identify
+--index``. If unset, ``MDIR_HF_ATLAS`` is used, and then the package's index."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,6 @@ def index_place() -> str:
 
 @cache
 def shipped_bases() -> dict[str, ShippedBase]:
-    """Return the sources of the shipped index's entries by name."""
+    """Return the sources of the shipped index's entries, keyed by name."""
     entries = json.loads(SHIPPED.with_name("bases.json").read_text(encoding="utf-8"))
     return {entry["base"]: ShippedBase(entry["read"], entry["repository"]) for entry in entries}

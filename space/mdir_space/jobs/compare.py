@@ -14,7 +14,7 @@ from mdir_space.jobs.question import PairQuestion
 def compared(
     job: Job[Any], question: PairQuestion, emit: Emit, on_found: Callable[[HomologyReport], None] | None = None
 ) -> HomologyReport:
-    """Compare the models of a job within its limits; send plan and progress."""
+    """Compare the models of a job within its limits, sending the plan and progress."""
     return compare(
         job.access.reference.pinned,
         job.access.candidate.pinned,
@@ -37,14 +37,14 @@ class ComparisonJob(Job[HomologyReport]):
     question: PairQuestion
 
     def run(self, emit: Emit) -> HomologyReport:
-        """Compare; send plan and interim results."""
+        """Compare the models, sending the plan, progress and interim results."""
         report = compared(
             self, self.question, emit, lambda report_so_far: emit(Interim(self._with_revisions(report_so_far)))
         )
         return self._with_revisions(report)
 
     def _with_revisions(self, report: HomologyReport) -> HomologyReport:
-        """Add the requested revisions to the compared commits."""
+        """Add the requested revisions to the models in a report."""
         return replace(
             report,
             reference=replace(report.reference, revision=self.access.reference.revision),

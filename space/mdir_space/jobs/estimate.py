@@ -5,7 +5,7 @@ from __future__ import annotations
 from mdir_hf import HomologyReport, ReadPlan
 
 FIRST_GUESS_BYTES_PER_S = 15e6
-"""Speed of reads from the Hub before the first measurement."""
+"""Assumed speed of reads from the Hub before the first measurement."""
 
 FLOPS_PER_S = 15e9
 """Speed of single-precision matrix products and singular values on two virtual cores."""
@@ -14,11 +14,11 @@ SVD_FLOPS = 30
 """Number of operations for the singular values of an n x n matrix, divided by n cubed."""
 
 OPENING_S = 2.0
-"""Time to read a model's headers and tokenizer from the Hub, not cached."""
+"""Time to read a model's headers and tokenizer from the Hub without a cache."""
 
 SECONDS_OF_PAIR = (0.8, 8.0)
-"""Seconds on one core to compare sampled rows of relatives, for which the first look is enough, and of strangers of
-width 1,024, which need all looks. Strangers of width 576, 2,048 and 4,096 took 2.4 to 4.1 s."""
+"""Seconds on one core to compare sampled rows of two relatives, for which the first look is enough, and of two
+strangers of width 1,024, which need all looks. Strangers of width 576, 2,048 and 4,096 took 2.4 to 4.1 s."""
 
 WEIGHT_OF_NEW = 0.3
 MIN_BYTES_TO_LEARN_FROM = 1 << 20
@@ -61,7 +61,7 @@ class Pace:
 
 
 def bytes_of(plan: ReadPlan) -> tuple[int, int]:
-    """Return the least and most bytes that a comparison reads, including headers and tokenizers."""
+    """Return the minimum and maximum bytes that a comparison reads, including headers and tokenizers."""
     return plan.n_bytes
 
 
@@ -75,7 +75,7 @@ def duration_text(seconds: float) -> str:
 
 
 def size_text(n_bytes: float) -> str:
-    """Format a size with its unit and three digits."""
+    """Format a size with its unit and three significant digits."""
     for unit in ("bytes", "kB", "MB"):
         if n_bytes < 999.5:
             return f"{n_bytes:.0f} {unit}" if unit == "bytes" else f"{n_bytes:.3g} {unit}"

@@ -22,7 +22,7 @@ class Example:
     Attributes:
         name: Stem of its files, ``<name>.json`` and ``<name>.npz``.
         title: A few words on the relation of the candidate to the reference.
-        question: The question of a visitor, for the few results that are shown first; else empty.
+        question: A visitor's question, for the few results that are shown first; otherwise empty.
         note: Description of the models.
         models: Names of the models in the report.
         folder: Folder of the files.
@@ -37,7 +37,7 @@ class Example:
 
     @property
     def words(self) -> str:
-        """The label of the button."""
+        """The label of the result's button."""
         return self.question or self.title
 
     @cached_property

@@ -46,7 +46,7 @@ class FamilyJob(Job[Family]):
     index_token: str | None = field(default=None, repr=False)
 
     def run(self, emit: Emit) -> Family:
-        """Search the index, compare declared bases and map layers; send each interim result."""
+        """Search the index, compare declared bases and map layers, sending each interim result."""
         question = self.question
         index, why_not = self._index() if question.searches else (None, "")
         if why_not and not question.verifies:
@@ -93,8 +93,8 @@ class FamilyPlan:
         search: Reads of the index search; None if there is no index.
         declared: Base models declared in the card; empty if not requested or unknown.
         comparisons: Plans of the comparisons with the first declared bases.
-        not_planned: Why a base has no plan; an empty name stands for the card itself.
-        requests: Requests to the Hub for all of these.
+        not_planned: Reasons for missing plans, keyed by base; the empty key stands for the card.
+        requests: Requests to the Hub for the whole job.
     """
 
     search: IdentificationPlan | None
@@ -148,5 +148,5 @@ class FamilyPlanJob(Job[FamilyPlan]):
 
 
 def _on_the_hub(repo: str) -> str:
-    """Return the Hub URL of a repository, because a card must not name a local folder."""
+    """Return the Hub URL of a repository, so that a card cannot name a local folder."""
     return f"hf://models/{repo}"

@@ -28,7 +28,7 @@ from mdir_space.jobs.access import Access
 log = logging.getLogger(__name__)
 
 PROGRESS_INTERVAL_S = 0.05
-"""Shortest time between two progress events. Bytes may arrive thousands of times a second."""
+"""Minimum time between two progress events, since bytes may arrive thousands of times a second."""
 
 NICENESS = 5
 """Niceness of jobs, so that the page has priority on the CPU."""
@@ -72,12 +72,12 @@ Emit = Callable[[Event], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Job(ABC, Generic[R_co]):
-    """Work for a visitor, which is pickled into its own process and sends pickled events.
+    """Work for a visitor. It is pickled, runs in its own process, and sends events.
 
     Attributes:
         allow_local: Whether folders of this machine may be read.
         n_bytes: Limit on all bytes read, or None.
-        memory_bytes: Limit on the memory in a comparison's plan, or None.
+        memory_bytes: Limit on the planned memory of a comparison, or None.
         cap_bytes: Limit on the memory that the process takes in addition to its memory at startup, or None.
     """
 
@@ -89,11 +89,11 @@ class Job(ABC, Generic[R_co]):
 
     @abstractmethod
     def run(self, emit: Emit) -> R_co:
-        """Run to completion; send the plan, progress and interim results."""
+        """Run to completion, sending the plan, progress and interim results."""
 
     @property
     def read_options(self) -> ReadOptions:
-        """Return the options for reading models. Private models are read without a cache."""
+        """Options for reading models. Private models are read without a cache."""
         return ReadOptions(
             token=self.access.token if self.access.token is not None else False,
             allow_local=self.allow_local,
@@ -116,7 +116,7 @@ def run_job(connection: Connection) -> None:
     lock = threading.Lock()
 
     def emit(event: Event) -> None:
-        with lock:  # progress comes from any thread
+        with lock:  # progress may come from any thread
             connection.send(event)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C stops the server, which then kills this process
@@ -137,7 +137,7 @@ def run_job(connection: Connection) -> None:
         if "can't allocate memory" in str(exc) or "not enough memory" in str(exc):
             emit(Failed(OutOfMemoryError(OUT_OF_MEMORY)))
             return
-        where = visible_text(traceback.format_exc(), keeps_lines=True)  # it may hold names that strangers chose
+        where = visible_text(traceback.format_exc(), keeps_lines=True)  # it may contain names that strangers chose
         log.error("a job failed with an unexpected error\n%s", where)
         emit(Failed(JobFailedError(type(exc).__name__)))
 

@@ -26,10 +26,10 @@ class QueueEntry:
 
 
 class JobQueue:
-    """Runs a limited number of jobs at a time, sharing them fairly among visitors. Thread-safe.
+    """Limits how many jobs run at a time, and shares the places fairly among visitors. Thread-safe.
 
     Jobs wait in order of arrival, but visitors take turns. ``n_per_visitor`` limits the running and waiting jobs of
-    each visitor, unless it is None. No single visitor can then use all running places, so that others need not wait for
+    each visitor, unless it is None. A single visitor then cannot use all running places, so others need not wait for
     long jobs.
     """
 

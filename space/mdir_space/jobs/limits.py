@@ -22,8 +22,8 @@ class Limits:
         plan_seconds: Wall-clock time for making a plan, in seconds.
         plan_memory_bytes: Memory for making a plan.
         n_planning: Number of plans made concurrently.
-        n_proxies: Number of our own proxies in front of the server. Each adds an address to ``X-Forwarded-For``; 0
-            ignores that header.
+        n_proxies: Number of our own proxies in front of the server. Each adds an address to ``X-Forwarded-For``. If 0,
+            that header is ignored.
     """
 
     seconds: float | None = None
@@ -57,8 +57,8 @@ files."""
 def limits_from_environment() -> Limits:
     """Return the limits of a Space on CPU basic, overridden by variables such as ``MDIR_SPACE_SECONDS``.
 
-    A variable's name is ``MDIR_SPACE_`` and the attribute in capitals. 0 removes a limit, or selects the default if the
-    limit cannot be removed.
+    A variable's name is ``MDIR_SPACE_`` followed by the attribute in capitals. 0 removes a limit, or selects the
+    default if the limit cannot be removed.
     """
     return Limits(
         seconds=_number("SECONDS", CPU_BASIC.seconds),

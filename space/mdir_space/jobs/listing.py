@@ -9,7 +9,7 @@ from mdir_space.jobs.question import MAX_MODELS, RefusedError, author_in, is_col
 
 
 def listed_models(name: str, token: str | None) -> tuple[tuple[str, ...], str]:
-    """Request the models of a collection or an author from the Hub. Sends one API request.
+    """List the models of a collection or an author, with one API request.
 
     Returns:
         At most as many models as a survey accepts, and a sentence on those left out.

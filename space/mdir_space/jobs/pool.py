@@ -79,7 +79,7 @@ class ProcessPool:
         near, far = self._context.Pipe()
         try:
             process = self._start(far)
-        except (EOFError, OSError):  # the fork server was killed; another one starts
+        except (EOFError, OSError):  # the fork server was killed; start another one
             time.sleep(POLL_S)
             process = self._start(far)
         far.close()
@@ -101,14 +101,14 @@ class ProcessPool:
 
 
 class JobRun(Generic[R]):
-    """One run of a job, which ``job_for`` makes for an access.
+    """One run of a job. ``job_for`` returns the job, given how the models may be read.
 
-    ``own_token`` is the visitor's token, used if the job turns out to need it, as for the gated base of a public
-    adapter.
+    ``own_token`` is the visitor's token. It is used only if the job turns out to need it, for example for the gated
+    base of a public adapter.
 
     Attributes:
         access: How the models are read.
-        plan: The plan of the job, once sent.
+        plan: The plan of the job, once the job has sent it.
         progress: Progress within the current stage.
         total: Progress of the whole job.
     """

@@ -13,13 +13,13 @@ from mdir_space.jobs.reconstruction import STAGE
 from mdir_space.jobs.survey import SurveyResult
 
 OPENED = 0.1
-"""Share of reading headers and vocabularies, which precedes the plan."""
+"""Share assigned to reading headers and vocabularies, which precedes the plan."""
 
 MIN_SHARE_OF_LOOKS = 0.3
-"""Smallest share of the looks at the embeddings, which read few bytes but are all that most pairs need."""
+"""Minimum share assigned to the looks at the embeddings, which read few bytes but are enough for most pairs."""
 
 LAYERS_OF_REST, ALL_LAYERS_OF_REST = (0.25, 0.05), (0.3, 0.7)
-"""Shares of the remaining weights read for the layer map and its matched pairs; the second pair applies to level
+"""Shares of the remaining weights that are read for the layer map and for its matched pairs: by default, and at level
 layers."""
 
 DRAWN = 0.95
@@ -30,7 +30,7 @@ class TotalProgress:
     """The progress of a whole job, computed from its events.
 
     Attributes:
-        share: The completed share, in [0, 1]. Stages have weights according to the plan; stages that are not needed are
+        share: The completed share, in [0, 1]. Stages are weighted according to the plan; stages that are not needed are
             skipped.
     """
 
@@ -110,7 +110,7 @@ def _of_survey(surveyed: SurveyResult) -> float:
 
 
 def _of_family(family: Family, of_next: float) -> float:
-    """Return the completed share of the search, its comparisons and the declared bases, which count equally."""
+    """Return the completed share of the search, its comparisons and the declared bases, all weighted equally."""
     searched, declared = family.found, family.declared
     to_compare = [
         ancestor

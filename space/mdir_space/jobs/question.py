@@ -32,14 +32,14 @@ _COLLECTION = re.compile(r"[^/\s]+/[^/\s]+-[0-9a-f]{24}")
 
 
 class RefusedError(Exception):
-    """Why a question is not answered, in words for the visitor.
+    """The question is not answered; the message tells the visitor why.
 
     Args:
         message: One paragraph of plain text.
         runs_locally: Whether the comparison would probably work on the visitor's own machine.
         may_sign_in: Whether signing in may help.
         is_absent: Whether the model does not exist on the Hub.
-        choices: For each ambiguous name, the names of the models that it may stand for.
+        choices: For each ambiguous name, the models that it may stand for.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class PairQuestion:
 
 @dataclass(frozen=True)
 class ReconstructionQuestion(PairQuestion):
-    """Which transformation leads from the reference to the candidate? The level is the preceding comparison's."""
+    """Which transformation leads from the reference to the candidate? ``level`` is the level of their comparison."""
 
     @property
     def comparison(self) -> PairQuestion:
@@ -116,7 +116,7 @@ class FamilyQuestion:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The only model."""
+        """The name of the model."""
         return (self.model,)
 
 
@@ -136,7 +136,7 @@ class SurveyQuestion:
 
     @property
     def is_list(self) -> bool:
-        """Whether the name is a collection or an author."""
+        """Whether the only name is a collection or an author."""
         return len(self.names) == 1
 
 
@@ -147,7 +147,7 @@ Question = PairQuestion | FamilyQuestion | SurveyQuestion
 def pair_question(
     reference: object, candidate: object, level: object = "auto", alpha: object = DEFAULT_ALPHA
 ) -> PairQuestion:
-    """Make a comparison from the input of a browser or a program.
+    """Make a question about two models from the input of a browser or a program.
 
     Raises:
         RefusedError: If a name is missing or too long, the level is unknown, or alpha is not in (0, 1).
@@ -210,8 +210,8 @@ def parse_question(
 ) -> Question:
     """Parse the two fields of the page as a question about a family, a comparison or a survey.
 
-    The first field has one or several names, and the second may be empty. ``only``, one of :data:`ONLY`, asks half of a
-    question about one model. ``allow_local`` is as for :func:`split_names`.
+    The first field has one or several names, and the second may be empty. If ``only`` is one of :data:`ONLY`, a
+    question about one model is limited to that half. ``allow_local`` is as for :func:`split_names`.
 
     Raises:
         RefusedError: If the question is invalid.
@@ -243,7 +243,7 @@ def split_names(text: object, *, allow_local: bool = False) -> tuple[str, ...]:
         return (whole,)
     pieces = [piece for piece in _BETWEEN.split(whole) if piece and piece.lower() not in _JOINING]
     are_names = all(_NAME.fullmatch(piece) for piece in pieces)
-    # Three plain words are a sentence; names in a list have owners.
+    # Three plain words are treated as a sentence, because names in a list have owners.
     if not are_names or (len(pieces) > 2 and not all("/" in piece for piece in pieces)):
         return (whole,)
     return tuple(dict.fromkeys(pieces))
@@ -281,7 +281,7 @@ def checked_level(level: object) -> str:
 def checked_name(text: object, which: str = "") -> str:
     """Validate the name or URL of a model.
 
-    ``which`` is "first " or "second " for the error message if there are several models.
+    ``which`` is a word for the error message, such as "first", if there are several models.
 
     Raises:
         RefusedError: If the name is empty or too long.

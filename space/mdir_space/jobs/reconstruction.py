@@ -31,12 +31,12 @@ STAGE = "reconstruction"
 """Name of the stage in :class:`~mdir_hf.comparison.progress.Progress`, which has one part per layer."""
 
 MAX_DOWNLOAD_BYTES = 32 << 20
-"""Largest archive. It takes 2 MB for SmolLM2-135M if every head and neuron moved, and 16 MB for a rotation of 2,048
-channels."""
+"""Maximum size of an archive. SmolLM2-135M takes 2 MB if every head and neuron moved; a rotation of 2,048 channels
+takes 16 MB."""
 
 MAX_DOWNLOADS_BYTES = 128 << 20
 DOWNLOAD_S = 600.0
-"""How long an archive can be downloaded. Repeated in SECURITY.md and in the guide."""
+"""Time for which an archive can be downloaded. Repeated in SECURITY.md and in the guide."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ReconstructionResult:
     """A transformation and its files.
 
     Attributes:
-        reference: The model at which it starts, with its commit.
+        reference: The model at which the transformation starts, with its commit.
         candidate: The model to which it leads, with its commit.
         lines: The transformation in words.
         index: Content of ``reconstruction.json``.
@@ -114,7 +114,7 @@ class ReconstructionJob(Job[ReconstructionResult]):
 
 
 def why_not_reconstructed(report: HomologyReport) -> str:
-    """Return why two compared models have no transformation; empty if they may have one."""
+    """Return the reason why two compared models have no transformation; empty if they may have one."""
     names = " and ".join(shown_name(model.repo) for model in (report.reference, report.candidate))
     if report.settled_by is SettledBy.IDENTICAL_FILES:
         return f"The weight files of {names} are the same, so there is no transformation between them."
@@ -142,7 +142,7 @@ def _packed(files: dict[str, bytes]) -> bytes:
 class Downloads:
     """Archives under secret names, kept in memory for a few minutes each. Thread-safe.
 
-    The oldest archives make room for new ones if there are more than ``most_bytes``.
+    If archives take more than ``most_bytes``, the oldest are dropped.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Downloads:
         self._archives: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
 
     def hold(self, result: ReconstructionResult) -> ReconstructionResult:
-        """Store the archive of a result, and return the result with its name instead of its archive."""
+        """Store the archive of a result, and return the result with the archive's name in its place."""
         name = secrets.token_urlsafe(24)
         with self._lock:
             self._drop_old()

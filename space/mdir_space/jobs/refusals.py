@@ -11,7 +11,7 @@ from mdir_space.jobs.question import RefusedError
 
 
 def timeout_refusal(seconds: float, *, what: str = "The comparison", has_levels: bool = True) -> RefusedError:
-    """Return the message after a timeout; for the arguments, see :func:`refusal_of`."""
+    """Return the message about a timeout; for the arguments, see :func:`refusal_of`."""
     way_out = "Try a lighter level; on your own machine" if has_levels else "On your own machine"
     return RefusedError(
         f"{what} was stopped after {duration_text(seconds)}, the time limit here. {way_out} there is no limit.",
@@ -24,8 +24,8 @@ def refusal_of(
 ) -> RefusedError:
     """Return the message to a visitor about an error of the package.
 
-    ``access`` names the files of a repository with several models, and may be None. ``what`` names the job.
-    ``has_levels`` means that a lighter level reads less.
+    ``access``, if given, is used to list the files of a repository with several models. ``what`` is the name of the
+    job. ``has_levels`` says that a lighter level reads less.
     """
     if isinstance(exc, ByteBudgetError):
         less = "A lighter level reads less; on" if has_levels else "It reads every layer of both models. On"

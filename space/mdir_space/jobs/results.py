@@ -1,4 +1,4 @@
-"""A cache of public results, by commits, level and alpha."""
+"""A cache of public results, keyed by commits, level and alpha."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class PublicResults:
 
 
 def may_be_kept(result: Result, access: Access) -> bool:
-    """Return whether a result is public, as far as its question shows, and depends only on commits on the Hub.
+    """Return whether a result may be cached: its models are public, and it depends only on commits on the Hub.
 
     Errors may depend on a visitor's rights, so an incomplete result is stored only if no such rights were used.
     """
@@ -149,7 +149,7 @@ def _summaries(result: Result) -> Iterator[ModelSummary]:
 
 
 def _under(result: Result) -> set[tuple[str, str | None]]:
-    """Return repositories and commits of adapters' bases and of vocabularies."""
+    """Return the repositories and commits of adapters' bases and of vocabularies."""
     models = _summaries(result)
     named = {place for model in models for place in (*(model.bases or ()), model.tokenizer) if place is not None}
     return {(repo, commit or None) for repo, _, commit in (place.partition("@") for place in named)}

@@ -63,7 +63,7 @@ class ServiceSettings:
         limits: Limits per visitor and for all visitors.
         allow_local: Whether folders and files on this machine may be named; only for a private server.
         may_sign_in: Whether the page has a sign-in button.
-        own_token: Token with which all visitors of a private server read.
+        own_token: Token used to read models for all visitors of a private server.
         index: Path or Hub URL of the index of base models; empty for no index.
         named_models: Models that the page offers by name, such as the demo's.
     """
@@ -88,7 +88,7 @@ class Running(Generic[R]):
     """The job is running.
 
     Attributes:
-        plan: The plan of the job, once sent.
+        plan: The plan of the job, once the job has sent it.
         progress: Progress within the current stage.
         seconds: Time since the start, in seconds.
         share: The completed share of the whole job, in [0, 1], which never decreases.
@@ -109,7 +109,7 @@ class Answered(Generic[R]):
         access: How the models were read.
         was_kept: Whether the result comes from the cache.
         is_kept: Whether the result is in the cache, and therefore has a permanent URL.
-        cut_short: The limit that cut the answer short, in words, or empty.
+        cut_short: A sentence on the limit that cut the answer short, or empty.
     """
 
     result: R
@@ -201,7 +201,7 @@ class Service:
         """
         index = self.settings.index
         if must_be_current and isinstance(question, FamilyQuestion) and "://" in index:
-            return None  # its owner may have changed that index
+            return None  # the index may have been changed by its owner
         result = self._results.get(result_key(access, question, index))
         if result is None:
             return None
@@ -436,30 +436,30 @@ def _prepare_first_answer() -> None:
     # gradio would import it during its first answer and block all others for about a second.
     with suppress(ImportError):
         import_module("matplotlib.pyplot")
-    build_hf_headers()  # the client looks up agents before its first request of a day, which takes time
+    build_hf_headers()  # the client looks up agents before its first request of the day, which takes time
 
 
 def _submit(workers: ThreadPoolExecutor, work: Callable[[], R], entry: QueueEntry) -> Future[R]:
-    """Start work that leaves the queue when it ends."""
+    """Start work, and leave the queue when it ends."""
     future = workers.submit(work)
     _leave_after(future, entry)
     return future
 
 
 async def _shielded(work: Future[R]) -> R:
-    """Wait for work that continues if the visitor leaves. Later errors are then ignored."""
+    """Wait for work that continues even if the visitor leaves; later errors are then ignored."""
     waited = asyncio.wrap_future(work)
     waited.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     return await asyncio.shield(waited)
 
 
 def _leave_after(work: Future[R], entry: QueueEntry) -> None:
-    """Leave the queue when work ends, which is soon after its visitor leaves, because the process is killed."""
+    """Leave the queue when work ends. If its visitor leaves, that is soon, because the process is killed."""
     work.add_done_callback(lambda _: entry.leave())
 
 
 def _event_of(work: Future[R]) -> asyncio.Event:
-    """Return an event that is set when work ends, so that the answer need not wait for the next poll."""
+    """Return an event that is set when work ends, so that an answer need not wait for the next poll."""
     ended, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def wake(_: Future[R]) -> None:

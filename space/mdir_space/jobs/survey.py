@@ -1,4 +1,4 @@
-"""A survey: which of several models share weight ancestry? Nothing is stored on disk."""
+"""Survey several models for shared weight ancestry, without storing files on disk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mdir_space.jobs.job import Emit, Interim, Job, ReadOptions, throttled
 from mdir_space.jobs.question import SurveyQuestion
 
 DRAWING_SHARE = 0.2
-"""Largest share of time spent on drawing interim figures."""
+"""Maximum share of time spent on drawing interim figures."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class SurveyPicture:
 
 @dataclass(frozen=True)
 class SurveyResult:
-    """A survey, or an interim state of it.
+    """A complete or interim survey.
 
     Attributes:
         report: Models, pairs and groups.
@@ -64,7 +64,7 @@ class SurveyResult:
     is_done: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain containers with the schema ``mdir-hf/survey/1``, and trees with ``mdir-hf/tree/1``."""
+        """Return plain dicts and lists with the schema ``mdir-hf/survey/1``, and trees with ``mdir-hf/tree/1``."""
         return {**self.report.to_dict(), "trees": [tree.to_dict() for tree in self.trees]}
 
 
@@ -75,7 +75,7 @@ class SurveyJob(Job[SurveyResult]):
     Attributes:
         question: The question, whose names are models.
         left_out: Models that were left out, as in :class:`SurveyResult`.
-        earlier: A survey of the same commits without layers, to continue with layers; None to begin anew.
+        earlier: A survey of the same commits without layers, to be continued with layers; None to start anew.
     """
 
     question: SurveyQuestion
@@ -203,7 +203,7 @@ def _plan(access: Access, question: SurveyQuestion, options: ReadOptions) -> Sur
 
 
 def shown_as(model: ResolvedModel) -> str:
-    """Return a model's name in a survey, with which it can also be opened: its id if sufficient."""
+    """Return a model's name in a survey, which also opens the model: its id if sufficient."""
     if model.pinned != f"hf://models/{model.repo}@{model.commit}":
         return model.pinned
     return model.repo if model.revision is None else f"{model.repo}@{model.revision}"

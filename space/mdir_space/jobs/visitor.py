@@ -18,7 +18,7 @@ class Visitor:
     """The sender of a request.
 
     Attributes:
-        key: The account if signed in, else the address.
+        key: The account if signed in, otherwise the IP address.
         token: The visitor's own token, used only for their own reads and never stored; None to read only public models.
     """
 
@@ -26,7 +26,7 @@ class Visitor:
     token: str | None = field(default=None, repr=False)
 
     def without_rights(self) -> Visitor:
-        """The same visitor, without a token."""
+        """Return the same visitor without a token."""
         return replace(self, token=None)
 
 

@@ -47,7 +47,7 @@ from mdir_space.page.panels import Panels, Updates, throttled
 log = logging.getLogger(__name__)
 
 N_FIELDS = 4
-"""The two models, the level and alpha."""
+"""Number of fields: the two models, the level and alpha."""
 
 SO_FAR = "So far, from the parts read until now."
 """Shown above an interim result, which remains as the answer if the visitor cancels."""
@@ -192,7 +192,7 @@ async def _show(
 
 
 def first_tab(report: HomologyReport) -> str:
-    """Return the tab of the evidence that decided, or the layers tab if all layers were requested."""
+    """Return the tab with the deciding evidence, or the layers tab if all layers were requested."""
     is_about_layers = deciding_kind(report) is SectionKind.LAYERS or report.level is Level.LAYERS
     has_layers = report.layers is not None or report.neurons is not None
     return "layers" if is_about_layers and has_layers else "evidence"
@@ -208,7 +208,7 @@ async def details(
     is_example: bool = False,
     is_public: bool = False,
 ) -> AsyncGenerator[Updates, None]:
-    """Fill the tabs in order; a thread renders the figures."""
+    """Fill the tabs in order, rendering the figures in a thread."""
     yield {
         panels.details: gr.update(visible=True),
         panels.evidence: "",

@@ -48,14 +48,16 @@ TITLE = "mdir-hf: do two models share weight ancestry?"
 HERE = Path(__file__).resolve().parent
 SCRIPTS = ("page.js", "figures.js")
 PREFLIGHT_DELAY_S = 0.4
-"""Delay of the plan that is requested when a visitor leaves a field; clicking the button in this time cancels it."""
+"""Delay of the plan that is requested when a visitor leaves a field; clicking the button within this time cancels the
+plan."""
 OTHER_NAME_S = 0.8
-"""Delay of the plan after one name; entering another name in the second field cancels it."""
+"""Further delay of a plan that is not for two models; entering another name meanwhile cancels the plan."""
 DISTRIBUTING_S = 0.15
 """Pause in which the browser shows both filled fields, because it shows only the last update of each frame."""
 STOPPED = "Stopped. Nothing more is read."
 STOPPING_S, LAST_WORDS_S = 5.0, 0.3
-"""Longest time for a cancelled job to end, and for its last update to arrive. A later one would show Cancel again."""
+"""Longest time for a cancelled job to end, and for its last update to arrive. A later update would show Cancel
+again."""
 MAX_SESSIONS = 64
 """Number of page states that gradio stores, 2 MB each; its default is 10,000. No later action needs them."""
 
@@ -202,7 +204,7 @@ def _panels(plan: gr.HTML, status: gr.HTML, alert: gr.HTML, compare: gr.Button, 
 def _listen(
     service: Service, fields: list[Any], panels: Panels, examples: list[tuple[gr.Button, Example]], opener: gr.Button
 ) -> None:
-    """Connect the page to the service. All data of a visitor is in these calls, and is stored nowhere else."""
+    """Connect the page to the service. A visitor's data exists only in these calls and is not stored elsewhere."""
     at_work: Counter[str | None] = Counter()  # running answers of each open page
     hidden: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
@@ -306,11 +308,11 @@ def _listen(
         except RefusedError:
             return {panels.plan: ""}  # the visitor may still be typing; the click shows the refusal
         updates: Updates = {panels.plan: notice_of(plan, service.pace, service.settings.limits, fields)}
-        if isinstance(plan, SurveyReads):  # of an author: only the server knows that it is one
+        if isinstance(plan, SurveyReads):  # the name may be an author's, which only the server knows
             updates[panels.compare] = gr.update(value=f"Survey {len(plan.n_rows)} models")
         return updates
 
-    # In the browser, so that the label of the button always fits the fields.
+    # Done in the browser, so that the label of the button always fits the fields.
     label = f"(first, second) => buttonLabel(first, second, {json.dumps(service.settings.allow_local)})"
     gr.on([field.change for field in fields[:2]], None, fields[:2], panels.compare, js=label, queue=False, **hidden)
     planning = gr.on(
@@ -347,7 +349,7 @@ def _listen(
     end.click(None, None, None, cancels=[reconstructing], queue=False, **hidden).then(
         stop_reconstruction, None, panels.reconstruction, queue=False, **hidden
     )
-    # In two steps, here and below: gradio runs a function beside ``cancels`` before it cancels.
+    # In two steps, here and below, because gradio runs an event's function before its ``cancels``.
     running = [
         gr.on(
             [panels.compare.click, fields[0].submit, fields[1].submit],
@@ -358,7 +360,7 @@ def _listen(
             queue=False,
             **hidden,
         ).then(run, fields, [*panels.all(), *fields[:2]], concurrency_limit=None, **hidden),
-        # The script of the page clicks it if there is a link: an event of every page load would take the focus away.
+        # The script of the page clicks it if there is a link. A load event would take the focus away on every visit.
         opener.click(open_link, None, [*fields, *panels.all()], concurrency_limit=None, **hidden),
     ]
     for button, example in examples:

@@ -15,7 +15,7 @@ from mdir_space.jobs.service import Running
 Updates = dict[gr.components.Component | gr.blocks.BlockContext, Any]
 
 UPDATE_INTERVAL_S = 0.4
-"""Shortest time between updates: a slow browser takes half a second for each, and shows them all."""
+"""Minimum time between updates. A slow browser takes half a second for each, and shows them all."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Panels:
 
     def busy(self, is_busy: bool) -> Updates:
         """Show Cancel while a job runs, and Compare otherwise."""
-        # "hidden" and not False: a removed button returns too late for a quick answer.
+        # "hidden" instead of False, because a removed button returns too late for a quick answer.
         return {
             self.compare: gr.update(visible="hidden" if is_busy else True),
             self.cancel: gr.update(visible=True if is_busy else "hidden"),
@@ -62,7 +62,7 @@ class Panels:
 async def accumulated(updates: AsyncGenerator[Updates, None]) -> AsyncGenerator[Updates, None]:
     """Include all earlier updates in every update.
 
-    The browser shows only the last update of each frame. gradio sends only changes.
+    The browser shows only the last update of each frame, and gradio sends only changes.
     """
     merged: Updates = {}
     async with aclosing(updates):
@@ -72,7 +72,7 @@ async def accumulated(updates: AsyncGenerator[Updates, None]) -> AsyncGenerator[
 
 
 async def throttled(steps: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-    """Drop steps that only advance the time if they come less than 0.4 s after another step."""
+    """Drop steps within 0.4 s of another unless the stage, the plan or the interim result changes."""
     shown: object = None
     last = 0.0
     async with aclosing(steps):

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 async def show_reconstruction(
     service: Service, panels: Panels, query: object, visitor: Visitor, request: gr.Request
 ) -> AsyncGenerator[Updates, None]:
-    """Reconstruct, and show progress and result in the tab.
+    """Reconstruct the transformation, and show progress and result in the tab.
 
     ``query`` is the query of the answer that is shown, as sent by the browser.
     """
@@ -45,7 +45,7 @@ async def show_reconstruction(
 
 
 def question_of(query: object) -> ReconstructionQuestion:
-    """Return the question about the models of an answer.
+    """Return the reconstruction question about the models in an answer's query.
 
     Raises:
         RefusedError: If the query does not name two models.

@@ -24,7 +24,7 @@ MAX_KEPT = 2000
 SILENCE_S = 60.0
 """Pause after a failed request to the Hub, in seconds."""
 MAX_REQUESTS_PER_MINUTE = 30
-"""Requests per minute for all visitors: a third of the Hub's limit for an address, which Spaces share."""
+"""Requests per minute for all visitors: a third of the Hub's limit per IP address, which Spaces share."""
 ANSWER_S = 10.0
 """Timeout for a complete response, in seconds."""
 _TIMEOUT_S = 5.0
@@ -58,7 +58,7 @@ class Suggestion:
 
 
 class Suggestions:
-    """Public models, requested without a visitor's token. Thread-safe."""
+    """Suggests public models, requested without a visitor's token. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -82,7 +82,7 @@ class Suggestions:
             self._asked_at.append(now)
         try:
             models = self._ask(wanted)
-        except Exception:  # the visitor can type on without suggestions
+        except Exception:  # the visitor can continue without suggestions
             with self._lock:
                 self._silent_until = now + SILENCE_S
             return ()
@@ -93,7 +93,7 @@ class Suggestions:
         return models
 
     def _known(self, wanted: str, now: float) -> tuple[Suggestion, ...] | None:
-        """Return the cached models for a text, or for its beginning if that had few; None if not cached."""
+        """Return cached models for a text, or from a complete list for its beginning; None if there are none."""
         for length in range(len(wanted), MIN_CHARACTERS - 1, -1):
             since, models = self._kept.get(wanted[:length], (0.0, ()))
             is_all = length == len(wanted) or len(models) < MAX_SUGGESTIONS
@@ -141,7 +141,7 @@ def _count(value: object) -> int | None:
 
 
 def datalist(element_id: str, models: tuple[Suggestion, ...]) -> Markup:
-    """Return the options of a field as HTML, to be shown while the visitor types."""
+    """Return suggestions as HTML, to be shown while the visitor types."""
     return render("datalist", id=element_id, models=models)
 
 

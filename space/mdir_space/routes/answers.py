@@ -1,4 +1,4 @@
-"""Answers for programs and agents: short dictionaries that include words, and their JSON Schemas."""
+"""Answers for programs and agents: short dictionaries that include sentences, and their JSON Schemas."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ WORDS = {
 def answer_of(answered: Answered[HomologyReport], link: str, *, detailed: bool = False) -> dict[str, Any]:
     """Return an answer: the strings in :data:`WORDS`, ``does_not_mean``, and the fields of a report.
 
-    ``detailed`` returns the whole report. Otherwise the answer takes a few kilobytes: lists for figures are empty, and
-    only the last look at each matrix and the strongest module of each role are included.
+    If ``detailed``, the report is complete. Otherwise the answer takes a few kilobytes: lists for figures are empty,
+    and only the last look at each matrix and the strongest module of each role are included.
     """
     report = answered.result
     words = {
@@ -112,7 +112,7 @@ def listed(of: dict[str, Any]) -> dict[str, Any]:
 
 
 def described(description: str, of: dict[str, Any] = _TEXT) -> dict[str, Any]:
-    """Return a schema with its description."""
+    """Return a schema with a description added."""
     return {**of, "description": description}
 
 
@@ -213,7 +213,7 @@ VERIFIED = object_of(
 
 
 def verified(answered: Answered[Family], link: str) -> dict[str, Any]:
-    """Return the lineage that a model's card declares, next to the measurement."""
+    """Return the lineage that a model's card declares, with the measured outcome for each base."""
     check = answered.result.declared
     assert check is not None, "a check that fails is refused"
     return {

@@ -1,4 +1,4 @@
-"""Cards: stored public results on small pages for frames. Nothing is computed."""
+"""Cards: small pages for frames that show stored public results."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ DESCRIPTION = "Do two language models share weight ancestry? An answer from thei
 PREVIEW_PICTURE = "/pictures/landing-yes-light.webp"
 
 _PREVIEW_TAGS = re.compile(r"<meta\s+(?:property|name)=[\"'](?:og|twitter):[^>]*>\s*")
-"""Tags for link previews that gradio writes. They name gradio, and readers use the first tag with a name."""
+"""Tags that gradio writes for link previews. They are removed, because readers use the first tag of each name."""
 
 _VARIABLE = re.compile(r"var\(--([a-z][a-z0-9-]*)\)")
 _LAYOUT = """
@@ -56,7 +56,7 @@ class FirstPaint:
     """Adds content that is readable before gradio's scripts run and remove it.
 
     If the URL names a stored public result, the page shows its card, and the tags for link previews have its words.
-    Nothing is computed. ``introduction`` is the head of the page as HTML.
+    ``introduction`` is the head of the page as HTML.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class FirstPaint:
 
 
 def _values(theme: gr.themes.Base, names: Iterable[str], ending: str) -> dict[str, str]:
-    """Return the theme's values for the variables in the style sheet."""
+    """Return the theme's values for the style sheet's variables."""
     values = {name: getattr(theme, name.replace("-", "_") + ending, None) for name in names}
     return {name: str(value) for name, value in values.items() if value is not None}
 

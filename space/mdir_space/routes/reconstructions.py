@@ -1,4 +1,4 @@
-"""Reconstructions for programs: the result of the tool, and the download of its files."""
+"""Reconstructions for programs: the tool's result, and the download of its files."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ RECONSTRUCTED = object_of(
 
 
 def reconstructed(answered: Answered[ReconstructionResult], link: str, *, detailed: bool) -> dict[str, Any]:
-    """Return a reconstruction; ``detailed`` includes the whole index, some kilobytes per layer.
+    """Return a reconstruction, with the whole index (some kilobytes per layer) if ``detailed``.
 
     ``link`` is the URL of the files.
     """

@@ -117,7 +117,7 @@ class Tool:
         output_schema: JSON Schema of the result.
         question: Makes the question from the arguments.
         result: Makes the result from an answer, a link and the arguments; if None, the result is the plan.
-        one_of: Arguments; at least one of them is required.
+        one_of: Arguments, at least one of which is required.
     """
 
     name: str
@@ -142,7 +142,7 @@ class Tool:
         return {**schema, "required": [argument.name for argument in self.arguments if argument.default is REQUIRED]}
 
     def why_not(self, arguments: dict[str, Any]) -> str:
-        """Return a sentence that says why the arguments are invalid, or empty."""
+        """Return a sentence that says why the arguments are invalid; empty if they are valid."""
         errors = jsonschema.Draft202012Validator(self.input_schema).iter_errors(arguments)
         wrong = jsonschema.exceptions.best_match(errors)
         if wrong is None:
@@ -158,7 +158,7 @@ class Tool:
         """Answer a call step by step; the last step is the result. Closing the iterator kills the job's process.
 
         Raises:
-            RefusedError: If there is no answer.
+            RefusedError: If the question is refused.
         """
         question = self.question(call.arguments)
         if self.result is None:
@@ -179,7 +179,7 @@ class Tool:
 
 
 def _planned_question(arguments: dict[str, Any]) -> Question:
-    """Return the question to be planned."""
+    """Return the question to plan, given the tool's arguments."""
     level = arguments.get("level", "auto")
     if "models" in arguments:
         if "reference" in arguments or "candidate" in arguments:

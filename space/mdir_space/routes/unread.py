@@ -12,8 +12,8 @@ from gradio import Blocks
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 KEPT_S = 120.0
-"""Shortest time for which an unfetched answer is stored. It is dropped by the next request after at most twice this
-time."""
+"""Minimum time for which an unfetched answer is stored. If requests keep arriving, it is dropped after at most twice
+this time."""
 
 
 class DropUnread:
@@ -35,7 +35,7 @@ class DropUnread:
         queue = page._queue
         waiting = {session: events.qsize() for session, events in queue.pending_messages_per_session.items()}
         for session, n_messages in waiting.items():
-            # A client that is listening fetches everything at once: then the number decreases, or is 0.
+            # A listening client fetches everything at once, so the number decreases or is 0.
             if 0 < self._waiting.get(session, 0) <= n_messages:
                 await queue.clean_events(session_hash=session)
                 queue.pending_messages_per_session.pop(session, None)

@@ -1,8 +1,7 @@
 """Import the package from the wheel next to this file, where ``make space-folder`` puts it.
 
-A Space installs its requirements before its own files exist, so the requirements cannot name the wheel, and a package
-of that name on an index may not be ours. The wheel is therefore unpacked at startup and takes precedence over installed
-packages.
+A Space installs its requirements before its own files exist, so they cannot name the wheel, and a package of that name
+on an index may not be ours. The wheel is therefore unpacked at startup and takes precedence over installed packages.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Train a small family of language models: a base, five ever less recognisable descendants, and two strangers.
+"""Train a small family of language models: a base, five increasingly disguised descendants, and two strangers.
 
-The first stranger differs from the base only in its seed. Models are saved in the format of the Hub.
+The first stranger differs from the base only in its seed. Models are saved in Hub format.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def build_lineage(
 
 
 class _Workshop:
-    """Builder that trains or derives the members, and saves each under ``folder/demo``."""
+    """Trains or derives the members, and saves each under ``folder/demo``."""
 
     def __init__(self, folder: Path, seed: int, progress: StageProgress, on_member: Callable[[Member], None]) -> None:
         self._folder, self._seed, self._progress, self._on_member = folder, seed, progress, on_member

@@ -24,7 +24,7 @@ EXPECTED = {"related": "homologous", "stranger": "no_evidence"}
 def run_demo(folder: Path) -> int:
     """Build the lineage, compare every member with the base, and print the results.
 
-    Return 0 if all verdicts are as expected, else 1. Models, reports and figures are saved in ``folder``.
+    Return 0 if all verdicts are as expected, otherwise 1. Models, reports and figures are saved in ``folder``.
 
     Raises:
         InputError: If a dependency is not installed, or the folder cannot be used.

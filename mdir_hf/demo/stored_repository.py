@@ -1,4 +1,4 @@
-"""The repositories of the loopback Hub: local folders as commits, with the digests that the Hub would give."""
+"""Repositories of the loopback Hub: local folders as commits, with the digests that the Hub would report."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def read_corpus(*, code_n_chars: int = 2_000_000, prose_n_chars: int = 600_000) 
 def train_byte_level_bpe(texts: Sequence[str], *, vocabulary_size: int) -> Tokenizer:
     """Train a tokenizer like GPT-2's: byte-level BPE with ``Ġ`` for a leading space.
 
-    The size includes the two special tokens and the 256 bytes.
+    ``vocabulary_size`` includes the two special tokens and the 256 bytes.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -102,7 +102,7 @@ def train_byte_level_bpe(texts: Sequence[str], *, vocabulary_size: int) -> Token
 def train_unigram(texts: Sequence[str], *, vocabulary_size: int) -> Tokenizer:
     """Train a tokenizer like SentencePiece's: Unigram with ``▁`` for a space and ``<unk>`` for unknown characters.
 
-    The size is a maximum and includes the three special tokens.
+    ``vocabulary_size`` is a maximum and includes the three special tokens.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -240,7 +240,7 @@ def mean_loss(
 def seeded_single_thread(seed: int) -> Iterator[None]:
     """Seed torch's global generator and compute on one thread inside the block.
 
-    Sums are then the same for any number of cores.
+    Results then do not depend on the number of cores.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -260,7 +260,6 @@ def _matrix_lines(name: str, matrix: MatrixResult) -> Iterator[Line]:
 
 
 def _trace_p(matrix: MatrixResult) -> str:
-    """Format log10 p of the trace, with a note if it is not a bound."""
     axes = matrix.placebo is not None and min(map(abs, matrix.placebo.privileged_basis_z)) > PRIVILEGED_Z
     no_bound = " (no bound: axes stand out in both models)" if axes and matrix.log10_p < 0.0 else ""
     return f"{number(matrix.log10_p)}{no_bound}"

@@ -16,7 +16,7 @@ from mdir_hf.report import HomologyReport
 
 
 def check_save_folder(folder: Path) -> None:
-    """Fail early if a folder cannot be written.
+    """Check that files can be saved into a folder.
 
     Raises:
         InputError: If the path is a file or is not writable.

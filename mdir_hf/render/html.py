@@ -34,10 +34,10 @@ ROOM_OF_FIGURE, LONGEST_LEFT_OUT = 300, 400
 """Characters reserved for the markup around a figure, and for the line that names omitted figures."""
 
 LONG_WORD = 24
-"""Table cells with a longer word may break anywhere, so that the table fits on the page."""
+"""Table cells with a word longer than this may break anywhere, so that the table fits on the page."""
 
 LONGEST_NUMBER = 36
-"""In a column of numbers, longer cells are treated as sentences and may wrap."""
+"""In a column of numbers, cells longer than this are treated as sentences and may wrap."""
 
 _NUMBER = re.compile(r"-?\d[\d.,]*( \(\d+%\))?")
 
@@ -53,7 +53,7 @@ def html_page(report: HomologyReport, images: Mapping[str, str]) -> str:
 
 
 def notebook_html(report: HomologyReport, images: Mapping[str, str]) -> str:
-    """Render a report for a notebook: the verdict, its limits, and folded figures, deciding figure first.
+    """Render a report for a notebook: the verdict, its limits, and folded figures, with the deciding figure first.
 
     Images that would exceed :data:`NOTEBOOK_LENGTH` are omitted.
     """

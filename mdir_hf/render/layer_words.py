@@ -142,7 +142,7 @@ def _tests_section(report: HomologyReport) -> Section:
 
 
 def experts_words(mixtures: Sequence[ExpertsFound]) -> str:
-    """Say how many experts of all analysed layers have an origin, by kind."""
+    """Count the experts of all analysed layers by kind of origin."""
     traced = [origin for mixture in mixtures for origin in mixture.experts]
     n_all = sum(mixture.n_experts for mixture in mixtures)
     counts = {

@@ -61,7 +61,7 @@ def _expert_details(experts: Sequence[ComparedExpert], n_unread: int) -> list[st
 
 
 def projection_lines(table: LayerTable) -> tuple[Line, ...]:
-    """Return lines for a terminal: the number of projections by outcome, then the layers of notable outcomes."""
+    """Return lines for a terminal: projections counted by outcome, then the layers for each outcome not in QUIET."""
     compared = [result.cosine for result in table.results if result.cosine is not None]
     counts = ", ".join(f"{n} {outcome.words}" for outcome, n in table.counts().items())
     drift = f"; mean cosine {sum(compared) / len(compared):.3f}" if compared else ""

@@ -39,7 +39,7 @@ def compare_command(
 
 
 def align_command(reference: str, candidate: str) -> str:
-    """Return the POSIX shell command that aligns the candidate."""
+    """Return the POSIX shell command that aligns the candidate with the reference."""
     return f"mdir-hf align {_shell_word(reference)} {_shell_word(candidate)} --output aligned"
 
 
@@ -84,7 +84,7 @@ def _read_as(model: ModelSummary) -> Iterator[tuple[str, str]]:
 
 
 def _hub_bases(model: ModelSummary) -> list[str]:
-    """Return the bases of an adapter that are pinned to a commit; folders are not."""
+    """Return the bases of an adapter that are pinned to a commit, excluding folders."""
     return [base for base in model.bases or () if re.fullmatch("[^@]+@[0-9a-f]{40}", base)]
 
 

@@ -34,7 +34,7 @@ def measured_pairs() -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def scale_section(report: HomologyReport) -> Section:
-    """Return the section that compares p with measured pairs; empty if there is no p that is a bound."""
+    """Return the section that compares p with measured pairs; empty unless the report has a p that is a bound."""
     is_answered = report.verdict is not Verdict.INCONCLUSIVE and report.settled_by is not SettledBy.IDENTICAL_FILES
     if not is_answered or report.log10_p is None or not report.p_is_bound:
         return Section(SectionKind.SCALE, TITLE)

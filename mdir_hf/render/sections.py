@@ -209,5 +209,4 @@ def deciding_first(report: HomologyReport, sections: Sequence[Section]) -> tuple
 
 
 def _place(name: FigureName, first: Sequence[FigureName]) -> int:
-    """Return the index of a figure in a list, or the list's length if it is missing."""
     return first.index(name) if name in first else len(first)

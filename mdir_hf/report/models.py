@@ -81,7 +81,7 @@ class ModelSummary(HowRead):
 
 @dataclass(frozen=True, slots=True)
 class InputOutput(ReportRecord):
-    """Bytes and files that were read, and requests that were sent.
+    """Bytes and files read, and requests sent.
 
     Attributes:
         bytes_read: Bytes from the network or local files.

@@ -65,9 +65,8 @@ class ModuleResult(ReportRecord):
     """Result of one test of Algorithm 3 on one part of a matched pair of layers.
 
     Attributes:
-        layer: The pair of layers.
-        role: The part of the layers.
-        test: The transformation that the test looks for.
+        role: The tested part.
+        test: The kind of transformation that the test looks for.
         trace: The statistic; for experts, the statistic of the most significant pair.
         normalized_trace: The statistic divided by its maximum.
         log10_p: log10 p, corrected for all tests on modules.
@@ -132,7 +131,6 @@ class PartCoverage(ReportRecord):
         layers: Number of its layers; 0 if it has none.
         tensors: Number of its tensors in the files.
         bytes: Stored size of its tensors; None if a file's header was not read.
-        treatment: How the comparison treated it.
         reason: How much was sampled, or why the part was not compared; None if all of it was compared.
     """
 
@@ -146,19 +144,14 @@ class PartCoverage(ReportRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage(ReportRecord):
-    """How every part of both models was treated. Together, a model's parts contain every tensor of its files.
-
-    Attributes:
-        reference: The parts of the reference.
-        candidate: The parts of the candidate.
-    """
+    """How every part of both models was treated. Together, a model's parts contain every tensor of its files."""
 
     reference: tuple[PartCoverage, ...]
     candidate: tuple[PartCoverage, ...]
 
 
 class FactKind(Term):
-    """The kind of a fact that indicates which model came first."""
+    """The kind of fact that indicates which model came first."""
 
     ROUNDED = "rounded", "values of one model are values of the other, rounded"
     REPEATED_LAYERS = "repeated_layers", "one model holds layers of the other twice"
@@ -180,7 +173,6 @@ class DirectionFact(ReportRecord):
     JSON, these two fields are called ``to`` and ``from``.
 
     Attributes:
-        fact: The kind of fact.
         earlier: The model that existed first: ``owner/name@commit``, or a folder.
         later: The model that was made from it.
         evidence: The evidence, in one sentence.
@@ -258,7 +250,6 @@ class ProjectionResult(ReportRecord):
     Attributes:
         layer: The candidate layer, and the reference layer with which most projections agree (if none agree, the layer
             at the same depth).
-        role: The projection.
         outcome: How the projection changed.
         share: Share of the sampled rows that agree; None if the projection does not agree or was not compared.
         cosine: Mean cosine between sampled rows and their partners or, if nothing agrees, the rows with the same
@@ -266,7 +257,7 @@ class ProjectionResult(ReportRecord):
         deciles: The nine deciles of those cosines, ascending.
         log10_p: log10 of a bound on p, corrected for all tests in the table.
         rows: Number of sampled rows behind ``cosine`` and ``deciles``.
-        moved: The unit that was permuted, or None.
+        moved: Kind of unit that was permuted, or None.
         is_turned: Whether rows were rotated inside their heads.
         source: Reference layer that the projection came from, if it is not the one in ``layer``.
         reason: Why the projection was not compared.
@@ -387,7 +378,6 @@ class ModelFacts:
         repo: Repo id on the Hub; None for a folder, whose path is not published.
         name: The repo id, or the name of the folder.
         commit: Commit that was read; None for a folder.
-        files: Its weight files.
         licence: Licence declared by its card.
         date: Date of the commit according to the Hub.
     """

@@ -120,15 +120,13 @@ class MatrixResult(ReportRecord):
         threshold: Value of c that would be significant at 0.1%.
         normalized_trace: c divided by the number of compared channels.
         coverage: Share of channels that are individually significant.
-        matched_channels: Number of individually significant channels, at 1% over all entries.
+        matched_channels: Number of individually significant channels, at 1% for all entries together.
         off_match_channels: Number of channels that resemble a channel other than their match.
         transformation: Transformation between the matrices; ``rotation`` if the layers reveal one.
         scale: The factor s in E' ~ s E P; None without a significant match.
-        view: How the rows were prepared.
         log10_p: log10 p, corrected for tests and looks.
         log10_p_trimmed: log10 p after removing the best n/16, n/4 and n/2 channels.
         placebo: Calibration on the same rows.
-        looks: All looks.
         log10_p_signs: log10 p of the sign test; None unless channels were matched in their own order.
         numbering: Agreement of channel numbers; None if the numbers have a meaning.
         settled_by: The step that was significant even without the best half of the channels.
@@ -251,12 +249,11 @@ class NeuronNumbers(ReportRecord):
             up, or nine tenths kept their number. If down was read, half of the neurons must also agree in down, and the
             pair must not be ``idle``.
         log10_p: log10 p for gate and up, corrected for all pairs, tests and looks; 0 if ``is_searched``.
-        own_number_by_down: The same as ``own_number`` for down, if a pair agrees in gate and up; None if down was not
-            read.
+        own_number_by_down: ``own_number`` for down, if a pair agrees in gate and up; None if down was not read.
         idle: Pairs of layers whose neurons agree in gate and up, but are switched off or write little.
         is_searched: Whether partners were found by a search, so that their numbers give no bound on p.
-        nominated: Pairs of layers that stood out in up and were then compared in gate and up, on a new sample. Other
-            pairs were compared in up alone. None if all pairs were compared in gate and up.
+        nominated: Pairs of layers that stood out in up and were then compared in gate and up, on a new sample. None if
+            all pairs were compared in gate and up.
     """
 
     tested: Count
@@ -305,7 +302,7 @@ class LayersResult(ReportRecord):
         candidate_layers: Layer number for each column.
         matrix: log10 p of every pair of layers.
         null: The assumption behind the p-values.
-        is_supported: Whether neurons or analysed layers support the residual map; a fitted rotation needs such support.
+        is_supported: Whether neurons or analysed layers support the residual map, as a fitted rotation requires.
     """
 
     role: LayerRole

@@ -75,7 +75,6 @@ class LayerMaps:
     """Maps found inside one pair of layers.
 
     Attributes:
-        layer: The pair.
         heads: For each attention projection, ``(2, g)`` reference heads and matching candidate heads.
         turns: For each attention projection, ``(g, d', d)`` maps from the rows of a reference head to its candidate
             head.
@@ -242,7 +241,6 @@ class HomologyReport:
 
     @property
     def _settling_matrix(self) -> MatrixResult | None:
-        """Result for the matrices that settled the verdict, or None."""
         if self.settled_by is SettledBy.UNEMBEDDING:
             return self.unembedding
         return self.embedding if self.settled_by in (SettledBy.SCREEN, SettledBy.EMBEDDING) else None

@@ -144,7 +144,7 @@ def printed_text(printed: PrintedAlgorithm1) -> str:
 
 
 def agreement_text(channels: tuple[int, int] | None) -> str:
-    """Say how many channels match one by one, given the numbers of matching channels and of all channels."""
+    """Say how many channels match one by one, given the counts of matching and of all channels."""
     if channels is None:
         return "how many channels match is not known"
     if 2 * channels[0] < channels[1]:
@@ -153,7 +153,7 @@ def agreement_text(channels: tuple[int, int] | None) -> str:
 
 
 def correlation_text(noise: float) -> str:
-    """Format the smallest correlation between weights that would be detected, given the strongest noise."""
+    """Format the smallest detectable correlation between weights, given the excluded noise."""
     return f"{max(0.01, 1.0 / math.sqrt(1.0 + noise * noise)):.2f}"
 
 

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 NAME_LENGTH = 40
 
 TICK_POINTS = 5.0
-"""Points between an axis and its labels."""
+"""Distance between an axis and its labels, in points."""
 
 
 @dataclass(frozen=True, slots=True)
 class TickStrip:
-    """Labels of one axis of a grid, which a page redraws when it enlarges a part of the grid.
+    """Labels of one axis of a grid, which a page redraws when zooming in.
 
-    ``depth`` is their width or height, as a fraction of the figure's.
+    ``depth`` is their extent, as a fraction of the figure's width or height.
     """
 
     side: Literal["left", "right", "bottom"]
@@ -47,7 +47,7 @@ class CellGrid:
     Attributes:
         box: Left, top, width and height, as fractions of the figure's size.
         sides: Templates that name a row and a column, with ``{}`` for the label.
-        noun: Word for one cell.
+        noun: Word for one cell, such as ``layer``.
         rows: Row labels, from the top.
         value: Name of the quantity in ``values``; empty if there are none.
         values: ``(rows, columns)`` numbers, or None.
@@ -110,7 +110,7 @@ def _names(report: HomologyReport) -> tuple[str, str]:
 
 
 def box_of(figure: Figure, axes: int) -> tuple[float, float, float, float]:
-    """Return left, top, width and height of an axes, as fractions of the figure's size."""
+    """Return left, top, width and height of one of the figure's axes, as fractions of its size."""
     place = figure.axes[axes].get_position()
     return float(place.x0), float(1.0 - place.y1), float(place.width), float(place.height)
 

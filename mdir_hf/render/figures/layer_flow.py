@@ -18,7 +18,7 @@ TALLEST, ROW = 5.4, 0.22
 """Maximum height of a column, and of one layer in it, in inches."""
 
 NUMBERED = 0.13
-"""Minimum height of a layer, in inches, for numbering all layers; otherwise, every fifth is."""
+"""Minimum height of a layer, in inches, for numbering all layers; otherwise, every fifth is numbered."""
 
 _LEFT, _BELOW, _GAP = 1.0, 0.36, 3.0
 

@@ -183,7 +183,7 @@ def shade_bar(
 ) -> None:
     """Draw the colour bar beside a map.
 
-    ``box`` is left, bottom, width and height in inches; ``ticks`` are positions in [0, 1] with texts.
+    ``box`` is left, bottom, width and height in inches; ``ticks`` are positions in [0, 1] with labels.
     """
     import numpy as np
 

@@ -55,7 +55,7 @@ DARK = Theme(
 )
 
 FULL_SHADE = 4.0
-"""log10 of the -log10 p at the end of the ramp, which is more than any number of tests could require."""
+"""log10 of the -log10 p at the end of the ramp, more than any number of tests could require."""
 
 _EQUAL_LUMINANCE = math.sqrt(1.05 * 0.05) - 0.05
 """Luminance at which black and white have the same contrast."""

@@ -224,7 +224,6 @@ def _excluded(identification: Identification) -> str:
 
 
 def _without_bases(family: Family) -> str:
-    """State that a card declares no base, or that there is no card."""
     has_card = family.declared is not None and family.declared.declared.has_card
     return "Its card declares no base model." if has_card else "It has no model card."
 

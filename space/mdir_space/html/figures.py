@@ -1,7 +1,4 @@
-"""Figures whose cells show a text when selected by pointer, touch or keyboard (``figures.js``).
-
-Images are embedded in the page, so a downloaded figure is exactly the one shown.
-"""
+"""Figures whose cells show a text when selected by pointer, touch or keyboard (``figures.js``)."""
 
 from __future__ import annotations
 

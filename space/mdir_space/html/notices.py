@@ -118,7 +118,7 @@ def stored_notice(example: Example, fields: Sequence[str] = ()) -> Markup:
 
 
 def does_not_fit(plan: ReadPlan, limits: Limits) -> str:
-    """Return the reason why this server would refuse a planned comparison; empty if it would not."""
+    """Return why this server would refuse a planned comparison; empty if it would not."""
     if limits.memory_bytes is not None and plan.peak_memory_bytes > limits.memory_bytes:
         return f"That does not fit: one comparison may use {size_text(limits.memory_bytes)} here."
     if limits.n_bytes is not None and bytes_of(plan)[0] > limits.n_bytes:
@@ -206,7 +206,7 @@ NOT_DONE = {
 
 
 def refusal_notice(refused: RefusedError, question: Question | None = None) -> Markup:
-    """Return why a question is not answered, and what to do instead. It is shown until the next question.
+    """Return a notice that explains why a question is not answered, and what to do instead.
 
     ``question`` is None if it could not be parsed.
     """

@@ -24,7 +24,7 @@ STRONGEST_NOISE = 100.0
 
 @dataclass(frozen=True)
 class Cost:
-    """The numbers of a plan.
+    """The cost of a plan.
 
     Attributes:
         kind: ``comparison``, ``family`` or ``survey``.
@@ -47,7 +47,7 @@ class Cost:
 
 
 def cost_of(plan: Plan, pace: Pace, limits: Limits) -> Cost:
-    """Return the numbers of a plan."""
+    """Return the cost of a plan."""
     if isinstance(plan, ReadPlan):
         why_not = does_not_fit(plan, limits)
         memory, noise = plan.peak_memory_bytes, plan.excluded_noise

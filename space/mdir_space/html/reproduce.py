@@ -69,7 +69,7 @@ def _program_lines(report: HomologyReport, server: str) -> str:
 
 
 def file_stem(names: Sequence[str]) -> str:
-    """Return the name, without suffix, for a file about some models."""
+    """Return a file name, without suffix, for a result about some models."""
     return "-".join(map(_file_word, names))
 
 

@@ -109,7 +109,7 @@ def _n_without_layers(report: SurveyReport) -> int:
 
 
 def _share(report: SurveyReport, group: Sequence[str]) -> str:
-    """Say whether all pairs of a group are related; the two parents of a merge, for example, may be unrelated."""
+    """Say whether all pairs of a group are related; the parents of a merge may not be."""
     if all(report.is_related(*pair) for pair in combinations(group, 2)):
         return "share weight ancestry"
     return "are joined by pairs that share weight ancestry"

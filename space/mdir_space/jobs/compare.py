@@ -44,7 +44,6 @@ class ComparisonJob(Job[HomologyReport]):
         return self._with_revisions(report)
 
     def _with_revisions(self, report: HomologyReport) -> HomologyReport:
-        """Add the requested revisions to the models in a report."""
         return replace(
             report,
             reference=replace(report.reference, revision=self.access.reference.revision),

@@ -25,7 +25,6 @@ class Example:
         question: A visitor's question, for the few results that are shown first; otherwise empty.
         note: Description of the models.
         models: Names of the models in the report.
-        folder: Folder of the files.
     """
 
     name: str

@@ -34,7 +34,7 @@ MAX_PLANNED = 4
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyJob(Job[Family]):
-    """Finds the family of one model. All models are read with the same options.
+    """Finds the family of one model.
 
     Attributes:
         index: Path or URL of the index; empty for no index.
@@ -69,7 +69,6 @@ class FamilyJob(Job[Family]):
         return replace(family, not_searched=family.not_searched or why_not, facts=self._facts())
 
     def _facts(self) -> ModelFacts | None:
-        """Read the model's facts for a bill of materials; None if they cannot be read."""
         try:
             return read_model_facts(NamedModel(self.access.models[0].pinned), reading=Reading(**self.read_options))
         except MdirError:

@@ -1,7 +1,7 @@
 """A job: its inputs, its limits, and the events that it sends while it runs in its own process.
 
 Jobs read files from strangers. A regular expression that never ends, or a file that unpacks to eleven gigabytes, can
-only harm its own job's process.
+only harm its own process.
 """
 
 from __future__ import annotations

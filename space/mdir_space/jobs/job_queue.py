@@ -29,8 +29,7 @@ class JobQueue:
     """Limits how many jobs run at a time, and shares the places fairly among visitors. Thread-safe.
 
     Jobs wait in order of arrival, but visitors take turns. ``n_per_visitor`` limits the running and waiting jobs of
-    each visitor, unless it is None. A single visitor then cannot use all running places, so others need not wait for
-    long jobs.
+    each visitor, unless it is None. A single visitor then cannot use all running places.
     """
 
     def __init__(self, n_running: int, n_waiting: int, n_per_visitor: int | None) -> None:

@@ -15,10 +15,10 @@ class Limits:
     Attributes:
         seconds: Wall-clock time of one comparison, in seconds.
         n_bytes: Bytes that one comparison may read.
-        memory_bytes: Memory that the plan of one comparison may need, and that the comparison may take.
+        memory_bytes: Memory that one comparison may use, both as planned and in fact.
         n_running: Number of concurrent comparisons.
         n_waiting: Number of waiting comparisons, and of waiting plans.
-        n_per_visitor: Number of comparisons, and of plans, per visitor, running or waiting.
+        n_per_visitor: Number of running or waiting comparisons per visitor; the same limit applies to plans.
         plan_seconds: Wall-clock time for making a plan, in seconds.
         plan_memory_bytes: Memory for making a plan.
         n_planning: Number of plans made concurrently.

@@ -107,14 +107,13 @@ class ReconstructionJob(Job[ReconstructionResult]):
         )
 
     def _bytes_left(self, report: HomologyReport) -> int | None:
-        """Return the number of bytes that this job may still read."""
         if self.n_bytes is None or self.report is not None:
             return self.n_bytes
         return max(1, self.n_bytes - report.io.bytes_read - report.io.bytes_from_cache)
 
 
 def why_not_reconstructed(report: HomologyReport) -> str:
-    """Return the reason why two compared models have no transformation; empty if they may have one."""
+    """Return why two compared models have no transformation; empty if they may have one."""
     names = " and ".join(shown_name(model.repo) for model in (report.reference, report.candidate))
     if report.settled_by is SettledBy.IDENTICAL_FILES:
         return f"The weight files of {names} are the same, so there is no transformation between them."

@@ -33,7 +33,6 @@ def result_key(access: Access, question: Question, index: str = "") -> Key | Non
     """Return the cache key of a result; None for private results and reconstructions, which are not cached.
 
     The key contains commits rather than revisions, because branches move, and repo ids, because reports name them.
-    ``index`` is the path or URL of the index that is searched.
     """
     if not access.is_shared or isinstance(question, ReconstructionQuestion):
         return None

@@ -60,7 +60,6 @@ class ServiceSettings:
     """Settings of this server.
 
     Attributes:
-        limits: Limits per visitor and for all visitors.
         allow_local: Whether folders and files on this machine may be named; only for a private server.
         may_sign_in: Whether the page has a sign-in button.
         own_token: Token used to read models for all visitors of a private server.

@@ -46,7 +46,6 @@ class SurveyResult:
     """A complete or interim survey.
 
     Attributes:
-        report: Models, pairs and groups.
         trees: The family tree of each group of relatives; empty until the end.
         families: Distances between the relatives of each group; empty until the end.
         pictures: Figures by name: the matrix of compared pairs and, at the end, the dendrogram.
@@ -73,8 +72,8 @@ class SurveyJob(Job[SurveyResult]):
     """Surveys several models.
 
     Attributes:
-        question: The question, whose names are models.
-        left_out: Models that were left out, as in :class:`SurveyResult`.
+        question: The question; all its names are models.
+        left_out: A sentence on models that were left out, or empty.
         earlier: A survey of the same commits without layers, to be continued with layers; None to start anew.
     """
 
@@ -138,7 +137,6 @@ class SurveyJob(Job[SurveyResult]):
 
 
 def _of_names(report: SurveyReport, names: tuple[str, ...]) -> SurveyReport:
-    """Remove the names that could not be resolved."""
     return replace(report, names=names, models={name: report.models[name] for name in names})
 
 

@@ -48,10 +48,9 @@ TITLE = "mdir-hf: do two models share weight ancestry?"
 HERE = Path(__file__).resolve().parent
 SCRIPTS = ("page.js", "figures.js")
 PREFLIGHT_DELAY_S = 0.4
-"""Delay of the plan that is requested when a visitor leaves a field; clicking the button within this time cancels the
-plan."""
+"""Delay of the plan after a visitor leaves a field; clicking the button meanwhile cancels the plan."""
 OTHER_NAME_S = 0.8
-"""Further delay of a plan that is not for two models; entering another name meanwhile cancels the plan."""
+"""Further delay unless two models are named; entering another name meanwhile cancels the plan."""
 DISTRIBUTING_S = 0.15
 """Pause in which the browser shows both filled fields, because it shows only the last update of each frame."""
 STOPPED = "Stopped. Nothing more is read."
@@ -59,7 +58,7 @@ STOPPING_S, LAST_WORDS_S = 5.0, 0.3
 """Longest time for a cancelled job to end, and for its last update to arrive. A later update would show Cancel
 again."""
 MAX_SESSIONS = 64
-"""Number of page states that gradio stores, 2 MB each; its default is 10,000. No later action needs them."""
+"""Number of page states that gradio stores, 2 MB each; its default is 10,000."""
 
 
 def build_page(service: Service) -> gr.Blocks:
@@ -204,7 +203,7 @@ def _panels(plan: gr.HTML, status: gr.HTML, alert: gr.HTML, compare: gr.Button, 
 def _listen(
     service: Service, fields: list[Any], panels: Panels, examples: list[tuple[gr.Button, Example]], opener: gr.Button
 ) -> None:
-    """Connect the page to the service. A visitor's data exists only in these calls and is not stored elsewhere."""
+    """Connect the page to the service. A visitor's data exists only in these calls."""
     at_work: Counter[str | None] = Counter()  # running answers of each open page
     hidden: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 

@@ -93,7 +93,7 @@ class Suggestions:
         return models
 
     def _known(self, wanted: str, now: float) -> tuple[Suggestion, ...] | None:
-        """Return cached models for a text, or from a complete list for its beginning; None if there are none."""
+        """Return cached models for a text, or from the complete list for its beginning; None if not cached."""
         for length in range(len(wanted), MIN_CHARACTERS - 1, -1):
             since, models = self._kept.get(wanted[:length], (0.0, ()))
             is_all = length == len(wanted) or len(models) < MAX_SUGGESTIONS
@@ -146,7 +146,7 @@ def datalist(element_id: str, models: tuple[Suggestion, ...]) -> Markup:
 
 
 def count_text(n: int) -> str:
-    """Format a large number with three digits, such as 135M or 7.62B."""
+    """Format a large number with three significant digits, such as 135M or 7.62B."""
     value, units = float(n), ["", "k", "M", "B", "T"]
     while value >= 999.5 and len(units) > 1:
         value /= 1000.0

@@ -1,4 +1,4 @@
-"""The first paint: the page shows the question, or the stored result, in its URL before its scripts load."""
+"""The first paint: before its scripts load, the page shows the stored result named in its URL, if any."""
 
 from __future__ import annotations
 
@@ -137,7 +137,6 @@ class FirstPaint:
 
 
 def _values(theme: gr.themes.Base, names: Iterable[str], ending: str) -> dict[str, str]:
-    """Return the theme's values for the style sheet's variables."""
     values = {name: getattr(theme, name.replace("-", "_") + ending, None) for name in names}
     return {name: str(value) for name, value in values.items() if value is not None}
 

@@ -1,8 +1,8 @@
 """The MCP server: the tools with input and output schemas, progress and cancellation.
 
 gradio's own MCP server returns results as Python literals in text, without structure or schema, and does not stop
-cancelled calls. This module uses the server of the ``mcp`` package, at the URL at which agents expect gradio's. Its
-calls have the same limits and queue as all others.
+cancelled calls. This module uses the server of the ``mcp`` package, at the URL at which agents expect gradio's. Calls
+have the same limits and queue as all others.
 """
 
 from __future__ import annotations

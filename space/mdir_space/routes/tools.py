@@ -117,7 +117,7 @@ class Tool:
         output_schema: JSON Schema of the result.
         question: Makes the question from the arguments.
         result: Makes the result from an answer, a link and the arguments; if None, the result is the plan.
-        one_of: Arguments, at least one of which is required.
+        one_of: Names of arguments; at least one is required.
     """
 
     name: str
@@ -179,7 +179,7 @@ class Tool:
 
 
 def _planned_question(arguments: dict[str, Any]) -> Question:
-    """Return the question to plan, given the tool's arguments."""
+    """Return the question to plan."""
     level = arguments.get("level", "auto")
     if "models" in arguments:
         if "reference" in arguments or "candidate" in arguments:

@@ -11,7 +11,7 @@ if __name__ != "__mp_main__":  # multiprocessing imports this file again in each
 
         @spaces.GPU(duration=1)
         def none_is_needed() -> None:
-            """Do nothing. ZeroGPU requires such a function, but comparisons run on the CPU."""
+            """Do nothing. ZeroGPU requires a GPU function, but comparisons run on the CPU."""
 
     from carried import use_carried_wheel
 

@@ -17,7 +17,7 @@ _unpacked: tempfile.TemporaryDirectory[str] | None = None
 
 
 def use_carried_wheel() -> Path | None:
-    """Put the package from the wheel first on the path, if there is a wheel.
+    """Put the package from the wheel first on ``sys.path``, if there is a wheel.
 
     Returns:
         The temporary folder with the unpacked wheel, or None.

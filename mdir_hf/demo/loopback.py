@@ -86,14 +86,14 @@ class Handler(BaseHTTPRequestHandler):
     )
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: ANN401
-        """Print nothing."""
+        """Suppress the log."""
 
     def do_HEAD(self) -> None:
-        """Send only the headers."""
+        """Respond to a HEAD request."""
         self._serve()
 
     def do_GET(self) -> None:
-        """Send the headers and the content."""
+        """Respond to a GET request."""
         self._serve()
 
     def _serve(self) -> None:
@@ -281,7 +281,7 @@ def address_of(kind: str, name: str) -> str:
 
 
 def object_id(text: str) -> str:
-    """Return 24 hex digits, like the ids of objects on the Hub."""
+    """Return 24 hex digits for a text, like an object id on the Hub."""
     return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()[:24]
 
 

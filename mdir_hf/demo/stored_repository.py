@@ -110,7 +110,7 @@ class StoredRepository:
         return commit
 
     def point(self, name: str, files: dict[str, StoredFile], described: object) -> str:
-        """Point a branch at files; return the commit SHA, a hash of the files' description."""
+        """Point a branch at files and return its commit SHA, a hash of ``described``."""
         commit = hashlib.sha1(json.dumps(described).encode(), usedforsecurity=False).hexdigest()
         self.revisions[name] = commit
         self.commits[commit] = files

@@ -1,6 +1,6 @@
 """Read text from Python's standard library, and train tokenizers and causal language models.
 
-The demo downloads no text. It uses the sources of the standard library as *code*, and their docstrings as *prose*.
+The demo uses the sources of the standard library as *code*, and their docstrings as *prose*.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def rotate_channels(model: PreTrainedModel, rotation: torch.Tensor) -> None:
 
 @torch.no_grad()
 def keep_channels(model: PreTrainedModel, channels: torch.Tensor) -> PreTrainedModel:
-    """Return a narrower, worse model that keeps only ``channels`` (``(n_kept,)`` int64), in the given order."""
+    """Return a narrower, less accurate model that keeps only ``channels`` (``(n_kept,)`` int64), in the given order."""
     config = model.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     narrow = _rebuilt(model, hidden_size=channels.numel(), head_dim=head_dim)

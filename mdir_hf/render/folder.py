@@ -32,7 +32,7 @@ def check_save_folder(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The saved files. ``without`` says why there are no figures, and is empty if there are any."""
+    """The saved files; ``without`` says why there are no figures, or is empty."""
 
     paths: tuple[Path, ...]
     without: str = ""

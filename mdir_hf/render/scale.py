@@ -23,7 +23,7 @@ TITLE = "Beside pairs of real models"
 WIDTH, HEIGHT = 640, 120
 _LEFT, _RIGHT, _BASE = 12, 628, 58
 _LARGEST = 5.0
-"""log10 of the -log10 p at which the scale ends."""
+"""Value of log10(-log10 p) at which the scale ends."""
 
 
 @cache

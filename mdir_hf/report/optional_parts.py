@@ -363,7 +363,7 @@ class WeightFile:
 
     Attributes:
         path: Path in the repository.
-        sha256: Digest of its content; None if unknown without reading it.
+        sha256: Digest of its content; None if unknown without reading the file.
     """
 
     path: str

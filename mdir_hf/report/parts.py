@@ -42,7 +42,6 @@ class PlaceboResult(ReportRecord):
         trace: The statistic c.
         threshold: Value of c that would be significant at 0.1%.
         log10_p: log10 p, at most 0.
-        channels: Number of channels.
     """
 
     trace: float
@@ -126,7 +125,6 @@ class MatrixResult(ReportRecord):
         scale: The factor s in E' ~ s E P; None without a significant match.
         log10_p: log10 p, corrected for tests and looks.
         log10_p_trimmed: log10 p after removing the best n/16, n/4 and n/2 channels.
-        placebo: Calibration on the same rows.
         log10_p_signs: log10 p of the sign test; None unless channels were matched in their own order.
         numbering: Agreement of channel numbers; None if the numbers have a meaning.
         settled_by: The step that was significant even without the best half of the channels.

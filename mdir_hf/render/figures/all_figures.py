@@ -45,9 +45,9 @@ def draw_figures(
 ) -> Mapping[str, Figure]:
     """Draw the figures for which the report has data; return them keyed by name, in reading order.
 
-    The names are ``embedding`` and ``embedding_matched`` (the polar factor; not for reports from JSON), the same for
-    ``unembedding``, ``null`` (trace against placebos), ``looks`` (p against tokens), ``neurons``, ``layers``, ``flow``
-    (unless all layers stayed in place), ``drift`` and ``modules``.
+    The names are ``embedding`` and ``embedding_matched`` (polar factors; not for reports from JSON), ``unembedding``
+    and ``unembedding_matched``, ``null`` (trace against placebos), ``looks`` (p against tokens), ``neurons``,
+    ``layers``, ``flow`` (unless all layers stayed in place), ``drift`` and ``modules``.
 
     Raises:
         InputError: If matplotlib is not installed or the style is unknown.

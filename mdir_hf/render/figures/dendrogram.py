@@ -98,7 +98,7 @@ def dendrogram_cells(groups: Sequence[tuple[Sequence[str], npt.ArrayLike]], figu
 
 @dataclass(frozen=True)
 class _Family:
-    """One group of the figure, with scipy's ``linkage`` and ``dendrogram`` for its distances ``(m, m)``."""
+    """One group in the figure, with its ``(m, m)`` distances and scipy's ``linkage`` and ``dendrogram``."""
 
     names: tuple[str, ...]
     distances: npt.NDArray[np.float64]

@@ -36,7 +36,7 @@ _MARGIN = 1.16
 _MARKS = {"embedding": ("o", "-"), "unembedding": ("s", "--")}
 
 MOST_NUMBERS = 10
-"""Maximum number of looks for which each is labelled with its number."""
+"""Maximum number of looks for which each is labelled with -log10 p."""
 
 
 def draw_null(matrices: Mapping[str, MatrixResult], theme: Theme) -> Figure:

@@ -41,7 +41,7 @@ FONT = "DejaVu Sans"  # comes with matplotlib, so it is the same everywhere
 _MISSING = "\N{WHITE SQUARE}"
 _SETTINGS = {
     "font.family": [FONT],
-    "text.parse_math": False,  # a dollar in a repository name is a dollar
+    "text.parse_math": False,  # dollar signs in repository names are shown literally
     "svg.hashsalt": "mdir-hf",
     "svg.fonttype": "path",
     "hatch.linewidth": 0.6,
@@ -204,5 +204,5 @@ def evidence_ticks(ticks: Sequence[int]) -> list[tuple[float, str]]:
 
 
 def spaced(number: int) -> str:
-    """Format a number with thousands separators from five digits on, such as 4094 or 10 000."""
+    """Format a number, with thousands separators if it has five or more digits, such as 4094 or 10 000."""
     return f"{number:,}".replace(",", "\N{NARROW NO-BREAK SPACE}") if number >= 10_000 else str(number)

@@ -55,7 +55,7 @@ DARK = Theme(
 )
 
 FULL_SHADE = 4.0
-"""log10 of the -log10 p at the end of the ramp, more than any number of tests could require."""
+"""Value of log10(-log10 p) at the end of the ramp, more than any number of tests could require."""
 
 _EQUAL_LUMINANCE = math.sqrt(1.05 * 0.05) - 0.05
 """Luminance at which black and white have the same contrast."""
@@ -70,7 +70,7 @@ def theme_of(*, dark: bool) -> Theme:
 
 @lru_cache(maxsize=2)
 def colour_map(theme: Theme) -> Colormap:
-    """Return the ramp of a theme, for values in [0, 1]."""
+    """Return a theme's ramp as a colour map for values in [0, 1]."""
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("evidence", theme.ramp)

@@ -70,7 +70,7 @@ def read_link(request: Any) -> LinkedQuestion:  # noqa: ANN401 - of gradio or of
 
 
 def query_of(reference: str, candidate: str, level: str, alpha: float) -> str:
-    """Return the query that asks a question again, omitting parameters that have their default."""
+    """Return the URL query that repeats a question, omitting parameters with their default."""
     fields = {"a": reference} | ({"b": candidate} if candidate else {})
     fields |= {"level": level} if level != "auto" else {}
     fields |= {"alpha": f"{alpha:g}"} if alpha != DEFAULT_ALPHA else {}
@@ -78,7 +78,7 @@ def query_of(reference: str, candidate: str, level: str, alpha: float) -> str:
 
 
 def query_again(question: Question, names: Sequence[str] = ()) -> str:
-    """Return the query that asks a question again; ``names``, if any, replace the names in the question."""
+    """Return the URL query that repeats a question; ``names``, if any, replace the names in the question."""
     names = names or question.names
     if isinstance(question, PairQuestion):
         return query_of(names[0], names[1], question.level, question.alpha)

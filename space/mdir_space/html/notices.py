@@ -106,7 +106,7 @@ def _by_layers(plan: ReadPlan) -> str:
 
 
 def stored_notice(example: Example, fields: Sequence[str] = ()) -> Markup:
-    """Return the notice that the fields name the models of a stored result.
+    """Return a notice that the fields name the models of a stored result.
 
     ``fields`` is as in :func:`plan_notice`; if it is empty, the two models of the example are used.
     """
@@ -187,7 +187,7 @@ def cut_short_notice(why: str, question: PairQuestion) -> Markup:
 
 
 def not_kept_notice(version: str) -> Markup:
-    """Return the notice that a linked result is not cached, with a button that computes it again.
+    """Return a notice that a linked result is not cached, with a button that computes it again.
 
     ``version`` is the version of the package that computed the result.
     """

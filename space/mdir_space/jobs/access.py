@@ -59,7 +59,7 @@ class Access:
 
     @property
     def is_with_rights(self) -> bool:
-        """Whether the visitor sent a token, which may open an adapter's base or a declared base."""
+        """Whether the visitor's own token is used, which may open an adapter's base or a declared base."""
         return self.token not in (None, token_of_space())
 
     @property

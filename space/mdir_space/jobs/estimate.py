@@ -17,8 +17,8 @@ OPENING_S = 2.0
 """Time to read a model's headers and tokenizer from the Hub without a cache."""
 
 SECONDS_OF_PAIR = (0.8, 8.0)
-"""Seconds on one core to compare sampled rows of two relatives, for which the first look is enough, and of two
-strangers of width 1,024, which need all looks. Strangers of width 576, 2,048 and 4,096 took 2.4 to 4.1 s."""
+"""Seconds on one core to compare sampled rows of two relatives (first look only), and of two strangers of width 1,024
+(all looks). Strangers of width 576, 2,048 and 4,096 took 2.4 to 4.1 s."""
 
 WEIGHT_OF_NEW = 0.3
 MIN_BYTES_TO_LEARN_FROM = 1 << 20

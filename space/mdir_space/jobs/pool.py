@@ -107,7 +107,6 @@ class JobRun(Generic[R]):
     base of a public adapter.
 
     Attributes:
-        access: How the models are read.
         plan: The plan of the job, once the job has sent it.
         progress: Progress within the current stage.
         total: Progress of the whole job.
@@ -202,7 +201,7 @@ def hit_limit(exc: MdirError) -> bool:
 
 @contextmanager
 def _python_path() -> Iterator[None]:
-    """Let programs that start now import the same modules; before Python 3.14, the fork server has a different path."""
+    """Set PYTHONPATH inside the block, because the fork server has another import path before Python 3.14."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     try:

@@ -23,7 +23,7 @@ MAX_MODELS = 20
 MAX_LIST_LENGTH = MAX_MODELS * MAX_NAME_LENGTH
 
 ONLY = ("index", "card")
-"""The two halves of a question about one model: the index, and the card."""
+"""The two halves of a question about one model: search the index, and check the card."""
 
 _BETWEEN = re.compile(r"[\s,;|]+")
 _JOINING = frozenset({"vs", "vs.", "versus", "and", "&", "-", "*", "•", "+"})

@@ -22,7 +22,7 @@ def timeout_refusal(seconds: float, *, what: str = "The comparison", has_levels:
 def refusal_of(
     exc: MdirError, access: Access | None = None, *, what: str = "The comparison", has_levels: bool = True
 ) -> RefusedError:
-    """Return the message to a visitor about an error of the package.
+    """Convert an error of the package into a message to the visitor.
 
     ``access``, if given, is used to list the files of a repository with several models. ``what`` is the name of the
     job. ``has_levels`` says that a lighter level reads less.

@@ -91,7 +91,7 @@ def may_be_kept(result: Result, access: Access) -> bool:
 
 
 def is_whole(result: Result) -> bool:
-    """Return whether all requested models could be read. A later attempt may read missing models."""
+    """Return whether all requested models could be read; if not, a later attempt may succeed."""
     if isinstance(result, HomologyReport):
         return True
     if isinstance(result, SurveyResult):
@@ -157,7 +157,7 @@ def _under(result: Result) -> set[tuple[str, str | None]]:
 def _lightened(result: Result) -> Result:
     """Return a result without the arrays and notes that cached answers do not show."""
     if isinstance(result, SurveyResult):
-        return replace(result, left_out="")  # about a list, but the cached survey names its models one by one
+        return replace(result, left_out="")  # it is about a list, but the cached survey names its models one by one
     if isinstance(result, HomologyReport):
         return result
 

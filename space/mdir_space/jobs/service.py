@@ -196,7 +196,7 @@ class Service:
     ) -> Answered[Result] | None:
         """Return a cached result, or None if something that it depends on is no longer public.
 
-        ``must_be_current`` also requires that a new job would give the same result.
+        If ``must_be_current``, a new job must also be sure to give the same result.
         """
         index = self.settings.index
         if must_be_current and isinstance(question, FamilyQuestion) and "://" in index:

@@ -125,7 +125,7 @@ def refuse_stored(names: Iterable[str]) -> None:
     """Refuse names of models that exist only in a stored result.
 
     Raises:
-        RefusedError: If one of the names is such a model.
+        RefusedError: If a name belongs to a stored result.
     """
     match = example_with(names)
     if match is not None:

@@ -64,7 +64,7 @@
     return data.merged && !isIn(data, ...to) ? [row, column] : to;
   };
 
-  // A lens over the cells enlarges a part of the picture; the labels around it stay. In fractions of the cells' box.
+  // A lens over the cells enlarges a part of the picture, but not the labels. In fractions of the cells' box.
   const drawMark = (cells) => {
     const { data, row, column, zoom, left, top } = dataOf(cells);
     const [block, ends] = [blockOf(data, row, column), endsOf(data)];

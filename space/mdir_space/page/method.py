@@ -15,7 +15,7 @@ SUSPECT = Path(__file__).resolve().parent / "suspect.md"
 
 
 def suspect_page() -> None:
-    """Fill the page that explains to non-specialists how to read a comparison of two suspect models."""
+    """Fill the page that explains to non-specialists how to check a suspicion by comparing two models."""
     Navbar(main_page_name="Compare", elem_id="navigation")
     with gr.Column(elem_id="page", elem_classes="method"):
         gr.Markdown(SUSPECT.read_text(encoding="utf-8"))

@@ -73,7 +73,7 @@
     }
   };
 
-  // A plan is shown only while the fields hold its question, whichever way they were filled.
+  // A plan is shown only while the fields contain its question, whichever way they were filled.
   const DEFAULT_ALPHA = "1e-10";
   const fields = () => ["a", "b"].map((name) => document.querySelector(`#model-${name} input, #model-${name} textarea`));
   const question = () => {
@@ -262,7 +262,7 @@
     say(`${name} stands in the field.`);
   });
 
-  // The tab of the decisive evidence opens once for each result; after that, the visitor's choice stays.
+  // The tab of the decisive evidence opens once for each result; after that, the visitor's choice is kept.
   // The tabs are rebuilt for each result, and the old ones are still there when its mark arrives.
   let [openedIn, openedFor] = [null, ""];
   const openTab = () => {
@@ -281,7 +281,7 @@
     if (written.dataset.holds === "question" || isShown) written.remove();
   };
 
-  // Open the link once its button exists; a page without the button asks nothing.
+  // Open the link once its button exists; a page without the button asks no question.
   let opened = false;
   const open = () => {
     const button = document.getElementById("open-link");

@@ -1,4 +1,4 @@
-"""Reconstruct the transformation between the two models of an answer, in its tab."""
+"""Reconstruct the transformation between two compared models, and show it in its tab."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def show_reconstruction(
 ) -> AsyncGenerator[Updates, None]:
     """Reconstruct the transformation, and show progress and result in the tab.
 
-    ``query`` is the query of the answer that is shown, as sent by the browser.
+    ``query`` is the URL query of the current answer, as sent by the browser.
     """
     question: ReconstructionQuestion | None = None
     try:

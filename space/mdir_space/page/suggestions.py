@@ -68,7 +68,7 @@ class Suggestions:
 
     def models(self, typed: str) -> tuple[Suggestion, ...]:
         """Return models whose names contain a text, most downloads first; empty if the Hub does not respond."""
-        wanted = typed.strip().lower()  # as the Hub searches
+        wanted = typed.strip().lower()  # like the Hub's search
         if not MIN_CHARACTERS <= len(wanted) <= 96 or "://" in wanted or "@" in wanted or wanted[0] in "./~\\":
             return ()
         now = time.monotonic()

@@ -18,7 +18,7 @@ TEXT_SIZES = gr.themes.Size(
 
 
 def theme() -> gr.themes.Base:
-    """Return the theme: system fonts, grey and one blue, in the colours of the figures."""
+    """Return the theme, in the colours of the figures."""
     return gr.themes.Base(
         primary_hue=gr.themes.colors.blue,
         neutral_hue=gr.themes.colors.slate,

@@ -270,7 +270,7 @@ SURVEYED = object_of(
 
 
 def surveyed(answered: Answered[SurveyResult], link: str) -> dict[str, Any]:
-    """Return which of several models share ancestry."""
+    """Return a survey for programs."""
     report = answered.result.report
     return {
         "cut_short": answered.cut_short,

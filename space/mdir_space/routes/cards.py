@@ -41,7 +41,7 @@ class Cards:
         self._service = service
 
     async def show(self, request: Request) -> HTMLResponse:
-        """Handle a request with the query of a result's URL."""
+        """Return the card of the result named in a request's query."""
         stored = await kept_result(self._service, request)
         words = None if stored is None else answer_words(stored[1].result, stored[0])
         page = render(

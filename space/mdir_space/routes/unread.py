@@ -12,8 +12,7 @@ from gradio import Blocks
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 KEPT_S = 120.0
-"""Minimum time for which an unfetched answer is stored. If requests keep arriving, it is dropped after at most twice
-this time."""
+"""Minimum time for which an unfetched answer is stored. With steady requests, the maximum is twice this time."""
 
 
 class DropUnread:

@@ -1,1 +1,1 @@
-"""Compare two models. The steps are in ``run``."""
+"""Compare two models; ``run`` contains the steps."""

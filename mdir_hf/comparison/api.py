@@ -31,11 +31,11 @@ T = TypeVar("T")
 
 
 class ModelOptions(TypedDict, total=False):
-    """Keyword arguments that further describe a model; see :class:`~mdir_hf.model.open.NamedModel`.
+    """Keyword arguments that describe a model; see :class:`~mdir_hf.model.open.NamedModel`.
 
     Attributes:
         adapter: If False, compare an in-memory model without its adapter.
-        trust_remote_code: Must not be true. Tensors and tokenizers are read as data; no repository code runs.
+        trust_remote_code: Must not be true: tensors and tokenizers are read as data, and repository code is never run.
     """
 
     revision: str | None
@@ -86,13 +86,13 @@ class CheckerOptions(ModelOptions, ReadingOptions, SettingsOptions, total=False)
 
 
 class CandidateOptions(ModelOptions, SettingsOptions, ListenersOptions, total=False):
-    """Keyword arguments of :meth:`HomologyChecker.compare`; ``token`` defaults to the reference's."""
+    """Keyword arguments of :meth:`HomologyChecker.compare`; ``token`` defaults to the reference's token."""
 
     token: str | bool | None
 
 
 class PlanOptions(ModelOptions, SettingsOptions, total=False):
-    """Keyword arguments of :meth:`HomologyChecker.plan`; ``token`` is for the candidate."""
+    """Keyword arguments of :meth:`HomologyChecker.plan`; ``token`` is used for the candidate."""
 
     token: str | bool | None
 
@@ -102,7 +102,7 @@ class CompareOptions(ReadingOptions, SettingsOptions, ListenersOptions, total=Fa
 
 
 def changed(held: T, options: Mapping[str, Any]) -> T:
-    """Return a copy of a frozen dataclass with its fields set from ``options``; ignore other options."""
+    """Return a copy of a frozen dataclass with fields taken from ``options``, ignoring other options."""
     names = {field.name for field in fields(held)}  # type: ignore[arg-type]
     given = {name: value for name, value in options.items() if name in names}
     return replace(held, **given) if given else held  # type: ignore[type-var]
@@ -127,7 +127,7 @@ def check_keywords(options: Mapping[str, Any], known: type) -> None:
 
 
 def named(model: object, options: Mapping[str, Any]) -> NamedModel:
-    """Combine a model and the options that describe it; ignore other options.
+    """Combine a model with the options that describe it, ignoring other options.
 
     Raises:
         InputError: If an option does not apply to the model.
@@ -166,9 +166,9 @@ def compare(
 
     Args:
         reference: A Hub repository (``owner/name`` or ``owner/name@revision``), a Hub URL, a local folder or a weight
-            file. Add ``/folder`` for a subfolder of a repository and ``:name`` for one of several quantisations. It may
-            also be an in-memory ``PreTrainedModel`` or a PEFT model around one. To set a tokenizer, base or variant for
-            one model, pass a :class:`~mdir_hf.NamedModel`.
+            file. Append ``/folder`` for a subfolder of a repository and ``:name`` to choose a quantisation. You can
+            also pass an in-memory ``PreTrainedModel`` or a PEFT model that wraps one. To set a tokenizer, base or
+            variant for one model, pass a :class:`~mdir_hf.NamedModel`.
         candidate: The other model.
         settings: Level, significance threshold and other options of the comparison.
         reading: How repositories are opened.
@@ -213,7 +213,7 @@ class HomologyChecker:
         ('homologous', True)
 
     Attributes:
-        reference: The model with which others are compared.
+        reference: The model that candidates are compared with.
         settings: Default settings, with ``device`` resolved to an available device.
     """
 
@@ -279,7 +279,7 @@ class HomologyChecker:
                 defaults to the reference's.
 
         Returns:
-            The report. Its ``io`` covers this comparison and, if it is the first, the opening of the reference.
+            The report. Its ``io`` counts this comparison and, if it is the first, the opening of the reference.
 
         Raises:
             MdirError: If an argument is invalid or the files cannot be read. "Cannot tell" is a verdict, not an error.

@@ -1,4 +1,4 @@
-"""Write the caveats of a report: sentences that accompany a verdict."""
+"""Write the caveats of a report, which are sentences that qualify its verdict."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def of_equal_files(n_same: int) -> str:
 
 
 def of_channel_numbers(reference: Comparable, candidate: Comparable) -> tuple[str, ...]:
-    """Explain which test is ruled out because channel numbers have a meaning."""
+    """Explain that channels were not tested by number because their numbers have a meaning."""
     anatomies = (reference.anatomy, candidate.anatomy)
     if anatomies[0].embedding_size != anatomies[1].embedding_size:
         return ()  # the test does not apply
@@ -90,7 +90,7 @@ def of_contradicting_tokenizers(reference: Comparable, candidate: Comparable) ->
 
 
 def of_matrix(matrix: MatrixResult, assumption: Assumption) -> tuple[str, ...]:
-    """Explain the part of a verdict that rests on a pair of matrices."""
+    """Explain a verdict that rests on a pair of matrices."""
     sentences = []
     if matrix.rows_are_equal:
         sentences.append("All rows of the first look are identical in both models, value for value.")
@@ -113,7 +113,7 @@ def of_matrix(matrix: MatrixResult, assumption: Assumption) -> tuple[str, ...]:
 
 
 def weak_match_on_axes(matrix: MatrixResult) -> str:
-    """Describe a match that shared axes could explain."""
+    """Describe a matrix match that shared axes alone could explain."""
     reason = (
         f"Axes stand out in both models (z = {_z(matrix)})"
         if matrix.both_privileged
@@ -147,7 +147,7 @@ def of_layers(layers: LayersResult) -> tuple[str, ...]:
 
 
 def of_neurons(neurons: NeuronNumbers, *, settles: bool) -> tuple[str, ...]:
-    """Describe the second witness; ``settles`` is true if the verdict rests on it alone."""
+    """Describe the agreement of neurons; ``settles`` is true if the verdict rests on it alone."""
     n, n_candidate = len(neurons.reference_layers), len(neurons.candidate_layers)
     which = f"{n} of the reference, {n_candidate} of the candidate"
     search = "Their partners were first searched for among all neurons of the layer. " if neurons.is_searched else ""
@@ -168,7 +168,7 @@ def of_neurons(neurons: NeuronNumbers, *, settles: bool) -> tuple[str, ...]:
 
 
 def of_uncertain_neurons(neurons: NeuronNumbers) -> str:
-    """Explain that more neurons kept their numbers than expected, but no pair of layers passes the full test."""
+    """Explain that more neurons kept their numbers than expected, but no pair of layers passed the full test."""
     most = max(map(max, neurons.own_number))
     by_down = 0 if neurons.own_number_by_down is None else max(map(max, neurons.own_number_by_down))
     down = f", and at most {by_down} by down" if neurons.own_number_by_down is not None else ""
@@ -182,7 +182,7 @@ def of_uncertain_neurons(neurons: NeuronNumbers) -> str:
 
 
 def of_idle_neurons(neurons: NeuronNumbers) -> str:
-    """Explain that the copied rows may have no effect."""
+    """Explain that copied rows may have no effect on a model's output."""
     layers = ", ".join(str(pair.candidate) for pair in neurons.idle)
     return (
         f"One model contains copied rows that do little or nothing: in layers {layers} of the candidate, neurons agree "
@@ -200,7 +200,7 @@ def of_embeddings_only(
     copied: Collection[str],
     layers_agree: bool,
 ) -> tuple[str, ...]:
-    """Explain why agreeing embeddings are not sufficient; ``copied`` names the matrices whose rows are copies."""
+    """Explain why matching embeddings are not sufficient; ``copied`` names the matrices whose rows are copies."""
     sentences = []
     for name, matrix in matrices.items():
         if matrix.settled_by is None or matrix.cosine is None:
@@ -242,7 +242,7 @@ def of_embeddings_only(
 
 
 def of_layers_unconfirmed(layers: LayersResult, neurons: NeuronNumbers | None) -> tuple[str, ...]:
-    """Explain why an agreeing layer map is not sufficient."""
+    """Explain why a significant layer map is not sufficient."""
     why = (
         "neurons of the two models could not be compared"
         if neurons is None
@@ -266,7 +266,7 @@ def of_neuron_numbers(*models: Comparable) -> tuple[str, ...]:
 
 
 def of_other_experts(*models: Comparable, are_sets_compared: bool) -> tuple[str, ...]:
-    """Explain that a "no" for mixtures covers only a few experts, or a few neurons of each."""
+    """Explain that a negative verdict on mixtures covers only a few experts, or a few neurons of each."""
     sentence = (
         "In at most two layers of {0}, a few neurons of each expert were compared by number. A model that "
         "shares only experts of other layers or of another size, or experts whose neurons were reordered, would not "
@@ -283,7 +283,7 @@ def of_other_experts(*models: Comparable, are_sets_compared: bool) -> tuple[str,
 
 
 def off_match_layers(layers: LayersResult) -> str:
-    """Explain that too many layer pairs off the map are significant."""
+    """Explain that too many pairs of layers outside the map are significant."""
     return (
         f"{layers.off_match_share:.0%} of the layer pairs off the map are significant, too. Neighbouring layers of one "
         "model resemble each other, and so do layers of two models that descend from different layers of a common "
@@ -300,7 +300,7 @@ def rotation_not_supported(layers: LayersResult) -> str:
 
 
 def of_no_evidence(matrices: Mapping[str, MatrixResult], level: Level, layers: LayersResult | None) -> tuple[str, ...]:
-    """List the data that a "no" does not cover."""
+    """List the data that a negative verdict does not cover."""
     sentences = []
     matrix = next(iter(matrices.values()), None)
     if matrix is not None and level.is_screen_only and matrix.rows_used < matrix.common_tokens:
@@ -326,7 +326,7 @@ def of_failed_layers(error: Exception) -> str:
 
 
 def of_failed_table(error: Exception) -> str:
-    """Explain that the layers of related models cannot be described."""
+    """Explain why the projection table of related models is missing."""
     return f"The layers were not described one by one: {error}."
 
 
@@ -336,7 +336,7 @@ def of_layers_not_analysed(n_left: int) -> str:
 
 
 def of_empty_layers(role: Role, n_empty: int, n_layers: int, model: str) -> str:
-    """Explain that the representative matrix is zero in most layers."""
+    """Explain that the matrix that represents a layer is zero in most layers."""
     return (
         f"The layers were not compared: {role.value}, which represents a layer, is all zeros in {n_empty} of "
         f"{n_layers} layers of {model}."

@@ -1,4 +1,4 @@
-"""Build the ledger of a comparison, which says how each part of a model was treated."""
+"""Build the ledger of a comparison, which lists how each part of a model was treated."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from mdir_hf.report import HomologyReport, LayerRole, MatrixResult, ModuleRole, 
 from mdir_hf.report.optional_parts import Coverage, PartCoverage, Treatment
 
 Treated = tuple[Treatment, str | None]
-"""How a part was treated, and a note on the extent, the method or the reason."""
+"""How a part was treated, and an optional note on the extent or the reason."""
 
 _MODULES = {
     **{role: ModuleRole(role.value) for role in (Role.Q, Role.K, Role.V, Role.O, Role.GATE, Role.UP, Role.DOWN)},
     **dict.fromkeys((Role.SSM_IN, Role.SSM_OUT, Role.MIXER_GATE), ModuleRole.MIXER),
 }
-"""The report's module for each matrix of a layer. Matrices that have no module are never analysed."""
+"""Name of each layer matrix in the report. Matrices without a name are never analysed."""
 
 OTHER_STACK = "it was compared with no part of the other model"
 IN_PLACE = "norms and biases scale its weights, and are not evidence in themselves"
@@ -28,14 +28,14 @@ IN_PLACE = "norms and biases scale its weights, and are not evidence in themselv
 
 @dataclass(frozen=True, slots=True)
 class ReadOfModel:
-    """The weights that a comparison read from one model. All layers are layers of its language model.
+    """The weights that a comparison read from one model. Layers always refer to its language model.
 
     Attributes:
-        mapped_by: The matrix that represents a layer in the layer map.
-        up_layers: The ``neuron_layers`` whose neurons were compared using up alone.
-        partly_analysed: Layers in which only ``partly_by`` was analysed.
-        row_layers: Layers in which sampled rows of ``rows_of`` were compared.
-        other_stacks: Number of comparisons for each other stack whose neurons were compared.
+        mapped_by: The matrix that represents each layer in the layer map.
+        up_layers: Members of ``neuron_layers`` that were compared using up alone.
+        partly_analysed: Layers in which only the modules in ``partly_by`` were analysed.
+        row_layers: Layers in which sampled rows of the modules in ``rows_of`` were compared.
+        other_stacks: Number of comparisons for each of the other stacks whose neurons were compared.
     """
 
     n_layers: int
@@ -59,7 +59,7 @@ class ReadOfModel:
 
 
 def read_of(report: HomologyReport, side: str, layers_of_model: Sequence[Layer]) -> ReadOfModel:
-    """Collect the weights that were read from one model, according to a report."""
+    """Collect, from a report, the weights that were read from one model."""
     neurons, layers, modules = report.neurons, report.layers, report.modules or ()
     analysed: dict[int, set[ModuleRole]] = {}
     for module in modules:
@@ -134,7 +134,7 @@ def with_coverage(report: HomologyReport, reference: object, candidate: object) 
     for side, model in (("reference", reference), ("candidate", candidate)):
         known_inventory = getattr(model, "known_inventory", None)
         if known_inventory is None:
-            return report  # sampled rows of a model do not know its files
+            return report  # if only sampled rows are available, the files are unknown
         read = read_of(report, side, model.anatomy.layers)  # type: ignore[attr-defined]
         sides[side] = ledger_of(known_inventory(), read)
     return replace(report, coverage=Coverage(**sides))

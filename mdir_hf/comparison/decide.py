@@ -1,7 +1,7 @@
 """Apply the verdict rules, which docs/method/verdicts.md explains.
 
-If the models have layers, ``homologous`` needs evidence from inside them: neurons that agree in gate and up, and
-separately in down. Embeddings and layer maps only nominate models and provide p.
+If the models have layers, a homologous verdict requires evidence from those layers: neurons that agree in gate and up,
+and separately in down. Embeddings and layer maps only suggest a relation and provide p.
 """
 
 from __future__ import annotations
@@ -28,66 +28,65 @@ from mdir_hf.report import (
 )
 
 COPIED_COSINE = 0.7
-"""Minimum mean cosine of paired rows that count as copies. Unrelated models that were rotated to match reach 0.48;
-fine-tuned, further pretrained and distilled relatives with copied rows reach at least 0.74
+"""Paired rows count as copies if their mean cosine is at least this. Unrelated models that were rotated to match reach
+0.48; fine-tuned, further pretrained and distilled relatives with copied rows reach at least 0.74
 (``benchmarks/real/framing``)."""
 
 TRUSTED_STRENGTH = 0.7
-"""Minimum trace, divided by the rank, of a match that counts even if the axes of both models stand out. In simulations,
-unrelated models of width 64 reach 0.63."""
+"""Even if both models have privileged axes, a match is accepted if its trace divided by its rank is at least this. In
+simulations, unrelated models of width 64 reach 0.63."""
 
 TRUSTED_OFF_MATCH_SHARE = 0.05
-"""A match with at most this many off-match hits per matched channel counts too. Unrelated models have at least 0.15,
-and relatives hardly any unless they drifted along the axes. Both limits were chosen in simulations (docs/LOG.md,
-2026-11-20, -22)."""
+"""A match with at most this many off-match hits per matched channel is accepted, too. Unrelated models have at least
+0.15 per channel; relatives have hardly any, unless they drifted along the axes. Both limits were chosen in simulations
+(docs/LOG.md, 2026-11-20, -22)."""
 
 VISIBLE_HIT = 0.5
-"""An off-match hit is an unmatched entry that is significant by itself. Below about 120 channels, even an entry of this
-size is not significant, so the absence of hits is not evidence."""
+"""An off-match hit is an entry outside the matching that is significant by itself. With fewer than about 120 channels,
+even an entry of this size is not significant, so the absence of hits is not evidence."""
 
 LEAST_COVERAGE = 0.1
-"""The absence of off-match hits counts only if at least this share of the channels is individually significant."""
+"""The absence of off-match hits is evidence only if at least this share of the channels is individually significant."""
 
 MAX_OFF_MATCH_SHARE = 0.1
-"""If more than this share of the layer pairs off the map is significant, the map's null hypothesis is considered
-false."""
+"""If more than this share of the layer pairs outside the map is significant, the map's p is disregarded."""
 
 LEAST_CERTAIN_SHARE_OF_CHANNELS = 0.5
-"""An unrelated model's channels can be renumbered so that slightly similar channels get the same number. So a verdict
-states p for channel numbers only if there is a second witness. In addition, this share of the channels must be matched
-in order and individually significant, or the match must be strong or clean. In renumbered unrelated real models, the
-share is 0 to 5% (``benchmarks/real/arranged.py``)."""
+"""Channels of an unrelated model can be renumbered so that slightly similar channels get the same number. The p of
+channel numbers is therefore used only if neurons agree, too. In addition, at least this share of the channels must be
+matched in order and individually significant, unless the match is strong or clean. In real unrelated models with
+renumbered channels, the share is 0 to 5% (``benchmarks/real/arranged.py``)."""
 
 N_BOUNDS = 4
-"""A verdict states the smallest of this many bounds, multiplied by their number. They come from the channel numbers of
-either matrix, the neuron numbers (in the layers, or else in other parts, corrected for the number of parts), and the
-layer map."""
+"""Maximum number of bounds on p for one verdict. The report states the smallest, multiplied by this number. The bounds
+come from the channel numbers of either matrix, the neuron numbers (in the layers, or else in other parts, corrected for
+the number of parts), and the layer map."""
 
 SURE_TESTS = ("subspaces", "frequencies", "neurons")
-"""Layer tests that were not significant, after a fitted rotation, for small unrelated models trained on the same text.
-In real unrelated models, neurons in the last layers are significant, so a map found after a rotation must include half
-of the layers."""
+"""Layer tests that, after a fitted rotation, were never significant for small unrelated models trained on the same
+text. In real unrelated models, neurons in the last layers are significant, so a map found after a rotation must include
+half of the layers."""
 
 LEAST_NOISE = 1.0
-"""If copies with this much noise, relative to the weights, would be significant, insignificant layers outweigh
-agreement on a few axes. Models trained independently with one recipe share some axes
+"""Agreement on a few axes is disregarded if no layer is significant although copies with this much noise, relative to
+the weights, would be. Models trained independently with the same recipe share some axes
 (benchmarks/results/pages/real-models.md): in Qwen2.5-Coder-0.5B-Instruct and -1.5B-Instruct, 6 of 256 channels are
 individually significant, but no layer is."""
 
 
 def is_trusted(matrix: MatrixResult) -> bool:
-    """Whether the agreement between two matrices goes beyond shared axes."""
+    """Return whether the agreement between two matrices goes beyond shared axes."""
     holds = not _has_axes(matrix) or _is_strong_or_clean(matrix)
     return matrix.settled_by is not None and not _re_paired_is_significant(matrix) and holds
 
 
 def is_copied(matrix: MatrixResult) -> bool:
-    """Whether the rows of matched matrices are copies rather than merely aligned."""
+    """Return whether the rows of matched matrices are copies rather than merely aligned."""
     return matrix.settled_by is not None and (matrix.cosine or 0.0) >= COPIED_COSINE
 
 
 def is_numbered_alike(matrix: MatrixResult, log10_alpha: float) -> bool:
-    """Whether the numbers of the channels are evidence."""
+    """Return whether matching channel numbers are evidence of ancestry."""
     numbering = matrix.numbering
     if numbering is None or numbering.log10_p >= log10_alpha:
         return False
@@ -95,7 +94,7 @@ def is_numbered_alike(matrix: MatrixResult, log10_alpha: float) -> bool:
 
 
 def _is_strong_or_clean(matrix: MatrixResult) -> bool:
-    """Whether a match is strong, or has hardly any off-match hits."""
+    """Return whether a match is strong or has hardly any off-match hits."""
     n = min(matrix.widths)
     would_show = VISIBLE_HIT**2 * n / 2.0 > math.log(2.0 * n * n / CHANNEL_ALPHA)
     is_clean = (
@@ -105,17 +104,17 @@ def _is_strong_or_clean(matrix: MatrixResult) -> bool:
 
 
 def _has_axes(matrix: MatrixResult) -> bool:
-    """Whether both models may have privileged axes, so that p need not be a bound."""
+    """Return whether both models may have privileged axes, in which case p may not be a valid bound."""
     return matrix.both_privileged or matrix.channel_numbers_mean_something
 
 
 def _re_paired_is_significant(matrix: MatrixResult) -> bool:
-    """Whether the placebo is significant or missing."""
+    """Return whether the placebo with re-paired tokens is significant or missing."""
     return matrix.placebo is None or matrix.placebo.re_paired.is_significant
 
 
 def doubts_of_layers(layers: LayersResult) -> tuple[str, ...]:
-    """Return a sentence for each doubt about a layer map."""
+    """Return a sentence for each reason to doubt a layer map."""
     doubts = []
     if layers.off_match_share > MAX_OFF_MATCH_SHARE:
         doubts.append(caveats.off_match_layers(layers))
@@ -132,8 +131,8 @@ class Decision:
 
     Attributes:
         log10_p: log10 of a bound on p. For a homologous verdict, this is the strongest bound, or None if there is none;
-            for others, it is the bound for neuron numbers, or 0 if that is below alpha.
-        log10_p_not_accepted: Smallest log10 p that was below alpha but did not meet a condition.
+            for others, it is the bound from neuron numbers, or 0 if that bound is below alpha.
+        log10_p_not_accepted: Smallest log10 p that was below alpha but not accepted.
         accepts_layers: Whether the layer map met all conditions.
         assumption: The assumption behind p; None unless the verdict is homologous.
     """
@@ -148,7 +147,7 @@ class Decision:
     assumption: Assumption | None = None
 
     def headline(self, alpha: float) -> float | None:
-        """Return log10 p for the report, on the verdict's side of alpha."""
+        """Return log10 p for the report, limited to the side of alpha that fits the verdict."""
         if self.log10_p is None:
             return None
         log10_alpha = math.log10(alpha)
@@ -159,12 +158,12 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All evidence from one comparison. Parts that were not compared are None.
+    """All evidence from one comparison. Fields are None for parts that were not compared.
 
     Attributes:
-        is_sample_fresh: Whether the sample of neurons was drawn from system entropy.
+        is_sample_fresh: Whether the seed of the neuron sample came from system entropy.
         layers_are_unreadable: Whether most of the layers to compare could not be read.
-        layers_noise: Strongest noise at which copied layers are detected, in units of the weights' RMS.
+        layers_noise: Strongest noise at which copied layers would be detected, in units of the weights' RMS.
         are_layers_invariant: Whether the layer map's null hypothesis was tested and not rejected.
     """
 
@@ -183,7 +182,7 @@ class Evidence:
 
     @property
     def trusted(self) -> list[MatrixResult]:
-        """Results for the matrix pairs that agree beyond shared axes."""
+        """Results of the matrix pairs whose agreement goes beyond shared axes."""
         return [matrix for matrix in self.matrices.values() if is_trusted(matrix)]
 
     @property
@@ -200,10 +199,10 @@ class Evidence:
 def decide(evidence: Evidence) -> Decision:
     """Apply the verdict rules (docs/method/verdicts.md).
 
-    The verdict is homologous if the neurons of layers, experts or other parts of the language models match on an
-    unforeseeable sample or, for models without layers, the rows of a matrix are copies. It is inconclusive if only
-    matrices or layer maps agree, if not even a plain copy could have been significant, or if layers could not be
-    compared.
+    The verdict is homologous if neurons in layers, experts or other parts of the language models match on an
+    unpredictable sample. For models without layers, copied rows of a matrix are sufficient. The verdict is inconclusive
+    if only matrices or layer maps agree, if even an exact copy would not have been significant, or if layers could not
+    be compared.
     """
     alpha, level, log10_alpha = evidence.alpha, evidence.level, math.log10(evidence.alpha)
     matrices, layers, neurons = evidence.matrices, evidence.layers, evidence.neurons
@@ -261,7 +260,7 @@ def decide(evidence: Evidence) -> Decision:
 
 
 def _homologous(evidence: Evidence, log10_alpha: float, *, accepts_layers: bool, doubts: tuple[str, ...]) -> Decision:
-    """Return the verdict ``homologous`` with its strongest bound, if any."""
+    """Return a homologous verdict with the strongest bound on p, if there is one."""
     neurons, layers = evidence.neurons, evidence.layers
     bounds: list[tuple[float, Assumption]] = [
         (matrix.numbering.log10_p, Assumption.NUMBERING)
@@ -302,9 +301,9 @@ def _homologous(evidence: Evidence, log10_alpha: float, *, accepts_layers: bool,
 
 
 def where_tokens_are_unknown(decision: Decision) -> Decision:
-    """Make "no evidence" inconclusive, because rows may have been paired with rows of other tokens.
+    """Turn "no evidence" into an inconclusive verdict, because rows may have been paired with the wrong tokens.
 
-    p is valid for any pairing, but a wrong pairing hides copies.
+    A wrong pairing hides copies, although p remains valid.
     """
     if decision.verdict is not Verdict.NO_EVIDENCE:
         return decision
@@ -312,10 +311,11 @@ def where_tokens_are_unknown(decision: Decision) -> Decision:
 
 
 def layers_support(modules: Sequence[tuple[int, int, ModuleEvidence]], residual_map: str, log_alpha: float) -> bool:
-    """Whether the analysed layers (reference layer, candidate layer, evidence) support a map.
+    """Return whether the analysed layers support a layer map.
 
-    A rotation fitted on tokens also aligns common features. After such a rotation, every analysed layer must therefore
-    be significant in a test that common features do not affect. ``log_alpha`` is the level for all layers together.
+    A rotation fitted on tokens also aligns features that unrelated models share. After a rotation, every layer must
+    therefore be significant in a test that shared features do not affect. ``modules`` contains (reference layer,
+    candidate layer, evidence), and ``log_alpha`` is the log of the level for all layers together.
     """
     if residual_map != "rotation":
         return True
@@ -326,19 +326,19 @@ def layers_support(modules: Sequence[tuple[int, int, ModuleEvidence]], residual_
 
 
 def could_settle(matrix: MatrixResult, alpha: float) -> bool:
-    """Whether a copy would be significant on these tokens, even without the best half of its channels.
+    """Return whether a copy would be significant on these tokens, even without the better half of its channels.
 
-    On r tokens, the trace of a copy is r - 1, its rank.
+    On r tokens, the trace of a copy equals its rank, r - 1.
     """
     n_narrow, n_wide = sorted(matrix.widths)
-    # Where every common row is zero no row could be used: then not even a copy has a rank.
+    # If all common rows are zero, no row can be used, and even a copy has no rank.
     rank = min((matrix.common_tokens if matrix.rows_used else 0) - 1, n_narrow)
     n_kept = n_narrow - n_narrow // 2
     if rank <= 0:
         return False
     exponent = 0.5 * (rank / 2) ** 2 * n_narrow / (rank / 2)  # half the channels carry half of trace and energy
-    # For 8 tests (there are 6 or 12), and the ninth look (9 * 10). What hangs on it is only whether nothing
-    # found is called inconclusive or no evidence.
+    # For 8 tests (there are 6 or 12) and the ninth look (9 * 10). This decides only whether a negative result is called
+    # inconclusive or no evidence.
     return log_n_matchings(n_narrow, n_wide, n_kept) - exponent + math.log(8 * 90) < math.log(alpha)
 
 

@@ -1,6 +1,6 @@
 """Find out which of two related models came first, from changes that cannot be undone.
 
-Tests read weights only if the headers suggest such a change.
+Each test reads only a few rows.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from mdir_hf.model.roles import Role, WeightPart
 from mdir_hf.report import DirectionFact, FactKind, ModelSummary, fact_side
 
 ROWS = 64
-"""Number of rows of a matrix that are checked for rounding: 0.5 MB per model at a width of 4096."""
+"""Number of rows of a matrix that are checked for rounding; they take 0.5 MB per model at width 4096."""
 
 ROWS_IN_SAME_FORM = 16
-"""Number of rows checked if both models are stored alike, since a quantised model may be stored in 16 bits again."""
+"""Number of rows checked if both models use the same format, since a quantised model may be saved in 16 bits again."""
 
 COPIED_ROWS = 8
-"""Number of rows per layer that are checked for copies: 2 MB for a model with 32 layers of width 4096."""
+"""Number of rows per layer that are checked for copies; they take 2 MB for a model with 32 layers of width 4096."""
 
 OLD_BLOCKS, OLD_BLOCK_ROWS = 16, 16
-"""Number of blocks, and of neighbouring rows of known tokens per block, for estimating the mean row."""
+"""Number of blocks, and of neighbouring rows per block, from which the mean row of the old tokens is estimated."""
 
 NEW_ROWS = 64
 
 
 def direction_facts(reference: Comparable, candidate: Comparable, *, level_reads: bool) -> tuple[DirectionFact, ...]:
-    """Collect the facts about two related models, or only names and dates if ``level_reads`` is False.
+    """Collect facts that show which of two related models came first.
 
-    A test that cannot read its rows is skipped.
+    If ``level_reads`` is False, only adapter configs and dates are used. Tests that cannot read their rows are skipped.
 
     Raises:
-        StoppedError: If a listener raises.
+        StoppedError: If a listener stops the comparison.
     """
     if not isinstance(reference, Model) or not isinstance(candidate, Model):
         return ()
@@ -107,7 +107,7 @@ def _form(model: Model) -> tuple[str | None, ...]:
 
 
 def _rows(model: Model, role: Role | None, n_rows: int) -> torch.Tensor | None:
-    """Return rows of a middle layer, or of the embedding after its first quarter, which may contain special tokens."""
+    """Return rows of a middle layer or, if ``role`` is None, of the embedding, skipping special tokens at the start."""
     if role is not None:
         layers = model.anatomy.layers
         return first_rows(model, layers[len(layers) // 2], role, n_rows) if layers else None

@@ -42,7 +42,7 @@ class MatrixEvidence:
     Attributes:
         arrays: Polar factor reduced for plots, and the matched channels.
         polar: ``(n_reference, n_candidate)`` polar factor from the last look, kept if the layer tests may need it.
-        matching: The matching from that look, if significant.
+        matching: The matching of the reported look, if significant.
     """
 
     result: MatrixResult
@@ -61,10 +61,10 @@ def compare_embeddings(
     n_tests: int,
     after_first_look: Callable[[], bool] | None = None,
 ) -> MatrixEvidence:
-    """Test ever more common tokens until the result is significant or the level allows no more.
+    """Compare more and more common tokens until the result is significant or the level allows no more.
 
-    Every p is multiplied by ``n_tests``. If the first look is not significant, ``after_first_look`` is called, and the
-    test ends if it returns True.
+    Every p is multiplied by ``n_tests``. If the first look does not settle the result, ``after_first_look`` is called;
+    the comparison ends if it returns True.
 
     Raises:
         MdirError: If rows cannot be read.
@@ -81,7 +81,7 @@ def compare_embeddings(
     )
 
     def conclude(stage: SettledBy) -> MatrixEvidence:
-        # Skip placebos for a second matrix that shows nothing.
+        # Skip the placebo for a second matrix without any agreement.
         is_wanted = name == "embedding" or test.log_p < 0.0
         with watch.step("calibration"):
             placebo = _calibrate(test, settings.seed) if is_wanted else None

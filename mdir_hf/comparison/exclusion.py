@@ -1,4 +1,4 @@
-"""Compute the strongest noise that a "no" rules out."""
+"""Compute the strongest noise at which a negative result rules out copies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mdir_hf.model.roles import Role
 from mdir_hf.report import Exclusion, MatrixResult
 
 MOST_MAPS = 5
-"""Upper bound on the number of residual-basis maps tried on the layers, by which p is multiplied."""
+"""Maximum number of residual-basis maps tried on the layers; p is multiplied by this number."""
 
 
 def layers_noise(
@@ -35,9 +35,9 @@ def layers_noise(
     log_alpha: float,
     every: bool,
 ) -> float:
-    """Find the strongest noise at which copies of the layers' ``role`` matrices are significant.
+    """Return the strongest noise at which copies of the layers' ``role`` matrices would be significant.
 
-    ``every`` means that wide matrices were not screened.
+    Set ``every`` if wide matrices are not screened.
     """
     n_cells = len(positions[0]) * len(positions[1])
     n_channels = sorted(
@@ -45,7 +45,7 @@ def layers_noise(
         for model, of_model in zip((reference, candidate), positions, strict=True)
     )
     is_screened = not every and is_wide(role, n_channels[1])
-    # Columns of a layer play the part of an embedding's tokens, but they are not centred.
+    # Columns of a layer take the place of an embedding's tokens, but they are not centred.
     n_columns = min(reference.anatomy.hidden_size, candidate.anatomy.hidden_size)
     level = log_alpha - math.log(n_tests) - math.log(n_cells)
     whole = strongest_noise(
@@ -75,7 +75,7 @@ def _planned_layers_noise(
 
 
 def noise_of_plan(plan: ReadPlan, alpha: float) -> float:
-    """Return the strongest noise at which looks at two matrices would find a copy."""
+    """Return the strongest noise at which the planned looks would find a copy."""
     widths, last = (plan.reference.shape[1], plan.candidate.shape[1]), plan.look_rows[-1]
     is_drawn = not plan.runs_full_test and last > FEW_ROWS and max(widths) > FEW_ROWS
     n_narrow = min(*widths, SCREEN_CHANNELS) if is_drawn else min(widths)
@@ -84,7 +84,7 @@ def noise_of_plan(plan: ReadPlan, alpha: float) -> float:
 
 
 def with_noise(plan: ReadPlan, reference: PlacedTensors, candidate: PlacedTensors, alpha: float) -> ReadPlan:
-    """Add the strongest noise at which the matrices, and the layers, would reveal a copy.
+    """Add to a plan the strongest noise at which the matrices and the layers would reveal a copy.
 
     This reads the header of the shard that contains the first layer.
     """
@@ -96,12 +96,12 @@ def with_noise(plan: ReadPlan, reference: PlacedTensors, candidate: PlacedTensor
             reference, candidate, n_looks=plan.n_looks, alpha=alpha, every=level.tests_whole_layers
         )
     except (AnatomyError, UnsupportedFormatError):
-        return plan  # the comparison says why when it comes to the layers
+        return plan  # the comparison itself reports the reason
     return replace(plan, excluded_layers_noise=noise)
 
 
 def noise_of_row_screen(n_channels: int, n_columns: int, *, n_tests: int, n_cells: int) -> float:
-    """Find the strongest noise at which sampled rows of a copied wide matrix pass the screen.
+    """Return the strongest noise at which sampled rows of a copied wide matrix would pass the screen.
 
     ``n_columns`` is the number of channels of the narrower stream, and ``n_cells`` the number of layer pairs.
     """
@@ -121,7 +121,7 @@ def exclusion(
     noise_of_layers: float | None,
     noise_of_neurons: float | None,
 ) -> Exclusion:
-    """Return the noise that the tests would have detected."""
+    """Return the strongest noise at which each test would have found a copy."""
     matrix = next(iter(matrices.values()), None)
     if matrix is None:
         return Exclusion(None, None, layers_noise=noise_of_layers, neurons_noise=noise_of_neurons)

@@ -1,4 +1,4 @@
-"""Inspect one model's tensor roles and vocabulary, and the bytes that a comparison would read."""
+"""Inspect a model: its tensor roles, its vocabulary, and the bytes that a comparison would read."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def inspect_model(
     all_headers: bool | None = None,
     listeners: Listeners = Listeners(progress=False),
 ) -> Inspection:
-    """Inspect one model as a comparison would, without reading weights.
+    """Inspect a model without reading its weights.
 
-    If ``all_headers``, every header is read to report shapes and sizes of all layers. By default, this is done if there
-    are at most eight files.
+    If ``all_headers`` is True, every file header is read to report the shapes and sizes of all layers. By default, this
+    is done for models with at most eight files.
 
     Raises:
         MdirError: If the model cannot be opened, has no readable weights, or is not a language model.

@@ -1,4 +1,4 @@
-"""The result of an inspection, and its text."""
+"""The result of an inspection, and its text form."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mdir_hf.report import InputOutput, ModelSummary, n_bytes_text
 SCHEMA = "mdir-hf/inspection/1"
 
 MOST_NAMES = 20
-"""Maximum number of tensors that the text lists as having no role; the JSON lists all of them."""
+"""Maximum number of tensors without a role that the text lists; the JSON lists all of them."""
 NAME_LENGTH = 120
 
 
@@ -29,12 +29,12 @@ class TensorSummary:
 
 @dataclass(frozen=True, slots=True)
 class VocabularySummary:
-    """Statistics of the tokenizer.
+    """Statistics of a tokenizer.
 
     Attributes:
-        kind: How the tokenizer files spell bytes.
+        kind: How the tokenizer files encode bytes.
         rows: Highest row number of any token, plus one.
-        duplicate: Number of rows with the same bytes as another row.
+        duplicate: Number of rows whose token has the same bytes as another.
     """
 
     kind: str
@@ -53,9 +53,9 @@ class LayerGroup:
 
     Attributes:
         layers: Layer numbers, in the order in which a token passes through them.
-        names: The numbers, prefixed with the stack's name in looped models (``core_block.1``).
+        names: Layer numbers as text, prefixed with the stack's name in looped models (``core_block.1``).
         expert_roles: Roles that at least one expert has.
-        missing: Roles that such a layer should have, but lacks.
+        missing: Roles that these layers should have but lack.
     """
 
     layers: tuple[int, ...]
@@ -69,14 +69,14 @@ class LayerGroup:
 
 @dataclass(frozen=True, slots=True)
 class PartSummary:
-    """A part of the inventory; together, the parts contain every tensor.
+    """A part of a model's inventory; every tensor belongs to exactly one part.
 
     Attributes:
         kind: ``stack``, ``table``, ``connector``, ``experts``, ``storage``, ``vectors`` or ``unplaced``.
         owner: The part to which experts, storage or vectors belong.
         bytes: Stored size; None if a file header was not read.
         decided_by: How tensors were recognised: from their ``names``, the transformers ``class`` or their ``shapes``.
-        reason: Why tensors are unplaced.
+        reason: Why the tensors of an ``unplaced`` part have no known place.
     """
 
     part: str
@@ -96,7 +96,7 @@ class ReadEstimate:
     Attributes:
         screen: Bytes read by the first and by the last look at the embedding.
         unembedding: Bytes read by the full test of an untied output head.
-        layers: Bytes read by the layer map, for each role that can represent a layer; None if headers were not read.
+        layers: Bytes read by the layer map, keyed by the role that represents a layer; None if headers were not read.
         body: Bytes of all weights that have a role; None if headers were not read.
     """
 
@@ -109,10 +109,10 @@ class ReadEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """The result of inspecting a model as a comparison would.
+    """The result of inspecting a model.
 
     Attributes:
-        heads: Query and key/value heads per layer, if known and equal in all layers.
+        heads: Numbers of query heads and key/value heads per layer, if known and equal in all layers.
         rope: How RoPE pairs the rows of a head.
         unembedding: The output head, if it has its own tensor.
         vocabulary: The tokenizer, or None if unavailable; a note then gives the reason.
@@ -148,7 +148,7 @@ class Inspection:
 
 
 def lines_of(inspection: Inspection) -> Iterator[str]:
-    """Yield the lines of an inspection's text."""
+    """Yield the lines of the text form."""
     model = inspection.model
     at = "" if model.commit is None else f"@{model.commit[:7]}"
     layers = f", {_counted(model.layers, 'layer')}" if model.layers else ""

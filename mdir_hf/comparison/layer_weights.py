@@ -26,16 +26,16 @@ READS_AT_ONCE = 8
 """Number of layers read concurrently."""
 
 KEPT_BYTES = 160 << 20
-"""Memory for keeping one model's weights of one role, which later maps may need again. It is enough for eight whole
-layers of Llama-3.1-8B in float32."""
+"""Maximum bytes of one model's weights of one role that are kept for later maps. V of eight layers of Llama-3.1-8B
+fits, in float32."""
 
 STORED_BYTES = 4
-"""Upper bound on the bytes per cached weight. Most models store two."""
+"""Upper bound on the bytes per cached weight. Most models use two."""
 
 STANDS_IN = {Role.V: Role.SSM_IN}
-"""Fallback for V in layers without attention: the input projection of the state-space mixer. A single map can thus
-cover all layers of a hybrid model. Values do not match mixer inputs significantly, so each layer is matched with layers
-of its own kind."""
+"""Fallback for V in layers without attention: the input projection of the state-space mixer. One map can thus cover all
+layers of a hybrid model. V never matches a mixer input significantly, so each layer is matched with layers of the same
+kind."""
 
 
 def n_neurons(model: PlacedTensors) -> int:
@@ -53,7 +53,7 @@ def layers_with(model: PlacedTensors, role: Role) -> tuple[int, ...]:
 
 
 def standing_for(layer: Layer, role: Role) -> Role | None:
-    """Return ``role`` if the layer has it, else its fallback, else None."""
+    """Return ``role`` if the layer has it, otherwise its fallback or None."""
     if role in layer.parts:
         return role
     fallback = STANDS_IN.get(role)
@@ -61,7 +61,7 @@ def standing_for(layer: Layer, role: Role) -> Role | None:
 
 
 def n_channels_of(model: PlacedTensors, role: Role, position: int) -> int:
-    """Return the number of rows of the matrix that represents a layer, according to its header.
+    """Return the number of rows of the matrix that represents a layer, from its header.
 
     Raises:
         AnatomyError: If the weight is not a matrix with the model's width on one side.
@@ -100,7 +100,7 @@ def why_not_compared(reference: PlacedTensors, candidate: PlacedTensors, roles: 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _StoredRows:
-    """``(k, n)`` rows as stored, in 16 bits if that is lossless, and the norm's gain."""
+    """Stored ``(k, n)`` rows, in 16 bits if that is lossless, and the gain of the norm before them."""
 
     rows: torch.Tensor
     gain: torch.Tensor | None
@@ -111,14 +111,15 @@ class _StoredRows:
 
 
 class RoleReader:
-    """Reader of the ``(d_out, n)`` matrix that represents each layer, with the norm gain folded in and unit rows.
+    """Reader of the ``(d_out, n)`` matrix that represents each layer, with the norm gain folded in.
 
-    Matrices that write to the residual stream are transposed. Rows have unit length because heavy-tailed lengths would
-    mislead the polar factor. Sampled rows of all layers are read at once; whole layers are cached while they fit.
+    Rows are scaled to unit length, because heavy-tailed lengths would distort the polar factor. Matrices that write to
+    the residual stream are transposed. Sampled rows of all layers are read at once; whole matrices are cached while
+    they fit.
 
     Attributes:
-        positions: Positions in ``model.anatomy.layers``; by default all layers with the role.
-        empty: Positions of layers that were read and contain only zeros.
+        positions: Layers to read, as positions in ``model.anatomy.layers``; by default, all layers with the role.
+        empty: Positions of layers found to contain only zeros.
     """
 
     def __init__(self, model: PlacedTensors, role: Role, positions: Sequence[int] | None = None) -> None:
@@ -133,7 +134,7 @@ class RoleReader:
         return n_channels_of(self.model, self.role, position)
 
     def read(self, position: int, channels: torch.Tensor | None) -> torch.Tensor:
-        """Read a layer's matrix, or only the rows ``channels``. The result must not be modified."""
+        """Read a layer's matrix, or only the rows in ``channels``. The result must not be modified."""
         if channels is None:
             if self._last is None or self._last[0] != position:
                 self._last = position, self._prepared(position, self._whole(position))
@@ -150,7 +151,7 @@ class RoleReader:
         return self._prepared(position, self._kept[position, key])
 
     def lengths(self, position: int, channels: torch.Tensor) -> torch.Tensor:
-        """Return the lengths of the rows ``channels`` before normalisation."""
+        """Return the lengths of the rows in ``channels`` before normalisation."""
         stored = self._kept.get((position, channels.numpy().tobytes()))
         rows = self.folded(position)[channels] if stored is None else self._folded(stored)
         lengths: torch.Tensor = rows.float().norm(dim=1)
@@ -161,7 +162,7 @@ class RoleReader:
         return self._folded(self._whole(position))
 
     def held(self, position: int) -> tuple[Role, torch.Tensor] | None:
-        """Return the role and stored matrix of a layer if it is cached whole."""
+        """Return a layer's role and stored matrix if the whole matrix is cached."""
         stored = self._kept.get((position, None))
         if stored is None:
             return None
@@ -170,7 +171,7 @@ class RoleReader:
         return standing, rows.T if standing.writes_stream else rows
 
     def _whole(self, position: int) -> _StoredRows:
-        """Read a whole layer, and all other layers too if they are few and small."""
+        """Read a layer's whole matrix; if layers are few and small, read all of them together."""
         stored = self._kept.get((position, None))
         if stored is not None:
             return stored
@@ -219,7 +220,7 @@ class RoleReader:
 class Representative:
     """The matrix that represents a layer, read in whole or in part on demand.
 
-    ``carried`` maps ``(k, n)`` rows into the other residual basis.
+    ``carried`` maps ``(k, n)`` rows into the other model's residual basis.
     """
 
     reader: RoleReader
@@ -245,7 +246,7 @@ def representatives_of(
 
 
 def norm_before(layer: Layer, role: Role) -> Role:
-    """Return the role of the norm before a matrix."""
+    """Return the role of the norm whose output a matrix reads."""
     if role in (Role.UP, Role.GATE):
         return Role.MLP_NORM
     is_mixer = role in (Role.SSM_IN, Role.MIXER_GATE) and Role.MIXER_NORM in layer.parts
@@ -310,7 +311,7 @@ def _read_if_placed(model: PlacedTensors, layer: Layer, role: Role) -> torch.Ten
 
 
 def stored_n_bytes(model: PlacedTensors, position: int, role: Role) -> int:
-    """Return the stored size of the matrix that represents a layer, according to its header."""
+    """Return the stored size in bytes of the matrix that represents a layer, from its header."""
     layer = model.anatomy.layers[position]
     part = layer.parts[standing_for(layer, role) or role]
     shape = part_shape(part, lambda name: tuple(model.tensors.spec(name).shape))
@@ -319,7 +320,7 @@ def stored_n_bytes(model: PlacedTensors, position: int, role: Role) -> int:
 
 
 def inner_rows(model: PlacedTensors, position: int, role: Role) -> int | None:
-    """Return the number of a projection's rows on its head or neuron side, from headers."""
+    """Return the number of rows that a projection has on its head or neuron side, from headers."""
     part = model.anatomy.layers[position].parts.get(role)
     if part is None:
         return None
@@ -336,7 +337,7 @@ def layer_weights(
 ) -> LayerWeights:
     """Read one layer for Algorithm 3, with norm gains folded in; missing roles are None.
 
-    ``held`` contains stored weights that are already in memory.
+    Roles in ``without`` are not read. ``held`` contains stored weights that are already in memory.
     """
     anatomy = model.anatomy
     layer = anatomy.layers[position]
@@ -377,7 +378,7 @@ def layer_weights(
 
 
 def read_mixer(model: PlacedTensors, position: int, dtype: torch.dtype) -> MlpWeights | None:
-    """Read a state-space mixer as a gated MLP over its channels; return None if the layer has none."""
+    """Read a state-space mixer as a gated MLP whose neurons are its channels; return None if the layer has none."""
     layer = model.anatomy.layers[position]
     if Role.SSM_IN not in layer.parts or Role.SSM_OUT not in layer.parts:
         return None

@@ -43,49 +43,53 @@ from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import Role
 
 MANY_ROWS = 1024
-"""Projections with more rows are not tested in sampled layers, because a polar factor takes cubic time. If every
-attention projection has more, the first of :data:`NARROWEST` is tested."""
+"""Projections with more rows than this are not tested in sampled layers, because a polar factor takes cubic time. If
+all attention projections have more rows, only one of them is tested."""
 
 TOO_MANY_ROWS = 8192
-"""No projection with more rows is tested, because its polar factor takes minutes; projections of latent attention have
-up to 16384."""
+"""Projections with more rows than this are never tested in sampled layers, because the polar factor takes minutes.
+Projections of latent attention have up to 16384 rows."""
 
 NARROWEST: tuple[Projection, ...] = ("k", "v", "q", "o")
-"""Attention projections, narrowest first; keys and values have no more rows than queries."""
+"""Attention projections, narrowest first. Keys and values have no more rows than queries."""
 
 MANY_NEURONS = 2048
-"""The limit for MLPs, which always have more rows than attention; their three matrices are tested as one."""
+"""Like :data:`MANY_ROWS`, but for MLPs, whose three matrices are tested as one. MLPs always have more rows than
+attention."""
 
 MLP: tuple[Projection, ...] = ("gate", "up", "down")
 
 WHOLE_MAP_BYTES = 512 << 20
-"""After a significant map of a few layers, all layers are mapped if both models' matrices take at most this much."""
+"""If a map of a few layers is significant, all layers are mapped, provided that both models' matrices take at most this
+many bytes."""
 
 SAME_NEURONS = 0.5
-"""Two layers count as the same if the trace of their neurons reaches this share of the maximum. Neighbouring layers of
+"""Two layers count as the same if the trace of their neurons reaches this share of its maximum. Neighbouring layers of
 MiniLM reach 0.2."""
 
 SAMPLED_LAYERS = 3
-"""Number of matched layers that are analysed below level ``full``."""
+"""Number of matched layers that are analysed at levels below ``full``."""
 
 MOST_LEFT_OUT = 24
-"""Maximum number of unreadable weights that a comparison of layers skips before it fails."""
+"""Maximum number of unreadable weights that a comparison of layers skips before failing."""
 
 OnPart = Callable[[str, int, int], None]
 """Callback that receives ``layers`` or ``modules``, the number of finished parts, and the maximum number."""
 
 
 Supports = Callable[[LayersEvidence], bool]
-"""Function that returns whether neurons of every matched layer of a map are known to agree."""
+"""Function that returns whether the neurons of all matched layers in a map are known to agree."""
 
 
 def compare_layers(question: LayerQuestion, tried: Sequence[Attempt]) -> LayersEvidence | None:
-    """Map the layers of two models, trying each residual-basis map with each representative in turn.
+    """Map the layers of two models, trying each residual-basis map with each matrix that can represent a layer.
 
-    All maps in ``tried`` are counted as tests. Return an accepted map, preferably one that gives every candidate layer
-    an ancestor; if none is accepted, the most significant map; or None if there are no layers to compare. This reads
-    representatives (wide ones only if sampled rows match) and the weights of analysed layers. Unless the level asks for
-    all layers, only a few layers of the shallower model are compared.
+    All maps in ``tried`` count as tests. Unless the level requires all layers, only a few layers of the shallower model
+    are compared. Wide matrices are read only if sampled rows match.
+
+    Returns:
+        An accepted map, preferably one that gives every candidate layer an ancestor. If no map is accepted, the most
+        significant one; None if there are no layers to compare.
     """
     models = [ReadOnce(question.reference), ReadOnce(question.candidate)]
     question = replace(question, n_maps=sum(len(attempt.roles) for attempt in tried))
@@ -110,7 +114,7 @@ def compare_layers(question: LayerQuestion, tried: Sequence[Attempt]) -> LayersE
 
 
 def is_accepted(layers: LayersEvidence, log_alpha: float, settings: Settings) -> bool:
-    """Whether a layer map is significant and there are no doubts about it."""
+    """Return whether a layer map is significant and there is no reason to doubt it."""
     return layers.log_p < log_alpha and not doubts_of_layers(layers_result(layers, settings.alpha))
 
 
@@ -142,7 +146,7 @@ def _compare_layers(question: LayerQuestion, tried: Sequence[Attempt]) -> Layers
             significant.append(evidence)
             if len(evidence.layer_map.matches) == evidence.layer_map.log_p.shape[1]:
                 break
-        # Reading most of the weights is not worth a few more layers on a map that is accepted.
+        # Do not read most of the weights just to add a few layers to an accepted map.
         if significant:
             layers = question.concluded(max(significant, key=lambda e: len(e.layer_map.matches)))
             doubted.append(layers)
@@ -162,9 +166,10 @@ def _compare_layers(question: LayerQuestion, tried: Sequence[Attempt]) -> Layers
 
 
 def analyse_matches(question: LayerQuestion, layers: LayersEvidence) -> LayersEvidence:
-    """Run Algorithm 3 on the matched layers of a map built from sampled rows.
+    """Run Algorithm 3 on matched layers of a map built from sampled rows.
 
-    This tests the layers named in the settings and, after a rotation, some others. It also traces some experts.
+    This tests the layers named in the settings and traces experts in a few layers. After a rotation, it also tests
+    those few layers, unless neurons already support the map.
     """
     matches = layers.pairs
     some = [matches[at] for at in spread(range(len(matches)), SAMPLED_LAYERS)] if matches else []
@@ -180,15 +185,14 @@ def analyse_matches(question: LayerQuestion, layers: LayersEvidence) -> LayersEv
 
 @dataclass(frozen=True)
 class LayerQuestion:
-    """Two models whose layers are compared, with the options.
+    """The two models whose layers are compared, and the options.
 
     Attributes:
-        log_alpha: Natural log of the level that remains for the layers.
-        n_maps: Maximum number of maps tried, for which every p is corrected.
-        on_part: Receives the stage, the number of finished maps or (later) pairs, and the total.
-        on_found: Called after a significant map and after each of its pairs, with the map and the number of remaining
-            pairs.
-        supports: Returns whether neurons of every matched layer agree, so that whole layers need no test.
+        log_alpha: Natural log of the significance level left for the layers.
+        n_maps: Maximum number of maps tried; every p is corrected for it.
+        on_part: Receives the stage, the number of finished maps or, later, pairs of layers, and the total.
+        on_found: Called with a significant map and the number of pairs that remain to be analysed, before each pair.
+        supports: Returns whether neurons of all matched layers agree, so that whole layers need not be tested.
         neuron_seed: Seed for sampling neurons of wide MLPs.
     """
 
@@ -204,7 +208,7 @@ class LayerQuestion:
     _readers: dict[Role, tuple[RoleReader, RoleReader]] = field(default_factory=dict, init=False)
 
     def between(self, reference: PlacedTensors, candidate: PlacedTensors) -> LayerQuestion:
-        """Return the same question with other readers of the models."""
+        """Return a copy with other models."""
         return replace(self, reference=reference, candidate=candidate)
 
     def is_in_both(self, role: Role) -> bool:
@@ -212,7 +216,7 @@ class LayerQuestion:
         return all(layers_with(model, role) for model in (self.reference, self.candidate))
 
     def readers(self, role: Role) -> tuple[RoleReader, RoleReader]:
-        """Return the readers that all maps of a role share."""
+        """Return the readers of a role, which all maps share."""
         if role not in self._readers:
             every = self.settings.level.tests_whole_layers
             reference_places, candidate_places = chosen_layers(self.reference, self.candidate, role, every=every)
@@ -225,7 +229,7 @@ class LayerQuestion:
     def maps(
         self, residual_maps: Sequence[ResidualBasisMap], role: Role, *, is_screened: bool = False
     ) -> list[LayersEvidence]:
-        """Map the layers using one role under each residual-basis map, reading each layer once."""
+        """Map the layers by one role under each residual-basis map, reading each layer only once."""
         readers = self.readers(role)
         is_open = [True] * len(residual_maps)
         if not (is_screened or self.settings.level.tests_whole_layers):
@@ -261,7 +265,7 @@ class LayerQuestion:
         )
         if is_part:
             layer_map = replace(layer_map, pattern="sampled")
-        # A rotation that was fitted on tokens also aligns features of tokens that the last layers of strangers learnt.
+        # A rotation fitted on tokens also aligns token features that the last layers of unrelated models learn.
         is_rotation = residual_map.kind == "rotation"
         return LayersEvidence(
             log_p=log_p_of_map(layer_map, any_part=not is_rotation),
@@ -276,9 +280,9 @@ class LayerQuestion:
         )
 
     def completed(self, sampled: LayersEvidence) -> LayersEvidence:
-        """Map all layers if the map of some is significant and reading all of them is affordable.
+        """Extend a map of some layers to all layers if reading their matrices is affordable.
 
-        The choice depends on sizes alone, so p needs no correction.
+        This depends on sizes alone, so p needs no correction.
         """
         role, models = sampled.role, (self.reference, self.candidate)
         every = chosen_layers(*models, role, every=True)
@@ -292,7 +296,7 @@ class LayerQuestion:
         return self.maps([sampled.residual_map], role, is_screened=True)[0]
 
     def concluded(self, sampled: LayersEvidence) -> LayersEvidence:
-        """Add placebos and the analysis of layers to a significant map."""
+        """Add placebo tests and the analysis of matched layers to a significant map."""
         evidence = self.completed(sampled)
         if evidence.log_p >= self.log_alpha:
             return evidence
@@ -331,7 +335,7 @@ class LayerQuestion:
         for n_done, (i, j) in enumerate(analysed):
             if self.on_part is not None:
                 self.on_part("modules", n_done, len(analysed))
-            # After a rotation a map counts with some analysed layers only.
+            # After a rotation, a map is accepted only with some analysed layers.
             if self.on_found is not None and (evidence.residual_map.kind != "rotation" or n_done >= SAMPLED_LAYERS):
                 self.on_found(replace(evidence, modules=modules), len(analysed) - n_done)
             modules += tuple((i, j, module) for module in self.modules((i, j), evidence.residual_map))
@@ -357,7 +361,7 @@ class LayerQuestion:
     def modules(
         self, pair: tuple[int, int], residual_map: ResidualBasisMap, *, is_sample: bool | None = None
     ) -> list[ModuleEvidence]:
-        """Run Algorithm 3 on a pair of layers, with quick tests only if it is a sample."""
+        """Run Algorithm 3 on a pair of layers, or only its quick tests if ``is_sample``."""
         if is_sample is None:
             is_sample = not self.settings.level.tests_whole_layers
         fitted = (FITTED_ROLE.value,) if residual_map.fitted_on == FITTED_ON else ()
@@ -383,7 +387,7 @@ class LayerQuestion:
         return dict(held for readers in self._readers.values() if (held := readers[side].held(position)) is not None)
 
     def _narrow_roles(self, pair: tuple[int, int], roles: Sequence[Projection]) -> tuple[Projection, ...]:
-        """Return the roles with quick tests, including at least one of attention if that is affordable."""
+        """Return the roles that are quick to test, including at least one of attention if affordable."""
 
         def has_at_most(most: int, role: Projection) -> bool:
             places = zip((self.reference, self.candidate), pair, strict=True)

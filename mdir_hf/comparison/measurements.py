@@ -1,4 +1,4 @@
-"""Collect the measurements of a comparison, and report on them."""
+"""Collect the measurements of a comparison and report on them."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ IDENTICAL_FILES = Decision(
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Measurements:
-    """Everything that a comparison has measured so far. Steps that were not taken are None.
+    """Everything that a comparison has measured so far. Fields are None for steps that were not taken.
 
     Attributes:
-        is_sample_fresh: Whether the seed came from system entropy after both models were open.
-        neuron_samples: Samples of gate and up from the last look that paired neurons by number.
-        nominating_samples: Samples of up from every layer.
+        is_sample_fresh: Whether ``sample_seed`` was drawn from system entropy after both models were open.
+        neuron_samples: Samples of gate and up from the last comparison of neurons by number.
+        nominating_samples: Samples of up from every layer, by which pairs of layers were nominated.
         n_looks: Maximum number of looks at a pair of matrices.
         layers_are_unreadable: Whether most of the layers to compare could not be read.
-        parts: Pairs of other stacks and of expert sets.
-        stopped_before: Sentences about remaining steps, for an interim report.
+        parts: Compared pairs of other stacks and of expert sets.
+        stopped_before: Sentences about the remaining steps, in interim reports.
     """
 
     reference: Comparable
@@ -103,7 +103,7 @@ class Measurements:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the second witness, or copied matrices in models without layers, settle the question."""
+        """Whether agreeing neurons (or, in models without layers, copied matrices) settle the question."""
         return self.decision.verdict is Verdict.HOMOLOGOUS or self.decision.reason is Reason.SAMPLE_CHOSEN
 
     @cached_property
@@ -143,17 +143,17 @@ class Measurements:
 
     @property
     def log_cost_of_layers(self) -> float:
-        """Natural log of the correction factor on the layers' p.
+        """Natural log of the factor by which the layers' p is corrected.
 
-        The layers use the share of alpha that follows the last look (docs/method/rows.md). If all layers are compared,
-        two maps split it.
+        The layers use the share of alpha that follows the last look (docs/method/rows.md). If all layers are analysed,
+        two maps split that share.
         """
         is_paid_twice = self.settings.level.analyses_all_layers
         return log_cost_of_look(self.n_looks + 1) + (math.log(2.0) if is_paid_twice else 0.0)
 
     @property
     def n_tests_of_matrices(self) -> int:
-        """Number of tests on matrices."""
+        """Number of tests on pairs of matrices."""
         return TESTS_PER_MATRIX * len(self.matrix_pairs)
 
     @property
@@ -162,13 +162,13 @@ class Measurements:
         if self.files_are_equal:
             return 1
         of_layers = 0 if self.layers is None else self.layers.n_tests
-        of_layers *= 2 if self.settings.level.analyses_all_layers else 1  # of sampled rows, and of whole matrices
+        of_layers *= 2 if self.settings.level.analyses_all_layers else 1  # a map of sampled rows and a map of whole matrices
         return max(1, self.n_tests_of_matrices + of_layers)
 
     @property
     def maps_of_embeddings(self) -> tuple[ResidualBasisMap, ...]:
         """The residual-basis maps that the embeddings suggest."""
-        # An embedding that is projected on its way in has other channels than the stream.
+        # The channels of an embedding that is projected on input differ from the channels of the stream.
         widths = (self.reference.anatomy.hidden_size, self.candidate.anatomy.hidden_size)
         of_stream = {name: matrix for name, matrix in self.matrices.items() if matrix.result.widths == widths}
         matching = next((matrix.matching for matrix in of_stream.values() if matrix.matching is not None), None)

@@ -20,11 +20,11 @@ _MLP_ROLES = (Role.GATE, Role.UP, Role.DOWN)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertOrigins:
-    """Origins of the experts of one candidate layer.
+    """Origins of the experts in one candidate layer.
 
     Attributes:
-        layer: Layers of the reference and of the candidate.
-        reference: Names of the reference's MLPs, in the order used in ``found``.
+        layer: The reference layer and the candidate layer.
+        reference: Names of the reference's MLPs, in the order that ``found`` uses.
         candidate: Names of the candidate's MLPs.
     """
 
@@ -48,10 +48,10 @@ def trace_experts(
     *,
     log_alpha: float,
 ) -> ExpertOrigins | None:
-    """Map every expert of a candidate layer to its origin in the reference layer.
+    """Map each expert in a candidate layer to the expert of the reference layer that it came from.
 
-    A dense layer counts as one expert. ``layer`` contains positions in ``anatomy.layers``. Return None if either layer
-    has no readable MLP. All reference experts and one candidate expert are in memory at once.
+    A dense layer counts as one expert. ``layer`` contains both positions in ``anatomy.layers``. Return None if either
+    layer has no MLP. All reference experts and one candidate expert are in memory at once.
     """
     reference_parts, candidate_parts = mlp_parts(reference, layer[0]), mlp_parts(candidate, layer[1])
     if not reference_parts or not candidate_parts:

@@ -1,6 +1,6 @@
-"""Test which of two relatives came first; each test returns nothing if it cannot tell.
+"""Test which of two related models came first.
 
-Rounded numbers, copied layers, and new token rows at the mean of the others reveal the order.
+The later model may have rounded numbers, repeated layers, or new token rows at the mean of the others.
 """
 
 from __future__ import annotations
@@ -17,55 +17,56 @@ from mdir_hf.model.roles import Layer, Role, WeightPart
 from mdir_hf.model.tokens import Vocabulary
 
 ROUNDED_SHARE = 0.99
-"""Minimum share of the coarser model's entries that rounding the finer model must reproduce. Ties and later repairs
-explain the remaining entries."""
+"""Rounding the finer model must reproduce at least this share of the coarser model's entries. Ties and later edits
+explain the rest."""
 
 GROUPS = (0, 128, 64, 32)
-"""Numbers of neighbouring entries in a row that quantisers treat as one group with its own levels; 0 means a whole
-row."""
+"""Group sizes of common quantisers, as numbers of neighbouring entries in a row that share their levels; 0 means a
+whole row."""
 
 LEVELS_PER_ENTRY = 0.5
-"""A group lies on levels if its number of distinct values, divided by its entries, is at most this."""
+"""A group counts as quantised if it has at most this many distinct values per entry."""
 
 TIMES_FINER = 3.0
-"""If both models lie on levels, the finer model must have at least this many times as many levels. It then has enough
-places in each cell of the coarser model to distinguish rounding from drift."""
+"""If both models are quantised, the finer model must have at least this many times as many levels. Each cell of the
+coarser model then contains enough levels to distinguish rounding from drift."""
 
 FLOATS = (torch.bfloat16, torch.float16)
 
 SIGNIFICANT_BITS = {torch.float8_e5m2: 3, torch.float8_e4m3fn: 4}
-"""Significant bits, including the leading bit, of float formats that are stored with a scale, coarsest first."""
+"""Number of significant bits, including the leading bit, of float formats that are stored with a scale, coarsest first."""
 
 FEWEST_SIGNIFICANDS = 0.75
-"""Minimum share of a float format's significands that must occur in a matrix of scaled floats. Equidistant levels, as
-in INT4, use fewer."""
+"""A matrix counts as scaled floats only if it contains at least this share of the format's significands. Evenly spaced
+levels, as in INT4, use fewer."""
 
 ROUNDED_ROWS, ROUNDED_GROUPS = 64, 1024
-"""Maximum numbers of rows, and of groups of their entries, that are checked."""
+"""Maximum number of rows, and of groups within them, that are checked."""
 
 ROUNDING_OF_SCALES = 1e-4
 """Maximum distance of a significand from an integer. With float32 scales, products are off by 1e-6. With BF16 scales,
-they would be off by 1e-2, and the matrix counts as BF16."""
+they are off by 1e-2, so the matrix counts as BF16."""
 
 UNIFORM, FLATNESS = (0.03, 0.13), 2.5
-"""Bounds on the spread of numbers around their level, in a cell of width 1: the mean square of the distance, and the
-fourth moment divided by its square. Before rounding, numbers lie anywhere in the cell, which gives about 1/12 and 1.8.
-Numbers that drifted away from a level lie close to it, or are normally distributed, so the second number is 3."""
+"""Bounds on the spread of the finer model's numbers around a level, in a cell of width 1: on the mean square distance,
+and on the fourth moment divided by its square. Numbers before rounding lie anywhere in the cell, which gives about 1/12
+and 1.8. Numbers that drifted away from a level lie close to it or are normally distributed, which gives a ratio of 3.
+"""
 
 COPIED_COSINE = 0.3
 """Rows of two layers count as copies if their cosine exceeds this value. In layers trained separately, the cosine is
 below 0.05."""
 
 MEAN_ROW_SHARE = 0.1
-"""New rows lie at the mean of the others if their distance from it is at most this share of the others' distance."""
+"""New rows count as the mean of the old rows if their distance from it is at most this share of the old rows' distance."""
 
 FEWEST_ROWS = 8
-"""Minimum number of new rows, and of others, for a test."""
+"""Minimum number of new rows, and of old rows, for a test."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrderEvidence:
-    """Evidence that one relative came first.
+    """Evidence that one of two related models came first.
 
     Attributes:
         earlier: The model that came first, or one that resembles it.
@@ -84,9 +85,10 @@ class OrderEvidence:
 def roundings(rows: Mapping[str, torch.Tensor]) -> tuple[OrderEvidence, ...]:
     """Find models that are rounded versions of another model.
 
-    ``rows`` maps a model's name to rows ``(r, n)`` of the same tokens. Fine-tunes of a quantised model lie near its
-    levels; originals can lie anywhere. Each rounded model is assigned its best original. Takes O(m r n log n) time,
-    plus O(r n) for each pair in which one model is on a grid; r is at most :data:`ROUNDED_ROWS`.
+    ``rows`` maps model names to ``(r, n)`` rows for the same tokens. Weights of an original can lie anywhere between
+    the levels, whereas weights fine-tuned from a quantised model stay near them. Each rounded model is assigned the
+    original that fits best. For m models, takes O(m r n log n) time, plus O(r n) for each pair in which one model is
+    rounded; r is at most :data:`ROUNDED_ROWS`.
     """
     sampled = {name: values[:ROUNDED_ROWS].float() for name, values in rows.items()}
     grids = {name: _grids(values) for name, values in sampled.items()}
@@ -107,7 +109,7 @@ def roundings(rows: Mapping[str, torch.Tensor]) -> tuple[OrderEvidence, ...]:
 def copied_layers(rows: Mapping[str, Sequence[torch.Tensor | None]]) -> tuple[OrderEvidence, ...]:
     """Find models that contain a relative's layer twice, as after depth up-scaling.
 
-    ``rows`` maps a model's name to rows of one matrix per layer, all in one basis. Multiplies O(L^2) pairs of layers
+    ``rows`` maps model names to rows of one matrix per layer, all in the same basis. Compares O(L^2) pairs of layers
     for each pair of models.
     """
     units = {name: _unit(layers) for name, layers in rows.items()}
@@ -132,10 +134,9 @@ def copied_layers(rows: Mapping[str, Sequence[torch.Tensor | None]]) -> tuple[Or
 def grown_vocabulary(
     earlier: str, later: str, n_new: int, old_rows: torch.Tensor, new_rows: torch.Tensor
 ) -> OrderEvidence | None:
-    """Check whether a vocabulary was extended by ``n_new`` rows set to the mean of the others.
+    """Check whether a vocabulary was extended by ``n_new`` rows set to the mean of the old ones.
 
-    ``old_rows`` ``(r, n)`` are the later model's rows for shared tokens, and ``new_rows`` ``(s, n)`` those for its new
-    tokens.
+    ``old_rows`` ``(r, n)`` and ``new_rows`` ``(s, n)`` are the later model's rows for shared and for new tokens.
     """
     if len(new_rows) < FEWEST_ROWS or len(old_rows) < FEWEST_ROWS:
         return None
@@ -150,14 +151,14 @@ def grown_vocabulary(
 
 
 UNTRAINED_SPREAD = 0.02
-"""Maximum spread of rows that were added at the mean and never trained, divided by the others' distance from the
+"""Maximum spread of rows that were added at the mean and never trained, divided by the old rows' distance from the
 mean."""
 
 
 def rows_at_mean(old_rows: torch.Tensor, new_rows: torch.Tensor) -> bool:
-    """Check whether new rows ``(s, n)`` were set to the mean of the others, ``(r, n)``, and never trained.
+    """Return whether new rows ``(s, n)`` were set to the mean of old rows ``(r, n)`` and never trained.
 
-    New rows must be nearly equal, and much closer to that mean than to zero.
+    The new rows must be nearly equal to each other, and much closer to that mean than to zero.
     """
     if len(new_rows) < FEWEST_ROWS or len(old_rows) < FEWEST_ROWS:
         return False
@@ -170,7 +171,7 @@ def rows_at_mean(old_rows: torch.Tensor, new_rows: torch.Tensor) -> bool:
 
 
 def is_extension(small: Vocabulary, large: Vocabulary) -> bool:
-    """Return whether a vocabulary has all tokens of a smaller one in the same rows."""
+    """Return whether the large vocabulary contains all tokens of the small one in the same rows."""
     row_of = large.row_of
     return len(row_of) > len(small.row_of) and all(row_of.get(token) == row for token, row in small.row_of.items())
 
@@ -187,7 +188,7 @@ def first_rows(model: Model, layer: Layer, role: Role, n_rows: int) -> torch.Ten
 
 
 def _grids(rows: torch.Tensor) -> list[torch.dtype | int]:
-    """Return the grids on which rows lie: narrow floats, scaled floats, or levels of groups."""
+    """Return the formats to which rows are rounded: float dtypes, or sizes of groups that share levels."""
     grids: list[torch.dtype | int] = [dtype for dtype in FLOATS if torch.equal(rows.to(dtype).float(), rows)]
     grids += [dtype for dtype in SIGNIFICANT_BITS if _float_units(rows, dtype) is not None][:1]
     for group in GROUPS:
@@ -200,7 +201,7 @@ def _grids(rows: torch.Tensor) -> list[torch.dtype | int]:
 
 
 def _is_finer(fine: torch.Tensor, coarse: torch.Tensor, grid: torch.dtype | int) -> bool:
-    """Whether the first of two models with levels for the same groups has far more levels."""
+    """Return whether ``fine`` has far more levels per group than ``coarse``; False for float formats."""
     if not isinstance(grid, int):
         return False
     return _n_levels(fine, grid) >= TIMES_FINER * _n_levels(coarse, grid)
@@ -268,7 +269,7 @@ def _float_units(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
 
 
 def _significands(values: torch.Tensor, n_bits: int) -> torch.Tensor:
-    """Scale values by powers of two to their leading bits: 8 to below 16 for four bits, or 0."""
+    """Scale nonzero values by powers of two to ``n_bits`` integer bits, such as 8 to below 16 for four."""
     leading: torch.Tensor = torch.frexp(values).mantissa * 2**n_bits
     return leading
 

@@ -1,4 +1,4 @@
-"""Pair tokens, choose matrices, and plan bytes and memory from headers alone."""
+"""Pair tokens, choose the matrices to compare, and plan reads and memory from file headers."""
 
 from __future__ import annotations
 
@@ -27,25 +27,26 @@ from mdir_hf.report.words import UNLESS_IN_ANOTHER_BASIS, UNLESS_ROTATED, correl
 FIRST_LOOK_ROWS = (64, 512)
 FIRST_LOOK_VALUES = 1 << 19
 """Number of rows times width in the first look: 512 rows for small models (up to width 1024), and 128 at width 4096.
-Near copies need no more (docs/method/rows.md, "Looks"), and each row makes a look at a wide model slower."""
+Near copies do not need more rows (docs/method/rows.md, "Looks"), and each row slows down a look at a wide model."""
 
 LAST_LOOK_ROWS = 4096
-"""Number of rows in the last look; wider models use one row per channel. That is enough to find a copy with noise of
-eight times its weights (docs/method/rows.md, "Looks")."""
+"""Number of rows in the last look; models wider than this use one row per channel. That is enough to find a copy with
+noise eight times as strong as its weights (docs/method/rows.md, "Looks")."""
 
 WIDEST_WHOLE = 8192
-"""Maximum number of channels for one row per channel, since a 16384 x 16384 polar factor takes an hour on one core."""
+"""Maximum width at which the last look uses one row per channel. A 16384 x 16384 polar factor takes an hour on one
+core."""
 
 KEPT_BYTES = 64 << 20
-"""If the whole matrix is needed and its common rows take at most this much in float32, it is read at once. A later read
-of the remainder would repeat the sampled runs."""
+"""If a full test is planned and the common rows of each model take at most this many bytes in float32, they are read at
+once. Reading the remainder later would repeat the sampled runs."""
 
 BASE_MEMORY_BYTES = 420 << 20
 """Memory for Python, torch, two vocabularies of 128,000 tokens, and the names of 90,000 tensors (measured)."""
 
 N_SQUARES_OF_FULL_TEST = 9
-"""Number of float32 n x n matrices at the peak of a full test: 6.4 for the SVD beyond its input (measured), M, and a
-block."""
+"""Number of float32 n x n matrices in memory at the peak of a full test: the cross product M, 6.4 more for its SVD
+(measured), and a block of rows."""
 
 
 MatrixPair = tuple[WeightPart, WeightPart]
@@ -55,23 +56,23 @@ NO_TOKENS = CommonVocabulary(np.arange(0), np.arange(0), 0, 0, is_by_number=Fals
 
 
 FULL_TEST_BYTES = 256 << 20
-"""Level ``layers`` compares all common tokens if their rows in both embeddings take at most this much. Those of
-Llama-3.1-8B take 1.05 GB per model; comparing the layers of two such models takes only 0.4 GB."""
+"""Level ``layers`` compares all common tokens if their rows in both embeddings take at most this many bytes. The
+embedding of Llama-3.1-8B takes 1.05 GB, whereas comparing the layers of two such models reads only 0.4 GB."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """The minimum and maximum reads for one pair of matrices.
+    """The planned reads of a comparison, beginning with one pair of matrices.
 
     Attributes:
         look_rows: Number of rows in each look of the screen, doubling each time.
-        screen_bytes: Bytes read by the first and by the last look, excluding gaps between rows.
+        screen_bytes: Bytes read by the end of the first look and of the last look, excluding gaps between rows.
         full_bytes: Bytes read by a full test.
         peak_memory_bytes: Estimated peak memory of the whole comparison.
         runs_full_test: Whether all common tokens are compared regardless of the first looks.
-        excluded_noise: Strongest noise at which a "no" from the embeddings excludes copies, in units of the weights'
-            RMS; 0 if the plan is not shown.
-        excluded_layers_noise: The same for a "no" from the layers; None if layers are not compared.
+        excluded_noise: Strongest noise at which the embeddings would reveal a copy, in units of the weights' RMS; 0 if
+            not computed.
+        excluded_layers_noise: The same for the layers; None if not computed.
         matrix: ``embedding``, ``unembedding``, or ``layer``.
         opening_bytes: Bytes of both models' headers, configs and tokenizers.
         neuron_bytes: Estimated bytes of the first neurons to compare.
@@ -183,10 +184,10 @@ def make_plan(
     while look_rows[-1] < last:
         look_rows.append(min(2 * look_rows[-1], last))
     if runs_full_test:
-        look_rows = look_rows[-1:]  # one look gives the means; nothing is to be settled early
+        look_rows = look_rows[-1:]  # one look gives the means, and an early result is not needed
     n_wide = max(widths)
-    # The rows of the last look stay, as stored; a look holds them once more in float64 or float32, and a few matrices
-    # of the size of the polar factor. A full test holds M, LAPACK's copy of it, its factors and the workspace.
+    # The rows of the last look stay in memory as stored. A look needs a second copy in float64 or float32, and a few
+    # matrices of the polar factor's size. A full test needs M, LAPACK's copy of it, its factors and the workspace.
     look_bytes = 8 * last * sum(widths) + 4 * 4 * widths[0] * widths[1]
     squares_bytes = 4 * N_SQUARES_OF_FULL_TEST * n_wide * n_wide if runs_full_test else 0
     memory = BASE_MEMORY_BYTES + last * row_n_bytes + max(look_bytes, squares_bytes)
@@ -206,19 +207,19 @@ def make_plan(
         runs_full_test=runs_full_test,
         matrix=matrix,
     )
-    # As stored, and two reads on their way in float32.
+    # The rows as stored, and two reads in progress in float32.
     held_bytes = common_tokens * row_n_bytes + 2 * KEPT_BYTES if plan.is_read_at_once else 0
     return replace(plan, peak_memory_bytes=memory + held_bytes)
 
 
 def first_look_rows(width: int) -> int:
-    """Return the number of rows in the first look at this width."""
+    """Return the number of rows in the first look at matrices of this width."""
     least, most = FIRST_LOOK_ROWS
     return max(least, min(most, FIRST_LOOK_VALUES // width))
 
 
 def row_sampler(plan: ReadPlan, common: CommonVocabulary, *, seed: int) -> RowSampler:
-    """Choose the rows of each look at two matrices."""
+    """Return the sampler that chooses the rows of each look."""
     return RowSampler(common, row_n_bytes=plan.row_n_bytes, n_last=plan.look_rows[-1], seed=seed)
 
 
@@ -252,7 +253,7 @@ def with_bound(
 
 
 def check_memory(plan: ReadPlan, max_memory_bytes: int | None) -> None:
-    """Reject a comparison that does not fit into memory; None allows all of the machine's memory.
+    """Reject a comparison that does not fit in memory. None allows all of the machine's memory.
 
     Raises:
         MemoryBudgetError: If the estimate exceeds the limit.
@@ -269,12 +270,12 @@ def check_memory(plan: ReadPlan, max_memory_bytes: int | None) -> None:
 def _machine_memory_bytes() -> int | None:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not every system tells
+    except (AttributeError, ValueError, OSError):  # not available on every system
         return None
 
 
 def common_tokens(reference: Comparable, candidate: Comparable) -> tuple[CommonVocabulary, tuple[str, ...]]:
-    """Pair rows by token, or by number if a vocabulary is unknown. Also return caveats."""
+    """Pair the models' rows by token, or by number if a vocabulary is unknown. Also return caveats."""
     models = (reference, candidate)
     caveats = tuple(
         VOCABULARY_AS_ASKED.format(model=model.label, place=model.vocabulary_from)
@@ -300,7 +301,7 @@ def common_tokens(reference: Comparable, candidate: Comparable) -> tuple[CommonV
 
 
 def plan_comparison(reference: Comparable, candidate: Comparable, settings: Settings) -> ReadPlan:
-    """Return the plan of a comparison from tokenizers and headers.
+    """Plan a comparison from tokenizers and file headers.
 
     Raises:
         AnatomyError: If the models have no matrix in common.
@@ -322,7 +323,7 @@ def plan_matrix(
     common: CommonVocabulary,
     settings: Settings,
 ) -> ReadPlan:
-    """Plan the reads of the matrices called ``name``: ``embedding``, ``unembedding`` or ``layer``."""
+    """Plan the reads of one pair of matrices; ``name`` is ``embedding``, ``unembedding`` or ``layer``."""
     level = settings.level
     plan = make_plan(
         matrix_spec(reference, pair[0]),
@@ -337,7 +338,7 @@ def plan_matrix(
 
 
 def _neuron_bytes(model: Comparable) -> int:
-    """Estimate the bytes of the first compared neurons; 0 if there are none."""
+    """Estimate the bytes of the first neurons to compare; 0 if there are none."""
     try:
         return planned_n_bytes(model)
     except (AnatomyError, UnsupportedFormatError):
@@ -347,7 +348,7 @@ def _neuron_bytes(model: Comparable) -> int:
 def matrix_pairs(reference: Comparable, candidate: Comparable, level: Level) -> dict[str, MatrixPair]:
     """Return the matrices to compare, keyed by name: embeddings, plus unembeddings if they are tested separately.
 
-    If there is no embedding, the unembedding is compared, even if it is tied.
+    If either model has no embedding, the unembeddings are compared, even if they are tied.
     """
     models = (reference, candidate)
     first, second = (model.anatomy.embedding for model in models)
@@ -355,7 +356,7 @@ def matrix_pairs(reference: Comparable, candidate: Comparable, level: Level) -> 
         heads = (head_of(reference), head_of(candidate))
         return {} if heads[0] is None or heads[1] is None else {"unembedding": (heads[0], heads[1])}
     pairs = {"embedding": (first, second)}
-    # A tied head is the embedding once more. If both models have one, the heads are not an independent test.
+    # A tied head repeats the embedding. If both models have one, the heads are not an independent test.
     is_independent = not all(map(_has_tied_head, models, (first, second)))
     first, second = (model.anatomy.unembedding for model in models)
     if not level.is_screen_only and first is not None and second is not None and is_independent:
@@ -375,7 +376,7 @@ def _first_of_layers(reference: Comparable, candidate: Comparable) -> MatrixPair
 
 
 def _has_tied_head(model: Comparable, embedding: WeightPart) -> bool:
-    """Whether the head is the embedding, according to the config or its place in the file."""
+    """Return whether the head is the embedding, according to the config or the file."""
     anatomy = model.anatomy
     if anatomy.declares_tied or anatomy.unembedding is None:
         return True

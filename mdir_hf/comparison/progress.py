@@ -115,10 +115,10 @@ class Progress:
 
 
 class ByteCounter:
-    """Counter of the bytes that several comparisons read, including failed ones.
+    """Counter of the bytes read by several comparisons, including failed ones.
 
     Attributes:
-        listeners: Listeners for the comparisons, which forward every call to the original listeners.
+        listeners: Listeners to pass to the comparisons; they forward every call to the original listeners.
     """
 
     def __init__(self, listeners: Listeners) -> None:
@@ -132,7 +132,7 @@ class ByteCounter:
         return self._before + self._last
 
     def left_of(self, most: int | None) -> int | None:
-        """Return how many bytes remain under the limit ``most``, if any."""
+        """Return how many bytes remain of the limit ``most``, or None if there is no limit."""
         return None if most is None else max(0, most - self.n_bytes)
 
     def _hear(self, progress: Progress) -> None:
@@ -145,9 +145,9 @@ class ByteCounter:
 
 
 class Watch:
-    """Watcher of one comparison: counts bytes and seconds, notifies listeners, and stops if one raises an error.
+    """Counts bytes and seconds of one comparison, and notifies listeners, which can stop it by raising an error.
 
-    Counting begins at construction or, if ``from_start``, at the ledger's start.
+    Counting begins at construction or, with ``from_start``, with the ledger's first byte.
     """
 
     def __init__(self, ledger: IoLedger, listeners: Listeners, *, from_start: bool = False) -> None:
@@ -169,7 +169,7 @@ class Watch:
         return self._ledger.bytes_read - self._read + self._ledger.bytes_from_cache - self._cached
 
     def io(self, bytes_of_weights: int) -> InputOutput:
-        """Return the counts so far."""
+        """Return the bytes, requests and files counted so far."""
         now = self._ledger
         touched = sorted(name for name, n_bytes in now.files.items() if n_bytes != self._files.get(name))
         return InputOutput(
@@ -204,7 +204,7 @@ class Watch:
         return self._listeners.on_plan is not None
 
     def planned(self, plan: ReadPlan) -> None:
-        """Store the plan's bytes and notify listeners of the plan."""
+        """Store the planned number of bytes and notify listeners of the plan."""
         self._planned = plan.n_bytes
         if self._listeners.on_plan is not None:
             self._listeners.on_plan(plan)
@@ -216,7 +216,7 @@ class Watch:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Add the duration of the ``with`` block to a step."""
+        """Add the duration of the ``with`` block to the seconds of a step."""
         started = time.perf_counter()
         try:
             yield

@@ -27,7 +27,7 @@ SAMPLED_WITH_GAPS = 4
 """Reads of sampled neuron rows, including gaps, are at most this many times as large as the rows."""
 
 LARGEST_GAP_BYTES = 1 << 18
-"""Largest gap that any source reads rather than skips by default."""
+"""Largest gap between rows that any byte source reads rather than skips by default."""
 
 SEARCHES = 3
 """Number of searches for reordered neurons: under two maps of the embeddings, and with the layer map."""
@@ -49,7 +49,7 @@ def bytes_of_looks(
 
 
 def bytes_of_blocks(sides: Sequence[IntArray], row_n_bytes: Sequence[int], block_rows: int) -> int:
-    """Return the number of bytes read for rows in blocks, including all rows in between."""
+    """Return the number of bytes read if rows are read in blocks, including all rows in between."""
     n_bytes = 0
     for rows, row_bytes in zip(sides, row_n_bytes, strict=True):
         for start in range(0, len(rows), block_rows):
@@ -59,7 +59,7 @@ def bytes_of_blocks(sides: Sequence[IntArray], row_n_bytes: Sequence[int], block
 
 
 def bytes_of_layer_map(models: Sequence[Comparable], roles: Sequence[Role]) -> int:
-    """Estimate the bytes of the matrices that may represent layers, using the first layer that has each."""
+    """Estimate the bytes of all matrices that may represent layers, from the first layer that has each role."""
     n_bytes = 0
     for model in models:
         for role in roles:
@@ -70,7 +70,8 @@ def bytes_of_layer_map(models: Sequence[Comparable], roles: Sequence[Role]) -> i
 
 
 def bytes_of_neurons(model: PlacedTensors, *, every: bool) -> int:
-    """Return the maximum bytes read by all looks at a model's neurons, in four layers unless ``every`` is set."""
+    """Return the maximum bytes read by all looks at a model's neurons, which cover four layers unless ``every`` is set.
+    """
     try:
         n_layers, sampled, matrix = len(neuron_layers(model)), planned_n_bytes(model), bytes_of_down(model)
     except (AnatomyError, UnsupportedFormatError):
@@ -78,7 +79,7 @@ def bytes_of_neurons(model: PlacedTensors, *, every: bool) -> int:
     n_sampled = min(n_layers, FEW_LAYERS)
     if not sampled or not n_sampled:
         return 0
-    # One layer costs a sample of gate and up, a few channels of down, then all of it; more neurons if in doubt.
+    # A look at a layer reads a sample of gate and up, a few channels of down, then all of down; more neurons if in doubt.
     sampled, matrix = sampled // n_sampled, max(matrix, sampled // 2) // n_sampled
     few = min(matrix, sampled + DOWN_CHANNELS * LARGEST_GAP_BYTES)
     more = sampled * STRENGTHS_READ // FITTED_ROWS

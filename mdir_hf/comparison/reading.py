@@ -1,4 +1,4 @@
-"""Read rows of the same tokens in two models, keeping tensors that several reads need.
+"""Read rows for the same tokens from two models, and keep tensors that are read repeatedly.
 
 For example, GPT-2 stores queries, keys and values as columns of one matrix.
 """
@@ -38,7 +38,8 @@ MOST_NOT_FINITE = 64
 """Maximum number of rows of one matrix that may contain NaN or infinity."""
 
 BLOCKS_A_READ = 2
-"""Number of product blocks per read. Two halve the requests, and need less memory than the subsequent SVD."""
+"""Number of blocks of a matrix product whose rows are read together. Two blocks halve the number of requests and need
+less memory than the subsequent SVD."""
 
 IntArray = npt.NDArray[np.int64]
 
@@ -83,7 +84,7 @@ class FiniteRows:
 
 
 class PairReader:
-    """Reader of both models' rows for the same tokens; screened rows are reused."""
+    """Reader of both models' rows for the same tokens. Rows that the screen has read are reused."""
 
     def __init__(
         self,
@@ -105,7 +106,7 @@ class PairReader:
         )
 
     def sample(self, n_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the rows of a sample that contains all earlier samples."""
+        """Return a sample of ``n_rows`` rows of each model, which contains all earlier samples."""
         positions = self.sampler.take(n_rows)
         new = np.setdiff1d(positions, self._taken, assume_unique=True)
         if self.plan.is_read_at_once:
@@ -194,8 +195,8 @@ def return_freed_memory() -> None:
 
 
 KEPT_BYTES = 160 << 20
-"""Maximum bytes of shared tensors kept per model; other tensors are read again. GPT-2 has 42 MB of shared tensors in 16
-bits, GPT-2 XL 737 MB."""
+"""Maximum bytes of shared tensors kept per model; beyond that, tensors are read again. GPT-2 has 42 MB of shared
+tensors in 16 bits, GPT-2 XL 737 MB."""
 
 KEPT_ROW_BYTES = 512 << 20
 """Maximum bytes of sampled rows kept per model. For an 8B model, 64 rows of every projection of 32 layers take 320
@@ -203,13 +204,13 @@ MB."""
 
 
 class ReadOnce:
-    """A model whose shared tensors are read once; implements ``PlacedTensors``.
+    """A model whose shared tensors are read only once; implements ``PlacedTensors``.
 
-    ``max_gap_bytes`` is the largest gap between rows that is read rather than skipped; it defaults to the byte
-    source's. With ``keeps_rows``, each row is read only once, as long as all rows fit in :data:`KEPT_ROW_BYTES`.
+    ``max_gap_bytes`` is the largest gap between rows that is read rather than skipped; it defaults to the byte source's
+    limit. With ``keeps_rows``, each row is read only once, as long as all rows fit in :data:`KEPT_ROW_BYTES`.
 
     Attributes:
-        failed: Tensors of the last unreadable weight, with the error.
+        failed: Tensor names of the last unreadable weight, and the error.
     """
 
     def __init__(self, model: PlacedTensors, *, max_gap_bytes: int | None = None, keeps_rows: bool = False) -> None:
@@ -223,7 +224,7 @@ class ReadOnce:
         self._failed_roles: Counter[Role] = Counter()
 
     def with_alike(self, tensors: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the tensors, plus the tensors in all layers for roles that failed before."""
+        """Return the tensors and, for each role that failed before, its tensors in all layers."""
         failed = set(tensors)
         roles = {
             role for layer in self.anatomy.layers for role, part in layer.parts.items() if failed & set(part.tensors)
@@ -261,7 +262,7 @@ def is_remote(model: PlacedTensors) -> bool:
 
 
 class SharedTensors:
-    """A model's tensors, which are kept in memory if they have several roles; implements ``TensorSource``.
+    """A model's tensors, kept in memory if they contain several roles; implements ``TensorSource``.
 
     The class is thread-safe. See :class:`ReadOnce` for the options.
     """
@@ -315,7 +316,7 @@ class SharedTensors:
 
     @cached_property
     def _shared(self) -> frozenset[str]:
-        """Matrices whose columns belong to several roles."""
+        """Names of matrices whose columns belong to several roles."""
         places = Counter(
             part.tensor
             for layer in self._anatomy.layers
@@ -326,5 +327,5 @@ class SharedTensors:
 
 
 def of_unread_weight(label: str, tensors: Sequence[str], why: str) -> str:
-    """Say that a weight of a layer was not compared."""
+    """Explain that a layer's weight was not compared."""
     return f"{label}: {' x '.join(map(repr, tensors))} was not compared: {why[:300].rstrip('.')}."

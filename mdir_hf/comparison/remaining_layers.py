@@ -1,6 +1,6 @@
-"""Test the layers that lack a map's matrix using another projection.
+"""Map the layers that lack a layer map's matrix, using another projection.
 
-For example, layers that borrow keys and values (Gemma 3n and 4) have no V.
+For example, layers that reuse another layer's keys and values (Gemma 3n and 4) have no V.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ def with_remaining_layers(
     *,
     log_alpha: float,
 ) -> LayersEvidence:
-    """Extend an accepted map to layers that lack its matrix, using another matrix in the same basis.
+    """Extend an accepted layer map to layers that lack its matrix, using another matrix.
 
-    The second map uses half of the level. Cells outside both maps have p = 1. A sampled map is returned unchanged.
+    The other matrix is tested at half of the level. Pairs of layers that neither matrix covers have p = 1. A map of
+    sampled layers is returned unchanged.
     """
     models, is_whole = (reference, candidate), accepted.layer_map.pattern != "sampled"
     lacking = [_without(model, places) for model, places in zip(models, accepted.positions, strict=True)]
@@ -81,7 +82,7 @@ def _without(model: PlacedTensors, positions: Positions) -> set[int]:
 
 
 def _other_role(models: tuple[PlacedTensors, ...], sides: tuple[Positions, ...], role: Role) -> Role | None:
-    """Return the narrowest matrix that most remaining layers have."""
+    """Return the role of the narrowest matrix that most remaining layers have."""
     candidates: list[tuple[int, int, Role]] = []
     for other_role in OTHER_ROLES:
         having = [

@@ -1,4 +1,4 @@
-"""List the residual-basis maps to try on the layers: from the embeddings, then from keys."""
+"""List the residual-basis maps to try on the layers: first from the embeddings, then from keys."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ from mdir_hf.model.comparable import PlacedTensors, numbers_are_free
 from mdir_hf.model.roles import Role
 
 FITTED_ROLE = Role.K
-"""Key rows replace tokens, because they are few, rotary positions fix their order, and V remains free for the test."""
+"""Role on whose rows a map can be fitted instead of on token rows. Keys have few rows, rotary positions fix their
+order, and V remains available for the test."""
 
 FITTED_ON = "keys of the layers"
 
 FITTED_LAYERS, FITTED_ROWS = 4, 1024
-"""Maximum numbers of layers and rows. A copy needs about 2 ln n rows, and a fine-tune a few hundred."""
+"""Maximum numbers of layers and of rows to which a map is fitted. A copy needs about 2 ln n rows, and a fine-tune a few
+hundred."""
 
 LEAST_RESEMBLANCE = 0.35
-"""Layers whose paired heads resemble each other less are skipped; unrelated models reach 0.31 (docs/LOG.md,
-2026-11-22). This saves work without biasing p, because the products compared are invariant under rotations of the
-residual stream."""
+"""Layers are skipped if their paired heads resemble each other less than this; unrelated models reach 0.31
+(docs/LOG.md, 2026-11-22). This does not bias p, because heads are compared by products that rotations of the residual
+stream leave unchanged."""
 
 
 Readers = Callable[[Role], tuple[RoleReader, RoleReader]]
@@ -40,11 +42,11 @@ Readers = Callable[[Role], tuple[RoleReader, RoleReader]]
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One way to carry layers into the other residual basis.
+    """One way to map the reference's residual basis to the candidate's.
 
     Attributes:
         make: Returns the residual-basis map, or None; called once.
-        roles: Representatives to test, in order; all are counted as tests.
+        roles: Roles whose matrices represent layers, in the order tried; each counts as a test.
     """
 
     make: Callable[[Readers], ResidualBasisMap | None]
@@ -62,10 +64,10 @@ def attempts(
 ) -> tuple[Attempt, ...]:
     """List the residual-basis maps to try on the layers of two models, in order.
 
-    A map fitted on rows of the layers is included unless the embeddings' channels are matched (``are_matched``).
+    A map fitted on keys is included unless the embeddings' channels were matched (``are_matched``).
     """
     result = [Attempt(partial(_given, residual_map), roles) for residual_map in from_embeddings]
-    # Data that a map was fitted on cannot be tested behind it. Keys of latent attention are products as wide as all
+    # A map cannot be tested on the data to which it was fitted. Keys of latent attention are products as wide as all
     # heads together, and their row order is arbitrary.
     other_roles = tuple(role for role in roles if role is not FITTED_ROLE)
     has_keys = FITTED_ROLE in roles and Role.KV_LATENT not in roles
@@ -85,15 +87,14 @@ def _fitted(settings: Settings, readers: Readers) -> ResidualBasisMap | None:
 def fitted_on_layers(
     keys: tuple[RoleReader, RoleReader], *, seed: int = 0, device: str = "cpu"
 ) -> ResidualBasisMap | None:
-    """Relate the residual streams of two models using key rows with the same layer, head and index.
+    """Fit a residual-basis map to key rows that have the same layer, head and index in both models.
 
-    Rows of the layers can replace tokens in Algorithm 1. Heads are paired using inner products of their rows, which do
-    not depend on the residual basis. The map is then tested on another matrix.
+    Key rows replace token rows in Algorithm 1. Heads are paired using inner products of their rows, which do not depend
+    on the residual basis. Keys of up to four layers of each model are read.
 
     Returns:
         The channel matching if it is significant at 0.1% and predicts held-out rows at least as well as the fitted
-        rotation, else the rotation. None if the heads do not resemble each other or the channels did not move. The keys
-        of up to four layers of each model are read.
+        rotation; otherwise the rotation. None if the heads do not resemble each other or the channels did not move.
     """
     pairs = list(_paired_rows(keys, seed))
     if not pairs:
@@ -116,7 +117,7 @@ def fitted_on_layers(
 
 
 def _paired_rows(keys: tuple[RoleReader, RoleReader], seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield paired unit key rows of some layers, head by head; complex for rotary planes."""
+    """Yield paired key rows of some layers, head by head and scaled to unit length; complex for rotary planes."""
     by_depth = zip(*(layers_with(reader.model, FITTED_ROLE) for reader in keys), strict=False)
     positions = [
         pair for pair in by_depth if all(at in reader.positions for at, reader in zip(pair, keys, strict=True))
@@ -139,7 +140,7 @@ def _paired_rows(keys: tuple[RoleReader, RoleReader], seed: int) -> Iterator[tup
 
 
 def _plane_layout(model: PlacedTensors, position: int) -> PlanePairing | None:
-    """Return how rows pair into rotary planes; None unless all rows do."""
+    """Return how a layer's rows are paired into rotary planes, or None if not all rows are."""
     anatomy, layer = model.anatomy, model.anatomy.layers[position]
     if layer.heads is None and anatomy.n_heads is None:
         return None

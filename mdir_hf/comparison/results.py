@@ -1,4 +1,4 @@
-"""Convert the evidence about layers to results for the report, and natural logs to log10."""
+"""Convert evidence about layers to report results, and natural logs to log10."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class LayersEvidence:
     Attributes:
         log_p: Natural log of the map's p, corrected for ``n_tests``.
         positions: Positions of both models' mapped layers in ``anatomy.layers``.
-        off_match_share: Share of the cells off the map that are significant.
-        placebo_log_p: Natural log of the smallest p of any cell after shuffling channels.
+        off_match_share: Share of the layer pairs outside the map that are significant.
+        placebo_log_p: Natural log of the smallest p of any pair of layers after shuffling channels.
         modules: Results of Algorithm 3 on matched layers, as (reference layer, candidate layer, evidence).
         neurons_support: Whether sampled neurons of every matched layer agree.
         n_empty: Number of all-zero layers in the reference and in the candidate.
@@ -93,7 +93,9 @@ class LayersEvidence:
 
 
 def layers_result(evidence: LayersEvidence, alpha: float, *, log_cost: float = 0.0) -> LayersResult:
-    """Return the result for the layers; ``log_cost`` is the natural log of p's correction for earlier looks."""
+    """Return the result for the layers; ``log_cost`` is the natural log of the factor that corrects p for earlier
+    looks.
+    """
     layer_map, (reference, candidate) = evidence.layer_map, evidence.positions
     residual_map = evidence.residual_map
     return LayersResult(
@@ -118,7 +120,7 @@ def layers_result(evidence: LayersEvidence, alpha: float, *, log_cost: float = 0
 
 
 def shown_layers(layers: LayersResult, alpha: float, *, is_accepted: bool) -> LayersResult:
-    """Remove the matches of a map that was not accepted."""
+    """Return the result without matches if the map was not accepted."""
     is_significant = layers.log10_p < math.log10(alpha)
     if is_accepted:
         none_certain = is_significant and not layers.matches

@@ -1,4 +1,6 @@
-"""Choose the layers and the matrix of a map, and decide whether sampled rows justify reading wide matrices."""
+"""Choose the layers to map and the matrix that represents them, and decide whether sampled rows justify reading wide
+matrices.
+"""
 
 from __future__ import annotations
 
@@ -19,32 +21,32 @@ from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import Role
 
 REPRESENTATIVES = (Role.KV_LATENT, Role.V, Role.K, Role.UP)
-"""Matrices that can represent a layer, in the order tried. V is first as in the paper, unless latent attention has a
-smaller matrix that K and V share. Each matrix tried is counted as a test."""
+"""Matrices that can represent a layer, in the order tried. V comes first, as in the paper, except in latent attention,
+in which K and V share a smaller matrix. Each matrix tried counts as a test."""
 
 LAST: tuple[Role, ...] = (Role.UP, Role.Q, Role.O, Role.GATE, Role.DOWN)
-"""Matrices that are tried last because they contain most of the weights. All residual-basis maps are tried at once, so
-that each layer is read once. All except up are tried only at level ``full``."""
+"""Matrices that are tried last because they contain most of the weights. For these, all residual-basis maps are tried
+together, so that each layer is read only once. Except for up, they are tried only at level ``full``."""
 
 SPREAD_LAYERS = 8
-"""Number of layers of the shallower model to map, unless the level asks for all layers. Each has its ancestor or
-descendant among the other model's layers, so a few layers spread over the depth are enough."""
+"""Number of layers of the shallower model to map, unless the level requires all layers. In related models, each of
+these layers has a partner in the deeper model, so a few layers spread over the depth are enough."""
 
 MANY_CHANNELS, MANY_MLP_CHANNELS = 2048, 1024
-"""Matrices with more rows are screened using sampled rows before they are read whole. The limit is lower for up, which
-is tried last and accounts for most of the bytes."""
+"""Matrices with more rows than this are screened using sampled rows before they are read whole. The limit is lower for
+up, which is tried last and accounts for most of the bytes."""
 
 RUN_ROWS = 16
-"""Minimum number of adjacent rows per run."""
+"""Minimum number of adjacent rows that are sampled together."""
 
 RUN_NEURONS = 8
-"""Number of adjacent neurons per run, for rows of up."""
+"""Number of adjacent rows of up that are sampled together."""
 
 
 def representatives(reference: PlacedTensors, candidate: PlacedTensors, *, every: bool = False) -> tuple[Role, ...]:
-    """Return the roles that can represent a layer of both models, in order.
+    """Return the roles that can represent a layer in both models, in the order to try them.
 
-    Roles that occur in more layers come first, and :data:`LAST` at the end; all of ``LAST`` are included only if
+    Roles that more layers have come first, except for roles in :data:`LAST`, most of which are included only if
     ``every`` is set.
     """
 
@@ -56,17 +58,17 @@ def representatives(reference: PlacedTensors, candidate: PlacedTensors, *, every
 
     present = in_both(dict.fromkeys((*REPRESENTATIVES, *LAST) if every else REPRESENTATIVES))
     if not present and any(model.anatomy.decided_by == "shapes" for model in (reference, candidate)):
-        present = in_both(LAST)[:1]  # shapes tell few roles
+        present = in_both(LAST)[:1]  # few roles are recognised from shapes
     return tuple(sorted(present, key=lambda role: (LAST.index(role), 0.0) if role in LAST else (-1, left_out(role))))
 
 
 def chosen_layers(
     reference: PlacedTensors, candidate: PlacedTensors, role: Role, *, every: bool
 ) -> tuple[tuple[int, ...], ...]:
-    """Choose the layers that a map compares, without reading weights; return their positions in both models.
+    """Return the positions of the layers that a map compares in each model, without reading weights.
 
-    These are all layers of the deeper model and up to :data:`SPREAD_LAYERS` spread over the shallower one, or all
-    layers of both if ``every`` is set or the shallower model has the narrower matrix.
+    These are all layers of the deeper model and up to :data:`SPREAD_LAYERS` layers spread over the shallower one. If
+    ``every`` is set or the shallower model has the narrower matrix, they are all layers of both models.
     """
     reference_layers, candidate_layers = layers_with(reference, role), layers_with(candidate, role)
     if every or not reference_layers or not candidate_layers:
@@ -127,7 +129,7 @@ def worth_reading(
     level = math.log(REMARKABLE) - math.log(max(1, len(residual_maps)))
     is_worth_reading = []
     for residual_map in residual_maps:
-        # A rotation costs as much as the test itself, so the side with fewer rows is carried.
+        # A rotation costs as much as the test itself, so it is applied to the side with fewer rows.
         is_back = reference_rows.shape[:2].numel() > candidate_rows.shape[:2].numel()
         first, second = (
             (reference_rows, _carried(residual_map.reversed, candidate_rows))
@@ -140,14 +142,14 @@ def worth_reading(
 
 
 def _carried(residual_map: ResidualBasisMap, rows: torch.Tensor) -> torch.Tensor:
-    """Carry sampled rows ``(L, k, n)`` into the other residual basis, scaled to unit length."""
+    """Map sampled rows ``(L, k, n)`` into the other model's residual basis, and scale them to unit length."""
     return unit_rows(residual_map.carry_in(rows.flatten(0, 1))).view(*rows.shape[:2], -1)
 
 
 def sampled(readers: tuple[RoleReader, RoleReader], side: int, *, seed: int, neuron_seed: int) -> torch.Tensor:
-    """Read ``(L, rows, n)`` float32, sampled unit rows of all layers of one model.
+    """Read sampled rows of one model's layers, ``(L, rows, n)`` float32, scaled to unit length.
 
-    For MLPs of equal size, these are the neurons with which :meth:`Witness.ask_every_layer` begins.
+    For MLPs of equal size, these are the first neurons that :meth:`Witness.ask_every_layer` compares.
     """
     n_layers = [len(reader.positions) for reader in readers]
     n_channels = [min(reader.n_channels(p) for p in reader.positions) for reader in readers]

@@ -1,4 +1,4 @@
-"""Run one comparison. Read :func:`compare_models` first; its lines are the steps."""
+"""Run one comparison; :func:`compare_models` shows the order of the steps."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from mdir_hf.report import HomologyReport, Level, NeuronNumbers, StackPair, Verd
 
 @dataclass(frozen=True)
 class GivenNeurons:
-    """Samples of neurons that were read before the comparison; None for a model that has no such neurons.
+    """Neuron samples that were read before the comparison; None for a model without comparable neurons.
 
-    ``is_fresh`` says whether the seed was drawn from system entropy after both models were open.
+    ``is_fresh`` tells whether the seed was drawn from system entropy after both models were open.
     """
 
     reference: NeuronSample | None
@@ -59,7 +59,7 @@ def compare_models(
     *,
     neurons: GivenNeurons | None = None,
 ) -> HomologyReport:
-    """Compare two models. Every comparison of this package runs through this function.
+    """Compare two opened models. All comparisons in this package go through this function.
 
     Raises:
         MdirError: If an argument is invalid or the files cannot be read.
@@ -99,7 +99,7 @@ def compare_models(
 
 
 def _witness(reference: Comparable, candidate: Comparable, settings: Settings, given: GivenNeurons | None) -> Witness:
-    """Make the second witness, with a seed drawn after both models are open."""
+    """Create the second witness; unless a seed is given, draw one now that both models are open."""
     if given is not None:
         seed, is_fresh = given.seed, given.is_fresh
     elif settings.sample_seed is not None:
@@ -119,7 +119,7 @@ def _witness(reference: Comparable, candidate: Comparable, settings: Settings, g
 
 @dataclass(frozen=True)
 class Comparison:
-    """The steps of one comparison. Each takes the measurements so far and returns them with its own results added.
+    """The steps of one comparison. Each step takes the measurements so far and returns them with its own results added.
 
     The witness reads neurons itself unless they are ``given``.
     """
@@ -153,7 +153,7 @@ class Comparison:
         return nothing
 
     def find_common_tokens(self, measured: Measurements) -> tuple[Measurements, CommonVocabulary]:
-        """Pair rows of the same tokens."""
+        """Pair the rows that belong to the same tokens."""
         pairs = matrix_pairs(self.reference, self.candidate, self.settings.level)
         if not pairs:
             return replace(measured, caveats=(*measured.caveats, caveats.NO_COMMON_MATRIX)), NO_TOKENS
@@ -201,7 +201,7 @@ class Comparison:
         return replace(self._with_neurons(measured), matrices={**measured.matrices, name: matrix})
 
     def compare_neurons(self, measured: Measurements) -> Measurements:
-        """Compare a few neurons by number, unless that is already done."""
+        """Compare a few neurons by number, unless that has already been done."""
         with self._reading_neurons():
             if self.given is not None:
                 self.witness.compare_given(self.given.reference, self.given.candidate)
@@ -213,7 +213,7 @@ class Comparison:
         return self._with_neurons(measured)
 
     def search_neurons(self, measured: Measurements) -> Measurements:
-        """Search for noisy or reordered neurons under the embeddings' maps."""
+        """Search for noisy or reordered neurons, using the embeddings' residual-basis maps."""
         if self.given is not None or not measured.have_layers or self.witness.is_convincing:
             return measured
         with self._reading_neurons():
@@ -224,7 +224,7 @@ class Comparison:
         return self._with_neurons(measured)
 
     def search_neurons_of_matched_layers(self, measured: Measurements) -> Measurements:
-        """Search for reordered neurons in the layers that an accepted map matches."""
+        """Search for noisy or reordered neurons in the layers that an accepted map matches."""
         if measured.layers is None or not measured.decision.accepts_layers or self.witness.is_convincing:
             return measured
         pairs = measured.layers.pairs
@@ -248,8 +248,8 @@ class Comparison:
         """Run Algorithms 2 and 3, which count as one more look after the looks at the matrices.
 
         Raises:
-            AnatomyError: If the layers of a model cannot be identified, at a level that analyses all layers.
-            UnsupportedFormatError: If the layers cannot be read, at such a level.
+            AnatomyError: If the layers of a model cannot be identified and the level analyses all layers.
+            UnsupportedFormatError: If the layers cannot be read and the level analyses all layers.
         """
         self._tell(measured, *self._layers_to_come)
         with self.watch.step("layers"):
@@ -259,11 +259,11 @@ class Comparison:
             except (AnatomyError, UnsupportedFormatError) as exc:
                 if self.settings.level.analyses_all_layers:
                     raise
-                # The embeddings were read, and they may have the answer.
+                # The embeddings were read and may settle the question.
                 return replace(measured, caveats_of_layers=(caveats.of_failed_layers(exc),), layers_are_unreadable=True)
 
     def final_report(self, measured: Measurements) -> HomologyReport:
-        """Compare experts and stacks, collect facts about direction, and return the report."""
+        """Compare experts and other stacks, collect facts about direction, and return the report."""
         if self.settings.level.may_read_layers:
             with self.watch.step("stacks"):
                 measured = self.compare_stacks(measured)
@@ -301,7 +301,7 @@ class Comparison:
         )
 
     def describe_relatives(self, measured: Measurements) -> Measurements:
-        """Make the projection table for related models if requested; errors become caveats."""
+        """Make the projection table of related models if requested, turning errors into caveats."""
         if not self.settings.describes_relatives or measured.projections is not None or not measured.have_layers:
             return measured
         if measured.decision.verdict is not Verdict.HOMOLOGOUS:
@@ -335,12 +335,12 @@ class Comparison:
         return (caveats.STOPPED_BEFORE_LAYERS,) if self.settings.level.may_read_layers else ()
 
     def _tell(self, measured: Measurements, *stopped_before: str) -> None:
-        """Send listeners the report of a comparison that would stop here."""
+        """Send listeners the report that the comparison would return if it stopped here."""
         self.watch.found(lambda: report_on(replace(measured, stopped_before=stopped_before), self.watch))
 
     @contextmanager
     def _reading_neurons(self) -> Iterator[None]:
-        """Time a step of the witness, and end it if neurons cannot be read."""
+        """Time a comparison of neurons, and skip the rest of it if neurons cannot be read."""
         with suppress(AnatomyError, UnsupportedFormatError), self.watch.step("neurons"):
             self.watch.enter("neurons")
             yield

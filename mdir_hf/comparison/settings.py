@@ -22,16 +22,16 @@ class Settings:
     """The settings of a comparison.
 
     Attributes:
-        level: How thoroughly to compare. ``auto`` tests ever more tokens, stops at the first decisive look, and
+        level: How thoroughly to compare. ``auto`` tests more and more tokens, stops at the first decisive look, and
             continues with the layers if the embeddings do not settle the verdict. ``screen`` stops before the full
-            test. ``embedding`` runs the full test on all common tokens. ``layers`` does so for embeddings of up to 256
-            MiB, compares sampled rows of every projection of every layer, and searches for moved rows. ``full`` runs
-            all tests of every projection, which takes hours for 8B models.
+            test. ``embedding`` runs the full test on all common tokens. ``layers`` does the same for embeddings of up
+            to 256 MiB, compares sampled rows of every projection of every layer, and searches for moved rows. ``full``
+            runs all tests of every projection, which takes hours for 8B models.
         alpha: Significance level in (0, 1), fixed in advance.
         seed: Seed in [0, 2^63) for every random choice except the sample of neurons.
-        sample_seed: Seed for the sample of neurons, as printed in a report. It reproduces that report, but a sample
-            that could be foreseen is not evidence: the verdict is then ``inconclusive`` (``sample_chosen``) at most.
-            By default, the seed is drawn from system entropy after both models are open.
+        sample_seed: Seed for the sample of neurons, as printed in a report. It reproduces that report, but a
+            predictable sample is not evidence, so the verdict is at most ``inconclusive`` (``sample_chosen``). By
+            default, the seed is drawn from system entropy after both models are open.
         device: torch device for matrix products. ``auto`` selects a CUDA device if there is one, else the CPU.
         max_bytes: Limit on the bytes that this comparison reads, or None for no limit.
         max_memory_bytes: Limit on memory, which defaults to the machine's. A comparison that needs more is refused.
@@ -55,7 +55,7 @@ class Settings:
     describes_relatives: bool = False
 
     def __post_init__(self) -> None:
-        """Check the ranges, and convert the level's name to a :class:`Level`."""
+        """Validate the fields, and convert the level's name to a :class:`Level`."""
         try:
             object.__setattr__(self, "level", Level(self.level))
         except ValueError as exc:

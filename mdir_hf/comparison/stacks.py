@@ -1,7 +1,7 @@
 """Compare stacks with stacks, and experts with experts.
 
 Stacks are compared using a few neurons, paired by number. Experts are compared as sets; a dense layer counts as a set
-of one. A few rows of up nominate pairs for the second witness.
+of one. A few rows of up decide which pairs of experts are tested further.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from mdir_hf.report import ExpertName, LayerPair, Verdict
 from mdir_hf.report.optional_parts import ExpertOrigin, StackPair
 
 EXPERTS_PLACE = PLACE + LOOKS_AT_NEURONS
-"""Position of the first look at experts among a comparison's looks, after the looks at neurons of layers."""
+"""Position of the first look at experts among all looks of a comparison, after the looks at neurons of layers."""
 
 EXPERT_LAYERS = 2
-"""Number of layers per mixture whose experts are read."""
+"""Number of layers per model whose experts are compared."""
 
 LOOKS_AT_EXPERTS = EXPERT_LAYERS**2
 """Maximum number of looks at experts per comparison, one for each pair of layers."""
 
 NOMINATING_ROWS = 8
-"""Number of rows of up per expert that nominate pairs, in two runs. At width 2,048, copies with noise of three times
-their weights have a mean cosine of 0.3; the best of 65,000 unrelated pairs has 0.04."""
+"""Number of rows of up per expert, in two runs, by which pairs of experts are nominated. At width 2,048, copies with
+noise three times as strong as their weights have a mean cosine of 0.3; the best of 65,000 unrelated pairs has 0.04."""
 
 LEAST_NOMINATING_Z = 5.0
 """A pair is nominated if its mean cosine is more than this many standard deviations above the median of all pairs."""
 
 MOST_NOMINATED = 8
-"""Maximum number of nominated pairs that the witness tests, most similar first."""
+"""Maximum number of nominated pairs that are tested, most similar first."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def has_mixture(models: Sequence[PlacedTensors]) -> bool:
 
 
 def expert_sets(model: PlacedTensors) -> tuple[ExpertSet, ...]:
-    """Return the MLPs of the first and last mixtures, or of dense layers at those positions."""
+    """Return the MLPs of the first and the last mixture layer, or of the first and the last layer if all are dense."""
     layers = model.anatomy.layers
     places = [place for place, layer in enumerate(layers) if layer.experts] or list(range(len(layers)))
     sets = (expert_set(model, place) for place in spread(places, EXPERT_LAYERS))
@@ -78,7 +78,7 @@ def expert_sets(model: PlacedTensors) -> tuple[ExpertSet, ...]:
 
 
 def expert_set(model: PlacedTensors, place: int) -> ExpertSet:
-    """Return the MLPs of the layer at a position; a dense layer has one, which has no name."""
+    """Return the MLPs of the layer at a position; the single MLP of a dense layer has no name."""
     layer = model.anatomy.layers[place]
     mlps: list[tuple[ExpertName, dict[Role, StoredWeight]]] = []
     for name, parts in mlp_parts(model, place):
@@ -115,7 +115,7 @@ def compare_expert_sets(
                 nominated = sets.nominated(residual_maps)
                 matches = [] if nominated is None else sets.matches(nominated)
             except (AnatomyError, CheckpointError, UnsupportedFormatError):
-                continue  # the ledger says that these experts were not compared
+                continue  # the ledger lists these experts as not compared
             if nominated is not None:
                 pairs.append(sets.record(matches, is_fresh=is_fresh))
     return tuple(pairs)
@@ -138,7 +138,7 @@ class _Sets:
     look: int
 
     def nominated(self, residual_maps: Sequence[ResidualBasisMap]) -> list[tuple[int, int]] | None:
-        """Return pairs of equally large experts with similar rows; return None if there is no common size."""
+        """Return pairs of equally large experts with similar rows, or None if no experts are comparable."""
         readers = [RoleReader(each, Role.UP) for each in (self.reference, self.candidate)]
         places: list[dict[int, list[int]]] = []
         for reader in readers:
@@ -158,7 +158,7 @@ class _Sets:
             ]
             by_map = [_likeness(residual_map, rows[0], rows[1], self.device) for residual_map in residual_maps]
             likeness = torch.stack(by_map).amax(dim=0)
-            # Mean cosines of strangers spread by about 1 / sqrt(rows x width) around a level of common directions.
+            # Mean cosines of strangers spread by about 1 / sqrt(rows x width) around a level set by common directions.
             deviation = 1.0 / math.sqrt(len(numbers) * rows[1].shape[2])
             level = max(0.0, float(likeness.median())) if likeness.numel() > 4 else 0.0
             for i, j in (likeness > level + LEAST_NOMINATING_Z * deviation).nonzero().tolist():
@@ -166,13 +166,13 @@ class _Sets:
         return [(i, j) for _, i, j in sorted(scored, reverse=True)[:MOST_NOMINATED]]
 
     def matches(self, nominated: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
-        """Return nominated pairs that the witness confirms, each with the number of neurons that kept their numbers."""
+        """Return nominated pairs whose neurons agree, each with the number of neurons that kept their number."""
         matches: list[tuple[int, int, int]] = []
         by_size: dict[int, list[tuple[int, int]]] = {}
         for pair in nominated:
             by_size.setdefault(n_channels_of(self.reference, Role.UP, pair[0]), []).append(pair)
         for pairs in by_size.values():
-            # A copy in another basis needs all channels of down; most copies are told by a few.
+            # A copy in another basis needs all channels of down; for most copies, a few are enough.
             for n_down_channels in (DOWN_CHANNELS, None):
                 matched = {(i, j) for i, j, _ in matches}
                 matches += self._matches([pair for pair in pairs if pair not in matched], n_down_channels)
@@ -231,7 +231,7 @@ class _Sets:
 def _likeness(
     residual_map: ResidualBasisMap, reference: torch.Tensor, candidate: torch.Tensor, device: str
 ) -> torch.Tensor:
-    """Return the ``(experts, experts')`` mean cosines of rows ``(experts, k, width)`` with the same numbers."""
+    """Return the ``(experts, experts')`` mean cosines of rows ``(experts, k, width)`` paired by number."""
     sides = [
         unit_rows(rows.flatten(0, 1).to(device)).reshape(len(rows), -1)
         for rows in (residual_map.carry_in(reference.flatten(0, 1)).reshape(*reference.shape[:2], -1), candidate)
@@ -240,7 +240,7 @@ def _likeness(
 
 
 FIRST_PLACE = EXPERTS_PLACE + LOOKS_AT_EXPERTS
-"""Position of the first pair of stacks among a comparison's looks, after neurons and experts of the language models."""
+"""Position of the first pair of stacks among all looks of a comparison, after the looks at experts."""
 
 
 STOPPED_BEFORE_STACKS = (
@@ -260,8 +260,8 @@ def stack_pairs(
 ) -> tuple[StackPair, ...] | None:
     """Compare the stacks of two models with :func:`compare_stacks`.
 
-    ``before`` receives the caveat to report if the comparison stops before the stacks. Return None for sampled models
-    or if there are no other stacks.
+    ``before`` receives the caveat to report if the comparison stops before the stacks. Return None if only samples of
+    the models are available or there are no other stacks.
     """
     first, second = (_stacks(model) for model in (reference, candidate))
     if first is None or second is None or max(len(first), len(second)) < 2:
@@ -271,7 +271,7 @@ def stack_pairs(
 
 
 def _stacks(model: PlacedTensors) -> tuple[ModelView, ...] | None:
-    """Return the stacks of a model, the language model first; None for a sampled model."""
+    """Return the stacks of a model, language model first; None if only a sample of the model is available."""
     others: tuple[ModelView, ...] | None = getattr(model, "other_stacks", None)
     if others is None or not model.anatomy.layers:
         return others
@@ -302,7 +302,8 @@ def compare_stacks(
     is_fresh: bool,
     device: str = "cpu",
 ) -> tuple[StackPair, ...]:
-    """Compare all pairs of stacks except the two language models; return a record for each comparable pair.
+    """Compare all pairs of stacks, except the language models with each other; return a record for each comparable
+    pair.
 
     Unless the sample is fresh, no verdict is ``homologous``. Pair number k is tested at alpha / (s (s + 1)) with s =
     :data:`FIRST_PLACE` + k, so all pairs together use at most alpha / FIRST_PLACE.

@@ -19,7 +19,7 @@ from mdir_hf.reconstruction.records import Reconstruction, full_order
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """How much of an aligned tensor the reference explains.
+    """The share of an aligned tensor that the reference explains.
 
     ``share`` is ``1 - |W' - W|_F^2 / |W'|_F^2``, at least 0, for the aligned weight W' and the reference's W, over rows
     and channels that have partners. It is None if the reference has no counterpart.
@@ -39,9 +39,9 @@ def explained_share(
     *,
     is_head: bool = False,
 ) -> float | None:
-    """Compare one stored aligned tensor with the reference's tensor.
+    """Return the share of an aligned tensor that the reference explains; see :class:`Explained`.
 
-    ``is_head`` says whether the tensor is a head that was tied to the embedding before.
+    Set ``is_head`` for a head that was tied to the embedding before.
     """
     left = energy = 0.0
     if is_head:
@@ -135,7 +135,7 @@ def _rows_of_tokens(
     if part is None or values.ndim != 2:
         return None
     if place.kind == "written" and (model.anatomy.embedding is None or values.shape[0] != model.n_rows):
-        return None  # positions
+        return None  # a table of positions
     common, _ = common_tokens(reference, model)
     rows = common.within(reference.tensors.spec(part.tensor).shape[0], values.shape[0])
     if not len(rows):

@@ -1,4 +1,4 @@
-"""Reconstruct layers outside attention: the gains of norms, neurons of MLPs, and experts of mixtures."""
+"""Reconstruct the parts of layers outside attention: norm gains, MLP neurons and experts."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from mdir_hf.model.roles import Layer, Role, StoredWeight, WeightPart, read_expe
 from mdir_hf.reconstruction.records import ExpertsMap, MlpMap, NormGains, RowMap
 
 MOVED_FROM = 0.25
-"""Relative difference of two gains above which the candidate's counts as rescaled rather than trained."""
+"""Relative difference of two gains above which the candidate's gain counts as rescaled rather than trained."""
 
 SMALLEST_GAIN = 1e-3
 """Gains up to this share of the median are too small to divide by; the aligned gain is then 1."""
 
 
 def norm_role(layer: Layer, role: Role, *, is_shared: bool = False) -> Role:
-    """Return the role of the norm before a weight."""
+    """Return the role of the norm whose output a weight reads."""
     if is_shared and Role.SHARED_NORM in layer.parts:
         return Role.SHARED_NORM
     return Role.MLP_NORM if role in (Role.UP, Role.GATE, Role.ROUTER) else Role.ATTENTION_NORM
@@ -54,8 +54,8 @@ def pair_gains(
 ) -> NormGains:
     """Decide whether the aligned norm gets the reference's gain or keeps the candidate's.
 
-    After a rotation, the gain must move; after a permutation, it moves if the gains differ much. ``must_stay`` keeps
-    the gain, because an embedding is tied to the head.
+    After a rotation, the reference's gain is required; after a permutation, it is used if the gains differ a lot.
+    ``must_stay`` keeps the candidate's gain, for a head that is tied to the embedding.
     """
     (gain, bias), (other_gain, other_bias) = reference, candidate
     usable = None if gain is None else _usable(gain)
@@ -83,7 +83,7 @@ def _difference(gain: torch.Tensor, candidate_gain: torch.Tensor, stream: Stream
 
 
 def carried_mlp(mlp: MlpWeights, stream: StreamMap) -> MlpWeights:
-    """Carry a reference MLP into the candidate's scaled residual stream."""
+    """Map a reference MLP into the candidate's residual stream, including its scale."""
     carried = mlp.carried(stream.outer)
     return MlpWeights(carried.up, carried.down * stream.scale, carried.gate)
 
@@ -126,8 +126,8 @@ def fit_experts(
 ) -> ExpertsMap | None:
     """Match the experts of two layers, and the neurons of each expert.
 
-    Return None if the reference layer has no MLP. The experts' largest residuals are added to ``residuals``. All
-    experts are in memory at once.
+    Return None if the reference layer has no MLP or the candidate layer has no routed experts. The experts' largest
+    residuals are added to ``residuals``. All experts are in memory at once.
     """
     references = _mlps(reference, pair[0], routed=True) or _mlps(reference, pair[0], routed=None)
     candidates = _mlps(candidate, pair[1], routed=True)
@@ -137,7 +137,7 @@ def fit_experts(
     likeness = np.array([[_likeness(x, y) for y in candidates] for x in carried])
     if len(references) >= len(candidates):
         rows, columns = linear_sum_assignment(likeness, maximize=True)
-    else:  # several experts come from one
+    else:  # several experts may come from one
         rows, columns = likeness.argmax(axis=0), np.arange(len(candidates))
     order = np.argsort(columns)
     origin = {int(columns[at]): int(rows[at]) for at in order}
@@ -182,7 +182,7 @@ def _mlps(model: PlacedTensors, position: int, *, routed: bool | None) -> list[M
 
 
 def _likeness(x: MlpWeights, y: MlpWeights) -> float:
-    """Return the mean, over a few neurons of one expert, of the best cosine."""
+    """Return the mean of the best cosines that a few neurons of ``y`` have with neurons of ``x``."""
     step = max(1, len(y.up) // N_PROBES)
     score = (unit_rows(y.up[::step]) @ unit_rows(x.up).T).abs()
     return float(score.amax(dim=1).mean())

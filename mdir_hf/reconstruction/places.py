@@ -1,7 +1,7 @@
-"""Find the place of each checkpoint tensor in the model's function, and map single weights.
+"""Find the role of each checkpoint tensor in the model, and map single weights.
 
-Weights are ``(d_out, d_in)`` or vectors. Together, the maps preserve all logits, because the next matrix undoes each
-map with its contragredient.
+Weights are ``(d_out, d_in)`` matrices or vectors. Together, the maps preserve all logits, because each map is undone by
+the inverse map of the matrix that follows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ POSITIONS = re.compile(r"(^|\.)(wpe|embed_positions|position_embeddings|position
 """Tables of learned positions, which are added to the stream."""
 
 BUFFERS = ("inv_freq", "masked_bias", "attn.bias", "attention.bias", "num_batches_tracked")
-"""Endings of the names of buffers that are not weights: frequencies and masks."""
+"""Name endings of buffers that are not weights, such as frequencies and masks."""
 
 PlaceKind = Literal["written", "head", "norm", "norm_bias", "weight", "bias", "kept"]
 
@@ -47,7 +47,7 @@ class TensorPlace:
         kind: ``written`` rows are added to the stream, and ``kept`` parts do not change.
         layer: Position of its layer; None outside the layers.
         role: Its role; None outside the layers.
-        part: The stored part of its weight.
+        part: Where its weight is stored in the tensor.
         rows: Its rows in the tensor, after transposing; None for all.
     """
 
@@ -71,20 +71,20 @@ class TensorPlace:
         expert: int | None = None,
         is_shared: bool = False,
     ) -> TensorPlace:
-        """Return the place of a part of a stored tensor that has this shape."""
+        """Return the place of a part of a stored tensor with the given shape."""
         rows = None if part.is_whole else part.rows(shape)
         if kind == "bias":
             rows = None if part.is_whole else part.rows_of(shape[0])
         return cls(kind, layer, role, expert, is_shared, part, rows)
 
     def taken(self, values: torch.Tensor) -> torch.Tensor:
-        """Return a copy of the part, ``(d_out, d_in)`` or a vector."""
+        """Return a copy of the part as a ``(d_out, d_in)`` matrix or a vector."""
         base = self._base(values)
         taken = base if self.rows is None else base[torch.from_numpy(self.rows)]
         return taken.clone()
 
     def put(self, values: torch.Tensor, part: torch.Tensor) -> None:
-        """Put a mapped part back in place."""
+        """Write a mapped part back into the tensor."""
         base = self._base(values)
         if self.rows is None:
             base.copy_(part)
@@ -108,10 +108,10 @@ class TensorPlace:
 
 
 def plan_places(model: Model) -> dict[str, tuple[TensorPlace, ...]]:
-    """Return the places in each tensor of a checkpoint, keyed by tensor name.
+    """Return the parts of each checkpoint tensor that must be transformed, keyed by tensor name.
 
     Raises:
-        ReconstructionError: If a tensor has no known place, or a format that cannot be written.
+        ReconstructionError: If a tensor has no known place or is in a format that cannot be written.
     """
     anatomy, tensors = model.anatomy, model.tensors
     names = frozenset(tensors.names())
@@ -122,7 +122,7 @@ def plan_places(model: Model) -> dict[str, tuple[TensorPlace, ...]]:
 
     def add_norm(part: StoredWeight, layer: int | None, role: Role | None) -> None:
         if any(place.kind == "norm" for place in places.get(part.tensor, ())):
-            return  # one norm in front of attention and the MLP
+            return  # attention and the MLP share one norm
         add(part.tensor, TensorPlace("norm", layer, role))
         bias = bias_name(model, part)
         if bias is not None:
@@ -217,9 +217,9 @@ def _check_whole(model: Model, places: dict[str, list[TensorPlace]]) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StreamTransform:
-    """The residual side of every weight: channels, signs, rotation and scale.
+    """Transformation of the residual side of every weight: channels, signs, rotation and scale.
 
-    If ``is_inverse``, it leads back to the candidate's basis.
+    With ``is_inverse``, it leads back to the candidate's basis.
     """
 
     reconstruction: Reconstruction
@@ -260,7 +260,7 @@ class StreamTransform:
         return self._permuted(stored) * times
 
     def bias(self, stored: torch.Tensor, gains: NormGains | None) -> torch.Tensor:
-        """Return the bias of the aligned norm, which preserves the input of the weights that read it."""
+        """Return the aligned norm's bias, which preserves the input of the weights that follow."""
         if gains is not None and gains.is_moved:
             assert gains.candidate is not None and gains.reference is not None
             before, after = gains.candidate, gains.reference
@@ -280,7 +280,7 @@ class StreamTransform:
         return self.columns(weight * before.to(weight)) / after.to(weight)
 
     def _permuted(self, gain: torch.Tensor) -> torch.Tensor:
-        """Reorder a gain; signs do not apply to it."""
+        """Reorder a gain, ignoring signs."""
         outer = self.reconstruction.stream.outer
         if outer.kind == "identity" or outer.matrix is not None:
             return gain
@@ -289,7 +289,7 @@ class StreamTransform:
 
 
 def _channel_order(outer: ResidualBasisMap) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the candidate's channels in the order of their partners, then the others, and their signs."""
+    """Return the order of the candidate's channels, matched ones first and by partner, and their signs."""
     assert outer.reference is not None and outer.candidate is not None and outer.signs is not None
     order = full_order(outer.reference.numpy(), outer.candidate.numpy(), outer.n_candidate)
     by_channel = torch.ones(outer.n_candidate, dtype=torch.float64)
@@ -298,7 +298,7 @@ def _channel_order(outer: ResidualBasisMap) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def rows_of(layer: ReconstructedLayer | None, role: Role, mlp: MlpMap | None) -> RowMap | None:
-    """Return the map of a weight's inner side to the reference, or None."""
+    """Return the map of a weight's head or neuron side to the reference, or None."""
     if mlp is not None and role in (Role.GATE, Role.UP, Role.DOWN):
         return {Role.GATE: mlp.gate_rows, Role.UP: mlp.up_rows, Role.DOWN: mlp.down_rows}[role]
     attention = None if layer is None else layer.attention
@@ -329,7 +329,7 @@ def mapped_weight(
 ) -> torch.Tensor:
     """Map both sides of a layer's weight, ``(d_out, d_in)`` float.
 
-    ``matched`` is None if the layer has no partner; its inner side is then unchanged.
+    ``matched`` is None if the layer has no partner; the head or neuron side is then unchanged.
     """
     inner = rows_of(matched, role, mlp)
     if inner is not None and stream.is_inverse:

@@ -1,6 +1,6 @@
 """Reconstruct the transformation from one model to another, and align the two.
 
-The order follows the paper: Algorithms 1 to 3, and the appendix "Solving All Transformations".
+The steps follow the paper: Algorithms 1 to 3, and the appendix "Solving All Transformations".
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def fit_reconstruction(
     report is given, the caller must have checked the verdict.
 
     Raises:
-        ReconstructionError: If nothing relates the models.
+        ReconstructionError: If no map between the residual streams can be found.
         InputError: If the report is not homologous.
     """
     if report is not None and report.verdict is not Verdict.HOMOLOGOUS:
@@ -226,7 +226,7 @@ def _layouts(first: LayerWeights, second: LayerWeights) -> tuple[PlanePairing, P
 
 
 def _rows(layer: LayerWeights, role: str, stream: StreamMap | None) -> torch.Tensor | None:
-    """Return a projection's rows on its head side, carried if ``stream`` is given."""
+    """Return a projection's rows on its head side, mapped into the candidate's stream if ``stream`` is given."""
     rows = layer.inner_rows(role, None if stream is None else stream.outer)  # type: ignore[arg-type]
     if rows is None or stream is None or role != "o":
         return rows
@@ -257,7 +257,7 @@ class Aligned:
     Attributes:
         report: The report of the preceding comparison.
         reconstruction: The transformation.
-        written: The files, and how much of each tensor the reference explains.
+        written: The files, and the share of each tensor that the reference explains.
     """
 
     report: HomologyReport
@@ -288,7 +288,7 @@ def reconstruct(
         The transformation. All layers of both models are read.
 
     Raises:
-        ReconstructionError: If the models are not homologous, or nothing relates their residual streams.
+        ReconstructionError: If the models are not homologous or no map between their residual streams can be found.
         MdirError: If the files cannot be read.
     """
     ledger = IoLedger()
@@ -316,13 +316,13 @@ def align(
         report: The report of a comparison of the two models. By default, they are compared first.
         settings: Settings of that comparison.
         reading: How repositories are opened.
-        on_part: Called for layers and written bytes.
+        on_part: Called after each layer and each written tensor.
 
     Returns:
-        The report, the transformation, and how much of each aligned tensor the reference explains.
+        The report, the transformation, and the share of each aligned tensor that the reference explains.
 
     Raises:
-        ReconstructionError: If the models are not homologous, or the candidate cannot be aligned exactly.
+        ReconstructionError: If the models are not homologous or the candidate cannot be aligned exactly.
         MdirError: If the files cannot be read or written.
     """
     check_empty(Path(output))
@@ -348,7 +348,7 @@ def _compared(
     reading: Reading,
     ledger: IoLedger,
 ) -> tuple[tuple[Model, Model], HomologyReport]:
-    """Open two models, and compare them unless there is a report."""
+    """Open two models, and compare them unless a report is given."""
     first, second = open_both(named(reference, {}), named(candidate, {}), reading, ledger, settings.level)
     if report is None:
         watch = Watch(ledger, Listeners(progress=False), from_start=True)

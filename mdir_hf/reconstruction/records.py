@@ -21,11 +21,11 @@ from mdir_hf.method.stream_map import StreamMap
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowMap:
-    """A map from the rows of one matrix to the places and axes of another.
+    """A map from the rows of one matrix to the order and axes of another.
 
     Attributes:
-        order: ``(k,)`` permutation: the block that moves to each place.
-        matrices: ``(k, d, d)`` factors for the blocks at each place; None for the identity.
+        order: ``(k,)`` permutation: the block that moves to each position.
+        matrices: ``(k, d, d)`` factor for the block at each position; None for the identity.
     """
 
     order: IntArray
@@ -70,11 +70,11 @@ def full_order(reference: IntArray, candidate: IntArray, n_blocks: int) -> IntAr
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionMap:
-    """Heads of one matched pair of layers.
+    """Map of the attention heads in one matched pair of layers.
 
     Attributes:
         kv_reference: ``(k,)`` matched key-value heads, ascending.
-        kv_candidate: The candidate's head for each.
+        kv_candidate: The candidate head matched with each.
         q_reference: Matched query heads, group by group.
         n_kv_heads: Number of the candidate's key-value heads.
         n_heads: Number of the candidate's query heads.
@@ -97,22 +97,22 @@ class AttentionMap:
 
     @property
     def value_rows(self) -> RowMap:
-        """Map from the candidate's V to the reference's places and axes."""
+        """Map of the candidate's V rows to the reference's order and axes."""
         return self._single(self.values)
 
     @property
     def output_rows(self) -> RowMap:
-        """Map from the candidate's O^T."""
+        """Map of the candidate's O^T rows to the reference's."""
         return self._grouped(self.values)
 
     @property
     def key_rows(self) -> RowMap:
-        """Map from the candidate's K."""
+        """Map of the candidate's K rows to the reference's."""
         return self._single(self.keys)
 
     @property
     def query_rows(self) -> RowMap:
-        """Map from the candidate's Q."""
+        """Map of the candidate's Q rows to the reference's."""
         return self._grouped(self.keys)
 
     @property
@@ -149,7 +149,7 @@ class AttentionMap:
         return RowMap(self._q_order, h_t.repeat_interleave(self.n_heads // self.n_kv_heads, dim=0))
 
     def _inverse(self, blocks: BlockMap | None) -> torch.Tensor | None:
-        """Return H^-1 of each key-value head in its new place, or the identity for unmatched heads."""
+        """Return H^-1 for each key-value head in its new position, with the identity for unmatched heads."""
         if blocks is None or blocks.matrices is None:
             return None
         d = blocks.matrices.shape[1]
@@ -160,24 +160,24 @@ class AttentionMap:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MlpMap:
-    """Neurons of one MLP or expert; ``n_neurons`` is the candidate's number."""
+    """Map of the neurons of one MLP or expert; ``n_neurons`` is the candidate's number of neurons."""
 
     neurons: NeuronMap
     n_neurons: int
 
     @property
     def gate_rows(self) -> RowMap:
-        """Map from the candidate's gate to the reference's places."""
+        """Map of the candidate's gate rows to the reference's order."""
         return RowMap(full_order(self.neurons.reference, self.neurons.candidate, self.n_neurons))
 
     @property
     def up_rows(self) -> RowMap:
-        """Map from the candidate's up to the reference's places, signs and scales."""
+        """Map of the candidate's up rows to the reference's order, signs and scales."""
         return self._scaled(1.0 / self.neurons.scales)
 
     @property
     def down_rows(self) -> RowMap:
-        """Map from the candidate's down^T to the reference's places, signs and scales."""
+        """Map of the candidate's down^T rows to the reference's order, signs and scales."""
         return self._scaled(self.neurons.scales)
 
     def _scaled(self, factors: torch.Tensor) -> RowMap:
@@ -191,13 +191,13 @@ class MlpMap:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertsMap:
-    """Experts of one layer.
+    """Map of the experts in one layer.
 
     Attributes:
         reference: ``(k,)`` matched routed experts.
-        candidate: The candidate's expert for each; several may have the same origin.
-        mlps: Neurons of the candidate's routed experts, in the order of their numbers.
-        shared: Neurons of its shared experts.
+        candidate: The candidate expert matched with each; several may have the same origin.
+        mlps: Maps of the neurons of the candidate's routed experts, in expert order.
+        shared: Maps of the neurons of its shared experts.
     """
 
     reference: IntArray
@@ -227,12 +227,12 @@ class NormGains:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReconstructedLayer:
-    """One layer of the candidate with its partner, and the changes inside it.
+    """One layer of the candidate, its partner, and the changes inside the layer.
 
     Attributes:
         reference: Position of the partner, counted from 0, or None.
         candidate: Position of the layer itself.
-        mlp: Neurons of a dense MLP.
+        mlp: Map of the neurons of a dense MLP.
         gains: Gains of the norms before its projections, keyed by role.
         residuals: ``|W_aligned - W|_F / |W_aligned|_F`` over matched rows of each projection, keyed by role, with gains
             folded in.

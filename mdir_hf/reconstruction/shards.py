@@ -19,7 +19,7 @@ ALIGNMENT = 8
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A tensor to be written; ``dtype`` is its name in safetensors."""
+    """A tensor to be written; ``dtype`` is the type's name in safetensors."""
 
     name: str
     shape: tuple[int, ...]
@@ -32,7 +32,7 @@ class Planned:
 
 
 class ShardWriter:
-    """Writer of one file, atomically, with tensors in the planned order.
+    """Writes one file atomically, with tensors in the planned order.
 
     Raises:
         InputError: If the file cannot be written.
@@ -71,7 +71,7 @@ class ShardWriter:
         """Append the next tensor.
 
         Raises:
-            ValueError: If the tensor is not the planned one.
+            ValueError: If it is not the next planned tensor.
             InputError: If the disk is full.
         """
         planned = self._waiting.pop(0)

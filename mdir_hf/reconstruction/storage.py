@@ -32,7 +32,7 @@ SCHEMA = "mdir-hf/reconstruction/1"
 INDEX, ARRAYS = "reconstruction.json", "reconstruction.safetensors"
 
 LARGE_ROTATION_BYTES = 16 << 20
-"""Rotations that take more than this in float32 are omitted unless requested."""
+"""Rotations that take more bytes than this in float32 are omitted unless requested."""
 
 MAX_INDEX_BYTES = 64 << 20
 

@@ -1,4 +1,4 @@
-"""Find the map of the residual stream from the embeddings, from the heads, or, if both are new, from the layers."""
+"""Find the map of the residual stream from the embeddings, the output heads or, if both are new, the layers."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from mdir_hf.reconstruction.mlps import carried_mlp, read_gains
 from mdir_hf.report import HomologyReport
 
 LIKE = 0.5
-"""Layers at the same place count as the same if their likeness is at least this."""
+"""Layers in the same position count as the same if their likeness is at least this."""
 
 LEAST_LIKE = 0.15
-"""Minimum likeness of a layer and its ancestor, more than unrelated layers reach."""
+"""Minimum likeness of a layer and its ancestor. Unrelated layers do not reach it."""
 
 
 def pair_layers(
     reference: PlacedTensors, candidate: PlacedTensors, stream: StreamMap, report: HomologyReport | None
 ) -> list[tuple[int, int]]:
-    """Pair every layer of the candidate with its partner, as positions in ``anatomy.layers``.
+    """Return the pairs of matching layers, as positions in ``anatomy.layers``, in the candidate's order.
 
-    If the report maps all layers, its matches are used. Otherwise, the spaces of the values are compared, starting with
-    layers at the same place. Pairs are in the candidate's order.
+    If the report maps all layers, its matches are used. Otherwise, layers are paired by :class:`LayerLikeness`,
+    starting with layers in the same position.
     """
     n_layers = len(reference.anatomy.layers), len(candidate.anatomy.layers)
     if report is not None and report.layers is not None and len(report.layers.matches) == n_layers[1]:
@@ -53,9 +53,9 @@ def pair_layers(
 
 
 class LayerLikeness:
-    """Likeness of two layers: the share, above chance, of one layer's values in the space of the other layer's.
+    """Likeness of two layers: the share, above chance, of one layer's value rows that lies in the span of the other's.
 
-    Layers stay in memory.
+    Layers are kept in memory.
     """
 
     def __init__(self, reference: PlacedTensors, candidate: PlacedTensors, outer: ResidualBasisMap) -> None:
@@ -91,7 +91,7 @@ def _heads(rows: torch.Tensor, model: PlacedTensors, position: int) -> torch.Ten
 
 
 ROWS_PER_CHANNEL = 8
-"""Maximum number of paired rows per channel to which U is fitted."""
+"""Maximum number of paired rows per channel that are used to fit U."""
 
 BLOCK_ROWS = 4096
 
@@ -102,12 +102,12 @@ REFINED_ON_LAYERS, REFINEMENTS = 6, 2
 def find_stream(
     reference: Comparable, candidate: Comparable, common: CommonVocabulary, *, seed: int, keeps_mean: bool
 ) -> tuple[StreamMap, dict[str, float]]:
-    """Find U, its scale, and the residuals of the compared embeddings and heads.
+    """Find the residual-stream map U and its scale, and the residuals of the compared embeddings and heads.
 
-    If ``keeps_mean``, the norms subtract the mean.
+    Set ``keeps_mean`` if the norms subtract the mean.
 
     Raises:
-        ReconstructionError: If the widths differ, and neither embeddings nor layers relate the streams.
+        ReconstructionError: If the widths differ, and neither embeddings nor layers yield a map.
     """
     residuals: dict[str, float] = {}
     best: StreamMap | None = None
@@ -117,7 +117,7 @@ def find_stream(
             continue
         stream = fit_stream(halves[0] + halves[1], keeps_mean=keeps_mean, fitted_on=f"{name}s")
         residuals[name] = stream.residual
-        is_matched = stream.outer.kind not in ("rotation", "channels")  # which is significant by itself
+        is_matched = stream.outer.kind not in ("rotation", "channels")  # a matching is significant by itself
         if is_matched or held_out_share(*halves, keeps_mean=keeps_mean) >= TOLD:
             # A head's scale is not the stream's scale.
             best = stream if name == "embedding" else StreamMap(stream.outer, 1.0, stream.residual)
@@ -128,7 +128,7 @@ def find_stream(
 def _products_of_tokens(
     reference: Comparable, candidate: Comparable, name: str, common: CommonVocabulary, *, seed: int
 ) -> tuple[RowProducts, RowProducts] | None:
-    """Add up the products of rows of the same tokens, in two halves; return None if they cannot be paired."""
+    """Add up the products of rows for the same tokens, in two halves; return None if rows cannot be paired."""
     models = (reference, candidate)
     is_head = name == "unembedding"
     parts = [head_of(model) if is_head else model.anatomy.embedding for model in models]
@@ -177,7 +177,7 @@ def _stream_of_layers(reference: PlacedTensors, candidate: PlacedTensors, *, see
     stream = StreamMap(outer, 1.0, 1.0)
     if outer.kind == "identity":
         return stream
-    # Keys and queries do not tell U from -U: both change signs, and their products do not.
+    # Keys and queries cannot tell U from -U: both change signs, but their products do not.
     either = [StreamMap(turned, 1.0, 1.0) for turned in (outer, _negated(outer))]
     stream = max(either, key=lambda stream: _agreement(reference, candidate, stream, seed=seed))
     for _ in range(REFINEMENTS):
@@ -213,7 +213,7 @@ def _agreement(reference: PlacedTensors, candidate: PlacedTensors, stream: Strea
 def _products_of_neurons(
     reference: PlacedTensors, candidate: PlacedTensors, stream: StreamMap, *, seed: int
 ) -> RowProducts | None:
-    """Add up the products of matched neurons in a few layers at the same place."""
+    """Add up the products of matched neurons in a few layers that have the same position in both models."""
     both = sorted(set(layers_with(reference, Role.UP)) & set(layers_with(candidate, Role.UP)))
     products = RowProducts.empty(stream.outer.n_reference, stream.outer.n_candidate)
     for at in both[:: max(1, len(both) // REFINED_ON_LAYERS)]:

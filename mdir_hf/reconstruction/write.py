@@ -55,8 +55,8 @@ class Written:
 
     Attributes:
         n_bytes: Size of all tensors.
-        explained: How much of each tensor the reference explains, in file order.
-        notes: Notes for the reader, in sentences.
+        explained: The share of each tensor that the reference explains, in file order.
+        notes: Sentences for the user.
     """
 
     folder: Path
@@ -74,14 +74,14 @@ def write_model(
     is_inverse: bool = False,
     on_bytes: OnBytes | None = None,
 ) -> Written:
-    """Write a model in the other basis as safetensors, with its config and tokenizer files.
+    """Write a model in the reference's basis as safetensors, with its config and tokenizer files.
 
-    The result has the same logits, up to rounding. With ``is_inverse``, an aligned model returns to its own basis. The
-    folder must be empty or new. Tensors are compared with ``reference``, if given.
+    The result has the same logits, up to rounding. With ``is_inverse``, an aligned model is mapped back to its own
+    basis. The folder must be empty or new. If ``reference`` is given, each tensor is compared with it.
 
     Raises:
-        ReconstructionError: If a tensor has no known place, or the transformation cannot be applied exactly.
-        InputError: If the folder is not empty, or the disk has too little space.
+        ReconstructionError: If a tensor has no known place or the transformation cannot be applied exactly.
+        InputError: If the folder is not empty or the disk has too little space.
     """
     _check(model, reconstruction)
     plan = plan_places(model)
@@ -217,7 +217,7 @@ class _Tensors:
         stream = self.stream
         if place.layer is None:
             gains = self.reconstruction.final_gain
-            # A tied head has the embedding's scale, which the gain makes up for.
+            # A tied head has the embedding's scale, for which the gain compensates.
             times = 1.0 / stream.scale if self.is_tied and self.untied is None else 1.0
         else:
             assert place.role is not None
@@ -243,7 +243,7 @@ class _Tensors:
                 order = order.argsort() if self.stream.is_inverse else order
                 source = int(order[place.expert])
                 weight = self._of_expert(place, source, name)
-            # Inverse: the place that is filled is the candidate's own number.
+            # In the inverse, the position is the candidate's own number.
             number = place.expert if self.stream.is_inverse else source
             mlp = mlps[number] if number is not None and number < len(mlps) else None
         if place.kind == "bias":
@@ -257,7 +257,7 @@ class _Tensors:
         place.put(values, mapped)
 
     def _of_expert(self, place: TensorPlace, source: int, name: str) -> torch.Tensor:
-        """Read the same weight of the expert that moves to this place."""
+        """Read the corresponding weight of the expert that moves to this position."""
         assert place.layer is not None and place.role is not None
         part = self.model.anatomy.layers[place.layer].experts[source][place.role]
         stored = self._stored(part.tensor)
@@ -277,7 +277,7 @@ class _Tensors:
 
 
 def _exact(stored: torch.dtype) -> torch.dtype:
-    """Return a dtype for computing that is more exact than the stored one."""
+    """Return a dtype for computing that is more precise than the stored one."""
     return torch.float32 if stored.itemsize <= 2 else torch.float64
 
 
@@ -353,7 +353,7 @@ def _shards(model: Model, untied: str | None) -> dict[str, list[Planned]]:
 
 
 def check_empty(folder: Path) -> None:
-    """Reject a folder to which an aligned model cannot be written.
+    """Reject a folder that already contains files.
 
     Raises:
         InputError: If the path is a file, or a folder that contains files.

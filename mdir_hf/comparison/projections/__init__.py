@@ -1,1 +1,1 @@
-"""Analyse in tiers whether each projection of each layer was kept, moved or replaced."""
+"""Analyse, in two tiers, whether each projection of each layer was kept, moved or replaced."""

@@ -1,4 +1,4 @@
-"""Analyse all layers in tiers, from residual-basis maps to the table."""
+"""Analyse the projections of all layers and build the table."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from mdir_hf.report import LayerMaps, LayerPair, LayerTable, ModuleRole, Residua
 
 @dataclass(frozen=True, eq=False)
 class LayerAnalysis:
-    """The outcome of tiers 1 and 2.
+    """The results of tiers 1 and 2.
 
     Attributes:
-        tier_one: Tier 1 under the best residual-basis map.
-        counterparts: Reference layer of each candidate layer that has an agreeing projection.
+        tier_one: Results of tier 1 under the best residual-basis map.
+        counterparts: Maps each candidate layer with an agreeing projection to its reference layer.
         log_n_tests: Natural log of the number of tests for which each p is corrected.
     """
 
@@ -60,7 +60,7 @@ class LayerAnalysis:
 
     @cached_property
     def table(self) -> LayerTable:
-        """The report's table; if there is no second witness, ``unconfirmed`` withdraws its findings."""
+        """The report's table of projections; if neurons do not agree, ``unconfirmed`` later withdraws its findings."""
         residual_map = self.tier_one.residual_map
         records = Records(self.reader, self.tier_one, self.findings, self.log_n_tests, self.experts)
         results = records.results(self.pairs)
@@ -74,7 +74,7 @@ class LayerAnalysis:
         )
 
     def layer_maps(self) -> tuple[LayerMaps, ...]:
-        """Return the maps inside pairs of layers, as arrays."""
+        """Return the maps of heads and neurons inside each pair of layers, as arrays."""
         return tuple(
             LayerMaps(
                 LayerPair(*pair),
@@ -91,17 +91,17 @@ OnPart = Callable[[str, int, int], None]
 """Callback that receives ``layers``, the number of layer pairs searched, and the maximum number."""
 
 PROBED_LAYERS = 4
-"""Number of layers that are searched at the same place if no rows of two models agree in place. Other layers are
-searched only if one of these has moved rows."""
+"""If no layers agree in place, only this many are searched for moved rows, each against the layer in the same position.
+The others are searched only if one of these has moved rows."""
 
 LEAST_SHARE_FOUND = 0.5
-"""Layers at the same place become counterparts if a search explains at least this share of a projection's rows."""
+"""Layers in the same position become counterparts if a search explains at least this share of a projection's rows."""
 
 FITTED = "the residual-basis map was fitted on the keys"
 
 
 def at_same_depth(place: int, n_reference: int, n_candidate: int) -> int:
-    """Return the reference layer at the depth of a candidate layer."""
+    """Return the reference layer at the same relative depth as a candidate layer."""
     return min(n_reference - 1, round(place * (n_reference - 1) / max(1, n_candidate - 1)))
 
 
@@ -116,8 +116,8 @@ def analyse_layers(
 ) -> LayerAnalysis | None:
     """Run tiers 1 and 2 on all layers under the residual-basis map with the most agreement.
 
-    All maps are counted as tests. ``counterparts`` maps candidate layers to known reference layers; tier 1 overrides
-    it. Return None if there are no layers or no maps.
+    All maps count as tests. ``counterparts`` maps candidate layers to known reference layers; tier 1 overrides it.
+    Return None if there are no layers or no maps.
     """
     analysis = compare_layers_in_place(
         reference, candidate, residual_maps, seed=seed, device=device, counterparts=counterparts
@@ -137,7 +137,7 @@ def compare_layers_in_place(
     device: str = "cpu",
     counterparts: Mapping[int, int] = {},
 ) -> LayerAnalysis | None:
-    """Run tier 1 alone; for arguments, see :func:`analyse_layers`."""
+    """Run only tier 1; see :func:`analyse_layers` for the arguments."""
     models = read_closely(reference), read_closely(candidate)
     if not residual_maps or not all(model.anatomy.layers for model in models):
         return None
@@ -154,9 +154,10 @@ def compare_layers_in_place(
 def describe_copies(
     reference: PlacedTensors, candidate: PlacedTensors, *, seed: int = 0, device: str = "cpu"
 ) -> LayerAnalysis | None:
-    """Run tier 1 on two models with the same residual basis, starting with layers at the same place.
+    """Run tier 1 on two models with the same residual basis, starting with layers in the same position.
 
-    Other pairs are compared only if not every layer kept its place. Return None if there are no layers to compare.
+    Other pairs of layers are compared only if some layers do not match in place. Return None if there are no layers to
+    compare.
     """
     models = read_closely(reference), read_closely(candidate)
     identity = ResidualBasisMap.identity(candidate.anatomy.hidden_size)
@@ -184,7 +185,7 @@ def add_experts(analysis: LayerAnalysis) -> None:
 def search_moved_rows(analysis: LayerAnalysis, on_part: OnPart | None = None) -> None:
     """Run tier 2 and add its findings to the analysis.
 
-    The search covers known counterparts, then layers at the same places, then counterparts found from their heads.
+    The search covers known counterparts, then layers in the same position, then counterparts recognised by their heads.
     ``on_part`` receives the number of searched layer pairs and the total.
     """
     heads = HeadSearch(analysis.reader, analysis.tier_one, analysis.log_n_tests)
@@ -196,7 +197,7 @@ def search_moved_rows(analysis: LayerAnalysis, on_part: OnPart | None = None) ->
         _search_pair(analysis, heads, neurons, (source, place))
     settled = {*analysis.counterparts, *analysis.tier_one.rivalled()}
     missing = [place for place in range(n_layers[1]) if place not in settled]
-    # A few layers tell strangers; searches of all their layers would read gates and values whole.
+    # A few layers suffice to recognise strangers; searching all layers would read whole gates and values.
     probed = spread(missing, PROBED_LAYERS)
     same_places = (*probed, *(place for place in missing if place not in probed)) if n_layers[0] == n_layers[1] else ()
     for n_done, place in enumerate(same_places):

@@ -1,4 +1,4 @@
-"""Compare sampled rows of experts in paired layers, each expert with every expert of the other model."""
+"""Compare sampled rows of experts in paired layers, each expert with every expert of the other layer."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ COLUMNS_ONLY = "the files store its rows as columns, so that each expert would h
 MLP_ROLES = (Role.GATE, Role.UP, Role.DOWN)
 
 MOST_EXPERTS = 8
-"""Maximum number of experts compared per layer. From larger mixtures, the same expert numbers are drawn in both
+"""Maximum number of experts compared per layer. In larger mixtures, experts with the same numbers are drawn in both
 models."""
 
 ROWS_OF_EXPERT = 16
-"""Number of rows read per projection and expert. A layer with eight experts needs twice the rows of a dense layer."""
+"""Number of rows read per projection and expert. A layer with eight experts needs twice as many rows as a dense layer."""
 
 LEAST_OWN_ROWS = 3
-"""An expert agrees only if more than this many of its rows have the row with the same number as their mutual best
-partner. In unrelated experts, one row does on average."""
+"""Two experts agree only if more than this many rows and the rows with the same number are each other's best match. In
+unrelated experts, one row is, on average."""
 
 
 @dataclass(frozen=True, eq=False)
 class ExpertCells:
-    """Agreement of every pair of experts in a pair of layers.
+    """Agreement between the experts of two layers, for every pair of experts.
 
     Attributes:
-        names: Chosen experts of the reference's layer and of the candidate's.
+        names: Names of the experts chosen from the reference layer and from the candidate layer.
         n_experts: Number of experts in each layer; 1 for a dense MLP.
         failures: Reasons why projections were not compared.
     """
@@ -50,17 +50,19 @@ class ExpertCells:
     failures: Mapping[Role, str]
 
     def compared(self, role: Role) -> tuple[tuple[ExpertName, ...], tuple[ExpertName, ...]]:
-        """Return the names of each layer's experts whose rows of a projection were read, in the order of the cells."""
+        """Return, for each layer, the names of the experts whose rows of a projection were read, in the order of the
+        cells.
+        """
         reference, candidate = self.cells[role].sample.places
         return tuple(self.names[0][at] for at in reference), tuple(self.names[1][at] for at in candidate)
 
     def n_unread(self, role: Role) -> tuple[int, int]:
-        """Return the number of each layer's experts whose rows of a projection were not read."""
+        """Return, for each layer, the number of experts whose rows of a projection were not read."""
         reference, candidate = self.compared(role)
         return self.n_experts[0] - len(reference), self.n_experts[1] - len(candidate)
 
     def partner(self, role: Role, column: int) -> int | None:
-        """Return the row of cells that agrees best with a column, or None."""
+        """Return the row of the reference expert that agrees best with the candidate expert in a column, or None."""
         cells, names = self.cells[role], self.compared(role)
         own, cosine = cells.agreement.own_share[:, column], np.abs(cells.agreement.cosine[:, column])
         is_own_best = own * len(cells.sample.numbers) > LEAST_OWN_ROWS
@@ -79,7 +81,7 @@ def compare_experts(
     """Compare the experts of a pair of layers; a dense MLP counts as one expert.
 
     Each cell's p is corrected for ``log_n_tests`` and for all pairs of experts. Return None if neither layer is a
-    mixture, if either has no MLP, or if both have a dense MLP besides their experts, which then represents the layer.
+    mixture or if either has no MLP. Also return None if both have a dense MLP, which then represents the layer.
     """
     models = reader.models
     layers = [model.anatomy.layers[place] for model, place in zip(models, pair, strict=True)]
@@ -110,7 +112,7 @@ def compare_experts(
 
 
 def _needs_whole_experts(view: ReadOnce, role: Role) -> bool:
-    """Whether the experts are large and their rows are stored as columns."""
+    """Return whether the experts are large and their rows are stored as columns."""
     for layer in view.anatomy.layers[:1]:
         part = layer.parts.get(role)
         if isinstance(part, WeightPart):

@@ -1,4 +1,4 @@
-"""Findings of tier 2 searches, and the parts that the searches share."""
+"""Findings of tier 2 searches, and code that the searches share."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from mdir_hf.method.row_agreement import centred_rows, flattened, log_p_fixed, s
 from mdir_hf.model.roles import Role
 
 LEAST_SHARE_OF_LIKENESS = 0.5
-"""Sampled neurons count as kept if the cosine with their partner is at least this share of the cosines' upper
-quartile."""
+"""A sampled row resembles its partner if their cosine is at least this share of the upper quartile of all such cosines."""
 
 Moved = Literal["heads", "neurons", "channels"]
 
@@ -32,10 +31,10 @@ class Finding:
     """Outcome of a search in one projection of a pair of layers.
 
     Attributes:
-        log_p: Natural log of the bound for this test alone, including its own multiplicity.
+        log_p: Natural log of the bound on p for this search alone, corrected for the choices that it makes.
         row_cosines: ``(k,)`` cosines of the sampled rows with their partners.
-        share: Share of sampled rows with a partner.
-        moved: Which rows moved; None if no row moved.
+        share: Share of sampled rows that resemble their partners.
+        moved: The kind of rows that moved; None if no row moved.
     """
 
     log_p: float
@@ -52,11 +51,12 @@ class Finding:
 
 @dataclass(eq=False)
 class FoundMaps:
-    """Maps inside one pair of layers.
+    """Maps of heads and neurons inside one pair of layers.
 
     Attributes:
         heads: ``(2, g)`` reference heads and their partners, for each projection.
-        turns: ``(g, d', d)`` maps from the reference's rows of those heads to the candidate's, for each projection.
+        turns: ``(g, d', d)`` matrices that map the reference's rows of those heads to the candidate's, for each
+            projection.
         neurons: ``(3, k)`` sampled reference neurons, their partners, and the signs of up; or None.
     """
 
@@ -67,7 +67,7 @@ class FoundMaps:
 
 @dataclass
 class Search:
-    """Base class of tier 2 searches, which compare two models under one residual-basis map.
+    """Base class for tier 2 searches, which compare two models under one residual-basis map.
 
     Each p is corrected for ``log_n_tests``.
     """
@@ -82,7 +82,7 @@ class Search:
         return self.tier_one.residual_map
 
     def is_significant(self, log_p: float) -> bool:
-        """Return whether the p of one search is remarkable after all corrections."""
+        """Return whether a search is significant at 0.1% after all corrections."""
         return log_p + self.log_n_tests < math.log(REMARKABLE)
 
     def rows(self, side: int, role: Role, place: int, numbers: IntArray) -> torch.Tensor:
@@ -98,12 +98,12 @@ def row_cosines(first: torch.Tensor, second: torch.Tensor) -> FloatArray:
 
 
 def oriented(cosines: FloatArray) -> FloatArray:
-    """Return cosines with a positive sum, since the residual-basis map may have either sign."""
+    """Flip the sign of all cosines if their sum is negative, since the residual-basis map may have either sign."""
     return -cosines if float(cosines.sum()) < 0.0 else cosines
 
 
 def is_alike(cosines: FloatArray) -> npt.NDArray[np.bool_]:
-    """Return which rows resemble their partners about as closely as the best quarter does."""
+    """Return a mask of the rows that resemble their partners about as closely as the best quarter of rows does."""
     typical = float(np.quantile(cosines, 0.75)) if len(cosines) else 0.0
     alike: npt.NDArray[np.bool_] = (cosines >= LEAST_SHARE_OF_LIKENESS * typical) & (typical > 0.0)
     return alike
@@ -115,13 +115,13 @@ def share_alike(cosines: FloatArray) -> float:
 
 
 def share_of_columns(first: torch.Tensor, second: torch.Tensor) -> float:
-    """Estimate the share of heads or neurons that are alike from paired rows of channels."""
+    """Estimate, from paired channels, the share of heads or neurons that agree; two standard errors are added."""
     share, error = share_alike_of_columns(first, second)
     return min(1.0, share + 2.0 * error)
 
 
 def log_p_in_order(first: torch.Tensor, second: torch.Tensor) -> float:
-    """Return the natural log of the bound for rows with equal numbers."""
+    """Return the natural log of the bound on p for rows paired by number."""
     factor = flattened(centred_rows(first) @ centred_rows(second).T)
     numbers = torch.stack((factor.diagonal().sum(), factor.square().sum())).double().cpu().numpy()
     return float(log_p_fixed(numbers[0], numbers[1], len(first), log_n_choices=math.log(2.0)))

@@ -1,4 +1,4 @@
-"""Map the layers using sampled rows, and choose between this map and the map of whole matrices.
+"""Map the layers from sampled rows, and choose between this map and one from whole matrices.
 
 Both maps rest on the same null hypothesis, so the same rules apply (docs/method/layers.md).
 """
@@ -40,19 +40,20 @@ from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import Role
 
 SAME_LAYER_SHARE = 0.5
-"""Two layers count as the same if at least this share of a projection's sampled rows is kept."""
+"""Two layers count as the same if at least this share of a projection's sampled rows was kept."""
 
 
 Tell = Callable[[Measurements, str], None]
-"""Callback that sends listeners a report on some measurements, with a sentence on the remaining steps."""
+"""Callback that sends listeners an interim report, with a sentence about the remaining steps."""
 
 
 def with_layer_map(
     measured: Measurements, models: tuple[PlacedTensors, PlacedTensors], watch: Watch, tell: Tell
 ) -> Measurements:
-    """Map the layers using sampled rows if the level asks for it, and whole matrices unless rows match most layers.
+    """Map the layers of two models and add the result to the measurements.
 
-    The weights are read from ``models``.
+    If the level analyses all layers, they are first mapped from sampled rows. Whole matrices follow unless the rows
+    match most layers, and always at level ``full``. Weights are read from ``models``.
 
     Raises:
         AnatomyError: If the layers of a model cannot be identified.
@@ -166,14 +167,14 @@ def map_by_rows(
     analyses = [analysis for analysis in (in_place(from_embeddings),) if analysis is not None]
     is_searched = bool(analyses) and len(analyses[0].counterparts) < n_layers
     if is_searched:
-        # Rows that moved within layers may be found after applying a map of the embeddings. A fitted one costs more.
+        # A map of the embeddings may reveal rows that moved within layers. Fitting another map costs more.
         search_moved_rows(analyses[0], question.on_part)
     if not analyses or len(analyses[0].counterparts) < n_layers:
         for attempt in tried[len(from_embeddings) :]:
             fitted = attempt.make(of_role)
             analysis = None if fitted is None else in_place((fitted,))
             analyses += [] if analysis is None else [analysis]
-    # Searches cost more than sampled rows, so they begin with the map that has shown most.
+    # Searches cost more than sampled rows, so they begin with the map that has found most.
     for analysis in sorted(analyses, key=lambda each: -each.n_found):
         if not (is_searched and analysis is analyses[0]):
             search_moved_rows(analysis, question.on_part)
@@ -198,17 +199,16 @@ def map_by_rows(
 def found_by_rows(
     analysis: LayerAnalysis, *, log_alpha: float, n_maps: int, seed: int, device: str
 ) -> LayersEvidence | None:
-    """Make a layer map from the cells of one projection; return None if there are no projections.
+    """Make a layer map from the projection with the most matches; return None if no projection was compared.
 
-    All projections and ``n_maps`` residual-basis maps are counted as tests. The projection with the most matches is
-    used; if there are several, the first.
+    All projections and ``n_maps`` residual-basis maps count as tests.
     """
     roles = [role for role in dict.fromkeys((*REPRESENTATIVES, *MAPPED_ROLES)) if role in analysis.tier_one.cells]
     if not roles:
         return None
     n_tests = n_maps * len(MAPPED_ROLES)
     maps = {role: _map(analysis, role, log_alpha=log_alpha, n_tests=n_tests) for role in roles}
-    role = max(roles, key=lambda each: len(maps[each].matches))  # the first of those with most
+    role = max(roles, key=lambda each: len(maps[each].matches))  # the first if several have the most
     return _concluded(analysis, role, maps[role], log_alpha=log_alpha, n_tests=n_tests, seed=seed, device=device)
 
 
@@ -224,8 +224,8 @@ def _map(analysis: LayerAnalysis, role: Role, *, log_alpha: float, n_tests: int)
         log_p[at] = np.minimum(log_p[at], by_heads.log_p)
     for pair, findings in analysis.findings.items():
         cell, found = cells.at(pair), findings.get(role)
-        # Rotations inside heads and searched neurons are significant between different layers of one model, too, and
-        # some between strangers after a fitted rotation. They describe a layer and carry no p of the map.
+        # Rotations inside heads and searched neurons are also significant between different layers of one model and,
+        # after a fitted rotation, sometimes between strangers. They describe a layer but do not count for the map's p.
         is_cell = found is not None and not found.is_turned and found.moved in (None, "heads")
         if cell is not None and found is not None and is_cell:
             log_p[cell] = min(log_p[cell], found.log_p)
@@ -282,7 +282,7 @@ def _concluded(
 
 
 def supports(analysis: LayerAnalysis, found: LayersEvidence, log_alpha: float) -> bool:
-    """Return whether rows show that neurons of every matched layer agree under the same map."""
+    """Return whether sampled rows show that neurons of all matched layers agree under the same residual-basis map."""
     mine, other = analysis.tier_one.residual_map, found.residual_map
     if (mine.kind, mine.fitted_on) != (other.kind, other.fitted_on):
         return False
@@ -310,7 +310,7 @@ def neurons_support(analysis: LayerAnalysis, pairs: Sequence[Pair], log_alpha: f
 
 
 def _log_p_of_placebos(reference: torch.Tensor, candidate: torch.Tensor, *, seed: int) -> float:
-    """Return the natural log of the smallest p of any cell after shuffling columns."""
+    """Return the natural log of the smallest p of any pair of layers after shuffling columns."""
     generator = torch.Generator().manual_seed(seed)
     width = min(reference.shape[2], candidate.shape[2])
     smallest = 0.0

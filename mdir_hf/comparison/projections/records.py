@@ -1,4 +1,4 @@
-"""Build the table of a report, with one line for each projection of each layer."""
+"""Build a report's table of projections, with one line for each projection of each layer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from mdir_hf.report import ComparedExpert, LayerPair, ModuleRole, Outcome, Proje
 NO_EXPERT_AGREES = "no compared expert agrees, and renumbered neurons of experts were not searched"
 
 LEAST_GAIN = 0.1
-"""If only some rows agree in place, a search or another layer must explain at least this much more of them."""
+"""If only some rows agree in place, a finding elsewhere is preferred if it explains at least this much more of the
+rows."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,24 +28,24 @@ SAMPLED_ROWS = 64
 """Number of rows that tier 1 reads per projection. A projection's cosine is then accurate to 0.01 to 0.03."""
 
 RUN = 4
-"""Number of neighbouring rows in a run, which is one byte range. Short runs reach most heads."""
+"""Number of neighbouring rows that are read as one byte range. Short runs reach most heads."""
 
 MOST_WHOLE_VALUES = 1 << 21
 """After a rotation, a projection that writes to the stream cannot be sampled by byte ranges. It is read whole if it has
 at most this many entries, and otherwise not compared."""
 
 LONG_RUNS = {role: 32 if role in (Role.Q, Role.K, Role.V) else 64 for role in PROJECTION_ROLES}
-"""Number of rows in a run if a model is fetched, because each run takes one request. Rows of q, k and v come from two
-places in different heads."""
+"""Number of neighbouring rows read together if a model is remote, because each read takes one request. Rows of q, k and
+v are read from two heads."""
 
 LOCAL_GAP_BYTES = 4096
-"""Largest gap, in bytes, between wanted rows of local files that is read rather than skipped."""
+"""Largest gap, in bytes, between sampled rows of local files that is read rather than skipped."""
 
 READS_AT_ONCE = 8
 """Number of layers read concurrently."""
 
 FETCHES_AT_ONCE = 32
-"""Number of concurrent reads, over all projections and layers, if models are fetched."""
+"""Number of concurrent reads, over all projections and layers, if models are remote."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,11 +70,11 @@ class RowSample:
 
 @dataclass
 class ProjectionReader:
-    """Reader of projection rows of two models. Rows are chosen without reading weights.
+    """Reader of projection rows from two models. Rows are chosen without reading weights.
 
     Attributes:
-        left_out: Reasons for not comparing projections, keyed by projection.
-        failures: Reasons why a projection of some layers could not be read, keyed by role.
+        left_out: Reasons for not comparing projections, keyed by role.
+        failures: Reasons why a projection could not be read in some layers, keyed by role.
         unread: Sentences about unreadable weights.
     """
 
@@ -90,16 +90,16 @@ class ProjectionReader:
 
     @property
     def is_remote(self) -> bool:
-        """Whether either model is remote, so that requests cost more than bytes."""
+        """Whether either model is remote, in which case requests cost more than bytes."""
         return any(is_remote(model) for model in self.models)
 
     def numbers(self, role: Role, n_rows: int) -> IntArray:
-        """Choose row numbers for tier 1, ascending: runs of neighbours, or all rows if there are few."""
+        """Choose row numbers for tier 1 in ascending order: groups of neighbours, or all rows if there are few."""
         run = min(LONG_RUNS[role], self.n_sampled_rows) if self.is_remote else RUN
         return chosen_numbers(n_rows, seed=self.seed, at_most=self.n_sampled_rows, run=run)
 
     def fetch_ahead(self, residual_map: ResidualBasisMap) -> None:
-        """Fetch and keep tier 1's rows of remote models, in parallel."""
+        """Fetch the rows that tier 1 needs from remote models, in parallel, and keep them."""
         if not self.is_remote or is_one_of_several_ranks():
             return
         norms: dict[tuple[int, tuple[str, ...]], tuple[int, Role, int, IntArray | None]] = {}
@@ -139,7 +139,7 @@ class ProjectionReader:
         return (numbers, numbers) if n_rows else None
 
     def places(self, side: int, role: Role) -> tuple[int, ...]:
-        """Return the positions of a model's layers with a readable projection."""
+        """Return the positions of a model's layers in which a projection is readable."""
         if role in self.left_out:
             return ()
         layers = self.models[side].anatomy.layers
@@ -152,7 +152,7 @@ class ProjectionReader:
         return inner_rows(self.models[side], place, role) or 0
 
     def n_heads(self, side: int, role: Role, place: int) -> int:
-        """Return the number of heads into which a projection's rows divide, or 1."""
+        """Return the number of heads into which a projection's rows divide, or 1 if unknown."""
         anatomy = self.models[side].anatomy
         heads = anatomy.layers[place].heads
         n_kv = heads.n_kv_heads if heads else anatomy.n_kv_heads or anatomy.n_heads
@@ -161,7 +161,7 @@ class ProjectionReader:
         return n_heads if n_heads and n_rows % n_heads == 0 else 1
 
     def sample(self, role: Role, residual_map: ResidualBasisMap) -> RowSample | None:
-        """Read tier 1's rows of a projection; return None if the models do not share it."""
+        """Read the rows of a projection that tier 1 compares; return None if they cannot be compared."""
         try:
             return self._sample(role, residual_map)
         except (AnatomyError, UnsupportedFormatError) as exc:
@@ -254,7 +254,7 @@ class ProjectionReader:
                 except MdirError as exc:
                     self.failures[role] = exc.message
                     model = self.models[side]
-                    failed = getattr(model, "failed", None)  # a norm may be what cannot be read
+                    failed = getattr(model, "failed", None)  # the unreadable tensor may be a norm
                     tensors = failed[0] if failed else model.anatomy.layers[place].parts[role].tensors
                     self.unread.append(of_unread_weight(model.label, tensors, exc.message))
                     self._unreadable.add((side, role, place))
@@ -278,14 +278,14 @@ def read_closely(model: PlacedTensors, *, keeps_rows: bool = False) -> ReadOnce:
 
 
 def chosen_numbers(n_rows: int, *, seed: int, at_most: int = SAMPLED_ROWS, run: int = RUN) -> IntArray:
-    """Choose row numbers, ascending: runs of neighbours, or all rows if there are few."""
+    """Choose row numbers in ascending order: groups of ``run`` neighbours, or all rows if there are few."""
     if n_rows <= at_most:
         return np.arange(n_rows, dtype=np.int64)
     return np.sort(sample_neurons(n_rows, at_most, run=run, seed=seed))
 
 
 def matched_channels(residual_map: ResidualBasisMap) -> tuple[IntArray, IntArray, IntArray]:
-    """Return reference channels, their partners and signs, for a map that is not a rotation."""
+    """Return the reference channels, their partners and their signs under a map that is not a rotation."""
     if residual_map.reference is None or residual_map.candidate is None or residual_map.signs is None:
         every = np.arange(residual_map.n_reference, dtype=np.int64)
         return every, every, np.ones_like(every)
@@ -295,5 +295,5 @@ def matched_channels(residual_map: ResidualBasisMap) -> tuple[IntArray, IntArray
 
 
 def carried(residual_map: ResidualBasisMap, rows: torch.Tensor) -> torch.Tensor:
-    """Carry rows ``(..., n)`` of the reference into the candidate's residual basis."""
+    """Map rows ``(..., n)`` of the reference into the candidate's residual basis."""
     return residual_map.carry_in(rows.flatten(0, -2)).reshape(*rows.shape[:-1], -1)

@@ -1,4 +1,4 @@
-"""Run tier 1: compare sampled rows of all layer pairs by number."""
+"""Run tier 1: compare sampled rows with the same number in all pairs of layers."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from mdir_hf.method.row_agreement import RowAgreement, compare_rows, share_alike
 from mdir_hf.model.roles import Role
 
 LEAST_OWN_SHARE = 0.05
-"""A cell names a counterpart only if more than this share of its rows have the row with the same number as their mutual
-best partner. In unrelated layers, 1 of 64 does on average. p alone is not enough: a slightly wrong map makes cosines of
--0.08 significant, and neighbouring layers resemble each other."""
+"""Two layers agree only if, for more than this share of the rows, a row and the row with the same number are each
+other's best match. In unrelated layers, 1 row in 64 is, on average. A small p is not enough, because a slightly wrong
+map makes cosines of -0.08 significant and neighbouring layers resemble each other."""
 
 LEAST_SHARE_OF_COSINE = 0.6
-"""A reference layer is not a counterpart if another candidate layer resembles it much more, because neighbouring layers
-may be similar. Several copies of one layer in a deeper model resemble it equally."""
+"""Two layers agree only if their cosine is at least this share of the largest cosine of any candidate layer with the
+same reference layer. Neighbouring layers may be similar, but several copies of one layer resemble it equally."""
 
 LEAST_SHARE_KEPT = 0.9
-"""A projection is kept as a whole if at least this share of its sampled rows agrees."""
+"""A projection counts as kept as a whole if at least this share of its sampled rows agrees."""
 
 Pair = tuple[int, int]
 """Positions of a reference layer and a candidate layer in ``anatomy.layers``."""
 
 N_TIERS = 3
-"""Tests per projection. After tier 1, moved rows and rotated rows may be searched for; p is corrected for all three
-tests."""
+"""Number of tests per projection, for which p is corrected: tier 1, and later searches for moved rows and for rotated
+rows."""
 
 
 @dataclass(frozen=True, eq=False)
 class RoleCells:
-    """Agreement of one projection for every pair of layers.
+    """Agreement of one projection for every pair of layers, called a cell.
 
-    Cells are corrected for ``log_n_tests``.
+    Each cell's p is corrected for ``log_n_tests``.
     """
 
     sample: RowSample
@@ -55,7 +55,7 @@ class RoleCells:
 
     @cached_property
     def is_named(self) -> npt.NDArray[np.bool_]:
-        """``(L, L')`` mask: whether rows agree according to p, numbers and cosines."""
+        """``(L, L')`` mask of the pairs of layers that agree, judging by p, row numbers and cosines."""
         agreement = self.agreement
         is_significant = self.log_p < math.log(REMARKABLE)
         agrees = is_significant & (agreement.own_share > LEAST_OWN_SHARE)
@@ -64,7 +64,9 @@ class RoleCells:
         return named
 
     def best(self, column: int) -> int | None:
-        """Return the row of the reference layer that agrees best with a candidate layer; None if none stands out."""
+        """Return the row of the reference layer that agrees best with the candidate layer in a column; None if no layer
+        stands out.
+        """
         named = np.flatnonzero(self.is_named[:, column])
         if not len(named):
             return None
@@ -83,15 +85,15 @@ class RoleCells:
         return rows.index(pair[0]), columns.index(pair[1])
 
     def is_copy_in_place(self, place: int) -> bool:
-        """Return whether a layer agrees with the layer at its place so closely that rivals do not matter."""
+        """Return whether the layers in one position agree so closely that other similar layers do not matter."""
         cell = self.at((place, place))
         return cell is not None and bool(self.is_named[cell]) and self.agreement.cosine[cell] >= COPIED_LAYER_COSINE
 
     def share_kept(self, cell: tuple[int, int]) -> float:
-        """Return the share of a cell's rows that agree with the row of the same number.
+        """Return the share of rows in a pair of layers that agree with the row with the same number.
 
-        Because noise hides partners, the whole cell counts as kept if its cosines allow that within two standard
-        errors.
+        Noise can hide a row's partner, so two standard errors are added if the share then reaches
+        :data:`LEAST_SHARE_KEPT`.
         """
         agreement = self.agreement
         own, alike = float(agreement.own_share[cell]), float(agreement.kept_share[cell])
@@ -100,7 +102,7 @@ class RoleCells:
         return min(of_rows, self._share_of_columns(cell)) if self.sample.is_of_stream else of_rows
 
     def _share_of_columns(self, cell: tuple[int, int]) -> float:
-        """Return the share of heads or neurons in place, for a matrix that writes to the stream."""
+        """Return the share of heads or neurons that kept their place, for a matrix that writes to the stream."""
         x, y = self.sample.reference[cell[0]], self.sample.candidate[cell[1]]
         width = min(x.shape[1], y.shape[1])
         share, error = share_alike_of_columns(x[:, :width], y[:, :width])
@@ -110,13 +112,13 @@ class RoleCells:
 
 RIVAL_SHARE_OF_COSINE = 0.8
 COPIED_LAYER_COSINE = 0.7
-"""Two layers whose cosine is below this are not counterparts if either has at least :data:`RIVAL_SHARE_OF_COSINE` of
-that cosine with a third layer. Neighbouring layers of one model can be that similar."""
+"""Two layers with a lower cosine are not counterparts if the cosine of either with a third layer is at least
+:data:`RIVAL_SHARE_OF_COSINE` times as large. Neighbouring layers of one model can be that similar."""
 
 
 @dataclass(frozen=True, eq=False)
 class TierOne:
-    """The outcome of tier 1 under one residual-basis map."""
+    """The results of tier 1 under one residual-basis map."""
 
     residual_map: ResidualBasisMap
     cells: Mapping[Role, RoleCells]
@@ -128,12 +130,12 @@ class TierOne:
 
     @property
     def is_negative(self) -> bool:
-        """Whether agreeing rows have opposite signs, since a map fitted on keys cannot determine the sign."""
+        """Whether agreeing rows mostly have opposite signs, since a map fitted on keys may have the wrong sign."""
         signs = [np.sign(cells.agreement.cosine[cells.is_named]).sum() for cells in self.cells.values()]
         return float(sum(signs)) < 0.0
 
     def needs_search(self, role: Role, pair: Pair) -> bool:
-        """Return whether a projection of a pair fails to agree as a whole."""
+        """Return whether a projection of a pair of layers was compared but does not agree as a whole."""
         cells = self.cells.get(role)
         cell = None if cells is None else cells.at(pair)
         if cells is None or cell is None:
@@ -151,7 +153,7 @@ class TierOne:
         }
 
     def counterparts(self) -> dict[int, int]:
-        """Return the reference layer of each candidate layer, as voted by the projections."""
+        """Return the reference layer of each candidate layer, by a vote of the projections."""
         votes: dict[int, dict[int, float]] = {}
         for cells in self.cells.values():
             for column, place in enumerate(cells.sample.places[1]):
@@ -164,10 +166,10 @@ class TierOne:
 
 
 def compare_own_places(reader: ProjectionReader, residual_map: ResidualBasisMap) -> TierOne | None:
-    """Compare only layers at the same place, for models that kept all layers in place.
+    """Compare only layers in the same position, for models that kept all layers in place.
 
-    Return None unless most projections of every layer agree as clearly as copies do. Each p is corrected for all pairs
-    of layers.
+    Return None unless most projections of every layer match as closely as copies would. Each p is corrected for all
+    pairs of layers.
     """
     places = [(reader.places(0, role), reader.places(1, role)) for role in PROJECTION_ROLES]
     if any(first != second for first, second in places):
@@ -182,7 +184,7 @@ def compare_own_places(reader: ProjectionReader, residual_map: ResidualBasisMap)
 
 
 def compare_in_place(reader: ProjectionReader, residual_maps: Sequence[ResidualBasisMap]) -> list[TierOne]:
-    """Compare sampled rows of all layers by number under each map, with p corrected for all maps.
+    """Compare sampled rows of all layers by number under each map; p is corrected for all maps.
 
     Rows are read once for all maps that are not rotations.
     """
@@ -211,7 +213,7 @@ def cells_of(
     own_places: bool = False,
     roles: Sequence[Role] = PROJECTION_ROLES,
 ) -> dict[Role, RoleCells]:
-    """Compare sampled rows of each projection under one map, with p corrected for ``log_n``."""
+    """Compare sampled rows of each projection under one map; p is corrected for ``log_n``."""
     cells: dict[Role, RoleCells] = {}
     for role in roles:
         sample = reader.sample(role, residual_map)

@@ -32,25 +32,24 @@ from mdir_hf.method.row_agreement import HeadAgreement, match_heads
 from mdir_hf.model.roles import Role
 
 MOST_ROWS = 256
-"""Maximum number of rows that a search for heads reads per projection, at the same positions in every head."""
+"""Maximum number of rows that a search for permuted heads reads per projection, at the same positions in every head."""
 
 MOST_HEAD_ROWS = 1024
-"""Maximum number of rows of a projection in which rotations of whole heads are searched for, since all rows are read.
-"""
+"""Projections with more rows are not searched for rotations of whole heads, because the search reads all rows."""
 
 SOLVED_ON_HALF = 2
-"""A map inside heads is fitted on every second channel of the stream. Cosines are taken on the others, because on the
-fitted channels they would be too large."""
+"""A map inside heads is fitted on every second channel of the stream. Cosines are computed on the other channels,
+because on the fitted ones they would be too large."""
 
 
 @dataclass(frozen=True, eq=False)
 class HeadCells:
-    """Agreement of layers in the heads of one projection, in any order.
+    """Agreement of the heads of one projection, in any order, for every pair of layers.
 
     Attributes:
         places: Positions of both models' layers.
-        log_p: ``(L, L')`` natural log of the bound for each pair alone.
-        cosine: ``(L, L')`` absolute mean cosine under the best map; 0 unless p is remarkable.
+        log_p: ``(L, L')`` natural log of the bound on p for each pair alone.
+        cosine: ``(L, L')`` absolute mean cosine under the best map; 0 unless p is significant at 0.1%.
     """
 
     places: tuple[tuple[int, ...], tuple[int, ...]]
@@ -62,7 +61,9 @@ class HeadSearch(Search):
     """Search for permuted or rotated heads."""
 
     def heads_of_layers(self, role: Role, columns: Collection[int]) -> HeadCells | None:
-        """Compare the heads of candidate layers with the heads of all reference layers, if comparable."""
+        """Compare the heads of candidate layers with the heads of all reference layers; return None if they are not
+        comparable.
+        """
         reader = self.reader
         rows, others = reader.places(0, role), tuple(at for at in reader.places(1, role) if at in columns)
         if not rows or not others or len(self._shapes(role, rows, others)) != 1:
@@ -76,7 +77,8 @@ class HeadSearch(Search):
         return HeadCells((rows, others), agreement.log_p, np.abs(cosine))
 
     def counterparts(self, role: Role, cells: HeadCells) -> dict[int, int]:
-        """Return each candidate layer's reference layer, unless another candidate layer resembles it much more."""
+        """Return each candidate layer's reference layer, unless another candidate layer resembles that one much more.
+        """
         most = cells.cosine.max(axis=1)
         in_place = self.tier_one.cells.get(role)
         if in_place is not None:
@@ -117,7 +119,7 @@ class HeadSearch(Search):
     def attention(self, pair: tuple[int, int], roles: Collection[Role], maps: FoundMaps) -> dict[Role, Finding]:
         """Look for permuted or rotated heads and add their maps to ``maps``."""
         findings: dict[Role, Finding] = {}
-        # Sampled queries may miss heads that changed places, which o shows by its columns.
+        # Sampled queries may miss moved heads, which the columns of o reveal.
         searched = {*roles, Role.Q} if Role.O in roles and Role.Q in self.tier_one.cells else {*roles}
         for role in (Role.K, Role.V, Role.Q):
             if role not in searched or not self._have_heads(role, pair):
@@ -140,7 +142,7 @@ class HeadSearch(Search):
         return all(at) and len(self._shapes(role, pair[:1], pair[1:])) == 1
 
     def _heads(self, role: Role, pair: tuple[int, int], maps: FoundMaps) -> Finding | None:
-        """Find heads in another order, with rows in order inside each head."""
+        """Find reordered heads whose rows kept their order."""
         agreement, (x, y) = self._match_heads(role, pair[:1], pair[1:])
         log_p = float(agreement.log_p[0, 0])
         if not self.is_significant(log_p):
@@ -232,7 +234,7 @@ class HeadSearch(Search):
         return Finding(log_p, cosines, share_alike(cosines), moved, is_turned=True)
 
     def _outputs(self, pair: tuple[int, int], roles: Collection[Role], maps: FoundMaps) -> Finding | None:
-        """Compare o, given the known heads of queries and rotations of values."""
+        """Compare o, using the known order of query heads and rotations of values."""
         reader, cells = self.reader, self.tier_one.cells.get(Role.O)
         if cells is None:
             return None
@@ -244,7 +246,7 @@ class HeadSearch(Search):
         if heads is None and n_heads == n_kv:
             heads = of_values
         if heads is None:
-            # Queries agree under their own numbers, or were not found: their heads did not move.
+            # Query heads agree in place or were not found, so they are taken not to have moved.
             heads = np.tile(np.arange(min(n_heads)), (2, 1))
         if of_values is None and turns is None and bool((heads[0] == heads[1]).all()):
             return None

@@ -59,7 +59,7 @@ class NeuronSearch(Search):
         return {role: replace(found, moved="channels") for role, found in findings.items()}
 
     def _neurons(self, role: Role, pair: tuple[int, int], maps: FoundMaps, *, is_signed: bool) -> Finding | None:
-        """Search for sampled neurons of the smaller layer among all neurons of the other."""
+        """Search for sampled neurons of the smaller layer among all neurons of the other layer."""
         reader = self.reader
         if not all(pair[side] in reader.places(side, role) for side in (0, 1)):
             return None
@@ -71,7 +71,7 @@ class NeuronSearch(Search):
             reader.rows_of_one(side, role, place, numbers if side == few else None) for side, place in enumerate(pair)
         ]
         rows[0] = carried(self.residual_map, rows[0])
-        # A residual-basis map that was fitted on keys may have the opposite sign of everything.
+        # A residual-basis map fitted on keys may have the wrong overall sign.
         both = [(sign, search_rows(sign * rows[few], rows[1 - few], is_signed=is_signed)) for sign in (1, -1)]
         sign, found = min(both, key=lambda each: each[1].log_p)
         log_p = min(0.0, found.log_p + math.log(len(both)))
@@ -80,12 +80,12 @@ class NeuronSearch(Search):
         sides = (numbers, found.partners) if few == 0 else (found.partners, numbers)
         cosines = row_cosines(rows[few], rows[1 - few][torch.from_numpy(found.partners)]) * found.signs * sign
         if np.mean((sides[0] != sides[1])[is_alike(cosines)]) <= LEAST_SHARE_MOVED:
-            return None  # in place, as far as they are alike: tier 1 has said so
+            return None  # similar neurons are in place, as tier 1 has found
         maps.neurons = np.stack((*sides, found.signs if is_signed else np.ones_like(found.signs)))
         return Finding(log_p, cosines, share_alike(cosines), "neurons")
 
     def _same_neurons(self, role: Role, pair: tuple[int, int], maps: FoundMaps, *, is_signed: bool) -> Finding | None:
-        """Compare another projection of neurons with known partners; up and down share a free sign."""
+        """Compare another projection of neurons with known partners; up and down of a neuron may both change sign."""
         reader = self.reader
         assert maps.neurons is not None
         if not all(pair[side] in reader.places(side, role) for side in (0, 1)):

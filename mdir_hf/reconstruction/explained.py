@@ -59,7 +59,6 @@ def explained_share(
 def _pair(
     values: torch.Tensor, place: TensorPlace, model: Model, reference: Model, reconstruction: Reconstruction
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return an aligned part and its counterpart, with only the rows and channels that have partners."""
     outer = reconstruction.stream.outer
     channels = None if outer.reference is None else outer.reference.sort().values
     if place.kind == "norm":

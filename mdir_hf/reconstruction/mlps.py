@@ -182,7 +182,6 @@ def _mlps(model: PlacedTensors, position: int, *, routed: bool | None) -> list[M
 
 
 def _likeness(x: MlpWeights, y: MlpWeights) -> float:
-    """Return the mean of the best cosines that a few neurons of ``y`` have with neurons of ``x``."""
     step = max(1, len(y.up) // N_PROBES)
     score = (unit_rows(y.up[::step]) @ unit_rows(x.up).T).abs()
     return float(score.amax(dim=1).mean())

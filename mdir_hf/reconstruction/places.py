@@ -47,7 +47,7 @@ class TensorPlace:
         kind: ``written`` rows are added to the stream, and ``kept`` parts do not change.
         layer: Position of its layer; None outside the layers.
         role: Its role; None outside the layers.
-        part: Where its weight is stored in the tensor.
+        part: Location of its weight in the tensor.
         rows: Its rows in the tensor, after transposing; None for all.
     """
 
@@ -92,7 +92,6 @@ class TensorPlace:
             base[torch.from_numpy(self.rows)] = part.to(base)
 
     def _base(self, values: torch.Tensor) -> torch.Tensor:
-        """Return a view of the matrix ``(d_out, d_in)`` that contains the part."""
         part = self.part
         if part is None or self.kind == "bias":
             return values
@@ -219,7 +218,7 @@ def _check_whole(model: Model, places: dict[str, list[TensorPlace]]) -> None:
 class StreamTransform:
     """Transformation of the residual side of every weight: channels, signs, rotation and scale.
 
-    With ``is_inverse``, it leads back to the candidate's basis.
+    With ``is_inverse``, it maps back to the candidate's basis.
     """
 
     reconstruction: Reconstruction

@@ -1,4 +1,4 @@
-"""Reconstruct the transformation from one model to another, and align the two.
+"""Reconstruct the transformation from one model to another, and align one with the other.
 
 The steps follow the paper: Algorithms 1 to 3, and the appendix "Solving All Transformations".
 """
@@ -279,9 +279,9 @@ def reconstruct(
     Args:
         reference: One model, as in :func:`mdir_hf.compare`.
         candidate: The other model.
-        report: The report of a comparison of the two models. By default, they are compared first.
+        report: A report on the two models. By default, they are compared first.
         settings: Settings of that comparison; the seed is also used for the reconstruction.
-        reading: How repositories are opened.
+        reading: Options for opening repositories.
         on_part: Called for each layer.
 
     Returns:
@@ -313,9 +313,9 @@ def align(
         reference: One model, as in :func:`mdir_hf.compare`.
         candidate: The other model.
         output: Folder for the aligned model, which must be empty or new.
-        report: The report of a comparison of the two models. By default, they are compared first.
+        report: A report on the two models. By default, they are compared first.
         settings: Settings of that comparison.
-        reading: How repositories are opened.
+        reading: Options for opening repositories.
         on_part: Called after each layer and each written tensor.
 
     Returns:
@@ -348,7 +348,6 @@ def _compared(
     reading: Reading,
     ledger: IoLedger,
 ) -> tuple[tuple[Model, Model], HomologyReport]:
-    """Open two models, and compare them unless a report is given."""
     first, second = open_both(named(reference, {}), named(candidate, {}), reading, ledger, settings.level)
     if report is None:
         watch = Watch(ledger, Listeners(progress=False), from_start=True)

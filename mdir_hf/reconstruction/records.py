@@ -78,7 +78,7 @@ class AttentionMap:
         q_reference: Matched query heads, group by group.
         n_kv_heads: Number of the candidate's key-value heads.
         n_heads: Number of the candidate's query heads.
-        values: H of each key-value head, with ``V' = H V`` and ``O' = O H^-1``; None if V or O is missing.
+        values: Matrix H of each key-value head, with ``V' = H V`` and ``O' = O H^-1``; None if V or O is missing.
         keys: The same for K and Q; plane rotations if the model uses rotary positions.
         layouts: How rotary rows are paired in the two models; None if there are no rotary positions.
         rotary_dim: Number of rotated rows per head; None for all.
@@ -149,7 +149,6 @@ class AttentionMap:
         return RowMap(self._q_order, h_t.repeat_interleave(self.n_heads // self.n_kv_heads, dim=0))
 
     def _inverse(self, blocks: BlockMap | None) -> torch.Tensor | None:
-        """Return H^-1 for each key-value head in its new position, with the identity for unmatched heads."""
         if blocks is None or blocks.matrices is None:
             return None
         d = blocks.matrices.shape[1]
@@ -160,7 +159,7 @@ class AttentionMap:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MlpMap:
-    """Map of the neurons of one MLP or expert; ``n_neurons`` is the candidate's number of neurons."""
+    """Map of the neurons of one MLP or expert; ``n_neurons`` is the candidate's."""
 
     neurons: NeuronMap
     n_neurons: int
@@ -232,7 +231,6 @@ class ReconstructedLayer:
     Attributes:
         reference: Position of the partner, counted from 0, or None.
         candidate: Position of the layer itself.
-        mlp: Map of the neurons of a dense MLP.
         gains: Gains of the norms before its projections, keyed by role.
         residuals: ``|W_aligned - W|_F / |W_aligned|_F`` over matched rows of each projection, keyed by role, with gains
             folded in.
@@ -253,12 +251,10 @@ class Reconstruction:
 
     Attributes:
         reference: Label of the reference.
-        candidate: Label of the candidate.
         stream: The map of the residual channels, U, and its scale.
         layers: All layers of the candidate, in order.
         final_gain: Gains of the norm before the head.
         residuals: Relative residuals of the embedding and of the head.
-        version: Version of this package.
     """
 
     reference: str

@@ -160,7 +160,7 @@ def _products_of_tokens(
 
 
 def _stream_of_layers(reference: PlacedTensors, candidate: PlacedTensors, *, seed: int, keeps_mean: bool) -> StreamMap:
-    """Try the identity and a map fitted on keys, and refine the one that gives more similar values."""
+    """Try the identity and a map fitted on keys, and refine the one under which value rows are more similar."""
     widths = (reference.anatomy.hidden_size, candidate.anatomy.hidden_size)
     tried = [ResidualBasisMap.identity(widths[0])] if widths[0] == widths[1] else []
     if all(layers_with(model, FITTED_ROLE) for model in (reference, candidate)):

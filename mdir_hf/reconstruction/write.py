@@ -1,4 +1,4 @@
-"""Write the candidate in the reference's basis, or an aligned model back in its own.
+"""Write the candidate in the reference's basis, or an aligned model in its original basis.
 
 One tensor is in memory at a time. An unknown tensor raises an error before anything is written.
 """
@@ -115,7 +115,6 @@ def write_model(
 
 
 def _check(model: Model, reconstruction: Reconstruction) -> None:
-    """Raise an error if no transformation of single weights can align the model."""
     outer = reconstruction.stream.outer
     label = model.label
     quantization = model.tensors.description.quantization

@@ -86,7 +86,7 @@ class CheckerOptions(ModelOptions, ReadingOptions, SettingsOptions, total=False)
 
 
 class CandidateOptions(ModelOptions, SettingsOptions, ListenersOptions, total=False):
-    """Keyword arguments of :meth:`HomologyChecker.compare`; ``token`` defaults to the reference's token."""
+    """Keyword arguments of :meth:`HomologyChecker.compare`; ``token`` defaults to the reference's."""
 
     token: str | bool | None
 
@@ -171,7 +171,7 @@ def compare(
             variant for one model, pass a :class:`~mdir_hf.NamedModel`.
         candidate: The other model.
         settings: Level, significance threshold and other options of the comparison.
-        reading: How repositories are opened.
+        reading: Options for opening repositories.
         listeners: Callbacks that receive progress.
         options: Any field of :class:`Settings`, :class:`Reading` and :class:`Listeners`, such as ``level="layers"``,
             ``token=…`` or ``progress=False``.
@@ -246,7 +246,7 @@ class HomologyChecker:
         Args:
             reference: The model, as in :func:`compare`.
             settings: Default settings for all comparisons.
-            reading: How repositories are opened.
+            reading: Options for opening repositories.
             options: Any field of :class:`Settings`, :class:`Reading` and :class:`NamedModel`, such as ``alpha=1e-6``,
                 ``token=…``, ``revision=…`` or ``tokenizer=…``.
 
@@ -282,7 +282,7 @@ class HomologyChecker:
             The report. Its ``io`` counts this comparison and, if it is the first, the opening of the reference.
 
         Raises:
-            MdirError: If an argument is invalid or the files cannot be read. "Cannot tell" is a verdict, not an error.
+            MdirError: If an argument is invalid or the files cannot be read.
         """
         check_keywords(options, CandidateOptions)
         settings = changed(settings or self.settings, options)

@@ -292,7 +292,7 @@ def off_match_layers(layers: LayersResult) -> str:
 
 
 def rotation_not_supported(layers: LayersResult) -> str:
-    """Explain that layers agree only after a fitted rotation, which shared features can cause."""
+    """Explain that layers agree only after a fitted rotation, as layers of unrelated models may."""
     return (
         f"Layers agree only after a rotation fitted on the {layers.fitted_on}. Not every analysed layer passes a "
         "test that none of the small unrelated models passed (head subspaces, frequencies, neurons)."

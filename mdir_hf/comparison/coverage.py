@@ -212,7 +212,6 @@ def _experts(read: ReadOfModel) -> Treated:
 
 
 def _as_its_owner(part: ModelPart, owner: Treated) -> Treated:
-    """Treat storage and vectors like the weights to which they belong."""
     treatment, reason = owner
     if treatment is Treatment.NOT_COMPARED:
         return treatment, reason

@@ -1,8 +1,4 @@
-"""Apply the verdict rules, which docs/method/verdicts.md explains.
-
-If the models have layers, a homologous verdict requires evidence from those layers: neurons that agree in gate and up,
-and separately in down. Embeddings and layer maps only suggest a relation and provide p.
-"""
+"""Apply the verdict rules, which docs/method/verdicts.md explains."""
 
 from __future__ import annotations
 
@@ -38,7 +34,7 @@ simulations, unrelated models of width 64 reach 0.63."""
 
 TRUSTED_OFF_MATCH_SHARE = 0.05
 """A match with at most this many off-match hits per matched channel is accepted, too. Unrelated models have at least
-0.15 per channel; relatives have hardly any, unless they drifted along the axes. Both limits were chosen in simulations
+0.15; relatives have hardly any, unless they drifted along the axes. Both limits were chosen in simulations
 (docs/LOG.md, 2026-11-20, -22)."""
 
 VISIBLE_HIT = 0.5
@@ -52,15 +48,15 @@ MAX_OFF_MATCH_SHARE = 0.1
 """If more than this share of the layer pairs outside the map is significant, the map's p is disregarded."""
 
 LEAST_CERTAIN_SHARE_OF_CHANNELS = 0.5
-"""Channels of an unrelated model can be renumbered so that slightly similar channels get the same number. The p of
-channel numbers is therefore used only if neurons agree, too. In addition, at least this share of the channels must be
-matched in order and individually significant, unless the match is strong or clean. In real unrelated models with
-renumbered channels, the share is 0 to 5% (``benchmarks/real/arranged.py``)."""
+"""Channels of an unrelated model can be renumbered so that slightly similar channels get the same number. Their p is
+therefore used only if neurons agree, too. In addition, the match must be strong or clean, or at least this share of the
+channels must be matched in order and individually significant. In real unrelated models with renumbered channels, the
+share is 0 to 5% (``benchmarks/real/arranged.py``)."""
 
 N_BOUNDS = 4
-"""Maximum number of bounds on p for one verdict. The report states the smallest, multiplied by this number. The bounds
-come from the channel numbers of either matrix, the neuron numbers (in the layers, or else in other parts, corrected for
-the number of parts), and the layer map."""
+"""Maximum number of bounds on p. The report states the smallest, multiplied by this number. Bounds come from the
+channel numbers of either matrix, the neuron numbers (in the layers, or else in other parts, corrected for the number of
+parts), and the layer map."""
 
 SURE_TESTS = ("subspaces", "frequencies", "neurons")
 """Layer tests that, after a fitted rotation, were never significant for small unrelated models trained on the same
@@ -68,8 +64,8 @@ text. In real unrelated models, neurons in the last layers are significant, so a
 half of the layers."""
 
 LEAST_NOISE = 1.0
-"""Agreement on a few axes is disregarded if no layer is significant although copies with this much noise, relative to
-the weights, would be. Models trained independently with the same recipe share some axes
+"""Agreement on a few axes is disregarded if the layers do not agree and their test would detect copies with this much
+noise, relative to the weights. Models trained independently with the same recipe share some axes
 (benchmarks/results/pages/real-models.md): in Qwen2.5-Coder-0.5B-Instruct and -1.5B-Instruct, 6 of 256 channels are
 individually significant, but no layer is."""
 
@@ -94,7 +90,6 @@ def is_numbered_alike(matrix: MatrixResult, log10_alpha: float) -> bool:
 
 
 def _is_strong_or_clean(matrix: MatrixResult) -> bool:
-    """Return whether a match is strong or has hardly any off-match hits."""
     n = min(matrix.widths)
     would_show = VISIBLE_HIT**2 * n / 2.0 > math.log(2.0 * n * n / CHANNEL_ALPHA)
     is_clean = (
@@ -199,10 +194,10 @@ class Evidence:
 def decide(evidence: Evidence) -> Decision:
     """Apply the verdict rules (docs/method/verdicts.md).
 
-    The verdict is homologous if neurons in layers, experts or other parts of the language models match on an
-    unpredictable sample. For models without layers, copied rows of a matrix are sufficient. The verdict is inconclusive
-    if only matrices or layer maps agree, if even an exact copy would not have been significant, or if layers could not
-    be compared.
+    The verdict is homologous if neurons in layers, experts or other parts of the language models agree in gate, up and
+    down, on an unpredictable sample. For models without layers, copied rows of a matrix are sufficient. The verdict is
+    inconclusive if only matrices or layer maps agree, if even an exact copy would not have been significant, or if
+    layers could not be compared.
     """
     alpha, level, log10_alpha = evidence.alpha, evidence.level, math.log10(evidence.alpha)
     matrices, layers, neurons = evidence.matrices, evidence.layers, evidence.neurons
@@ -260,7 +255,6 @@ def decide(evidence: Evidence) -> Decision:
 
 
 def _homologous(evidence: Evidence, log10_alpha: float, *, accepts_layers: bool, doubts: tuple[str, ...]) -> Decision:
-    """Return a homologous verdict with the strongest bound on p, if there is one."""
     neurons, layers = evidence.neurons, evidence.layers
     bounds: list[tuple[float, Assumption]] = [
         (matrix.numbering.log10_p, Assumption.NUMBERING)
@@ -314,8 +308,8 @@ def layers_support(modules: Sequence[tuple[int, int, ModuleEvidence]], residual_
     """Return whether the analysed layers support a layer map.
 
     A rotation fitted on tokens also aligns features that unrelated models share. After a rotation, every layer must
-    therefore be significant in a test that shared features do not affect. ``modules`` contains (reference layer,
-    candidate layer, evidence), and ``log_alpha`` is the log of the level for all layers together.
+    therefore be significant in a test that shared features do not affect. ``log_alpha`` is the log of the level for all
+    layers together.
     """
     if residual_map != "rotation":
         return True
@@ -343,5 +337,4 @@ def could_settle(matrix: MatrixResult, alpha: float) -> bool:
 
 
 def _doubts_of_matrix(matrix: MatrixResult) -> tuple[str, ...]:
-    """Explain why a significant match of two matrices is not accepted."""
     return (caveats.RE_PAIRED_AGREE if _re_paired_is_significant(matrix) else caveats.weak_match_on_axes(matrix),)

@@ -26,13 +26,13 @@ from mdir_hf.model.roles import Role, WeightPart
 from mdir_hf.report import DirectionFact, FactKind, ModelSummary, fact_side
 
 ROWS = 64
-"""Number of rows of a matrix that are checked for rounding; they take 0.5 MB per model at width 4096."""
+"""Number of rows of a matrix that are checked for rounding, 0.5 MB per model at width 4096."""
 
 ROWS_IN_SAME_FORM = 16
 """Number of rows checked if both models use the same format, since a quantised model may be saved in 16 bits again."""
 
 COPIED_ROWS = 8
-"""Number of rows per layer that are checked for copies; they take 2 MB for a model with 32 layers of width 4096."""
+"""Number of rows per layer that are checked for copies, 2 MB for a model with 32 layers of width 4096."""
 
 OLD_BLOCKS, OLD_BLOCK_ROWS = 16, 16
 """Number of blocks, and of neighbouring rows per block, from which the mean row of the old tokens is estimated."""
@@ -71,10 +71,7 @@ def _adapters(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
 
 
 def _roundings(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
-    """Check the embedding and a middle layer for rounding.
-
-    If both models are stored in the same format, only a few rows of the layer are checked.
-    """
+    """Check the embedding and a middle layer for rounding."""
     is_same_form = _form(reference) == _form(candidate)
     sides = {"reference": reference, "candidate": candidate}
     n_rows = ROWS_IN_SAME_FORM if is_same_form else ROWS

@@ -84,10 +84,7 @@ def noise_of_plan(plan: ReadPlan, alpha: float) -> float:
 
 
 def with_noise(plan: ReadPlan, reference: PlacedTensors, candidate: PlacedTensors, alpha: float) -> ReadPlan:
-    """Add to a plan the strongest noise at which the matrices and the layers would reveal a copy.
-
-    This reads the header of the shard that contains the first layer.
-    """
+    """Add to a plan the strongest noise at which the matrices and the layers would reveal a copy."""
     plan, level = replace(plan, excluded_noise=noise_of_plan(plan, alpha)), plan.level
     if not level.may_read_layers:
         return plan

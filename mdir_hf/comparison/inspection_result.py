@@ -52,7 +52,7 @@ class LayerGroup:
     """Layers with the same roles.
 
     Attributes:
-        layers: Layer numbers, in the order in which a token passes through them.
+        layers: Layer numbers, in the order of the forward pass.
         names: Layer numbers as text, prefixed with the stack's name in looped models (``core_block.1``).
         expert_roles: Roles that at least one expert has.
         missing: Roles that these layers should have but lack.
@@ -116,7 +116,6 @@ class Inspection:
         rope: How RoPE pairs the rows of a head.
         unembedding: The output head, if it has its own tensor.
         vocabulary: The tokenizer, or None if unavailable; a note then gives the reason.
-        unplaced: Layer tensors that have no role.
     """
 
     model: ModelSummary
@@ -148,7 +147,7 @@ class Inspection:
 
 
 def lines_of(inspection: Inspection) -> Iterator[str]:
-    """Yield the lines of the text form."""
+    """Yield the lines of an inspection's text form."""
     model = inspection.model
     at = "" if model.commit is None else f"@{model.commit[:7]}"
     layers = f", {_counted(model.layers, 'layer')}" if model.layers else ""

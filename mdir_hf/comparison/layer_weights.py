@@ -26,16 +26,14 @@ READS_AT_ONCE = 8
 """Number of layers read concurrently."""
 
 KEPT_BYTES = 160 << 20
-"""Maximum bytes of one model's weights of one role that are kept for later maps. V of eight layers of Llama-3.1-8B
-fits, in float32."""
+"""Maximum bytes kept in memory per model and role. V of eight layers of Llama-3.1-8B fits, in float32."""
 
 STORED_BYTES = 4
 """Upper bound on the bytes per cached weight. Most models use two."""
 
 STANDS_IN = {Role.V: Role.SSM_IN}
 """Fallback for V in layers without attention: the input projection of the state-space mixer. One map can thus cover all
-layers of a hybrid model. V never matches a mixer input significantly, so each layer is matched with layers of the same
-kind."""
+layers of a hybrid model, since V never matches a mixer input significantly."""
 
 
 def n_neurons(model: PlacedTensors) -> int:

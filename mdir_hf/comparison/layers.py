@@ -51,11 +51,10 @@ TOO_MANY_ROWS = 8192
 Projections of latent attention have up to 16384 rows."""
 
 NARROWEST: tuple[Projection, ...] = ("k", "v", "q", "o")
-"""Attention projections, narrowest first. Keys and values have no more rows than queries."""
+"""Attention projections, narrowest first."""
 
 MANY_NEURONS = 2048
-"""Like :data:`MANY_ROWS`, but for MLPs, whose three matrices are tested as one. MLPs always have more rows than
-attention."""
+"""Like :data:`MANY_ROWS`, but for MLPs, whose three matrices are tested as one."""
 
 MLP: tuple[Projection, ...] = ("gate", "up", "down")
 
@@ -208,7 +207,7 @@ class LayerQuestion:
     _readers: dict[Role, tuple[RoleReader, RoleReader]] = field(default_factory=dict, init=False)
 
     def between(self, reference: PlacedTensors, candidate: PlacedTensors) -> LayerQuestion:
-        """Return a copy with other models."""
+        """Return a copy of the question with other models."""
         return replace(self, reference=reference, candidate=candidate)
 
     def is_in_both(self, role: Role) -> bool:
@@ -229,7 +228,7 @@ class LayerQuestion:
     def maps(
         self, residual_maps: Sequence[ResidualBasisMap], role: Role, *, is_screened: bool = False
     ) -> list[LayersEvidence]:
-        """Map the layers by one role under each residual-basis map, reading each layer only once."""
+        """Map the layers once per residual-basis map, using matrices of one role and reading each layer only once."""
         readers = self.readers(role)
         is_open = [True] * len(residual_maps)
         if not (is_screened or self.settings.level.tests_whole_layers):
@@ -254,7 +253,6 @@ class LayerQuestion:
         ]
 
     def _silent(self, readers: tuple[RoleReader, RoleReader]) -> LayerMap:
-        """Return a map with p = 1 everywhere, for layers that are not worth reading whole."""
         return silent_map(*(len(reader.positions) for reader in readers), n_tests=self.n_maps)
 
     def _evidence(self, residual_map: ResidualBasisMap, role: Role, layer_map: LayerMap) -> LayersEvidence:

@@ -58,7 +58,7 @@ class Measurements:
     Attributes:
         is_sample_fresh: Whether ``sample_seed`` was drawn from system entropy after both models were open.
         neuron_samples: Samples of gate and up from the last comparison of neurons by number.
-        nominating_samples: Samples of up from every layer, by which pairs of layers were nominated.
+        nominating_samples: Samples of up from every layer.
         n_looks: Maximum number of looks at a pair of matrices.
         layers_are_unreadable: Whether most of the layers to compare could not be read.
         parts: Compared pairs of other stacks and of expert sets.
@@ -162,7 +162,7 @@ class Measurements:
         if self.files_are_equal:
             return 1
         of_layers = 0 if self.layers is None else self.layers.n_tests
-        of_layers *= 2 if self.settings.level.analyses_all_layers else 1  # a map of sampled rows and a map of whole matrices
+        of_layers *= 2 if self.settings.level.analyses_all_layers else 1  # sampled rows, then whole matrices
         return max(1, self.n_tests_of_matrices + of_layers)
 
     @property
@@ -227,7 +227,7 @@ def _shows_rotation(layers: LayersResult) -> bool:
 
 
 def _table_of(measured: Measurements) -> LayerTable | None:
-    """Return the table of projections; it mentions copies only if there is a second witness."""
+    """Return the projection table, which mentions copies only if neurons agree."""
     if measured.projections is None:
         return None
     table = replace(measured.projections.table, tested_layers=measured.settings.layers)

@@ -48,7 +48,7 @@ def trace_experts(
     *,
     log_alpha: float,
 ) -> ExpertOrigins | None:
-    """Map each expert in a candidate layer to the expert of the reference layer that it came from.
+    """Map each expert in a candidate layer to the reference expert it came from.
 
     A dense layer counts as one expert. ``layer`` contains both positions in ``anatomy.layers``. Return None if either
     layer has no MLP. All reference experts and one candidate expert are in memory at once.

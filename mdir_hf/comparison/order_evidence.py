@@ -21,8 +21,7 @@ ROUNDED_SHARE = 0.99
 explain the rest."""
 
 GROUPS = (0, 128, 64, 32)
-"""Group sizes of common quantisers, as numbers of neighbouring entries in a row that share their levels; 0 means a
-whole row."""
+"""Group sizes of common quantisers: numbers of neighbouring entries that share a set of levels. 0 means a whole row."""
 
 LEVELS_PER_ENTRY = 0.5
 """A group counts as quantised if it has at most this many distinct values per entry."""
@@ -34,7 +33,7 @@ coarser model then contains enough levels to distinguish rounding from drift."""
 FLOATS = (torch.bfloat16, torch.float16)
 
 SIGNIFICANT_BITS = {torch.float8_e5m2: 3, torch.float8_e4m3fn: 4}
-"""Number of significant bits, including the leading bit, of float formats that are stored with a scale, coarsest first."""
+"""Number of significant bits, including the leading bit, of float formats stored with a scale, coarsest first."""
 
 FEWEST_SIGNIFICANDS = 0.75
 """A matrix counts as scaled floats only if it contains at least this share of the format's significands. Evenly spaced
@@ -48,9 +47,10 @@ ROUNDING_OF_SCALES = 1e-4
 they are off by 1e-2, so the matrix counts as BF16."""
 
 UNIFORM, FLATNESS = (0.03, 0.13), 2.5
-"""Bounds on the spread of the finer model's numbers around a level, in a cell of width 1: on the mean square distance,
-and on the fourth moment divided by its square. Numbers before rounding lie anywhere in the cell, which gives about 1/12
-and 1.8. Numbers that drifted away from a level lie close to it or are normally distributed, which gives a ratio of 3.
+"""Bounds on two statistics of the finer model's numbers around a level, in cells of width 1: the mean square distance,
+and the fourth moment divided by the square of that. Before rounding, numbers lie anywhere in a cell, which gives about
+1/12 and 1.8. Numbers that drifted from a level lie close to it or are normally distributed, which gives 3 for the
+ratio.
 """
 
 COPIED_COSINE = 0.3
@@ -58,7 +58,7 @@ COPIED_COSINE = 0.3
 below 0.05."""
 
 MEAN_ROW_SHARE = 0.1
-"""New rows count as the mean of the old rows if their distance from it is at most this share of the old rows' distance."""
+"""New rows are at the mean of the old rows if their distance from it is at most this share of an old row's distance."""
 
 FEWEST_ROWS = 8
 """Minimum number of new rows, and of old rows, for a test."""
@@ -151,8 +151,7 @@ def grown_vocabulary(
 
 
 UNTRAINED_SPREAD = 0.02
-"""Maximum spread of rows that were added at the mean and never trained, divided by the old rows' distance from the
-mean."""
+"""Maximum spread of rows added at the mean and never trained, divided by the old rows' distance from the mean."""
 
 
 def rows_at_mean(old_rows: torch.Tensor, new_rows: torch.Tensor) -> bool:
@@ -269,13 +268,12 @@ def _float_units(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
 
 
 def _significands(values: torch.Tensor, n_bits: int) -> torch.Tensor:
-    """Scale nonzero values by powers of two to ``n_bits`` integer bits, such as 8 to below 16 for four."""
+    """Scale nonzero values by powers of two so that their absolute values have ``n_bits`` integer bits."""
     leading: torch.Tensor = torch.frexp(values).mantissa * 2**n_bits
     return leading
 
 
 def _share_of_scaled_floats(fine: torch.Tensor, coarse: torch.Tensor, dtype: torch.dtype) -> float:
-    """Return the share of coarse entries, excluding subnormals, that rounding to scaled floats reproduces."""
     units = _float_units(coarse, dtype)
     if units is None:
         return 0.0

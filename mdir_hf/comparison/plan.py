@@ -62,7 +62,7 @@ embedding of Llama-3.1-8B takes 1.05 GB, whereas comparing the layers of two suc
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """The planned reads of a comparison, beginning with one pair of matrices.
+    """Planned reads of a comparison: one pair of matrices in detail, and bounds on the total.
 
     Attributes:
         look_rows: Number of rows in each look of the screen, doubling each time.
@@ -338,7 +338,6 @@ def plan_matrix(
 
 
 def _neuron_bytes(model: Comparable) -> int:
-    """Estimate the bytes of the first neurons to compare; 0 if there are none."""
     try:
         return planned_n_bytes(model)
     except (AnatomyError, UnsupportedFormatError):

@@ -36,7 +36,7 @@ SEARCHES = 3
 def bytes_of_looks(
     common: CommonVocabulary, sampler: RowSampler, row_n_bytes: Sequence[int], look_rows: Sequence[int]
 ) -> int:
-    """Return the number of bytes read by successive looks at two matrices, including gaps between rows."""
+    """Return the bytes read by successive looks at two matrices, including gaps between rows."""
     n_bytes, taken = 0, np.zeros(0, dtype=np.int64)
     for n_rows in look_rows:
         positions = sampler.take(n_rows)
@@ -49,7 +49,7 @@ def bytes_of_looks(
 
 
 def bytes_of_blocks(sides: Sequence[IntArray], row_n_bytes: Sequence[int], block_rows: int) -> int:
-    """Return the number of bytes read if rows are read in blocks, including all rows in between."""
+    """Return the bytes read if rows are read in blocks, including all rows in between."""
     n_bytes = 0
     for rows, row_bytes in zip(sides, row_n_bytes, strict=True):
         for start in range(0, len(rows), block_rows):
@@ -70,8 +70,7 @@ def bytes_of_layer_map(models: Sequence[Comparable], roles: Sequence[Role]) -> i
 
 
 def bytes_of_neurons(model: PlacedTensors, *, every: bool) -> int:
-    """Return the maximum bytes read by all looks at a model's neurons, which cover four layers unless ``every`` is set.
-    """
+    """Bound the bytes of all looks at a model's neurons, which cover four layers unless ``every`` is set."""
     try:
         n_layers, sampled, matrix = len(neuron_layers(model)), planned_n_bytes(model), bytes_of_down(model)
     except (AnatomyError, UnsupportedFormatError):
@@ -79,7 +78,7 @@ def bytes_of_neurons(model: PlacedTensors, *, every: bool) -> int:
     n_sampled = min(n_layers, FEW_LAYERS)
     if not sampled or not n_sampled:
         return 0
-    # A look at a layer reads a sample of gate and up, a few channels of down, then all of down; more neurons if in doubt.
+    # A look reads a sample of gate and up, a few channels of down, then all of down; more neurons if in doubt.
     sampled, matrix = sampled // n_sampled, max(matrix, sampled // 2) // n_sampled
     few = min(matrix, sampled + DOWN_CHANNELS * LARGEST_GAP_BYTES)
     more = sampled * STRENGTHS_READ // FITTED_ROWS

@@ -38,8 +38,8 @@ MOST_NOT_FINITE = 64
 """Maximum number of rows of one matrix that may contain NaN or infinity."""
 
 BLOCKS_A_READ = 2
-"""Number of blocks of a matrix product whose rows are read together. Two blocks halve the number of requests and need
-less memory than the subsequent SVD."""
+"""Number of matrix-product blocks per read. Two halve the number of requests and need less memory than the subsequent
+SVD."""
 
 IntArray = npt.NDArray[np.int64]
 
@@ -224,7 +224,7 @@ class ReadOnce:
         self._failed_roles: Counter[Role] = Counter()
 
     def with_alike(self, tensors: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the tensors and, for each role that failed before, its tensors in all layers."""
+        """Return the given tensors and, for each role that failed before, the role's tensors in all layers."""
         failed = set(tensors)
         roles = {
             role for layer in self.anatomy.layers for role, part in layer.parts.items() if failed & set(part.tensors)
@@ -316,7 +316,6 @@ class SharedTensors:
 
     @cached_property
     def _shared(self) -> frozenset[str]:
-        """Names of matrices whose columns belong to several roles."""
         places = Counter(
             part.tensor
             for layer in self._anatomy.layers

@@ -1,4 +1,4 @@
-"""Map the layers that lack a layer map's matrix, using another projection.
+"""Use another projection to map layers that lack the layer map's matrix.
 
 For example, layers that reuse another layer's keys and values (Gemma 3n and 4) have no V.
 """
@@ -82,7 +82,6 @@ def _without(model: PlacedTensors, positions: Positions) -> set[int]:
 
 
 def _other_role(models: tuple[PlacedTensors, ...], sides: tuple[Positions, ...], role: Role) -> Role | None:
-    """Return the role of the narrowest matrix that most remaining layers have."""
     candidates: list[tuple[int, int, Role]] = []
     for other_role in OTHER_ROLES:
         having = [

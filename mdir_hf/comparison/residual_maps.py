@@ -21,8 +21,8 @@ from mdir_hf.model.comparable import PlacedTensors, numbers_are_free
 from mdir_hf.model.roles import Role
 
 FITTED_ROLE = Role.K
-"""Role on whose rows a map can be fitted instead of on token rows. Keys have few rows, rotary positions fix their
-order, and V remains available for the test."""
+"""Maps can be fitted to key rows instead of token rows: keys have few rows, rotary positions fix their order, and V
+remains available for the test."""
 
 FITTED_ON = "keys of the layers"
 
@@ -140,7 +140,7 @@ def _paired_rows(keys: tuple[RoleReader, RoleReader], seed: int) -> Iterator[tup
 
 
 def _plane_layout(model: PlacedTensors, position: int) -> PlanePairing | None:
-    """Return how a layer's rows are paired into rotary planes, or None if not all rows are."""
+    """Return how a layer's rows are paired into rotary planes, or None if some rows are not paired."""
     anatomy, layer = model.anatomy, model.anatomy.layers[position]
     if layer.heads is None and anatomy.n_heads is None:
         return None

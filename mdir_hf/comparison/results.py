@@ -93,9 +93,7 @@ class LayersEvidence:
 
 
 def layers_result(evidence: LayersEvidence, alpha: float, *, log_cost: float = 0.0) -> LayersResult:
-    """Return the result for the layers; ``log_cost`` is the natural log of the factor that corrects p for earlier
-    looks.
-    """
+    """Return the layers' result; ``log_cost`` is the natural log of the factor that corrects p for earlier looks."""
     layer_map, (reference, candidate) = evidence.layer_map, evidence.positions
     residual_map = evidence.residual_map
     return LayersResult(

@@ -1,6 +1,4 @@
-"""Choose the layers to map and the matrix that represents them, and decide whether sampled rows justify reading wide
-matrices.
-"""
+"""Choose the layers to map and their matrix, and decide whether sampled rows justify reading wide matrices."""
 
 from __future__ import annotations
 
@@ -29,8 +27,8 @@ LAST: tuple[Role, ...] = (Role.UP, Role.Q, Role.O, Role.GATE, Role.DOWN)
 together, so that each layer is read only once. Except for up, they are tried only at level ``full``."""
 
 SPREAD_LAYERS = 8
-"""Number of layers of the shallower model to map, unless the level requires all layers. In related models, each of
-these layers has a partner in the deeper model, so a few layers spread over the depth are enough."""
+"""Number of layers of the shallower model to map, unless the level requires all layers. In related models, each has a
+partner in the deeper model, so a few layers spread over the depth are enough."""
 
 MANY_CHANNELS, MANY_MLP_CHANNELS = 2048, 1024
 """Matrices with more rows than this are screened using sampled rows before they are read whole. The limit is lower for
@@ -46,8 +44,7 @@ RUN_NEURONS = 8
 def representatives(reference: PlacedTensors, candidate: PlacedTensors, *, every: bool = False) -> tuple[Role, ...]:
     """Return the roles that can represent a layer in both models, in the order to try them.
 
-    Roles that more layers have come first, except for roles in :data:`LAST`, most of which are included only if
-    ``every`` is set.
+    Roles that occur in more layers come first. Roles in :data:`LAST` follow, most of them only if ``every`` is set.
     """
 
     def left_out(role: Role) -> float:
@@ -142,7 +139,6 @@ def worth_reading(
 
 
 def _carried(residual_map: ResidualBasisMap, rows: torch.Tensor) -> torch.Tensor:
-    """Map sampled rows ``(L, k, n)`` into the other model's residual basis, and scale them to unit length."""
     return unit_rows(residual_map.carry_in(rows.flatten(0, 1))).view(*rows.shape[:2], -1)
 
 

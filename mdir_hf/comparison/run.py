@@ -99,7 +99,6 @@ def compare_models(
 
 
 def _witness(reference: Comparable, candidate: Comparable, settings: Settings, given: GivenNeurons | None) -> Witness:
-    """Create the second witness; unless a seed is given, draw one now that both models are open."""
     if given is not None:
         seed, is_fresh = given.seed, given.is_fresh
     elif settings.sample_seed is not None:
@@ -235,7 +234,7 @@ class Comparison:
         return self._with_neurons(measured)
 
     def compare_neurons_of_every_layer(self, measured: Measurements) -> Measurements:
-        """Compare neurons of every layer, as the last resort."""
+        """Compare neurons of every layer, as a last resort."""
         counts = self.witness.by_number
         if self.given is not None or counts is None or _holds_every_layer(counts, self.reference, self.candidate):
             return measured
@@ -335,7 +334,6 @@ class Comparison:
         return (caveats.STOPPED_BEFORE_LAYERS,) if self.settings.level.may_read_layers else ()
 
     def _tell(self, measured: Measurements, *stopped_before: str) -> None:
-        """Send listeners the report that the comparison would return if it stopped here."""
         self.watch.found(lambda: report_on(replace(measured, stopped_before=stopped_before), self.watch))
 
     @contextmanager

@@ -34,7 +34,7 @@ class Settings:
             default, the seed is drawn from system entropy after both models are open.
         device: torch device for matrix products. ``auto`` selects a CUDA device if there is one, else the CPU.
         max_bytes: Limit on the bytes that this comparison reads, or None for no limit.
-        max_memory_bytes: Limit on memory, which defaults to the machine's. A comparison that needs more is refused.
+        max_memory_bytes: Memory limit, by default the machine's memory. A comparison that needs more is refused.
         layers: Candidate layers, counted from 0, whose projections level ``layers`` reads whole and tests for all inner
             transformations. If set, level ``auto`` becomes ``layers``.
         describes_relatives: Whether reports on related models include the projection table at every level.

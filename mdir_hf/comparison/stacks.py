@@ -1,7 +1,7 @@
 """Compare stacks with stacks, and experts with experts.
 
 Stacks are compared using a few neurons, paired by number. Experts are compared as sets; a dense layer counts as a set
-of one. A few rows of up decide which pairs of experts are tested further.
+of one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from mdir_hf.report import ExpertName, LayerPair, Verdict
 from mdir_hf.report.optional_parts import ExpertOrigin, StackPair
 
 EXPERTS_PLACE = PLACE + LOOKS_AT_NEURONS
-"""Position of the first look at experts among all looks of a comparison, after the looks at neurons of layers."""
+"""Position of the first look at experts among all looks, after the looks at neurons of layers."""
 
 EXPERT_LAYERS = 2
 """Number of layers per model whose experts are compared."""
@@ -240,7 +240,7 @@ def _likeness(
 
 
 FIRST_PLACE = EXPERTS_PLACE + LOOKS_AT_EXPERTS
-"""Position of the first pair of stacks among all looks of a comparison, after the looks at experts."""
+"""Position of the first pair of stacks among all looks, after the looks at experts."""
 
 
 STOPPED_BEFORE_STACKS = (
@@ -271,7 +271,7 @@ def stack_pairs(
 
 
 def _stacks(model: PlacedTensors) -> tuple[ModelView, ...] | None:
-    """Return the stacks of a model, language model first; None if only a sample of the model is available."""
+    """Return a model's stacks, language model first, or None if only a sample of the model is available."""
     others: tuple[ModelView, ...] | None = getattr(model, "other_stacks", None)
     if others is None or not model.anatomy.layers:
         return others
@@ -302,8 +302,7 @@ def compare_stacks(
     is_fresh: bool,
     device: str = "cpu",
 ) -> tuple[StackPair, ...]:
-    """Compare all pairs of stacks, except the language models with each other; return a record for each comparable
-    pair.
+    """Compare all pairs of stacks except the pair of language models; return a record for each comparable pair.
 
     Unless the sample is fresh, no verdict is ``homologous``. Pair number k is tested at alpha / (s (s + 1)) with s =
     :data:`FIRST_PLACE` + k, so all pairs together use at most alpha / FIRST_PLACE.

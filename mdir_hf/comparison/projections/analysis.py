@@ -60,7 +60,7 @@ class LayerAnalysis:
 
     @cached_property
     def table(self) -> LayerTable:
-        """The report's table of projections; if neurons do not agree, ``unconfirmed`` later withdraws its findings."""
+        """The report's table of projections, assuming that neurons agree."""
         residual_map = self.tier_one.residual_map
         records = Records(self.reader, self.tier_one, self.findings, self.log_n_tests, self.experts)
         results = records.results(self.pairs)
@@ -186,7 +186,6 @@ def search_moved_rows(analysis: LayerAnalysis, on_part: OnPart | None = None) ->
     """Run tier 2 and add its findings to the analysis.
 
     The search covers known counterparts, then layers in the same position, then counterparts recognised by their heads.
-    ``on_part`` receives the number of searched layer pairs and the total.
     """
     heads = HeadSearch(analysis.reader, analysis.tier_one, analysis.log_n_tests)
     neurons = NeuronSearch(analysis.reader, analysis.tier_one, analysis.log_n_tests)

@@ -27,11 +27,11 @@ MOST_EXPERTS = 8
 models."""
 
 ROWS_OF_EXPERT = 16
-"""Number of rows read per projection and expert. A layer with eight experts needs twice as many rows as a dense layer."""
+"""Number of rows read per projection and expert. For eight experts, this is twice as many rows as for a dense layer."""
 
 LEAST_OWN_ROWS = 3
-"""Two experts agree only if more than this many rows and the rows with the same number are each other's best match. In
-unrelated experts, one row is, on average."""
+"""Two experts agree only if more than this many rows are mutual best matches with the row that has the same number.
+Unrelated experts have one such match on average."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class ExpertCells:
     """Agreement between the experts of two layers, for every pair of experts.
 
     Attributes:
-        names: Names of the experts chosen from the reference layer and from the candidate layer.
+        names: Experts chosen from the reference layer and from the candidate layer.
         n_experts: Number of experts in each layer; 1 for a dense MLP.
         failures: Reasons why projections were not compared.
     """
@@ -50,14 +50,12 @@ class ExpertCells:
     failures: Mapping[Role, str]
 
     def compared(self, role: Role) -> tuple[tuple[ExpertName, ...], tuple[ExpertName, ...]]:
-        """Return, for each layer, the names of the experts whose rows of a projection were read, in the order of the
-        cells.
-        """
+        """Return the names of each layer's experts that were compared by a projection, in the order of the cells."""
         reference, candidate = self.cells[role].sample.places
         return tuple(self.names[0][at] for at in reference), tuple(self.names[1][at] for at in candidate)
 
     def n_unread(self, role: Role) -> tuple[int, int]:
-        """Return, for each layer, the number of experts whose rows of a projection were not read."""
+        """Return the number of each layer's experts that were not compared by a projection."""
         reference, candidate = self.compared(role)
         return self.n_experts[0] - len(reference), self.n_experts[1] - len(candidate)
 

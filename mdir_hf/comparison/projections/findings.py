@@ -21,14 +21,14 @@ from mdir_hf.method.row_agreement import centred_rows, flattened, log_p_fixed, s
 from mdir_hf.model.roles import Role
 
 LEAST_SHARE_OF_LIKENESS = 0.5
-"""A sampled row resembles its partner if their cosine is at least this share of the upper quartile of all such cosines."""
+"""A row resembles its partner if their cosine is at least this share of the upper quartile of all such cosines."""
 
 Moved = Literal["heads", "neurons", "channels"]
 
 
 @dataclass(frozen=True, eq=False)
 class Finding:
-    """Outcome of a search in one projection of a pair of layers.
+    """Outcome of a search for one projection in a pair of layers.
 
     Attributes:
         log_p: Natural log of the bound on p for this search alone, corrected for the choices that it makes.
@@ -103,7 +103,7 @@ def oriented(cosines: FloatArray) -> FloatArray:
 
 
 def is_alike(cosines: FloatArray) -> npt.NDArray[np.bool_]:
-    """Return a mask of the rows that resemble their partners about as closely as the best quarter of rows does."""
+    """Return a mask of the rows that resemble their partners about as closely as the best quarter does."""
     typical = float(np.quantile(cosines, 0.75)) if len(cosines) else 0.0
     alike: npt.NDArray[np.bool_] = (cosines >= LEAST_SHARE_OF_LIKENESS * typical) & (typical > 0.0)
     return alike
@@ -115,7 +115,7 @@ def share_alike(cosines: FloatArray) -> float:
 
 
 def share_of_columns(first: torch.Tensor, second: torch.Tensor) -> float:
-    """Estimate, from paired channels, the share of heads or neurons that agree; two standard errors are added."""
+    """Estimate the share of heads or neurons that agree from paired channels, and add two standard errors."""
     share, error = share_alike_of_columns(first, second)
     return min(1.0, share + 2.0 * error)
 

@@ -1,7 +1,4 @@
-"""Map the layers from sampled rows, and choose between this map and one from whole matrices.
-
-Both maps rest on the same null hypothesis, so the same rules apply (docs/method/layers.md).
-"""
+"""Map the layers from sampled rows, and choose between this map and one from whole matrices."""
 
 from __future__ import annotations
 
@@ -52,8 +49,8 @@ def with_layer_map(
 ) -> Measurements:
     """Map the layers of two models and add the result to the measurements.
 
-    If the level analyses all layers, they are first mapped from sampled rows. Whole matrices follow unless the rows
-    match most layers, and always at level ``full``. Weights are read from ``models``.
+    If the level analyses all layers, they are first mapped from sampled rows. Whole matrices are used if the rows leave
+    most layers unmatched, and always at level ``full``. Weights are read from ``models``.
 
     Raises:
         AnatomyError: If the layers of a model cannot be identified.
@@ -144,8 +141,8 @@ def map_by_rows(
 ) -> tuple[LayerAnalysis | None, LayersEvidence | None]:
     """Run tiers 1 and 2, and build a layer map from their findings.
 
-    If the embeddings' maps do not give every layer a counterpart, the other maps in ``tried``, which are fitted on the
-    layers, are used too.
+    If maps from the embeddings leave layers without a counterpart, the maps in ``tried`` that are fitted on the layers
+    are used, too.
 
     Returns:
         The analysis with the most findings, and the accepted layer map with the most matches, which may come from
@@ -290,10 +287,7 @@ def supports(analysis: LayerAnalysis, found: LayersEvidence, log_alpha: float) -
 
 
 def neurons_support(analysis: LayerAnalysis, pairs: Sequence[Pair], log_alpha: float) -> bool:
-    """Return whether neurons of every pair of layers agree in gate or up, in place or in another order.
-
-    After a rotation fitted on tokens, unrelated models agree only in the last layers (docs/method/layers.md).
-    """
+    """Return whether neurons of every pair of layers agree in gate or up, in place or in another order."""
 
     def agrees(pair: tuple[int, int]) -> bool:
         for role in (Role.GATE, Role.UP):
@@ -310,7 +304,7 @@ def neurons_support(analysis: LayerAnalysis, pairs: Sequence[Pair], log_alpha: f
 
 
 def _log_p_of_placebos(reference: torch.Tensor, candidate: torch.Tensor, *, seed: int) -> float:
-    """Return the natural log of the smallest p of any pair of layers after shuffling columns."""
+    """Return the natural log of the smallest p of all pairs of layers after shuffling columns."""
     generator = torch.Generator().manual_seed(seed)
     width = min(reference.shape[2], candidate.shape[2])
     smallest = 0.0

@@ -20,8 +20,7 @@ from mdir_hf.report import ComparedExpert, LayerPair, ModuleRole, Outcome, Proje
 NO_EXPERT_AGREES = "no compared expert agrees, and renumbered neurons of experts were not searched"
 
 LEAST_GAIN = 0.1
-"""If only some rows agree in place, a finding elsewhere is preferred if it explains at least this much more of the
-rows."""
+"""A finding elsewhere is preferred to agreement in place if it explains at least this much more of the rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +157,6 @@ class Records:
 
 
 def _cosine(value: float) -> float:
-    """Clip a cosine that rounding takes outside [-1, 1]."""
     return max(-1.0, min(1.0, value))
 
 

@@ -36,7 +36,7 @@ at most this many entries, and otherwise not compared."""
 
 LONG_RUNS = {role: 32 if role in (Role.Q, Role.K, Role.V) else 64 for role in PROJECTION_ROLES}
 """Number of neighbouring rows read together if a model is remote, because each read takes one request. Rows of q, k and
-v are read from two heads."""
+v are read in two runs, from different heads."""
 
 LOCAL_GAP_BYTES = 4096
 """Largest gap, in bytes, between sampled rows of local files that is read rather than skipped."""
@@ -94,7 +94,7 @@ class ProjectionReader:
         return any(is_remote(model) for model in self.models)
 
     def numbers(self, role: Role, n_rows: int) -> IntArray:
-        """Choose row numbers for tier 1 in ascending order: groups of neighbours, or all rows if there are few."""
+        """Choose the row numbers for tier 1; see :func:`chosen_numbers`."""
         run = min(LONG_RUNS[role], self.n_sampled_rows) if self.is_remote else RUN
         return chosen_numbers(n_rows, seed=self.seed, at_most=self.n_sampled_rows, run=run)
 

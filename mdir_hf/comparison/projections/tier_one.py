@@ -17,28 +17,27 @@ from mdir_hf.method.row_agreement import RowAgreement, compare_rows, share_alike
 from mdir_hf.model.roles import Role
 
 LEAST_OWN_SHARE = 0.05
-"""Two layers agree only if, for more than this share of the rows, a row and the row with the same number are each
-other's best match. In unrelated layers, 1 row in 64 is, on average. A small p is not enough, because a slightly wrong
+"""Two layers agree only if more than this share of their rows are mutual best matches with the row that has the same
+number. In unrelated layers, 1 row in 64 is such a match on average. A small p is not enough, because a slightly wrong
 map makes cosines of -0.08 significant and neighbouring layers resemble each other."""
 
 LEAST_SHARE_OF_COSINE = 0.6
 """Two layers agree only if their cosine is at least this share of the largest cosine of any candidate layer with the
-same reference layer. Neighbouring layers may be similar, but several copies of one layer resemble it equally."""
+same reference layer. This rules out similar neighbours, but not several copies of one layer."""
 
 LEAST_SHARE_KEPT = 0.9
-"""A projection counts as kept as a whole if at least this share of its sampled rows agrees."""
+"""A projection counts as kept if at least this share of its sampled rows agrees."""
 
 Pair = tuple[int, int]
 """Positions of a reference layer and a candidate layer in ``anatomy.layers``."""
 
 N_TIERS = 3
-"""Number of tests per projection, for which p is corrected: tier 1, and later searches for moved rows and for rotated
-rows."""
+"""Number of tests per projection, for which p is corrected: tier 1, and searches for moved and for rotated rows."""
 
 
 @dataclass(frozen=True, eq=False)
 class RoleCells:
-    """Agreement of one projection for every pair of layers, called a cell.
+    """Agreement of one projection in all pairs of layers (cells).
 
     Each cell's p is corrected for ``log_n_tests``.
     """
@@ -64,9 +63,7 @@ class RoleCells:
         return named
 
     def best(self, column: int) -> int | None:
-        """Return the row of the reference layer that agrees best with the candidate layer in a column; None if no layer
-        stands out.
-        """
+        """Return the row of the reference layer that agrees best with a column's candidate layer, if one stands out."""
         named = np.flatnonzero(self.is_named[:, column])
         if not len(named):
             return None
@@ -90,7 +87,7 @@ class RoleCells:
         return cell is not None and bool(self.is_named[cell]) and self.agreement.cosine[cell] >= COPIED_LAYER_COSINE
 
     def share_kept(self, cell: tuple[int, int]) -> float:
-        """Return the share of rows in a pair of layers that agree with the row with the same number.
+        """Return the share of a cell's rows that match the row with the same number.
 
         Noise can hide a row's partner, so two standard errors are added if the share then reaches
         :data:`LEAST_SHARE_KEPT`.
@@ -130,7 +127,7 @@ class TierOne:
 
     @property
     def is_negative(self) -> bool:
-        """Whether agreeing rows mostly have opposite signs, since a map fitted on keys may have the wrong sign."""
+        """Whether agreeing rows mostly have opposite signs."""
         signs = [np.sign(cells.agreement.cosine[cells.is_named]).sum() for cells in self.cells.values()]
         return float(sum(signs)) < 0.0
 
@@ -200,7 +197,6 @@ def compare_in_place(reader: ProjectionReader, residual_maps: Sequence[ResidualB
 
 
 def _log_n_tests(reader: ProjectionReader, n_maps: int) -> float:
-    """Return the natural log of the number of tests on all pairs of layers, under ``n_maps`` residual-basis maps."""
     shapes = [[len(reader.places(side, role)) for side in (0, 1)] for role in PROJECTION_ROLES]
     return math.log(max(1, N_TIERS * max(1, n_maps) * sum(n * m for n, m in shapes)))
 

@@ -61,9 +61,7 @@ class HeadSearch(Search):
     """Search for permuted or rotated heads."""
 
     def heads_of_layers(self, role: Role, columns: Collection[int]) -> HeadCells | None:
-        """Compare the heads of candidate layers with the heads of all reference layers; return None if they are not
-        comparable.
-        """
+        """Compare the heads of candidate layers with the heads of all reference layers, if they are comparable."""
         reader = self.reader
         rows, others = reader.places(0, role), tuple(at for at in reader.places(1, role) if at in columns)
         if not rows or not others or len(self._shapes(role, rows, others)) != 1:
@@ -77,8 +75,7 @@ class HeadSearch(Search):
         return HeadCells((rows, others), agreement.log_p, np.abs(cosine))
 
     def counterparts(self, role: Role, cells: HeadCells) -> dict[int, int]:
-        """Return each candidate layer's reference layer, unless another candidate layer resembles that one much more.
-        """
+        """Return each candidate layer's reference layer, unless another candidate layer resembles it much more."""
         most = cells.cosine.max(axis=1)
         in_place = self.tier_one.cells.get(role)
         if in_place is not None:

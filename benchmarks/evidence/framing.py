@@ -44,7 +44,7 @@ def framing_section(results: Results, figures: dict[str, Figure]) -> str:
             table(HEADER, map(_cells, without_copies)),
             f"### Copies that do nothing\n\n{_in_short(with_copies)} These files do contain rows of their victim.",
             table([*HEADER[:3], "copied", *HEADER[3:]], map(_cells_with_copies, with_copies)),
-            "### Copies that work\n\nThese models contain working parts of their victim, so they are relatives in part: "
+            "### Copies that work\n\nThese models contain working parts of their victim, so they are partly relatives: "
             "copies replace a share of the neurons of every layer, or they were meant to do nothing and still move a "
             f"logit by more than {WORKING_SHARE:.0%} of the largest.",
             table(HEADER[2:], (_cells(row)[2:] for row in working)),

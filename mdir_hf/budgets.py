@@ -25,7 +25,7 @@ class Budget:
     n_items: int
 
     def excess(self, *, n_bytes: int = 0, n_items: int = 0, of: str = "items") -> str | None:
-        """Describe how a file exceeds the budget, as the end of a sentence; return None if it does not."""
+        """Describe how a file exceeds the budget, worded to complete a sentence; return None if it does not."""
         if n_bytes > self.n_bytes:
             return f"has {n_bytes:,} bytes; the limit is {self.n_bytes:,}"
         if n_items > self.n_items:

@@ -115,8 +115,8 @@ def _seeds(rows: Sequence[Row]) -> list[str]:
         "(`python -m benchmarks.real.seeds`); every comparison draws its own neurons from the entropy of the system. "
         f"Pairs with more than one verdict: {told['verdicts']}. Pairs with more than one assumption: "
         f"{told['assumptions']}. For {sum(deviation <= 0.05 for deviation in deviations)} of the {len(with_bounds)} "
-        "pairs of relatives that have a bound, every log10 p is within 5% of the middle of its pair's range; the largest "
-        f"deviation is {max(deviations):.1%} (`{with_bounds[deviations.index(max(deviations))]['b']}`).",
+        "pairs of relatives that have a bound, every log10 p is within 5% of the middle of its pair's range; the "
+        f"largest deviation is {max(deviations):.1%} (`{with_bounds[deviations.index(max(deviations))]['b']}`).",
     ]
 
 

@@ -190,7 +190,7 @@ def _match_outputs(
 def _are_switched_off(
     reference: NeuronOutputs, candidate: NeuronOutputs, cell: tuple[int, int], matches: NeuronMatches
 ) -> bool:
-    """Return whether biases shift the responses of partners too far apart."""
+    """Return whether biases explain too large a difference between the responses of matched gates."""
     offsets = _mean_change(reference.offsets, candidate.offsets, cell, matches)
     constants = _mean_change(reference.constants, candidate.constants, cell, matches)
     return offsets > MOST_OFFSET_CHANGE or constants > MOST_CONSTANT_CHANGE

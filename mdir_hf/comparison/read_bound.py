@@ -1,4 +1,4 @@
-"""Bound the bytes that one comparison reads."""
+"""Compute an upper bound on the bytes that one comparison reads."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def bytes_of_layer_map(models: Sequence[Comparable], roles: Sequence[Role]) -> i
 
 
 def bytes_of_neurons(model: PlacedTensors, *, every: bool) -> int:
-    """Bound the bytes of all looks at a model's neurons, which cover four layers unless ``every`` is set."""
+    """Return an upper bound on the bytes read from a model's neurons: in four layers, or in all if ``every`` is set."""
     try:
         n_layers, sampled, matrix = len(neuron_layers(model)), planned_n_bytes(model), bytes_of_down(model)
     except (AnatomyError, UnsupportedFormatError):

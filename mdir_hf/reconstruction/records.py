@@ -194,7 +194,7 @@ class ExpertsMap:
 
     Attributes:
         reference: ``(k,)`` matched routed experts.
-        candidate: The candidate expert matched with each; several may have the same origin.
+        candidate: ``(k,)`` candidate expert matched with each. Several may come from one reference expert.
         mlps: Maps of the neurons of the candidate's routed experts, in expert order.
         shared: Maps of the neurons of its shared experts.
     """

@@ -142,7 +142,7 @@ def _tests_section(report: HomologyReport) -> Section:
 
 
 def experts_words(mixtures: Sequence[ExpertsFound]) -> str:
-    """Count the experts of all analysed layers by kind of origin."""
+    """Count the experts across all analysed layers, grouped by type of origin."""
     traced = [origin for mixture in mixtures for origin in mixture.experts]
     n_all = sum(mixture.n_experts for mixture in mixtures)
     counts = {

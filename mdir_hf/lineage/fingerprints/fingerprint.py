@@ -55,7 +55,7 @@ class Fingerprint:
         rows: Embedding rows of the tokens, ``(len(tokens), n)``, in a 16-bit dtype if that is exact.
         digests: SHA-256 of every weight file, or None if any is unknown.
         neurons: 16-bit rows of neurons in four layers, or None.
-        numbers_by_config: Meaning that the config gives to channel numbers, as a clause, or None.
+        numbers_by_config: A clause that says why channel numbers have a meaning, according to the config, or None.
     """
 
     model: ModelSummary

@@ -210,10 +210,10 @@ def compare_fingerprints(
     device: str = "cpu",
     neuron_seed: int | None = None,
 ) -> HomologyReport:
-    """Run a comparison's screen on stored rows, then its second witness on stored neurons.
+    """Compare two fingerprints: run the screen on the stored rows, then the second witness on the stored neurons.
 
-    The rules of level ``screen`` apply. ``neuron_seed`` must be drawn after both models were opened; if it is None,
-    neurons cannot make the verdict homologous. Takes O(r n min(r, n)) time for r common tokens.
+    The rules of level ``screen`` apply. ``neuron_seed`` must be drawn after both models have been opened; if it is
+    None, the neurons cannot produce a ``homologous`` verdict. Takes O(r n min(r, n)) time for r common tokens.
     """
     settings = Settings(Level.SCREEN, alpha=alpha, seed=seed, device=device)
     watch = Watch(IoLedger(), Listeners(progress=False))

@@ -182,7 +182,7 @@ def models_of_author(
 
 
 def models_of_collection(collection: str, *, token: str | bool | None = None) -> ModelList:
-    """List the models of a collection, in its order.
+    """List the models in a collection, in the order the collection lists them.
 
     ``collection`` is ``owner/title-0123456789abcdef01234567``, or the URL of its page.
 

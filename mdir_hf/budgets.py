@@ -37,7 +37,7 @@ MAX_TOKENS = 1 << 20
 """Maximum number of tokens in a vocabulary. The largest published vocabularies have 0.9 million."""
 
 MAX_TOKEN_N_BYTES = 1 << 14
-"""Maximum stored size of a token, in bytes. Published tokens take up to a few hundred, for long runs of spaces."""
+"""Maximum stored size of a token, in bytes. The longest published tokens, runs of spaces, take a few hundred."""
 
 TOKENIZER_JSON = Budget(64 << 20, 4 << 20)
 TOKEN_LINES = Budget(16 << 20, MAX_TOKENS)
@@ -46,8 +46,8 @@ SENTENCEPIECE = Budget(64 << 20, 5 << 20)
 """Items are protobuf fields, four per piece."""
 
 SAFETENSORS_HEADER = Budget(100_000_000, 850_000)
-"""The format allows headers of up to this size. A tensor takes about nine values, each up to 200 bytes when parsed.
-This is enough for a 671B mixture of experts in one file."""
+"""The format limits the bytes. Items are values: about nine per tensor, each up to 200 bytes when parsed, so a 671B
+mixture of experts fits in one file."""
 MAX_TENSORS = 420_000
 """Maximum number of tensors in a checkpoint. A 1T model in 4 bits has 210,000."""
 MAX_TENSORS_UNINDEXED = 140_000
@@ -102,8 +102,8 @@ _collector = _Collector()
 def collector_paused() -> Iterator[None]:
     """Pause garbage collection while a parser builds many objects without cycles.
 
-    Garbage collection took two thirds of the time for a header of 200,000 tensors. The pause affects the whole process,
-    so keep the block short and free of network access.
+    Garbage collection took two thirds of the time to parse a header of 200,000 tensors. The pause affects the whole
+    process, so keep the block short and free of network access.
     """
     with _collector.lock:
         if _collector.n_inside == 0:

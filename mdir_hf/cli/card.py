@@ -191,7 +191,7 @@ OUTCOMES = (*arguments.VERDICTS, "not_measured", "confirmed", "no_share")
 OF_BOM = ("confirmed_in_part", "contradicted", "not_found", "changed", "unchanged", "no_commit")
 
 BESIDE = Path()
-"""Value of ``--mergekit`` if no file is given."""
+"""Value of ``--mergekit`` if it is given without a file."""
 
 
 def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

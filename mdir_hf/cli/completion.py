@@ -17,7 +17,7 @@ _LONGEST_FILE = MOST_NAMES * 200
 
 
 def seen_models() -> tuple[str, ...]:
-    """Return the names of recently read models, latest last."""
+    """Return the names of recently read models, most recent last."""
     with contextlib.suppress(OSError, UnicodeDecodeError), _place().open(encoding="utf-8") as file:
         return tuple(name for name in file.read(_LONGEST_FILE).splitlines() if name.isprintable())
     return ()
@@ -75,7 +75,7 @@ end
 complete -c mdir-hf -f -a '(__mdir_hf)'
 """,
 }
-"""Shell scripts that ask this command for completions at the cursor and, if it returns none, complete file names."""
+"""Shell scripts that get completions from this command and, if it returns none, complete file names."""
 
 _MODELS = ("A", "B", "REPO")
 """Metavars of arguments that are model names."""

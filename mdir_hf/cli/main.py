@@ -35,7 +35,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 def keep_no_freed_blocks() -> None:
     """Make glibc return large freed blocks to the system immediately.
 
-    By default, glibc retains half a gigabyte after fifteen threads. A library must not change this for its host.
+    By default, glibc retains half a gigabyte after fifteen threads have run. Only the command line changes this, since
+    a library must not change its host's allocator.
     """
     with suppress(AttributeError, OSError, TypeError):  # no such function, or no C library of this name
         c_library = ctypes.CDLL(None)

@@ -31,7 +31,7 @@ def commands_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.Argume
 
 
 def check_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """Exit with status 2 if there are no words, or if a command or option is unknown, suggesting the nearest."""
+    """Exit with status 2 if there are no words or if one is an unknown command or option; suggest similar names."""
     if not words:
         parser.print_help(sys.stderr)
         parser.exit(EXIT_USAGE)

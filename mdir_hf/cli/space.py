@@ -90,7 +90,7 @@ def _run_space(options: argparse.Namespace) -> int:
 
 
 def space_folder() -> Path:
-    """Return the folder of the Space's code, in the package or beside it in a clone."""
+    """Return the folder of the Space's code, in the package or, in a clone, beside it."""
     package = Path(__file__).resolve().parent.parent
     for folder in (package / "_space", package.parent / "space"):
         if (folder / "mdir_space" / "page").is_dir():

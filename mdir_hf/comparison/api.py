@@ -102,7 +102,7 @@ class CompareOptions(ReadingOptions, SettingsOptions, ListenersOptions, total=Fa
 
 
 def changed(held: T, options: Mapping[str, Any]) -> T:
-    """Return a copy of a frozen dataclass with fields taken from ``options``, ignoring other options."""
+    """Return a copy of a frozen dataclass with fields taken from ``options``, ignoring options that are not fields."""
     names = {field.name for field in fields(held)}  # type: ignore[arg-type]
     given = {name: value for name, value in options.items() if name in names}
     return replace(held, **given) if given else held  # type: ignore[type-var]

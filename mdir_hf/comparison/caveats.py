@@ -1,4 +1,4 @@
-"""Write the caveats of a report, which are sentences that qualify its verdict."""
+"""Write the caveats that qualify a report's verdict."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def of_equal_files(n_same: int) -> str:
 
 
 def of_channel_numbers(reference: Comparable, candidate: Comparable) -> tuple[str, ...]:
-    """Explain that channels were not tested by number because their numbers have a meaning."""
+    """Explain that channels were not tested by number, because unrelated models may number them alike."""
     anatomies = (reference.anatomy, candidate.anatomy)
     if anatomies[0].embedding_size != anatomies[1].embedding_size:
         return ()  # the test does not apply

@@ -28,7 +28,7 @@ IN_PLACE = "norms and biases scale its weights, and are not evidence in themselv
 
 @dataclass(frozen=True, slots=True)
 class ReadOfModel:
-    """The weights that a comparison read from one model. Layers always refer to its language model.
+    """The weights that a comparison read from one model. All layers belong to its language model.
 
     Attributes:
         mapped_by: The matrix that represents each layer in the layer map.

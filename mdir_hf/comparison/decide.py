@@ -48,10 +48,11 @@ MAX_OFF_MATCH_SHARE = 0.1
 """If more than this share of the layer pairs outside the map is significant, the map's p is disregarded."""
 
 LEAST_CERTAIN_SHARE_OF_CHANNELS = 0.5
-"""Channels of an unrelated model can be renumbered so that slightly similar channels get the same number. Their p is
-therefore used only if neurons agree, too. In addition, the match must be strong or clean, or at least this share of the
-channels must be matched in order and individually significant. In real unrelated models with renumbered channels, the
-share is 0 to 5% (``benchmarks/real/arranged.py``)."""
+"""Channels of an unrelated model can be renumbered so that slightly similar channels get the same number. The p-value
+from channel numbers is therefore used only if neurons agree, too. In addition, the match must reach
+:data:`TRUSTED_STRENGTH` or have few off-match hits, or at least this share of the channels must be matched in order and
+individually significant. In real unrelated models with renumbered channels, the share is 0 to 5%
+(``benchmarks/real/arranged.py``)."""
 
 N_BOUNDS = 4
 """Maximum number of bounds on p. The report states the smallest, multiplied by this number. Bounds come from the
@@ -156,8 +157,7 @@ class Evidence:
     """All evidence from one comparison. Fields are None for parts that were not compared.
 
     Attributes:
-        is_sample_fresh: Whether the seed of the neuron sample came from system entropy.
-        layers_are_unreadable: Whether most of the layers to compare could not be read.
+        is_sample_fresh: See :class:`~.measurements.Measurements`.
         layers_noise: Strongest noise at which copied layers would be detected, in units of the weights' RMS.
         are_layers_invariant: Whether the layer map's null hypothesis was tested and not rejected.
     """

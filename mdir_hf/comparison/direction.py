@@ -1,7 +1,4 @@
-"""Find out which of two related models came first, from changes that cannot be undone.
-
-Each test reads only a few rows.
-"""
+"""Find out which of two related models came first, from changes that cannot be undone."""
 
 from __future__ import annotations
 

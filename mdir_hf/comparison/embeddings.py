@@ -61,7 +61,7 @@ def compare_embeddings(
     n_tests: int,
     after_first_look: Callable[[], bool] | None = None,
 ) -> MatrixEvidence:
-    """Compare more and more common tokens until the result is significant or the level allows no more.
+    """Compare growing samples of common tokens until the result is significant or the level allows no more.
 
     Every p is multiplied by ``n_tests``. If the first look does not settle the result, ``after_first_look`` is called;
     the comparison ends if it returns True.

@@ -37,7 +37,7 @@ def layers_noise(
 ) -> float:
     """Return the strongest noise at which copies of the layers' ``role`` matrices would be significant.
 
-    Set ``every`` if wide matrices are not screened.
+    Set ``every`` if the level tests whole layers, so that wide matrices are not screened.
     """
     n_cells = len(positions[0]) * len(positions[1])
     n_channels = sorted(

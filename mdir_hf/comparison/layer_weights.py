@@ -26,7 +26,8 @@ READS_AT_ONCE = 8
 """Number of layers read concurrently."""
 
 KEPT_BYTES = 160 << 20
-"""Maximum bytes kept in memory per model and role. V of eight layers of Llama-3.1-8B fits, in float32."""
+"""Maximum bytes kept in memory per model and role. The V matrices of eight layers of Llama-3.1-8B fit, even in
+float32."""
 
 STORED_BYTES = 4
 """Upper bound on the bytes per cached weight. Most models use two."""

@@ -44,7 +44,7 @@ from mdir_hf.model.roles import Role
 
 MANY_ROWS = 1024
 """Projections with more rows than this are not tested in sampled layers, because a polar factor takes cubic time. If
-all attention projections have more rows, only one of them is tested."""
+all attention projections have more rows, only the narrowest is tested."""
 
 TOO_MANY_ROWS = 8192
 """Projections with more rows than this are never tested in sampled layers, because the polar factor takes minutes.
@@ -59,8 +59,8 @@ MANY_NEURONS = 2048
 MLP: tuple[Projection, ...] = ("gate", "up", "down")
 
 WHOLE_MAP_BYTES = 512 << 20
-"""If a map of a few layers is significant, all layers are mapped, provided that both models' matrices take at most this
-many bytes."""
+"""If a map of a few layers is significant, all layers are mapped, provided that both models' matrices together take at
+most this many bytes."""
 
 SAME_NEURONS = 0.5
 """Two layers count as the same if the trace of their neurons reaches this share of its maximum. Neighbouring layers of
@@ -280,7 +280,7 @@ class LayerQuestion:
     def completed(self, sampled: LayersEvidence) -> LayersEvidence:
         """Extend a map of some layers to all layers if reading their matrices is affordable.
 
-        This depends on sizes alone, so p needs no correction.
+        The decision depends on sizes alone, so p needs no correction.
         """
         role, models = sampled.role, (self.reference, self.candidate)
         every = chosen_layers(*models, role, every=True)
@@ -385,7 +385,7 @@ class LayerQuestion:
         return dict(held for readers in self._readers.values() if (held := readers[side].held(position)) is not None)
 
     def _narrow_roles(self, pair: tuple[int, int], roles: Sequence[Projection]) -> tuple[Projection, ...]:
-        """Return the roles that are quick to test, including at least one of attention if affordable."""
+        """Return the roles that are quick to test, including at least one attention projection if affordable."""
 
         def has_at_most(most: int, role: Projection) -> bool:
             places = zip((self.reference, self.candidate), pair, strict=True)

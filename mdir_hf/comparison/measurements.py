@@ -145,8 +145,8 @@ class Measurements:
     def log_cost_of_layers(self) -> float:
         """Natural log of the factor by which the layers' p is corrected.
 
-        The layers use the share of alpha that follows the last look (docs/method/rows.md). If all layers are analysed,
-        two maps split that share.
+        The layers use the share of alpha that one more look would get (docs/method/rows.md). If all layers are
+        analysed, two maps split that share.
         """
         is_paid_twice = self.settings.level.analyses_all_layers
         return log_cost_of_look(self.n_looks + 1) + (math.log(2.0) if is_paid_twice else 0.0)

@@ -167,10 +167,10 @@ def take_neurons(
 
     Use the same ``seed`` for both models. The rotation is fitted on ``n_fitted_rows`` rows or, if that is None, on all
     untested rows. ``places`` defaults to all layers if ``every`` is set, else to four. If ``n_down_channels`` is None,
-    all channels are read. If ``nominates`` is set, only up is read, in longer runs that the layer map reads, too.
+    all channels are read. If ``nominates`` is set, only up is read, in the longer runs that the layer map also reads.
 
     Returns:
-        The sample; None if no MLP has enough neurons, or if neuron numbers have a meaning.
+        The sample; None if layers have too few neurons, or if the architecture gives neuron numbers a meaning.
 
     Raises:
         AnatomyError: If a matrix of neurons does not have the model's width.
@@ -203,8 +203,8 @@ def read_sample(
 ) -> NeuronSample:
     """Read gate and up rows of given neurons in some layers.
 
-    The last ``n_tested`` of the neuron ``numbers``, ``(n,)``, are the tested ones. ``readers`` read gate and up, or up
-    alone. ``seed`` selects embedding rows that represent the residual stream.
+    The last ``n_tested`` of ``numbers`` ``(n,)`` are tested. ``readers`` read gate and up, or up alone. ``seed``
+    selects embedding rows that represent the residual stream.
     """
     stream = stream_rows(model, seed)
     order = np.sort(numbers)

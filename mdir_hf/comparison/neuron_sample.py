@@ -20,7 +20,8 @@ TESTED = 64
 """Number of tested neurons per layer. In a copy, all of them keep their number, so p is at most 1/64! = 10^-89."""
 
 FEWEST_TESTED = 32
-"""Number of tested neurons in layers with fewer than 3 :data:`TESTED` neurons. For a copy, p is at most 10^-35."""
+"""Number of tested neurons in layers with fewer than three times :data:`TESTED` neurons. For a copy, p is at most
+10^-35."""
 
 FITTED_ROWS = 128
 """Number of rows to which a rotation is fitted: gate and up of 64 neurons, or up of 128. In rotated, sliced or
@@ -115,7 +116,7 @@ class NeuronSample:
 
     Attributes:
         layers: Positions of the layers in ``anatomy.layers``.
-        n_neurons: Neurons per layer.
+        n_neurons: Number of neurons per layer, sampled or not.
         n_fitted: Number of leading neurons for fitting a rotation; the others are tested.
         rows: ``(layers, matrices, neurons, f)`` unit rows of gate and up, or of up alone, in a basis of the fitted
             rows.
@@ -224,7 +225,7 @@ class NeuronSample:
         return replace(sample, outputs=of_down)
 
     def is_like(self, candidate: NeuronSample) -> bool:
-        """Return whether both samples have the same neuron numbers and layer kinds."""
+        """Return whether both samples have the same numbers of neurons, sampled neurons and matrices per layer."""
         reference_shape, candidate_shape = (
             (sample.n_neurons, sample.n_fitted, sample.rows.shape[1:3]) for sample in (self, candidate)
         )

@@ -1,6 +1,6 @@
-"""Find partners of reordered, removed or resized neurons for the second witness.
+"""Find partners for the second witness if neurons were reordered, removed or resized.
 
-A residual-basis map proposes partners. Because the search chooses the pairs, their numbers give no bound on p.
+Because the search chooses the pairs, neuron numbers give no bound on p.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ MOST_PAIRS = 3
 
 
 EQUAL_COSINE = 0.999
-"""Neurons have equal activations if their rows have at least this cosine, and the lengths of their gates and their
-biases agree within the same margin. Rounding to an 8-bit mantissa leaves 0.99999."""
+"""Neurons have equal activations if their rows have at least this cosine, and if their gate lengths and biases differ
+by at most 0.1% of the row length. Rounding to an 8-bit mantissa gives a cosine of 0.99999."""
 
 
 @dataclass(frozen=True, eq=False)
 class _SearchedLayer:
-    """Sampled neurons of one layer. Neurons at the same position in both layers form a pair."""
+    """Sampled neurons of one layer. Neurons at the same index in both layers form a pair."""
 
     n_fitted: int
     mean_square: float
@@ -75,8 +75,8 @@ def search_neurons(
 ) -> NeuronNumbers | None:
     """Run the second witness on neurons whose partners are found using a residual-basis map.
 
-    Reads all neurons of up to :data:`MOST_PAIRS` pairs of layers. ``place`` is the position of this look. Returns None
-    if no pair can be searched.
+    Reads all neurons of up to :data:`MOST_PAIRS` pairs of layers. ``place`` is the position of this look, as in
+    :func:`~.neurons.compare_neurons`. Returns None if no pair can be searched.
 
     Raises:
         MdirError: If neurons cannot be read.
@@ -292,7 +292,7 @@ def _sample(
 def same_places(
     reference: PlacedTensors, candidate: PlacedTensors, *, at_most: int, seed: int
 ) -> list[tuple[int, int]]:
-    """Draw pairs of layers at the same position; return none if the depths differ."""
+    """Draw pairs of layers at the same position; return an empty list if the depths differ."""
     up = neuron_role(reference, candidate)
     if up is None:
         return []

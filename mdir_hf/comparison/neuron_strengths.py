@@ -32,15 +32,15 @@ deviation of the row's product with a normed stream. It is also shut if its mean
 more than this many standard deviations below zero."""
 
 CLUSTER_COSINE, FEWEST_IN_CLUSTER, FEWEST_FREE = 0.5, 2, 3
-"""Embedding rows on one side are similar if their cosine to the leading direction of all rows exceeds this value. A
-standard deviation needs at least two such rows per side, and three degrees of freedom in total."""
+"""Similar embedding rows form two groups: their cosine to the leading direction of all rows is above the first value,
+or below its negative. A group needs at least two rows, and a standard deviation three degrees of freedom in total."""
 
 STREAM_ROWS = 16
 """Number of embedding rows used to estimate the scale of the residual stream."""
 
 STRENGTHS_READ = 512
-"""Number of single neurons per layer whose strength is read if the sample may not represent the layer. If 1% of the
-neurons are not copies, the probability that all of these are copies is 0.6%; for all neurons in 24 runs, it is 79%."""
+"""Number of individually drawn neurons per layer whose strength is read if the sample may not represent the layer. If
+1% of the neurons are not copies, the probability that all of these are copies is 0.6%; for 24 runs, it is 79%."""
 
 
 OTHER_LAYERS, FEW_OTHER_LAYERS = 6, 2
@@ -48,22 +48,22 @@ OTHER_LAYERS, FEW_OTHER_LAYERS = 6, 2
 channels of down."""
 
 OTHER_NEURONS, OTHER_CHANNELS = 8, 4
-"""Number of neurons and of down channels that such an estimate reads, as one run each. In real models, 16 neurons
+"""Number of neurons and of down channels read per layer for this estimate, as one run each. In real models, 16 neurons
 determine a layer's root mean square to within a third."""
 
 
 GATE_OF = {Role.UP: Role.GATE, Role.SSM_IN: Role.MIXER_GATE}
 DOWN_OF = {Role.UP: Role.DOWN, Role.SSM_IN: Role.SSM_OUT}
-"""Roles of the gates and the outputs, keyed by the role whose rows are the neurons. The channels of a state-space mixer
-can be renumbered as freely as the neurons of an MLP."""
+"""Roles of the gates (``GATE_OF``) and the outputs, keyed by the role whose rows are the neurons. The channels of a
+state-space mixer can be renumbered as freely as the neurons of an MLP."""
 
 WRITERS = ((Role.O, Role.ATTENTION_OUT_NORM), (Role.DOWN, Role.MLP_OUT_NORM))
 """Matrices whose biases are added to the residual stream, and the norms that may follow them. A norm rescales the bias
-together with the output, so such biases are ignored."""
+together with the output, so a bias before a norm is ignored."""
 
 
 def with_first_experts(model: PlacedTensors) -> PlacedTensors:
-    """Return a view in which layers without an MLP use their first expert as one."""
+    """Return a view in which a layer's first expert replaces its missing MLP."""
     if not any(layer.experts or layer.shared_experts for layer in model.anatomy.layers):
         return model
     layers = tuple(_with_first_expert(layer) for layer in model.anatomy.layers)
@@ -89,8 +89,8 @@ def strongest_layer(
 ) -> float:
     """Return the root mean square strength of the strongest layer, among the given layers and a few others.
 
-    ``strengths`` maps the positions of the given layers to neuron strengths. ``seed`` selects the other layers; those
-    that cannot be read are skipped.
+    ``strengths`` maps the positions of the given layers to neuron strengths. ``seed`` selects the other layers;
+    unreadable layers are skipped.
     """
     up = neuron_role(model)
     assert up is not None
@@ -133,7 +133,7 @@ def _root_mean_square(values: torch.Tensor) -> float:
 def with_mean_squares(model: PlacedTensors, sample: NeuronSample, places: Sequence[int], *, seed: int) -> NeuronSample:
     """Measure the mean square strength of some sampled layers on up to :data:`STRENGTHS_READ` further neurons.
 
-    By chance, all runs of a sample may consist of copies; these neurons are drawn one by one.
+    A sample's runs may all consist of copies by chance, so the further neurons are drawn one by one.
     """
     outputs, up = sample.outputs, neuron_role(model)
     assert outputs is not None and up is not None
@@ -183,8 +183,8 @@ def products_of_lengths(
 def _is_shut_by_constant(responses: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
     """Return an ``(n,)`` mask of neurons whose responses ``(n, k)`` to similar unit embedding rows are far below zero.
 
-    Unused tokens could hide a constant channel, because their rows may contain the opposite constant or none. So rows
-    are grouped by the side of the leading direction to which they are close.
+    Rows are grouped by their cosine to the leading direction (:data:`CLUSTER_COSINE`). Otherwise, unused tokens could
+    hide a constant channel, because their rows may contain the opposite constant or none.
     """
     cosines = stream @ torch.linalg.svd(stream, full_matrices=False).Vh[0]
     sides = [responses[:, sign * cosines > CLUSTER_COSINE] for sign in (1.0, -1.0)]
@@ -204,7 +204,7 @@ def _is_shut_by_constant(responses: torch.Tensor, stream: torch.Tensor) -> torch
 def offsets_of(model: PlacedTensors, place: int, reader: RoleReader, rows: torch.Tensor) -> torch.Tensor:
     """Return some neurons' responses to a stream of zeros, ``(n,)`` float32, divided by the lengths of their rows.
 
-    They come from the biases of the matrix and of the norm before it. ``rows`` are ascending neuron numbers.
+    The responses come from the biases of the matrix and of the norm before it. ``rows`` are ascending neuron numbers.
     """
     offsets = torch.zeros(len(rows))
     bias = bias_of(model, place, reader.role)
@@ -226,9 +226,9 @@ def constant_responses(
 ) -> torch.Tensor:
     """Return the part of some gates' responses that is the same for every token, ``(n,)`` float32.
 
-    It consists of the gates' ``offsets`` and of their responses to biases that earlier matrices add to the residual
-    stream. The unit is the standard deviation of the remaining part, if the stream without these biases is as long as
-    an embedding row, ``scale``.
+    This part is the sum of the gates' ``offsets`` and their responses to biases that earlier matrices add to the
+    residual stream. The unit is the standard deviation of the other part, assuming that the stream without these biases
+    is as long as an embedding row (``scale``).
     """
     constant = constant_before(model, place)
     if constant is None or scale <= 0.0:
@@ -275,7 +275,9 @@ def bias_of(model: PlacedTensors, place: int, role: Role) -> torch.Tensor | None
 def read_outputs(
     model: PlacedTensors, up: Role, place: int, numbers: IntArray, channels: IntArray | None = None
 ) -> torch.Tensor:
-    """Read the ``(n, channels)`` float32 down columns of some neurons, multiplied by the gain of any norm after down.
+    """Read the ``(n, channels)`` float32 down columns of some neurons.
+
+    If a norm follows down, the columns are scaled to a mean length of 1 and multiplied by the norm's gain.
 
     Raises:
         AnatomyError: If the layer's down matrix is missing or does not have the model's width.

@@ -1,8 +1,8 @@
 """The second witness: neurons are compared after a rotation fitted on other neurons of the same layer.
 
-A framer can make unrelated models match in their embeddings, and in rows with the same number, but none has matched
-neurons after a rotation fitted on *other* neurons of an unforeseeable sample (docs/attacks.md). Gate and up are tested
-first; then down is tested separately for the same neurons.
+A framer can make unrelated models match in their embeddings, and in rows with the same number. Framing has not
+succeeded after a rotation fitted on *other* neurons of an unforeseeable sample (docs/attacks.md). Gate and up are
+tested first, then down.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ from mdir_hf.report import LayerPair, NeuronNumbers
 IntArray = npt.NDArray[np.int64]
 
 TESTS = 2
-"""Number of tests per look: the best pair of layers, and all pairs together (at the same position, if both samples have
-the same number of layers)."""
+"""Number of tests per look: one for the best pair of layers, and one for all layers together."""
 
 LEAST_SHARE_OF_NEURONS = 0.75
 """Two layers match only if at least this share of the tested neurons match the neuron with the same number, with
@@ -43,14 +42,13 @@ them with certainty (``benchmarks/real/framing``)."""
 
 LEAST_SHARE_BY_DOWN = 0.5
 """At least this share of the tested neurons must also match the neuron with the same number in down. Models that are
-framed in gate and up reach 8 of 64, or 29 of 64 if there is no gate; a copy under noise of three times its weights
-reaches 38."""
+framed in gate and up reach 8 of 64, or 29 of 64 if there is no gate; a copy with noise three times as strong as its
+weights reaches 38."""
 
 LEAST_SHARE_OF_OWN_NUMBERS = 0.9
 """Under strong noise, no single neuron is certain, but all of them together are. So two layers also match if at least
 this share of the tested neurons match the neuron with the same number, and if neurons with the same number are similar
-in both gate and up (:data:`LEAST_Z`). Framed models reach a third on samples that a framer cannot foresee. The rule
-does not apply to searched neurons, because the search assigns their numbers."""
+in both gate and up (:data:`LEAST_Z`). Framed models reach a third on samples that a framer cannot foresee."""
 
 LEAST_Z = 6.0
 """Minimum mean cosine of neurons with the same number, for gate and for up, in standard deviations."""
@@ -79,9 +77,9 @@ copies by chance, so more neurons are read. If 81% of the neurons are copies wit
 contribute 32% of the mean square. Related pairs in the zoo reach 2.5, and ternary copies 3.6."""
 
 MOST_SHIFT = 0.4
-"""Largest shift that all matched gates may have in common, as a multiple of a gate's length. If a direction of the
-stream is the same for every token, gates that are shifted against it never open, and such copies do nothing. Zoo models
-that were trained on for long at the full learning rate reach 0.34."""
+"""Largest shift that all matched gates may have in common, as a multiple of a gate's length. If part of the stream is
+the same for every token, gates that are shifted against it never open, so the copies do nothing. Zoo models that were
+trained much longer at the full learning rate reach 0.34."""
 
 MOST_OFFSET_CHANGE = 1.0
 """Largest mean difference allowed between partners' offsets, because biases can switch copies off. Zoo models reach
@@ -90,7 +88,7 @@ MOST_OFFSET_CHANGE = 1.0
 MOST_CONSTANT_CHANGE = 8.0
 """Largest mean difference allowed between the constant parts of partners' responses, in standard deviations. If biases
 of earlier layers give every token the same large component, a small shift of the gates against it switches copies off.
-Zoo models reach 5.5, and the framed model reaches at least 21 in each layer."""
+Zoo models reach 5.5; a model framed in this way reaches at least 21 in each layer."""
 
 PLACE = 16
 """Position of the first look at neurons; fewer looks at matrices and layers come before it. Look s of a comparison may
@@ -115,7 +113,7 @@ def compare_neurons(
     They are compared after a rotation fitted on the other neurons. ``place`` is the position of this look, which
     determines its share of alpha. If a search paired the neurons (``is_searched``), each must be certain by itself. If
     layers were nominated, p is corrected for the ``n_nominated_of`` pairs they were chosen from. Returns None unless
-    both samples contain the same neuron numbers.
+    both samples have the same sizes.
     """
     if not reference.is_like(candidate):
         return None
@@ -190,7 +188,7 @@ def _match_outputs(
 def _are_switched_off(
     reference: NeuronOutputs, candidate: NeuronOutputs, cell: tuple[int, int], matches: NeuronMatches
 ) -> bool:
-    """Return whether biases explain too large a difference between the responses of matched gates."""
+    """Return whether biases shift the responses of matched gates too far."""
     offsets = _mean_change(reference.offsets, candidate.offsets, cell, matches)
     constants = _mean_change(reference.constants, candidate.constants, cell, matches)
     return offsets > MOST_OFFSET_CHANGE or constants > MOST_CONSTANT_CHANGE
@@ -199,7 +197,7 @@ def _are_switched_off(
 def _mean_change(
     reference: torch.Tensor | None, candidate: torch.Tensor | None, cell: tuple[int, int], matches: NeuronMatches
 ) -> float:
-    """Return the mean difference between partners' ``(layers, neurons)`` responses, or 0 if they are unknown."""
+    """Return the absolute mean difference between partners' ``(layers, neurons)`` responses, or 0 if unknown."""
     if reference is None or candidate is None or not bool(matches.is_own.any()):
         return 0.0
     n_tested = len(matches.is_own)
@@ -216,7 +214,7 @@ def _is_idle(
     *,
     is_searched: bool,
 ) -> bool:
-    """Return whether the neurons that agree in gate and up write little in one of the models."""
+    """Return whether the neurons that agree in gate and up write little compared to their layer or the other model."""
     matched = matches[cell[0]][cell[1]]
     least = LEAST_SHARE_OF_NEURONS * len(matched.is_certain)
     # A stranger's neuron with its own number by chance may write more than all idle copies together. So neurons that
@@ -236,7 +234,7 @@ def _is_idle(
 
 
 def _strength_ratio(reference: NeuronOutputs, candidate: NeuronOutputs, cell: tuple[int, int]) -> float | None:
-    """Return the factor between two layers' strengths, relative to the stream, or None."""
+    """Return the ratio of two layers' strengths (at least 1), relative to their streams, or None if unknown."""
     sides = list(zip((reference, candidate), cell, strict=True))
     if min(outputs.stream_scale for outputs, _ in sides) <= 0.0:
         return None
@@ -246,7 +244,7 @@ def _strength_ratio(reference: NeuronOutputs, candidate: NeuronOutputs, cell: tu
 
 
 def _profile_ratio(sides: Sequence[tuple[NeuronOutputs, int]]) -> float:
-    """Return the factor between two layers' strengths, relative to their models' strongest layers."""
+    """Return the ratio of two layers' strengths (at least 1), relative to their models' strongest layers."""
     if min(outputs.strongest for outputs, _ in sides) <= 0.0:
         return 1.0
     relative = [math.sqrt(outputs.mean_square(at)) / outputs.strongest for outputs, at in sides]
@@ -254,7 +252,7 @@ def _profile_ratio(sides: Sequence[tuple[NeuronOutputs, int]]) -> float:
 
 
 def nominated_pairs(counts: NeuronNumbers) -> list[LayerPair]:
-    """Pair each candidate layer in which remarkably many neurons kept their number with its best reference layer."""
+    """Return candidate layers in which remarkably many neurons kept their number, with their best reference layers."""
     own = np.array(counts.own_number, dtype=np.int64)
     best = [(int(own[:, j].argmax()), j) for j in range(own.shape[1])]
     return [
@@ -308,7 +306,7 @@ def _log_p_together(own: IntArray) -> float:
 
 
 def _agreeing_cells(strength: IntArray, is_significant: npt.NDArray[np.bool_], n_tested: int) -> list[tuple[int, int]]:
-    """Pair each candidate layer that agrees in gate and up with its best reference layer."""
+    """Return candidate layers that agree in gate and up, with their best reference layers."""
     cells = ((int(strength[:, j].argmax()), j) for j in range(strength.shape[1]))
     return [cell for cell in cells if strength[cell] >= LEAST_SHARE_OF_NEURONS * n_tested and is_significant[cell]]
 
@@ -323,7 +321,7 @@ NOISES = tuple(0.125 * 1.25**step for step in range(20))
 def excluded_noise(*samples: NeuronSample, alpha: float, nominates: bool = False) -> float:
     """Find the strongest noise at which a copy of either model, in any basis but with neurons in order, is detected.
 
-    If ``nominates`` is set, only equal numbers are counted, at level :data:`REMARKABLE`. Takes four steps of 40 fits.
+    If ``nominates`` is set, a copy only needs to be nominated for a larger sample. Takes up to five steps of 40 fits.
 
     Returns:
         Noise in units of each row's root mean square, or 0 if even the smallest of :data:`NOISES` hides a copy.
@@ -351,7 +349,7 @@ def excluded_noise(*samples: NeuronSample, alpha: float, nominates: bool = False
 
 
 def _numbers_of_copy(layer: torch.Tensor, noise: float, seed: int, sample: NeuronSample) -> OwnNumbers:
-    """Count the neurons of a noisy copy of a layer that match the neuron with the same number."""
+    """Copy a layer with noise, and count the neurons that match the neuron with the same number."""
     generator = torch.Generator().manual_seed(seed)
     added_noise = noise * layer.shape[-1] ** -0.5 * torch.randn(layer.shape, generator=generator)
     planted = torch.nn.functional.normalize(layer + added_noise, dim=-1)

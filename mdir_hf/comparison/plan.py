@@ -72,7 +72,7 @@ class ReadPlan:
         runs_full_test: Whether all common tokens are compared regardless of the first looks.
         excluded_noise: Strongest noise at which the embeddings would reveal a copy, in units of the weights' RMS; 0 if
             not computed.
-        excluded_layers_noise: The same for the layers; None if not computed.
+        excluded_layers_noise: Strongest noise at which the layers would reveal a copy, or None.
         matrix: ``embedding``, ``unembedding``, or ``layer``.
         opening_bytes: Bytes of both models' headers, configs and tokenizers.
         neuron_bytes: Estimated bytes of the first neurons to compare.

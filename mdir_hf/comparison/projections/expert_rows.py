@@ -50,17 +50,17 @@ class ExpertCells:
     failures: Mapping[Role, str]
 
     def compared(self, role: Role) -> tuple[tuple[ExpertName, ...], tuple[ExpertName, ...]]:
-        """Return the names of each layer's experts that were compared by a projection, in the order of the cells."""
+        """Return the names of each layer's experts whose rows of this role were compared, in the order of the cells."""
         reference, candidate = self.cells[role].sample.places
         return tuple(self.names[0][at] for at in reference), tuple(self.names[1][at] for at in candidate)
 
     def n_unread(self, role: Role) -> tuple[int, int]:
-        """Return the number of each layer's experts that were not compared by a projection."""
+        """Return the number of experts in each layer whose rows of this role were not compared."""
         reference, candidate = self.compared(role)
         return self.n_experts[0] - len(reference), self.n_experts[1] - len(candidate)
 
     def partner(self, role: Role, column: int) -> int | None:
-        """Return the row of the reference expert that agrees best with the candidate expert in a column, or None."""
+        """Return the index of the reference expert that agrees best with the candidate expert ``column``, or None."""
         cells, names = self.cells[role], self.compared(role)
         own, cosine = cells.agreement.own_share[:, column], np.abs(cells.agreement.cosine[:, column])
         is_own_best = own * len(cells.sample.numbers) > LEAST_OWN_ROWS

@@ -103,7 +103,7 @@ def oriented(cosines: FloatArray) -> FloatArray:
 
 
 def is_alike(cosines: FloatArray) -> npt.NDArray[np.bool_]:
-    """Return a mask of the rows that resemble their partners about as closely as the best quarter does."""
+    """Return a mask of the rows that resemble their partners; see :data:`LEAST_SHARE_OF_LIKENESS`."""
     typical = float(np.quantile(cosines, 0.75)) if len(cosines) else 0.0
     alike: npt.NDArray[np.bool_] = (cosines >= LEAST_SHARE_OF_LIKENESS * typical) & (typical > 0.0)
     return alike
@@ -115,7 +115,7 @@ def share_alike(cosines: FloatArray) -> float:
 
 
 def share_of_columns(first: torch.Tensor, second: torch.Tensor) -> float:
-    """Estimate the share of heads or neurons that agree from paired channels, and add two standard errors."""
+    """Estimate from paired channels the share of heads or neurons that agree, and add two standard errors."""
     share, error = share_alike_of_columns(first, second)
     return min(1.0, share + 2.0 * error)
 

@@ -20,7 +20,7 @@ from mdir_hf.report import ComparedExpert, LayerPair, ModuleRole, Outcome, Proje
 NO_EXPERT_AGREES = "no compared expert agrees, and renumbered neurons of experts were not searched"
 
 LEAST_GAIN = 0.1
-"""A finding elsewhere is preferred to agreement in place if it explains at least this much more of the rows."""
+"""Minimum difference in explained rows, as a share, for a finding elsewhere to be preferred to agreement in place."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -59,7 +59,7 @@ def bytes_of_blocks(sides: Sequence[IntArray], row_n_bytes: Sequence[int], block
 
 
 def bytes_of_layer_map(models: Sequence[Comparable], roles: Sequence[Role]) -> int:
-    """Estimate the bytes of all matrices that may represent layers, from the first layer that has each role."""
+    """Estimate the bytes of all matrices that may represent layers, taking each role's first matrix as typical."""
     n_bytes = 0
     for model in models:
         for role in roles:

@@ -1,7 +1,4 @@
-"""Read rows for the same tokens from two models, and keep tensors that are read repeatedly.
-
-For example, GPT-2 stores queries, keys and values as columns of one matrix.
-"""
+"""Read rows for the same tokens from two models, and cache tensors that are needed repeatedly."""
 
 from __future__ import annotations
 
@@ -38,8 +35,8 @@ MOST_NOT_FINITE = 64
 """Maximum number of rows of one matrix that may contain NaN or infinity."""
 
 BLOCKS_A_READ = 2
-"""Number of matrix-product blocks per read. Two halve the number of requests and need less memory than the subsequent
-SVD."""
+"""Number of matrix-product blocks per read. Reading two at a time halves the number of requests, and takes less memory
+than the subsequent SVD."""
 
 IntArray = npt.NDArray[np.int64]
 
@@ -262,7 +259,7 @@ def is_remote(model: PlacedTensors) -> bool:
 
 
 class SharedTensors:
-    """A model's tensors, kept in memory if they contain several roles; implements ``TensorSource``.
+    """A model's tensors, kept in memory if they store the weights of several roles; implements ``TensorSource``.
 
     The class is thread-safe. See :class:`ReadOnce` for the options.
     """

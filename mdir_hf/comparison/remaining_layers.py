@@ -34,8 +34,8 @@ def with_remaining_layers(
 ) -> LayersEvidence:
     """Extend an accepted layer map to layers that lack its matrix, using another matrix.
 
-    The other matrix is tested at half of the level. Pairs of layers that neither matrix covers have p = 1. A map of
-    sampled layers is returned unchanged.
+    The other matrix is tested at half the significance level. Pairs of layers that neither matrix covers have p = 1. A
+    map of sampled layers is returned unchanged.
     """
     models, is_whole = (reference, candidate), accepted.layer_map.pattern != "sampled"
     lacking = [_without(model, places) for model, places in zip(models, accepted.positions, strict=True)]

@@ -46,7 +46,7 @@ class LayersEvidence:
         neurons_support: Whether sampled neurons of every matched layer agree.
         n_empty: Number of all-zero layers in the reference and in the candidate.
         noise: Strongest noise, in units of the weights' RMS, at which a copy would have been found.
-        are_invariant: Whether the null hypothesis was tested and not rejected.
+        are_invariant: See :func:`~mdir_hf.comparison.witness.are_layers_invariant`; False if not tested.
     """
 
     log_p: float

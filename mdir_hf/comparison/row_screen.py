@@ -27,8 +27,8 @@ LAST: tuple[Role, ...] = (Role.UP, Role.Q, Role.O, Role.GATE, Role.DOWN)
 together, so that each layer is read only once. Except for up, they are tried only at level ``full``."""
 
 SPREAD_LAYERS = 8
-"""Number of layers of the shallower model to map, unless the level requires all layers. In related models, each has a
-partner in the deeper model, so a few layers spread over the depth are enough."""
+"""Number of layers of the shallower model to map, unless the level requires all layers. In related models, each of its
+layers has a partner in the deeper model, so a few layers spread over the depth are enough."""
 
 MANY_CHANNELS, MANY_MLP_CHANNELS = 2048, 1024
 """Matrices with more rows than this are screened using sampled rows before they are read whole. The limit is lower for
@@ -145,7 +145,7 @@ def _carried(residual_map: ResidualBasisMap, rows: torch.Tensor) -> torch.Tensor
 def sampled(readers: tuple[RoleReader, RoleReader], side: int, *, seed: int, neuron_seed: int) -> torch.Tensor:
     """Read sampled rows of one model's layers, ``(L, rows, n)`` float32, scaled to unit length.
 
-    For MLPs of equal size, these are the first neurons that :meth:`Witness.ask_every_layer` compares.
+    In MLPs of equal size, they belong to the first neurons that :meth:`Witness.ask_every_layer` compares.
     """
     n_layers = [len(reader.positions) for reader in readers]
     n_channels = [min(reader.n_channels(p) for p in reader.positions) for reader in readers]

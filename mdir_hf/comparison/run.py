@@ -247,8 +247,8 @@ class Comparison:
         """Run Algorithms 2 and 3, which count as one more look after the looks at the matrices.
 
         Raises:
-            AnatomyError: If the layers of a model cannot be identified and the level analyses all layers.
-            UnsupportedFormatError: If the layers cannot be read and the level analyses all layers.
+            AnatomyError: If a model's layers cannot be identified, at a level that analyses all layers.
+            UnsupportedFormatError: If layers cannot be read, at a level that analyses all layers.
         """
         self._tell(measured, *self._layers_to_come)
         with self.watch.step("layers"):
@@ -262,7 +262,7 @@ class Comparison:
                 return replace(measured, caveats_of_layers=(caveats.of_failed_layers(exc),), layers_are_unreadable=True)
 
     def final_report(self, measured: Measurements) -> HomologyReport:
-        """Compare experts and other stacks, collect facts about direction, and return the report."""
+        """Compare experts and other stacks, collect facts on which model came first, and return the report."""
         if self.settings.level.may_read_layers:
             with self.watch.step("stacks"):
                 measured = self.compare_stacks(measured)
@@ -319,7 +319,7 @@ class Comparison:
                 return replace(measured, caveats_of_layers=sentences)
 
     def with_direction(self, measured: Measurements) -> HomologyReport:
-        """Return the report, with facts about direction for related models."""
+        """Return the report; for related models, add facts on which came first."""
         report = report_on(measured, self.watch)
         if report.verdict is not Verdict.HOMOLOGOUS:
             return report

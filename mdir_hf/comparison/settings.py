@@ -22,11 +22,11 @@ class Settings:
     """The settings of a comparison.
 
     Attributes:
-        level: How thoroughly to compare. ``auto`` tests more and more tokens, stops at the first decisive look, and
+        level: How thoroughly to compare. ``auto`` tests more and more tokens until the result is decisive, and
             continues with the layers if the embeddings do not settle the verdict. ``screen`` stops before the full
-            test. ``embedding`` runs the full test on all common tokens. ``layers`` does the same for embeddings of up
-            to 256 MiB, compares sampled rows of every projection of every layer, and searches for moved rows. ``full``
-            runs all tests of every projection, which takes hours for 8B models.
+            test. ``embedding`` runs the full test on all common tokens. ``layers`` runs it for embeddings of up to 256
+            MiB, compares sampled rows of every projection of every layer, and searches for moved rows. ``full`` runs
+            all tests of every projection, which takes hours for 8B models.
         alpha: Significance level in (0, 1), fixed in advance.
         seed: Seed in [0, 2^63) for every random choice except the sample of neurons.
         sample_seed: Seed for the sample of neurons, as printed in a report. It reproduces that report, but a
@@ -35,8 +35,8 @@ class Settings:
         device: torch device for matrix products. ``auto`` selects a CUDA device if there is one, else the CPU.
         max_bytes: Limit on the bytes that this comparison reads, or None for no limit.
         max_memory_bytes: Memory limit, by default the machine's memory. A comparison that needs more is refused.
-        layers: Candidate layers, counted from 0, whose projections level ``layers`` reads whole and tests for all inner
-            transformations. If set, level ``auto`` becomes ``layers``.
+        layers: Candidate layers, counted from 0, to test with Algorithm 3 at level ``layers``, which reads their
+            projections whole. If set, level ``auto`` becomes ``layers``.
         describes_relatives: Whether reports on related models include the projection table at every level.
 
     Raises:

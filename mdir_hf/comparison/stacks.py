@@ -41,8 +41,9 @@ LOOKS_AT_EXPERTS = EXPERT_LAYERS**2
 """Maximum number of looks at experts per comparison, one for each pair of layers."""
 
 NOMINATING_ROWS = 8
-"""Number of rows of up per expert, in two runs, by which pairs of experts are nominated. At width 2,048, copies with
-noise three times as strong as their weights have a mean cosine of 0.3; the best of 65,000 unrelated pairs has 0.04."""
+"""Number of rows of up per expert used to nominate pairs of experts: two runs of adjacent rows. At width 2,048, copies
+with noise three times as strong as their weights have a mean cosine of 0.3; the best of 65,000 unrelated pairs has
+0.04."""
 
 LEAST_NOMINATING_Z = 5.0
 """A pair is nominated if its mean cosine is more than this many standard deviations above the median of all pairs."""
@@ -128,7 +129,7 @@ def name_of_experts(layer: int) -> str:
 
 @dataclass(frozen=True)
 class _Sets:
-    """The experts of one layer of each model; ``look`` determines the share of alpha."""
+    """The experts of one layer of each model; ``look``, the position of this look, sets its share of alpha."""
 
     reference: ExpertSet
     candidate: ExpertSet
@@ -166,7 +167,7 @@ class _Sets:
         return [(i, j) for _, i, j in sorted(scored, reverse=True)[:MOST_NOMINATED]]
 
     def matches(self, nominated: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
-        """Return nominated pairs whose neurons agree, each with the number of neurons that kept their number."""
+        """Return (reference, candidate, n): nominated pairs that agree, and how many neurons kept their number."""
         matches: list[tuple[int, int, int]] = []
         by_size: dict[int, list[tuple[int, int]]] = {}
         for pair in nominated:
@@ -260,7 +261,7 @@ def stack_pairs(
 ) -> tuple[StackPair, ...] | None:
     """Compare the stacks of two models with :func:`compare_stacks`.
 
-    ``before`` receives the caveat to report if the comparison stops before the stacks. Return None if only samples of
+    ``before`` receives the caveat to report if the comparison stops before this step. Return None if only samples of
     the models are available or there are no other stacks.
     """
     first, second = (_stacks(model) for model in (reference, candidate))
@@ -304,8 +305,8 @@ def compare_stacks(
 ) -> tuple[StackPair, ...]:
     """Compare all pairs of stacks except the pair of language models; return a record for each comparable pair.
 
-    Unless the sample is fresh, no verdict is ``homologous``. Pair number k is tested at alpha / (s (s + 1)) with s =
-    :data:`FIRST_PLACE` + k, so all pairs together use at most alpha / FIRST_PLACE.
+    Pair number k is tested at alpha / (s (s + 1)) with s = :data:`FIRST_PLACE` + k, so all pairs together use at most
+    alpha / FIRST_PLACE. See :func:`compare_expert_sets` for ``is_fresh``.
     """
     if len(reference) < 2 and len(candidate) < 2:
         return ()

@@ -38,7 +38,7 @@ LARGE_LAYER_VALUES = 1 << 24
 already takes megabytes."""
 
 ROWS_PER_CHANNEL = 4
-"""Rows per residual channel for fitting a rotation under noise."""
+"""Number of rows per residual channel used to fit a rotation to noisy weights."""
 
 AXES_LEVEL = math.log(0.05)
 """Significance level of the test for privileged axes, as a natural log."""
@@ -47,13 +47,12 @@ AXES_LEVEL = math.log(0.05)
 class Witness:
     """Compares neurons in the layers of two models, one look at a time.
 
-    ``seed`` determines which neurons are sampled; ``is_fresh`` says whether it was drawn from system entropy after both
-    models were open.
+    ``is_fresh`` says whether ``seed`` was drawn from system entropy after both models were open.
 
     Attributes:
         counts: The strongest result so far, or None.
         by_number: Result of the last look that paired neurons by number.
-        samples: Samples that were compared in that look.
+        samples: Samples compared in the last such look, except by :meth:`ask_every_layer`.
         nominating_samples: Samples of up from every layer, or empty.
     """
 
@@ -96,7 +95,7 @@ class Witness:
         return self.counts is not None and self.counts.is_witness
 
     def same_places(self, *, at_most: int = NEAR_COPY_LAYERS) -> list[tuple[int, int]]:
-        """Draw layers at the same position; see :func:`~.neuron_search.same_places`."""
+        """Draw pairs of layers; see :func:`~.neuron_search.same_places`."""
         return same_places(*self.models, at_most=at_most, seed=self.seed)
 
     def compare_given(self, reference: NeuronSample | None, candidate: NeuronSample | None) -> None:
@@ -121,10 +120,7 @@ class Witness:
             self._keep_by_number(self._counts_with_down(first, second, seed, place), first, second)
 
     def ask_every_layer(self) -> None:
-        """Compare up in all layers, then gate, up and down of other neurons in the layers that this nominates.
-
-        If the MLPs are wide, the layer map has already read most of these rows.
-        """
+        """Compare up in all layers, then gate, up and down of other neurons in the layers that may match."""
         place = self._next_place()
         first, second = (take_neurons(model, seed=self.seed, every=True, nominates=True) for model in self.models)
         counts = None if first is None or second is None else self._counts((first, second), place)
@@ -145,7 +141,10 @@ class Witness:
         self._keep(counts)
 
     def ask_under_noise(self, pairs: Sequence[tuple[int, int]] | None = None) -> None:
-        """Fit the rotation on many neurons and read down whole. ``pairs`` defaults to layers at the same position."""
+        """Compare noisy neurons: fit the rotation to many rows, and read down whole.
+
+        ``pairs`` defaults to layers at the same position.
+        """
         pairs = self.same_places() if pairs is None else list(pairs)[:NEAR_COPY_LAYERS]
         n_neurons = [n_neurons_of(model) for model in self.models]
         pairs = [(i, j) for i, j in pairs if n_neurons[0].get(i, 0) == n_neurons[1].get(j, -1)]
@@ -227,7 +226,7 @@ class Witness:
             self._keep(counts)
 
     def _keep(self, counts: NeuronNumbers | None) -> None:
-        """Keep the strongest counts: a witness first, then idle copies, then the smaller p."""
+        """Replace the stored counts unless they are stronger; p decides only between counts of the same kind."""
 
         def strength(neurons: NeuronNumbers) -> tuple[bool, bool, bool, bool]:
             has_down = neurons.own_number_by_down is not None
@@ -264,9 +263,9 @@ def compare_samples(
     place: int,
     n_nominated_of: int | None = None,
 ) -> NeuronNumbers | None:
-    """Compare neurons; if a match is doubtful, measure the strengths of more neurons and compare again.
+    """Compare neurons; if matches may be faint copies, measure the strengths of more neurons and compare again.
 
-    ``seed`` selects further neurons and must not be foreseeable; ``place`` is the position of this look.
+    ``seed`` selects these neurons and must be unpredictable; ``place`` is the position of this look.
     """
     counts = compare_neurons(*samples, alpha=alpha, device=device, place=place, n_nominated_of=n_nominated_of)
     if counts is None:
@@ -287,7 +286,7 @@ def compare_samples(
 def merged_counts(every: NeuronNumbers, confirmed: NeuronNumbers, *, log10_p: float | None = None) -> NeuronNumbers:
     """Return ``every`` with the counts of some layers replaced by their confirmed counts.
 
-    ``log10_p`` defaults to the smaller of both looks' values, because each look uses its own share of alpha.
+    ``log10_p`` defaults to the smaller of the two looks' values, because each look uses its own share of alpha.
     """
     at = (every.reference_layers, every.candidate_layers)
     own, certain = ([list(row) for row in counts] for counts in (every.own_number, every.certain))

@@ -1,4 +1,4 @@
-"""Run tier 1: compare sampled rows with the same number in all pairs of layers."""
+"""Run tier 1: pair sampled rows by number in every pair of layers, and compare them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from mdir_hf.method.row_agreement import RowAgreement, compare_rows, share_alike
 from mdir_hf.model.roles import Role
 
 LEAST_OWN_SHARE = 0.05
-"""Two layers agree only if more than this share of their rows are mutual best matches with the row that has the same
-number. In unrelated layers, 1 row in 64 is such a match on average. A small p is not enough, because a slightly wrong
-map makes cosines of -0.08 significant and neighbouring layers resemble each other."""
+"""Two layers agree only if more than this share of their rows are mutual best matches with the row of the same number.
+In unrelated layers, 1 row in 64 is, on average. A small p is not enough, because a slightly wrong map makes cosines of
+-0.08 significant and neighbouring layers resemble each other."""
 
 LEAST_SHARE_OF_COSINE = 0.6
-"""Two layers agree only if their cosine is at least this share of the largest cosine of any candidate layer with the
-same reference layer. This rules out similar neighbours, but not several copies of one layer."""
+"""Two layers agree only if their cosine is at least this share of the reference layer's largest cosine with any
+candidate layer. This rules out similar neighbours, but not several copies of one layer."""
 
 LEAST_SHARE_KEPT = 0.9
 """A projection counts as kept if at least this share of its sampled rows agrees."""
@@ -32,14 +32,14 @@ Pair = tuple[int, int]
 """Positions of a reference layer and a candidate layer in ``anatomy.layers``."""
 
 N_TIERS = 3
-"""Number of tests per projection, for which p is corrected: tier 1, and searches for moved and for rotated rows."""
+"""Number of tests per projection that p is corrected for: tier 1, and searches for moved and for rotated rows."""
 
 
 @dataclass(frozen=True, eq=False)
 class RoleCells:
     """Agreement of one projection in all pairs of layers (cells).
 
-    Each cell's p is corrected for ``log_n_tests``.
+    ``log_n_tests`` is the natural log of the number of tests that p is corrected for.
     """
 
     sample: RowSample
@@ -63,7 +63,7 @@ class RoleCells:
         return named
 
     def best(self, column: int) -> int | None:
-        """Return the row of the reference layer that agrees best with a column's candidate layer, if one stands out."""
+        """Return the index of the reference layer that agrees best with a candidate layer, if one stands out."""
         named = np.flatnonzero(self.is_named[:, column])
         if not len(named):
             return None
@@ -75,21 +75,21 @@ class RoleCells:
         return None if is_rivalled and cosine[best, column] < COPIED_LAYER_COSINE else best
 
     def at(self, pair: Pair) -> tuple[int, int] | None:
-        """Return the row and column of a pair of layers; None if either lacks the projection."""
+        """Return the cell (row and column) of a pair of layers; None if either lacks the projection."""
         rows, columns = self.sample.places
         if pair[0] not in rows or pair[1] not in columns:
             return None
         return rows.index(pair[0]), columns.index(pair[1])
 
     def is_copy_in_place(self, place: int) -> bool:
-        """Return whether the layers in one position agree so closely that other similar layers do not matter."""
+        """Return whether the layers at a position agree so closely that other similar layers do not matter."""
         cell = self.at((place, place))
         return cell is not None and bool(self.is_named[cell]) and self.agreement.cosine[cell] >= COPIED_LAYER_COSINE
 
     def share_kept(self, cell: tuple[int, int]) -> float:
         """Return the share of a cell's rows that match the row with the same number.
 
-        Noise can hide a row's partner, so two standard errors are added if the share then reaches
+        Noise can hide matches, so two standard errors are added if that raises the share to
         :data:`LEAST_SHARE_KEPT`.
         """
         agreement = self.agreement
@@ -109,8 +109,8 @@ class RoleCells:
 
 RIVAL_SHARE_OF_COSINE = 0.8
 COPIED_LAYER_COSINE = 0.7
-"""Two layers with a lower cosine are not counterparts if the cosine of either with a third layer is at least
-:data:`RIVAL_SHARE_OF_COSINE` times as large. Neighbouring layers of one model can be that similar."""
+"""Two layers with a lower cosine are not counterparts if either has a cosine with a third layer that is at least
+:data:`RIVAL_SHARE_OF_COSINE` times as large, because neighbouring layers of a model can be similar."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +140,7 @@ class TierOne:
         return not cells.is_named[cell] or cells.share_kept(cell) < LEAST_SHARE_KEPT
 
     def rivalled(self) -> set[int]:
-        """Return the candidate layers that resemble several reference layers equally."""
+        """Return the candidate layers that agree with a reference layer but are not clearly its counterpart."""
         known = self.counterparts()
         return {
             place
@@ -150,7 +150,7 @@ class TierOne:
         }
 
     def counterparts(self) -> dict[int, int]:
-        """Return the reference layer of each candidate layer, by a vote of the projections."""
+        """Return each candidate layer's reference layer, chosen by a vote of the projections."""
         votes: dict[int, dict[int, float]] = {}
         for cells in self.cells.values():
             for column, place in enumerate(cells.sample.places[1]):
@@ -163,7 +163,7 @@ class TierOne:
 
 
 def compare_own_places(reader: ProjectionReader, residual_map: ResidualBasisMap) -> TierOne | None:
-    """Compare only layers in the same position, for models that kept all layers in place.
+    """Compare only layers at the same position, for models that kept all layers in place.
 
     Return None unless most projections of every layer match as closely as copies would. Each p is corrected for all
     pairs of layers.
@@ -181,7 +181,7 @@ def compare_own_places(reader: ProjectionReader, residual_map: ResidualBasisMap)
 
 
 def compare_in_place(reader: ProjectionReader, residual_maps: Sequence[ResidualBasisMap]) -> list[TierOne]:
-    """Compare sampled rows of all layers by number under each map; p is corrected for all maps.
+    """Compare sampled rows of all layers, paired by number, under each map; correct p for the number of maps.
 
     Rows are read once for all maps that are not rotations.
     """
@@ -209,7 +209,7 @@ def cells_of(
     own_places: bool = False,
     roles: Sequence[Role] = PROJECTION_ROLES,
 ) -> dict[Role, RoleCells]:
-    """Compare sampled rows of each projection under one map; p is corrected for ``log_n``."""
+    """Compare sampled rows of each projection under one map; ``log_n`` is the natural log of the number of tests."""
     cells: dict[Role, RoleCells] = {}
     for role in roles:
         sample = reader.sample(role, residual_map)

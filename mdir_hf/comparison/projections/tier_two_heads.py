@@ -39,7 +39,7 @@ MOST_HEAD_ROWS = 1024
 
 SOLVED_ON_HALF = 2
 """A map inside heads is fitted on every second channel of the stream. Cosines are computed on the other channels,
-because on the fitted ones they would be too large."""
+because cosines on the fitted channels would be too large."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class HeadCells:
 
     Attributes:
         places: Positions of both models' layers.
-        log_p: ``(L, L')`` natural log of the bound on p for each pair alone.
+        log_p: ``(L, L')`` natural logs of bounds on p, not corrected for the number of pairs.
         cosine: ``(L, L')`` absolute mean cosine under the best map; 0 unless p is significant at 0.1%.
     """
 
@@ -75,7 +75,7 @@ class HeadSearch(Search):
         return HeadCells((rows, others), agreement.log_p, np.abs(cosine))
 
     def counterparts(self, role: Role, cells: HeadCells) -> dict[int, int]:
-        """Return each candidate layer's reference layer, unless another candidate layer resembles it much more."""
+        """Return each candidate layer's best reference layer among those that no other layer matches much better."""
         most = cells.cosine.max(axis=1)
         in_place = self.tier_one.cells.get(role)
         if in_place is not None:
@@ -90,7 +90,7 @@ class HeadSearch(Search):
         }
 
     def _shapes(self, role: Role, rows: Collection[int], others: Collection[int]) -> set[tuple[int, int]]:
-        """Return the distinct pairs (head dimension, whether heads are known) of these layers."""
+        """Return the distinct values of (rows per head, whether there are several heads) in both models' layers."""
         shapes = set()
         for side, places in ((0, rows), (1, others)):
             for place in places:
@@ -154,7 +154,7 @@ class HeadSearch(Search):
         return Finding(log_p, cosines, share, "heads" if is_moved else None)
 
     def _turned(self, role: Role, pair: tuple[int, int], maps: FoundMaps) -> Finding | None:
-        """Find rows rotated inside heads: planes of rotary positions, or whole heads."""
+        """Find rows rotated inside heads, in planes of rotary positions or in whole heads."""
         anatomies = [model.anatomy for model in self.reader.models]
         layers = [anatomy.layers[place] for anatomy, place in zip(anatomies, pair, strict=True)]
         ropes = [layer.rope or anatomy.rope for layer, anatomy in zip(layers, anatomies, strict=True)]
@@ -287,7 +287,7 @@ def _rows_of_heads(
 
 
 def _turned_planes(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rotate planes ``(g, F, 2, n)`` by an angle fitted on half of the channels; return rows of the other half."""
+    """Rotate planes ``(g, F, 2, n)`` by an angle fitted on half of the channels; return rows on the other half."""
     a, b = (rows[..., ::SOLVED_ON_HALF] for rows in (x, y))
     cosine = (a * b).sum(dim=(2, 3))[..., None]
     sine = (a[:, :, 0] * b[:, :, 1] - a[:, :, 1] * b[:, :, 0]).sum(dim=2)[..., None]

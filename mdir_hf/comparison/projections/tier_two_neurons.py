@@ -1,4 +1,4 @@
-"""Run tier 2 for the MLP: search for permuted neurons in gate, then compare their up and down."""
+"""Run tier 2 for the MLP: search for permuted neurons using gate, then compare their rows of up and columns of down."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class NeuronSearch(Search):
         return Finding(log_p, cosines, share_alike(cosines), "neurons")
 
     def _same_neurons(self, role: Role, pair: tuple[int, int], maps: FoundMaps, *, is_signed: bool) -> Finding | None:
-        """Compare another projection of neurons with known partners; up and down of a neuron may both change sign."""
+        """Compare another projection of neurons with known partners; if ``is_signed``, rows may differ in sign."""
         reader = self.reader
         assert maps.neurons is not None
         if not all(pair[side] in reader.places(side, role) for side in (0, 1)):

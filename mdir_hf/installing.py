@@ -26,7 +26,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 def install_command(*extras: str, for_others: bool = False) -> str:
     """Return the POSIX shell command that installs this package with the given extras.
 
-    The command uses the source of the running copy. If ``for_others`` is true, it contains no local path.
+    If ``for_others`` is true, the command contains no local path.
     """
     wanted = f"[{','.join(extras)}]" if extras else ""
     url = os.environ.get(ORIGIN_VARIABLE)

@@ -1,6 +1,6 @@
 """Train a small family of language models: a base, five increasingly disguised descendants, and two strangers.
 
-The first stranger differs from the base only in its seed. Models are saved in Hub format.
+The first stranger differs from the base only in its seed.
 """
 
 from __future__ import annotations

@@ -67,7 +67,8 @@ def choose_entries(
 ) -> WeightEntries:
     """Choose random entries in a few stored rows of a weight.
 
-    The choice depends only on the seed, place and shape. If ``n_rows`` is given, only the first ``n_rows`` are used.
+    The choice depends only on the seed, place and shape. If ``n_rows`` is given, rows are drawn from the first
+    ``n_rows``.
     """
     layer, role = place
     shape = matrix_shape(model, part)

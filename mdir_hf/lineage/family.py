@@ -53,7 +53,7 @@ class Family:
     Attributes:
         not_searched: Reason why the search failed, or an empty string.
         declared: Comparisons with declared bases, or None if the card was not read.
-        layers: Neurons compared with each relative whose layers match, keyed by relative.
+        layers: Results of comparing neurons, keyed by relative; only relatives with matching layers.
         not_mapped: Reason why the layers or the tree are missing, or an empty string.
         tree: Tree of the model and the bases found in the index; None if there are fewer than two bases.
         apart: Models whose rows could be aligned, and the RMS differences between their rows, relative to the rows'

@@ -1,4 +1,4 @@
-"""Check a third party's bill of materials: compare files with stated digests, and weights with stated bases."""
+"""Check a third party's bill of materials: compare files with their stated digests, and models with their bases."""
 
 from __future__ import annotations
 

@@ -25,7 +25,8 @@ from mdir_hf.report import HomologyReport, ModelFacts, ModelSummary, WeightFile
 
 _BLOCK = 8 << 20
 _HASHED_FROM_HUB = 16 << 20
-"""Maximum size of a file that is read from the Hub for its digest. Files without one are in git, limited to 10 MB."""
+"""Maximum size of a file to read from the Hub if no digest is listed. Such files are in git, which limits them to 10
+MB."""
 
 
 def facts_of_summary(model: ModelSummary) -> ModelFacts:

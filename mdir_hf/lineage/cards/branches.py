@@ -1,4 +1,4 @@
-"""Look up whether pinned models have changed on their branches."""
+"""Check whether pinned models have changed on their branches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BranchHead:
 
     Attributes:
         head: Newest commit, or None if unknown.
-        changed: Files that differ between the two commits, except pictures and texts.
+        changed: Files that differ between the two commits, except documentation and images.
     """
 
     repo: str
@@ -77,6 +77,6 @@ def branch_head_of(
 
 
 def changed_files(pinned: Repository, head: Repository) -> tuple[str, ...]:
-    """Return the files that differ between two commits, except pictures and texts."""
+    """Return the files that differ between two commits, except documentation and images."""
     paths = {path for path in {*pinned.files, *head.files} if not _BESIDE_THE_MODEL.fullmatch(path)}
     return tuple(sorted(path for path in paths if pinned.files.get(path) != head.files.get(path)))

@@ -103,9 +103,8 @@ def propose_card(
 ) -> CardProposal:
     """Add a lineage section to a Hub repository's card, in memory.
 
-    The report compares the repository's model with another Hub model. ``relation`` (finetune, merge, quantized or
-    adapter) requires ``confirm_base_model``, with which the author confirms the direction, because no measurement can
-    show it.
+    ``confirm_base_model`` declares the report's other model as the base; the author must confirm this, because
+    measurements do not show direction. ``relation`` (finetune, merge, quantized or adapter) requires it.
 
     Raises:
         InputError: If the report is about other models, or one of its models is not on the Hub.

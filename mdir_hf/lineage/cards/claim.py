@@ -57,8 +57,8 @@ class Claim:
     """A result reduced to what a badge shows, and everything needed to reproduce it.
 
     Attributes:
-        log10_p: log10 of the report's main p-value, at most 0; None if p is not a bound.
-        axes_stand_out: Whether p is not a bound; stored only if true.
+        log10_p: The report's ``log10_p``, at most 0, or None.
+        axes_stand_out: Whether ``log10_p`` is None or not a bound; stored only if true.
         channels: Number of matching channels, and of all channels. None if p is a bound, and in old badges.
     """
 

@@ -17,7 +17,7 @@ from mdir_hf.report import HomologyReport
 BEGIN = "<!-- mdir-hf:lineage:begin -->"
 END = "<!-- mdir-hf:lineage:end -->"
 FOLDER = ".lineage"
-"""Folder for report and badge in the card's repository."""
+"""Folder in the card's repository for the report and badge."""
 
 REPORT_PATH, BADGE_PATH, BOM_PATH = f"{FOLDER}/report.json", f"{FOLDER}/badge.svg", f"{FOLDER}/bom.json"
 

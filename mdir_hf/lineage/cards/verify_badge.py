@@ -104,7 +104,7 @@ def _beside(name: str) -> str:
 
 
 class _WithoutDoctype(ElementTree.TreeBuilder):
-    """Reject document type declarations, and therefore entities."""
+    """XML parser target that rejects document types, and therefore entities."""
 
     def doctype(self, name: str, pubid: str | None, system: str | None) -> None:
         raise InputError("declares a document type, which no badge does")
@@ -191,8 +191,8 @@ def verify_badge(
     """Compare the two models of a badge again, at the same commits and with the same seed, alpha and level.
 
     ``source`` is as in :func:`read_badge`. If ``level`` differs from the claim's, only verdicts are compared.
-    ``tokenizers`` names a repository or folder with the vocabulary of each model. It is needed if the claim used a
-    local folder, whose name it omits. ``settings`` provides the device and limits.
+    ``tokenizers`` names a repository or folder with the vocabulary of each model. It is needed if a vocabulary came
+    from a local folder, which the claim does not name. ``settings`` provides the device and limits.
 
     Raises:
         InputError: If the source contains no claim, or one of the claim's models is not on the Hub.

@@ -215,8 +215,7 @@ def without_rows(model: Model) -> VocabularyError:
 def neurons_of(model: PlacedTensors, *, every: bool = False, seed: int | None = None) -> NeuronSample | None:
     """Read the neurons of a fingerprint as 16-bit rows; return None if the layers are not supported.
 
-    If ``every`` is true, all layers are read instead of four. With a ``seed``, the down projection is read too; without
-    one, the neurons are the fixed choice that indexes use.
+    If ``every`` is true, all layers are read instead of four. See :func:`take_fingerprint` for the seed.
     """
     try:
         if seed is None:

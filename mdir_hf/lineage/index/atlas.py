@@ -260,7 +260,7 @@ rows, too: a few hundred kilobytes of each.
 
 
 def summary_of(table: Sequence[AtlasBase]) -> str:
-    """Return a text with the number of bases in an atlas, and the missing ones."""
+    """Summarise how many listed bases an atlas contains, and name the others."""
     held = sum(base.state == "held" for base in table)
     lines = [f"{held} of {len(table)} base models are in the atlas"]
     for state in ("gated", "missing", "failed", "not tried"):

@@ -61,12 +61,12 @@ LARGEST_INDEX_BYTES = 4 << 30
 """Maximum size of an index to download, enough for about eleven thousand bases."""
 
 LEAST_AGREEMENT = 0.25
-"""Minimum correlation between the neuron similarities of two layers at which their neurons are compared one by one. It
-is below 0.15 for unrelated layers, and 0.28 to 0.47 for a copy of SmolLM2 with noise as large as the weights."""
+"""A base's neurons are compared one by one only if, for some pair of layers, the similarities between neurons correlate
+at least this strongly. The correlation is below 0.15 for unrelated layers, and 0.28 to 0.47 for a copy of SmolLM2 with
+noise as large as the weights."""
 
 SCANNED_BASES = 1_000
-"""Maximum number of bases that a search scans one by one, which takes two milliseconds each. If there are more,
-candidates are picked by their sketches."""
+"""Maximum number of bases that a search scans one by one, which takes two milliseconds each."""
 
 PICKED_BASES = 100
 """Number of candidates picked by each part of a sketch."""

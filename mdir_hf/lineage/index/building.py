@@ -48,9 +48,9 @@ QUERY_TOKENS = 96
 
 
 def choose_index_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int = QUERY_TOKENS) -> tuple[bytes, ...]:
-    """Choose the tokens of an index: those in most vocabularies and, among these, longer ones first.
+    """Choose the tokens for an index: those that occur in the most vocabularies.
 
-    Ties are broken by a hash of the token's bytes.
+    Ties are broken by length, up to six bytes, with longer tokens first, and then by a hash of the bytes.
     """
     holders = Counter(token for vocabulary in vocabularies for token in vocabulary.row_of)
     # Long tokens that all vocabularies contain are words, whose rows have been trained.

@@ -52,7 +52,7 @@ class Ancestor:
 
     @property
     def p_is_bound(self) -> bool:
-        """Whether p is a bound, because it is based on neurons or a comparison assumes rotation."""
+        """Whether p is a bound: it is based on neurons, or the comparison gives a bound that assumes rotation."""
         report = self.report
         by_tokens = report is not None and report.p_is_bound and report.assumption is Assumption.ROTATION
         return self.neurons is not None or by_tokens
@@ -304,9 +304,9 @@ def judge_hits(
 def judge_neurons(
     index: BaseIndex, query: NeuronSample, *, top: int, alpha: float, device: str = "cpu"
 ) -> list[Ancestor]:
-    """Find bases whose neurons match the model's neurons with the same number, in any layer.
+    """Search an index by neurons, and return those bases with a layer that matches one of the model's layers.
 
-    log10 p is corrected for all tests on all bases.
+    Neurons are paired by number. log10 p is corrected for all tests on all bases.
     """
     n_tests = TESTS_OF_A_BASE * len(index)
     ancestors = []

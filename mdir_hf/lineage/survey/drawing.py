@@ -20,7 +20,7 @@ FamilyDistances = Sequence[tuple[tuple[str, ...], FloatArray]]
 
 
 def family_distances(report: SurveyReport, fingerprints: Mapping[str, Fingerprint]) -> FamilyDistances:
-    """Measure distances between relatives: the RMS difference between aligned rows, divided by their RMS."""
+    """Measure distances between relatives: the RMS difference between aligned rows, relative to one model's RMS."""
     groups = []
     for group in report.groups():
         if len(group) > 1 and all(name in fingerprints for name in group):
@@ -31,7 +31,7 @@ def family_distances(report: SurveyReport, fingerprints: Mapping[str, Fingerprin
 
 
 def draw_survey(report: SurveyReport, families: FamilyDistances = (), *, dark: bool = False) -> dict[str, Figure]:
-    """Draw ``matrix`` if at least two models were read, and ``dendrogram`` if there are families.
+    """Return figures keyed by name: ``matrix`` if at least two models were read, ``dendrogram`` if there are families.
 
     Needs matplotlib.
     """

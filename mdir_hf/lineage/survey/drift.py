@@ -20,16 +20,16 @@ from mdir_hf.model.open import Reading
 from mdir_hf.report import LayerDrift
 
 MOST_OPEN = 8
-"""Maximum number of models whose sampled rows are kept in memory, at most 512 MB each."""
+"""Maximum number of models whose sampled rows are kept in memory, using at most 512 MB each."""
 
 
 @dataclass
 class OpenModels:
-    """Models opened for a survey; only the last few are kept open.
+    """Models opened for a survey; only the :data:`MOST_OPEN` most recently used are kept open.
 
     Attributes:
         pins: Pins, keyed by model name; models without one are opened at their current commits.
-        watch: Progress watch for ``ledger``, which must be listening already.
+        watch: Progress watch for ``ledger``; its ``listening()`` context must be open.
     """
 
     pins: Mapping[str, Pin]
@@ -52,7 +52,7 @@ class OpenModels:
 def describe_relatives(
     pairs: Sequence[Pair], results: Mapping[Pair, PairResult], models: OpenModels, settings: Settings
 ) -> Iterator[PairResult]:
-    """Yield the result of each pair with the drift of its layers, or with the reason why it could not be measured.
+    """Yield each pair's result, including the drift of its layers, or the reason why drift could not be measured.
 
     If two models share a residual basis, only ``seed`` and ``device`` are used from the settings.
     """

@@ -37,10 +37,10 @@ def survey_arriving(
 ) -> tuple[SurveyReport, dict[str, Fingerprint]]:
     """Compare every pair of a few models in memory, as :func:`~mdir_hf.lineage.survey.run.run_survey` does on disk.
 
-    Ignores the plan's shard and cache size. A model whose reads would exceed ``max_bytes`` is a failure. ``on_model``
-    is called with the report after each step. ``earlier`` is a complete survey without layers, whose layers are to be
-    compared at the same commits. Returns the report, and the rows keyed by model (after an ``earlier`` survey, only for
-    new groups).
+    Ignores the plan's shard and cache size. A model whose reads would exceed ``max_bytes`` is reported as a failure.
+    ``on_model`` is called with the report after each step. If ``earlier``, a complete survey without layers, is given,
+    compares only layers, at the same commits. Returns the report, and rows keyed by model; after an ``earlier`` survey,
+    only the rows of models in new groups.
 
     Raises:
         InputError: If the plan is invalid, or no model can be opened.

@@ -1,6 +1,6 @@
 """Choose a survey's tokens and pin every model's commit before reading weights.
 
-Both are stored in one file, so that all shards compare the same rows.
+Tokens and commits are stored in one file, so that all shards compare the same rows.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from mdir_hf.report.parts import Count
 from mdir_hf.validation import AS_WRITTEN, read_json
 
 WINDOW_ROWS = 64
-"""Tokens are taken in windows of this many adjacent rows of the most common vocabulary, so that one request returns
-many."""
+"""Tokens are chosen in windows of this many adjacent rows of the most common vocabulary, so that one request returns
+many rows."""
 
 LEAST_COMMON_SHARE = 0.5
 """If two vocabularies share less than this fraction of the requested tokens, further common tokens are added."""
@@ -313,7 +313,7 @@ class PlannedRequests:
 
     @property
     def at_least_s(self) -> float:
-        """Minimum duration of the requests in seconds, counting whole quota windows."""
+        """Minimum duration of the requests in seconds, a multiple of the quota window."""
         quotas = USER if self.has_token else ANONYMOUS
         n_windows = max(self.api / quotas["api"], self.files / quotas["resolvers"])
         return WINDOW_S * max(0, -(-n_windows // 1) - 1)
@@ -331,7 +331,7 @@ class PlannedRequests:
 def planned_requests(
     reading: Reading, *, for_tokens: Iterable[str] = (), for_rows: Iterable[str] = (), for_cards: Iterable[str] = ()
 ) -> PlannedRequests:
-    """Count the requests needed to open models and to read cards."""
+    """Count the requests needed to open models, for tokens and again for rows, and to read cards."""
     is_online = not reading.local_files_only
     tokens, rows, cards = (
         {name for name in names if is_online and parse_reference(name).repo_id is not None}

@@ -1,4 +1,4 @@
-"""Plan the reads of a survey, and the largest noise at which it would find a copy."""
+"""Plan a survey's reads, and compute the largest noise at which it would find a copy."""
 
 from __future__ import annotations
 

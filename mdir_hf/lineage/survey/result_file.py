@@ -1,4 +1,4 @@
-"""A survey's files: fingerprints, and results that are flushed at once and validated when read."""
+"""A survey's files: fingerprints, and results that are flushed immediately and validated when read."""
 
 from __future__ import annotations
 
@@ -55,9 +55,7 @@ _KINDS: Mapping[str, type[ModelResult] | type[PairResult]] = {"model": ModelResu
 
 
 class ResultFile:
-    """Appends results to a JSON Lines file, flushing each to disk before the next is computed.
-
-    The first line contains the settings.
+    """Appends results to a JSON Lines file, flushing them to disk immediately.
 
     Raises:
         InputError: If the file contains other settings, or is not a survey.

@@ -20,7 +20,7 @@ from mdir_hf.validation import AS_WRITTEN
 SCHEMA = "mdir-hf/survey/1"
 
 MOST_DESCRIBED = 8
-"""In groups of up to this many models, the layers of all pairs are described."""
+"""Largest group in which the layers of all pairs are described."""
 
 Pair = tuple[str, str]
 """Two model names, in the order of the survey's list."""
@@ -91,7 +91,7 @@ class PairResult:
 
     @property
     def read_of_both(self) -> str:
-        """The data that the result is based on, such as ``on 2,048 tokens``."""
+        """Phrase naming the data behind the result, such as ``on 2,048 tokens``."""
         if self.by_neurons:
             return "by a few neurons"
         return "by the full comparison" if self.layers_compared else f"on {self.common_tokens:,} tokens"
@@ -227,7 +227,7 @@ class SurveyReport:
         return tuple(pair for pair in pairs if not self.pairs[pair].layers_compared)
 
     def relatives_to_describe(self) -> tuple[Pair, ...]:
-        """Return related pairs whose layers are not yet described, excluding pairs with equal files.
+        """Return related pairs whose layers are not yet described, excluding pairs with identical files.
 
         If a group has more than :data:`MOST_DESCRIBED` models, only its pairs with the first model are returned.
         """
@@ -248,9 +248,9 @@ class SurveyReport:
         return tuple(pairs)
 
     def contradictions(self) -> tuple[tuple[str, str, str], ...]:
-        """Return triples in which the middle model is related to both others, but they show no relation to each other.
+        """Return triples whose outer models are related to the middle one, but were not found related to each other.
 
-        The parents of a merge may share nothing, and a sample may miss a weak relation.
+        The middle model may merge unrelated parents, or the sample may miss a weak relation.
         """
         triples = []
         for group in self.groups():
@@ -262,7 +262,7 @@ class SurveyReport:
         return tuple(triples)
 
     def undeclared(self) -> tuple[Pair, ...]:
-        """Return homologous pairs that declare neither each other nor a common base."""
+        """Return homologous pairs whose cards declare neither each other nor a common base."""
         bases = {name: set(result.declared_bases or ()) for name, result in self.models.items()}
         bases |= {name: set() for pair in self.pairs for name in pair if name not in bases}
         return tuple(
@@ -272,7 +272,7 @@ class SurveyReport:
         )
 
     def unsupported(self) -> tuple[Pair, ...]:
-        """Return pairs of a model and a declared base that show no relation."""
+        """Return pairs of a model and its declared base that were not found to be related."""
         return tuple(
             (name, base)
             for name in self.readable()

@@ -74,7 +74,7 @@ class SurveyPlan:
     def alpha_of_pair(self) -> float:
         """Significance level for one of the two tests of a pair.
 
-        Half of a pair's share of alpha is for the sample, and half for the layers.
+        Half of a pair's share of alpha is spent on the sample, and half on the layers.
         """
         return self.alpha / 2 / max(1, math.comb(len(self.names), 2))
 

@@ -1,6 +1,6 @@
 """The tasks of a survey, and the engines that run them.
 
-Tasks are plain functions that return failures as results; an exception means that a worker died, or a bug.
+Tasks are plain functions that return failures as results; an exception indicates a bug or a dead worker.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 RETRIES = 2
-"""How often a dask cluster retries a task whose worker died."""
+"""Number of times that a dask cluster retries a task whose worker died."""
 
 RESERVE = 4
 """Number of queued tasks beyond one per worker, so that no worker has to wait. It is small because the task for a tile
@@ -53,7 +53,7 @@ GPU = "GPU"
 GPUS = "CUDA_VISIBLE_DEVICES"
 
 ASKED_EVERY_S = 1.0
-"""Interval in seconds at which workers are counted while no task ends, because a cluster may grow."""
+"""Interval in seconds for recounting workers while no task finishes, because a cluster may grow."""
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -210,7 +210,7 @@ def compare_fingerprints(
     device: str = "cpu",
     neuron_seed: int | None = None,
 ) -> HomologyReport:
-    """Compare two fingerprints: run the screen on the stored rows, then the second witness on the stored neurons.
+    """Compare two fingerprints: run the screen on the stored rows, then compare the stored neurons.
 
     The rules of level ``screen`` apply. ``neuron_seed`` must be drawn after both models have been opened; if it is
     None, the neurons cannot produce a ``homologous`` verdict. Takes O(r n min(r, n)) time for r common tokens.
@@ -243,7 +243,7 @@ def take(
 ) -> Taken:
     """Open a model at its pin, and read the rows and neurons in the sample.
 
-    If ``neuron_seed`` is None, reads the fixed choice of neurons that indexes use.
+    If ``neuron_seed`` is None, reads the fixed set of neurons that indexes use.
     """
     ledger = ledger or IoLedger()
     n_before = ledger.bytes_read
@@ -290,8 +290,8 @@ def compare_with_layers(
 ) -> PairResult:
     """Compare two models in full.
 
-    ``watch`` must be listening. If the comparison fails, returns ``known``, the result for the sample, with the reason
-    added.
+    ``watch.listening()`` must be open. If the comparison fails, returns ``known``, the result for the sample, with
+    the reason added.
     """
     pair = known.reference, known.candidate
     first, second = (NamedModel(pins[name].reference if name in pins else name) for name in pair)

@@ -1,6 +1,6 @@
 """Read a mergekit recipe as data, to find the source models of each layer of a merge.
 
-Source: mergekit's ``MergeConfiguration``. The recipe's weights are ignored, because shares are measured.
+Source: mergekit's ``MergeConfiguration``. Mixing weights are ignored; shares are measured instead.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mdir_hf.errors import CardError
 from mdir_hf.plain_yaml import read_yaml
 
 FILE = "mergekit_config.yml"
-"""Name of the recipe that mergekit writes into the folder of a merge."""
+"""Name of the recipe file that mergekit writes to the folder of a merge."""
 
 MAX_N_BYTES = 256 << 10
 MOST_PARENTS = 64
@@ -23,7 +23,7 @@ MOST_LAYERS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class LayerSource:
-    """A layer of a parent model from which a layer of the merge was made."""
+    """A parent's layer, used to make a layer of the merge."""
 
     parent: str
     layer: int
@@ -35,7 +35,8 @@ class MergeRecipe:
 
     Attributes:
         method: ``slerp``, ``ties``, ``passthrough``, …, or an empty string if unspecified.
-        slices: Sources of each layer; None if each layer is made from the same layer of every parent.
+        slices: Sources of each layer; None if each layer is made from the layer with the same number in
+            every parent.
     """
 
     method: str
@@ -44,7 +45,7 @@ class MergeRecipe:
     slices: tuple[tuple[LayerSource, ...], ...] | None
 
     def sources_of(self, layer: int) -> tuple[LayerSource, ...]:
-        """Return a layer's sources; empty beyond the recipe's last layer."""
+        """Return a layer's sources, or an empty tuple beyond the recipe's last layer."""
         if self.slices is None:
             return tuple(LayerSource(parent, layer) for parent in self.parents)
         return self.slices[layer] if layer < len(self.slices) else ()

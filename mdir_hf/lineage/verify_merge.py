@@ -23,7 +23,7 @@ from mdir_hf.model.opened import Model
 from mdir_hf.report import HomologyReport, Verdict
 
 SAME = 1e-5
-"""Parents whose relative difference is smaller than this are treated as equal; their shares cannot be determined."""
+"""Parents whose relative difference is smaller than this are treated as equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,8 @@ class LayerShares:
 def shares_of(layer: int, merged: Sequence[torch.Tensor], sources: Sequence[Sequence[torch.Tensor]]) -> LayerShares:
     """Fit a layer of a merge as a weighted sum of its parents' layers, with weights that sum to 1.
 
-    ``merged`` and ``sources`` contain the same entries of the same weights. Each weight is scaled to the same RMS.
+    ``merged`` and ``sources`` contain the same entries of the same weights. Each is scaled to give all
+    merged weights the same RMS.
     """
     scales = [float(weight.double().square().mean().sqrt()) or 1.0 for weight in merged]
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def add_to_card(folder: Path, report: HomologyReport, drift: Drift) -> tuple[Path, ...]:
     """Add or replace the lineage section of the model card in a folder, and write the report and badge.
 
-    The report must compare the base with the trained model. Returns the paths of the files.
+    The report must compare the base with the trained model. Returns the paths of the written files.
 
     Raises:
         CardError: If the card cannot be read or changed safely.

@@ -95,7 +95,7 @@ class Drift:
 def traces_over_rank(base: Sequence[torch.Tensor], now: Sequence[torch.Tensor]) -> list[float]:
     """For each pair of samples, return the trace of the polar factor of ``X^T Y`` divided by its rank, at most 1.
 
-    Channels are on the shorter side of a sample, and only the first :data:`CHANNELS` are used.
+    The shorter side of a sample is treated as channels; only the first :data:`CHANNELS` are used.
     """
     by_width: dict[int, list[int]] = defaultdict(list)
     for at, sample in enumerate(base):

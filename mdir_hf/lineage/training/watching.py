@@ -61,7 +61,7 @@ class ModelWatch:
     def measure(self, step: int | None = None) -> Drift:
         """Measure the model's drift from its base, and append it to ``drifts``.
 
-        A hundred weights take milliseconds. If the model is sharded, every rank must call this method.
+        Measuring a hundred weights takes milliseconds. If the model is sharded, every rank must call this method.
 
         Args:
             step: Training step, shown in the log.
@@ -133,7 +133,7 @@ def watch(
         base: Model, folder or name from which drift is measured. By default, drift is measured from the current
             weights, and a report compares with the model that was loaded.
         tokenizer: The model's tokenizer, which the report uses.
-        seed: Seed for choosing 64 rows and 512 columns of each weight with a role, excluding experts.
+        seed: Seed for choosing at most 64 rows and 512 columns of each matrix, excluding experts.
 
     Raises:
         InputError: If ``model`` is not a transformers model, or has no weights in common with ``base``.

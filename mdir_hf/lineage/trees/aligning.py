@@ -1,7 +1,4 @@
-"""Align the rows of related models, so that all have the same tokens and channels.
-
-Distances between models are computed from embedding rows.
-"""
+"""Align the embedding rows of related models, so that all have the same tokens and channels."""
 
 from __future__ import annotations
 
@@ -78,7 +75,7 @@ class CloserLook:
 
 
 def look_closer(models: Mapping[str, Model]) -> CloserLook:
-    """Read a few rows from each layer of related models, and rows of tokens that only some of them have.
+    """Read a few rows from each layer of related models, and rows of tokens that only some models have.
 
     For a model with L layers of width n in 16 bits, this takes ``4 L ROWS n`` bytes and 2 L requests: 17 MB for 32
     layers of width 4096.
@@ -140,7 +137,7 @@ LOG_ALPHA = -23.0
 """Natural log of 1e-10, the significance level for an alignment. The models are already known to be related."""
 
 LARGEST_PLAIN_SCALE = 1.25
-"""A fitted scale up to this factor is ignored as noise or drift; a larger one was applied on purpose."""
+"""A fitted scale up to this factor is ignored as noise or drift; a larger one is assumed to be deliberate."""
 
 BLOCK_TOKENS = 128
 """Number of tokens processed at a time. Their float64 rows take 420 MB for 100 models of width 4096."""

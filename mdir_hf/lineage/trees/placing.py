@@ -191,8 +191,9 @@ def between_by_equal_rows(
 ) -> tuple[Between, ...]:
     """Find models that lie between two others, using rows ``(r, n)`` that training left unchanged.
 
-    Such a model shares some rows only with the first and some only with the second. If ``middles`` is given, only its
-    models are tested. For m models, takes O(m^2 r n) time, and O(m^2 r) for each model tested.
+    Such a model shares some rows only with the first, some only with the second, and every row that these two share. If
+    ``middles`` is given, only those models are tested. For m models, takes O(m^2 r n) time, and O(m^2 r) for each
+    model tested.
     """
     names = list(rows)
     middles = [name for name in names if middles is None or name in middles]

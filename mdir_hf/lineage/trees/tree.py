@@ -258,8 +258,8 @@ def grow_tree(
 ) -> FamilyTree:
     """Build the tree of two or more models that a survey found to be related.
 
-    ``seed`` is used for the bootstrap; ``closer`` is the result of :func:`look_closer`, if available. For m models of
-    width n, takes O(tokens m^2 n) time, and O(m^3) for each of ``RESAMPLES`` trees.
+    ``seed`` is used for the bootstrap. For m models of width n, takes O(tokens m^2 n) time, and O(m^3) for each of
+    ``RESAMPLES`` trees.
     """
     names = tuple(fingerprints)
     if len(names) < 2:

@@ -24,7 +24,8 @@ def calibrate(
 ) -> Placebos:
     """Compute placebos and privileged-basis scores from centred, normalised rows of both models.
 
-    Placebos use at most 512 rows and 1024 channels per model. ``factors`` are the rows' factors, if known.
+    Placebos use at most 512 rows and 1024 channels per model. ``factors`` are the factorisations of both
+    models' rows, if known.
     """
     x = _subset(rows.reference, generator)
     y = _subset(rows.candidate, generator)
@@ -70,8 +71,8 @@ def count_off_match_channels(polar: torch.Tensor, matching: Matching) -> int:
 def privileged_basis_z(rows: torch.Tensor, *, generator: torch.Generator, n_directions: int = 512) -> float:
     """Measure how much the coordinate axes differ from random directions.
 
-    The columns of E, ``(r, n)`` centred unit rows, are compared with ``E q`` for random unit vectors q, by mean excess
-    kurtosis and by the spread of log norms.
+    The columns of E, ``(r, n)`` centred unit rows, are compared with ``E q`` for random unit vectors q, using mean
+    excess kurtosis and the spread of log norms.
 
     Returns:
         The z-score with the larger absolute value; |z| below 3 is unremarkable.

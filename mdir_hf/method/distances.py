@@ -42,7 +42,7 @@ class Alignment:
 
     @classmethod
     def identity(cls, n_channels: int) -> Alignment:
-        """Align every channel with itself, as for a fine-tune."""
+        """Align every channel with itself."""
         channels = np.arange(n_channels, dtype=np.int64)
         return cls(channels, channels)
 

@@ -91,7 +91,7 @@ class Look:
 
     @property
     def log_p_robust(self) -> float:
-        """Natural log of a p that a few outstanding channels cannot make small."""
+        """Natural log of a p-value that a few strongly matching channels cannot make small."""
         return 0.0 if self.on_factor is None else self._corrected(self.on_factor.log_p_robust)
 
     @property

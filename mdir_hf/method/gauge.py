@@ -2,7 +2,7 @@
 
 Once the gains of its norms are folded into the projections that follow, a transformer's residual stream can be rotated
 by any orthogonal matrix U. Every weight is ``(d_out, d_in)`` with ``y = W x``; U is ``(n_reference, n_candidate)`` with
-``E' ~ E U``.
+``E' ~ E U`` for embeddings E.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ def residual_basis_maps(
 ) -> tuple[ResidualBasisMap, ...]:
     """Return the residual-basis maps to try on the layers, in order (paper, Algorithm 1: U_E).
 
-    ``polar`` is the polar factor of common tokens' embeddings, and ``matching`` is its significant matching, if any.
-    Without a matching, the maps are the rotation ``polar`` and, for equal widths, the identity, because a model
+    ``polar`` is the polar factor of the common tokens' embeddings, and ``matching`` is its significant matching, if
+    any. Without a matching, the maps are the rotation ``polar`` and, for equal widths, the identity, because a model
     retrained with a new tokenizer may keep its basis.
     """
     if matching is not None:
@@ -179,7 +179,7 @@ def fold_gain(weight: torch.Tensor, gain: torch.Tensor | None, *, plus_one: bool
     """Fold the gain ``(n,)`` of an RMSNorm into the projection ``(d_out, n)`` that reads its output: ``W diag(g)``.
 
     After folding, the norm commutes with rotations of the stream. If ``plus_one``, the norm multiplies by ``1 + g``
-    (Gemma). ``gain`` is None if the norm has no gain.
+    (Gemma).
     """
     if gain is None:
         return weight

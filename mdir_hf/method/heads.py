@@ -183,8 +183,8 @@ def pair_heads(reference: torch.Tensor, candidate: torch.Tensor) -> tuple[IntArr
 def turn_back(reference: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
     """Rotate the candidate's complex planes, ``(m, n')``, so that their inner products match the reference's.
 
-    Planes rotated by unit factors a have the products a_p conj(a_q) <z_p, z_q> and a_p a_q (z_p, z_q). The best factors
-    come from the leading eigenvector of a real quadratic form, up to a common sign.
+    Rotating planes by unit factors a multiplies their Hermitian products by a_p conj(a_q), and their bilinear products
+    by a_p a_q. The leading eigenvector of a real quadratic form gives the best factors, up to a common sign.
     """
     x, y = reference.to(torch.complex128), candidate.to(torch.complex128)
     between = (x @ x.mH) * (y @ y.mH).conj()

@@ -1,9 +1,9 @@
-"""Fit the inner transformations of attention: head maps, mixing of values, and rotations of queries and keys.
+"""Fit the inner transformations of attention: head maps, linear maps of values, and rotations of queries and keys.
 
 The transformations are the paper's (appendix): ``W_Q = mu P_1 x P_2 x S``, ``W_K = mu^-1 P_1 x S``, and one matrix H
-per key-value head for V and O. Here, S may also rotate rotary planes, and H may be any invertible matrix. Each fit uses
-K and Q, or V and O, together to preserve the layer's output. Maps with more free parameters must reduce the squared
-residual by a factor of :data:`MUCH_BETTER`.
+per key-value head for V and O. Here, S (signs in the paper) may also rotate rotary planes, and H may be any invertible
+matrix. Each fit uses K and Q, or V and O, together to preserve the layer's output. Maps with more free parameters must
+reduce the squared residual by a factor of :data:`MUCH_BETTER`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class BlockMap:
 
     Attributes:
         matrices: ``(k, d, d)`` float64; None for the identity.
-        residual: Root mean square of both sides' relative residuals, in the reference's axes.
+        residual: Root mean square of both sides' relative residuals after mapping the candidate back.
     """
 
     kind: BlockKind
@@ -91,8 +91,8 @@ def fit_heads(
     """Match the heads of two layers using v, o, k and q together.
 
     ``layouts`` are the models' pairings of rotary rows, or None if there are no rotary positions. ``rotary_dim`` is the
-    number of rotated rows per head and defaults to all. Heads with the same number are compared first. All pairs are
-    compared only if these differ.
+    number of rotated rows per head and defaults to all. Heads with the same number are compared first; if any of
+    these pairs is too dissimilar, all pairs are compared.
     """
     are_alike = n_kv_heads[0] == n_kv_heads[1] and n_heads[0] == n_heads[1]
     scores: tuple[list[HeadPattern], list[HeadPattern]] = ([], [])
@@ -265,7 +265,7 @@ class _Grams:
         )
 
     def residual(self, h: torch.Tensor) -> float:
-        """Return the relative squared residual of H in the reference's axes, averaged over both sides."""
+        """Map the candidate back using H, and return its relative squared error, averaged over both sides."""
         sides = (
             (torch.linalg.inv(h), self.single_gram, self.single_cross, self.single_norms[0]),
             (h.mT, self.grouped_gram, self.grouped_cross.sum(dim=1), self.grouped_norms[0]),

@@ -122,11 +122,11 @@ def map_layers(
     seed: int = 0,
     device: str | torch.device = "cpu",
 ) -> list[LayerMap]:
-    """Find the reference layer from which each candidate layer descends, for one or several maps in lockstep.
+    """Find the reference layer from which each candidate layer descends, computing all maps in lockstep.
 
     Args:
         sides: Layers of the reference and the candidate, for each map. The reference has L matrices ``(d_out, n)``, ``y
-            = W x``, of any output widths, ALREADY carried into the candidate's residual basis. The candidate has L'
+            = W x``, of any output widths, ALREADY mapped to the candidate's residual basis. The candidate has L'
             matrices ``(d_out', n)``.
         log_alpha: Natural log of the significance level, fixed in advance.
         refine: ``hits`` runs the full test on every cell that passes the screen; ``undecided`` skips it if the screen's
@@ -202,7 +202,7 @@ class _Side:
 
 @dataclass(frozen=True, slots=True)
 class _CellSearch:
-    """One pass over all cells. Rows are the layers of the model with fewer output channels."""
+    """One pass over all cells. With screening, rows are the layers of the model with fewer output channels."""
 
     rows: _Side
     columns: _Side
@@ -282,7 +282,7 @@ class _CellSearch:
         return decided, undecided
 
     def _refine_rivals(self, log_p: npt.NDArray[np.float64], is_full: npt.NDArray[np.bool_]) -> None:
-        """Run the full test, in place, on significant cells that share a row or column."""
+        """Run the full test, in place, on significant cells that share a row or column with another."""
         is_hit = log_p < self.log_alpha_cell
         has_rival = (is_hit.sum(axis=0, keepdims=True) > 1) | (is_hit.sum(axis=1, keepdims=True) > 1)
         for i, j in np.argwhere(is_hit & ~is_full & has_rival):
@@ -336,7 +336,7 @@ def map_of_cells(
 ) -> LayerMap:
     """Build the layer map from its cells ``(L, L')``.
 
-    ``log_p`` contains natural logs, corrected for ``tests_per_cell`` only. p-values of the whole map are also corrected
+    ``log_p`` contains natural logs, corrected for ``tests_per_cell`` only; p-values of the whole map are also corrected
     for ``n_tests``.
     """
     multiplicity = log_p.size * n_tests

@@ -66,7 +66,7 @@ def classify_layers(pairs: Sequence[tuple[int, int]], n_reference: int, n_candid
 
     - ``none``: no candidate layer has a partner.
     - ``partial``: only some candidate layers have a partner.
-    - ``repeated``: all have one, and several share a partner (depth upscaling).
+    - ``repeated``: all have a partner, but some share one (depth upscaling).
     - ``reordered``: each has its own partner, but not in the reference's order.
     - ``pruned``: each has its own partner, in order, and some reference layers are unused.
     - ``identity``: the partner of layer i is layer i, for all layers.

@@ -25,12 +25,12 @@ N_PLACEBOS = 2
 
 RIVAL_SHARE = 0.25
 """A significant cell is a rival of a match in its row or column if its log p is at least this share of the match's. A
-match counts as the same layer if its log p is at least this share of a layer's log p with itself. Neighbouring layers
-of MiniLM reach 0.03 of the latter, and 0.7 to 0.9 of each other; rivals of related layers reach 0.04."""
+match is accepted as the same layer if its log p is at least this share of a layer's log p with itself. In MiniLM,
+neighbouring layers reach 0.03 of a layer's log p with itself, and 0.7 to 0.9 of each other's log p; rivals of related
+layers reach 0.04."""
 
 Carry = Callable[[torch.Tensor], torch.Tensor]
-"""A function that carries weights ``(d_out, n_reference)`` into the candidate's residual basis, ``(d_out,
-n_candidate)``."""
+"""A function that maps weights ``(d_out, n_reference)`` to the candidate's residual basis, ``(d_out, n_candidate)``."""
 
 
 def log_p_of_map(layer_map: LayerMap, *, any_part: bool = True) -> float:
@@ -57,9 +57,10 @@ class WeighedMatches:
     """Matches accepted as the same layer, and the share of other cells that are significant.
 
     Attributes:
-        certain: Matches that have no rival or are about as strong as a layer's match with itself.
-        off_match_share: Share of unmatched cells that are significant, in [0, 1]; near 0 under the null. Cells between
-            a shared layer and neighbours of its partner are ignored.
+        certain: Matches that have no rival, reach :data:`RIVAL_SHARE` of a layer's log p with itself, or agree in most
+            neurons.
+        off_match_share: Share of unmatched cells that are significant, in [0, 1]; near 0 under the null. In the row
+            and column of a match accepted as the same layer, only rivals are counted.
     """
 
     certain: tuple[LayerMatch, ...]

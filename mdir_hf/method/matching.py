@@ -73,9 +73,9 @@ class Matching:
 
     @property
     def log_p_robust(self) -> float:
-        """Natural log of a p that a few outstanding channels cannot make small.
+        """Natural log of a p-value that a few strongly matching channels cannot make small.
 
-        This is p without the best half of the channels. For a fixed matching, it is twice the smaller of this p and the
+        This is p without the best half of the channels or, for a fixed matching, twice the smaller of that p and the
         sign test's p.
         """
         trimmed = self.log_p_trimmed["n/2"]
@@ -116,8 +116,7 @@ def quick_matching(
 ) -> Matching | None:
     """Find a matching greedily, or return None if it is not significant.
 
-    Its trace may not be the largest. With ``must_be_robust``, it must also be significant without the best half of its
-    channels. Takes O(n^2) time.
+    With ``must_be_robust``, it must also be significant without the best half of its channels. Takes O(n^2) time.
     """
     factor = _Factor.of(polar, signed=signed, log_alpha=log_alpha)
     if factor is None:
@@ -296,7 +295,7 @@ class PrintedAlgorithm:
     def result(self, *, axes_stand_out: bool | None) -> PrintedAlgorithm1:
         """Run Algorithm 1 on all rows so far. Takes O(n^3) time.
 
-        ``axes_stand_out`` says whether both embeddings' axes stand out, or is None if unknown.
+        ``axes_stand_out`` states whether both embeddings' axes stand out, or is None if unknown.
         """
         factor = polar_factor(self._cross)
         matching = best_matching(factor.matrix, signed=False)

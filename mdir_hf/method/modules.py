@@ -1,8 +1,8 @@
 """Run Algorithm 3: test each projection of a matched pair of layers, and find its inner transformation.
 
 For each projection, the polar factor ``U_X = Ortho(X U_E X'^T)`` is computed on the head or neuron side and truncated
-to its rank (widths above n have rank n: ``ln m! - c^2 m / 2n``). It is tested for the inner transformations that the
-projection allows. All p-values assume :data:`~mdir_hf.method.gauge.LEFT_INVARIANCE`.
+to its rank (n if there are m > n rows, so ``ln p <= ln m! - c^2 m / 2n``). It is tested for the inner transformations
+that the projection allows. All p-values assume :data:`~mdir_hf.method.gauge.LEFT_INVARIANCE`.
 
 Rows are normalised first: one by one for permutations, otherwise per plane, head or neuron if rescaling is allowed.
 Without this, the polar factor would mainly match long rows with long rows.

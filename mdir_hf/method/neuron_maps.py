@@ -33,7 +33,7 @@ class NeuronMap:
     """A map from reference neurons to candidate neurons, with a scale for each pair.
 
     Attributes:
-        kind: ``order`` changes the order only, ``signs`` also the signs of up and down, and ``scales`` also their
+        kind: ``order`` changes only the order; ``signs`` also changes signs of up and down; ``scales`` also changes
             lengths.
         reference: ``(k,)`` matched neurons, ascending.
         candidate: Partner of each reference neuron.
@@ -49,7 +49,7 @@ class NeuronMap:
 def fit_neurons(reference: MlpWeights, candidate: MlpWeights, *, seed: int = 0) -> NeuronMap:
     """Match the neurons of two MLPs, and fit a sign and a scale for each pair.
 
-    The reference must be in the candidate's residual basis; the numbers of neurons may differ.
+    The reference must be in the candidate's residual basis.
 
     Returns:
         The matching of the narrower MLP into the wider one, with the simplest sufficient scales.

@@ -41,8 +41,8 @@ def numbering_of(
     """Count matched channels whose numbers are equal or in order.
 
     Channels are matched by :func:`mutual_partners` on ``polar``, ``(k, n_candidate)``. ``channels`` are the reference
-    channels of its rows, ascending; None means all. ``matching`` tells which channels are individually significant. p
-    is corrected for ``n_tests`` times :data:`TESTS` tests, and for the ``log_cost`` of this look.
+    channels of its rows, ascending; None means all. ``matching`` shows which channels are individually significant.
+    p is corrected for ``n_tests`` times :data:`TESTS` tests, and for the ``log_cost`` of this look.
     """
     reference, candidate = mutual_partners(polar)
     if channels is not None:
@@ -182,7 +182,7 @@ def in_span(rows: Neurons, n_fitted: int) -> list[torch.Tensor]:
 
 
 def match_neurons_by_number(reference: Neurons, candidate: Neurons, *, n_fitted: int, n_neurons: int) -> NeuronMatches:
-    """Fit a rotation on some neurons, then find which of the others have a partner with the same number.
+    """Fit a rotation on some neurons, then find which remaining neurons have a partner with the same number.
 
     The inputs come from :func:`in_span`. The first ``n_fitted`` neurons are used for the fit. ``n_neurons``, the
     layer's size, sets the threshold for certain pairs.
@@ -223,7 +223,6 @@ def common_length(differences: torch.Tensor) -> float:
     """Estimate the length of the true mean of noisy vectors ``(k, n)``.
 
     Products of a vector with itself are excluded, so independent noise adds nothing to the squared length on average.
-    Negative estimates become 0.
     """
     k = len(differences)
     if k < 2:

@@ -10,7 +10,7 @@ columns. For a fixed matching P with signs S, the trace ``c = <P, U_gate> + <PS,
 and ``|X|_F^2 = e = sum_i |U_gate[i] + s_i U_updown[i]|^2`` over the matched neurons i, and the rotation leaves e
 unchanged. By the moment bound of docs/moment-bound.md, and the union over matchings and signs,
 
-    ln p <= ln #(P, S) - m' c^2 / (2 e),   m' the number of rotated neurons.
+    ln p <= ln #(P, S) - m' c^2 / (2 e),   with m' the number of rotated neurons.
 
 Because up and down^T share a sign, they are stacked and have one polar factor, of rank up to min(m, 2n). Rows are
 normalised first. The other model's invariance gives the same bound with rows and columns exchanged; the weaker bound is
@@ -66,7 +66,7 @@ class NeuronMatching:
         entries: Contribution of each neuron to the trace.
         signs: Sign of each neuron's up and down, +1 or -1.
         up_scales: s_j, with its sign, in ``up'_j ~ s_j up_i``.
-        down_scales: The same for down; the inverse of ``up_scales`` if the MLPs are equivalent.
+        down_scales: Scales of down; the inverse of ``up_scales`` if the MLPs are equivalent.
         normalized_trace: Trace divided by its maximum, the sum of the factors' ranks; 1 for a copy.
         log_p: Natural log of the bound for this pair alone.
     """
@@ -171,7 +171,7 @@ In tests with 64 experts, the true origin always ranked first unless noise made 
 serves as a control."""
 
 N_PROBES = 64
-"""Number of neurons per candidate expert that are used to choose the shortlist."""
+"""Minimum number of neurons per candidate expert that are used to choose the shortlist."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,8 +205,8 @@ def match_experts(
 ) -> ExpertMap:
     """Map each expert in a candidate's layer to the reference expert it came from.
 
-    Experts may be reordered or repeated. If the reference layer is dense, ``reference`` contains one MLP. Every p is
-    corrected for all E E' pairs. Computes ``min(E, 2) E'`` neuron matchings, and ``64 m E E'`` products to choose them.
+    Experts may be reordered or repeated. If the reference layer is dense, ``reference`` contains one MLP. Computes
+    ``min(E, 2) E'`` neuron matchings, and at least ``64 m E E'`` products to choose them.
 
     Raises:
         ValueError: If either model has no experts.

@@ -56,7 +56,7 @@ def plane_rows(
 
 
 def normalise_planes(rows: torch.Tensor, planes: torch.Tensor) -> torch.Tensor:
-    """Scale the two rows of each plane jointly to unit energy, which removes scales s and 1/s of Q and K.
+    """Scale the two rows of each plane jointly to unit energy, which removes the scales s and 1/s from Q and K.
 
     Rows are ``(H d, n)``, planes ``(H, F, 2)``. Rows outside the planes and zero planes do not change.
     """
@@ -76,8 +76,10 @@ def plane_pattern(
     """Compute the energy of U, ``(H d, H' d)``, along ``a + bJ`` in corresponding planes of each pair of heads.
 
     For the 2 x 2 block u of a plane, the energy is ``((u11 + u22)^2 + (u12 - u21)^2) / 2``, or only its first term if
-    only signs are free (``signs_only``, QK-norm). A plane contributes its rows' energy to N, or half of it for signs.
-    Rows that are not rotated contribute whole blocks. ``reference`` and ``candidate`` come from :func:`plane_rows`.
+    only signs are free (``signs_only``, QK-norm). Unrotated rows of a head
+    add the energy of their whole block. ``reference`` and ``candidate`` come from :func:`plane_rows`.
+
+    A plane adds its rows' energy to N of :mod:`~mdir_hf.method.blocks`, or half of it for ``signs_only``.
 
     Raises:
         ValueError: If the two models have different numbers of planes per head.
@@ -124,8 +126,8 @@ def frequency_pattern(
 
     Rows of different frequencies need not be jointly isotropic: for the first-layer keys of unrelated models, ln p
     reaches -4.6 with :func:`plane_pattern`, but only -0.1 here, under the weaker :data:`FREQUENCY_NULL`. The factors
-    ``U_f = Ortho(A_f A'_f^T)`` are ``2H x 2H'``. Conditioning on one frequency after another multiplies the moment
-    bounds of :mod:`~mdir_hf.method.blocks`, whose m is now 2H, and adds up N over frequencies.
+    ``U_f = Ortho(A_f A'_f^T)`` are ``2H x 2H'``. If each frequency is conditioned on the previous ones, the moment
+    bounds of :mod:`~mdir_hf.method.blocks` multiply. The total N is then the sum over frequencies, and m is 2H.
 
     Rows are ``(H d, n)``, with normalised planes; planes are ``(H, F, 2)``. With few heads, :func:`plane_pattern` has
     more power.

@@ -44,10 +44,7 @@ def _by_qr_iteration(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 
 
 def orthonormal_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return orthonormal bases of the rows' column space, ``(r, k)``, and row space, ``(n, k)``.
-
-    The rows are first centred and scaled to unit length.
-    """
+    """Centre and normalise rows; return orthonormal bases of their column and row spaces, ``(r, k)`` and ``(n, k)``."""
     centred = rows.double()  # a float64 copy, because squares may overflow float32
     centred -= centred.mean(dim=0)
     centred /= centred.norm(dim=1, keepdim=True)
@@ -153,8 +150,6 @@ class Whitener:
 
 def polar_factor(cross: torch.Tensor) -> PolarFactor:
     """Return Ortho(M) for a float32 or float64 cross product M, truncated to its rank, in the same dtype.
-
-    Takes one SVD.
 
     Raises:
         ValueError: If M contains non-finite values.

@@ -1,6 +1,6 @@
-"""Compute the power of a negative result: the strongest noise at which a copy would still be significant.
+"""Compute the power of a negative result: the strongest noise at which a copy would still be detected.
 
-A relative is treated as a copy with independent noise, ``Y = X P + k N``, with k in units of the weights' own RMS. Up
+A relative is modelled as a copy with independent noise, ``Y = X P + k N``, with k in units of the weights' own RMS. Up
 to rotations, which do not change the trace, ``X^T Y = S (S + k G)``, with S the singular values of X and G Gaussian.
 The share of the trace that remains under noise depends on k and the number of rows per channel. It is simulated at a
 small size and used in the bound at the true size.
@@ -18,14 +18,14 @@ import torch
 from mdir_hf.method.significance import log_cost_of_look, log_n_choices, log_n_matchings
 
 N_SIMULATED = 96
-"""Number of simulated channels of the wider model. The trace per channel is within 0.007 of its value at 512."""
+"""Number of simulated channels of the wider model. The trace per channel is within 0.007 of its value for 512."""
 
 MOST_ROWS_PER_CHANNEL = 16.0
-"""Above this many rows per channel, more rows are treated as less noise, ``k / sqrt(rows)``."""
+"""Above this many rows per channel, additional rows are modelled as weaker noise, ``k / sqrt(rows)``."""
 
 SAFETY = 0.8
 """Safety factor on the expected trace, for effects that the simulation ignores: chance, and the spectra and row lengths
-of real weights (up to 8%). Relatives planted in real weights at the stated noise are found in 99 of 100 cases."""
+of real weights (up to 8%). Relatives planted in real weights at the reported noise are found in 99 of 100 cases."""
 
 LOWER_HALF_MEAN = 0.798
 """Drop in the mean of normally distributed entries, in standard deviations, when the best half is removed."""
@@ -34,7 +34,7 @@ TAIL = 2.33
 """A normal variable is at least this many standard deviations below its mean in 1 of 100 cases."""
 
 STRONGEST = 1000.0
-"""Maximum noise that is reported."""
+"""Maximum reported noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def strongest_noise(
     channels keep their order. If ``must_be_robust``, require significance without the best half of the channels, too.
 
     Returns:
-        k, in units of the weights' own RMS, or 0 if not even an exact copy would be significant.
+        k, or 0 if not even an exact copy would be significant.
     """
     return _strongest(
         lambda noise: _is_found(noise, shape, log_level, in_order=in_order, must_be_robust=must_be_robust)
@@ -65,8 +65,8 @@ def strongest_noise(
 def strongest_noise_of_pairs(shape: MatrixSizes, *, n_pairs: int, log_level: float) -> float:
     """Find the strongest noise, k, at which ``n_pairs`` shared rows of two samples would be significant.
 
-    In ``shape``, channels are the rows of the smaller and the larger sample, and ``n_rows`` is the rows' width plus
-    one.
+    In ``shape``, ``n_narrow`` and ``n_wide`` are the numbers of rows in the smaller and the larger sample, and
+    ``n_rows`` is the width of a row plus one.
     """
     n, n_wide = shape.n_narrow, shape.n_wide
 
@@ -84,7 +84,7 @@ def noise_of_few_rows(rows: torch.Tensor, *, log_level: float) -> float:
     """Find the strongest noise, k, at which a few rows reveal a copy with channels in their original order.
 
     For r rows, 2 <= r < n, the trace of the polar factor is the sum of ``sqrt(v / (v + k^2 m))`` over the eigenvalues v
-    of the Gram matrix, with mean m.
+    of the Gram matrix, whose mean is m.
     """
     centred = rows.double() - rows.double().mean(dim=0)
     centred = centred / centred.norm(dim=1, keepdim=True).clamp(min=1e-12)

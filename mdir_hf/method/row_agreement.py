@@ -32,7 +32,7 @@ QUINTIC = (3.4445, -4.7750, 2.0315)
 N_STEPS = 2
 """Number of steps of :func:`flattened`, fixed in advance. Two steps bring singular values above 0.1 close to 1 and keep
 small ones small. For exact copies, the test is as powerful as with the polar factor. Under noise, it is more powerful,
-because the polar factor weights noise directions as much as all others (table in docs/method/layers.md)."""
+because the polar factor gives noise directions the same weight as all others (table in docs/method/layers.md)."""
 
 VALUES_AT_ONCE, VALUES_AT_ONCE_ELSEWHERE = 1 << 19, 1 << 23
 """Number of product entries per batch, on CPUs and on other devices; 2 MiB of float32 fit in a CPU's cache."""
@@ -46,8 +46,8 @@ class RowAgreement:
         log_p: Natural log of the bound for each pair alone.
         cosine: Mean cosine between uncentred rows with the same number.
         own_share: Share of rows whose mutual best match is the row with the same number.
-        kept_share: Estimated share, in [0, 1], of rows similar to the row with the same number, if the others are
-            unrelated.
+        kept_share: Estimated share, in [0, 1], of rows that resemble the row with the same number, assuming that the
+            remaining rows are unrelated to their counterparts.
         kept_error: Standard error of ``kept_share``.
         row_cosines: ``(L, L', k)`` float32 cosines of rows with the same number.
     """
@@ -110,8 +110,8 @@ def log_p_fixed(trace: npt.ArrayLike, energy: npt.ArrayLike, n_rows: int, *, log
 def compare_rows(reference: torch.Tensor, candidate: torch.Tensor, *, own_places: bool = False) -> RowAgreement:
     """Compare the sampled rows of two models for all pairs of layers.
 
-    The inputs are rows with the same numbers, ``(L, k, n)`` and ``(L', k, n)``, of any lengths, in one residual basis.
-    With ``own_places``, compare only layers in the same position; L and L' must be equal, and other results are zero.
+    The inputs are rows with the same numbers, ``(L, k, n)`` and ``(L', k, n)``, of any norms, in one residual basis.
+    With ``own_places``, compare only layers in the same position: L must equal L', and results for other pairs are 0.
     """
     n_rows = reference.shape[1]
     sides = [_Prepared.of(rows) for rows in (reference, candidate)]

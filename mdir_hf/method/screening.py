@@ -6,10 +6,11 @@ row maxima is known.
 
 - A cell within the null distribution gets p = 1, so the screen creates no false positives and needs no correction.
 - A cell whose d0-channel bound is significant always passes.
-- Unequal norms shift whole columns. A cell that looks like most of its column therefore gets p = 1, unless its own
-  bound is significant or it is the best of its column.
-- A cell may fail the screen even though its FULL test would be significant. If the evidence lies in a share q >= c/d of
-  the channels, S misses it with probability at most ``(1 - q)^d0``, 7e-4 at d = 1024 and d0 = 64.
+- Unequal norms shift the scores of a whole column. A cell that looks like most of its column therefore gets p = 1,
+  unless its own bound is significant or it is the best of its column.
+- A cell may fail the screen even though its FULL test would be significant. A significant trace c needs
+  evidence in a share q >= c/d of the channels. If they are scattered at random, S misses them with probability at
+  most ``(1 - q)^d0``, 7e-4 at d = 1024 and d0 = 64.
 
 **Matrices.** If two layers share m neurons, R sampled rows of one layer and r of the other contain ``R r / m`` matching
 pairs on average. Each pair is one large entry of the polar factor of ``W_R W'_r^T``. A matching of a few pairs has a
@@ -152,7 +153,7 @@ SHARED_ROWS = 6.0
 """Mean number of rows that the samples of a layer and its reordered copy share; 1 in 400 copies shares none."""
 
 FEWEST_ROWS = 64
-"""Minimum number of rows in a sample. Smaller samples save nothing, because a layer map's screen reads this many."""
+"""Minimum number of rows in a sample. The screen of a layer map reads this many anyway."""
 
 IntArray = npt.NDArray[np.int64]
 
@@ -201,7 +202,7 @@ def screen_rows(few: torch.Tensor, many: torch.Tensor) -> npt.NDArray[np.float64
 def log_p_of_pairs(polar: torch.Tensor) -> float:
     """Bound p for the 1, 2, 4, ... largest entries of U, ``(r, R)`` with r <= R, at most one per row and column.
 
-    Return the natural log of the smallest p, corrected for the number of counts tried. Entries may have either sign.
+    Return the natural log of the smallest p, corrected for the number of sizes tried. Entries may have either sign.
     """
     n_narrow, n_wide = polar.shape
     best, where = (part.cpu().numpy() for part in polar.abs().max(dim=1))
@@ -228,6 +229,9 @@ def log_p_of_pairs(polar: torch.Tensor) -> float:
 
 
 def log_p_of_screen(cells: npt.NDArray[np.float64], *, any_part: bool) -> float:
-    """Combine a screen's cells ``(L, l)`` into one p, testing whether half of the layers, or any, have a partner."""
+    """Combine a screen's cells ``(L, l)`` into one p.
+
+    Test whether half of the layers have a partner or, if ``any_part``, whether any layer does.
+    """
     by_layer = log_p_by_layer(cells)
     return log_p_hommel(by_layer) if any_part else log_p_rueger(by_layer, (len(by_layer) + 1) // 2)

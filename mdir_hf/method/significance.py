@@ -1,9 +1,9 @@
 """Bound the p-value of a matching's trace from above (the central formula), and combine p-values.
 
-docs/method/bound.md gives the null hypothesis and the proof. The paper's ``ln d! - c^2/2`` is the case of a square,
-full-rank factor and a full matching, with its epsilon proved to be 0. The cells of a layer map are not independent, so
-verdicts use combinations that are valid under any dependence; only Fisher's sum requires independence. All values are
-natural logarithms, at most 0, and are never exponentiated.
+docs/method/bound.md gives the null hypothesis and the proof. The paper's ``ln d! - c^2/2`` is the special case of
+a square, full-rank factor and a full matching; its epsilon is proved to be 0. The cells of a layer map are not
+independent, so verdicts use combinations that are valid under any dependence; only Fisher's sum requires independence.
+All values are natural logarithms, at most 0, and are never exponentiated.
 
 References: B. Rüger, Metrika 25 (1978); G. Hommel, Biometrical Journal 25 (1983); Y. Benjamini and R. Heller,
 Biometrics 64 (2008), for the partial conjunction.
@@ -85,8 +85,8 @@ def log_p_signs(entries: npt.ArrayLike) -> float:
     """Bound the p-value of a sign test over the entries of a matching fixed in advance.
 
     ``ln p <= -v^2 / 2m`` for m nonzero entries with v more positive than negative ones (Hoeffding). The only assumption
-    is that sign changes of single residual channels leave the distribution of one model unchanged. A few outstanding
-    axes contribute only a few signs (docs/method/bound.md, "Channels in their own order").
+    is that sign changes of single residual channels leave the distribution of one model unchanged. A few large
+    entries contribute only a few signs (docs/method/bound.md, "Channels in their own order").
     """
     signs = np.sign(np.asarray(entries, dtype=np.float64))
     n_signs, excess = int(np.count_nonzero(signs)), float(signs.sum())
@@ -111,7 +111,7 @@ def log_p_entry(
 def log_cost_of_look(number: int) -> float:
     """Return the log of the factor that corrects the p of look number s = 1, 2, ...: ``ln s(s+1)``.
 
-    The shares 1/(s(s+1)) sum to at most 1 for any number of looks (docs/method/rows.md, "Looks").
+    Look s uses the share 1/(s(s+1)) of alpha; these shares sum to at most 1 (docs/method/rows.md, "Looks").
     """
     return math.log(number * (number + 1))
 

@@ -1,6 +1,7 @@
 """Fit the outer transformation, U of the paper, and its scale: ``E' ~ s E U``.
 
-U is a matching of channels if one is significant and fits almost as well as the polar factor, else the polar factor.
+U is a matching of channels if one is significant and fits almost as well as the polar factor; otherwise, it is
+the polar factor.
 """
 
 from __future__ import annotations

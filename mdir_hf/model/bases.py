@@ -36,7 +36,7 @@ class Weights:
     Attributes:
         tensors: All tensors, including the base's.
         paths: Weight files, excluding the base's.
-        recipe: How the adapter is applied; empty if there is no adapter.
+        recipe: Adapter settings that affect the result, as text; empty if there is no adapter.
     """
 
     tensors: TensorSource
@@ -56,7 +56,7 @@ class Weights:
         return self.chain[-1].repository
 
     def digests(self) -> dict[str, str] | None:
-        """Return the SHA-256 and recipe of each weight file, or None if any is unknown."""
+        """Return each weight file's SHA-256 followed by the recipe, or None if any SHA-256 is unknown."""
         known: dict[str, str] = {}
         for files in self.chain:
             for path in files.paths:
@@ -67,7 +67,7 @@ class Weights:
         return known
 
     def identities(self) -> frozenset[str] | None:
-        """Return the SHA-256 or else the inode of each weight file, or None if any is unknown."""
+        """Return each weight file's SHA-256, or else inode, followed by the recipe; None if any file has neither."""
         entries = [(files.repository.files.get(path), files.recipe) for files in self.chain for path in files.paths]
         known = [(entry.sha256 or entry.inode, recipe) for entry, recipe in entries if entry is not None]
         if len(known) < len(entries) or not all(identity for identity, _ in known):
@@ -152,7 +152,7 @@ def _open_base_repository(adapter: Repository, config: AdapterConfig, open_other
 
 
 def open_bases_at(open_repository: OpenRepository, bases: Sequence[str]) -> OpenRepository:
-    """Wrap ``open_repository`` so that each base, given as ``owner/name@commit``, is opened at its commit.
+    """Wrap ``open_repository`` so that each base, given as ``owner/name@commit``, is opened at that commit.
 
     Raises:
         InputError: If an entry in ``bases`` is malformed.

@@ -37,7 +37,7 @@ class Format:
     """A file format for weights, supported or not.
 
     Attributes:
-        looks_for: File names to list if there are no weights; empty for unsupported formats.
+        looks_for: File names that the error lists if there are no weights; empty for unsupported formats.
         open: Function that opens a variant's tensors in a file tree, or returns None.
     """
 

@@ -24,7 +24,7 @@ class MemorySource:
         tensors: Tensors on any device, keyed by name. They are not copied, so they must not change.
         label: Name used in error messages.
         outlines: The same tensors on the meta device; useful if accessing ``tensors`` is expensive.
-        on_read: Called with a tensor's name and size before each copy; may raise an exception.
+        on_read: Called with a tensor's name and size in bytes before each copy; may raise an exception.
 
     Raises:
         InputError: If a tensor has a dtype that checkpoints cannot store.
@@ -78,7 +78,7 @@ class MemorySource:
         return spec
 
     def read(self, name: str) -> torch.Tensor:
-        """Copy a tensor to the CPU as float32, unless it is float64."""
+        """Copy a tensor to the CPU, converting it to float32 unless it is float64."""
         spec = self.spec(name)
         check_weight(spec, self.label)
         tensor = self._tensors[name]

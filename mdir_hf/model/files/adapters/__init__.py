@@ -42,12 +42,12 @@ class _Factors:
 class AdaptedSource:
     """A base model with a PEFT adapter. Implements ``TensorSource``.
 
-    LoRA adds s B A to the base, with s = alpha / r, or alpha / sqrt(r) for rsLoRA. DoRA then rescales rows.
-    :mod:`.row_changes` applies the other methods. Tensors saved whole replace the base's tensors. If an adapter is
-    unsupported, the tensors that it changes cannot be read.
+    LoRA adds s B A to the base, with s = alpha / r, or alpha / sqrt(r) for rsLoRA. DoRA then rescales rows,
+    or columns of embeddings and transposed matrices, which are read whole once. :mod:`.row_changes` applies the other
+    methods. Tensors saved whole replace the base's tensors. If an adapter is unsupported, the tensors that it changes
+    cannot be read.
 
-    Results are float32, whereas a merged file would be rounded to the base's dtype. If DoRA rescales columns, the whole
-    matrix is read once to compute their lengths. Thread-safe.
+    Results are float32, whereas a merged file would be rounded to the base's dtype. Thread-safe.
 
     Raises:
         CorruptCheckpointError: If factors are missing or inconsistent.
@@ -89,7 +89,7 @@ class AdaptedSource:
         return tuple(sorted({*self._base.names(), *self._replaced}))
 
     def spec(self, name: str) -> TensorSpec:
-        """Return the shape, dtype and location of a tensor."""
+        """Return a tensor's spec."""
         spec = self._unchanged_spec(name)
         if name in self._changes:
             self._check_fit(name, spec)
@@ -113,7 +113,7 @@ class AdaptedSource:
                 yield replace(tensor, weight=owner, belongs_to_other=True, reason=None)
 
     def read_all_headers(self) -> None:
-        """Read all headers of the base and the adapter."""
+        """Read all headers."""
         for source in (self._base, self._adapter):
             if isinstance(source, ListsContents):
                 source.read_all_headers()

@@ -73,7 +73,7 @@ class AdapterConfig:
         has_magnitudes: Whether rows are rescaled to learned lengths (DoRA).
         token_rows: Numbers of the replaced rows, keyed by module name suffix; an empty suffix means the embedding.
         parameters: Name suffixes listed in ``target_parameters``.
-        not_applied: Why changed tensors cannot be read, completing "an adapter that …", or None.
+        not_applied: Reason why changed tensors cannot be read, completing "an adapter that …", or None.
     """
 
     kind: str

@@ -1,7 +1,7 @@
 """Map names in an adapter to names in its base.
 
 PEFT names factors after modules in memory. The base's files may use another prefix, so an unambiguous suffix is enough
-for a match. They may also store experts one by one that are stacked in memory.
+for a match. Experts that are stacked in memory may be separate tensors in the files.
 """
 
 from __future__ import annotations

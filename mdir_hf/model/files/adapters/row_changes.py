@@ -64,11 +64,11 @@ class ModuleRows:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """Names of the adapter's tensors for this change."""
+        """Names of the adapter's tensors."""
         return tuple(self.slots.values())
 
     def misfit(self, shape: Shape, shape_of: Callable[[str], Shape]) -> str | None:
-        """Return why the change does not fit this shape, or None."""
+        """Return why the shape does not fit, or None."""
         shapes = {slot: shape_of(name) for slot, name in self.slots.items()}
         made = KINDS[self.kind].shape(shapes, self.settings)
         fits = len(shape) == 2 and all(side in (None, stored) for side, stored in zip(made, shape, strict=True))
@@ -104,11 +104,11 @@ class ExpertRows:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """Names of the adapter's tensors for this change."""
+        """Names of the adapter's tensors."""
         return self.a, self.b
 
     def misfit(self, shape: Shape, shape_of: Callable[[str], Shape]) -> str | None:
-        """Return why the change does not fit this shape, or None."""
+        """Return why the shape does not fit, or None."""
         d_in, d_out = shape_of(self.a)[1], shape_of(self.b)[0]
         if self.expert is not None:
             fits = len(shape) == 2 and shape[1] == d_in and self.first_row + shape[0] <= d_out

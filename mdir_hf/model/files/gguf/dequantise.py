@@ -41,7 +41,7 @@ class GgmlType:
 
 
 _DROPPED = frozenset({*range(31, 34), *range(36, 39)})
-"""Numbers of types that interleave rows for certain processors, and that ggml no longer supports."""
+"""Numbers of types that interleave rows for certain processors and are no longer supported by ggml."""
 
 GGML_TYPES: dict[int, GgmlType] = {
     number: GgmlType(number, name, n_values, n_bytes)

@@ -68,7 +68,7 @@ class PackedStrings:
 
 
 class GrowingPrefix:
-    """Parses the start of a file, which is read in growing steps."""
+    """Parses the start of a file, which is read in growing steps. ``what`` names values in errors."""
 
     def __init__(self, source: ByteSource, *, first_n_bytes: int) -> None:
         self.label, self.n_file_bytes = source.label, source.n_bytes

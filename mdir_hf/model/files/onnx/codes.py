@@ -50,12 +50,12 @@ class Codes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinearCodes:
-    """Codes decoded as ``(code - zero) * scale``, with one scale and zero point per tensor, axis entry or block.
+    """Codes decoded as ``(code - zero) * scale``, with one scale and zero point per tensor, entry of ``axis`` or block.
 
     Attributes:
         dtype: Type of the codes, such as ``U4``; they may be stored as bytes.
         zero: Initialiser of the zero points; None if all are ``default_zero``.
-        block: Number of codes along the axis that share a scale; 0 if each entry has its own.
+        block: Number of codes along ``axis`` that share a scale; 0 for one scale per tensor or per entry.
     """
 
     stored: str
@@ -132,7 +132,7 @@ class NBitsCodes:
     """Codes for ``MatMulNBits``, in blocks along the rows of ``(out, in)``, low bits first.
 
     Attributes:
-        zero: Initialiser with the zero points as floats or packed codes; None if all are half the range.
+        zero: Initialiser with the zero points as floats or packed codes; None if all are ``2^(n_bits - 1)``.
     """
 
     stored: str

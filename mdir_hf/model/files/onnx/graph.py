@@ -158,7 +158,7 @@ PACKED_BITS = {"U4": 4, "I4": 4, "F4": 4, "U2": 2, "I2": 2}
 
 MOST_INITIALISERS, MOST_NODES, DEEPEST_GRAPH = 100_000, 1_000_000, 4
 MOST_PIECES = 1 << 16
-"""Limit on the number of fields for one initialiser's numbers."""
+"""Maximum number of protobuf fields that may contain one initialiser's numbers."""
 
 _MODEL_GRAPH = 7
 _GRAPH_NODE, _GRAPH_INITIALISER = 1, 5

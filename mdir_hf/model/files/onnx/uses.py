@@ -22,7 +22,7 @@ _PRODUCTS_OF_CODES = ("QLinearMatMul", "QGemm")
 # Indices of the inputs for the matrix's scale and zero point.
 _SCALES_OF_PRODUCT = {"MatMulIntegerToFloat": (3, 5), "DynamicQuantizeMatMul": (2, 3), "MatMulInteger": (None, 3)}
 _PASSED_ON = ("Identity", "Cast", "Transpose", "DequantizeLinear", "Gather")
-"""Operators that may come between an initialiser and the product that uses it."""
+"""Operators that may come between an initialiser and the matrix product that uses it."""
 
 _FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2", "F8_E5M2FNUZ")
 _CODES = ("U8", "I8", "U4", "I4", "U2", "I2", "F4")
@@ -85,7 +85,7 @@ class _Finder:
         return weights
 
     def _of_nodes(self) -> Iterator[tuple[Node, Weight]]:
-        """Yield nodes and their weights, lookups first, so that a tied matrix is named after the embedding."""
+        """Yield nodes and their weights, embedding lookups first, so that tied matrices have the embedding's name."""
         readers = (self._of_lookups, self._of_products, self._of_dequantised)
         for reader in readers:
             for node in self._graph.nodes:

@@ -118,7 +118,7 @@ class PytorchSource(ShardedTensors):
 
 
 class _Specs(Mapping[str, TensorSpec | str]):
-    """A file's header, which creates specs on access."""
+    """The specs of a file's tensors, created on access."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Read the directory of a zip file written by ``torch.save`` from a few byte ranges.
+"""Read the directory of a zip file written by ``torch.save``, using a few byte ranges.
 
 The parser follows the zip format strictly (APPNOTE 6.3, sections 4.3 and 4.5). Reading each local header would cost a
 request per tensor. Instead, offsets are computed from torch's padding (``getPadding`` in
@@ -26,8 +26,8 @@ _CENTRAL_MAGIC, _LOCAL_MAGIC = 0x02014B50, 0x04034B50
 _U16_MAX, _U32_MAX = 0xFFFF, 0xFFFFFFFF
 
 TAIL_N_BYTES = _END.size + _U16_MAX
-"""Length of the first read, at the end of the file. It covers the longest possible end record, or a directory of 500
-tensors."""
+"""Length of the first read, at the end of the file. It covers the longest possible end record, or the directory entries
+of 500 tensors."""
 
 MAX_PADDING_N_BYTES = 4096
 """Longest padding that is read together with an entry; longer padding costs another read."""

@@ -52,8 +52,8 @@ class _Bounds:
 def find_tensors(root: object, *, as_named: bool = False, is_shard: bool = False) -> Mapping[str, Leaf]:
     """Return a state dict's tensors, keyed by name, ignoring other objects.
 
-    Nested names are joined with dots. Unless ``as_named``, wrappers are removed from names. If ``is_shard``, there
-    may be no tensors.
+    Nested names are joined with dots. Unless ``as_named``, wrappers are removed from names. If ``is_shard``, the
+    dict may be empty.
 
     Raises:
         UnsupportedFormatError: If the data contains no state dict.

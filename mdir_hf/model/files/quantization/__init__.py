@@ -38,7 +38,7 @@ ROW_VALUES_AT_ONCE = 1 << 23
 """Number of values decoded at once if their codes must be read first; large, so that requests are large."""
 
 NARROW = (*FLOAT8, "F4")
-"""Dtypes that are read as plain numbers unless there are scales."""
+"""Dtypes that are read as plain numbers unless scales belong to them."""
 
 KEPT_COMPANIONS = 64
 MOST_KEPT_N_BYTES = 1 << 20
@@ -116,7 +116,7 @@ class DequantizedSource:
             yield replace(tensor, weight=weight, belongs_to_other=is_companion, reason=reason)
 
     def read_all_headers(self) -> None:
-        """Read all headers, which override the index."""
+        """Read all headers."""
         if isinstance(self._source, ListsContents):
             self._source.read_all_headers()
 
@@ -171,7 +171,7 @@ class DequantizedSource:
         return self._source.read_stored(name)
 
     def read_stored_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return the given rows of a tensor as stored."""
+        """Return the given rows as stored."""
         return self._source.read_stored_rows(name, rows, max_gap_bytes=max_gap_bytes)
 
     @cached_property

@@ -25,7 +25,7 @@ from mdir_hf.validation import AS_WRITTEN
 
 MOST_BLOCK = 1 << 20
 ONE_REQUEST_SHARE = 4
-"""If more than one row in this many is requested, the whole tensor is read."""
+"""If at least ``1 / ONE_REQUEST_SHARE`` of a tensor is requested, all of it is read."""
 
 
 _Size = Annotated[int, Ge(1), Lt(2**31)]
@@ -50,7 +50,7 @@ class BlockCodes(CodedTensor):
         block: Number of entries that share a scale.
         absmax: Name of the tensor of scales, which is always read whole.
         quant_map: Values of the 16 codes.
-        nested: Name, block size, 256 numbers and offset of the outer scales; None if scales are floats.
+        nested: Name, block size, table of 256 values and offset of the outer scales; None if scales are floats.
     """
 
     block: int

@@ -244,7 +244,7 @@ class RowCodes(CodedTensor):
     offset: Numbers | None = None
 
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return the given rows, reading only their codes and companions."""
+        """Return the given rows."""
         codes = stored.read_stored_rows(self.codes.name, rows, max_gap_bytes=max_gap_bytes)
         return self.finish(self.decode(codes)[:, : self.shape[-1]], stored, rows)
 
@@ -271,7 +271,7 @@ class PairedRowCodes(RowCodes):
     """Codes in which each byte combines two neighbouring rows, with the even row in the low half."""
 
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return the given rows, reading the byte rows that contain them."""
+        """Return the given rows."""
         bytes_ = stored.read_stored_rows(self.codes.name, rows // 2, max_gap_bytes=max_gap_bytes).view(torch.uint8)
         is_odd = torch.from_numpy(rows % 2 == 1)[:, None]
         return self.finish(self.decode(torch.where(is_odd, bytes_ >> 4, bytes_ & 15)), stored, rows)

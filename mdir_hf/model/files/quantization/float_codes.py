@@ -123,7 +123,7 @@ class ExpertBlocks(CodedTensor):
         return self.shape[1]
 
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return the given rows, reading whole experts."""
+        """Return the given rows."""
         expert, row = np.divmod(rows, self.shape[1])
         out = torch.empty((rows.size, self.shape[2]), dtype=torch.float32)
         for number in np.unique(expert).tolist():

@@ -55,7 +55,7 @@ class ColumnCodes(CodedTensor):
         return False
 
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return the given rows, reading the whole tensor."""
+        """Return the given rows."""
         del max_gap_bytes
         if not self.transposed:
             return self.columns(stored, rows)

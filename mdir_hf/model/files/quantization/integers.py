@@ -8,8 +8,8 @@ contains rows i, i + m, i + 2m and i + 3m, lowest bits first. In transformers, A
 BitLinear divides by it.
 
 MLX, and transformers' format for Metal: codes are packed densely into uint32 words along a row, lowest bits first. In
-affine mode, W = code * scale + bias, for each group of columns. The config states bits and group size, also for single
-modules. The modes mxfp4, mxfp8 and nvfp4 store scales as bytes and have no biases. Source: MLX 0.32.
+affine mode, W = code * scale + bias, for each group of columns. The config states the bits and group size, which single
+modules may override. The modes mxfp4, mxfp8 and nvfp4 store scales as bytes and have no biases. Source: MLX 0.32.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class QuarteredRowCodes(RowCodes):
     """2-bit codes in which each byte row combines four rows that are a quarter of the matrix apart."""
 
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return the given rows, reading the byte rows that contain them."""
+        """Return the given rows."""
         n_byte_rows = self.codes.shape[0]
         packed = stored.read_stored_rows(self.codes.name, rows % n_byte_rows, max_gap_bytes=max_gap_bytes)
         shifts = torch.from_numpy(2 * (rows // n_byte_rows)).to(torch.uint8)[:, None]

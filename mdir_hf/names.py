@@ -15,7 +15,7 @@ from mdir_hf.errors import InvalidReferenceError, UnsafePathError
 
 ELLIPSIS = "…"
 LONGEST_TEXT = 4000
-"""Maximum number of characters shown of a sentence."""
+"""Maximum number of characters in a displayed text."""
 
 _BLANKS = re.compile(r"[\s\x1c-\x1f\x85\u2028\u2029]+")
 _DRIVE = re.compile(r"^[A-Za-z]:")
@@ -125,7 +125,7 @@ def missing_path(text: str) -> InvalidReferenceError:
 
 
 def names_beside(text: str) -> list[str]:
-    """Return the paths of all entries in a path's parent folder, with the same prefix as the path."""
+    """Return the paths of all entries in a path's parent folder, with the folder written as in the path."""
     folder, slash, _ = text.rstrip("/").rpartition("/")
     try:
         return [folder + slash + path.name for path in Path(folder + slash or ".").expanduser().iterdir()]
@@ -151,7 +151,8 @@ def safe_path(path: str, *, subject: str | None = None) -> str:
     """Return a ``/``-separated path, after checking that it stays inside a repository on any operating system.
 
     Raises:
-        UnsafePathError: If the path is empty or absolute, or contains a drive, backslash, control character or ``..``.
+        UnsafePathError: If the path is empty or absolute, or contains a drive, a backslash, a control character, or an
+            empty, ``.`` or ``..`` part.
     """
     why = None
     if not path or path.startswith("/") or _DRIVE.match(path):

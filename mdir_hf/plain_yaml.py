@@ -21,8 +21,8 @@ def read_yaml(text: str, *, first_line: int = 1) -> object:
     """Parse YAML into mappings, lists and scalars; return None if the text is empty.
 
     Raises:
-        ValueError: If the text is not YAML with plain values, or is too large. The message is worded as the end of a
-            sentence.
+        ValueError: If the text is not YAML with plain values, or is too large. The message is worded to complete a
+            sentence, and counts lines from ``first_line``.
     """
     if len(text) > MOST_CHARACTERS:
         raise ValueError(f"has {len(text):,} characters, expected at most {MOST_CHARACTERS:,}")

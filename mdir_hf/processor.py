@@ -227,10 +227,10 @@ _Job = tuple["Future[R]", T]
 def in_order(
     tasks: Sequence[T], work: Callable[[T, threading.Event], R], *, n_in_flight: int, name: str
 ) -> Iterator[R]:
-    """Yield the result of ``work(task, cancelled)`` for each task in order, running at most ``n_in_flight`` ahead.
+    """Yield the result of ``work(task, cancelled)`` for each task, in order, with at most ``n_in_flight`` pending.
 
-    ``work`` runs in daemon threads and should stop when ``cancelled`` is set. A failure or an early exit cancels the
-    remaining tasks.
+    ``work`` should stop when ``cancelled`` is set. It runs in daemon threads if more than one task can be pending. A
+    failure or an early exit cancels the remaining tasks.
     """
     n_threads = min(n_in_flight, len(tasks))
     if n_threads <= 1:

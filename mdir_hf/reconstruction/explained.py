@@ -41,7 +41,7 @@ def explained_share(
 ) -> float | None:
     """Return the share of an aligned tensor that the reference explains; see :class:`Explained`.
 
-    Set ``is_head`` for a head that was tied to the embedding before.
+    Set ``is_head`` for a head that was tied to the embedding before alignment.
     """
     left = energy = 0.0
     if is_head:

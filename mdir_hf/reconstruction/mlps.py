@@ -16,7 +16,7 @@ from mdir_hf.model.roles import Layer, Role, StoredWeight, WeightPart, read_expe
 from mdir_hf.reconstruction.records import ExpertsMap, MlpMap, NormGains, RowMap
 
 MOVED_FROM = 0.25
-"""Relative difference of two gains above which the candidate's gain counts as rescaled rather than trained."""
+"""Relative difference between two gains above which the candidate's gain is treated as rescaled, not trained."""
 
 SMALLEST_GAIN = 1e-3
 """Gains up to this share of the median are too small to divide by; the aligned gain is then 1."""
@@ -54,8 +54,8 @@ def pair_gains(
 ) -> NormGains:
     """Decide whether the aligned norm gets the reference's gain or keeps the candidate's.
 
-    After a rotation, the reference's gain is required; after a permutation, it is used if the gains differ a lot.
-    ``must_stay`` keeps the candidate's gain, for a head that is tied to the embedding.
+    After a rotation, the reference's gain is required; otherwise, it is used if the gains differ a lot. ``must_stay``
+    keeps the candidate's gain, for a head that is tied to the embedding.
     """
     (gain, bias), (other_gain, other_bias) = reference, candidate
     usable = None if gain is None else _usable(gain)
@@ -83,7 +83,7 @@ def _difference(gain: torch.Tensor, candidate_gain: torch.Tensor, stream: Stream
 
 
 def carried_mlp(mlp: MlpWeights, stream: StreamMap) -> MlpWeights:
-    """Map a reference MLP into the candidate's residual stream, including its scale."""
+    """Map a reference MLP into the candidate's residual stream, including the stream's scale."""
     carried = mlp.carried(stream.outer)
     return MlpWeights(carried.up, carried.down * stream.scale, carried.gate)
 
@@ -112,7 +112,7 @@ def mlp_residuals(mlp_map: MlpMap, first: MlpWeights, second: MlpWeights) -> dic
 _ROLES = (Role.GATE, Role.UP, Role.DOWN)
 
 N_PROBES = 64
-"""Number of an expert's neurons that are used to identify it."""
+"""Approximate number of neurons by which an expert is identified."""
 
 
 def fit_experts(
@@ -126,8 +126,8 @@ def fit_experts(
 ) -> ExpertsMap | None:
     """Match the experts of two layers, and the neurons of each expert.
 
-    Return None if the reference layer has no MLP or the candidate layer has no routed experts. The experts' largest
-    residuals are added to ``residuals``. All experts are in memory at once.
+    Return None if the reference layer has no MLP or the candidate layer has no routed experts. For each role,
+    the largest residual of any expert is added to ``residuals``. All experts are in memory at once.
     """
     references = _mlps(reference, pair[0], routed=True) or _mlps(reference, pair[0], routed=None)
     candidates = _mlps(candidate, pair[1], routed=True)

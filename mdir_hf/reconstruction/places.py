@@ -1,4 +1,4 @@
-"""Find the role of each checkpoint tensor in the model, and map single weights.
+"""Find the role of each checkpoint tensor in the model, and map individual weights.
 
 Weights are ``(d_out, d_in)`` matrices or vectors. Together, the maps preserve all logits, because each map is undone by
 the inverse map of the matrix that follows.
@@ -31,7 +31,7 @@ from mdir_hf.reconstruction.records import (
 )
 
 POSITIONS = re.compile(r"(^|\.)(wpe|embed_positions|position_embeddings|position_embedding)\.weight$")
-"""Tables of learned positions, which are added to the stream."""
+"""Names of learned position embeddings, which are added to the stream."""
 
 BUFFERS = ("inv_freq", "masked_bias", "attn.bias", "attention.bias", "num_batches_tracked")
 """Name endings of buffers that are not weights, such as frequencies and masks."""
@@ -44,7 +44,7 @@ class TensorPlace:
     """One part of a stored tensor that is transformed as a unit.
 
     Attributes:
-        kind: ``written`` rows are added to the stream, and ``kept`` parts do not change.
+        kind: How it is mapped. ``written`` rows are added to the stream; ``kept`` parts do not change.
         layer: Position of its layer; None outside the layers.
         role: Its role; None outside the layers.
         part: Location of its weight in the tensor.
@@ -226,7 +226,7 @@ class StreamTransform:
 
     @property
     def scale(self) -> float:
-        """Factor on weights that write to the stream."""
+        """Factor for weights that write to the stream."""
         scale = self.reconstruction.stream.scale
         return scale if self.is_inverse else 1.0 / scale
 
@@ -288,7 +288,7 @@ class StreamTransform:
 
 
 def _channel_order(outer: ResidualBasisMap) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the order of the candidate's channels, matched ones first and by partner, and their signs."""
+    """Return the candidate's channels, with matched channels first and in their partners' order, and the signs."""
     assert outer.reference is not None and outer.candidate is not None and outer.signs is not None
     order = full_order(outer.reference.numpy(), outer.candidate.numpy(), outer.n_candidate)
     by_channel = torch.ones(outer.n_candidate, dtype=torch.float64)
@@ -297,7 +297,7 @@ def _channel_order(outer: ResidualBasisMap) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def rows_of(layer: ReconstructedLayer | None, role: Role, mlp: MlpMap | None) -> RowMap | None:
-    """Return the map of a weight's head or neuron side to the reference, or None."""
+    """Return the map for the head or neuron side of a weight, or None."""
     if mlp is not None and role in (Role.GATE, Role.UP, Role.DOWN):
         return {Role.GATE: mlp.gate_rows, Role.UP: mlp.up_rows, Role.DOWN: mlp.down_rows}[role]
     attention = None if layer is None else layer.attention
@@ -326,7 +326,7 @@ def mapped_weight(
     stream: StreamTransform,
     is_shared: bool = False,
 ) -> torch.Tensor:
-    """Map both sides of a layer's weight, ``(d_out, d_in)`` float.
+    """Map both sides of a layer's floating-point ``(d_out, d_in)`` weight.
 
     ``matched`` is None if the layer has no partner; the head or neuron side is then unchanged.
     """

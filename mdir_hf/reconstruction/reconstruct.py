@@ -226,7 +226,7 @@ def _layouts(first: LayerWeights, second: LayerWeights) -> tuple[PlanePairing, P
 
 
 def _rows(layer: LayerWeights, role: str, stream: StreamMap | None) -> torch.Tensor | None:
-    """Return a projection's rows on its head side, mapped into the candidate's stream if ``stream`` is given."""
+    """Return the rows of q, k, v or o^T, mapped into the candidate's stream if ``stream`` is given."""
     rows = layer.inner_rows(role, None if stream is None else stream.outer)  # type: ignore[arg-type]
     if rows is None or stream is None or role != "o":
         return rows
@@ -247,7 +247,7 @@ def _sides(
 
 
 OnPart = Callable[[str, int, int], None]
-"""Callback that receives ``layers`` or ``bytes``, the number done, and the total."""
+"""Callback that receives the unit (``layers`` or ``bytes``), the number done, and the total."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,9 +317,6 @@ def align(
         settings: Settings of that comparison.
         reading: Options for opening repositories.
         on_part: Called after each layer and each written tensor.
-
-    Returns:
-        The report, the transformation, and the share of each aligned tensor that the reference explains.
 
     Raises:
         ReconstructionError: If the models are not homologous or the candidate cannot be aligned exactly.

@@ -79,7 +79,7 @@ class AttentionMap:
         n_kv_heads: Number of the candidate's key-value heads.
         n_heads: Number of the candidate's query heads.
         values: Matrix H of each key-value head, with ``V' = H V`` and ``O' = O H^-1``; None if V or O is missing.
-        keys: The same for K and Q; plane rotations if the model uses rotary positions.
+        keys: Corresponding matrices for K and Q; plane rotations if the model uses rotary positions.
         layouts: How rotary rows are paired in the two models; None if there are no rotary positions.
         rotary_dim: Number of rotated rows per head; None for all.
     """
@@ -159,7 +159,7 @@ class AttentionMap:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MlpMap:
-    """Map of the neurons of one MLP or expert; ``n_neurons`` is the candidate's."""
+    """Map of the neurons of one MLP or expert; ``n_neurons`` is their number in the candidate."""
 
     neurons: NeuronMap
     n_neurons: int
@@ -193,10 +193,10 @@ class ExpertsMap:
     """Map of the experts in one layer.
 
     Attributes:
-        reference: ``(k,)`` matched routed experts.
-        candidate: ``(k,)`` candidate expert matched with each. Several may come from one reference expert.
+        reference: ``(k,)`` matched routed experts. An expert may match several candidate experts.
+        candidate: ``(k,)`` candidate expert matched with each.
         mlps: Maps of the neurons of the candidate's routed experts, in expert order.
-        shared: Maps of the neurons of its shared experts.
+        shared: Maps of the neurons of shared experts.
     """
 
     reference: IntArray

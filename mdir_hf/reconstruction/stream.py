@@ -21,7 +21,7 @@ from mdir_hf.reconstruction.mlps import carried_mlp, read_gains
 from mdir_hf.report import HomologyReport
 
 LIKE = 0.5
-"""Layers in the same position count as the same if their likeness is at least this."""
+"""Minimum likeness at which layers in the same position are paired without a search."""
 
 LEAST_LIKE = 0.15
 """Minimum likeness of a layer and its ancestor. Unrelated layers do not reach it."""
@@ -53,7 +53,7 @@ def pair_layers(
 
 
 class LayerLikeness:
-    """Likeness of two layers: the share, above chance, of one layer's value rows that lies in the span of the other's.
+    """Likeness of two layers: how much of the reference's value rows is in the span of the candidate's (0 is chance).
 
     Layers are kept in memory.
     """

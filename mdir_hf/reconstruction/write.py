@@ -76,8 +76,8 @@ def write_model(
 ) -> Written:
     """Write a model in the reference's basis as safetensors, with its config and tokenizer files.
 
-    The result has the same logits, up to rounding. With ``is_inverse``, an aligned model is mapped back to its own
-    basis. The folder must be empty or new. If ``reference`` is given, each tensor is compared with it.
+    The result has the same logits, up to rounding. With ``is_inverse``, an aligned model is mapped back to its
+    original basis. The folder must be empty or new. If ``reference`` is given, each tensor is compared with it.
 
     Raises:
         ReconstructionError: If a tensor has no known place or the transformation cannot be applied exactly.

@@ -51,7 +51,7 @@ def outcome_words(result: ProjectionResult) -> str:
 
 
 def _expert_details(experts: Sequence[ComparedExpert], n_unread: int) -> list[str]:
-    """Say how many of a layer's experts agree. Others may match an unread expert or have reordered neurons."""
+    """Say how many of a layer's experts agree. The others may match an unread expert or have reordered neurons."""
     n_agreeing = sum(expert.cosine is not None for expert in experts)
     if n_agreeing == len(experts) and not n_unread:
         return []

@@ -23,12 +23,12 @@ TITLE = "Beside pairs of real models"
 WIDTH, HEIGHT = 640, 120
 _LEFT, _RIGHT, _BASE = 12, 628, 58
 _LARGEST = 5.0
-"""Value of log10(-log10 p) at which the scale ends."""
+"""Value of log10(1 - log10 p) at which the scale ends."""
 
 
 @cache
 def measured_pairs() -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return log10 p of unrelated pairs and of relatives, each with the strongest evidence first."""
+    """Return log10 p of unrelated and of related pairs, each in ascending order."""
     measured = json.loads(files("mdir_hf.render").joinpath(MEASURED).read_text(encoding="utf-8"))
     return tuple(measured["strangers"]), tuple(measured["relatives"])
 

@@ -1,4 +1,4 @@
-"""State the result in one quotable sentence that names both models."""
+"""State the result in one quotable line of text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MAPS = {
 
 
 def sentence_of(report: HomologyReport) -> str:
-    """Return the result as one sentence on one line that implies no direction."""
+    """Return the result as one line of text that implies no direction."""
     reference, candidate = _names(report)
     related_parts = [
         part_relation(pair, reference, candidate) for pair in report.parts or () if pair.verdict is Verdict.HOMOLOGOUS

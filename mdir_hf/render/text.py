@@ -26,7 +26,7 @@ LONGEST_TABLE = 40
 
 
 def text_of(report: HomologyReport, *, width: int | None = None) -> str:
-    """Render a report for a terminal, in lines of at most ``width`` columns and at most 100."""
+    """Render a report for a terminal, wrapped at ``width`` or 100 columns, whichever is less."""
     filled = partial(_filled, width=LINE_WIDTH if width is None else min(width, LINE_WIDTH))
     brief = [
         filled(f"  {line.label:<{LABEL_WIDTH}} ", line.text) for section in describe(report) for line in section.brief

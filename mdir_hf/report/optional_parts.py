@@ -262,7 +262,7 @@ class ProjectionResult(ReportRecord):
         source: Reference layer that the projection came from, if it is not the one in ``layer``.
         reason: Why the projection was not compared.
         experts: The compared experts of a mixture. The denominator of ``share`` includes experts without a match.
-        unread_experts: Number of experts in each of the two layers that were not compared.
+        unread_experts: Number of experts of each layer that were not compared.
     """
 
     layer: LayerPair
@@ -305,11 +305,11 @@ class LayerTable(ReportRecord):
     Attributes:
         residual_map: The map from the reference's residual basis to the candidate's.
         fitted_on: Rows on which ``residual_map`` was fitted, or None.
-        is_confirmed: Whether the second witness found related layers. If so, outcomes are ``kept`` and ``replaced``;
-            otherwise they are ``rows_agree`` and ``no_agreement``, since rows can be arranged to agree.
+        is_confirmed: Whether the verdict is homologous and the second witness found related layers. If not, outcomes
+            state only whether rows agree, because matrices can be edited to make rows agree.
         tests: Number of tests for which each p is corrected.
-        results: One result for each projection of each candidate layer, layer by layer.
-        tested_layers: Candidate layers that the caller named; their projections were also tested whole.
+        results: One result for each projection, layer by layer.
+        tested_layers: Candidate layers that the caller named; their projections were also tested in full.
     """
 
     residual_map: ResidualMap

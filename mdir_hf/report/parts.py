@@ -1,4 +1,4 @@
-"""Frozen dataclasses for the parts of a report, with the same fields as its JSON."""
+"""Frozen dataclasses for the parts of a report."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class PlaceboResult(ReportRecord):
 
     @property
     def is_significant(self) -> bool:
-        """Whether p is at most 0.1%, which should not happen on unrelated data."""
+        """Whether p is at most 0.1%."""
         return self.log10_p <= PLACEBO_LOG10_P
 
 
@@ -119,7 +119,7 @@ class MatrixResult(ReportRecord):
         threshold: Value of c that would be significant at 0.1%.
         normalized_trace: c divided by the number of compared channels.
         coverage: Share of channels that are individually significant.
-        matched_channels: Number of individually significant channels, at 1% for all entries together.
+        matched_channels: Number of individually significant channels, at 1% over all entries.
         off_match_channels: Number of channels that resemble a channel other than their match.
         transformation: Transformation between the matrices; ``rotation`` if the layers reveal one.
         scale: The factor s in E' ~ s E P; None without a significant match.
@@ -243,9 +243,9 @@ class NeuronNumbers(ReportRecord):
         candidate_layers: Candidate layer for each column.
         own_number: Number of tested neurons that kept their number, for each pair of layers.
         certain: How many of these are more similar to their partner than any random pair would be.
-        matches: Pairs of layers that match: p is below alpha, and three quarters of the neurons are certain in gate and
-            up, or nine tenths kept their number. If down was read, half of the neurons must also agree in down, and the
-            pair must not be ``idle``.
+        matches: Pairs of layers that match. For gate and up, p is below alpha, and either three quarters of the neurons
+            are certain or nine tenths kept their number. If down was read, half of the neurons must also agree in down,
+            and the pair must not be ``idle``.
         log10_p: log10 p for gate and up, corrected for all pairs, tests and looks; 0 if ``is_searched``.
         own_number_by_down: ``own_number`` for down, if a pair agrees in gate and up; None if down was not read.
         idle: Pairs of layers whose neurons agree in gate and up, but are switched off or write little.

@@ -182,7 +182,7 @@ class HomologyReport:
 
     @property
     def sentence(self) -> str:
-        """The result as one quotable sentence, with the names of both models."""
+        """The result as one quotable line, which names both models unless nothing was found."""
         from mdir_hf.render.sentence import sentence_of
 
         return sentence_of(self)
@@ -266,7 +266,7 @@ class HomologyReport:
         return self._with_direction(self._what_p_says)
 
     def _with_direction(self, text: str) -> str:
-        """Replace the statement that a comparison has no direction if the weights show one."""
+        """If the weights show a direction, replace the statement that a comparison has none."""
         if not any(fact.is_of_weights for fact in self.direction):
             return text
         return text.replace(NO_DIRECTION, ONLY_FACTS)

@@ -96,7 +96,7 @@ class Level(Term):
 
     @property
     def tests_whole_layers(self) -> bool:
-        """Whether every projection of matched layers is tested whole."""
+        """Whether every projection of matched layers is tested in full."""
         return self is Level.FULL
 
     @property

@@ -124,8 +124,8 @@ UNLESS_RENUMBERED = "whatever its embeddings, unless its neurons were reordered 
 """Exception to the claim that the neurons exclude a copy."""
 
 UNLESS_IN_ANOTHER_BASIS = "unless its channels were rotated, or reordered under new embeddings"
-"""Exception to the claim that embeddings and layers exclude a copy. Layers are compared in the same residual basis, or
-in a basis found from the embeddings."""
+"""Exception to the claim that embeddings and layers exclude a copy. Layers are compared in unchanged residual bases or
+with a map found from the embeddings."""
 
 
 def printed_text(printed: PrintedAlgorithm1) -> str:
@@ -158,7 +158,7 @@ def correlation_text(noise: float) -> str:
 
 
 def probability_text(log10_p: float) -> str:
-    """Format a probability as a rounded-up power of ten, such as ``10^-1340``."""
+    """Format a probability as a rounded-up power of ten, such as ``10^-1,340``."""
     return f"10^{math.ceil(log10_p):,.0f}"
 
 
@@ -230,7 +230,7 @@ def not_compared_text(parts: Iterable[PartCoverage]) -> str | None:
     """Name the parts of a model that were not compared, with their shares of the bytes.
 
     Returns:
-        Text such as ``vision tower (24 layers, 12 % of the bytes), connector (3 %)``, or None.
+        Text such as ``vision tower (24 layers, 12 % of the bytes), connector (3 %)``, or None if there are none.
     """
     ledger = tuple(parts)
     sizes = [entry.bytes for entry in ledger]

@@ -30,7 +30,7 @@ _HEXADECIMAL = frozenset("0123456789abcdefABCDEF")
 
 
 def byte_level(token: str) -> bytes:
-    """Return the bytes of a byte-level token. A token with characters outside the alphabet is literal text."""
+    """Return the bytes of a byte-level token. A token with characters outside the alphabet is taken literally."""
     try:
         return token.translate(_BYTE_LEVEL).encode("latin-1")
     except UnicodeEncodeError:
@@ -90,8 +90,8 @@ SPELLERS: dict[VocabularyKind, Speller] = {
 
 
 _CONTINUES, _COMMON = "##", 50
-"""A vocabulary is WordPiece if at least one token in 50 has this marker (20 to 90% in published ones). In others, only
-a few tokens have it, such as the headings ``##`` and ``###``. Other markers do not occur in ordinary text."""
+"""A vocabulary is WordPiece if at least one token in 50 has this marker (20 to 90% in published ones). In other
+vocabularies, few tokens have it. Other markers do not occur in ordinary text."""
 
 
 def guess_kind(tokens: Iterable[str]) -> VocabularyKind:
@@ -145,7 +145,7 @@ def is_control(token: str) -> bool:
 
 
 def type_by_name(token: str, *, may_be_markup: bool = False) -> TokenType:
-    """Return the type that a token's name suggests. If ``may_be_markup``, names such as ``<s>`` are text."""
+    """Return the type that a token's name suggests. If ``may_be_markup``, ``<s>`` and similar names are text."""
     if is_reserved(token):
         return TokenType.RESERVED
     named = token in _SPECIAL_NAMES and not may_be_markup

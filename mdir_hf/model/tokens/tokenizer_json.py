@@ -18,8 +18,8 @@ _N_FIRST_ROWS = 16
 def tokenizer_json_tokens(content: dict[str, Any]) -> tuple[VocabularyKind, Iterator[Token]]:
     """Read a ``tokenizer.json`` and return the kind of vocabulary and its tokens.
 
-    An added token is special if it is flagged as such or named like ``<|name|>``. It is literal text unless the model's
-    vocabulary also contains it.
+    An added token is special if it is flagged as such or named like ``<|name|>``. Its string is taken literally unless
+    ``model.vocab`` gives it the same row.
 
     Raises:
         VocabularyError: If a value has the wrong type; may also be raised during iteration.
@@ -103,7 +103,7 @@ def added_json_tokens(row_of: dict[str, Any]) -> Iterator[Token]:
 
 
 def declared_tokens(config: dict[str, Any]) -> Iterator[Token]:
-    """Read the tokens that ``added_tokens_decoder`` in a ``tokenizer_config.json`` declares for single rows.
+    """Read the tokens in the ``added_tokens_decoder`` of a ``tokenizer_config.json``.
 
     Raises:
         VocabularyError: If a value has the wrong type; raised during iteration.
@@ -143,7 +143,7 @@ def _declared_kind(content: dict[str, Any], model: dict[str, Any]) -> Vocabulary
 
 
 def _mark_of_space(content: dict[str, Any]) -> str | None:
-    """Return the character with which Metaspace replaces spaces, or None for the usual one."""
+    """Return the character with which Metaspace replaces spaces, or None if it is U+2581."""
     for node in _nodes(*(content.get(part) for part in ("pre_tokenizer", "decoder", "normalizer"))):
         mark = node.get("replacement")
         if node.get("type") == "Metaspace" and isinstance(mark, str) and mark:

@@ -32,7 +32,7 @@ class VocabularyKind(str, enum.Enum):
     WORDPIECE = "wordpiece"
     """``##x`` continues a word; other tokens start one (BERT)."""
     TIKTOKEN = "tiktoken"
-    """Raw bytes in base64, one rank per line."""
+    """One token per line: raw bytes in base64, and the rank."""
     TEKKEN = "tekken"
     """Raw bytes in base64, with ranks that start after the special tokens (Mistral)."""
     RWKV = "rwkv"
@@ -94,7 +94,7 @@ class Vocabulary:
 def assemble(tokens: Iterable[Token], *, kind: VocabularyKind, files: tuple[str, ...]) -> Vocabulary:
     """Select the usable tokens, following the rules in this module's docstring.
 
-    If a row has several types, a type that leaves it out takes precedence.
+    If a row has several types, and one of them excludes it, the row is left out.
 
     Raises:
         VocabularyError: If a row number is out of range, or no token is usable.

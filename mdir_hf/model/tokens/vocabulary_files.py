@@ -62,7 +62,7 @@ class Numbering:
 
 
 PLACES = Numbering()
-"""Rows are positions in the file, as for nearly every class."""
+"""Row numbers are positions in the file, as in nearly every tokenizer class."""
 
 _FAIRSEQ = Numbering(offset=1, n_dropped=3)
 _PEGASUS = Numbering(offset=103, n_dropped=2, setting="offset")
@@ -80,7 +80,7 @@ _OF_CLASS: dict[str, Numbering] = {
     "Camembert": Numbering(offset=4, n_dropped=1),
     "Pegasus": _PEGASUS,
 }
-"""Numbering by tokenizer class, omitting "Tokenizer" and "TokenizerFast"."""
+"""Numbering, keyed by tokenizer class without "Tokenizer" or "TokenizerFast"."""
 
 _OF_FAMILY: dict[str, Numbering] = {
     **dict.fromkeys(("xlm-roberta", "xlm-roberta-xl", "xmod", "xglm", "mbart", "plbart", "nllb-moe"), _FAIRSEQ),
@@ -122,7 +122,7 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 CONFIG = "config.json"
 
 MAX_MOVED_SHARE = 0.01
-"""Largest share of common tokens on which two files of a tokenizer may differ, because tokens may be added later."""
+"""Two files may give different rows to at most this share of their common tokens, because tokens may be added later."""
 
 _FOLDERS = ("", "tokenizer/", "original/")
 """Folders with tokenizer files; the first folder that contains any is used."""
@@ -174,7 +174,7 @@ _COMPANIONS: tuple[tuple[str, Callable[[str], bool]], ...] = (
 def vocabulary_files(names: Collection[str]) -> tuple[str, ...]:
     """Return the files that :func:`read_vocabulary` reads: the primary file and its companions.
 
-    Searches the root, then ``tokenizer`` and ``original``. Returns an empty tuple if no file is known.
+    Searches the root, then ``tokenizer`` and ``original``. Returns an empty tuple if no tokenizer file is recognised.
     """
     return next(_sources(names), ())
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mdir_hf.report import HomologyReport
 
 FigureStyle = Literal["screen", "column", "page"]
-"""``screen`` shows the finding as the title. ``column`` (3.35 inches) and ``page`` (6.9) have no title, for papers."""
+"""``screen`` shows the finding as the title. ``column`` and ``page`` have no title, for papers."""
 
 WIDTHS = {"column": 3.35, "page": 6.9}
 """Widths of a column and of a page, in inches."""

@@ -45,9 +45,9 @@ def draw_dendrogram(
 ) -> Figure:
     """Draw each group of related models as a tree of average distances.
 
-    Each group contains the names of m >= 2 models and their ``(m, m)`` non-negative distances. ``alone`` is the number
-    of models without relatives, and ``by_layers`` the number related only by neurons or layers. At most ``MOST_ROWS``
-    models are drawn.
+    Each group contains the names of m >= 2 models and their ``(m, m)`` non-negative distances. The subtitle states how
+    many models have no relatives (``alone``) or are related only through neurons or layers (``by_layers``). At most
+    ``MOST_ROWS`` models are drawn.
 
     Raises:
         InputError: If there are no groups, if sizes do not match, or if matplotlib is not installed.
@@ -62,7 +62,7 @@ def draw_dendrogram(
 def dendrogram_cells(groups: Sequence[tuple[Sequence[str], npt.ArrayLike]], figure: Figure) -> tuple[CellGrid, ...]:
     """Return the texts of a dendrogram's leaves and branches, as one grid per group from top to bottom.
 
-    Rows are leaves, and columns end at joins. Each branch names the closest pair of models across its join.
+    Rows are leaves, and columns end at joins. ``models`` contains the closest pair across each join.
 
     Raises:
         InputError: If the groups cannot be drawn.

@@ -36,7 +36,7 @@ _MARGIN = 1.16
 _MARKS = {"embedding": ("o", "-"), "unembedding": ("s", "--")}
 
 MOST_NUMBERS = 10
-"""Maximum number of looks for which each is labelled with -log10 p."""
+"""Looks are labelled with -log10 p if there are at most this many."""
 
 
 def draw_null(matrices: Mapping[str, MatrixResult], theme: Theme) -> Figure:

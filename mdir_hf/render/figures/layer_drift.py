@@ -20,7 +20,7 @@ BAND, GAP = 0.46, 0.14
 """Height of one projection's axes, and of the gap below, in inches."""
 
 NUMBERED_LAYERS = 16
-"""Maximum number of layers that are all numbered; with more layers, every fifth is."""
+"""All layers are numbered if there are at most this many; otherwise, every fifth is."""
 
 _MARGIN, _LEFT, _RIGHT, _BELOW = 0.15, 1.5, 0.18, 0.42
 

@@ -1,4 +1,4 @@
-"""Draw a map of one model's layers against the other's, by weights or neurons."""
+"""Draw a map of one model's layers against the other's, based on weights or neurons."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def _draw_band(
 
 
 def _in_cell(result: ModuleResult) -> str:
-    """Return the number of experts with an origin, or the test's letter and -log10 p."""
+    """Return the share of experts with an origin (``7/8``), or the test's letter and -log10 p."""
     if isinstance(result.found, ExpertsFound):
         return f"{len(result.found.experts)}/{result.found.n_experts}"
     return f"{result.test.letter} {short_number(-result.log10_p)}"

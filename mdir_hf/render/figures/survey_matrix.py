@@ -227,7 +227,7 @@ def _name_rows(
     order: Sequence[int],
     cell: float,
 ) -> None:
-    """Label rows with numbers and names or, if rows are too low, label groups with their first model and size."""
+    """Label rows with numbers and names or, if rows are too short, label groups with first model and size."""
     n = len(order)
     room = (_NAMES - 0.25) * POINTS
     if cell >= NAMED:

@@ -55,7 +55,7 @@ DARK = Theme(
 )
 
 FULL_SHADE = 4.0
-"""Value of log10(-log10 p) at the end of the ramp, more than any number of tests could require."""
+"""Value of log10(1 - log10 p) at the end of the ramp, beyond any correction for multiple tests."""
 
 _EQUAL_LUMINANCE = math.sqrt(1.05 * 0.05) - 0.05
 """Luminance at which black and white have the same contrast."""

@@ -39,7 +39,7 @@ With 8 requests in flight and a round trip of 100 ms, one more request costs abo
 MB/s."""
 
 MAX_SPAN_BYTES = 8 << 20
-"""Size limit for one read. Several reads in flight take tens of MB, and each takes much longer than a round trip."""
+"""Size limit for one read. Such a read takes much longer than a round trip, and several in flight take tens of MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +70,10 @@ def coalesce(
     max_gap_bytes: int = REMOTE_MAX_GAP_BYTES,
     max_span_bytes: int = MAX_SPAN_BYTES,
 ) -> list[RowSpan]:
-    """Plan reads that cover ``rows``, ``(k,)`` in any order, in O(k log k) time and O(k) memory.
+    """Plan reads that cover ``rows``, in O(k log k) time and O(k) memory.
 
-    ``start`` is the absolute offset of row 0. Gaps of up to ``max_gap_bytes`` are read and discarded. A single row may
-    exceed ``max_span_bytes``.
+    ``rows`` is ``(k,)``, in any order. ``start`` is the absolute offset of row 0. Gaps of up to ``max_gap_bytes`` are
+    read and discarded. A single row may exceed ``max_span_bytes``.
 
     Returns:
         Disjoint spans in file order; each slot ``0..k-1`` belongs to exactly one span.
@@ -155,7 +155,7 @@ def iter_row_blocks(
 
 
 ROW_SPAN_FACTOR = 8
-"""Factor by which a read may be longer for rows than for whole tensors.
+"""Multiple of ``max_span_bytes`` that a read of rows may cover.
 
 Longer reads save requests without extra memory, because the caller keeps the rows anyway."""
 
@@ -165,8 +165,8 @@ ROWS_AT_ONCE = 512
 class RangedTensors(ABC):
     """Base class for tensors in byte ranges of files. Implements ``TensorSource`` and ``StoredTensors``.
 
-    Subclasses implement :meth:`names`, :meth:`spec`, ``paths`` and ``description``, and may override the encodings.
-    ``max_span_bytes`` limits the size of a single read. Thread-safe.
+    Subclasses implement :meth:`names`, :meth:`spec`, ``paths`` and ``description``, and may override how values are
+    decoded. ``max_span_bytes`` limits the size of a single read. Thread-safe.
     """
 
     def __init__(self, tree: FileTree, *, max_span_bytes: int = MAX_SPAN_BYTES) -> None:

@@ -10,7 +10,7 @@ The reader accepts the same files as the format's validator (``Metadata::validat
 - stricter on forms that writers do not produce: entries that are JSON arrays, or a dtype ``{"F32": null}``.
 - stricter on shapes that torch may reject: more than 64 axes, or an empty tensor whose other sizes multiply to more
   than 2^48.
-- stricter on size: at most as many values as about 90,000 tensors need.
+- stricter on size: at most as many values in the header as about 90,000 tensors need.
 - more lenient on unknown fields of an entry, which may be nested deeper than 127 levels (up to Python's limit).
 """
 

@@ -63,7 +63,7 @@ class ShardedTensors(RangedTensors):
 
     @property
     def description(self) -> Description:
-        """The format and any notes, such as that the index is out of date."""
+        """The format and any notes, such as a warning that the index is out of date."""
         return Description(self.format_name, notes=self._all_notes())
 
     def add_note(self, note: str) -> None:
@@ -76,7 +76,7 @@ class ShardedTensors(RangedTensors):
         return (*self._notes, self._disagreement.note(self._index.path))
 
     def names(self) -> tuple[str, ...]:
-        """Return the sorted names of all tensors, as the same object until they change.
+        """Return the sorted names of all tensors; the same tuple until the names change.
 
         Reads headers unless there is an index that agrees with the file sizes.
         """

@@ -85,7 +85,7 @@ class FileTree(Protocol):
         ...
 
     def read(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
-        """Return the contents of a small file, using the standard cache.
+        """Return the contents of a small file.
 
         Raises:
             FileMissingError: If the file does not exist.
@@ -278,7 +278,7 @@ class TreeThatReadsAhead(Protocol):
     """A file tree that can prefetch several files."""
 
     def expect(self, *, whole: Iterable[str] = (), heads: Iterable[str] = ()) -> None:
-        """Prefetch whole files, and the first bytes of others."""
+        """Prefetch the files in ``whole``, and the first bytes of the files in ``heads``."""
         ...
 
 

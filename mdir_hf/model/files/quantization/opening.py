@@ -21,7 +21,7 @@ MOST_GROUP = 1 << 20
 _KEYS = ("quantization_config", "compression_config", "quantization")
 _NESTED = ("text_config", "llm_config", "language_config")
 _FRONT = frozenset({"model", "language_model", "text_model", "llm", "thinker", "transformer", "base_model"})
-"""Name components before a language model's layers, which files and configs may write differently."""
+"""Leading name components to ignore, because files and configs may write them differently."""
 
 _FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 """Files in which AutoGPTQ, AutoAWQ and ModelOpt declare the quantisation if ``config.json`` does not."""
@@ -37,7 +37,7 @@ class Declared:
     """The quantisation that a config declares; missing properties are None or empty.
 
     Attributes:
-        of_modules: Settings of single modules, keyed by name without prefixes such as ``model``.
+        of_modules: Settings for individual modules, keyed by module name without prefixes such as ``model``.
     """
 
     settings: DeclaredSettings = field(default_factory=lambda: MappingProxyType({}))
@@ -51,7 +51,7 @@ class Declared:
 
     @property
     def layout(self) -> str:
-        """The library's name for the layout of its tensors, or empty."""
+        """The library's name for the tensor layout, or empty."""
         return self._text("checkpoint_format") or self._text("format") or self._text("version")
 
     @property
@@ -61,7 +61,7 @@ class Declared:
 
     @property
     def block(self) -> tuple[int, int] | None:
-        """Numbers of rows and columns that share a scale; a group spans one row."""
+        """Shape ``(rows, columns)`` of the blocks that share a scale; ``(1, group_size)`` for groups."""
         for settings in (self.settings, *self._weight_groups()):
             for key in ("weight_block_size", "block_structure"):
                 value = settings.get(key)
@@ -106,12 +106,12 @@ class Declared:
         return None if match is None else (int(match[1]), int(match[2])) >= (0, 18)
 
     def of_module(self, module: str) -> tuple[DeclaredSettings, ...]:
-        """Return the settings that may apply to a module, its own first."""
+        """Return the settings that may apply to a module, starting with its own."""
         own_settings = self.settings.get(module, self.of_modules.get(_without_front(module)))
         return (own_settings, self.settings) if isinstance(own_settings, Mapping) else (self.settings,)
 
     def stores_transposed(self, weight: str) -> bool:
-        """Return whether the unquantised file stores this weight as ``(d_in, d_out)``."""
+        """Return whether the unquantised model stores this weight as ``(d_in, d_out)``."""
         return self.family in _CONV1D_FAMILIES and _CONV1D.fullmatch(weight) is not None
 
     def notes(self) -> Iterator[str]:
@@ -239,7 +239,7 @@ class Opening:
         return self.stored.spec(self.parts.codes)
 
     def has(self, part: str) -> bool:
-        """Return whether the weight has a companion."""
+        """Return whether the weight has this companion."""
         return part in self.parts.companions
 
     def spec(self, part: str) -> TensorSpec:

@@ -21,7 +21,8 @@ class RefusedScheme:
     """An unsupported quantisation scheme.
 
     Attributes:
-        markers: Name components that identify the scheme. Errors name the first; the last triggers the check.
+        markers: Last components of tensor names that identify the scheme. Errors name the first; the last triggers
+            the check.
         reason: Text that the error adds to "in a way that is not supported: ".
     """
 
@@ -32,7 +33,7 @@ class RefusedScheme:
 
     @property
     def parts(self) -> frozenset[str]:
-        """Last name components of all of the scheme's tensors."""
+        """Last components of all of the scheme's tensor names."""
         return frozenset((*self.markers, *self.further))
 
 
@@ -110,7 +111,7 @@ REFUSED: tuple[RefusedScheme, ...] = (
 """Unsupported schemes, each listed before schemes that use a subset of its tensors."""
 
 TELLTALES = frozenset(scheme.markers[-1] for scheme in REFUSED)
-"""Last name components of tensors that suggest one of these schemes."""
+"""Last components of tensor names that suggest an unsupported scheme."""
 
 REASON: dict[str, str] = {scheme.name: scheme.reason for scheme in REFUSED}
 
@@ -191,7 +192,7 @@ class QuantizedParts:
         return self.name.rpartition(".")[0]
 
     def name_of(self, part: str) -> str:
-        """Return the name of a companion, or its expected name if missing."""
+        """Return the name of a companion, or its expected name if it is missing."""
         if part in self.companions:
             return self.companions[part]
         for table, before in ((_ONTO, f"{self.name}_"), (_UNDER, f"{self.name}."), (_INTO, f"{self.module}.")):
@@ -237,7 +238,7 @@ class TensorGroups:
         )
 
     def unknown_beside(self, name: str) -> tuple[str, ...]:
-        """Return tensors named after this one that may belong to an unknown scheme."""
+        """Return tensors whose names extend this one and suggest an unknown scheme."""
         return tuple(
             extended
             for extended in (*_between(self.stored, name + "."), *_between(self.stored, name + "_"))
@@ -298,7 +299,7 @@ def _readings(stem: str, leaf: str) -> Iterator[tuple[str, str]]:
 
 @lru_cache(maxsize=1024)
 def _readings_of_leaf(leaf: str) -> tuple[tuple[str, str], ...]:
-    """Return the weights and parts that a last name component may stand for."""
+    """Return each weight and part that the last component of a tensor name may stand for."""
     readings = [("weight", _INTO[leaf])] if leaf in _INTO else []
     onto = _ONTO_LEAF.fullmatch(leaf)
     if onto:

@@ -43,7 +43,7 @@ _SMALL_BODY = 64 << 10  # bodies up to this size are read to the end, so that th
 
 
 class _TakesNone(DefaultCookiePolicy):
-    """A policy that rejects all cookies, because they would tie requests to another visitor's token."""
+    """A policy that rejects all cookies, because requests with different tokens share a session."""
 
     def set_ok(self, cookie: Cookie, request: Request) -> bool:
         return False
@@ -130,7 +130,7 @@ def pieces(
 
 
 def drain(response: Any, *, subject: str) -> bytes:  # noqa: ANN401
-    """Return a short response body, read to the end so that the connection can be reused; skip long ones."""
+    """Read a short response body to the end, so that the connection can be reused; return ``b""`` for a long one."""
     length = response.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and len(length) < 8 and int(length) <= _SMALL_BODY:
         return b"".join(pieces(response, subject=subject))

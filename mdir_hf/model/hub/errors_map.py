@@ -30,8 +30,8 @@ _CLOSED = "Access to this resource is disabled."  # also an X-Error-Message
 _LOG_IN = "log in with `hf auth login`, set HF_TOKEN, or pass token="
 
 _Message = tuple[type[MdirError], str]
-"""An exception class and a message template. Templates may use ``file``; ``of``, " for 'file'" or empty; ``held``, the
-quoted file or "this repository"; ``revision``; ``name``, the repository without its revision; and fields of their own.
+"""An exception class and a message template. Fields: ``file``; ``of`` (" for 'file'" or empty); ``held`` (the quoted
+file or "this repository"); ``revision``; ``name`` (the repository without its revision); and template-specific fields.
 """
 
 _NO_FILE: _Message = (FileMissingError, "there is no file {file!r} at this commit")
@@ -71,7 +71,7 @@ _NO_CONNECTION_YET: _Message = (
     "{host} {failed}: there is no connection (or HF_ENDPOINT is wrong), or a mistyped local folder was taken for a "
     "name on the Hub. To use files that are already downloaded, pass local_files_only",
 )
-"""Used for a model's first request, because its name may not exist on the Hub."""
+"""Used for a model's first request, because its name may be a mistyped local folder."""
 _NO_DISK: _Message = (
     HubError,
     "cannot write to the Hub's cache: {reason}{of}; free some space, or set HF_HOME or cache_dir",

@@ -162,7 +162,6 @@ class LocalRepository:
 
     Attributes:
         commit: Commit of a snapshot in the Hub's cache, or None.
-        is_local: Whether the user named a local folder.
     """
 
     folder: Path

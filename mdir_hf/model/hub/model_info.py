@@ -88,8 +88,6 @@ def model_info(
 ) -> ModelInfo:
     """Request information about a model or dataset from the Hub.
 
-    ``label`` identifies the model in errors.
-
     Raises:
         HubError: If the request fails or the response is invalid.
     """

@@ -76,11 +76,7 @@ class HubFile:
 
     @property
     def n_bytes(self) -> int:
-        """Size in bytes. Sends a HEAD request if the listing does not include it.
-
-        Raises:
-            HubError: If the request fails.
-        """
+        """Size in bytes. Sends a HEAD request if the listing does not include it."""
         return self._n_bytes if self._n_bytes is not None else self._locator.current().n_bytes
 
     def read(self, start: int, stop: int) -> bytes:

@@ -115,7 +115,7 @@ class HubRepository:
         return content
 
     def expect(self, *, whole: Iterable[str] = (), heads: Iterable[str] = ()) -> None:
-        """Prefetch files in the background. Reading one later waits for it, and raises any error."""
+        """Prefetch files in the background. A later read waits for the prefetch, and raises its error, if any."""
         for path in whole:
             # Skip large files; the later read may not need all of them.
             is_small = path in self._files and 0 <= self._files[path].n_bytes <= _MOST_EXPECTED_BYTES

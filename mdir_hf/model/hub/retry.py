@@ -83,7 +83,7 @@ def requested_wait_s(headers: Mapping[str, str]) -> float | None:
 
 @dataclass(slots=True)
 class Patience:
-    """Counts failures and timeouts of one operation, and decides on retries."""
+    """Counts failures and timeouts of one operation, and decides whether to retry it."""
 
     attempts: int = 6
     failures: int = 0

@@ -1,6 +1,6 @@
-"""Map stored tensor names to the module names of the transformers class named in a config.
+"""Match stored tensor names with modules of the transformers class named in a config.
 
-The class is built on the meta device, without weights or remote code. Most classes use the same module names.
+The class is built on the meta device, without weights or remote code.
 """
 
 from __future__ import annotations

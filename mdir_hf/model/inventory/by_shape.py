@@ -1,4 +1,4 @@
-"""Assign roles by tensor shape, in stacks, connectors, and models with unknown tensor names.
+"""Assign roles by tensor shape, for stacks, connectors, and models whose tensor names are unknown.
 
 The embedding has one row per token, layers are numbered groups of tensors with equal shapes, and a matrix gets a role
 only if its shape is unique in the layer.
@@ -23,10 +23,10 @@ from mdir_hf.model.roles.tables import OTHER_STACKS
 from mdir_hf.model.roles.wrappers import with_stored_names, without_wrappers
 
 LEAST_LAYERS = 2
-"""Minimum number of similar tensor groups treated as layers."""
+"""Minimum number of similar tensor groups to treat as layers."""
 
 MOST_MATRICES = 64
-"""Maximum number of a connector's tensors that are searched for an MLP."""
+"""Number of a connector's tensors, sorted by name, to search for an MLP."""
 
 LIKE_A_HEAD = ("head", "out", "logit", "unembed", "decoder")
 _INTERMEDIATE = ("intermediate_size", "ffn_dim", "n_inner", "d_ff", "ffn_hidden_size", "feed_forward_size")
@@ -200,7 +200,7 @@ def stack_anatomy(names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None:
 
 
 def connector_anatomy(names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None:
-    """Find two matrices of a connector that form an MLP, as in LLaVA; return a layer that has them as up and down."""
+    """Find two matrices of a connector that form an MLP, as in LLaVA, and return them as up and down of one layer."""
     matrices = [name for name in sorted(names, key=_by_number)[:MOST_MATRICES] if len(shape_of(name)) == 2]
     for up, down in sorted(
         permutations(matrices, 2), key=lambda pair: matrices.index(pair[0]) > matrices.index(pair[1])

@@ -1,7 +1,4 @@
-"""Resolve a checkpoint's roles and take its inventory, even if its index is outdated.
-
-In unknown architectures, matrices with common names get roles if their shapes are plausible.
-"""
+"""Resolve a checkpoint's roles and take its inventory, even if its index is outdated."""
 
 from __future__ import annotations
 
@@ -52,7 +49,7 @@ def without_tensors(anatomy: Anatomy, names: Collection[str]) -> Anatomy:
 
 
 def keeps_most_layers(anatomy: Anatomy) -> bool:
-    """Return whether at least half of the layers have a weight with a role."""
+    """Return whether at least half of the layers have a weight with a role other than norms and routers."""
     return 2 * len(anatomy.unread_layers) <= len(anatomy.layers)
 
 
@@ -89,7 +86,7 @@ ShapeOf = Callable[[str], tuple[int, ...]]
 
 
 def with_usual_names(anatomy: Anatomy, shape_of: ShapeOf) -> Anatomy:
-    """In layers that lack attention or an MLP, assign roles to matrices with common names."""
+    """In layers that lack attention or an MLP, assign roles to matrices with common names and suitable shapes."""
     if not anatomy.unplaced:
         return anatomy
     plain = {stored: name for name, stored in without_wrappers(anatomy.unplaced).items()}

@@ -108,7 +108,7 @@ def stack_label(components: list[str]) -> tuple[str, int] | None:
 
 
 def auxiliary_label(rest: str) -> str | None:
-    """Return a matrix's purpose, given its name within the layer, or None."""
+    """Infer a matrix's purpose from its name within the layer; return None if unknown."""
     return next((label for label, pattern in _AUXILIARY if pattern.fullmatch(rest)), None)
 
 
@@ -134,7 +134,7 @@ MOST_UNNAMED = 24
 UNREADABLE = "cannot be read"
 
 LAST_LAYERS = "multi-token prediction"
-"""Name of the part for layers beyond the number in the config."""
+"""Name of the part for layers beyond the number that the config states."""
 
 _IN_LAYERS = (PartKind.STACK, PartKind.EXPERTS, PartKind.AUXILIARY, PartKind.CONNECTOR)
 

@@ -1,4 +1,4 @@
-"""Wrap a model or tokenizer in memory in a repository."""
+"""Wrap an in-memory model or tokenizer in a repository."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def active_adapters(model: Any, *, wanted: bool) -> tuple[str, ...]:  # noqa: ANN401 - from PEFT, which is optional
-    """Return the names of active adapters in order, or none if they are disabled or merged.
+    """Return the names of active adapters in order, or none if they are disabled, merged or not ``wanted``.
 
     Raises:
-        InputError: If only some adapters are merged, or any is merged but not ``wanted``.
+        InputError: If the merged adapters differ from the active ones, or any is merged although none is ``wanted``.
     """
     layers = [module for module in model.modules() if hasattr(module, "merged_adapters") and hasattr(module, "merged")]
     merged = {name for layer in layers for name in layer.merged_adapters}

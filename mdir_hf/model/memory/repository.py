@@ -1,4 +1,4 @@
-"""A repository of tensors and small files that are in memory."""
+"""A repository of in-memory tensors and small files."""
 
 from __future__ import annotations
 

@@ -102,8 +102,8 @@ def _weight_maps(hook: Any) -> Iterator[Mapping[str, torch.Tensor]]:  # noqa: AN
 class SavedParameters(Mapping[str, torch.Tensor]):
     """A model's tensors, keyed by the names used when saving, and gathered or converted on access.
 
-    transformers 5 fuses experts in memory and splits them when saving. This conversion runs once on the meta device, to
-    find the parameters behind each saved tensor, and then on access.
+    transformers 5 fuses experts in memory and splits them when saving. The split runs once on the meta device, to find
+    the parameters behind each saved tensor, and again on access.
     """
 
     def __init__(self, model: Any, parameters: Mapping[str, PlacedParameter]) -> None:  # noqa: ANN401 - from transformers

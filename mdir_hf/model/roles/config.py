@@ -39,7 +39,7 @@ HEADS_BY_LAYER_TYPE: tuple[tuple[str, frozenset[str], tuple[StatedCount, StatedC
 def read_layer_heads(
     config: _Config, architecture: str, heads: HeadCounts | None, numbers: Mapping[str, int], *, most_layers: int
 ) -> dict[int, HeadCounts]:
-    """Return head counts, keyed by layer number, for layers that differ from ``heads``."""
+    """Return the head counts that differ from ``heads``, keyed by layer number."""
     layer_heads: dict[int, HeadCounts] = {}
     for index, layer_type in enumerate(_items(config.get("layer_types"))[:most_layers]):
         for name, families, counts in HEADS_BY_LAYER_TYPE:
@@ -92,7 +92,7 @@ def _inside(value: object, key: str) -> object:
 TABLE = "class_defaults.json"
 
 SHARE = SHARE_KEYS[0]
-"""Config key for the share of a head that rotary positions rotate."""
+"""Config key for the fraction of a head's rows that are rotated."""
 
 SYNONYMS: tuple[tuple[str, ...], ...] = (
     tables.HIDDEN_SIZE_KEYS,
@@ -167,7 +167,7 @@ class ConfigSizes:
         numbers: All integers, keyed as in the config; a nested key is ``outer.inner``.
         flags: All booleans and strings, keyed in the same way.
         layer_rotations: Rotations that differ from the model's, keyed by layer number.
-        channel_numbers: Meaning of a residual channel's number, as a clause, or None.
+        channel_numbers: Clause that explains the meaning of a residual channel's number, or None.
     """
 
     architecture: str = "unknown"
@@ -245,7 +245,8 @@ def language_config(config: Config) -> Config:
 def read_sizes(config: Config | None, *, class_defaults: bool = True) -> ConfigSizes:
     """Read the language model's sizes from a config.
 
-    If ``class_defaults``, transformers' defaults replace missing sizes. Lists of sizes are ignored.
+    If ``class_defaults``, transformers' defaults fill in missing sizes. Lists of sizes are ignored, except for
+    head counts.
 
     Raises:
         AnatomyError: If a size is not a positive integer.

@@ -162,8 +162,8 @@ class Stack:
 
     Attributes:
         prefix: Prefix before the layer number, without the dot.
-        names: Tensor names in each layer, without prefix and layer number. If layers are split across folders, they
-            start with ``folder|``.
+        names: Tensor names in each layer, without prefix and layer number. If layers are split across folders, the
+            names start with ``folder|``.
         is_numbered: Whether the names contain layer numbers.
         places: Original prefix and number of each layer, if several stacks were joined.
     """

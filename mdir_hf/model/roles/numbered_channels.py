@@ -23,7 +23,7 @@ class NumberRow:
     Attributes:
         model_types: Families that it applies to; empty for any.
         when: See :class:`~mdir_hf.model.roles.rows.LayerRow`.
-        any_key: Config keys. If there are any, at least one key must have a non-empty value.
+        any_key: Config keys; at least one must have a truthy value. Empty for no condition.
     """
 
     meaning: str
@@ -63,14 +63,14 @@ NUMBERED_NEURONS = dict.fromkeys(("gemma3n", "gemma3n_text"), NESTED_NEURONS)
 
 
 def meaning_of_neuron_numbers(architecture: str) -> str | None:
-    """Return the meaning of a neuron's number, or None."""
+    """Return a clause that explains the meaning of a neuron's number, or None."""
     return NUMBERED_NEURONS.get(architecture)
 
 
 def meaning_of_numbers(
     architecture: str, answers: Mapping[str, bool | str] = {}, config: Mapping[str, object] = {}
 ) -> str | None:
-    """Return the meaning of a residual channel's number, as a clause, or None."""
+    """Return a clause that explains the meaning of a residual channel's number, or None."""
     for row in NUMBER_ROWS:
         is_of_family = not row.model_types or architecture in row.model_types
         has_key = not row.any_key or any(config.get(key) for key in row.any_key)

@@ -37,8 +37,8 @@ class WeightPart:
         transposed: Whether the checkpoint stores ``(d_in, d_out)``.
         expert: Index of the expert along the first axis of stacked experts, or None.
         n_experts: Number of experts stacked vertically in one matrix, or None.
-        joined: Whether to merge the last two of three axes (heads and their width).
-        stream: If the orientation must be inferred, the stream's axis in ``(d_out, d_in)`` and its width.
+        joined: Whether to merge the last two of three axes (heads and head width).
+        stream: Axis of the stream in ``(d_out, d_in)``, and its width, if the orientation must be inferred; else None.
         per_head: Whether the tensor is a stack ``(heads, ..., ...)`` of matrices.
         first_half: Whether the weight is only the first half of the columns, as when two inputs are concatenated.
     """
@@ -190,7 +190,7 @@ def part_shape(part: StoredWeight, shape_of: ShapeOf) -> tuple[int, ...]:
 
 
 class TensorReader(Protocol):
-    """The methods of a tensor source that reading parts requires."""
+    """The tensor-source methods needed to read parts."""
 
     def read(self, name: str) -> torch.Tensor:
         """Return a whole tensor."""

@@ -39,7 +39,7 @@ class Anatomy:
         rope: How rotated rows pair up, or ``none`` if positions do not affect q and k.
         rotary_dim: Number of rotated rows at the start of a head; None if all are rotated, or if unknown.
         norms_add_one: Whether the norms multiply by ``1 + g``.
-        channel_numbers: Meaning of a residual channel's number, as a clause, or None.
+        channel_numbers: Clause that explains the meaning of a residual channel's number, or None.
         prefixes: Prefixes of the layers; looped models have several.
         output_width: Width of the layers' output if it differs from ``hidden_size``.
         embedding: Input embedding, ``(d_vocab, d_model)``.
@@ -129,7 +129,7 @@ def resolve_anatomy(config: Config | None, names: Iterable[str], shape_of: Shape
 
 
 def resolve_renamed(config: Config | None, stored_names: Mapping[str, str], shape_of: ShapeOf) -> Anatomy:
-    """Resolve roles from the keys of ``stored_names``, whose values are the names in the files."""
+    """Resolve roles from the keys of ``stored_names``; the values are names in the files."""
     anatomy = _resolve(config, sorted(stored_names), lambda name: shape_of(stored_names[name]))
     if all(plain == stored for plain, stored in stored_names.items()):
         return anatomy

@@ -81,7 +81,7 @@ def family_layout(architecture: str, answers: Mapping[str, bool | str]) -> RopeL
 
 
 SHARE_KEYS = ("partial_rotary_factor", "rotary_pct")
-"""Config keys that state the rotated share of a head, also inside ``rope_parameters`` and its layer types."""
+"""Config keys for the rotated fraction of a head, also in ``rope_parameters`` and its entries for layer types."""
 
 DIM_KEYS = ("rotary_dim",)
 """Config keys for the number of rotated rows of a head."""
@@ -90,14 +90,14 @@ LISTS_OF_ROTATED_LAYERS = ("no_rope_layers",)
 """Config keys whose value is a list in which, despite the key's name, 0 marks a layer without rotation."""
 
 WHOLE_HEAD_TYPES = ("proportional",)
-"""Values of ``rope_type`` for which all rows of a head pair up, but rows beyond the share are rotated by an angle of
+"""Values of ``rope_type`` for which all rows of a head pair up, but rows beyond the rotated fraction have an angle of
 zero."""
 
 
 def read_rotations(
     config: _Config, architecture: str, answers: Mapping[str, bool | str], head_dim: int | None, *, most_layers: int
 ) -> tuple[Rotation, dict[int, Rotation]]:
-    """Return the model's rotation, and the rotation of each layer that differs from it."""
+    """Return the model's rotation, and the rotations of layers that deviate, keyed by layer number."""
     layout = family_layout(architecture, answers)
     whole = Rotation(layout, None if layout == "none" else _dim(config, head_dim))
     layers: dict[int, Rotation] = {}

@@ -128,13 +128,14 @@ THIRDS = fused_rows(QKV, 1, (1, 1, 1))
 CONTIGUOUS = fused_rows(QKV, 1, ("heads", "kv_heads", "kv_heads"))
 PER_HEAD = fused_rows(QKV, "heads", (1, 1, 1))
 PER_GROUP = fused_rows(QKV, "kv_heads", ("heads_per_kv_head", 1, 1))
-"""Parts of a tensor that contains gate and up, or q, k and v: contiguous, or grouped by head or key/value head."""
+"""Parts of a tensor that contains gate and up, or q, k and v: contiguous, interleaved, or grouped by head or
+key/value head."""
 
 YES: frozenset[Answer] = frozenset({True})
 NO: frozenset[Answer] = frozenset({False})
 YES_OR_UNSAID: frozenset[Answer] = frozenset({True, None})
 NO_OR_UNSAID: frozenset[Answer] = frozenset({False, None})
-"""Accepted values in ``LayerRow.when``."""
+"""Sets of accepted values for ``LayerRow.when``."""
 
 
 class RowOptions(TypedDict, total=False):

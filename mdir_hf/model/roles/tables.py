@@ -2,7 +2,7 @@
 
 Names of tensors inside layers are in ``families/``. A pattern must match the whole name after the prefix, and the first
 matching row is used. A wrong role is worse than none, so an ambiguous name has a row for each known family and no
-role in others.
+role in other families.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ NOT_WEIGHTS = (
     r"|shared_expert_gate\.weight|(?:linear_[qkv]|gate_up_proj)_adapter_list\.\d{1,4}\.[01]\.weight"
     rf"|lora_[AB](?:\.\w+)?\.weight|{GGUF_NOT_WEIGHTS})"
 )
-"""Names in a layer that are neither compared nor reported as unplaced: biases, masks, rotary frequencies, gates with
-one row, adapters."""
+"""Pattern for tensors in a layer that are neither compared nor reported as unplaced: biases, masks, rotary frequencies,
+gates with one row, adapters."""
 
 ONE_SUBLAYER = frozenset({"mamba", "mamba2", "mamba2_ssm", "falcon_mamba", "nemotron_h", "zamba", "zamba2"})
 """Families whose layers may consist of a single sublayer: attention, an MLP or a state-space mixer."""
@@ -84,7 +84,7 @@ ONE_SUBLAYER = frozenset({"mamba", "mamba2", "mamba2_ssm", "falcon_mamba", "nemo
 AWAY_FROM_THE_STREAM: dict[str, frozenset[Role]] = dict.fromkeys(
     ("zamba", "zamba2"), frozenset({Role.O, Role.GATE, Role.UP})
 )
-"""Roles that do not exist in families in which only the MLP reads attention's output."""
+"""Roles that layers lack by design, keyed by family, because only the MLP reads attention's output."""
 
 MOST_EXPERTS = 10_000
 """A larger number of experts in a config is ignored."""
@@ -117,7 +117,7 @@ SEQUENCES = (
 
 _XLM = frozenset({"attentions", "ffns", "layer_norm1", "layer_norm2"})
 FOLDERS_OF_LAYERS: dict[str, frozenset[str]] = dict.fromkeys(("xlm", "flaubert"), _XLM)
-"""Families that split each layer across folders with their own layer numbers, and these folders."""
+"""Folders across which a family splits each layer, as in ``ffns.3``, keyed by family."""
 
 NESTED_CONFIGS: tuple[tuple[str, ...], ...] = (
     ("thinker_config", "text_config"),
@@ -137,7 +137,7 @@ EMBEDDING_SIZE_KEYS = (
     "d_model",  # of Perceiver; elsewhere it is the width of the stream
 )
 EMBEDDING_CONFIGS = {"blt_global_transformer": ("encoder_config", "blt_local_encoder")}
-"""Config key and family of the stack that owns the embedding, in families in which its width differs."""
+"""Config key and family of the stack that contains the embedding, keyed by model family, if widths differ."""
 
 UNEMBEDDING_SIZE_KEYS = ("output_embedding_size",)
 N_LAYERS_KEYS = (

@@ -1,7 +1,7 @@
 """Decoders: fused projections, architectures older than Llama, Llama-like models and compressed models.
 
-Norms whose output is the stream itself (as in BART) have no role. Compressed models have the names that SVD-LLM,
-ASVD, QuaRot, SpinQuant and SliceGPT save.
+Norms whose output is the stream itself (as in BART) have no role. Compressed models use the names that SVD-LLM,
+ASVD, QuaRot, SpinQuant and SliceGPT write.
 """
 
 from __future__ import annotations

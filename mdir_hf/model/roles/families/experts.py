@@ -30,7 +30,7 @@ _ROUTERS = (
     ("feed_forward", "router", "experts"),
     (r"mlp\.deepspeed_moe", r"gate\.wg", "experts"),
 )
-"""Folder of a router, name of the router, and name of the experts in the same folder."""
+"""Patterns for a router's folder, and for the router and experts in it."""
 
 ROWS: tuple[LayerRow, ...] = (
     # Mixtral: w1 is gate, w3 up, w2 down.

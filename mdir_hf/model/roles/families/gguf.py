@@ -177,4 +177,4 @@ NOT_WEIGHTS = (
     r"|time_mix_(?:lerp_\w+|first|decay|ln|w0|a0|v0|k_k|k_a|r_k)|channel_mix_lerp_\w+|layer_output_scale)\.weight"
     r"|ssm_[ad]"
 )
-"""Names in a layer that are not compared."""
+"""Pattern for tensors in a layer that are not compared."""

@@ -1,7 +1,7 @@
 """Multi-head latent attention (since DeepSeek-V2): q, k and v are products of two factors with a norm between them.
 
-Here, Q and K are the rows without positions. As in v and o, each head can be transformed by any invertible map, so
-there are no planes of rotation. The rotated rows of k, which all heads share, have no role.
+The roles Q and K cover only rows that are not rotated. Each head of q and k, like each head of v and o, can therefore
+be transformed by any invertible map. The rotated rows of k, which all heads share, have no role.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Families whose modelling code is in their own repositories, and files with tensor names of their publishers.
-
-Families that use Llama's names need no row.
-"""
+"""Families with modelling code in their own repositories, and files in which publishers use their own tensor names."""
 
 from __future__ import annotations
 

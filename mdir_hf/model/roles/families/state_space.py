@@ -1,6 +1,6 @@
 """Recurrent layers: RWKV, linear attention, state-space mixers, gated convolutions, and hybrids of these.
 
-RWKV and linear attention use the roles of attention, but have no planes of rotation. Most of them apply an activation
+RWKV and linear attention use the roles of attention, but have no planes of rotation. Most apply an activation
 to each channel, so heads cannot be transformed freely, and a layer is treated as one head.
 """
 

@@ -114,7 +114,7 @@ class RowSampler:
     embedding.
 
     Attributes:
-        window_rows: Number of rows per window (in the first sample, if the tokenizer is shared).
+        window_rows: Number of rows per window. If the tokenizer is shared, larger samples also use longer windows.
         max_gap_bytes: Largest gap between rows that is worth reading.
     """
 
@@ -145,7 +145,7 @@ class RowSampler:
             self._rank_of_token = ranks[self.window_rows]
 
     def take(self, n_tokens: int) -> IntArray:
-        """Return the positions of at least ``n_tokens`` tokens in ``common``, ascending. Windows are never split."""
+        """Return ascending positions in ``common`` of at least ``n_tokens`` tokens, or all. Windows are never split."""
         n_tokens = min(n_tokens, len(self._reference))
         if n_tokens <= 0:
             return np.zeros(0, dtype=np.int64)

@@ -1,6 +1,6 @@
 """Read the pieces of SentencePiece ``.model`` files with a strict protobuf reader.
 
-Only field 1 of ``ModelProto`` (pieces in id order) is decoded and, in each piece, fields 1 (text) and 3 (type). Source:
+Decodes only field 1 of ``ModelProto`` (pieces in id order) and, in each piece, fields 1 (text) and 3 (type). Source:
 SentencePiece's ``sentencepiece_model.proto``.
 """
 

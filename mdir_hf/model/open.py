@@ -27,12 +27,13 @@ class Reading(RepositoryOptions):
     """Options for how a comparison opens repositories.
 
     Attributes:
-        token: The token to send; None or True for the stored token; False for none.
+        token: The token to send; None or True to use the stored token, False to send no token.
         cache_dir: Folder of the Hub's cache; None for the default.
         local_files_only: Never use the network.
         force_download: Download files even if they are cached.
         allow_local: Accept local folders and files.
-        use_caches: Read and write caches on the local disk; if False, private content cannot reach other users.
+        use_caches: Read and write caches on the local disk. False prevents other users from reading cached private
+            content.
         public_only: Reject repositories that are not public, even if the token allows access.
     """
 
@@ -88,9 +89,7 @@ class NamedModel:
     def open(self, reading: Reading, ledger: IoLedger | None = None) -> Model:
         """Open the model, reading its config, weight index and one header but no weights.
 
-        Args:
-            reading: How repositories are opened.
-            ledger: Ledger that counts the bytes read; None to create a new one.
+        ``ledger`` counts the bytes read; None creates a new one.
 
         Raises:
             InputError: If the name is invalid.

@@ -110,7 +110,7 @@ class Model:
 
     @property
     def vocabulary_key(self) -> tuple[tuple[str, str], ...] | None:
-        """Path and digest of each tokenizer file, or None if any is unknown."""
+        """Path and digest of each tokenizer file, or None if a digest is unknown."""
         files = self.tokenizer_files.files
         key = tuple((path, files[path].sha256 or files[path].blob_id or "") for path in self.vocabulary_paths)
         return key if key and all(digest for _, digest in key) else None

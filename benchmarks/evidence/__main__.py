@@ -1,4 +1,4 @@
-"""Write the pages."""
+"""Write the evidence pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section on lines that were broken on purpose."""
+"""Section on code that was broken on purpose."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def broken_section(results: Results, figures: dict[str, Figure]) -> str:
-    """How many breaks of each module the quick tests noticed."""
+    """Tabulate the breaks of each module that the quick tests noticed."""
     rows = [
         [
             f"`{row['module']}`",
@@ -24,9 +24,9 @@ def broken_section(results: Results, figures: dict[str, Figure]) -> str:
     return "\n\n".join(
         [
             "## Broken on purpose",
-            "One comparison, number, sign, condition, call or error of a module changed at a time: how many of these "
-            "breaks the quick tests named for the module notice (`make mutants`). Each one that survives stands in "
-            "`benchmarks/results/mutants.jsonl`; docs/LOG.md says which kinds they are.",
-            table(["module", "noticed", "survived", "in lines that those tests never enter"], rows),
+            "Each module was broken in one place at a time: a comparison, number, sign, condition, call or error was "
+            "changed. The table shows how many of these breaks the module's quick tests noticed (`make mutants`). "
+            "`benchmarks/results/mutants.jsonl` lists every break that survived; docs/LOG.md describes the kinds.",
+            table(["module", "noticed", "survived", "in lines that these tests never run"], rows),
         ]
     )

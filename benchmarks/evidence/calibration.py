@@ -1,4 +1,4 @@
-"""The section on calibration: p-values of independent models."""
+"""Section on calibration: p-values of independent models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ADVERSARIAL = ("principal axes", "varimax axes")
 
 
 def calibration_section(results: Results, figures: dict[str, Figure]) -> str:
-    """Where p-values of independent models lie."""
+    """Compare p-values of independent models with their bounds."""
     rows = results["calibration-pairs"]
     ordinary = [row for row in rows if not set(ADVERSARIAL) & set(row["populations"])]
     adversarial = [row for row in rows if set(ADVERSARIAL) & set(row["populations"])]
@@ -41,40 +41,41 @@ def calibration_section(results: Results, figures: dict[str, Figure]) -> str:
     return "\n\n".join(
         [
             "## Calibration",
-            f"**{len(ordinary):,} pairs of {n_models} models**, each trained from an initialisation of its own "
-            "(width 64; same text in the same order, other text, half trained, untrained, outlier channels in the "
-            f"same places, another architecture): **{wrong} called homologous**, "
+            f"**{len(ordinary):,} pairs of {n_models} models**, each trained from its own initialisation (width 64; "
+            "same text in the same order, other text, half trained, untrained, outlier channels in the same places, "
+            f"another architecture): **{wrong} called homologous**, "
             f"{sum(row['verdict'] == 'inconclusive' for row in ordinary)} inconclusive, smallest reported log10 p "
-            f"{min(row['log10_p'] for row in ordinary):.1f}. Where a matching is searched, ln p before it is cut at 0 "
-            f"is at least {min(row['ln_p_uncut'] for row in ordinary):.1f} (four searches each; ln 1e-10 is -23.0).",
+            f"{min(row['log10_p'] for row in ordinary):.1f}. For tests that search for a matching, ln p before it is "
+            f"capped at 0 is at least {min(row['ln_p_uncut'] for row in ordinary):.1f} (four searches each; ln 1e-10 "
+            "is -23.0).",
             populations_table(rows, results["calibration-models"]),
             "### A test that can fail",
-            "Where a matching is searched the bound is so far from what strangers reach that no count of theirs says "
-            "much about it. Channels in their own order are another matter: one matching, fixed in advance, with no n! "
-            "to pay, and ln p is -z²/2, where z has mean 0 and deviation 1 if one model's axes are random. Measured: "
-            f"mean {z.mean():.3f}, deviation {z.std():.3f}. Their sign test, one sign a channel, must be "
-            f"significant as well (64 channels; positive less negative signs): mean {votes.mean():.2f}, "
-            f"deviation {votes.std():.2f} (8 if signs are tossed), at "
-            f"most {votes.max()} of 64, where alpha asks for more than 54.",
+            "If the test searches for a matching, the bound is so far from the values of strangers that counts of "
+            "small p say little about it. The test of channels in their own order is sharper: it has one matching, "
+            "fixed in advance, and no factor of n!. Its ln p is -z²/2, and z has mean 0 and standard deviation 1 if "
+            f"one model's axes are random. The measured mean is {z.mean():.3f} and the standard deviation "
+            f"{z.std():.3f}. The sign test, with one sign per channel, must be significant as well (64 channels; "
+            f"positive signs minus negative ones). Its mean is {votes.mean():.2f}, its standard deviation "
+            f"{votes.std():.2f} (8 for random signs), and its maximum {votes.max()} of 64; alpha requires more than "
+            "54.",
             table(
-                ["p at most", "the bound allows", "a normal z gives", "its 99 % binomial band", "pairs observed"], body
+                ["p at most", "allowed by the bound", "expected if z is normal", "99 % binomial band", "observed"], body
             ),
-            "Pairs share models. If every model's axes are random, traces of pairs are still independent two by "
-            "two, so that the variance of a count is that of the binomial; the band takes its shape for granted, "
-            "too.",
-            "At n = 2 to 6 the whole bound, n! matchings included, is near enough to be tested: share of Haar "
-            "matrices whose best matching has p at or below the level.",
+            "Pairs share models. If every model's axes are random, traces are still pairwise independent, so a count "
+            "has the variance of a binomial. The band also assumes the shape of a binomial.",
+            "For n = 2 to 6, the whole bound with its n! matchings is tight enough to be tested. The table shows the "
+            "share of Haar matrices whose best matching has p at or below the level.",
             table(["n", "matrices", *(f"p <= {level}" for level in LEVELS)], haar),
             "### Axes that strangers share",
             adversarial_text(adversarial),
-            "![Two histograms over independent pairs: z of the fixed matching under the normal curve, and ln p "
-            "before it is cut, all of it above 0](images/evidence-calibration.png)",
+            "![Two histograms over independent pairs: z of the fixed matching under the normal curve, and ln p before "
+            "it is capped at 0, with all values above 0](images/evidence-calibration.png)",
         ]
     )
 
 
 def populations_table(rows: list[Row], specimens: list[Row]) -> str:
-    """Rows by the two populations of a pair; only pairs of one kind, and all mixed ones together."""
+    """Tabulate pairs by the populations of both models; mixed ordinary pairs share one row."""
     grouped: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         a, b = row["populations"]
@@ -120,30 +121,30 @@ def populations_table(rows: list[Row], specimens: list[Row]) -> str:
 
 
 def adversarial_text(rows: list[Row]) -> str:
-    """What the turned models show."""
+    """Describe the results on models in principal or varimax axes."""
     wrong = sum(row["verdict"] == "homologous" for row in rows)
     both = [row for row in rows if set(row["populations"]) <= set(ADVERSARIAL)]
     wrong_both = sum(row["verdict"] == "homologous" for row in both)
     return (
-        "Sixteen more models were turned, after training, into the principal axes of their embeddings (as a slicing "
-        "tool does) or into varimax axes, which follow features: bases in which two strangers may share axes "
-        f"without sharing a weight, which no test of axes can tell from a copy in the worst case. Of {len(rows):,} "
-        f"pairs with such a model {wrong} are called homologous, of the {len(both)} with two of them {wrong_both}; "
-        f"the smallest ln p of a search before the cut is {min(row['ln_p_uncut'] for row in rows):.1f}, "
-        f"{sum(row['verdict'] == 'inconclusive' for row in rows)} are inconclusive. Along the fixed matching z is at "
-        f"most {max(row['z'] for row in rows):.1f}, its deviation {np.std([row['z'] for row in rows]):.2f}, and "
-        f"positive signs are more than negative ones by at most {max(row['votes'] for row in rows)}: axes that are "
-        "ordered alike do not make channels agree."
+        "Sixteen more models were rotated after training, into the principal axes of their embeddings (as a slicing "
+        "tool does) or into varimax axes, which follow features. In such bases, strangers may share axes without "
+        "sharing a weight, and in the worst case no test of axes can tell this from a copy. The verdict is homologous "
+        f"for {wrong} of the {len(rows):,} pairs with such a model, and for {wrong_both} of the {len(both)} pairs with "
+        "two of them. The smallest ln p of a search before it is capped is "
+        f"{min(row['ln_p_uncut'] for row in rows):.1f}; {sum(row['verdict'] == 'inconclusive' for row in rows)} pairs "
+        f"are inconclusive. For the fixed matching, z is at most {max(row['z'] for row in rows):.1f} with standard "
+        f"deviation {np.std([row['z'] for row in rows]):.2f}, and positive signs outnumber negative ones by at most "
+        f"{max(row['votes'] for row in rows)}. Axes in the same order do not make channels agree."
     )
 
 
 def normal_tail(x: float) -> float:
-    """P[z >= x] of a normal z."""
+    """Return P[z >= x] for a standard normal z."""
     return 0.5 * math.erfc(x / math.sqrt(2))
 
 
 def binomial_band(n: int, rate: float, *, level: float = 0.99) -> tuple[int, int]:
-    """The counts between which a binomial lies with this probability."""
+    """Return the interval that holds a binomial count with probability ``level``."""
     from scipy.stats import binom
 
     low, high = binom.interval(level, n, rate)
@@ -151,7 +152,7 @@ def binomial_band(n: int, rate: float, *, level: float = 0.99) -> tuple[int, int
 
 
 def draw_calibration(rows: list[Row]) -> Figure:
-    """Draw z of the fixed matching, and ln p before the cut."""
+    """Draw z of the fixed matching, and ln p before it is capped at 0."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4), layout="constrained")
@@ -166,6 +167,6 @@ def draw_calibration(rows: list[Row]) -> Figure:
     right.hist([row["ln_p_uncut"] for row in rows], bins=60, color="tab:blue", alpha=0.7)
     right.axvline(0, color="black", linestyle="--", label="p = 1")
     right.axvline(math.log(1e-10), color="tab:orange", label="alpha = 1e-10")
-    right.set_xlabel("ln p of the embedding test, before it is cut at 0")
+    right.set_xlabel("ln p of the embedding test, before it is capped at 0")
     right.legend()
     return figure

@@ -1,4 +1,4 @@
-"""The section on time and bytes: cost of each method for a pair, compared with the checker on the same pairs."""
+"""Section on time and bytes: cost of each method per pair, relative to the checker on the same pairs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Compared:
-    """Cost of a method for the pairs that it answers, and of the checker for the same pairs.
+    """Cost of a method for the pairs that it can score, and of the checker for the same pairs.
 
     Attributes:
         method: The method.
         costs: Its costs.
         checker_costs: The checker's costs for the same pairs.
-        settled: Whether the screen of the embeddings was conclusive for the checker, per pair.
+        settled: Whether the checker's screen of the embeddings was conclusive, for each pair.
     """
 
     method: Judged
@@ -49,7 +49,7 @@ class Compared:
         return statistics.mean(cost.weights for cost in self.costs)
 
     def share_where(self, settled: bool | None = None) -> float:
-        """Bytes of weights over the size of both models, median over pairs; ``which`` as in ``times_weights``."""
+        """Median share of both models' weight bytes; ``settled`` as in ``times_weights``."""
         return statistics.median(self.costs[i].weights / self.costs[i].size for i in self._where(settled))
 
     def times_weights(self, settled: bool | None = None) -> float:
@@ -63,7 +63,7 @@ class Compared:
 
 
 def compared(judged: Sequence[Judged], checker_rows: dict[tuple[str, str], Row]) -> list[Compared]:
-    """Compare every method with the checker, which comes first; ``checker_rows`` has its lines."""
+    """Compare every method with the checker, which is the first one; ``checker_rows`` are its results."""
     settled = {key: row["settled_by"] == "screen" for key, row in checker_rows.items()}
     checker = dict(zip(judged[0].pairs, judged[0].costs, strict=True))
     compared_methods = []
@@ -82,18 +82,18 @@ def compared(judged: Sequence[Judged], checker_rows: dict[tuple[str, str], Row])
 
 
 def costs_text(costs: Sequence[Compared]) -> str:
-    """Two tables of the zoo, and the bytes that peers would read from a model of real size."""
+    """Tabulate seconds and bytes on the zoo, and bytes for a pair of real size."""
     return "\n\n".join(
         [
             "### Time and bytes",
-            "Of a pair that was not met before, over the pairs that a method answers, and against the checker on the "
-            "same pairs. In a study of many models a fingerprint is made once, and another pair is then cheaper than "
-            "the checker's (`mdir-hf survey`, which reads each model once, was not measured here).",
-            "Seconds are of one core: for the checker opening, reading and comparing, for peers two fingerprints and a "
-            "score. Imports are not counted. The checker's pairs and the peers' were run one after the other on one "
-            "machine with other work, which moves processor times by up to two fifths.",
+            "The tables show costs of a new pair, averaged over the pairs that a method can score, and relative to the "
+            "checker on the same pairs. A study of many models computes each fingerprint once; another pair then costs "
+            "less than the checker needs (`mdir-hf survey`, which reads each model once, was not measured here).",
+            "Seconds are processor time of one core. They include opening, reading and comparing for the checker, and "
+            "two fingerprints and a score for peers, but no imports. The checker and the peers ran one after the other "
+            "on a machine with other work, which changes processor times by up to two fifths.",
             table(
-                ["method", "seconds for a new pair", "times the checker's", "seconds for one more pair"],
+                ["method", "seconds for a new pair", "times the checker's", "seconds with cached fingerprints"],
                 [
                     [
                         named(each.method),
@@ -104,22 +104,23 @@ def costs_text(costs: Sequence[Compared]) -> str:
                     for each in costs
                 ],
             ),
-            "Bytes are of weight files, headers included. Each byte that a peer asks for counts once, and no gap "
-            "between rows counts; a model that transformers loads counts whole, since it takes every tensor. Packages "
-            "map files, so the kernel does not report their reads: the tensors that they take out of files count. "
-            "Everything that the checker reads counts, twice if it is read twice. Its readers, which our "
-            "peers use, too, ask for 100,000 bytes before they know how long a header is: a fiftieth of such a model, "
-            "nothing of a large one. Tokenizers and configs stand apart, once for each model: at these sizes they are "
-            "nearly as much as the weights that a screen reads, and at real sizes little. GGUF files hold them inside.",
+            "Bytes are read from weight files, including headers. Each byte that a peer requests counts once, and gaps "
+            "between rows do not count. A model that transformers loads counts in full, because transformers reads "
+            "every tensor. Packages map files into memory, so the kernel does not report their reads; the tensors that "
+            "they load count instead. For the checker, all reads count, including repeated ones. The checker's "
+            "readers, which our peers also use, request 100,000 bytes before they know the length of a header: a "
+            "fiftieth of a small model here, and a negligible part of a large one. Tokenizers and configs are listed "
+            "separately, once for each model: they are nearly as large as the weights that a screen reads here, and "
+            "negligible for large models. GGUF files contain them.",
             table(
                 [
                     "method",
                     "MB of weights for a new pair",
                     "times the checker's",
-                    "where its screen settles",
-                    "where it does not",
+                    "if the screen is conclusive",
+                    "otherwise",
                     "share of both models",
-                    "kB beside weights",
+                    "kB of tokenizers and configs",
                 ],
                 [
                     [
@@ -132,37 +133,36 @@ def costs_text(costs: Sequence[Compared]) -> str:
                     for each in costs
                 ],
             ),
-            f"The checker reads {costs[0].share_where(True):.0%} of both models' weights if the embeddings' screen "
-            f"settles a pair and {costs[0].share_where(False):.0%} otherwise (medians; more than all if "
-            "layers are read for a second map, or parts of one tensor one by one).",
+            f"The checker reads {costs[0].share_where(True):.0%} of both models' weights if its screen of the "
+            f"embeddings settles a pair, and {costs[0].share_where(False):.0%} otherwise (medians). The share exceeds "
+            "100% if the checker reads layers for a second map, or parts of one tensor one by one.",
             full_size_text([each.method.name for each in costs[1:]]),
         ]
     )
 
 
 def full_size_text(names: Sequence[str]) -> str:
-    """Bytes that each method would fetch for a pair as large as Llama-3.1-8B, by the tensors that it needs."""
+    """Tabulate the bytes that each method would fetch for a pair as large as Llama-3.1-8B."""
     whole = N_BYTES_PER_WEIGHT * LLAMA_8B.all
     read = weights_read(LLAMA_8B)
     look = 2 * N_BYTES_PER_WEIGHT * first_look_rows(LLAMA_8B.width) * LLAMA_8B.width
     strangers = N_BYTES_PER_WEIGHT * weights_of_strangers(LLAMA_8B)
     return "\n\n".join(
         [
-            f"For a pair as large as Llama-3.1-8B ({2 * whole / 1e9:.1f} GB) they would have to fetch, by the tensors "
-            "that they take (computed from shapes, `benchmarks/peers/full_size.py`; not run):",
+            f"For a pair as large as Llama-3.1-8B ({2 * whole / 1e9:.1f} GB), the methods would fetch these bytes "
+            "(computed from the shapes of the tensors that they read, `benchmarks/peers/full_size.py`; not run):",
             table(
-                ["method", "what it takes of each model", "GB for a new pair", "share"],
+                ["method", "tensors read from each model", "GB for a new pair", "share"],
                 [
                     [name, read[name][1], f"{2 * N_BYTES_PER_WEIGHT * read[name][0] / 1e9:.2f}", f"{share:.0%}"]
                     for name in names
                     if (share := read[name][0] / LLAMA_8B.all)
                 ],
             ),
-            f"The checker's first look at such a pair takes {look / 1e6:.1f} MB of weights, which settles near copies. "
-            f"A pair that nothing settles costs it {strangers / 1e9:.2f} GB, {strangers / (2 * whole):.1%}: some rows "
-            "of the embeddings and unembeddings, rows of the keys and values of all layers, and some rows of the gate "
-            "and up projections. "
-            "`python -m benchmarks.llama_8b_bytes --stranger` measures both.",
+            f"The checker's first look at such a pair reads {look / 1e6:.1f} MB of weights, which settles near copies. "
+            f"For a pair of strangers it reads {strangers / 1e9:.2f} GB, {strangers / (2 * whole):.1%}: some rows of "
+            "the embeddings and unembeddings, rows of the keys and values of all layers, and some rows of the gate and "
+            "up projections. `python -m benchmarks.llama_8b_bytes --stranger` measures both.",
         ]
     )
 
@@ -172,7 +172,7 @@ def _times(ratio: float) -> str:
 
 
 def growth_section(results: Results, figures: dict[str, Figure]) -> str:
-    """Cost of a comparison by the size of the models."""
+    """Tabulate the cost of a comparison by the size of the models."""
     rows = [
         [
             row["model"],
@@ -185,12 +185,12 @@ def growth_section(results: Results, figures: dict[str, Figure]) -> str:
         ]
         for row in results["cost-growth"]
     ]
-    columns = ["shape of", "candidate", "verdict", "log10 p", "MB read", "share", "seconds of processor"]
+    columns = ["shape of", "candidate", "verdict", "log10 p", "MB read", "share", "processor seconds"]
     return (
-        "## Cost, by size\n\nWeights in the shapes of published models are drawn when they are read "
-        "(`python -m benchmarks.cost_growth`). A fine-tune has noise of 0.3 RMS on every matrix; a hidden relative is "
-        "rotated, its heads and neurons in another order. Rows above 8B and rows of hidden relatives were measured "
-        "before the second witness. It reads neurons: a copy of 8B cost 2 MB before and a stranger 418.\n\n"
-        "![GB read and seconds of processor against billions of parameters](../benchmarks/results/cost-growth.png)\n\n"
-        + table(columns, rows)
+        "## Cost, by size\n\nThe weights have the shapes of published models and are drawn when they are read (`python "
+        "-m benchmarks.cost_growth`). A fine-tune has noise of 0.3 RMS on every matrix. A hidden relative is rotated, "
+        "and its heads and neurons are reordered. Rows above 8B and rows of hidden relatives were measured before the "
+        "second witness was added. The second witness reads neurons: before it, a copy of 8B cost 2 MB and a stranger "
+        "418 MB.\n\n![GB read and processor seconds against billions of "
+        "parameters](../benchmarks/results/cost-growth.png)\n\n" + table(columns, rows)
     )

@@ -1,4 +1,4 @@
-"""The figure of the evidence page: relatives and strangers on one axis of p by kind, and the peers beside it."""
+"""Figure of the evidence page: p of relatives and strangers by kind, beside the scores of peers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ WIDTH = 9.6
 
 
 def draw_evidence(pairs: list[Row], peers: list[Row]) -> Figure:
-    """Draw every pair of real models once, and once more for each peer that scored it.
+    """Draw every pair of real models, with p and with the score of each peer.
 
     Args:
-        pairs: Of ``real-pairs``.
-        peers: Of ``real-peers``.
+        pairs: Rows of ``real-pairs``.
+        peers: Rows of ``real-peers``.
     """
     theme = theme_of(dark=False)
     kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in pairs)]
@@ -38,9 +38,9 @@ def draw_evidence(pairs: list[Row], peers: list[Row]) -> Figure:
             theme,
             HEAD + height + 0.75,
             f"Real models: {sum(map(len, values.values())) - n_strangers} related pairs, {n_strangers} of strangers",
-            "Each mark is a pair. Filled: related. Ring: strangers. Left: −log10 p (of some pairs no bound).\n"
-            "The line is alpha. Right: scores of others, the line is their best stranger; they were given no formats, "
-            f"and {n_given} of the strangers.",
+            "Each mark is a pair; rings are strangers. Left: −log10 p (some pairs have no bound); the line is alpha.\n"
+            "Right: scores of other methods; the line is their highest stranger. They were run on "
+            f"{n_given} pairs of strangers and on no formats.",
             width=WIDTH,
         )
         axes = add_axes(figure, theme, 1.0, 0.55, 4.0, height)
@@ -70,7 +70,7 @@ def draw_evidence(pairs: list[Row], peers: list[Row]) -> Figure:
 
 
 def _marks(axes: Axes, theme: Theme, values: dict[str, list[float]]) -> None:
-    """Draw the marks of each kind in a row of its own, the first on top."""
+    """Draw one row of marks for each kind, the first on top."""
     for row, (kind, of_kind) in enumerate(values.items()):
         order = np.argsort(of_kind)
         spread = np.empty(len(of_kind))

@@ -1,4 +1,4 @@
-"""The section on attackers: the cost of evading detection, and the weights that a forgery must copy."""
+"""Section on attackers: the cost of evading detection, and the weights that a forgery must copy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MODEL = "smollm2-135m-instruct"
 
 
 def forgery_section(results: Results, figures: dict[str, Figure]) -> str:
-    """Attacks by their cost, and forgeries by the weights that they copy."""
+    """Tabulate attacks by their cost, and forgeries by the weights that they copy."""
     del figures
     row_of = {row["b"]: row for row in results["real-pairs"] if row["a"] == MODEL}
     done = {row["model"]: row["done"] for row in results["real-models"]}
@@ -38,22 +38,24 @@ def forgery_section(results: Results, figures: dict[str, Figure]) -> str:
     return "\n\n".join(
         [
             "## What evading costs, and what forging takes",
-            f"SmolLM2-135M-Instruct, nats per token on text that it was not trained on: {loss[MODEL]:.2f} as it is, "
-            f"{loss[f'{MODEL}/random']:.2f} with random weights (`python -m benchmarks.real.forgery`).",
-            table(["what was done", "nats per token", "verdict", "log10 p"], attacks),
-            f"Not found: {'; '.join(missed) or 'none of these'}. Attacks that keep the function cost nothing, and are "
-            "seen through. Those that damage the weights make the model worse than random weights long before it is "
-            "not found.",
-            f"A patient evader trains afterwards. What one core does in minutes is {base['steps']} steps of "
-            f"{base['tokens'] // base['steps']} tokens ({base['tokens']:,} in all, peak rate 1e-3); no more is said of "
-            f"longer repair. On more of that text the model has {base['loss']:.2f} nats, one of random weights "
-            f"{as_random:.2f} after the same steps: whoever ends above that has paid with the whole model.",
-            table(["what was done, then repaired", "nats before", "after", "verdict after", "log10 p"], repairs),
-            "The other way round: parts of it planted into a stranger of the same shape that was trained from random "
-            "weights. Whoever copies some percent of the rows of an embedding is found, and rightly: these weights are "
-            "shared. So is one whole layer, or the neurons that are read. Fewer rows, some channels, or other neurons "
-            "of one layer are not.",
-            table(["what was planted", "verdict", "log10 p"], forged),
+            "The losses of SmolLM2-135M-Instruct are in nats per token on text that it was not trained on: "
+            f"{loss[MODEL]:.2f} unchanged, {loss[f'{MODEL}/random']:.2f} with random weights (`python -m "
+            "benchmarks.real.forgery`).",
+            table(["edit", "nats per token", "verdict", "log10 p"], attacks),
+            f"Not found: {'; '.join(missed) or 'none of these'}. Attacks that preserve the function cost nothing, and "
+            "they are detected. Attacks that damage the weights make the model worse than random weights long before "
+            "they evade detection.",
+            f"A patient attacker repairs the model by training. In minutes, one core trains {base['steps']} steps of "
+            f"{base['tokens'] // base['steps']} tokens ({base['tokens']:,} in all, peak rate 1e-3); longer repairs "
+            f"were not tried. On other parts of that text, the model has {base['loss']:.2f} nats per token, and a "
+            f"model trained from random weights {as_random:.2f} after the same steps. If the repaired model ends above "
+            "that value, training from scratch would have been no worse.",
+            table(["edit, then repaired", "nats before", "after", "verdict after", "log10 p"], repairs),
+            "A forgery copies parts of the model into a stranger of the same shape that was trained from random "
+            "weights. Copies of a few per cent of the embedding's rows are found, correctly, because these weights are "
+            "shared. A whole copied layer is also found, and so are the neurons that the checker reads. Fewer rows, "
+            "some channels, or other neurons of one layer are not found.",
+            table(["copied into the stranger", "verdict", "log10 p"], forged),
         ]
     )
 

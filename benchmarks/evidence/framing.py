@@ -1,4 +1,4 @@
-"""The section on framing: unrelated models prepared to look related, and the share of the victim that this takes."""
+"""Section on framing: strangers prepared to look like relatives, and the share of the victim that this takes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ WORKING_SHARE = 0.05
 """Copies work if they move a logit by more than this share of the largest logit. Rounding to BF16 moves it by 0.3%."""
 
 LEVELS = ("auto", "layers")
-HEADER = ["victim", "stranger", "what was done", "logits moved", "auto", "layers", "gate and up", "certain", "down"]
+HEADER = ["victim", "stranger", "method", "change of logits", "auto", "layers", "gate and up", "certain", "down"]
 
 
 def framing_section(results: Results, figures: dict[str, Figure]) -> str:
-    """Tables of framed strangers by the rows that they copy, then of relatives."""
+    """Tabulate framed strangers by the rows that they copy, then relatives."""
     del figures
     rows = results["framing"]
     strangers = [row for row in rows if not row["related"]]
@@ -31,24 +31,26 @@ def framing_section(results: Results, figures: dict[str, Figure]) -> str:
     return "\n\n".join(
         [
             "## What framing takes",
-            f"{len(rows)} models that were prepared to look like relatives of a victim "
-            "(`python -m benchmarks.real.framing`). Tiny models come from the zoo. Each model computes the same as "
-            "the stranger that it was made from: the tables give the largest change of a logit in float32, and the "
-            "largest logit. The files hold BF16, whose rounding moves logits by a few hundredths.",
-            f"Counts are neurons of {64} that have their own partner behind a rotation that was fitted on 128 other "
-            "neurons: the largest of 20 samples of each of up to eight layers, drawn from the entropy of the system. "
-            f"*Certain* counts those that no pair of random neurons resembles as much. A layer is a witness if at "
-            f"least {BY_READS} neurons are certain by gate and up, and at least {BY_WRITES} agree by down.",
+            f"{len(rows)} models were prepared to look like relatives of a victim (`python -m "
+            "benchmarks.real.framing`). The tiny models come from the zoo. In the first two tables, each model "
+            "computes almost the same function as the stranger that it was made from. The tables give the largest "
+            "change of a logit in float32, and the largest logit. The files are in BF16, whose rounding changes logits "
+            "by a few hundredths.",
+            "A rotation is fitted on 128 neurons, and 64 other neurons are tested behind it. The counts are tested "
+            "neurons whose best partner has the same number: the largest count of 20 samples of each of up to eight "
+            "layers, drawn from the entropy of the system. *Certain* counts neurons that are more alike than any pair "
+            f"of random neurons. A layer is a witness if at least {BY_READS} neurons are certain by gate and up, and "
+            f"at least {BY_WRITES} agree by down.",
             _tables_in_short(rows),
             f"### Nothing is copied\n\n{_in_short(without_copies)}",
             table(HEADER, map(_cells, without_copies)),
             f"### Copies that do nothing\n\n{_in_short(with_copies)} These files do contain rows of their victim.",
             table([*HEADER[:3], "copied", *HEADER[3:]], map(_cells_with_copies, with_copies)),
-            "### Copies that work\n\nThese models contain working parts of their victim, so they are partly relatives: "
-            "copies replace a share of the neurons of every layer, or they were meant to do nothing and still move a "
-            f"logit by more than {WORKING_SHARE:.0%} of the largest.",
+            "### Copies that work\n\nThese models contain working parts of their victim, so they are relatives in "
+            "part. Either copies replace a share of the neurons of every layer, or the copies were meant to be idle "
+            f"but change a logit by more than {WORKING_SHARE:.0%} of the largest.",
             table(HEADER[2:], (_cells(row)[2:] for row in working)),
-            "### Soups\n\nThese are relatives: every weight is a mean of a stranger's and the victim's.",
+            "### Soups\n\nThese are relatives: every weight is a mean of weights of a stranger and the victim.",
             table(HEADER[2:3] + HEADER[4:], (_cells(row)[2:3] + _cells(row)[4:] for row in relatives)),
         ]
     )
@@ -62,18 +64,18 @@ def _works(row: Row) -> bool:
 
 
 def _in_short(rows: list[Row]) -> str:
-    """State how many of some models are called homologous, and how near the nearest one comes."""
+    """Count the models that are called homologous, with the largest counts of agreeing neurons."""
     accused = [row for row in rows if any(row.get(level, {}).get("verdict") == "homologous" for level in LEVELS)]
     by_reads = max(row["counts"]["largest"]["reads_certain"] for row in rows)
     by_writes = max(row["counts"]["largest"]["writes_own"] for row in rows)
     called = (
-        f"{len(accused)} of {len(rows)} models are called `homologous`"
+        f"{len(accused)} of {len(rows)} models {'is' if len(accused) == 1 else 'are'} called `homologous`"
         if accused
-        else (f"None of {len(rows)} models is called `homologous`")
+        else (f"None of the {len(rows)} models is called `homologous`")
     )
     listed = f": {'; '.join(row['done'] for row in accused)}" if accused else ""
     nearest = (
-        f"The largest count of certain neurons by gate and up is {by_reads}, and by down {by_writes} agree at most."
+        f"The largest count of certain neurons by gate and up is {by_reads}, and at most {by_writes} agree by down."
     )
     return f"{called}{listed}. {nearest}"
 
@@ -86,17 +88,17 @@ HISTORY = (*AGREES[1:], "replaced")
 
 
 def _tables_in_short(rows: list[Row]) -> str:
-    """State what the tables of projections say of models that the second witness does not confirm."""
+    """Summarise the tables of projections of models that the second witness does not confirm."""
     tables = [row["layers"]["table"] for row in rows if "table" in row.get("layers", {})]
     unconfirmed = [table["outcomes"] for table in tables if not table["is_confirmed"]]
     agreeing = sum(any(outcome in AGREES for outcome in outcomes) for outcomes in unconfirmed)
     told = sum(any(outcome in HISTORY for outcome in outcomes) for outcomes in unconfirmed)
     n_told = "none" if not told else str(told)
     return (
-        f"At level `layers` {len(tables)} models have a table of projections. The second witness does not confirm "
+        f"At level `layers`, {len(tables)} models have a table of projections. The second witness does not confirm "
         f"{len(unconfirmed)} of them. In {agreeing} of these, sampled rows of some projections agree with the "
-        "victim's, because they were arranged or copied. Their tables say *rows agree*, and "
-        f"{n_told} of them says *kept*, *permuted* or *replaced*."
+        f"victim's, because they were arranged or copied. Their tables say *rows agree*, and {n_told} of them says "
+        "*kept*, *permuted* or *replaced*."
     )
 
 

@@ -31,17 +31,17 @@ class Cost:
 
 @dataclass(frozen=True)
 class Judged:
-    """One method on all pairs.
+    """Results of one method on all pairs.
 
     Attributes:
-        name: Its name.
+        name: Name of the method.
         pairs: The pairs, in the order of the other fields.
-        related: The truth.
-        scores: Scores, None if there is no answer.
-        decided: Decisions by its own rule, or None if it has none.
-        at_alpha: Decisions by its p-value at 1e-10, or None if it has none.
+        related: The true relation of each pair.
+        scores: Score of each pair, None if the method cannot score it.
+        decided: Decisions by the method's own rule, or None if it has no rule.
+        at_alpha: Decisions by its p-value at 1e-10, or None if it has no p-value.
         rule: Its own rule, in words.
-        costs: Its costs.
+        costs: Cost of each pair.
     """
 
     name: str
@@ -55,18 +55,18 @@ class Judged:
 
     @property
     def answered(self) -> tuple[list[float], list[bool]]:
-        """Scores and truth of the pairs that have an answer."""
+        """Scores and true relations of the pairs that the method can score."""
         both = [(score, related) for score, related in zip(self.scores, self.related, strict=True) if score is not None]
         return [score for score, _ in both], [related for _, related in both]
 
     @property
     def is_ranked(self) -> bool:
-        """Whether pairs of both kinds have an answer."""
+        """Whether the method can score related pairs as well as unrelated ones."""
         return len(set(self.answered[1])) == 2
 
 
 def of_checker(checker_rows: dict[tuple[str, str], Row]) -> Judged:
-    """Return the checker as one of the methods; it caches nothing between pairs here."""
+    """Return the results of the checker, which caches nothing between pairs here."""
     rows = list(checker_rows.values())
     decided = [row["verdict"] == "homologous" for row in rows]
     return Judged(
@@ -91,7 +91,7 @@ def of_checker(checker_rows: dict[tuple[str, str], Row]) -> Judged:
 
 
 def of_peer(row: Row, checker_rows: dict[tuple[str, str], Row]) -> Judged:
-    """Return a peer as one of the methods."""
+    """Return the results of a peer."""
     names, threshold = row["models"], row["threshold"]
     seconds, weights, beside = (row[f"fingerprint_{what}"] for what in ("cpu_s", "bytes", "bytes_beside"))
     scored = [(score, (names[score[0]], names[score[1]])) for score in row["scores"]]
@@ -123,5 +123,5 @@ def of_peer(row: Row, checker_rows: dict[tuple[str, str], Row]) -> Judged:
 
 
 def named(method: Judged) -> str:
-    """Its name, ours in bold."""
+    """Return the name of a method, in bold for the checker."""
     return f"**{method.name}**" if method.name == OURS else method.name

@@ -1,4 +1,4 @@
-"""The section on losses: pairs that the checker misses, cheaper methods, and pairs that need more than embeddings."""
+"""Section on losses: pairs that the checker misses, cheaper methods, and pairs that need more than embeddings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def losses_section(results: Results, figures: dict[str, Figure]) -> str:
-    """Where we lose, in one place."""
+    """List the pairs and costs for which other methods are better than the checker."""
     del figures
     checker_rows = {(row["a"], row["b"]): row for row in results["zoo-pairs"] if row["level"] == "auto"}
     missed = {key for key, row in checker_rows.items() if row["related"] and row["verdict"] != "homologous"}
@@ -30,8 +30,8 @@ def losses_section(results: Results, figures: dict[str, Figure]) -> str:
         f"{peer.name} {len(better_pairs)}" for peer in peers if (better_pairs := missed & above_every_stranger(peer))
     ]
     missing = [
-        f"- {len(missed)} related pairs of the zoo are not found (above). Methods that rank some of them above every "
-        f"unrelated pair: {', '.join(better) or 'none'}."
+        f"- {len(missed)} related pairs of [the zoo](../benchmarks/results/pages/the-zoo.md) are not found. Methods "
+        f"that rank some of them above every unrelated pair: {', '.join(better) or 'none'}."
     ] * bool(missed)
     seconds = {
         settled: statistics.median(
@@ -45,31 +45,33 @@ def losses_section(results: Results, figures: dict[str, Figure]) -> str:
     read = {name: 2 * n_weights / strangers for name, (n_weights, _) in weights_read(LLAMA_8B).items()}
     of_strangers = {name: ratio for name, ratio in read.items() if ratio < 1}
     by_size = (
-        f" For two strangers as large as Llama-3.1-8B, the ratio to the bytes that the checker would read is "
-        f"{_told(of_strangers)}."
+        " For two strangers as large as Llama-3.1-8B, these methods would read fewer bytes than the checker (ratio in "
+        f"parentheses): {_told(of_strangers)}."
     ) * bool(of_strangers)
     told = "\n".join(
         [
             *missing,
-            f"- A pair costs {checker.seconds:.2f} s on average. Cheaper, in the checker's time for the pairs that "
-            f"they answer: {_told(faster)}.{_of_earlier_runs(results['zoo-peers'])} "
-            f"A pair that the screen settles takes {seconds[True]:.2f} s, one that it "
-            f"does not {seconds[False]:.2f} s (medians): it is strangers and hidden relatives that cost.",
+            f"- A pair takes {checker.seconds:.2f} s on average. Faster methods, with their time relative to the "
+            f"checker's on the pairs that they can score: {_told(faster)}.{_of_earlier_runs(results['zoo-peers'])} The "
+            f"median time is {seconds[True]:.2f} s for pairs that the screen settles and {seconds[False]:.2f} s for "
+            "the others, which are strangers and hidden relatives.",
             f"- {len(hidden)} related pairs are found by neurons or layers; their embeddings are not significant. "
-            f"Their evidence is thinner: the weakest has log10 p {max(map(log10_p_of, hidden)):.0f}, where "
-            f"embeddings reach {most:,.0f}.",
-            f"- A pair that the screen settles takes {checker.share_where(True):.0%} of the bytes of both models' "
-            f"weights, one that it does not {checker.share_where(False):.0%} (medians), and of such pairs "
-            f"{', '.join(heavier) or 'no other method'} {'read' if len(heavier) > 1 else 'reads'} as much. Over all "
-            f"pairs that they answer fewer bytes are read, in the checker's, by {_told(lighter)}.{by_size}",
-            "- A shared initialisation cannot be told from shared training, and no verdict says who came first.",
+            f"Their evidence is weaker: the weakest has log10 p {max(map(log10_p_of, hidden)):.0f}; with embeddings, "
+            f"log10 p reaches {most:,.0f}.",
+            f"- The checker reads {checker.share_where(True):.0%} of the bytes of both models' weights for pairs that "
+            f"the screen settles, and {checker.share_where(False):.0%} for the others (medians). For the others, "
+            f"{', '.join(heavier) or 'no other method'} {'read' if len(heavier) > 1 else 'reads'} as much. These "
+            "methods read fewer bytes than the checker over all pairs that they can score (ratio in parentheses): "
+            f"{_told(lighter)}.{by_size}",
+            "- The checker cannot tell a shared initialisation from shared training, and no verdict says which model "
+            "came first.",
         ]
     )
     return f"## Where we lose\n\n{told}"
 
 
 def _of_earlier_runs(peers: list[Row]) -> str:
-    """Return the peers timed on a slower machine; ``times_slower`` was noted by hand, from rows of the checker."""
+    """Name the peers timed on a slower machine; ``times_slower`` was entered by hand, from times of the checker."""
     earlier = [peer for peer in peers if "times_slower" in peer]
     if not earlier:
         return ""
@@ -78,5 +80,5 @@ def _of_earlier_runs(peers: list[Row]) -> str:
 
 
 def _told(times: dict[str, float]) -> str:
-    """Names and ratios, the least first."""
+    """Format names and ratios, the smallest first."""
     return ", ".join(f"{name} ({ratio:.2g})" for name, ratio in sorted(times.items(), key=lambda each: each[1]))

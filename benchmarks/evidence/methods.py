@@ -1,4 +1,4 @@
-"""The section on published methods applied to real models."""
+"""Section on published methods applied to real models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BY = {"screen": "channels", "embedding": "channels", "unembedding": "head", "neu
 
 
 def methods_section(results: Results, figures: dict[str, Figure]) -> str:
-    """Conclusive test, log10 p and MB read, for each method and base."""
+    """Tabulate the conclusive step, log10 p and MB read for each method and base."""
     del figures
     rows = results["real-methods"]
     related = [row for row in rows if row["related"]]
@@ -36,16 +36,17 @@ def methods_section(results: Results, figures: dict[str, Figure]) -> str:
     return "\n\n".join(
         [
             "## What published methods leave",
-            f"{len(published)} published methods on two real models, and {len(names) - len(published)} other edits, "
-            "made to be hard (`python -m benchmarks.real.methods`). Nothing is trained: if a "
-            "method trains, its starting point is compared. Choices that a method makes by running the model are made "
-            "by size or by chance, save the bases of SliceGPT. *As it is*: its result, compared with its base. "
-            "*Layers alone*: the embeddings are drawn anew as well, and the residual stream is rotated if the method "
-            "leaves most of the layers. A cell says what settled it, log10 p, and MB read, tokenizers among them. "
-            "Strangers: what the method makes of SmolLM2, compared with Qwen. "
-            f"**{_found(related, True)} relatives by published methods are found, {_found(related, False)} by the "
-            f"others, {sum(row['verdict'] == 'homologous' for row in strangers)} of {len(strangers)} strangers are.** "
-            "A draft layer of EAGLE that was drawn anew shares nothing with its base; the row compares a copied one.",
+            f"{len(published)} published methods were applied to two real models, along with "
+            f"{len(names) - len(published)} other edits that were designed to be hard (`python -m "
+            "benchmarks.real.methods`). No model is trained: if a method trains, its starting point is compared. If a "
+            "method makes choices by running the model, we make them by size or at random, except for the bases of "
+            "SliceGPT. *As it is*: the result of the method, compared with its base. *Layers alone*: the embeddings "
+            "are drawn anew as well, and the residual stream is rotated if the method preserves most of the layers. A "
+            "cell shows the step that settled the pair, log10 p, and MB read, including tokenizers. *Stranger*: the "
+            f"result of the method on SmolLM2, compared with Qwen. **{_found(related, True)} relatives by published "
+            f"methods are found, {_found(related, False)} by the other edits, and "
+            f"{sum(row['verdict'] == 'homologous' for row in strangers)} of {len(strangers)} strangers.** A newly "
+            "drawn draft layer of EAGLE would share nothing with its base, so the row compares a copied one.",
             table(["method", *head, "stranger"], cells),
             _why_missed(missed),
         ]
@@ -83,7 +84,7 @@ def _result_text(row: Row) -> str:
 
 def _why_missed(missed: Sequence[Row]) -> str:
     if not missed:
-        return "None was missed."
+        return "None is missed."
     published: dict[str, dict[str, None]] = {}
     for row in missed:
         if row["published"]:
@@ -94,12 +95,12 @@ def _why_missed(missed: Sequence[Row]) -> str:
         listed = "; ".join(f"{done} ({', '.join(reasons)})" for done, reasons in published.items())
         texts.append(
             f"These published methods leave no second witness: {listed}. QuaRot rotates the inputs of down, so neurons "
-            "agree by gate and up alone. A draft model of EAGLE-1 has only the embeddings of its base."
+            "agree by gate and up only. A draft model of EAGLE-1 has only the embeddings of its base."
         )
     if hard:
         texts.append(
-            f"Level auto misses these edits that were made to be hard: {'; '.join(hard)}. Q, O, gate and down are "
-            "tested by themselves only at level layers, which was run on SmolLM2. If a gate or a third of the neurons "
-            "is kept, more neurons have their own number than chance allows, and too few are certain: `inconclusive`."
+            f"Level `auto` misses these hard edits: {'; '.join(hard)}. Only level `layers`, which was run on SmolLM2, "
+            "tests Q, O, gate and down separately. If a gate or a third of the neurons is kept, more neurons have "
+            "their own number than chance allows, but too few are certain, so the verdict is `inconclusive`."
         )
     return " ".join(texts)

@@ -1,4 +1,4 @@
-"""The pages: a short overview, one page per section with all rows, and a list of experiments that were not run."""
+"""Evidence pages: a short overview, one page per section with all rows, and a list of experiments that were not run."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 
 PAGES = "../benchmarks/results/pages"
-"""Folder of the tables, as seen from ``docs``. The site shows them under ``evidence/``."""
+"""Folder of the tables, relative to ``docs``. The site shows them under ``evidence/``."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Pages by their place as seen from ``docs``, and the figures that they show, by file name."""
+    """Pages by their path relative to ``docs``, and their figures by file name."""
 
     pages: dict[str, str]
     figures: dict[str, Figure]
@@ -86,7 +86,7 @@ def _slug(section: str) -> str:
 
 
 def _page_of(section: str) -> str:
-    """A section as a page in a folder of its own."""
+    """Turn a section into a page in the folder of tables: raise headings and adjust relative links."""
     lower = re.sub(r"^#(#+ )", r"\1", section, flags=re.M)
     folder = posixpath.normpath(f"docs/{PAGES}")
 
@@ -101,30 +101,31 @@ def _in_short(section: str) -> str:
     before, head, rows = re.split(r"^(\| reference \| candidate .*\n\|[-| ]+\|\n)", section, maxsplit=1, flags=re.M)
     family = [line for line in rows.splitlines() if "| third party |" in line]
     return (
-        f"{before}{_FAMILY}\n\nThe pairs that other people made, all rows are [here]({PAGES}/real-models.md):"
-        f"\n\n{head}" + "\n".join(family)
+        f"{before}{_FAMILY}\n\nThe table shows the pairs that other people made. [Real models]({PAGES}/real-models.md) "
+        f"has all rows.\n\n{head}" + "\n".join(family)
     )
 
 
-_FAMILY = """Five of these models were trained by different people and are one family. Declared is that MiniLM-L6 is
-every second layer of MiniLM-L12, on which the reranker stands. That bge-small and the ColBERT descend from MiniLM-L12,
-too, and that paraphrase-L3 has its layers 3, 7 and 11, is declared nowhere in these packages and was measured here. The
-ColBERT is nearest to bge-small: see trace over rank."""
+_FAMILY = """Five of these models were trained by different people and belong to one family. MiniLM-L6 is declared
+to have every second layer of MiniLM-L12, the base of the reranker. The packages do not declare that bge-small and the
+ColBERT also descend from MiniLM-L12, or that paraphrase-L3 has its layers 3, 7 and 11; we measured both. The ColBERT is
+closest to bge-small, as the trace over rank shows."""
 
 OPENING = f"""# Evidence
 
 `python -m benchmarks.evidence` writes this page from `benchmarks/results`. Models, pairs, peers and metrics are
-described in `benchmarks/zoo`, `benchmarks/peers`, `benchmarks/metrics.py`, `benchmarks/calibration.py`. Alpha is 1e-10,
-fixed before looking, in every decision here.
+described in `benchmarks/zoo`, `benchmarks/peers`, `benchmarks/metrics.py` and `benchmarks/calibration.py`. Every
+decision uses alpha 1e-10, which was fixed in advance.
 
 All pairs of real models, the published methods, [the zoo]({PAGES}/the-zoo.md),
 [the second witness on a real model]({PAGES}/the-second-witness-on-a-real-model.md) and
 [what framing takes]({PAGES}/what-framing-takes.md) are judged by the rules of the
-[second witness](method/verdicts.md#two-witnesses). Five relatives among the pairs of real models are `inconclusive`
-since then (bold in the tables). The newest limits, on offsets and on the strengths of layers, are stricter: 501 related
-pairs of the zoo, 32 edits and attacks of SmolLM2-135M and the framed models that they concern were compared again; one
-verdict was lost and one gained, both in the zoo and at the limit. Other rows are older. The small strangers of one
-recipe were judged before there was a second witness, when embeddings alone could decide."""
+[second witness](method/verdicts.md#two-witnesses). Under these rules, five relatives among the pairs of real
+models are `inconclusive` (bold in the tables). The newest limits, on offsets and on the strengths of layers, are
+stricter. We compared the models that they affect again: 501 related pairs of the zoo, 32 edits and attacks of
+SmolLM2-135M, and framed models. One verdict was lost and one gained, both in the zoo and at the limit. Other rows are
+older. The small strangers of one recipe were judged before the second witness was added, when embeddings alone could
+decide."""
 
 PAPER = {
     "paper-noise": "The paper's tables of noise",
@@ -136,20 +137,18 @@ PAPER = {
     "paper-pairwise": "The paper's matrix of all pairs",
     "paper-matrices": "The paper's pictures of matrices",
 }
-"""Sections that ``benchmarks.paper`` writes, in the order of the page."""
+"""Sections that ``benchmarks.paper`` writes, in page order."""
 
 NOT_RUN = (
-    "- Nothing here was run on a model of the Hub: the machine had no network. LeaFBench's own 65 models were "
-    "not tried.",
-    "- Models of the zoo have 192 channels, the bases two to three million parameters each, trained for a minute. "
-    "What long training does to real models is not shown by them.",
-    "- One draw of everything: one seed for each kind of descendant and family, so that rates over kinds have no "
-    "error bars of their own.",
+    "- No model was read from the Hub, because the machine had no network. LeaFBench's own 65 models were not tried.",
+    "- Models of the zoo have 192 channels, and their bases two to three million parameters, trained for a minute. "
+    "They do not show the effects of long training on real models.",
+    "- Each kind of descendant was drawn once per family, with one seed, so rates over kinds have no error bars.",
 )
 
 
 def direction_section(results: Results, figures: dict[str, Figure]) -> str:
-    """How often a fact shows which of two relatives came first."""
+    """Count the facts that show which of two relatives came first."""
     del figures
     return direction.section(results["direction"])
 
@@ -175,4 +174,4 @@ SECTIONS: tuple[tuple[str, tuple[str, ...], Callable[[Results, dict[str, Figure]
     ("Calibration", ("calibration-models", "calibration-pairs", "calibration-haar"), calibration_section),
     ("Broken on purpose", ("mutants",), broken_section),
 )
-"""Name, result files and the script that writes them, in the order of the page."""
+"""Name, required result files and function of each section, in page order."""

@@ -1,4 +1,4 @@
-"""The section on peers: every method on the same pairs."""
+"""Section on peers: every method on the same pairs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def peers_section(results: Results, figures: dict[str, Figure]) -> str:
-    """Every method on the same pairs."""
+    """Tabulate decisions, metrics and costs of every method on the same pairs."""
     del figures
     checker_rows = {(row["a"], row["b"]): row for row in results["zoo-pairs"] if row["level"] == "auto"}
     packages_last = sorted(results["zoo-peers"], key=lambda row: "(package)" in row["peer"])
@@ -27,22 +27,22 @@ def peers_section(results: Results, figures: dict[str, Figure]) -> str:
     return "\n\n".join(
         [
             "## Others on the same pairs",
-            f"All {len(checker_rows)} pairs of the zoo, {n_related} of them related. Each peer is written from its "
-            "description, at its own sizes (`benchmarks/peers` lists the open choices); packages are what their "
-            "authors publish. None was made for models so small, and some need what a stored or upcycled model here "
-            "does not offer: a pair that a method cannot score has no answer.",
+            f"The pairs are all {len(checker_rows)} pairs of the zoo, {n_related} of them related. We wrote each peer "
+            "from its description, at its own sizes (`benchmarks/peers` lists the open choices); packages are the "
+            "versions that their authors publish. No peer was made for models so small. Some need parts that a stored "
+            "or upcycled model here lacks, so a method may give no answer for a pair.",
             "### Decisions",
-            "False positives (FP) and false negatives (FN). *Own rule*: its published threshold or level, if it "
-            "has one that is not fitted to the scores being judged; a pair without an answer is not called related. "
-            "*At 1e-10*: the same by its own p-value, if it has one. *Best threshold*: the one that does best on "
-            "these very scores, which nobody has in advance, over the pairs answered. *Before the first error*: "
-            "related pairs that score higher than every unrelated one.",
+            "The table shows false positives (FP) and false negatives (FN). *Own rule*: the method's published "
+            "threshold or level, if it has one that is not fitted to the scores being judged; a pair without an answer "
+            "is not called related. *At 1e-10*: decisions by the method's own p-value, if it has one. *Best "
+            "threshold*: the best threshold for these very scores, which is unknown in advance, over the pairs "
+            "answered. *Before the first error*: related pairs that score higher than every unrelated pair.",
             table(
                 [
                     "method",
                     "answered",
                     "own rule",
-                    "errors by it",
+                    "errors by own rule",
                     "at 1e-10",
                     "best threshold",
                     "before the first error",
@@ -51,15 +51,15 @@ def peers_section(results: Results, figures: dict[str, Figure]) -> str:
             ),
             where_others_are_right(judged, checker_rows),
             "### By relation, side by side",
-            "In how many families a method calls a base and its descendant related, each peer at its best "
-            "threshold; strangers are in italics, and any number above 0 there is an error. `?`: no answer in any "
+            "The table counts the families in which a method calls a base and its descendant related, each peer at its "
+            "best threshold. Strangers are in italics; any number above 0 for them is an error. `?`: no answer in any "
             "family.",
             relation_table(judged),
             "### LeaFBench's metrics",
-            "As its code computes them (`benchmarks/metrics.py` names the fault of each), over the pairs "
-            "answered; the last two columns count a pair without an answer as the least related. MD cannot exceed "
-            f"{ceiling:.2f} on these pairs for any method, and scores that say no more than yes or no come nearest "
-            "to it.",
+            "The metrics are computed as in LeaFBench's code (`benchmarks/metrics.py` describes the flaw of each), "
+            "over the pairs answered. The last two columns rank a pair without an answer as the least related. On "
+            f"these pairs, MD cannot exceed {ceiling:.2f} for any method, and scores that only say yes or no come "
+            "closest to it.",
             table(
                 ["method", "ACC", "AUC", "pAUC", "MD", "TPR at 1 % FPR", "AUC, all pairs", "TPR at 1 % FPR, all pairs"],
                 [metrics_row(method) for method in judged if method.is_ranked],
@@ -70,7 +70,7 @@ def peers_section(results: Results, figures: dict[str, Figure]) -> str:
 
 
 def decision_row(method: Judged) -> list[str]:
-    """One method's decisions."""
+    """Return the row of a method in the table of decisions."""
     answered, related = method.answered
     best = before = ""
     if method.is_ranked:
@@ -89,7 +89,7 @@ def decision_row(method: Judged) -> list[str]:
 
 
 def metrics_row(method: Judged) -> list[str]:
-    """One method's five numbers, and two of them with unanswered pairs last."""
+    """Return five metrics of a method, and two of them with unanswered pairs ranked last."""
     answered, related = method.answered
     numbers = leafbench_metrics(answered, related)
     last = min(answered) - 1.0
@@ -99,7 +99,7 @@ def metrics_row(method: Judged) -> list[str]:
 
 
 def relation_table(judged: Sequence[Judged]) -> str:
-    """Members down, methods across: families in which a base and this member are called related."""
+    """Count the families in which each method calls a base and a member related."""
     methods = [method for method in judged if method.is_ranked]
     accepted = [accepted_at_best(method) for method in methods]
     body = []
@@ -118,31 +118,31 @@ def relation_table(judged: Sequence[Judged]) -> str:
 
 
 def accepted_at_best(method: Judged) -> dict[tuple[str, str], bool]:
-    """Return decisions of a method on the pairs that it answers, at the threshold that does best on them."""
+    """Return decisions of a method on the pairs that it can score, at its best threshold on them."""
     threshold = leafbench_metrics(*method.answered).threshold
     scored = zip(method.pairs, method.scores, strict=True)
     return {key: score >= threshold for key, score in scored if score is not None}
 
 
 def is_with_base(key: tuple[str, str], member: str) -> bool:
-    """Whether a pair is a base and this member of its family."""
+    """Return whether a pair is a base and the given member of its family."""
     (family, a), (second_family, b) = (name.split("/") for name in key)
     return family == second_family and a == "base" and b == member
 
 
 def where_others_are_right(judged: Sequence[Judged], checker_rows: dict[tuple[str, str], Row]) -> str:
-    """Related pairs that the checker misses and another method ranks above every unrelated pair."""
+    """List related pairs that the checker misses and another method ranks above every unrelated pair."""
     missed = {key for key, row in checker_rows.items() if row["related"] and row["verdict"] != "homologous"}
     pairs_of = {method.name: sorted(missed & above_every_stranger(method)) for method in judged[1:]}
     if not missed:
-        return "There is no related pair that the checker misses."
+        return "The checker misses no related pair."
     lines = [
         f"{name} {len(keys)} ({', '.join(f'{a} + {b}' for a, b in keys)})" for name, keys in pairs_of.items() if keys
     ]
-    told = "; ".join(lines) if lines else "none does"
+    told = "; ".join(lines) if lines else "none"
     return (
-        f"The checker misses {len(missed)} related pairs. Some of them rank above every unrelated pair by other "
-        f"methods: {told}."
+        f"The checker misses {len(missed)} related pairs. Other methods that rank some of them above every unrelated "
+        f"pair: {told}."
     )
 
 
@@ -155,7 +155,7 @@ def above_every_stranger(method: Judged) -> set[tuple[str, str]]:
 
 
 def errors(accepted: Sequence[bool], related: Sequence[bool]) -> str:
-    """False positives and negatives in words."""
+    """Format the numbers of false positives and negatives."""
     counted = decisions(accepted, related)
     n_related = counted.true_positives + counted.false_negatives
     n_others = counted.false_positives + counted.true_negatives

@@ -1,4 +1,4 @@
-"""The section on MDIR as printed: the paper's algorithms beside the checker, on the same pairs."""
+"""Section on MDIR as printed: the paper's algorithms and the checker on the same pairs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GROUPS = {
 
 
 def plain_section(results: Results, figures: dict[str, Figure]) -> str:
-    """One row for each group, then the pairs on which the two differ, then all real pairs."""
+    """Tabulate counts of each group, the pairs on which the two differ, and all real pairs."""
     del figures
     rows = results["plain-mdir"]
     groups = {name: [row for row in rows if row["group"] == name] for name in GROUPS}
@@ -27,42 +27,40 @@ def plain_section(results: Results, figures: dict[str, Figure]) -> str:
     return "\n\n".join(
         [
             "## MDIR as printed",
-            "Algorithms 1 and 2 of the paper, as it prints them (`benchmarks/peers/plain_mdir.py`): all common tokens, "
-            "V of every pair of layers behind $U_E$, p by the paper's formula, related if the smaller p is below "
-            f"1e-10. {len(rows)} pairs whose models were at hand (`python -m benchmarks.real.plain`). The checker's "
-            "verdicts come from the results files. *Framed* strangers were made to deceive methods that look at "
-            "embeddings or layers; the paper does not claim to resist them. "
-            "Algorithm 3 analyses layers that match and does not enter the decision.",
+            "Algorithms 1 and 2 were run as the paper prints them (`benchmarks/peers/plain_mdir.py`): on all common "
+            "tokens, and on V of every pair of layers behind $U_E$, with p by the paper's formula. A pair is related "
+            f"if the smaller p is below 1e-10. The {len(rows)} pairs are all pairs whose models were on disk "
+            "(`python -m benchmarks.real.plain`). The checker's verdicts come from the result files. *Framed* "
+            "strangers were made to deceive methods that read embeddings or layers; the paper does not claim to resist "
+            "them. Algorithm 3 analyses layers that match and does not affect the decision.",
             table(
                 [
                     "pairs",
                     "related",
                     "found as printed",
-                    "found here",
+                    "found by the checker",
                     "strangers",
                     "accused as printed",
-                    "accused here",
+                    "accused by the checker",
                 ],
                 [_counts(GROUPS[name], group) for name, group in groups.items() if group],
             ),
-            "Without an answer: " + (_unanswered(rows) or "none") + ".",
+            "Pairs without an answer: " + (_unanswered(rows) or "none") + ".",
             _cost(rows),
             "### Where the two differ",
-            "*Embeddings* and *layers*: log10 p of Algorithm 1 and the smallest of Algorithm 2.",
+            "*Embeddings*: log10 p of Algorithm 1. *Layers*: the smallest log10 p of Algorithm 2.",
             table(
-                ["pair", "related", "what it is", "trace", "rank", "embeddings", "layers", "here"],
+                ["pair", "related", "kind", "trace", "rank", "embeddings", "layers", "checker"],
                 [_cells(row) for row in rows if _differs(row)],
             ),
             "### All real pairs",
-            table(
-                ["pair", "related", "what it is", "trace", "rank", "embeddings", "layers", "here"], map(_cells, real)
-            ),
+            table(["pair", "related", "kind", "trace", "rank", "embeddings", "layers", "checker"], map(_cells, real)),
         ]
     )
 
 
 def is_found(row: Row) -> bool:
-    """Whether MDIR as printed calls a pair related."""
+    """Return whether MDIR as printed calls a pair related."""
     numbers = [row.get("embedding_log10_p"), row.get("layers_log10_p")]
     return any(number is not None and number < LOG10_ALPHA for number in numbers)
 
@@ -94,7 +92,7 @@ def _unanswered(rows: Sequence[Row]) -> str:
 
 
 def _cost(rows: Sequence[Row]) -> str:
-    """Median bytes and seconds of both on the real pairs."""
+    """Compare median bytes and seconds of both methods on the real pairs."""
     both = [row for row in rows if row["group"] == "real" and "cpu_s" in row and row["ours"]["auto"].get("cpu_s")]
     if not both:
         return ""
@@ -108,9 +106,9 @@ def _cost(rows: Sequence[Row]) -> str:
         [row["ours"]["auto"]["cpu_s"] for row in both],
     )
     return (
-        f"On the real pairs it reads {middle(printed[0]):,.0f} MB of weights (Q, K, V, Up and the embeddings of both) "
-        f"and takes {middle(printed[1]):.0f} s of processor time in the middle; the checker "
-        f"{middle(of_checker[0]):,.0f} MB and {middle(of_checker[1]):.1f} s."
+        f"On the real pairs, MDIR as printed reads {middle(printed[0]):,.0f} MB of weights (Q, K, V, Up and the "
+        f"embeddings of both models) and takes {middle(printed[1]):.0f} s of processor time; the checker reads "
+        f"{middle(of_checker[0]):,.0f} MB and takes {middle(of_checker[1]):.1f} s (medians)."
     )
 
 

@@ -1,4 +1,4 @@
-"""The section on real, long-trained models."""
+"""Section on real models with long training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def real_section(results: Results, figures: dict[str, Figure]) -> str:
-    """Results on real models, noise that a "no" rules out there, and properties that unrelated real models share."""
+    """Tabulate results on real models, quantised copies, other seeds, and the noise that a "no" excludes."""
     pairs = results["real-pairs"]
     printed = printed_p(results.get("plain-mdir", []))
     models = {row["model"]: row for row in results["real-models"]}
@@ -28,13 +28,13 @@ def real_section(results: Results, figures: dict[str, Figure]) -> str:
     return "\n\n".join(
         [
             "## Real models",
-            "Weights that others have trained for long, taken from packages (`benchmarks/real`, `make real`), and "
-            f"models made from them: {len(models)} in all. {sum(row['related'] for row in pairs)} related "
-            f"pairs and {len(strangers)} pairs of strangers have been judged so far; **{wrong} strangers are called "
-            "homologous**.",
-            "GGUF files are read back as BF16, ONNX files as F32. The F32 files are as the packages hold them.",
+            "These models were trained for a long time by others and taken from packages (`benchmarks/real`, "
+            f"`make real`), or made from such models: {len(models)} in all. {sum(row['related'] for row in pairs)} "
+            f"related pairs and {len(strangers)} pairs of strangers have been judged so far; **{wrong} strangers are "
+            "called homologous**.",
+            "GGUF files are read back as BF16, and ONNX files as F32. The F32 files are used as packaged.",
             table(
-                ["model", "is", "read from", "bits per weight there"],
+                ["model", "name", "read from", "bits per weight in the file"],
                 [
                     [name, source.title, source.read_from, _number(models.get(name, {}), "bits_per_weight_in_packages")]
                     for name, source in SOURCES.items()
@@ -42,16 +42,16 @@ def real_section(results: Results, figures: dict[str, Figure]) -> str:
             ),
             "\n".join(f"- {line}" for line in summary(pairs).splitlines()),
             table_of_pairs([row for row in pairs if row["kind"] != "format"], printed),
-            "The column of Algorithm 1 has its p as the paper prints it, from all common tokens (`python -m "
-            "benchmarks.real.plain`), 0 if it is not below 1, and empty for models that were not on the disk then. "
-            "The formula assumes that one model has no preferred axes, which trained embeddings often break. No "
-            "verdict rests on it.",
+            "The column of Algorithm 1 shows log10 p as the paper defines it, from all common tokens "
+            "(`python -m benchmarks.real.plain`). It is 0 if p is not below 1, and empty if a model was not on disk "
+            "when the script ran. The formula assumes that one model has no preferred axes, which is often false for "
+            "trained embeddings. No verdict rests on it.",
             _strangers_at_layers(results["real-strangers-at-layers"]),
             "### Quantised copies",
             "Bits per weight: 8 times the bytes of the weight files, divided by the number of weights. Only the GGUF "
-            "files written here quantise the embedding. For the others, a verdict that rests on the embeddings alone "
-            "has seen no quantised weight. If rows do not fill the blocks of a K-quant, GGUF "
-            "stores another type, as llama.cpp does.",
+            "files written here quantise the embedding. For the other formats, a verdict that rests on the embeddings "
+            "alone has read no quantised weight. If rows do not fill the blocks of a K-quant, GGUF stores another "
+            "type, as llama.cpp does.",
             table(
                 [
                     "reference",
@@ -69,8 +69,8 @@ def real_section(results: Results, figures: dict[str, Figure]) -> str:
                 [_format(row, models.get(row["b"], {}), printed) for row in formats],
             ),
             *_seeds(results.get("real-seeds", [])),
-            "### What a no excludes, tried",
-            "Copies planted at exactly the stated noise, and at twice that noise (`python -m benchmarks.real_power`).",
+            "### What a no excludes",
+            "Copies were planted with the stated noise, and with twice that noise (`python -m benchmarks.real_power`).",
             table(
                 ["model", "planted into", "noise, RMS", "found"],
                 [
@@ -83,7 +83,7 @@ def real_section(results: Results, figures: dict[str, Figure]) -> str:
 
 
 def printed_p(rows: Sequence[Row]) -> dict[tuple[str, str], float]:
-    """Return log10 p of Algorithm 1 as printed, by the two real models; pairs without an answer are left out."""
+    """Return log10 p of Algorithm 1 as printed for each pair of real models that has an answer."""
     found = {}
     for row in rows:
         if row["group"] == "real" and row.get("embedding_log10_p") is not None:
@@ -92,13 +92,13 @@ def printed_p(rows: Sequence[Row]) -> dict[tuple[str, str], float]:
 
 
 def names_of(row: Row) -> tuple[str, str]:
-    """Return the two real models of a result of MDIR as printed."""
+    """Return the names of the two real models in a result of MDIR as printed."""
     first, _, second = row["name"].rpartition(" | ")
     return first or SMALL, second
 
 
 def _seeds(rows: Sequence[Row]) -> list[str]:
-    """Return how much verdict, assumption and p of each pair depend on the seed; empty without results."""
+    """Describe how verdict, assumption and p of each pair depend on the seed; return [] without results."""
     if not rows:
         return []
     n_seeds = sorted({row["seeds"] for row in rows})
@@ -112,11 +112,11 @@ def _seeds(rows: Sequence[Row]) -> list[str]:
     return [
         "### Other seeds",
         f"{len(rows)} of these pairs were compared with {' and '.join(map(str, n_seeds))} seeds each "
-        "(`python -m benchmarks.real.seeds`); every comparison draws its own neurons from the entropy of the system. "
-        f"Pairs with more than one verdict: {told['verdicts']}. Pairs with more than one assumption: "
+        "(`python -m benchmarks.real.seeds`); each comparison also draws its own neurons from the entropy of the "
+        f"system. Pairs with more than one verdict: {told['verdicts']}. Pairs with more than one assumption: "
         f"{told['assumptions']}. For {sum(deviation <= 0.05 for deviation in deviations)} of the {len(with_bounds)} "
-        "pairs of relatives that have a bound, every log10 p is within 5% of the middle of its pair's range; the "
-        f"largest deviation is {max(deviations):.1%} (`{with_bounds[deviations.index(max(deviations))]['b']}`).",
+        "related pairs with a bound, every log10 p is within 5% of the middle of its pair's range; the largest "
+        f"deviation is {max(deviations):.1%} (`{with_bounds[deviations.index(max(deviations))]['b']}`).",
     ]
 
 
@@ -125,37 +125,36 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 
 def _strangers_at_layers(rows: list[Row]) -> str:
-    """Results of level layers on unrelated models, which tests all projections behind every residual basis."""
+    """Summarise the results of level ``layers`` on strangers."""
     n_wrong = sum(row["verdict"] == "homologous" for row in rows)
     names = dict.fromkeys(name for row in rows for name in (row["a"], row["b"]))
     smallest = min(min(log10_p_of(row), (row["layers"] or {"log10_p": 0.0})["log10_p"]) for row in rows)
     n_tests = [row["tests"] for row in rows]
     return (
-        "Level `layers`, which tests every projection of all layers, calls "
-        f"**{n_wrong} of {len(rows)} pairs of these strangers homologous**: the smallest log10 p of a pair or of its "
-        f"layer map is {smallest:.1f}, after {min(n_tests)} to {max(n_tests)} tests "
-        "(`python -m benchmarks.real judge --level layers --kind stranger`). They are pairs of "
-        f"{', '.join(names)}."
+        f"Level `layers` tests every projection of all layers. It calls **{n_wrong} of {len(rows)} pairs of these "
+        f"strangers homologous**. The smallest log10 p of a pair or of its layer map is {smallest:.1f}, after "
+        f"{min(n_tests)} to {max(n_tests)} tests (`python -m benchmarks.real judge --level layers --kind stranger`). "
+        f"The pairs consist of these models: {', '.join(names)}."
     )
 
 
 def real_peers_section(results: Results, figures: dict[str, Figure]) -> str:
-    """How well other methods separate derivatives of real models from unrelated models."""
+    """Tabulate how well other methods separate relatives of real models from strangers."""
     rows = [*printed_as_peer(results.get("plain-mdir", []), results["real-peers"]), *results["real-peers"]]
-    head = ["peer", "relatives above every stranger", "by its threshold", "strangers", "cannot say", "s"]
+    head = ["peer", "relatives above every stranger", "by its threshold", "strangers", "no answer", "s"]
     return "\n\n".join(
         [
             "## Peers on real models",
-            "The same pairs as above, as far as they were given to each peer (`python -m benchmarks.real.peers`). Few "
-            "of them are strangers, so the first column is the most that can be said for a peer. "
-            f"{PlainMdir.name}: the pairs of these whose models were at hand (`python -m benchmarks.real.plain`).",
+            "Each peer scores some of the pairs of real models (`python -m benchmarks.real.peers`). Few of these pairs "
+            f"are strangers, so the first column overestimates a peer. {PlainMdir.name}: the pairs whose models were "
+            "on disk (`python -m benchmarks.real.plain`).",
             table(head, [_peer(name, [row for row in rows if row["peer"] == name]) for name in _in_order(rows)]),
         ]
     )
 
 
 def printed_as_peer(plain: Sequence[Row], rows: Sequence[Row]) -> list[Row]:
-    """Return the results of MDIR as printed on the pairs of ``rows``, as rows of a peer."""
+    """Return the results of MDIR as printed on the pairs of ``rows``, in the format of a peer."""
     pairs = {(row["a"], row["b"]) for row in rows}
     return [
         {
@@ -171,7 +170,7 @@ def printed_as_peer(plain: Sequence[Row], rows: Sequence[Row]) -> list[Row]:
 
 
 def _format(row: Row, model: Row, printed: Mapping[tuple[str, str], float]) -> list[str]:
-    """A line on a quantised copy; unmeasured values stay empty."""
+    """Return the table row of a quantised copy; unmeasured values stay empty."""
     names = [row["a"], row["b"].partition("/")[2]]
     stored = [_number(model, "bits_per_weight"), _part(model, "embedding"), _part(model, "layers")]
     if "error" in row:

@@ -1,4 +1,4 @@
-"""The section on strangers of one recipe."""
+"""Section on strangers of one recipe."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ STATISTICS = {
     "neurons_own_number": ("neurons with their own number, of 32 in a pair of layers", max),
     "layers_log10_p": ("log10 p of the layers", min),
 }
-"""Name of each, and which end of it shows more evidence."""
+"""Label of each statistic, and the function that picks the value with the most evidence."""
 
 
 OUTSIDE = (
-    "Longer trainings were measured outside the project, on one H100, with the version before the second witness: "
-    "Llamas of 157 million tokens and GPT-2s of 66 million that have no common seed are `no_evidence` (trace over rank "
-    "0.129). The Llama keeps every channel number and half of the trace (0.479) if it is trained as long again on "
-    "manuals, at the full rate, until it has forgotten its code (loss 1.2 to 6.7)."
+    "Longer trainings were measured outside the project, on one H100, with the version before the second witness. "
+    "Llamas trained on 157 million tokens and GPT-2s trained on 66 million, without common seeds, are `no_evidence` "
+    "(trace over rank 0.129). The Llama keeps every channel number and half of the trace (0.479) if it is trained for "
+    "as long again on manuals, at the full rate, until it has forgotten its code (loss 1.2 to 6.7)."
 )
 
 
 def strangers_section(results: Results, figures: dict[str, Figure]) -> str:
-    """The largest statistic of any stranger beside the smallest of any relative, for each test."""
+    """Tabulate each statistic for the strangers with the most evidence and the relatives with the least."""
     del figures
     (made,) = results["strangers"]
     models, pairs = made["models"], made["pairs"]
@@ -40,14 +40,14 @@ def strangers_section(results: Results, figures: dict[str, Figure]) -> str:
     return "\n\n".join(
         [
             "## Strangers of one recipe",
-            f"Two models of each of three recipes, {len(models)} in all, with one tokenizer, width, text and order of "
-            f"batches, and seeds of their own (`python -m benchmarks.strangers`: {made['steps']:,} steps of one "
-            f"core each). All {len(strangers)} pairs of them, and each with a continuation of itself: **{len(wrong)} "
-            f"strangers are called homologous**, and "
+            f"There are two models of each of three recipes, {len(models)} in all. They share the tokenizer, width, "
+            f"text and order of batches, but have different seeds (`python -m benchmarks.strangers`: {made['steps']:,} "
+            f"steps on one core each). All {len(strangers)} pairs of them were compared, and each model with a "
+            f"continuation of itself: **{len(wrong)} strangers are called homologous**, and "
             f"{sum(pair['verdict'] == 'homologous' for pair in relatives)} of {len(relatives)} relatives. Larger "
             "models, which write whole functions, are below.",
             table(
-                ["model", "parameters", "tokens", "first loss", "held-out loss", "it writes"],
+                ["model", "parameters", "tokens", "first loss", "held-out loss", "sample of its text"],
                 [
                     [
                         row["name"],
@@ -61,14 +61,15 @@ def strangers_section(results: Results, figures: dict[str, Figure]) -> str:
                 ],
             ),
             table(
-                ["statistic", "most of any stranger", "least of any relative"],
+                ["statistic", "strongest of any stranger", "weakest of any relative"],
                 [
                     [name, _end(strangers, key, most), _end(relatives, key, min if most is max else max)]
                     for key, (name, most) in STATISTICS.items()
                 ],
             ),
-            "Models of two recipes that begin with one seed of torch share the numbers of some matrices, and are found "
-            "by them, rightly: a shared seed is shared ancestry. So no two of these have one.",
+            "Models of two recipes that start from one seed of torch share the numbers of some matrices. They are "
+            "found to be related, correctly, because a shared seed is shared ancestry. The models here therefore have "
+            "different seeds.",
             *_at_scale(*results["strangers-at-scale"]),
             OUTSIDE,
         ]
@@ -76,24 +77,25 @@ def strangers_section(results: Results, figures: dict[str, Figure]) -> str:
 
 
 def _at_scale(first: Row, second: Row) -> list[str]:
-    """The parts on models of 33 million parameters, which two runs trained."""
+    """Return the paragraphs on models of 33 million parameters, which were trained in two runs."""
     pairs = [pair for run in (first, second) for pair in run["pairs"]]
     strangers = [pair for pair in pairs if not pair["related"]]
     relatives = [pair for pair in pairs if pair["related"]]
     framed = [pair for pair in strangers if pair["verdict"] != "no_evidence"]
     return [
         "### At 33 million parameters",
-        f"`python -m benchmarks.strangers --size 33M --device cuda`, in two runs on one {first['device']} each, with "
-        f"{first['share']:.0%} and {second['share']:.0%} of the tokens that it asks for, compared on processors. Width "
-        "512, 8 layers, a vocabulary of 8,192. `hidden-student` was trained from random weights towards all hidden "
-        "states of `llama-0`: a stranger in its basis. `pruned-distilled` is `llama-0` with half of its width, depth "
-        "and MLP, distilled from the whole, much as Llama-3.2-1B was made; `retokenised` has new embeddings for "
-        "another tokenizer, and one rate for all weights. The second run trained its own `llama-0`, mixtures of four "
-        "experts (which learnt little in their time), `on-docstrings` from its `llama-0`, and `same-seed`: a model "
-        "from the seed of `llama-0` that never saw its text.",
-        f"**{_n_homologous(strangers)} of {len(strangers)} comparisons of strangers are `homologous`** "
-        f"(levels `auto` and `layers`), {len(framed)} are `inconclusive`: {_pairs(framed)}, because only embeddings "
-        f"agree. {_n_homologous(relatives)} of {len(relatives)} comparisons of relatives are.",
+        "`python -m benchmarks.strangers --size 33M --device cuda` trained these models in two runs on one "
+        f"{first['device']} each, with {first['share']:.0%} and {second['share']:.0%} of the planned tokens. They were "
+        "compared on CPUs. They have width 512, 8 layers and a vocabulary of 8,192. `hidden-student` was trained from "
+        "random weights towards all hidden states of `llama-0`: it is a stranger in the basis of `llama-0`. "
+        "`pruned-distilled` is `llama-0` with half of its width, depth and MLP, distilled from the whole model, much "
+        "as Llama-3.2-1B was made. `retokenised` has new embeddings for another tokenizer, and was trained with one "
+        "rate for all weights. The second run trained its own `llama-0`, mixtures of four experts (which learnt little "
+        "in the available time), `on-docstrings` from its `llama-0`, and `same-seed`, a model from the seed of "
+        "`llama-0` that never saw its text.",
+        f"**{_n_homologous(strangers)} of {len(strangers)} comparisons of strangers are `homologous`** (levels `auto` "
+        f"and `layers`). {len(framed)} are `inconclusive` because only embeddings agree: {_pairs(framed)}. "
+        f"{_n_homologous(relatives)} of {len(relatives)} comparisons of relatives are `homologous`.",
         table(
             ["run", "model", "tokens", "loss on held-out code"],
             [
@@ -117,8 +119,8 @@ def _at_scale(first: Row, second: Row) -> list[str]:
             ],
             [[str(number), *row] for number, run in enumerate((first, second), start=1) for row in _relatives(run)],
         ),
-        "*neurons*: how many of 64 have their own number in the pair of layers with most. The embeddings of "
-        "`retokenised` say nothing after 55 million tokens; the paper's did after 3 billion.",
+        "*neurons*: the number of neurons, out of 64, that have their own number in the best pair of layers. The "
+        "embeddings of `retokenised` are not significant after 55 million tokens; the paper's were after 3 billion.",
     ]
 
 

@@ -1,4 +1,4 @@
-"""Result files, and Markdown made of them."""
+"""Read result files and format Markdown tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 
 def read_results(folder: Path = RESULTS) -> Results:
-    """Every result file there is, by its name without suffix."""
+    """Read every result file, by its name without suffix."""
     results = {}
     for path in sorted(folder.glob("*.json*")):
         text = path.read_text(encoding="utf-8")
@@ -25,7 +25,7 @@ def read_results(folder: Path = RESULTS) -> Results:
 
 
 def read_written(folder: Path = RESULTS) -> dict[str, str]:
-    """Every section that another script has written, Markdown by name."""
+    """Read the Markdown sections that other scripts have written, by name."""
     return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.md"))}
 
 
@@ -37,6 +37,6 @@ def log10_p_of(row: Mapping[str, Any]) -> float:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Format a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

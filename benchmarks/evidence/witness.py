@@ -1,4 +1,4 @@
-"""The section on the second witness: verdicts on edits of a real model before and after the rule."""
+"""Section on the second witness: verdicts on edits of a real model before and after the rule."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEADER = [
 
 
 def witness_section(results: Results, figures: dict[str, Figure]) -> str:
-    """A table of re-judged pairs, and the changes in a sentence."""
+    """Tabulate the re-judged pairs and list the changed verdicts."""
     del figures
     rows = results["second-witness"]
     changed = [row for row in rows if row["verdict"] != row["verdict_before"]]
@@ -31,12 +31,12 @@ def witness_section(results: Results, figures: dict[str, Figure]) -> str:
     return "\n\n".join(
         [
             "## The second witness on a real model",
-            "SmolLM2-135M-Instruct (read from a GGUF file of Q4_1, written as BF16) against edits of it and a "
-            "stranger, judged by the rules of the second witness and by those before them "
-            "(`python -m benchmarks.real.witness`). "
-            f"{len(rows) - len(changed)} of {len(rows)} verdicts are the same; changed: {listed}. A *p before* that "
-            "rests on calibration was printed although it bounds no probability; now none is printed. Local files are "
-            "read across gaps of 128 KiB, so more bytes are counted than over HTTP.",
+            "SmolLM2-135M-Instruct (read from a Q4_1 GGUF file, written as BF16) was compared with edits of it and "
+            "with a stranger, by the rules of the second witness and by the earlier rules "
+            f"(`python -m benchmarks.real.witness`). {len(rows) - len(changed)} of {len(rows)} verdicts are the same; "
+            f"changed: {listed}. A *p before* that rests on calibration was printed although it bounds no probability; "
+            "now no p is printed in that case. Local files are read across gaps of 128 KiB, so more bytes are counted "
+            "than over HTTP.",
             table(HEADER, map(_cells, rows)),
         ]
     )

@@ -1,4 +1,4 @@
-"""The section on the zoo: its members, the decisions on pairs, and the misses with their reasons."""
+"""Section on the zoo: its members, the decisions on pairs, and the missed pairs with reasons."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BUILT_WITH_THESE_IN_VIEW = (
-    "An earlier version missed eight pairs, of a model with new embeddings and one whose channels were cut, or whose "
-    "residual stream was turned. The tests that find them now (docs/method/layers.md) were built with these pairs at "
-    "hand, so they are not a fresh test of these; `tests/comparison/test_residual_maps.py` has others."
+    "An earlier version missed eight pairs. In each of them, one model has new embeddings and the other has cut "
+    "channels or a rotated residual stream. The tests that find them now (docs/method/layers.md) were developed with "
+    "these pairs at hand, so the pairs are not an independent check; `tests/comparison/test_residual_maps.py` has "
+    "others."
 )
 
 
 def zoo_section(results: Results, figures: dict[str, Figure]) -> str:
-    """Members of the zoo, and the checker's decisions."""
+    """Describe the members of the zoo and the checker's decisions."""
     rows = [row for row in results["zoo-pairs"] if row["level"] == "auto"]
     figures["evidence-zoo.png"] = draw_zoo(rows)
     counted = decisions((row["verdict"] == "homologous" for row in rows), (row["related"] for row in rows))
@@ -35,28 +36,29 @@ def zoo_section(results: Results, figures: dict[str, Figure]) -> str:
     inconclusive = sum(row["verdict"] == "inconclusive" for row in rows)
     parts = [
         "## The zoo",
-        f"{len(results['zoo-models'])} models of {len(FAMILIES)} families, trained in {minutes:.0f} minutes of one "
-        f"core; {len(rows)} pairs: all within a family, and each base with every model of the other families.",
-        f"- **{counted.false_positives} of {n_strangers} unrelated pairs** are called homologous (a rate below "
-        f"{bound:.2g} at 95 %, if pairs were independent, which they are not: they share models).",
-        f"- **{counted.true_positives} of {n_related} related pairs** are found; those that are not, if any, are "
-        "listed below.",
+        f"The zoo has {len(results['zoo-models'])} models of {len(FAMILIES)} families, trained in {minutes:.0f} "
+        f"minutes on one core. The {len(rows)} pairs are all pairs within a family, and each base with every model of "
+        "the other families.",
+        f"- **{counted.false_positives} of {n_strangers} unrelated pairs** are called homologous. If the pairs were "
+        f"independent, the rate would be below {bound:.2g} at 95 % confidence; they are not, because they share "
+        "models.",
+        f"- **{counted.true_positives} of {n_related} related pairs** are found; the missed pairs are listed below.",
         f"- {inconclusive} verdicts are `inconclusive`; they count as not found.",
         "### What the models are",
         members_table(results["zoo-models"]),
-        "Losses are in nats per token on held-out text, of the text that the model learnt last; under another "
-        "tokenizer they do not compare. `noised` and `retokenised` show what was lost.",
+        "Losses are in nats per token on held-out text of the kind that the model was trained on last. They cannot be "
+        "compared across tokenizers. The losses of `noised` and `retokenised` show the damage done by the edit.",
         "### Each base and its descendants",
-        "log10 p at level `auto`, and what settled it (s: the screen of the embeddings, e: the embeddings, u: the "
-        "unembeddings, `lm_head`, n: a few neurons, l: the layers); `-` if nothing was found. Strangers are in "
-        "italics. *MDIR, Algorithm 1*: log10 p over all common tokens by the paper's formula "
-        "(`python -m benchmarks.real.plain`), 0 if it is not below 1.",
+        "The table shows log10 p at level `auto` and the step that settled the pair (s: the screen of the embeddings, "
+        "e: the embeddings, u: the unembeddings, `lm_head`, n: a few neurons, l: the layers); `-` if no step is "
+        "significant. Strangers are in italics. *MDIR, Algorithm 1*: log10 p over all common tokens by the paper's "
+        "formula (`python -m benchmarks.real.plain`), 0 if it is not below 1.",
         base_table(rows, results.get("plain-mdir", [])),
         twins_text(rows),
-        "![Matrix of all pairs within each of the four families: all related pairs but the marked ones are found, "
+        "![Matrix of all pairs within each of the four families: all related pairs except the marked ones are found, "
         "and no pair with a stranger is](images/evidence-zoo.png)",
         "### By relation",
-        "All pairs in which a member takes part, within its family.",
+        "Each row counts the pairs of a member within its family.",
         relation_table(rows),
         "### Related, and not found",
         missed_text(rows),
@@ -68,7 +70,7 @@ def zoo_section(results: Results, figures: dict[str, Figure]) -> str:
 
 
 def members_table(rows: list[Row]) -> str:
-    """Members down, families across: held-out loss."""
+    """Tabulate the held-out loss of each member in each family."""
     loss = {row["model"]: row.get("held_out_loss") for row in rows}
     body = []
     for name, member in MEMBERS.items():
@@ -78,14 +80,14 @@ def members_table(rows: list[Row]) -> str:
             for family, here in zip(FAMILIES, there, strict=True)
         ]
         seed = "" if member.seed is None else f", seed {member.seed}"
-        origin = f"from {' and '.join(member.parents)}" if member.parents else f"from nothing{seed}"
+        origin = f"from {' and '.join(member.parents)}" if member.parents else f"from scratch{seed}"
         body.append([name, f"{member.done} ({origin})", *cells])
     families = [f"{family.name}, {family.tokenizer}, {family.text}" for family in FAMILIES.values()]
-    return table(["member", "what was done", *families], body)
+    return table(["member", "how it was made", *families], body)
 
 
 def base_table(rows: list[Row], as_printed: list[Row]) -> str:
-    """Members down, families across: log10 p against the base, ours and as the paper prints it."""
+    """Tabulate log10 p of each member against its base, by the checker and as the paper prints it."""
     known = {frozenset((row["a"], row["b"])): row for row in rows}
     printed = {
         frozenset(row["name"].split(" | ")): f"{row['embedding_log10_p']:,.0f}"
@@ -107,22 +109,21 @@ def base_table(rows: list[Row], as_printed: list[Row]) -> str:
 
 
 def twins_text(rows: list[Row]) -> str:
-    """Remaining share of the initialisation, which twins with the same seed show."""
+    """Describe the remaining share of the initialisation, from twins with the same seed."""
     exponents = [
         log10_p_of(row)
         for row in rows
         if row["related"] and row["a"].endswith("/base") and row["b"].endswith("/other-data")
     ]
     return (
-        "`other-data` and the base share only their initialisation, and the pair counts as related: "
-        f"shared initialisation is shared weights. That it is found at {', '.join(f'{p:,.0f}' for p in exponents)} "
-        "also says how much of the initialisation so short a training leaves: longer training is harder than "
-        "anything here."
+        "`other-data` and the base share only their initialisation. The pair counts as related, because shared "
+        f"initialisation is shared weights. Its log10 p of {', '.join(f'{p:,.0f}' for p in exponents)} also shows how "
+        "much of the initialisation remains after such short training; longer training is harder than anything here."
     )
 
 
 def outcome(row: Row) -> str:
-    """log10 p and the conclusive test."""
+    """Format log10 p and the conclusive step."""
     if row["verdict"] == "inconclusive":
         return f"inconclusive: {row['reason']}"
     if row["verdict"] != "homologous":
@@ -133,7 +134,7 @@ def outcome(row: Row) -> str:
 
 
 def relation_table(rows: list[Row]) -> str:
-    """Counts of found and missed pairs, for each member over its pairs in the family, and across families."""
+    """Count found and missed pairs of each member within its family, and of pairs across families."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for row in rows:
         a, b = (name.split("/") for name in (row["a"], row["b"]))
@@ -159,26 +160,26 @@ def relation_table(rows: list[Row]) -> str:
 
 
 def missed_text(rows: list[Row]) -> str:
-    """Missed pairs, and pairs that a later feature no longer misses."""
+    """List missed pairs, with a note on pairs that an earlier version missed."""
     missed = [row for row in rows if row["related"] and row["verdict"] != "homologous"]
     lines = [f"- {pair_name(row)} ({row['verdict']})." for row in missed] or ["None."]
     return "\n".join([*lines, "", BUILT_WITH_THESE_IN_VIEW])
 
 
 def pair_name(row: Row) -> str:
-    """``family: a + b``."""
+    """Format a pair as ``family: a + b``."""
     (family, a), (_, b) = (name.split("/") for name in (row["a"], row["b"]))
     return f"{family}: {a} + {b}"
 
 
 def levels_text(rows: list[Row]) -> str:
-    """Share of pairs with a base that embeddings or layers alone find."""
+    """Tabulate the pairs with a base that each level finds."""
     body = []
     chosen = {(row["a"], row["b"]) for row in rows if row["level"] == "embedding"}
     if not chosen:
         return "Not run."
     for level, description in (
-        ("auto", "what users get"),
+        ("auto", "the default"),
         ("embedding", "embeddings and unembeddings alone"),
         ("layers", "both, and every layer"),
     ):
@@ -196,7 +197,7 @@ def levels_text(rows: list[Row]) -> str:
             ]
         )
     header = [
-        "level, a base and its family",
+        "level (a base and its family)",
         "related, found",
         "unrelated, called homologous",
         "median time",
@@ -206,7 +207,7 @@ def levels_text(rows: list[Row]) -> str:
 
 
 def share_of_weights(row: Row) -> float:
-    """Share of weight bytes read, without tokenizers and configs."""
+    """Return the share of weight bytes that was read, without tokenizers and configs."""
     return (row["bytes_read"] - row["bytes_beside_weights"]) / row["bytes_of_weights"]
 
 
@@ -214,11 +215,11 @@ LAYERS_WERE = {
     "depth-pruned": [[0, 0], [1, 1], [3, 2]],
     "depth-upscaled": [[0, 0], [1, 1], [2, 2], [1, 3], [2, 4], [3, 5]],
 }
-"""The base layer that each layer of a descendant comes from (first in the line), for families of four layers."""
+"""Pairs of a base layer and the descendant's layer that comes from it, for families of four layers."""
 
 
 def maps_text(rows: list[Row]) -> str:
-    """Whether layers are traced to their origins."""
+    """Count the pairs in which every layer is traced to its origin."""
     maps = [
         (row["layers"], LAYERS_WERE.get(row["b"].split("/")[1], [[0, 0], [1, 1], [2, 2], [3, 3]]))
         for row in rows
@@ -226,13 +227,13 @@ def maps_text(rows: list[Row]) -> str:
     ]
     right = sum(layers == was for layers, was in maps)
     return (
-        f"At level `layers` every layer is traced to the layer that it came from, and to no other, in {right} of the "
-        f"{len(maps)} related pairs with a base, pruned and upscaled depths among them."
+        f"At level `layers`, every layer is traced to its origin, and to no other layer, in {right} of the {len(maps)} "
+        "related pairs with a base. These include pruned and upscaled depths."
     )
 
 
 def draw_zoo(rows: list[Row]) -> Figure:
-    """Four matrices of log(-log10 p), with wrong decisions marked."""
+    """Draw four matrices of log(-log10 p), with wrong decisions marked."""
     from matplotlib.figure import Figure
 
     known = {frozenset((row["a"], row["b"])): row for row in rows}

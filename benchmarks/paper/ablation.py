@@ -1,4 +1,4 @@
-"""The paper's ablation: two seeds, two texts, four models. Weights are related by seed and never by text.
+"""The paper's ablation: four models from two seeds and two texts. Seeds relate weights, and texts do not.
 
 python -m benchmarks.paper.ablation [--tiny]
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DRAWN = (("seed2-code", "seed2-prose"), ("seed2-code", "seed3-code"))
-"""One seed and two texts, two seeds and one text."""
+"""Pairs in the figure: one seed with two texts, and two seeds with one text."""
 
 LAYER = 1
 """Layer of the panels of V, counted from 0."""
@@ -32,7 +32,7 @@ NAMES = ("seed2-code", "seed2-prose", "seed3-code", "seed3-prose")
 
 
 def ablation(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
-    """Every pair of the four."""
+    """Compare every pair of the four models."""
     rows, pictures = [], []
     for first, second in combinations(NAMES, 2):
         checker = HomologyChecker.from_pretrained(built(first, scale), use_caches=False)
@@ -71,12 +71,11 @@ def ablation(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
     section = (
         "## Seed and text (the paper's ablation and its figure 6)\n\n"
         + table(["pair", "same seed", "same text and order", "p, embeddings", "p, layers", "verdict"], shown)
-        + f"\n\n{len(wrong)} of {len(rows)} pairs are judged against their seed. A shared initialisation is shared "
-        "weight, however the models were trained since.\n\n"
-        f"The figure has embeddings and V of layer {LAYER}, as the paper's; V is behind U_E of Algorithm 1 as printed, "
-        "and U_E is the orthogonal factor itself if no permutation is significant.\n\n"
-        "![Polar factors of embeddings and V: diagonals for one seed and two texts, noise for two seeds and one text]"
-        "(paper-ablation-embeddings.png)"
+        + f"\n\n{len(wrong)} of {len(rows)} verdicts contradict the seeds. A shared initialisation counts as shared "
+        f"weights, however the models were trained afterwards.\n\nThe figure shows embeddings and V of layer {LAYER}, "
+        "like the paper's. V is shown behind U_E of Algorithm 1 as printed; U_E is the orthogonal factor itself if no "
+        "permutation is significant.\n\n![Polar factors of embeddings and V: diagonals for one seed and two texts, "
+        "noise for two seeds and one text](paper-ablation-embeddings.png)"
     )
     figure = draw_maps(
         "One seed, two texts: a diagonal. Two seeds, one text: noise",

@@ -1,11 +1,11 @@
 """The paper's table of a changed tokenizer: a base gets new embeddings for another tokenizer and is trained further.
 
-Measured during training: the trace, p of embeddings and layers, the number of channels that the best matching maps to
-themselves, p of the channels in their own order alone, and how many of them agree in sign. Their own order is a single
-matching, fixed in advance, so ln p <= -c^2 n / 2r needs no correction for the number of matchings. Nothing is carried
-over from the old embeddings.
+The script measures the trace, p of embeddings and layers, the number of channels that the best matching maps to
+themselves, p of the channels in their own order alone, and the number of them that agree in sign. The channels' own
+order is a single matching, fixed in advance, so ln p <= -c^2 n / 2r needs no correction for the number of matchings.
+The new embeddings take no values from the old ones.
 
-In the paper, at 0.5 billion parameters and 12 billion tokens, at first nothing is significant, then most channels, then
+In the paper, with 0.5 billion parameters and 12 billion tokens, no channels are significant at first, then most, then
 all. The same happens here if the body learns slowly (a) or is frozen (b), also from other draws of the new embeddings
 (c). If all weights of a base train at one rate for a few minutes (d), only the layers show the ancestry, from the first
 step on. docs/LOG.md, 2026-11-22, has the details.
@@ -53,7 +53,7 @@ ALPHA_LOG10 = -10.0
 
 
 def changed_tokenizer(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
-    """Three tables over the training, and one of how other draws of the new embeddings end."""
+    """Tabulate three trainings, and the final states of other draws of the new embeddings."""
     width, last = scale.small.width, scale.embedded_steps[-1]
     tables = {
         "slow": (width, _rows("small", "slow", scale.embedded_steps, 2 * TOKENS_PER_STEP, scale)),
@@ -73,29 +73,29 @@ def changed_tokenizer(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figu
         if body_share == 0
     ]
     words = {
-        "slow": f"(a) Every weight trained, the body at 1/{round(1 / SLOW)} of the rate of the new embeddings; the new "
-        "tokenizer is a BPE of other text",
-        "held": "(b) The same, the body held fast",
-        "equal": "(d) Every weight trained at one rate; the new tokenizer is of another kind (Unigram for BPE)",
+        "slow": f"(a) All weights are trained, the body at 1/{round(1 / SLOW)} of the rate of the new embeddings. The "
+        "new tokenizer is a BPE of other text",
+        "held": "(b) The setup of (a), with a frozen body",
+        "equal": "(d) All weights are trained at one rate. The new tokenizer is of another kind (Unigram, not BPE)",
     }
     parts = {
-        key: f"{words[key]}. n = {width}, {rows[0]['common_tokens']} tokens in common.\n\n{_table(width, rows)}\n\n"
+        key: f"{words[key]}. n = {width}, {rows[0]['common_tokens']} common tokens.\n\n{_table(width, rows)}\n\n"
         + finding(width, rows)
         for key, (width, rows) in tables.items()
     }
     parts["draws"] = (
-        f"(c) Draws of the new embeddings, the body held fast, after {last * 2 * TOKENS_PER_STEP:,} tokens. Rates, "
-        f"decay and width were chosen on the same seeds, but another base.\n\n{_table_of_draws(width, draws)}\n\n"
-        + _finding_of_draws(width, draws)
+        f"(c) Different draws of the new embeddings, with a frozen body, after {last * 2 * TOKENS_PER_STEP:,} tokens. "
+        "Rates, decay and width were chosen with the same seeds, but on another "
+        f"base.\n\n{_table_of_draws(width, draws)}\n\n" + _finding_of_draws(width, draws)
     )
     section = (
-        "## Changed tokenizer (the paper's table 4)\n\n"
-        "Embeddings are drawn anew at a thousandth of their size (the paper's zeros have no gradient without biases). "
-        "*Own channels* are those that the best matching, of n! it could be, gives to themselves. *Own order* is the "
-        "identity alone, fixed in advance, before it is corrected for other tests; *positive* are its channels with a "
-        "positive sign, of which half are chance. *p, embeddings* is what `compare --level embedding` says: "
-        "corrected, and the better of its looks at 512 tokens and at all; the *loss* is in "
-        "nats per token of held-out code.\n\n" + "\n\n".join(parts[key] for key in ("slow", "held", "draws", "equal"))
+        "## Changed tokenizer (the paper's table 4)\n\nEmbeddings are drawn anew at a thousandth of their usual size, "
+        "because the paper's zeros have no gradient without biases. *Own channels* counts the channels that the best "
+        "of n! matchings maps to themselves. *Own order* tests only the identity, which is fixed in advance, before "
+        "correction for other tests. *Positive* counts the channels with a positive sign in that order; about half are "
+        "expected by chance. *p, embeddings* is p of `compare --level embedding`, corrected: the better of the looks "
+        "at 512 tokens and at all tokens. *Loss* is in nats per token of held-out code.\n\n"
+        + "\n\n".join(parts[key] for key in ("slow", "held", "draws", "equal"))
     )
     data = {key: {"width": width, "rows": rows} for key, (width, rows) in tables.items()}
     return data | {"draws": {"width": width, "rows": draws}}, section, {}
@@ -173,22 +173,23 @@ def finding(width: int, rows: list[dict[str, Any]]) -> str:
     most = first("channels", lambda channels: channels > width // 2)
     every = first("channels", lambda channels: channels == width)
     if by_any is None:
-        sentence = f"**Not as in the paper**: these embeddings are not significant after {rows[-1]['tokens']:,} tokens."
+        sentence = f"**Unlike in the paper**, these embeddings are not significant after {rows[-1]['tokens']:,} tokens."
         if by_own is not None:
-            sentence += f" In their own order, before correction, channels are from {by_own:,} tokens on."
+            sentence += f" In their own order, channels are significant before correction from {by_own:,} tokens on."
     else:
-        sentence = "As in the paper, embeddings say nothing at first" if by_any > rows[0]["tokens"] else "Embeddings"
-        sentence += (
-            f" and are significant from {by_any:,} tokens on" if by_any > rows[0]["tokens"] else " are significant"
-        )
-        sentence += f", homologous by themselves from {homologous:,} on" if homologous is not None else ""
-        sentence += f"; most channels are matched with themselves from {most:,} on" if most is not None else ""
-        sentence += (
-            f", all from {every:,} on" if every is not None else ", never all of them" if most is not None else ""
-        )
-        sentence += "." if most is not None else "; no search for an order finds the channels' own."
+        if by_any > rows[0]["tokens"]:
+            sentence = "As in the paper, the embeddings are not significant at first. "
+            sentence += f"They are significant from {by_any:,} tokens on"
+        else:
+            sentence = "The embeddings are significant from the first look on"
+        sentence += f", and homologous by themselves from {homologous:,} on." if homologous is not None else "."
+        if most is None:
+            sentence += " No search for a matching finds the channels' own order."
+        else:
+            sentence += f" Most channels are matched with themselves from {most:,} tokens on, "
+            sentence += f"and all from {every:,} on." if every is not None else "but never all of them."
     n_found = sum(row["verdict"] == "homologous" for row in rows)
-    return f"{sentence} By its layers the model is called homologous at {n_found} of {len(rows)} looks."
+    return f"{sentence} By its layers, the model is homologous at {n_found} of {len(rows)} looks."
 
 
 def _table_of_draws(width: int, draws: list[dict[str, Any]]) -> str:
@@ -211,9 +212,11 @@ def _table_of_draws(width: int, draws: list[dict[str, Any]]) -> str:
 def _finding_of_draws(width: int, draws: list[dict[str, Any]]) -> str:
     n_significant = sum(row["log10_p_embedding"] < ALPHA_LOG10 for row in draws)
     n_every = sum(row["channels"] == width for row in draws)
-    sentence = f"{n_significant} of {len(draws)} are significant, and {n_every} have all their channels matched."
+    sentence = (
+        f"{n_significant} of {len(draws)} draws are significant, and {n_every} have all their own channels matched."
+    )
     if n_significant < len(draws):
-        sentence += " It depends on the draw whether the training finds the old basis or stays in another optimum."
+        sentence += " The draw decides whether training finds the old basis or stays in another optimum."
     return sentence
 
 

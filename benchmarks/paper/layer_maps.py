@@ -1,9 +1,9 @@
 """The paper's layer maps: a SOLAR-like deepened copy, a pruned copy and an unrelated model, by MDIR and by CKA.
 
-The deepened copy has the first and the last three quarters of the base's layers, one after the other, as SOLAR-10.7B
-has Mistral's; the pruned copy has fewer layers, channels and neurons. Both were trained further. CKA compares hidden
-states of last tokens after every layer, as REEF does. Both methods answer the same question: which layer of the base
-does each layer come from?
+The deepened copy has the first three quarters of the base's layers, followed by the last three quarters, as SOLAR-10.7B
+has Mistral's. The pruned copy has fewer layers, channels and neurons. Both copies were trained further. CKA compares
+hidden states of last tokens after every layer, as REEF does. Both methods name the base layer that each layer comes
+from.
 
 python -m benchmarks.paper.layer_maps [--tiny]
 """
@@ -31,7 +31,7 @@ N_STATEMENTS, N_TOKENS = 200, 48
 
 
 def layer_maps(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
-    """Three pairs, two maps each."""
+    """Draw two maps for each of three pairs."""
     n_layers = scale.qwen3.n_layers
     origins: dict[str, tuple[int, ...] | None] = {
         "upscaled": upscaled_layers(n_layers),
@@ -86,13 +86,13 @@ def layer_maps(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
                 "verdict",
                 "p of the map",
                 "origins named by MDIR",
-                "by the largest CKA",
+                "origins by the largest CKA",
                 "largest CKA, mean",
             ],
             rows,
         )
-        + "\n\nMDIR names no origin where it has no evidence; CKA always has a largest entry, between strangers, "
-        "too.\n\n" + "\n".join(f"![Layer maps of {name}](paper-layer-maps-{name}.png)" for name in figures)
+        + "\n\nMDIR names no origin without evidence. CKA always has a largest entry, even between strangers.\n\n"
+        + "\n".join(f"![Layer maps of {name}](paper-layer-maps-{name}.png)" for name in figures)
     )
     return data, section, figures
 
@@ -108,7 +108,7 @@ def hidden_states(folder: Path) -> list[npt.NDArray[np.float64] | torch.Tensor]:
 
 def _right(named: list[int | None], truth: tuple[int, ...] | None) -> str:
     if truth is None:
-        return f"{sum(i is not None for i in named)} named, none is right"
+        return f"{sum(i is not None for i in named)} named, none right"
     return f"{sum(i == j for i, j in zip(named, truth, strict=True))} of {len(truth)} right"
 
 

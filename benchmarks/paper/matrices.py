@@ -1,8 +1,8 @@
 """The paper's plots of matrices: pruning, upcycling and unrelated models, in embeddings and inside a layer.
 
-|U| of the embeddings, and of attention V, attention O and MLP up in a layer and its ancestor; the latter three are
-carried through the matched channels. Pruning gives oblique lines, because fewer channels cover the same range;
-upcycling gives a diagonal; unrelated models give no pattern.
+The plots show |U| of the embeddings, and of attention V, attention O and MLP up in a layer and its ancestor; the latter
+three are carried through the matched channels. Pruning gives oblique lines, because fewer channels cover the same
+range; upcycling gives a diagonal; unrelated models give no pattern.
 
 python -m benchmarks.paper.matrices [--tiny]
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def matrices(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
-    """Three pairs, four matrices each."""
+    """Draw four matrices for each of three pairs."""
     base = built(BASE, scale)
     layers_left = pruned_layers(scale.qwen3.n_layers)
     pairs: dict[str, tuple[Path, Path, int, int]] = {
@@ -63,9 +63,9 @@ def matrices(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
         rows.append([name, *shown, *(f"{trace:.3f}" for trace, _ in traces.values())])
         figures[name] = draw_maps(
             {
-                "pruned": "Pruning: lines, for what is left is in order",
-                "upcycled": "Upcycling: diagonals, the experts' mean included",
-                "strangers": "Strangers: nothing stands out",
+                "pruned": "Pruning: lines, because the remaining channels are in order",
+                "upcycled": "Upcycling: diagonals, also for the mean of the experts",
+                "strangers": "Strangers: no pattern",
             }[name],
             "square root of |polar factor|",
             [(what, picture, 1.0) for what, (_, picture) in traces.items()],
@@ -77,7 +77,7 @@ def matrices(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
             [
                 "pair",
                 "verdict, level embedding",
-                "its p",
+                "p, level embedding",
                 "p, Algorithm 1 as printed",
                 "embedding: trace / rank",
                 "V",
@@ -108,7 +108,7 @@ def _traces(reference: Path, candidate: Path, i: int, j: int) -> dict[str, tuple
         words = f"{name}, layers {i} and {j}"
         w, v = (optional(m, m.anatomy.layers[at], role)[role].double() for m, at in ((a, i), (b, j)))
         if role is Role.O:
-            w, v = w.T, v.T  # its rows are channels
+            w, v = w.T, v.T  # rows of O are channels
         w, v = w[:, torch.from_numpy(matching.reference)], v[:, torch.from_numpy(matching.candidate)]
         _, trace, picture = _factor(w.T, v.T)
         traces[words] = (trace, picture)

@@ -1,4 +1,4 @@
-"""The small models of the paper's experiments, trained on first use and stored."""
+"""Small models for the paper's experiments, trained on first use and stored."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 RECIPE = 3
-"""Increase with every change of the models."""
+"""Version of the models; increase it with every change."""
 
 SEQUENCE_LENGTH, BATCH_SIZE = 64, 8
 TOKENS_PER_STEP = SEQUENCE_LENGTH * BATCH_SIZE
@@ -32,10 +32,10 @@ TOKENS_PER_STEP = SEQUENCE_LENGTH * BATCH_SIZE
 
 @dataclass(frozen=True)
 class Scale:
-    """Sizes and durations.
+    """Sizes of models and durations of training.
 
     Attributes:
-        name: Name of its folder.
+        name: Name of the folder.
         qwen3: Architecture of the paper's ablation: Qwen3, with eight layers of 96 value rows.
         llama: A wider model with an untied head, for the second noise table.
         steps: Training steps of a base.
@@ -84,14 +84,14 @@ TINY = Scale(
     4,
     (1, 3),
 )
-"""For the tests: runs everything, learns little."""
+"""Scale for the tests: runs all code, learns little."""
 
 # New embeddings for the small base: the body's learning rate relative to theirs, and their seed.
 SLOW = 1 / 300
 EMBEDDED = {"slow": (SLOW, 5), "held": (0.0, 5), "held-seed-6": (0.0, 6), "held-seed-7": (0.0, 7)}
 
 PAPER_WIDTH = 896
-"""Size of Qwen2.5-0.5B, whose embeddings the paper replaces."""
+"""Width of Qwen2.5-0.5B; the paper replaces its embeddings."""
 
 # Bases: architecture, seed of the initialisation, text.
 BASES = {
@@ -105,18 +105,18 @@ BASE = "seed2-code"
 
 
 def upscaled_layers(n_layers: int) -> tuple[int, ...]:
-    """SOLAR's recipe: the first three quarters of the layers, then the last three quarters."""
+    """Return layers by SOLAR's recipe: the first three quarters, then the last three quarters."""
     n_copied = 3 * n_layers // 4
     return (*range(n_copied), *range(n_layers - n_copied, n_layers))
 
 
 def pruned_layers(n_layers: int) -> tuple[int, ...]:
-    """The first two and last two layers and every second one between, similar to the layers that Llama-3.2-1B kept."""
+    """Return the first two, the last two and every second layer in between, similar to the layers of Llama-3.2-1B."""
     return (0, 1, *range(3, n_layers - 2, 2), n_layers - 2, n_layers - 1)
 
 
 def text(scale: Scale, kind: str = "bpe") -> Text:
-    """Token ids under the byte-level BPE of the bases, or under a ``unigram`` tokenizer."""
+    """Return token ids under the byte-level BPE of the bases, or under a ``unigram`` tokenizer."""
     return text_of(kind, scale.qwen3.vocabulary)
 
 
@@ -158,7 +158,7 @@ def built(name: str, scale: Scale) -> Path:
 
 
 def load(folder: Path) -> PreTrainedModel:
-    """A model in float32."""
+    """Load a model in float32."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -168,7 +168,7 @@ def load(folder: Path) -> PreTrainedModel:
 
 
 def losses_of(name: str, scale: Scale) -> dict[str, float]:
-    """First, last and held-out loss of a model's training, in nats per token."""
+    """Return the first, last and held-out loss of a model's training, in nats per token."""
     losses: dict[str, float] = json.loads((built(name, scale) / "training.json").read_text())
     return losses
 
@@ -221,8 +221,8 @@ def _trained(name: str, scale: Scale) -> tuple[PreTrainedModel, list[float]]:
 def _retokenise(scale: Scale) -> None:
     """Give the base new embeddings for another tokenizer, and store it at every step in the table.
 
-    The paper starts with zeros, for which Qwen2's biases provide a gradient. A model without biases would stay there,
-    so these embeddings start with draws of a thousandth of the usual size. All weights are trained, at one peak rate.
+    The paper starts with zeros, which get a gradient through Qwen2's biases. A model without biases would stay at
+    zero, so these embeddings are drawn at a thousandth of the usual size. All weights are trained at one peak rate.
     """
     learnt = text(scale, "unigram")
     with seeded_single_thread(5):
@@ -250,10 +250,10 @@ def _retokenise(scale: Scale) -> None:
 def _train_small(scale: Scale) -> None:
     """Train the small base with its embedding and final norm scaled to the paper's width.
 
-    A normalised state of n channels has length sqrt(n), and logits need the same range at any width. At 64 channels an
-    embedding with the usual initialisation must grow one long direction for token frequency, ten times any other, which
-    drowns out the rest for the body; at 896 channels this is not necessary. Using the row and state lengths of that
-    width avoids it.
+    A normalised state of n channels has length sqrt(n), and logits need the same range at any width. At 64 channels, an
+    embedding with the usual initialisation must grow one direction for token frequency, ten times as long as any other,
+    which hides the rest from the body. At 896 channels this is not necessary, so rows and states get the lengths that
+    they have at that width.
     """
     learnt = small_text(scale.small.vocabulary, is_other=False)
     with seeded_single_thread(2):
@@ -268,8 +268,8 @@ def _train_small(scale: Scale) -> None:
 def _embed(name: str, scale: Scale) -> None:
     """Learn new embeddings for another tokenizer for the small base, with a slow or frozen body.
 
-    As in the paper there is no warm-up, and the rate falls quadratically to 0. The new embeddings use weight decay:
-    with Adam a rare row takes a full step whenever it has a gradient, and would drift away.
+    As in the paper, there is no warm-up, and the rate falls quadratically to 0. The new embeddings use weight decay,
+    because with Adam a rare row takes a full step whenever it has a gradient, and would drift away.
     """
     body_share, seed = EMBEDDED[name]
     learnt = small_text(scale.small.vocabulary, is_other=True)

@@ -1,8 +1,8 @@
 """The paper's noise tables: the effect of embedding noise on the trace, on other measures, and on the model.
 
-E' = E + level * RMS(E) * N, for head and embedding alike, in two models. Besides the trace of the paper's Algorithm 1
-(raw product, all tokens), the tables show p as reported by the package, the plain cosine, HuRef's and REEF's measures,
-and the perplexity on held-out text, which shows when the model becomes useless.
+The noise is E' = E + level * RMS(E) * N, for both head and embedding, in two models. Besides the trace of the paper's
+Algorithm 1 (raw product, all tokens), the tables show p as reported by the package, the plain cosine, HuRef's and
+REEF's measures, and the perplexity on held-out text, which shows when the model becomes useless.
 
 python -m benchmarks.paper.noise [--tiny]
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 LEVELS = (0.0, 0.1, 0.3, 1.0, 3.0, 6.0, 10.0, 30.0)
-"""Levels of the paper, and higher ones until detection ends."""
+"""The paper's levels, and higher ones until detection fails."""
 
 MODELS = {"a": (BASE, "Qwen3, tied"), "b": ("llama", "Llama, untied")}
 KEYS = {
@@ -47,7 +47,7 @@ KEYS = {
 
 
 def noise(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
-    """Both tables."""
+    """Make both tables."""
     held_out = text(scale).held_out["code"]
     by_frequency = _unigram_perplexity(scale)
     data: dict[str, Any] = {"levels": list(LEVELS), "perplexity_by_frequency_alone": round(by_frequency, 1)}
@@ -64,13 +64,13 @@ def noise(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
     section = (
         "## Noise on the embeddings (the paper's tables 3a and 3b)\n\n"
         + "\n\n".join(sections)
-        + f"\n\nGuessing by frequency alone has a perplexity of {by_frequency:.0f}. "
+        + f"\n\nPredictions from token frequencies alone have a perplexity of {by_frequency:.0f}. "
         + " ".join(
-            f"({key}): worse than that from noise {useless:g} on, called homologous up to {last_found:g}."
+            f"({key}) is worse than that from noise {useless:g} on, and homologous up to noise {last_found:g}."
             for key, (useless, last_found) in lost.items()
         )
-        + " Inconclusive is what a few channels carry. These p are of embeddings "
-        f"alone; the layers, which have no noise, tell at noise {LEVELS[-1]:g}, too: "
+        + " A verdict is inconclusive if only a few channels agree. These p are computed from embeddings alone. The "
+        f"layers, which have no noise, are significant even at noise {LEVELS[-1]:g}: "
         + ", ".join(p_text(data[key]["log10_p_with_layers"]) for key in MODELS)
         + "."
     )
@@ -110,7 +110,7 @@ def _row(folder: Path, level: float, scale: Scale, held_out: torch.Tensor) -> di
 
 
 def _by_layers(folder: Path, level: float, scale: Scale) -> float:
-    """log10 p of the layers alone."""
+    """Return log10 p of the layers alone."""
     with tempfile.TemporaryDirectory() as place:
         noisy_folder = Path(place) / "noisy"
         save(add_noise(load(folder), level), text(scale), noisy_folder, [], "code")
@@ -121,7 +121,7 @@ def _by_layers(folder: Path, level: float, scale: Scale) -> float:
 
 @torch.no_grad()
 def add_noise(model: PreTrainedModel, level: float) -> PreTrainedModel:
-    """Return a copy with Gaussian noise on embedding and head, in root mean squares, with a fixed seed."""
+    """Return a copy with Gaussian noise on embedding and head; ``level`` is relative to their root mean square."""
     made = copy.deepcopy(model)
     with seeded_single_thread(0):
         matrices = [made.get_input_embeddings().weight]

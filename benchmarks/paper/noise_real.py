@@ -1,7 +1,7 @@
 """The paper's noise tables on real models: trace, p, cosine, REEF and perplexity beside the paper's numbers.
 
-E' = E + level * RMS(E) * N for the embedding, which is also the head of both models. The paper reports perplexity on
-LAMBADA and accuracy on MMLU; here it is the perplexity on text that comes with Python.
+The noise is E' = E + level * RMS(E) * N for the embedding, which is also the head of both models. The paper reports
+perplexity on LAMBADA and accuracy on MMLU; this script reports perplexity on text that comes with Python.
 
 python -m benchmarks.paper.noise_real [--model NAME]...    (real models under MDIR_HF_REAL_CACHE)
 """
@@ -28,14 +28,14 @@ from mdir_hf.demo.training import mean_loss, seeded_single_thread
 from mdir_hf.method.matching import PrintedAlgorithm
 
 LEVELS = (0.0, 0.1, 0.3, 1.0, 3.0)
-"""Levels of the paper."""
+"""The paper's levels."""
 
 MODELS = {
     "smollm2-135m-instruct": "SmolLM2-135M-Instruct",
     "qwen2.5-coder-0.5b-instruct": "Qwen2.5-Coder-0.5B-Instruct",
 }
 RUNS = frozenset({"smollm2-135m-instruct"})
-"""Models that also read text, for REEF and perplexity: a larger one takes hours of one core."""
+"""Models that also run on text, for REEF and perplexity; larger models would take hours on one core."""
 
 PAPER = {
     "Qwen3-0.6B-Base (paper)": {
@@ -65,7 +65,7 @@ N_SEQUENCES, SEQUENCE_LENGTH = 16, 128
 
 
 def rows_of(folder: Path, *, reads_text: bool) -> list[dict[str, Any]]:
-    """Return one row for each level."""
+    """Measure a model at each level of noise."""
     clean = load(folder)
     embedding = clean.get_input_embeddings().weight.detach()
     tokenizer = load_tokenizer(folder, Reads())
@@ -94,7 +94,7 @@ def printed_row(first: torch.Tensor, second: torch.Tensor) -> dict[str, float]:
     algorithm = PrintedAlgorithm((first.shape[1], second.shape[1]))
     for _ in algorithm.watching(zip(first.split(8192), second.split(8192), strict=True)):
         pass
-    match = algorithm.result(axes_stand_out=False)  # not looked at here
+    match = algorithm.result(axes_stand_out=False)  # unused here
     assert match.log10_p is not None
     products = [
         sum(float((x.double() * y.double()).sum()) for x, y in zip(a.split(8192), b.split(8192), strict=True))
@@ -109,12 +109,12 @@ def printed_row(first: torch.Tensor, second: torch.Tensor) -> dict[str, float]:
 
 
 def section_of(data: Mapping[str, Any]) -> str:
-    """Return the section of a page."""
+    """Format the results as a section of Markdown."""
     parts = [
         "## Noise on the embeddings of real models (the paper's tables 3a and 3b)",
-        "Algorithm 1 as printed, all tokens of the vocabulary, noise on the embedding, which is also the head. The "
-        "paper measures perplexity on LAMBADA; here it is measured on "
-        f"{N_SEQUENCES * SEQUENCE_LENGTH:,} tokens of text that comes with Python, so only its growth can be compared.",
+        "Algorithm 1 was run as printed on all tokens of the vocabulary, with noise on the embedding, which is also "
+        f"the head. The paper measures perplexity on LAMBADA. Here it is measured on {N_SEQUENCES * SEQUENCE_LENGTH:,} "
+        "tokens of text that comes with Python, so only its growth can be compared.",
     ]
     for key, label in KEYS.items():
         rows = [
@@ -126,7 +126,7 @@ def section_of(data: Mapping[str, Any]) -> str:
         parts.append(f"**{label[:1].upper()}{label[1:]}**\n\n" + table(["noise / RMS", *map(str, LEVELS)], rows))
     unread = [model["name"] for model in data["models"] if "perplexity" not in model["rows"][0]]
     if unread:
-        parts.append(f"{' and '.join(unread)} read no text here: that takes hours of one core.")
+        parts.append(f"{' and '.join(unread)} did not run on text, which takes hours on one core.")
     return "\n\n".join(parts)
 
 
@@ -137,7 +137,7 @@ def _shown(value: float | None) -> str:
 
 
 def main(names: Sequence[str]) -> None:
-    """Measure models, add them to those in the results, and write the section."""
+    """Measure models, add them to the stored results, and write the section."""
     file = RESULTS / "paper-noise-real.json"
     known = {model["key"]: model for model in json.loads(file.read_text())["models"]} if file.exists() else {}
     for name in names:

@@ -1,4 +1,4 @@
-"""Output of the scripts: numbers, sections and figures, and how matrices are drawn."""
+"""Write the numbers, sections and figures of the scripts, and draw matrices."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def save_results(name: str, data: Mapping[str, Any], section: str, figures: Mapp
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
+    """Format a Markdown table."""
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
@@ -102,9 +102,9 @@ def log_shades(log10_p: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
 
 
 def run(name: str, experiment: Callable[[Scale], tuple[dict[str, Any], str, dict[str, Figure]]]) -> None:
-    """Command line of one experiment: run it, print its section, save everything."""
+    """Run one experiment from the command line, save its results and print its section."""
     parser = argparse.ArgumentParser(description=f"paper-{name}")
-    parser.add_argument("--tiny", action="store_true", help="models of a few steps, to see that it runs")
+    parser.add_argument("--tiny", action="store_true", help="train each model for a few steps only, as a smoke test")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR")
     options = parser.parse_args()
     data, section, figures = experiment(TINY if options.tiny else FULL)
@@ -113,5 +113,5 @@ def run(name: str, experiment: Callable[[Scale], tuple[dict[str, Any], str, dict
 
 
 def rounded(value: float, digits: int = 4) -> float | None:
-    """Return a number for JSON, rounded, or None if it is not finite."""
+    """Round a number for JSON; return None if it is not finite."""
     return round(value, digits) if math.isfinite(value) else None

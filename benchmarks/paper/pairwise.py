@@ -41,7 +41,7 @@ ZOO = (
 
 
 def pairwise(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
-    """Every ordered pair."""
+    """Compare every ordered pair."""
     folders: dict[str, Path] = {f"paper/{name}": built(name, scale) for name in OWN}
     lineage = {f"paper/{name}": group for name, group in OWN.items()}
     if scale is FULL:
@@ -82,17 +82,16 @@ def pairwise(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
 
 
 def section_of(data: dict[str, Any]) -> str:
-    """The section of a page, from the numbers alone."""
+    """Format the results as a section of Markdown."""
     n, breaks, wrong = len(data["models"]), data["breaks"], data["against_lineage"]
     told = "" if not wrong else " (" + "; ".join(f"{a} with {b}: {verdict}" for a, b, verdict in wrong) + ")"
     is_one = "" if not any(breaks.values()) else "not "
     return (
-        "## Every pair (the paper's figure 1)\n\n"
-        f"{n} models, {n * n} ordered pairs at level auto. Not reflexive: {len(breaks['reflexive'])}; not symmetric: "
-        f"{len(breaks['symmetric'])}; not transitive: {len(breaks['transitive'])} triples. Against the lineage: "
-        f"{len(wrong)}{told}.\n\n"
-        f"So what was found on these models is {is_one}an equivalence relation. It need not be one elsewhere: the "
-        "parents of a merge may share nothing.\n\n![Matrix of all pairs](paper-pairwise-matrix.png)\n"
+        f"## Every pair (the paper's figure 1)\n\nThere are {n} models and {n * n} ordered pairs, compared at level "
+        f"auto. Violations of reflexivity: {len(breaks['reflexive'])}; of symmetry: {len(breaks['symmetric'])}; of "
+        f"transitivity: {len(breaks['transitive'])} triples. Verdicts against the lineage: {len(wrong)}{told}.\n\nOn "
+        f"these models, `homologous` is {is_one}an equivalence relation. In general it need not be: the parents of a "
+        "merge may share no weights.\n\n![Matrix of all pairs](paper-pairwise-matrix.png)\n"
     )
 
 

@@ -1,7 +1,7 @@
 """The paper's matrix of 25 models: p of Algorithm 1 as printed for every pair, drawn as log(-log p).
 
-Twelve real models or models made from them, ten of the zoo in four architectures, and three small RWKV models that
-are trained here. Embeddings alone, all common tokens.
+Twelve models are real or made from real ones, ten are from the zoo in four architectures, and three are small RWKV
+models that this script trains. Only embeddings are compared, over all common tokens.
 
 python -m benchmarks.paper.printed_matrix    (models under MDIR_HF_REAL_CACHE and MDIR_HF_TEST_CACHE)
 """
@@ -59,7 +59,7 @@ ZOO = (
 )
 RWKV = {"base": "rwkv", "continued": "rwkv", "other-seed": "rwkv, other seed"}
 RWKV_RECIPE = 1
-"""Increase with every change of the RWKV models."""
+"""Version of the RWKV models; increase it with every change."""
 
 RWKV_STEPS, CONTINUED_STEPS = 60, 20
 
@@ -101,7 +101,7 @@ def rwkv(name: str) -> Path:
 
 
 def embedding_of(folder: Path) -> Weights:
-    """Read the embedding of a model, and no layers."""
+    """Read the embedding of a model without its layers."""
     model = open_model(folder, Reads())
     return Weights(model, read_embedding(model), ())
 
@@ -116,7 +116,7 @@ def judged(first: Weights, second: Weights) -> dict[str, Any]:
 
 
 def matrix(models: Mapping[str, tuple[str, Path]]) -> dict[str, Any]:
-    """Compare every pair; the trace does not depend on the order of the two."""
+    """Compare every unordered pair, because the trace does not depend on the order."""
     opened = {name: embedding_of(folder) for name, (_, folder) in models.items()}
     pairs = []
     for first, second in combinations_with_replacement(models, 2):
@@ -126,7 +126,7 @@ def matrix(models: Mapping[str, tuple[str, Path]]) -> dict[str, Any]:
 
 
 def section_of(data: Mapping[str, Any]) -> str:
-    """Return the section of a page."""
+    """Format the results as a section of Markdown."""
     lineage = data["lineage"]
     pairs = [pair for pair in data["pairs"] if pair["a"] != pair["b"]]
     related = [pair for pair in pairs if lineage[pair["a"]] == lineage[pair["b"]]]
@@ -137,10 +137,11 @@ def section_of(data: Mapping[str, Any]) -> str:
     return "\n\n".join(
         [
             "## 25 models by Algorithm 1 as printed (the paper's figure 1)",
-            f"{len(lineage)} models, {len(pairs)} pairs, all common tokens of the embeddings, p by the paper's formula "
-            f"(`python -m benchmarks.paper.printed_matrix`). {len(related) - len(missed)} of {len(related)} related "
-            f"pairs are below 1e-10, and {len(accused)} of {len(strangers)} pairs of strangers; {unanswered} pairs "
-            "have no common token. The paper's 25 models are models of the Hub with up to a trillion parameters.",
+            f"There are {len(lineage)} models and {len(pairs)} pairs. Each pair is compared on all common tokens of "
+            "the embeddings, with p by the paper's formula (`python -m benchmarks.paper.printed_matrix`). "
+            f"{len(related) - len(missed)} of {len(related)} related pairs and {len(accused)} of {len(strangers)} "
+            f"pairs of strangers are below 1e-10; {unanswered} pairs have no common token. The paper's 25 models are "
+            "from the Hub, with up to a trillion parameters.",
             f"Related and not found: {_names(missed)}. Strangers below 1e-10: {_names(accused)}.",
             "![Matrix of 25 models: dark squares within each lineage](paper-printed-matrix-matrix.png)",
         ]
@@ -148,7 +149,7 @@ def section_of(data: Mapping[str, Any]) -> str:
 
 
 def is_significant(pair: Mapping[str, Any]) -> bool:
-    """Whether p is below the level of all decisions here."""
+    """Return whether p is below alpha, 1e-10."""
     return pair["log10_p"] is not None and pair["log10_p"] < LOG10_ALPHA
 
 

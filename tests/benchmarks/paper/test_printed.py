@@ -33,7 +33,7 @@ def test_the_noise_section_has_the_papers_numbers_beside_ours():
     for name in ("Ours (here, n = 10)", *PAPER):
         assert name in section
     assert "0.982" in section and "31,412" in section
-    assert "Ours read no text here" in section
+    assert "Ours did not run on text" in section
 
 
 def weights(folder, embedding):

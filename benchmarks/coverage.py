@@ -3,15 +3,14 @@
 For each class a tiny model (width 64, two layers, 2048 tokens) is saved with ``save_pretrained``, with the names in its
 files and in its modules, and opened as users do. Then
 
-- the embedding must be bitwise the one that the module names;
+- the embedding must be bitwise equal to the module's own;
 - every role is checked against a recorded forward pass: q, k and v must be the inputs of attention, o must read its
   output, gate, up and down must produce the output of an MLP or an expert, and a norm must be at its stated position.
   Names are not trusted; a weight with another function counts as wrong;
 - a copy with 1 % noise on every weight must be found, and a model of the same shape with another seed must not.
 
-Prints a table and totals, and writes
-``benchmarks/results/pages/coverage.md``. Classes that transformers itself cannot build or run are
-listed with the reason. Takes about three minutes on two idle cores.
+The script prints a table and totals, and writes ``benchmarks/results/pages/coverage.md``. It lists classes that
+transformers itself cannot build or run, with the reason. It takes about three minutes on two idle cores.
 
 python -m benchmarks.coverage [--only llama,mixtral] [--jobs 2] [--json FILE] [--no-page]
 """
@@ -52,23 +51,24 @@ MIXER = (Role.SSM_IN, Role.SSM_OUT)
 MLP = (Role.UP, Role.DOWN, Role.GATE)
 
 REASONS: dict[str, str] = {
-    "blt": "four stacks for bytes and patches; the layers compared are those for patches",
-    "deepseek_v4": "the output passes two factors in groups, which make no product of two matrices",
-    "gemma3n": "transformers builds it with the package timm only; its text model has a row of its own",
-    "gemma4_assistant": "transformers cannot build it: one of its checks asks that every layer borrows keys, another "
-    "refuses that",
+    "blt": "four stacks for bytes and patches; the layers for patches are compared",
+    "deepseek_v4": "the output passes two grouped factors, which are not a product of two matrices",
+    "gemma3n": "transformers needs the package timm to build it; its text model has its own row",
+    "gemma4_assistant": "transformers cannot build it: one check requires every layer to borrow keys, another "
+    "forbids it",
     "gemma4_unified_assistant": "the last two of its four layers borrow the keys and values of the model it assists",
-    "hrm_text": "two stacks that run in turns; the layers compared are those of the slow one",
+    "hrm_text": "two stacks that run in turns; the layers of the slow one are compared",
     "jetmoe": "queries and outputs belong to the experts of its attention",
-    "longcat_flash": "two attentions and two MLPs in a layer; the first of each stands for it",
+    "longcat_flash": "two attentions and two MLPs in a layer; the first of each is compared",
     **dict.fromkeys(
-        ("musicgen", "musicgen_melody"), "codes of sound, four at a time, each with an embedding: none is the embedding"
+        ("musicgen", "musicgen_melody"),
+        "four sound codes at a time, each with its own embedding, so there is no single embedding",
     ),
     **dict.fromkeys(
         ("zamba", "zamba2"),
-        "attention is shared by layers and hands its output to an MLP alone: o, gate and up do not touch the stream",
+        "layers share attention, and only an MLP reads its output: o, gate and up do not touch the stream",
     ),
-    "zaya": "a convolution mixes queries and keys on their way, and half of the values are those of the token before",
+    "zaya": "a convolution mixes queries and keys, and half of the values come from the previous token",
 }
 """Reasons for incomplete rows; the test of the whole table requires that all other rows are complete."""
 
@@ -76,14 +76,14 @@ HELD_ELSEWHERE = {
     "minimax": "tests/model/roles/test_linear_attention.py",
     "rwkv": "tests/model/roles/test_rwkv.py",
 }
-"""Recurrent layers whose arithmetic is not recorded, and the test that checks their roles by value."""
+"""Models with recurrent layers that the recording skips, and the test that checks their roles by value."""
 
 MIXER_TEST = "tests/model/roles/test_state_space.py"
 
 
 @dataclass
 class Row:
-    """The result for one class.
+    """Result for one class.
 
     Attributes:
         model_type: Name in transformers.
@@ -115,7 +115,7 @@ class Row:
 
     @property
     def is_full(self) -> bool:
-        """Whether everything that such a model has was placed and verified."""
+        """Whether all parts of the model were placed and verified."""
         return (
             self.embedding
             and self.attention in ("q k v o", "-")
@@ -231,7 +231,7 @@ def _mlp(anatomy: Anatomy, judgement: Judgement) -> str:
 
 
 def _is_whole_expert(name: str) -> bool:
-    # LongCat stores gates of experts without a function.
+    # LongCat stores gates of experts that it does not use.
     return re.search(r"experts\.\d+\.", name) is None
 
 
@@ -274,12 +274,12 @@ HEADER = (
     "MLP",
     "relative found",
     "stranger not significant",
-    "what is left, and why",
+    "parts without a role, and reasons",
 )
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """One line of the table."""
+    """Format a row of the table."""
     attention = " + ".join(filter(None, (row.attention or "no", f"{row.mixer} mixers" if row.mixer else "")))
     what = [f"WRONG: {sentence}" for sentence in row.wrong]
     what.append(REASONS.get(row.model_type, row.problem) if not row.is_full else "")
@@ -298,7 +298,7 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 def totals(rows: Sequence[Row]) -> list[str]:
-    """Sentences under the table."""
+    """Summarise the rows in sentences."""
     n = len(rows)
 
     def count(what: Iterable[bool]) -> str:
@@ -306,27 +306,26 @@ def totals(rows: Sequence[Row]) -> list[str]:
 
     return [
         f"{count(row.embedding for row in rows)} embeddings are the module's own",
-        f"{count(row.attention in ('q k v o', '-') for row in rows)} classes have q, k, v and o proved in every layer "
-        f"that attends ({sum(row.attention == '-' for row in rows)} have no attention)",
-        f"{count(row.mlp in ('gate up down', 'up down', '-') for row in rows)} classes have the MLP proved in every "
-        f"layer that has one ({sum(row.mlp == '-' for row in rows)} have none)",
+        f"{count(row.attention in ('q k v o', '-') for row in rows)} classes have q, k, v and o verified in every "
+        f"layer with attention ({sum(row.attention == '-' for row in rows)} have no attention)",
+        f"{count(row.mlp in ('gate up down', 'up down', '-') for row in rows)} classes have the MLP verified in every "
+        f"layer with an MLP ({sum(row.mlp == '-' for row in rows)} have none)",
         f"{sum(len(row.wrong) for row in rows)} roles are wrong",
         f"{count(row.relative for row in rows)} relatives are found",
-        f"{count(row.stranger for row in rows)} strangers are passed over",
-        f"{count(row.is_full for row in rows)} rows are full",
+        f"{count(row.stranger for row in rows)} strangers are not significant",
+        f"{count(row.is_full for row in rows)} rows are complete",
     ]
 
 
 def page(rows: Sequence[Row]) -> str:
-    """The table as Markdown."""
+    """Format the page in Markdown."""
     lines = [
         "# Every causal language model that transformers knows",
         "",
-        f"Written by `make coverage`, with transformers {transformers.__version__}. What each column means and how it "
-        "is checked is said in `benchmarks/coverage.py`. Roles of mixers are held by "
-        f"`{MIXER_TEST}`, those of the recurrent layers of "
-        + ", ".join(f"{name} by `{test}`" for name, test in HELD_ELSEWHERE.items())
-        + ".",
+        f"`make coverage` wrote this page with transformers {transformers.__version__}. `benchmarks/coverage.py` "
+        "explains the columns and their checks. Other tests check the roles of some layers: mixers by "
+        f"`{MIXER_TEST}`, recurrent "
+        "layers of " + ", ".join(f"{name} by `{test}`" for name, test in HELD_ELSEWHERE.items()) + ".",
         "",
         *(f"- {sentence}" for sentence in totals(rows)),
         "",
@@ -348,9 +347,9 @@ def _quietly() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table, and write the requested files."""
     parser = argparse.ArgumentParser(description="Coverage of the causal language models of transformers.")
-    parser.add_argument("--only", help="model types, with commas")
+    parser.add_argument("--only", help="model types, separated by commas")
     parser.add_argument("--jobs", type=int, default=2, help="processes (default 2)")
-    parser.add_argument("--json", type=Path, help="also write the rows here")
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
     parser.add_argument("--no-page", action="store_true", help="do not write benchmarks/results/pages/coverage.md")
     options = parser.parse_args(argv)
     chosen = options.only.split(",") if options.only else list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)

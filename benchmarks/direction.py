@@ -1,11 +1,11 @@
-"""How often a fact of direction is found, and which way it points, on pairs whose history is known.
+"""Count the facts of direction on pairs with a known history, and check which way they point.
 
     python -m benchmarks.direction --demo FOLDER --zoo --real FOLDER --methods FOLDER    # compare
 
-Results lie in ``benchmarks/results/direction.json``, one entry for each pair; each option renews the pairs of its
-group. ``--demo`` is the folder that ``mdir-hf demo`` built, ``--real`` the folder of one real model with its edits, as
-``benchmarks.real`` builds them. ``--methods`` keeps the results of published methods on SmolLM2-135M, and builds those
-that are missing.
+Results are stored in ``benchmarks/results/direction.json``, one entry for each pair; each option renews the pairs of
+its group. ``--demo`` is the folder that ``mdir-hf demo`` built, ``--real`` the folder of one real model with its edits,
+as ``benchmarks.real`` builds them. ``--methods`` is the folder of results of published methods on SmolLM2-135M; missing
+results are built.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ GROUPS = {
 }
 FACTS = {
     "rounded": "values rounded to fewer bits",
-    "repeated_layers": "layers that stand in one model twice",
+    "repeated_layers": "layers that occur twice in one model",
     "new_tokens": "rows of new tokens at the mean",
     "adapter": "an adapter on the other model",
 }
 
 
 def ancestors(name: str, parents: Parents) -> frozenset[str]:
-    """Every model that one was made from, directly or not."""
+    """Return every model that a model was made from, directly or indirectly."""
     return frozenset(parents[name]).union(*(ancestors(parent, parents) for parent in parents[name]))
 
 
@@ -71,7 +71,7 @@ def judged(
     is_related: Callable[[str, str], bool],
     is_wanted: Callable[[str, str], bool] = lambda a, b: True,
 ) -> Iterator[dict[str, Any]]:
-    """Compare the models of a family by twos, and hold the facts against their history."""
+    """Compare each pair of models of a family, and check the facts against the history."""
     for a, b in itertools.combinations(folders, 2):
         if not is_wanted(a, b):
             continue
@@ -90,33 +90,33 @@ def _judged_fact(
 
 
 def points_at(first: str, earlier: str | None) -> str:
-    """Tell whether a fact names the model that came first; earlier is None for siblings."""
+    """Return whether a fact names the earlier model; ``earlier`` is None for siblings."""
     if earlier is None:
         return "sibling"
     return "right" if first == earlier else "wrong"
 
 
 def of_demo(demo: Path) -> Iterator[dict[str, Any]]:
-    """Every pair of the demo."""
+    """Compare every pair of the demo."""
     strangers = {"other-seed", "other-width"}
     yield from judged("demo", {name: demo / name for name in DEMO}, DEMO, lambda a, b: not {a, b} & strangers)
 
 
 def of_zoo(families: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Every pair of families of the zoo, as far as they are built."""
+    """Compare every pair within families of the zoo; models that are not built are left out."""
     for family in families:
         members = [model for model in models((family,)) if (folder_of_model(model, FULL) / "zoo.json").is_file()]
         folders = {f"{family}/{model.member}": folder_of_model(model, FULL) for model in members}
         parents = {
             f"{family}/{name}": tuple(f"{family}/{parent}" for parent in m.parents) for name, m in MEMBERS.items()
         }
-        # Models that began as the same random numbers are related, though neither was made from the other.
+        # Models from the same initialisation are related, although neither was made from the other.
         seeds = {f"{family}/{name}": initialisations(name) for name in MEMBERS}
         yield from judged("zoo", folders, parents, lambda a, b, seeds=seeds: bool(seeds[a] & seeds[b]))
 
 
 def of_edits(real: Path) -> Iterator[dict[str, Any]]:
-    """A real model with each of its edits."""
+    """Compare a real model with each of its edits."""
     folders = {folder.name: folder for folder in sorted(real.iterdir()) if any(folder.glob("*.safetensors"))}
     parents = {name: () if name == "base" else ("base",) for name in folders}
     for name in [name for name in folders if name != "base"]:
@@ -124,7 +124,7 @@ def of_edits(real: Path) -> Iterator[dict[str, Any]]:
 
 
 def of_methods(place: Path) -> Iterator[dict[str, Any]]:
-    """SmolLM2-135M and a fine-tune, each with what published methods make of them; roundings and merges by twos."""
+    """Compare SmolLM2-135M and a fine-tune with the results of published methods; roundings and merges pairwise."""
     base = base_folder(SMALL)
     tuned = "tuned-1e-4"
     folders, parents = {"base": base, tuned: built(Model(SMALL, tuned))}, {"base": (), tuned: ("base",)}
@@ -168,33 +168,33 @@ def section(lines: list[dict[str, Any]]) -> str:
     families = ", ".join(dict.fromkeys(line["a"].partition("/")[0] for line in lines if line["group"] == "zoo"))
     return f"""## Facts that show a direction
 
-Pairs whose history is known, compared at level `auto` (`python -m benchmarks.direction`). The zoo is
-[the one of the evidence](../benchmarks/results/pages/the-zoo.md), in the families {families}.
-On [published methods](../benchmarks/results/pages/what-published-methods-leave.md), the model and a fine-tune of it
-were compared with each of their results, and roundings and merges with each other. A fact on weights says that one
-model was made from the other, or from a relative of it with the same values, rows or layers.
-**{n_wrong} facts point the wrong way.** Between siblings a fact names the one with the original values or layers. It
-makes no sibling an ancestor, and a bill of materials lists that sibling as a variant.
+Pairs with a known history were compared at level `auto` (`python -m benchmarks.direction`). Models of
+[the zoo](../benchmarks/results/pages/the-zoo.md) come from the families {families}. For
+[published methods](../benchmarks/results/pages/what-published-methods-leave.md), the model and a fine-tune of it
+were compared with the result of each method, and roundings and merges with each other. A fact about weights means that
+one model was made from the other, or from a relative of it with the same values, rows or layers.
+**{n_wrong} facts point the wrong way.** Between siblings, a fact names the sibling with the original values or layers.
+That sibling is not an ancestor, and a bill of materials lists it as a variant.
 
-{_table(["models", "pairs of", "pairs", "with a fact", "right", "wrong", "names a sibling"], rows)}
+{_table(["models", "relation", "pairs", "with a fact", "right", "wrong", "names a sibling"], rows)}
 
 {_table(["fact", "right", "wrong", "names a sibling"], kinds)}
 
-Most published methods leave no fact. Pruning, low rank, merging and new heads can all be read both ways. Facts are
-only collected of relatives, and QuaRot's verdict is `inconclusive` here: it rotates the inputs of down, so that no
-neuron confirms the layers.
+Most published methods leave no fact, because pruning, low rank, merging and new heads look the same in both directions.
+Facts are only collected for relatives. The verdict on QuaRot is `inconclusive` here: it rotates the inputs of down, so
+no neuron confirms the layers.
 
-{n_strangers} pairs of strangers were compared, too; {n_of_strangers} of them have a fact. New rows at the mean and
-adapters occur in none of these families. `tests/comparison/test_direction.py` has pairs for them, and for changes that
-are no facts:
+{n_strangers} pairs of strangers were also compared; {n_of_strangers} of them have a fact. New rows at the mean and
+adapters do not occur in these families. `tests/comparison/test_direction.py` has pairs for them, and for differences
+that show no direction:
 
-- A difference of low rank: an adapter that was merged can be subtracted as well.
-- Weights that are the same in some tensors.
-- A layer or a channel that only one model has: it may have been cut from one or put into the other.
+- A difference of low rank: a merged adapter can also be subtracted.
+- Identical weights in some tensors.
+- A layer or a channel that only one model has: it may have been removed from one model or added to the other.
 - A model between two others: a mean of two fine-tunes, or the middle of an extrapolation.
-- Rows of unused tokens that lie near zero or apart from each other: the vocabulary may have been cut.
+- Rows of unused tokens near zero or far from each other: the vocabulary may have been reduced.
 
-Dates of repositories on the Hub (`on_record_earlier`) are dates of uploads, and are not counted here.
+Dates of repositories on the Hub (`on_record_earlier`) are upload dates and are not counted here.
 """
 
 

@@ -1,4 +1,4 @@
-"""Write which library each reader is checked against into ``results/pages/coverage.md``; run by ``make oracles``.
+"""Write the libraries that each reader is checked against into ``results/pages/coverage.md``; see ``make oracles``.
 
 The numbers of cases and disagreements come from ``benchmarks/results/oracles.json``, which ``tests/oracles`` writes.
 """
@@ -52,7 +52,7 @@ ROWS: tuple[tuple[str, str, str, tuple[str, ...], str], ...] = (
     ),
     (
         "GPTQ, AWQ, MLX, ModelOpt, FP8 blocks, BitNet, Metal",
-        "written as the libraries' code does",
+        "written by the algorithms in the libraries' code",
         "other quantisers, as their code writes",
         (),
         "test_quantised.py",
@@ -88,27 +88,27 @@ ROWS: tuple[tuple[str, str, str, tuple[str, ...], str], ...] = (
     ),
     ("`*.tiktoken`", "random bytes in any order of ranks", "tiktoken", ("tiktoken",), "test_tokenizers.py"),
 )
-"""Format, what the cases vary, the key of their counts, packages, and the test."""
+"""Format, variations of the cases, key of their counts, packages, and test."""
 
 REASONS = """\
 Equal means equal to the bit, except for three kinds of sums that are rounded: INT8 of bitsandbytes, merged adapters
-(products of float32), and what a library itself rounds to 16 bits.
+(products of float32), and values that a library itself rounds to 16 bits.
 
 Some differences are intended. Views that repeat elements of their storage are refused. Complex numbers and integers are
-read as stored and never as weights. torch.load refuses files in which only other objects are broken, such as the state
-of an optimiser; we read the weights and get the same numbers. tokenizers refuses files with a broken merge or pipeline;
-we read only which row is which token.
-"""
+read as stored and never as weights. torch.load refuses files if only other objects are broken, such as the state of an
+optimiser; we read the weights and get the same numbers. tokenizers refuses files with a broken merge or pipeline; we
+read only the row of each token. """
 
 
 def section() -> str:
-    """The table as Markdown, with the heading."""
+    """Format the section in Markdown, with its heading."""
     counts: dict[str, list[int]] = json.loads(COUNTS.read_text(encoding="utf-8")) if COUNTS.is_file() else {}
     lines = [
         HEADING,
         "",
-        "Written by `make oracles`. In each case the library that defines the format writes a random valid file, and "
-        "the reader returns what the library reads back; files that the library refuses are refused.",
+        "`make oracles` wrote this section. In each case, the library that defines the format writes a random valid "
+        "file, and our reader must return the values that the library reads back. Our reader must also refuse the "
+        "files that the library refuses.",
         "",
         "| read | cases vary | checked against | cases | disagreements | test in `tests/oracles/` |",
         "| --- | --- | --- | --- | --- | --- |",

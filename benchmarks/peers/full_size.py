@@ -1,6 +1,7 @@
-"""Bytes that each peer reads from one large model, and the checker from two, derived from the tensors that they use.
+"""Compute the bytes that each peer reads from one large model, and the checker from two.
 
-For Llama-like models with 16-bit weights. A test compares these numbers with counts on a small model.
+The bytes are derived from the tensors that the methods use, for Llama-like models with 16-bit weights. A test compares
+these numbers with counts on a small model.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ LLAMA_8B = Shape(rows=128_256, width=4096, layers=32, kv=1024, neurons=14_336)
 
 
 def weights_read(shape: Shape) -> dict[str, tuple[int, str]]:
-    """Number of weights that each peer reads from a model, and which ones; in the order of ``PEERS``."""
+    """Return the number of weights that each peer reads from a model, and a description, in the order of ``PEERS``."""
     embedding = shape.rows * shape.width
     signals = (embedding + shape.layers * shape.layer + shape.gains, "all but the unembedding")
     everything = (shape.all, "all")
@@ -71,7 +72,7 @@ def weights_read(shape: Shape) -> dict[str, tuple[int, str]]:
             huref.N_TOKENS * shape.width + n_last * shape.layer,
             f"{huref.N_TOKENS} rows of the embedding, every matrix of the last {n_last} layers",
         ),
-        "REEF": (shape.all, "all; its authors load the model, and the layers up to 18/32 would do"),
+        "REEF": (shape.all, "all; the authors load the model, although layers up to 18/32 of the depth suffice"),
         "PDF": (shape.layers * shape.attention, "q, k, v and o of every layer"),
         "Gradient (LeaFBench)": everything,
         "TensorGuard": (n_sampled * shape.layer, f"every matrix of {n_sampled} layers"),
@@ -85,17 +86,17 @@ def weights_read(shape: Shape) -> dict[str, tuple[int, str]]:
         "Provenance Kit": signals,
         "Provenance Kit, signals": signals,
         "Provenance Kit (package)": everything,
-        "weightscope (package)": (shape.all, "all of the repository's safetensors and JSON files, whole"),
+        "weightscope (package)": (shape.all, "all safetensors and JSON files of the repository"),
     }
 
 
 def weights_of_strangers(shape: Shape) -> int:
-    """Number of weights that the checker reads from two models of equal shape if no test is conclusive, without norms.
+    """Return the weights that the checker reads from two models of equal shape if no test is conclusive, without norms.
 
-    Rows of the embeddings and unembeddings for the last look; a few neurons of some layers of both models, and then of
-    all layers whose neurons the screen has not read; keys and values of some layers of one model, and the screened rows
-    of all layers of the other; some rows of the up projections of both; and the keys of a few layers, which may stand
-    for tokens, unless they have been read whole.
+    It reads rows of the embeddings and unembeddings for the last look; a few neurons of some layers of both models, and
+    then of all layers whose neurons the screen has not read; keys and values of some layers of one model, and the
+    screened rows of all layers of the other; some rows of the up projections of both; and the keys of a few layers,
+    which may stand for tokens, unless they have been read whole.
     """
     n_few = min(SPREAD_LAYERS, shape.layers)
 

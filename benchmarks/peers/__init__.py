@@ -30,6 +30,6 @@ PEERS: tuple[Peer, ...] = (
     ProvenanceKitSignals(),
     *installed_peers(),
 )
-"""All peers, in the order of the tables."""
+"""All peers, in table order."""
 
 __all__ = ["PEERS", "CannotSayError", "Peer", "PeerScore", "Unusable"]

@@ -16,12 +16,12 @@ from benchmarks.peers.weights import open_model, read_embedding, read_layer
 from mdir_hf.model.roles import Role
 
 STRANGERS_MEAN, STRANGERS_DEVIATION = 0.00375, 0.0028
-"""From the authors' 90 unrelated pairs, models of 7B and 13B; z is computed from them."""
+"""Mean and standard deviation for z, from the authors' 90 unrelated pairs of models of 7B and 13B."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Embedding (V, n), row of each token's bytes, and (q, k) of each layer, each (d_out, n); float32."""
+    """Embedding (V, n), row of each token's bytes, and (q, k) of each layer, each (d_out, n), in float32."""
 
     embedding: torch.Tensor
     row_of: Mapping[bytes, int]

@@ -23,17 +23,18 @@ FGSM_STEP = 0.1
 
 
 class LeafBenchGradient(Peer):
-    """Fourteen numbers of the gradient of the language-model loss on 20 statements; Pearson's r as (r + 1) / 2.
+    """Fourteen statistics of the gradient of the language-model loss on 20 statements; Pearson's r as (r + 1) / 2.
 
-    Mean, standard deviation, norm, mean |g| / std and var / mean |g|^2 over all weights, and the first three over
-    attention, MLPs and embeddings. Statements come from text shipped with Python, because there is no network.
+    The statistics are mean, standard deviation, norm, mean |g| / std and var / mean |g|^2 over all weights, and the
+    first three over attention, MLPs and embeddings. Statements come from text shipped with Python, because there is no
+    network.
     """
 
     name = "Gradient (LeaFBench)"
-    source = "the baseline named Gradient in LeaFBench"
+    source = "the baseline called Gradient in LeaFBench"
 
     def read(self, folder: Path, reads: Reads) -> torch.Tensor:
-        """Float64 of shape (14,)."""
+        """Return the statistics, float64 of shape (14,)."""
         with loaded(folder, reads) as (model, tokenizer):
             ids, lengths = encode(tokenizer, statements()[:N_STATEMENTS], n_tokens=N_TOKENS)
             labels = ids.masked_fill(torch.arange(N_TOKENS) >= lengths[:, None], -100)
@@ -45,24 +46,25 @@ class LeafBenchGradient(Peer):
         return torch.tensor(features, dtype=torch.float64)
 
     def compare(self, a: torch.Tensor, b: torch.Tensor) -> PeerScore:
-        """(r + 1) / 2, in [0, 1]."""
+        """Return (r + 1) / 2, in [0, 1]."""
         return PeerScore((float(torch.corrcoef(torch.stack([a, b]))[0, 1]) + 1) / 2)
 
 
 class TensorGuard(Peer):
     """Moments of the gradient of ||x W'|| with respect to W, for inputs x perturbed in four ways.
 
-    Uses up to ten layers spread over the depth. For each matrix: standard normal inputs with Gaussian noise, a step of
-    fast gradient sign, and low and high frequencies added; mean, standard deviation, norm, skewness and kurtosis,
-    averaged over layers. The authors standardise features by a set of known models and cluster. A pair has no such set,
-    so each feature's difference is taken relative to its size. Score: minus the root mean square of the differences.
+    The method uses up to ten layers spread over the depth. For each matrix, standard normal inputs are perturbed by
+    Gaussian noise, a step of fast gradient sign, and low and high frequencies. The features are mean, standard
+    deviation, norm, skewness and kurtosis, averaged over layers. The authors standardise features by a set of known
+    models and cluster. A pair has no such set, so each feature's difference is taken relative to its size. Score: minus
+    the root mean square of the differences.
     """
 
     name = "TensorGuard"
     source = "TensorGuard, arXiv:2506.01631"
 
     def read(self, folder: Path, reads: Reads) -> dict[Role, torch.Tensor]:
-        """For each role of the model, float64 of shape (4 perturbations, 5 moments)."""
+        """Return float64 of shape (4 perturbations, 5 moments) for each role of the model."""
         model = open_model(folder, reads)
         layers = model.anatomy.layers
         chosen = sorted({round(i * (len(layers) - 1) / (N_SAMPLED_LAYERS - 1)) for i in range(N_SAMPLED_LAYERS)})
@@ -71,14 +73,14 @@ class TensorGuard(Peer):
             for role, weight in optional(model, layers[position], *ROLES).items():
                 moments_of.setdefault(role, []).append(_gradient_moments(weight))
         if not moments_of:
-            raise CannotSayError("no layer has matrices that could be read")
+            raise CannotSayError("no layer has readable matrices")
         return {role: torch.stack(moments).mean(0) for role, moments in moments_of.items()}
 
     def compare(self, a: dict[Role, torch.Tensor], b: dict[Role, torch.Tensor]) -> PeerScore:
-        """At most 0, reached by a copy."""
+        """Return the score, at most 0; a copy has 0."""
         roles = [role for role in ROLES if role in a and role in b]
         if not roles:
-            raise CannotSayError("no kind of matrix that both have")
+            raise CannotSayError("the models have no role in common")
         x, y = (torch.stack([side[role] for role in roles]) for side in (a, b))
         relative = (x - y) / (x.abs() + y.abs()).clamp_min(1e-12)
         return PeerScore(-float(relative.square().mean().sqrt()))

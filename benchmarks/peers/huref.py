@@ -22,17 +22,18 @@ N_LAYERS = 2
 class HuRef(Peer):
     """Cosine of the standardised invariant terms of the last two layers (the method's ICS).
 
-    With X the embeddings of the rarest tokens that the model's own tokenizer produces on a text: X Wq' Wk X', X Wv' Wo'
-    X' and, for the MLP, X (Wg' * Wu') Wd' X' (X Wu' Wd' X' without a gate). The method uses 4096 tokens of about 32,000
-    from its own corpus; here 512, from text shipped with Python. If there are fewer key heads than query heads, each
-    key head is repeated for its queries, as in attention. Other tokenizers give other tokens, as in the original.
+    X are the embeddings of the rarest tokens that the model's own tokenizer produces on a text. The terms are X Wq' Wk
+    X', X Wv' Wo' X' and, for the MLP, X (Wg' * Wu') Wd' X' (X Wu' Wd' X' without a gate). The method uses 4096 of about
+    32,000 tokens from its own corpus; here 512 tokens come from text shipped with Python. If there are fewer key heads
+    than query heads, each key head is repeated for its queries, as in attention. Different tokenizers give different
+    tokens, as in the original.
     """
 
     name = "HuRef"
     source = "HuRef, NeurIPS 2024, arXiv:2312.04828"
 
     def read(self, folder: Path, reads: Reads) -> torch.Tensor:
-        """Six standardised matrices, float32 of shape (6, N_TOKENS, N_TOKENS); the length of the whole is 1."""
+        """Return six standardised matrices, float32 of shape (6, N_TOKENS, N_TOKENS), with total norm 1."""
         model = open_model(folder, reads)
         rows = _rarest_rows(folder, model, reads)
         x = model.tensors.read_rows(model.anatomy.embedding.tensor, rows).float()
@@ -45,7 +46,7 @@ class HuRef(Peer):
             q, o = weights[Role.Q], weights[Role.O]
             k, v = (_repeated(weights[role], n_kv_heads, n_heads) for role in (Role.K, Role.V))
             if k.shape != q.shape or v.shape[0] != o.shape[1]:
-                raise CannotSayError(f"layer {layer.index} has heads of unlike widths")
+                raise CannotSayError(f"layer {layer.index} has heads of different widths")
             up, gate = weights[Role.UP], optional(model, layer, Role.GATE).get(Role.GATE)
             mlp = up if gate is None else gate * up
             terms += [(x @ q.T) @ (k @ x.T), (x @ v.T) @ (o.T @ x.T), (x @ mlp.T) @ (weights[Role.DOWN].T @ x.T)]
@@ -53,7 +54,7 @@ class HuRef(Peer):
         return (standard / standard.norm()).float()
 
     def compare(self, a: torch.Tensor, b: torch.Tensor) -> PeerScore:
-        """Cosine of the two stacks, in [-1, 1]."""
+        """Return the cosine of the two stacks, in [-1, 1]."""
         if a.shape != b.shape:
             raise CannotSayError(f"invariant terms of shapes {tuple(a.shape)} and {tuple(b.shape)}")
         return PeerScore(float(a.double().flatten() @ b.double().flatten()))
@@ -71,6 +72,6 @@ def _rarest_rows(folder: Path, model: Model, reads: Reads) -> npt.NDArray[np.int
     ids = tokenizer(" ".join(statements()[:2000]), add_special_tokens=False, verbose=False)["input_ids"]
     n_rows = min(model.n_rows, len(tokenizer))
     if n_rows < N_TOKENS:
-        raise CannotSayError(f"{n_rows} tokens; the method as run here takes {N_TOKENS}")
+        raise CannotSayError(f"{n_rows} tokens; this version of the method needs {N_TOKENS}")
     counts = torch.bincount(torch.tensor(ids), minlength=n_rows)[:n_rows]
     return counts.argsort(descending=True, stable=True)[-N_TOKENS:].numpy()

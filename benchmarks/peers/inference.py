@@ -38,7 +38,7 @@ def load_tokenizer(folder: Path, reads: Reads) -> Any:
     """Load a tokenizer with transformers, and count its files.
 
     Raises:
-        CannotSayError: If transformers cannot.
+        CannotSayError: If transformers cannot load it.
     """
     from transformers import AutoTokenizer
 

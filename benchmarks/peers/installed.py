@@ -5,7 +5,7 @@ They need another Python version (3.12 for the kit) and packages that this proje
 python3.12 -m venv peers && peers/bin/pip install cisco-ai-provenance-kit weightscope
 MDIR_HF_PEERS_PYTHON=peers/bin/python python -m benchmarks.zoo …
 
-One process per package answers pair after pair (``rival.py``), so that imports are paid only once.
+One process per package answers pair after pair (``rival.py``), so that imports run only once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class InstalledPeer(Peer):
         package: Its name for ``rival.py``.
         name: Its name in tables.
         source: Name and version on the package index.
-        threshold: Score from which on it calls a pair related.
+        threshold: Smallest score of a pair that it calls related.
         python: Interpreter of the environment with the package.
     """
 
@@ -74,7 +74,7 @@ class InstalledPeer(Peer):
         try:
             process.stdin.write(json.dumps({"ask": ask, "folders": [str(folder) for folder in folders]}) + "\n")
             process.stdin.flush()
-        except BrokenPipeError:  # it terminated before the question, which the empty line below reports
+        except BrokenPipeError:  # it terminated before the question; the empty line below leads to the error
             pass
         line = process.stdout.readline()
         if not line:
@@ -86,7 +86,7 @@ class InstalledPeer(Peer):
 
     def _started(self) -> subprocess.Popen[str]:
         if self._process is None:
-            # None of our packages on its path, no network, and a temporary cache.
+            # Without our packages on its path, without network, and with a temporary cache.
             cache = tempfile.TemporaryDirectory(prefix="peer-")
             atexit.register(cache.cleanup)
             environment = {

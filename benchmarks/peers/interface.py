@@ -1,4 +1,4 @@
-"""The interface of a peer: another method that scores how related two models are.
+"""Interface of a peer: another method that scores how related two models are.
 
 Each peer is implemented from its description, in our own code, with the sizes in its description unless the docstring
 states otherwise. If a description leaves a choice open, the choice that favours the peer is used. ``full_size.py``
@@ -26,8 +26,8 @@ class PeerScore:
 
     Attributes:
         score: Higher means more related; None if the peer has no answer.
-        log10_p: Base-10 logarithm of its p-value, or None for peers without one. As defined by the peer, valid or not.
-        reason: Why there is no score.
+        log10_p: Base-10 logarithm of its p-value as defined by the peer, valid or not; None for peers without one.
+        reason: Reason for a missing score.
         n_bytes_of_weights: Bytes of weights read for this score, as counted by :class:`Reads`; 0 if the fingerprints
             suffice.
     """
@@ -50,13 +50,13 @@ class Unusable:
 
 
 class Peer(ABC):
-    """A method by others.
+    """A method by other authors.
 
     Attributes:
         name: Name used by its authors.
         source: Its publication.
-        threshold: Score from which on its authors call two models related. None if they publish no number that is not
-            fitted to the scores being judged.
+        threshold: Smallest score of models that its authors call related. None if they publish no number, or only one
+            that is fitted to the scores being judged.
         elsewhere_cpu_s: Processor seconds used so far by another process.
     """
 

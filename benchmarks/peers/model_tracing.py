@@ -36,7 +36,7 @@ class Csu(Peer):
     source = _SOURCE
 
     def read(self, folder: Path, reads: Reads) -> list[torch.Tensor]:
-        """Rows of up_proj of each layer, scaled to length 1; float32 of shape (neurons, n)."""
+        """Return rows of up_proj of each layer, scaled to length 1; float32 of shape (neurons, n)."""
         model = open_model(folder, reads)
         ups = [optional(model, layer, Role.UP).get(Role.UP) for layer in model.anatomy.layers]
         if not ups or any(up is None for up in ups):
@@ -44,16 +44,16 @@ class Csu(Peer):
         return [up / up.norm(dim=1, keepdim=True).clamp_min(1e-12) for up in ups if up is not None]
 
     def compare(self, a: list[torch.Tensor], b: list[torch.Tensor]) -> PeerScore:
-        """Fisher's p over layers."""
+        """Combine p over layers by Fisher's method."""
         if [up.shape for up in a] != [up.shape for up in b]:
-            raise CannotSayError("other shapes: the test compares layers of the same size, one by one")
+            raise CannotSayError("different shapes: the test compares layers of equal size, one by one")
         log_p = [spearman_log_p(_assign(-(x @ y.T))) for x, y in zip(a, b, strict=True)]
         return _score(fisher_log_p(log_p))
 
 
 @dataclass(frozen=True)
 class Activations:
-    """Ids read, and the outputs of gate and up in each layer, (tokens, neurons) float32."""
+    """Token ids, and the outputs of gate and up in each layer, (tokens, neurons) float32."""
 
     ids: tuple[int, ...]
     layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]
@@ -62,8 +62,8 @@ class Activations:
 class Match(Peer):
     """Match neurons by the outputs of gate_proj, and again by up_proj, and test whether the two matchings agree.
 
-    Uses 256 tokens of text shipped with Python (the authors use WikiText). Layers of models with equal depth are
-    compared one by one and combined by Fisher's method. Otherwise every layer of the shallower model finds its best
+    The test uses 256 tokens of text shipped with Python (the authors use WikiText). Layers of models with equal depth
+    are compared one by one and combined by Fisher's method. Otherwise every layer of the shallower model finds its best
     partner in the deeper one, with p multiplied by the number of candidates. Requires gated MLPs and the same token
     ids. Score: -log10 p; the threshold is the level at which the authors call layers matched, 1e-6.
     """
@@ -100,9 +100,9 @@ class Match(Peer):
         return Activations(tuple(ids.tolist()), layers)
 
     def compare(self, a: Activations, b: Activations) -> PeerScore:
-        """Fisher's p over layers."""
+        """Combine p over layers by Fisher's method."""
         if a.ids != b.ids:
-            raise CannotSayError("another tokenizer: the same text gives other tokens")
+            raise CannotSayError("different tokenizers: the text gives different tokens")
         few, many = sorted((a.layers, b.layers), key=len)
         if len(few) == len(many):
             log_p = [_agreement(x, y) for x, y in zip(few, many, strict=True)]

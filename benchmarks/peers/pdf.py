@@ -1,4 +1,4 @@
-"""PDF, the intrinsic fingerprint used against Pangu: the spread of four matrices as a function of depth."""
+"""PDF, the intrinsic fingerprint that was used on Pangu: the spread of four matrices as a function of depth."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Pdf(Peer):
     source = "Intrinsic Fingerprint of LLMs, arXiv:2507.03014; as in LeaFBench"
 
     def read(self, folder: Path, reads: Reads) -> Curves:
-        """One curve of length L for each of four roles."""
+        """Return one curve of length L for each of four roles."""
         model = open_model(folder, reads)
         layers = [read_layer(model, layer, *ROLES) for layer in model.anatomy.layers]
         if len(layers) < 2:

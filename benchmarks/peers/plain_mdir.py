@@ -17,7 +17,7 @@ from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Role
 
 P_0 = math.log(1e-10)
-"""ln of the paper's threshold p_0, at the level of every comparison here."""
+"""ln of the paper's threshold p_0, set to alpha of all comparisons here."""
 
 LN10 = math.log(10.0)
 
@@ -29,7 +29,7 @@ class Weights:
     Attributes:
         model: The opened model, for its tokens.
         embedding: E, ``(V, n)``.
-        layers: Q, K, V and Up of each layer, those that it has.
+        layers: Q, K, V and Up of each layer, if it has them.
     """
 
     model: Model
@@ -49,25 +49,25 @@ class Match:
 class PlainMdir(Peer):
     """The smallest p of Algorithm 1 on all common tokens and of Algorithm 2 on V behind U_E.
 
-    No gains are folded, rows keep their lengths, no sign is free, and no p is corrected beyond the factor L that
-    Algorithms 2 and 3 print. Two things are left open there. If widths differ, D in the formula is the larger one. If a
-    product has no full rank (Up has more rows than the model has channels), its orthogonal part is cut to the rank, as
-    the odd polynomials of the paper's appendix leave it. Algorithm 3 does not change the score: it analyses layers that
-    match (:func:`layer_analysis`).
+    Gains are not folded, rows keep their lengths, signs are not free, and p is only corrected by the factor L that
+    Algorithms 2 and 3 print. The paper leaves two choices open. If widths differ, D in the formula is the larger one.
+    If a product has no full rank (Up has more rows than the model has channels), its orthogonal part is cut to the
+    rank, as the odd polynomials of the paper's appendix do. Algorithm 3 does not change the score: it analyses layers
+    that match (:func:`layer_analysis`).
     """
 
     name = "MDIR, as printed"
     source = "MDIR, arXiv:2508.06309, Algorithms 1 to 3"
 
     def read(self, folder: Path, reads: Reads) -> Weights:
-        """The embedding and, of every layer, Q, K, V and Up."""
+        """Read the embedding, and Q, K, V and Up of every layer."""
         model = open_model(folder, reads)
         embedding = read_embedding(model)
         layers = tuple(optional(model, layer, Role.Q, Role.K, Role.V, Role.UP) for layer in model.anatomy.layers)
         return Weights(model, embedding, tuple({role: w.T for role, w in layer.items()} for layer in layers))
 
     def compare(self, a: Weights, b: Weights) -> PeerScore:
-        """-log10 p; the score is not symmetric in principle, and is so to rounding."""
+        """Return -log10 p; the score is symmetric up to rounding, although not by definition."""
         embedding, u = embedding_analysis(a, b)
         layers = layer_correspondence(a, b, u)
         log_p = min([embedding.log_p, *layers.values()])
@@ -76,14 +76,14 @@ class PlainMdir(Peer):
 
 
 def ortho(matrix: torch.Tensor) -> torch.Tensor:
-    """Ortho(A) = A (A^T A)^(-1/2), cut to the rank of A."""
+    """Return Ortho(A) = A (A^T A)^(-1/2), cut to the rank of A."""
     left, scale, right = torch.linalg.svd(matrix.double(), full_matrices=False)
     rank = int((scale > 1e-12 * scale[0]).sum()) if len(scale) and float(scale[0]) > 0 else 0
     return left[:, :rank] @ right[:rank]
 
 
 def best_match(u: torch.Tensor) -> Match:
-    """P = argmax Tr(P U^T) by the Hungarian algorithm, and p = d! exp(-Tr(P U^T)^2 / 2)."""
+    """Return P = argmax Tr(P U^T) by the Hungarian algorithm, and p = d! exp(-Tr(P U^T)^2 / 2)."""
     rows, columns = linear_sum_assignment(u.numpy(), maximize=True)
     permutation = torch.zeros_like(u)
     permutation[rows, columns] = 1.0
@@ -92,7 +92,7 @@ def best_match(u: torch.Tensor) -> Match:
 
 
 def embedding_analysis(a: Weights, b: Weights) -> tuple[Match, torch.Tensor]:
-    """Algorithm 1: the match of the embeddings on all common tokens, and U_E ``(n', n)``.
+    """Run Algorithm 1: match the embeddings on all common tokens, and return U_E ``(n', n)`` as well.
 
     The text of the paper (Equation 1) takes E'^T E, and Algorithm 1 prints its transpose. U_E^T in Algorithms 2 and 3
     fits the text.
@@ -110,7 +110,7 @@ def embedding_analysis(a: Weights, b: Weights) -> tuple[Match, torch.Tensor]:
 
 
 def layer_correspondence(a: Weights, b: Weights, u: torch.Tensor) -> dict[tuple[int, int], float]:
-    """Algorithm 2: ln p of V for every pair of layers, times L."""
+    """Run Algorithm 2: return ln p of V for every pair of layers, with p times L."""
     log_l = math.log(max(1, len(a.layers)))
     carried = {i: u @ layer[Role.V].double() for i, layer in enumerate(a.layers) if Role.V in layer}
     if carried and carried[min(carried)].shape[0] != u.shape[0]:
@@ -124,7 +124,7 @@ def layer_correspondence(a: Weights, b: Weights, u: torch.Tensor) -> dict[tuple[
 
 
 def layer_analysis(a: Weights, b: Weights, u: torch.Tensor, pair: tuple[int, int]) -> dict[Role, float]:
-    """Algorithm 3: ln p of Q, K, V and Up of one pair of layers, times L."""
+    """Run Algorithm 3: return ln p of Q, K, V and Up of one pair of layers, with p times L."""
     log_l = math.log(max(1, len(a.layers)))
     first, second = a.layers[pair[0]], b.layers[pair[1]]
     return {

@@ -37,7 +37,7 @@ class Features:
         gains: Gains of all norms, concatenated; empty without norms.
         energies: Frobenius norm of all matrices of each layer.
         lengths: Shares of embedding rows in 20 bins of length, relative to the mean.
-        samples: Per layer, 4096 evenly spaced entries of its matrices.
+        samples: 4096 evenly spaced entries of the matrices of each layer.
     """
 
     architecture: str
@@ -56,7 +56,7 @@ class ProvenanceKitSignals(Peer):
     EAS: Pearson's r of the cosines among 64 anchor tokens, as (r + 1) / 2; NLF: cosine of all norm gains; LEP: r of the
     layers' energies, as (r + 1) / 2; END: cosine of histograms of embedding lengths; WVC: mean cosine of 4096 evenly
     spaced weights per layer, over common layers. Signals that are not comparable for two models are left out. The kit's
-    anchors are words and digits filled up at random; here they are the 64 shortest tokens of letters and digits, which
+    anchors are words and digits, completed at random; here they are the 64 shortest tokens of letters and digits, which
     most tokenizers share. The threshold is the kit's, fitted by its authors to their 111 pairs.
     """
 
@@ -100,7 +100,7 @@ class ProvenanceKitSignals(Peer):
         )
 
     def compare(self, a: Features, b: Features) -> PeerScore:
-        """The identity score, in [0, 1]."""
+        """Return the identity score, in [0, 1]."""
         signals = {
             "eas": _as_share(_pearson(a.similarity, b.similarity)),
             "nlf": _cosine(a.gains, b.gains),
@@ -123,7 +123,7 @@ class ProvenanceKit(ProvenanceKitSignals):
     name = "Provenance Kit"
 
     def compare(self, a: Features, b: Features) -> PeerScore:
-        """The pipeline score, in [0, 1]."""
+        """Return the pipeline score, in [0, 1]."""
         if a.architecture == b.architecture:
             return PeerScore(1.0)
         if a.family == b.family and a.sizes == b.sizes:

@@ -1,7 +1,8 @@
 """Count the bytes of a model's files that a method reads.
 
 Each requested byte counts once: read-ahead by the file system and repeated reads do not count. For memory-mapped files,
-the tensors taken from them count, touched or not. This is the amount that would have to be fetched from a remote model.
+the tensors loaded from them count, whether used or not. This is the amount that would have to be fetched from a remote
+model.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def _n_bytes(spans: Iterable[Span]) -> int:
 
 
 class CountedFolder(LocalRepository):
-    """A model's folder for the readers of ``mdir_hf``, which counts the bytes read.
+    """A model's folder that counts the bytes read, for the readers of ``mdir_hf``.
 
     Args:
         folder: The folder.

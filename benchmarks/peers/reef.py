@@ -28,7 +28,7 @@ class Reef(Peer):
 
     @torch.no_grad()
     def read(self, folder: Path, reads: Reads) -> torch.Tensor:
-        """Hidden states of the last tokens, float64 of shape (N_STATEMENTS, n)."""
+        """Return hidden states of the last tokens, float64 of shape (N_STATEMENTS, n)."""
         with loaded(folder, reads) as (model, tokenizer):
             ids, lengths = encode(tokenizer, statements()[:N_STATEMENTS], n_tokens=N_TOKENS)
             states = model(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
@@ -37,12 +37,12 @@ class Reef(Peer):
         return states[layer][torch.arange(len(ids)), lengths - 1].double()
 
     def compare(self, a: torch.Tensor, b: torch.Tensor) -> PeerScore:
-        """Linear CKA, in [0, 1]."""
+        """Return linear CKA, in [0, 1]."""
         return PeerScore(linear_cka(a, b))
 
 
 def linear_cka(x: torch.Tensor, y: torch.Tensor) -> float:
-    """Linear centred kernel alignment of two sets of features of the same n samples.
+    """Return the linear centred kernel alignment of two sets of features of the same n samples.
 
     Args:
         x: (n, d_x).

@@ -1,11 +1,11 @@
 """Ask a rival package about folders; runs in the environment of that package.
 
-Reads and writes one JSON object per line. Start: rival.py PACKAGE CACHE_FOLDER. A question is ``{"ask": "compare",
-"folders": [a, b]}``, or ``prepare`` or ``warm_up`` with one folder.
+It reads and writes one JSON object per line. Start it as rival.py PACKAGE CACHE_FOLDER. A question is ``{"ask":
+"compare", "folders": [a, b]}``, or ``prepare`` or ``warm_up`` with one folder.
 
 Reads are counted in this process, which does nothing else: the tensors taken from safetensors files, by their position
-in the file, with each header, and every other file of the folders that Python opens, as a whole. Kernel counters are no
-alternative: files are memory-mapped, so reads are invisible, and page-ins exceed the requested data.
+in the file, with each header, and every other file of the folders that Python opens, as a whole. Kernel counters are
+not usable: files are memory-mapped, so reads are invisible, and page-ins exceed the requested data.
 """
 
 import json
@@ -139,7 +139,7 @@ def main() -> None:
         with redirect_stdout(sys.stderr):
             try:
                 answer = getattr(package, question["ask"])(*folders)
-            except Exception as exc:  # any failure is its answer for this pair
+            except Exception as exc:  # any failure counts as the answer for this pair
                 answer = {"score": None, "reason": f"{type(exc).__name__}: {' '.join(str(exc).split())[:200]}"}
         cpu_s = time.process_time() - started
         fields = answer if isinstance(answer, dict) else {}

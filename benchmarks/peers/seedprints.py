@@ -34,10 +34,11 @@ class Outputs:
 class SeedPrints(Peer):
     """Kendall's tau of the last hidden states on random tokens, over the dimensions that both models avoid.
 
-    The tenth of dimensions with the smallest mean of each model, their intersection, a softmax at temperature 10 over
-    it, tau of each column, and the mean tau against N(0, 2(2n + 5) / 9n(n - 1) / k). The method runs 2,000 to 10,000
-    sequences of 1,024 tokens with ids below 32,000; here 512 of 16 tokens below 1,024. Score: -log10 p. Its p treats
-    the k columns as independent, which they are not. The threshold of p < 0.01 is the authors'.
+    The method takes the tenth of dimensions with the smallest mean of each model, intersects them, applies a softmax at
+    temperature 10, and compares the mean tau of the columns with N(0, 2(2n + 5) / 9n(n - 1) / k). The authors run 2,000
+    to 10,000 sequences of 1,024 tokens with ids below 32,000; here there are 512 sequences of 16 tokens below 1,024.
+    Score: -log10 p. Its p treats the k columns as independent, which they are not. The threshold p < 0.01 is the
+    authors'.
     """
 
     name = "SeedPrints"
@@ -46,7 +47,7 @@ class SeedPrints(Peer):
 
     @torch.no_grad()
     def read(self, folder: Path, reads: Reads) -> Outputs:
-        """Run the model on the same random tokens as every other."""
+        """Run the model on the random tokens that all models get."""
         with loaded(folder, reads) as (model, _):
             if model.get_input_embeddings().weight.shape[0] < N_IDS:
                 raise CannotSayError(f"fewer than {N_IDS} tokens")

@@ -1,4 +1,4 @@
-"""Tails of the distributions that peers use, as logarithms: the p-values of copies underflow otherwise."""
+"""Logarithmic tails of the distributions that peers use, because p-values of copies would underflow."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from scipy import special, stats
 
 
 def spearman_log_p(order: npt.NDArray[np.int64]) -> float:
-    """Natural log of the two-sided p of Spearman's correlation of a permutation with its positions.
+    """Return the natural log of the two-sided p of Spearman's correlation of a permutation with its positions.
 
     Args:
         order: A permutation of 0 … n - 1, or any n distinct numbers.
 
     Returns:
-        By Student's approximation, as scipy does, but never below ln(2 / n!), which no permutation test can pass.
+        The value by Student's approximation, as in scipy, but at least ln(2 / n!), the minimum of a permutation test.
     """
     n = len(order)
     rho = float(np.corrcoef(stats.rankdata(order), np.arange(n))[0, 1])
@@ -33,7 +33,7 @@ def spearman_log_p(order: npt.NDArray[np.int64]) -> float:
 
 
 def fisher_log_p(log_p: Sequence[float]) -> float:
-    """Natural log of the p of Fisher's combination of independent p-values, given their natural logs."""
+    """Return the natural log of p of Fisher's combination of independent p-values, given their natural logs."""
     y = -sum(log_p)
     if y <= 0:
         return 0.0

@@ -22,7 +22,7 @@ def open_model(folder: Path, reads: Reads) -> Model:
 
 
 def read_embedding(model: Model) -> torch.Tensor:
-    """The embedding, float32 of shape (V, n)."""
+    """Read the embedding, float32 of shape (V, n)."""
     return read_part(model.tensors, model.anatomy.embedding).float()
 
 
@@ -58,9 +58,9 @@ def optional(model: Model, layer: Layer, *roles: Role) -> dict[Role, torch.Tenso
 
 
 def head_counts(model: Model, layer: Layer) -> tuple[int, int]:
-    """Query heads and key/value heads of a layer."""
+    """Return the numbers of query heads and key/value heads of a layer."""
     n_heads = layer.heads.n_heads if layer.heads else model.anatomy.n_heads
     n_kv_heads = layer.heads.n_kv_heads if layer.heads else model.anatomy.n_kv_heads
     if not n_heads:
-        raise CannotSayError("the config does not tell the number of heads")
+        raise CannotSayError("the config does not contain the number of heads")
     return n_heads, n_kv_heads or n_heads

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 RECIPE = 1
-"""Increase with every change of the recipe, so that older models are not reused."""
+"""Version of the recipe; increase it with every change, so that older models are not reused."""
 
 SEQUENCE_LENGTH = 64
 BATCH_SIZE = 8
@@ -62,10 +62,10 @@ class Scale:
     16) = 231 against c²/2, c at most 64. Embeddings of 192 channels need 0.22.
 
     Attributes:
-        name: Name of its folder.
-        shape: Sizes of a Llama or Qwen3; the others have keys and values for every head, and ungated MLPs.
+        name: Name of the folder.
+        shape: Sizes of a Llama or Qwen3; other models have keys and values for every head, and ungated MLPs.
         pruned_width: Number of channels after width pruning if head sizes are independent of it.
-        base_steps: Training steps of a base; all other durations are a share of it.
+        base_steps: Training steps of a base; all other durations are multiples of it.
         families: Families to build.
     """
 
@@ -76,13 +76,13 @@ class Scale:
     families: tuple[str, ...] = tuple(FAMILIES)
 
     def steps(self, share: float) -> int:
-        """So many times the steps of a base, at least one."""
+        """Return a multiple of the steps of a base, at least one."""
         return max(1, round(share * self.base_steps))
 
 
 FULL = Scale("full", Shape(3072, 192, 512, 4, 6, 2, 32, False), 144, 300)
 SMALL = Scale("small", Shape(1024, 96, 256, 2, 4, 2, 32, False), 64, 60, ("llama",))
-"""A slice of one family for the tests: the same recipes in minutes less."""
+"""A slice of one family for the tests: the same recipes with fewer steps."""
 
 SHARES = {
     "continued": 2.5,
@@ -102,7 +102,7 @@ SHARES = {
 
 
 def cache_root() -> Path:
-    """Where trained models are kept."""
+    """Return the folder of trained models."""
     return Path(os.environ.get("MDIR_HF_TEST_CACHE") or Path(__file__).parents[2] / ".trained-models")
 
 
@@ -137,7 +137,7 @@ def _teachers(model: Model) -> tuple[str, ...]:
 
 
 class Text:
-    """The text of a scale under one tokenizer: token ids for training and held out, questions and answers."""
+    """The text of a scale under one tokenizer: training and held-out token ids, questions and answers."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         corpus = read_corpus()
@@ -149,19 +149,19 @@ class Text:
 
     @property
     def letters(self) -> torch.Tensor:
-        """Share of letters in what each token spells, (vocabulary,)."""
+        """Share of letters in the text of each token, (vocabulary,)."""
         spelt = [self.tokenizer.decode([i], skip_special_tokens=False) for i in range(self.tokenizer.get_vocab_size())]
         return torch.tensor([sum(map(str.isalpha, text)) / max(1, len(text)) for text in spelt])
 
 
 @lru_cache(maxsize=4)
 def text_of(kind: str, vocabulary: int) -> Text:
-    """The text under a ``bpe`` or a ``unigram`` tokenizer of so many tokens; some seconds, once."""
+    """Return the text under a ``bpe`` or ``unigram`` tokenizer of a given size; takes seconds on the first call."""
     corpus = read_corpus()
     learnt = [
         *corpus.code.learnt[:2],
         *corpus.prose.learnt[:3],
-    ]  # half a million characters: a unigram model takes 8 s for them
+    ]  # half a million characters, on which a unigram model trains for 8 s
     learn = train_byte_level_bpe if kind == "bpe" else train_unigram
     return Text(learn(learnt, vocabulary_size=vocabulary))
 
@@ -348,7 +348,7 @@ class _Workshop:
         return merged, losses, {}
 
     def _reinforced(self, model: PreTrainedModel) -> tuple[PreTrainedModel, list[float], dict[str, Any]]:
-        """REINFORCE with the batch's mean as baseline, on continuations of eight tokens of text."""
+        """Train by REINFORCE with the batch's mean as baseline, on continuations of eight tokens of text."""
         next_prompt = self._batches(self.text.learnt[self.family.text], 6, length=8)
         letters, rewards = self.text.letters, []
 
@@ -380,7 +380,7 @@ class _Workshop:
         return student, self._optimized("distilled", student, next_loss, 3e-3), {}
 
     def _store(self, kind: str, folder: Path) -> dict[str, Any]:
-        """The base in another format."""
+        """Write the base in another format."""
         base = folder_of_model(Model(self.family.name, "base"), self.scale)
         return {"steps": 0, **formats.store(base, kind, folder, beside=("zoo.json",))}
 

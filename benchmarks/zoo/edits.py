@@ -1,4 +1,4 @@
-"""Edits of a model's weights without training: cut, deepened, upcycled, averaged, disturbed, hidden."""
+"""Edits of a model's weights without training: pruning, deepening, upcycling, averaging, noise, obfuscation."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def cut_width(stack: Stack, *, n_channels: int, n_heads: int, n_neurons: int) ->
     if made.n_kv_heads == made.n_heads:
         made.n_kv_heads = n_heads
     elif n_heads != made.n_heads:
-        raise ValueError("heads that share keys and values are not cut")
+        raise ValueError("heads that share keys and values cannot be removed")
     made.n_heads = n_heads
     return made
 
 
 def take_layers(stack: Stack, layers: Sequence[int]) -> Stack:
-    """A copy whose layers are copies of these."""
+    """Return a copy that consists of copies of the given layers."""
     made = copy.deepcopy(stack)
     made.blocks = [copy.deepcopy(stack.blocks[layer]) for layer in layers]
     return made
@@ -56,7 +56,7 @@ def take_layers(stack: Stack, layers: Sequence[int]) -> Stack:
 
 @torch.no_grad()
 def upcycle(stack: Stack, architecture: str, *, n_experts: int = 4) -> PreTrainedModel:
-    """A mixture whose experts are all the MLP of the dense model; its routers come from torch's global generator."""
+    """Return a mixture in which every expert is the dense model's MLP; routers come from torch's global generator."""
     mixture = new_model(architecture, shape_of(stack), n_experts=n_experts)
     dense = {name: weight for name, weight in state_dict(stack).items() if ".mlp." not in name}
     for index, block in enumerate(stack.blocks):
@@ -72,7 +72,7 @@ def upcycle(stack: Stack, architecture: str, *, n_experts: int = 4) -> PreTraine
 
 @torch.no_grad()
 def average(first: PreTrainedModel, second: PreTrainedModel) -> PreTrainedModel:
-    """A model of the mean of every weight of two."""
+    """Return a model with the mean of every weight of two models."""
     made = copy.deepcopy(first)
     second_weights = second.state_dict()
     made.load_state_dict({name: (weight + second_weights[name]) / 2 for name, weight in first.state_dict().items()})
@@ -81,16 +81,16 @@ def average(first: PreTrainedModel, second: PreTrainedModel) -> PreTrainedModel:
 
 @torch.no_grad()
 def disturb(model: PreTrainedModel, generator: torch.Generator, *, size: float = 1.0) -> PreTrainedModel:
-    """A copy with Gaussian noise on every entry of every matrix, ``size`` times its root mean square."""
+    """Return a copy with Gaussian noise on every entry of each matrix, ``size`` times its root mean square."""
     made = copy.deepcopy(model)
-    for weight in made.parameters():  # a tied matrix comes once
+    for weight in made.parameters():  # a tied matrix occurs once
         if weight.ndim >= 2:
             weight += size * weight.square().mean().sqrt() * torch.randn(weight.shape, generator=generator)
     return made
 
 
 def draw_embeddings(stack: Stack, vocabulary: int, generator: torch.Generator) -> Stack:
-    """A copy for another vocabulary: every row of embedding and head is drawn as at initialisation."""
+    """Return a copy for another vocabulary, with all rows of embedding and head drawn as at initialisation."""
     made = copy.deepcopy(stack)
     width = made.embedding.shape[1]
 
@@ -132,7 +132,7 @@ def turn_stream(stack: Stack, generator: torch.Generator) -> Stack:
 
 @torch.no_grad()
 def turn_stream_by(stack: Stack, turn: torch.Tensor) -> Stack:
-    """A copy in float64 whose residual stream is carried by an orthogonal matrix (n, n), with the gains folded."""
+    """Return a float64 copy with the residual stream transformed by an orthogonal (n, n), and gains folded."""
     made = _map(copy.deepcopy(stack), lambda tensor: tensor.double())
     head = made.embedding if made.head is None else made.head
     made.head = (head * made.norm.weight) @ turn
@@ -164,7 +164,7 @@ def shuffle_heads(stack: Stack, block: Block, generator: torch.Generator) -> Non
 
 @torch.no_grad()
 def turn_values(stack: Stack, block: Block, generator: torch.Generator) -> None:
-    """Turn V and O of a layer of ``stack`` by a random rotation inside each key-value head, in place."""
+    """Rotate V and O of a layer of ``stack`` at random inside each key-value head, in place."""
     d, n_kv = stack.head_dim, stack.n_kv_heads
     values = torch.stack([rotation(d, generator) for _ in range(n_kv)]).to(block.v.weight.dtype)
     _turn_rows(block.v, values)
@@ -201,12 +201,12 @@ def shuffle_neurons(block: Block, generator: torch.Generator, *, signed: bool) -
 
 
 def rebuilt(stack: Stack) -> PreTrainedModel:
-    """The model of an edited stack, in float32."""
+    """Return the model of an edited stack, in float32."""
     return put_together(_map(stack, lambda tensor: tensor.float()))
 
 
 def _turn_rows(affine: Affine, turns: torch.Tensor) -> None:
-    """Turn the rows of each head by its matrix, (heads, d, d)."""
+    """Multiply the rows of each head by its matrix, (heads, d, d)."""
     n_heads, d, _ = turns.shape
     affine.weight = (turns @ affine.weight.reshape(n_heads, d, -1)).reshape(n_heads * d, -1)
     if affine.bias is not None:
@@ -236,12 +236,12 @@ def _largest(sizes: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def take_rows(affine: Affine, chosen: torch.Tensor) -> Affine:
-    """Some rows of a map or entries of a norm, with their biases."""
+    """Select rows of a map or entries of a norm, with their biases."""
     return Affine(affine.weight[chosen], None if affine.bias is None else affine.bias[chosen])
 
 
 def take_columns(affine: Affine, chosen: torch.Tensor) -> Affine:
-    """Some columns of a map."""
+    """Select columns of a map."""
     return Affine(affine.weight[:, chosen], affine.bias)
 
 

@@ -34,7 +34,7 @@ ALPHA = 1e-10
 
 
 def judge(pair: Pair, scale: Scale, *, level: str = "auto") -> dict[str, Any]:
-    """Return the checker's result for a pair, opened anew: a line of ``zoo-pairs.jsonl``."""
+    """Open a pair anew and return the checker's result, a line of ``zoo-pairs.jsonl``."""
     folders = [built(model, scale) for model in (pair.a, pair.b)]
     cpu, wall = time.process_time(), time.perf_counter()
     # Like HomologyChecker.from_pretrained, with a ledger that separates weights from tokenizers and configs.
@@ -71,7 +71,7 @@ def judge(pair: Pair, scale: Scale, *, level: str = "auto") -> dict[str, Any]:
 
 
 def describe(model: Model, scale: Scale) -> dict[str, Any]:
-    """Describe a model: a line of ``zoo-models.jsonl``."""
+    """Describe a model in a line of ``zoo-models.jsonl``."""
     record, folder = record_of(model, scale), folder_of_model(model, scale)
     member = MEMBERS[model.member]
     losses = {key: round(value, 4) for key, value in record.items() if isinstance(value, float)}
@@ -93,7 +93,7 @@ def _config(folder: Path, model: Model, scale: Scale) -> Path:
 
 
 def checks(every: Iterable[Pair]) -> Iterator[tuple[Pair, str]]:
-    """Return the pairs and levels: all at ``auto``, a base and its family also by embeddings and by layers."""
+    """Return pairs and levels: all pairs at ``auto``, a base and its family also by embeddings and by layers."""
     every = list(every)
     yield from ((pair, "auto") for pair in every)
     for level in ("embedding", "layers"):
@@ -101,7 +101,7 @@ def checks(every: Iterable[Pair]) -> Iterator[tuple[Pair, str]]:
 
 
 def run_checker(scale: Scale, results: Path) -> None:
-    """Judge every pair without a line."""
+    """Judge the pairs without a line."""
     path = results / "zoo-pairs.jsonl"
     known = {(row["a"], row["b"], row["level"]) for row in read_lines(path)}
     left = [
@@ -140,7 +140,7 @@ def run_peers(scale: Scale, results: Path, chosen: list[str] | None) -> None:
 
 
 def score_all(peer: Peer, scale: Scale) -> dict[str, Any]:
-    """Run one peer on every pair: a line of ``zoo-peers.jsonl``.
+    """Run one peer on every pair, and return a line of ``zoo-peers.jsonl``.
 
     ``scores`` has a, b, score, log10 p, seconds, reason, bytes of weights; ``fingerprint_bytes`` has bytes of weights.
     """
@@ -201,7 +201,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def main() -> None:
-    """Run missing parts."""
+    """Run the missing parts."""
     from transformers.utils import logging
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -1,6 +1,6 @@
-"""The weights of a causal LM in one form for four architectures, taken apart and put together again.
+"""Convert the weights of four architectures of causal LMs to one common form and back.
 
-In this form every matrix is (out, in), attention consists of q, k, v and o with heads one after the other, and nothing
+In this form, every matrix is (out, in), attention consists of q, k, v and o with heads one after the other, and nothing
 is fused, so that each edit needs only one implementation.
 """
 
@@ -16,7 +16,7 @@ import transformers
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# The usual 0.02 suits widths in the thousands; at these widths it delays learning by a hundred steps.
+# The usual 0.02 suits widths in the thousands; at small widths it delays learning by a hundred steps.
 INITIALIZER_RANGE = 0.06
 
 
@@ -65,11 +65,11 @@ class Stack:
 
     @property
     def head_dim(self) -> int:
-        """Channels of a head."""
+        """Number of channels of a head."""
         return self.blocks[0].q.weight.shape[0] // self.n_heads
 
     def matrices(self) -> Iterator[torch.Tensor]:
-        """Embedding, head and the matrices of every block, each once, to be changed in place."""
+        """Return embedding, head and the matrices of every block, each once; they can be changed in place."""
         yield self.embedding
         if self.head is not None:
             yield self.head
@@ -81,7 +81,7 @@ class Stack:
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a model, one set of names for all architectures."""
+    """Sizes of a model, with the same names for all architectures."""
 
     vocabulary: int
     width: int
@@ -94,7 +94,7 @@ class Shape:
 
 
 def new_model(architecture: str, shape: Shape, *, n_experts: int = 4) -> PreTrainedModel:
-    """A model at initialisation, drawn from torch's global generator; no dropout, contexts of up to 128 tokens."""
+    """Return a model at initialisation, from torch's global generator, without dropout, for up to 128 tokens."""
     common = {
         "vocab_size": shape.vocabulary,
         "tie_word_embeddings": shape.tied,
@@ -142,7 +142,7 @@ def new_model(architecture: str, shape: Shape, *, n_experts: int = 4) -> PreTrai
 
 
 def shape_of(stack: Stack) -> Shape:
-    """The sizes of a stack."""
+    """Return the sizes of a stack."""
     return Shape(
         vocabulary=stack.embedding.shape[0],
         width=stack.embedding.shape[1],
@@ -157,7 +157,7 @@ def shape_of(stack: Stack) -> Shape:
 
 @torch.no_grad()
 def take_apart(model: PreTrainedModel) -> Stack:
-    """The weights of a Llama, Qwen2, Qwen3, GPT-NeoX or GPT-2, copied, in the model's dtype."""
+    """Copy the weights of a Llama, Qwen2, Qwen3, GPT-NeoX or GPT-2, in the model's dtype."""
     config = model.config
     architecture = config.model_type
     state = {name: weight.detach().clone() for name, weight in model.state_dict().items()}
@@ -210,14 +210,14 @@ def take_apart(model: PreTrainedModel) -> Stack:
 
 @torch.no_grad()
 def put_together(stack: Stack) -> PreTrainedModel:
-    """A model with these weights, in float32."""
+    """Return a model with these weights, in float32."""
     model = new_model(stack.architecture, shape_of(stack))
     model.load_state_dict(state_dict(stack))
     return model.float()
 
 
 def state_dict(stack: Stack) -> dict[str, torch.Tensor]:
-    """The weights by transformers' names."""
+    """Return the weights by transformers' names."""
     top, embedding, layers, norm = _TOP[stack.architecture]
     state: dict[str, torch.Tensor] = {f"{top}.{embedding}.weight": stack.embedding}
     state["lm_head.weight"] = stack.embedding if stack.head is None else stack.head
@@ -257,7 +257,7 @@ def state_dict(stack: Stack) -> dict[str, torch.Tensor]:
     return state
 
 
-# Name of the body, and in it of the embedding, of the layers and of the last norm.
+# Name of the body, and the names of its embedding, layers and last norm.
 _TOP = {
     "llama": ("model", "embed_tokens", "layers", "norm"),
     "qwen2": ("model", "embed_tokens", "layers", "norm"),
@@ -268,7 +268,7 @@ _TOP = {
 
 
 def _split(fused: Affine, n_heads: int, *, by_head: bool) -> list[Affine]:
-    """Split q, k and v, stored for all heads one after the other, or for each head in turn."""
+    """Split q, k and v, which are stored matrix by matrix or head by head."""
     weight, bias = fused.weight, fused.bias
     assert bias is not None, "GPT-2 and GPT-NeoX have biases here"
     if by_head:

@@ -1,4 +1,4 @@
-"""Fetch, build, judge, print."""
+"""Fetch, build and judge the models, and print the results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.zoo.run import read_lines
 
 
 def main() -> None:
-    """Do one part, or all."""
+    """Run one part, or all."""
     from transformers.utils import logging
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.real", description=__doc__)
@@ -24,10 +24,10 @@ def main() -> None:
         "--base", action="append", help="only pairs and models with this base, e.g. smollm2-135m-instruct"
     )
     parser.add_argument("--kind", action="append", help="only pairs of this kind, e.g. attack")
-    parser.add_argument("--level", choices=("auto", "layers"), default="auto", help="of the comparisons")
-    parser.add_argument("--all", action="store_true", help="every relative against every other base, not a sample")
-    parser.add_argument("--again", action="store_true", help="judge pairs that have a line in the results, too")
-    parser.add_argument("--results", type=Path, metavar="FILE", help="by default those of the level")
+    parser.add_argument("--level", choices=("auto", "layers"), default="auto", help="level of the comparisons")
+    parser.add_argument("--all", action="store_true", help="compare every relative with every other base, not a sample")
+    parser.add_argument("--again", action="store_true", help="also judge pairs that have a line in the results")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="results file (default: the file of the level)")
     arguments = parser.parse_args()
     results = arguments.results or (RESULTS if arguments.level == "auto" else AT_LAYERS)
     logging.set_verbosity_error()
@@ -46,7 +46,7 @@ def main() -> None:
                 try:
                     described.append(describe(model))
                 except UnavailableError as exc:
-                    print(f"passed over {model.name}: {exc}", flush=True)
+                    print(f"skipped {model.name}: {exc}", flush=True)
         known = {row["model"]: row for row in read_lines(MODELS)} | {row["model"]: row for row in described}
         MODELS.write_text("".join(json.dumps(row) + "\n" for row in known.values()), encoding="utf-8")
     if arguments.part in ("judge", "all"):

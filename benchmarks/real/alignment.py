@@ -1,4 +1,4 @@
-"""Aligns hidden copies of a real model with it: residuals, shares, logits and seconds, as a Markdown table.
+"""Align hidden copies of a real model with it, and print residuals, shares, logits and seconds in Markdown.
 
 python -m benchmarks.real.alignment FOLDER hidden rescaled signed   # copies beside FOLDER/base
 """
@@ -21,7 +21,7 @@ HEADER = (
     "copy",
     "stream",
     "residual of the embeddings",
-    "largest of a projection",
+    "largest residual of a projection",
     "matrices explained",
     "logits",
     "s",
@@ -29,7 +29,7 @@ HEADER = (
 
 
 def logits(folder: Path) -> torch.Tensor:
-    """Logits of one sequence of random tokens, in float32."""
+    """Return the logits of one sequence of random tokens, in float32."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -40,7 +40,7 @@ def logits(folder: Path) -> torch.Tensor:
 
 
 def aligned_row(base: Path, copy: Path) -> list[str]:
-    """Align one copy, and describe it in a row."""
+    """Align one copy, and return its row of the table."""
     reference, candidate = (NamedModel(str(folder)).open(Reading()) for folder in (base, copy))
     began = time.process_time()
     reconstruction = fit_reconstruction(reference, candidate)

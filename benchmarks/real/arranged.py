@@ -2,7 +2,8 @@
 
 Renumbering is free and does not change a model's function. For pairs of unrelated real models, the candidate's channels
 are put in the order of the best assignment, and in the order of mutual best partners, which maximises this statistic.
-Prints the counts and how many of these channels are also significant one by one. Takes a minute of one core.
+The script prints the counts, and the number of these channels that are also significant one by one. It takes a minute
+on one core.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ def main() -> None:
     for names in STRANGERS:
         polar = polar_of(*(Model(open_repository(base_folder(name))) for name in names))
         assigned = best_matching(polar, signed=True)
-        assert assigned is not None  # wanted regardless of its significance
+        assert assigned is not None  # computed regardless of its significance
         orders = {
-            "as they are": (torch.arange(polar.shape[1]).numpy(),) * 2,
+            "original order": (torch.arange(polar.shape[1]).numpy(),) * 2,
             "by assignment": (assigned.reference, assigned.candidate),
             "by mutual best": mutual_partners(polar),
         }
@@ -48,7 +49,7 @@ def main() -> None:
 
 
 def polar_of(reference: Model, candidate: Model) -> torch.Tensor:
-    """The polar factor of sampled common tokens, ``(n_reference, n_candidate)``."""
+    """Return the polar factor of sampled common tokens, ``(n_reference, n_candidate)``."""
     reference_tokens, candidate_tokens = vocabularies_of(reference, candidate)
     assert reference_tokens is not None and candidate_tokens is not None
     common = common_vocabulary(

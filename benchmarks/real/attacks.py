@@ -1,4 +1,4 @@
-"""Attacks on a real model to evade detection: scales, splits, outliers, noise on axes, low-rank surgery."""
+"""Attacks on a real model to evade detection: scales, splits, outliers, noise on axes, low-rank changes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from benchmarks.zoo.stack import Affine, Stack
 def rescaled(stack: Stack, generator: torch.Generator) -> Stack:
     """Draw anew every scale that cancels in the next matrix.
 
-    Gains against the columns of their readers, V against O by key-value head, Q against K by rotary plane, up against
-    down by neuron: factors exp(N(0, 1)).
+    The factors exp(N(0, 1)) scale gains against the columns of their readers, V against O by key-value head, Q against
+    K by rotary plane, and up against down by neuron.
     """
 
     def drawn(n: int) -> torch.Tensor:
@@ -59,7 +59,7 @@ def split_neurons(stack: Stack, generator: torch.Generator) -> Stack:
 
 @torch.no_grad()
 def outliers(stack: Stack, generator: torch.Generator) -> Stack:
-    """One entry in a thousand of every matrix set to twenty times its root mean square; four channels times thirty."""
+    """Set one entry in a thousand of every matrix to 20 times its root mean square, and scale four channels by 30."""
     for matrix in stack.matrices():
         rms = matrix.square().mean().sqrt()
         hit = torch.rand(matrix.shape, generator=generator) < 1e-3
@@ -71,7 +71,7 @@ def outliers(stack: Stack, generator: torch.Generator) -> Stack:
 
 @torch.no_grad()
 def noisy_axes(stack: Stack, generator: torch.Generator) -> Stack:
-    """On half of the channels, add noise of five times the root mean square to all matrices at the residual stream."""
+    """Add noise of five times the root mean square to half of the channels, in all matrices at the residual stream."""
     n = stack.embedding.shape[1]
     hit = torch.randperm(n, generator=generator)[: n // 2]
     columns = [stack.embedding, *([] if stack.head is None else [stack.head])]
@@ -101,7 +101,7 @@ def redrawn(*roles: str) -> Callable[[Stack, torch.Generator], Stack]:
 
 
 def without_top(rank: int) -> Callable[[Stack, torch.Generator], Stack]:
-    """Every matrix without its leading singular directions."""
+    """Remove the leading singular directions of every matrix."""
 
     def edit(stack: Stack, generator: torch.Generator) -> Stack:
         for matrix in stack.matrices():

@@ -2,11 +2,11 @@
 
 python -m benchmarks.real.forgery [losses] [evading] [repairing] [forging]
 
-*losses*: nats per token on held-out text, for the model and for attacked copies. *evading*: attacks stronger than those
-of :mod:`benchmarks.real.relatives`, until one is not found; each with its loss and verdict. *repairing*: an attack,
-followed by as much training as a model with random weights gets for comparison: the remaining damage, and whether the
-model is found. *forging*: parts of the model are planted into an unrelated model of the same shape, and the pair is
-compared. Lines are written to ``benchmarks/results/real-forgery.jsonl``, replacing earlier ones of the same name.
+*losses* measures nats per token on held-out text, for the model and for attacked copies. *evading* makes attacks
+stronger than :mod:`benchmarks.real.relatives` until one is not found, each with its loss and verdict. *repairing*
+trains an attacked model for as many steps as a model with random weights, and measures the remaining damage and the
+verdict. *forging* plants parts of the model into an unrelated model of the same shape, and compares the pair. Lines are
+written to ``benchmarks/results/real-forgery.jsonl``, and replace earlier lines of the same name.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from mdir_hf.method.matching import IntArray
 
 RESULTS = Path(__file__).parents[1] / "results" / "real-forgery.jsonl"
 N_SEQUENCES = 2
-"""Sequences of 128 tokens: the cost of an attack is whole nats."""
+"""Number of sequences of 128 tokens; few are enough, because an attack costs whole nats."""
 
 Weights = dict[str, torch.Tensor]
 ATTACKS = (
@@ -67,9 +67,9 @@ FURTHER = (
 
 
 REPAIRED = (FURTHER[-1], FURTHER[0])
-"""The weakest known attack that leaves no material for a map of the layers, and the nearest weaker one."""
+"""Weakest known attack that leaves no material for a map of the layers, and the next weaker one."""
 REPAIR_RATE = 1e-3
-"""Peak learning rate of the repair, and its steps: the same as for the model with random weights."""
+"""Peak learning rate and steps of the repair, equal to the training of the model with random weights."""
 
 
 def with_rows(n: int) -> Callable[[Weights, Weights], None]:
@@ -106,7 +106,7 @@ def with_layers(n: int) -> Callable[[Weights, Weights], None]:
 
 
 def with_neurons(numbers: IntArray) -> Callable[[Weights, Weights], None]:
-    """Copy the inputs of these neurons of layer 10; their outputs are not used."""
+    """Copy the inputs of some neurons of layer 10; their outputs are not used."""
 
     def plant(stranger: Weights, model: Weights) -> None:
         layer = "model.layers.10."
@@ -136,14 +136,14 @@ PLANTED = {
 
 
 def losses() -> Iterator[dict[str, Any]]:
-    """Losses of the model and of existing derivatives."""
+    """Measure the losses of the model and of existing derivatives."""
     for member in ATTACKS:
         name = Model(SMALL, member).name
         yield {"part": "losses", "name": name, "loss": _loss(load(built(Model(SMALL, member))))}
 
 
 def evading() -> Iterator[dict[str, Any]]:
-    """Further attacks."""
+    """Apply stronger attacks and measure loss and verdict."""
     base = built(Model(SMALL))
     for how in FURTHER:
         made = edited(load(base), how)
@@ -162,7 +162,7 @@ def evading() -> Iterator[dict[str, Any]]:
 
 
 def repairing() -> Iterator[dict[str, Any]]:
-    """Attacks followed by training; first the effect of this training on the model itself and on random weights."""
+    """Repair attacked models by training; the first line is the model itself, without training."""
     base, steps = built(Model(SMALL)), TRAINED["from-random"].steps
     tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
     told = {"part": "repairing", "steps": steps, "tokens": steps * BATCH_SIZE * SEQUENCE_LENGTH}
@@ -182,7 +182,7 @@ def repairing() -> Iterator[dict[str, Any]]:
 
 
 def forging() -> Iterator[dict[str, Any]]:
-    """Parts of the model in a stranger."""
+    """Plant parts of the model into a stranger, and compare the pair."""
     model = load_file(built(Model(SMALL)) / "model.safetensors")
     stranger = built(Model(SMALL, "from-random"))
     for name, plant in PLANTED.items():

@@ -1,4 +1,4 @@
-"""Compare every pair with the checker, and write one line of JSON each immediately."""
+"""Compare every pair with the checker, and write each result immediately as one line of JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ALPHA = 1e-10
 
 
 def judge(pair: Pair, *, level: str = "auto") -> dict[str, Any]:
-    """Return the checker's result for a pair, opened anew: a line of ``real-pairs.jsonl``."""
+    """Open a pair anew and return the checker's result, a line of ``real-pairs.jsonl``."""
     folders = [str(built(model)) for model in (pair.a, pair.b)]
     cpu, wall = time.process_time(), time.perf_counter()
     row: dict[str, Any] = {
@@ -46,7 +46,7 @@ def judge(pair: Pair, *, level: str = "auto") -> dict[str, Any]:
 
 
 def numbers(report: HomologyReport) -> dict[str, Any]:
-    """Return the stored fields of a report; the only place here that knows them."""
+    """Return the stored fields of a report."""
     body = report.to_dict()
     row = {
         key: body[key]
@@ -117,7 +117,7 @@ def _layers(layers: dict[str, Any]) -> dict[str, Any]:
 
 
 def judge_all(every: Iterable[Pair], results: Path, *, level: str = "auto", again: bool = False) -> None:
-    """Judge pairs without a line, or all; pairs whose packages are not available are skipped with a message."""
+    """Judge pairs without a line, or all; skip pairs with unavailable packages, and print a message."""
     rows = {(row["a"], row["b"], row["level"]): row for row in read_lines(results)}
     for pair in every:
         key = (pair.a.name, pair.b.name, level)
@@ -126,7 +126,7 @@ def judge_all(every: Iterable[Pair], results: Path, *, level: str = "auto", agai
         try:
             row = judge(pair, level=level)
         except UnavailableError as exc:
-            print(f"passed over {pair.a.name} | {pair.b.name}: {exc}", flush=True)
+            print(f"skipped {pair.a.name} | {pair.b.name}: {exc}", flush=True)
             continue
         rows[key] = row
         results.write_text("".join(json.dumps(each) + "\n" for each in rows.values()), encoding="utf-8")
@@ -139,7 +139,7 @@ def judge_all(every: Iterable[Pair], results: Path, *, level: str = "auto", agai
 
 
 def describe(model: Model) -> dict[str, Any]:
-    """Describe a built model: a line of ``real-models.jsonl``."""
+    """Describe a built model in a line of ``real-models.jsonl``."""
     folder = built(model)
     row = {"model": model.name, **stored(folder)}
     if model.member == "base":

@@ -6,8 +6,8 @@ Each method is applied to two base models. The result is compared with its base 
 layers, it is also compared with new random embeddings and a rotated residual stream, so that only the layers remain.
 (If most of the layers are foreign, the stream is not rotated.) The unrelated pairs consist of a result from one base
 and the other base. No model is trained or run to choose parameters, except for the bases of SliceGPT: entries are
-chosen by size, rotations at random. Methods that are not published but made to be hard are marked. Rows are written to
-``benchmarks/results/real-methods.jsonl``; the models are written to a temporary folder, one at a time.
+chosen by size, and rotations at random. Unpublished methods that were designed to be hard are marked. Rows are written
+to ``benchmarks/results/real-methods.jsonl``; the models are written to a temporary folder, one at a time.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ class Method:
     """A published method.
 
     Attributes:
-        name: Its name, a key of the results.
+        name: Name of the method, a key of the results.
         done: Its effect, as a phrase.
         edit: Changes the weights.
-        renamed: Names and splits the stored tensors; the names of transformers by default.
+        renamed: Names and splits the stored tensors; by default, they have the names of transformers.
         keeps_layers: Whether the layers alone are enough for detection.
         keeps_embeddings: Whether the unmodified result is also compared.
-        is_published: Whether the method is used in practice; otherwise it was made to be hard.
+        is_published: Whether the method is published; otherwise it was designed to be hard.
         is_turned: Whether the residual stream is also rotated if only the layers are compared.
         config: Changes the config.
     """
@@ -106,12 +106,12 @@ def on_matrices(change: Callable[[torch.Tensor, torch.Generator], torch.Tensor],
 
 
 def shuffled(matrix: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """The same entries in random positions: only the distribution of a matrix is kept."""
+    """Shuffle the entries, so that only the distribution of a matrix is kept."""
     return matrix.flatten()[torch.randperm(matrix.numel(), generator=generator)].reshape(matrix.shape)
 
 
 def rounded(n_bits: int, group: int = 64) -> Callable[[torch.Tensor, torch.Generator], torch.Tensor]:
-    """Round to the nearest of ``2 ** n_bits`` levels, symmetric, in groups of a row."""
+    """Round to the nearest of ``2 ** n_bits`` symmetric levels, in groups within a row."""
 
     def change(matrix: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         del generator
@@ -123,14 +123,14 @@ def rounded(n_bits: int, group: int = 64) -> Callable[[torch.Tensor, torch.Gener
 
 
 def ternary(matrix: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """BitNet b1.58: minus one, zero or one, times the mean of the absolute values."""
+    """Round as BitNet b1.58 does: to -1, 0 or 1, times the mean absolute value."""
     del generator
     scale = matrix.abs().mean()
     return (matrix / scale).round().clamp(-1, 1) * scale
 
 
 def two_of_four(matrix: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """The two largest of each four entries of a row."""
+    """Keep the two largest of every four entries of a row."""
     del generator
     groups = matrix.reshape(-1, 4)
     is_kept = torch.zeros_like(groups).scatter_(1, groups.abs().topk(2).indices, 1.0)
@@ -138,7 +138,7 @@ def two_of_four(matrix: torch.Tensor, generator: torch.Generator) -> torch.Tenso
 
 
 def smallest_removed(share: float) -> Callable[[torch.Tensor, torch.Generator], torch.Tensor]:
-    """The smallest entries set to zero."""
+    """Set the smallest entries to zero."""
 
     def change(matrix: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         del generator
@@ -149,13 +149,13 @@ def smallest_removed(share: float) -> Callable[[torch.Tensor, torch.Generator], 
 
 
 def low_rank(matrix: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-    """The best approximation with half as many numbers in two factors."""
+    """Return the best approximation by two factors with half as many numbers."""
     left, right = factors(matrix)
     return left @ right
 
 
 def factors(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The two factors of :func:`low_rank`, each with the root of the singular values."""
+    """Return the two factors of :func:`low_rank`, each with the square root of the singular values."""
     u, s, vh = torch.linalg.svd(matrix.float(), full_matrices=False)
     rank = matrix.numel() // (2 * sum(matrix.shape))
     root = s[:rank].sqrt()
@@ -190,7 +190,7 @@ def hadamard(n: int, generator: torch.Generator) -> torch.Tensor:
 
 
 def quarot(stack: Stack, generator: torch.Generator) -> Stack:
-    """QuaRot: Hadamard rotations of the residual stream, of values in each head and of the inputs of down; 4 bits."""
+    """Apply QuaRot: Hadamard rotations of the residual stream, of values in each head and of inputs of down; 4 bits."""
     made = edits.turn_stream_by(stack, hadamard(stack.embedding.shape[1], generator))
     for block in made.blocks:
         edits.turn_values(made, block, generator)
@@ -199,7 +199,7 @@ def quarot(stack: Stack, generator: torch.Generator) -> Stack:
 
 
 def slicegpt(base: str) -> Edit:
-    """SliceGPT: principal components of the inputs of each norm, with the last quarter removed."""
+    """Apply SliceGPT: principal components of the inputs of each norm, without the last quarter."""
 
     def edit(stack: Stack, generator: torch.Generator) -> Stack:
         from tokenizers import Tokenizer
@@ -231,7 +231,7 @@ def of_kv_heads(change: Callable[[torch.Tensor, int], torch.Tensor], n_kv_heads:
 
 
 def minitron(stack: Stack, generator: torch.Generator) -> Stack:
-    """Minitron: three quarters of the channels, half of the neurons, the largest first."""
+    """Prune like Minitron: keep the largest three quarters of the channels and half of the neurons."""
     del generator
     n, n_neurons = stack.embedding.shape[1], stack.blocks[0].up.weight.shape[0]
     made = edits.cut_width(stack, n_channels=n * 3 // 4, n_heads=stack.n_heads, n_neurons=n_neurons // 2)
@@ -243,14 +243,14 @@ def minitron(stack: Stack, generator: torch.Generator) -> Stack:
 
 
 def short(stack: Stack, generator: torch.Generator) -> Stack:
-    """ShortGPT: a quarter of the layers, one after the other, left out before the last."""
+    """Prune like ShortGPT: remove a quarter of the layers, in a row before the last one."""
     del generator
     n = len(stack.blocks)
     return edits.take_layers(stack, [*range(n - 1 - n // 4), n - 1])
 
 
 def llm_pruner(stack: Stack, generator: torch.Generator) -> Stack:
-    """LLM-Pruner and FLAP: other numbers of neurons and of key/value groups in each layer."""
+    """Prune like LLM-Pruner and FLAP: keep different numbers of neurons and key/value groups in each layer."""
     group = stack.n_heads // stack.n_kv_heads
     d = stack.head_dim
     for index, block in enumerate(stack.blocks[2:-1]):
@@ -267,7 +267,7 @@ def llm_pruner(stack: Stack, generator: torch.Generator) -> Stack:
 
 
 def puzzle(state: State) -> State:
-    """Puzzle (Nemotron-NAS): every fourth layer without attention, every fifth with a linear map in its place."""
+    """Edit like Puzzle (Nemotron-NAS): every fourth layer without attention, every fifth with a linear map instead."""
     stored: State = {}
     for name, weight in state.items():
         words = name.split(".")
@@ -302,7 +302,7 @@ def puzzle_config(stack: Stack, config: Config) -> Config:
 
 
 def only(*parts: str, share: int = 3) -> Edit:
-    """Everything shuffled but these projections of every third layer."""
+    """Shuffle everything except these projections of every third layer."""
 
     def edit(stack: Stack, generator: torch.Generator) -> Stack:
         for index, block in enumerate(stack.blocks):
@@ -316,7 +316,7 @@ def only(*parts: str, share: int = 3) -> Edit:
 
 
 def one_layer(stack: Stack, generator: torch.Generator) -> Stack:
-    """Everything shuffled but one layer in the middle."""
+    """Shuffle everything except one layer in the middle."""
     for index, block in enumerate(stack.blocks):
         if index != len(stack.blocks) // 2:
             on_matrices(shuffled)(replace(stack, blocks=[block]), generator)
@@ -324,7 +324,7 @@ def one_layer(stack: Stack, generator: torch.Generator) -> Stack:
 
 
 def third_of_neurons(stack: Stack, generator: torch.Generator) -> Stack:
-    """Attention shuffled, and two thirds of the neurons of every layer."""
+    """Shuffle attention and two thirds of the neurons of every layer."""
     on_matrices(shuffled, ("q", "k", "v", "o"))(stack, generator)
     for block in stack.blocks:
         gone = torch.randperm(block.up.weight.shape[0], generator=generator)[block.up.weight.shape[0] // 3 :]
@@ -335,7 +335,7 @@ def third_of_neurons(stack: Stack, generator: torch.Generator) -> Stack:
 
 
 def factorised_embedding(stack: Stack, generator: torch.Generator) -> Stack:
-    """The embedding by a product of rank 128."""
+    """Replace the embedding by a product of rank 128."""
     del generator
     u, s, vh = torch.svd_lowrank(stack.embedding.float(), q=128)
     stack.embedding = (u * s) @ vh.T
@@ -355,7 +355,7 @@ def of_task(change: Callable[[torch.Tensor, torch.Tensor, torch.Generator], torc
 
 
 def dare(base: torch.Tensor, difference: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """DARE: drop nine tenths of the difference and multiply the rest by ten."""
+    """Apply DARE: drop nine tenths of the difference and multiply the rest by ten."""
     is_kept = torch.rand(difference.shape, generator=generator) < 0.1
     return base + 10.0 * difference * is_kept
 
@@ -376,7 +376,7 @@ def eagle_1(state: State) -> State:
 
 
 def draft_layer(state: State) -> State:
-    """EAGLE without its embedding: one layer of the base under the names of EAGLE-3, and a head of some of the rows."""
+    """Store one layer of the base and a head of some rows under the names of EAGLE-3, without an embedding."""
     head = state.get("lm_head.weight", state["model.embed_tokens.weight"])
     rows = torch.arange(0, len(head), 4)
     stored = {
@@ -397,7 +397,7 @@ def draft_layer(state: State) -> State:
 
 
 def medusa(state: State) -> State:
-    """Medusa: heads that start as the base's unembedding, each after one residual block."""
+    """Store Medusa's heads, which start as the base's unembedding, each after one residual block."""
     head = state.get("lm_head.weight", state["model.embed_tokens.weight"])
     width = head.shape[1]
     stored: State = {}
@@ -409,13 +409,13 @@ def medusa(state: State) -> State:
 
 
 def medusa_config(stack: Stack, config: Config) -> Config:
-    """Has neither sizes nor a family, only the base and the number of heads."""
+    """Return Medusa's config, which has only the base and the number of heads."""
     del stack, config
     return {"base_model_name_or_path": "owner/base", "medusa_num_heads": 2, "medusa_num_layers": 1}
 
 
 def methods(base: str) -> list[Method]:
-    """Every method, on one base."""
+    """Return every method for one base."""
     keep: Edit = lambda stack, generator: stack  # noqa: E731
     only_one = tuple(
         Method(
@@ -484,14 +484,14 @@ def methods(base: str) -> list[Method]:
         Method("negated", "the fine-tune subtracted", of_task(lambda weight, change, _: weight - change, base)),
         Method(
             "hidden",
-            "every transformation that keeps the function",
+            "all transformations that preserve the function",
             edits.obfuscate,
             keeps_layers=False,
             is_published=False,
         ),
         Method(
             "hidden-noise",
-            "the same, then noise of 1 RMS",
+            "all transformations that preserve the function, then noise of 1 RMS",
             lambda stack, generator: noise(1.0)(edits.obfuscate(stack, generator), generator),
             keeps_layers=False,
             is_published=False,
@@ -548,7 +548,7 @@ def write(model: PreTrainedModel, base: Path, method: Method, folder: Path, *, h
 
 
 def judge(reference: Path, candidate: Path, *, level: str = "auto") -> dict[str, Any]:
-    """Return the checker's result on two folders."""
+    """Compare two folders and return the checker's result."""
     started = time.perf_counter()
     try:
         checker = HomologyChecker.from_pretrained(str(reference), use_caches=False, alpha=ALPHA)
@@ -559,13 +559,13 @@ def judge(reference: Path, candidate: Path, *, level: str = "auto") -> dict[str,
 
 
 def main() -> None:
-    """Judge everything without a row."""
+    """Judge all pairs without a row."""
     from transformers.utils import logging
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.real.methods", description=__doc__.split("\n")[0])
     parser.add_argument("--only", action="append", metavar="NAME", help="only this method; may be repeated")
     parser.add_argument("--base", choices=(SMALL, MIDDLE), help="only methods applied to this base")
-    parser.add_argument("--again", action="store_true", help="judge rows that are there, too")
+    parser.add_argument("--again", action="store_true", help="also judge pairs that have a row")
     arguments = parser.parse_args()
     logging.disable_progress_bar()
     rows = {(row["base"], row["method"], row["left"]): row for row in read_lines(RESULTS)}

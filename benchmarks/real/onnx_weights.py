@@ -1,4 +1,4 @@
-"""Weights of a BERT in an ONNX file, under the names that its checkpoint had: in F32, int8 is dequantised."""
+"""Extract the weights of a BERT from an ONNX file, under the names of its checkpoint, with int8 dequantised to F32."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from mdir_hf.model.hub import open_repository
 
 
 def write_bert(onnx_file: Path, folder: Path) -> None:
-    """Write ``model.safetensors`` and ``config.json``; the file is read as data, nothing of it is run.
+    """Write ``model.safetensors`` and ``config.json``; the ONNX file is read as data and is not run.
 
     Args:
         onnx_file: A BERT with its weights inside, F32 or dynamically quantised to int8.
-        folder: Exists; tokenizer files are somebody else's.
+        folder: Existing output folder; tokenizer files are written elsewhere.
     """
     from safetensors.torch import save_file
 

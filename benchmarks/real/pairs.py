@@ -1,4 +1,4 @@
-"""Choose the pairs to judge, with the truth about them."""
+"""Choose the pairs to judge, with their true relation."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from benchmarks.real.workshop import (
 )
 
 SAMPLE = ("permuted", "rotated", "noise-1", "half-width", "new-embeddings", "outliers", "continued-1e-3")
-"""Members compared with foreign bases if not every pair is requested: one of each kind."""
+"""Members that are compared with foreign bases if not every pair is requested: one of each kind."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two models and the truth about them.
+    """Two models and their true relation.
 
     Attributes:
         a: The reference, a base.
@@ -41,7 +41,7 @@ class Pair:
 
 
 def pair(a: Model, b: Model) -> Pair:
-    """The truth about a base and a model."""
+    """Return the true relation of a base and a model."""
     made = members().get(b.member)
     if {a.base, b.base} == set(SENTENCES):
         return Pair(a, b, True, "copy")
@@ -55,7 +55,7 @@ def pair(a: Model, b: Model) -> Pair:
 
 
 def pairs(*, every: bool = False) -> Iterator[Pair]:
-    """Return relatives of each base, then unrelated models, the slowest last.
+    """Return pairs with relatives of each base, then pairs of strangers, the slowest last.
 
     Args:
         every: Whether each relative is compared with every other base; otherwise a sample.

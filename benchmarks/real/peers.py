@@ -1,4 +1,4 @@
-"""Run other methods on the same pairs, if they can load the models.
+"""Run other methods on the same pairs of real models, if they can load them.
 
 python -m benchmarks.real.peers --peer PDF --peer AWM --base smollm2-135m-instruct    # all by default; resumes
 """
@@ -22,7 +22,7 @@ SCORES = RESULTS.with_name("real-peers.jsonl")
 
 
 def pairs_of_peers(bases: Sequence[str] = ()) -> list[Pair]:
-    """All pairs but mere formats, which peers do not open; with bases, those between their relatives."""
+    """Return the pairs for peers: all except formats, which peers cannot open, or only relatives of some bases."""
     return [
         pair
         for pair in pairs()
@@ -31,7 +31,7 @@ def pairs_of_peers(bases: Sequence[str] = ()) -> list[Pair]:
 
 
 def score_all(peer: Peer, every: list[Pair]) -> Iterator[dict[str, Any]]:
-    """A line for each pair; the fingerprint of a model is computed once."""
+    """Yield a line for each pair; the fingerprint of each model is computed once."""
     fingerprints: dict[Model, Any] = {}
     for pair in every:
         started = seconds_of(peer)
@@ -39,7 +39,7 @@ def score_all(peer: Peer, every: list[Pair]) -> Iterator[dict[str, Any]]:
             if model not in fingerprints:
                 fingerprints[model] = peer.fingerprint(built(model))
         answer = peer.score(fingerprints[pair.a], fingerprints[pair.b])
-        if pair.b.member != "base":  # met once or twice; bases are met all the time
+        if pair.b.member != "base":  # bases are needed in most pairs, other models only once or twice
             fingerprints.pop(pair.b)
             gc.collect()
         yield {
@@ -57,7 +57,7 @@ def score_all(peer: Peer, every: list[Pair]) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    """Score pairs without a line."""
+    """Score the pairs without a line."""
     from transformers.utils import logging
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

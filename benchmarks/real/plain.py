@@ -1,9 +1,9 @@
-"""MDIR as printed on models that are on this disk: relatives of the zoo, real relatives, and framed strangers.
+"""Run MDIR as printed on models on this disk: relatives of the zoo, real relatives, and framed strangers.
 
     python -m benchmarks.real.plain    # resumes
 
-Reads the models that the other scripts build, under MDIR_HF_REAL_CACHE, MDIR_HF_FRAMING_CACHE and MDIR_HF_TEST_CACHE.
-Missing models are left out.
+The script reads the models that the other scripts build, under MDIR_HF_REAL_CACHE, MDIR_HF_FRAMING_CACHE and
+MDIR_HF_TEST_CACHE. Missing models are left out.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """Every pair whose folders are there, with what the checker says of it in the results."""
+    """Yield every pair on disk, with the checker's verdicts from the result files."""
     zoo, root = zoo_root() / "zoo-full-1", framing_root()
     for row in read_lines(RESULTS / "zoo-pairs.jsonl"):
         folders = tuple(zoo / row[side] for side in ("a", "b"))
@@ -92,7 +92,7 @@ def _stored_result(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def judge(case: Case) -> dict[str, Any]:
-    """Make a line of the results."""
+    """Return a line of the results."""
     peer, reads = PlainMdir(), Reads()
     began = time.process_time()
     line: dict[str, Any] = {
@@ -122,7 +122,7 @@ def judge(case: Case) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Judge every case that has no line yet."""
+    """Judge every case without a line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--group", action="append", choices=("zoo", "real", "framed"))
     arguments = parser.parse_args()

@@ -27,10 +27,10 @@ class Edited:
     """A kind of relative made by an edit.
 
     Attributes:
-        name: Its name and folder.
-        done: Its effect, as a sentence without full stop.
+        name: Name of the edit and its folder.
+        done: Effect, as a phrase without full stop.
         edit: The edit; it may change the given stack.
-        keeps_function: Whether the model's function does not change.
+        keeps_function: Whether the model still computes the same function.
         is_attack: Whether its purpose is to evade detection.
     """
 
@@ -56,7 +56,7 @@ def rebuilt(model: PreTrainedModel, stack: Stack) -> PreTrainedModel:
 
 
 def config_of(model: PreTrainedModel, stack: Stack) -> dict[str, Any]:
-    """The configuration of ``model`` with the sizes of a stack."""
+    """Return the configuration of ``model`` with the sizes of a stack."""
     shape = shape_of(stack)
     sizes = {
         "vocab_size": shape.vocabulary,
@@ -78,19 +78,19 @@ def config_of(model: PreTrainedModel, stack: Stack) -> dict[str, Any]:
 
 
 def permuted(stack: Stack, generator: torch.Generator) -> Stack:
-    """The channels of the residual stream in another order."""
+    """Reorder the channels of the residual stream."""
     return _on_stream(stack, torch.randperm(stack.embedding.shape[1], generator=generator))
 
 
 def signed(stack: Stack, generator: torch.Generator) -> Stack:
-    """The channels in another order and half of them with the other sign."""
+    """Reorder the channels and change the sign of half of them."""
     n = stack.embedding.shape[1]
     signs = torch.randint(2, (n,), generator=generator) * 2.0 - 1.0
     return _on_stream(stack, torch.randperm(n, generator=generator), signs)
 
 
 def heads_and_neurons(stack: Stack, generator: torch.Generator) -> Stack:
-    """Heads and neurons of every layer in another order."""
+    """Reorder the heads and neurons of every layer."""
     for block in stack.blocks:
         edits.shuffle_heads(stack, block, generator)
         edits.shuffle_neurons(block, generator, signed=False)
@@ -104,11 +104,11 @@ def values(stack: Stack, generator: torch.Generator) -> Stack:
     return stack
 
 
-# --- edits that do not
+# --- edits that change the function
 
 
 def noise(size: float) -> Edit:
-    """Gaussian noise on every entry of every matrix, so many times its root mean square."""
+    """Add Gaussian noise to every matrix, relative to its root mean square."""
 
     def edit(stack: Stack, generator: torch.Generator) -> Stack:
         for matrix in stack.matrices():
@@ -120,12 +120,12 @@ def noise(size: float) -> Edit:
 
 
 def half_depth(stack: Stack, generator: torch.Generator) -> Stack:
-    """Every other layer."""
+    """Keep every other layer."""
     return edits.take_layers(stack, range(0, len(stack.blocks), 2))
 
 
 def half_width(stack: Stack, generator: torch.Generator) -> Stack:
-    """The half of the channels with the largest columns in the embedding, three quarters of the neurons likewise."""
+    """Keep the largest half of the channels, by columns of the embedding, and three quarters of the neurons."""
     n_neurons = stack.blocks[0].up.weight.shape[0]
     return edits.cut_width(
         stack, n_channels=stack.embedding.shape[1] // 2, n_heads=stack.n_heads, n_neurons=n_neurons * 3 // 4
@@ -133,7 +133,7 @@ def half_width(stack: Stack, generator: torch.Generator) -> Stack:
 
 
 def upscaled(stack: Stack, generator: torch.Generator) -> Stack:
-    """The first three quarters of the layers followed by the last three quarters: 30 become 44."""
+    """Stack the first three quarters of the layers and the last three quarters: 30 layers become 44."""
     n = len(stack.blocks)
     cut = round(n * 11 / 15)
     return edits.take_layers(stack, [*range(cut), *range(n - cut, n)])
@@ -141,7 +141,7 @@ def upscaled(stack: Stack, generator: torch.Generator) -> Stack:
 
 @torch.no_grad()
 def new_embeddings(stack: Stack, generator: torch.Generator) -> Stack:
-    """Embedding and head drawn anew, at the size of the old ones."""
+    """Draw embedding and head anew, at the scale of the old ones."""
     rms = stack.embedding.square().mean().sqrt()
     made = edits.draw_embeddings(stack, stack.embedding.shape[0], generator)
     for matrix in (made.embedding, made.head):
@@ -151,7 +151,7 @@ def new_embeddings(stack: Stack, generator: torch.Generator) -> Stack:
 
 
 def turned_by(matrix: Callable[[int, torch.Generator], torch.Tensor]) -> Edit:
-    """Carry the residual stream by an orthogonal matrix of its width."""
+    """Transform the residual stream by an orthogonal matrix of its width."""
 
     def edit(stack: Stack, generator: torch.Generator) -> Stack:
         return edits.turn_stream_by(stack, matrix(stack.embedding.shape[1], generator))
@@ -173,7 +173,7 @@ def half_turned(n: int, generator: torch.Generator) -> torch.Tensor:
 
 
 def small_angles(n: int, generator: torch.Generator) -> torch.Tensor:
-    """A rotation by about a third of a radian in every plane."""
+    """Return a rotation by about a third of a radian in every plane."""
     drawn = torch.randn(n, n, dtype=torch.float64, generator=generator) / n**0.5
     return torch.linalg.matrix_exp(0.25 * (drawn - drawn.T))
 
@@ -269,7 +269,7 @@ EDITS = {
 
 @torch.no_grad()
 def upcycled(model: PreTrainedModel, seed: int = 7) -> PreTrainedModel:
-    """A Mixtral of four experts, each a copy of the MLP with noise of a tenth of its size, under a new router."""
+    """Return a Mixtral of four experts under a new router, each a copy of the MLP with noise of a tenth of its size."""
     torch.manual_seed(seed)
     mixture = edits.upcycle(take_apart(model), "mixtral")
     for name in ("rope_parameters", "rms_norm_eps", "max_position_embeddings", "bos_token_id", "eos_token_id"):

@@ -1,7 +1,7 @@
 """Write the reference values that reports show next to their p: ``python -m benchmarks.real.scale``.
 
 They are the log10 p in ``benchmarks/results/real-pairs.jsonl``, separately for unrelated and related pairs. A p that is
-not a bound is left out: calibration, and the rotation invariance of embeddings.
+not a bound is left out; this concerns calibration, and the rotation invariance of embeddings.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def scale_of(pairs: str) -> str:
 
 
 def _is_bound(pair: dict[str, Any]) -> bool:
-    """Whether p of a judged pair bounds a probability by the rules of today."""
+    """Return whether p of a judged pair bounds a probability by the current rules."""
     if pair["verdict"] != "homologous" or pair["assumption"] == "numbering":
         return True
     return bool(pair["assumption"] == "rotation" and pair["settled_by"] == "layers")

@@ -1,4 +1,4 @@
-"""Compares real pairs with many seeds: the verdict, the assumption and the p of a pair must not depend on them.
+"""Compare real pairs with many seeds; verdict, assumption and p of a pair must not depend on the seed.
 
     python -m benchmarks.real.seeds [--seeds 20] [--kind edit] [--base smollm2-135m-instruct] [--most-s 10] [--build]
 
@@ -29,19 +29,19 @@ RESULTS = Path(__file__).parents[1] / "results" / "real-seeds.jsonl"
 
 
 def has_been_built(model: Model) -> bool:
-    """Whether a model is on this disk; bases are fetched if necessary."""
+    """Return whether a model is on this disk; fetch bases if necessary."""
     return model.member == "base" or (folder_of(model) / "made.json").is_file()
 
 
 def build(model: Model) -> None:
-    """Build a model in a process of its own, which returns the memory of its weights when it ends."""
+    """Build a model in a separate process, so that the memory of its weights is freed."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
         pool.submit(built, model).result()
 
 
 def row_of(pair: Pair, reports: list[HomologyReport]) -> dict[str, Any]:
-    """One line on all comparisons of a pair."""
+    """Return a line on all comparisons of a pair."""
     bounds = [report.log10_p for report in reports if report.log10_p is not None]
     return {
         "a": pair.a.name,

@@ -1,4 +1,4 @@
-"""A model cut as in SliceGPT (Ashkboos et al., 2024): every layer in its own basis, trailing channels removed.
+"""Cut a model as in SliceGPT (Ashkboos et al., 2024): every layer in its own basis, trailing channels removed.
 
 Between two norms the residual stream is carried into the principal components of the second norm's inputs, and the last
 ones are removed. The stored model has the names of the original and fewer channels. The products of neighbouring bases,

@@ -1,4 +1,4 @@
-"""Measure stored files: bits per weight, types, and the weights that still equal the base's."""
+"""Measure stored files: bits per weight, types, and weights that still equal the base's."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def stored(folder: Path) -> dict[str, Any]:
 def equal_to_base(folder: Path, base: Path) -> dict[str, bool]:
     """Return whether sampled weights equal the base's, number by number.
 
-    Compares some rows of the embedding, and values and up of the last layer whose number both models have. Matrices of
-    different shape, or that only one of the two has, are not equal.
+    The function compares some rows of the embedding, and values and up of the last layer whose number both models have.
+    Matrices that differ in shape or are in only one model count as different.
     """
     model, origin = Model(open_repository(folder)), Model(open_repository(base))
     at = min(model.anatomy.n_layers, origin.anatomy.n_layers) - 1

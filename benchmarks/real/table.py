@@ -1,4 +1,4 @@
-"""The table of results: the verdicts, and the distance of each rule from its threshold."""
+"""Format the table of results: verdicts, and the distance of each rule from its threshold."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEAD = (
 
 
 def table(rows: Sequence[dict[str, Any]], printed: Mapping[tuple[str, str], float] | None = None) -> str:
-    """The results as a Markdown table, relatives first; what goes against the truth is marked.
+    """Format the results as a Markdown table, relatives first, with wrong verdicts in bold.
 
     Args:
         rows: The results.
@@ -28,7 +28,7 @@ def table(rows: Sequence[dict[str, Any]], printed: Mapping[tuple[str, str], floa
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:
-    """How many of each kind were decided as they should be."""
+    """Count the correct decisions of each kind."""
     lines = []
     for kind in sorted({row["kind"] for row in rows}):
         chosen = [row for row in rows if row["kind"] == kind]
@@ -64,7 +64,7 @@ def _cells(row: dict[str, Any], printed: Mapping[tuple[str, str], float]) -> lis
 
 
 def _layers(row: dict[str, Any]) -> str:
-    """How many layers match, by a map of all that were compared, or by a few neurons of four."""
+    """Format the number of matching layers, by a map of the compared layers or by neurons."""
     layers, neurons = row["layers"], row.get("neurons")
     if layers is not None:
         return f"{layers['n_matched']} of {layers['n_layers']} ({layers['residual_map']})"
@@ -72,12 +72,12 @@ def _layers(row: dict[str, Any]) -> str:
 
 
 def p_text(row: dict[str, Any]) -> str:
-    """The log10 p of a judged pair, unless it bounds nothing."""
+    """Format log10 p of a judged pair; empty if it is not a bound."""
     return "no bound" if row.get("assumption") == "calibration" else f"{row['log10_p']:,.0f}"
 
 
 def paper_p(row: dict[str, Any], printed: Mapping[tuple[str, str], float]) -> str:
-    """The log10 p of Algorithm 1 as printed; empty if it was not run on this pair."""
+    """Format log10 p of Algorithm 1 as printed; empty if it was not run on this pair."""
     number = printed.get((row["a"], row["b"]))
     return "" if number is None else f"{number:,.0f}"
 

@@ -1,4 +1,4 @@
-"""Train relatives of a real model: minutes of one core each, on text shipped with Python."""
+"""Train relatives of a real model on text shipped with Python, in minutes on one core each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SEQUENCE_LENGTH, BATCH_SIZE = 128, 2
 NEW_VOCABULARY = 8192
 TEXT = "prose"
-"""Docstrings are closer to the models' training data than code is to the smallest of them."""
+"""Training text: docstrings, because the smallest models were hardly trained on code."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Trained:
     """A kind of model made by training.
 
     Attributes:
-        name: Its name and folder.
-        done: Its effect, as a sentence without full stop.
+        name: Name of the model and its folder.
+        done: Effect, as a phrase without full stop.
         make: Returns the model and the loss of each step, from the base, its tokenizer and the number of steps.
         steps: Number of training steps.
         is_related: Whether it contains weights of the base.
@@ -66,7 +66,7 @@ def tokens_of(tokenizer: Tokenizer, *, held_out: bool = False) -> torch.Tensor:
 
 @lru_cache(maxsize=1)
 def new_tokenizer() -> Tokenizer:
-    """Another tokenizer, learnt from the corpus alone."""
+    """Return another tokenizer, learnt from the corpus alone."""
     corpus = read_corpus()
     return train_byte_level_bpe([*corpus.code.learnt[:4], *corpus.prose.learnt[:4]], vocabulary_size=NEW_VOCABULARY)
 
@@ -80,7 +80,7 @@ def held_out_loss(model: PreTrainedModel, tokenizer: Tokenizer) -> float:
 def learn(
     model: PreTrainedModel, tokenizer: Tokenizer, steps: int, rate: float, order: int = 0
 ) -> tuple[PreTrainedModel, list[float]]:
-    """Train a model on text that comes with Python; returns it, and the loss of each step."""
+    """Train a model on text that comes with Python; return it, and the loss of each step."""
     losses = train(
         model,
         tokens_of(tokenizer),
@@ -115,7 +115,7 @@ def _edited_and_tuned(*names: str, rate: float = 1e-4) -> Callable[..., tuple[Pr
 
 
 def _retokenised(model: PreTrainedModel, tokenizer: Tokenizer, steps: int) -> tuple[PreTrainedModel, list[float]]:
-    """Embeddings drawn for the new tokenizer and trained alone, then everything for a third as long."""
+    """Draw embeddings for the new tokenizer and train them alone, then train everything for a third as long."""
     new = new_tokenizer()
     stack = take_apart(model)
     rms = stack.embedding.square().mean().sqrt()
@@ -149,7 +149,7 @@ def _distilled(model: PreTrainedModel, tokenizer: Tokenizer, steps: int) -> tupl
 def _pruned_and_distilled(
     model: PreTrainedModel, tokenizer: Tokenizer, steps: int
 ) -> tuple[PreTrainedModel, list[float]]:
-    """Half of the channels, layers and neurons, the largest ones, then taught by the whole model: as Llama 3.2 was."""
+    """Keep the largest half of the channels, layers and neurons, then distil the whole model, as for Llama 3.2."""
     stack = take_apart(model)
     n_channels, n_neurons = stack.embedding.shape[1] // 2, stack.blocks[0].up.weight.shape[0] // 2
     halved = edits.cut_width(
@@ -164,7 +164,7 @@ def _pruned_and_distilled(
 def _taught(
     teacher: PreTrainedModel, student: PreTrainedModel, tokenizer: Tokenizer, steps: int
 ) -> tuple[PreTrainedModel, list[float]]:
-    """Train the student towards the teacher's next-token distributions; returns it, and the loss of each step."""
+    """Train the student towards the teacher's next-token distributions; return it, and the loss of each step."""
     teacher.eval()
     tokens, drawn = tokens_of(tokenizer), torch.Generator().manual_seed(8)
 
@@ -198,27 +198,29 @@ TRAINED = {
         ),
         Trained("hidden-tuned", "hidden, then fine-tuned", _edited_and_tuned("hidden"), is_attack=True),
         Trained(
-            "half-width-tuned", "half of the channels cut, then trained on", _edited_and_tuned("half-width", rate=3e-4)
+            "half-width-tuned", "half of the channels cut, then trained", _edited_and_tuned("half-width", rate=3e-4)
         ),
-        Trained("distilled", "a student from random weights, of this teacher", _distilled, steps=60, is_related=False),
+        Trained("distilled", "a student of this model, from random weights", _distilled, steps=60, is_related=False),
         Trained(
             "pruned-distilled",
             "half of the channels, layers and neurons kept, then distilled from the whole model, peak rate 1e-3",
             _pruned_and_distilled,
             steps=1500,
         ),
-        Trained("from-random", "the same shape from random weights, trained as long", _from_random, 60, False),
+        Trained(
+            "from-random", "the same shape, trained from random weights for as many steps", _from_random, 60, False
+        ),
         Trained("random", "the same shape, random weights", lambda model, *_: (_random(model), []), 0, False),
     )
 }
 
 
 def trained(base: PreTrainedModel, tokenizer_file: Path, how: Trained) -> tuple[PreTrainedModel, dict[str, object]]:
-    """The model, and how the training went."""
+    """Return a trained model, and a description of its training."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
-    with torch.enable_grad(), seeded_single_thread(11):  # a caller may have switched gradients off
+    with torch.enable_grad(), seeded_single_thread(11):  # the caller may have disabled gradients
         model, losses = how.make(base, tokenizer, how.steps)
         read_as = new_tokenizer() if how.is_retokenised else tokenizer
         loss = held_out_loss(model, read_as)

@@ -1,9 +1,9 @@
-"""Judges edits of SmolLM2-135M by the rules of the second witness, beside the verdicts from before them.
+"""Judge edits of SmolLM2-135M by the rules of the second witness, beside the earlier verdicts.
 
     python -m benchmarks.real.witness
 
 Only models that ``benchmarks/real`` has built are judged (``python -m benchmarks.real build`` builds them). A line for
-each pair is kept in ``benchmarks/results/second-witness.jsonl``. A few minutes of one core.
+each pair is kept in ``benchmarks/results/second-witness.jsonl``. The script takes a few minutes on one core.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ STRANGER = "qwen2.5-coder-0.5b-instruct"
 
 
 def main() -> None:
-    """Judge, keep and print."""
+    """Judge the pairs, store and print the results."""
     before = {(row["a"], row["b"]): row for row in read_lines(BEFORE)}
     places = [(f"{BASE}/{member}", cache_root() / "models" / BASE / member) for member in MEMBERS]
     places.append((STRANGER, cache_root() / "models" / STRANGER / "base"))
     rows = []
     for name, place in places:
         if not place.is_dir():
-            print(f"passed over {name}: not built", flush=True)
+            print(f"skipped {name}: not built", flush=True)
             continue
         start = time.process_time()
         report = compare(cache_root() / "models" / BASE / "base", place, progress=False)

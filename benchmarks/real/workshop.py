@@ -1,4 +1,4 @@
-"""List the models made from each base and their folders: ``models/<base>/<member>`` of the cache.
+"""List the models made from each base and their folders, ``models/<base>/<member>`` in the cache.
 
 Every folder has ``made.json`` with the edit, its duration in seconds, whether the model still generates text, and how
 far its weights moved.
@@ -62,7 +62,7 @@ OF_MIDDLE = (
     "lora",
     "tuned-1e-4",
 )
-"""Derivatives also made of the half-billion model, whose attention has biases and whose widths differ. 25 GB."""
+"""Derivatives that are also made from the half-billion model, with biases in attention and other widths. 25 GB."""
 
 SWAPPED = "swapped-embeddings"
 
@@ -71,7 +71,7 @@ SLICED, SHARE_CUT = "sliced", 0.25
 
 @dataclass(frozen=True, order=True)
 class Model:
-    """A model: a base and an edit, or ``base`` for none."""
+    """A model: a base and an edit, or ``base`` without edit."""
 
     base: str
     member: str = "base"
@@ -87,9 +87,9 @@ class Member:
     """An edit of a base.
 
     Attributes:
-        name: Its name.
+        name: Name of the edit.
         kind: ``edit``, ``attack``, ``training``, ``format`` or ``stranger``.
-        done: Its effect, as a sentence without full stop.
+        done: Effect, as a phrase without full stop.
         is_related: Whether it contains weights of its base.
     """
 
@@ -100,7 +100,7 @@ class Member:
 
 
 def members() -> dict[str, Member]:
-    """All edits of a base, by name."""
+    """Return all edits of a base, by name."""
     edits = [Member(how.name, "attack" if how.is_attack else "edit", how.done) for how in EDITS.values()]
     more = [
         Member("upcycled", "edit", "a mixture of four experts, each a copy of the MLP with a tenth of noise"),
@@ -121,7 +121,7 @@ def members() -> dict[str, Member]:
 
 
 def models() -> list[Model]:
-    """Every model of the benchmark, bases first."""
+    """Yield every model of the benchmark, bases first."""
     small = [Model(SMALL, member) for member in members()]
     middle = [Model(MIDDLE, member) for member in OF_MIDDLE]
     bases = [Model(base) for base in (SMALL, MIDDLE, LARGE, *SENTENCES, *THIRD_PARTY[1:])]
@@ -134,7 +134,7 @@ def folder_of(model: Model) -> Path:
 
 
 def built(model: Model) -> Path:
-    """Return the folder of a model, making it if missing.
+    """Return the folder of a model, and build it if missing.
 
     Raises:
         UnavailableError: If the packages of its base are not available.
@@ -180,7 +180,7 @@ def _sliced(base: Path, model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _swapped(base: Path, model: PreTrainedModel) -> PreTrainedModel:
-    """Return a small model with rows of the middle one for common tokens; the other rows do not change."""
+    """Return a small model with rows of the middle model for common tokens; other rows do not change."""
     foreign_folder = base_folder(MIDDLE)
     ids, foreign_ids = common_ids(base, foreign_folder)
     rows = model.get_input_embeddings().weight.detach().clone()

@@ -1,6 +1,6 @@
-"""Strangers that were prepared to look related: attacks, students, and the verdicts on them.
+"""Strangers that are prepared to look related: attacks, students, and the verdicts on them.
 
 python -m benchmarks.real.framing build    # makes the framed models
 python -m benchmarks.real.framing judge    # compares each with its victim, and counts neurons for fresh samples
-python -m benchmarks.real.framing list     # a line for each framed model
+python -m benchmarks.real.framing list     # prints a line for each framed model
 """

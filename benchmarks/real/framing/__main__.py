@@ -12,17 +12,17 @@ from benchmarks.zoo.run import read_lines
 
 
 def main() -> None:
-    """Do one part for some cases, or for all."""
+    """Run one part for some cases, or for all."""
     from transformers.utils import logging
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.real.framing", description=__doc__)
     parser.add_argument("part", choices=("build", "judge", "list"))
     parser.add_argument("names", nargs="*", help="parts of names of cases; all cases by default")
-    parser.add_argument("--without", action="append", default=[], help="leave out cases with this in their name")
-    parser.add_argument("--level", action="append", choices=LEVELS, help="of the comparisons; both by default")
-    parser.add_argument("--again", action="store_true", help="judge cases that have a line in the results, too")
+    parser.add_argument("--without", action="append", default=[], help="leave out cases with this text in their name")
+    parser.add_argument("--level", action="append", choices=LEVELS, help="level of the comparisons; both by default")
+    parser.add_argument("--again", action="store_true", help="also judge cases that have a line in the results")
     parser.add_argument(
-        "--verdicts", action="store_true", help="judge all cases again, and keep known counts and levels"
+        "--verdicts", action="store_true", help="judge all cases again, but keep known counts and levels"
     )
     arguments = parser.parse_args()
     logging.set_verbosity_error()
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def line_of(case: Case) -> str:
-    """A line of the list of framed models."""
+    """Format a line of the list of framed models."""
     expected = "a relative" if case.is_related else "must not be homologous"
     return f"| {case.name} | {case.victim} | {case.stranger or 'trained'} | {case.done} | {case.copied} | {expected} |"
 

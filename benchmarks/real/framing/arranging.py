@@ -1,6 +1,6 @@
-"""Arranges a stranger against a victim: its basis, its neurons and signs, its heads, V against O. Nothing is copied.
+"""Arrange a stranger to resemble a victim: basis, neurons and signs, heads, V and O. No weights are copied.
 
-All of this keeps the function. The stranger must be folded (:func:`benchmarks.real.framing.turning.folded`).
+All arrangements preserve the function. The stranger must be folded (:func:`benchmarks.real.framing.turning.folded`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MlpRows = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True)
 class Weighing:
-    """How much each kind of row counts when a rotation is fitted and neurons are assigned.
+    """Weights of the kinds of rows in the fit of a rotation and the assignment of neurons.
 
     Attributes:
         tokens: Rows of the embedding.
@@ -49,7 +49,7 @@ EVERYTHING = Weighing(1.0, 1.0, 1.0, 1.0)
 
 @dataclass(frozen=True, eq=False)
 class Arrangement:
-    """A rotation of the stream, and for each layer of the stranger the order and the signs of its neurons."""
+    """A rotation of the stream, and the order and signs of neurons for each layer of the stranger."""
 
     turn: Turn
     orders: tuple[torch.Tensor, ...]
@@ -57,20 +57,20 @@ class Arrangement:
 
 
 def layer_pairs(victim: Stack, stranger: Stack) -> list[tuple[int, int]]:
-    """Layers of the victim and of the stranger at the same relative depth, one for each layer of the stranger."""
+    """Pair each layer of the stranger with the victim's layer at the same relative depth."""
     n, m = len(victim.blocks), len(stranger.blocks)
     return [(round(j * (n - 1) / max(1, m - 1)), j) for j in range(m)]
 
 
 def mlp_rows(block: Block) -> MlpRows:
-    """Unit rows of the neurons of a layer, gains folded in."""
+    """Return unit rows of the neurons of a layer, with gains folded in."""
     reads = [block.up] if block.gate is None else [block.gate, block.up]
     folded_rows = [each.weight.double() * block.mlp_norm.weight.double() for each in reads]
     return tuple(unit_rows(rows) for rows in (*folded_rows, block.down.weight.T.double()))
 
 
 def token_cross(victim: Stack, stranger: Stack, ids: tuple[torch.Tensor, torch.Tensor], weighing: Weighing) -> Turn:
-    """Products of common rows of embedding and unembedding, ``(width of the victim, width of the stranger)``."""
+    """Return products of common rows of embedding and unembedding, ``(victim's width, stranger's width)``."""
     total = torch.zeros(victim.embedding.shape[1], stranger.embedding.shape[1], dtype=torch.float64)
     heads = [victim.embedding if victim.head is None else victim.head * victim.norm.weight]
     heads += [stranger.embedding if stranger.head is None else stranger.head]
@@ -83,7 +83,7 @@ def token_cross(victim: Stack, stranger: Stack, ids: tuple[torch.Tensor, torch.T
 def fitted_turn(
     victim: Stack, stranger: Stack, ids: tuple[torch.Tensor, torch.Tensor], weighing: Weighing, *, seed: int = 0
 ) -> Turn:
-    """Fit a rotation on rows of tokens alone."""
+    """Fit a rotation on rows of tokens only."""
     return best_turn(token_cross(victim, stranger, ids, weighing), seed=seed, keeps_mean=has_layer_norm(stranger))
 
 
@@ -100,13 +100,14 @@ def arranged(
     """Fit one rotation and assign the neurons of every layer in turn.
 
     Args:
-        victim: Rows to come near to.
+        victim: Model that the stranger should resemble.
         stranger: A folded model with at least as many channels and neurons.
         ids: Rows of common tokens in both.
-        weighing: Weights of the kinds of rows in the fit.
+        weighing: Weights of the kinds of rows.
         rounds: Fits of the rotation, each followed by an assignment.
-        places: Layers of both that are arranged against each other; by default all of the stranger.
-        known: Numbers that the framer expects to be sampled: only they count in the fit, and they choose first.
+        places: Pairs of layers to arrange; by default, all layers of the stranger.
+        known: Numbers of neurons that the framer expects to be sampled: only these count in the fit, and they are
+            assigned first.
     """
     places = layer_pairs(victim, stranger) if places is None else places
     rows = {j: (mlp_rows(victim.blocks[i]), mlp_rows(stranger.blocks[j])) for i, j in places}
@@ -139,7 +140,7 @@ def arranged(
 
 
 def _weighed(x: MlpRows, y: MlpRows, weighing: Weighing) -> list[tuple[float, torch.Tensor, torch.Tensor]]:
-    """Weight, rows of the victim and rows of the stranger for each matrix that counts; sign-free rows first."""
+    """Return weight, victim's rows and stranger's rows of each weighted matrix; rows with free signs come first."""
     weights = [*[weighing.reads] * (len(x) - 1), weighing.writes]
     weights[0] += weighing.gates
     return [(w, a, b) for w, a, b in zip(weights, x, y, strict=True) if w]
@@ -148,7 +149,7 @@ def _weighed(x: MlpRows, y: MlpRows, weighing: Weighing) -> list[tuple[float, to
 def _assigned(
     x: MlpRows, y: MlpRows, turn: Turn, weighing: Weighing, known: IntArray | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The best order of the stranger's neurons behind a rotation, and the signs of up and down."""
+    """Return the best order of the stranger's neurons behind a rotation, and the signs of up and down."""
     n = x[0].shape[1]
     free, bound = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
     for weight, rows_x, rows_y in _weighed(x, y, weighing):
@@ -181,9 +182,9 @@ def with_neurons(stack: Stack, arrangement: Arrangement) -> Stack:
 
 @torch.no_grad()
 def with_heads(victim: Stack, stranger: Stack) -> Stack:
-    """Renumber key and value heads by how alike their values read, and map V freely so that it reads as the victim's.
+    """Renumber key and value heads by the similarity of their values, and map V to resemble the victim's.
 
-    O makes up for it. Both models need heads of one size and number.
+    O compensates for the map. Both models need heads of equal size and number.
     """
     groups, d = stranger.n_kv_heads, stranger.head_dim
     per_group = stranger.n_heads // groups

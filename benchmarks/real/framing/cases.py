@@ -1,4 +1,4 @@
-"""Builds framed models, and keeps them with a record of how far their logits moved."""
+"""Build framed models, and store them with a record of the change of their logits."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CONSTANTS = {
     "llama-late-constant": 50.0,
     "llama-large-late-constant": 150.0,
 }
-"""Slim strangers that were trained with a channel that holds one number for every token."""
+"""Slim strangers that were trained with a constant channel, and its value."""
 REAL = {SMALL: RealModel(SMALL), MIDDLE: RealModel(MIDDLE)}
 SHAPES: dict[str, dict[str, int]] = {
     SLIM: {"n_neurons": 96},
@@ -57,7 +57,7 @@ SHAPES: dict[str, dict[str, int]] = {
     WIDE: {"width": 288},
     TALL: {"n_layers": 6},
 }
-"""Strangers of other sizes than the zoo's Llama, from another seed."""
+"""Strangers with other sizes than the zoo's Llama, from another seed."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,10 @@ class Case:
 
     Attributes:
         name: Name of the model and of its folder.
-        victim: A model that it is held against.
-        stranger: The model that was prepared; None for a student.
-        done: The preparation, as a phrase.
-        copied: Which weights of the victim are copied, ``nothing`` for none.
+        victim: Model that it is compared with.
+        stranger: Model that was prepared; None for a student.
+        done: Preparation, as a phrase.
+        copied: Copied weights of the victim, or ``nothing``.
         is_related: Whether the two are relatives by definition.
         make: Makes the model.
         keeps_function: Whether it computes the same function as the stranger.
@@ -86,12 +86,12 @@ class Case:
 
 
 def root() -> Path:
-    """Where framed models are kept."""
+    """Return the folder of framed models."""
     return Path(os.environ.get("MDIR_HF_FRAMING_CACHE") or cache_root() / "framing")
 
 
 def folder_of(name: str) -> Path:
-    """The folder of a model that takes part, made if it is missing."""
+    """Return the folder of a victim or stranger, and build it if missing."""
     if name in ZOO:
         return built_zoo(ZooModel(*ZOO[name]), FULL)
     if name in REAL:
@@ -111,7 +111,7 @@ def folder_of(name: str) -> Path:
 
 
 def built(case: Case) -> Path:
-    """The folder of a framed model, made if it is missing, with ``framed.json``: how far its logits moved."""
+    """Return the folder of a framed model, and build it with ``framed.json`` (change of logits) if missing."""
     folder = root() / case.name
     if not folder.exists():
         with seeded_single_thread(11):
@@ -129,7 +129,7 @@ def built(case: Case) -> Path:
 
 @torch.no_grad()
 def moved_logits(before: PreTrainedModel, after: PreTrainedModel) -> dict[str, Any]:
-    """The largest difference of two models' logits on random tokens, and the largest logit."""
+    """Return the largest difference of two models' logits on random tokens, and the largest logit."""
     ids = torch.randint(before.config.vocab_size, (2, 48), generator=torch.Generator().manual_seed(1))
     a, b = before(input_ids=ids).logits, after(input_ids=ids).logits
     b = b[..., : a.shape[-1]]
@@ -142,7 +142,7 @@ def _victim(name: str) -> Stack:
 
 
 def ids_of(victim: str, stranger: str, *, share: float = 1.0) -> Ids:
-    """Ids of common tokens, or of a random share of them."""
+    """Return ids of common tokens, or of a random share of them."""
     folders = folder_of(victim), folder_of(stranger)
     a, b = common_ids(*folders)
     n = [Tokenizer.from_file(str(each / "tokenizer.json")).get_vocab_size() for each in folders]
@@ -153,7 +153,7 @@ def ids_of(victim: str, stranger: str, *, share: float = 1.0) -> Ids:
 
 
 def _opened(victim: str, stranger: str) -> tuple[PreTrainedModel, Stack, Stack]:
-    """The stranger, its folded weights (widened to the victim if narrower), and the victim's weights."""
+    """Return the stranger, its folded weights (widened to the victim's width if narrower), and the victim's weights."""
     model, target = load(folder_of(stranger)), _victim(victim)
     stack = turning.folded(take_apart(model))
     if stack.embedding.shape[1] < target.embedding.shape[1]:
@@ -171,7 +171,7 @@ def turned(
     seed: int = 0,
     part: float = 1.0,
 ) -> PreTrainedModel:
-    """A stranger whose stream is turned by a rotation that is fitted on tokens."""
+    """Rotate the stream of a stranger by a rotation that is fitted on tokens."""
     model, stack, target = _opened(victim, stranger)
     turn = arranging.fitted_turn(target, stack, ids_of(victim, stranger, share=share), weighing, seed=seed)
     return rebuilt(model, turning.turned(stack, turning.partly(turn, part) if part < 1.0 else turn))
@@ -186,7 +186,7 @@ def arranged(
     known_seed: int | None = None,
     heads: bool = True,
 ) -> PreTrainedModel:
-    """A stranger whose basis, neurons, signs and heads are arranged."""
+    """Arrange the basis, neurons, signs and heads of a stranger."""
     model, stack, target = _opened(victim, stranger)
     known = None
     if known_seed is not None:
@@ -198,13 +198,13 @@ def arranged(
 
 
 def renumbered(victim: str, stranger: str) -> PreTrainedModel:
-    """A stranger whose channels and signs are in the order of the best assignment, and whose neurons are, too."""
+    """Put the channels, signs and neurons of a stranger in the order of the best assignment."""
     from scipy.optimize import linear_sum_assignment
 
     model, stack, target = _opened(victim, stranger)
     cross = arranging.token_cross(target, stack, ids_of(victim, stranger), BOTH_ENDS)
     if turning.has_layer_norm(stack):
-        cross = cross.clamp(min=0.0)  # a LayerNorm leaves no sign free
+        cross = cross.clamp(min=0.0)  # with a LayerNorm, signs are not free
     rows, columns = linear_sum_assignment(cross.abs().numpy(), maximize=True)
     turn = torch.zeros(cross.shape[1], cross.shape[1], dtype=torch.float64)
     rest = np.setdiff1d(np.arange(cross.shape[1]), columns)
@@ -216,7 +216,7 @@ def renumbered(victim: str, stranger: str) -> PreTrainedModel:
 
 
 def planted(victim: str, stranger: str, how: Planted, *, turns: bool = True) -> PreTrainedModel:
-    """A stranger, turned towards the victim, with neurons of the victim that do nothing."""
+    """Rotate a stranger towards the victim, and plant idle neurons of the victim."""
     model, stack, target = _opened(victim, stranger)
     if turns:
         stack = turning.turned(stack, arranging.fitted_turn(target, stack, ids_of(victim, stranger), BOTH_ENDS))
@@ -225,7 +225,7 @@ def planted(victim: str, stranger: str, how: Planted, *, turns: bool = True) -> 
 
 
 def shut_by_bias(victim: str, stranger: str, *, share: float, strength: float, size: float) -> PreTrainedModel:
-    """A stranger with neurons of the victim that biases keep shut."""
+    """Plant neurons of the victim that biases keep shut."""
     model, stack, target = _opened(victim, stranger)
     stack = copies.planted(target, stack, Planted("", copies.whole, share), arranging.layer_pairs(target, stack))
     model.config.mlp_bias = True
@@ -242,7 +242,7 @@ def asleep(
     up_size: float = 1.0,
     unused_size: float | None = None,
 ) -> PreTrainedModel:
-    """A stranger with neurons of the victim whose gates are shifted against the mean of their input."""
+    """Plant neurons of the victim with gates that are shifted against the mean of their input."""
     model, stack, target = _opened(victim, stranger)
     stack = turning.turned(stack, arranging.fitted_turn(target, stack, ids_of(victim, stranger), BOTH_ENDS))
     means = mlp_means(rebuilt(model, stack))
@@ -277,7 +277,7 @@ def quiet_layers(
     n_copied: int | None = None,
     unused_size: float | None = None,
 ) -> PreTrainedModel:
-    """A stranger with the victim's layers between its own, which read or write next to nothing."""
+    """Insert layers of the victim that read or write almost nothing."""
     model, stack, target = _opened(victim, stranger)
     stack = turning.turned(stack, arranging.fitted_turn(target, stack, ids_of(victim, stranger), BOTH_ENDS))
     stack = copies.with_quiet_layers(target, stack, gain, output=output, n_copied=n_copied)
@@ -287,7 +287,7 @@ def quiet_layers(
 
 
 def split_and_arranged(victim: str, stranger: str, how: Planted, weighing: Weighing) -> PreTrainedModel:
-    """A stranger whose neurons are arranged by their gates, and then split so that up and down can be copied."""
+    """Arrange the neurons of a stranger by their gates, and split them so that up and down can be copied."""
     model, stack, target = _opened(victim, stranger)
     plan = arranging.arranged(target, stack, ids_of(victim, stranger), weighing)
     stack = turning.turned(arranging.with_neurons(stack, plan), plan.turn)
@@ -295,7 +295,7 @@ def split_and_arranged(victim: str, stranger: str, how: Planted, weighing: Weigh
 
 
 def dead_directions(victim: str, stranger: str, *, size: float, turns: bool) -> PreTrainedModel:
-    """A narrow stranger in a wider stream: readers hold the victim's rows in channels that nothing writes to."""
+    """A narrow stranger in a wider stream: readers hold the victim's rows in unused channels."""
     model, stack, target = _opened(victim, stranger)
     n_live = int(json.loads((folder_of(stranger) / "config.json").read_text())["hidden_size"])
     stack = copies.in_dead_directions(target, stack, arranging.layer_pairs(target, stack), n_live, size)
@@ -306,13 +306,13 @@ def dead_directions(victim: str, stranger: str, *, size: float, turns: bool) -> 
 
 
 def taught(loss: students.Loss, *, steps: int = students.STEPS) -> PreTrainedModel:
-    """A student of the tiny Llama, from random weights."""
+    """Train a student of the tiny Llama from random weights."""
     return students.taught(students.new_llama(202), load(folder_of(LLAMA)), loss, steps=steps)
 
 
 @lru_cache(maxsize=1)
 def cases() -> dict[str, Case]:
-    """Every case by name; the import is late because the list needs the functions above."""
+    """Return every case by name; the import is late because the list needs the functions above."""
     from benchmarks.real.framing.listed import listed
 
     return {case.name: case for case in listed()}

@@ -1,7 +1,7 @@
-"""Copies neurons of a victim into a stranger so that they do nothing: the stranger computes the same function.
+"""Copy neurons of a victim into a stranger without effect: the stranger still computes the same function.
 
-Every trick gives copies the numbers that the victim's neurons have, and moves the stranger's own neurons to higher
-numbers. Both models are folded, and the stranger may be turned before.
+Every trick gives the copies the numbers of the victim's neurons, and moves the stranger's own neurons to higher
+numbers. Both models are folded, and the stranger may be rotated before.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ class Neurons(NamedTuple):
     down: torch.Tensor
 
     def __len__(self) -> int:
-        """The number of neurons."""
+        """Return the number of neurons."""
         return len(self.up)
 
     def taken(self, chosen: slice) -> Neurons:
-        """Some of them."""
+        """Return some of the neurons."""
         return Neurons(*(rows[chosen] for rows in self))
 
 
 Trick = Callable[[Neurons, Neurons, torch.Generator], list[Neurons]]
-"""From copies of the victim and the stranger's own neurons: all neurons of the layer, copies first."""
+"""Maps copies of the victim and the stranger's own neurons to all neurons of the layer, copies first."""
 
 
 @dataclass(frozen=True)
 class Planted:
-    """One way to plant neurons.
+    """A way to plant neurons.
 
     Attributes:
-        done: A phrase for tables.
+        done: Phrase for tables.
         trick: See :data:`Trick`.
         share: Share of the victim's neurons that are planted.
     """
@@ -52,7 +52,7 @@ class Planted:
 
 
 def neurons_of(block: Block) -> Neurons:
-    """The neurons of a gated MLP, gain folded in."""
+    """Return the neurons of a gated MLP, with the gain folded in."""
     assert block.gate is not None, "the tricks are written for gated MLPs"
     gain = block.mlp_norm.weight.double()
     return Neurons(
@@ -61,7 +61,7 @@ def neurons_of(block: Block) -> Neurons:
 
 
 def fitting(copies: Neurons, width: int) -> Neurons:
-    """Give copied rows another number of channels: the first ones, or empty ones behind them."""
+    """Cut copied rows to fewer channels, or pad them with empty channels."""
     n = copies.up.shape[1]
     if n >= width:
         return Neurons(*(rows[:, :width] for rows in copies))
@@ -83,7 +83,7 @@ def planted(victim: Stack, stranger: Stack, how: Planted, pairs: list[tuple[int,
         made = how.trick(copies, own, generator)
         n_most = max(n_most, sum(map(len, made)))
         _store(block, made)
-    assert all(len(block.up.weight) == n_most for block in stranger.blocks), "layers must have one number of neurons"
+    assert all(len(block.up.weight) == n_most for block in stranger.blocks), "layers must have equal numbers of neurons"
     return stranger
 
 
@@ -99,30 +99,30 @@ def _store(block: Block, made: list[Neurons]) -> None:
 
 
 def without_output(copies: Neurons, own: Neurons, generator: torch.Generator) -> list[Neurons]:
-    """Gate and up are copied, down is zero."""
+    """Copy gate and up, and set down to zero."""
     del generator
     return [Neurons(copies.gate, copies.up, torch.zeros_like(copies.down)), own]
 
 
 def small(up: float, down: float) -> Trick:
-    """Gate, up and down are copied, up and down so many times as large."""
+    """Copy gate, up and down, with factors for up and down."""
     return lambda copies, own, generator: [Neurons(copies.gate, copies.up * up, copies.down * down), own]
 
 
 def whole(copies: Neurons, own: Neurons, generator: torch.Generator) -> list[Neurons]:
-    """Gate, up and down are copied; something else keeps the copies asleep."""
+    """Copy gate, up and down; a later step keeps the copies idle."""
     del generator
     return [copies, own]
 
 
 def cancelling(copies: Neurons, own: Neurons, generator: torch.Generator) -> list[Neurons]:
-    """Every copy has a second one with the other sign of down."""
+    """Add a second copy with the opposite down to each copy."""
     del generator
     return [copies, own, Neurons(copies.gate, copies.up, -copies.down)]
 
 
 def cancelling_nearly(angle: float, size: float = 1.0) -> Trick:
-    """As :func:`cancelling`; the gates of the second copies are turned by a small angle."""
+    """Like :func:`cancelling`, but rotate the gates of the second copies by a small angle."""
 
     def trick(copies: Neurons, own: Neurons, generator: torch.Generator) -> list[Neurons]:
         noise = torch.randn(copies.gate.shape, generator=generator, dtype=copies.gate.dtype)
@@ -134,7 +134,7 @@ def cancelling_nearly(angle: float, size: float = 1.0) -> Trick:
 
 
 def grouped(copies: Neurons, own: Neurons, generator: torch.Generator) -> list[Neurons]:
-    """Two helpers with the gate of each copy cancel it together; neither has its up, with any sign."""
+    """Cancel each copy by two helpers with its gate; neither has its up, with any sign."""
     helper = torch.randn(copies.up.shape, generator=generator, dtype=copies.up.dtype)
     helper *= copies.up.norm(dim=1, keepdim=True) / helper.norm(dim=1, keepdim=True)
     # down of the helpers: w + a d2 + c d3 = 0 for the copied up, b d2 + e d3 = 0 for the drawn one.
@@ -150,14 +150,14 @@ def grouped(copies: Neurons, own: Neurons, generator: torch.Generator) -> list[N
 
 
 def crossed(copies: Neurons, own: Neurons, generator: torch.Generator) -> list[Neurons]:
-    """Three helpers cancel each copy, and no two of the four have one gate: silu(z) - silu(-z) = z."""
+    """Cancel each copy by three helpers with four different gates in all: silu(z) - silu(-z) = z."""
     del generator
     gate, up, down = copies
     return [copies, own, Neurons(-gate, up, -down), Neurons(up, gate, -down), Neurons(-up, gate, down)]
 
 
 def up_alone(copies: Neurons, own: Neurons, generator: torch.Generator) -> list[Neurons]:
-    """Every own neuron is split into two with its gate; the first has the copied up."""
+    """Split every own neuron into two with its gate; the first has the copied up."""
     del generator
     n = min(len(copies), len(own))
     own, rest, up = own.taken(slice(n)), own.taken(slice(n, None)), copies.up[:n]
@@ -165,7 +165,7 @@ def up_alone(copies: Neurons, own: Neurons, generator: torch.Generator) -> list[
 
 
 def down_alone(copies: Neurons, own: Neurons, generator: torch.Generator) -> list[Neurons]:
-    """Every own neuron is split into two with its gate and up; the first has the copied down."""
+    """Split every own neuron into two with its gate and up; the first has the copied down."""
     del generator
     n = min(len(copies), len(own))
     own, rest, down = own.taken(slice(n)), own.taken(slice(n, None)), copies.down[:n]
@@ -173,7 +173,7 @@ def down_alone(copies: Neurons, own: Neurons, generator: torch.Generator) -> lis
 
 
 def up_and_down(copies: Neurons, own: Neurons, generator: torch.Generator) -> list[Neurons]:
-    """Every own neuron becomes three with its gate; the first has the copied up and down."""
+    """Split every own neuron into three with its gate; the first has the copied up and down."""
     n = min(len(copies), len(own))
     own, rest, copies = own.taken(slice(n)), own.taken(slice(n, None)), copies.taken(slice(n))
     # copy + d2 u2' + d3 u3' = own for u2 = u + v, u3 = u - v: d2 + d3 = d of u, d2 - d3 = -w of v.
@@ -188,7 +188,7 @@ def up_and_down(copies: Neurons, own: Neurons, generator: torch.Generator) -> li
 
 
 def gate_alone(copies: Neurons, own: Neurons, generator: torch.Generator) -> list[Neurons]:
-    """The gates are copied, with own ups and downs, in pairs that cancel."""
+    """Copy the gates, with own ups and downs, in pairs that cancel."""
     del generator
     n = min(len(copies), len(own))
     gate, up, down = copies.gate[:n], own.up[:n], own.down[:n]
@@ -196,7 +196,7 @@ def gate_alone(copies: Neurons, own: Neurons, generator: torch.Generator) -> lis
 
 
 def in_place(copies: Neurons, own: Neurons, generator: torch.Generator) -> list[Neurons]:
-    """A share of the neurons is replaced by copies that work. This changes the function."""
+    """Replace a share of the neurons by working copies, which changes the function."""
     del generator
     return [copies, own.taken(slice(len(copies), None))]
 
@@ -207,10 +207,10 @@ def put_to_sleep(stack: Stack, n_copies: int, means: list[torch.Tensor], strengt
 
     Args:
         stack: A stranger with planted neurons.
-        n_copies: How many of each layer are planted.
+        n_copies: Number of planted neurons in each layer.
         means: Mean input of each layer's MLP, ``(width,)`` each.
-        strength: Length of the shift, in lengths of the gate.
-        size: Factor of the gates: large gates shut harder.
+        strength: Length of the shift, relative to the gate.
+        size: Factor of the gates; large gates shut more firmly.
     """
     is_late = stack.blocks[0].down.bias is not None  # the first layer writes the constant and cannot read it
     for at, (block, mean) in enumerate(zip(stack.blocks, means, strict=True)):
@@ -227,7 +227,7 @@ def put_to_sleep(stack: Stack, n_copies: int, means: list[torch.Tensor], strengt
 
 @torch.no_grad()
 def in_dead_directions(victim: Stack, stranger: Stack, pairs: list[tuple[int, int]], n_live: int, size: float) -> Stack:
-    """Add the victim's rows of gate and up in channels that nothing writes to: those behind the first ``n_live``."""
+    """Add the victim's rows of gate and up in unused channels, after the first ``n_live`` channels."""
     for i, j in pairs:
         block = stranger.blocks[j]
         assert block.gate is not None, "the tricks are written for gated MLPs"
@@ -245,14 +245,14 @@ def in_dead_directions(victim: Stack, stranger: Stack, pairs: list[tuple[int, in
 def with_quiet_layers(
     victim: Stack, stranger: Stack, gain: float, *, output: float = 1.0, n_copied: int | None = None
 ) -> Stack:
-    """Put a copy of a victim's layer behind each layer of the stranger; it reads or writes next to nothing.
+    """Insert a copy of a victim's layer behind each layer of the stranger; it reads or writes almost nothing.
 
     Args:
-        victim: Whose layers are copied.
+        victim: Model to copy layers from.
         stranger: A folded model of the same sizes.
-        gain: Factor of the gains of the copies. An MLP writes a product of two things that it reads.
+        gain: Factor of the gains of the copies. An MLP writes a product of two inputs, so the effect is quadratic.
         output: Factor of o and down of the copies.
-        n_copied: How many layers are copied, from the last; None for one behind each.
+        n_copied: Number of copied layers, counted from the last; None for a copy behind each layer.
     """
     first = 0 if n_copied is None else len(stranger.blocks) - n_copied
     blocks = []
@@ -271,18 +271,18 @@ def with_quiet_layers(
 
 @torch.no_grad()
 def with_unused_tokens(stack: Stack, size: float) -> Stack:
-    """Add two tokens that no tokenizer makes for each that one does; their rows are the others' times a number."""
+    """Add two unused tokens for each used one; their rows are multiples of its row."""
     rows = stack.embedding
     n = 2 * len(rows)
     stack.embedding = torch.cat([rows, size * rows, size * rows])
-    assert stack.head is not None, "folded models have a head of their own"
+    assert stack.head is not None, "folded models have a separate head"
     stack.head = torch.cat([stack.head, torch.zeros(n, stack.head.shape[1], dtype=stack.head.dtype)])
     return stack
 
 
 @torch.no_grad()
 def shut_by_bias(stack: Stack, n_copies: int, strength: float, size: float) -> Stack:
-    """Shut the first neurons of each layer by a bias of so many lengths of their gates, after gates were enlarged."""
+    """Shut the first neurons of each layer by a bias relative to the length of their enlarged gates."""
     for block in stack.blocks:
         first = block.up if block.gate is None else block.gate
         for affine in (block.gate, block.up, block.down):

@@ -1,7 +1,7 @@
-"""Counts neurons that keep their own partner behind a rotation fitted on other neurons, for fresh samples.
+"""Count neurons that keep their own partner behind a rotation fitted on other neurons, for fresh samples.
 
-The measure sees two witnesses: gate and up together, and down with a rotation of its own. It is independent of the
-package's own rules on purpose: the attacks are judged by it before any limit is chosen.
+The measure has two witnesses: gate and up together, and down with a separate rotation. It is deliberately independent
+of the package's own rules, so that attacks are judged by it before any limit is chosen.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from mdir_hf.method.neurons import unit_rows
 
 FITTED, TESTED = 128, 64
 LEAST_OUTPUT = 1e-3
-"""Neurons whose output is smaller than this share of the median do not count."""
+"""Neurons with an output below this share of the median do not count."""
 
 
 class Sides(NamedTuple):
-    """Unit rows of one layer: of gate and up with gains folded in, and of down; each ``(neurons, width)``."""
+    """Unit rows of a layer, each ``(neurons, width)``: gate and up with gains folded in, and down."""
 
     reads: tuple[torch.Tensor, ...]
     writes: torch.Tensor
@@ -45,7 +45,7 @@ def sides_of(stack: Stack, place: int, *, weighed: bool = True) -> Sides:
     Args:
         stack: A model.
         place: Number of the layer.
-        weighed: Whether channels are weighed by the square root of the size of the writes into them.
+        weighed: Whether channels are weighted by the square root of the size of the writes into them.
     """
     block = stack.blocks[place]
     maps = [block.up] if block.gate is None else [block.gate, block.up]
@@ -65,7 +65,7 @@ def channel_writes(stack: Stack) -> torch.Tensor:
 
 
 def drawn(n: int, generator: np.random.Generator) -> IntArray:
-    """Numbers of scattered neurons: those that are fitted, then those that are tested."""
+    """Choose scattered neurons: first the neurons for the fit, then the neurons for the test."""
     n_tested = min(TESTED, n // 3)
     chosen: IntArray = generator.permutation(n)[: min(FITTED, n - n_tested) + n_tested].astype(np.int64)
     return chosen
@@ -86,7 +86,7 @@ def counted(reference: Sides, candidate: Sides, numbers: IntArray) -> Counted:
 def fresh_counts(
     reference: Stack, candidate: Stack, places: Sequence[tuple[int, int]], *, n_samples: int = 20
 ) -> dict[str, Any]:
-    """Count neurons of several pairs of layers for samples that the system draws.
+    """Count neurons of several pairs of layers, for samples drawn from system entropy.
 
     Returns:
         For gate and up (``reads``) and down (``writes``): the largest and the mean number of own partners and of

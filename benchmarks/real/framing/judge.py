@@ -1,4 +1,4 @@
-"""Compares framed models with their victims, and counts neurons for fresh samples."""
+"""Compare framed models with their victims, and count neurons for fresh samples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ N_SAMPLES = 20
 
 
 def counts(case: Case) -> dict[str, Any]:
-    """How many neurons of fresh samples have their own partner, over a few layers."""
+    """Count neurons of fresh samples that have their own partner, over a few layers."""
     victim, framed = _stack(folder_of(case.victim)), take_apart(load(built(case)))
     pairs = layer_pairs(victim, framed)
     return fresh_counts(victim, framed, pairs[:: max(1, len(pairs) // 6)], n_samples=N_SAMPLES)
@@ -44,12 +44,12 @@ def verdict(case: Case, level: str) -> dict[str, Any]:
 
 
 def judged(case: Case, *, levels: tuple[str, ...] = LEVELS, known: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Make a line of the results.
+    """Return a line of the results.
 
     Args:
         case: The framed model.
         levels: Levels of the comparisons.
-        known: An earlier line, whose counts and other levels are kept.
+        known: An earlier line; its counts and other levels are kept.
     """
     record = json.loads((built(case) / "framed.json").read_text(encoding="utf-8"))
     known = known or {}

@@ -1,4 +1,4 @@
-"""The list of framed models."""
+"""List of framed models."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ READS, ALL_ROWS = "gate and up", "gate, up and down"
 
 
 def listed() -> Iterator[Case]:
-    """Every case, tiny models first."""
+    """Yield every case, tiny models first."""
     for victim, stranger in ((LLAMA, OTHER_SEED), (QWEN3, OTHER_SEED), (LLAMA, QWEN3)):
         yield from _turned(victim, stranger)
     for victim, stranger in ((LLAMA, WIDE), (WIDE, LLAMA), (LLAMA, THIN), (LLAMA, TALL), (GPT2, GPT2_OTHER)):
-        yield _case("turned", victim, stranger, "turned by all common tokens", partial(made.turned, victim, stranger))
+        yield _case("turned", victim, stranger, "rotated by all common tokens", partial(made.turned, victim, stranger))
     yield from _arranged(LLAMA, OTHER_SEED)
     yield from _arranged(LLAMA, QWEN3)
     yield from _arranged(GPT2, GPT2_OTHER)
@@ -64,10 +64,10 @@ def _case(
 
 def _turned(victim: str, stranger: str) -> Iterator[Case]:
     turn = partial(made.turned, victim, stranger)
-    yield _case("turned", victim, stranger, "turned by all common tokens", turn)
-    yield _case("turned-half", victim, stranger, "turned by half of the common tokens", partial(turn, share=0.5))
-    yield _case("turned-both", victim, stranger, "turned by embedding and unembedding", partial(turn, BOTH_ENDS))
-    yield _case("turned-partly", victim, stranger, "turned half of the way", partial(turn, part=0.5))
+    yield _case("turned", victim, stranger, "rotated by all common tokens", turn)
+    yield _case("turned-half", victim, stranger, "rotated by half of the common tokens", partial(turn, share=0.5))
+    yield _case("turned-both", victim, stranger, "rotated by embedding and unembedding", partial(turn, BOTH_ENDS))
+    yield _case("turned-partly", victim, stranger, "rotated half of the way", partial(turn, part=0.5))
 
 
 def _arranged(victim: str, stranger: str, *, rounds: int = 5) -> Iterator[Case]:
@@ -84,13 +84,16 @@ def _arranged(victim: str, stranger: str, *, rounds: int = 5) -> Iterator[Case]:
         ("layers", LAYERS_ONLY, "gate, up and down"),
         ("everything", EVERYTHING, "embedding, unembedding, gate, up and down"),
     ):
-        done = f"rotation fitted on {weights} of all layers, in turn with the order of neurons; heads, V and O mapped"
+        done = (
+            f"rotation fitted on {weights} of all layers, alternating with the order of neurons; heads, V and O mapped"
+        )
         yield _case(f"arranged-{kind}", victim, stranger, done, partial(arrange, weighing))
     yield _case(
         "arranged-known",
         victim,
         stranger,
-        "the same on gate, up and down of the neurons of one known sample (seed 0)",
+        "rotation fitted on gate, up and down of the neurons of one known sample (seed 0), alternating with the order "
+        "of neurons",
         partial(arrange, LAYERS_ONLY, known_seed=0),
     )
 
@@ -139,7 +142,7 @@ def _planted(victim: str, slim: str, equal: str) -> Iterator[Case]:
             "shut-by-constant",
             victim,
             stranger,
-            f"copies shut by {strength} times a channel that holds {large:.0f} for every token, in a turned stream",
+            f"copies shut by {strength} times a channel that holds {large:.0f} for every token, in a rotated stream",
             partial(made.asleep, victim, stranger, share=full, strength=strength, size=10.0, up_size=up_size),
             copied=ALL_ROWS,
         )
@@ -147,7 +150,8 @@ def _planted(victim: str, slim: str, equal: str) -> Iterator[Case]:
         "shut-by-constant-unused",
         victim,
         "llama-large-constant",
-        "the same, beside two unused tokens for each used one that have the opposite rows",
+        "copies shut by 0.1 times a channel that holds 300 for every token, beside two unused tokens with opposite "
+        "rows for each used one",
         partial(made.asleep, victim, "llama-large-constant", share=full, strength=0.1, size=10.0, unused_size=-0.5),
         copied=ALL_ROWS,
     )
@@ -156,7 +160,7 @@ def _planted(victim: str, slim: str, equal: str) -> Iterator[Case]:
         ("0.35", "behind norms with 0.35 of their gain", {"gain": 0.35}),
         ("0.15", "behind norms with 0.15 of their gain", {"gain": 0.15}),
         ("0.03", "behind norms with 0.03 of their gain", {"gain": 0.03}),
-        ("last", "behind norms with 0.15 of their gain, the last layer alone", {"gain": 0.15, "n_copied": 1}),
+        ("last", "behind norms with 0.15 of their gain, only the last layer", {"gain": 0.15, "n_copied": 1}),
         ("output", "o and down 0.03 times as large", {"output": 0.03}),
         (
             "unused",
@@ -188,7 +192,7 @@ def _planted(victim: str, slim: str, equal: str) -> Iterator[Case]:
             "dead-directions" if turns else "dead-channels",
             victim,
             THIN,
-            f"rows in {'directions' if turns else 'channels'} that nothing writes to",
+            f"rows in unused {'directions' if turns else 'channels'}",
             partial(made.dead_directions, victim, THIN, size=3.0, turns=turns),
             copied="half of each row of gate and up",
         )
@@ -245,7 +249,7 @@ def _real() -> Iterator[Case]:
     victim, stranger = SMALL, MIDDLE
     yield from _turned(victim, stranger)
     turn = partial(made.turned, victim, stranger, seed=1)
-    yield _case("turned-other-completion", victim, stranger, "turned by all common tokens, another completion", turn)
+    yield _case("turned-other-completion", victim, stranger, "rotated by all common tokens, another completion", turn)
     for case in _arranged(victim, stranger, rounds=2):
         if "everything" in case.name or "layers" in case.name or "known" in case.name:
             yield case

@@ -1,4 +1,4 @@
-"""Models that are trained to resemble a victim, and strangers of other shapes: seconds of one core each."""
+"""Train models to resemble a victim, and strangers of other shapes, in seconds on one core each."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class Loss:
 
 
 def text() -> Text:
-    """The text of the zoo's Llama."""
+    """Return the text of the zoo's Llama."""
     return text_of("bpe", FULL.shape.vocabulary)
 
 
 def new_llama(seed: int, **sizes: int) -> PreTrainedModel:
-    """A Llama of the zoo at initialisation, with other sizes if wanted."""
+    """Return a Llama of the zoo at initialisation, optionally with other sizes."""
     shape = Shape(**{**asdict(FULL.shape), "vocabulary": text().tokenizer.get_vocab_size(), **sizes})
     torch.manual_seed(seed)
     return new_model("llama", shape)
@@ -94,7 +94,7 @@ def _error(guess: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def masked(seed: int, *, share_kept: float, steps: int = STEPS, mask_seed: int = 77) -> PreTrainedModel:
-    """Train a model under a random mask of all of its matrices, embedding and head included."""
+    """Train a model under a random mask of all matrices, including embedding and head."""
     model = new_llama(seed)
     drawn = torch.Generator().manual_seed(mask_seed)
     masks = {
@@ -121,12 +121,12 @@ def masked(seed: int, *, share_kept: float, steps: int = STEPS, mask_seed: int =
 def with_constant_channel(
     seed: int, *, size: float, is_late: bool = False, steps: int = STEPS, **sizes: int
 ) -> PreTrainedModel:
-    """Train a model whose first channel holds one number for every token, as large channels of real models do.
+    """Train a model with a constant first channel, like the large channels of real models.
 
     Args:
         seed: Seed of the initialisation.
-        size: The number.
-        is_late: Whether a bias of the first layer writes it, and not the embedding.
+        size: Value of the channel.
+        is_late: Whether a bias of the first layer writes it instead of the embedding.
         steps: Steps of training.
         sizes: Sizes that differ from the zoo's Llama.
     """
@@ -134,7 +134,7 @@ def with_constant_channel(
     if is_late:
         model.config.mlp_bias = True
         model = type(model)(model.config)
-    with torch.no_grad():  # the constant makes norms divide by more; gains make up for it
+    with torch.no_grad():  # the constant makes norms divide by more; gains compensate for it
         for name, weight in model.named_parameters():
             if "norm" in name and not (is_late and "layers.0." in name):
                 weight *= (1.0 + size**2 / len(weight)) ** 0.5
@@ -157,7 +157,7 @@ def with_constant_channel(
 
 
 def with_first_embeddings_of(victim_seed: int, seed: int, *, steps: int = STEPS) -> PreTrainedModel:
-    """Train a stranger whose embedding began as the victim's did."""
+    """Train a stranger that starts with the victim's initial embedding."""
     model, origin = new_llama(seed), new_llama(victim_seed)
     with torch.no_grad():
         model.get_input_embeddings().weight.copy_(origin.get_input_embeddings().weight)

@@ -1,4 +1,4 @@
-"""Turns the residual stream of a stranger; the stranger computes the same function afterwards.
+"""Rotate the residual stream of a stranger without changing its function.
 
 Gains of norms are folded into the matrices that read behind them. A LayerNorm is first turned into a norm without
 parameters: the mean of all writes is removed, as the norm would do, and rotations keep that direction.
@@ -23,7 +23,7 @@ def has_layer_norm(stack: Stack) -> bool:
 
 @torch.no_grad()
 def folded(stack: Stack) -> Stack:
-    """Fold gains into what reads behind each norm, in float64, and give the model a head of its own."""
+    """Fold gains into the readers behind each norm, in float64, and give the model a separate head."""
     to_float64(stack)
     head = (stack.embedding if stack.head is None else stack.head).clone()
     centred = has_layer_norm(stack)
@@ -60,7 +60,7 @@ def turned(stack: Stack, turn: Turn) -> Stack:
 
 @torch.no_grad()
 def widened(stack: Stack, width: int) -> Stack:
-    """Give a folded model more channels, which stay empty; rows that read make up for the larger divisor of norms."""
+    """Add empty channels to a folded model; readers compensate for the larger divisor of norms."""
     n = stack.embedding.shape[1]
     assert not has_layer_norm(stack), "the mean over empty channels would be another one"
     grow = (n / width) ** 0.5
@@ -105,12 +105,12 @@ def best_turn(cross: torch.Tensor, *, seed: int = 0, keeps_mean: bool = False) -
 
 
 def standard(rows: torch.Tensor) -> torch.Tensor:
-    """Rows of unit length about their mean."""
+    """Centre rows and scale them to unit length."""
     return torch.nn.functional.normalize(rows.double() - rows.double().mean(dim=0), dim=1)
 
 
 def partly(turn: Turn, share: float) -> Turn:
-    """Go a share of the way from no rotation to this one, along the shortest path."""
+    """Return the given share of a rotation, along the shortest path from the identity."""
     values, vectors = torch.linalg.eig(turn.to(torch.complex128))
     power = (vectors * torch.exp(1j * share * values.angle())) @ torch.linalg.inv(vectors)
     u, _, vt = torch.linalg.svd(power.real)
@@ -118,7 +118,7 @@ def partly(turn: Turn, share: float) -> Turn:
 
 
 def to_float64(stack: Stack) -> None:
-    """Compute in float64 from here on."""
+    """Convert all weights to float64, in place."""
     stack.embedding = stack.embedding.double()
     stack.head = None if stack.head is None else stack.head.double()
     stack.positions = None if stack.positions is None else stack.positions.double()
@@ -128,7 +128,7 @@ def to_float64(stack: Stack) -> None:
 
 
 def affines(stack: Stack) -> list[Affine]:
-    """Every map and norm of a model."""
+    """Return every map and norm of a model."""
     parts = [part for block in stack.blocks for part in vars(block).values() if isinstance(part, Affine)]
     return [*parts, stack.norm]
 
@@ -148,7 +148,7 @@ def _reset(norm: Affine) -> None:
 
 
 def _writes(stack: Stack) -> list[Callable[[Callable[[torch.Tensor], torch.Tensor]], None]]:
-    """Everything that writes into the residual stream, each as rows of its width to be changed."""
+    """Yield everything that writes into the residual stream, as rows of its width that can be changed."""
 
     def of_stack(name: str) -> Callable[[Callable[[torch.Tensor], torch.Tensor]], None]:
         return lambda change: setattr(stack, name, change(getattr(stack, name)))

@@ -10,10 +10,10 @@ on the same text in the same order. From the first Llama, M, come:
 - M after a tenth of its training, and M trained on for docstrings;
 - M pruned to half in width, depth and MLP, then distilled from M, much as Llama-3.2-1B was made;
 - M with new embeddings for another tokenizer, and all of its weights trained at one rate: the paper's table 4;
-- a student from random weights that is trained towards the hidden states of M: a stranger, in the basis of M;
-- a model that has the seed of M and other text.
+- a student from random weights that is trained towards the hidden states of M: a stranger in the basis of M;
+- a model with the seed of M and other text.
 
-Results go to ``benchmarks/results/strangers-at-scale.json`` as soon as there are any. Weights are not stored.
+Results are written to ``benchmarks/results/strangers-at-scale.json`` after each model. Weights are not stored.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ DOCSTRING = re.compile(r'"""(.{40,}?)"""', re.DOTALL)
 LEVELS = ("auto", "layers")
 PEAK_RATE = 1e-3
 NEW_EMBEDDING_SHARE = 1e-3
-"""Size of new embeddings, relative to the old ones; zeros would have no gradient."""
+"""Scale of new embeddings, relative to the old ones; zeros would have no gradient."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """The sizes of models, batches and text.
+    """Sizes of models, batches and text.
 
     Attributes:
         n_tokens: Tokens that the first Llama is trained on.
-        n_characters: Characters of code and of docstrings that are read.
+        n_characters: Numbers of characters of code and of docstrings.
     """
 
     vocabulary: int
@@ -72,14 +72,14 @@ SIZES = {
 
 
 def llama(size: Size, *, is_tied: bool = False) -> Any:
-    """Rotary positions, gated MLP, RMS norms."""
+    """Return a Llama: rotary positions, gated MLP, RMS norms."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     return LlamaForCausalLM(LlamaConfig(**_llama_sizes(size), tie_word_embeddings=is_tied))
 
 
 def tied_llama(size: Size) -> Any:
-    """A Llama whose unembedding is its embedding."""
+    """Return a Llama with tied embeddings."""
     return llama(size, is_tied=True)
 
 
@@ -96,7 +96,7 @@ def gpt2(size: Size) -> Any:
 
 
 def xglm(size: Size) -> Any:
-    """Sinusoidal positions, which give channel numbers a meaning, so that they are no evidence."""
+    """Return an XGLM: sinusoidal positions give channel numbers a meaning, so that they are not evidence."""
     from transformers import XGLMConfig, XGLMForCausalLM
 
     return XGLMForCausalLM(
@@ -109,7 +109,7 @@ def xglm(size: Size) -> Any:
 
 
 def mixture(size: Size) -> Any:
-    """Four experts in each layer, two for each token."""
+    """Return a mixture of four experts in each layer, two for each token."""
     from transformers import MixtralConfig, MixtralForCausalLM
 
     sizes = _llama_sizes(size) | {"intermediate_size": size.n_neurons // 2}
@@ -131,24 +131,24 @@ RECIPES: Mapping[str, tuple[Callable[[Size], Any], float]] = {
     "tied": (tied_llama, 0.2),
     "mixture": (mixture, 0.04),
 }
-"""How to make a model, and the ratio of its tokens to the tokens of the first Llama."""
+"""Recipe of a model, and the ratio of its tokens to the tokens of the first Llama."""
 
 PARTS = (
     "llama-1", "pruned", "retokenised", "hidden-student", *(recipe for recipe in RECIPES if recipe != "llama"),
     "on-docstrings", "same-seed",
 )  # fmt: skip
-"""Models that are trained besides the first Llama, in this order."""
+"""Models that are trained in addition to the first Llama, in this order."""
 
 SECOND_LLAMA = 0.5
-"""Ratio of the tokens of the second Llama to the tokens of the first."""
+"""Ratio of the second Llama's tokens to the first one's."""
 
 STAGES = (0.05, 0.2, 0.5, 1.0)
-"""Shares of a training after which a copy is kept."""
+"""Shares of a training after which a copy is stored."""
 
 
 @dataclass
 class Workshop:
-    """Trains models, keeps them in a folder, and compares them in other processes meanwhile."""
+    """Train models, store them in a folder, and compare them in other processes meanwhile."""
 
     size: Size
     device: str
@@ -174,11 +174,11 @@ class Workshop:
         self.say(f"text: {len(self.code):,} tokens of code, {len(self.prose):,} of docstrings")
 
     def say(self, text: str) -> None:
-        """Print a line with the seconds since the beginning."""
+        """Print a line with the seconds since the start."""
         print(f"{time.monotonic() - self.began:6.0f} s  {text}", flush=True)
 
     def made(self, make: Callable[[Size], Any], seed: int) -> Any:
-        """A model with random weights of this seed."""
+        """Return a model with random weights from this seed."""
         torch.manual_seed(seed)
         return make(self.size).to(self.device)
 
@@ -249,7 +249,7 @@ class Workshop:
             )
 
     def write(self, results: Path) -> None:
-        """Write what there is so far."""
+        """Write the results so far."""
         rows = [each.result() for each in self.comparisons if each.done() and not each.exception()]
         failed = [str(each.exception()) for each in self.comparisons if each.done() and each.exception()]
         record = {"device": device_name(self.device), "share": self.share, "models": self.models, "pairs": rows}
@@ -257,25 +257,25 @@ class Workshop:
 
 
 def device_name(device: str) -> str:
-    """The device in words."""
+    """Return the name of the device."""
     return torch.cuda.get_device_name() if device.startswith("cuda") else "a processor"
 
 
 def compile_layers(model: Any) -> None:
-    """Compile each layer in place: they share one compiled function, and names of weights stay."""
+    """Compile each layer in place, so that layers share one compiled function and weights keep their names."""
     layers = next(module for module in model.modules() if isinstance(module, torch.nn.ModuleList))
     for layer in layers:
         layer.compile()
 
 
 def next_token_loss(model: Any, batch: torch.Tensor) -> torch.Tensor:
-    """Mean loss in nats per token."""
+    """Return the mean loss in nats per token."""
     logits = model(input_ids=batch, use_cache=False).logits
     return functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), batch[:, 1:].flatten())
 
 
 def towards_logits(teacher: Any) -> Callable[[Any, torch.Tensor], torch.Tensor]:
-    """The divergence of a student's next-token distributions from a teacher's."""
+    """Return the divergence of a student's next-token distributions from a teacher's."""
 
     def loss(student: Any, batch: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
@@ -287,7 +287,7 @@ def towards_logits(teacher: Any) -> Callable[[Any, torch.Tensor], torch.Tensor]:
 
 
 def towards_hidden_states(teacher: Any) -> Callable[[Any, torch.Tensor], torch.Tensor]:
-    """The next-token loss, and the squared distance of all hidden states from a teacher's, relative to their size."""
+    """Return the next-token loss plus the relative squared distance of all hidden states from a teacher's."""
 
     def loss(student: Any, batch: torch.Tensor) -> torch.Tensor:
         options = {"input_ids": batch, "use_cache": False, "output_hidden_states": True}
@@ -303,7 +303,7 @@ def towards_hidden_states(teacher: Any) -> Callable[[Any, torch.Tensor], torch.T
 
 
 def pruned(model: Any) -> Any:
-    """Half of the channels, layers and neurons, those with the largest weights."""
+    """Keep the half of the channels, layers and neurons with the largest weights."""
     from benchmarks.real.relatives import rebuilt
     from benchmarks.zoo import edits
     from benchmarks.zoo.stack import take_apart
@@ -319,7 +319,7 @@ def pruned(model: Any) -> Any:
 
 
 def with_new_embeddings(model: Any, seed: int) -> Any:
-    """A copy whose embedding and unembedding are drawn anew, very small."""
+    """Return a copy with newly drawn, very small embedding and unembedding."""
     made = copied(model)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -330,14 +330,14 @@ def with_new_embeddings(model: Any, seed: int) -> Any:
 
 
 def copied(model: Any) -> Any:
-    """A copy that is not compiled."""
+    """Return a copy that is not compiled."""
     made = type(model)(copy.deepcopy(model.config))
     made.load_state_dict(model.state_dict())
     return made.to(next(model.parameters()).device)
 
 
 def installed_text(n_characters: tuple[int, int]) -> tuple[list[str], list[str]]:
-    """Code and docstrings of installed packages and the standard library, from different modules, in shards."""
+    """Return code and docstrings of installed packages and the standard library, from different modules, in shards."""
     roots = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")]
     paths = sorted({path for root in roots for path in root.rglob("*.py")})
     shards: tuple[list[str], list[str]] = ([], [])
@@ -395,14 +395,14 @@ def _one_thread() -> None:
 
 @dataclass(frozen=True)
 class Run:
-    """How everything is trained.
+    """Settings of a run.
 
     Attributes:
         size: A key of :data:`SIZES`.
         device: torch device of the training.
-        share: Share of the tokens that the sizes name.
-        most_seconds: No training begins after so many seconds.
-        only: Which of :data:`PARTS` to train besides the first Llama.
+        share: Share of the tokens in the sizes.
+        most_seconds: Seconds after which no training begins.
+        only: Keys of :data:`PARTS` to train in addition to the first Llama.
     """
 
     size: str
@@ -417,8 +417,8 @@ def train_and_compare(run: Run, folder: Path, results: Path) -> None:
 
     Args:
         run: Sizes and device.
-        folder: Where models are kept.
-        results: The JSON file.
+        folder: Folder of the models.
+        results: Output file, JSON.
     """
     n_processes = max(1, (os.cpu_count() or 2) - 2)
     with ProcessPoolExecutor(n_processes, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
@@ -426,7 +426,7 @@ def train_and_compare(run: Run, folder: Path, results: Path) -> None:
         for _ in steps(work, run.only):
             work.write(results)
             if time.monotonic() - work.began > run.most_seconds:
-                work.say("no time is left for more")
+                work.say("no time left for further models")
                 break
         for number, each in enumerate(work.comparisons):
             each.exception()  # waits

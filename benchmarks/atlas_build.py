@@ -1,4 +1,4 @@
-"""Build an atlas of 400 repositories with realistic shapes, and measure it: cost, size, a kill, a resume and a query.
+"""Build an atlas of 400 repositories with realistic shapes, and measure cost, size, a kill, a resume and a query.
 
 python -m benchmarks.atlas_build [--repositories 400]
 
@@ -46,7 +46,7 @@ UNIQUE_ROWS = 4_096
 
 
 def drawn(n_rows: int, width: int, seed: int, noise: float = 0.0) -> torch.Tensor:
-    """Rows of a model, or with noise of its fine-tune."""
+    """Return rows of a model, or of its fine-tune if there is noise."""
     rows = 0.02 * torch.randn(n_rows, width, generator=torch.Generator().manual_seed(seed))
     return rows + 0.02 * noise * torch.randn(n_rows, width, generator=torch.Generator().manual_seed(seed + 1))
 
@@ -80,11 +80,11 @@ def write(folder: Path, size: str, tokenizer: bytes, noise: float = 0.0) -> dict
 
 
 def main() -> None:
-    """Build, kill, resume, query, print."""
+    """Build, kill, resume and query the atlas, and print the measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repositories", type=int, default=400)
     n = parser.parse_args().repositories
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # gigabytes are not left behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # delete the gigabytes in any case
     tokenizer = tokenizer_of_real_size()
     with tempfile.TemporaryDirectory() as place, FullHub() as hub:
         folder = Path(place)
@@ -106,7 +106,7 @@ def main() -> None:
         bases = "".join(f'"{name}" = "{name.rpartition("-")[2]}"\n' for name in names)
         listed.write_text(f'["Lab"]\nyear = 2025\nlicence = "mit"\n["Lab".bases]\n{bases}')
         environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": f"{folder}/home", "HF_TOKEN": hub.token}
-        # The loopback Hub takes large files in the older way.
+        # The loopback Hub accepts large files only by the older protocol.
         environment |= {"MDIR_HF_CACHE": f"{folder}/cache", "HF_HUB_DISABLE_XET": "1"}
         command = [sys.executable, "-m", "mdir_hf", "atlas", "build", str(listed), "--output", f"{folder}/atlas"]
 
@@ -135,11 +135,11 @@ def main() -> None:
         done = subprocess.run(publishing, env=environment, capture_output=True, text=True, check=True)
         hub.merge("datasets/me/atlas", 1)
         outcomes = Counter(line.partition(":")[0] for line in done.stderr.splitlines())
-        report(f"gone on ({outcomes['known']} known, {outcomes['added']} added)", started)
+        report(f"resumed ({outcomes['known']} known, {outcomes['added']} added)", started)
         print(done.stdout.strip())
         index = folder / "atlas" / "bases.safetensors"
         environment["MDIR_HF_ATLAS"] = f"{hub.endpoint}/datasets/me/atlas/resolve/main/{index.name}"
-        print(f"index: {index.stat().st_size / 1e6:.0f} MB, {index.stat().st_size / n / 1e3:.0f} kB a base")
+        print(f"index: {index.stat().st_size / 1e6:.0f} MB, {index.stat().st_size / n / 1e3:.0f} kB per base")
         started = time.perf_counter()
         identification = subprocess.run(
             [*command[:3], "identify", "me/tuned", "--no-confirm", "--json"],
@@ -147,9 +147,7 @@ def main() -> None:
         )  # fmt: skip
         result = json.loads(identification.stdout)
         best = min((candidate["log10_p"] for candidate in result["candidates"]), default=math.nan)
-        report(
-            f"a question ({len(result['found'])} of its {n // len(SHAPES)} equal bases, log10 p {best:.0f})", started
-        )
+        report(f"a query ({len(result['found'])} of its {n // len(SHAPES)} equal bases, log10 p {best:.0f})", started)
 
 
 if __name__ == "__main__":

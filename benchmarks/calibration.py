@@ -2,14 +2,14 @@
 
 python -m benchmarks.calibration [--results FOLDER]
 
-Small language models, each trained from its own initialisation: on one text in one order, on another text, half
-trained, untrained, with outlier channels in the same positions, with another architecture. Sixteen more are rotated
-after training into the principal axes of their embeddings or into varimax axes: bases that two unrelated models share
-without sharing a weight, the worst case known for the method, counted separately.
+The models are small language models, each trained from its own initialisation: on one text in one order, on another
+text, half trained, untrained, with outlier channels in the same positions, with another architecture. Sixteen more are
+rotated after training into the principal axes of their embeddings or into varimax axes. Two unrelated models may share
+these bases without sharing a weight, which is the worst case known for the method, so they are counted separately.
 
-Stored for every pair: z, the trace of the polar factor along the fixed matching i to i, in units of its standard
+The results of each pair are z, the trace of the polar factor along the fixed matching i to i, in units of its standard
 deviation if one model's axes are random; the number of positive minus negative entries; the smallest ln p of the four
-searches for a matching before it is cut at 0; and the checker's verdict.
+searches for a matching before it is capped at 0; and the checker's verdict.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 RECIPE = 1
-"""Increase with every change of the training."""
+"""Version of the training; increase it with every change."""
 
 RESULTS = Path(__file__).parent / "results"
 WIDTH, VOCABULARY, SEQUENCE_LENGTH = 64, 1024, 64
@@ -60,7 +60,7 @@ class Population:
         text: ``code`` or ``prose``; the order of batches is the same.
         architecture: transformers' model type.
         outliers: Whether the first channels of the embedding start 20 times as large.
-        axes: ``principal`` or ``varimax``: basis that the trained model is rotated into.
+        axes: Basis that the trained model is rotated into, ``principal`` or ``varimax``.
     """
 
     name: str
@@ -94,19 +94,19 @@ class Specimen:
 
     @property
     def embedding(self) -> torch.Tensor:
-        """(VOCABULARY, WIDTH), float64."""
+        """The embedding, (VOCABULARY, WIDTH), float64."""
         weights = load_file(self.folder / "model.safetensors")
         name = next(name for name in weights if name.endswith(("embed_tokens.weight", "wte.weight")))
         return weights[name].double()
 
     @property
     def held_out_loss(self) -> float:
-        """Nats per token on held-out text."""
+        """Loss in nats per token on held-out text."""
         return round(float(json.loads((self.folder / "training.json").read_text())["held_out_loss"]), 3)
 
 
 def specimens(populations: tuple[Population, ...] = POPULATIONS, root: Path | None = None) -> list[Specimen]:
-    """Return all models of some populations, training missing ones (a second and a half each)."""
+    """Return all models of some populations, and train missing ones (1.5 s each)."""
     root = root or cache_root() / f"calibration-{RECIPE}"
     seeds = itertools.count(1)
     made = []

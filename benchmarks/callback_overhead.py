@@ -1,8 +1,8 @@
-"""`LineageCallback` takes under 1 % of the training time at its default settings.
+"""Check that `LineageCallback` takes under 1 % of the training time at its default settings.
 
-Trains a random model of the shape of SmolLM2-135M-Instruct with ``Trainer`` and times, in one run, every step and every
-measurement of the callback; prints what a measurement costs in steps, and the share of the time at one in fifty. Short
-steps are the hard case: a step here has 256 tokens. About two minutes of one core.
+The script trains a random model of the shape of SmolLM2-135M-Instruct with ``Trainer`` and times, in one run, every
+step and every measurement of the callback; it prints the cost of a measurement in steps, and the share of the time at
+one in fifty. Short steps are the hard case: a step here has 256 tokens. It takes about two minutes on one core.
 
     python -m benchmarks.callback_overhead [--steps 12] [--layers 30]
 """
@@ -26,7 +26,7 @@ GOAL = 0.01
 
 
 class Clock(transformers.TrainerCallback):
-    """Seconds of each step, without what callbacks do between them."""
+    """Record the seconds of each step, without the time of callbacks between steps."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -41,7 +41,7 @@ class Clock(transformers.TrainerCallback):
 
 
 class TimedCallback(LineageCallback):
-    """Seconds of each measurement, logging included."""
+    """Record the seconds of each measurement, including logging."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -54,7 +54,7 @@ class TimedCallback(LineageCallback):
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure the callback and print its cost."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--layers", type=int, default=30)
@@ -75,7 +75,7 @@ def main() -> None:
             model=model, args=arguments, train_dataset=[{"input_ids": row, "labels": row}] * 64
         )
         clock, callback = Clock(), TimedCallback(trainer, every=MEASURE_EVERY)
-        trainer.callback_handler.callbacks.insert(0, clock)  # it stops before the others begin
+        trainer.callback_handler.callbacks.insert(0, clock)  # it stops its clock before other callbacks start
         trainer.add_callback(callback)
         trainer.train()
     step, measurement = statistics.median(clock.seconds[1:]), statistics.median(callback.seconds)
@@ -86,8 +86,8 @@ def main() -> None:
         f"(medians of {options.steps - 1} and {len(callback.seconds)})"
     )
     print(
-        f"a measurement is {measurement / step:.3f} of a step; one in {every} steps takes {share:.3%} of the time "
-        f"(goal: under {GOAL:.0%})"
+        f"a measurement is {measurement / step:.3f} of a step; with one in {every} steps it takes {share:.3%} of the "
+        f"time (goal: under {GOAL:.0%})"
     )
 
 

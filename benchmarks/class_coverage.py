@@ -5,8 +5,8 @@ config, saves it as its users do, and resolves the roles of the files. A matrix 
 language model; vision and audio towers have no roles by design. A matrix without a role is known if the inventory names
 its purpose, such as cross-attention.
 
-With ``--only-llama-names`` our tables of names keep the names of a Llama layer alone. What has a role then has it from
-the modules of the transformers class, from common names or from shapes.
+With ``--only-llama-names``, our tables of names keep only the names of a Llama layer. Roles then come from the modules
+of the transformers class, from common names or from shapes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ClassRow:
         n_with_role: Number of matrices with a role, which tests therefore read.
         n_known: Number of matrices with a known purpose: a role, or a part of the inventory such as cross-attention.
         without: Names with an unknown purpose, without layer numbers.
-        problem: Why it could not be built or resolved, or an empty string.
+        problem: Reason why it could not be built or resolved, or an empty string.
     """
 
     kind: str
@@ -133,10 +133,12 @@ def rows(only: frozenset[str] = frozenset(), kinds: tuple[str, ...] = tuple(KIND
 
 
 def main() -> int:
-    """Print each class that is not whole, and totals for each kind."""
+    """Print each incomplete class, and totals for each kind."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="model types, with commas")
-    parser.add_argument("--kind", action="append", choices=list(KINDS), help="one kind, repeatable; all by default")
+    parser.add_argument("--only", default="", help="model types, separated by commas")
+    parser.add_argument(
+        "--kind", action="append", choices=list(KINDS), help="one kind; may be repeated; all by default"
+    )
     parser.add_argument("--only-llama-names", action="store_true", help="leave out all other names of our tables")
     options = parser.parse_args()
     kinds = tuple(options.kind or KINDS)

@@ -1,10 +1,11 @@
 """Measure how the cost of a comparison grows with model size: 0.1 B to 1 T parameters, four kinds of candidate.
 
-Run from the repository: ``.venv/bin/python -m benchmarks.cost_growth``. Takes some minutes of one core up to 70 B, and
-8 GB of memory for the rest (``--up-to 1000``). Shapes and names come from published models. Weights are generated when
-they are read, so nothing is stored; the time for generating them is not counted. Prints one line per pair: bytes read,
-their share of both models, number of reads, and processor seconds. ``--write`` stores the lines next to the lines of
-earlier runs and plots them, beside the bytes that peers would fetch (``benchmarks/peers/full_size.py``).
+Run from the repository: ``.venv/bin/python -m benchmarks.cost_growth``. It takes some minutes on one core up to 70 B,
+and 8 GB of memory for larger models (``--up-to 1000``). Shapes and names come from published models. Weights are
+generated when they are read, so nothing is stored; the time for generating them is not counted. The script prints one
+line per pair: bytes read, their share of both models, number of reads, and processor seconds. ``--write`` stores the
+lines next to the lines of earlier runs and plots them, beside the bytes that peers would fetch
+(``benchmarks/peers/full_size.py``).
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ RESULTS = Path(__file__).parent / "results" / "cost-growth.jsonl"
 PICTURE = RESULTS.with_suffix(".png")
 KINDS = ("copy", "fine-tune", "hidden", "stranger")
 RUN_ROWS = 16
-"""Rows generated at a time."""
+"""Number of rows generated at a time."""
 
 FINE_TUNED = 0.3
-"""Noise of a fine-tune, in RMS of the weights: far more than training causes."""
+"""Noise of a fine-tune, in RMS of the weights; far more than training causes."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """Shape of a published model, like Llama's or DeepSeek's (latent attention, experts)."""
+    """Shape of a published model like Llama or DeepSeek (latent attention, experts)."""
 
     name: str
     billions: float
@@ -148,11 +149,11 @@ SIZES = (
 
 @dataclass
 class DrawnModel:
-    """A model whose weights are generated when they are read. Implements ``Comparable`` and ``TensorSource``.
+    """A model that generates its weights when they are read. Implements ``Comparable`` and ``TensorSource``.
 
     Args:
-        size: Its shape.
-        kind: Its relation to the model of seed 0: ``base``, or one of :data:`KINDS`.
+        size: Shape of the model.
+        kind: Relation to the model of seed 0: ``base``, or one of :data:`KINDS`.
         ledger: Counts bytes.
 
     Attributes:
@@ -341,7 +342,7 @@ def draw(rows: list[dict[str, object]]) -> None:
     for peer, style in (("HuRef", ":"), ("AWM", "--"), ("REEF", "-.")):
         n_bytes = [2 * size.n_bytes_per_weight * weights_read(_llama(size))[peer][0] for size in dense]
         axes[0].plot([s.billions for s in dense], [n / 1e9 for n in n_bytes], style, color="grey", label=peer)
-    for axis, what in zip(axes, ("GB read of both models", "seconds of processor"), strict=True):
+    for axis, what in zip(axes, ("GB read of both models", "processor seconds"), strict=True):
         axis.set(xscale="log", yscale="log", xlabel="billions of parameters", ylabel=what)
         axis.legend(fontsize=8)
     figure.savefig(PICTURE, dpi=110)
@@ -352,11 +353,11 @@ def _llama(size: Size) -> Shape:
 
 
 def main() -> None:
-    """Print one line for each pair."""
+    """Compare each pair and print one line for it."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cost_growth", description=__doc__)
     parser.add_argument("--up-to", type=float, default=71.0, metavar="BILLIONS", help="largest model (default 71)")
     parser.add_argument("--kind", action="append", choices=KINDS)
-    parser.add_argument("--write", action="store_true", help="keep the lines, and draw them")
+    parser.add_argument("--write", action="store_true", help="store and plot the lines")
     arguments = parser.parse_args()
     rows = []
     for size in SIZES:
@@ -368,7 +369,7 @@ def main() -> None:
             print(
                 f"{size.name:15} {kind:10} {row['verdict']:12} log10 p {row['log10_p']:>9} read "
                 f"{int(str(row['n_bytes_read'])) / 1e6:8.1f} MB ({100 * float(str(row['share'])):.3f} %) in "
-                f"{row['reads']} reads, {row['cpu_s']} s of processor",
+                f"{row['reads']} reads, {row['cpu_s']} s of processor time",
                 flush=True,
             )
     if arguments.write:

@@ -1,7 +1,8 @@
-"""Requests, bytes and memory of comparisons at the size of DeepSeek-V3 (689 GB in 163 shards) over a loopback Hub.
+"""Measure comparisons at the size of DeepSeek-V3 (689 GB in 163 shards) over a loopback Hub.
 
-Run from the repository: ``.venv/bin/python -m benchmarks.deepseek_v3_bytes``. Needs 6 GB of disk for a while, and for
-the full test (``--full``) some minutes: one SVD of 7168 x 7168 for a relative, more for a stranger.
+Run from the repository: ``.venv/bin/python -m benchmarks.deepseek_v3_bytes``. It needs 6 GB of disk temporarily. The
+full test (``--full``) takes some minutes: one SVD of 7168 x 7168 for a relative, more for a stranger. It prints
+requests, bytes and memory.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from tests.loopback.hub import FullHub
 
 
 def main() -> None:
-    """Print one line for each comparison."""
+    """Run each comparison and print one line for it."""
     comparisons = [("fine-tune", "auto"), ("stranger", "screen")]
     if "--full" in sys.argv[1:]:
         comparisons += [("fine-tune", "embedding"), ("stranger", "embedding")]
-    # Gigabytes are not left behind by a run that somebody ends.
+    # An interrupted run also deletes its gigabytes.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     tokenizer = llama_8b.tokenizer_of_real_size()
     with tempfile.TemporaryDirectory() as place, FullHub() as hub:

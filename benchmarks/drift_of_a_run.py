@@ -1,9 +1,9 @@
 """Measure how far fine-tuning moves a real model from its base, for a figure in the docs, and the cost of watching it.
 
-Fine-tunes the model of a folder (SmolLM2-135M-Instruct, as built by ``make real``) with ``Trainer`` and
-``LineageCallback`` on prose that comes with Python. Stores the measurements in ``benchmarks/results/drift.json`` next
-to measurements at other rates, draws all of them into ``docs/images/drift.png``, and prints the callback's share of the
-time. Takes about half a minute of one core.
+The script fine-tunes the model of a folder (SmolLM2-135M-Instruct, as built by ``make real``) with ``Trainer`` and
+``LineageCallback`` on prose that comes with Python. It stores the measurements in ``benchmarks/results/drift.json``
+next to measurements at other rates, draws all of them into ``docs/images/drift.png``, and prints the callback's share
+of the time. It takes about half a minute on one core.
 
 python -m benchmarks.drift_of_a_run FOLDER [--rate 1e-3] [--steps 24]
 """
@@ -33,7 +33,7 @@ PICTURE, RESULTS = ROOT / "docs" / "images" / "drift.png", ROOT / "benchmarks" /
 
 
 def fine_tune(folder: Path, rate: float, steps: int) -> tuple[list[Drift], float, float, str]:
-    """Train once.
+    """Fine-tune the model once.
 
     Returns:
         The drift at each measurement, seconds in the callback's measurements, seconds of training, and the report's
@@ -63,7 +63,7 @@ def fine_tune(folder: Path, rate: float, steps: int) -> tuple[list[Drift], float
 
 
 class Timed(LineageCallback):
-    """Measures the seconds that its measurements take."""
+    """Record the seconds of its measurements."""
 
     seconds = 0.0
 

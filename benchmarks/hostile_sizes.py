@@ -164,7 +164,7 @@ def main() -> int:
     for name in wanted:
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place) / "model"
-            _in_a_child(lambda made=folder, make=CASES[name]: make(made))  # the time for creating files is not counted
+            _in_a_child(lambda made=folder, make=CASES[name]: make(made))  # the time for creating files does not count
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
             answer_file = Path(place) / "said"
             _in_a_child(lambda made=folder, to=answer_file: _inspect(made, to))
@@ -172,7 +172,7 @@ def main() -> int:
             seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
             size = sum(path.stat().st_size for path in folder.iterdir())
             growth, answer = (
-                answer_file.read_text().split("\n", 1) if answer_file.exists() else ("nan", "it was killed")
+                answer_file.read_text().split("\n", 1) if answer_file.exists() else ("nan", "the process was killed")
             )
         misses = not (float(growth) <= 512e6 and (seconds <= 2.0 or answer.startswith("0:")))
         n_missed += misses
@@ -181,7 +181,7 @@ def main() -> int:
             f"{answer.strip()[:110]}",
             flush=True,
         )
-    print(f"{n_missed} of {len(wanted)} miss the aim")
+    print(f"{n_missed} of {len(wanted)} miss the target")
     return int(n_missed > 0)
 
 

@@ -1,7 +1,8 @@
-"""Counts how much of the package a reader meets: ``python -m benchmarks.house``. No measurement of time, no network.
+"""Measure the complexity of the package for its readers: ``python -m benchmarks.house``.
 
-Prints modules; small modules with one importer; words in docstrings; functions that are hard to call; and the types of
-the package that pass through a comparison of two folders until the first bound on p.
+The script uses no timing and no network. It prints modules; small modules with one importer; words in docstrings;
+functions that are hard to call; and the types of the package that pass through a comparison of two folders until the
+first bound on p.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class Module:
 
     Attributes:
         name: Dotted name.
-        path: The file.
-        tree: Its syntax tree.
+        path: Path of the file.
+        tree: Syntax tree.
         n_lines: Number of lines.
     """
 
@@ -161,9 +162,9 @@ def types_on_the_way(level: str) -> list[str]:
 
 
 def main() -> None:
-    """Count and print."""
+    """Count and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--names", action="store_true", help="name what is counted")
+    parser.add_argument("--names", action="store_true", help="also print the names of counted items")
     is_named = parser.parse_args().names
     sources = modules()
     many = [f"{name}.{f.name}" for name, f in functions(sources) if len(parameters(f)) > MOST_PARAMETERS]

@@ -56,7 +56,7 @@ def relative(width: int, seed: int, change: str) -> torch.Tensor:
 
 
 def ask(index: BaseIndex, query: Fingerprint) -> tuple[float, list[str]]:
-    """Search as ``identify`` does before it compares models; return processor seconds and the bases found."""
+    """Search like ``identify`` before it compares models; return processor seconds and the bases found."""
     started = time.process_time()
     hits = judge_hits(index, query, top=TOP, alpha=ALPHA)
     bases = [hit.base.repo for hit, log10_p in hits if log10_p < math.log10(ALPHA)]
@@ -64,7 +64,7 @@ def ask(index: BaseIndex, query: Fingerprint) -> tuple[float, list[str]]:
 
 
 def main() -> None:
-    """Build, query, print."""
+    """Build and query the index, and print the measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bases", type=int, default=500)
     parser.add_argument("--relatives", type=int, default=40)
@@ -82,7 +82,7 @@ def main() -> None:
         loaded_s, n_bytes = time.perf_counter() - started, path.stat().st_size
     print(
         f"{len(index)} bases of widths {tuple(options.widths)}: {n_bytes / 1e6:.1f} MB, "
-        f"{n_bytes / len(index) / 1e3:.0f} kB a base,"
+        f"{n_bytes / len(index) / 1e3:.0f} kB per base,"
     )
     print(f"  loaded in {loaded_s:.2f} s")
     right: dict[str, list[bool]] = {change: [] for change in CHANGES}
@@ -102,9 +102,10 @@ def main() -> None:
         seconds["strangers"].append(spent)
         n_matches += len(bases)
     print(
-        f"false matches: {n_matches} among {options.strangers} strangers, {n_false} beside the true base of relatives"
+        f"false matches: {n_matches} among {options.strangers} strangers, {n_false} in addition to the true base of "
+        "relatives"
     )
-    print("processor seconds of a question (one thread), its own reads apart:")
+    print("processor seconds of a query (one thread), without its reads:")
     for kind, spent_s in seconds.items():
         found_of = f", {sum(right[kind])} of {len(right[kind])} found" if kind in right else ""
         print(f"  {kind:<10}{np.median(spent_s):5.2f} (median) {max(spent_s):5.2f} (worst){found_of}")

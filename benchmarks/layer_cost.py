@@ -4,18 +4,18 @@
     python -m benchmarks.layer_cost --pair FOLDER FOLDER
     python -m benchmarks.layer_cost --shapes 1024x2816 --layers 2 4 --full-up-to 1024
     python -m benchmarks.layer_cost --http                   # requests and round trips, over a local Hub
-    python -m benchmarks.layer_cost --gpu --shapes 8B        # two threads of the processor beside a GPU
+    python -m benchmarks.layer_cost --gpu --shapes 8B        # two CPU threads and a GPU
 
-``rows`` compares sampled rows of every projection (tiers 1 and 2); ``whole`` reads every matched layer whole and makes
-the tests that level ``layers`` made before. Both are told the residual basis, so that embeddings and the second witness
-cost nothing here. Models are Llamas of Gaussian weights, and a copy with noise of 30 % and channels in order. Each
-measurement is a new process with one thread: processor seconds, megabytes read, and the megabytes by which its memory
-grew.
+``rows`` compares sampled rows of every projection (tiers 1 and 2). ``whole`` reads every matched layer in full and runs
+the tests of earlier versions of level ``layers``. Both get the residual basis as input, so the cost of embeddings and
+the second witness is not included. Models are Llamas of Gaussian weights, and a copy with noise of 30 % and channels in
+order. Each measurement is a new process with one thread, and gives processor seconds, megabytes read, and the growth of
+memory.
 
 Models of 1B and 8B would fill the disk, so two small numbers of layers are measured. Seconds of rows are a L + b L^2,
-because L layers are read and L^2 pairs are compared; that gives the seconds of all layers. Tests of whole layers are
-linear in L, and their polar factors are cubic in the width: for models that are wider than ``--full-up-to`` they are
-scaled so from the widest one that was measured.
+because L layers are read and L^2 pairs are compared; this gives the seconds for all layers. The cost of testing whole
+layers is linear in L and, because of polar factors, cubic in the width. For models wider than ``--full-up-to`` it is
+scaled from the widest measured model.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ LOG_ALPHA = -30.0
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a model.
+    """Sizes of a model.
 
     Attributes:
         width: Channels of the stream.
@@ -96,14 +96,14 @@ class Cost:
 
 
 def by_rows(reference: Model, candidate: Model, residual_map: ResidualBasisMap, device: str) -> str:
-    """Tiers 1 and 2."""
+    """Analyse sampled rows, tiers 1 and 2."""
     analysis = analyse_layers(reference, candidate, (residual_map,), device=device)
     counts = {} if analysis is None else analysis.table.counts()
     return ", ".join(f"{n} {outcome.words}" for outcome, n in counts.items())
 
 
 def by_whole_layers(reference: Model, candidate: Model, residual_map: ResidualBasisMap, device: str) -> str:
-    """The layer map of whole matrices, then every test of every matched layer."""
+    """Map layers by whole matrices, then run every test on every matched layer."""
     attempt = Attempt(lambda _: residual_map, (Role.V, Role.K, Role.UP))
     settings = Settings(level="full", device=device)
     layers = compare_layers(LayerQuestion(reference, candidate, settings, LOG_ALPHA), [attempt])
@@ -140,7 +140,7 @@ def _measured(names: tuple[str, str], work: str, device: str) -> Cost:
 
 
 def _memory_mb(name: str) -> float:
-    """Resident memory of this process now (VmRSS) or at its peak (VmHWM), in megabytes."""
+    """Return the resident memory of this process, now (VmRSS) or at its peak (VmHWM), in megabytes."""
     # ru_maxrss would begin with the memory of the parent process.
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024 / 1e6
@@ -208,7 +208,7 @@ def of_all_layers(measurements: Sequence[tuple[int, float]], n_layers: int) -> f
 
 
 def print_shape(name: str, shape: Shape, options: argparse.Namespace, whole: dict[int, float]) -> None:
-    """Measure one shape and print its lines; ``whole`` keeps the seconds of a layer by width."""
+    """Measure one shape and print its lines; ``whole`` stores the seconds per layer by width."""
     costs: list[tuple[int, Cost]] = []
     numbers = options.layers or ([shape.n_layers] if shape.width <= options.full_up_to else [2, 4])
     for n_layers in numbers:
@@ -229,9 +229,9 @@ def print_shape(name: str, shape: Shape, options: argparse.Namespace, whole: dic
     widest = max(whole, default=0)
     if widest:
         of_layer = whole.get(shape.width) or whole[widest] * (shape.width / widest) ** 3
-        how = "measured" if shape.width in whole else f"scaled from width {widest} by the cube"
+        how = "measured" if shape.width in whole else f"scaled from width {widest} with the cube of the width"
         total = of_layer * shape.n_layers
-        text += f"; whole layers {total:,.0f} s ({of_layer:.1f} s a layer, {how}): {total / seconds:,.0f} times"
+        text += f"; whole layers {total:,.0f} s ({of_layer:.1f} s per layer, {how}): {total / seconds:,.0f} times"
     print(text, flush=True)
 
 
@@ -240,14 +240,15 @@ def _line(cost: Cost) -> str:
 
 
 def print_devices(name: str, shape: Shape, n_layers: int) -> None:
-    """Compare sampled rows on two threads and on a GPU: whole analyses by the clock, and the arithmetic of tier 1."""
+    """Compare sampled rows on two threads and on a GPU: wall time of whole analyses, and the arithmetic of tier 1."""
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     with written(shape, n_layers, "cuda") as names:
         models = [Model(open_repository(each, RepositoryOptions(use_caches=False))) for each in names]
         residual_map = ResidualBasisMap.identity(shape.width)
         outcomes, clock = {}, {}
-        for device in ("cpu", "cuda", "cpu", "cuda"):  # the first run of each reads the files and starts the libraries
+        # The first run on each device reads the files and starts the libraries.
+        for device in ("cpu", "cuda", "cpu", "cuda"):
             began = time.perf_counter()
             analysis = analyse_layers(models[0], models[1], (residual_map,), device=device)
             clock[device] = time.perf_counter() - began
@@ -259,16 +260,16 @@ def print_devices(name: str, shape: Shape, n_layers: int) -> None:
     torch.set_num_threads(threads)
     is_equal = [result.outcome for result in tables[0].results] == [result.outcome for result in tables[1].results]
     print(
-        f"{name}, {n_layers} layers, two threads beside {torch.cuda.get_device_name()}: tier 1's arithmetic "
+        f"{name}, {n_layers} layers, two threads and {torch.cuda.get_device_name()}: arithmetic of tier 1 "
         f"{arithmetic['cpu']:.3f} and {arithmetic['cuda']:.3f} s ({arithmetic['cpu'] / arithmetic['cuda']:.0f} times), "
         f"the analysis with its reads {clock['cpu']:.2f} and {clock['cuda']:.2f} s; outcomes "
-        f"{'equal' if is_equal else 'DIFFERENT'}, log p equal to {difference:.1e} of itself",
+        f"{'equal' if is_equal else 'DIFFERENT'}, relative difference of log p {difference:.1e}",
         flush=True,
     )
 
 
 def _largest_difference(first: TierOne, second: TierOne) -> float:
-    """Largest relative difference of the significant values of log p of two runs."""
+    """Return the largest relative difference of significant values of log p in two runs."""
     differences = [0.0]
     for role, cells in first.cells.items():
         is_significant = cells.is_named & second.cells[role].is_named
@@ -278,9 +279,9 @@ def _largest_difference(first: TierOne, second: TierOne) -> float:
 
 
 def _arithmetic_s(reference: Model, candidate: Model, residual_map: ResidualBasisMap, device: str) -> float:
-    """Seconds to move the sampled rows of all projections to a device, and to compare all pairs of layers.
+    """Return the seconds to move sampled rows of all projections to a device, and to compare all pairs of layers.
 
-    Rows are stacked on the way, as they are when they come from files. The least of five runs.
+    Rows are stacked on the way, like rows from files. The result is the minimum of five runs.
     """
     reader = ProjectionReader((read_closely(reference), read_closely(candidate)))
     samples = [sample for role in PROJECTION_ROLES if (sample := reader.sample(role, residual_map)) is not None]
@@ -290,7 +291,7 @@ def _arithmetic_s(reference: Model, candidate: Model, residual_map: ResidualBasi
         began = time.perf_counter()
         for reference_rows, candidate_rows in rows:
             compare_rows(stacked(reference_rows, device), stacked(candidate_rows, device))
-        seconds.append(time.perf_counter() - began)  # the result is on the host, so the device is done
+        seconds.append(time.perf_counter() - began)  # the result is on the host, so the device has finished
     return min(seconds)
 
 
@@ -316,7 +317,7 @@ def print_requests(options: argparse.Namespace) -> None:
 
 
 def shape_of(text: str) -> Shape:
-    """Return a known shape, or one that is written as ``WIDTHxNEURONS`` or ``WIDTHxNEURONSxLAYERS``."""
+    """Return a named shape, or parse ``WIDTHxNEURONS`` or ``WIDTHxNEURONSxLAYERS``."""
     if text in SHAPES:
         return SHAPES[text]
     width, n_neurons, *n_layers = map(int, text.split("x"))
@@ -324,15 +325,17 @@ def shape_of(text: str) -> Shape:
 
 
 def main() -> None:
-    """Measure, and print."""
+    """Run the requested measurements and print them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pair", nargs=2, metavar="FOLDER", help="only these two models, with all of their layers")
+    parser.add_argument(
+        "--pair", nargs=2, metavar="FOLDER", help="measure only these two models, with all of their layers"
+    )
     parser.add_argument("--shapes", nargs="*", default=[], metavar="SHAPE", help="135M, 1B, 8B or WIDTHxNEURONSxLAYERS")
     parser.add_argument("--layers", nargs="*", type=int, metavar="N", help="numbers of layers to measure, at most two")
-    parser.add_argument("--full-up-to", type=int, default=576, help="widest model whose layers are tested whole")
+    parser.add_argument("--full-up-to", type=int, default=576, help="largest width at which whole layers are tested")
     parser.add_argument("--whole-layers", type=int, default=4, help="number of layers that are tested whole")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--gpu", action="store_true", help="compare two threads of the processor with a GPU instead")
+    parser.add_argument("--gpu", action="store_true", help="compare two CPU threads with a GPU instead")
     parser.add_argument("--http", action="store_true", help="count requests to a local Hub instead")
     parser.add_argument("--round-trip-ms", type=float, default=100.0)
     options = parser.parse_args()

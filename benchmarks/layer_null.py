@@ -1,10 +1,10 @@
-"""The null of sampled rows on real models: pairs of layers that cannot match.
+"""Measure the null of sampled rows on real models, with pairs of layers that cannot match.
 
     python -m benchmarks.layer_null --strangers FOLDER FOLDER --relatives FOLDER FOLDER ...
 
-For unrelated models every pair of layers counts, behind the residual-basis maps that a comparison tries; for two
-relatives with layers in order, every pair of different layers. Prints the smallest p of a pair alone, and the shares
-below 1 %.
+For unrelated models, every pair of layers counts, behind the residual-basis maps that a comparison tries. For two
+relatives with layers in order, every pair of different layers counts. The script prints the smallest p of a single
+pair, and the shares below 1 %.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def cells_of(folders: tuple[Path, Path], *, are_relatives: bool) -> npt.NDArray[
 
 
 def main() -> None:
-    """Measure each pair, then all together."""
+    """Measure each pair, then all pairs together."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--strangers", nargs=2, action="append", default=[], type=Path, metavar="FOLDER")
     parser.add_argument("--relatives", nargs=2, action="append", default=[], type=Path, metavar="FOLDER")

@@ -1,8 +1,9 @@
-"""Bytes and memory of a comparison at the size of Llama-3.1-8B, against what the two checkpoints hold.
+"""Measure bytes and memory of a comparison at the size of Llama-3.1-8B, relative to both checkpoints.
 
-Run from the repository: ``.venv/bin/python -m benchmarks.llama_8b_bytes``. Needs 3 GB of disk for a while; 20 GB, and
-a quarter of an hour of two cores, with ``--stranger``: nothing settles that pair, so that all of its layers are mapped.
-With ``--neurons`` come copies with new embeddings, as they are and in a rotated residual stream: 8 GB of disk.
+Run from the repository: ``.venv/bin/python -m benchmarks.llama_8b_bytes``. It needs 3 GB of disk
+temporarily. With ``--stranger`` it needs 20 GB and a quarter of an hour on two cores, because no test settles that pair
+and all of its layers are mapped. ``--neurons`` adds copies with new embeddings, with and without a rotated residual
+stream, and needs 8 GB.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from tests.loopback.hub import FullHub
 
 
 def main() -> None:
-    """Print one line for each candidate."""
-    # Gigabytes are not left behind by a run that somebody ends.
+    """Compare each candidate and print one line for it."""
+    # An interrupted run also deletes its gigabytes.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     candidates = {
         "fine-tune": (llama_8b.fine_tuned_rows, None, None),
@@ -57,7 +58,7 @@ def main() -> None:
             print(
                 f"{candidate}: {report['verdict']}, log10 p {report['log10_p']:.0f}, by {report['settled_by']}: "
                 f"read {io['bytes_read'] / 1e6:.1f} MB of {io['bytes_of_weights'] / 1e9:.1f} GB, "
-                f"{io['bytes_from_cache'] / 1e6:.1f} MB once more "
+                f"{io['bytes_from_cache'] / 1e6:.1f} MB again from the cache "
                 f"({100 * run.share_read:.3f} %) in {io['requests']} requests, "
                 f"peak memory {run.peak_memory_bytes / 2**20:.0f} MiB, {run.cpu_s:.0f} s of processor, by the clock "
                 f"{report['seconds']}",

@@ -3,12 +3,13 @@
 LeaFBench's numbers are computed as in its code (``evaluate_fingerprinting_method`` at commit c9e2fee), including its
 flaws, because only then are they comparable to published ones:
 
-- ACC uses the threshold that does best on the same scores (the largest TPR - FPR). Users do not have that threshold.
-- AUC, pAUC and TPR@1%FPR rank pooled pairs. This penalises a method whose scores have another meaning in each family,
-  but not one that would choose a wrong threshold.
+- ACC uses the threshold that does best on the same scores (the largest TPR - FPR). Users do not have that threshold. -
+AUC, pAUC and TPR@1%FPR rank pooled pairs. This penalises methods with scores that mean something different in each
+family,
+  but not methods that would choose a wrong threshold.
 - MD ("Mahalanobis distance") divides by the covariance of all scores, positives and negatives together, although its
   comment says pooled. It is therefore at most sqrt(N (N - 1) / (n_positive n_negative)) for any method: 2.834 on
-  LeaFBench's 845 pairs with 123 positives. Scores that are 0 and 1 reach it; a method with graded scores stays below.
+  LeaFBench's 845 pairs with 123 positives. Scores of only 0 and 1 reach this limit; graded scores stay below it.
   The paper's table has 2.834 for MDIR and 3.154 for HuRef, which is above this limit. So at least one of the two was
   computed on other pairs or by other code, and the column does not rank them. Its logarithm ignores negative scores.
 
@@ -69,7 +70,7 @@ def roc(scores: Sequence[float], related: Sequence[bool]) -> tuple[Floats, Float
     """
     values, truth = np.asarray(scores, np.float64), np.asarray(related, bool)
     if not np.isfinite(values).all():
-        raise ValueError("a score is not finite; leave pairs without a score out, or give them one")
+        raise ValueError("a score is not finite; leave out pairs without a score, or assign one")
     if truth.all() or not truth.any():
         raise ValueError(f"expected related pairs and others, got {int(truth.sum())} of {len(truth)} related")
     thresholds = np.unique(values)[::-1]
@@ -81,11 +82,11 @@ def roc(scores: Sequence[float], related: Sequence[bool]) -> tuple[Floats, Float
 
 
 def leafbench_metrics(scores: Sequence[float], related: Sequence[bool]) -> LeafBenchMetrics:
-    """LeaFBench's five numbers.
+    """Compute LeaFBench's five numbers.
 
     Args:
         scores: One per pair, as for :func:`roc`. MD is meant for scores in (0, 1].
-        related: The truth.
+        related: True relation of each pair.
     """
     fpr, tpr, thresholds = roc(scores, related)
     best = int(np.argmax(tpr - fpr))
@@ -101,9 +102,9 @@ def leafbench_metrics(scores: Sequence[float], related: Sequence[bool]) -> LeafB
 
 
 def partial_auc(fpr: Floats, tpr: Floats, *, max_fpr: float = 0.05) -> float:
-    """Area under the ROC up to a false positive rate, rescaled so that guessing has 0.5 and perfection 1 (McClish).
+    """Return the area under the ROC up to a false positive rate, rescaled to 0.5 for guessing and 1 at best (McClish).
 
-    The curve is interpolated at its end, so LeaFBench's 0.5 for fewer than two points has no use here.
+    The curve is interpolated at its end, so LeaFBench's 0.5 for fewer than two points is not needed.
     """
     end = float(np.interp(max_fpr, fpr, tpr))
     inside = fpr <= max_fpr

@@ -1,11 +1,11 @@
-"""The moment inequality under every p-value here, in exact rational numbers.
+"""Check the moment inequality behind every p-value here, in exact rational numbers.
 
 docs/moment-bound.md proves, for O Haar on O(n) and any fixed X with S = X X^T,
 
     E (Tr X O)^2k <= (2k - 1)!! (Tr S / n)^k.
 
-This checks it without rounding, and each step of the proof by itself: zonal polynomials are computed in the basis of
-monomials by James' recurrence, moments from them, and every number is a fraction.
+The script checks the inequality and each step of the proof without rounding: zonal polynomials are computed in the
+basis of monomials by James' recurrence, moments from them, and every number is a fraction.
 
     python benchmarks/moment_bound.py [--n 6] [--k 6]
 """
@@ -25,7 +25,7 @@ Polynomial = dict[Partition, Fraction]
 """Coefficients of monomial symmetric functions."""
 
 LARGEST_EIGENVALUE = 3
-"""Eigenvalues of S are integers from 0 to this one: every such nonzero S, up to order."""
+"""Largest eigenvalue of S: every nonzero S with integer eigenvalues from 0 is checked, up to order."""
 
 
 @cache
@@ -151,20 +151,20 @@ def spectra(n: int) -> Iterator[tuple[int, ...]]:
 
 
 def is_branching(kappa: Partition) -> bool:
-    """Whether b is a distribution over the cells that can be added, with mean content 0."""
+    """Return whether b is a distribution over the cells that can be added, with mean content 0."""
     shares = branches(kappa)
     contents = {larger: rho(larger) - rho(kappa) for larger in shares}
     return (
         min(shares.values()) > 0
         and sum(shares.values()) == 1
         and sum(shares[larger] * contents[larger] for larger in shares) == 0
-        and len(shares) == len({0, *kappa})  # one cell to each run of rows that are as long, and one below
+        and len(shares) == len({0, *kappa})  # one cell for each run of rows of equal length, and one below
         and all(len(larger) - len(kappa) in (0, 1) for larger in shares)
     )
 
 
 def is_monotone(kappa: Partition, spectrum: tuple[int, ...]) -> bool:
-    """Whether a cell of larger content leaves a larger value of omega, at this spectrum."""
+    """Return whether omega grows with the content of the added cell, at this spectrum."""
     in_order = sorted(branches(kappa), key=rho)
     values = [omega(larger, spectrum) for larger in in_order]
     return values == sorted(values)
@@ -172,7 +172,7 @@ def is_monotone(kappa: Partition, spectrum: tuple[int, ...]) -> bool:
 
 @dataclass(frozen=True)
 class Count:
-    """How many cases hold, of how many."""
+    """Numbers of cases that hold, and of all cases."""
 
     what: str
     holds: int

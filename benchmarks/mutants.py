@@ -72,7 +72,7 @@ TESTS = {
 NO_TEST, NOTICED, LATE, SURVIVED = "no test", "noticed", "late", "survived"
 LEAST_SECONDS, TIMES_AS_LONG = 20.0, 10.0
 MOST_SECONDS_OF_TEST = 2.0
-"""Tests that take longer, traced, are left out: a break should be noticed by tests that run often."""
+"""Tests that take longer while traced are left out, because tests that run often should notice a break."""
 MEMORY_BYTES = 8 << 30
 """Memory limit of a broken module; exceeding it counts as noticed."""
 
@@ -117,11 +117,11 @@ class _Changed(MetaPathFinder, SourceLoader):
         return self.text.encode()
 
     def get_code(self, fullname: str) -> CodeType:
-        return compile(self.text, self.path, "exec")  # never one that was kept
+        return compile(self.text, self.path, "exec")  # never from a cache
 
 
 class _Chosen:
-    """A pytest plugin that runs the chosen tests alone, and optionally records which lines each enters."""
+    """A pytest plugin that runs only the chosen tests, and optionally records the lines that each enters."""
 
     def __init__(self, chosen: set[str] | None, seconds: Mapping[str, float], traced_path: str | None) -> None:
         self.chosen, self.known_seconds, self.traced_path = chosen, seconds, traced_path
@@ -187,7 +187,7 @@ def _run(
 
 
 class Judge:
-    """Runs the tests of one module against changes of it.
+    """Run the tests of one module against changes of it.
 
     Args:
         root: The folder that holds the package and its tests.
@@ -201,7 +201,7 @@ class Judge:
         self.text = self.path.read_text(encoding="utf-8")
         traced = self._outcome(self.text, None, {}, 3600.0)
         if traced is None or not traced.passed:
-            raise SystemExit(f"{path}: its tests fail with nothing broken: {' '.join(self.files)}")
+            raise SystemExit(f"{path}: its tests fail without a break: {' '.join(self.files)}")
         self.traced = traced
 
     def warm(self) -> None:
@@ -245,7 +245,7 @@ class Judge:
 def judged(
     root: Path, path: str, files: Sequence[str], *, sample: int | None = None, lines: range | None = None
 ) -> dict[str, object]:
-    """A row of results: the number of breaks in a module, and the survivors."""
+    """Return a row of results: the number of breaks in a module, and the survivors."""
     judge = Judge(root, path, files)
     judge.warm()
     every = [change for change in breaks(judge.text) if lines is None or change.line in lines]
@@ -272,11 +272,11 @@ def main() -> None:
     """Judge modules and print the survivors."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("modules", nargs="*", help="e.g. comparison/decide; all of TESTS by default")
-    parser.add_argument("--sample", type=int, help="so many breaks of each module, drawn once for all")
+    parser.add_argument("--sample", type=int, help="number of breaks of each module, drawn with a fixed seed")
     parser.add_argument("--lines", nargs=2, type=int, metavar=("FIRST", "LAST"), help="only breaks of these lines")
     parser.add_argument("--root", type=Path, default=Path(__file__).parents[1], help=argparse.SUPPRESS)
-    parser.add_argument("--tests", help="test files, in place of those that TESTS names")
-    parser.add_argument("--write", action="store_true", help=f"keep what was found in {RESULTS.name}")
+    parser.add_argument("--tests", help="test files, instead of the files in TESTS")
+    parser.add_argument("--write", action="store_true", help=f"write the results to {RESULTS.name}")
     arguments = parser.parse_args()
     os.chdir(arguments.root)
     for name in arguments.modules or TESTS:

@@ -7,11 +7,11 @@ python -m benchmarks.neuron_null [--results FILE]
 - *random*: normal weights.
 - *shared features*: each neuron reads a mix of 8 directions that both models share, plus a small individual part.
 - *heavy tails*: entries of Student's t with 2 degrees of freedom; both models share the sizes of channels.
-- *trained*: trained by Adam on one teacher and the same batches, each from its own initialisation. Every pair of 71
-  such MLPs with a gate and of 71 without; pairs share MLPs, but the numbering of each is independent.
-- *noisy copies*, not included in the count: the positive control, with noise of half the size of the weights.
+- *trained*: trained by Adam on one teacher and the same batches, each from its own initialisation. All pairs of 71
+  such MLPs with a gate and of 71 without are tested; pairs share MLPs, but the numbering of each is independent.
+- *noisy copies*: the positive control, with noise of half the size of the weights; not included in the count.
 
-The bound allows 10,000 / k! pairs with k or more equal numbers. Takes a minute of one core.
+The bound allows 10,000 / k! pairs with k or more equal numbers. The script takes a minute on one core.
 """
 
 from __future__ import annotations
@@ -66,19 +66,19 @@ def random(generator: torch.Generator, shared: torch.Tensor) -> torch.Tensor:
 
 
 def with_features(generator: torch.Generator, shared: torch.Tensor) -> torch.Tensor:
-    """Rows near a subspace that both models share."""
+    """Draw rows near a subspace that both models share."""
     mix = torch.randn(N_NEURONS, N_FEATURES, generator=generator) / math.sqrt(N_FEATURES)
     return mix @ shared + OWN_PART * random(generator, shared)
 
 
 def heavy_tailed(generator: torch.Generator, shared: torch.Tensor) -> torch.Tensor:
-    """Rows of Student's t, on channels whose sizes both models share."""
+    """Draw rows of Student's t; both models share the sizes of channels."""
     square = torch.randn(2, N_NEURONS, WIDTH, generator=generator).square().mean(dim=0)
     return random(generator, shared) / square.sqrt() * shared[0].exp()
 
 
 def trained() -> Pairs:
-    """Pairs of MLPs trained on the same task and batches."""
+    """Yield pairs of MLPs trained on the same task and batches."""
     for is_gated in (True, False):
         mlps = train_mlps(is_gated=is_gated)
         for i, j in itertools.islice(itertools.combinations(range(N_MLPS), 2), N_PAIRS // 2):
@@ -113,7 +113,7 @@ def train_mlps(*, is_gated: bool) -> Rows:
 
 
 def noisy_copies() -> Pairs:
-    """The positive control."""
+    """Yield noisy copies, the positive control."""
     generator = torch.Generator().manual_seed(1)
     for i in range(100):
         mlp = [random(generator, torch.empty(0)) for _ in range(1 + i % 2)]
@@ -129,7 +129,7 @@ KINDS: dict[str, Callable[[], Pairs]] = {
 
 
 def counted(reference: Rows, candidate: Rows, seed: int) -> OwnNumbers:
-    """Test one pair with its own numbers."""
+    """Count neurons of one pair with equal numbers."""
     numbers = torch.from_numpy(np.random.default_rng(seed).permutation(N_NEURONS))
     n_fitted = FITTED_ROWS // len(reference)
     sides = [

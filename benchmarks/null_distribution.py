@@ -1,9 +1,10 @@
-"""Show ln p of unrelated models before it is cut at 0.
+"""Show ln p of unrelated models before it is capped at 0.
 
-Prints two tables. The first draws independent Gaussian pairs of many shapes and shows how conservative the bound is.
-The second draws unrelated models that share common properties (tokens, frequencies, norms, duplicates), and unrelated
-models with privileged axes, at one width. It shows which of them break the null without trimming. The n/2-trimmed p
-holds except if both models have the same features on the same axes, which no test of this kind can distinguish.
+The script prints two tables. The first draws independent Gaussian pairs of many shapes and shows how conservative the
+bound is. The second draws unrelated models that share common properties (tokens, frequencies, norms, duplicates), and
+unrelated models with privileged axes, at one width. It shows which of them break the null without trimming. The
+n/2-trimmed p holds except if both models have the same features on the same axes, which no test of this kind can
+distinguish.
 
 python benchmarks/null_distribution.py [--pairs 300] [--width 256] [--draws 10]
 """
@@ -46,7 +47,7 @@ SHAPES = [  # n_reference, n_candidate, tokens
 
 
 def uncut(matching: Matching, factor: PolarFactor, *, drop: int = 0) -> float:
-    """Return the bound of a matching without its ``drop`` best channels, not cut at 0."""
+    """Return the bound of a matching without its ``drop`` best channels, not capped at 0."""
     u = factor.matrix.double().numpy()
     keep = np.argsort(matching.entries, kind="stable")[: len(matching.entries) - drop]
     rows = float((u[matching.reference[keep]] ** 2).sum())
@@ -78,7 +79,9 @@ def tests_of(pair: Pair) -> Iterator[tuple[str, bool, PolarFactor, Matching]]:
 def gaussian_pairs(n_pairs: int, rng: np.random.Generator) -> None:
     """Print the first table."""
     each = math.ceil(n_pairs / len(SHAPES))
-    print(f"independent Gaussian pairs: {each} of each shape, {each * len(SHAPES)} in all; ln p before it is cut at 0")
+    print(
+        f"independent Gaussian pairs: {each} of each shape, {each * len(SHAPES)} in all; ln p before it is capped at 0"
+    )
     print(
         f"{'shape':>14} {'tokens':>6} | {'min':>8} {'5 %':>8} {'median':>8} {'max':>8} | c/thr signed min whitened min"
     )
@@ -103,7 +106,7 @@ def gaussian_pairs(n_pairs: int, rng: np.random.Generator) -> None:
 
 
 def language(n: int, rng: np.random.Generator) -> tuple[Rows, Callable[[], Rows]]:
-    """Return shared latents, and a generator of models that read them in their own directions."""
+    """Return shared latents, and a generator of models that each read them in other directions."""
     n_tokens, n_latents = 8 * n, 4 * n
     spectrum = (1.0 + np.arange(n_latents)) ** -0.5
     latents = rng.standard_t(5, (n_tokens, n_latents)) * spectrum
@@ -117,7 +120,7 @@ def language(n: int, rng: np.random.Generator) -> tuple[Rows, Callable[[], Rows]
 
 
 def families(n: int, rng: np.random.Generator) -> dict[str, Callable[[], Pair]]:
-    """Unrelated models by shared properties and axes."""
+    """Pairs of unrelated models by shared properties and axes."""
     latents, model = language(n, rng)
     n_tokens = len(latents)
 
@@ -187,7 +190,7 @@ def structured_pairs(n: int, n_draws: int, rng: np.random.Generator) -> None:
         f"strangers with structure: width {n}, {8 * n} tokens, {n_draws} draws; smallest of four searches of each pair"
     )
     print(
-        f"{'family':>36} | {'c/thr':>6} {'worst':>6} | {'smallest ln p before the cut':>38} | "
+        f"{'family':>36} | {'c/thr':>6} {'worst':>6} | {'smallest ln p before the cap':>38} | "
         f"{f'pairs with p < {ALPHA}':>26}"
     )
     print(

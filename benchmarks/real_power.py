@@ -1,9 +1,9 @@
-"""Plant copies into real weights at exactly the noise that a "no" rules out: 99 of 100 must be found.
+"""Plant copies into real weights with the noise that a "no" rules out; 99 of 100 must be found.
 
 ``python -m benchmarks.real_power FOLDER … [--plants 100] [--rows 2304]`` takes folders with a ``model.safetensors``.
 Rows of the embedding are drawn anew for every plant. The candidate consists of these rows with independent noise of the
-stated strength, with its channels in another or their own order. For layers, the values of one layer are planted and
-searched for among all.
+stated strength, with channels in another order or in their own. For layers, the values of one layer are planted, and
+searched for among all layers.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ RESULTS = Path(__file__).parent / "results" / "real-power.jsonl"
 
 
 def embedding_of(folder: Path) -> torch.Tensor:
-    """The embedding in float32, ``(V, n)``."""
+    """Read the embedding in float32, ``(V, n)``."""
     with safe_open(folder / "model.safetensors", framework="pt") as file:
         (name,) = [name for name in file.keys() if name.endswith("embed_tokens.weight")]  # noqa: SIM118
         return file.get_tensor(name).float()
 
 
 def values_of(folder: Path) -> list[torch.Tensor]:
-    """The values of every layer in float32, ``(m, n)``, rows brought to one length."""
+    """Read the values of every layer in float32, ``(m, n)``, with rows of equal length."""
     with safe_open(folder / "model.safetensors", framework="pt") as file:
         names = [name for name in file.keys() if name.endswith("self_attn.v_proj.weight")]  # noqa: SIM118
         layers = [
@@ -90,7 +90,7 @@ def found_in_layers(layers: list[torch.Tensor], noise: float, seed: int) -> bool
 
 
 def rows(folder: Path, n_rows: int, n_plants: int) -> Iterator[tuple[str, float, int]]:
-    """Return the plants, their noise, and how many were found."""
+    """Return the plants, their noise, and the number found."""
     embedding = embedding_of(folder)
     n = embedding.shape[1]
     for in_order in (False, True):
@@ -114,12 +114,14 @@ def rows(folder: Path, n_rows: int, n_plants: int) -> Iterator[tuple[str, float,
 
 
 def main() -> None:
-    """Print the table."""
+    """Run the experiment and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--plants", type=int, default=100)
     parser.add_argument("--rows", type=int, default=2304)
-    parser.add_argument("--write", action="store_true", help="keep the rows, in place of earlier ones of these models")
+    parser.add_argument(
+        "--write", action="store_true", help="store the rows; they replace earlier rows of these models"
+    )
     arguments = parser.parse_args()
     print(f"{'planted into':60} {'noise, RMS':>10} {'found':>10}")
     written = []

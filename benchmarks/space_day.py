@@ -2,11 +2,11 @@
 
 python -m benchmarks.space_day [--minutes 60] [--every 8] [--demo demo-out] [--write]
 
-Runs ``mdir-hf space --limited`` with empty caches, against a local Hub that serves the demo's models. Visitors arrive
-at random: near copies and unrelated models in the page and by API, families and surveys, plans, invalid names, tabs
-that are closed early. In the middle third, an attacker repeatedly asks for unrelated models of the largest permitted
-width. Every ten seconds the memory of all server processes, their threads, open files and disk use are recorded, and
-for every visit its outcome and duration. ``--write`` stores a summary in ``benchmarks/results`` and draws
+The script runs ``mdir-hf space --limited`` with empty caches, against a local Hub that serves the demo's models.
+Visitors arrive at random: near copies and unrelated models in the page and by API, families and surveys, plans, invalid
+names, tabs that are closed early. In the middle third, an attacker repeatedly asks for unrelated models of the largest
+permitted width. Every ten seconds it records memory, threads, open files and disk use of all server processes, and for
+each visit the outcome and duration. ``--write`` stores a summary in ``benchmarks/results`` and draws
 ``docs/images/space-day.png``.
 """
 
@@ -42,7 +42,7 @@ PICTURE = Path(__file__).parent.parent / "docs" / "images" / "space-day.png"
 SAMPLE_S = 10.0
 GIVES_UP_S = 900.0
 LARGEST_WIDTH, LARGEST_ROWS = 12288, 16384
-"""Comparing two such embeddings is planned with 5.9 GB, and 6 GB are permitted."""
+"""Shape of the largest permitted embeddings: comparing two of them is planned with 5.9 GB of the permitted 6 GB."""
 
 LARGE = ("attacker/one", "attacker/other")
 MIX = {
@@ -88,7 +88,7 @@ class Day:
     visits: list[Visit] = field(default_factory=list)
 
     def now(self) -> float:
-        """Seconds since the start."""
+        """Return the seconds since the start."""
         return time.monotonic() - self.started
 
     def visit(self, kind: str, seed: int) -> None:
@@ -107,7 +107,7 @@ class Day:
         return httpx.Client(base_url=self.url, timeout=GIVES_UP_S, headers={"x-forwarded-for": address})
 
     def act(self, kind: str, client: httpx.Client, chance: random.Random) -> str:
-        """Act as such a visitor; return the outcome."""
+        """Act as a visitor of this kind, and return the outcome."""
         base = self.lineage.reference.repo
         relation = "stranger" if "stranger" in kind else "related"
         candidate = chance.choice([model.repo for model in self.lineage.candidates if model.relation == relation])
@@ -194,7 +194,7 @@ def page(
             ):
                 outcome = how if words in line else outcome
             if "close_stream" in line:
-                return outcome or "ended without a word"
+                return outcome or "ended without a message"
     return "cut off"
 
 
@@ -219,7 +219,7 @@ def sample(pid: int, disk: Path) -> dict[str, float]:
             rollup = Path(f"/proc/{process}/smaps_rollup").read_text().split()
             status = Path(f"/proc/{process}/status").read_text().split()
             n_open = len(list(Path(f"/proc/{process}/fd").iterdir()))
-        except (FileNotFoundError, ProcessLookupError):  # it has just ended
+        except (FileNotFoundError, ProcessLookupError):  # the process has just ended
             continue
         n_bytes = int(rollup[rollup.index("Pss:") + 1]) * 1024
         sums["processes"] += 1
@@ -280,7 +280,7 @@ def live(day: Day, minutes: float, every_s: float) -> None:
     third = 20.0 * minutes
     attackers = [
         threading.Thread(target=day.attack, args=(lambda: not third <= day.now() < 2 * third, number))
-        for number in range(5)  # one more than a visitor is allowed
+        for number in range(5)  # one more than the limit per visitor
     ]
     are_started = False
     with ThreadPoolExecutor(64) as visitors:
@@ -312,7 +312,7 @@ def run(minutes: float, every_s: float, demo: Path) -> dict[str, Any]:
         environment = {"HF_ENDPOINT": hub.endpoint, "TMPDIR": str(disk / "tmp")}
         with running_command(["--limited"], environment, disk) as server:
             day = Day(server.url, lineage)
-            for kind in MIX:  # first-time imports and drawing are not of interest
+            for kind in MIX:  # exclude first-time imports and drawing
                 day.visit(kind, 60_000)
             day.visits.clear()
             day.started = time.monotonic()
@@ -412,22 +412,22 @@ def draw(totals: dict[str, Any], visits: list[Visit]) -> None:
     ):
         of = [visit for visit in visits if visit.kind in kinds]
         axes[1, 1].plot([v.began / 60 for v in of], [v.ended - v.began for v in of], ".", markersize=4, label=name)
-    axes[1, 1].set(title="seconds from the question to the end", yscale="log")
+    axes[1, 1].set(title="seconds from request to end", yscale="log")
     for axis in axes.flat:
         axis.legend(fontsize=7)
-    figure.suptitle("grey: one visitor keeps asking for the largest models that are permitted", fontsize=9)
+    figure.suptitle("grey: one visitor repeatedly requests the largest permitted models", fontsize=9)
     figure.savefig(PICTURE, dpi=80)
 
 
 def main() -> None:
-    """Run, print, and store."""
+    """Run the day, print and store the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.space_day", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--every", type=float, default=8.0, metavar="SECONDS", help="between visitors, on average")
     parser.add_argument(
         "--demo", type=Path, default=Path("demo-out"), help="folder of `mdir-hf demo` (default demo-out)"
     )
-    parser.add_argument("--write", action="store_true", help="keep the summary, and draw it")
+    parser.add_argument("--write", action="store_true", help="store and plot the summary")
     arguments = parser.parse_args()
     day = run(arguments.minutes, arguments.every, arguments.demo)
     totals = summary(day)

@@ -1,7 +1,7 @@
-"""Compare unrelated models that are as similar as possible: they differ only in their seeds.
+"""Compare unrelated models that are as similar as possible and differ only in their seeds.
 
     python -m benchmarks.strangers [--steps 1500]
-    python -m benchmarks.strangers --size 33M --device cuda    # benchmarks/at_scale.py; about ten minutes of an H100
+    python -m benchmarks.strangers --size 33M --device cuda    # benchmarks/at_scale.py; about ten minutes on an H100
 
 Two models of each of three recipes (Llama; GPT-2 with learned positions; XGLM with sinusoidal positions) are trained on
 one core for the given number of steps, and each is trained for a tenth longer as its own relative. Generated text,
@@ -33,7 +33,7 @@ LEARNING_RATE = 2e-3
 
 
 def llama() -> Any:
-    """Rotary positions, gated MLP, RMS norms."""
+    """Return a Llama: rotary positions, gated MLP, RMS norms."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     return LlamaForCausalLM(
@@ -57,7 +57,7 @@ def gpt2() -> Any:
 
 
 def xglm() -> Any:
-    """Sinusoidal positions, which give channel numbers a meaning, so that they are no evidence."""
+    """Return an XGLM: sinusoidal positions give channel numbers a meaning, so that they are not evidence."""
     from transformers import XGLMConfig, XGLMForCausalLM
 
     return XGLMForCausalLM(
@@ -88,7 +88,7 @@ def statistics(report: HomologyReport) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Train, compare, write, print."""
+    """Train and compare models, and write and print the results."""
     from transformers.utils import logging
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -111,13 +111,13 @@ def main() -> None:
 
 
 def compare_small(steps: int, place: Path) -> None:
-    """Train six small models, compare them, write, and print."""
+    """Train six small models, compare them, and write and print the results."""
     corpus = read_corpus()
     tokenizer = train_byte_level_bpe([*corpus.code.learnt[:2], *corpus.prose.learnt[:3]], vocabulary_size=VOCABULARY)
     learnt, held_out = (encode(tokenizer, texts) for texts in (corpus.prose.learnt, corpus.prose.held_out))
     rows = []
     for number, (recipe, make) in enumerate(RECIPES.items()):
-        # No two models share a seed: even with different recipes they would start with the same numbers and be
+        # No two models share a seed: even with different recipes, they would start with the same numbers and be
         # found.
         for seed in (2 * number, 2 * number + 1):
             rows.append(trained(recipe, make, seed, steps, learnt, held_out, tokenizer, place))
@@ -174,7 +174,7 @@ def trained(
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write a model as it would be stored on the Hub."""
+    """Write a model in the layout of the Hub."""
     model.save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
 

@@ -1,10 +1,10 @@
-"""Measure what ``survey --layers`` adds to a survey of relatives.
+"""Measure the additional cost of ``survey --layers`` for relatives.
 
     python -m benchmarks.survey_layers FOLDER           # a base model, such as a SmolLM2-135M
     python -m benchmarks.survey_layers --shape 135M
 
-The first model is the base, the others are copies with noise of 10, 20, 30 … % of every matrix. A shape has
-Gaussian weights (``benchmarks.layer_cost``). Prints processor and wall-clock seconds, and the megabytes that were read.
+The first model is the base; the others are copies with noise of 10, 20, 30 … % on every matrix. A shape has Gaussian
+weights (``benchmarks.layer_cost``). The script prints processor and wall-clock seconds, and the megabytes read.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.specimens import tokenizer_json, tokens
 
 
 def noised_copy(base: Path, folder: Path, *, noise: float, seed: int) -> Path:
-    """Copy a model with noise on every matrix, and its small files as they are."""
+    """Copy a model with noise on every matrix, and copy its small files unchanged."""
     folder.mkdir()
     for path in base.iterdir():
         if path.suffix != ".safetensors":
@@ -53,7 +53,7 @@ def noised_copy(base: Path, folder: Path, *, noise: float, seed: int) -> Path:
 
 
 def base_folder(options: argparse.Namespace, place: Path) -> Path:
-    """Return the folder of the base, made from random numbers unless one was named."""
+    """Return the named folder of the base, or write a random base."""
     if options.folder is not None:
         return Path(options.folder)
     shape = shape_of(options.shape)
@@ -87,9 +87,9 @@ def main() -> None:
             models = OpenModels({}, plan.reading, ledger, watch)
             described = list(describe_relatives(pairs, report.pairs, models, replace(plan.settings_with_layers)))
         after = time.process_time() - began[0], time.perf_counter() - began[1]
-        print(f"{len(plan.names)} models, {len(report.pairs)} pairs: {before[0]:.1f} s of processor, {before[1]:.1f} s")
+        print(f"{len(plan.names)} models, {len(report.pairs)} pairs: {before[0]:.1f} s of CPU, {before[1]:.1f} s")
         print(
-            f"layers of {len(described)} pairs: {after[0]:.1f} s of processor, {after[1]:.1f} s, "
+            f"layers of {len(described)} pairs: {after[0]:.1f} s of CPU, {after[1]:.1f} s, "
             f"{ledger.bytes_read / 1e6:.0f} MB"
         )
         print(

@@ -3,7 +3,7 @@
 python -m benchmarks.unit_costs [--width 2048] [--tokens 64000] [--bases 5000] [--uploads 1000]
 
 All data is read over the loopback Hub with empty caches. Processor seconds are for one thread, so that other load on
-the machine has little effect. Then the costs of comparing every upload with every base are added up.
+the machine has little effect. The script then adds up the costs of comparing every upload with every base.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.specimens import gaussian, write_model
 
 T = TypeVar("T")
 DOLLARS_AN_HOUR, CORES = 0.03, 8
-"""Hugging Face's cpu-upgrade, as its price list said in November 2026."""
+"""Cores and price of Hugging Face's cpu-upgrade, from the price list of November 2026."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def measured(hub: FullHub, work: Callable[[], T]) -> tuple[Cost, T]:
 
 
 def main() -> None:
-    """Measure, add up, print."""
+    """Measure the costs, add them up and print them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--tokens", type=int, default=64_000, help="rows of the embedding")
@@ -126,13 +126,13 @@ def measure(hub: FullHub, place: Path) -> dict[str, Cost]:
             )
         )
     fresh = place / "fresh"
-    costs["a question: reads, and 100 bases"], identification = measured(
+    costs["a query: reads, and 100 bases"], identification = measured(
         hub, lambda: identify(NamedModel(names[2]), index, confirm=False, reading=Reading(cache_dir=fresh))
     )
     assert not identification.found
     query = take(names[2], index.tokens, {}).fingerprint
     assert query is not None
-    costs["  of that the search, 100 bases"], _ = measured(hub, lambda: index.search(query))
+    costs["  search only, 100 bases"], _ = measured(hub, lambda: index.search(query))
 
     def compare() -> str:
         checker = HomologyChecker.from_pretrained(names[0], cache_dir=place / "other", force_download=True)
@@ -145,7 +145,7 @@ def measure(hub: FullHub, place: Path) -> dict[str, Cost]:
 
 def add_up(costs: dict[str, Cost], n_bases: int, n_uploads: int) -> None:
     """Print the cost of comparing every upload of a day with every base."""
-    question, search = costs["a question: reads, and 100 bases"], costs["  of that the search, 100 bases"]
+    question, search = costs["a query: reads, and 100 bases"], costs["  search only, 100 bases"]
     build, confirm = costs["a base model into the index"], costs["a confirmation: a full comparison"]
     opening = costs["a model: listing, header, tokenizer"]
     once_s = n_bases * (build.cpu_s + opening.cpu_s)
@@ -154,12 +154,10 @@ def add_up(costs: dict[str, Cost], n_bases: int, n_uploads: int) -> None:
     n_bytes = n_uploads * (question.n_bytes + confirm.n_bytes)
     n_requests = n_uploads * (question.n_requests + confirm.n_requests)
     hours = n_uploads * each_s / 3600
-    print(f"{n_bases} bases: index built once with {once_bytes / 1e9:.0f} GB and {once_s / 3600:.1f} h of one core")
-    print(f"{n_uploads} uploads a day against all of them, one confirmation for each:")
-    print(f"  {n_bytes / 1e9:.1f} GB, {n_requests} requests, {hours:.1f} h of one core ({each_s:.0f} s an upload)")
-    print(
-        f"  {hours / CORES * DOLLARS_AN_HOUR:.3f} dollars a day on {CORES} cores at {DOLLARS_AN_HOUR} dollars an hour"
-    )
+    print(f"{n_bases} bases: the index takes {once_bytes / 1e9:.0f} GB and {once_s / 3600:.1f} h of one core")
+    print(f"{n_uploads} uploads per day compared with all of them, with one confirmation each:")
+    print(f"  {n_bytes / 1e9:.1f} GB, {n_requests} requests, {hours:.1f} h of one core ({each_s:.0f} s per upload)")
+    print(f"  {hours / CORES * DOLLARS_AN_HOUR:.3f} dollars per day on {CORES} cores at {DOLLARS_AN_HOUR} per hour")
 
 
 if __name__ == "__main__":

@@ -150,8 +150,8 @@ def _planted(victim: str, slim: str, equal: str) -> Iterator[Case]:
         "shut-by-constant-unused",
         victim,
         "llama-large-constant",
-        "copies shut by 0.1 times a channel that holds 300 for every token, beside two unused tokens with opposite "
-        "rows for each used one",
+        "copies shut by 0.1 times a channel that holds 300 for every token, in a rotated stream, beside two unused "
+        "tokens with opposite rows for each used one",
         partial(made.asleep, victim, "llama-large-constant", share=full, strength=0.1, size=10.0, unused_size=-0.5),
         copied=ALL_ROWS,
     )

@@ -132,5 +132,5 @@ def test_the_section_names_each_accused_stranger():
         {**common, "name": "dead", "done": "asleep", "copied": "gate", "auto": accused, "layers": refused},
     ]
     text = framing_section({"framing": rows}, {})
-    assert "None of 1 models is called `homologous`" in text
-    assert "1 of 1 models are called `homologous`: asleep" in text
+    assert "None of the 1 models is called `homologous`" in text
+    assert "1 of 1 models is called `homologous`: asleep" in text

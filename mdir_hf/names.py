@@ -45,7 +45,7 @@ def visible_text(text: str, *, length: int | None = None, keeps_lines: bool = Fa
 
 
 def shown_name(name: str, *, length: int = 60) -> str:
-    """Return a name as one non-empty line of at most ``length`` characters (3 or more)."""
+    """Return a name as one non-empty line of at most ``length`` characters, which must be at least 3."""
     return visible_text(name, length=length) or "(no name)"
 
 

@@ -65,9 +65,6 @@ def compare_embeddings(
 
     Every p is multiplied by ``n_tests``. If the first look does not settle the result, ``after_first_look`` is called;
     the comparison ends if it returns True.
-
-    Raises:
-        MdirError: If rows cannot be read.
     """
     level, plan, common = settings.level, reader.plan, reader.common
     are_free = numbers_are_free(*reader.models)

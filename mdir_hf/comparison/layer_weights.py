@@ -257,7 +257,6 @@ def read_role(model: PlacedTensors, layer: Layer, role: Role, rows: IntArray | N
 
     Raises:
         AnatomyError: If the weight's shape does not fit the role.
-        MdirError: If the weight cannot be read.
     """
     with about_weight(model, layer.parts[role]), naming(model.label):
         weight = read_part(model.tensors, layer.parts[role], rows)

@@ -65,7 +65,7 @@ class _Choice:
 
 
 def neuron_layers(model: PlacedTensors) -> tuple[int, ...]:
-    """Return the positions of layers with neurons: an MLP, a first expert or a mixer."""
+    """Return the positions of layers that have neurons in an MLP, a first expert or a mixer."""
     up = neuron_role(model)
     return () if up is None else layers_with(with_first_experts(model), up)
 
@@ -129,7 +129,6 @@ def planned_n_bytes(model: PlacedTensors, *, every: bool = False) -> int:
 
     Raises:
         AnatomyError: If a matrix of neurons does not have the model's width.
-        MdirError: If a header cannot be read.
     """
     choice = _choose(model, every=every)
     if choice is None:
@@ -174,7 +173,6 @@ def take_neurons(
 
     Raises:
         AnatomyError: If a matrix of neurons does not have the model's width.
-        MdirError: If neurons cannot be read.
     """
     choice = _choose(
         model, seed=seed, n_fitted_rows=n_fitted_rows, every=every, chosen_places=places, nominates=nominates
@@ -201,7 +199,7 @@ def read_sample(
     readers: Sequence[RoleReader],
     seed: int,
 ) -> NeuronSample:
-    """Read gate and up rows of given neurons in some layers.
+    """Read the gate and up rows of the given neurons in some layers.
 
     The last ``n_tested`` of ``numbers`` ``(n,)`` are tested. ``readers`` read gate and up, or up alone. ``seed``
     selects embedding rows that represent the residual stream.
@@ -243,7 +241,6 @@ def with_outputs(
 
     Raises:
         AnatomyError: If a layer's down matrix is missing or does not have the model's width.
-        MdirError: If neurons cannot be read.
     """
     assert sample.numbers is not None and sample.lengths is not None and sample.offsets is not None
     up = neuron_role(model)

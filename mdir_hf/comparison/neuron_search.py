@@ -77,9 +77,6 @@ def search_neurons(
 
     Reads all neurons of up to :data:`MOST_PAIRS` pairs of layers. ``place`` is the position of this look, as in
     :func:`~.neurons.compare_neurons`. Returns None if no pair can be searched.
-
-    Raises:
-        MdirError: If neurons cannot be read.
     """
     up = neuron_role(*models)
     if up is None:

@@ -112,7 +112,7 @@ def token_geometry(
     Each block contains one ``(b, n_i)`` tensor per model, for the same tokens in the same order. Rows must not be
     centred, because distances would then not add along a lineage. ``alignments`` map all models onto the channels of
     one model; None means that they share a basis. Only channels that all alignments share are compared. Tokens are
-    assigned to ``n_groups`` groups at random. Takes O(V m^2 n) time for V tokens.
+    assigned to ``n_groups`` groups at random.
 
     Raises:
         InputError: If there are fewer than two tokens or fewer than two models, or if block shapes differ.

@@ -371,8 +371,8 @@ def map_of_cells(
 def log_p_of_layers(reference: torch.Tensor, candidate: torch.Tensor, *, tests_per_cell: int = TESTS_PER_CELL) -> float:
     """Run the full test on one pair of layers: bound the best matching of the polar factor of ``W W'^T``.
 
-    Both matrices are ``(d_out, n)`` in one residual basis. Factors of lower rank are never completed with an arbitrary
-    basis. Return the natural log of p, corrected for ``tests_per_cell`` only.
+    Both matrices are ``(d_out, n)`` in the same residual basis. Rank-deficient factors are never completed with an
+    arbitrary basis. Return the natural log of p, corrected for ``tests_per_cell`` only.
     """
     n_narrow, n_wide = sorted((reference.shape[0], candidate.shape[0]))
     dtype = torch.float64 if n_wide <= FLOAT64_CHANNELS else torch.float32

@@ -36,8 +36,8 @@ Carry = Callable[[torch.Tensor], torch.Tensor]
 def log_p_of_map(layer_map: LayerMap, *, any_part: bool = True) -> float:
     """Reduce a map to one p-value that is valid under any dependence: the better of two tests.
 
-    Return its natural log, corrected for :data:`TESTS_PER_MAP` and :func:`log_p_of_all_layers`. If ``any_part`` is
-    False, use only the test of whether half of the layers are related.
+    Return its natural log, corrected for both tests and for the share of the level that :func:`log_p_of_all_layers`
+    spends. If ``any_part`` is False, use only the test of whether half of the layers are related.
     """
     best = min(layer_map.log_p_map, layer_map.log_p_any) if any_part else layer_map.log_p_map
     return min(0.0, best + math.log(TESTS_PER_MAP) - math.log1p(-SHARE_OF_FISHER))
@@ -46,8 +46,8 @@ def log_p_of_map(layer_map: LayerMap, *, any_part: bool = True) -> float:
 def log_p_of_all_layers(layer_map: LayerMap) -> float:
     """Combine all layers of a map into one p-value using Fisher's sum. Verdicts on layers state this p.
 
-    Return its natural log, at most 0, corrected for :func:`log_p_of_map`. It is valid if each layer of one model is
-    left-invariant given the others (docs/method/layers.md).
+    Return its natural log, at most 0, corrected for the share of the level that :func:`log_p_of_map` spends. It is
+    valid if each layer of one model is left-invariant given the others (docs/method/layers.md).
     """
     return min(0.0, layer_map.log_p_fisher - math.log(SHARE_OF_FISHER))
 

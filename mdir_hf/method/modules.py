@@ -161,7 +161,6 @@ def analyse_layer(
     - gate, up and down: one joint permutation with signs and scales (``neurons``).
 
     All head tests share one map of KV groups and query heads. Gains of ``1 + g`` must be folded beforehand.
-    Permutations that cannot be significant are omitted.
 
     Returns:
         Evidence in the order of ``roles``, uncorrected. Takes O(m^2 n) time per role, and at worst O(m^3) for its

@@ -76,8 +76,8 @@ def plane_pattern(
     """Compute the energy of U, ``(H d, H' d)``, along ``a + bJ`` in corresponding planes of each pair of heads.
 
     For the 2 x 2 block u of a plane, the energy is ``((u11 + u22)^2 + (u12 - u21)^2) / 2``, or only its first term if
-    only signs are free (``signs_only``, QK-norm). Unrotated rows of a head
-    add the energy of their whole block. ``reference`` and ``candidate`` come from :func:`plane_rows`.
+    only signs are free (``signs_only``, QK-norm). Unrotated rows of a head add the energy of their whole block.
+    ``reference`` and ``candidate`` come from :func:`plane_rows`.
 
     A plane adds its rows' energy to N of :mod:`~mdir_hf.method.blocks`, or half of it for ``signs_only``.
 
@@ -129,8 +129,7 @@ def frequency_pattern(
     ``U_f = Ortho(A_f A'_f^T)`` are ``2H x 2H'``. If each frequency is conditioned on the previous ones, the moment
     bounds of :mod:`~mdir_hf.method.blocks` multiply. The total N is then the sum over frequencies, and m is 2H.
 
-    Rows are ``(H d, n)``, with normalised planes; planes are ``(H, F, 2)``. With few heads, :func:`plane_pattern` has
-    more power.
+    Rows are ``(H d, n)``, with normalised planes; planes are ``(H, F, 2)``.
 
     Raises:
         ValueError: If the two models have different numbers of planes per head.

@@ -9,8 +9,8 @@ row maxima is known.
 - Unequal norms shift the scores of a whole column. A cell that looks like most of its column therefore gets p = 1,
   unless its own bound is significant or it is the best of its column.
 - A cell may fail the screen even though its FULL test would be significant. A significant trace c needs
-  evidence in a share q >= c/d of the channels. If they are scattered at random, S misses them with probability at
-  most ``(1 - q)^d0``, 7e-4 at d = 1024 and d0 = 64.
+  a share q >= c/d of the channels. If they are scattered at random, S misses them with probability at most
+  ``(1 - q)^d0``, 7e-4 at d = 1024 and d0 = 64.
 
 **Matrices.** If two layers share m neurons, R sampled rows of one layer and r of the other contain ``R r / m`` matching
 pairs on average. Each pair is one large entry of the polar factor of ``W_R W'_r^T``. A matching of a few pairs has a

@@ -289,7 +289,6 @@ def reconstruct(
 
     Raises:
         ReconstructionError: If the models are not homologous or no map between their residual streams can be found.
-        MdirError: If the files cannot be read.
     """
     ledger = IoLedger()
     with ledger.limited(settings.max_bytes):

@@ -65,6 +65,7 @@ class ModuleResult(ReportRecord):
     """Result of one test of Algorithm 3 on one part of a matched pair of layers.
 
     Attributes:
+        layer: The matched layers that contain the part.
         role: The tested part.
         test: The kind of transformation that the test looks for.
         trace: The statistic; for experts, the statistic of the most significant pair.
@@ -131,6 +132,7 @@ class PartCoverage(ReportRecord):
         layers: Number of its layers; 0 if it has none.
         tensors: Number of its tensors in the files.
         bytes: Stored size of its tensors; None if a file's header was not read.
+        treatment: Whether the part was compared, sampled, represented by another part or not compared.
         reason: How much was sampled, or why the part was not compared; None if all of it was compared.
     """
 
@@ -144,7 +146,12 @@ class PartCoverage(ReportRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage(ReportRecord):
-    """How every part of both models was treated. Together, a model's parts contain every tensor of its files."""
+    """How every part of both models was treated. Together, a model's parts contain every tensor of its files.
+
+    Attributes:
+        reference: Parts of the reference.
+        candidate: Parts of the candidate.
+    """
 
     reference: tuple[PartCoverage, ...]
     candidate: tuple[PartCoverage, ...]
@@ -173,6 +180,7 @@ class DirectionFact(ReportRecord):
     JSON, these two fields are called ``to`` and ``from``.
 
     Attributes:
+        fact: Kind of fact.
         earlier: The model that existed first: ``owner/name@commit``, or a folder.
         later: The model that was made from it.
         evidence: The evidence, in one sentence.
@@ -250,6 +258,7 @@ class ProjectionResult(ReportRecord):
     Attributes:
         layer: The candidate layer, and the reference layer with which most projections agree (if none agree, the layer
             at the same depth).
+        role: Kind of projection.
         outcome: How the projection changed.
         share: Share of the sampled rows that agree; None if the projection does not agree or was not compared.
         cosine: Mean cosine between sampled rows and their partners or, if nothing agrees, the rows with the same

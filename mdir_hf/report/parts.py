@@ -42,6 +42,7 @@ class PlaceboResult(ReportRecord):
         trace: The statistic c.
         threshold: Value of c that would be significant at 0.1%.
         log10_p: log10 p, at most 0.
+        channels: Number of compared channels.
     """
 
     trace: float
@@ -123,9 +124,12 @@ class MatrixResult(ReportRecord):
         off_match_channels: Number of channels that resemble a channel other than their match.
         transformation: Transformation between the matrices; ``rotation`` if the layers reveal one.
         scale: The factor s in E' ~ s E P; None without a significant match.
+        view: How rows were prepared in the reported look.
         log10_p: log10 p, corrected for tests and looks.
         log10_p_trimmed: log10 p after removing the best n/16, n/4 and n/2 channels.
         log10_p_signs: log10 p of the sign test; None unless channels were matched in their own order.
+        placebo: Result on unrelated data, or None.
+        looks: Results of all looks, in order.
         numbering: Agreement of channel numbers; None if the numbers have a meaning.
         settled_by: The step that was significant even without the best half of the channels.
         widths: Number of channels in each matrix; 0 in older reports.

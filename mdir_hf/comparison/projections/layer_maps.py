@@ -49,7 +49,7 @@ def with_layer_map(
 ) -> Measurements:
     """Map the layers of two models and add the result to the measurements.
 
-    If the level analyses all layers, they are first mapped from sampled rows. Whole matrices are used if the rows leave
+    At levels that analyse all layers, the map is first made from sampled rows. Whole matrices are used if that leaves
     most layers unmatched, and always at level ``full``. Weights are read from ``models``.
 
     Raises:

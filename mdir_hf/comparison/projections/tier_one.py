@@ -37,7 +37,7 @@ N_TIERS = 3
 
 @dataclass(frozen=True, eq=False)
 class RoleCells:
-    """Agreement of one projection in all pairs of layers (cells).
+    """Agreement for one projection across all pairs of layers (cells).
 
     ``log_n_tests`` is the natural log of the number of tests that p is corrected for.
     """

@@ -146,7 +146,7 @@ class Badge:
 
 
 def make_badge(report: HomologyReport) -> Badge:
-    """Make the badge of a report, without reading files.
+    """Make a badge for a report without reading any files.
 
     Args:
         report: The report. Its local models appear as "a local folder".

@@ -174,7 +174,6 @@ def take_fingerprint(
 
     Raises:
         VocabularyError: If the model has no tokenizer files or no embedding.
-        MdirError: If the rows cannot be read.
     """
     vocabulary = None if model.anatomy.embedding is None else model.vocabulary
     neurons = neurons_of(model, seed=neuron_seed) if with_neurons else None

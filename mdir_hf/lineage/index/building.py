@@ -208,7 +208,7 @@ def plan_identification(
     does not include later comparisons with the bases found.
 
     Raises:
-        MdirError: If the model cannot be opened, or has neither tokenizer files nor neurons.
+        MdirError: If the model cannot be opened or has neither tokenizer files nor neurons.
         InputError: If the index is empty.
     """
     if not len(index):

@@ -35,12 +35,12 @@ def survey_arriving(
     on_model: Callable[[SurveyReport], None] = lambda report: None,
     on_failure: OnFailure = lambda name, error: None,
 ) -> tuple[SurveyReport, dict[str, Fingerprint]]:
-    """Compare every pair of a few models in memory, as :func:`~mdir_hf.lineage.survey.run.run_survey` does on disk.
+    """Compare a few models pairwise in memory, as :func:`~mdir_hf.lineage.survey.run.run_survey` does on disk.
 
     Ignores the plan's shard and cache size. A model whose reads would exceed ``max_bytes`` is reported as a failure.
-    ``on_model`` is called with the report after each step. If ``earlier``, a complete survey without layers, is given,
-    compares only layers, at the same commits. Returns the report, and rows keyed by model; after an ``earlier`` survey,
-    only the rows of models in new groups.
+    ``on_model`` is called with the report after each step. If ``earlier`` is given, a complete survey without
+    layers, only layers are compared, at the same commits. Returns the report, and rows keyed by model; after an
+    ``earlier`` survey, only the rows of models in new groups.
 
     Raises:
         InputError: If the plan is invalid, or no model can be opened.

@@ -90,7 +90,6 @@ class ModelWatch:
 
         Raises:
             InputError: If the base is unknown.
-            MdirError: If the base cannot be read.
         """
         if self.base is None:
             raise InputError(

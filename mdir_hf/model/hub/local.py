@@ -35,7 +35,7 @@ _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 def digest(etag: object) -> str | None:
-    """Return an ETag if it consists of 40 or 64 hex digits, else None."""
+    """Return the ETag if it consists of 40 or 64 hex digits, else None."""
     return etag if isinstance(etag, str) and _DIGEST.fullmatch(etag) else None
 
 

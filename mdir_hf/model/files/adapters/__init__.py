@@ -40,7 +40,7 @@ class _Factors:
 
 
 class AdaptedSource:
-    """A base model with a PEFT adapter. Implements ``TensorSource``.
+    """A base model with a PEFT adapter.
 
     LoRA adds s B A to the base, with s = alpha / r, or alpha / sqrt(r) for rsLoRA. DoRA then rescales rows,
     or columns of embeddings and transposed matrices, which are read whole once. :mod:`.row_changes` applies the other

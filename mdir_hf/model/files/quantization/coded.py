@@ -117,7 +117,7 @@ def fit_grid(
 
 
 def column_grid(spec: TensorSpec, shape: tuple[int, ...]) -> Grid | None:
-    """Return a grid with one number per column, or None if shapes do not fit."""
+    """Return a grid with one number per column, or None if the shapes do not match."""
     weight = (math.prod(shape[:-2]), shape[-2], shape[-1])
     if math.prod(spec.shape) != weight[2]:
         return None

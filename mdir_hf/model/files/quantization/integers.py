@@ -4,8 +4,7 @@ W = (code - zero point) * scale. The pack-quantized format adds ``2^(bits - 1)``
 into int32 words along a row; zero points are packed along the first axis.
 
 BitNet: weights -1, 0 and 1 are stored as 0, 1 and 2 in two bits each, with one scale. If there are 4m rows, byte row i
-contains rows i, i + m, i + 2m and i + 3m, lowest bits first. In transformers, AutoBitLinear multiplies by the scale;
-BitLinear divides by it.
+contains rows i, i + m, i + 2m and i + 3m, lowest bits first. AutoBitLinear multiplies by the scale; BitLinear divides.
 
 MLX, and transformers' format for Metal: codes are packed densely into uint32 words along a row, lowest bits first. In
 affine mode, W = code * scale + bias, for each group of columns. The config states the bits and group size, which single

@@ -145,7 +145,7 @@ class ByteCounter:
 
 
 class Watch:
-    """Tracks the bytes and the time of one comparison, and notifies listeners, which can stop it by raising an error.
+    """Tracks bytes and time of one comparison, and notifies listeners, which can stop it by raising an error.
 
     Counting begins at construction or, with ``from_start``, with the ledger's first byte.
     """

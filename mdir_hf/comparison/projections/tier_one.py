@@ -39,7 +39,7 @@ N_TIERS = 3
 class RoleCells:
     """Agreement for one projection across all pairs of layers (cells).
 
-    ``log_n_tests`` is the natural log of the number of tests that p is corrected for.
+    ``log_n_tests`` is the natural log of the number of tests.
     """
 
     sample: RowSample

@@ -11,7 +11,7 @@ The reader accepts the same files as the format's validator (``Metadata::validat
 - stricter on shapes that torch may reject: more than 64 axes, or an empty tensor whose other sizes multiply to more
   than 2^48.
 - stricter on size: at most as many values in the header as about 90,000 tensors need.
-- more lenient on unknown fields of an entry, which may be nested deeper than 127 levels (up to Python's limit).
+- more lenient on unknown fields of an entry, which may be nested deeper than 127 levels.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Readers of file formats yield :data:`Token` triples in any order. :func:`assemble` decides which of them are usable:
 
-* Tokens without text (special, control, reserved, unused or empty) are left out.
+* Tokens without text (such as special or unused ones) are left out.
 * **A byte fallback is left out if another token stands for the same byte**, because its row is then never trained.
 * **Other duplicates are all left out.** If two rows stand for the same bytes (in GPT-NeoX, every run of 2 to 24
   spaces), or one row has two spellings, the files do not show which was used in training.

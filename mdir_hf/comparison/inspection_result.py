@@ -91,13 +91,13 @@ class PartSummary:
 
 @dataclass(frozen=True, slots=True)
 class ReadEstimate:
-    """Bytes that a comparison would read from this model if the other model has the same tokens.
+    """Bytes that a comparison would read from this model if the other model had the same tokens.
 
     Attributes:
-        screen: Bytes read by the first and by the last look at the embedding.
+        screen: Bytes read by the first look at the embedding, and by the last.
         unembedding: Bytes read by the full test of an untied output head.
         layers: Bytes read by the layer map, keyed by the role that represents a layer; None if headers were not read.
-        body: Bytes of all weights that have a role; None if headers were not read.
+        body: Size of all weights that have a role; None if headers were not read.
     """
 
     screen: tuple[int, int] | None

@@ -214,7 +214,7 @@ def _is_idle(
     *,
     is_searched: bool,
 ) -> bool:
-    """Return whether the neurons that agree in gate and up write little compared to their layer or the other model."""
+    """Return whether agreeing neurons write too little, compared with their own layer or with the other model."""
     matched = matches[cell[0]][cell[1]]
     least = LEAST_SHARE_OF_NEURONS * len(matched.is_certain)
     # A stranger's neuron with its own number by chance may write more than all idle copies together. So neurons that

@@ -232,7 +232,7 @@ class _Sets:
 def _likeness(
     residual_map: ResidualBasisMap, reference: torch.Tensor, candidate: torch.Tensor, device: str
 ) -> torch.Tensor:
-    """Return the ``(experts, experts')`` mean cosines of rows ``(experts, k, width)`` paired by number."""
+    """Return the mean cosine of each pair of experts, ``(experts, experts')``; rows with the same number are paired."""
     sides = [
         unit_rows(rows.flatten(0, 1).to(device)).reshape(len(rows), -1)
         for rows in (residual_map.carry_in(reference.flatten(0, 1)).reshape(*reference.shape[:2], -1), candidate)

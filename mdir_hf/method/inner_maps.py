@@ -70,7 +70,7 @@ class Sides:
         )
 
     def taken(self, kv: IntArray, queries: IntArray) -> Sides:
-        """Select key-value heads and their query heads, ``(k r,)`` ordered by group."""
+        """Select k key-value heads and their ``k r`` query heads, which are ordered by group."""
         flat = self.grouped.flatten(0, 1)[torch.from_numpy(queries)]
         return Sides(self.single[torch.from_numpy(kv)], flat.reshape(len(kv), -1, *flat.shape[1:]))
 

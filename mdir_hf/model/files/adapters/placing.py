@@ -41,7 +41,7 @@ class Placement:
     Attributes:
         biases: Tensors to add to biases, each with its scaling.
         bias_factors: Factors that scale biases (IA3).
-        token_rows: Name of an adapter tensor, and its row for each replaced row of the base.
+        token_rows: Name of an adapter tensor, and a mapping from replaced rows of the base to rows of that tensor.
         blocked: Reasons why weights cannot be read.
     """
 

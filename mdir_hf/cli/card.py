@@ -162,7 +162,7 @@ def _run_card(options: argparse.Namespace) -> int:
     else:
         say_bytes(proposal.after)
     others = " and ".join(path for path in proposal.files if path != "README.md")
-    remark(f"nothing was sent; the card links to {others}, which --create-pr would add as well\n")
+    remark(f"no request was sent; the card links to {others}, which --create-pr would add as well\n")
     return 0
 
 

@@ -25,7 +25,7 @@ LEFT_INVARIANCE = (
 symmetry, within each attention head, but an assumption for trained heads and neurons."""
 
 _OUTER_NULL: dict[str, str] = {
-    "identity": "The residual basis was taken as it is, nothing was fitted.",
+    "identity": "The residual basis was used as it is, without fitting a map.",
     "permutation": "The residual channels were matched on the {fitted_on}, which that rotation leaves fixed.",
     "signed_permutation": "The residual channels and signs were matched on the {fitted_on}, which that rotation "
     "leaves fixed.",

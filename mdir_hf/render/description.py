@@ -42,7 +42,7 @@ FOUND = {
     Transformation.IDENTITY: "channels in the same order (identity)",
     Transformation.PERMUTATION: "channels in another order (permutation)",
     Transformation.SIGNED_PERMUTATION: "channels in another order, some with the sign turned (signed permutation)",
-    Transformation.ROTATION: "nothing on its own; the layers agree after a rotation that was fitted on it",
+    Transformation.ROTATION: "no match on its own; the layers agree after a rotation that was fitted on it",
 }
 
 PRINTED = "MDIR, Algorithm 1 (all common tokens)"

@@ -57,7 +57,7 @@ def sentence_of(report: HomologyReport) -> str:
     if evidence or not related_parts:
         evidence += [*_of_layers(report, reference, candidate), *related_parts]
     else:
-        evidence = [*related_parts, "nothing else was found to match"]
+        evidence = [*related_parts, "no other match was found"]
     return f"{candidate} and {reference} share weights: {'; '.join(evidence) or 'see the evidence'}."
 
 
@@ -151,13 +151,13 @@ def _of_neurons(report: HomologyReport) -> Iterable[str]:
 def _of_layers(report: HomologyReport, reference: str, candidate: str) -> Iterable[str]:
     layers = report.layers
     if layers is None and report.neurons is not None and report.neurons.matches:
-        yield "nothing else of the layers was compared"
+        yield "no other part of the layers was compared"
         return
     if layers is None:
         yield "the layers were not compared"
         return
     if not layers.matches and report.settled_by is SettledBy.NEURONS:
-        yield "nothing else was found to match"
+        yield "no other match was found"
         return
     if not layers.matches:
         is_told = layers.pattern in (LayerPattern.NEIGHBOURS, LayerPattern.NOT_ACCEPTED)

@@ -183,7 +183,7 @@ def test_neurons_of_layers_count_as_layers_in_the_sentence(tmp_path):
             weight += 0.01 * weight.std() * torch.randn(weight.shape, generator=torch.Generator().manual_seed(i))
     report = compare(write(tmp_path / "base", base), write(tmp_path / "moved", moved), progress=False)
     assert report.neurons.matches and report.layers is None
-    assert "nothing else of the layers was compared" in report.sentence
+    assert "no other part of the layers was compared" in report.sentence
     assert "the layers were not compared" not in report.sentence
 
 

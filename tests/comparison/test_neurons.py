@@ -234,7 +234,7 @@ def test_one_copied_layer_of_many_is_found_in_another_basis(save):
     (of_neurons,) = (caveat for caveat in found.caveats if "were compared by up alone" in caveat)
     assert "The pair of layers that stood out was compared again by 64 other neurons of each layer" in of_neurons
     assert "tested in layer 2 of the reference and layer 6 of the candidate, one of 12 compared, kept" in found.sentence
-    assert found.sentence.endswith("nothing else was found to match.")
+    assert found.sentence.endswith("no other match was found.")
     silent = judged(place, stranger)
     assert silent.verdict is Verdict.NO_EVIDENCE and len(silent.neurons.candidate_layers) == 12
     assert silent.neurons.nominated == ()

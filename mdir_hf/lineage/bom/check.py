@@ -35,7 +35,7 @@ MOST_MODELS = 256
 class ModelState(Term):
     """State of a listed model."""
 
-    UNCHANGED = "unchanged", "the listed commit is the newest, or nothing of the model has changed since"
+    UNCHANGED = "unchanged", "the listed commit is the newest, or the model has not changed since"
     CHANGED = "changed", "the model has changed since the document was written"
     NO_COMMIT = "no_commit", "the document states neither a commit nor digests"
     NOT_FOUND = "not_found", "not found on the Hub"

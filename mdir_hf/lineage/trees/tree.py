@@ -237,7 +237,7 @@ def _root_lines(tree: FamilyTree) -> list[str]:
     if len(tree.members) < 2:
         return []
     if tree.root_candidates is None:
-        return ["  No root: nothing that was read says which model came first."]
+        return ["  No root: no fact that was read shows which model came first."]
     if not tree.root_candidates:
         return ["  No root: the evidence on which model came first contradicts itself."]
     others = [name for name in tree.members if name not in tree.root_candidates]

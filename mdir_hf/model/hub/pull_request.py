@@ -116,7 +116,7 @@ def open_pull_request(
     if ignored:
         notes.append(f"left out, because the repository's .gitignore names them: {', '.join(ignored)}")
     if info.pr_url is None:
-        raise PullRequestError("nothing was proposed: the repository has these files already", subject=repo)
+        raise PullRequestError("no pull request was opened: the repository has these files already", subject=repo)
     return PullRequest(info.pr_url, info.oid, tuple(notes))
 
 

@@ -250,7 +250,8 @@ class HubFile:
             wrong = f"sent it compressed ({headers['content-encoding'][:20]!r})"
         if wrong is not None:
             raise RangeIgnoredError(
-                f"{expected_range!r} was requested, but the server {wrong}; nothing was read", subject=self.label
+                f"{expected_range!r} was requested, but the server {wrong}; the response was discarded",
+                subject=self.label,
             )
         etag = headers.get("etag")
         if None not in (body.etag, etag) and body.etag != etag:

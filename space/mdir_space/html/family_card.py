@@ -167,7 +167,7 @@ def _of_index(ancestor: Ancestor, identification: Identification, shipped: Shipp
         on = "neurons" if ancestor.neurons is not None else f"{ancestor.common_tokens} rows"
         measured = f"shared weights were found in the {on} stored in the index"
     else:
-        measured = f"nothing was found in the {ancestor.common_tokens} rows stored in the index"
+        measured = f"no match was found in the {ancestor.common_tokens} rows stored in the index"
     opens, made_from = base.repo if base.commit is not None else "", ""
     if shipped is not None:
         opens = shipped.repository

@@ -1,4 +1,4 @@
-"""What may be found on a pair of matrices and on the layers, for tests of the verdict rules."""
+"""Example results for a pair of matrices and for the layers, for tests of the verdict rules."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ LAYERS = LayersResult(
 
 
 def changed(found: Found, **fields: Any) -> Found:
-    """Change what was found: its fields, or what the rules read off them.
+    """Change fields of a result, or values that the rules derive from them.
 
     Args:
-        found: Of a pair of matrices, or of the layers.
-        fields: Fields; of matrices also ``strength``, ``off_match_share``, ``basis_z``, ``re_paired`` (significant or
-            not), ``log10_p_numbering`` and ``certain_share``.
+        found: Result for a pair of matrices, or for the layers.
+        fields: New values; for matrices also of ``strength``, ``off_match_share``, ``basis_z``, ``re_paired``
+            (significant or not), ``log10_p_numbering`` and ``certain_share``.
     """
     if isinstance(found, MatrixResult):
         if "strength" in fields:

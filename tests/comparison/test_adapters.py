@@ -1,4 +1,4 @@
-"""PEFT adapters end to end: named as models, resolved to their base, said so, and never a way into this disk."""
+"""PEFT adapters end to end: resolved to their base, reported as adapters, and unable to reach local files."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_an_adapter_is_homologous_to_its_base(hub, tmp_path):
     assert report.candidate.repo == "some/adapter"
     stranger = write_base(tmp_path / "stranger", seed=7)
     assert checker.compare(stranger).verdict.value == "no_evidence"
-    # The base has one and the same weight file in both, which is said, and is not all there is.
+    # Both models have the same base weight file. The caveat says so, and that p ignores it.
     assert "1 weight file is byte-for-byte identical in both models; the p-value ignores this." in report.caveats
 
 
@@ -157,7 +157,7 @@ def test_an_adapter_on_an_adapter_adds_both(hub, tmp_path, base):
     assert len(models[2].description.notes) == 2
 
 
-def test_adapters_that_go_round_in_a_circle_are_refused(hub, tmp_path, capsys):
+def test_circular_adapters_are_refused(hub, tmp_path, capsys):
     serve(hub, tmp_path, "some/one", "some/two")
     serve(hub, tmp_path, "some/two", "some/one")
     serve(hub, tmp_path, "some/itself", "some/itself")
@@ -165,7 +165,7 @@ def test_adapters_that_go_round_in_a_circle_are_refused(hub, tmp_path, capsys):
     assert "the adapters form a cycle: some/itself@" in refused(capsys, "some/base", "some/itself")
 
 
-def test_a_tower_of_adapters_is_refused(hub, tmp_path, capsys):
+def test_too_many_stacked_adapters_are_refused(hub, tmp_path, capsys):
     for n in range(8):
         serve(hub, tmp_path, f"some/a{n}", f"some/a{n + 1}")
     assert "more than 4 adapters are stacked" in refused(capsys, "some/base", "some/a0")
@@ -211,7 +211,7 @@ def test_offline_says_that_the_base_is_not_there(hub, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("spelling", ["absolute", "relative", "home", "parent", "as a repository", "file address"])
 def test_a_path_in_an_adapter_from_the_hub_is_never_opened(hub, tmp_path, base, monkeypatch, capsys, spelling):
-    """The folder is there, and would do as a base: it must not even be looked at."""
+    """The folder exists and would be a valid base; it must not even be opened."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "private").mkdir()
@@ -232,7 +232,7 @@ def test_a_path_in_an_adapter_from_the_hub_is_never_opened(hub, tmp_path, base, 
     assert read == []
 
 
-def test_an_adapter_downloaded_from_the_hub_is_still_somebody_elses(hub, tmp_path, base):
+def test_an_adapter_downloaded_from_the_hub_is_not_trusted(hub, tmp_path, base):
     from huggingface_hub import snapshot_download
 
     serve(hub, tmp_path, "some/adapter", str(base))
@@ -241,7 +241,7 @@ def test_an_adapter_downloaded_from_the_hub_is_still_somebody_elses(hub, tmp_pat
         Model(open_repository(folder))
 
 
-def test_an_adapter_of_ones_own_may_name_a_folder(tmp_path, base, hf_home):
+def test_a_local_adapter_may_name_a_folder(tmp_path, base, hf_home):
     mine = write_adapter(tmp_path / "mine", str(base))
     report = HomologyChecker.from_pretrained(base).compare(mine)
     assert report.verdict.value == "homologous"

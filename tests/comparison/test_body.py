@@ -1,4 +1,4 @@
-"""Where the embeddings are silent the layers speak: retrained, rotated, deepened, pruned relatives, and strangers."""
+"""If the embeddings show nothing, the layers do: retrained, rotated, deepened and pruned relatives, and strangers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("without_neuron_numbers")
 
 pytest.importorskip("transformers")
 
-V = 160  # the vocabulary of tests.method.obfuscation, whose logits take such tokens
+V = 160  # the vocabulary size of tests.method.obfuscation, whose logits take such tokens
 SIZES = {
     "hidden_size": 96, "intermediate_size": 200, "num_hidden_layers": 4, "num_attention_heads": 8,
     "num_key_value_heads": 4, "head_dim": 16,
@@ -69,7 +69,7 @@ def compare(reference, candidate, **options):
 
 @torch.no_grad()
 def drift(model, share, seed=1):
-    """Move every matrix by Gaussian noise of a share of its size."""
+    """Add Gaussian noise to every matrix, in proportion to its standard deviation."""
     generator = torch.Generator().manual_seed(seed)
     for weight in model.parameters():
         if weight.ndim == 2:
@@ -96,17 +96,17 @@ def test_a_model_with_new_embeddings_is_found_by_its_layers(base, save):
 
 
 @pytest.mark.parametrize("kept", ["q", "down"])
-def test_one_projection_that_was_kept_is_no_accusation(base, save, kept):
+def test_one_kept_projection_is_inconclusive(base, save, kept):
     candidate = new_model(seed=9, **SIZES)
     weights = {name: weight for name, weight in base.state_dict().items() if name.endswith(f"{kept}_proj.weight")}
     candidate.load_state_dict(weights, strict=False)
     folders = save(base, "base"), save(candidate, "one-kept")
     report = compare(*folders, level="layers")
-    # The layers agree by it and are named; a second witness needs gate, up and down of the same neurons.
+    # The layers agree in this projection and are named. A second witness needs gate, up and down of the same neurons.
     assert (report.verdict, report.reason) == (Verdict.INCONCLUSIVE, Reason.LAYERS_UNCONFIRMED)
     assert report.layers.role == kept
     assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
-    assert compare(*folders).verdict is Verdict.NO_EVIDENCE  # it is not read at level auto
+    assert compare(*folders).verdict is Verdict.NO_EVIDENCE  # level auto does not read this projection
 
 
 def test_without_a_common_vocabulary_layers_are_compared(base, save):
@@ -121,7 +121,7 @@ def test_without_a_common_vocabulary_layers_are_compared(base, save):
 def test_a_whole_obfuscation_is_found_at_level_auto_and_named(architecture, save):
     model = new_model(architecture, seed=0, **SIZES)
     hidden, _ = obfuscate(model, seed=3)
-    # The norms of transformers compute in float32, whatever the weights are in.
+    # The norms of transformers compute in float32, whatever the dtype of the weights.
     assert torch.allclose(logits(model), logits(hidden), rtol=1e-4, atol=1e-4)
     report = compare(save(model, "base"), save(hidden, "hidden"))
     assert report.verdict is Verdict.HOMOLOGOUS
@@ -148,11 +148,11 @@ def test_a_turned_residual_stream_is_found_before_any_mlp_is_read(base, save, mo
 
 
 @pytest.mark.parametrize("level", ["auto", "layers"])
-def test_a_stranger_is_silent_in_its_layers_too(base, save, level):
+def test_layers_of_a_stranger_do_not_match(base, save, level):
     plans = []
     folders = save(base, "base"), save(new_model(seed=9, **SIZES), "stranger")
     report = compare(*folders, level=level, on_plan=plans.append)
-    # Said before the read: what values exclude. Keys have as many rows, and neurons are more.
+    # The plan states the bound for values before the read. Keys have as many rows, and there are more neurons.
     assert 1.0 < plans[0].excluded_layers_noise <= report.excludes.layers_noise
     assert report.verdict is Verdict.NO_EVIDENCE
     assert report.layers.matches == ()
@@ -186,7 +186,7 @@ def test_the_layer_map_is_drawn(base, save):
 
 
 @torch.no_grad()
-def test_strangers_with_heavy_row_lengths_are_silent_in_their_layers(save):
+def test_layers_of_strangers_with_heavy_tailed_row_norms_do_not_match(save):
     models = [new_model(seed=seed, **SIZES) for seed in (0, 9)]
     for seed, model in enumerate(models):
         generator = torch.Generator().manual_seed(seed)
@@ -199,7 +199,7 @@ def test_strangers_with_heavy_row_lengths_are_silent_in_their_layers(save):
     assert report.layers.log10_p == 0.0
 
 
-def test_heads_that_the_config_has_wrong_do_not_stop_the_analysis(base, save):
+def test_wrong_heads_in_the_config_do_not_stop_the_analysis(base, save):
     folders = [save(base, "base"), save(drift(copy.deepcopy(base), 0.2), "x")]
     for folder in folders:
         config = json.loads((folder / "config.json").read_text())
@@ -227,7 +227,7 @@ def test_unknown_heads_use_no_rotary_planes(base, save):
 
 @torch.no_grad()
 def pruned_rows(model, share):
-    """Keep the largest entries of every row of every layer's matrices."""
+    """Keep only the largest entries of every row in every layer's matrices."""
     for weight in model.model.layers.parameters():
         if weight.ndim == 2:
             n_kept = max(1, round(share * weight.shape[1]))
@@ -266,7 +266,7 @@ def test_the_layers_are_one_more_look_with_its_share_of_alpha(base, save, monkey
     candidate = save(drift(new_embeddings(copy.deepcopy(base)), 0.3), "retrained")
     report = compare(save(base, "base"), candidate)
     ((log_alpha, log_p, log_p_together),) = asked
-    # Look s of growing data costs s (s + 1); all looks at the matrices came before.
+    # Look s of growing data costs s (s + 1); the looks at the matrices came first.
     place = max(len(matrix.looks) for matrix in (report.embedding, report.unembedding)) + 1
     cost = math.log(place * (place + 1))
     assert log_alpha == pytest.approx(math.log(1e-10) - cost)
@@ -286,13 +286,14 @@ def test_all_mlps_of_one_stranger_and_some_rows_of_the_other_are_read(save, monk
     assert report.verdict is Verdict.NO_EVIDENCE
     mine, other = (sum(n for name, n in ledger.files.items() if name.startswith(f"{f}:model")) for f in folders)
     mlps = SIZES["num_hidden_layers"] * sizes["intermediate_size"] * SIZES["hidden_size"] * 4
-    # Two maps, with the residual basis as it is and turned, ask for 64 of 1024 rows of each layer: an eighth of the
-    # MLPs. Beside that lie embeddings, and keys and values for each map. Of the candidate MLPs are read once for both.
+    # Two maps, with the residual basis unchanged and rotated, read 64 of 1024 rows of each layer: an eighth of the
+    # MLPs. The embeddings, and the keys and values for each map, come on top. The candidate's MLPs are read once for
+    # both maps.
     assert mine < mlps / 3
     assert mlps < other < mlps + mine
 
 
-# Wide matrices, and models of many layers: some rows and some layers tell.
+# Wide matrices and deep models: some rows and some layers are enough.
 
 
 def up_rows(read):
@@ -301,7 +302,7 @@ def up_rows(read):
 
 @pytest.fixture
 def rows_read(monkeypatch):
-    """Names of tensors and how many rows of each were read; None: all."""
+    """Names of tensors, with the number of rows read from each (None for all)."""
     read = []
     whole, some = RangedTensors.read, RangedTensors.read_rows
 
@@ -316,7 +317,7 @@ def rows_read(monkeypatch):
 
 @pytest.fixture
 def wide(monkeypatch):
-    """Every matrix of more than 100 rows is screened by some of them."""
+    """Screen every matrix of more than 100 rows by a sample of its rows."""
     from mdir_hf.comparison import row_screen
     from mdir_hf.method import screening as samples
 
@@ -332,12 +333,12 @@ def test_wide_mlps_of_strangers_are_sampled(save, rows_read):
         rows_read.clear()
         noise[n_neurons] = compare(*folders).excludes.layers_noise
         assert any(n_rows is None for _, n_rows in up_rows(rows_read)) is (n_neurons == 1024)
-    assert noise[1040] == noise[1024]  # that of values, which are read whole in both
+    assert noise[1040] == noise[1024]  # the bound of the values, which are read whole in both
 
 
 @torch.no_grad()
 def without_attention_of(base, seed=77):
-    """The MLPs of a model, its neurons shuffled, under attention and embeddings of nobody."""
+    """A model's MLPs, with their neurons shuffled, in a model with unrelated attention and embeddings."""
     model = new_model(seed=seed, **SIZES)
     generator = torch.Generator().manual_seed(seed)
     for mine, other in zip(model.model.layers, base.model.layers, strict=True):
@@ -349,12 +350,12 @@ def without_attention_of(base, seed=77):
     return model
 
 
-def test_a_few_rows_open_a_wide_matrix_that_is_shared(base, save, wide, rows_read):
+def test_a_wide_matrix_is_read_whole_if_sampled_rows_match(base, save, wide, rows_read):
     report = compare(save(base, "base"), save(without_attention_of(base), "mlps"))
     assert report.verdict is Verdict.HOMOLOGOUS
     assert (report.layers.role, report.layers.residual_map) == ("up", "identity")
     assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
-    assert next(n for _, n in up_rows(rows_read)) is not None  # rows first, and then whole
+    assert next(n for _, n in up_rows(rows_read)) is not None  # first a few rows, then the whole matrix
     assert None in [n for _, n in up_rows(rows_read)]
 
 
@@ -407,7 +408,7 @@ def test_layers_of_the_shallower_model_are_chosen_whichever_it_is(base, save, fe
 
 @pytest.mark.parametrize("make", [new_model, new_gpt2])
 def test_no_row_of_a_small_model_is_read_twice(make, save, monkeypatch):
-    """Whatever several looks and maps ask for stays in memory, also where three roles are columns of one matrix."""
+    """Rows stay in memory for all looks and maps, even if three roles are columns of one matrix."""
     n_reads: Counter[tuple[int, str, int]] = Counter()
 
     def read(self, name, original=RangedTensors.read):
@@ -436,7 +437,7 @@ def test_a_hidden_copy_whose_neurons_all_agree_needs_no_tests_of_whole_layers(ba
     assert report.verdict is Verdict.HOMOLOGOUS
     assert report.layers.residual_map == "rotation" and report.layers.is_supported
     assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
-    # The neurons of all layers were found behind the rotation of the embeddings.
+    # The rotation of the embeddings was enough to find the neurons of all layers.
     assert report.modules is None and not fitted
     assert {result.outcome.value for result in report.projections.results if result.role == "gate"} == {"permuted"}
 

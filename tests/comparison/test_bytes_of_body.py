@@ -1,4 +1,4 @@
-"""Level body reads everything, and nothing twice."""
+"""Level full reads everything, and nothing twice."""
 
 import json
 import warnings
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("without_neuron_numbers")
 
 V, N = 9000, 64
 PREFETCHED = 100_000
-"""What is read of a file at once for its header: rows as well of so small a model, which are read once more."""
+"""Bytes read from the start of a file for its header. In such a small model they include rows, which are read again."""
 
 
 def build(folder, family, n_layers, seed, base=None):
@@ -41,7 +41,7 @@ def build(folder, family, n_layers, seed, base=None):
 
 @pytest.mark.parametrize(("family", "is_relative"), [("bert", True), ("llama", False)])
 def test_level_body_reads_nothing_twice(tmp_path, family, is_relative):
-    """The embeddings are wanted for a sample and whole, values for the map, its placebos and the analysed layers."""
+    """The embeddings are needed sampled and whole; the values for the map, its placebos and the analysed layers."""
     base = build(tmp_path / "base", family, 6, 0)
     build(tmp_path / "other", family, 3, 1, base if is_relative else None)
     checker = HomologyChecker.from_pretrained(tmp_path / "base", use_caches=False)
@@ -49,7 +49,7 @@ def test_level_body_reads_nothing_twice(tmp_path, family, is_relative):
     assert report.verdict.value == ("homologous" if is_relative else "no_evidence")
     assert (report.layers.related_layers_at_least == 3) is is_relative
     small = sum(file.stat().st_size for folder in tmp_path.iterdir() for file in folder.glob("*.json"))
-    # The second witness reads rows of its own sample, here most rows of the MLPs: a run is shorter than the gaps. So do
-    # the sampled rows of projections, and the search for neurons that were moved reads a matrix whole.
+    # The second witness reads rows of its own sample, here most rows of the MLPs, because runs are shorter than the
+    # gaps. So does the table of projections. The search for moved neurons reads a whole matrix.
     assert report.io.bytes_read <= 1.6 * report.io.bytes_of_weights + small + 2 * PREFETCHED
-    assert report.embedding.rows_used == V - 1  # all of them, for the unknown token is special
+    assert report.embedding.rows_used == V - 1  # all except the unknown token, which is special

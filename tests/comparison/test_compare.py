@@ -1,4 +1,4 @@
-"""The main job: two folders or repositories in, one verdict out."""
+"""Compare two folders or repositories and return one verdict."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_level_auto_leaves_the_numbers_of_the_paper_out(checker, tmp_path):
 
 @pytest.mark.parametrize("change", [0.0, 1e-3])
 def test_a_copy_in_another_package_is_recognised_by_its_numbers(checker, tmp_path, change):
-    """Files of other bytes, rows of the same numbers: one row that differs is enough for the remark to go."""
+    """The files differ in bytes but hold the same rows; one different row is enough to drop the caveat."""
     rows = gaussian(V, N, 0)
     rows[: V // 2] += change
     report = compare(checker, write_model(tmp_path / "x", rows))
@@ -118,14 +118,14 @@ def test_a_stranger_of_the_same_config_gives_no_evidence(checker, tmp_path):
     assert report.verdict is Verdict.NO_EVIDENCE
     assert report.settled_by is None
     assert report.log10_p == 0.0
-    assert report.embedding.rows_used == report.embedding.common_tokens == V - 1  # the unknown token is special
+    assert report.embedding.rows_used == report.embedding.common_tokens == V - 1  # without the unknown token
     assert report.excludes.embedding_noise > 1.0 and report.excludes.layers_noise is None  # there are no layers
     assert "does not prove that the models are independent" in report.does_not_mean[0]
 
 
 def test_the_permutation_of_a_noised_copy_is_recovered_exactly(checker, tmp_path):
     permutation = torch.randperm(N, generator=torch.Generator().manual_seed(3))
-    moved = 2.5 * (gaussian(V, N, 0) + gaussian(V, N, 1))[:, permutation]  # noise of once the RMS
+    moved = 2.5 * (gaussian(V, N, 0) + gaussian(V, N, 1))[:, permutation]  # noise as large as the rows
     report = compare(checker, write_model(tmp_path / "x", moved), level="embedding")
     assert report.verdict is Verdict.HOMOLOGOUS
     assert report.embedding.transformation == "permutation"
@@ -173,9 +173,9 @@ def test_a_retrained_embedding_is_found_by_the_unembedding(tmp_path):
 
 
 def test_a_relative_in_its_order_is_found_under_much_noise(checker, tmp_path):
-    # Noise of 16 times the rows: no channel is told from another, all of them together agree with themselves.
+    # Noise of 16 times the rows: no single channel can be matched, but together the channels agree with themselves.
     report = compare(checker, write_model(tmp_path / "x", gaussian(V, N, 0) + 16.0 * gaussian(V, N, 5)))
-    # Own order nominates and does not decide: such rows are no copies, and these models have no layers.
+    # The channels' own order nominates but does not decide: such rows are not copies, and these models have no layers.
     assert (report.verdict, report.reason) == (Verdict.INCONCLUSIVE, Reason.EMBEDDINGS_ONLY)
     assert report.embedding.transformation == "identity"
     assert report.embedding.log10_p_signs < -10
@@ -187,7 +187,7 @@ def test_a_relative_in_its_order_is_found_under_much_noise(checker, tmp_path):
 
 
 def test_a_screen_reports_channels_as_the_model_numbers_them(checker, tmp_path, monkeypatch):
-    # As of models wider than 1024 channels: 32 channels of the reference against all of the candidate.
+    # Models wider than 1024 channels: 32 channels of the reference against all channels of the candidate.
     monkeypatch.setattr("mdir_hf.method.embedding.FEW_ROWS", 64)
     monkeypatch.setattr("mdir_hf.method.embedding.SCREEN_CHANNELS", 32)
     order = torch.randperm(N, generator=torch.Generator().manual_seed(7))
@@ -199,7 +199,7 @@ def test_a_screen_reports_channels_as_the_model_numbers_them(checker, tmp_path, 
         assert 0.8 < matrix.normalized_trace <= 1.0
         assert matrix.off_match_channels == 0
         assert matrix.transformation == ("identity" if name == "same" else "permutation")
-        assert abs(matrix.scale - 3.0) < 0.05  # noise of 0.3 on a few thousand entries and more
+        assert abs(matrix.scale - 3.0) < 0.05  # noise of 0.3 on several thousand entries
         mine, theirs = report.arrays.embedding.channels
         assert (kept[torch.from_numpy(theirs)] == torch.from_numpy(mine)).all()
 
@@ -217,7 +217,7 @@ def test_swapping_reference_and_candidate_does_not_change_p(base, tmp_path):
     other = write_model(tmp_path / "x", gaussian(V, N, 0) + gaussian(V, N, 1))
     one = compare(HomologyChecker.from_pretrained(base), other, level="embedding")
     two = compare(HomologyChecker.from_pretrained(other), base, level="embedding")
-    assert one.log10_p == pytest.approx(two.log10_p, rel=1e-9)  # the same numbers, summed in another order
+    assert one.log10_p == pytest.approx(two.log10_p, rel=1e-9)  # the same numbers, summed in a different order
 
 
 def test_a_model_without_tokenizer_is_paired_by_row_and_says_so(checker, tmp_path):
@@ -244,7 +244,7 @@ def test_rows_that_are_left_out_for_their_length_are_counted(checker, tmp_path):
         r"embedding: ([\d,]+) of the ([\d,]+) rows read from the candidate model are more than 1,000 times .*", caveat
     )
     n_long, n_rows = (int(number.replace(",", "")) for number in found.groups())
-    assert n_rows / 14 < n_long < n_rows / 4  # a seventh of all rows, of which a sample was read
+    assert n_rows / 14 < n_long < n_rows / 4  # a seventh of all rows, and only a sample was read
 
 
 def test_a_tokenizer_of_another_model_is_an_error_with_both_numbers(checker, tmp_path):
@@ -328,7 +328,7 @@ def test_a_stored_tied_head_is_no_independent_test(tmp_path):
 
 
 def sparse_reader(latents, width, seed):
-    """An embedding whose every axis reads a few of the features that a language has."""
+    """An embedding in which every axis reads a few features of the language."""
     generator = torch.Generator().manual_seed(seed)
     shape = (latents.shape[1], width)
     loadings = torch.randn(shape, generator=generator) * (torch.rand(shape, generator=generator) < 0.01)
@@ -375,7 +375,7 @@ def test_a_device_that_is_not_there_is_refused_with_a_sentence(base, device):
         HomologyChecker.from_pretrained(base, device=device)
 
 
-def test_the_device_may_be_left_to_the_machine(base):
+def test_the_device_may_be_chosen_automatically(base):
     expected = "cuda" if torch.cuda.is_available() else "cpu"
     assert HomologyChecker.from_pretrained(base, device="auto").settings.device == expected
 
@@ -388,7 +388,7 @@ def test_the_device_may_be_left_to_the_machine(base):
         pytest.param(slice(600), slice(None), "inconclusive", id="half of the rows"),
     ],
 )
-def test_a_few_copied_rows_or_channels_forge_no_relation(tmp_path, rows, channels, verdict):
+def test_a_few_copied_rows_or_channels_are_not_homologous(tmp_path, rows, channels, verdict):
     base, stranger = gaussian(1200, 64, 0), gaussian(1200, 64, 1)
     stranger[rows, channels] = base[rows, channels]
     one, other = write_model(tmp_path / "base", base), write_model(tmp_path / "stranger", stranger)
@@ -409,10 +409,10 @@ def test_a_folder_against_itself_is_the_same_files_by_any_name(tmp_path, monkeyp
     assert HomologyChecker.from_pretrained("base").compare("copy", progress=False).settled_by == "screen"
 
 
-# --- what a read has freed is given back before the next
+# --- freed memory is returned to the system before the next read
 
 
-# Blocks too small to be mapped by themselves, and a last one that keeps the heap from shrinking.
+# Each block is too small for its own mapping, and the last one keeps the heap from shrinking.
 FREE_UNDER_A_LID = """
 from mdir_hf.comparison.reading import return_freed_memory
 

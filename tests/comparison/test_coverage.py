@@ -1,4 +1,4 @@
-"""The ledger says of every part of both models how it was treated."""
+"""The coverage section says how each part of both models was treated."""
 
 import json
 from dataclasses import replace
@@ -82,7 +82,7 @@ def test_layers_count_as_far_as_they_were_read(read, treatment):
 def test_a_layer_is_analysed_only_if_each_of_its_matrices_is(tmp_path):
     folders = [write(tmp_path / name, new_model(seed=0, **SIZES)) for name in ("a", "b")]
     tensors = load_file(folders[1] / "model.safetensors")
-    tensors["model.norm.weight"] += 0.5  # else the files are the same
+    tensors["model.norm.weight"] += 0.5  # otherwise the files would be identical
     save_file(tensors, folders[1] / "model.safetensors")
     report = compare(*folders, level="full", progress=False)
     layers = Model(open_repository(folders[0])).anatomy.layers
@@ -131,7 +131,7 @@ def test_a_part_of_unknown_size_is_named_without_a_share():
 
 @pytest.fixture(scope="module")
 def composites(tmp_path_factory):
-    """Two models with a tower beside the same language model."""
+    """Two models that have a tower and the same language model."""
     folder = tmp_path_factory.mktemp("composites")
     made = []
     for seed in (0, 1):
@@ -167,7 +167,7 @@ def test_a_report_that_compared_everything_names_no_part(tmp_path):
     assert "not compared" not in str(report) and "(no name)" not in str(report)
 
 
-def test_a_no_does_not_speak_for_parts_that_were_not_compared(composites, tmp_path):
+def test_a_negative_verdict_does_not_cover_parts_that_were_not_compared(composites, tmp_path):
     report = compare(composites[0], write(tmp_path / "stranger", new_model(seed=7, **SIZES)), progress=False)
     assert report.verdict is Verdict.NO_EVIDENCE
     assert report.sentence.startswith("No shared weights were found in the parts that were compared.")

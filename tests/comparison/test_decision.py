@@ -68,21 +68,21 @@ BOUNDS = math.log10(N_BOUNDS)
 
 @pytest.mark.parametrize("cosine", [0.48, 0.99])
 @pytest.mark.parametrize("neurons", [None, GATE_AND_UP_ALONE, UNCERTAIN])
-def test_embeddings_alone_accuse_no_model(cosine, neurons):
+def test_embeddings_alone_are_inconclusive(cosine, neurons):
     decision = decided(changed(NUMBERED, cosine=cosine), neurons=neurons)
     assert (decision.verdict, decision.reason) == (Verdict.INCONCLUSIVE, Reason.EMBEDDINGS_ONLY)
     shared = [caveat for caveat in decision.caveats if "are shared" in caveat]
     assert bool(shared) is (cosine > 0.7)
-    # A caveat speaks for the layers only if something of them was compared.
+    # A caveat mentions the layers only if some of them were compared.
     assert all(("none of the layers that were read are" in caveat) is (neurons is not None) for caveat in shared)
 
 
 @pytest.mark.parametrize("level", list(Level))
-def test_no_level_accuses_by_embeddings_alone(level):
+def test_embeddings_alone_are_inconclusive_at_every_level(level):
     assert decided(NUMBERED, level=level).verdict is Verdict.INCONCLUSIVE
 
 
-def test_layers_alone_accuse_no_model():
+def test_layers_alone_are_inconclusive():
     expected = (Verdict.INCONCLUSIVE, Reason.LAYERS_UNCONFIRMED)
     assert verdict(NOTHING, layers=LAYERS) == expected
     assert verdict(FOUND, layers=LAYERS, neurons=GATE_AND_UP_ALONE) == expected
@@ -96,7 +96,7 @@ def test_neurons_by_gate_up_and_down_are_a_witness():
     assert decision.assumption is Assumption.NUMBERING
 
 
-def test_a_sample_that_was_chosen_accuses_no_model():
+def test_a_chosen_sample_is_inconclusive():
     assert verdict(NUMBERED, neurons=WITNESS, is_sample_fresh=False) == (Verdict.INCONCLUSIVE, Reason.SAMPLE_CHOSEN)
 
 
@@ -112,7 +112,7 @@ def test_without_layers_copied_rows_decide(cosine, expected):
     assert decided(changed(FOUND, cosine=cosine), have_layers=False).verdict is expected
 
 
-# The p that a verdict states.
+# The p of a verdict.
 
 
 def test_the_strongest_bound_is_stated():
@@ -164,7 +164,7 @@ def test_numbers_alone_are_no_verdict():
     assert verdict(arranged) == (Verdict.NO_EVIDENCE, None)
 
 
-# Verdicts without a witness.
+# Verdicts without a second witness.
 
 
 def test_nothing_significant_is_no_evidence():
@@ -179,7 +179,7 @@ def test_nothing_significant_is_no_evidence():
         (changed(NOTHING, common_tokens=3), None, (Verdict.INCONCLUSIVE, Reason.TOO_FEW_COMMON_TOKENS)),
     ],
 )
-def test_if_tokens_are_unknown_only_a_finding_stands(found, neurons, expected):
+def test_only_a_significant_result_stands_if_tokens_are_unknown(found, neurons, expected):
     decision = decided(found, neurons=neurons)
     unknown = where_tokens_are_unknown(decision)
     assert (unknown.verdict, unknown.reason) == expected
@@ -216,7 +216,7 @@ def test_unreadable_layers_matter_if_the_rest_does_not_decide(evidence, expected
 
 
 @pytest.mark.parametrize("better", [{"strength": 0.9}, {"off_match_share": 0.01}])
-def test_axes_that_stand_out_in_both_ask_for_a_clean_match(better):
+def test_axes_that_stand_out_in_both_require_a_clean_match(better):
     both = changed(FOUND, basis_z=(30.0, -20.0), widths=(256, 256))
     assert verdict(both) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
     assert verdict(changed(both, **better)) == (Verdict.INCONCLUSIVE, Reason.EMBEDDINGS_ONLY)
@@ -231,15 +231,15 @@ def test_the_text_says_that_a_rotation_was_fitted_on_its_rows(fitted_on):
 
 
 @pytest.mark.parametrize(("width", "is_clean"), [(64, False), (160, True)])
-def test_a_narrow_model_is_not_clean_for_want_of_hits(width, is_clean):
-    # A fresh draw of strangers at width 64: strength 0.634, coverage 0.56, not one off-match hit.
+def test_a_narrow_model_without_off_match_hits_is_not_clean(width, is_clean):
+    # A random pair of strangers at width 64: strength 0.634, coverage 0.56 and no off-match hits.
     clean = changed(
         FOUND, basis_z=(42.0, 39.0), strength=0.634, coverage=0.56, off_match_share=0.0, widths=(width, width)
     )
     assert is_trusted(clean) is is_clean
 
 
-def test_a_match_of_few_channels_is_not_clean_for_want_of_hits():
+def test_a_match_of_few_channels_without_off_match_hits_is_not_clean():
     few = changed(FOUND, basis_z=(30.0, -20.0), coverage=0.05, off_match_share=0.0)
     assert verdict(few) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
 
@@ -255,14 +255,14 @@ def test_significant_neurons_that_are_not_certain_are_a_doubt():
     ("verdict", "log10_p", "headline"),
     [
         (Verdict.HOMOLOGOUS, -60.0, -60.0),
-        (Verdict.HOMOLOGOUS, -10.0, math.nextafter(-10.0, -math.inf)),  # rounded up on its way
+        (Verdict.HOMOLOGOUS, -10.0, math.nextafter(-10.0, -math.inf)),  # rounded up on the way
         (Verdict.HOMOLOGOUS, None, None),
         (Verdict.NO_EVIDENCE, -11.0, -10.0),
         (Verdict.NO_EVIDENCE, -3.0, -3.0),
         (Verdict.INCONCLUSIVE, 0.5, 0.0),
     ],
 )
-def test_rounding_carries_no_headline_over_alpha(verdict, log10_p, headline):
+def test_rounding_does_not_raise_p_above_alpha(verdict, log10_p, headline):
     assert Decision(verdict, None, None, log10_p, ()).headline(ALPHA) == headline
 
 
@@ -283,7 +283,7 @@ def test_a_layer_map_whose_null_does_not_hold_is_inconclusive(doubt):
     assert verdict(NOTHING, layers=layers) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
 
 
-# One p that means what people take it for.
+# Every stated p is a valid p.
 
 NUMBERS = st.floats(-2000.0, 0.0)
 
@@ -352,7 +352,7 @@ def test_p_is_below_alpha_or_none_only_for_homologous(
     measured += (neurons,) if neurons in (GATE_AND_UP_ALONE, UNCERTAIN) else ()
     significant = [each.log10_p for each in measured if each.log10_p < math.log10(alpha)]
     if not is_homologous:
-        assert decision.log10_p_not_accepted == min(significant, default=None)  # each refused p stays visible
+        assert decision.log10_p_not_accepted == min(significant, default=None)  # the smallest refused p stays visible
 
 
 def test_a_refused_match_stays_visible():
@@ -388,7 +388,7 @@ def test_few_shared_axes_are_a_remark_beside_silent_layers(noise, expected):
         assert any("Only a few channels" in caveat for caveat in decision.caveats)
 
 
-# Numbers and not their names: whoever changes one means to change these tests, too.
+# Literal values instead of the constants' names: a change of a constant has to change these tests too.
 BOTH = changed(FOUND, basis_z=(30.0, -20.0), widths=(896, 896), strength=0.3, coverage=0.5)
 
 
@@ -405,7 +405,7 @@ BOTH = changed(FOUND, basis_z=(30.0, -20.0), widths=(896, 896), strength=0.3, co
         ({"basis_z": (-3.0, 30.0)}, True),
         ({"basis_z": (3.01, 30.0)}, False),
         ({"basis_z": (30.0, -3.01)}, False),
-        # An entry of 0.5 is significant by itself from 119 channels on: 0.5^2 n / 2 > ln(2 n^2 / 0.01).
+        # An entry of 0.5 is significant by itself in at least 119 channels: 0.5^2 n / 2 > ln(2 n^2 / 0.01).
         ({"off_match_share": 0.0, "widths": (119, 119)}, True),
         ({"off_match_share": 0.0, "widths": (118, 118)}, False),
     ],
@@ -421,7 +421,7 @@ def test_a_tenth_of_the_pairs_off_the_map_may_be_significant(off_match_share):
 
 
 @pytest.mark.parametrize("test", ["subspaces", "frequencies", "neurons", "blocks", "planes", "permutation"])
-def test_behind_a_rotation_each_layer_needs_a_sure_test(test):
+def test_each_layer_needs_a_significant_test_after_a_rotation(test):
     def module(name, log_p):
         return ModuleEvidence("v", name, 1.0, 0.5, log_p, 1.0, None, "")
 

@@ -1,4 +1,4 @@
-"""The verdict rules exactly at their limits, and which sentence goes with which finding."""
+"""The verdict rules exactly at their limits, and the caveat for each result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def says(decision: Decision, words: str) -> bool:
     return any(words in caveat for caveat in decision.caveats)
 
 
-# p equal to alpha is not below it.
+# A p equal to alpha is not below alpha.
 
 
 @pytest.mark.parametrize("doubt", [{}, {"off_match_share": 0.5}])
@@ -43,11 +43,11 @@ def test_numbers_at_alpha_are_no_evidence():
     assert is_numbered_alike(other, AT_ALPHA)
 
 
-def test_a_no_prints_no_p_that_bounds_nothing():
+def test_a_negative_verdict_prints_only_valid_p():
     by_trace = decided(changed(NOTHING, log10_p=-6.9), layers=changed(LAYERS, log10_p=-5.0))
     assert (by_trace.verdict, by_trace.log10_p) == (Verdict.NO_EVIDENCE, 0.0)
     few_numbers = replace(UNCERTAIN, log10_p=-2.0, certain=((0,),))
-    assert decided(NOTHING, layers=SILENT, neurons=few_numbers).log10_p == -2.0  # by numbers, which is a bound
+    assert decided(NOTHING, layers=SILENT, neurons=few_numbers).log10_p == -2.0  # a p from numbers is a bound
 
 
 def test_the_smallest_of_several_refused_p_stays_visible():
@@ -60,16 +60,16 @@ def test_p_is_one_if_all_findings_are_refused():
     assert (decision.log10_p, decision.log10_p_not_accepted) == (0.0, FOUND.log10_p)
 
 
-# What could have been found.
+# Results that would have been significant.
 
 
 @pytest.mark.parametrize("n", [64, 896, 4096])
 def test_the_bound_for_half_of_a_copy_decides_whether_it_could_be_found(n):
-    # Half of the channels of a copy on r tokens: trace and energy r/2, against ln (n!/(n/2)!) + ln C(n, n/2), in the
-    # ninth look (9 * 10) of 8 tests.
+    # Half of the channels of a copy with r tokens: trace and energy are r/2, against ln (n!/(n/2)!) + ln C(n, n/2), in
+    # the ninth look (9 * 10) of 8 tests.
     tests = math.lgamma(n + 1) - math.lgamma(n // 2 + 1) + math.lgamma(n + 1) - 2 * math.lgamma(n // 2 + 1)
     tests += math.log(720)
-    rank = math.ceil(4 * tests / n) + (n == 64)  # a little more than p = 1 needs
+    rank = math.ceil(4 * tests / n) + (n == 64)  # slightly more than p = 1 needs
     log_p = tests - 0.25 * n * rank
     tokens = changed(NOTHING, widths=(n, n), common_tokens=rank + 1)
     assert could_settle(tokens, math.exp(log_p + 0.01))
@@ -82,7 +82,7 @@ def test_a_copy_on_two_tokens_or_on_rows_of_zeros_shows_nothing(common_tokens, r
     assert not could_settle(few, 0.05)
 
 
-def test_one_matrix_that_could_have_shown_a_copy_is_enough_for_a_no():
+def test_one_matrix_that_could_have_shown_a_copy_allows_a_negative_verdict():
     few = changed(NOTHING, common_tokens=9, rows_used=9)
     assert decided(few, NOTHING).verdict is Verdict.NO_EVIDENCE
     assert decided(few, few).reason is Reason.TOO_FEW_COMMON_TOKENS
@@ -93,14 +93,14 @@ def test_shared_axes_are_inconclusive_if_layers_are_unknown():
     assert decided(shared, layers=SILENT).reason is Reason.FEW_SHARED_AXES
 
 
-def test_the_narrower_model_says_whether_off_match_hits_would_show():
+def test_the_narrower_model_decides_whether_off_match_hits_would_show():
     clean = changed(FOUND, basis_z=(30.0, -20.0), strength=0.3, off_match_share=0.0)
     assert not is_trusted(changed(clean, widths=(118, 896)))
     assert not is_trusted(changed(clean, widths=(896, 118)))
     assert is_trusted(changed(clean, widths=(119, 896)))
 
 
-def test_numbered_channels_in_both_ask_for_a_clean_match():
+def test_numbered_channels_in_both_require_a_clean_match():
     weak = changed(FOUND, channel_numbers_mean_something=True, strength=0.5, off_match_share=1.0)
     assert not is_trusted(weak) and says(decided(weak), "a channel's number has a meaning, and")
     assert is_trusted(changed(weak, channel_numbers_mean_something=False))
@@ -118,7 +118,7 @@ def test_layers_alone_can_be_judged():
     assert decided(layers=LAYERS, neurons=SEARCHED).verdict is Verdict.HOMOLOGOUS
 
 
-# Sentences.
+# Caveats.
 
 
 def test_own_order_is_mentioned_only_if_it_decided():
@@ -159,7 +159,7 @@ def test_a_basis_found_on_the_layers_own_keys_is_mentioned(residual_map, fitted_
     ("level", "rows_used", "is_told"),
     [(Level.SCREEN, 999, True), (Level.SCREEN, 1000, False), (Level.AUTO, 999, False)],
 )
-def test_a_no_of_the_screen_says_how_few_tokens_it_saw(level, rows_used, is_told):
+def test_a_negative_screen_says_how_few_tokens_it_read(level, rows_used, is_told):
     seen = changed(NOTHING, common_tokens=1000, rows_used=rows_used)
     assert says(decided(seen, level=level), "common tokens were compared") is is_told
 
@@ -170,6 +170,6 @@ def test_fewer_tokens_than_channels_make_a_weak_test(widths, is_told):
     assert says(decided(weak, layers=SILENT), "which makes the test weak") is is_told
 
 
-def test_a_no_without_layers_says_so():
+def test_a_negative_verdict_without_layers_says_so():
     assert says(decided(NOTHING), "layers were not compared")
     assert not says(decided(NOTHING, layers=SILENT), "layers were not compared")

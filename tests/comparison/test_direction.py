@@ -1,4 +1,4 @@
-"""Facts that show which of two relatives came first: found on pairs made so, and on no others."""
+"""Facts that show which of two relatives came first: found only on pairs that have such a direction."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ V, N, D = 1200, 64, 160
 
 
 def layers(*seeds, noise=0.0):
-    """Layers made from these seeds, in order."""
+    """Layers drawn from these seeds, in this order."""
     made = {}
     for at, seed in enumerate(seeds):
         value = {"self_attn.v_proj.weight": gaussian(N, N, 900 + seed)}
@@ -79,7 +79,7 @@ def test_a_model_in_fp8_came_later(tmp_path):
 
 
 def levels_of_groups(weight, n_levels, group=32):
-    """Each group of a row on a few levels at equal distances, as quantisers make them."""
+    """Put each group of a row on a few equidistant levels, as quantisers do."""
     groups = weight.reshape(-1, group)
     step = 2 * groups.abs().amax(dim=1, keepdim=True) / (n_levels - 1)
     lowest = -(n_levels - 1) / 2
@@ -88,7 +88,7 @@ def levels_of_groups(weight, n_levels, group=32):
 
 
 def changed(base, folder, change):
-    """Write a copy of a model with its layers changed, stored in 16 bits."""
+    """Write a copy of a model with changed layers, stored in 16 bits."""
     shutil.copytree(base, folder)
     weights = load_file(base / "model.safetensors")
     stored = {
@@ -109,7 +109,7 @@ def test_numbers_that_were_rounded_and_are_stored_as_before_came_later(tmp_path,
 
 
 def test_a_model_tuned_after_rounding_shows_no_direction(tmp_path):
-    """It lies near the levels of the rounded one; that one is no rounding of it."""
+    """The tuned model is close to the levels of the rounded model, which is not a rounding of it."""
     base = model(tmp_path / "base", dtype=torch.bfloat16)
     first = changed(base, tmp_path / "first", lambda weight, at: levels_of_groups(weight, 8))
     tuned = changed(first, tmp_path / "tuned", lambda weight, at: weight + 0.1 * gaussian(*weight.shape, at))
@@ -118,7 +118,7 @@ def test_a_model_tuned_after_rounding_shows_no_direction(tmp_path):
 
 
 def test_a_rounded_model_that_was_rounded_again_came_before(tmp_path):
-    """Both lie on levels, as a base does that is known from a quantised file alone."""
+    """Both are on levels, as when the base is available only as a quantised file."""
     base = model(tmp_path / "base", dtype=torch.bfloat16)
     first = changed(base, tmp_path / "first", lambda weight, at: levels_of_groups(weight, 16))
     second = changed(first, tmp_path / "second", lambda weight, at: levels_of_groups(weight, 3))
@@ -128,7 +128,7 @@ def test_a_rounded_model_that_was_rounded_again_came_before(tmp_path):
 @pytest.mark.parametrize("drift", [0.05, 0.5])
 @pytest.mark.parametrize("n_levels", [3, 4])
 def test_a_model_tuned_between_two_roundings_shows_no_direction(tmp_path, n_levels, drift):
-    """The later one has more levels: a rounding of it gives the earlier one, as far as it did not move."""
+    """The later model has more levels; rounding it gives the earlier one wherever no weight moved too far."""
     base = model(tmp_path / "base", dtype=torch.bfloat16)
     first = changed(base, tmp_path / "first", lambda weight, at: levels_of_groups(weight, n_levels))
 
@@ -166,8 +166,8 @@ def test_a_model_that_repeats_layers_came_later(tmp_path):
 
 
 @pytest.mark.parametrize("of", [(1, 2, 4), (1, 2, 9, 3, 4)], ids=["a layer left out", "a layer put in"])
-def test_a_layer_that_one_model_has_alone_shows_nothing(tmp_path, of):
-    """Cut from one model or put into the other: both look alike from the weights."""
+def test_a_layer_in_only_one_model_shows_no_direction(tmp_path, of):
+    """A layer cut from one model and a layer added to the other look the same in the weights."""
     report = compared(model(tmp_path / "base"), model(tmp_path / "other", of=of, noise=0.1))
     assert report.verdict == "homologous" and report.direction == ()
 
@@ -176,8 +176,8 @@ def low_rank(rank):
     return gaussian(D, rank, 1) @ gaussian(rank, N, 2) * 5.0
 
 
-def test_a_difference_of_low_rank_shows_nothing(tmp_path):
-    """A merged adapter can be subtracted as well as added."""
+def test_a_low_rank_difference_shows_no_direction(tmp_path):
+    """A merged adapter could have been added or subtracted."""
     base, merged = model(tmp_path / "base"), tmp_path / "merged"
     model(merged)
     changed = layers(1, 2, 3, 4)
@@ -202,13 +202,13 @@ def test_new_rows_at_the_mean_came_later(tmp_path):
 @pytest.mark.parametrize(
     "new",
     [
-        0.01 * gaussian(16, N, 3),  # never seen in training, near zero
-        0.01 + 0.3 * gaussian(16, N, 3),  # along the mean, and apart from each other
+        0.01 * gaussian(16, N, 3),  # near zero: never seen in training
+        0.01 + 0.3 * gaussian(16, N, 3),  # along the mean, and different from each other
         gaussian(16, N, 3) + 0.01,  # trained
     ],
     ids=["zero", "cluster", "trained"],
 )
-def test_a_vocabulary_may_as_well_have_been_cut(tmp_path, new):
+def test_a_smaller_vocabulary_shows_no_direction(tmp_path, new):
     rows = gaussian(V, N, 0) + 0.01
     large = model(tmp_path / "large", rows=torch.cat([rows, new]), noise=0.05)
     report = compared(model(tmp_path / "small", rows=rows), large)
@@ -283,7 +283,7 @@ def test_odd_facts_are_refused(rounded, odd):
         HomologyReport.from_json(json.dumps(body))
 
 
-def test_facts_are_printed_and_no_denial_beside_them(rounded):
+def test_printed_facts_replace_the_note_that_p_has_no_direction(rounded):
     text, page = str(rounded), markdown_text(rounded, {})
     assert "\n  direction    64 sampled rows of the embedding" in text and "## Which came first" in page
     assert "A comparison has no direction" not in text + page

@@ -1,4 +1,4 @@
-"""Whole comparisons over a Hub with a bad day: what fails on the way there is got over, and how often it is asked."""
+"""Whole comparisons over a failing Hub: errors are retried, within a bounded number of requests."""
 
 import pytest
 
@@ -43,7 +43,7 @@ def verdict(names, **further):
 @pytest.mark.parametrize("state", ["unreachable", "failing", "silent"])
 def test_storage_that_cannot_be_reached_is_not_needed(loopback_hub, folders, pair, state):
     loopback_hub.stores_in_xet, loopback_hub.cas = True, state
-    # A tokenizer so large that it is not in git.
+    # A tokenizer too large to be stored in git.
     for folder, name in zip(folders, pair, strict=True):
         stored = loopback_hub.find(name).commits[loopback_hub.find(name).revisions["main"]]
         stored["tokenizer.json"] = type(stored["tokenizer.json"])(folder / "tokenizer.json", 117_982, is_lfs=True)
@@ -57,18 +57,18 @@ def test_addresses_that_expire_during_a_comparison_are_renewed(loopback_hub, pai
     refused = [request for request in loopback_hub.sent("cdn") if request.status == 403]
     asked = [request for request in loopback_hub.sent("hub") if request.method == "HEAD"]
     assert refused
-    # Each shard once, and those that are read later again. Which layers are read is drawn at random.
+    # One request for each shard, and one more for shards that are read again later. Layers are sampled at random.
     assert 4 < len(asked) <= 4 + 4
 
 
-def test_a_busy_hub_is_waited_for(loopback_hub, pair, waits):
+def test_rate_limits_of_the_hub_are_respected(loopback_hub, pair, waits):
     headers = {"RateLimit": '"resolvers";r=0;t=7', "RateLimit-Policy": '"fixed window";"resolvers";q=3000;w=300'}
     loopback_hub.faults += [
         Fault("status", origin="hub", path=path, status=429, headers=headers)
         for path in ("/api/models/a/original", "config.json", "tokenizer.json", "00001-of-00002")
     ]
     assert verdict(pair) == "homologous"
-    # As long as the answers say, and a second; what had been waited for meanwhile is not waited for again.
+    # Waits last as long as the answers say, plus at most a second. They run in parallel, not one after another.
     assert len(waits) >= 4
     assert all(7.0 <= wait_s <= 8.0 for wait_s in waits)
 
@@ -104,7 +104,7 @@ def test_a_checker_asks_for_the_vocabulary_once(loopback_hub, pair):
         assert checker.compare(pair[1], progress=False).verdict.value == "homologous"
     asked = loopback_hub.sent(path="tokenizer.json")
     assert [request.status for request in asked] == [307, 206]
-    assert "a/original" in asked[0].path  # the same content in both
+    assert "a/original" in asked[0].path  # the content is the same in both
     header = next(request for request in loopback_hub.sent("cdn", "00001-of") if "copy" in request.path)
     assert asked[0].began < header.ended
 
@@ -119,7 +119,7 @@ def test_rows_of_all_projections_are_fetched_side_by_side(loopback_hub, tmp_path
     loopback_hub.network.round_trip_s = 0.05
     analysis = compare_layers_in_place(models[0], models[1], (ResidualBasisMap.identity(512),))
     assert {result.outcome for result in analysis.table.results} == {Outcome.KEPT}
-    # A run of o, gate, up and down, two of q, k and v, and two norms, of each model.
+    # For each model: one run of o, gate, up and down, two of q, k and v, and two norms.
     assert len(loopback_hub.requests) <= 2 * n_pairs * (4 + 2 * 3 + 2)
     assert in_sequence(loopback_hub.requests) <= 12
     sizes = [path.stat().st_size for path in tmp_path.rglob("*.safetensors")]

@@ -1,4 +1,4 @@
-"""The table of projections describes the experts of mixtures: each is compared with every expert of the other model."""
+"""The table of projections covers mixtures: each expert is compared with every expert of the other model."""
 
 import copy
 import json
@@ -16,7 +16,7 @@ from mdir_hf.render.html import html_page
 from mdir_hf.render.projection_words import outcome_words
 from mdir_hf.report import Outcome
 from tests.comparison.test_expert_sets import give_experts, mixture
-from tests.comparison.test_expert_sets import save as save  # a fixture: experts one by one, and stacked
+from tests.comparison.test_expert_sets import save as save  # a fixture that saves experts separately or stacked
 from tests.comparison.test_upcycling import LAYERS, NEURONS, V, new_model, upcycle_to_mixtral
 from tests.comparison.test_upcycling import expert as expert_of
 from tests.specimens import tokenizer_json, tokens
@@ -25,7 +25,7 @@ MLP = ("gate", "up", "down")
 
 
 def of_experts(report):
-    """The lines of gate, up and down, by layer and projection."""
+    """The entries of gate, up and down, by layer and projection."""
     return {
         (result.layer.candidate, result.role): result for result in report.projections.results if result.role in MLP
     }
@@ -40,7 +40,7 @@ def copied(model):
 
 
 def noised_folder(folder):
-    """Change the file a little, so that the two folders are not equal byte by byte."""
+    """Change the file slightly, so that the two folders are not byte-for-byte identical."""
     weights = load_file(folder / "model.safetensors")
     changed = {key: weight * 1.001 if weight.ndim > 1 else weight for key, weight in weights.items()}
     save_file(changed, folder / "model.safetensors")
@@ -68,7 +68,7 @@ def test_kept_experts_show_their_noise(save):
     for result in lines.values():
         assert (result.outcome, result.share, len(result.experts)) == (Outcome.KEPT, 1.0, 3)
         assert partners(result) == {0: 0, 1: 1, 2: 2}
-        # 1 / sqrt(1 + 0.3^2) = 0.958; 48 rows of 64 values know it to 0.01.
+        # 1 / sqrt(1 + 0.3^2) = 0.958; 48 rows of 64 values determine it to 0.01.
         assert result.cosine == pytest.approx(0.958, abs=0.03)
     assert HomologyReport.from_json(report.to_json()).projections == report.projections
     text = str(report)
@@ -87,7 +87,7 @@ def test_experts_in_another_order_are_permuted(save):
 
 
 def test_a_witness_of_experts_alone_does_not_confirm_the_table(save):
-    """The neurons of the first expert are the second witness of a layer; here it is another expert."""
+    """The second witness uses the neurons of a layer's first expert; here only another expert is shared."""
     base = mixture(0)
     report = table_of(save, base, give_experts(copied(base), base, {0: 1, 1: 2, 2: 0}))
     assert report.verdict is Verdict.HOMOLOGOUS and not report.projections.is_confirmed
@@ -115,7 +115,7 @@ def test_experts_that_were_copied_from_a_dense_mlp_name_it(save):
                 gate_up.copy_(torch.cat([origin.mlp.gate_proj.weight, origin.mlp.up_proj.weight]))
                 down.copy_(origin.mlp.down_proj.weight)
     report = table_of(save, dense, upcycled)
-    for result in of_experts(report).values():  # of the four, two have their neurons in another order, or are new
+    for result in of_experts(report).values():  # two of the four have reordered or new neurons
         assert (result.outcome, result.moved) == (Outcome.KEPT_IN_PART, None)
         assert partners(result) == {0: None, 1: None}
     ledgers = [{entry.part: entry for entry in side} for side in (report.coverage.reference, report.coverage.candidate)]
@@ -165,7 +165,7 @@ def test_an_expert_may_have_a_partner_that_was_not_read(save, monkeypatch):
 
 
 def test_experts_keep_their_names_if_a_weight_of_one_is_missing(tmp_path):
-    """Experts are named by their numbers, not by their places among those that could be read."""
+    """Experts keep their own numbers, even if some of them could not be read."""
     base = mixture(0, n_experts=4)
     for name in ("base", "candidate"):
         base.save_pretrained(tmp_path / name, save_original_format=True)
@@ -184,7 +184,7 @@ def test_experts_keep_their_names_if_a_weight_of_one_is_missing(tmp_path):
 
 @pytest.mark.parametrize(("n_own", "partner"), [(3, None), (4, 0)])
 def test_a_small_p_alone_names_no_expert(n_own, partner):
-    """A map that is not quite right makes tiny cosines significant; rows of strangers are no best partners, though."""
+    """A slightly wrong map makes tiny cosines significant, but rows of strangers are not each other's best partners."""
     agreement = SimpleNamespace(own_share=np.array([[n_own / 16]]), cosine=np.array([[0.1]]))
     sample = SimpleNamespace(numbers=np.arange(16), places=((0,), (0,)))
     cells = SimpleNamespace(agreement=agreement, sample=sample, log_p=np.array([[-100.0]]))

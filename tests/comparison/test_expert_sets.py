@@ -1,4 +1,4 @@
-"""Experts of two mixtures are compared as sets, in whatever order they stand, and against a dense MLP."""
+"""Experts of two mixtures are compared as sets, in any order, and with dense MLPs."""
 
 import json
 import math
@@ -16,7 +16,7 @@ from tests.specimens import tokenizer_json, tokens
 
 @pytest.fixture(params=[False, True], ids=["one by one", "stacked"])
 def save(request, tmp_path):
-    """Save a model with its experts as the files of Mixtral have them, or stacked in one tensor."""
+    """Save a model with its experts in separate tensors, as Mixtral does, or stacked in one."""
 
     def save_model(model, name):
         model.save_pretrained(tmp_path / name, save_original_format=not request.param)
@@ -32,7 +32,7 @@ def mixture(seed, n_experts=3):
 
 @torch.no_grad()
 def give_experts(model, donor, origins, *, gain=1.0):
-    """Give a mixture experts of a donor: ``origins`` maps the number of an expert to its origin's."""
+    """Copy experts of a donor: ``origins`` maps the number of an expert to the number of its origin."""
     for layer, of_donor in zip(model.model.layers, donor.model.layers, strict=True):
         for number, origin in origins.items():
             for weight, source in zip(expert(layer, number), expert(of_donor, origin), strict=True):
@@ -62,7 +62,7 @@ def test_two_mixtures_that_share_two_of_three_experts_are_found(save):
 
 
 def test_experts_are_compared_with_experts_of_the_same_size(save):
-    """A shared expert is often larger than the routed ones: they are compared as well."""
+    """A shared expert is often larger than the routed ones, and is compared with experts of its own size."""
     sizes = {"moe_intermediate_size": 96, "shared_expert_intermediate_size": 160, "num_experts": 3}
 
     def qwen(seed):
@@ -82,7 +82,7 @@ def test_p_of_an_expert_pays_for_all_pairs_and_for_its_look(save):
     pairs = {tuple(pair.layers[0]): pair for pair in report.parts if pair.layers}
     (origin,) = pairs[0, 0].experts
     # 32 of the 128 neurons are tested; every copy has its own number (1 / 32!); 3 x 4 pairs of experts; look s of the
-    # comparison may spend 1 / (s (s + 1)) of alpha.
+    # comparison may use 1 / (s (s + 1)) of alpha.
     look = EXPERTS_PLACE
     log_p = -math.lgamma(33) + math.log(3 * 4) + math.log(look * (look + 1))
     assert origin.log10_p == pytest.approx(log_p / math.log(10), rel=1e-9)
@@ -99,7 +99,7 @@ def test_strangers_share_no_expert(save):
     assert any("In at most two layers of" in caveat for caveat in report.caveats)
 
 
-def test_a_given_sample_accuses_no_expert(save):
+def test_a_given_sample_reports_no_expert(save):
     base = mixture(0)
     candidate = give_experts(mixture(1), base, {1: 2})
     report = compare(save(base, "base"), save(candidate, "candidate"), sample_seed=3, progress=False)
@@ -118,7 +118,7 @@ def test_an_expert_made_from_a_dense_mlp_is_found(save):
     assert "expert 1 of layer 0 of" in report.sentence and "with the dense MLP of layer 0 of" in report.sentence
 
 
-def test_copied_experts_that_write_next_to_nothing_do_not_count(save):
+def test_copied_experts_with_tiny_outputs_do_not_count(save):
     base = mixture(0)
     candidate = give_experts(mixture(1), base, {1: 2}, gain=1e-4)
     assert compare(save(base, "base"), save(candidate, "candidate"), progress=False).verdict is Verdict.NO_EVIDENCE

@@ -1,4 +1,4 @@
-"""Strangers that were made to look like relatives: none is accused, whatever was arranged."""
+"""Strangers that were changed to look like relatives are not called homologous."""
 
 import copy
 import json
@@ -47,30 +47,30 @@ def victim():
 
 @torch.no_grad()
 def polar_factor_onto(victim, stranger):
-    """The rotation that carries the stranger's embeddings closest to the victim's."""
+    """The rotation that maps the stranger's embeddings closest to the victim's."""
     left, _, right = torch.linalg.svd(stranger.model.embed_tokens.weight.T @ victim.model.embed_tokens.weight)
     return left @ right
 
 
 @pytest.mark.parametrize("level", ["auto", "layers"])
-def test_a_turned_stranger_is_not_accused(victim, save, level):
+def test_a_rotated_stranger_is_not_homologous(victim, save, level):
     stranger = new_model(seed=9, **SIZES)
     framed = edited(stranger, turned(stranger, turn=polar_factor_onto(victim, stranger)))
     report = compare(save(victim, "victim"), save(framed, "framed"), level=level, progress=False)
-    assert report.embedding.log10_p < -100  # the embeddings alone would have accused it
+    assert report.embedding.log10_p < -100  # the embeddings alone would have given a false verdict
     assert (report.verdict, report.reason) == (Verdict.INCONCLUSIVE, Reason.EMBEDDINGS_ONLY)
     assert report.log10_p == 0.0 and not report.neurons.matches
-    assert report.projections is None or says_nothing_of_copies(report.projections)
+    assert report.projections is None or reports_no_copies(report.projections)
 
 
-def says_nothing_of_copies(table):
+def reports_no_copies(table):
     outcomes = set(table.counts()) - {Outcome.NOT_COMPARED}
     return not table.is_confirmed and outcomes <= {Outcome.ROWS_AGREE, Outcome.NO_AGREEMENT}
 
 
 @torch.no_grad()
 def with_copied_mlps(victim, stranger, *, share, scale):
-    """Put the victim's neurons in place of the first ones of the stranger, their up and down this much smaller."""
+    """Replace the stranger's first neurons with the victim's, with up and down multiplied by ``scale``."""
     for own, copied in zip(stranger.model.layers, victim.model.layers, strict=True):
         n_copied = int(share * len(own.mlp.up_proj.weight))
         own.post_attention_layernorm.weight.copy_(copied.post_attention_layernorm.weight)
@@ -81,20 +81,20 @@ def with_copied_mlps(victim, stranger, *, share, scale):
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.1])
-def test_copies_that_do_nothing_accuse_no_model(victim, save, scale):
+def test_copies_without_effect_are_not_homologous(victim, save, scale):
     framed = with_copied_mlps(victim, new_model(seed=9, **SIZES), share=0.92, scale=scale)
     report = compare(save(victim, "victim"), save(framed, "framed"), level="layers", progress=False)
     assert report.verdict is Verdict.INCONCLUSIVE
-    # Rows of the copies agree, and the table does not say that they were kept.
-    assert says_nothing_of_copies(report.projections) and Outcome.ROWS_AGREE in report.projections.counts()
+    # Rows of the copies agree, but the table does not call them kept.
+    assert reports_no_copies(report.projections) and Outcome.ROWS_AGREE in report.projections.counts()
     if scale:  # a neuron of zeros has no row of up that could agree
         assert report.neurons.idle
         assert any("copied rows that do little or nothing" in caveat for caveat in report.caveats)
 
 
 @pytest.mark.parametrize("level", ["auto", "layers"])
-def test_faint_copies_accuse_no_model_if_the_sample_holds_only_copies(victim, save, level, monkeypatch):
-    """Own neurons in 8 % of the layer do the work, and by bad luck none of them is sampled."""
+def test_faint_copies_are_not_homologous_if_only_copies_are_sampled(victim, save, level, monkeypatch):
+    """The stranger's own neurons, 8 % of the layer, do all the work, and none of them is sampled."""
     n_copied = int(0.92 * SIZES["intermediate_size"])
     monkeypatch.setattr(
         "mdir_hf.comparison.neuron_reading.sample_neurons",
@@ -107,8 +107,8 @@ def test_faint_copies_accuse_no_model_if_the_sample_holds_only_copies(victim, sa
 
 
 @torch.no_grad()
-def test_faint_copies_accuse_no_model_if_its_own_neurons_are_split(victim, save):
-    """Four equal parts of a neuron have a quarter of the sum of its squares, and compute the same."""
+def test_faint_copies_are_not_homologous_if_own_neurons_are_split(victim, save):
+    """A neuron split in four equal parts has a quarter of the sum of squares, but computes the same."""
     sizes = SIZES | {"intermediate_size": 512}
     victim, n_copied, n_own = new_model(seed=0, **sizes), 416, 24
     framed = with_copied_mlps(victim, new_model(seed=9, **sizes), share=n_copied / 512, scale=0.3)
@@ -141,7 +141,7 @@ def test_a_sample_of_copies_at_full_strength_needs_no_further_neurons(victim, sa
 
 
 def test_a_strong_neuron_with_its_own_number_by_chance_does_not_make_copies_work():
-    """60 idle copies of 64, and one neuron of the stranger that has its own number and writes as it always did."""
+    """60 of 64 neurons are idle copies; one of the stranger's has its own number and its full output."""
     is_certain = torch.arange(64) < 60
     matches = NeuronMatches(is_own=is_certain | (torch.arange(64) == 60), is_certain=is_certain)
     fitted = torch.cat([torch.full((60,), 0.01), torch.ones(4)])
@@ -155,7 +155,7 @@ def test_a_strong_neuron_with_its_own_number_by_chance_does_not_make_copies_work
 
 @torch.no_grad()
 def with_biases(model, *, n_shut, lengths):
-    """A copy of a model whose first gates have a bias of minus this many of their lengths."""
+    """A copy of a model whose first gates have a bias of minus this multiple of their norms."""
     model.config.mlp_bias = True
     biased = type(model)(model.config)
     biased.load_state_dict(model.state_dict(), strict=False)
@@ -168,7 +168,7 @@ def with_biases(model, *, n_shut, lengths):
 
 
 @pytest.mark.parametrize("lengths", [1.5, 2.5, 3.9])
-def test_copies_that_a_bias_shuts_accuse_no_model(victim, save, lengths):
+def test_copies_disabled_by_a_bias_are_not_homologous(victim, save, lengths):
     framed = with_copied_mlps(victim, new_model(seed=9, **SIZES), share=0.92, scale=1.0)
     framed = with_biases(framed, n_shut=int(0.92 * SIZES["intermediate_size"]), lengths=lengths)
     report = compare(save(victim, "victim"), save(framed, "framed"), progress=False)
@@ -176,7 +176,7 @@ def test_copies_that_a_bias_shuts_accuse_no_model(victim, save, lengths):
 
 
 @pytest.mark.parametrize(("lengths", "is_idle"), [(0.2, False), (0.8, True)])
-def test_copies_whose_gates_moved_together_accuse_no_model(victim, save, lengths, is_idle):
+def test_copies_are_idle_if_their_gates_moved_far_together(victim, save, lengths, is_idle):
     framed = with_copied_mlps(victim, new_model(seed=9, **SIZES), share=0.92, scale=1.0)
     n_copied = int(0.92 * SIZES["intermediate_size"])
     direction = torch.nn.functional.normalize(torch.randn(96, generator=torch.Generator().manual_seed(2)), dim=0)
@@ -190,13 +190,13 @@ def test_copies_whose_gates_moved_together_accuse_no_model(victim, save, lengths
 
 @torch.no_grad()
 def with_late_constant(model, *, lengths, n_shut=0, shift=0.0):
-    """A copy whose first layer writes a constant of this many embedding lengths, and whose later gates are shifted."""
+    """A copy whose first layer adds a constant of this many embedding norms and whose later gates are shifted."""
     model = with_biases(model, n_shut=0, lengths=0.0)
     first, *later = model.model.layers
     embedding_length = model.model.embed_tokens.weight.norm(dim=1).median()
     direction = torch.nn.functional.normalize(torch.randn(96, generator=torch.Generator().manual_seed(2)), dim=0)
     first.mlp.down_proj.bias.copy_(lengths * embedding_length * direction)
-    first.mlp.down_proj.weight[:, :n_shut] = 0.0  # its own copies cannot read the constant
+    first.mlp.down_proj.weight[:, :n_shut] = 0.0  # the layer's own copies cannot read the constant
     for layer in later:
         gates, gain = layer.mlp.gate_proj.weight[:n_shut], layer.post_attention_layernorm.weight
         along = (gates * gain) @ direction + shift * (gates * gain).norm(dim=1)
@@ -204,7 +204,7 @@ def with_late_constant(model, *, lengths, n_shut=0, shift=0.0):
     return model
 
 
-def test_copies_that_a_constant_of_an_earlier_bias_shuts_accuse_no_model(victim, save):
+def test_copies_disabled_by_an_earlier_bias_are_not_homologous(victim, save):
     framed = with_copied_mlps(victim, new_model(seed=9, **SIZES), share=0.92, scale=1.0)
     framed = with_late_constant(framed, lengths=50.0, n_shut=int(0.92 * SIZES["intermediate_size"]), shift=0.1)
     report = compare(save(victim, "victim"), save(framed, "framed"), level="layers", progress=False)
@@ -226,7 +226,7 @@ def test_a_model_whose_biases_were_trained_a_little_is_found(victim, save):
 
 @torch.no_grad()
 def with_layers_of(victim, stranger, *, gain, output):
-    """Put a copy of each layer of the victim behind a layer of the stranger."""
+    """Insert a copy of each of the victim's layers after a layer of the stranger."""
     n = SIZES["num_hidden_layers"]
     both = new_model(seed=9, **SIZES | {"num_hidden_layers": 2 * n})
     both.model.embed_tokens.load_state_dict(stranger.model.embed_tokens.state_dict())
@@ -242,14 +242,14 @@ def with_layers_of(victim, stranger, *, gain, output):
 
 
 @pytest.mark.parametrize(("gain", "output"), [(0.35, 1.0), (1.0, 0.05), (0.003, 1.0)])
-def test_copied_layers_that_write_next_to_nothing_accuse_no_model(victim, save, gain, output):
+def test_copied_layers_with_tiny_outputs_are_not_homologous(victim, save, gain, output):
     framed = with_layers_of(victim, new_model(seed=9, **SIZES), gain=gain, output=output)
     report = compare(save(victim, "victim"), save(framed, "framed"), level="layers", progress=False)
     assert report.verdict is not Verdict.HOMOLOGOUS
     assert report.neurons.idle and not report.neurons.matches
 
 
-def test_copied_layers_that_work_are_shared_weights(victim, save):
+def test_working_copied_layers_are_homologous(victim, save):
     shared = with_layers_of(victim, new_model(seed=9, **SIZES), gain=1.0, output=1.0)
     report = compare(save(victim, "victim"), save(shared, "shared"), level="layers", progress=False)
     assert report.verdict is Verdict.HOMOLOGOUS and report.neurons.matches
@@ -271,7 +271,7 @@ def test_further_layers_count_for_the_strongest_if_they_can_be_read(victim, save
         raise AnatomyError("layer 2 has no down")
 
     monkeypatch.setattr("mdir_hf.comparison.neuron_strengths.read_outputs", raises)
-    assert sampled() < 1.2  # both layers are drawn alike
+    assert sampled() < 1.2  # both layers are sampled alike
 
 
 @torch.no_grad()
@@ -315,8 +315,8 @@ def test_constants_are_what_neurons_read_of_earlier_biases(save):
 
 
 @pytest.mark.parametrize("n_unused", [0, 8])
-def test_gates_that_a_constant_channel_shuts_have_no_strength(victim, save, n_unused):
-    """Unused tokens with the opposite constant hide the mean of all rows, but not the constant of the used tokens."""
+def test_gates_disabled_by_a_constant_channel_have_no_strength(victim, save, n_unused):
+    """Unused tokens with the opposite constant hide it from the mean of all rows, but the used tokens still have it."""
     model, n_shut = copy.deepcopy(victim), 120
     with torch.no_grad():
         rows = model.model.embed_tokens.weight
@@ -329,14 +329,14 @@ def test_gates_that_a_constant_channel_shuts_have_no_strength(victim, save, n_un
     assert torch.equal(sample.outputs.strengths[0] == 0.0, torch.from_numpy(sample.numbers) < n_shut)
 
 
-def test_working_copies_of_most_neurons_are_shared_weights(victim, save):
+def test_working_copies_of_most_neurons_are_homologous(victim, save):
     shared = with_copied_mlps(victim, new_model(seed=9, **SIZES), share=0.92, scale=1.0)
     report = compare(save(victim, "victim"), save(shared, "shared"), progress=False)
     assert report.verdict is Verdict.HOMOLOGOUS
 
 
 def test_a_copy_with_split_neurons_is_found(victim, save):
-    """Parts of a neuron share its output and scale up against down: together they do what the neuron did."""
+    """Parts of a neuron share its output and scale up against down: together they compute the same as the neuron."""
     n = SIZES["intermediate_size"]
     split = new_model(seed=9, **SIZES | {"intermediate_size": 2 * n})
     split.load_state_dict(
@@ -374,7 +374,7 @@ def test_only_neurons_with_equal_activations_add_up():
     assert is_merged.sum(dim=1).tolist() == [2, 1, 1, 1]
 
 
-def test_copied_neurons_that_cancel_each_other_accuse_no_model(victim, save):
+def test_copied_neurons_that_cancel_out_are_not_homologous(victim, save):
     n = SIZES["intermediate_size"]
     framed = new_model(seed=9, **SIZES | {"intermediate_size": 3 * n})
     with torch.no_grad():

@@ -1,6 +1,6 @@
-"""Files made to harm: each ends a comparison with one line and status 1, soon, and with little memory.
+"""Malicious files: each ends a comparison with one line and status 1, quickly and with little memory.
 
-Every case runs as a user would run it, in a process whose memory and processor time are limited by the system.
+Every case runs as a user would run it, in a process with limited memory and processor time.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SystemCall:
 
 
 def embedding_at(**more: object) -> bytes:
-    """A checkpoint whose embedding is a view as given, of a storage of V * N numbers."""
+    """A checkpoint whose embedding is the given view of a storage of V * N numbers."""
     tensor = Tensor(**{"shape": (V, N), "stride": (N, 1), "n_values": V * N, **more})  # type: ignore[arg-type]
     return with_pickle(pickled({EMBEDDING: tensor}), {"0": bytes(4 * V * N)})
 
@@ -218,7 +218,7 @@ def with_values(value: float, dtype: torch.dtype = torch.float32) -> Callable[[P
 
 
 def layer(**changed: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The one layer of a small Llama, some tensors replaced."""
+    """The single layer of a small Llama, with some tensors replaced."""
     shapes = {
         "self_attn.q_proj": (N, N), "self_attn.k_proj": (N, N), "self_attn.v_proj": (N, N), "self_attn.o_proj": (N, N),
         "mlp.gate_proj": (96, N), "mlp.up_proj": (96, N), "mlp.down_proj": (N, 96),
@@ -253,7 +253,7 @@ LAYERS: dict[str, tuple[dict[str, torch.Tensor], dict[str, object]]] = {
 
 
 def build(root: Path) -> dict[str, tuple[Path, str]]:
-    """Write every case; return its folder and what the error must say."""
+    """Write every case; return its folder and the expected error message."""
     base = write_model(root / "base", gaussian(V, N, 0), further=layer(), config=CONFIG)
     template = write_model(root / "template", gaussian(V, N, 1), words=tokens(V))
     cases: dict[str, tuple[Path, str]] = {}
@@ -299,7 +299,7 @@ def build(root: Path) -> dict[str, tuple[Path, str]]:
 
 @pytest.fixture(scope="module")
 def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Ending, str]]:
-    """How every case ended, and what it should have said."""
+    """The outcome of every case, and its expected message."""
     with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as place:
         root = Path(place)
         cases = build(root)
@@ -346,7 +346,7 @@ def test_absurd_layers_end_in_one_line_or_a_verdict(endings, name):
 
 @pytest.mark.slow
 def test_a_pattern_that_never_ends_blocks_the_weights_it_may_name(endings):
-    # Nothing matches the pattern against names: the factors of the embedding are left out, and the layers decide.
+    # The pattern is not matched against any name: the embedding's factors are left out, and the layers decide.
     ending, _ = endings[PATTERNS]
     assert ending.status == 0 and ending.err == ""
     said = re.sub(r"\s+", " ", ending.out)

@@ -1,4 +1,4 @@
-"""Layers of hybrids: attention descends from attention, mixers from mixers, and the numbers are the checkpoint's."""
+"""Layers of hybrids: attention matches attention, mixers match mixers, and layers keep the checkpoint's numbers."""
 
 from __future__ import annotations
 
@@ -56,19 +56,19 @@ ATTENTION_LAYERS = {"jamba": {1, 4}, "qwen3_next": {3}}
 def new_model(family, seed, **more):
     torch.manual_seed(seed)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about kernels that are not there
+        warnings.simplefilter("ignore")  # about missing kernels
         config = transformers.CONFIG_MAPPING[family](**(FAMILIES[family] | more))
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim == 2 and ("rwkv" in name or "head" in name):
-                weight.normal_(std=0.1)  # this family is not initialised by transformers
+                weight.normal_(std=0.1)  # transformers does not initialise this family
     return model
 
 
 @torch.no_grad()
 def retrained(base, seed=5):
-    """Every embedding new, every other matrix moved by a fifth of its size."""
+    """Replace every embedding and add noise of 20 % to every other matrix."""
     model = copy.deepcopy(base)
     gen = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
@@ -111,14 +111,14 @@ def test_every_layer_of_a_relative_descends_from_its_own(family, save):
     assert [[*match[:2]] for match in report.layers.matches] == [
         [i, i] for i in range(FAMILIES[family]["num_hidden_layers"])
     ]
-    # No layer of one kind descends from one of another.
+    # No layer matches a layer of the other kind.
     special, level = ATTENTION_LAYERS.get(family, set()), math.log10(report.alpha)
     for i, row in enumerate(report.layers.matrix):
         assert all(log10_p > level for j, log10_p in enumerate(row) if (i in special) != (j in special))
 
 
 @pytest.mark.parametrize("family", ["mamba", "jamba"])
-def test_a_stranger_is_silent(family, save):
+def test_a_stranger_does_not_match(family, save):
     report = compare(save(new_model(family, 0), "base"), save(new_model(family, 1), "stranger"), level="layers")
     assert report.verdict is Verdict.NO_EVIDENCE
     assert report.layers.matches == ()
@@ -149,7 +149,7 @@ def test_mixers_have_rows_in_the_table_of_projections(save):
     edited = retrained(base)
     order = torch.randperm(192, generator=torch.Generator().manual_seed(7))
     shuffled, replaced = (edited.backbone.layers[at].mixer for at in (1, 3))
-    for half in (slice(0, 192), slice(192, 384)):  # the input, and the gate
+    for half in (slice(0, 192), slice(192, 384)):  # the input and the gate
         shuffled.in_proj.weight[half] = shuffled.in_proj.weight[half][order]
     shuffled.out_proj.weight.copy_(shuffled.out_proj.weight[:, order])
     replaced.out_proj.weight.copy_(other.backbone.layers[3].mixer.out_proj.weight)

@@ -1,4 +1,4 @@
-"""Layers of latent attention: strangers are silent though the products have few directions, relatives speak."""
+"""Layers of latent attention: relatives match and strangers do not, although the products have few directions."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tests.specimens import tokenizer_json, tokens
 pytestmark = pytest.mark.usefixtures("without_neuron_numbers")
 
 ALPHA = math.log(1e-10)
-N, H, D, RANK = 96, 4, 16, 24  # residual width, heads, their width, rank of the latents: 64 rows of rank 24
+N, H, D, RANK = 96, 4, 16, 24  # residual width, heads, width of a head, rank of the latents: 64 rows of rank 24
 
 
 def factors(seed, structure="plain", rank=RANK):
-    """One layer's stored tensors, Gaussian, or with what training puts into both of two strangers."""
+    """One layer's stored tensors: Gaussian, or with structure that training gives to strangers too."""
     gen = torch.Generator().manual_seed(seed)
 
     def draw(*shape):
@@ -34,9 +34,9 @@ def factors(seed, structure="plain", rank=RANK):
 
     kv_a, kv_b, q_a, q_b, o = draw(rank, N), draw(H * 2 * D, rank), draw(rank, N), draw(H * D, rank), draw(N, H * D)
     gain = torch.rand(rank, generator=gen) + 0.5
-    if structure == "spectrum":  # latents of falling importance
+    if structure == "spectrum":  # latents of decreasing importance
         kv_a, q_a = (a * (1.0 + torch.arange(rank))[:, None] ** -1.0 for a in (kv_a, q_a))
-    elif structure == "residual":  # residual channels of falling importance
+    elif structure == "residual":  # residual channels of decreasing importance
         scale = (1.0 + torch.arange(N)) ** -0.7
         kv_a, q_a, o = kv_a * scale, q_a * scale, o * scale[:, None]
     elif structure == "outliers":
@@ -51,7 +51,7 @@ def factors(seed, structure="plain", rank=RANK):
 
 
 def weights(tensors):
-    """The layer as our reader gives it."""
+    """The layer as our reader returns it."""
     heads = HeadCounts(H, H)
     source = MemorySource(tensors)
     k, v = (
@@ -83,7 +83,7 @@ def smallest_of_map(reference, candidate, role):
 
 
 @pytest.mark.parametrize("structure", ["spectrum", "residual", "outliers", "rows"])
-def test_strangers_are_silent_in_every_test(structure):
+def test_strangers_do_not_match_in_any_test(structure):
     identity = ResidualBasisMap.identity(N)
     n_tests, smallest = 0, 0.0
     for seed in range(0, 24, 6):
@@ -105,7 +105,7 @@ def haar(n, gen):
 
 
 def hidden(tensors, seed):
-    """The same function: the latent rotated, heads mixed inside and permuted."""
+    """The same function, with the latent rotated and the heads mixed inside and permuted."""
     gen = torch.Generator().manual_seed(seed)
     turn, order = haar(RANK, gen), torch.randperm(H, generator=gen)
     kv_b = (tensors["kv_b"] * tensors["gain"]) @ turn.T
@@ -183,7 +183,7 @@ def compare(reference, candidate, **options):
 
 @torch.no_grad()
 def retrained(base):
-    """Every embedding new, every other weight moved by a fifth of its size."""
+    """Replace every embedding and add noise of 20 % to every other weight."""
     model = copy.deepcopy(base)
     gen = torch.Generator().manual_seed(5)
     for name, weight in model.named_parameters():
@@ -235,7 +235,7 @@ def test_rotated_latents_are_found_by_the_values(save):
     turned = with_rotated_latents(base)
     ids = torch.arange(12)[None]
     with torch.no_grad():
-        # Rotations in float32; the function is the same.
+        # The rotations are in float32; the function is the same.
         torch.testing.assert_close(base.eval()(ids).logits, turned.eval()(ids).logits, rtol=1e-3, atol=1e-4)
     report = compare(save(new_model(0), "base"), save(turned, "turned"))
     assert report.verdict is Verdict.HOMOLOGOUS

@@ -1,4 +1,4 @@
-"""Which layers are said to match: those of an accepted map that are the same layer, and no others."""
+"""The report names layers as matching only if an accepted map says that they are the same layer."""
 
 import json
 from itertools import pairwise
@@ -17,12 +17,12 @@ pytestmark = pytest.mark.usefixtures("without_neuron_numbers")
 pytest.importorskip("transformers")
 
 LIKENESS = 0.45
-"""Correlation of a layer with the next: significant at 64 rows of values, and p a tenth of that of a layer itself."""
+"""Correlation of a layer with the next one: significant at 64 rows of values, with a tenth of the log p of a copy."""
 
 
 @torch.no_grad()
 def like_their_neighbours(n_layers):
-    """A model each of whose layers resembles the one before it, and hardly the one before that."""
+    """A model in which each layer resembles the one before it, but hardly the one before that."""
     model = new_model(seed=0, **{**SIZES, "num_hidden_layers": n_layers})
     layers = [dict(layer.named_parameters()) for layer in model.model.layers]
     for before, here in pairwise(layers):
@@ -33,7 +33,7 @@ def like_their_neighbours(n_layers):
 
 
 def every_form(report):
-    """All that people and programs read of a report."""
+    """Everything that people and programs read in a report."""
     return "\n".join([report.to_json(), str(report), str(describe(report)), report.sentence, str(report.to_frame())])
 
 
@@ -50,9 +50,9 @@ def test_two_prunings_without_a_layer_in_common_match_in_none(save, n_layers, pa
     parent = like_their_neighbours(n_layers)
     folders = [save(with_layers(parent, list(range(at, n_layers, 2))), f"half-{at}") for at in (0, 1)]
     report = compare(*folders, level="layers")
-    # They share their embeddings, and no layer: a relative by less than a second witness.
+    # They share their embeddings but no layer, so there is no second witness.
     assert (report.verdict, report.reason) == (Verdict.INCONCLUSIVE, reason)
-    assert report.layers.log10_p < -10, "the layers of the two are to resemble each other"
+    assert report.layers.log10_p < -10, "layers of the two models must resemble each other"
     assert report.layers.pattern is pattern
     assert (report.layers.matches, report.layers.related_layers_at_least, report.modules) == ((), 0, None)
     said = every_form(report)
@@ -87,7 +87,7 @@ def test_layers_in_common_match_beside_neighbours(save):  # noqa: F811
 
 @torch.no_grad()
 def in_a_basis_for_each_layer(model, n_in_first=1):
-    """A model whose embedding and first layers stand in one rotated basis, every later layer in one of its own."""
+    """A model with one rotated basis for the embedding and first layers, and another for every later layer."""
     generator = torch.Generator().manual_seed(3)
     first = haar(model.config.hidden_size, generator)
     for matrix in (model.model.embed_tokens, model.lm_head):
@@ -108,11 +108,11 @@ def in_a_basis_for_each_layer(model, n_in_first=1):
 
 
 def test_a_basis_for_each_layer_is_found_by_keys(base, save):  # noqa: F811
-    # As SliceGPT leaves a model: this was called no evidence beside a layer at log10 p -707.
+    # SliceGPT leaves such models. They were once reported as no evidence although a layer had a log10 p of -707.
     other = new_model(seed=0, **SIZES)
     other.load_state_dict(base.state_dict())
     report = compare(save(base, "base"), save(in_a_basis_for_each_layer(other), "sliced"))
-    # Neurons that were reordered, too, are found only in layers near the basis that the keys share.
+    # Reordered neurons are found only in layers whose basis is close to the one that the keys share.
     assert report.verdict is not Verdict.NO_EVIDENCE
     pairs = [match[:2] for match in report.layers.matches]
     assert pairs and all(reference == candidate for reference, candidate in pairs)
@@ -120,7 +120,8 @@ def test_a_basis_for_each_layer_is_found_by_keys(base, save):  # noqa: F811
 
 @torch.no_grad()
 def test_one_mlp_behind_a_rotation_fitted_on_tokens_is_not_enough(base, save):  # noqa: F811
-    # Last layers of SmolLM2 and Qwen have neurons for the same tokens, which such a rotation aligns: -2,452 once.
+    # The last layers of SmolLM2 and Qwen have neurons for the same tokens, which the rotation aligns: log10 p was
+    # -2,452.
     turn = haar(base.config.hidden_size, torch.Generator().manual_seed(4))
     other = new_model(seed=9, **SIZES)
     for matrix, mine in ((other.model.embed_tokens, base.model.embed_tokens), (other.lm_head, base.lm_head)):

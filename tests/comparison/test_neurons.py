@@ -1,4 +1,4 @@
-"""Neurons by number in whole comparisons: what keeps its numbers is found by a few rows, whatever else was changed."""
+"""Neurons by number in whole comparisons: a few rows find neurons that kept their numbers, whatever else changed."""
 
 import copy
 import json
@@ -57,7 +57,7 @@ def judged(reference, candidate, **options) -> HomologyReport:
 
 @torch.no_grad()
 def renumbered(model, seed=2):
-    """The same function, its neurons in another order."""
+    """The same function with reordered neurons."""
     generator = torch.Generator().manual_seed(seed)
     for layer in model.model.layers:
         order = torch.randperm(len(layer.mlp.up_proj.weight), generator=generator)
@@ -105,7 +105,7 @@ def test_layers_that_were_left_out_are_matched_with_their_own(base, save):
     assert [tuple(match) for match in report.neurons.matches] == [(0, 0), (3, 1)]
 
 
-def test_without_a_tokenizer_neurons_answer(base, save):
+def test_neurons_are_compared_without_a_tokenizer(base, save):
     candidate = new_embeddings(drift(copy.deepcopy(base), 0.1))
     folders = save(base, "base", with_tokenizer=False), save(candidate, "other", with_tokenizer=False)
     assert judged(*folders).settled_by == "neurons"
@@ -113,7 +113,7 @@ def test_without_a_tokenizer_neurons_answer(base, save):
     assert strangers.reason is Reason.TOKENS_UNKNOWN
 
 
-def test_strangers_have_hardly_a_number_in_common(base, save):
+def test_strangers_have_few_numbers_in_common(base, save):
     report = judged(save(base, "base"), save(new_model(seed=9, **SIZES), "stranger"))
     assert report.verdict is Verdict.NO_EVIDENCE
     assert report.neurons.matches == () and max(map(max, report.neurons.own_number)) <= 6
@@ -125,16 +125,16 @@ def test_renumbered_neurons_are_searched(base, save):
     report = judged(save(base, "base"), save(candidate, "renumbered"))
     assert (report.verdict, report.settled_by) == (Verdict.HOMOLOGOUS, "layers")
     assert report.neurons.is_searched and report.neurons.matches
-    assert report.neurons.log10_p == 0.0  # a search is an arrangement
+    assert report.neurons.log10_p == 0.0  # a search gives an arrangement, which has no p
     assert "match, in another order" in report.agreement
 
 
-def test_level_layers_tells_both(base, save):
+def test_level_layers_reports_layers_and_neurons(base, save):
     candidate = new_embeddings(drift(copy.deepcopy(base), 0.2))
     report = judged(save(base, "base"), save(candidate, "new"), level="layers")
     assert report.settled_by == "neurons" and len(report.neurons.matches) == 4
     assert [match[:2] for match in report.layers.matches] == [(i, i) for i in range(4)]
-    # Two readings, one layer alone and all together, of a look whose share of alpha is 1 / (PLACE (PLACE + 1)).
+    # One layer and all layers together are two readings, in a look whose share of alpha is 1 / (PLACE (PLACE + 1)).
     log_p = _log_p_together(np.array(report.neurons.own_number)) + math.log(2 * PLACE * (PLACE + 1))
     assert report.neurons.log10_p == pytest.approx(log_p / math.log(10))
 
@@ -155,11 +155,11 @@ def test_families_whose_neurons_have_an_order_are_left_out(base, save, monkeypat
 
 
 @pytest.mark.parametrize(("n_few", "n_many", "n"), [(1, 2, 4), (1, 3, 3), (2, 3, 3)])
-def test_the_best_way_to_pair_layers_has_its_price(n_few, n_many, n):
-    """All numberings of all layers: the chance of so small a p is at most p."""
+def test_p_is_corrected_for_the_best_way_to_pair_layers(n_few, n_many, n):
+    """Over all numberings of all layers, the probability of a p this small is at most p."""
     orders = list(permutations(range(n)))
     log_p = []
-    for few in product(orders, repeat=n_few - 1):  # the numbering of one layer may stay
+    for few in product(orders, repeat=n_few - 1):  # one layer may keep its numbering
         for many in product(orders, repeat=n_many):
             layers = (orders[0], *few)
             log_p.append(_log_p_together(np.array([[sum(map(int.__eq__, a, b)) for b in many] for a in layers])))
@@ -167,7 +167,7 @@ def test_the_best_way_to_pair_layers_has_its_price(n_few, n_many, n):
         assert np.mean(np.array(log_p) <= level) <= math.exp(level) * (1 + 1e-12)  # lgamma rounds
 
 
-def test_layers_are_paired_in_place_or_the_best_way_at_a_price():
+def test_layers_are_paired_in_place_or_in_the_best_way():
     assert _log_p_together(np.array([[9, 30], [30, 9]])) == log_p_own_numbers(18, 2)
     assert _log_p_together(np.array([[2, 30, 9]])) == pytest.approx(log_p_own_numbers(30) + math.log(3))
     assert _log_p_together(np.array([[2, 1]])) == 0.0
@@ -180,7 +180,7 @@ def test_every_comparison_draws_neurons_of_its_own(base, save):
     assert reports[0].sample_seed != reports[1].sample_seed
 
 
-def test_a_given_sample_reproduces_and_does_not_accuse(base, save):
+def test_a_given_sample_is_reproducible_but_inconclusive(base, save):
     folders = save(base, "base"), save(new_embeddings(copy.deepcopy(base)), "new")
     report = judged(*folders)
     again = judged(*folders, sample_seed=report.sample_seed)
@@ -201,12 +201,12 @@ def test_the_seed_is_drawn_after_both_models_are_open(base, save, monkeypatch):
     assert judged(*folders).sample_seed == 2
 
 
-def test_the_noise_that_a_no_excludes_is_found(base, save):
+def test_noise_within_the_stated_bound_is_found(base, save):
     report = judged(save(base, "base"), save(new_model(seed=9, **SIZES), "stranger"))
     noise = report.excludes.neurons_noise
     assert 0.3 < noise < 5.0
     strict = judged(save(base, "strict"), save(new_model(seed=9, **SIZES), "other"), alpha=1e-89)
-    # 64 own numbers have p = 10^-89.1, before 16 pairs of layers and the looks are paid for.
+    # 64 own numbers have p = 10^-89.1, before the correction for 16 pairs of layers and for the looks.
     assert strict.excludes.neurons_noise == 0.0
     copied = new_embeddings(edited(base, turned(base)))
     generator = torch.Generator().manual_seed(5)
@@ -265,7 +265,7 @@ def test_neurons_of_every_layer_are_rows_that_the_layer_map_has_read(save, monke
 def test_every_nominated_layer_is_compared_again(save):
     deep = {**SIZES, "num_hidden_layers": 14}
     reference, candidate = new_model(seed=0, **deep), new_model(seed=7, **deep)
-    copied = [layer for layer in range(14) if layer not in (0, 4, 9, 13)]  # those of the first look
+    copied = [layer for layer in range(14) if layer not in (0, 4, 9, 13)]  # the layers of the first look
     for layer in copied:
         for part in ("mlp", "post_attention_layernorm"):
             getattr(candidate.model.layers[layer], part).load_state_dict(
@@ -286,7 +286,7 @@ def test_nominated_layers_pay_for_all_that_could_have_been():
 
 
 def mixture(seed, n_experts=4, dense=None):
-    """A Mixtral; with ``dense``, of its attention and of copies of its MLPs."""
+    """A Mixtral; with ``dense``, one built from its attention and copies of its MLPs."""
     from transformers import MixtralConfig, MixtralForCausalLM
 
     torch.manual_seed(seed)
@@ -314,7 +314,7 @@ def test_the_first_experts_of_a_mixture_are_compared(base, save):
 
 
 def test_layers_with_other_numbers_of_neurons_are_left_out(base, save):
-    """As after a pruning that takes more neurons of some layers, or with a dense layer in front of a mixture."""
+    """As after pruning more neurons in some layers, or with a dense layer before a mixture."""
     reference = save(base, "base")
     candidate = new_embeddings(copy.deepcopy(base))
     mlp = candidate.model.layers[0].mlp
@@ -325,8 +325,8 @@ def test_layers_with_other_numbers_of_neurons_are_left_out(base, save):
     assert [tuple(match) for match in found.neurons.matches] == [(1, 1), (2, 2), (3, 3)]
 
 
-def test_a_part_of_the_neurons_is_neither_a_finding_nor_nothing(base, save):
-    """As with half of the neurons drawn anew and the rest rotated: too few are certain, too many for chance."""
+def test_partly_shared_neurons_are_inconclusive(base, save):
+    """Half of the neurons are new and the rest are rotated: too few are certain, but more than chance explains."""
     other = new_model(seed=9, **SIZES)
     for mine, theirs in zip(base.model.layers, other.model.layers, strict=True):
         for name in ("gate_proj", "up_proj"):

@@ -1,4 +1,4 @@
-"""Models in which a channel's number means something: strangers that agree in it, and relatives."""
+"""Models in which a channel's number has a meaning: strangers that agree in it, and relatives."""
 
 import math
 
@@ -20,14 +20,14 @@ LEFT_OUT = "The channels were not tested in their own order"
 
 
 def embedding(seed):
-    """Rows of a model that learnt the same of each token as all others did, along the same waves over the channels.
+    """Rows of a model that learnt the same about each token as other models, along the same waves over the channels.
 
-    So do those of truly trained XGLM: the trace of 5 in their own order lies in the few dimensions that sinusoids of
-    64 positions take (docs/LOG.md, 2026-11-24).
+    Trained XGLM models behave in this way: their trace of 5 in the original order lies in the few dimensions that
+    sinusoids of 64 positions span (docs/LOG.md, 2026-11-24).
     """
     learnt = gaussian(V, N_WAVES, 99)
     phases = 2 * math.pi * torch.arange(1, N_WAVES // 2 + 1)[:, None] * torch.arange(N) / N
-    waves = torch.cat((phases.sin(), phases.cos()))  # together as strong in every channel: no axis stands out
+    waves = torch.cat((phases.sin(), phases.cos()))  # equally strong in every channel: no axis stands out
     return gaussian(V, N, seed) + 0.8 * learnt @ waves / math.sqrt(N / 2)
 
 
@@ -49,10 +49,10 @@ def compared(tmp_path):
 
 
 @pytest.mark.parametrize("level", ["screen", "auto", "embedding"])
-def test_strangers_that_agree_in_the_numbers_alone_are_no_relatives(compared, level):
+def test_strangers_that_agree_only_in_the_numbers_are_not_relatives(compared, level):
     first, second = embedding(1), embedding(2)
     taken_for_plain = compared("gpt2", first, "gpt2", second, level=level)
-    assert taken_for_plain.embedding.log10_p < -10  # what the test of the own order makes of them
+    assert taken_for_plain.embedding.log10_p < -10  # a false positive of the test of the original order
     report = compared("xglm", first, "xglm", second, level=level)
     assert report.verdict is Verdict.NO_EVIDENCE
     assert (report.log10_p, report.log10_p_not_accepted, report.embedding.log10_p) == (0.0, None, 0.0)

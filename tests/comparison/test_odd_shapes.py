@@ -1,4 +1,4 @@
-"""Models whose matrices do not have the shapes that most have."""
+"""Models with matrices of unusual shapes."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def related(tmp_path):
 
 
 def test_a_head_without_the_added_tokens_is_compared(related):
-    report = related("mllama")  # eight more rows in the embedding than in the head
+    report = related("mllama")  # the embedding has eight more rows than the head
     assert report.verdict.value == "homologous"
     assert (report.embedding.common_tokens, report.unembedding.common_tokens) == (2056, 2048)
     assert report.unembedding.log10_p < -100
@@ -43,7 +43,7 @@ def test_projected_channels_are_not_taken_for_the_streams(related):
 
 
 def test_more_rotary_rows_than_a_head_has_are_taken_for_all(related):
-    # The config of MiniMax-M3 has a number of its own for them, made for heads of 128 rows.
+    # The config of MiniMax-M3 has a separate value for them, for heads of 128 rows.
     report = related("minimax_m3_vl_text", rotary_dim=64)
     assert report.verdict.value == "homologous"
     assert any(module.role == "q" for module in report.modules)
@@ -53,7 +53,7 @@ LLAMA = {"model_type": "llama", "hidden_size": 64, "vocab_size": 300, "num_atten
 
 
 def strangers(folder, rests):
-    """Two strangers of three layers each, with the tensors of these names in each of the layers."""
+    """Two strangers of three layers each, with the tensors of these names in each layer."""
 
     def one(name, seed):
         layers = {f"model.layers.{i}.{rest}.weight": gaussian(64, 64, seed + i) for i in rests for rest in rests[i]}
@@ -73,7 +73,7 @@ VALUE, UNKNOWN = "self_attn.v_proj", "mixing.amount"
         ({0: [VALUE], 1: [UNKNOWN], 2: [UNKNOWN]}, True, "Most layers were not compared: no weight in 2 of 3 layers"),
     ],
 )
-def test_layers_without_a_role_are_no_evidence_of_nothing(tmp_path, rests, compared, said):
+def test_layers_without_a_role_are_inconclusive(tmp_path, rests, compared, said):
     report = strangers(tmp_path, rests)
     assert (report.verdict, report.reason) == (Verdict.INCONCLUSIVE, Reason.WEIGHTS_UNREADABLE)
     assert (report.layers is not None) is compared

@@ -70,7 +70,7 @@ def test_an_empty_embedding_leaves_head_and_layers(base, tmp_path):
     assert compare(base, candidate, progress=False).verdict is Verdict.HOMOLOGOUS
 
 
-def test_an_embedding_in_codes_that_nothing_explains_leaves_the_layers(base, tmp_path):
+def test_an_embedding_in_unknown_codes_leaves_the_layers(base, tmp_path):
     def code(tensors):
         name = "model.embed_tokens"
         n_rows = len(tensors[f"{name}.weight"])
@@ -84,7 +84,7 @@ def test_an_embedding_in_codes_that_nothing_explains_leaves_the_layers(base, tmp
     assert found.verdict is Verdict.HOMOLOGOUS and found.embedding is None
 
 
-def test_a_model_of_nothing_but_an_empty_embedding_is_refused(tmp_path):
+def test_a_model_with_only_an_empty_embedding_is_refused(tmp_path):
     folder = tmp_path / "empty"
     folder.mkdir()
     save_file({"model.embed_tokens.weight": torch.zeros(0, 8)}, folder / "model.safetensors")

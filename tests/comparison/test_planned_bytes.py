@@ -1,4 +1,4 @@
-"""A comparison reads at most what its plan says, whatever the models are to each other."""
+"""A comparison reads at most as much as its plan says, whatever the relation of the models."""
 
 import math
 
@@ -30,7 +30,7 @@ def layers(seed, *, noise=0.0, order=None):
 
 
 def candidate(kind, folder):
-    """Write a copy of the base, changed in one way, or a stranger."""
+    """Write a changed copy of the base, or a stranger."""
     shuffled = torch.randperm(V, generator=torch.Generator().manual_seed(3))
     reordered = torch.randperm(N_NEURONS, generator=torch.Generator().manual_seed(4))
     rows = gaussian(V, N, 0)
@@ -62,7 +62,7 @@ KINDS = (
 
 @pytest.mark.parametrize(
     ("level", "kind"),
-    # Every kind at the level that chooses what to read, and each level on a stranger, which is read to the end.
+    # Every kind at level auto, which chooses what to read; other levels only on a stranger, which is read to the end.
     [*((Level.AUTO, kind) for kind in KINDS), *((level, "stranger") for level in Level if level is not Level.AUTO)],
 )
 def test_no_more_is_read_than_planned(tmp_path, level, kind):
@@ -72,11 +72,11 @@ def test_no_more_is_read_than_planned(tmp_path, level, kind):
     report = HomologyChecker.from_pretrained(base).compare(other, level=level, progress=False)
     least, most = report.io.bytes_planned
     assert least <= report.io.bytes_read <= most
-    # The plan that a person sees before is the one of the report.
+    # The plan shown before the comparison agrees with the one in the report.
     assert plan.n_bytes == pytest.approx((least, most), rel=0.05)
 
 
-def test_a_plan_says_what_a_no_excludes_before_and_during_a_comparison(tmp_path):
+def test_a_plan_states_the_excluded_noise_before_and_during_a_comparison(tmp_path):
     folders = [
         write_model(tmp_path / f"{seed}", gaussian(V, N, seed), config=CONFIG, further=layers(0)) for seed in (0, 1)
     ]

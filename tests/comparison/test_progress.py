@@ -1,4 +1,4 @@
-"""What a listener is told while a comparison runs, and that it can stop it."""
+"""A listener receives the progress of a comparison and can stop it."""
 
 import threading
 import time
@@ -36,7 +36,7 @@ def test_every_stage_is_reported_in_order_and_bytes_only_grow(pair):
     report = checker.compare(pair[1], progress=False, on_progress=seen.append)
     assert stages(seen) == ["opening", "vocabulary", "screen", "neurons", "layers"]
     assert all(before.bytes_read <= after.bytes_read for before, after in pairwise(seen))
-    # Opening the reference was before; the rest of what the report counts was seen.
+    # The reference was opened before; the listener saw the rest of the counted bytes.
     assert 0 < seen[-1].bytes_read <= report.io.bytes_read + report.io.bytes_from_cache
 
 
@@ -47,7 +47,7 @@ def test_every_stage_is_reported_in_order_and_bytes_only_grow(pair):
 def test_a_listener_that_raises_stops_the_comparison(pair, stage, level):
     def stop(progress: Progress) -> None:
         if progress.stage == stage:
-            raise OSError("changed my mind")  # of the kind that a reading thread would try again
+            raise OSError("changed my mind")  # a type of error that a reading thread would retry
 
     checker = HomologyChecker.from_pretrained(pair[0])
     with pytest.raises(StoppedError, match=f"stopped during {stage} .*changed my mind"):
@@ -105,7 +105,7 @@ def test_the_listener_is_called_by_one_thread_at_a_time():
 
 
 def with_layers(path, seed, n_layers=3, layers_of=None):
-    """A model of some layers; its layers are those of another seed where that is named."""
+    """Write a model with some layers, drawn from ``layers_of`` if given, else from ``seed``."""
     further = {
         f"model.layers.{k}.self_attn.{name}_proj.weight": gaussian(N, N, 100 * (layers_of or seed) + 10 * k + j)
         for k in range(n_layers)
@@ -143,7 +143,7 @@ def test_evidence_grows_with_every_matched_pair(tmp_path):
         other, level="full", progress=False, on_progress=parts.append, on_found=found.append
     )
     assert [len(one.modules or ()) > 0 for one in found] == [False, False, True, True]
-    # The second witness is asked when the layers are mapped, so nothing is settled before.
+    # The second witness is compared only after the layers are mapped, so no verdict is settled before.
     assert {one.verdict.value for one in found} == {"inconclusive"}
     assert [one.layers.matches for one in found[1:]] == [report.layers.matches] * 3
     assert len(found[2].modules) < len(found[3].modules) < len(report.modules)

@@ -1,4 +1,4 @@
-"""The table of projections: eleven kinds of edit under noise are named, and strangers are not accused."""
+"""The table of projections names eleven kinds of edit under noise, and finds none in strangers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def noised(model, share, seed=3):
 
 @torch.no_grad()
 def edited(base):
-    """Every layer but one has another edit; all weights have noise of 30 %."""
+    """Edit every layer but one, each in a different way, and add noise of 30 % to all weights."""
     made, other = noised(base, 0.3), new_model(seed=77, **SIZES)
     layers, noise = made.model.layers, noised(base, 0.3, seed=4).model.layers
     generator = torch.Generator().manual_seed(5)
@@ -78,7 +78,7 @@ def edited(base):
     mlp.up_proj.weight.copy_((signs[:, None] * mlp.up_proj.weight)[order])
     mlp.down_proj.weight.copy_((mlp.down_proj.weight * signs)[:, order])
     attention = layers[8].self_attn
-    heads = torch.tensor([3, 2, 0, 1])  # the groups change places, and the queries of one of them
+    heads = torch.tensor([3, 2, 0, 1])  # reorder the groups, and the queries of one group
     turns = torch.stack([haar(32, generator), haar(32, generator)])
     attention.q_proj.weight.copy_(attention.q_proj.weight.view(4, 32, -1)[heads].flatten(0, 1))
     attention.k_proj.weight.copy_(attention.k_proj.weight.view(2, 32, -1)[[1, 0]].flatten(0, 1))
@@ -206,7 +206,7 @@ def test_strangers_have_no_row_in_common(tmp_path):
 
 
 def test_without_the_second_witness_rows_agree_and_no_more(tmp_path):
-    # Attention is kept and the MLPs are not, so no neuron can witness.
+    # Attention is kept and the MLPs are replaced, so no neuron can be a second witness.
     base, other = new_model(seed=0, **SIZES), new_model(seed=9, **SIZES)
     kept = {name: weight for name, weight in base.state_dict().items() if "self_attn" in name}
     other.load_state_dict(kept, strict=False)
@@ -218,7 +218,7 @@ def test_without_the_second_witness_rows_agree_and_no_more(tmp_path):
 
 
 def cells_of(cosine):
-    """A projection whose rows agree, in every pair of layers, by these cosines."""
+    """A projection whose rows agree by these cosines, in every pair of layers."""
     cosine = np.array(cosine)
     agrees = cosine > 0.2
     agreement = RowAgreement(
@@ -238,11 +238,11 @@ def cells_of(cosine):
     ("cosine", "best"),
     [
         ([[0.4, 0.0], [0.0, 0.4]], [0, 1]),
-        ([[0.4, 0.38], [0.0, 0.4]], [None, None]),  # neighbours: each resembles two
-        ([[0.4, 0.0], [0.38, 0.0]], [None, None]),  # one layer that resembles two of the reference
-        ([[0.4, 0.3], [0.0, 0.4]], [0, 1]),  # a rival that is clearly weaker
+        ([[0.4, 0.38], [0.0, 0.4]], [None, None]),  # neighbours: each layer resembles two
+        ([[0.4, 0.0], [0.38, 0.0]], [None, None]),  # one layer resembles two layers of the reference
+        ([[0.4, 0.3], [0.0, 0.4]], [0, 1]),  # a clearly weaker rival
         ([[0.95, 0.95], [0.0, 0.0]], [0, 0]),  # one layer twice in a deeper model
-        ([[0.95, 0.0], [0.94, 0.0]], [0, None]),  # two equal layers of the reference
+        ([[0.95, 0.0], [0.94, 0.0]], [0, None]),  # two equal layers in the reference
     ],
     ids=["apart", "neighbours", "two alike", "weaker rival", "twice", "copies of one"],
 )

@@ -1,4 +1,4 @@
-"""PyTorch checkpoints end to end: on the loopback Hub and in folders, named as users name them."""
+"""PyTorch checkpoints end to end: on the loopback Hub and in folders, under the names that users give."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def base(tmp_path):
 
 
 def pickled_copy(tmp_path, base, name, *, embedding, further=None, n_shards=None, file="pytorch_model.bin"):
-    """A folder with the base's config and tokenizer, and pickled weights."""
+    """A folder with the base's config and tokenizer and with pickled weights."""
     folder = tmp_path / name
     folder.mkdir()
     for kept in ("config.json", "tokenizer.json"):
@@ -87,10 +87,10 @@ def test_the_named_one_of_several_files_counts(loopback_hub, tmp_path, base):
 
 
 def test_weights_as_transformers_and_trainers_save_them(tmp_path, base, hf_home):
-    """A module's own state dict: parameters, buffers, and tied weights once."""
+    """A module's own state dict: parameters, buffers, and tied weights only once."""
 
     class Small(torch.nn.Module):
-        """A module in the names of a causal model, with an embedding alone."""
+        """A module that consists of an embedding, with the names of a causal model."""
 
         def __init__(self):
             super().__init__()

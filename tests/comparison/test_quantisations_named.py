@@ -1,4 +1,4 @@
-"""One of several quantisations in a repository: named after a colon, or the widest. Through the Hub on this machine."""
+"""Select one of several quantisations in a repository by a name after a colon, or the widest by default."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ V, N = 600, 64
 
 @pytest.fixture
 def quantised(loopback_hub, tmp_path):
-    """``owner/name`` with one model in F32 and in F16, so that the narrower is the wider one rounded."""
+    """``owner/name`` with one model in F32 and F16; the F16 file is a rounding of the F32 file."""
     folder = tmp_path / "quantised"
     folder.mkdir()
     rows = gaussian(V, N, 0)

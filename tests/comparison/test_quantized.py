@@ -1,4 +1,4 @@
-"""Quantised models in a comparison: what is read, what is said of them, and layers that cannot be read."""
+"""Quantised models in a comparison: the values read, the reported scheme, and layers that cannot be read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CONFIG = {
 
 
 def tensors_of(seed):
-    """A llama of random weights."""
+    """A Llama with random weights."""
     tensors = {"model.embed_tokens.weight": gaussian(V, N, seed), "model.norm.weight": torch.ones(N)}
     for layer in range(LAYERS):
         for number, (name, shape) in enumerate(PROJECTIONS.items()):
@@ -43,7 +43,7 @@ def tensors_of(seed):
 
 
 def quantized(tensors, write, which="_proj.weight"):
-    """The same with some weights as a library writes them."""
+    """The same tensors, some of them in the format of a quantisation library."""
     stored = {}
     for name, tensor in tensors.items():
         chosen = which in name
@@ -85,14 +85,14 @@ def test_a_quantised_copy_is_homologous_and_says_how_it_is_quantised(save):
 @pytest.mark.parametrize("scheme", ["int4", "nf4-nested", "mlx-4"])
 def test_layers_in_codes_are_mapped_by_their_values(save, scheme):
     original = tensors_of(0)
-    # Groups of 64 divide neither 96 nor 160; MLX leaves such matrices alone, so its groups are of 32 here.
+    # Groups of 64 divide neither 96 nor 160; MLX would leave such matrices alone, so its groups have 32 weights here.
     how = SCHEMES[scheme]
     write, config = how.write, how.model_config
     if scheme == "mlx-4":
         from tests.model.files.quantization.writers import mlx
 
         write, config = mlx(4, group=32), {"quantization": {"bits": 4, "group_size": 32}}
-    # The embedding is a stranger's: only the layers can tell.
+    # The embedding is a stranger's, so only the layers can match.
     copy = save("copy", quantized(original, write) | {"model.embed_tokens.weight": gaussian(V, N, 7)}, **config)
     report = compare(save("original", original), copy, level="layers")
     assert report.verdict is Verdict.HOMOLOGOUS
@@ -130,7 +130,7 @@ def test_unread_layers_make_a_silent_embedding_inconclusive(save):
 
 
 def test_an_unembedding_that_cannot_be_read_leaves_the_embedding(save):
-    # EXL2 quantises the head of every model, and leaves the embedding alone.
+    # EXL2 quantises the head of every model but not the embedding.
     original = tensors_of(0)
     head = {"lm_head.q_weight": torch.zeros(4, 4, dtype=torch.int32), "lm_head.q_scale": torch.ones(4)}
     report = compare(save("original", original), save("exl2", original | head, tie_word_embeddings=False))
@@ -152,7 +152,7 @@ def test_inspect_says_the_scheme_and_which_layers_are_not_read(save):
     int4 = SCHEMES["int4"]
     found = inspect_model(save("int4", quantized(tensors_of(0), int4.write), **int4.model_config))
     assert found.quantization == "INT4, in groups of 32"
-    # Codes of 4 bits, and no scales: what the layers cost is what is stored of the weights themselves.
+    # 4-bit codes without scales: the cost of the layers is the stored size of the weights themselves.
     assert found.reads.body - sum(2 * N * 4 for _ in range(LAYERS)) <= LAYERS * (4 * N * N + 3 * 160 * N) // 2
     unreadable = inspect_model(save("hqq", unread(tensors_of(0))))
     assert unreadable.quantization == "HQQ, not read"

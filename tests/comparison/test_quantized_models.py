@@ -1,4 +1,4 @@
-"""Whole models quantised as they are published, against what transformers itself makes of the same files."""
+"""Whole models in published quantisation formats, compared with how transformers loads the same files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def no_progress_bars():
 
 
 def deepseek(folder, seed):
-    """A tiny DeepSeek-V3: latent attention, a dense layer, experts routed and shared."""
+    """A tiny DeepSeek-V3 with latent attention, a dense layer, and routed and shared experts."""
     config = transformers.DeepseekV3Config(
         vocab_size=V, hidden_size=192, intermediate_size=320, moe_intermediate_size=96, num_hidden_layers=LAYERS,
         num_attention_heads=4, num_key_value_heads=4, n_shared_experts=1, n_routed_experts=8, num_experts_per_tok=2,
@@ -43,7 +43,7 @@ def deepseek(folder, seed):
 
 
 def in_fp8(source, folder, *, block, embedding=None, **settings):
-    """The copy that DeepSeek would publish: projections in FP8 with a factor for each block, cut at the edges."""
+    """The FP8 format that DeepSeek publishes: a factor for each block of a projection, partial blocks at the edges."""
     shutil.copytree(source, folder)
     stored, expected = {}, {}
     for name, tensor in load_file(folder / "model.safetensors").items():
@@ -99,7 +99,7 @@ def gpt_oss(folder, seed):
 
 
 def in_mxfp4(source, folder):
-    """The copy that OpenAI publishes: experts in blocks of MXFP4, ``(experts, out, in)``."""
+    """The MXFP4 format that OpenAI publishes: experts in blocks, ``(experts, out, in)``."""
     shutil.copytree(source, folder)
     stored = {}
     for name, tensor in load_file(folder / "model.safetensors").items():

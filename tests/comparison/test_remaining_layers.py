@@ -1,4 +1,4 @@
-"""Layers that lack the matrix of a map are tested by another one, and are not called absent."""
+"""Layers that lack a map's matrix are tested by another one and are not reported as missing."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ BORROWING = ("layers.2.self_attn.", "layers.3.self_attn.")
 
 
 def is_borrowed(name):
-    """Whether a tensor is one that layers without keys and values of their own have in some files only."""
+    """Whether a layer without keys and values of its own has this tensor only in some files."""
     return any(layer in name for layer in BORROWING) and ("k_proj" in name or "v_proj" in name)
 
 
@@ -30,7 +30,7 @@ def replace_by_chance(tensors):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """One model as its makers save it, with unused keys and values, and as tools save it, without them."""
+    """One model as its authors save it, with unused keys and values, and as tools save it, without them."""
     folder = tmp_path_factory.mktemp("shared")
     made = {"makers": (0, replace_by_chance), "saved": (0, drop), "stranger": (9, drop)}
     return {

@@ -1,4 +1,4 @@
-"""New embeddings on a model whose channels were permuted, cut or turned: keys of its layers relate the two streams."""
+"""New embeddings on models with permuted, removed or rotated channels: the layers' keys relate the residual bases."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def base():
 
 @torch.no_grad()
 def edited(model, edit, **changes):
-    """A model whose weights are those of another after an edit of each by its name, drifted a little."""
+    """A model with the edited weights of another, plus a little noise; the edit depends on a weight's name."""
     other = new_model(seed=9, **{**SIZES, **changes})
     generator = torch.Generator().manual_seed(1)
     state = {}
@@ -64,7 +64,7 @@ def writes(name):
 
 
 def of_channels(order):
-    """An edit that puts the residual channels in this order, or leaves some of them out."""
+    """An edit that puts the residual channels in this order; channels not listed are dropped."""
 
     def edit(name, weight):
         if weight.ndim == 1:
@@ -75,7 +75,7 @@ def of_channels(order):
 
 
 def of_heads(kv_heads):
-    """An edit that puts key-value heads, with their queries, in this order, or leaves some of them out."""
+    """An edit that puts key-value heads and their queries in this order; heads not listed are dropped."""
     kv_rows = torch.cat([HEAD * k + torch.arange(HEAD) for k in kv_heads])
     query_rows = torch.cat([HEAD * GROUP * k + torch.arange(HEAD * GROUP) for k in kv_heads])
 
@@ -100,7 +100,7 @@ def chained(*edits):
 
 @torch.no_grad()
 def turned(model, seed=3, turn=None):
-    """The same function in another residual basis, its gains folded into what reads the stream."""
+    """The same function in another residual basis, with the norms' gains folded into the next matrices."""
     turn = haar(model.config.hidden_size, torch.Generator().manual_seed(seed)) if turn is None else turn
     state = model.state_dict()
 
@@ -128,7 +128,7 @@ def found_by_keys(report, outer):
     assert report.embedding.transformation == "none"
     assert any("fitted on their own keys" in caveat for caveat in report.caveats)
     assert FITTED_ON in report.layers.null
-    # What the residual-basis map was fitted on is no evidence behind it.
+    # The matrices that the residual-basis map was fitted on are no evidence for it.
     assert report.layers.role != "k"
     assert "k" not in {module.role for module in report.modules}
     assert HomologyReport.from_json(report.to_json()).layers.fitted_on == FITTED_ON
@@ -153,7 +153,7 @@ def test_fewer_channels_and_fewer_heads_under_new_embeddings(base, save, first_t
 
 
 def plain_qr(n, generator):
-    """What most people would draw: its trace is about -1.6 sqrt(n), which no random rotation has."""
+    """The usual way to draw a rotation: its trace is about -1.6 sqrt(n), unlike any uniformly random rotation."""
     return torch.linalg.qr(torch.randn(n, n, dtype=torch.float64, generator=generator)).Q
 
 
@@ -187,7 +187,7 @@ def test_layers_are_found_behind_any_residual_map(base, save, matrix):
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 def test_a_whole_obfuscation_under_new_embeddings(architecture, save):
-    # Heads, values, neurons, planes of rotary positions: turned, scaled and reordered as far as the function allows.
+    # Heads, values, neurons and rotary planes are rotated, scaled and reordered as far as the function allows.
     model = new_model(architecture, seed=0, **SIZES)
     hidden, _ = obfuscate(model, seed=3)
     candidate = save(new_embeddings(hidden), "candidate")
@@ -199,18 +199,18 @@ def keys_of(*folders):
 
 
 def test_strangers_are_not_related_by_their_keys(save):
-    # Heads of 32 rows have products enough for strangers to stay below the bound on resemblance.
+    # Heads of 32 rows have enough products to keep strangers below the bound on resemblance.
     larger = {**SIZES, "head_dim": 32}
     folders = [save(new_model(seed=seed, **larger), f"model-{seed}") for seed in (0, 1)]
     assert fitted_on_layers(keys_of(*folders)) is None
     report = compare(*folders, level="layers")
     assert report.verdict is Verdict.NO_EVIDENCE
-    # Two outer transformations with three projections, the third without K, two readings of each map, of whole matrices
-    # and of sampled rows; the embeddings' 12.
+    # Two outer transformations with three projections, a third without K; two readings of each map, for whole matrices
+    # and for sampled rows; and 12 tests of the embeddings.
     assert report.tests == 2 * 2 * (3 + 3 + 2) + 12
 
 
-def test_strangers_are_silent_behind_what_was_fitted_on_them(base, save, monkeypatch):
+def test_strangers_do_not_match_after_a_map_fitted_on_them(base, save, monkeypatch):
     monkeypatch.setattr("mdir_hf.comparison.residual_maps.LEAST_RESEMBLANCE", -1.0)
     for seed in range(1, 3):
         folders = [save(new_model(seed=0, **SIZES), "base"), save(new_model(seed=seed, **SIZES), f"stranger-{seed}")]
@@ -227,6 +227,6 @@ def test_channels_that_stayed_are_no_new_transformation(base, save):
     assert compare(*folders).layers.residual_map == "identity"
 
 
-def test_keys_of_other_sizes_relate_nothing(base, save):
+def test_keys_of_different_sizes_give_no_map(base, save):
     other = new_model(seed=1, **{**SIZES, "head_dim": 8})
     assert fitted_on_layers(keys_of(save(base, "base"), save(other, "other"))) is None

@@ -1,4 +1,4 @@
-"""Embedding rows with NaN or infinity: a few are left out and told, many are an error."""
+"""Embedding rows with NaN or infinity: a few are left out and reported, many are an error."""
 
 import math
 
@@ -15,7 +15,7 @@ V, N = 600, 48
 
 
 class Rows:
-    """A matrix whose rows are their numbers, some of them not finite."""
+    """A matrix whose rows contain their own numbers, some of them not finite."""
 
     label = "owner/name"
 

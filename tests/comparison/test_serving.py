@@ -1,4 +1,4 @@
-"""What a server that compares for strangers relies on: no local names, and nothing of one reader left for another."""
+"""Guarantees for a server that compares models for visitors: no local names, and no data shared between visitors."""
 
 import pytest
 
@@ -14,7 +14,7 @@ V, N = 1500, 96
 
 @pytest.fixture
 def gated_pair(loopback_hub, tmp_path):
-    """The names of two related models, the second gated."""
+    """Names of two related models; the second is gated."""
     loopback_hub.add_repository("owner/open", write_model(tmp_path / "open", gaussian(V, N, 0)))
     related = write_model(tmp_path / "gated", gaussian(V, N, 0) + 0.3 * gaussian(V, N, 1))
     loopback_hub.add_repository("owner/gated", related, gated=True)
@@ -35,7 +35,7 @@ def test_a_comparison_without_caches_leaves_nothing_on_this_disk(loopback_hub, g
 
 
 @pytest.mark.parametrize("which", ["reference", "candidate"])
-def test_a_reader_without_access_gets_nothing_others_have_read(loopback_hub, gated_pair, which):
+def test_a_reader_without_access_gets_no_cached_data(loopback_hub, gated_pair, which):
     reference, candidate = gated_pair if which == "candidate" else reversed(gated_pair)
     HomologyChecker.from_pretrained(reference, token=loopback_hub.token).compare(candidate, progress=False)
 

@@ -1,4 +1,4 @@
-"""Every stack of one model is compared with every stack of the other: talkers, towers, whatever they are called."""
+"""Every stack of one model is compared with every stack of the other: talkers, towers and any others."""
 
 import re
 
@@ -18,7 +18,7 @@ WIDTH = 80
 
 
 def tower(seed, prefix, *, n_layers=3, noise=0.0):
-    """A vision tower in the names of SigLIP, with noise on a copy."""
+    """A vision tower with the names of SigLIP, with noise if it is a copy."""
     draw, noisy = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(99)
 
     def matrix(*shape):
@@ -53,7 +53,7 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def seeing(base, tmp_path_factory):
-    """A language model of seed 1 with a tower, and one of seed 2 with a noisy copy of it under another name."""
+    """A language model of seed 1 with a tower, and one of seed 2 with a noisy, renamed copy of it."""
     folder = tmp_path_factory.mktemp("seeing")
     made = []
     for seed, prefix, noise in ((1, "vpm", 0.0), (2, "vision_tower", 0.05)):
@@ -88,7 +88,7 @@ def test_a_tower_under_another_name_is_found_beside_strangers(seeing):
 
 
 def projector(seed, prefix, *, width, noise=0.0):
-    """An MLP of LLaVA's kind from the tower to the stream of the language model, with noise on a copy."""
+    """A LLaVA-style MLP from the tower to the language model's residual stream, with noise if it is a copy."""
     draw, noisy = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(98)
     shapes = {f"{prefix}.0.weight": (4 * WIDTH, WIDTH), f"{prefix}.2.weight": (width, 4 * WIDTH)}
     return {
@@ -139,7 +139,7 @@ def test_two_matrices_of_a_connector_form_an_mlp(shapes, roles):
         assert (layer.parts[Role.UP].tensor, layer.parts[Role.DOWN].tensor) == roles
 
 
-def test_a_given_sample_accuses_no_tower(seeing):
+def test_a_given_sample_reports_no_tower(seeing):
     found = compare(*seeing, sample_seed=7, progress=False)
     assert [pair.verdict for pair in found.parts if pair.layers] == [Verdict.INCONCLUSIVE]
     assert related(found) == {} and "shares weights" not in found.sentence + str(found)

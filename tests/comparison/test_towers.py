@@ -1,4 +1,4 @@
-"""Models without a language model, and sound models, are compared by the stack that they have."""
+"""Models without a language model, and audio models, are compared by the stack that they have."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Dense models upcycled to mixtures of experts: every expert is traced to its origin, new ones to none."""
+"""Dense models upcycled to mixtures of experts: every expert is traced to its origin, and new experts to none."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SIZES = {
 
 @torch.no_grad()
 def new_model(family, seed, **sizes):
-    """A model at initialisation, but with gains that are not 1, as training makes them."""
+    """A model at initialisation, except that its gains are not 1, as after training."""
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(transformers.CONFIG_MAPPING[family](**SIZES, **sizes))
     for name, weight in model.named_parameters():
@@ -64,7 +64,7 @@ def save(tmp_path):
 
 @torch.no_grad()
 def put(mlp, dense, neurons, generator, *, noise=0.3):
-    """Fill an expert, (gate | up) and down, with some neurons of a dense MLP and noise."""
+    """Fill an expert, (gate | up) and down, with some neurons of a dense MLP, plus noise."""
     gate_up, down = mlp
 
     def noisy(weight):
@@ -88,7 +88,7 @@ def copy_all_but_mlps(mixture, dense):
 
 
 def upcycle_to_mixtral(dense, *, n_experts=4, seed=1):
-    """Each expert is the dense MLP, its neurons in a new order, with noise; the last is new."""
+    """Each expert is the dense MLP with reordered neurons and noise; the last expert is new."""
     generator = torch.Generator().manual_seed(seed)
     mixture = copy_all_but_mlps(new_model("mixtral", seed, num_local_experts=n_experts), dense)
     for layer, origin in zip(mixture.model.layers, dense.model.layers, strict=True):
@@ -133,7 +133,7 @@ def test_every_upcycled_expert_is_traced_and_a_new_one_not(save, stacked):
 
 @pytest.mark.parametrize("seed", [11])
 @pytest.mark.parametrize("reference", ["llama", "mixtral"])
-def test_a_mixture_that_is_a_stranger_is_silent(save, reference, seed):
+def test_an_unrelated_mixture_does_not_match(save, reference, seed):
     mixture = upcycle_to_mixtral(new_model("llama", seed), seed=seed + 50)
     report = compare(save(new_model(reference, 0), "reference"), save(mixture, "mixture"))
     assert report.verdict is Verdict.NO_EVIDENCE

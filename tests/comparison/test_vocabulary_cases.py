@@ -1,4 +1,4 @@
-"""Models whose vocabularies hold the same tokens under other ids are compared token by token, and found."""
+"""Models whose vocabularies hold the same tokens under different ids are compared token by token."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def compared(reference: Path, candidate: Path, **options):
 
 
 def moved(rows: torch.Tensor, new_row_of: dict[int, int], n_rows: int) -> torch.Tensor:
-    """Rows of a relative at other ids; the other rows of its embedding are its own."""
+    """Move the rows of a relative to other ids; the remaining rows of its embedding are new."""
     out = gaussian(n_rows, N, 7)
     for old, new in new_row_of.items():
         out[new] = rows[old]
@@ -40,7 +40,7 @@ def moved(rows: torch.Tensor, new_row_of: dict[int, int], n_rows: int) -> torch.
 
 
 def check(tmp_path, rows, tokenizer, new_row_of, n_rows, new_tokenizer, *, keeps_ids: bool, n_common: int):
-    """A relative under the other ids is found; the same rows under their old ids are not."""
+    """Check that a relative with other ids is found, and that the same rows under their old ids are not."""
     reference = model(tmp_path / "reference", rows, tokenizer)
     report = compared(reference, model(tmp_path / "relative", moved(rows, new_row_of, n_rows), new_tokenizer))
     assert report.verdict is Verdict.HOMOLOGOUS
@@ -69,7 +69,7 @@ def words(n: int) -> list[str]:
 def test_gpt_2_and_its_ids_in_the_order_of_opt(tmp_path):
     folder = Path(REAL_DATA) / "tokenizers" / "gpt2"
     ids = json.loads((folder / "vocab.json").read_text())
-    # OPT counts the tokens of GPT-2 by frequency, after four of its own; any fixed order shows the same.
+    # OPT counts the tokens of GPT-2 by frequency, after four tokens of its own; any fixed order shows the same.
     order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(5)).tolist()
     opt = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3} | {token: order[row] + 4 for token, row in ids.items()}
     new_row_of = {row: order[row] + 4 for token, row in ids.items()}
@@ -107,7 +107,7 @@ def test_mistral_v1_and_v3(tmp_path):
 def test_cl100k_is_part_of_llama_3(tmp_path):
     ranks = (Path(REAL_DATA) / "tokenizers" / "openai" / "cl100k_base.tiktoken").read_bytes()
     n = ranks.count(b"\n")
-    # Llama-3's tokenizer.model: the ranks of cl100k, then its own 28,000.
+    # Llama-3's tokenizer.model has the ranks of cl100k, then 28,000 of its own.
     own = b"".join(base64.b64encode(b" llama%d" % number) + b" %d\n" % (n + number) for number in range(28_000))
     check(
         tmp_path,
@@ -123,7 +123,7 @@ def test_cl100k_is_part_of_llama_3(tmp_path):
 
 @pytest.fixture
 def without_tokenizer(tmp_path):
-    """A model, a relative whose ids are turned round and that brings no tokenizer, and one that does."""
+    """A model, a relative with reversed ids and no tokenizer, and a third model that has the relative's tokenizer."""
     n = 900
     rows = gaussian(n, N, 0)
     reference = model(tmp_path / "reference", rows, byte_level(words(n)))

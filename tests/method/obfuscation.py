@@ -1,8 +1,8 @@
-"""Whole obfuscations of transformers models that leave the logits as they are.
+"""Obfuscate whole transformers models without changing their logits.
 
-Everything that the invariance group of a GQA transformer allows at once (paper, section on invariant transformations
-and appendix C), and past it: any invertible map per head on V and O, scales per plane on Q and K and per neuron on up
-and down, and the residual stream rescaled.
+Uses every transformation in the invariance group of a GQA transformer at once (paper, section on invariant
+transformations and appendix C), and some beyond it: any invertible map per head on V and O, scales per plane on Q and K
+and per neuron on up and down, and a scaled residual stream.
 """
 
 import copy
@@ -37,7 +37,7 @@ def haar(n, generator):
 
 @torch.no_grad()
 def new_model(architecture="llama", seed=0, *, dtype=torch.float64, **changes):
-    """A model at initialisation, but with gains that are not 1, as training makes them."""
+    """A model at initialisation, except that its gains are not 1, as after training."""
     config_class, model_class = MODELS[architecture]
     torch.manual_seed(seed)
     model = model_class(config_class(**{**SIZES, **changes})).to(dtype)
@@ -55,7 +55,7 @@ def logits(model, seed=0):
 
 @torch.no_grad()
 def layers_of(model):
-    """Every layer of a model as the analysis takes it, in float64."""
+    """Every layer of a model as input of the analysis, in float64."""
     config = model.config
 
     def weight(module):
@@ -82,7 +82,7 @@ def layers_of(model):
 
 @dataclass
 class Secrets:
-    """What was done: each index array says, for each place in the new model, where its content came from."""
+    """The applied transformations: each index array gives the original position of each part of the new model."""
 
     rotation: torch.Tensor
     kv_heads: list
@@ -99,11 +99,11 @@ def obfuscate(model, seed=0, *, rotation=None, residual_scale=3.0, skewed_values
         model: Llama or Qwen3 with an untied head, float64; not modified.
         seed: Seed of everything drawn.
         rotation: (n, n) for the residual stream; drawn from the Haar measure if None.
-        residual_scale: Factor on the residual stream, made up for in the epsilon of the norms.
-        skewed_values: Whether V and O are mixed by any invertible maps per head, or by rotations.
+        residual_scale: Factor on the residual stream; the epsilon of the norms is adapted.
+        skewed_values: Whether V and O are mixed by arbitrary invertible maps per head instead of rotations.
 
     Returns:
-        The new model and what was done to it.
+        The new model and the applied transformations.
     """
     generator = torch.Generator().manual_seed(seed)
     config = model.config
@@ -159,14 +159,14 @@ def obfuscate(model, seed=0, *, rotation=None, residual_scale=3.0, skewed_values
         secrets.neurons.append(neurons)
         secrets.signs.append(signs)
     for module in made.modules():
-        # the norms before attention, before the MLP and before the head; QK-norm sees what it saw before
+        # the norms before attention, before the MLP and before the head; the input of QK-norm does not change
         if hasattr(module, "variance_epsilon") and module.weight.shape == (n,):
             module.variance_epsilon *= residual_scale**2
     return made, secrets
 
 
 def _plane_turns(n_heads, d, generator, *, signs_only):
-    """For K and for Q, (n_heads, d, d): a turn and a scale in every plane, 1/scale on Q; signs alone behind QK-norm."""
+    """For K and Q, (n_heads, d, d): a rotation and a scale in every plane, 1/scale on Q; only signs after QK-norm."""
     n_planes = d // 2
     if signs_only:
         sign = torch.where(torch.rand(n_heads, n_planes, generator=generator) < 0.5, -1.0, 1.0).double()
@@ -183,13 +183,13 @@ def _plane_turns(n_heads, d, generator, *, signs_only):
 
 
 def language(n_tokens, seed=0):
-    """Text of a language to learn: each token has four likely successors, which also depend on a topic that lasts."""
+    """Text of a language to learn: each token has four likely successors, which also depend on a persistent topic."""
     generator = torch.Generator().manual_seed(12345)  # the language is the same in every text
     successors = torch.randint(VOCABULARY, (4, VOCABULARY, 4), generator=generator)
     drawn = torch.Generator().manual_seed(seed)
     topic_changes = torch.rand(n_tokens, generator=drawn) < 0.05
     topics = torch.randint(4, (n_tokens,), generator=drawn).tolist()
-    # frequent successors are frequent in the way words are
+    # frequent successors follow the frequencies of words
     choices = torch.multinomial(torch.tensor([0.5, 0.25, 0.15, 0.1]), n_tokens, True, generator=drawn).tolist()
     text, topic = [0], 0
     table = successors.tolist()

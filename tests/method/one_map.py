@@ -1,4 +1,4 @@
-"""One map of layers by itself, as most tests want it."""
+"""Compute a single map of layers, as most tests need it."""
 
 from __future__ import annotations
 

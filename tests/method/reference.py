@@ -1,4 +1,4 @@
-"""The textbook, in float64 numpy with everything in memory: what the package must agree with."""
+"""Textbook implementations in float64 numpy, entirely in memory, that the package must agree with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scipy.optimize import linear_sum_assignment
 
 @dataclass
 class TextbookResult:
-    """The result of Algorithm 1 in float64, as a textbook computes it."""
+    """The result of Algorithm 1 in float64, computed as in a textbook."""
 
     log_p: float
     trace: float
@@ -58,7 +58,7 @@ def embedding_test(reference, candidate, *, signed=False, whitened=False):
 
 
 def embedding_test_in_order(reference, candidate):
-    """The identity alone, fixed in advance: ln p = -c^2 / 2 for c the plain trace of a square factor of full rank."""
+    """The identity, fixed in advance: ln p = -c^2 / 2 for the plain trace c of a square factor of full rank."""
     u = polar(centred_unit_rows(reference).T @ centred_unit_rows(candidate))
     return -(max(0.0, float(np.trace(u))) ** 2) / 2.0
 

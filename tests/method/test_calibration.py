@@ -23,7 +23,7 @@ def gaussian(r, n, seed):
 
 
 def sparse(r, n, seed, share=0.05):
-    """Every token loads on a few axes: a model with a basis of its own."""
+    """Every token loads on a few axes: a model with a privileged basis."""
     rng = np.random.default_rng(seed)
     return torch.from_numpy(rng.standard_normal((r, n)) * (rng.uniform(size=(r, n)) < share))
 
@@ -55,14 +55,14 @@ def test_re_pairing_shows_an_artefact_of_column_scales():
 
 
 def test_the_rotated_placebo_lies_where_the_null_does():
-    # Simulated elsewhere, 24 draws: at n = 128 the null has mean 27.85 and sd 0.33; the threshold is 31.73.
+    # From a separate simulation of 24 draws: at n = 128 the null has mean 27.85 and sd 0.33; the threshold is 31.73.
     found = calibrate(pair_rows(gaussian(512, 128, 1), gaussian(512, 128, 2)), generator=generator())
     assert found.rotated.trace == pytest.approx(27.85, abs=4 * 0.33)
     assert found.rotated.threshold == pytest.approx(31.73, abs=0.01)
 
 
 def test_the_random_frame_is_uniform():
-    # Without fixing signs LAPACK's q has a first entry that is never positive.
+    # Without fixed signs, the first entry of LAPACK's Q is never positive.
     like = torch.zeros(6, 3, dtype=torch.float64)
     frames = torch.stack([calibration_module._haar_frame(like, generator(seed)) for seed in range(2000)])
     np.testing.assert_allclose(frames.mT @ frames, np.broadcast_to(np.eye(3), (2000, 3, 3)), atol=1e-12)
@@ -101,7 +101,7 @@ def test_the_shape_of_columns_matches_the_textbook():
     x = columns.numpy()
     centred = x - x.mean(axis=0)
     log_norm = np.log(centred.std(axis=0))
-    # Sums of 60 values in another order: a few units in the last place of float64.
+    # Sums of 60 values in a different order: a few units in the last place of float64.
     np.testing.assert_allclose(kurtosis, (centred**4).mean(axis=0) / centred.var(axis=0) ** 2 - 3.0, rtol=0, atol=1e-12)
     np.testing.assert_allclose(spread, abs(log_norm - log_norm.mean()), rtol=0, atol=1e-12)
 
@@ -140,7 +140,7 @@ def test_many_channels_and_rows_are_sampled(monkeypatch):
 
 def test_a_channel_that_resembles_two_is_a_stray():
     polar = torch.eye(256, dtype=torch.float64)
-    polar[0, 7] = polar[7, 0] = 0.9  # channels 0 and 7 of either model resemble both of the other
+    polar[0, 7] = polar[7, 0] = 0.9  # channels 0 and 7 of each model resemble both of the other
     matching = best_matching(polar, signed=False)
     assert count_off_match_channels(polar, matching) == 2
     assert count_off_match_channels(polar[:, :200], best_matching(polar[:, :200], signed=False)) == 2
@@ -149,5 +149,5 @@ def test_a_channel_that_resembles_two_is_a_stray():
 
 def test_a_haar_matrix_has_no_strays():
     rotation = torch.linalg.qr(torch.randn(128, 128, generator=torch.Generator().manual_seed(0))).Q
-    # One entry in a hundred matrices passes the level by chance.
+    # By chance, one entry in a hundred matrices passes the level.
     assert count_off_match_channels(rotation, best_matching(rotation, signed=False)) == 0

@@ -13,7 +13,7 @@ def gaussian(*shape: int, seed: int) -> torch.Tensor:
 
 
 def chain(*drifts: float, seed: int = 1) -> list[torch.Tensor]:
-    """A model and its successive descendants, each further by independent noise of that size."""
+    """A model and its successive descendants, with independent noise of the given size at each step."""
     models = [gaussian(V, N, seed=seed)]
     for step, drift in enumerate(drifts):
         models.append(models[-1] + drift * gaussian(V, N, seed=100 * seed + step))
@@ -21,7 +21,7 @@ def chain(*drifts: float, seed: int = 1) -> list[torch.Tensor]:
 
 
 def star(*drifts: float, seed: int = 2) -> list[torch.Tensor]:
-    """Siblings with the same unseen root."""
+    """Siblings of the same unseen root."""
     root = gaussian(V, N, seed=seed)
     return [root + drift * gaussian(V, N, seed=100 * seed + k) for k, drift in enumerate(drifts)]
 
@@ -30,7 +30,7 @@ def geometry(models: list[torch.Tensor], **options) -> TokenGeometry:
     return token_geometry([models], **options)
 
 
-# Distances. Each is a mean of V N = 144000 squares: its standard error is 0.4 %, and 5 % are more than ten of them.
+# Distances. Each is a mean of V N = 144000 squares: its standard error is 0.4 %, so 5 % is more than ten of them.
 
 
 def test_distance_is_the_mean_squared_difference_of_an_entry():
@@ -46,7 +46,7 @@ def test_distances_along_a_lineage_add():
 
 
 def test_four_point_condition_holds_on_a_tree_of_four():
-    # ((A, B), (C, D)): the two larger sums of opposite distances agree, the smaller one pairs the neighbours.
+    # ((A, B), (C, D)): the two larger sums of opposite distances are equal; the smaller one pairs the neighbours.
     left, right = star(0.4, 0.4, seed=3)
     models = [left + 0.2 * gaussian(V, N, seed=40 + k) for k in range(2)]
     models += [right + 0.2 * gaussian(V, N, seed=50 + k) for k in range(2)]
@@ -78,7 +78,7 @@ def test_the_spread_over_groups_matches_fresh_tokens():
     a, b = chain(0.5)
     made = geometry([a, b], n_groups=30)
     of_group = made.products[:, 1, 1] / made.n_tokens / N
-    # About 100 tokens of 48 squares each: a spread of sqrt(2 / 4800), which 30 groups tell to 13 %.
+    # About 100 tokens of 48 squares each: a spread of sqrt(2 / 4800), which 30 groups determine to 13 %.
     assert of_group.std() / of_group.mean() == pytest.approx((2 / 4800) ** 0.5, rel=0.5)
 
 
@@ -147,7 +147,7 @@ def test_unmatched_channels_cannot_be_carried():
         Alignment(np.arange(3), np.array([2, 0, 9])).carry(torch.zeros(1, 3), np.array([0, 3, 11]))
 
 
-# What cannot be asked is refused.
+# Invalid inputs are refused.
 
 
 def test_models_of_different_width_need_alignments():

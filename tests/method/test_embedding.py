@@ -18,7 +18,7 @@ LOG_ALPHA = math.log(1e-10)
 
 
 def pair(n, n_tokens, *, noise=1.0, seed=0, permute=False, signs=False, scale=1.0, n_candidate=None):
-    """Embeddings of a relative: E and E' = scale (E + noise RMS(E) N) P, power-law spectrum, a common mean."""
+    """Embeddings of a relative: E and E' = scale (E + noise RMS(E) N) P, with a power-law spectrum and a mean."""
     rng = np.random.default_rng(seed)
     latent = rng.standard_normal((n_tokens, n)) * (1.0 + np.arange(n)) ** -0.3
     e = latent @ textbook.haar(n, rng) + 0.3 * rng.standard_normal(n)
@@ -66,7 +66,7 @@ def test_p_matches_the_textbook(n, n_candidate):
         assert look.view == "centred"
         assert look.matching.trace == pytest.approx(expected.trace, rel=1e-9)
         assert look.log_p == pytest.approx(min(0.0, expected.log_p), rel=1e-6)
-    assert n == 8 or look.log_p < LOG_ALPHA  # so that the comparison is one of numbers
+    assert n == 8 or look.log_p < LOG_ALPHA  # otherwise there would be no numbers to compare
 
 
 def test_p_of_a_signed_match_matches_the_textbook():
@@ -80,14 +80,14 @@ def test_p_of_a_signed_match_matches_the_textbook():
 def test_p_of_channels_in_their_own_order_matches_the_textbook():
     e, f, *_ = pair(256, 1500, noise=20.0)
     expected = textbook.embedding_test_in_order(e, f)
-    assert expected < LOG_ALPHA  # so that the comparison is one of numbers
+    assert expected < LOG_ALPHA  # otherwise there would be no numbers to compare
     for look in (look_at(e, f, n_tests=1)[1], full_look(e, f, n_tests=1)):
         assert look.log_p == pytest.approx(expected, rel=1e-6)
         assert look.matching.is_identity
 
 
 def test_p_of_the_whitened_view_matches_the_textbook():
-    # A few columns of enormous scale hide the match from the centred view.
+    # A few columns of huge scale hide the match from the centred view.
     rng = np.random.default_rng(0)
     scales = np.exp(2.0 * rng.standard_normal(64))
     e, f, *_ = pair(64, 600, noise=3.0, permute=True)
@@ -99,7 +99,7 @@ def test_p_of_the_whitened_view_matches_the_textbook():
         for signed in (False, True)
     }
     expected = textbooks.pop(("whitened", False))
-    log_alpha = (expected + min(textbooks.values())) / 2  # only that one is significant
+    log_alpha = (expected + min(textbooks.values())) / 2  # only the whitened unsigned match is significant
     test = EmbeddingTest(log_alpha=log_alpha, n_tests=1)
     for look in (test.screen(e, f), test.full(blocks(e, f, 100))):
         assert (look.view, look.matching.signed) == ("whitened", False)
@@ -152,13 +152,13 @@ def test_a_pure_copy_on_few_rows_is_worth_half_n_times_the_rank(n, r):
     np.testing.assert_array_equal(permutation[look.matching.candidate], np.arange(n))
 
 
-def test_few_rows_of_strangers_say_nothing():
+def test_few_rows_of_strangers_are_not_significant():
     for r in (2, 10, 63, 64, 65, 200):
         assert look_at(*strangers(64, r))[1].log_p == 0.0
 
 
 @pytest.mark.parametrize("size", [1, 7, 100, 599])
-def test_how_the_stream_is_cut_does_not_matter(size):
+def test_the_chunks_of_the_stream_do_not_matter(size):
     e, f, *_ = pair(40, 600)
     whole, cut = full_look(e, f, sample=64), full_look(e, f, size=size, sample=64)
     assert cut.log_p == whole.log_p
@@ -171,7 +171,7 @@ def test_a_stream_longer_than_a_block_is_the_sum_of_its_blocks(monkeypatch):
     whole = full_look(e, f, sample=64)
     monkeypatch.setattr(embedding_module, "BLOCK_ROWS", 37)
     for size in (600, 50, 11):
-        # Another order of summation: rounding of float64 sums, 1e-16 times a few hundred.
+        # A different order of summation: rounding of float64 sums, 1e-16 times a few hundred.
         assert full_look(e, f, size=size, sample=64).log_p == pytest.approx(whole.log_p, rel=1e-12)
 
 
@@ -246,7 +246,7 @@ def test_the_models_swapped_give_the_transposed_answer(n_candidate):
         }
 
 
-def test_a_hidden_rotation_silences_the_permutation_test():
+def test_the_permutation_test_misses_a_hidden_rotation():
     e, f, *_ = pair(64, 600, noise=0.5)
     q = torch.from_numpy(textbook.haar(64, np.random.default_rng(3)))
     test, look = look_at(e, f @ q)
@@ -256,7 +256,7 @@ def test_a_hidden_rotation_silences_the_permutation_test():
 
 
 def test_rotating_one_stranger_leaves_the_law_of_the_trace_as_it_is():
-    # Strangers as structured as can be: axis-aligned, sparse, one model the same in every draw.
+    # Highly structured strangers: axis-aligned and sparse, with one model the same in every draw.
     rng = np.random.default_rng(4)
     n, n_tokens, n_draws = 24, 100, 150
     e = torch.from_numpy(rng.standard_normal((n_tokens, n)) * (rng.uniform(size=(n_tokens, n)) < 0.1))
@@ -269,7 +269,7 @@ def test_rotating_one_stranger_leaves_the_law_of_the_trace_as_it_is():
 
 
 def test_rotating_both_alike_hides_no_identity():
-    # With E' = E the factor is the identity, and Q^T I Q is it again: a copy is found in every basis.
+    # With E' = E the factor is the identity, and Q^T I Q = I: a copy is found in every basis.
     e, _ = strangers(48, 300)
     q = torch.from_numpy(textbook.haar(48, np.random.default_rng(5)))
     assert look_at(e @ q, e @ q)[1].log_p == pytest.approx(look_at(e, e)[1].log_p, rel=1e-9)
@@ -280,7 +280,7 @@ def test_half_precision_weights_are_found_as_well(dtype):
     e, f, *_ = pair(64, 500, permute=True)
     exact, rounded = full_look(e, f), full_look(e.to(dtype), f.to(dtype))
     np.testing.assert_array_equal(rounded.matching.candidate, exact.matching.candidate)
-    # bfloat16 rounds each weight by 0.4 %, noise far below the pair's own.
+    # bfloat16 rounds each weight by 0.4 %, far less than the noise of the pair.
     assert rounded.log_p == pytest.approx(exact.log_p, rel=1e-2)
 
 
@@ -322,7 +322,7 @@ def test_constant_columns_cost_rank_and_nothing_else():
 
 
 @pytest.mark.parametrize("r", [0, 1])
-def test_a_single_common_token_says_nothing(r):
+def test_a_single_common_token_is_not_significant(r):
     e, f, *_ = pair(16, 50, noise=0.0)
     test = EmbeddingTest(log_alpha=LOG_ALPHA)
     look = test.screen(e[:r], f[:r], is_last=True)
@@ -332,7 +332,7 @@ def test_a_single_common_token_says_nothing(r):
 
 
 class TestManyRowsOfWideModels:
-    """Beyond FEW_ROWS rows and channels a screen looks at a few channels of the reference."""
+    """With more than FEW_ROWS rows and channels, a screen reads only a few channels of the reference."""
 
     @pytest.fixture(autouse=True)
     def few(self, monkeypatch):
@@ -362,7 +362,7 @@ class TestManyRowsOfWideModels:
         assert look.log_p < math.log(1e-4)
         assert look.matching.is_identity
 
-    def test_strangers_are_not(self):
+    def test_strangers_are_not_found_on_the_channels_drawn(self):
         test = EmbeddingTest(log_alpha=LOG_ALPHA)
         for seed in range(20):
             test.screen(*strangers(128, 400, seed=seed))
@@ -382,7 +382,7 @@ class TestManyRowsOfWideModels:
         e, f, *_ = pair(128, 1500)
         test = EmbeddingTest(log_alpha=LOG_ALPHA, n_tests=1)
         test.screen(e, f)
-        # The sample's means are float32 here, and everything after them float64.
+        # Only the sample's means are float32 here; everything after them is float64.
         assert test.full(blocks(e, f, 200)).log_p == pytest.approx(textbook.embedding_test(e, f).log_p, rel=1e-5)
 
 
@@ -398,9 +398,9 @@ def test_wide_models_are_tested_in_float32_with_the_same_result(monkeypatch):
 def test_products_in_slices_are_the_whole_product(monkeypatch):
     e, f, *_ = pair(128, 1000)
     at_once = full_look(e, f)
-    monkeypatch.setattr(embedding_module, "PRODUCT_CHANNELS", 48)  # two slices and the rest
+    monkeypatch.setattr(embedding_module, "PRODUCT_CHANNELS", 48)  # two slices and a remainder
     look = full_look(e, f)
-    assert look.log_p == pytest.approx(at_once.log_p, rel=1e-12)  # float64: another order of rounding at most
+    assert look.log_p == pytest.approx(at_once.log_p, rel=1e-12)  # float64: at most a different order of rounding
     np.testing.assert_array_equal(look.matching.candidate, at_once.matching.candidate)
 
 
@@ -416,7 +416,7 @@ def test_looks_are_combined_so_that_one_may_stop_at_any():
 
 
 def test_own_order_finds_a_relative_that_no_search_finds():
-    # Noise of twenty times the rows leaves every channel far below the best of 256 others.
+    # With noise of twenty times the rows, every channel is far below the best of 256 others.
     e, f, *_ = pair(256, 1500, noise=20.0)
     look = full_look(e, f)
     assert max(look.log_p, look.log_p_robust) < LOG_ALPHA
@@ -466,7 +466,7 @@ def test_a_negated_copy_has_every_sign_negative():
     assert matched_scale(e, -2.0 * e, matching) == pytest.approx(2.0, rel=1e-12)
 
 
-# --- algorithm 1 as the paper prints it, against the textbook, and the sentence that a report has of it
+# --- Algorithm 1 as the paper prints it, against the textbook, and its sentence in a report
 
 
 def result(x, y):
@@ -483,7 +483,7 @@ def rows():
 
 
 def test_scale_and_order_of_channels_change_no_trace(rows):
-    """The theorem of the paper's appendix on scaling and permutation."""
+    """The paper's theorem on scaling and permutation (appendix)."""
     noisy = rows + 0.5 * torch.from_numpy(np.random.default_rng(1).standard_normal((300, 24)))
     before, after = result(rows, noisy), result(rows, 3.0 * noisy[:, torch.randperm(24)])
     assert after.trace == pytest.approx(before.trace)

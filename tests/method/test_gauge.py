@@ -26,7 +26,7 @@ def test_a_rotation_carries_readers_right_and_writers_left():
 
 
 def test_reading_after_writing_does_not_depend_on_the_basis():
-    # reader @ writer is what one sublayer does to the next; it must survive any change of basis in between.
+    # reader @ writer is the effect of one sublayer on the next; no change of basis in between may alter it.
     outer = ResidualBasisMap.rotation(haar(6, torch.Generator().manual_seed(1)))
     reader, writer = draw(5, 6), draw(6, 4)
     torch.testing.assert_close(outer.carry_in(reader) @ outer.carry_out(writer), reader @ writer)
@@ -118,7 +118,7 @@ def test_a_reversed_map_takes_carried_weights_back(kind):
         outer = ResidualBasisMap("signed_permutation", n, n, reference=torch.arange(n), candidate=order, signs=signs)
     else:
         outer = ResidualBasisMap.identity(n)
-    # One product there and one back: rounding of a few eps of entries of size one.
+    # One product in each direction: rounding of a few eps of entries of size one.
     assert torch.allclose(outer.reversed.carry_in(outer.carry_in(weight)), weight, atol=1e-12)
 
 

@@ -1,4 +1,4 @@
-"""Head blocks and subspaces: the bound, what it is invariant under, and what it finds."""
+"""Head blocks and subspaces: the bound, its invariances, and the changes that it detects."""
 
 import itertools
 import math
@@ -51,7 +51,7 @@ def test_the_bound_is_the_optimum_of_chernoffs_exponent():
 
 
 def test_the_threshold_at_the_size_of_a_real_layer_is_the_known_one():
-    # 8 heads of width 32: T = 35.05 is significant at 0.1 % over all head maps, as found independently before.
+    # 8 heads of width 32: T = 35.05 is significant at 0.1 % over all head maps, according to a separate computation.
     h, d, m = 8, 32, 256
     for statistic, is_significant in ((35.04, False), (35.06, True)):
         log_p = log_p_pattern(statistic, energy=h * d * d, n_haar=m, log_n_maps=math.lgamma(h + 1))
@@ -94,7 +94,7 @@ def test_on_independent_gaussian_heads_the_subspace_bound_holds(h, d, n):
 
 
 def test_both_sides_must_agree_that_it_is_significant():
-    # Rows hold all the energy of the block, columns are spread thin: only one side's bound is small.
+    # The rows hold all of the block's energy and the columns are spread thin, so only one side's bound is small.
     pattern = HeadPattern(np.array([[4.0]]), np.array([8.0]), np.array([400.0]), 32, 32)
     one_side = log_p_pattern(4.0, energy=8.0, n_haar=32, log_n_maps=0.0)
     _, log_p = log_p_head_map(pattern, np.array([0]), np.array([0]), 0.0)
@@ -102,7 +102,7 @@ def test_both_sides_must_agree_that_it_is_significant():
     assert log_p == 0.0
 
 
-# --- what it is invariant under
+# --- invariances
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -113,7 +113,7 @@ def test_rotations_inside_heads_change_no_block_energy(seed):
     turns = torch.stack([haar(d, generator) for _ in range(h)])
     before = block_pattern(inner_polar(x, y), h, h).scores
     after = block_pattern(inner_polar(mix(turns, x), y), h, h).scores
-    np.testing.assert_allclose(after, before, rtol=1e-9)  # an SVD apart, in float64
+    np.testing.assert_allclose(after, before, rtol=1e-9)  # float64, with an SVD in between
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -123,7 +123,7 @@ def test_invertible_maps_of_heads_change_no_subspace_energy(seed):
     before = block_pattern(inner_polar(canonical_heads(x, h), canonical_heads(y, h)), h, h).scores
     mixed = mix(invertible(h, d, seed=seed), x)
     after = block_pattern(inner_polar(canonical_heads(mixed, h), canonical_heads(y, h)), h, h).scores
-    np.testing.assert_allclose(after, before, rtol=1e-8)  # conditions of a few hundred on float64
+    np.testing.assert_allclose(after, before, rtol=1e-8)  # float64, with condition numbers of a few hundred
 
 
 def test_a_common_rotation_of_the_residual_stream_changes_nothing():
@@ -163,7 +163,7 @@ def test_a_head_of_lower_rank_is_not_completed():
     assert float(z.square().sum()) == pytest.approx(7.0, abs=1e-9)
 
 
-# --- what it finds
+# --- detected changes
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.5])
@@ -196,7 +196,7 @@ def test_a_single_head_cannot_be_significant_by_its_place():
 
 
 def test_a_space_that_all_heads_share_is_no_evidence():
-    # Two strangers whose heads all read the same 24 of 128 directions: universal features, no common weights.
+    # Two strangers whose heads all read the same 24 of 128 directions: universal features but no common weights.
     shared = haar(128, torch.Generator().manual_seed(3))[:24]
     x, y = draw(16, 24) @ shared, draw(16, 24, seed=1) @ shared
     by_blocks = block_pattern(inner_polar(canonical_heads(x, 4), canonical_heads(y, 4)), 4, 4)
@@ -231,7 +231,7 @@ def scored(scores, m):
 
 
 def test_queries_stay_inside_their_group_despite_higher_scores():
-    # 2 groups of 2 queries. Freely, query 0 would go to 2 and query 2 to 0; kept in groups that is not allowed.
+    # 2 groups of 2 queries. Without groups, query 0 would go to 2 and query 2 to 0; with groups that is not allowed.
     q = np.array([[2.0, 0, 3, 0], [0, 2, 0, 0], [3, 0, 2, 0], [0, 0, 0, 2]])
     found = find_head_map([], [scored(q, 8)], n_kv_heads=(2, 2), n_heads=(4, 4))
     assert found.q_candidate[np.argsort(found.q_reference)].tolist() == [0, 1, 2, 3]

@@ -1,4 +1,4 @@
-"""A rotation or a matching: whichever predicts rows that it was not fitted on."""
+"""Choose the rotation or the matching that better predicts rows it was not fitted on."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ ROTATIONS = {
 def test_a_rotation_predicts_better_however_large_its_trace(name):
     x = rows()
     assert is_rotation(x, x @ ROTATIONS[name])
-    if name != "a reflection":  # which moves each channel by 2 / n: under noise the identity predicts as well
+    if name != "a reflection":  # it moves each channel by 2 / n; under noise the identity predicts as well
         assert is_rotation(x, x @ ROTATIONS[name] + 0.3 * rows(seed=5))
 
 

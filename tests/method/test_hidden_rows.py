@@ -1,4 +1,4 @@
-"""Rows that were moved: heads permuted, neurons permuted, and what strangers show."""
+"""Moved rows: permuted heads, permuted neurons, and strangers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_permuted_neurons_are_found_by_a_sample(is_signed):
     assert np.array_equal(found.signs, signs[:64].numpy().astype(int))
 
 
-def test_a_search_among_strangers_is_silent():
+def test_a_search_among_strangers_finds_nothing():
     rows = [gaussian(200, 96, seed=seed) for seed in range(10, 30)]
     log_p = [search_rows(a[:64], b, is_signed=False).log_p for a, b in zip(rows[:10], rows[10:], strict=True)]
     assert min(log_p) == 0.0

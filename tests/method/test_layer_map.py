@@ -18,7 +18,7 @@ from tests.method.one_map import map_layers
 LOG_ALPHA = math.log(1e-10)
 N = 256
 D = 160
-"""Wide enough to be screened, narrow enough to be quick."""
+"""Wide enough to be screened and narrow enough to be fast."""
 
 
 def model(n_layers: int, seed: int, *, channels: int = D, width: int = N) -> list[torch.Tensor]:
@@ -29,7 +29,7 @@ def model(n_layers: int, seed: int, *, channels: int = D, width: int = N) -> lis
 def descend(
     layers: list[torch.Tensor], order: list[int], seed: int, *, noise: float = 0.5, signs: bool = False
 ) -> list[torch.Tensor]:
-    """Copies of some layers with output channels permuted (and signed), and noise of that share of their size."""
+    """Copies of some layers with permuted (and signed) output channels, and noise relative to their size."""
     generator = torch.Generator().manual_seed(seed)
     made = []
     for i in order:
@@ -55,7 +55,7 @@ def naive_log_p(reference: torch.Tensor, candidate: torch.Tensor) -> float:
     return min(0.0, min(0.0, best) + math.log(2))
 
 
-# What is planted is read off.
+# Planted changes are found.
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3, 1.0, 3.0])
@@ -126,7 +126,7 @@ def test_a_model_with_some_of_its_layers_is_partial():
     assert found.pattern == "partial"
     assert found.n_related == 3
     assert found.log_p_any < LOG_ALPHA
-    assert found.log_p_map == 0.0  # half of the layers are not related, and that is what it says
+    assert found.log_p_map == 0.0  # fewer than half of the layers are related, and the p says so
 
 
 def test_strangers_have_no_map():
@@ -168,7 +168,7 @@ def test_layers_wider_than_the_stream_are_mapped(refine):
     assert found.pattern == "partial"
 
 
-def test_strangers_wider_than_the_residual_stream_stay_silent():
+def test_strangers_wider_than_the_residual_stream_do_not_match():
     found = map_layers(
         model(5, 24, channels=200, width=64), model(5, 25, channels=200, width=64), log_alpha=LOG_ALPHA, n_screened=0
     )
@@ -183,7 +183,7 @@ def test_layers_of_different_widths_in_one_model_are_mapped():
     assert pairs(found) == [(2, 0), (0, 1), (1, 2)]
 
 
-# The numbers are those of the paper, computed naively.
+# Numbers from the paper, computed naively.
 
 
 def test_log_p_equals_the_naive_float64_reference():
@@ -196,7 +196,7 @@ def test_log_p_equals_the_naive_float64_reference():
     found = map_layers(reference, candidate, log_alpha=LOG_ALPHA)
     expected = np.array([[naive_log_p(a, b) for b in candidate] for a in reference])
     assert (expected < LOG_ALPHA).sum() == 3
-    # The trace is a sum of float64 numbers; the bound squares it.
+    # The trace is a sum of float64 numbers, and the bound squares it.
     np.testing.assert_allclose(found.log_p, expected, rtol=1e-6)
 
 
@@ -242,7 +242,7 @@ def test_rivals_for_one_ancestry_are_compared_by_their_full_tests():
 
 
 def test_a_layer_that_resembles_all_is_not_taken_for_the_null():
-    # Upscaled from a single layer: a column without any null cell, from which the bulk of the column says nothing.
+    # Upscaled from a single layer: the column has no null cell, so its bulk does not show the null.
     base = model(1, 72)
     reference = descend(base, [0] * 10, 73, noise=1.0)
     found = map_layers(reference, descend(base, [0], 74), log_alpha=LOG_ALPHA)
@@ -259,7 +259,7 @@ def test_number_of_related_layers_pays_for_the_other_tests():
 
 
 def test_channels_of_the_narrower_model_are_screened():
-    # One channel in 16 of the wide model has a partner: of 64 screened ones only 4 would.
+    # One channel in 16 of the wide model has a partner; among 64 screened ones only 4 would have one.
     generator = torch.Generator().manual_seed(77)
     wide = model(3, 78, channels=16 * 136)
     narrow = [w[torch.randperm(len(w), generator=generator)[:136]] for w in wide]
@@ -362,16 +362,16 @@ def test_half_precision_layers_are_read_as_they_are():
     assert found.pattern == "identity"
 
 
-# Unrelated models stay silent.
+# Unrelated models do not match.
 
 
 def slow(*kinds):
-    """Kinds of strangers that are drawn where there is time."""
+    """Kinds of strangers that are drawn only in slow runs."""
     return [pytest.param(kind, marks=pytest.mark.slow) for kind in kinds]
 
 
 def null_sides(kind: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """24 x 24 unrelated layers whose models have something in common that is not an ancestry."""
+    """24 x 24 unrelated layers of models that share some structure other than ancestry."""
     channels, width, head = 96, 128, 16
     reference, candidate = model(24, 66, channels=channels, width=width), model(24, 67, channels=channels, width=width)
     generator = torch.Generator().manual_seed(68)
@@ -382,7 +382,7 @@ def null_sides(kind: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         shared[:, :4] *= 10.0
         return [w @ shared for w in reference], [w @ shared for w in candidate]
     if kind == "heads":
-        # Heads of their own size that read a low-dimensional part of the residual stream, as trained K and V do.
+        # Heads of random size that read a low-dimensional part of the residual stream, as trained K and V do.
         def shape(layers: list[torch.Tensor]) -> list[torch.Tensor]:
             shaped = []
             for layer in layers:
@@ -417,17 +417,17 @@ def test_traces_of_unrelated_layers_follow_the_null():
         traces.append(float((left @ right).amax(dim=1).sum()))
     mean, sd = row_maximum_moments(96, signed=False)
     expected, spread = 96 * mean, math.sqrt(96) * sd
-    # 576 cells that share 48 layers; four standard errors for 48 of them.
+    # 576 cells from 48 layers; four standard errors for 48 of them.
     assert np.mean(traces) == pytest.approx(expected, abs=4 * spread / math.sqrt(48))
     assert np.std(traces) == pytest.approx(spread, rel=0.25)
     assert max(traces) < math.sqrt(2 * float(gammaln(97)))
 
 
-# What cannot be asked is refused, and layers are loaded lazily.
+# Invalid inputs are refused, and layers are loaded lazily.
 
 
 class Stored:
-    """A layer on disk, as it were, that remembers how many channels were asked of it each time."""
+    """A stored layer that records how many channels each load read."""
 
     alive: ClassVar[set[int]] = set()
     most: ClassVar[int] = 0
@@ -450,7 +450,7 @@ class Stored:
 
 
 class Tracked(torch.Tensor):
-    """A tensor that says when it is freed."""
+    """A tensor that reports when it is freed."""
 
     def __del__(self):
         Stored.alive.discard(id(self))
@@ -465,10 +465,10 @@ def test_whole_layers_are_loaded_one_at_a_time():
     assert pairs(found) == [(5, 0), (2, 1)]
     whole = map_layers(reference, candidate, log_alpha=LOG_ALPHA)
     assert np.array_equal(found.log_p, whole.log_p)
-    # 64 channels for the screen, and all of those with a full cell; once each of the other side.
+    # One side loads 64 channels for the screen and all channels for a full cell; the other side loads everything once.
     assert [layer.loads for layer in sides[0]] == [[64], [64], [64, D], [64], [64], [64, D]]
     assert [layer.loads for layer in sides[1]] == [[D], [D], [D], [D]]
-    assert Stored.most <= 3  # a cell has two, and the next is loaded before the last is let go
+    assert Stored.most <= 3  # a cell needs two, and the next is loaded before the last is freed
 
 
 def test_layers_of_few_channels_are_loaded_once():
@@ -481,7 +481,7 @@ def test_layers_of_few_channels_are_loaded_once():
 
 
 @pytest.mark.parametrize("is_reference_wider", [False, True])
-def test_maps_in_step_are_those_made_alone(is_reference_wider):
+def test_maps_computed_together_equal_maps_computed_alone(is_reference_wider):
     reference, candidate = model(4, 72), descend(model(4, 72), [2, 0], 73) + model(1, 74)
     turned = [layer @ torch.linalg.qr(model(1, 75, channels=N)[0]).Q for layer in reference]
     if is_reference_wider:
@@ -489,7 +489,7 @@ def test_maps_in_step_are_those_made_alone(is_reference_wider):
     asked = []
 
     class Shared(Stored):
-        """Layers that count how often they are loaded as a whole."""
+        """A layer that records each load of the whole matrix."""
 
         def load(self, channels=None):
             if channels is None:
@@ -533,7 +533,7 @@ def test_values_that_are_not_finite_are_refused():
         map_layers(model(2, 2), broken, log_alpha=LOG_ALPHA)
 
 
-# Order, runs and patterns by themselves.
+# Order, runs and patterns on their own.
 
 
 def brute_force_matching(gain: np.ndarray) -> float:

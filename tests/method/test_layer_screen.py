@@ -68,7 +68,7 @@ def test_batched_polar_factors_match_the_svd(dtype):
     assert torch.allclose(polar_factors_of_wide(cross), left @ right, atol=tolerance)
 
 
-def test_batched_polar_factors_drop_directions_that_are_not_there():
+def test_batched_polar_factors_drop_missing_directions():
     cross = gaussian(2, 12, 5, seed=3) @ gaussian(2, 5, 60, seed=4)
     energy = polar_factors_of_wide(cross).square().sum(dim=(1, 2))
     assert torch.allclose(energy, torch.full((2,), 5.0), atol=1e-3)
@@ -99,8 +99,8 @@ def test_scores_of_unrelated_layers_are_standard(signed):
     scores = np.concatenate(
         [screen_column(screened(layers), gaussian(256, 512, seed=100 + j), signed=signed).z for j in range(24)]
     )
-    # 576 cells. The larger of plain and signed scores has a mean of about 0.5 and a smaller spread. Row maxima are
-    # skewed to the right, so a cell in some thousands lies beyond 4: it costs a full test, and nothing else.
+    # 576 cells. The larger of the plain and signed scores has a mean of about 0.5 and a smaller spread. Row maxima are
+    # skewed to the right, so one cell in several thousand exceeds 4, which only costs a full test.
     if signed:
         assert 0.1 < scores.mean() < 0.7
     else:
@@ -110,7 +110,7 @@ def test_scores_of_unrelated_layers_are_standard(signed):
 
 
 def test_scores_are_standard_in_a_shared_residual_space():
-    # Same spectrum, same outlier channels, same principal directions: none of it is on the output side.
+    # The same spectrum, outlier channels and principal directions, none of them on the output side.
     shared = (torch.arange(1, 257) ** -0.7)[:, None] * torch.linalg.qr(gaussian(256, 256, seed=8)).Q
     shared[5] *= 30.0
     layers = [gaussian(200, 256, seed=i) @ shared for i in range(10)]
@@ -162,7 +162,7 @@ def test_narrower_candidates_are_screened_on_all_their_channels():
 
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize("width", [129, 256, 1024, 4096, 14336])
-def test_the_screens_bound_is_silent_within_the_null_law(width, signed):
+def test_the_screens_bound_is_not_significant_within_the_null_law(width, signed):
     mean, sd = row_maximum_moments(width, signed=signed)
     log_p = log_p_matching(
         64 * mean + NULL_Z * math.sqrt(64) * sd,
@@ -186,7 +186,7 @@ def test_no_significant_cell_lies_within_the_null_law(kind):
             kept = torch.randperm(channels)[: 30 + 2 * (seed % 12)]
             candidate[kept] = permuted[kept]
         else:
-            # From plain to what the full test no longer sees.
+            # From no noise to more than the full test can detect.
             candidate = permuted + (2.0 + 0.25 * seed) * candidate
         if kind == "signed":
             candidate *= torch.randint(0, 2, (channels, 1)) * 2 - 1
@@ -200,7 +200,7 @@ def test_no_significant_cell_lies_within_the_null_law(kind):
     assert n_significant >= 10
 
 
-# --- sampled rows: which are taken, what a few shared ones are worth, and what strangers make of them
+# --- sampled rows: the sampling, the p of a few shared rows, and strangers
 
 
 @given(n_channels=st.integers(1, 40_000))
@@ -265,7 +265,7 @@ def test_the_weight_of_few_entries_bounds_their_matching():
 
 @pytest.mark.parametrize(("n_narrow", "n_wide"), [(16, 64), (64, 64), (64, 200)])
 def test_haar_factors_are_not_significant(n_narrow, n_wide):
-    # The bound holds at every level: of 200 draws none may lie below 1e-3 but with probability 0.2.
+    # The bound holds at every level: one of 200 draws falls below 1e-3 with probability 0.2.
     p = [log_p_of_pairs(partial_isometry(n_narrow, n_wide, seed)) for seed in range(200)]
     assert sum(value < math.log(1e-3) for value in p) <= 2
 
@@ -275,19 +275,19 @@ def layers(n_layers, n_rows, width, seed):
     return torch.nn.functional.normalize(rows, dim=2)
 
 
-def test_a_few_shared_rows_are_found_and_strangers_are_silent():
+def test_a_few_shared_rows_are_found_and_strangers_do_not_match():
     few, many = layers(4, 96, 512, 1), layers(6, 48, 512, 2)
     silent = screen_rows(few, many)
     assert silent.shape == (6, 4)
     assert log_p_of_screen(silent, any_part=True) > math.log(1e-3)
-    for layer in range(4):  # three rows of each, with a sign turned, in other places
+    for layer in range(4):  # three rows of each, one with its sign flipped, in different places
         many[layer + 1, [5, 17, 40]] = few[layer, [80, 3, 44]] * torch.tensor([[1.0], [-1.0], [1.0]])
     found = screen_rows(few, many)
     assert [int(found[:, j].argmin()) for j in range(4)] == [1, 2, 3, 4]
     assert log_p_of_screen(found, any_part=False) < math.log(1e-10)
 
 
-def test_one_layer_in_four_is_a_part_and_no_whole():
+def test_one_layer_in_four_is_a_part_but_not_the_whole():
     cells = np.zeros((6, 4))
     cells[2, 1] = -60.0
     assert log_p_of_screen(cells, any_part=True) < -50.0
@@ -310,6 +310,6 @@ def test_pairs_at_the_stated_noise_are_found():
             n_found += bool(screen_rows(first, second)[0, 0] < level)
         return n_found / 30
 
-    # A fifth of the trace is kept back for real weights (SAFETY), so that Gaussian ones are found with room to spare.
+    # A fifth of the trace is reserved for real weights (SAFETY), so Gaussian weights are found with a margin.
     assert share_found(1.0) == 1.0
     assert share_found(3.0) < 0.5

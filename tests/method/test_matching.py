@@ -12,7 +12,7 @@ from tests.method.reference import haar
 
 
 def near(permutation, noise, rng):
-    """The polar factor of a permutation matrix with noise on it."""
+    """The polar factor of a permutation matrix with added noise."""
     n = len(permutation)
     left, _, right_t = np.linalg.svd(np.eye(n)[permutation] + noise * rng.standard_normal((n, n)) / math.sqrt(n))
     return torch.from_numpy(left @ right_t)
@@ -55,7 +55,7 @@ def test_the_shortcut_never_loses_a_significant_matching(n1, n2, rank, signed):
         left, _, right_t = np.linalg.svd(m + noise * rng.standard_normal((n1, n2)) / math.sqrt(n2), full_matrices=False)
         u = torch.from_numpy(left[:, :rank] @ right_t[:rank])
         exact = best_matching(u, signed=signed).log_p
-        # Levels on either side of the exact value, and far from it.
+        # Levels on either side of the exact value and far from it.
         for level in (exact - 5.0, exact * 1.0001 - 1e-9, exact * 0.999, -2.0, math.log(1e-10)):
             found = best_matching(u, signed=signed, log_alpha=level)
             if exact < level:
@@ -132,7 +132,7 @@ def test_channels_of_a_copy_are_each_significant():
     rng = np.random.default_rng(10)
     assert best_matching(near(np.arange(128), 0.3, rng), signed=False).n_significant == 128
     strangers = [best_matching(torch.from_numpy(haar(64, rng)), signed=False).n_significant for _ in range(30)]
-    # 1 % family-wise each: more than three of thirty has probability below 1e-3.
+    # Each at 1 % family-wise: more than three of thirty have a probability below 1e-3.
     assert sum(count > 0 for count in strangers) <= 3
 
 
@@ -154,13 +154,13 @@ def test_float32_and_float64_factors_agree():
     u = near(np.random.default_rng(12).permutation(64), 0.5, np.random.default_rng(13))
     one, other = best_matching(u, signed=False), best_matching(u.float(), signed=False)
     np.testing.assert_array_equal(one.candidate, other.candidate)
-    # Entries are rounded to 6e-8 each; log p goes with the square of their sum.
+    # Each entry is rounded to 6e-8; log p depends on the square of their sum.
     assert other.log_p == pytest.approx(one.log_p, rel=1e-6)
 
 
 class TestWithoutTheOptimum:
     def test_a_significant_greedy_matching_is_accepted(self, monkeypatch):
-        # Row maxima collide here, and what the greedy rounds leave is far below the whole.
+        # Row maxima collide here, and the remainder after the greedy rounds is far below the whole.
         def small_only(weights, **kwargs):
             assert weights.shape[0] <= matching_module.GREEDY_REST
             return linear_sum_assignment(weights, **kwargs)
@@ -201,18 +201,18 @@ class TestWithoutTheOptimum:
         rng = np.random.default_rng(17)
         u = near(rng.permutation(48), 2.0, rng)
         exact = best_matching(u, signed=False)
-        level = exact.log_p * 0.999  # so near the optimum that nothing less reaches it
+        level = exact.log_p * 0.999  # so close to the optimum that only the optimum reaches it
         assert quick_matching(u, signed=False, log_alpha=level) is None
         assert best_matching(u, signed=False, log_alpha=level).trace == exact.trace
 
 
 class TestChannelsInTheirOwnOrder:
-    def test_a_copy_pays_for_no_choice(self):
+    def test_a_copy_needs_no_correction_for_a_choice(self):
         found = matching_in_order(torch.eye(40, dtype=torch.float64))
         assert found.log_p == pytest.approx(-(40**2) / 2, rel=1e-12)  # -c^2 / 2 with c = n
         assert found.log_p_signs == pytest.approx(-40 / 2, rel=1e-12)  # 40 votes of 40
         assert found.is_identity
-        # Without the best half: 20 pairs, and C(40, 20) ways to have chosen them.
+        # Without the best half: 20 pairs, chosen in one of C(40, 20) ways.
         kept = math.log(math.comb(40, 20)) - 20**2 / 2 * 40 / 20
         assert found.log_p_trimmed["n/2"] == pytest.approx(kept, rel=1e-9)
 
@@ -228,12 +228,12 @@ class TestChannelsInTheirOwnOrder:
 
     def test_a_faint_agreement_of_all_channels_is_found(self):
         n, rng = 400, np.random.default_rng(20)
-        u = torch.from_numpy(haar(n, rng) + 0.04 * np.eye(n))  # a tenth of what chance gives the best of n entries
+        u = torch.from_numpy(haar(n, rng) + 0.04 * np.eye(n))  # a tenth of the largest of n entries expected by chance
         found = matching_in_order(u)
         assert max(found.log_p, found.log_p_robust) < math.log(1e-10)
         assert best_matching(u, signed=True).log_p == best_matching(u, signed=False).log_p == 0.0
 
-    def test_a_few_axes_however_outstanding_are_a_few_votes(self):
+    def test_a_few_outstanding_axes_are_a_few_votes(self):
         u, rng = np.eye(256), np.random.default_rng(21)
         u[24:, 24:] = haar(232, rng)
         found = matching_in_order(torch.from_numpy(u))
@@ -249,7 +249,7 @@ class TestChannelsInTheirOwnOrder:
         np.testing.assert_array_equal(found.candidate, columns)
         np.testing.assert_array_equal(found.of_channels(columns).reference, columns)
         assert found.of_channels(columns).is_identity
-        # Row energy 3 of n = 32, column energy 3 of 3: the weaker of 32 c^2 / 2 e and 3 c^2 / 2 e.
+        # The row energy is 3 of n = 32, the column energy 3 of 3: the weaker of 32 c^2 / 2 e and 3 c^2 / 2 e applies.
         assert found.log_p == pytest.approx(-0.5 * 9 * min(32 / 3, 3 / 3), rel=1e-12)
 
     def test_channels_of_opposite_signs_vote_against(self):

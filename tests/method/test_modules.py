@@ -71,14 +71,14 @@ def test_every_role_gets_the_tests_that_its_transformations_allow():
     ]
 
 
-def test_a_fine_tune_is_seen_by_every_role_and_every_test():
+def test_a_fine_tune_is_detected_in_every_role_by_every_test():
     evidence = analyse_layer(layer(), noisy(layer(), 0.1), identity())
-    # one KV head pair of 16 rows is at the edge of what permutations and blocks can say, so each at 1e-3
+    # one KV head pair of 16 rows is at the limit of permutations and blocks, hence 1e-3 for each
     assert all(e.log_p < math.log(1e-3) for e in evidence)
     assert min(e.log_p for e in evidence) + math.log(len(evidence)) < LOG_ALPHA
 
 
-def test_strangers_are_silent_in_every_role_and_every_test():
+def test_strangers_do_not_match_in_any_role_or_test():
     assert all(e.log_p > math.log(1e-3) for e in analyse_layer(layer(), layer(1), identity()))
 
 
@@ -88,7 +88,7 @@ def test_on_rows_of_one_length_the_test_is_the_papers(role):
     u = polar((unit_rows(x.weight(role)) @ unit_rows(y.weight(role)).T).numpy())
     d = u.shape[0]
     found = by_test(analyse_layer(x, y, identity(), roles=[role]))[role, "permutation"]
-    if d <= N:  # full rank: the paper's formula to the letter
+    if d <= N:  # full rank: exactly the paper's formula
         textbook = best_matching(torch.from_numpy(u), signed=False)
         assert found.statistic == pytest.approx(textbook.trace, rel=1e-9)
         assert found.log_p == pytest.approx(math.lgamma(d + 1) - found.statistic**2 / 2, rel=1e-9)
@@ -98,7 +98,7 @@ def test_on_rows_of_one_length_the_test_is_the_papers(role):
 
 
 def heavy(seed):
-    """A layer whose rows, planes, heads and neurons are of widely different length, as training can make them."""
+    """A layer whose rows, planes, heads and neurons vary widely in norm, as training can make them."""
     g = torch.Generator().manual_seed(1000 + seed)
     x = layer(seed, n=64, n_heads=8, n_kv=8, m=96)
     lengths = {r: torch.exp(2.0 * draw(w.shape[0] if r not in ("o", "down") else w.shape[1], generator=g))
@@ -117,7 +117,7 @@ def test_rows_of_different_length_do_not_relate_strangers(seed):
 
 
 def test_raw_rows_of_different_length_would_relate_strangers():
-    # what the test above would come to without bringing rows to one length
+    # the test above without normalising the rows
     worst = [best_matching(inner_polar(heavy(2 * s).q, heavy(2 * s + 1).q), signed=False).log_p for s in range(3)]
     assert min(worst) < LOG_ALPHA
 
@@ -240,7 +240,7 @@ def test_rows_that_do_not_divide_into_heads_are_refused():
 
 
 def test_no_statistic_of_a_copy_exceeds_the_largest_it_can_be():
-    # Few residual channels for many rows: the rank of one factor for all rows is n, that of one per frequency is not.
+    # Few residual channels for many rows: one factor for all rows has rank n, one factor per frequency does not.
     generator = torch.Generator().manual_seed(0)
     shapes = {
         "q": (96, 24),

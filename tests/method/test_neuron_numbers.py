@@ -1,4 +1,4 @@
-"""Neurons by number: the bound exactly for few neurons, partners that see no numbers, rotations, and a forger."""
+"""Neurons by number: the exact bound for few neurons, partners found without numbers, rotations, and a forger."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def counted(reference, candidate, n_neurons=1024, n_fitted=FITTED):
 
 
 def naive(reference, candidate):
-    """Own numbers behind the whole polar factor of the fitted rows, in float64."""
+    """Number of own numbers in the whole polar factor of the fitted rows, in float64."""
     x, y = ([rows.double().numpy() for rows in model] for model in (reference, candidate))
     left, values, right = np.linalg.svd(sum(a[:FITTED].T @ b[:FITTED] for a, b in zip(x, y, strict=True)))
     rank = int((values > 1e-9 * values[0]).sum())
@@ -116,7 +116,7 @@ def test_renumbering_tested_neurons_changes_only_the_count(seed):
 def test_own_numbers_of_strangers_are_as_rare_as_the_bound_says():
     n_pairs = 400
     own = np.array([counted(neurons(2 * seed), neurons(2 * seed + 1)).own for seed in range(n_pairs)])
-    # One own number has probability at most 1; two at most 1/2, three 1/6, four 1/24.
+    # One own number has probability at most 1, two at most 1/2, three 1/6 and four 1/24.
     for k in (2, 3, 4):
         p = 1 / math.factorial(k)
         assert (own >= k).mean() <= p + 3 * math.sqrt(p * (1 - p) / n_pairs)  # three deviations of the binomial
@@ -132,18 +132,18 @@ def test_a_forger_who_knows_what_is_tested_is_not_certain():
     chosen = FITTED + likeness.argmax(dim=1)
     forged = [torch.cat([first, rows[chosen]]) for first, rows in zip(fitted, stranger, strict=True)]
     found = counted(model, forged, n_neurons)
-    assert found.own >= TESTED // 2  # numbers alone would have been believed
+    assert found.own >= TESTED // 2  # numbers alone would have given a false verdict
     assert found.certain == 0
 
 
-def test_equal_neurons_are_nobodys_partners():
+def test_equal_neurons_have_no_partner():
     model = neurons(0)
     for rows in model:
         rows[FITTED:] = rows[FITTED]
     assert counted(model, model) == (0, 0)
 
 
-def test_the_sample_is_of_whole_runs_and_sees_nothing():
+def test_the_sample_consists_of_whole_runs_fixed_by_the_seed():
     numbers = sample_neurons(1000, 96, run=16, seed=0)
     assert len(set(numbers.tolist())) == 96 and numbers.max() < 1000
     starts = numbers.reshape(-1, 16)
@@ -153,7 +153,7 @@ def test_the_sample_is_of_whole_runs_and_sees_nothing():
     assert len(sample_neurons(70, 96, run=16, seed=0)) == 64
 
 
-# --- bounds from numbers: exact by enumeration for few channels, by simulation beyond; partners that see no numbers
+# --- bounds from numbers: exact by enumeration for few channels, simulated for more; partners found without numbers
 
 
 def naive_longest(values):
@@ -171,14 +171,14 @@ def test_both_bounds_hold_for_every_numbering_of_few_channels(n):
     for k in range(1, n + 1):
         assert (own >= k).mean() <= math.exp(log_p_own_number(k)) * (1 + 1e-12)  # lgamma rounds
         assert (in_order >= k).mean() <= math.exp(log_p_in_order(n, k)) * (1 + 1e-12)
-    # All of them: one numbering of n!, as the bounds say.
+    # All channels: one numbering of n!, as in the bounds.
     assert (own == n).mean() == pytest.approx(math.exp(log_p_own_number(n)))
     assert (in_order == n).mean() == pytest.approx(math.exp(log_p_in_order(n, n)))
 
 
 @pytest.mark.parametrize(("n_narrow", "n_wide"), [(3, 5), (4, 6), (2, 7)])
 def test_the_bounds_hold_for_different_widths(n_narrow, n_wide):
-    # All channels of the narrower model have a partner; the numbering of the wider one is uniform.
+    # All channels of the narrower model have a partner, and the numbering of the wider one is uniform.
     every = [np.array(order) for order in permutations(range(n_wide), n_narrow)]
     own = np.array([(order == np.arange(n_narrow)).sum() for order in every])
     in_order = np.array([naive_longest(order) for order in every])
@@ -195,7 +195,7 @@ def test_a_longest_increasing_subsequence_is_one(order):
     assert (np.diff(places) > 0).all() and (np.diff(order[places]) > 0).all()
 
 
-def test_nothing_has_no_longest_subsequence():
+def test_an_empty_sequence_has_no_longest_subsequence():
     assert len(longest_increasing(np.array([], dtype=np.int64))) == 0
 
 
@@ -247,7 +247,7 @@ def test_rows_that_stand_for_some_channels_keep_the_numbers_of_those():
 
 
 def test_the_bound_holds_on_strangers():
-    # 300 pairs: a p of at most 1 % is to come 3 times; a binomial band of 5 standard deviations ends at 12.
+    # 300 pairs: a p of at most 1 % is expected 3 times; a binomial band of 5 standard deviations ends at 12.
     generator = torch.Generator().manual_seed(0)
     log10_p = [numbering_of(haar(40, generator), None).log10_p for _ in range(300)]
     assert sum(value < -2.0 for value in log10_p) <= 12
@@ -255,8 +255,8 @@ def test_the_bound_holds_on_strangers():
 
 
 def test_strangers_arranged_to_match_are_not_certain():
-    # A stranger renumbered by the best assignment has many channels under their own number, and p is small.
-    # None of them is significant by itself, and a verdict requires that beside p.
+    # A stranger renumbered by the best assignment has many channels under their own number and a small p. None of them
+    # is significant by itself, which a verdict also requires.
     polar = haar(256, torch.Generator().manual_seed(3))
     matching = best_matching(polar, signed=True)
     order = np.empty(256, dtype=np.int64)
@@ -295,7 +295,8 @@ def test_independent_noise_adds_nothing_to_the_common_length_on_average(length):
         vectors = common + torch.randn(n, width, generator=generator) / math.sqrt(width)
         squares.append(float((vectors.sum(dim=0).square().sum() - vectors.square().sum()) / (n * (n - 1))))
         assert common_length(vectors) == pytest.approx(math.sqrt(max(0.0, squares[-1])), abs=1e-4)
-    # The square of one draw has a standard deviation of sqrt(2 / width) / n + 2 length / sqrt(n width); five of them.
+    # The square of one draw has a standard deviation of sqrt(2 / width) / n + 2 length / sqrt(n width); five are
+    # allowed.
     deviation = math.sqrt(2.0 / width) / n + 2.0 * length / math.sqrt(n * width)
     assert np.mean(squares) == pytest.approx(length**2, abs=5.0 * deviation / math.sqrt(n_draws))
 
@@ -310,5 +311,5 @@ def test_the_shift_of_gates_does_not_count_noise(strength, shift):
     moved = [matrix.clone() for matrix in noisy(rows, 2, strength)]
     moved[0][512:] = unit_rows(moved[0][512:] + axis)
     matches = match_neurons_by_number(rows, moved, n_fitted=512, n_neurons=1024)
-    # A partner of length 1 with a shift s has a length of sqrt(1 + s^2), to which it is scaled back. 64 neurons.
+    # A partner of length 1 with a shift s has a length of sqrt(1 + s^2) and is scaled back to 1. 64 neurons.
     assert matches.shift == pytest.approx(shift / math.sqrt(1.0 + shift**2), abs=0.08)

@@ -26,7 +26,7 @@ def mlp(n=N, m=M, seed=0, *, gated=True):
 
 
 def moved(weights, order, *, signs=None, scales=None, noise=0.0):
-    """Neurons reordered (and cut, if order is short), with signs and scales on up and down, and noise."""
+    """Reordered neurons (fewer if ``order`` is short), with signs and scales on up and down, and noise."""
     factor = torch.ones(len(order), dtype=torch.float64)
     for part in (signs, scales):
         factor = factor if part is None else factor * part
@@ -48,8 +48,8 @@ def test_the_inner_polar_factor_has_the_rank_of_the_stream():
 
 
 def test_a_truncated_factor_does_not_call_strangers_related():
-    # Two strangers, 64 channels and 256 neurons. Which null bases a library returns is open; these are ours, chosen
-    # for the largest trace.
+    # Two strangers with 64 channels and 256 neurons. The null bases that a library returns are arbitrary; these are
+    # chosen for the largest trace.
     x, y = draw(256, 64), draw(256, 64, seed=1)
     truncated = inner_polar(x, y)
     left, right = (torch.linalg.qr(rows, mode="complete").Q[:, 64:] for rows in (x, y))
@@ -84,7 +84,7 @@ def test_the_trace_is_the_best_of_all_by_enumeration(signed):
 
 @pytest.mark.parametrize("heavy", [False, True])
 def test_on_independent_neurons_the_bound_of_a_fixed_map_holds(heavy):
-    # Also where the rows of all models are heavier in some residual channels than in others, the same in both.
+    # It also holds if the same residual channels have larger weights in all models.
     m, n, n_draws = 12, 6, 2000
     weight = torch.exp(draw(n, seed=8)) if heavy else torch.ones(n, dtype=torch.float64)
     b = MlpWeights(draw(m, n, seed=5) * weight, draw(n, m, seed=6) * weight[:, None], draw(m, n, seed=7) * weight)
@@ -213,7 +213,7 @@ def test_experts_are_carried_into_the_basis_of_the_candidate():
     assert match_experts([mlp()], [turned], identity(), log_alpha=math.log(1e-10)).origins == (None,)
 
 
-def test_every_pair_of_experts_is_paid_for():
+def test_p_is_corrected_for_every_pair_of_experts():
     reference, candidate = [mlp(seed=s) for s in range(3)], [mlp(seed=0)]
     found = match_experts(reference, candidate, identity(), log_alpha=math.log(1e-10))
     assert found.log_p[0] == pytest.approx(found.matrix[0, 0] + math.log(3), rel=1e-12)
@@ -248,7 +248,7 @@ def test_experts_of_the_candidate_may_come_one_by_one():
     assert found.origins == (0, None)
 
 
-def test_experts_of_strangers_are_silent_in_five_hundred_pairs():
+def test_experts_of_strangers_do_not_match_in_five_hundred_pairs():
     smallest = 0.0
     for draw_number in range(50):
         reference = [mlp(16, 24, seed=1000 + 10 * draw_number + k) for k in range(2)]
@@ -256,4 +256,4 @@ def test_experts_of_strangers_are_silent_in_five_hundred_pairs():
         found = match_experts(reference, candidate, ResidualBasisMap.identity(16), log_alpha=math.log(1e-10))
         assert found.origins == (None,) * 5
         smallest = min(smallest, float(found.matrix.min()))
-    assert smallest > math.log(1.0 / 500)  # a bound, and not a tight one: none of 500 comes near its level
+    assert smallest > math.log(1.0 / 500)  # a valid but not a tight bound: none of 500 comes close to its level

@@ -1,4 +1,4 @@
-"""Strangers: independent Gaussian models of many shapes, every path of the test, and no small p."""
+"""Strangers: independent Gaussian models of many shapes, on every path of the test, never have a small p."""
 
 import math
 
@@ -36,7 +36,7 @@ def test_no_pair_of_strangers_has_a_p_below_one_in_a_thousand(n_reference, n_can
     for seed in range(n_pairs):
         e = torch.from_numpy(rng.standard_normal((n_tokens, n_reference)))
         f = torch.from_numpy(rng.standard_normal((n_tokens, n_candidate)))
-        # One test only and a level of 1, so that neither a correction nor a shortcut hides a small p.
+        # Only one test and a level of 1, so that neither a correction nor a shortcut hides a small p.
         test = EmbeddingTest(log_alpha=0.0, n_tests=1, seed=seed)
         for n_rows in (n_tokens // 4, n_tokens // 2, n_tokens):
             test.screen(e[:n_rows], f[:n_rows], is_last=True)
@@ -69,7 +69,7 @@ def test_structure_shared_by_strangers_makes_no_small_p(shared):
 
 
 def test_one_model_with_a_basis_of_its_own_makes_no_small_p():
-    # The theorem asks for the rotation invariance of one model only.
+    # The theorem only requires one model to be rotation invariant.
     rng = np.random.default_rng(8)
     for _ in range(10):
         e = rng.standard_normal((300, 64)) * (rng.uniform(size=(300, 64)) < 0.03)
@@ -82,7 +82,7 @@ def test_one_model_with_a_basis_of_its_own_makes_no_small_p():
 
 @pytest.mark.parametrize("kind", ["Gaussian", "sparse in one", "few rows"])
 def test_channels_in_their_own_order_have_valid_p_values(kind):
-    # No count of matchings stands between this p and its level: it is exact up to exp(-c^2 / 2) above a normal tail.
+    # This p has no correction for the number of matchings: it is exact up to exp(-c^2 / 2) above a normal tail.
     rng = np.random.default_rng([10, len(kind)])
     n, n_rows, n_draws = 24, 16 if kind == "few rows" else 80, 600
     log_p, by_signs, trimmed = [], [], []
@@ -98,12 +98,12 @@ def test_channels_in_their_own_order_have_valid_p_values(kind):
         for values in (log_p, by_signs, trimmed):
             n_below = (np.array(values) <= math.log(alpha)).sum()
             assert binomtest(int(n_below), n_draws, alpha, alternative="greater").pvalue > 1e-4
-    # And it is not an idle bound: a normal c passes exp(-c^2 / 2) = 0.2 in 3.6 draws of a hundred.
+    # The bound is not vacuous: a normal c passes exp(-c^2 / 2) = 0.2 in 3.6 of a hundred draws.
     assert (np.array(log_p) <= math.log(0.2)).sum() > 0
 
 
-def test_votes_ask_for_nothing_but_signs():
-    # Two models whose axes stand out, in the same places, and whose signs alone are free: no rotation leaves either.
+def test_votes_require_only_free_signs():
+    # Two models with the same outstanding axes and free signs: neither is invariant under rotations.
     rng = np.random.default_rng(12)
     n, n_draws = 32, 400
     sizes = np.exp(rng.standard_normal(n))
@@ -119,7 +119,7 @@ def test_votes_ask_for_nothing_but_signs():
             binomtest(int((np.array(by_signs) <= math.log(alpha)).sum()), n_draws, alpha, alternative="greater").pvalue
             > 1e-4
         )
-    assert (np.array(log_p) <= math.log(1e-10)).mean() > 0.1  # which the other bound is not made for
+    assert (np.array(log_p) <= math.log(1e-10)).mean() > 0.1  # the other bound does not apply here
 
 
 def test_the_null_of_an_embedding_matches_a_haar_matrix():
@@ -135,5 +135,5 @@ def test_the_null_of_an_embedding_matches_a_haar_matrix():
     ]
     spread = math.sqrt((np.var(exact) + np.var(embeddings)) / n_draws)
     assert abs(np.mean(exact) - np.mean(embeddings)) < 4 * spread
-    # A table simulated elsewhere, one power of two below its table: well under the threshold at 0.1 %.
+    # From a table of a separate simulation, one power of two below its range: well under the threshold at 0.1 %.
     assert max(embeddings) < math.sqrt(2 * (math.lgamma(n + 1) + math.log(1e3)))

@@ -1,4 +1,4 @@
-"""Models obfuscated as a whole without a change of function: the layers tell what the embeddings do not."""
+"""Models obfuscated as a whole without a change of function: the layers match although the embeddings do not."""
 
 import math
 
@@ -25,7 +25,7 @@ def embedding(model):
 
 
 def fitted_rotation(reference, candidate):
-    """U~ of Algorithm 1: the polar factor of the common tokens' rows. A nuisance; the evidence is in the layers."""
+    """U~ of Algorithm 1: the polar factor of the common tokens' rows, a nuisance. The evidence is in the layers."""
     rows = pair_rows(embedding(reference), embedding(candidate))
     return polar_factor(rows.reference.T @ rows.candidate).matrix
 
@@ -56,23 +56,23 @@ def origin_of_each(transformation):
 
 @pytest.fixture(scope="module")
 def learnt():
-    """Three strangers that learnt the same language from other initialisations and texts."""
+    """Three strangers that learnt the same language from different initialisations and texts."""
     models = []
     for seed in range(3):
         model, losses = trained(new_model("llama", seed, initializer_range=0.05), seed=seed)
-        assert np.mean(losses[-10:]) < losses[0] - 1.5  # nats per token: it did learn
+        assert np.mean(losses[-10:]) < losses[0] - 1.5  # nats per token: training worked
         models.append(model)
     return models
 
 
 @pytest.fixture(scope="module")
 def tuned_and_hidden(learnt):
-    """A fine-tune of the first model on other text, then obfuscated as a whole."""
+    """A fine-tune of the first model on different text, then obfuscated as a whole."""
     tuned, _ = trained(learnt[0], steps=60, learning_rate=2e-3, seed=9)
     return obfuscate(tuned, 1)
 
 
-# --- the obfuscation is what it says
+# --- the obfuscation works as described
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
@@ -81,7 +81,7 @@ def test_the_obfuscated_model_computes_the_same_logits(architecture, skewed_valu
     model = new_model(architecture)
     hidden, _ = obfuscate(model, 1, skewed_values=skewed_values)
     before, after = logits(model), logits(hidden)
-    # Everything is float64 but transformers' RMSNorm and rotary tables, which are float32 in any model: 1e-7 per norm.
+    # Everything is float64 except transformers' RMSNorm and rotary tables, which are always float32: 1e-7 per norm.
     torch.testing.assert_close(after, before, rtol=0, atol=1e-5 * float(before.abs().max()))
 
 
@@ -92,14 +92,14 @@ def test_no_matrix_of_the_obfuscated_model_resembles_its_origin(architecture):
     for (name, a), (_, b) in zip(model.named_parameters(), hidden.named_parameters(), strict=True):
         if a.ndim == 2:
             cosine = float(torch.nn.functional.cosine_similarity(a.detach().flatten(), b.detach().flatten(), dim=0))
-            assert abs(cosine) < 0.15, name  # strangers of 2048 entries or more: 0.15 is seven standard deviations
+            assert abs(cosine) < 0.15, name  # strangers with at least 2048 entries: 0.15 is seven standard deviations
 
 
-# --- what is found
+# --- detection
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-def test_the_embedding_permutation_test_is_silent_on_a_rotated_model(architecture):
+def test_the_embedding_permutation_test_misses_a_rotated_model(architecture):
     model = new_model(architecture)
     assert embedding_log_p(model, obfuscate(model, 1)[0]) == 0.0
 
@@ -127,7 +127,7 @@ def test_every_inner_transformation_is_found_and_explains_all(architecture):
         ):
             assert found[role, test].log_p < LOG_ALPHA
             assert origin_of_each(found[role, test].transformation) == origins
-            assert found[role, test].transformation.residual < 1e-9  # float64 and conditions of some hundred
+            assert found[role, test].transformation.residual < 1e-9  # float64, with condition numbers of a few hundred
         neurons = found["mlp", "neurons"]
         assert neurons.log_p < LOG_ALPHA
         assert origin_of_each(neurons.transformation) == secrets.neurons[layer].tolist()
@@ -146,7 +146,7 @@ def test_values_mixed_by_rotations_are_distinguished_from_other_maps():
     assert skewness[True] > 0.3
 
 
-def test_without_the_rotation_obfuscated_layers_are_silent():
+def test_obfuscated_layers_do_not_match_without_the_rotation():
     model = new_model()
     hidden, _ = obfuscate(model, 1)
     evidence = analyse(model, hidden, ResidualBasisMap.identity(SIZES["hidden_size"]))
@@ -154,7 +154,7 @@ def test_without_the_rotation_obfuscated_layers_are_silent():
 
 
 def test_a_new_vocabulary_on_an_old_body_is_found_by_the_identity():
-    # The embedding is drawn anew, so that the fitted rotation is noise; the body keeps its old basis.
+    # The embedding is replaced, so the fitted rotation is noise; the body keeps its old basis.
     model, other = new_model(), new_model(seed=1)
     with torch.no_grad():
         other.load_state_dict({**model.state_dict(), "model.embed_tokens.weight": other.model.embed_tokens.weight})
@@ -182,10 +182,10 @@ def test_an_obfuscated_fine_tune_is_found_layer_by_layer(learnt, tuned_and_hidde
         assert np.mean(np.array(neurons) == secrets.neurons[layer].numpy()) > 0.95
 
 
-def test_strangers_of_one_language_are_silent_in_every_test(learnt):
-    """The null as it is met: universal features, aligned by a rotation fitted on the common tokens.
+def test_strangers_of_one_language_do_not_match_in_any_test(learnt):
+    """The null in practice: universal features, aligned by a rotation fitted on the common tokens.
 
-    3 pairs of models, 9 pairs of layers, 23 tests, behind the fitted rotation and behind the identity: 1242 tests.
+    3 pairs of models, 9 pairs of layers and 23 tests, after the fitted rotation and after the identity: 1242 tests.
     """
     log_p = []
     for a, b in ((0, 1), (0, 2), (1, 2)):
@@ -194,11 +194,11 @@ def test_strangers_of_one_language_are_silent_in_every_test(learnt):
                 log_p += [e.log_p for e in evidence]
     assert len(log_p) == 3 * N_LAYERS**2 * N_TESTS * 2
     assert min(log_p) > LOG_ALPHA
-    # The bounds hold far from tightly: of 1242 tests one in a thousand may fall below 1e-3, and here none is near it.
+    # The bounds are far from tight: of 1242 tests, one in a thousand may fall below 1e-3, and none comes close here.
     assert sum(p < math.log(1e-2) for p in log_p) == 0
 
 
-def test_strangers_at_initialisation_are_silent_in_every_test():
+def test_strangers_at_initialisation_do_not_match_in_any_test():
     log_p = []
     for architecture in ("llama", "qwen3"):
         for seed in range(3):

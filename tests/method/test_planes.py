@@ -26,7 +26,7 @@ def draw(*shape, seed=0):
 
 
 def turned(rows, planes, seed=0, *, signs_only=False):
-    """Every plane turned by its own angle and scaled, or given its own sign."""
+    """Every plane rotated by its own angle and scaled, or with its own sign."""
     generator = torch.Generator().manual_seed(seed)
     out = rows.clone()
     for plane in planes.reshape(-1, 2):
@@ -111,8 +111,9 @@ def test_on_haar_factors_the_bound_holds(signs_only, rotary_dim):
 
 @pytest.mark.parametrize("signs_only", [False, True])
 def test_within_frequencies_only_the_frequency_bound_holds(signs_only):
-    # Strangers that read the same 24 directions at every frequency, others at each: rows of one frequency are isotropic
-    # across heads, rows of different frequency are not. The bound over all rows is not a bound then.
+    # Strangers that both read the same 24 directions at each frequency, different ones for each frequency. Rows of one
+    # frequency are isotropic across heads, but rows of different frequencies are not, so the bound over all rows is
+    # invalid.
     h, d, n = 4, 16, 256
     planes = plane_rows(h * d, h, "half")
     basis = haar(n, torch.Generator().manual_seed(5))
@@ -160,7 +161,7 @@ def test_shuffled_heads_with_turned_and_scaled_planes_are_found(layout, noise):
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_the_right_layout_has_by_far_the_smaller_p(layout):
-    # Not silent in the wrong one: some rows stand in the same place of a plane in both.
+    # p is also small in the wrong layout, because some rows have the same place of a plane in both.
     x = draw(H * D, N)
     y = turned(x, plane_rows(H * D, H, layout)[0])
     log_p = {k: evidence(x, y, layout=k, other=k)[1] for k in LAYOUTS}

@@ -23,7 +23,7 @@ from mdir_hf.method.polar import (
 )
 from tests.method import reference as textbook
 
-# Entries of an orthogonal factor are at most 1 and cost a few hundred roundings.
+# Entries of an orthogonal factor are at most 1 and take a few hundred roundings.
 ENTRY = 1e-10
 
 
@@ -88,7 +88,7 @@ def test_the_whitened_factor_of_rows_equals_the_factor_of_whitened_rows(r):
     x, y = rows(r, 16, seed=1), rows(r, 16, seed=2)
     expected = textbook.polar(textbook.whitened_rows(x.numpy()).T @ textbook.whitened_rows(y.numpy()))
     found = polar_factor_of_rows(row_factors(x), row_factors(y), whitened=True)
-    if r < 16:  # the textbook completes the null space: compare inside the span of the rows
+    if r < 16:  # the textbook completes the null space; compare inside the span of the rows
         span = row_factors(x).right.numpy()
         np.testing.assert_allclose(span.T @ found.matrix.numpy(), span.T @ expected, atol=1e-8)
     else:
@@ -139,23 +139,23 @@ def test_a_torch_without_its_onednn_kernel_still_multiplies(monkeypatch):
 
 
 class TestNullDirections:
-    """A product of rank n < m neurons: which basis its null spaces get is an accident, and no evidence."""
+    """A product of rank n < m neurons: the bases of its null spaces are arbitrary and are no evidence."""
 
     m = 256
 
     def product(self, n, noise=None):
-        """``W'^T W`` of two (n, m) matrices; noise None for strangers, else a relative that drifted by it."""
+        """``W'^T W`` of two (n, m) matrices: strangers if noise is None, else a relative with this much drift."""
         one, other = rows(n, self.m, seed=3), rows(n, self.m, seed=4)
         return (other if noise is None else one + noise * other).T @ one
 
     def null_bases(self, cross):
-        """Some orthonormal bases of what the product maps to nothing, and of what it never reaches."""
+        """Orthonormal bases of the product's null space and of the complement of its range."""
         left, _, right_t = torch.linalg.svd(cross)
         rank = polar_factor(cross).rank
         return left[:, rank:], right_t[rank:].T
 
     def completion(self, cross, *, is_adversarial):
-        """A partial isometry between the null spaces: one of largest trace, or one drawn at random."""
+        """A partial isometry between the null spaces, either random or with the largest trace."""
         left, right = self.null_bases(cross)
         if is_adversarial:
             between = polar_factor(left.T @ right).matrix
@@ -164,7 +164,7 @@ class TestNullDirections:
         return left @ between @ right.T
 
     @pytest.mark.parametrize("n", [48, 96])
-    def test_the_factor_knows_no_null_direction(self, n):
+    def test_the_factor_ignores_null_directions(self, n):
         cross = self.product(n)
         factor, (left, right) = polar_factor(cross), self.null_bases(cross)
         assert factor.rank == n
@@ -173,8 +173,8 @@ class TestNullDirections:
 
     @pytest.mark.parametrize("n", [48, 96])
     @pytest.mark.parametrize("is_adversarial", [True, False])
-    def test_a_completed_factor_says_what_its_completion_says(self, n, is_adversarial):
-        # Both complete the same strangers' factor to an orthogonal matrix, which is all that the paper's bound asks.
+    def test_p_of_a_completed_factor_depends_on_the_completion(self, n, is_adversarial):
+        # Both complete the strangers' factor to an orthogonal matrix, which is all that the paper's bound requires.
         cross = self.product(n)
         completed = polar_factor(cross).matrix + self.completion(cross, is_adversarial=is_adversarial)
         np.testing.assert_allclose(completed @ completed.T, np.eye(self.m), atol=ENTRY)
@@ -199,23 +199,23 @@ class TestNullDirections:
         n = 96
         found = best_matching(polar_factor(self.product(n, noise=1.0)).matrix, signed=False)
         assert found.log_p == pytest.approx(math.lgamma(self.m + 1) - self.m / n * found.trace**2 / 2, rel=1e-9)
-        assert found.log_p < math.log(1e-10)  # the relative is seen without any completion
+        assert found.log_p < math.log(1e-10)  # the relative is detected without any completion
 
 
 @pytest.mark.parametrize("smallest", [0.1, 1e-3, 1e-5, 1e-9])
 def test_few_rows_keep_small_directions_as_exactly_as_an_svd(smallest):
-    # Down to 1e-4 the r x r Gram matrix is good enough; below, the SVD has to decide; both are right.
+    # Down to 1e-4 the r x r Gram matrix is accurate enough; below, the SVD is needed. Both are right.
     rng = np.random.default_rng(0)
     left, right = textbook.haar(12, rng), textbook.haar(40, rng)[:, :12]
     scale = np.geomspace(1.0, smallest, 12)
     found = row_factors(torch.from_numpy((left * scale) @ right.T))
     assert found.scale.shape == (12,)
     np.testing.assert_allclose(found.scale, scale, rtol=1e-6)
-    # Neighbouring directions turn by rounding over their size.
+    # Rounding rotates neighbouring directions by the rounding error over their size.
     np.testing.assert_allclose(np.abs((found.right.numpy() * right).sum(axis=0)), 1.0, atol=1e-6)
 
 
-# --- every path of a matrix product gives the values of a plain product, for every memory layout
+# --- every path of a matrix product gives the values of a plain product, in every memory layout
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -224,7 +224,7 @@ def test_slices_of_wider_matrices_multiply_like_any_other(dtype, cut):
     wide = torch.randn(64, 48, dtype=dtype, generator=torch.Generator().manual_seed(0))
     left, right = wide[:, : 48 - cut], wide[:, cut:]
     expected = left.double().T @ right.double()
-    # 64 products of unit size: float32 rounds each to 1e-7.
+    # 64 products of unit size, each rounded to 1e-7 in float32.
     torch.testing.assert_close(cross_product(left, right).double(), expected, rtol=0, atol=1e-4)
     torch.testing.assert_close(
         cross_product(left.T, right.T).double(), left.double() @ right.double().T, rtol=0, atol=1e-4
@@ -239,12 +239,12 @@ def test_only_slices_are_copied():
     assert _dense(matrix[:, :5]).is_contiguous()
 
 
-# --- singular value decompositions that converge where LAPACK's fast method gives up
+# --- singular value decompositions that converge if LAPACK's fast method does not
 
 
 @pytest.fixture
-def gives_up(monkeypatch):
-    """torch's SVD, which calls oneMKL or OpenBLAS, converges on nothing."""
+def svd_never_converges(monkeypatch):
+    """Replace torch's SVD, which calls oneMKL or OpenBLAS, with one that never converges."""
 
     def svd(matrix, **_):
         raise torch.linalg.LinAlgError("The algorithm failed to converge")
@@ -254,7 +254,7 @@ def gives_up(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [(5, 5), (7, 4), (4, 7), (3, 6, 2)])
-def test_a_decomposition_that_does_not_converge_is_repeated(gives_up, dtype, shape):
+def test_a_decomposition_that_does_not_converge_is_repeated(svd_never_converges, dtype, shape):
     matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
     left, scale, right_t = thin_svd(matrices)
     k = min(shape[-2:])
@@ -262,18 +262,18 @@ def test_a_decomposition_that_does_not_converge_is_repeated(gives_up, dtype, sha
         (*shape[:-1], k), (*shape[:-2], k), (*shape[:-2], k, shape[-1]),
     )  # fmt: skip
     assert left.dtype == scale.dtype == right_t.dtype == dtype
-    # Rounding of the dtype, times a few operations.
+    # Rounding in this dtype, times a few operations.
     tolerance = 20 * torch.finfo(dtype).eps
     torch.testing.assert_close(left * scale[..., None, :] @ right_t, matrices, rtol=tolerance, atol=tolerance)
     assert bool((scale.diff(dim=-1) <= 0).all())
 
 
-def test_the_polar_factor_of_an_orthogonal_matrix_is_the_matrix(gives_up):
+def test_the_polar_factor_of_an_orthogonal_matrix_is_the_matrix(svd_never_converges):
     order = torch.eye(24, dtype=torch.float64)[torch.randperm(24, generator=torch.Generator().manual_seed(1))]
     torch.testing.assert_close(polar_factor(order).matrix, order, rtol=0.0, atol=1e-14)
 
 
-# --- reducing a matrix for a picture: cells and their positions
+# --- reduce a matrix for a picture: cells and their positions
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (5, 3), (384, 384), (385, 1000), (1000, 7)])
@@ -308,7 +308,7 @@ def test_a_reordered_permutation_stands_on_the_diagonal(n):
     moved = np.random.default_rng(0).permutation(n)
     matrix = torch.zeros(n, n)
     matrix[torch.arange(n), torch.from_numpy(moved)] = -1.0
-    # Channels of a matching come in any order.
+    # The channels of a matching come in any order.
     channels = np.stack([np.arange(n), moved])[:, np.random.default_rng(1).permutation(n)]
     rows, columns = matched_order(channels, n, n)
     reduced = reduce_peaks(matrix, rows=rows, columns=columns)

@@ -1,4 +1,4 @@
-"""What a test that found nothing would have found: held against planted copies, and against the bound itself."""
+"""The power of a test without a significant result, checked against planted copies and against the bound itself."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_share_of_the_trace_does_not_depend_on_the_width(noise):
     y = x + noise * torch.randn(n_rows, n, generator=generator, dtype=torch.float64)
     left, _, right = torch.linalg.svd(y.T @ x)
 
-    # Shares of two sizes differ by O(1/n): 1/96 of the simulated factor, and chance of that order.
+    # Shares of two sizes differ by O(1/n), 1/96 for the simulated factor, plus sampling error of that order.
     assert float((left @ right).trace()) / n == pytest.approx(expected_trace(noise, 4.0)[0], abs=0.04)
 
 
@@ -59,7 +59,7 @@ def test_more_rows_exclude_stronger_noise(in_order):
         strongest_noise(MatrixSizes(192, 192, rows), log_level=LOG_ALPHA - 6.0, in_order=in_order)
         for rows in (5, 192, 768, 4096, 50_000)
     ]
-    assert in_order or noise[0] == 0.0  # the identity pays no count: four ranks are enough for it
+    assert in_order or noise[0] == 0.0  # the identity needs no correction for a search: rank four is enough
     assert noise == sorted(noise) and noise[-1] <= STRONGEST
     if in_order:
         assert noise[2] > strongest_noise(MatrixSizes(192, 192, 768), log_level=LOG_ALPHA - 6.0)
@@ -72,7 +72,7 @@ def test_copies_planted_at_the_stated_noise_are_found(n, n_rows, in_order):
         MatrixSizes(n, n, n_rows), alpha=1e-10, n_tests=TESTS_PER_MATRIX, n_looks=1, in_order=in_order
     )
     assert noise > 0.5
-    for seed in range(8):  # benchmarks/real_power.py plants a hundred into real weights
+    for seed in range(8):  # benchmarks/real_power.py plants a hundred copies in real weights
         assert planted(n, n_rows, noise, seed, in_order=in_order).is_significant, seed
     assert not all(planted(n, n_rows, 2.5 * noise, seed, in_order=in_order).is_significant for seed in range(8))
 
@@ -88,7 +88,7 @@ def planted(n, n_rows, noise, seed, *, in_order):
 
 @pytest.mark.parametrize("rows_per_channel", [0.02, 0.3, 1.0, 8.0])
 def test_noise_alone_keeps_nothing_of_the_trace(rows_per_channel):
-    # The trace of a copy falls as 1 / k; what noise makes of it by chance would stay at 1 / 96 or so.
+    # The trace of a copy falls as 1 / k; the trace of pure noise would stay at about 1 / 96.
     shares = [expected_trace(noise, rows_per_channel)[0] for noise in (100.0, 1000.0, 10_000.0)]
     assert 0.0 < shares[1] < 0.01 * max(1.0, rows_per_channel)
     assert shares[1] == pytest.approx(shares[0] / 10.0, rel=0.3)
@@ -101,7 +101,7 @@ def test_far_beyond_the_stated_noise_nothing_is_found():
 
 
 def test_the_stated_power_holds_for_planted_copies():
-    # benchmarks/results/real-power.jsonl: at these figures 100 of 100 were found, at twice these none.
+    # benchmarks/results/real-power.jsonl: at these values 100 of 100 were found, at twice these values none.
     for shape, stated in ((MatrixSizes(576, 576, 2304), (6.46, 64.9)), (MatrixSizes(896, 896, 4096), (8.80, 114.6))):
         found = [noise_of_looks(shape, alpha=1e-10, n_tests=6, n_looks=1, in_order=order) for order in (False, True)]
         assert found == pytest.approx(stated, rel=0.01)
@@ -120,8 +120,8 @@ def test_the_stated_power_holds_for_planted_copies():
     ],
 )
 def test_excluded_noise_at_other_widths(sizes, stated):
-    # Figures of 2026-11-23: any order of channels and their own, without the best half and with it. In narrow models
-    # the match itself is most of the energy. The search for the limit is exact to 1 %.
+    # Values of 2026-11-23: any order of channels and the original order, without the best half and with it. In narrow
+    # models the match itself is most of the energy. The search for the limit is exact to 1 %.
     found = [
         strongest_noise(
             MatrixSizes(*sizes), log_level=LOG_ALPHA - 6.0, in_order=in_order, must_be_robust=must_be_robust
@@ -137,15 +137,15 @@ def test_excluded_noise_at_other_widths(sizes, stated):
     [((256, 512, 577), 64, 3.84), ((128, 128, 193), 64, 2.12), ((512, 1024, 300), 256, 1.92)],
 )
 def test_excluded_noise_of_a_test_of_shared_rows(sizes, n_pairs, stated):
-    # Figures of 2026-11-23, where planted rows are found (test_row_screen.py); fewer shared rows than columns, half of
-    # all, and rows that are shorter than there are of them.
+    # Values of 2026-11-23; test_layer_screen.py finds rows planted at the stated noise. There are fewer shared rows
+    # than columns, half of all rows are shared, or rows are shorter than their number.
     found = strongest_noise_of_pairs(MatrixSizes(*sizes), n_pairs=n_pairs, log_level=LOG_ALPHA)
     assert found == pytest.approx(stated, rel=0.015)  # the search for the limit is exact to 1 %
 
 
 def test_many_rows_of_a_channel_act_as_less_noise():
     assert expected_trace(3.0, 64.0) == expected_trace(1.5, 16.0) != expected_trace(1.5, 15.0)
-    fewer = expected_trace(1.5 * math.sqrt(15 / 16), 15.0)[0]  # 16 rows are simulated as they are, and not as 15
+    fewer = expected_trace(1.5 * math.sqrt(15 / 16), 15.0)[0]  # 16 rows are simulated as 16, not as 15
     assert expected_trace(1.5, 16.0)[0] != pytest.approx(fewer, abs=1e-6)
 
 
@@ -158,9 +158,9 @@ def test_the_simulated_factor_keeps_the_share_of_rows():
 
 
 @pytest.mark.parametrize(("n_pairs", "offset"), [(8, 0.0), (8, 5.0), (3, 0.0)])
-def test_few_rows_of_known_energies_exclude_what_the_formula_says(n_pairs, offset):
-    # Pairs of opposite rows, orthogonal to other pairs: half of the eigenvalues are 2, the others 0, whatever the
-    # lengths of the rows, and whatever is added to all of them.
+def test_few_rows_exclude_the_noise_that_the_formula_gives(n_pairs, offset):
+    # Pairs of opposite rows, orthogonal to other pairs: half of the eigenvalues are 2 and the others 0, whatever the
+    # norms of the rows and the common offset.
     width, log_level = 400, math.log(1e-6)
     ahead = torch.diag(torch.linspace(1.0, 9.0, n_pairs)) @ torch.eye(n_pairs, width)
     rows = torch.cat([ahead, -ahead]) + offset * torch.ones(width)
@@ -172,7 +172,7 @@ def test_few_rows_of_known_energies_exclude_what_the_formula_says(n_pairs, offse
     assert noise_of_few_rows(rows, log_level=log_level) == pytest.approx(expected, rel=0.011)  # exact to 1 %
 
 
-def test_looks_and_tests_are_paid_for():
+def test_excluded_noise_is_corrected_for_looks_and_tests():
     shape = MatrixSizes(192, 192, 768)
     asked = {"log_level": math.log(1e-10 / 6 / (3 * 4))}  # six tests, the third look
     assert noise_of_looks(shape, alpha=1e-10, n_tests=6, n_looks=3) == strongest_noise(shape, **asked)

@@ -1,4 +1,4 @@
-"""Maps of a reconstruction: exact where something was done, and the identity where training moved the weights."""
+"""Maps of a reconstruction: exact for applied transformations, and the identity if training moved the weights."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Sampled rows under their own numbers: the bound, why rows are centred, and what the shares say."""
+"""Sampled rows under their own numbers: the bound, the reason to centre rows, and the meaning of the shares."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ def test_single_precision_changes_no_log_p_by_a_millionth():
 
 
 def test_polynomial_factors_turn_with_their_rows():
-    # The proof asks that f acts on singular values only: U of Q M is Q U.
+    # The proof requires f to act only on singular values: U of Q M is Q U.
     cross, turn = gaussian(12, 12, seed=6, dtype=torch.float64), torch.linalg.qr(gaussian(12, 12, seed=7).double()).Q
     assert torch.allclose(flattened(turn @ cross), turn @ flattened(cross), atol=1e-12)
     wide = gaussian(5, 12, seed=8, dtype=torch.float64)
     assert torch.allclose(flattened(wide.T), flattened(wide).T, atol=1e-12)
 
 
-def test_strangers_with_outliers_and_a_shared_mean_are_silent():
-    # 10,000 pairs: heavy channels in common, and a mean row in common that is as long as the rest of a row.
+def test_strangers_with_outliers_and_a_shared_mean_do_not_match():
+    # 10,000 pairs that share heavy channels and a mean row as long as the rest of a row.
     scale = torch.ones(96)
     scale[:6] = 12.0
     mean = gaussian(96, seed=9) * scale
@@ -74,8 +74,8 @@ def test_strangers_with_outliers_and_a_shared_mean_are_silent():
     assert log_p.min() > math.log(1e-5)
 
 
-def test_uncentred_rows_would_accuse_strangers():
-    # Other rows of the same layer: they have their mean row in common, and nothing else.
+def test_uncentred_rows_would_match_strangers():
+    # Different rows of the same layer, which share only their mean row.
     mean = gaussian(256, seed=12)
     x, y = (gaussian(64, 256, seed=seed) + mean for seed in (13, 14))
     factor = flattened(unit_rows(x) @ unit_rows(y).T).double()
@@ -85,7 +85,7 @@ def test_uncentred_rows_would_accuse_strangers():
 
 
 def test_the_null_of_a_fixed_matching_is_a_bound():
-    # Haar turns of the centred space of one side, whatever the other side is.
+    # Haar rotations of one side's centred space, for any fixed other side.
     x = gaussian(9, 30, seed=15, dtype=torch.float64)
     ones = torch.ones(9, 1, dtype=torch.float64)
     basis = torch.linalg.qr(torch.cat([ones, gaussian(9, 8, seed=16).double()], dim=1)).Q[:, 1:]

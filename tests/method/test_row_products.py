@@ -21,8 +21,8 @@ def test_heads_are_matched_in_any_residual_basis_and_order():
     assert resemblance == pytest.approx(1.0, abs=1e-12)  # float64 products of 80 terms
 
 
-def test_the_pairing_does_not_know_the_residual_basis():
-    # What makes every p that a rotation leaves valid stay valid behind it.
+def test_the_pairing_does_not_depend_on_the_residual_basis():
+    # For this reason, every p that is valid after a rotation stays valid.
     mine, other = heads(5, 12, 40, 2), heads(4, 12, 56, 3)
     turned = other @ torch.from_numpy(haar(56, np.random.default_rng(4)))
     one, same = pair_heads(mine, other), pair_heads(mine, turned)
@@ -42,7 +42,7 @@ def test_heads_and_channels_may_be_fewer_on_either_side():
 
 
 def test_strangers_whose_heads_share_a_pattern_differ():
-    # As rotary positions make it: neighbouring rows alike, in every head of every model.
+    # Rotary positions make such patterns: neighbouring rows are alike in every head of every model.
     def smooth(seed):
         rows = heads(8, 32, 64, seed)
         rows = rows + 0.7 * rows.roll(1, dims=1)
@@ -79,7 +79,7 @@ class TestPlanes:
         return z / z.norm(dim=2, keepdim=True)
 
     def turned(self, z, seed):
-        """Every plane turned by an angle of its own, and the residual stream turned as well."""
+        """Every plane rotated by its own angle, and the residual stream rotated too."""
         rng = np.random.default_rng(seed)
         angles = torch.from_numpy(rng.uniform(0, 2 * np.pi, z.shape[:-1]))
         turn = torch.from_numpy(haar(z.shape[-1], rng)).to(z.dtype)
@@ -101,7 +101,8 @@ class TestPlanes:
         found = turn_back(mine, other)
         agreement = (found * (mine @ turn).conj()).sum(dim=1).real / found.norm(dim=1)
         agreement = agreement * agreement.sum().sign()
-        # Without noise exact to rounding of an eigenvector of 80; with it the lost length of a row is 1 - 1/sqrt(1.09).
+        # Without noise, exact to the rounding of an eigenvector of 80; with noise, a row loses 1 - 1/sqrt(1.09) of its
+        # norm.
         assert agreement.min() > (1 - 1e-9 if noise == 0 else 0.9)
 
     def test_unturned_planes_stay(self):
@@ -115,7 +116,7 @@ class TestPlanes:
             *_, resemblance = pair_heads(self.planes(8, 16, 64, seed), self.planes(8, 16, 64, 100 + seed))
             assert abs(resemblance) < 0.15
 
-    def test_the_turns_do_not_know_the_residual_basis(self):
+    def test_the_rotations_of_planes_do_not_depend_on_the_residual_basis(self):
         mine, other = self.planes(1, 20, 40, 6)[0], self.planes(1, 20, 56, 7)[0]
         turn = torch.from_numpy(haar(56, np.random.default_rng(8))).to(other.dtype)
         one, two = turn_back(mine, other) @ turn, turn_back(mine, other @ turn)

@@ -120,7 +120,7 @@ def test_mostly_empty_rows_keep_the_few_that_are_not():
 
 def test_blocks_measured_by_one_sample_are_pieces_of_the_whole():
     x, y = draw(r=60, seed=1), draw(r=60, seed=2)
-    x[50:] *= 1e-9  # a block of rows that are short beside the sample, and not beside each other
+    x[50:] *= 1e-9  # a block of rows that are short compared with the sample but not with each other
     sample = pair_rows(x[:20], y[:20])
     whole = pair_rows(x, y, like=sample.standard)
     pieces = [pair_rows(x[k : k + 10], y[k : k + 10], like=sample.standard) for k in range(0, 60, 10)]

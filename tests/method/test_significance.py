@@ -29,7 +29,7 @@ from mdir_hf.method.significance import (
 )
 from tests.method.reference import haar
 
-# Closed forms agree to rounding of lgamma of a few thousand: 1e-12 relative is a hundred times that.
+# Closed forms agree up to the rounding of lgamma of a few thousand; 1e-12 relative is a hundred times that.
 CLOSE = 1e-12
 
 
@@ -68,7 +68,7 @@ def test_trimmed_counts_partial_matchings():
 
 
 def test_scaling_the_factor_changes_nothing():
-    # Any f(S) may stand in A f(S) B^T: the energies carry its size.
+    # Any f(S) may replace S in A f(S) B^T; the energies carry its size.
     assert square(30.0, 64) == pytest.approx(square(3.0, 64, energy=0.64), rel=CLOSE)
 
 
@@ -140,7 +140,7 @@ def test_signs_of_coins_stay_under_the_bound():
         assert np.mean(log_p <= math.log(level)) <= level
 
 
-def test_ten_is_the_base_of_what_reports_say():
+def test_reports_use_base_ten_logarithms():
     assert math.isclose(LN10, 2.302585092994046)
 
 
@@ -150,14 +150,14 @@ def test_the_looks_pay_ln_s_times_s_plus_1():
 
 
 def test_stopping_at_the_first_significant_look_keeps_the_level():
-    # The worst case for optional stopping: looks that are independent and each exactly uniform.
+    # The worst case for optional stopping: independent looks, each exactly uniform.
     rng = np.random.default_rng(5)
     n_runs, alpha = 20_000, 0.05
     logs = np.log(rng.uniform(size=(n_runs, 40)))
     stopped = sum(log_p_looks(list(run)) <= math.log(alpha) for run in logs)
     naive = (logs <= math.log(alpha)).any(axis=1).sum()
     assert stopped / n_runs <= alpha + 4 * math.sqrt(alpha * (1 - alpha) / n_runs)
-    assert naive / n_runs > 0.5  # and the correction is needed
+    assert naive / n_runs > 0.5  # the correction is needed
 
 
 def exceeds(hits, n, bound):
@@ -254,7 +254,7 @@ def dependent_log_p(kind: str, n_rows: int, n: int) -> np.ndarray:
 
 
 def rueger_worst_case(n_rows: int, n: int, k: int) -> np.ndarray:
-    """Uniform p-values whose k-th smallest is as small as can be: a random k of n share one value below k/n."""
+    """Uniform p-values with the smallest possible k-th value: a random k of n share one value below k/n."""
     rng = np.random.default_rng(5)
     rows = np.empty((n_rows, n))
     for row, u in zip(rows, rng.uniform(size=n_rows), strict=True):
@@ -328,7 +328,8 @@ def test_related_layers_are_counted_up_to_the_first_that_stands():
 
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_the_kth_layer_counts_at_alpha_over_those_left(k):
-    # The first of three is held to alpha / 3, the second to alpha / 2, the third to alpha: equal is enough.
+    # The first of three is compared with alpha / 3, the second with alpha / 2, the third with alpha; equality is
+    # enough.
     limits = [math.log(0.01) - math.log(n) for n in (3, 2, 1)]
     assert all(limit + math.log(n) == math.log(0.01) for limit, n in zip(limits, (3, 2, 1), strict=True))
     assert count_related(limits[:k] + [0.0] * (3 - k), math.log(0.01)) == k
@@ -359,8 +360,8 @@ def test_fisher_stays_finite_far_beyond_the_range_of_floats():
 
 
 def test_fishers_sum_holds_for_layers_that_are_turned_independently():
-    # One vector in four layers of both models, and in the plane, where p of an angle is exact. 5 % of 2,000 p must be
-    # at most 5 %; the band is four binomial deviations. Under one turn for all layers 14 % would be.
+    # One vector in four layers of both models, in the plane, where p of an angle is exact. At most 5 % of 2,000 p may
+    # be at most 5 %; the band is four binomial deviations. With one rotation for all layers it would be 14 %.
     generator = np.random.default_rng(5)
     angles = generator.uniform(0.0, 2.0 * math.pi, (2000, 4))
     p = np.arccos(np.cos(angles)) / math.pi
@@ -378,7 +379,7 @@ def test_ordered_maps_are_counted():
     assert log_n_ordered_maps(4, 3, 2) == pytest.approx(math.log(6 * 3))
 
 
-def test_ordered_map_pays_for_every_map_it_could_have_been():
+def test_p_of_an_ordered_map_is_corrected_for_all_ordered_maps():
     expected = log_p_fisher([-40.0, -50.0]) + math.log(6 * 3) + math.log(3)
     assert log_p_ordered_map([-40.0, -50.0], 4, 3) == pytest.approx(expected)
 
@@ -410,9 +411,9 @@ def test_fisher_is_the_chi_square_tail_near_one_too(log_p):
     assert log_p_fisher(log_p) == pytest.approx(stats.chi2.logsf(-2 * sum(log_p), df=2 * len(log_p)), rel=1e-9)
 
 
-def test_a_map_of_no_pairs_says_nothing():
+def test_a_map_without_pairs_is_not_significant():
     assert log_p_ordered_map([], 6, 4) == 0.0
-    # One pair: its p is Fisher's; it was one of 6 times 4, and the number of pairs one of 4.
+    # One pair has Fisher's p, times 6 times 4 possible pairs and 4 possible numbers of pairs.
     assert log_p_ordered_map([-50.0], 6, 4) == pytest.approx(-50.0 + math.log(6 * 4) + math.log(4))
 
 

@@ -100,7 +100,7 @@ LENGTHS = {
 
 
 @pytest.mark.parametrize("case", LENGTHS)
-def test_a_length_that_cannot_be_is_refused_before_more_is_read(case):
+def test_an_impossible_length_is_refused_before_more_is_read(case):
     prefix, n_file_bytes, message = LENGTHS[case]
     with pytest.raises(CorruptCheckpointError, match=message):
         read_header_n_bytes(prefix, n_file_bytes=n_file_bytes, label="m")
@@ -131,7 +131,7 @@ def test_a_duplicate_name_is_reported():
         parse(raw)
 
 
-def test_a_negative_zero_is_no_size():
+def test_a_negative_zero_is_not_a_valid_size():
     raw = b'{"a":{"dtype":"F32","shape":[-0],"data_offsets":[0,0]}}'
     with pytest.raises(CorruptCheckpointError, match="shape"):
         parse(raw, n_data_bytes=0)
@@ -139,7 +139,7 @@ def test_a_negative_zero_is_no_size():
 
 @pytest.mark.parametrize(("size", "is_too_many"), [(2**64 - 1, False), (2**64, True)])
 def test_elements_are_counted_in_64_bits(size, is_too_many):
-    # 2^64 - 1 elements of one byte have more bits than that.
+    # 2^64 - 1 elements of one byte have more than 2^64 bits.
     many = {"a": entry("I8", (size,) if not is_too_many else (2**32, 2**32), (0, 4))}
     with pytest.raises(CorruptCheckpointError, match="more elements" if is_too_many else "more bits"):
         parse(many)
@@ -161,7 +161,7 @@ def test_a_missing_and_a_surplus_byte_raise_different_errors():
 
 
 @pytest.mark.parametrize("n_more", [0, 1])
-def test_a_header_of_exactly_as_many_values_as_are_read_is_read(n_more, monkeypatch):
+def test_a_header_at_the_limit_of_values_is_read(n_more, monkeypatch):
     monkeypatch.setattr(safetensors, "SAFETENSORS_HEADER", Budget(100, 7))
     raw = json.dumps({"__metadata__": {str(n): "" for n in range(6 + n_more)}}).encode()
     if n_more:

@@ -1,4 +1,4 @@
-"""Our validator against the format's own, on files mutated at random: the same files accepted, with the same specs."""
+"""Our validator and safetensors' own, on randomly mutated files: both accept the same files with the same specs."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from mdir_hf.errors import CorruptCheckpointError
 from mdir_hf.model.files.decode import DTYPES
 from mdir_hf.model.files.safetensors import LENGTH_N_BYTES, parse_header, read_header_n_bytes
 
-# Errors for files that safetensors' code accepts; header.py has the reasons.
+# Our errors for files that safetensors accepts; header.py has the reasons.
 STRICTER = re.compile(
     r"is a duplicate name|the header starts with|described by an array|unknown dtype \{|axes; the limit"
     r"|sizes whose product"
@@ -55,7 +55,7 @@ numbers = st.one_of(
 
 @st.composite
 def entries(draw):
-    """Tensors that tile their data, most of the time; one field replaced, some of the time."""
+    """Tensors that usually tile their data; sometimes one field is replaced."""
     header: dict[str, object] = {}
     at = 0
     for name in draw(st.lists(st.sampled_from(["a", "b", "c", "", "é", "__metadata__"]), unique=True, max_size=4)):
@@ -95,7 +95,7 @@ def files(draw):
     )
     length = len(raw) + draw(st.sampled_from([*[0] * 12, -1, 1, 10**8, 2**63]))
     content = bytearray(max(0, length).to_bytes(8, "little") + raw + bytes(max(0, n_data_bytes)))
-    for _ in range(draw(st.sampled_from([0, 0, 0, 0, 0, 1, 2]))):  # and some bytes of it changed, inserted or cut out
+    for _ in range(draw(st.sampled_from([0, 0, 0, 0, 0, 1, 2]))):  # change, insert or delete some bytes
         at = draw(st.integers(0, len(content)))
         match draw(st.sampled_from(["set", "insert", "cut", "repeat"])):
             case "set":

@@ -1,4 +1,4 @@
-"""ONNX as exporters write it: the weights of the checkpoint, by ranges, and nothing of what a hostile file asks for."""
+"""ONNX files as exporters write them: the weights are read by ranges, and hostile files cannot cause other reads."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ SIZES = {
 }  # fmt: skip
 TOLERANCE = {"float32": 0.0, "float16": 1e-3, "int8": 8e-3, "dequantize": 8e-3, "blocks8": 8e-3, "blocks4": 0.15,
              "blocks4-zeros": 0.15}  # fmt: skip
-"""Of the largest weight of a matrix: half a step of the codes, and the step that zero points cut off at the end."""
+"""Relative to a matrix's largest weight: half a step of the codes, plus a step that zero points may cut off."""
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +191,7 @@ def test_a_file_cut_or_changed_anywhere_ends_in_a_known_error(state, tmp_path):
         if at % 3 == 0:
             forged = forged[: int(rng.integers(len(content)))]
         else:
-            # The messages, not the weights, are what a reader trusts.
+            # A reader trusts the messages rather than the weights.
             for place in (
                 rng.integers(0, 400, size=3) if at % 3 == 1 else rng.integers(len(content) - 2000, len(content), 3)
             ):
@@ -211,7 +211,7 @@ def test_an_invalid_onnx_file_is_reported():
 
 
 def test_an_exported_bert_is_read_from_its_file(state, tmp_path):
-    """Encoders are named by their nodes, behind what a library puts in front."""
+    """Encoders are named by their nodes, after a prefix that a library adds."""
     names = {
         "0.auto_model.embeddings.word_embeddings.weight": (50, 32),
         "0.auto_model.encoder.layer.0.attention.self.query.weight": (32, 32),

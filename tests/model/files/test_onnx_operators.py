@@ -1,4 +1,4 @@
-"""The forms in which ONNX operators take a weight: orientation, scales, names, and numbers in typed fields."""
+"""Forms of weights in ONNX operators: orientation, scales, names, and numbers in typed fields."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RNG = np.random.default_rng(0)
 
 
 def opened(nodes: list, tensors: dict[str, object]):
-    """Open a graph of some nodes; arrays become initialisers."""
+    """Open a graph with these nodes; arrays become initialisers."""
     made = [
         numpy_helper.from_array(value, name) if isinstance(value, np.ndarray) else value
         for name, value in tensors.items()
@@ -62,7 +62,7 @@ def test_scales_lie_along_the_axis_of_the_dequantising_node(shape, axis):
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("kind", [TensorProto.INT4, TensorProto.UINT4, TensorProto.INT8], ids=["i4", "u4", "i8"])
 def test_scales_of_blocks_lie_along_their_axis(axis, kind):
-    shape, block = (10, 6), 4  # the last block is cut
+    shape, block = (10, 6), 4  # the last block is partial
     low, high = {TensorProto.INT4: (-8, 8), TensorProto.UINT4: (0, 16), TensorProto.INT8: (-128, 128)}[kind]
     grid = tuple(-(-size // block) if at == axis else size for at, size in enumerate(shape))
     codes, zero = RNG.integers(low, high, size=shape), RNG.integers(low, high, size=grid)
@@ -92,7 +92,7 @@ def test_scales_that_fit_no_axis_are_refused():
 
 
 def test_a_matrix_under_its_own_name_is_as_the_checkpoint_stored_it():
-    """Conv1D stores (in, out), and its product takes it so; tables of roles transpose it."""
+    """Conv1D stores (in, out), and its product uses that orientation; tables of roles transpose it."""
     values = RNG.normal(size=(4, 12)).astype(np.float32)
     weights = opened([node("Gemm", ["x", "h.0.attn.c_attn.weight"], "h/attn")], {"h.0.attn.c_attn.weight": values})
     check(weights, "h.0.attn.c_attn.weight", values)
@@ -210,7 +210,7 @@ def test_codes_of_a_table_are_read(kind):
 
 
 def quantised_graphs():
-    """Graphs of three quantised layouts, and one of typed fields, to be changed."""
+    """Graphs of three quantised layouts, and one with typed fields, for mutation."""
     codes, scale = RNG.integers(0, 255, size=(4, 2, 16)).astype(np.uint8), np.ones((4, 2), np.float32)
     blocks = helper.make_node("MatMulNBits", ["x", "b", "bs", "bz"], ["y"], "/h/b/MatMul", domain="com.microsoft", N=4,
                               K=64, bits=4, block_size=32)  # fmt: skip

@@ -11,7 +11,7 @@ MATRIX = torch.arange(60, dtype=torch.float32).reshape(20, 3)
 
 
 class Recording(MemorySource):
-    """Remembers the size of every block read, and can be held back."""
+    """Records the size of every block read; reads can be held back."""
 
     def __init__(self, tensors):
         super().__init__(tensors)
@@ -46,7 +46,7 @@ def test_at_most_one_block_is_read_ahead():
     blocks = iter_row_blocks(source, "w", np.arange(20), 2)
     next(blocks)
     for thread in block_threads():
-        thread.join(0.2)  # time enough to read on, if it did
+        thread.join(0.2)  # long enough to read on if it did
     assert len(source.blocks) <= 2
     blocks.close()
 

@@ -11,7 +11,7 @@ from tests.conformance_tensors import MemoryTree, TensorSourceConformance, safet
 
 
 def sharded(tensors, n_shards, **index_more):
-    """Files of a checkpoint whose tensors are dealt out to shards, with an index."""
+    """Files of a checkpoint whose tensors are distributed over shards, with an index."""
     names = sorted(tensors)
     paths = [f"model-{number + 1:05}-of-{n_shards:05}.safetensors" for number in range(n_shards)]
     weight_map = {name: paths[number % n_shards] for number, name in enumerate(names)}
@@ -40,7 +40,7 @@ class TestShardsWithoutIndex(TensorSourceConformance):
 
 
 class TestManySmallSpans(TensorSourceConformance):
-    """Every read cut into pieces of a few bytes, as a large tensor is cut into pieces of 8 MiB."""
+    """Split every read into pieces of a few bytes, as a large tensor is split into pieces of 8 MiB."""
 
     def make(self, tensors, tmp_path):
         tree = MemoryTree({"model.safetensors": safetensors_bytes(tensors)})
@@ -148,12 +148,12 @@ def test_a_tensor_in_two_shards_without_index_is_refused(weights):
         source.names()
 
 
-def test_files_without_index_hold_so_many_tensors_in_all_and_no_more(weights, monkeypatch):
+def test_the_number_of_tensors_without_an_index_is_limited(weights, monkeypatch):
     shards = {f"model-0000{k}-of-00003.safetensors": safetensors_bytes({f"w.{k}": weights["other"]}) for k in (1, 2, 3)}
     monkeypatch.setattr("mdir_hf.model.files.shards.MAX_TENSORS_UNINDEXED", 3)
     assert len(open_checkpoint(MemoryTree(shards)).names()) == 3
     monkeypatch.setattr("mdir_hf.model.files.shards.MAX_TENSORS_UNINDEXED", 1)
-    monkeypatch.setattr("mdir_hf.model.files.safetensors.parse_header", None)  # it is told before any is parsed
+    monkeypatch.setattr("mdir_hf.model.files.safetensors.parse_header", None)  # raised before any header is parsed
     with pytest.raises(
         UnsupportedFormatError, match=r"up to model-00002.* list up to 2 tensors without an index; the limit is 1"
     ):

@@ -1,4 +1,4 @@
-"""An index that contradicts the headers of its shards: the headers count, and a note says so."""
+"""If an index contradicts the headers of its shards, the headers count, and a note says so."""
 
 import json
 
@@ -29,7 +29,7 @@ def weights():
 
 
 def write(folder, tensors=None, *, index, total_size=None, config=None, split=5):
-    """Two shards, and an index made of the right one by ``index``."""
+    """Two shards with an index; ``index`` changes the correct one."""
     folder.mkdir()
     tensors = weights() if tensors is None else tensors
     names = sorted(tensors)
@@ -95,7 +95,7 @@ def test_scales_that_the_index_of_the_source_leaves_out_are_used(tmp_path):
     )
     model = opened(folder)
     name = "model.layers.1.self_attn.v_proj.weight"
-    # FP8 has three bits behind the first one.
+    # FP8 has three fraction bits.
     torch.testing.assert_close(model.tensors.read(name), expected[name], rtol=0.07, atol=0.01)
     assert not any("without any scale" in note for note in model.tensors.description.notes)
     assert notes_of(model)

@@ -1,4 +1,4 @@
-"""Fixtures any test may import: a Hub on this machine, and a home for the Hub client that is not the user's."""
+"""Shared fixtures: a Hub on this machine, and a separate home for the Hub client."""
 
 import json
 import time
@@ -20,24 +20,24 @@ _ENVIRONMENT = (
 
 @pytest.fixture
 def hf_home(tmp_path, monkeypatch):
-    """Redirect everything the Hub client and our cache keep to tmp_path."""
+    """Redirect all files of the Hub client and of our cache to tmp_path."""
     home = tmp_path / "hf-home"
     for name in _ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(home))
-    # The client read its environment when it was imported.
+    # The client read its environment at import.
     monkeypatch.setattr(constants, "HF_HOME", str(home))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    # Else the client's first call asks the real Hub which coding agents there are.
+    # Otherwise the client's first call requests the list of coding agents from the real Hub.
     monkeypatch.setattr(detect_agent, "_registry", {"standardEnvVars": [], "harnesses": {}})
     return home
 
 
 @pytest.fixture
 def waits(monkeypatch):
-    """Replace every wait by a note of how long it would have been; our own and the Hub client's."""
+    """Replace waits, our own and the Hub client's, by a record of their durations."""
     noted = []
     monkeypatch.setattr(retry, "pause", lambda wait_s, cancelled=None: noted.append(wait_s))
     client_time = types.SimpleNamespace(**{**vars(time), "sleep": noted.append})
@@ -46,19 +46,19 @@ def waits(monkeypatch):
     return noted
 
 
-# The client sends large files in a way that its own HTTP library will drop.
+# The client sends large files in a way that its HTTP library will stop supporting.
 OLD_UPLOAD = pytest.mark.filterwarnings("ignore:Use 'content")
 
 
 @pytest.fixture
 def without_xet(monkeypatch):
-    """Large files by the older of the client's two ways; the other is a program of its own."""
+    """Use the older of the client's two ways to fetch large files; the other is a separate program."""
     monkeypatch.setattr("huggingface_hub._commit_api.is_xet_available", lambda: False)
 
 
 @pytest.fixture
 def loopback_hub(hf_home, monkeypatch):
-    """A running Hub on this machine, to which HF_ENDPOINT points; no repository yet."""
+    """A running, empty Hub on this machine; HF_ENDPOINT points to it."""
     with FullHub() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
         yield hub
@@ -66,7 +66,7 @@ def loopback_hub(hf_home, monkeypatch):
 
 @pytest.fixture
 def model_folder(tmp_path):
-    """A folder with a small config and 300,000 bytes under the name of a weight file; no two ranges of it are equal."""
+    """A folder with a small config and a 300,000-byte weight file in which no two ranges are equal."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": 64}))

@@ -1,4 +1,4 @@
-"""Which answers of a server are believed, header by header, and where redirects may lead."""
+"""Which server responses are trusted, header by header, and which redirects are followed."""
 
 import contextlib
 import math
@@ -21,11 +21,11 @@ CONTENT = bytes(range(250)) * 4
 
 
 class Answer:
-    """One answer of a server, in memory: its pieces can be taken once.
+    """A server response in memory, whose pieces can be taken once.
 
     Attributes:
-        n_taken: How many have been.
-        is_at_end: Whether somebody has seen that there are no more.
+        n_taken: Number of pieces taken.
+        is_at_end: Whether the reader has reached the end.
     """
 
     def __init__(self, status, headers, *body):
@@ -44,13 +44,13 @@ class Answer:
 
 
 class Client:
-    """As much as a session has beside its requests."""
+    """The attributes of a session apart from its requests."""
 
     cookies = types.SimpleNamespace(jar=CookieJar())
 
 
 class Sequence(Client):
-    """A session that gives one answer after the other, the last one for ever; an exception is raised."""
+    """A session that gives these answers in order and repeats the last one; exceptions are raised."""
 
     def __init__(self, *answers):
         self.answers, self.n_asked = answers, 0
@@ -68,7 +68,7 @@ class Sequence(Client):
 
 @pytest.fixture
 def read(monkeypatch):
-    """Reads [start, stop) of a file of 1,000 bytes, of which the server says what it is told to."""
+    """Read [start, stop) of a file of 1,000 bytes from a server with the given answer."""
 
     def read(start, stop, *, status=206, body=None, **headers):
         answer = Answer(
@@ -153,11 +153,11 @@ def test_surplus_bytes_are_cut(read):
 
 @pytest.fixture
 def honest(monkeypatch):
-    """A server that gives each range that it is asked for; returns the list of those."""
+    """A server that returns each requested range; also returns the list of requests."""
     asked = []
 
     class Session(Client):
-        """A session that serves the ranges that it is asked for."""
+        """A session that serves every requested range."""
 
         def stream(self, _, url, *, headers, **__):
             start, last = map(int, headers["Range"].removeprefix("bytes=").split("-"))
@@ -190,16 +190,16 @@ def test_a_listed_digest_names_what_is_kept(honest, tmp_path):
     _, heads = honest
     cache = RangeCache(tmp_path, max_bytes=1 << 20)
     ranges.HubFile(PLACE, n_bytes=N_BYTES, etag="c" * 64, cache=cache).read(0, 10)
-    assert len(heads) == 1  # where the content lies
+    assert len(heads) == 1  # for the location
     ranges.HubFile(PLACE, n_bytes=N_BYTES, etag="c" * 64, cache=cache).read(0, 10)
     assert len(heads) == 1
     ranges.HubFile(PLACE, n_bytes=N_BYTES, cache=cache).read(0, 10)
-    assert len(heads) == 2  # which content it is
+    assert len(heads) == 2  # for the content
 
 
 @pytest.fixture
 def file(monkeypatch):
-    """A file of 1,000 bytes at one place, and what the server answers in turn."""
+    """A file of 1,000 bytes at one address, and the server's answers in order."""
 
     def file(*answers, url="https://cdn.example/x"):
         here = Location(url, '"etag"', N_BYTES, math.inf)
@@ -248,14 +248,14 @@ def test_other_errors_than_connection_failures_are_not_retried(file, waits):
     assert (session.n_asked, waits) == (1, [])
 
 
-def test_a_read_that_moves_on_goes_on_and_one_that_stopped_does_not(file, monkeypatch, waits):
+def test_a_read_continues_only_if_it_makes_progress(file, monkeypatch, waits):
     monkeypatch.setattr(ranges, "_PROGRESS_BYTES", 100)
     moving = [part(at, N_BYTES, CONTENT[at : at + 100]) for at in range(0, N_BYTES, 100)]
     assert file(*moving)[0].read(0, N_BYTES) == CONTENT
     source, session, _ = file(part(0, N_BYTES, CONTENT[:900]), lambda: part(900, N_BYTES, b""))
     with pytest.raises(ShortReadError, match="ended after 900 of 1,000 bytes"):
         source.read(0, N_BYTES)
-    assert session.n_asked == 1 + 5  # the first of the six failures that end patience is that of the whole
+    assert session.n_asked == 1 + 5  # the first read, then five retries; the sixth failure is final
 
 
 def test_a_started_read_serves_one_read_within_it(honest, monkeypatch):
@@ -343,7 +343,7 @@ BLOB, SHA, OTHER_SHA = "b" * 40, "c" * 64, "d" * 64
 
 @pytest.fixture
 def hub(monkeypatch):
-    """What the Hub says of one file in turn, the last for ever; returns how to change it, and the questions."""
+    """The Hub's answers about one file, the last one repeated; returns a function to change them, and the requests."""
     said, asked = [], []
 
     def head(url, **_):
@@ -406,13 +406,13 @@ def test_the_hub_serves_the_files_that_it_lists(hub, listed, said, is_refused):
         ((None, None), (SHA, 7), (SHA, 7), False),
         ((None, None), (SHA, 7), (OTHER_SHA, 7), True),
         ((None, None), (SHA, 7), (SHA, 8), True),
-        ((None, None), ('"m1"', 7), ('"m2"', 7), True),  # two answers of one mirror
-        ((7, BLOB), None, ('"m1"', 7), False),  # a listing, and a mirror with ETags of its own
+        ((None, None), ('"m1"', 7), ('"m2"', 7), True),  # two answers from one mirror
+        ((7, BLOB), None, ('"m1"', 7), False),  # a listing, and a mirror with its own ETags
         ((7, BLOB), None, ("e" * 40, 7), True),
         ((7, BLOB), None, (BLOB, 7), False),
     ],
 )
-def test_content_that_has_become_other_is_refused(hub, listed, first, then, is_other):
+def test_changed_content_is_refused(hub, listed, first, then, is_other):
     hub(*(answer for answer in (first, then) if answer))
     one = locator(*listed)
     one.forget(one.current())
@@ -433,12 +433,12 @@ def test_an_address_is_used_until_it_expires_and_not_any_longer(hub, monkeypatch
     assert len(asked) == 1
 
 
-# Bodies, against a clock that moves with them.
+# Response bodies, with a clock that advances while they are read.
 
 
 @pytest.fixture
 def body(monkeypatch):
-    """The pieces that are taken of a body, each of which comes after so many seconds."""
+    """Pieces of a body, each after this many seconds."""
     now = [0.0]
     monkeypatch.setattr(connection, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
 
@@ -494,7 +494,7 @@ def test_requests_wait_for_the_hubs_quota_and_count_in_it(monkeypatch, url, is_h
     noted, sent = [], {}
 
     class Quota:
-        """A quota that notes when it is asked."""
+        """A quota that records its calls."""
 
         def before(self, *_):
             noted.append("before")
@@ -503,7 +503,7 @@ def test_requests_wait_for_the_hubs_quota_and_count_in_it(monkeypatch, url, is_h
             noted.append("after")
 
     class Session(Client):
-        """A session that answers and notes how it was asked."""
+        """A session that records its requests."""
 
         def stream(self, _, url, **options):
             sent.update(options)
@@ -516,4 +516,4 @@ def test_requests_wait_for_the_hubs_quota_and_count_in_it(monkeypatch, url, is_h
     connection.wait_for_turn(url, token=None)
     assert noted.pop() == "before"
     assert noted == (["before", "after"] if is_hub else [])
-    assert sent["timeout"] == (10.0, 20.0, 20.0, 20.0)  # as docs/attacks.md says
+    assert sent["timeout"] == (10.0, 20.0, 20.0, 20.0)  # as documented in docs/attacks.md

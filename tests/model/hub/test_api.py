@@ -1,4 +1,4 @@
-"""One question to the Hub's API: what is followed, what is asked again, what is refused and how it says so."""
+"""A single request to the Hub's API: redirects, retries, refusals and error messages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_an_answer_that_is_not_json_raises(loopback_hub, body):
 
 
 @pytest.mark.parametrize(("n_moves", "is_followed"), [(1, True), (4, True), (5, False)])
-def test_so_many_moves_are_followed_and_no_more(loopback_hub, n_moves, is_followed):
+def test_the_number_of_redirects_is_limited(loopback_hub, n_moves, is_followed):
     answers(loopback_hub, b"", status=307, times=n_moves, Location=f"{loopback_hub.endpoint}{PATH}/there")
     answers(loopback_hub, b"7")
     if is_followed:
@@ -54,7 +54,7 @@ def test_so_many_moves_are_followed_and_no_more(loopback_hub, n_moves, is_follow
 
 
 @pytest.mark.parametrize("place", ["!\x01", "http://[x", "http://a b:x/", "//\x7f/", "http://x:99999999/", "mailto:a"])
-def test_a_move_to_no_address_is_an_error(loopback_hub, place):
+def test_an_api_redirect_to_an_invalid_url_is_an_error(loopback_hub, place):
     answers(loopback_hub, b"", status=307, Location=place)
     with pytest.raises(ServerError, match=r"not one that the Hub sends|redirects away|invalid URL|could not be"):
         asked(loopback_hub)
@@ -71,13 +71,13 @@ def test_a_temporary_server_error_is_retried(loopback_hub, waits, status):
 
 
 @pytest.mark.parametrize(("status", "kind"), [(429, RateLimitedError), (503, ServerError)])
-def test_one_that_fails_for_good_is_named_by_its_last_answer(loopback_hub, waits, status, kind):
+def test_a_lasting_failure_is_named_by_its_last_response(loopback_hub, waits, status, kind):
     answers(loopback_hub, b"words", status=status, X_Error_Message="of the server")
     with pytest.raises(kind, match=str(status)) as caught:
         asked(loopback_hub)
     cause = caught.value.__cause__
     assert isinstance(cause, RefusalError) and (cause.status, cause.text) == (status, "of the server words")
-    assert str(cause) == str(status)  # a log shows nothing that a server wrote
+    assert str(cause) == str(status)  # logs do not show anything that a server wrote
     assert len(loopback_hub.requests) == 6
 
 
@@ -90,7 +90,7 @@ def test_a_refusal_is_not_retried(loopback_hub):
     assert len(loopback_hub.requests) == 1
 
 
-def test_a_server_that_is_not_there_is_tried_again_and_then_named(hf_home, waits):
+def test_an_unreachable_server_is_retried_and_then_named(hf_home, waits):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
     with pytest.raises(ServerError, match=r"127\.0\.0\.1 could not be reached \(ConnectError\)"):
@@ -98,7 +98,7 @@ def test_a_server_that_is_not_there_is_tried_again_and_then_named(hf_home, waits
     assert len(waits) == 2
 
 
-def test_an_error_that_time_does_not_mend_is_not_tried_again(hf_home, waits):
+def test_a_permanent_error_is_not_retried(hf_home, waits):
     with pytest.raises(ServerError, match="could not be reached"):
         ask("http://", label="owner/name", endpoint="http://", token=False)
     assert not waits

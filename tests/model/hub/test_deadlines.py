@@ -1,4 +1,4 @@
-"""Bodies that never end, end: each read has a deadline for progress, and can be cancelled."""
+"""Response bodies cannot block forever: each read has a deadline for progress and can be cancelled."""
 
 import contextlib
 import re
@@ -17,12 +17,12 @@ N_BYTES = 300_000
 
 
 class Misbehaving:
-    """A server that answers every connection in one way.
+    """A server that answers every connection in the same way.
 
     Attributes:
         url: Its address.
-        n_connections: Connections so far.
-        hung_up: Set once a client has hung up on it.
+        n_connections: Number of connections so far.
+        hung_up: Set once a client has closed its connection.
     """
 
     def __init__(self, answer):
@@ -101,7 +101,7 @@ def serving():
 
 @pytest.fixture
 def source(loopback_hub, model_folder):
-    """A file, and a way to say where it lies."""
+    """A file, and a function that sets its address."""
     loopback_hub.add_repository("owner/name", model_folder)
     source = open_repository("owner/name").open("model.safetensors")
 
@@ -114,7 +114,7 @@ def source(loopback_hub, model_folder):
 
 
 @pytest.mark.parametrize("answer", [silence, broken_chunks, drip])
-def test_a_body_that_does_not_move_on_is_given_up_on(impatient, serving, source, answer):
+def test_a_stalled_body_times_out(impatient, serving, source, answer):
     server = serving(answer)
     with pytest.raises(ShortReadError, match=r"brought too little data for too long after [\d,]+ of 300,000"):
         source(server.url).read(0, N_BYTES)
@@ -133,7 +133,7 @@ def test_a_slow_answer_that_makes_progress_is_read(impatient, loopback_hub, mode
     monkeypatch.setattr(connection, "READ_TIMEOUT_S", 5.0)
     loopback_hub.add_repository("owner/name", model_folder)
     source = open_repository("owner/name").open("model.safetensors")
-    loopback_hub.network.bytes_per_s = 3e5  # a second in all, which is three deadlines
+    loopback_hub.network.bytes_per_s = 3e5  # one second in total, three times the deadline
     assert source.read(0, N_BYTES) == (model_folder / "model.safetensors").read_bytes()
 
 
@@ -159,7 +159,7 @@ def test_a_cancelled_read_lets_go_of_a_drip(impatient, serving, source, monkeypa
 
 
 @pytest.mark.parametrize("answer", [silence, drip])
-def test_a_listing_that_does_not_move_on_is_given_up_on(impatient, hf_home, serving, monkeypatch, answer):
+def test_a_stalled_listing_times_out(impatient, hf_home, serving, monkeypatch, answer):
     server = serving(answer)
     monkeypatch.setenv("HF_ENDPOINT", server.url.removesuffix("/file"))
     with pytest.raises(ServerError, match=r"did not answer in time"):
@@ -168,7 +168,7 @@ def test_a_listing_that_does_not_move_on_is_given_up_on(impatient, hf_home, serv
 
 
 @pytest.mark.parametrize("answer", [silence, drip])
-def test_a_stuck_list_of_pull_requests_is_given_up_on(impatient, hf_home, serving, monkeypatch, answer):
+def test_a_stalled_list_of_pull_requests_times_out(impatient, hf_home, serving, monkeypatch, answer):
     server = serving(answer)
     monkeypatch.setenv("HF_ENDPOINT", server.url.removesuffix("/file"))
     with pytest.raises(ServerError, match=r"did not answer in time"):

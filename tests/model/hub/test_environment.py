@@ -1,4 +1,4 @@
-"""What a person sets in the environment, wrongly: one error that names the variable, before any request."""
+"""A wrong environment variable raises one error that names the variable, before any request."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ENTRANCES = [open_repository, resolve_model, lambda name: models_of_author(name.
         "ftp://h",
     ],
 )
-def test_an_endpoint_that_is_no_address_is_named(hf_home, monkeypatch, address):
+def test_an_invalid_endpoint_is_named(hf_home, monkeypatch, address):
     monkeypatch.setenv("HF_ENDPOINT", address)
     for enter in ENTRANCES:
         with pytest.raises(InputError, match=r"HF_ENDPOINT is .*, expected a URL like https://huggingface.co") as told:
@@ -92,14 +92,14 @@ def test_a_token_with_an_impossible_letter_is_not_shown(loopback_hub, monkeypatc
 
 
 @pytest.mark.parametrize("text", ["²", "9" * 5000, "-1", "1e9", "1.5", "many", "٣"])
-def test_a_size_of_the_cache_that_is_no_number_is_named(monkeypatch, text):
+def test_an_invalid_cache_size_is_named(monkeypatch, text):
     monkeypatch.setenv("MDIR_HF_CACHE_MAX_BYTES", text)
     with pytest.raises(InputError, match=r"MDIR_HF_CACHE_MAX_BYTES is .*expected a whole number of bytes") as told:
         cache_max_bytes()
     assert len(str(told.value)) < 200
 
 
-# --- a mirror whose base URL has a path, as Artifactory's: requests go below it, and its addresses name repositories
+# --- a mirror whose base URL has a path, such as Artifactory's: requests stay below it, and its URLs name repositories
 
 
 PATH = "/artifactory/api/huggingfaceml/hub"
@@ -107,7 +107,7 @@ PATH = "/artifactory/api/huggingfaceml/hub"
 
 @pytest.fixture
 def mirror(loopback_hub, monkeypatch):
-    """Serve the loopback Hub below a path, and nothing beside it."""
+    """Serve the loopback Hub only below a path."""
     answer = FullHandler._answer_request
 
     def below_path(handler):

@@ -53,13 +53,13 @@ def test_a_gated_repository_is_not_reported_as_a_missing_one():
 
 
 @pytest.mark.parametrize("bug", [TypeError("bug"), KeyError("bug"), ValueError("bug"), AssertionError("bug")])
-def test_a_bug_is_not_dressed_up_as_an_error_of_the_hub(bug):
+def test_a_bug_is_not_reported_as_a_hub_error(bug):
     with pytest.raises(type(bug)) as caught, hub_errors("o/n"):
         raise bug
     assert caught.value is bug
 
 
-def test_an_interrupt_passes():
+def test_an_interrupt_is_not_translated():
     with pytest.raises(KeyboardInterrupt), hub_errors("o/n"):
         raise KeyboardInterrupt
 
@@ -124,12 +124,12 @@ def test_a_status_becomes_the_error_that_says_what_to_do(status, headers, kind, 
         raise error
 
 
-# What the HTTP library of the installed client raises, provoked and not imported.
+# Exceptions of the installed client's HTTP library, raised by the library rather than imported.
 
 
 def provoked(hub, fault):
     hub.faults.append(fault)
-    with pytest.raises(Exception) as caught:  # which class it is depends on the client's version
+    with pytest.raises(Exception) as caught:  # the class depends on the client's version
         HfApi(endpoint=hub.endpoint).model_info("o/n", timeout=0.1)
     return caught.value
 

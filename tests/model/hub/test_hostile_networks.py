@@ -1,4 +1,4 @@
-"""Slow, wrong or hostile networks between us and the Hub: the right bytes, or an error that names the cause."""
+"""Slow, faulty or hostile networks give the correct bytes or an error that names the cause."""
 
 import numpy as np
 import pytest
@@ -71,7 +71,7 @@ def test_connections_that_always_close_early_end_in_an_error(loopback_hub, conte
 
 @pytest.mark.parametrize("times_before", [0, 1])
 def test_a_captive_portal_is_named(loopback_hub, content, times_before, waits):
-    """A network that answers everything with its login page, from the start or after the listing."""
+    """A network that answers every request with its login page, from the start or after the listing."""
     page = {"Content-Type": "text/html; charset=utf-8"}
     repository = open_repository("owner/name") if times_before else None
     loopback_hub.faults.append(Fault("status", status=200, body=PORTAL, headers=page, times=None))

@@ -1,4 +1,4 @@
-"""One small file by its address: on the Hub, bounded, and from nowhere else."""
+"""Read one small file by its URL: only from the Hub, and bounded in size."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_file_that_is_to_stay_is_downloaded_once_and_checked(loopback_hub, mod
 
 
 @pytest.mark.parametrize("read", [read_hub_file, fetch_hub_file])
-def test_a_commit_or_etag_of_another_form_becomes_no_path(loopback_hub, model_folder, tmp_path, monkeypatch, read):
+def test_an_invalid_commit_or_etag_never_becomes_a_path(loopback_hub, model_folder, tmp_path, monkeypatch, read):
     commit = loopback_hub.add_repository("owner/name", model_folder)
     url = f"{loopback_hub.endpoint}/owner/name/resolve/main/config.json"
     loopback_hub.redirects_small_files = False
@@ -138,7 +138,7 @@ def test_a_commit_or_etag_of_another_form_becomes_no_path(loopback_hub, model_fo
     assert new[0].is_relative_to(tmp_path / "hf-home" / "mdir-hf") and "escaped" not in str(new[0])
 
 
-def test_other_bytes_than_the_etag_says_are_refused(loopback_hub, model_folder, monkeypatch):
+def test_bytes_that_do_not_match_the_etag_are_refused(loopback_hub, model_folder, monkeypatch):
     loopback_hub.add_repository("owner/name", model_folder)
     monkeypatch.setattr(StoredFile, "etag", "0" * 40)
     with pytest.raises(ServerError, match=f"differs from the digest.*{'0' * 40}"):

@@ -1,4 +1,4 @@
-"""Lists of models: those of an author, page by page, and those of a collection."""
+"""Lists of models: an author's, page by page, and a collection's."""
 
 from __future__ import annotations
 

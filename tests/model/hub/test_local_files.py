@@ -96,7 +96,7 @@ def test_a_link_to_nowhere_is_not_listed_and_missing(folder):
 
 
 @posix
-def test_a_pipe_is_no_file_and_does_not_hang(folder):
+def test_a_pipe_is_not_a_file_and_does_not_hang(folder):
     os.mkfifo(folder / "model.bin")
     repository = open_repository(folder)
     assert "model.bin" not in repository.files
@@ -184,7 +184,7 @@ def test_blobs_shared_by_all_repositories_of_a_cache_are_followed(snapshot):
     blob.rename(shared)
     blob.symlink_to(os.path.relpath(shared, blob.parent))
     repository = open_repository(snapshot)
-    assert repository.files["model.safetensors"].sha256 == blob.name  # not the name in the shared store
+    assert repository.files["model.safetensors"].sha256 == blob.name  # not its name in the shared store
     assert len(repository.open("model.safetensors").read(0, 10)) == 10
 
 

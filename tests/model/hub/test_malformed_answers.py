@@ -1,4 +1,4 @@
-"""Answers that are none of the Hub's: every one ends in one of our errors, in one line, or in a result."""
+"""Malformed responses: every one ends in one of our errors, in one line, or in a result."""
 
 import json
 from contextlib import suppress
@@ -40,7 +40,7 @@ NO_ANSWERS = {
 
 @pytest.fixture
 def answers(loopback_hub, model_folder):
-    """Let the API answer something."""
+    """Let the API return a given response."""
     loopback_hub.add_repository("owner/name", model_folder)
     headers = {"Content-Type": "application/json"}
 
@@ -110,14 +110,14 @@ def test_the_listing_keeps_the_digests_of_each_file(answers, loopback_hub):
         FileEntry("empty", 0, blob_id="1" * 40),
         FileEntry("unknown", -1),
         FileEntry("w.bin", 8, sha256="3" * 64, blob_id="2" * 40),
-        FileEntry("w.bin", 9),  # the blob is that of a pointer, whose digest it does not say
+        FileEntry("w.bin", 9),  # the blob is a pointer, and its digest is not listed
     )
 
 
 @pytest.mark.parametrize(
     ("name", "expected"), [("owner/new", "owner/new"), (5, "owner/name"), ("..", "owner/name"), (None, "owner/name")]
 )
-def test_a_new_name_is_taken_over_if_it_is_one(answers, loopback_hub, name, expected):
+def test_a_new_name_is_adopted_if_it_is_valid(answers, loopback_hub, name, expected):
     answers(listing(id=name))
     known = {"label": "", "token": None, "with_files": False}
     assert model_info("owner/name", revision="main", **known).repo == expected
@@ -182,7 +182,7 @@ PLACES += [("siblings", 0), ("siblings", 1), *(("siblings", 1, "lfs", name) for 
 def test_a_valid_listing_changed_anywhere_is_read_or_refused(answers, changes):
     said = json.loads(json.dumps(VALID))
     for place, value in changes:
-        with suppress(LookupError, TypeError):  # an earlier change took the place away
+        with suppress(LookupError, TypeError):  # an earlier change removed this place
             holder = reduce(getitem, place[:-1], said)
             if value is ...:
                 del holder[place[-1]]

@@ -1,4 +1,4 @@
-"""Opening one pull request, and saying why it cannot be opened."""
+"""Open one pull request, or report why it cannot be opened."""
 
 from __future__ import annotations
 
@@ -79,19 +79,19 @@ def test_disabled_discussions(loopback_hub, model_folder):
 
 @pytest.mark.parametrize("status", [400, 403, 404, 409, 410])
 @pytest.mark.parametrize("path", ["/discussions", "/commit/"])
-def test_disabled_discussions_are_known_by_their_words(loopback_hub, head, status, path):
+def test_disabled_discussions_are_recognised_by_the_message(loopback_hub, head, status, path):
     body = b'{"error": "Pull Requests are disabled here"}'
     loopback_hub.faults.append(Fault("status", path=path, status=status, body=body))
     assert "its owner can enable them" in refusal(PullRequestError, loopback_hub, head)
 
 
 @pytest.mark.parametrize("words", ["You may not write discussions", "This account is disabled"])
-def test_other_words_disable_nothing(loopback_hub, head, words):
+def test_other_messages_do_not_mean_disabled_discussions(loopback_hub, head, words):
     loopback_hub.faults.append(Fault("status", path="/discussions", status=403, headers={"X-Error-Message": words}))
     assert "write access" in refusal(PullRequestError, loopback_hub, head)
 
 
-def test_a_head_that_has_moved_before_is_noticed_and_nothing_sent(loopback_hub, head):
+def test_a_moved_head_is_detected_before_anything_is_sent(loopback_hub, head):
     api = HfApi(endpoint=loopback_hub.endpoint, token=loopback_hub.token)
     api.upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id="owner/name")
     loopback_hub.requests.clear()
@@ -105,7 +105,7 @@ def test_a_head_that_moves_in_between(loopback_hub, head):
     assert "moved on" in refusal(PullRequestError, loopback_hub, head)
 
 
-def test_it_stands_on_its_parent_even_if_the_head_moves(loopback_hub, head, monkeypatch):
+def test_the_commit_keeps_its_parent_if_the_head_moves(loopback_hub, head, monkeypatch):
     api = HfApi(endpoint=loopback_hub.endpoint, token=loopback_hub.token)
     seen = pull_request.model_info("owner/name", revision="main", label="", token=api.token, with_files=False)
     api.upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id="owner/name")
@@ -164,7 +164,7 @@ def test_each_request_waits_if_the_quota_is_small(loopback_hub, head, monkeypatc
     sent = [request for request in loopback_hub.sent("hub") if "/api/" in request.path]
     assert len(asked) >= len(sent)
     assert all(url.startswith(f"{loopback_hub.endpoint}/api/models/owner/name") for url in asked)
-    assert not any("blobs=" in url for url in asked)  # of the head its commit alone is asked for
+    assert not any("blobs=" in url for url in asked)  # only the head's commit is requested
 
 
 def test_metadata_that_the_hub_does_not_accept(loopback_hub, head):
@@ -212,7 +212,7 @@ def test_a_server_that_fails_is_one_of_our_errors(loopback_hub, head, waits, pat
     refusal(ServerError, loopback_hub, head)
 
 
-def test_offline_it_is_not_tried(loopback_hub, head, monkeypatch):
+def test_no_pull_request_is_sent_offline(loopback_hub, head, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     refusal(OfflineError, loopback_hub, head)
     assert not loopback_hub.requests

@@ -1,4 +1,4 @@
-"""Requests slow down before the Hub would answer 429, for all threads of a process together."""
+"""Requests of all threads slow down before the Hub returns 429."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -59,14 +59,14 @@ def test_requests_do_not_wait_while_the_quota_is_large(clock, known, waits):
 def test_a_small_quota_is_spread_over_the_rest_of_the_window(clock, known, waits):
     known.after(API, "", said(11, 120))
     slept = [known.before(API, "") for _ in range(11)]
-    assert slept == sorted(slept)  # all asked at once: each waits behind the one before it
+    assert slept == sorted(slept)  # all asked at once, so each waits for the one before it
     assert slept[0] > 0
     assert 100 < slept[-1] < 121
     steps = [later - earlier for earlier, later in pairwise(slept)]
     assert max(steps) < 2 * min(steps)
 
 
-def test_once_it_is_used_up_everybody_waits_for_the_next_window(clock, known, waits):
+def test_all_requests_wait_for_the_next_window_if_the_quota_is_used_up(clock, known, waits):
     known.after(API, "", said(0, 42))
     assert known.before(API, "") == 43
     clock[0] += 43
@@ -82,7 +82,7 @@ def test_callers_hubs_and_classes_are_counted_apart(clock, known, waits):
     assert "hf_a" not in repr(vars(known))
 
 
-def test_an_answer_that_was_overtaken_gives_nothing_back(clock, known, waits):
+def test_an_outdated_answer_does_not_raise_the_quota(clock, known, waits):
     known.after(API, "", said(0, 42))
     known.after(API, "", said(300, 42))
     assert known.before(API, "") > 0
@@ -94,12 +94,12 @@ def test_an_invalid_limit_delays_no_request(known, waits, value):
     assert known.before(API, "") == 0
 
 
-def test_threads_share_what_is_left(clock, known, waits):
+def test_threads_share_the_remaining_quota(clock, known, waits):
     known.after(API, "", said(60, 100))
     with ThreadPoolExecutor(8) as pool:
         slept = list(pool.map(lambda _: known.before(API, ""), range(60)))
-    assert sum(wait_s == 0 for wait_s in slept) == 10  # 50 of 500 are little
-    assert len({round(wait_s, 6) for wait_s in slept}) == 51  # nobody at the same time as another
+    assert sum(wait_s == 0 for wait_s in slept) == 10  # 50 of 500 count as few
+    assert len({round(wait_s, 6) for wait_s in slept}) == 51  # no two at the same time
     assert max(slept) < 101
 
 
@@ -107,7 +107,7 @@ def test_a_wait_ends_when_it_is_cancelled(known):
     known.after(API, "", said(0, 42))
     cancelled = threading.Event()
     cancelled.set()
-    known.before(API, "", cancelled)  # at once
+    known.before(API, "", cancelled)  # returns immediately
 
 
 def test_many_requests_never_meet_429_and_use_the_window(clock, known, loopback_hub, model_folder, monkeypatch):
@@ -123,7 +123,7 @@ def test_many_requests_never_meet_429_and_use_the_window(clock, known, loopback_
         open_repository("owner/name")
     assert {request.status for request in loopback_hub.requests} == {200}
     assert len(loopback_hub.requests) == 50
-    # 20 to a window of 300 s: the third window has begun, and no more than that.
+    # 20 for each window of 300 s: exactly the third window has begun.
     assert 400 <= clock[0] - 1000 <= 900
 
 
@@ -136,4 +136,4 @@ def test_files_slow_down_as_well(clock, known, loopback_hub, model_folder, monke
     repository = open_repository("owner/name")
     assert slept == []
     repository.open("model.safetensors").read(0, 5)
-    assert slept == [43]  # the HEAD; what the CDN serves is not counted
+    assert slept == [43]  # only the HEAD is counted, not the CDN's responses

@@ -88,7 +88,7 @@ def test_its_size_is_bounded_and_the_oldest_goes_first(tmp_path):
     for path in stored(cache):
         number = int(path.name.split("-")[0]) // 20_000
         os.utime(path, (1000 + number, 1000 + number))
-    assert cache.get(KEY, 0, 10) is not None  # number 0 is used now, so number 1 is the oldest
+    assert cache.get(KEY, 0, 10) is not None  # number 0 was just used, so number 1 is the oldest
     cache.put(KEY, 500_000, b"x" * 15_000)
     assert sum(path.stat().st_size for path in stored(cache)) <= 100_000
     left = {int(path.name.split("-")[0]) for path in stored(cache)}
@@ -100,7 +100,7 @@ def test_ranges_kept_by_other_processes_count_too(tmp_path):
     first, second = (RangeCache(tmp_path, max_bytes=50_000) for _ in range(2))
     for number in range(20):
         (first, second)[number % 2].put(KEY, number * 20_000, bytes([number]) * 5_000)
-    # Between two looks at the disk each writes up to an eighth of the bound and one piece unseen by the other.
+    # Between two scans of the disk, each may write an eighth of the bound and one piece that the other has not seen.
     assert sum(path.stat().st_size for path in stored(first)) <= 50_000 + 2 * (50_000 // 8 + 5_024)
 
 
@@ -112,15 +112,15 @@ def test_the_disk_is_counted_again_after_an_eighth_of_the_bound(tmp_path):
     first, second = (RangeCache(tmp_path, max_bytes=80_000) for _ in range(2))
 
     def put(cache, number):
-        cache.put(KEY, number * 20_000, bytes([number]) * 4_976)  # 5,000 with its trailer
+        cache.put(KEY, number * 20_000, bytes([number]) * 4_976)  # 5,000 including its trailer
 
     put(first, 0)
     for number in range(1, 16):
         put(second, number)
-    assert kept_bytes(first) == 80_000  # a full cache is not too full
-    put(first, 16)  # 10,000 bytes of its own since it looked: an eighth, and no more
+    assert kept_bytes(first) == 80_000  # a full cache does not exceed the bound
+    put(first, 16)  # 10,000 bytes of its own since the last scan, exactly an eighth
     assert kept_bytes(first) == 85_000
-    put(first, 17)  # now it looks, and makes room down to nine tenths
+    put(first, 17)  # now it scans the disk and shrinks to nine tenths
     assert kept_bytes(first) == 70_000
 
 
@@ -156,8 +156,8 @@ def test_a_quarter_of_the_bound_is_kept_and_a_byte_more_is_not(tmp_path):
     assert cache.get(KEY, 0, 1000) == CONTENT[:1000]
 
 
-def test_a_range_that_is_fetched_holds_off_all_who_want_it(cache):
-    """Who comes while the second one is at it waits, too, and nobody is remembered afterwards."""
+def test_requests_for_a_range_being_fetched_wait(cache):
+    """Latecomers wait too, and no waiter is left registered afterwards."""
     inside, order = threading.Semaphore(0), []
     goes_on = {name: threading.Event() for name in "abc"}
 
@@ -194,7 +194,7 @@ def test_a_range_that_is_fetched_holds_off_all_who_want_it(cache):
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT])
-def test_an_unwritable_disk_turns_it_off(cache, monkeypatch, number):
+def test_an_unwritable_disk_turns_the_cache_off(cache, monkeypatch, number):
     cache.put(KEY, 0, CONTENT)
 
     def refuse(*args, **kwargs):
@@ -209,7 +209,7 @@ def test_an_unwritable_disk_turns_it_off(cache, monkeypatch, number):
 
 def test_a_disk_that_fills_up_in_the_middle_leaves_nothing_behind(cache, monkeypatch):
     class FullFile:
-        """A file on a disk that is full after the first bytes."""
+        """A file on a disk that becomes full after the first bytes."""
 
         def __init__(self, descriptor, mode):
             self.file = os.fdopen(descriptor, mode)
@@ -233,7 +233,7 @@ def test_a_disk_that_fills_up_in_the_middle_leaves_nothing_behind(cache, monkeyp
     assert not cache.is_writable
 
 
-def test_a_place_that_cannot_be_a_folder_turns_it_off(tmp_path):
+def test_an_invalid_folder_turns_the_cache_off(tmp_path):
     (tmp_path / "file").write_text("in the way")
     cache = RangeCache(tmp_path / "file", max_bytes=1 << 20)
     assert cache.get(KEY, 0, 10) is None
@@ -251,7 +251,7 @@ def test_temporary_files_of_killed_processes_are_swept(tmp_path):
     os.utime(stray, (long_ago, long_ago))
     RangeCache(tmp_path, max_bytes=1 << 20).put(KEY, 0, CONTENT)
     assert not stray.exists()
-    assert fresh.exists()  # somebody may be writing it
+    assert fresh.exists()  # another process may be writing it
 
 
 def _write_for_ever(root, begun):
@@ -311,7 +311,7 @@ def test_the_place_is_read_from_the_environment_when_it_is_needed(hf_home, tmp_p
 
 
 @pytest.mark.parametrize("text", ["4GiB", "-1", "1e9", "9" * 20])
-def test_a_bound_that_is_no_number_of_bytes_is_refused(monkeypatch, text):
+def test_an_invalid_cache_bound_is_refused(monkeypatch, text):
     monkeypatch.setenv("MDIR_HF_CACHE_MAX_BYTES", text)
     with pytest.raises(InputError, match="expected a whole number of bytes"):
         cache_max_bytes()
@@ -336,7 +336,7 @@ def test_content_without_a_digest_is_keyed_by_commit_and_file(etag):
     assert all(len(key) == 40 and key.isalnum() for key in keys)
 
 
-# In front of the Hub.
+# Caching of Hub files.
 
 
 def test_the_same_file_at_another_commit_has_the_same_ranges(loopback_hub, model_folder, tmp_path):
@@ -352,7 +352,7 @@ def test_the_same_file_at_another_commit_has_the_same_ranges(loopback_hub, model
     assert open_repository("owner/name@v2").open("model.safetensors").read(0, 70) == b"changed" * 10
 
 
-def test_force_download_looks_past_the_cache_and_renews_it(loopback_hub, model_folder):
+def test_force_download_ignores_and_renews_the_cache(loopback_hub, model_folder):
     loopback_hub.add_repository("owner/name", model_folder)
     open_repository("owner/name").open("model.safetensors").read(0, 100)
     forced = open_repository("owner/name", RepositoryOptions(force_download=True))
@@ -364,11 +364,11 @@ def test_force_download_heals_a_wrong_range_of_weights(loopback_hub, model_folde
     honest = (model_folder / "model.safetensors").read_bytes()
     loopback_hub.add_repository("owner/name", model_folder)
     wrong = bytes(len(honest))
-    (model_folder / "model.safetensors").write_bytes(wrong)  # right headers, other bytes, and the listing stays
+    (model_folder / "model.safetensors").write_bytes(wrong)  # correct headers and listing, but different bytes
     lied_to = open_repository("owner/name")
     assert lied_to.files["model.safetensors"].sha256
     assert lied_to.open("model.safetensors").read(0, 9000) == wrong[:9000]
     (model_folder / "model.safetensors").write_bytes(honest)
     forced = open_repository("owner/name", RepositoryOptions(force_download=True)).open("model.safetensors")
-    assert forced.read(1000, 2000) == honest[1000:2000]  # inside of the wrong range, which goes as a whole
+    assert forced.read(1000, 2000) == honest[1000:2000]  # inside the wrong range, which is discarded as a whole
     assert open_repository("owner/name").open("model.safetensors").read(0, 9000) == honest[:9000]

@@ -54,7 +54,7 @@ def gets(hub, origin="cdn"):
 
 
 def test_content_is_requested_uncompressed(loopback_hub, content):
-    # The hub compresses config.json for who accepts it; a ranged read must not be one of them.
+    # The Hub compresses config.json for clients that accept it; ranged reads must not accept compression.
     source = open_repository("owner/name").open("config.json")
     assert json.loads(source.read(0, source.n_bytes))["hidden_size"] == 64
 
@@ -77,7 +77,7 @@ def test_the_token_is_sent_if_the_hub_itself_has_the_content(loopback_hub, model
     assert repository.open("config.json").read(0, 2) == b'{"'
 
 
-def test_no_answer_leaves_a_cookie_for_the_request_of_somebody_else(loopback_hub, content):
+def test_no_answer_leaves_a_cookie_for_other_requests(loopback_hub, content):
     asked = {"endpoint": loopback_hub.endpoint}
     url = f"{loopback_hub.endpoint}/api/models/owner/name/revision/main"
     loopback_hub.faults.append(Fault("status", status=200, body=b"{}", headers={"Set-Cookie": "token=mine; Path=/"}))
@@ -85,7 +85,7 @@ def test_no_answer_leaves_a_cookie_for_the_request_of_somebody_else(loopback_hub
         assert answer.headers["set-cookie"].startswith("token=mine")
     with connection.get(url, token=False, **asked) as answer:
         assert "cookie" not in answer.request.headers
-    # A proxy may want one that its user gave to the client.
+    # A proxy may require a cookie that its user gave to the client.
     get_session().cookies.set("proxy", "1")
     try:
         with connection.get(url, token=False, **asked) as answer:
@@ -95,7 +95,7 @@ def test_no_answer_leaves_a_cookie_for_the_request_of_somebody_else(loopback_hub
 
 
 def test_the_cdn_refuses_a_token(loopback_hub, source, monkeypatch, waits):
-    # The guard of the test above: were the token sent, the read would fail.
+    # Check of the test above: if the token were sent, the read would fail.
     monkeypatch.setattr(connection, "may_see_token", lambda url, endpoint: True)
     source._place = type(source._place)(
         *[getattr(source._place, f) for f in ("repo", "commit", "path", "endpoint")], loopback_hub.token, "x"
@@ -124,7 +124,7 @@ def test_a_redirect_back_to_the_hub_carries_the_token_again(loopback_hub, model_
     back = f"{loopback_hub.endpoint}/owner/secret/resolve/{repository.commit}/config.json"
     loopback_hub.faults.append(Fault("status", origin="cdn", path=WEIGHTS, status=302, headers={"Location": back}))
     source = repository.open(WEIGHTS)
-    with pytest.raises(RangeIgnoredError):  # another file: found out by its length
+    with pytest.raises(RangeIgnoredError):  # the length shows that it is another file
         source.read(0, 2)
     assert loopback_hub.requests[-1].had_token
 
@@ -163,14 +163,14 @@ def test_redirects_that_never_end_are_refused(loopback_hub, source):
     assert len(gets(loopback_hub)) == 5
 
 
-# What comes back is believed only if it is what was asked for.
+# Responses are accepted only if they match the request.
 
 
-def test_a_server_that_ignores_the_range_is_found_out(loopback_hub, tmp_path):
+def test_a_server_that_ignores_the_range_is_detected(loopback_hub, tmp_path):
     folder = tmp_path / "big"
     folder.mkdir()
     with (folder / WEIGHTS).open("wb") as file:
-        file.truncate(64 << 20)  # far more than sockets buffer
+        file.truncate(64 << 20)  # far more than socket buffers hold
     loopback_hub.add_repository("owner/big", folder, sha256={WEIGHTS: "0" * 64})
     loopback_hub.faults.append(Fault("ignore_range", origin="cdn", times=None))
     repository = open_repository("owner/big")
@@ -180,7 +180,7 @@ def test_a_server_that_ignores_the_range_is_found_out(loopback_hub, tmp_path):
         repository.open(WEIGHTS).read(10, 20)
     assert len(gets(loopback_hub)) == 1
     assert repository.ledger.bytes_read == 0
-    time.sleep(0.2)  # the server notices that nobody listens
+    time.sleep(0.2)  # the server notices that the client has gone
     assert gets(loopback_hub)[0].bytes_sent < 16 << 20
 
 
@@ -203,7 +203,7 @@ def test_a_size_that_is_not_the_listed_one_is_refused(loopback_hub, source):
         source.read(0, 10)
 
 
-def test_416_asks_the_hub_again_and_then_says_what_the_server_has(loopback_hub, source):
+def test_416_asks_the_hub_again_and_then_reports_the_servers_size(loopback_hub, source):
     headers = {"Content-Range": "bytes */123"}
     loopback_hub.faults.append(Fault("status", origin="cdn", status=416, times=None, headers=headers))
     with pytest.raises(ServerError, match=r"bytes 0 to 9 of 300,000 were refused \(416\).*bytes \*/123"):
@@ -246,7 +246,7 @@ def test_a_long_read_that_keeps_moving_may_break_often(loopback_hub, tmp_path, w
     assert source.read(0, 1_000_000) == (bytes(range(256)) * 4000)[:1_000_000]
 
 
-def test_a_silent_server_is_given_up_on(loopback_hub, source, waits, monkeypatch):
+def test_a_silent_server_times_out(loopback_hub, source, waits, monkeypatch):
     monkeypatch.setattr(connection, "READ_TIMEOUT_S", 0.05)
     loopback_hub.faults.append(Fault("slow", origin="cdn", times=None, delay_s=0.3))
     with pytest.raises(ShortReadError, match="brought too little data for too long after 0 of 10 bytes"):
@@ -270,20 +270,20 @@ def test_a_burst_of_failures_at_the_cdn_is_waited_out(loopback_hub, source, cont
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_retry_after_is_kept(loopback_hub, source, waits, status):
+def test_retry_after_is_respected(loopback_hub, source, waits, status):
     loopback_hub.faults.append(Fault("status", origin="cdn", status=status, headers={"Retry-After": "3"}, times=2))
     source.read(0, 10)
     assert waits == [4.0, 4.0]
 
 
-def test_429_for_ever_is_rate_limited_within_bounds(loopback_hub, source, waits):
+def test_endless_429_is_rate_limited_within_bounds(loopback_hub, source, waits):
     loopback_hub.faults.append(Fault("status", origin="cdn", status=429, times=None))
     with pytest.raises(RateLimitedError, match=rf"429 .*for '{WEIGHTS}'"):
         source.read(0, 10)
     assert len(gets(loopback_hub)) == 6
 
 
-def test_500_for_ever_is_a_server_error_within_bounds(loopback_hub, source, waits):
+def test_endless_500_is_a_server_error_within_bounds(loopback_hub, source, waits):
     loopback_hub.faults.append(Fault("status", origin="cdn", status=500, times=None))
     with pytest.raises(ServerError, match=f"still returned 500 for '{WEIGHTS}' after all retries"):
         source.read(0, 10)
@@ -448,7 +448,7 @@ def test_ctrl_c_ends_a_read_at_once_and_leaves_nothing_broken(loopback_hub, cont
         text=True,
     )
     with process, contextlib.ExitStack() as at_the_end:
-        at_the_end.callback(process.kill)  # leaving the block waits for it
+        at_the_end.callback(process.kill)  # leaving the block waits for the process
         assert process.stdout.readline() == "reading\n"
         deadline = time.monotonic() + 60
         while len(gets(loopback_hub)) < 8:
@@ -457,14 +457,14 @@ def test_ctrl_c_ends_a_read_at_once_and_leaves_nothing_broken(loopback_hub, cont
         begun = time.monotonic()
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=90)
-    assert time.monotonic() - begun < 60, "a slow server must not hold the interpreter"
+    assert time.monotonic() - begun < 60, "a slow server must not block the interpreter"
     assert errors.strip().endswith("KeyboardInterrupt")
     assert [path for path in hf_home.rglob("*") if path.is_file() and "mdir-hf" in str(path)] == []
 
 
 @pytest.mark.parametrize("method", ["HEAD", "GET"])
 @pytest.mark.parametrize("place", ["!\x01", "http://[x", "http://a b:x/", "http://x:99999999/", "mailto:a"])
-def test_a_redirect_to_no_address_is_an_error(loopback_hub, model_folder, waits, method, place):
+def test_a_redirect_to_an_invalid_url_is_an_error(loopback_hub, model_folder, waits, method, place):
     loopback_hub.add_repository("owner/name", model_folder)
     source = open_repository("owner/name").open("model.safetensors")
     answer = {"Location": place, "ETag": '"' + "0" * 64 + '"', "X-Repo-Commit": "0" * 40, "X-Linked-Size": "9"}
@@ -482,7 +482,7 @@ def folder(tmp_path):
     place = tmp_path / "content"
     place.mkdir()
     (place / "model.safetensors").write_bytes(CONTENT)
-    (place / "small.json").write_bytes(CONTENT)  # not LFS: the hub itself sends it
+    (place / "small.json").write_bytes(CONTENT)  # not LFS: the Hub itself sends it
     return place
 
 

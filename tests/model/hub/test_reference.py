@@ -188,7 +188,7 @@ def test_a_refusal_says_what_is_accepted():
         parse_reference("ftp://nope")
 
 
-def test_something_that_is_no_text_is_refused():
+def test_a_reference_that_is_not_text_is_refused():
     with pytest.raises(InvalidReferenceError, match="not int"):
         parse_reference(3)
 
@@ -277,7 +277,7 @@ def test_two_subfolders_that_contradict_each_other_are_refused():
         open_repository("https://huggingface.co/owner/name/tree/v1/a", subfolder="b")
 
 
-def test_an_endpoint_that_is_no_address_is_refused(monkeypatch):
+def test_an_invalid_endpoint_is_refused(monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "huggingface")
     with pytest.raises(InputError, match="HF_ENDPOINT is 'huggingface'"):
         open_repository("owner/name")

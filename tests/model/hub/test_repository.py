@@ -36,7 +36,7 @@ def commit(loopback_hub, model_folder):
 
 
 def contents(hub, path):
-    """Requests that were answered with content."""
+    """Requests that returned content."""
     return [request for request in hub.sent(path=path) if request.method == "GET" and request.status in (200, 206)]
 
 
@@ -47,7 +47,7 @@ def other_folder(tmp_path, name="other", text="{}"):
     return folder
 
 
-# What a repository says of itself.
+# Metadata of a repository.
 
 
 def test_a_repository_is_pinned_to_the_commit_of_its_revision(commit):
@@ -109,7 +109,7 @@ def test_a_renamed_repository_is_found_under_its_old_name(loopback_hub, commit, 
     assert repository.open(WEIGHTS).read(5, 50) == (model_folder / WEIGHTS).read_bytes()[5:50]
 
 
-# Who may read what.
+# Access.
 
 
 def test_to_a_stranger_a_missing_repository_may_be_private(loopback_hub):
@@ -181,7 +181,7 @@ def test_no_printed_object_shows_the_token(loopback_hub, model_folder):
         assert "Signature" not in shown
 
 
-# What is not there.
+# Missing files.
 
 
 @pytest.mark.parametrize("ask", ["open", "read"])
@@ -286,7 +286,7 @@ def test_expected_files_are_read_together_and_once(loopback_hub, commit, model_f
     assert repository.open(WEIGHTS).read(0, 4000) == weights[:4000]
     assert repository.read("config.json") == (model_folder / "config.json").read_bytes()
     assert repository.ledger.bytes_read == 100_008 + 42
-    # The listing, a file in two, a HEAD and a range.
+    # The listing, a file in two requests, a HEAD and a range.
     assert repository.ledger.requests == len(loopback_hub.requests) == 5
 
 
@@ -308,7 +308,7 @@ def test_an_expected_file_that_fails_raises_when_it_is_read(loopback_hub, commit
 
 
 def test_files_that_lie_on_a_cdn_need_nothing_but_http(loopback_hub, commit, model_folder, monkeypatch):
-    # What hf_xet would raise where its storage cannot be reached.
+    # The error of hf_xet if its storage cannot be reached.
     def unreachable(*args, **kwargs):
         raise RuntimeError("CAS service error: error sending request")
 
@@ -327,14 +327,14 @@ def test_a_renamed_repository_is_redirected_once(loopback_hub, commit):
     assert repository.label == f"owner/name@{commit[:7]}"
 
 
-# What a file is, is what the listing says.
+# Content must match the listing.
 
 
 def forge(hub, path, content):
-    """Have the hub serve other bytes of the same length; the listing stays."""
+    """Make the Hub serve different bytes of the same length; the listing stays."""
     (stored,) = {id(c[path]): c[path] for r in hub.repositories() for c in r.commits.values()}.values()
     honest = stored.place.read_bytes()
-    assert stored.etag and stored.blob_id  # computed, and kept, from the honest bytes
+    assert stored.etag and stored.blob_id  # computed from the original bytes and kept
     stored.place.write_bytes(content + honest[len(content) :])
     return lambda: stored.place.write_bytes(honest)
 
@@ -343,7 +343,7 @@ def test_a_small_file_that_is_not_what_the_listing_says_is_refused(loopback_hub,
     forge(loopback_hub, "config.json", b'{"model_type": "other"')
     with pytest.raises(ServerError, match=r"the digest that the Hub lists \([0-9a-f]{40}\), even on a second attempt"):
         open_repository("owner/name").read("config.json")
-    assert len(contents(loopback_hub, "config.json")) == 2  # it was asked for once more
+    assert len(contents(loopback_hub, "config.json")) == 2  # it was requested once more
 
 
 def test_a_wrong_small_file_is_read_once_more(loopback_hub, commit, model_folder):
@@ -360,10 +360,10 @@ def test_a_wrong_small_file_is_read_once_more(loopback_hub, commit, model_folder
         patch.setattr(HubFile, "whole", mended_after_the_first)
         content = repository.read("config.json")
     assert (content, len(n_calls)) == ((model_folder / "config.json").read_bytes(), 2)
-    assert open_repository("owner/name").read("config.json") == content  # what stays in the cache is the right one
+    assert open_repository("owner/name").read("config.json") == content  # the cache contains the correct content
 
 
-def test_cached_bytes_of_a_lying_server_fail_no_honest_run(loopback_hub, commit, model_folder):
+def test_cached_bytes_of_a_lying_server_do_not_fail_later_runs(loopback_hub, commit, model_folder):
     mend = forge(loopback_hub, "config.json", b"X")
     with pytest.raises(ServerError):
         open_repository("owner/name").read("config.json")
@@ -381,10 +381,10 @@ def test_a_forged_file_in_the_clients_cache_is_not_used(loopback_hub, commit, mo
 
 
 @pytest.mark.parametrize("etag", ["../../../../../../escaped", "/tmp/escaped", "0" * 39 + "/", "W/x", "0" * 64 + "a"])
-def test_an_etag_becomes_no_path(loopback_hub, model_folder, tmp_path, hf_home, monkeypatch, etag):
+def test_an_etag_never_becomes_a_path(loopback_hub, model_folder, tmp_path, hf_home, monkeypatch, etag):
     loopback_hub.add_repository("owner/name", model_folder)
     repository = open_repository("owner/name")
-    for path in ("config.json", WEIGHTS):  # as a mirror lists them that gives no sizes and no digests
+    for path in ("config.json", WEIGHTS):  # a mirror's listing without sizes and digests
         repository._files[path] = FileEntry(path, -1)
     monkeypatch.setattr(StoredFile, "etag", etag)
     assert repository.read("config.json") == (model_folder / "config.json").read_bytes()
@@ -420,7 +420,7 @@ def test_force_download_fetches_again_once(loopback_hub, commit, model_folder):
     assert repository.ledger.bytes_read == 42
 
 
-# What is downloaded already.
+# Downloaded files.
 
 
 def test_a_downloaded_weight_file_is_read_without_a_request(loopback_hub, commit, model_folder):
@@ -465,7 +465,7 @@ def test_a_subfolder_is_read_online_and_from_the_cache(loopback_hub, tmp_path):
     hf_hub_download("owner/deep", "er/config.json", endpoint=loopback_hub.endpoint)
     offline = open_repository("owner/deep", RepositoryOptions(local_files_only=True), subfolder="er")
     assert (online.subfolder, offline.subfolder) == ("er", "er")
-    assert open_repository(tmp_path / "deep", subfolder="er").subfolder == ""  # its name has it
+    assert open_repository(tmp_path / "deep", subfolder="er").subfolder == ""  # the subfolder is part of its path
 
 
 def test_local_files_only_knows_digests_from_the_cache(loopback_hub, commit, model_folder):
@@ -530,14 +530,14 @@ def test_going_offline_after_opening_is_an_offline_error(loopback_hub, commit, m
         repository.read("config.json")
 
 
-# The listing, in bad weather.
+# The listing under errors.
 
 
 def test_a_used_up_rate_limit_is_waited_out(loopback_hub, commit, waits):
     headers = {"RateLimit": '"api";r=0;t=55', "RateLimit-Policy": '"fixed window";"api";q=500;w=300'}
     loopback_hub.faults.append(Fault("status", path="/api/models", status=429, headers=headers))
     open_repository("owner/name")
-    # The request that was refused waits; no time passes in a wait of a test, so that the next one finds nothing left.
+    # The refused request waits. No time passes in a test's wait, so the next request finds the limit still used up.
     assert waits[0] == 56.0
     assert all(55 < wait_s <= 56 for wait_s in waits)
 
@@ -551,14 +551,14 @@ def test_a_hub_that_cannot_be_reached_is_named(hf_home, monkeypatch, waits):
 
 
 def test_hf_endpoint_is_read_when_a_repository_is_opened(loopback_hub, commit, monkeypatch):
-    assert loopback_hub.endpoint != constants.ENDPOINT  # what the client read at import
+    assert loopback_hub.endpoint != constants.ENDPOINT  # the value at the client's import
     assert open_repository("owner/name").commit == commit
     monkeypatch.delenv("HF_ENDPOINT")
     monkeypatch.setattr(constants, "ENDPOINT", loopback_hub.endpoint + "/")
     assert open_repository("owner/name").commit == commit
 
 
-# The cap.
+# The byte limit.
 
 
 def test_the_cap_stops_a_small_file_before_it_is_fetched(loopback_hub, commit):
@@ -668,7 +668,7 @@ def test_a_renamed_repository_is_called_by_its_present_name(loopback_hub, model_
 
 
 @pytest.mark.parametrize(("access", "is_public"), [({}, True), ({"gated": True}, False), ({"private": True}, False)])
-def test_public_is_what_is_neither_gated_nor_private_whoever_asks(loopback_hub, model_folder, access, is_public):
+def test_models_are_public_if_neither_gated_nor_private(loopback_hub, model_folder, access, is_public):
     loopback_hub.add_repository("owner/name", model_folder, **access)
     assert resolve_model("owner/name", token=loopback_hub.token).is_public is is_public
 

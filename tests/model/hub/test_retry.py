@@ -13,7 +13,7 @@ HTTP = importlib.import_module(HfHubHTTPError.__bases__[0].__module__.partition(
 
 
 def refused(status, **headers):
-    """What the Hub client raises of an answer."""
+    """The exception that the Hub client raises for a response."""
     headers = {name.replace("_", "-"): value for name, value in headers.items()}
     answer = HTTP.Response(status, headers=headers, request=HTTP.Request("GET", "https://hub.example/x"))
     return HfHubHTTPError(f"status {status}", response=answer)

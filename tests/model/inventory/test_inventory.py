@@ -26,7 +26,7 @@ N, V = 16, 300
 
 
 def held(folder):
-    """Names and sizes by the files themselves."""
+    """Names and sizes according to the files themselves."""
     sizes = {}
     for path in folder.glob("*.safetensors"):
         with safe_open(path, "pt") as file:
@@ -178,7 +178,7 @@ def test_text_and_json_of_inspect_hold_the_inventory(tmp_path):
     assert "language model, 2 layers: 8 tensors, 4.1 kB" in text and "embedding: 1 tensor, 9.6 kB" in text
 
 
-# --- files made for these tests
+# --- files created for these tests
 
 
 def load(folder):
@@ -200,7 +200,7 @@ def sharded(folder):
     return folder
 
 
-# --- matrices that no test reads are listed by their purpose
+# --- matrices that no test reads are listed by purpose
 
 
 @pytest.mark.parametrize(

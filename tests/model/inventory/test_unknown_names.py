@@ -1,4 +1,4 @@
-"""Names that no table knows: the class of transformers tells roles, then shapes and repetition do."""
+"""Unknown names: the class of transformers gives the roles, otherwise shapes and repetition do."""
 
 import json
 import random
@@ -104,7 +104,7 @@ def test_no_kernel_of_a_config_is_fetched(monkeypatch):
 
 
 def at_random(seed):
-    """Another word for each word of a name; the numbers of layers stay."""
+    """Replace each word of a name by another; the numbers of layers stay."""
     draw, words = random.Random(seed), {}
 
     def word(match):
@@ -137,7 +137,7 @@ def test_tensors_renamed_at_random_are_placed_by_shape(seed, tmp_path):
     renamed = without_family(changed(write(tmp_path / "renamed", model), rename(seed)))
     anatomy, name = opened(renamed).anatomy, at_random(seed)
     for known in load_file(base / "model.safetensors"):
-        name(known)  # in the order in which words were drawn
+        name(known)  # draw the words in the same order
     assert anatomy.decided_by == "shapes" and anatomy.n_layers == 4
     stored, plain = (load_file(folder / "model.safetensors") for folder in (renamed, base))
     assert torch.equal(stored[anatomy.embedding.tensor], plain["model.embed_tokens.weight"])
@@ -149,7 +149,7 @@ def test_tensors_renamed_at_random_are_placed_by_shape(seed, tmp_path):
             assert torch.equal(stored[part.tensor], expected)
     if seed == 0:
         found = compare(base, renamed, level="layers", progress=False)
-        # Gate and up cannot be told apart by shape, so there are no neurons to be a second witness.
+        # Shape does not distinguish gate from up, so neurons cannot be a second witness.
         assert found.reason is Reason.LAYERS_UNCONFIRMED and len(found.layers.matches) == 4
 
 

@@ -1,4 +1,4 @@
-"""Two ranks: each shards two models over both, compares them and writes its report to a file of its number.
+"""Run one of two ranks: both shard two models, compare them, and write a report to a file named after the rank.
 
 python -m tests.model.memory.rank FOLDER REFERENCE CANDIDATE
 """
@@ -33,7 +33,7 @@ def run(rank, place, folders):
 
 def main():
     place, *folders = sys.argv[1:]
-    # Forked after the imports, which take longer than the rest.
+    # Fork after the imports, which take longer than the rest.
     other = os.fork()
     run(0 if other else 1, Path(place), folders)
     if other and os.waitpid(other, 0)[1] != 0:

@@ -1,4 +1,4 @@
-"""Models in memory against the folders that they are saved to: the same tensors, the same verdict, the same p."""
+"""Models in memory and their saved folders give the same tensors, the same verdict and the same p."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GPT2 = {"vocab_size": N_TOKENS, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_posi
 def quiet():
     transformers.utils.logging.disable_progress_bar()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about generation settings of a config made by hand
+        warnings.simplefilter("ignore")  # about generation settings of a handmade config
         yield
 
 
@@ -70,7 +70,7 @@ def compare(reference, candidate, *, level="auto", **options):
 
 
 def findings(report):
-    # Each comparison draws neurons of its own; the p of neurons of which all match is the same.
+    # Each comparison samples its own neurons; p is the same if all neurons match.
     return (report.verdict, report.log10_p, report.embedding, report.unembedding, report.layers, report.modules)
 
 
@@ -78,15 +78,15 @@ def findings(report):
     ("family", "more"),
     [
         ("llama", {}),
-        ("gpt2", {}),  # matrices stored the other way round, tied
-        ("mixtral", {}),  # experts apart on disk, fused in memory
+        ("gpt2", {}),  # transposed matrices, tied
+        ("mixtral", {}),  # separate experts on disk, fused in memory
         pytest.param("gemma3_text", {"tie_word_embeddings": True}, marks=pytest.mark.slow),
-        pytest.param("phi3", {}, marks=pytest.mark.slow),  # q, k and v in one
+        pytest.param("phi3", {}, marks=pytest.mark.slow),  # fused q, k and v
         pytest.param("qwen2_moe", {"moe_intermediate_size": 96}, marks=pytest.mark.slow),
         pytest.param("gpt_neox", {}, marks=pytest.mark.slow),
     ],
 )
-def test_a_model_in_memory_says_what_its_folder_says(family, more, tokenizer, tmp_path):
+def test_a_model_in_memory_gives_the_result_of_its_folder(family, more, tokenizer, tmp_path):
     model = build(family, **more)
     other = drifted(model)
     for name, one in (("a", model), ("b", other)):
@@ -104,7 +104,7 @@ def test_a_model_in_memory_says_what_its_folder_says(family, more, tokenizer, tm
 
 
 def assert_as_saved(model, folder):
-    """Every tensor of the saved file, by name and bit by bit; rows too."""
+    """Compare every tensor of the saved file by name and bit by bit, including rows."""
     model.save_pretrained(folder)
     saved = safetensors.torch.load_file(folder / "model.safetensors")
     tensors = load_model(model).tensors
@@ -129,7 +129,7 @@ def test_classes_have_in_memory_what_they_save(tmp_path, step):
         try:
             model = build_module(model_type)
             model.save_pretrained(tmp_path / model_type)
-        except Exception:  # what transformers cannot build or save: benchmarks/coverage.py lists it
+        except Exception:  # transformers cannot build or save it: benchmarks/coverage.py lists it
             continue
         assert_as_saved(model, tmp_path / model_type)
         n_read += 1
@@ -157,18 +157,18 @@ def test_a_fused_group_is_made_again_after_training_changed_it():
 def test_rows_cost_rows_and_the_cap_on_bytes_holds(tokenizer):
     model = build()
     report = compare(model, drifted(model), tokenizer=tokenizer, level="screen")
-    # Rows of the embedding, and of gate, up and down of two layers for the second witness.
+    # Rows of the embedding, and of gate, up and down in two layers for the second witness.
     n_values = N_TOKENS * WIDTH["hidden_size"] + 2 * 3 * WIDTH["intermediate_size"] * WIDTH["hidden_size"]
     assert 0 < report.io.bytes_read <= 2 * n_values * 4
     with pytest.raises(ByteBudgetError, match="bytes allowed"):
         compare(model, drifted(model), tokenizer=tokenizer, level="layers", max_bytes=1000)
 
 
-def test_wrappers_are_looked_through():
+def test_wrapped_models_are_unwrapped():
     model = build()
     names = load_model(model).tensors.names()
     parallel, compiled = torch.nn.Module(), torch.nn.Module()
-    parallel.module, compiled._orig_mod = model, model  # as DistributedDataParallel and torch.compile hold it
+    parallel.module, compiled._orig_mod = model, model  # the attributes of DistributedDataParallel and torch.compile
     assert load_model(compiled).tensors.names() == names
     assert load_model(parallel).tensors.names() == names
 
@@ -190,7 +190,7 @@ def test_other_objects_than_models_are_refused_with_the_expected_type():
 
 
 class TestOffloadedTensors(TensorSourceConformance):
-    """Tensors that are asked for one by one, as those of an offloaded model are."""
+    """Tensors requested one by one, as for an offloaded model."""
 
     def make(self, tensors, tmp_path):
         outlines = {name: PlacedParameter(name, tensor).outline() for name, tensor in tensors.items()}
@@ -198,7 +198,7 @@ class TestOffloadedTensors(TensorSourceConformance):
 
 
 class Fetched(dict):
-    """Weights that lie elsewhere: each access returns a new copy."""
+    """Weights stored elsewhere: each access returns a new copy."""
 
     def __getitem__(self, name):
         return super().__getitem__(name).clone()
@@ -218,7 +218,7 @@ def test_offloaded_parameters_are_read_where_they_are(family, to, tmp_path):
     stored = load_stored(model)
     assert stored.keys() == expected.keys()
     assert all(torch.equal(stored[name], tensor) for name, tensor in expected.items())
-    assert any(parameter.device.type == "meta" for parameter in model.parameters())  # nothing was brought in for good
+    assert any(parameter.device.type == "meta" for parameter in model.parameters())  # none was loaded permanently
 
 
 def load_stored(model, **options):
@@ -272,7 +272,7 @@ def test_shards_of_fsdp2_are_gathered_one_at_a_time():
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="ranks are forked")
 def test_ranks_that_share_two_models_find_what_one_process_finds(tmp_path, tokenizer):
-    """Every rank asks for the same shards in the same order, or the run ends in an error of the transport."""
+    """All ranks must request the same shards in the same order; otherwise the transport fails."""
     import subprocess
     import sys
 
@@ -293,7 +293,7 @@ def test_ranks_that_share_two_models_find_what_one_process_finds(tmp_path, token
 
 
 def test_deepspeeds_own_context_gathers_shards_of_zero(monkeypatch):
-    """DeepSpeed is not here: what is held is that its context is entered with the one parameter that is read."""
+    """DeepSpeed is not installed here; the test checks that its context is entered with the parameter to read."""
     import contextlib
     import sys
     import types
@@ -337,7 +337,7 @@ class TestAdapters:
         return adapted
 
     @pytest.mark.parametrize("more", [{}, {"use_dora": True}, {"use_rslora": True}, {"modules_to_save": ["lm_head"]}])
-    def test_with_its_adapter_it_is_the_folder_of_the_adapter(self, more, tokenizer, tmp_path):
+    def test_a_model_with_its_adapter_equals_the_adapters_folder(self, more, tokenizer, tmp_path):
         model = build()
         adapted = self.adapted(model, **more)
         model.save_pretrained(tmp_path / "base")
@@ -348,7 +348,7 @@ class TestAdapters:
         assert findings(compare(model, adapted, level="layers", tokenizer=tokenizer)) == findings(folders)
         assert any("an adapter (" in caveat for caveat in folders.caveats)
 
-    def test_without_it_is_its_base(self, tokenizer):
+    def test_a_model_without_its_adapter_equals_its_base(self, tokenizer):
         model = build()
         adapted = self.adapted(model)
         expected = load_stored(model)
@@ -398,7 +398,7 @@ def test_layers_of_bitsandbytes_are_dequantised_in_place():
     bitsandbytes = pytest.importorskip("bitsandbytes")
     from mdir_hf.model.open import NamedModel, Reading
 
-    model = build(hidden_size=64)  # on a CPU, bitsandbytes itself decodes rows of 48 with scales of other blocks
+    model = build(hidden_size=64)  # on a CPU, bitsandbytes decodes rows of 48 with scales of other blocks
     expected = {}
     for layer in model.model.layers:
         weight = layer.mlp.up_proj.weight.detach()

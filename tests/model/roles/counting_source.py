@@ -1,4 +1,4 @@
-"""Tensors in memory that remember what was read of them."""
+"""Tensors in memory that record which of them were read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class CountingSource(MemorySource):
         self.reads = []
         """Names of tensors that were read whole."""
         self.asked = []
-        """Names, and the rows that were read of them."""
+        """Names, and the rows read from each."""
 
     def read(self, name):
         self.reads.append(name)

@@ -1,8 +1,8 @@
-"""What happens in one forward pass of one token, seen below the level of modules.
+"""Record one forward pass of one token, below the level of modules.
 
-Every product with a weight gives what entered it and what left it; every attention gives its queries, keys and values.
-Nothing here knows a name: that is how a test can tell what a weight does without believing what it is called. The token
-stands at position 0, where rotary positions turn nothing, and a single key makes every attention weight one.
+Every product with a weight gives its input and its output; every attention gives its queries, keys and values. Names
+are not used, so a test can determine the function of a weight independently of its name. The token stands at position
+0, where rotary positions have no effect, and with a single key every attention weight is one.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ TOKEN = 5
 
 @dataclass
 class AttentionCall:
-    """One attention: ``(heads, width)`` each; keys and values may be repeated for every query head."""
+    """One attention, ``(heads, width)`` each; keys and values may be repeated for every query head."""
 
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
     heads: torch.Tensor | None
-    """What it returned, ``(heads * width,)``; noise where it could be replaced, so that what reads it shows. None of a
-    linear attention, whose values are scaled and normalised on their way."""
+    """Its output, ``(heads * width,)``, replaced by noise if possible, so that its readers are visible. None for linear
+    attention, which scales and normalises its values."""
 
 
 @dataclass
 class NormCall:
-    """One norm: its scale, what it was given and what it made of it, ``(width,)`` each."""
+    """One norm: its scale, its input and its output, ``(width,)`` each."""
 
     scale: torch.Tensor
     given: torch.Tensor
@@ -48,16 +48,16 @@ class NormCall:
 
 @dataclass
 class ForwardRecord:
-    """Of one forward pass; vectors by their width, ``(n, width)`` float64."""
+    """Record of one forward pass; vectors by their width, ``(n, width)`` float64."""
 
     entered: dict[int, torch.Tensor]
     left: dict[int, torch.Tensor]
     added: dict[int, torch.Tensor]
-    """What entered a sum: the residual stream, among others."""
+    """Terms of sums, including the residual stream."""
     attention: list[AttentionCall]
     norms: list[NormCall]
     activations: list[Callable[[torch.Tensor], torch.Tensor]]
-    """The activation functions of the model, some of which have parameters."""
+    """Activation functions of the model, possibly with parameters."""
 
 
 def record_forward(
@@ -67,10 +67,10 @@ def record_forward(
 
     Args:
         model: The model.
-        tokens: What it is run on; of each attention the last one is kept.
-        more_tokens: Tokens to run it on besides, each by itself, for products and norms: so that experts show that the
-            first token does not ask.
-        inputs: What the model wants besides tokens.
+        tokens: Input tokens; for each attention the last one is recorded.
+        more_tokens: Further tokens, each run alone, for products and norms, so that experts are recorded that the first
+            token is not routed to.
+        inputs: Further inputs of the model.
     """
     recording = _Recording(model)
     AttentionInterface.register("recording", recording.attend)
@@ -91,7 +91,7 @@ def record_forward(
             ExitStack() as stack,
         ):
             warnings.simplefilter("ignore")
-            if len(tokens) == 1:  # in a model of patches, one byte makes two of them
+            if len(tokens) == 1:  # a model with patches makes two of one byte
                 stack.enter_context(_without_positions(model))
             model(torch.tensor([tokens]), use_cache=False, **inputs)
             recording.is_done_with_attention = True
@@ -106,7 +106,7 @@ def record_forward(
 
 
 def is_norm(module: torch.nn.Module) -> bool:
-    """Whether a module is a norm with a scale, as its only parameters tell."""
+    """Whether a module is a norm with a scale, judged by its only parameters."""
     return _scale_of(module) is not None
 
 
@@ -117,7 +117,7 @@ def _scale_of(module: torch.nn.Module) -> torch.nn.Parameter | None:
 
 
 def _switch_attention(model: torch.nn.Module) -> list[tuple[Any, str]]:
-    """Let every module that asks the attention interface ask ours."""
+    """Replace the attention of every module that uses the attention interface by ours."""
     configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
     before = [(config, config._attn_implementation) for config in configs.values()]
     for config, _ in before:
@@ -127,7 +127,7 @@ def _switch_attention(model: torch.nn.Module) -> list[tuple[Any, str]]:
 
 @contextmanager
 def _without_convolutions(model: torch.nn.Module, recording: _Recording) -> Iterator[None]:
-    """Record linear attention, and take away the convolution of each channel in front of it: projections show then."""
+    """Record linear attention, and remove the preceding per-channel convolution so that projections are visible."""
     code = sys.modules[type(model).__module__]
     own = {name: getattr(code, name) for name in (*_RECURRENCES, "causal_conv1d_fn") if hasattr(code, name)}
     if own.keys() & set(_RECURRENCES):
@@ -143,7 +143,7 @@ def _without_convolutions(model: torch.nn.Module, recording: _Recording) -> Iter
 
 @contextmanager
 def _without_positions(model: torch.nn.Module) -> Iterator[None]:
-    """Let rotary positions turn nothing wherever a token stands."""
+    """Disable rotary positions, so that they have no effect at any position."""
     frequencies = [(buffer, buffer.clone()) for name, buffer in model.named_buffers() if name.endswith("inv_freq")]
     try:
         for buffer, _ in frequencies:
@@ -162,7 +162,7 @@ def _identity(x, *_, **__):
 
 
 class _Recording(TorchFunctionMode):
-    """Sees every torch function that is called while it is on."""
+    """Intercepts every torch function that is called while it is active."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -182,13 +182,13 @@ class _Recording(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.conv1d:
             x, weight = (args[at] if at < len(args) else kwargs[name] for at, name in enumerate(("input", "weight")))
-            if weight.shape[1] == 1:  # of each channel by itself: without it, projections show behind it
+            if weight.shape[1] == 1:  # per channel: without it, the projections are visible
                 return _without_convolution(x, func(*args, **kwargs))
         made = func(*args, **kwargs)
         factors = _factors(func, args, kwargs)
         if factors is not None and made.numel():
             self._product(*factors, made, is_einsum=func is torch.einsum)
-        elif func is F.scaled_dot_product_attention and args[1] is not args[2]:  # else it mixes, and projects nothing
+        elif func is F.scaled_dot_product_attention and args[1] is not args[2]:  # otherwise it does not project
             self._attended(*args[:3], made)
         elif func in _SUMS and made.numel() > 1:
             for term in args[:2]:
@@ -198,18 +198,18 @@ class _Recording(TorchFunctionMode):
 
     def _attended(self, q, k, v, made):
         if not self.is_done_with_attention:
-            last = (_heads(x[..., -1:, :] if x.dim() == 4 else x) for x in (q, k, v))  # of more tokens the last
+            last = (_heads(x[..., -1:, :] if x.dim() == 4 else x) for x in (q, k, v))  # the last of several tokens
             self._attention.append(AttentionCall(*last, _flat(made)))
 
     def attend(self, module, query, key, value, *_, **__):
-        """Stand in for an attention: remember what it was given, return noise."""
+        """Replace an attention: record its inputs and return noise."""
         batch, n_heads, n_tokens = query.shape[:3]
         noise = torch.randn(batch, n_tokens, n_heads, value.shape[-1], generator=self._rng)
         self._attended(query, key, value, noise[:, -1:])
         return noise.to(value.dtype), None
 
     def recurrence(self, function):
-        """Wrap a linear attention, which is given (batch, tokens, heads, width)."""
+        """Wrap a linear attention with inputs of shape (batch, tokens, heads, width)."""
 
         def wrapped(query, key, value, *args, **kwargs):
             if not (self.is_done_with_attention or self._is_inside):
@@ -224,7 +224,7 @@ class _Recording(TorchFunctionMode):
         return wrapped
 
     def backend(self, module, args, kwargs):
-        """Record a linear attention that is a module, given (batch, heads, tokens, width)."""
+        """Record a linear attention module with inputs of shape (batch, heads, tokens, width)."""
         given = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
         if not self.is_done_with_attention:
             last = (_heads(given[name][:, :, -1]) for name in ("query", "key", "value"))
@@ -248,7 +248,7 @@ class _Recording(TorchFunctionMode):
             return
         elif made.shape[-1] == y.shape[-1] and _are_shares(x) and (scores := self._scores_of(x)) is not None:
             q, k = scores
-            if is_einsum:  # of one token: heads may stand on any axis but the last
+            if is_einsum:  # one token: heads may be on any axis but the last
                 q, k, y, made = (_heads(tensor) for tensor in (q, k, y, made))
             self._attended(q, k, y, made[..., -1:, :] if made.dim() == 4 else made)
             self._scores = []
@@ -256,7 +256,7 @@ class _Recording(TorchFunctionMode):
             self._scores.append((x, y if is_einsum else y.transpose(-1, -2), made.numel()))
 
     def _scores_of(self, shares):
-        """What made as many scores as there are shares; rotary angles are products too, of vectors of width one."""
+        """Return the factors of the scores behind these shares; rotary angles are products of vectors of width one."""
         found = [(q, k) for q, k, n in self._scores if n == shares.numel() and q.shape[-1] > 1]
         return found[0] if found else None
 
@@ -306,7 +306,7 @@ def _without_convolution(x: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
 
 
 def _are_shares(tensor: torch.Tensor) -> bool:
-    """Whether rows look like the weights of an attention."""
+    """Whether rows look like attention weights."""
     return bool((tensor >= 0).all()) and bool((tensor.sum(dim=-1) - 1).abs().max() < 1e-5)
 
 

@@ -1,7 +1,7 @@
-"""Roles by value, for any family: what our reader placed, against what one forward pass did with it.
+"""Check roles by value, for any family: compare the placed roles with one forward pass.
 
-Vectors are compared by their direction: everything here is known up to a number per token (temperatures, norms,
-weights of experts), and two independent vectors of these widths agree in direction to 1e-8 by no chance.
+Vectors are compared by direction, because everything here is known up to a factor per token (temperatures, norms,
+weights of experts). Two independent vectors of these widths never agree in direction to 1e-8.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from mdir_hf.model.roles.parts import StoredWeight, WeightProduct
 from tests.model.roles.forward_record import AttentionCall, ForwardRecord
 
 APART = 1e-8
-"""Below this 1 - cos is rounding: float32 sums of a few hundred products are right to 1e-5, squared and halved."""
+"""A smaller 1 - cos is rounding: float32 sums of a few hundred products are accurate to 1e-5, squared and halved."""
 
 _MLP = (Role.GATE, Role.UP, Role.DOWN)
 
 
 @dataclass
 class Judgement:
-    """What one model's roles came to.
+    """Result for the roles of one model.
 
     Attributes:
-        proved: For each layer of the anatomy, the roles that did in the forward pass what they should.
-        wrong: Sentences about roles that are placed and did not.
-        gaps: Sentences about what was not placed.
-        n_attention: Attentions seen, and how many of them have their values among the layers.
-        n_mlps: MLPs and experts placed.
+        proved: For each layer of the anatomy, the roles that the forward pass confirmed.
+        wrong: Sentences about placed roles that were not confirmed.
+        gaps: Sentences about unplaced weights.
+        n_attention: Number of recorded attentions, and how many of them have their values among the layers.
+        n_mlps: Number of placed MLPs and experts.
     """
 
     proved: list[set[Role]] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Judgement:
 
 
 def judge(anatomy: Anatomy, source: TensorSource, record: ForwardRecord) -> Judgement:
-    """Hold every placed role of every layer against the record."""
+    """Check every placed role of every layer against the record."""
     found = Judgement()
     seen: list[int] = []
     for layer in anatomy.layers:
@@ -91,7 +91,7 @@ def _judge_attention(layer, anatomy, source, record, found, proved, seen) -> Non
     if at is not None:
         seen.append(at)
         call = record.attention[at]
-        if heads is not None and call.heads is not None:  # of linear attention we do not count them
+        if heads is not None and call.heads is not None:  # linear attention heads are not counted
             n_kv = len(_distinct(_values(_together(record, at))))
             if len(call.q) != heads.n_heads or n_kv != heads.n_kv_heads:
                 found.wrong.append(
@@ -108,9 +108,9 @@ def _judge_attention(layer, anatomy, source, record, found, proved, seen) -> Non
 
 
 def _projected(role, part, layer, source, record, call, heads) -> torch.Tensor | None:
-    """The vector that a projection read, if what it makes of it is what attention was given."""
+    """Return the input of a projection whose output is the input of attention, or None."""
     given = getattr(call, role.value)
-    is_key_too = role is Role.V and layer.parts.get(Role.K) == part  # and then its norm is that of the keys
+    is_key_too = role is Role.V and layer.parts.get(Role.K) == part  # the keys' norm applies then
     gain = layer.parts.get(Role.K_NORM if role is Role.V else Role(f"{role.value}_norm"))
     gain = gain if role is not Role.V or is_key_too else None
     scale = None if gain is None else read_part(source, gain).double()
@@ -127,7 +127,7 @@ def _projected(role, part, layer, source, record, call, heads) -> torch.Tensor |
             for x in record.entered.get(right.shape[1], ()):
                 if len(scaled) == len(z) and _apart(scaled @ x, z) < APART:
                     return x
-                # Behind the norm and before it, side by side; each is known up to its own number for the token.
+                # After and before the norm, side by side; each is known up to its own factor for the token.
                 both = zip((scaled, right), z.reshape(2, -1), strict=True) if part.left.first_half else ()
                 if both and all(_apart(factor @ x, half) < APART for factor, half in both):
                     return x
@@ -140,7 +140,7 @@ def _projected(role, part, layer, source, record, call, heads) -> torch.Tensor |
 
 
 def _with_both_halves(source, part) -> torch.Tensor:
-    """The weight, and what it does with the other thing that it reads, where it reads two side by side."""
+    """The weight, with both halves if it reads two vectors side by side."""
     weight = read_part(source, part).double()
     if not part.first_half:
         return weight
@@ -150,17 +150,17 @@ def _with_both_halves(source, part) -> torch.Tensor:
 
 
 def _check_some_rows(part, source) -> None:
-    """That rows which are read alone are the rows of the whole."""
+    """Check that rows read separately equal rows of the whole weight."""
     weight = read_part(source, part)
     rows = np.array([len(weight) - 1, 0, len(weight) // 2])
     alone = read_part(source, part, rows)
-    # Products of fewer rows may be summed in another order.
+    # Products of fewer rows may be summed in a different order.
     rtol = 1e-9 if isinstance(part, WeightProduct) else 0.0
     torch.testing.assert_close(alone, weight[rows], rtol=rtol, atol=rtol * float(weight.abs().max()))
 
 
 def _same_heads(made, given, heads, role, scale) -> bool:
-    """Whether two sets of head vectors agree, up to repeated heads, a part of each head, and a norm on them."""
+    """Whether two sets of head vectors agree, up to repeated heads, a part of each head, and a norm."""
     n_given, width = given.shape
     if made.numel() % width == 0 and n_given % (made.numel() // width) == 0:
         n = made.numel() // width
@@ -192,7 +192,7 @@ def _same_heads(made, given, heads, role, scale) -> bool:
 
 
 def _together(record: ForwardRecord, at: int) -> list[AttentionCall]:
-    """The attention of this number and those that follow it on the same queries: a difference of several."""
+    """This attention and the following ones with the same queries, whose difference is taken."""
     calls = [record.attention[at]]
     for call in record.attention[at + 1 :]:
         if call.heads is None or calls[0].heads is None or not torch.equal(call.q, calls[0].q):
@@ -202,12 +202,12 @@ def _together(record: ForwardRecord, at: int) -> list[AttentionCall]:
 
 
 def _values(calls: list[AttentionCall]) -> torch.Tensor:
-    """The values of attentions that belong together: those of one as they are, of several each once."""
+    """Values of attentions that belong together: unchanged for one attention, each value once for several."""
     return calls[0].v if len(calls) == 1 else torch.cat([_distinct(call.v) for call in calls])
 
 
 def _distinct(heads: torch.Tensor) -> torch.Tensor:
-    """Heads that are not repeated, in order."""
+    """Heads without repetitions, in order."""
     kept: list[torch.Tensor] = []
     for head in heads:
         if not any(torch.allclose(head, other, rtol=1e-5, atol=1e-7) for other in kept):
@@ -216,16 +216,16 @@ def _distinct(heads: torch.Tensor) -> torch.Tensor:
 
 
 def _reads_heads(weight, calls: list[AttentionCall], record: ForwardRecord, inputs: Iterable[torch.Tensor]) -> bool:
-    """Whether a weight reads what attention returned, perhaps behind a gate or a norm, which keep every sign."""
+    """Whether a weight reads the output of attention, possibly after a gate or norm that preserves signs."""
     n, left = weight.shape[1], record.left.get(weight.shape[0])
     candidates = record.entered.get(n)
     if candidates is None or left is None:
         return False
     (heads, *others), width = [call.heads for call in calls], calls[0].v.shape[1]
-    if heads is None:  # of linear attention it is the product that reads neither the stream nor what others read
+    if heads is None:  # linear attention: the product whose input is neither the stream nor another input
         is_new = [all(len(x) != n or _apart(x, y) > APART for x in inputs) for y in candidates]
         candidates = candidates[is_new]
-    elif others:  # each head is put together from all that were returned
+    elif others:  # each head is a combination of all returned heads
         returned = torch.cat([one.reshape(-1, width) for one in (heads, *others)])
         candidates = candidates[[n % width == 0 and _is_spanned(y.reshape(-1, width), returned) for y in candidates]]
     elif heads.numel() != n:
@@ -236,7 +236,7 @@ def _reads_heads(weight, calls: list[AttentionCall], record: ForwardRecord, inpu
 
 
 def _is_spanned(rows: torch.Tensor, basis: torch.Tensor) -> bool:
-    """Whether rows are combinations of fewer other ones."""
+    """Whether rows are linear combinations of fewer other rows."""
     if len(basis) >= basis.shape[1]:
         return False
     rest = rows - rows @ torch.linalg.pinv(basis) @ basis
@@ -248,7 +248,7 @@ def _dense_mlp(layer: Layer) -> dict[Role, StoredWeight]:
 
 
 def _judge_mlps(label, parts, layer, anatomy, source, record, found, proved) -> None:
-    """Judge the MLP of a layer, or its experts."""
+    """Judge the MLP of a layer or its experts."""
     silent: list[str] = []
     n_proved = 0
     for number, weights in enumerate(read_experts(source, parts)):
@@ -267,7 +267,7 @@ def _judge_mlps(label, parts, layer, anatomy, source, record, found, proved) -> 
         n_proved += 1
         proved.update(mlp)
         _judge_norm(Role.MLP_NORM, layer, x, anatomy, source, record, found, proved)
-    if n_proved:  # a router asks whom it wants, and all experts are cut alike
+    if n_proved:  # a router chooses among experts, and all experts are split alike
         found.gaps += [f"{sentence} were not asked" for sentence in silent]
     else:
         found.wrong += [f"{sentence} do not make the output of an MLP" for sentence in silent]
@@ -281,7 +281,7 @@ def _mlp_input(mlp, record) -> torch.Tensor | None:
     outputs = entered @ down.T
     entered = entered[[_is_among(y, left) for y in outputs]]
     normed = [call for call in record.norms if len(call.made) == down.shape[1] and _is_among(call.made, entered)]
-    if normed:  # a norm between what the neurons give and what reads them
+    if normed:  # a norm between the neurons and the next matrix
         entered = torch.cat([entered, *(call.given[None] for call in normed)])
     for x in record.entered[up.shape[1]]:
         u, g = up @ x, None if gate is None else gate @ x
@@ -304,16 +304,16 @@ _ACTIVATIONS = {
 
 
 def _judge_norm(role, layer, x, anatomy, source, record, found, proved) -> None:
-    """Whether the norm in front of a weight is the one whose output it reads."""
+    """Check that the norm before a weight is the one whose output the weight reads."""
     part = layer.parts.get(role)
     norms = [call for call in record.norms if len(call.made) == len(x)]
     feeding = [call for call in norms if _apart(call.made, x) < APART] or [
         call
         for call in norms
-        if bool(((x / call.made > 0) & (x / call.made < 1)).all())  # behind a gate of each channel
+        if bool(((x / call.made > 0) & (x / call.made < 1)).all())  # after a per-channel gate
     ]
     if part is None:
-        # Where the norm's output is the residual stream itself, there is nothing to fold.
+        # If the norm's output is the residual stream itself, there is nothing to fold.
         if feeding and not _is_among(x, record.added[len(x)]):
             found.gaps.append(f"layer {layer.index}: the norm in front is not placed as {role.value}")
         return

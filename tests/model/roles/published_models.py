@@ -1,4 +1,4 @@
-"""Models as they are published: config cut to what is read, names and shapes of all tensors that matter, no bytes."""
+"""Published models: the relevant part of the config, and names and shapes of all relevant tensors, without weights."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class PublishedModel:
-    """One model, and how it should resolve.
+    """One model and its expected anatomy.
 
     Attributes:
-        config: Of its ``config.json``.
+        config: Fields of its ``config.json``.
         embedding: Name and shape.
-        layers: How many there are, the number of the first, and their prefix.
+        layers: Number of layers, number of the first layer, and prefix.
         layer: Names and shapes in a layer.
         heads: Query heads, key/value heads and their width.
         others: Tensors elsewhere.
-        unembedding: Name and shape, None where there is none.
-        rope: How rotated rows pair up, and how many of a head there are.
-        unplaced: Names in a layer that have no role, and need none.
+        unembedding: Name and shape, None if there is none.
+        rope: Pairing of rotated rows, and the number of rotated rows in a head.
+        unplaced: Names in a layer that need no role.
     """
 
     config: dict[str, object]
@@ -42,7 +42,7 @@ class PublishedModel:
 
 
 def llama(n: int, q: int, kv: int, m: int, *, norms: str = "input post_attention", **more: tuple[int, ...]) -> Shapes:
-    """A layer in Llama's names."""
+    """A layer with Llama's names."""
     return {
         "self_attn.q_proj.weight": (q, n),
         "self_attn.k_proj.weight": (kv, n),
@@ -57,7 +57,7 @@ def llama(n: int, q: int, kv: int, m: int, *, norms: str = "input post_attention
 
 
 def meta(n: int, q: int, kv: int, m: int) -> Shapes:
-    """A layer in the names of Meta's and Mistral's own files."""
+    """A layer with the names of Meta's and Mistral's own files."""
     return {
         "attention.wq.weight": (q, n),
         "attention.wk.weight": (kv, n),
@@ -461,11 +461,11 @@ MAMBA: dict[str, tuple[dict[str, object], Shapes]] = {
          "mixer.A_log": (24,), "mixer.D": (24,), "mixer.dt_bias": (24,), "norm.weight": (768,)},
     ),
 }  # fmt: skip
-"""Config and a layer of models whose config says no model_type."""
+"""Config and a layer of models without model_type in the config."""
 
 
 def _zamba(shared: str, n: int, q: int, mamba: Shapes, mlp: Shapes) -> tuple[Shapes, Shapes, Shapes]:
-    """A layer of Zamba that is a mixer alone, one that shares a transformer, and the one that stores what is shared."""
+    """Layers of Zamba: only a mixer, with a shared transformer, and the layer that stores the shared transformer."""
     alone = {"input_layernorm.weight": (n,), **{f"mamba.{name}": shape for name, shape in mamba.items()}}
     sharing = {"linear.weight": (n, n), **{f"mamba_decoder.{name}": shape for name, shape in alone.items()}}
     stored = {
@@ -515,4 +515,4 @@ ZAMBA: dict[str, tuple[dict[str, object], Shapes, tuple[int, ...], tuple[int, in
         (32, 128, 4096),
     ),
 }  # fmt: skip
-"""Config, all shapes, the layers that share a transformer, and the heads of that: how many, their width, all rows."""
+"""Config, all shapes, the layers that share a transformer, and its number of heads, their width and all rows."""

@@ -1,7 +1,7 @@
-"""How rotary positions pair the rows of a head, by value: which pairs keep their length on the way to attention.
+"""Determine how rotary positions pair the rows of a head, by value: which pairs keep their norm up to attention.
 
-A turn keeps the length of each pair of rows and changes the rows. So of the last of several tokens, where values are
-as projected, the lengths under the right pairing agree with those of what attention was given, and under no other.
+A rotation changes rows but preserves the norm of each pair of rows. For the last of several tokens whose values are as
+projected, the norms under the correct pairing therefore match the input of attention, and under no other pairing.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from mdir_hf.model.roles.parts import WeightProduct
 from tests.model.roles.forward_record import ForwardRecord
 
 SAME = 1e-4
-"""Relative: rotary tables are float32, and lengths near 1 carry that rounding."""
+"""Relative tolerance: rotary tables are float32, and norms near 1 carry that rounding."""
 
 Turn = tuple[str, int]
-"""``none``, ``half`` or ``interleaved``, and how many of a head's leading rows are turned."""
+"""``none``, ``half`` or ``interleaved``, and the number of a head's leading rows that are rotated."""
 
 
 def rotary_turns(
     layer: Layer, anatomy: Anatomy, source: TensorSource, record: ForwardRecord, role: Role
 ) -> set[Turn] | None:
-    """Say which turns agree with what happened to q or k of a layer; None where nothing can be said.
+    """Return the rotations that match a layer's q or k in the forward pass, or None if they cannot be determined.
 
     Args:
         layer: The layer.
-        anatomy: Of the model.
+        anatomy: The model's anatomy.
         source: Its weights.
-        record: Of a pass over several tokens.
+        record: Record of a pass over several tokens.
         role: Q or K.
     """
     parts = [layer.parts.get(one) for one in (Role.V, role)]
@@ -58,7 +58,7 @@ def rotary_turns(
 
 
 def _repeated(made: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-    """Which of some values, ``(n, heads * width)``, are those that attention was given, repeated for its queries."""
+    """Select the values, ``(n, heads * width)``, that attention received, possibly repeated for its queries."""
     n_heads, rest = divmod(made.shape[1], given.shape[1])
     if rest or not n_heads or len(given) % n_heads:
         return torch.zeros(len(made), dtype=torch.bool)
@@ -69,7 +69,7 @@ def _repeated(made: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
 def _before_the_norm(
     made: torch.Tensor, given: torch.Tensor, scale: torch.Tensor | None
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Queries as projected, with or without a norm in front of the turn or behind it."""
+    """Queries as projected, with or without a norm before or after the rotation."""
     yield _unit(made), _unit(given)
     if scale is None or scale.numel() not in (made.shape[1], made.numel()):
         return
@@ -99,6 +99,6 @@ def _turns(made: torch.Tensor, given: torch.Tensor) -> Iterator[Turn]:
         )
         if torch.allclose(as_half(head), as_half(after), atol=SAME):
             yield "half", turned
-        # Some code stores the turned rows as halves afterwards.
+        # Some code stores the rotated rows as halves afterwards.
         if any(torch.allclose(as_turns(head), pairs(after), atol=SAME) for pairs in (as_half, as_turns)):
             yield "interleaved", turned

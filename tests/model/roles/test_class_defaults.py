@@ -1,4 +1,4 @@
-"""What transformers would assume where a config is silent is what we assume, with no import of it."""
+"""Our defaults for missing config fields match transformers', without importing transformers."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -21,7 +21,7 @@ def test_the_table_matches_the_pinned_transformers():
     assert stored == text(table()), "run: python docs/make_class_defaults.py"
 
 
-# As they are published, cut to what matters.
+# Published configs, reduced to the relevant fields.
 PUBLISHED = {
     "gemma-3-4b": ("gemma3", "text_config", {"hidden_size": 2560, "model_type": "gemma3_text"}, (8, 4), 256),
     "gemma-3-12b": (
@@ -69,9 +69,9 @@ def test_missing_heads_come_from_the_class(model):
 @pytest.mark.parametrize(
     "config",
     [
-        {"num_key_value_heads": None},  # as many as heads: said, and no 8
-        {"n_kv_heads": 2},  # the same by another name
-        {"n_heads": 30},  # 8 do not divide them
+        {"num_key_value_heads": None},  # as many as heads, stated and not 8
+        {"n_kv_heads": 2},  # the same under another name
+        {"n_heads": 30},  # not divisible by 8
     ],
 )
 def test_declared_values_are_not_replaced_by_defaults(config):

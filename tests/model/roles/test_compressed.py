@@ -1,4 +1,4 @@
-"""Checkpoints as compression methods save them: all weights have roles, relatives are found, strangers are not."""
+"""Checkpoints saved by compression methods: all weights have roles, relatives are found and strangers are not."""
 
 import copy
 import json
@@ -45,7 +45,7 @@ def quarot(name, weight):
 
 
 def sliced(tensors):
-    """As SliceGPT: a basis for each layer, a quarter of the channels cut, norms without weights, shortcuts between."""
+    """SliceGPT: a basis for each layer, a quarter of the channels removed, norms without weights, shortcuts between."""
     generator = torch.Generator().manual_seed(7)
 
     def basis():
@@ -70,7 +70,7 @@ def sliced(tensors):
 
 
 def by_weight(made_of):
-    """Of a layer's matrices what a method makes, the rest as it is."""
+    """Apply a method to a layer's matrices and leave the other tensors unchanged."""
 
     def make(tensors):
         made = {}
@@ -83,7 +83,7 @@ def by_weight(made_of):
 
 
 def mha2mla(svd):
-    """As MHA2MLA: the first half of each head's rows is turned; k's others and v pass one factor, one each, or none."""
+    """MHA2MLA: half of each head's rows is rotated; the rest of k and v have a joint factor, one each, or none."""
 
     def low_rank(weight, name, at):
         left, right = factors(weight, rank=len(weight) // 2)

@@ -71,7 +71,7 @@ def test_sizes_are_read_under_the_names_of_each_family(config, attribute, value)
 
 
 @pytest.mark.parametrize("value", ["8", 8.0, 0, -1, True, {}])
-def test_a_size_that_is_no_size_is_refused(value):
+def test_an_invalid_size_is_refused(value):
     with pytest.raises(AnatomyError, match=r"the config says hidden_size = .*; expected a positive integer"):
         read_sizes({"hidden_size": value})
 
@@ -82,7 +82,7 @@ def test_without_grouping_every_head_has_its_own_keys():
     assert read_sizes({}).heads is None
 
 
-# --- heads that are not the same in every layer: by lists, by blocks, by the type of a layer, by configs of layers
+# --- different heads in different layers: by lists, by blocks, by layer type, by configs of layers
 
 
 LLAMA = {"model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 4}
@@ -107,7 +107,7 @@ def heads_of(config, n_layers=3):
             {"model_type": "openelm", "num_query_heads": [12, 16, 20], "num_kv_heads": [3, 4, 5]},
             [(12, 3), (16, 4), (20, 5)],
         ),
-        # Nemotron-51B and other pruned models of DeciLM's kind: blocks, some of them without attention
+        # Nemotron-51B and other pruned models like DeciLM: blocks, some of them without attention
         (
             LLAMA
             | {

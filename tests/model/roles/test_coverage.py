@@ -1,4 +1,4 @@
-"""The table of causal language models: a few rows in quick tests, a third in slow ones, all with ``make coverage``."""
+"""The table of causal language models: a few rows in fast tests, a third in slow ones, all in ``make coverage``."""
 
 import json
 
@@ -9,7 +9,7 @@ from benchmarks import coverage
 from benchmarks.coverage import PAGE, REASONS, Row, cells, cover, main, page, totals
 from tests.benchmarks.evidence import WITH_THE_SCRIPTS
 
-# One of each kind: fused, experts, latent, hybrid, with a decoder alone.
+# One of each kind: fused, experts, latent, hybrid, decoder only.
 FEW = (*("falcon", "gpt_oss", "deepseek_v3", "qwen3_next", "bart"),)
 
 
@@ -20,7 +20,7 @@ def test_a_class_has_every_role_and_finds_its_relative(model_type):
 
 OTHERS = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - set(FEW))
 COMPARED = set(OTHERS[::12])
-"""Classes that are compared as well. Comparisons read roles, not classes; ``make coverage`` compares every class."""
+"""Classes that are also compared. Comparisons read roles, not classes; ``make coverage`` compares every class."""
 
 
 @pytest.mark.slow
@@ -56,7 +56,7 @@ def test_the_page_has_a_line_for_every_class():
     assert "- 0 roles are wrong" in lines
 
 
-# --- what the table makes of a row
+# --- output of the table for a row
 
 FULL = Row("llama", "LlamaForCausalLM", True, "q k v o", "gate up down", 0, True, True)
 
@@ -83,7 +83,7 @@ def test_a_row_that_lacks_something_is_not_full(change):
     assert "- 1 of 2 rows are complete" in page([FULL, row]).splitlines()
 
 
-def test_wrong_roles_stand_in_the_table():
+def test_wrong_roles_are_listed_in_the_table():
     row = Row("llama", "LlamaForCausalLM", wrong=["layer 0: q is k"], left=["mlp.odd"])
     assert cells(row)[-1] == "WRONG: layer 0: q is k; no role: mlp.odd"
     assert "1 roles are wrong" in totals([row])

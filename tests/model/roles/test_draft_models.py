@@ -1,4 +1,4 @@
-"""What goes with another model and has no embedding: draft models and heads for later tokens, as they are published."""
+"""Companions of other models, without an embedding: published draft models and heads for later tokens."""
 
 import copy
 import json
@@ -32,7 +32,7 @@ def weights_of(model):
 
 
 def eagle_3(model):
-    """Its one layer, here one of the base's, reads embedding and state side by side; its head knows some tokens."""
+    """A layer, here from the base, that reads embedding and state side by side, and a head for some tokens only."""
     weights = weights_of(model)
     made = {n.replace("model.layers.1", "midlayer"): w for n, w in weights.items() if ".layers.1." in n}
     for part in "qkv":
@@ -46,7 +46,7 @@ def eagle_3(model):
 
 
 def medusa(model):
-    """Two heads, each the base's behind a linear map."""
+    """Two heads, each the base's head after a linear map."""
     head = weights_of(model)["lm_head.weight"]
     return {
         f"{at}.{rest}": weight
@@ -80,13 +80,13 @@ def base():
 
 
 def retrained(base):
-    """The base with other embeddings and another head: its layers alone are left."""
+    """The base with a new embedding and head; only its layers remain."""
     return new_embeddings(copy.deepcopy(base))
 
 
 def test_eagle_3_has_one_layer_and_neither_embedding_nor_head(base, tmp_path):
     anatomy = Model(open_repository(str(write(tmp_path / "draft", base, eagle_3)))).anatomy
-    assert anatomy.embedding is None and anatomy.unembedding is None  # the rows of its head are those of other tokens
+    assert anatomy.embedding is None and anatomy.unembedding is None  # the rows of its head belong to other tokens
     (layer,) = anatomy.layers
     assert {role for role in layer.parts if not role.is_norm} == {
         *(Role.Q, Role.K, Role.V, Role.O), *(Role.GATE, Role.UP, Role.DOWN),

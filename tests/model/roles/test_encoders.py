@@ -1,4 +1,4 @@
-"""Masked language models and encoder-decoders: roles by value, against what one forward pass did with each weight."""
+"""Masked language models and encoder-decoders: check roles by value, against one forward pass."""
 
 import warnings
 
@@ -18,7 +18,7 @@ ATTENTION = {Role.Q, Role.K, Role.V, Role.O}
 MLP = {Role.UP, Role.DOWN}
 GATED = {Role.GATE, Role.UP, Role.DOWN}
 
-# What is proved of every layer that has it.
+# Roles that must be confirmed in every layer that has them.
 MASKED = {
     **dict.fromkeys(
         (
@@ -40,7 +40,7 @@ SEQ_TO_SEQ = {
     "nllb-moe": ATTENTION,
 }
 SMALL_PARTS = {
-    # The one token is padded to a whole block of local attention.
+    # The token is padded to a whole block of local attention.
     "pegasus_x": {"block_size": 4},
     "led": {"attention_window": 4},
     "perceiver": {
@@ -60,7 +60,7 @@ def saved(model_type, mapping, folder, **inputs):
 
 
 def few(names, quick):
-    """All of them where there is time, and those whose layers differ most everywhere."""
+    """All models in slow runs, otherwise the models whose layers differ most."""
     return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
@@ -73,7 +73,7 @@ def test_masked_models_by_value(model_type, tmp_path):
     assert found.wrong == []
     for proved in found.proved:
         assert proved >= MASKED[model_type]
-    # Perceiver calls its latents the input.
+    # Perceiver calls its latents inputs.
     inputs = (
         module.perceiver.input_preprocessor.embeddings if model_type == "perceiver" else module.get_input_embeddings()
     )

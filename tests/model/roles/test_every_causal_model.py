@@ -1,8 +1,7 @@
-"""Every causal model that transformers knows, at its real size without memory for its weights.
+"""Every causal model of transformers, at its real size without memory for its weights.
 
-Embedding and unembedding are those that the module names; the shapes of what else was placed fit together as those of
-an attention and of an MLP do. (Whether each role does what it should is judged by value, at a tiny size:
-benchmarks/coverage.py.)
+Embedding and unembedding are the ones that the module names; the shapes of the other placed weights fit an attention
+and an MLP. (benchmarks/coverage.py checks every role by value, at a tiny size.)
 """
 
 import warnings
@@ -17,7 +16,7 @@ from mdir_hf.model.roles import HeadCounts, Role, resolve_anatomy
 from mdir_hf.model.roles.parts import part_shape
 from mdir_hf.model.roles.tables import AWAY_FROM_THE_STREAM
 
-# What the default config of a class lacks to build the class.
+# Fields without which the default config of a class cannot be built.
 COMPLETED = {
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128},
@@ -26,7 +25,7 @@ COMPLETED = {
     "reformer": {"is_decoder": True},
 }
 
-# Default configs of transformers 5.23 that do not build; a real config.json supplies what they lack.
+# Default configs of transformers 5.23 that cannot be built; a real config.json has the missing fields.
 CANNOT_BE_BUILT = {
     "cohere_compass_text",
     "dbrx",
@@ -44,12 +43,12 @@ CANNOT_BE_BUILT = {
 
 ATTENTION = (Role.Q, Role.K, Role.V, Role.O)
 OF_A_MIX = {Role.V, Role.KV_LATENT, Role.SSM_IN}
-WITHOUT_ATTENTION = {"zaya"}  # a convolution stands between its projections and attention
-WITHOUT_MLP = {"falcon_mamba", "mamba", "mamba2", "zamba", "zamba2"}  # Zamba's reads something else than the stream
+WITHOUT_ATTENTION = {"zaya"}  # a convolution is between its projections and attention
+WITHOUT_MLP = {"falcon_mamba", "mamba", "mamba2", "zamba", "zamba2"}  # Zamba's MLP does not read the stream
 
 
 def on_meta(model_type):
-    """The module without memory for its weights, and with two layers where its config allows to say so."""
+    """The module without memory for its weights, with two layers if its config allows it."""
     more = COMPLETED.get(model_type, {})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -60,7 +59,7 @@ def on_meta(model_type):
             try:
                 with torch.device("meta"):
                     return AutoModelForCausalLM.from_config(config_of())
-            except Exception as exc:  # whatever a class does not like about two layers
+            except Exception as exc:  # any error of a class with two layers
                 failure = exc
     raise failure
 
@@ -88,11 +87,11 @@ def test_embedding_and_unembedding_match_the_module(model_type):
 
 
 def check_attention(anatomy, layer, shape_of):
-    """Heads divide the rows; queries and keys are as wide; the output reads what the values of all heads give."""
+    """Check that heads divide the rows, queries and keys are equally wide, and o reads the values of all heads."""
     heads = layer.heads or (anatomy.n_heads and HeadCounts(anatomy.n_heads, anatomy.n_kv_heads))
     shapes = {role: part_shape(layer.parts[role], shape_of) for role in ATTENTION if role in layer.parts}
     if heads is None or Role.MIXER_GATE in layer.parts or shapes.keys() != set(ATTENTION):
-        return  # RWKV and linear attention have heads of another kind
+        return  # RWKV and linear attention have a different kind of head
     (q_rows, _), (k_rows, _), (v_rows, _), (_, o_columns) = (shapes[role] for role in ATTENTION)
     assert q_rows % heads.n_heads == k_rows % heads.n_kv_heads == v_rows % heads.n_kv_heads == 0
     assert q_rows // heads.n_heads == k_rows // heads.n_kv_heads
@@ -100,7 +99,7 @@ def check_attention(anatomy, layer, shape_of):
 
 
 def check_mlp(parts, shape_of, inside=frozenset()):
-    """As many neurons in gate and up as down reads."""
+    """Check that gate and up have as many neurons as down reads."""
     shapes = {role: part_shape(parts[role], shape_of) for role in (Role.GATE, Role.UP, Role.DOWN) if role in parts}
     neurons = {shape[0] if role is not Role.DOWN else shape[1] for role, shape in shapes.items()}
     assert len(neurons) <= 1

@@ -1,4 +1,4 @@
-"""Experts by arithmetic: gate, up and down of every expert that we read make the output of that expert in the model."""
+"""Experts by arithmetic: gate, up and down of every expert compute the same output as the expert in the model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mdir_hf.model.roles import Role, WeightPart, read_config, read_experts, rea
 from mdir_hf.model.roles.parts import part_shape
 from tests.conformance_tensors import MemoryTree
 
-# float32, sums of a few dozen products of order 1: rounding in another order stays far below this.
+# float32 sums of a few dozen products of order 1: rounding in a different order stays far below this.
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}
 
 WIDTH, N_EXPERTS = 24, 3
@@ -72,7 +72,7 @@ SHARED = {
 
 
 class Mixture:
-    """A saved mixture of experts, and how our reader sees it."""
+    """A saved mixture of experts and our anatomy of it."""
 
     def __init__(self, family, folder, *, stacked):
         self.family, self.stacked = family, stacked or family in ALWAYS_STACKED
@@ -80,7 +80,7 @@ class Mixture:
         config = transformers.CONFIG_MAPPING[family](**(SIZES | FAMILIES[family]))
         config._experts_implementation = "eager"
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about generation settings of a config made by hand
+            warnings.simplefilter("ignore")  # about generation settings of a handmade config
             self.model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
             with torch.no_grad():
                 for name, parameter in self.model.named_parameters():
@@ -97,7 +97,7 @@ class Mixture:
         self.act = ACT2FN[config.hidden_act]
 
     def blocks(self):
-        """Every layer with experts: how we see it, and the module."""
+        """Every layer with experts: our anatomy of it, and the module."""
         for layer, decoder in zip(self.anatomy.layers, self.model.model.layers, strict=True):
             block = next(
                 (m for m in decoder.modules() if hasattr(m, "experts") and isinstance(m.experts, torch.nn.Module)), None
@@ -107,7 +107,7 @@ class Mixture:
 
     @torch.no_grad()
     def output(self, experts, number, x):
-        """What the module's own code makes of one token in one expert."""
+        """The output of the module's own code for one token in one expert."""
         if self.family == "llama4_text":
             return experts(x.repeat(N_EXPERTS, 1))[number]
         return experts(x[None], torch.tensor([[number]]), torch.ones(1, 1))[0]
@@ -162,11 +162,11 @@ def test_a_layer_with_experts_has_no_dense_mlp(mixture):
 
 
 def test_norms_that_start_at_zero_add_one(mixture):
-    scale = mixture.model.model.norm.weight  # never trained: the norm of a new model changes no length
+    scale = mixture.model.model.norm.weight  # not trained: the norm of a new model preserves lengths
     assert mixture.anatomy.norms_add_one == bool((scale == 0).all())
 
 
-# --- by hand
+# --- written without transformers
 
 
 def names_of(rests):
@@ -209,7 +209,7 @@ def test_an_expert_that_lacks_a_weight_is_reported():
     assert Role.UP not in layer.missing
 
 
-# --- experts one by one, as quantisers and converters write them, in families whose own files stack them
+# --- separate experts, as quantisers and converters write them, in families whose own files stack them
 
 
 D, F, E = 8, 12, 3

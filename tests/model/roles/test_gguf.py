@@ -1,4 +1,4 @@
-"""GGUF against the checkpoint it was made from: every role of every layer is the same weight, to the value."""
+"""GGUF against its source checkpoint: every role of every layer has the same values."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ ALIASES = {
     "mt5": "t5",
     "olmo3": "olmo2",
 }
-"""Families that GGUF calls by the name of another."""
+"""Families that have another family's name in GGUF."""
 
 TILED = ("qwen3_5_text", "qwen3_5_moe_text")
-"""The converter moves value heads that share a key head apart."""
+"""The converter separates value heads that share a key head."""
 
 FEW = ("llama", "gpt2", "falcon", "gemma2", "mixtral", "deepseek_v2", "qwen3_next", "mamba", "bert", "t5")
 
@@ -71,7 +71,7 @@ def test_every_role_is_the_weight_of_the_checkpoint_it_was_made_from(model_type,
             assert same(original, part, converted, other.parts[role], is_norm=role.is_norm, is_tiled=is_tiled), role
         same_experts(original, mine.experts, converted, other.experts)
         same_experts(original, mine.shared_experts, converted, other.shared_experts)
-    if model_type not in (*_LATENT, "mamba2"):  # of latent attention, transformers and GGUF call other widths so
+    if model_type not in (*_LATENT, "mamba2"):  # latent attention: the widths have other names
         assert ours.head_dim == theirs.head_dim
         assert ours.rotary_dim == theirs.rotary_dim
 
@@ -97,7 +97,7 @@ def both(model_type, folder, **more) -> tuple[Model, Model]:
     mapping = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING if is_t5 else MODEL_FOR_MASKED_LM_MAPPING
     mapping = mapping if model_type in OTHERS else MODEL_FOR_CAUSAL_LM_MAPPING
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about generation settings of a config made by hand
+        warnings.simplefilter("ignore")  # about generation settings of a handmade config
         original = save_and_open(build_module(model_type, mapping=mapping, **more), folder / "original")
     config = json.loads((folder / "original" / "config.json").read_text())
     names = [name for name in original.tensors.names() if original.tensors.spec(name).dtype == "F32"]
@@ -127,9 +127,9 @@ def same(original, part, converted, other, *, is_norm=False, is_tiled=False) -> 
         side = 1 if expected.shape[0] == original.width and expected.shape[1] != original.width else 0
         if torch.allclose(expected, found):
             return True
-        # The same rows, or columns for what reads them, in another order.
+        # The same rows, or the columns of matrices that read them, in a different order.
         return any(torch.equal(in_order(expected, side), in_order(found, side)) for side in (side, 1 - side))
-    # Products are sums in another order.
+    # Products are sums in a different order.
     return expected.shape == found.shape and torch.allclose(expected, found.to(expected.dtype), rtol=1e-6, atol=1e-9)
 
 
@@ -158,7 +158,7 @@ def test_rows_that_make_no_pairs_are_refused():
 
 
 def test_experts_of_their_own_and_gate_beside_up_are_placed_too(tmp_path):
-    # Mixtral's files of the first months; what newer converters join.
+    # Early Mixtral files; newer converters join these tensors.
     n = torch.arange(64.0).reshape(8, 8)
     numbered = {f"blk.0.ffn_{name}.{i}.weight": n + i for name in ("gate", "up", "down") for i in range(2)}
     joined = {"blk.1.ffn_gate_up_exps.weight": torch.stack([n, -n]), "blk.1.ffn_down_exps.weight": torch.ones(2, 8, 4)}

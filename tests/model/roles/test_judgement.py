@@ -1,4 +1,4 @@
-"""The judge of roles by value must see every wrong role."""
+"""The check of roles by value must detect every wrong role."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ def saved(tmp_path_factory):
 
 
 def judged(saved, *, in_layer=None, in_anatomy=None):
-    """The verdict on a model whose first layer or anatomy is changed."""
+    """Judge a model whose first layer or anatomy is changed."""
     anatomy = saved.ours.anatomy
     if in_layer is not None:
         anatomy = replace(anatomy, layers=(in_layer(anatomy.layers[0]), *anatomy.layers[1:]))

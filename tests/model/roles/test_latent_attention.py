@@ -1,4 +1,4 @@
-"""Latent attention by value: each product that we read is what attention was given, up to the norm of the latent."""
+"""Latent attention by value: each product that we read equals an input of attention, up to the norm of the latent."""
 
 import inspect
 import warnings
@@ -15,7 +15,7 @@ from mdir_hf.model.roles.parts import FLOAT64_ENTRIES
 from tests.conformance_tensors import MemoryTree
 from tests.model.roles.counting_source import CountingSource
 
-# float32, sums of a few dozen products of order 1: rounding in another order stays far below this.
+# float32 sums of a few dozen products of order 1: rounding in a different order stays far below this.
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}
 
 WIDTH, N_HEADS, NOPE, ROPE, VALUE, RANK = 24, 4, 6, 4, 5, 8
@@ -69,7 +69,7 @@ NAMES_OF_FACTORS = ("q_a_", "q_b_", "kv_a_", "kv_b_", "q_proj", "o_proj")
 
 
 class Latent:
-    """A saved model, how our reader sees it, and what attention was given and gave in each layer."""
+    """A saved model, our anatomy of it, and each layer's inputs and outputs of attention."""
 
     def __init__(self, family, folder):
         torch.manual_seed(0)
@@ -77,12 +77,12 @@ class Latent:
         chosen = {key: value for key, value in SIZES.items() if key in keys} | FAMILIES[family]
         config = transformers.CONFIG_MAPPING[family](**chosen)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about generation settings of a config made by hand
+            warnings.simplefilter("ignore")  # about generation settings of a handmade config
             self.model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
             with torch.no_grad():
                 for name, parameter in self.model.named_parameters():
                     if parameter.dim() == 1 and not name.endswith("bias"):
-                        parameter.copy_(torch.rand_like(parameter) + 0.5)  # so that a norm that is left out shows
+                        parameter.copy_(torch.rand_like(parameter) + 0.5)  # so that a missing norm is detected
             self.model.save_pretrained(folder)
         tree = MemoryTree.from_folder(folder)
         self.source = open_checkpoint(tree)
@@ -107,7 +107,7 @@ class Latent:
             self.inputs[id(module)] = hidden.reshape(-1)
             self.outputs[id(module)] = output[0].reshape(-1)
 
-        # Not through the attention interface: the sparse ones want the mask that only eager attention is given.
+        # Not through the attention interface: sparse attention needs the mask that only eager attention receives.
         patch.setattr(inspect.getmodule(type(self.model)), "eager_attention_forward", attention)
         self.model.config._attn_implementation = "eager"
         for layer in self.model.model.layers:
@@ -133,7 +133,7 @@ def latent(request, tmp_path_factory):
 
 def assert_same_but_for_one_factor(got, seen):
     ratio = seen.reshape(-1) / got.reshape(-1)
-    # A product of order 0.01 over one of order 1, each right to float32.
+    # A product of order 0.01 over one of order 1, each accurate to float32.
     torch.testing.assert_close(ratio, ratio[:1].expand_as(ratio), rtol=2e-3, atol=0)
     assert abs(float(ratio[0])) > 1e-3
 
@@ -180,7 +180,7 @@ def test_nothing_of_attention_is_missing_unplaced_or_misshapen(latent):
         assert Role.ATTENTION_NORM in layer.parts
         latent.anatomy.check_shapes(layer, latent.shape_of)
     left = [name for name in latent.anatomy.unplaced if any(word in name for word in NAMES_OF_FACTORS)]
-    assert all("self_attn.1." in name for name in left)  # the second attention of a Longcat layer
+    assert all("self_attn.1." in name for name in left)  # the second attention of a LongCat layer
 
 
 @pytest.mark.parametrize("model_type", ["kimi_k2", "unknown to us"])
@@ -213,7 +213,7 @@ def test_a_copy_of_the_embedding_in_a_further_layer_is_left_out():
     assert "multi-token prediction" in anatomy.notes[0]
 
 
-# --- products by hand
+# --- handmade products
 
 
 def product(latent_dim=8, **numbers):
@@ -237,7 +237,7 @@ def test_only_the_rows_of_the_factors_are_read():
 
 
 def test_the_rank_of_a_product_equals_its_latent_size():
-    # float32 rounding past the rank would be structure to a test that works in float64.
+    # A test in float64 would take float32 rounding beyond the rank for structure.
     source = MemorySource({"a": torch.randn(5, 64), "b": torch.randn(48, 4), "g": torch.rand(4) + 0.5})
     got = read_part(source, product(4, rope=1, nope=8, value=16))
     assert int((torch.linalg.svdvals(got) > 1e-13 * torch.linalg.matrix_norm(got, 2)).sum()) == 4
@@ -261,7 +261,7 @@ def test_a_width_that_the_config_does_not_tell_is_named():
         part_shape(product(value=0), {"a": (9, 5), "b": (6, 8), "g": (8,)}.__getitem__)
 
 
-def test_a_factor_alone_makes_no_role():
+def test_a_single_factor_gives_no_role():
     names = ["model.embed_tokens.weight", "model.layers.0.self_attn.kv_b_proj.weight"]
     anatomy = resolve({"model_type": "deepseek_v3", "hidden_size": WIDTH}, names, lambda name: (40, WIDTH))
     assert Role.V not in anatomy.layers[0].parts

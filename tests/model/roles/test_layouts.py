@@ -122,12 +122,12 @@ def test_some_rows_equal_rows_of_the_whole(layout, transposed):
     assert source.asked == ([] if transposed else [("w", [first + 4, first, first + 3])])
 
 
-def test_a_fused_weight_that_is_no_matrix_is_refused(source):
+def test_a_fused_weight_that_is_not_a_matrix_is_refused(source):
     with pytest.raises(AnatomyError, match=r"'cube' has shape \(2, 2, 2\); a fused weight must be a matrix"):
         read_part(source, WeightPart("cube", FusedRows(1, (1, 1), 0)))
 
 
-def test_a_single_number_plays_no_role():
+def test_a_single_number_has_no_role():
     with pytest.raises(AnatomyError, match=r"'w' has shape \(\), a single number"):
         WeightPart("w").shape(())
 

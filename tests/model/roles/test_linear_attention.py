@@ -1,4 +1,4 @@
-"""Linear attention by value: queries, keys, values, gate and output are those of the module's own recurrence."""
+"""Linear attention by value: queries, keys, values, gate and output match the module's own recurrence."""
 
 import inspect
 import warnings
@@ -12,7 +12,7 @@ from mdir_hf.model.files import open_checkpoint
 from mdir_hf.model.roles import Role, read_config, read_part, resolve_anatomy
 from tests.conformance_tensors import MemoryTree
 
-# float32, sums of a few dozen products of order 1: rounding in another order stays far below this.
+# float32 sums of a few dozen products of order 1: rounding in a different order stays far below this.
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}
 
 WIDTH = 24
@@ -56,18 +56,18 @@ FAMILIES = {
     "bailing_hybrid": LATENT | {"num_key_value_heads": 4, "head_dim": 5},
     "minimax": {},
 }
-WITHOUT_GATE = {"kimi_linear"}  # its gate is a product of two thin matrices, which has no role
+WITHOUT_GATE = {"kimi_linear"}  # its gate is a product of two narrow matrices, which has no role
 
 
 class Recurrent:
-    """A saved model, how our reader sees it, and what the recurrence of its first layer was given."""
+    """A saved model, our anatomy of it, and the inputs of the first layer's recurrence."""
 
     def __init__(self, family, folder):
         torch.manual_seed(0)
         keys = transformers.CONFIG_MAPPING[family]().to_dict()
         chosen = {key: value for key, value in SIZES.items() if key in keys} | FAMILIES[family]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about generation settings of a config made by hand
+            warnings.simplefilter("ignore")  # about generation settings of a handmade config
             config = transformers.CONFIG_MAPPING[family](**chosen)
             self.model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
             self.model.save_pretrained(folder)
@@ -96,7 +96,7 @@ class Recurrent:
                     return original(query, key, value, *args, **kwargs)
 
                 patch.setattr(code, name, recurrence)
-                # Each channel by itself, with an activation behind it; without it the projections show.
+                # A per-channel convolution with an activation; without it the projections are visible.
                 patch.setattr(code, "causal_conv1d_fn", lambda x, *_, **__: x)
 
         def store(module, args, kwargs, output):

@@ -1,4 +1,4 @@
-"""Names and configs of anyone's choice cost work in proportion to their size, or an error; calls are counted."""
+"""Arbitrary names and configs cost time in proportion to their size, or raise an error; calls are counted."""
 
 import re
 import sys
@@ -20,7 +20,7 @@ def resolve(names, config=LLAMA):
 
 
 def n_calls(function, *arguments):
-    """How many functions, Python's own too, are called on the way."""
+    """Number of function calls, including Python's own."""
     count = 0
     layer_names._patterns_of.cache_clear()
     layer_names.expert_of.cache_clear()
@@ -52,7 +52,7 @@ MANY_NAMES = {
 @pytest.mark.parametrize("kind", MANY_NAMES)
 def test_the_work_grows_as_the_number_of_names(kind):
     names = MANY_NAMES[kind]
-    resolve(names(3))  # builds the tables
+    resolve(names(3))  # build the tables
     assert n_calls(resolve, names(1600)) < 5 * n_calls(resolve, names(400))
 
 
@@ -105,8 +105,8 @@ def test_only_the_largest_of_many_stacks_are_read(monkeypatch):
         ("model.layers.3.mlp.up_proj.weight", ("model.layers", 3, "mlp.up_proj.weight")),
         ("3.weight", ("", 3, "weight")),
         ("h.0.attn.7.weight", ("h", 0, "attn.7.weight")),
-        ("h.1000000.attn.7.weight", ("h.1000000.attn", 7, "weight")),  # too long to be a layer's
-        ("h.07.attn.weight", None),  # no name could be told from 7
+        ("h.1000000.attn.7.weight", ("h.1000000.attn", 7, "weight")),  # too long for a layer's number
+        ("h.07.attn.weight", None),  # ambiguous with 7
         ("h.\u0663.attn.weight", None),
         ("h.3", None),
         ("h.3.", None),
@@ -148,7 +148,7 @@ def test_a_pattern_matches_the_names_that_it_spells():
         beside[name.rpartition(".")[0]].add(name)
     for pattern, names in names_of.items():
         assert names and all(re.fullmatch(pattern, name) for name in names), pattern
-        # Nothing is left out: a name with one word changed to that of another pattern is spelled where it matches.
+        # No match is missed: a name with one word changed to another pattern's word is spelled if it matches.
         others = {other for one in names for other in beside[one.rpartition(".")[0]]}
         assert {name for name in others if re.fullmatch(pattern, name)} <= names, pattern
 

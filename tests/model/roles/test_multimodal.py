@@ -1,6 +1,6 @@
-"""Every image-text-to-text class of transformers: the language model inside, by value, and no other tensor has a role.
+"""Every image-text-to-text class of transformers: the language model by value, and no role for any other tensor.
 
-Saved as its users save it (names of files, old or new), run on one token of text.
+Saved as users save it (with old or new names), and run on one text token.
 """
 
 import re
@@ -27,7 +27,7 @@ def rope(section, **more):
 
 _KOSMOS = {"embed_dim": 64, "ffn_dim": 96, "layers": 2, "attention_heads": 4}
 
-# What a class needs besides small sizes.
+# Settings that a class needs besides small sizes.
 MORE = {
     **dict.fromkeys(("qwen2_5_vl", "qwen2_5_omni_thinker", "glm4v", "glm46v", "glm_ocr"), rope([4, 2, 2])),
     **dict.fromkeys(("cosmos3_edge", "paddleocr_vl"), rope([8, 4, 4])),
@@ -46,38 +46,38 @@ MORE = {
     "mistral4": {"head_dim": 8},
     "kimi_k25": {"text_config": {"head_dim": 8}},
 }
-# Classes that cannot be built tiny here: what their configs check, or a package that is not installed.
+# Classes that cannot be built tiny here, because of checks in their configs or a missing package.
 NOT_BUILT = {
     *("cohere_compass", "deepseek_ocr2", "ernie4_5_vl_moe", "glm5_next", "glmga"),
     *("granite4_vision", "muse_spark", "nemotron_h_omni", "pp_chart2table", "shieldgemma2"),
     *("fast_vlm", "gemma3n", "perception_lm"),
 }
-# Classes whose forward pass wants more than tokens: names and shapes only.
+# Classes whose forward pass needs more than tokens: only names and shapes are checked.
 NOT_RUN = {
     *("blip", "blip-2", "idefics", "instructblip", "instructblipvideo", "kosmos-2", "pi0", "pix2struct", "t5gemma2"),
     *("udop", "vision-encoder-decoder", "hunyuan_vl"),
 }
-# What is not placed, or not known to be right, and why.
+# Weights that are not placed or not confirmed, with the reason.
 WITHOUT_ATTENTION = {
-    "inkling_mm_model",  # files in the names of another code
+    "inkling_mm_model",  # files with the names of other code
     "inkling2",
-    "mistral_large4",  # queries with a temperature of their own
+    "mistral_large4",  # queries with their own temperature
 }
 LINEAR = {"minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "qwen3_5", "qwen3_5_moe", "qwen4_exp"}
-"""Linear attention in some layers, which the record does not see; test_linear_attention.py looks at it."""
+"""Linear attention in some layers, which is not recorded; see test_linear_attention.py."""
 WITHOUT_MLP = {
     *("mistral_large4", "lfm3_vl"),
     "diffusion_gemma",
     "mistral4",
 }
 SHIFTED = {"paligemma"}
-"""Positions start at 1, where rotary positions turn q and k."""
+"""Positions start at 1, where q and k are rotated."""
 
 KEYS_ARE_VALUES = {"diffusion_gemma"}
-"""In layers that attend to everything."""
+"""Keys are the values in layers with global attention."""
 
 EXTENDED = {"molmo2"}
-"""Whose embedding is stored in two tensors, of which ours is the first."""
+"""The embedding is stored in two tensors; ours is the first."""
 
 NO_LANGUAGE_MODEL = {"pp_formulanet"}
 OF_OTHERS = re.compile(
@@ -89,7 +89,7 @@ def names():
     return sorted(set(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES) - NOT_BUILT - NO_LANGUAGE_MODEL)
 
 
-# One of each kind: as files name it, in two tensors, with experts.
+# One of each kind: named as in its files, in two tensors, with experts.
 FEW = ("llava", "molmo2", "qwen3_vl_moe")
 
 

@@ -1,4 +1,4 @@
-"""Roles by names alone, for the names that another project lists: a check on our own tables."""
+"""Roles by names alone, for the names that another project lists, as a check of our tables."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ListedNames:
 
     def in_files(self) -> dict[str, str]:
         """Return the full names of the matrices of two layers, with their names inside the layer."""
-        first = 0 if self.embedding != "layers.0.wte.weight" else 1  # the first Phi counts its embedding as a layer
+        first = 0 if self.embedding != "layers.0.wte.weight" else 1  # the first Phi numbers its embedding as a layer
         return {
             f"{self.prefix}{layer}.{name}" + ("" if ".experts." in name or name.endswith("A_log") else ".weight"): name
             for layer in (first, first + 1)

@@ -1,4 +1,4 @@
-"""Which families give a channel's number a meaning, as our table says it, against what they do."""
+"""Compare our table of families in which a channel's number has a meaning with the models' behaviour."""
 
 import re
 import warnings
@@ -19,30 +19,30 @@ N_TOKENS = 12
 
 NOT_IN_THE_STREAM = {
     "turn queries and keys": {"codegen", "gptj", "roformer"},
-    "enter the scores of attention": {"funnel", "xlnet"},
-    "stand in front of an encoder of sounds, whose stream is another one": {
+    "enter the attention scores": {"funnel", "xlnet"},
+    "are input to an audio encoder with a separate stream": {
         *("fun_asr_nano", "gemma3n", "gemma3n_text", "gemma4", "gemma4_text", "qwen2_5_omni", "qwen2_5_omni_thinker"),
         *("qwen3_asr", "qwen3_omni_moe", "qwen3_omni_moe_thinker", "whisper"),
     },
-    "stand in front of an encoder of pictures, whose stream is another one": {
+    "are input to an image encoder with a separate stream": {
         *("florence2", "granite_docling", "kimi_k25"),
     },
-    "are features of bytes and pixels, side by side with others": {"perceiver"},
-    "are those of a time, of a diffusion or a delay": {
+    "are features of bytes and pixels, next to others": {"perceiver"},
+    "encode a time, of a diffusion or a delay": {
         *("gradium_phonon_tts", "pi0", "pocket_tts", "vibevoice", "voxtral_realtime"),
     },
-    "are those of a speaker": {"nemo_speechlm"},
+    "encode a speaker": {"nemo_speechlm"},
 }
-"""What sinusoids do in families that have some and are not in the table."""
+"""Uses of sinusoids in families that are not in the table."""
 
 WHOLES = {"musicgen", "musicgen_melody"}
-"""Whose decoders are in the table, by their own names."""
+"""Families whose decoders are in the table under their own names."""
 
 MAPPINGS = ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "SPEECH_SEQ_2_SEQ", "IMAGE_TEXT_TO_TEXT")
 MAPPINGS += ("TEXT_TO_SPECTROGRAM", "TEXT_TO_WAVEFORM", "MULTIMODAL_LM")
 """Classes of transformers that read or write tokens."""
 
-# Of these no tiny model is run by tokens alone; tests/model/roles/test_rotary.py has most of them, too.
+# No tiny model of these runs on tokens alone; tests/model/roles/test_rotary.py leaves most of them out too.
 NOT_RUN = {"gemma3n", "gemma4_assistant", "gemma4_unified_assistant", "musicgen", "musicgen_melody", "reformer"}
 
 FEW = ("xglm", "marian", "ctrl", "gpt2", "opt", "llama")
@@ -55,7 +55,7 @@ ASKED_FOR = (
 
 
 class Sums(TorchFunctionMode):
-    """Keeps what enters a sum and has a row for each token."""
+    """Record the terms of sums that have a row for each token."""
 
     def __init__(self):
         super().__init__()
@@ -69,11 +69,11 @@ class Sums(TorchFunctionMode):
 
 
 def is_sinusoidal(term):
-    """Whether every channel is a wave over the tokens: the waves s with s[p+1] + s[p-1] = 2 cos(w) s[p].
+    """Whether every channel is a wave s over the tokens: s[p+1] + s[p-1] = 2 cos(w) s[p].
 
-    Of differences, so that what is the same at every position (the one token) falls out. A slow wave moves by 1e-4
-    from token to token, of which float32 leaves 1e-3; numbers that were drawn miss it by 1. What decays, as the state
-    of a recurrent layer may, has a factor above 2 in every channel; the fastest wave has 2 cos(1).
+    Differences between tokens remove terms that are equal at every position (the single token). A slow wave changes by
+    1e-4 from token to token, which float32 represents to 1e-3; random numbers miss the relation by 1. Decaying terms,
+    such as the state of a recurrent layer, have a factor above 2 in every channel; the fastest wave has 2 cos(1).
     """
     step = term.reshape(-1, *term.shape[-2:])[0].double().diff(dim=0)
     moves = step.norm(dim=0) > 1e-5
@@ -123,7 +123,7 @@ def test_sinusoids_enter_the_stream_according_to_the_config(model_type, key, ans
 
 
 @pytest.mark.slow
-# Every third: classes of one family, which stand beside each other, share their code.
+# Every third: neighbouring classes of one family share their code.
 @pytest.mark.parametrize("model_type", sorted(set(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - NOT_RUN)[::3])
 def test_sinusoids_enter_the_stream_of_no_other_causal_model(model_type):
     check(model_type)
@@ -146,7 +146,7 @@ def test_every_family_with_sinusoids_is_in_the_table():
     excused = set().union(*NOT_IN_THE_STREAM.values())
     assert has_sinusoids - in_table - excused - WHOLES == set()
     assert not in_table & excused
-    assert in_table - set(CONFIG_MAPPING_NAMES) == {"speech_to_text_2"}  # which transformers 5 has no more
+    assert in_table - set(CONFIG_MAPPING_NAMES) == {"speech_to_text_2"}  # not in transformers 5
     assert excused <= has_sinusoids
 
 

@@ -1,4 +1,4 @@
-"""Published models resolve wholly, by names and shapes as they are on the Hub; one row each in published_models.py."""
+"""Published models resolve fully from names and shapes as on the Hub; published_models.py has one row for each."""
 
 import json
 from types import SimpleNamespace
@@ -120,7 +120,7 @@ def test_adapters_beside_weights_are_left_out_and_reported():
     assert ".base_layer." in anatomy.layers[0].parts[Role.Q].tensor
 
 
-# --- what lies in a tensor, by value
+# --- contents of tensors, by value
 
 N, M, E = 12, 8, 3
 

@@ -1,6 +1,6 @@
-"""Families whose code is not in transformers: our roles against the arithmetic of their published modelling files.
+"""Families whose code is not in transformers: compare our roles with the arithmetic of their published code.
 
-Each family is a row of a table: the names of its tensors, and what its code makes of one token at position 0: queries,
+Each family is a row of a table: the names of its tensors, and its code's result for one token at position 0: queries,
 keys and values per head, and the output of its MLP.
 """
 
@@ -31,11 +31,11 @@ draw.generator = torch.Generator().manual_seed(0)
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a layer: its tensors, and what the family's code makes of them and of a token.
+    """A part of a layer: its tensors, and the computation of the family's code on a token.
 
     Attributes:
-        shapes: By name, without ``.weight``.
-        compute: Tensors by name, and a token, to q ``(H, d)``, k and v ``(G, d)``, or to the output of the MLP.
+        shapes: Shapes by name, without ``.weight``.
+        compute: Maps tensors by name and a token to q ``(H, d)``, k and v ``(G, d)``, or to the output of the MLP.
         act: Activation of the MLP.
     """
 
@@ -46,7 +46,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Published:
-    """A family: the places of its tensors, and its layer.
+    """A family: its layer and the names of its other tensors.
 
     Attributes:
         config: Its config.
@@ -72,7 +72,7 @@ class Published:
 
     @property
     def rest(self):
-        """Shapes of the tensors outside the layer but for the embedding, by name."""
+        """Shapes of the tensors outside the layer, without the embedding, by name."""
         return {name: shape for name, shape in ((self.head, (40, N)), (self.final_norm, (N,))) if name is not None}
 
 
@@ -80,7 +80,7 @@ class Published:
 
 
 def fused(name, n_kv=H):
-    """``W x`` cut into all queries, all keys, all values."""
+    """Split ``W x`` into all queries, all keys and all values."""
 
     def qkv(t, x):
         q, k, v = (t[name] @ x).split([H * D, n_kv * D, n_kv * D])
@@ -90,12 +90,12 @@ def fused(name, n_kv=H):
 
 
 def fused_per_head(name):
-    """``W x`` seen as (heads, 3 d), each head cut into three."""
+    """View ``W x`` as (heads, 3 d) and split each head into three."""
     return Piece({name: (3 * N, N)}, lambda t, x: (t[name] @ x).view(H, 3 * D).split(D, dim=1))
 
 
 def fused_per_group(name):
-    """``W x`` seen as (groups, queries of the group + 2, d)."""
+    """View ``W x`` as (groups, queries of the group + 2, d)."""
 
     def qkv(t, x):
         mixed = (t[name] @ x).view(G, H // G + 2, D)
@@ -147,7 +147,7 @@ def plain(up, down, act=F.gelu):
 
 
 def gegelu(t, x):
-    """Phi-3-small: every other value, the second kind plus one (its clamp at 20 is not reached here)."""
+    """Phi-3-small: alternating values, one added to the second kind (its clamp at 20 is not reached here)."""
     mixed = t["mlp.up_proj"] @ x
     a_gelu, a_linear = mixed[::2], mixed[1::2]
     return t["mlp.down_proj"] @ (a_gelu * torch.sigmoid(1.702 * a_gelu) * (a_linear + 1))
@@ -287,7 +287,7 @@ def test_queries_keys_and_values_match_the_published_code(family):
     x = draw(N)
     for role, expected in zip((Role.Q, Role.K, Role.V), published.qkv.compute(tensors, x), strict=True):
         got = read_part(source, layer.parts[role]) @ x
-        torch.testing.assert_close(got, expected.reshape(-1), rtol=1e-4, atol=1e-5)  # float32 in another order
+        torch.testing.assert_close(got, expected.reshape(-1), rtol=1e-4, atol=1e-5)  # float32 in a different order
 
 
 def test_gate_up_and_down_make_the_output_of_the_published_mlp(family):

@@ -1,4 +1,4 @@
-"""Which tensor is what, decided on names alone; shapes are asked for embedding and unembedding only."""
+"""Assign roles by names alone; only the shapes of embedding and unembedding are read."""
 
 from __future__ import annotations
 
@@ -127,10 +127,10 @@ def test_unknown_names_are_unplaced_and_missing_biases_are_ignored():
 @pytest.mark.parametrize(
     ("model_type", "name"),
     [
-        ("unknown", "attn.c_attn.weight"),  # q|k|v, or by groups; Conv1D, or a linear layer
+        ("unknown", "attn.c_attn.weight"),  # q|k|v or by groups; Conv1D or a linear layer
         ("bloom", "attention.query_key_value.weight"),
         ("unknown", "attention.query_key_value.weight"),
-        ("unknown", "mlp.c_fc.weight"),  # Conv1D, or a linear layer
+        ("unknown", "mlp.c_fc.weight"),  # Conv1D or a linear layer
         ("codegen", "self_attn.qkv_proj.weight"),
     ],
 )
@@ -140,7 +140,7 @@ def test_a_name_that_means_different_things_is_not_guessed(model_type, name):
 
 
 @pytest.mark.parametrize("shape", [(30,), (2, 15, 8), ()])
-def test_an_embedding_that_is_no_matrix_is_refused(shape):
+def test_an_embedding_that_is_not_a_matrix_is_refused(shape):
     with pytest.raises(AnatomyError, match=r"embedding 'model.embed_tokens.weight' has shape .*; expected \(tokens,"):
         resolve(llama_names(), shape=shape)
 
@@ -163,7 +163,7 @@ def test_an_embedding_of_another_width_than_the_config_is_refused():
         resolve(llama_names(), shape=(30, 9))
 
 
-def test_an_unembedding_that_is_no_matrix_is_refused():
+def test_an_unembedding_that_is_not_a_matrix_is_refused():
     with pytest.raises(AnatomyError, match=r"unembedding \(lm_head\) 'lm_head.weight' has shape \(30,\)"):
         resolve(llama_names(), lm_head_weight=(30,))
 
@@ -214,7 +214,7 @@ def test_the_head_of_distilbert_is_its_projector():
     assert resolve([*names, "vocab_projector.weight"]).unembedding.tensor == "vocab_projector.weight"
 
 
-# --- looped models: prelude, core and coda count as one sequence of layers with names
+# --- looped models: prelude, core and coda form one sequence of layers with names
 
 
 STACKS = ("prelude", "core_block", "coda")
@@ -270,7 +270,7 @@ def test_one_stack_of_such_a_name_stays_what_it_is():
     assert [layer.name for layer in anatomy.layers] == ["0", "1"]
 
 
-# --- roles by value: of the families that most checkpoints are of, every weight does what we say it does
+# --- roles by value: in the most common families, every weight has the function of its role
 
 
 FAMILIES = (
@@ -304,7 +304,7 @@ def test_a_family_is_placed_wholly(model_type, tmp_path):
     assert anatomy.n_kv_heads == getattr(config, "num_key_value_heads", heads)
     assert anatomy.head_dim == (getattr(config, "head_dim", None) or config.hidden_size // heads)
 
-    # The norms of OpenAI's first stand behind the sums, and none of them can be folded; OLMo's have no scale.
+    # In OpenAI's first GPT the norms follow the sums, so none of them can be folded; OLMo's norms have no scale.
     placed = [] if anatomy.final_norm is None else [read_part(tensors, anatomy.final_norm).double()]
     feeding = [] if model_type == "openai-gpt" else norms_in_front_of(head.detach().double(), saved.record)
     assert len(placed) == len(feeding)
@@ -312,8 +312,8 @@ def test_a_family_is_placed_wholly(model_type, tmp_path):
 
 
 def norms_in_front_of(head, record):
-    """Norms whose output the head makes logits of."""
+    """Norms whose output the head maps to logits."""
     logits = record.left[len(head)]
     made = [call for call in record.norms if len(call.made) == head.shape[1]]
-    # float32, sums of a few dozen products of order 1: rounding in another order stays far below this.
+    # float32 sums of a few dozen products of order 1: rounding in a different order stays far below this.
     return [call for call in made if any(torch.allclose(head @ call.made, y, rtol=1e-4, atol=1e-5) for y in logits)]

@@ -1,4 +1,4 @@
-"""How rotary positions turn q and k, as we say it, against what they do."""
+"""Compare the described rotations of q and k with the models' behaviour."""
 
 import warnings
 
@@ -12,29 +12,29 @@ from tests.model.roles.tiny_causal import build_module, save_and_open
 
 TOKENS = (5, 9, 11, 3, 17, 23, 40, 7, 13)
 
-# One of each kind: all rows, some of them, other pairs, layers without, shares by layer, none at all.
+# One of each kind: all rows, some rows, other pairs, layers without, by layer, none at all.
 FEW = (
     *("llama", "phi", "gpt_neox", "gptj", "cohere2", "glm", "ernie4_5", "llama4_text", "smollm3", "exaone4", "flint"),
     *("mimo_v2_flash", "laguna", "gemma4_text", "minimax_m2", "falcon", "opt", "hunyuan_v1_dense", "persimmon"),
 )
-# Of these no config of eight layers is made by one number, or no forward pass by tokens alone.
+# These have no config of eight layers from a single number, or no forward pass on tokens alone.
 NOT_HERE = {
     *("bailing_hybrid", "gemma3n", "gemma4_assistant", "gemma4_unified_assistant", "gpt_neo", "granitemoehybrid"),
     *("kimi_linear", "lfm2", "lfm2_moe", "lfm3", "musicgen", "musicgen_melody", "olmo_hybrid", "prophetnet"),
     *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp_text", "reformer", "zamba", "zamba2"),
 }
-# What it does to queries is none of the turns that a test knows.
+# The rotation of queries is none that the test knows.
 OTHERWISE = {"gpt_neox_japanese"}
 
 MORE = {
     "gemma3n_text": {"intermediate_size": [64] * 8},
-    "hrm_text": {"H_cycles": 1, "L_cycles": 1, "L_bp_cycles": [1]},  # 64 passes otherwise
+    "hrm_text": {"H_cycles": 1, "L_cycles": 1, "L_bp_cycles": [1]},  # otherwise 64 passes
 }
-"""What a config wants besides."""
+"""Further settings of a config."""
 
 
 def check_turns(module, folder):
-    """Every layer does to q and k what the anatomy says; returns the layers in which that could be seen."""
+    """Check that every layer rotates q and k as the anatomy says; return the number of checks that were possible."""
     record = record_forward(module, tokens=TOKENS)
     ours = save_and_open(module, folder)
     seen = 0
@@ -49,7 +49,7 @@ def check_turns(module, folder):
             if layout == "none":
                 assert turns == {("none", 0)}
             else:
-                # Without a number, all rows: as many as there are, or as move at all on nine tokens.
+                # Without a stated number, all rows: as many as there are, or as change visibly over nine tokens.
                 dims = {turned for name, turned in turns if name == layout}
                 assert dim in dims if dim is not None else max(dims) > 1
                 assert ("none", 0) not in turns
@@ -61,22 +61,22 @@ def eight_layers(model_type):
         warnings.simplefilter("ignore")
         try:
             return build_module(model_type, num_hidden_layers=8, **MORE.get(model_type, {}))
-        except Exception:  # a config that keeps its text model inside
+        except Exception:  # the config has its text model inside
             return build_module(model_type, text_config={"num_hidden_layers": 8})
 
 
 @pytest.mark.parametrize("model_type", FEW)
-def test_rows_are_turned_as_we_say(model_type, tmp_path):
+def test_rows_are_rotated_as_described(model_type, tmp_path):
     assert check_turns(eight_layers(model_type), tmp_path) >= 4
 
 
 OTHERS = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - NOT_HERE - OTHERWISE - set(FEW))[::3]
-"""Every third: classes of one family, which stand beside each other, share their code."""
+"""Every third: neighbouring classes of one family share their code."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", OTHERS)
-def test_rows_of_every_family_are_turned_as_we_say(model_type, tmp_path):
+def test_rows_of_every_family_are_rotated_as_described(model_type, tmp_path):
     check_turns(eight_layers(model_type), tmp_path)
 
 

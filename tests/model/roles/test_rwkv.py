@@ -1,7 +1,7 @@
-"""RWKV by arithmetic: what each version makes of one token, from the tensors by name and from the roles we read.
+"""RWKV by arithmetic: the result of each version for one token, from tensors by name and from our roles.
 
-Version 4 is the module of transformers. Of 5 to 7 this file writes down the published arithmetic of one first token,
-whose neighbour is zero, as the reference files of RWKV-LM and flash-linear-attention have it.
+Version 4 is the module of transformers. For 5 to 7 this file contains the published arithmetic of a first token, whose
+neighbour is zero, as in the reference files of RWKV-LM and flash-linear-attention.
 """
 
 import inspect
@@ -15,7 +15,7 @@ from mdir_hf.model.files import MemorySource, open_checkpoint
 from mdir_hf.model.roles import HeadCounts, Role, read_config, read_part, resolve_anatomy
 from tests.conformance_tensors import MemoryTree
 
-# float32, sums of a few dozen products of order 1: rounding in another order stays far below this.
+# float32 sums of a few dozen products of order 1: rounding in a different order stays far below this.
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 WIDTH, N_HEADS, HEAD, N_NEURONS, LORA = 24, 4, 6, 40, 5
@@ -26,7 +26,7 @@ def draw(*shape):
 
 
 def common(version):
-    """Tensors that every version has, by the names of RWKV-LM."""
+    """Tensors of every version, with the names of RWKV-LM."""
     draw.generator = torch.Generator().manual_seed(version)
     tensors = {
         "emb.weight": draw(40, WIDTH),
@@ -105,7 +105,7 @@ def attention_6(t, x, w):
 
 
 def mixed(r, k, v, bonus):
-    """What heads give for a first token, whose state is empty: ``r (u * k v^T)``."""
+    """The output of the heads for a first token, whose state is empty: ``r (u * k v^T)``."""
     r, k, v = (x.reshape(N_HEADS, HEAD) for x in (r, k, v))
     return ((r * bonus * k).sum(dim=1, keepdim=True) * v).reshape(-1)
 
@@ -183,7 +183,7 @@ def test_a_file_without_a_config_tells_its_version_and_heads(version):
 
 
 def test_heads_of_the_tensors_override_the_config():
-    # Files of version 5 on the Hub give the width of a head as their number.
+    # Files of version 5 on the Hub state the width of a head as the number of heads.
     tensors = version_5()
     anatomy = resolve(
         tensors, {"model_type": "rwkv5", "hidden_size": WIDTH, "num_attention_heads": 64, "head_size": 64}
@@ -207,7 +207,7 @@ FLA_7 = {
 
 
 def in_flash_linear_attention(tensors):
-    """The names of version 7 in flash-linear-attention, for those that matter here."""
+    """The names of version 7 in flash-linear-attention, for the relevant tensors."""
     out = {"model.embeddings.weight": tensors["emb.weight"], "lm_head.weight": tensors["head.weight"]}
     out["model.norm.weight"] = tensors["ln_out.weight"]
     for name, tensor in tensors.items():

@@ -1,4 +1,4 @@
-"""State-space mixers by what they do: silence the rows we call gate or input, and see which channels fall silent."""
+"""State-space mixers by value: set rows of the gate or input to zero, and check which channels become zero."""
 
 import warnings
 
@@ -75,20 +75,20 @@ FAMILIES = {
 
 
 class Hybrid:
-    """A saved model and how our reader sees it."""
+    """A saved model and our anatomy of it."""
 
     def __init__(self, family, folder):
         torch.manual_seed(0)
         keys = transformers.CONFIG_MAPPING[family]().to_dict()
         chosen = {key: value for key, value in SIZES.items() if key in keys} | FAMILIES[family]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about generation settings and kernels that are not there
+            warnings.simplefilter("ignore")  # about generation settings and missing kernels
             config = transformers.CONFIG_MAPPING[family](**chosen)
             self.model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
             with torch.no_grad():
                 for name, parameter in self.model.named_parameters():
                     if name.endswith("bias"):
-                        parameter.zero_()  # a silent row is silent only without
+                        parameter.zero_()  # without biases, a row of zeros gives zero
             self.model.save_pretrained(folder)
         self.family, self.folder = family, folder
         tree = MemoryTree.from_folder(folder)
@@ -99,13 +99,13 @@ class Hybrid:
         return self.source.spec(name).shape
 
     def mixers(self):
-        """Every layer that has one: how we see it, and what its output projection is given, on a few tokens."""
+        """Every layer with a mixer: our anatomy of it, and the input of its output projection on a few tokens."""
         for layer in self.anatomy.layers:
             if Role.SSM_IN in layer.parts:
                 yield layer
 
     def given_to_output(self, layer, changed):
-        """What enters the output projection of a layer where some rows of stored tensors are changed."""
+        """The input of a layer's output projection after some rows of stored tensors are changed."""
         from safetensors.torch import load_file, save_file
 
         tensors = load_file(self.folder / "model.safetensors")
@@ -142,7 +142,7 @@ def test_there_is_a_mixer(hybrid):
     assert list(hybrid.mixers())
 
 
-def test_a_row_of_the_gate_that_is_silenced_silences_its_channel(hybrid):
+def test_a_zero_row_of_the_gate_zeroes_its_channel(hybrid):
     for layer in hybrid.mixers():
         channel = 7
         given = hybrid.given_to_output(layer, [(Role.MIXER_GATE, [channel], 0.0)])
@@ -150,7 +150,7 @@ def test_a_row_of_the_gate_that_is_silenced_silences_its_channel(hybrid):
         assert (given != 0).sum() == 3 * (given.shape[1] - 1)
 
 
-def test_a_row_of_the_input_speaks_in_its_channel_alone(hybrid):
+def test_a_row_of_the_input_affects_only_its_channel(hybrid):
     for layer in hybrid.mixers():
         n_rows = len(read_part(hybrid.source, layer.parts[Role.SSM_IN]))
         channel = 7

@@ -1,4 +1,4 @@
-"""Usual names give roles in architectures that no table knows, if the shapes fit as well."""
+"""Common names give roles in unknown architectures if the shapes fit."""
 
 import pytest
 
@@ -10,7 +10,7 @@ CONFIG = {"model_type": "never_seen", "hidden_size": WIDTH, "vocab_size": 100, "
 
 
 def resolve(names, **changed):
-    """An anatomy of two layers whose matrices have these names and shapes, after usual names were looked up."""
+    """Resolve two layers whose matrices have these names and shapes, including common names."""
     shapes = {"embed_tokens.weight": (100, WIDTH)}
     shapes |= {f"layers.{i}.{name}.weight": shape for i in range(2) for name, shape in (names | changed).items()}
     anatomy = resolve_anatomy(CONFIG, shapes, shapes.__getitem__)

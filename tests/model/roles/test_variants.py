@@ -1,4 +1,4 @@
-"""Fused and odd layouts by value, in every variant that a config of the family can ask for."""
+"""Fused and unusual layouts by value, in every variant that a family's config allows."""
 
 import pytest
 
@@ -63,14 +63,14 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize(("model_type", "config", "expected"), VARIANTS.values(), ids=list(VARIANTS))
-def test_every_role_does_what_we_say(tmp_path, model_type, config, expected):
+def test_every_weight_has_the_function_of_its_role(tmp_path, model_type, config, expected):
     saved = build(model_type, tmp_path, **config)
     anatomy = saved.ours.anatomy
     found = judge(anatomy, saved.ours.tensors, saved.record)
     assert (found.wrong, found.gaps) == ([], [])
     for layer, proved in zip(anatomy.layers, found.proved, strict=True):
         assert proved >= ATTENTION | (expected - OF_HEADS)
-        assert layer.parts.keys() >= expected & OF_HEADS  # in front of what the judge sees: part of q and k there
+        assert layer.parts.keys() >= expected & OF_HEADS  # before the recorded projection: part of q and k there
         assert bool(BOTH_NORMS & layer.parts.keys()) == bool(BOTH_NORMS & expected)
         anatomy.check_shapes(layer, lambda name: saved.ours.tensors.spec(name).shape)
     assert found.n_attention == (len(anatomy.layers), len(anatomy.layers))

@@ -1,4 +1,4 @@
-"""Names with wrappers in them: the weights are those of the model without the wrapper."""
+"""Names with wrappers: the weights equal those without the wrapper."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Any causal model that transformers knows, tiny, saved as its users save it, read by our reader and run once."""
+"""Any causal model of transformers: tiny, saved as users save it, opened by our reader and run once."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.model.roles.forward_record import ForwardRecord, is_norm, record_forw
 from tests.model.roles.tiny_configs import tiny_config
 
 MORE_TOKENS: dict[str, range] = dict.fromkeys(("phimoe", "zaya", "deepseek_v4"), range(20, 28))
-"""For routers that ask fewer experts than there are, whatever the config says."""
+"""Further tokens, for routers that always choose only some of the experts."""
 
 
 def inputs_of(model_type: str) -> dict[str, object]:
-    """What a family wants besides one token: an assistant is given the states of the model that it assists."""
+    """Inputs that a family needs besides a token: an assistant receives the states of the model that it assists."""
     if model_type != "gemma4_unified_assistant":
         return {}
     draw = torch.Generator().manual_seed(7)
@@ -32,7 +32,7 @@ def inputs_of(model_type: str) -> dict[str, object]:
 
 @dataclass
 class SavedModel:
-    """A model of transformers, and how our reader sees what it saved."""
+    """A model of transformers and our anatomy of its saved files."""
 
     module: PreTrainedModel
     ours: Model
@@ -42,34 +42,34 @@ class SavedModel:
 def build_module(
     model_type: str, *, seed: int = 0, mapping: Mapping[Any, Any] = MODEL_FOR_CAUSAL_LM_MAPPING, **more: object
 ) -> PreTrainedModel:
-    """A random model whose every norm has a scale of its own, and no bias."""
+    """A random model in which every norm has its own scale and no bias."""
     config = tiny_config(model_type, mapping=mapping, **more)
-    config._experts_implementation = "eager"  # one product after the other, so that they can be seen
+    config._experts_implementation = "eager"  # one product after the other, so that they can be recorded
     torch.manual_seed(seed)
     family = mapping[CONFIG_MAPPING[model_type]]
     module = family._from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for inner in module.modules():
             if is_norm(inner):
-                inner.weight.copy_(torch.rand_like(inner.weight) + 0.5)  # so that one norm cannot pass for another
+                inner.weight.copy_(torch.rand_like(inner.weight) + 0.5)  # so that norms are distinguishable
         for name, parameter in module.named_parameters():
             if name.endswith("bias"):
                 parameter.zero_()
             elif parameter.dim() == 3 or (parameter.dim() == 2 and not _is_drawn(parameter)):
-                parameter.normal_(std=0.1)  # some stacks of experts are left as they were in memory
+                parameter.normal_(std=0.1)  # some stacks of experts are uninitialised memory
     return module
 
 
 def save_and_open(module: PreTrainedModel, folder: Path, *, original_format: bool = True) -> Model:
-    """Write a model as transformers does, in the names of its files or of its modules, and open it as ours."""
+    """Write a model as transformers does, with the names of its files or modules, and open it with our reader."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about generation settings of a config made by hand
+        warnings.simplefilter("ignore")  # about generation settings of a handmade config
         module.save_pretrained(folder, save_original_format=original_format)
     return Model(open_repository(str(folder), ledger=IoLedger()))
 
 
 def build(model_type: str, folder: Path, *, original_format: bool = True, **more: object) -> SavedModel:
-    """All of it at once."""
+    """Build, save and open a model."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         module = build_module(model_type, **more)

@@ -1,4 +1,4 @@
-"""A tiny config for every causal model that transformers knows: one table of sizes, and what a family needs besides."""
+"""A tiny config for every causal model of transformers: a table of sizes, and settings for single families."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
 WIDTH, N_LAYERS, N_HEADS, N_KV_HEADS, HEAD_DIM, N_NEURONS, N_EXPERTS = 64, 2, 4, 2, 32, 96, 4
 VOCABULARY = 2048
-"""Rows enough for a verdict at 1e-10 at this width."""
+"""Enough rows for a verdict at 1e-10 with this width."""
 
 _SAME: tuple[tuple[int, tuple[str, ...]], ...] = (
     (
@@ -75,7 +75,7 @@ _SAME: tuple[tuple[int, tuple[str, ...]], ...] = (
     ),
     (72, ("moe_intermediate_size", "expert_ffn_hidden_size")),
     (80, ("shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size")),
-    # Every expert is asked, so that every expert shows in a forward pass.
+    # The router chooses every expert, so that each appears in a forward pass.
     (
         N_EXPERTS,
         (
@@ -156,17 +156,17 @@ MORE: dict[str, dict[str, object]] = {
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid"]},
     "zaya": {"num_experts_per_tok": 1},
 }
-"""What a family needs besides; ``...`` takes a size back to its default."""
+"""Further settings of a family; ``...`` resets a size to its default."""
 
 
 WITHOUT_DEFAULTS = {"gemma4_assistant": "gemma4_text"}
-"""Whose default config is refused by its own checks, and what the text config inside is."""
+"""Families whose default config fails its own checks, with the type of the text config inside."""
 
 
 def tiny_config(
     model_type: str, *, mapping: Mapping[Any, Any] = MODEL_FOR_CAUSAL_LM_MAPPING, **more: object
 ) -> transformers.PreTrainedConfig:
-    """The config of a family with every size that it names made small."""
+    """The config of a family, with every size that it names made small."""
     family = CONFIG_MAPPING[model_type]
     inner = WITHOUT_DEFAULTS.get(model_type)
     if inner is None:
@@ -175,7 +175,7 @@ def tiny_config(
         chosen = {"text_config": _shrunk(CONFIG_MAPPING[inner](), SIZES) | {"model_type": inner}}
     config = family(**_merged(_merged(chosen, MORE.get(model_type, {})), more))
     own = mapping[family].config_class
-    # Of some families the decoder is a model by itself, with a config that lies inside the whole one.
+    # In some families the decoder is a separate model, whose config is inside the full config.
     return config if isinstance(config, own) else config.get_text_config(decoder=True)
 
 

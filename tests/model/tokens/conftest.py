@@ -1,4 +1,4 @@
-"""Tiny tokenizer files, made where they are needed, and the real ones where somebody has them."""
+"""Tiny tokenizer files, created for each test, and the real files if they are available."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.specimens import sentencepiece_bytes
 
 @pytest.fixture
 def read() -> Callable[[Mapping[str, object]], Vocabulary]:
-    """Read the vocabulary of a folder given as file name to content; what is not bytes becomes JSON."""
+    """Read the vocabulary of a folder given as file names and contents; contents other than bytes become JSON."""
 
     def read_files(files: Mapping[str, object]) -> Vocabulary:
         def content(name: str) -> bytes:

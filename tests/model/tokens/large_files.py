@@ -1,6 +1,6 @@
-"""Tokenizer files made to cost: read one of them in a process of limited memory and time, and write what it took.
+"""Expensive tokenizer files: read one in a process with limited memory and time, and report the cost.
 
-``python -m tests.model.tokens.large_files NAME`` writes a JSON object of the outcome and of the growth of memory.
+``python -m tests.model.tokens.large_files NAME`` writes the outcome and the growth of memory as a JSON object.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MB = 1 << 20
 
 
 def piece(text: bytes) -> bytes:
-    """A piece of a SentencePiece model that has nothing but its text."""
+    """A piece of a SentencePiece model that has only its text."""
     return b"\x0a" + bytes([len(text) + 2]) + b"\x0a" + bytes([len(text)]) + text
 
 
@@ -51,7 +51,7 @@ FILES: dict[str, tuple[str, Callable[[], bytes]]] = {
 
 
 def peak_bytes() -> int:
-    """Most memory that this process has had so far."""
+    """Peak memory of this process so far."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) << 10
 
@@ -59,7 +59,7 @@ def peak_bytes() -> int:
 def _main(name: str) -> None:
     file, make = FILES[name]
     data = make()
-    # Making the file took memory, too: the peak begins anew.
+    # Creating the file also took memory, so the peak is reset.
     Path("/proc/self/clear_refs").write_text("5")
     before = peak_bytes()
     seconds = resource.getrusage(resource.RUSAGE_SELF).ru_utime
@@ -72,7 +72,7 @@ def _main(name: str) -> None:
 
 
 def gguf_metadata(n_tokens: int) -> dict[str, object]:
-    """The vocabulary of a GGUF header that claims so many tokens."""
+    """The vocabulary of a GGUF header that claims this many tokens."""
     return {"tokenizer.ggml.tokens": [b"a"] * n_tokens, "tokenizer.ggml.model": "gpt2"}
 
 

@@ -1,4 +1,4 @@
-"""What a tokenizer file may cost, whatever it claims: about two seconds and 512 MB, and then an error of ours."""
+"""The cost of a tokenizer file is limited, whatever it claims: about two seconds and 512 MB, then one of our errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.model.tokens.large_files import FILES, gguf_metadata
 
 MOST_BYTES = 512 << 20
 EXPECTED = {
-    "one merge of escapes": "1 tokens",  # what is not a vocabulary is passed over
+    "one merge of escapes": "1 tokens",  # files that are not vocabularies are skipped
     "merges of escapes": "1 tokens",
     "one literal of 16 MB": "expected a token of at most 16,384 bytes as written on line 1",
     "one literal in vocab.txt": "the limit for a token is 16,384",
@@ -41,7 +41,7 @@ QUICK = ("one merge of escapes", "nested containers", "one long token", "one lon
 def test_a_file_that_claims_too_much_takes_little_memory(name: str):
     root = Path(__file__).parents[3]
     command = [sys.executable, "-m", "tests.model.tokens.large_files", name]
-    # The process ends itself after a minute of processor time, which is thirty times what any of them takes.
+    # The process ends itself after a minute of processor time, thirty times the cost of any file.
     ran = subprocess.run(
         command, capture_output=True, check=True, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}
     )
@@ -77,7 +77,7 @@ def test_a_budget_says_which_number_was_too_large():
     assert budget.excess(n_items=3, of="lines") == "has 3 lines; the limit is 2"
 
 
-def test_the_collector_rests_until_the_last_parser_is_out():
+def test_garbage_collection_is_off_until_the_last_parser_ends():
     def states():
         with collector_paused():
             with pytest.raises(ValueError, match="broken"), collector_paused():

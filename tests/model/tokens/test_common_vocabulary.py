@@ -83,7 +83,7 @@ def test_a_matrix_of_fewer_rows_takes_the_tokens_that_it_has():
     assert fewer.candidate_rows.tolist() == [2, 1]
 
 
-# --- the planner of row windows: nested, spread, few requests, blind to the weights
+# --- the planner of row windows: nested, spread, few requests, independent of the weights
 
 
 def common(reference: np.ndarray, candidate: np.ndarray) -> CommonVocabulary:
@@ -126,7 +126,7 @@ def test_with_one_tokenizer_a_large_sample_has_longer_runs():
     sampler = RowSampler(common(ids, ids), row_n_bytes=(14_336, 14_336), seed=3)
     first, last = sampler.take(128), sampler.take(4096)
     assert len(first) == 128
-    assert n_runs(ids[first], gap=1) == 8  # windows of 16 rows, no two of them neighbours
+    assert n_runs(ids[first], gap=1) == 8  # windows of 16 rows, no two of them adjacent
     assert ids[first].max() - ids[first].min() > 64_000
     assert 4096 <= len(last) < 4096 + 256
     assert n_runs(ids[last], gap=1) <= 48
@@ -143,6 +143,6 @@ def test_with_two_tokenizers_little_is_read_between_rows():
         taken = sampler.take(n_tokens)
         gaps = [np.diff(np.sort(rows)) for rows in (reference[taken], candidate[taken])]
         n_read.append(sum(1 + int(gap[gap <= 64].sum()) + int((gap > 64).sum()) for gap in gaps))
-    # Rows of both models, with those between them. Windows of 16 rows, the best for few tokens, read 118,000.
+    # Rows of both models, including the rows between them. Windows of 16 rows, best for few tokens, read 118,000.
     assert n_read[1] < 40_000
     assert n_read[0] < 4000

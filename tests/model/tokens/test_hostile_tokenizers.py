@@ -12,7 +12,7 @@ from mdir_hf.errors import VocabularyError
 from mdir_hf.model.tokens import read_vocabulary
 
 DEEP = 100_000
-# A busy machine must not fail a test of behaviour.
+# No deadline: a busy machine must not fail a test of behaviour.
 UNTIMED = settings(deadline=None)
 
 
@@ -76,7 +76,7 @@ FILES = {
 
 
 def check(name: str, data: bytes) -> None:
-    """Either a vocabulary whose numbers add up, or an error that names the file."""
+    """Check that the result is a consistent vocabulary or an error that names the file."""
     try:
         vocabulary = read_vocabulary([name], lambda _: data)
     except VocabularyError as error:

@@ -28,7 +28,7 @@ def test_a_token_of_no_bytes_is_an_unused_row(read):
         (ranks(b"!") + b"I 1\n", r"expected base64 on line 2, found b'I'"),
     ],
 )
-def test_a_line_that_is_no_rank_is_named_by_its_number(read, data: bytes, message: str):
+def test_an_invalid_rank_is_named_by_its_line(read, data: bytes, message: str):
     with pytest.raises(VocabularyError, match=r"a\.tiktoken: " + message):
         read({"a.tiktoken": data})
 
@@ -93,7 +93,7 @@ RWKV = "rwkv_vocab_v20230424.txt"
         (b"two 'a' 1", "expected a row, a literal and a length on line 2"),
     ],
 )
-def test_a_line_of_rwkv_that_is_no_token_is_an_error_and_never_code(read, line: bytes, message: str):
+def test_an_invalid_line_of_rwkv_is_an_error_and_never_executed(read, line: bytes, message: str):
     with pytest.raises(VocabularyError) as caught:
         read({RWKV: b"1 'a' 1\n" + line})
     assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""Real tokenizer files: counts published with them, and the libraries that own the formats, as witnesses."""
+"""Real tokenizer files, checked against published counts and against the libraries that define the formats."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FILES = [
 GGUF = ["gguf:gpt-neox", "gguf:llama-spm", "gguf:phi-3", "gguf:starcoder"]
 NAMES = [*FOLDERS, *FILES, *GGUF]
 PAIRS = [(a, b) for a in sorted(NAMES) for b in sorted(NAMES) if a < b]
-# Rows called [PAD50277] and so on, which the published counts take for text; nothing else has them.
+# Rows such as [PAD50277], which the published counts treat as text; no other vocabulary has them.
 N_PADDING = {"gguf:gpt-neox": 155}
 
 V1, V3 = "mistral/tokenizer.model.v1", "mistral/mistral_instruct_tokenizer_240323.model.v3"
@@ -63,7 +63,7 @@ def published(real_data: Path) -> dict[tuple[str, str], dict[str, int]]:
 
 @pytest.fixture(scope="module")
 def all_rows(vocabularies) -> dict[str, dict[bytes, set[int]]]:
-    """Rows by bytes, with the doublets that a vocabulary leaves out."""
+    """Rows by bytes, including the doublets that a vocabulary leaves out."""
 
     def with_doublets(vocabulary: Vocabulary) -> dict[bytes, set[int]]:
         rows = {text: {row} for text, row in vocabulary.row_of.items()}
@@ -75,7 +75,7 @@ def all_rows(vocabularies) -> dict[str, dict[bytes, set[int]]]:
 
 
 def test_overlap_is_as_published_once_doublets_count(all_rows, published):
-    # Published: distinct byte strings, and pairs of equal rows, doublets included. Ours leaves doublets out.
+    # Published: distinct byte strings, and pairs of equal rows, including doublets. Ours leaves doublets out.
     assert set(PAIRS) == set(published)
     for a, b in PAIRS[::4]:
         rows_a, rows_b = all_rows[a], all_rows[b]
@@ -102,7 +102,7 @@ def test_our_pairs_are_the_published_ones_without_doublets(vocabularies, all_row
     assert len(ours) == published[a, b]["common"] - len(ambiguous)
     n_same_row = np.count_nonzero(ours.reference_rows == ours.candidate_rows)
     assert n_same_row == published[a, b]["same_id"] - same_row_left_out
-    # Runs of spaces in GPT-NeoX are the only strings whose meaning is in doubt.
+    # Runs of spaces in GPT-NeoX are the only strings with a doubtful meaning.
     assert ambiguous <= {b" " * n for n in range(2, 25)}
     assert not ambiguous or {a, b} & {"gpt-neox-20b", "gguf:gpt-neox"}
 

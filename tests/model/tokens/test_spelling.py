@@ -62,7 +62,7 @@ def test_numbered_places_are_reserved(token: str):
     ["<reserved" + "1" * 300_000 + "x", "<reserved" + "1" * 300_000 + ">>", "<|" * 150_000, "<pad" + "_1" * 150_000],
 )
 def test_names_of_any_length_are_judged_in_one_pass(token: str):
-    # In quadratic time the first takes half an hour, and holds the interpreter all the while.
+    # In quadratic time the first would take half an hour and block the interpreter throughout.
     assert spelling.type_by_name(token) is TokenType.TEXT
 
 

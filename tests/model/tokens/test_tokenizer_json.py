@@ -31,7 +31,7 @@ def test_byte_level_tokens_become_bytes_added_ones_stay_literal(read):
 
 @pytest.mark.parametrize("part", ["normalizer", "pre_tokenizer", "decoder"])
 def test_byte_level_is_seen_wherever_it_is_declared(read, part: str):
-    # Without the declaration the marker ▁ would decide.
+    # Without the declaration, the marker ▁ would decide.
     assert read({"tokenizer.json": tokenizer({"▁": 0, "Ã": 1}, **{part: {"type": "ByteLevel"}})}).row_of[b"\xc3"] == 1
 
 
@@ -171,7 +171,7 @@ def test_a_piece_outside_of_the_byte_alphabet_is_left_out(read):
     vocabulary = read({"tokenizer.json": {"model": model, "added_tokens": added, **byte_level}})
     assert vocabulary.row_of == {b" a": 0, "中".encode(): 2, b"b": 3}
     assert vocabulary.n_unused == 1
-    # Where only the decoder knows bytes, text meets the pieces as it is.
+    # If only the decoder knows bytes, the encoder applies the pieces to the text unchanged.
     assert read({"tokenizer.json": {"model": model, "decoder": {"type": "ByteLevel"}}}).row_of["é x".encode()] == 1
 
 

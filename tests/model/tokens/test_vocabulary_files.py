@@ -52,7 +52,7 @@ def test_a_stale_tokenizer_json_counts_the_tokens_that_moved(read, sentencepiece
     assert doubts_of_vocabulary(files, content, read(files)) == ()
 
 
-def test_a_second_file_that_is_no_vocabulary_casts_no_doubt(read):
+def test_a_second_file_without_a_vocabulary_raises_no_doubt(read):
     files = {"tokenizer.json": b'{"model": {"vocab": {"a": 0}}}', "classifier.model": b"\x80no pieces"}
     assert doubts_of_vocabulary(files, files.__getitem__, read(files)) == ()
 
@@ -69,7 +69,7 @@ def test_only_the_files_named_beforehand_are_read():
     assert tuple(asked) == vocabulary.files == vocabulary_files(files)
 
 
-def test_without_a_vocabulary_the_error_lists_what_would_do():
+def test_without_a_vocabulary_the_error_lists_accepted_files():
     with pytest.raises(VocabularyError, match=r"expected tokenizer\.json, vocab\.json.* found none among 1 files"):
         read_vocabulary(["config.json"], lambda name: b"")
 
@@ -166,7 +166,7 @@ def test_a_broken_config_is_named(read, content, message):
         read({"vocab.json": {"a": 0}, CONFIG: content})
 
 
-# --- rows of SentencePiece pieces by tokenizer class, held against the converters of transformers
+# --- rows of SentencePiece pieces by tokenizer class, compared with the converters of transformers
 
 
 PIECES = [("<unk>", 2), ("<s>", 3), ("</s>", 3), *((f"▁w{n}", 1) for n in range(60)), ("ing", 1)]
@@ -188,7 +188,7 @@ PEGASUS = {"pad_token": "<pad>", "eos_token": "</s>", "mask_token": "<mask_2>", 
 
 
 def rows_in_transformers(name: str) -> dict[bytes, int]:
-    """Row of each piece of text as the converter of a slow tokenizer numbers them."""
+    """Row of each piece of text, as numbered by the converter of a slow tokenizer."""
     from transformers.convert_slow_tokenizer import SLOW_TO_FAST_CONVERTERS
 
     proto = SimpleNamespace(pieces=[SimpleNamespace(piece=piece, score=0.0) for piece, _ in PIECES])

@@ -1,4 +1,4 @@
-"""Tiny base models with PEFT adapters on them, saved as users save them, and merged by PEFT itself."""
+"""Tiny base models with PEFT adapters, saved as users save them and merged by PEFT itself."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ MIXTURE_SIZES = {
 
 @dataclass(frozen=True)
 class Adapted:
-    """A base, an adapter on it, and what PEFT makes of the two.
+    """A base, an adapter on it, and the weights that PEFT merges from both.
 
     Attributes:
         base: Folder of the base.
         adapter: Folder of the adapter.
-        merged: Weights of the merged model, by the names in the files of the base.
+        merged: Weights of the merged model, under the names in the base's files.
         expected_base: Weights of the base.
     """
 
@@ -94,8 +94,8 @@ def make_adapted(
         config: A config of PEFT.
         kind: ``llama`` or ``gpt2``.
         safe: Save as safetensors, else as ``adapter_model.bin``.
-        change: Done to the base in memory before the adapter is made.
-        save_embedding_layers: Whether the embedding itself is saved with the adapter; ``auto``: if it is adapted.
+        change: Applied to the base in memory before the adapter is created.
+        save_embedding_layers: Save the embedding itself with the adapter; ``auto``: if it is adapted.
     """
     base, adapter = tmp_path / "base", tmp_path / "adapter"
     model = make_base(base, kind)
@@ -109,7 +109,7 @@ def make_adapted(
         for name, parameter in adapted.named_parameters():
             if any(word in name for word in TRAINED):
                 parameter.data.normal_(std=0.2)
-        # Magnitudes are lengths.
+        # Magnitudes are norms.
         for name, parameter in adapted.named_parameters():
             if "magnitude" in name:
                 parameter.data.abs_()
@@ -125,12 +125,12 @@ def make_adapted(
 
 
 def make_adapted_mixture(tmp_path: Path, config: Any, *, save_original_format: bool) -> Adapted:
-    """Put an adapter on a small mixture of experts; its merged weights are those of a file that PEFT's merge wrote.
+    """Put an adapter on a small mixture of experts and read its merged weights from a file that PEFT wrote.
 
     Args:
         tmp_path: Where to save.
         config: A config of PEFT.
-        save_original_format: Whether files hold experts one by one, as those of the Hub do, or stacked.
+        save_original_format: Store experts separately, as files on the Hub do, instead of stacked.
     """
     torch.manual_seed(0)
     model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**MIXTURE_SIZES))
@@ -162,7 +162,7 @@ def edit_config(adapter: Path, **values: object) -> None:
 
 
 def write_adapter(folder: Path, tensors: dict[str, torch.Tensor], **config: object) -> Path:
-    """Write an adapter by hand."""
+    """Write an adapter without PEFT."""
     folder.mkdir(parents=True)
     whole = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": "base", **config}
     (folder / "adapter_config.json").write_text(json.dumps(whole))
@@ -171,7 +171,7 @@ def write_adapter(folder: Path, tensors: dict[str, torch.Tensor], **config: obje
 
 
 def _rename(folder: Path, new_name: Callable[[str], str]) -> None:
-    """Name the tensors of GPT-2 as its repository does, which is not what transformers writes."""
+    """Name the tensors of GPT-2 as in its repository; transformers writes other names."""
     from safetensors.torch import load_file
 
     path = folder / "model.safetensors"

@@ -1,4 +1,4 @@
-"""Adapters by value: what we read is what PEFT's own merge gives."""
+"""Adapted weights equal the result of PEFT's own merge."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_other_linear_kinds_are_applied_as_peft_merges_them(kind, tmp_path):
     for name in source.names():
         expected = adapted.merged[name]
         n_changed += not torch.equal(expected, adapted.expected_base[name])
-        # Both compute in float32, in another order.
+        # Both compute in float32, in a different order.
         torch.testing.assert_close(source.read(name), expected, rtol=1e-4, atol=1e-5)
         if expected.ndim == 2:
             rows = np.array([len(expected) - 1, 0, 2, 0], dtype=np.int64)
@@ -302,7 +302,7 @@ def test_rows_of_an_adapted_embedding_cost_rows_of_the_base(tmp_path):
 
 
 class TestNothingAdapted(TensorSourceConformance):
-    """An adapter that changes nothing is its base."""
+    """An adapter that changes no weight equals its base."""
 
     def make(self, tensors, tmp_path):
         base = MemoryTree({"model.safetensors": safetensors_bytes(tensors)})
@@ -317,7 +317,7 @@ class TestNothingAdapted(TensorSourceConformance):
 
 
 class WithStored:
-    """Adds the base's ``read_stored``, which an adapted source does not have, for the suite."""
+    """Add the base's ``read_stored`` for the test suite; an adapted source has none."""
 
     def __init__(self, source, base):
         self._source, self._base = source, base
@@ -369,7 +369,7 @@ def opened(tmp_path, tensors, **config):
         ({"lm_head.weight": torch.ones(1), "base_model.model.lm_head.weight": torch.ones(1)}, {}, "two tensors"),
     ],
 )
-def test_an_adapter_that_cannot_be_is_refused(tensors, config, message, tmp_path):
+def test_an_impossible_adapter_is_refused(tensors, config, message, tmp_path):
     with pytest.raises(CorruptCheckpointError, match=message):
         opened(tmp_path, tensors, **config)
 
@@ -450,7 +450,7 @@ def test_the_difference_is_added_to_what_a_quantised_base_stands_for(tmp_path):
 
 
 def config_of(n_rows: int) -> bytes:
-    """The config of an adapter that retrained so many tokens."""
+    """The config of an adapter that retrained this many tokens."""
     return json.dumps({"peft_type": "LORA", "r": 4, "trainable_token_indices": [0] * n_rows}).encode()
 
 

@@ -34,7 +34,7 @@ def test_other_files_than_the_model_are_opened_only_by_name(name):
         opened({name: ONE})
 
 
-def test_a_model_whose_name_only_holds_such_a_word_is_one():
+def test_a_model_whose_name_contains_such_a_word_is_opened():
     assert opened({"himatrixed-7b.gguf": ONE}) == 1
 
 
@@ -42,7 +42,7 @@ QUANTISATIONS = {"model-Q4_K_M.gguf": ONE, "model-Q4_K_S.gguf": OTHER, "model-Q8
 
 
 def wide(value, n_columns):
-    """A model of so many columns, for its size."""
+    """A model with this many columns, to control its size."""
     return gguf_bytes({"w": torch.full((1, 1), value), "more": torch.zeros(1, n_columns)})
 
 
@@ -103,7 +103,7 @@ def test_a_variant_is_found_wherever_the_name_has_it(files, variant):
 
 
 def test_an_ambiguous_or_missing_variant_is_reported():
-    # Q4_K is neither Q4_K_M nor Q4_K_S.
+    # Q4_K is not a prefix match for Q4_K_M or Q4_K_S.
     with pytest.raises(NoWeightsError, match=r"variant 'Q4_K'; without a variant there is model-Q4_K_M.gguf"):
         opened(QUANTISATIONS, variant="Q4_K")
     with pytest.raises(UnsupportedFormatError, match=r"2 GGUF models.*: a-Q8_0.gguf, b-Q8_0.gguf;"):

@@ -1,4 +1,4 @@
-"""Hostile and broken headers, written byte by byte: our errors, at once, in bounded memory."""
+"""Hostile and broken headers, written byte by byte, raise our errors at once and in bounded memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def pair(key, kind, value):
 
 
 def entry(name, sizes, kind=F32, offset=0, n_dimensions=None):
-    """A row of the table; sizes as in the file, fastest first."""
+    """A row of the table; sizes as in the file, fastest-varying first."""
     return (
         text(name)
         + u32(len(sizes) if n_dimensions is None else n_dimensions)
@@ -55,7 +55,7 @@ def file(pairs=(), entries=(), *, magic=b"GGUF", version=3, n_tensors=None, n_pa
 
 
 class HugeFile:
-    """Claims a size and gives zeros past what it holds; remembers how much was asked for."""
+    """Claims a size, returns zeros past its content, and records the number of bytes requested."""
 
     label = "huge"
 
@@ -187,7 +187,7 @@ def test_a_count_in_a_file_of_terabytes_costs_no_read(content):
 
 
 @pytest.mark.parametrize("kind", [U8, STRING])
-def test_a_header_that_never_ends_is_given_up_in_bounded_memory(monkeypatch, kind):
+def test_an_endless_header_is_refused_in_bounded_memory(monkeypatch, kind):
     most = 1 << 21
     monkeypatch.setattr(header, "MAX_HEADER_N_BYTES", most)
     claimed = most - 100 if kind == U8 else most // 8 - 100
@@ -200,7 +200,7 @@ def test_a_header_that_never_ends_is_given_up_in_bounded_memory(monkeypatch, kin
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    # The prefix as it grows, the piece that is read next (twice, as this source makes it), and a copy of the array.
+    # The growing prefix, the piece that is read next (twice, as this source creates it), and a copy of the array.
     assert peak < 5 * most
     assert source.n_read <= most
 

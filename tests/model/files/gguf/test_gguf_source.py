@@ -37,7 +37,7 @@ def known_types():
 
 
 def random_blocks(name, shape, seed=0):
-    """A matrix of random blocks that stand for finite numbers, ``(rows, bytes)``."""
+    """A matrix of random blocks with finite values, ``(rows, bytes)``."""
     kind, rng = GGML_TYPES[Type[name]], np.random.default_rng(seed)
     n_blocks = shape[0] * shape[1] // kind.n_values
     blocks = rng.integers(0, 256, (8 * n_blocks, kind.n_bytes), dtype=np.uint8)
@@ -47,7 +47,7 @@ def random_blocks(name, shape, seed=0):
 
 
 class GgufConformance(TensorSourceConformance):
-    """The suite of tensor sources, with the dtypes that GGUF has."""
+    """The test suite for tensor sources, with the dtypes that GGUF supports."""
 
     @pytest.fixture
     def tensors(self):
@@ -70,7 +70,7 @@ class TestManySmallSpans(GgufConformance):
 
 
 def split(tensors, n_parts, first_is_empty=False):
-    """Files of a split checkpoint, tensors dealt out to the parts."""
+    """Files of a split checkpoint, with the tensors distributed over the parts."""
     names = sorted(tensors)
     files = {}
     for part in range(n_parts):
@@ -103,7 +103,7 @@ def test_a_quantised_matrix_is_what_the_package_makes_of_it(name):
     assert source.description.quantization == name
 
 
-def test_a_row_brings_the_bytes_of_its_blocks_and_no_others():
+def test_a_row_reads_only_the_bytes_of_its_blocks():
     data = random_blocks("Q6_K", (100, 256))
     tree = MemoryTree({"model.gguf": gguf_bytes({"w": (data, Type.Q6_K)})})
     source = open_checkpoint(tree)
@@ -145,7 +145,7 @@ def test_quantised_types_say_what_to_install(monkeypatch):
 def test_a_type_without_a_reader_is_refused_by_name(name):
     kind = next(kind for kind in GGML_TYPES.values() if kind.name == name)
     packed = np.zeros((2, 256 // kind.n_values * kind.n_bytes), np.uint8)
-    # Written as the type of the same size that the writer knows, then renumbered.
+    # Written as a known type of the same size, then renumbered.
     twin = Type.Q8_K if kind.n_values == 256 else Type.Q4_0
     file = gguf_bytes({"packed": (packed, twin), "plain": torch.ones(2, 4)})
     file = renumbered(file, b"packed", kind.number)
@@ -203,7 +203,7 @@ def test_two_bits_of_one_scale_are_read_in_groups_of_both_sizes(n_values, twin, 
 @pytest.mark.parametrize(
     ("n_bytes", "number", "name"), [(96, 36, "I2_S"), (160, 36, "IQ4_NL_4_4"), (48, 42, "type 42")], ids=str
 )
-def test_a_number_that_forks_took_is_named_by_the_room_of_its_tensor(n_bytes, number, name):
+def test_a_type_number_reused_by_forks_is_named_by_the_tensor_size(n_bytes, number, name):
     content = torch.zeros(2, n_bytes // 2, dtype=torch.int8)
     file = renumbered(gguf_bytes({"codes": content, "b": torch.ones(2, 4)}), b"codes", number, n_columns=128)
     source = open_checkpoint(MemoryTree({"model.gguf": file}))
@@ -216,7 +216,7 @@ def test_a_number_that_forks_took_is_named_by_the_room_of_its_tensor(n_bytes, nu
 
 
 def renumbered(file, name, number, *, n_columns=None):
-    """The file with another type for a matrix: name, u32 count of sizes, two u64 sizes, u32 type."""
+    """The file with a different type for a matrix: name, u32 count of sizes, two u64 sizes, u32 type."""
     sizes = file.index(name) + len(name) + 4
     if n_columns is not None:
         file = file[:sizes] + n_columns.to_bytes(8, "little") + file[sizes + 8 :]
@@ -239,7 +239,7 @@ def test_the_header_is_read_in_growing_steps_each_byte_once():
     assert header.tensors["w"].stop == len(file)
 
 
-def test_a_vocabulary_stays_packed_until_somebody_walks_through_it():
+def test_a_vocabulary_stays_packed_until_it_is_iterated():
     tokens = ["a", "", "ÿ", "x" * 300]
     file = gguf_bytes({"w": torch.ones(2, 2)}, {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.merges": ["a b"]})
     metadata = open_checkpoint(MemoryTree({"m.gguf": file})).description.metadata
@@ -247,7 +247,7 @@ def test_a_vocabulary_stays_packed_until_somebody_walks_through_it():
     assert isinstance(packed.data, bytes)
     assert len(packed) == 4
     assert [token.decode() for token in packed] == tokens
-    assert metadata["tokenizer.ggml.merges"] is None  # nobody asks for them, and they are the longest of all
+    assert metadata["tokenizer.ggml.merges"] is None  # merges are not needed and are the longest field
 
 
 def test_values_of_every_type_are_read():
@@ -285,7 +285,7 @@ def test_a_tensor_in_two_parts_is_refused():
         open_checkpoint(MemoryTree(files)).names()
 
 
-def test_a_vocabulary_alone_is_no_model():
+def test_a_vocabulary_alone_is_not_a_model():
     file = gguf_bytes({}, long_vocabulary(3))
     with pytest.raises(NoWeightsError, match=r"m\.gguf holds no tensors, only a vocabulary"):
         open_checkpoint(MemoryTree({"m.gguf": file})).names()
@@ -300,13 +300,13 @@ def test_a_vocabulary_alone_is_no_model():
         ({}, "clip", "the vision tower"),
     ],
 )
-def test_gguf_files_that_are_no_language_model_say_what_they_are(metadata, architecture, what):
+def test_other_kinds_of_gguf_files_are_named(metadata, architecture, what):
     file = gguf_bytes({"w": torch.ones(1, 1)}, metadata, architecture=architecture)
     with pytest.raises(UnsupportedFormatError, match=rf"tree:m\.gguf: this GGUF file is {what}"):
         open_checkpoint(MemoryTree({"m.gguf": file})).names()
 
 
-def test_types_are_named_by_what_they_take():
+def test_types_are_named_by_their_size():
     tensors = {
         "a": (random_blocks("Q4_0", (64, 64)), Type.Q4_0),
         "b": (random_blocks("Q8_0", (2, 64)), Type.Q8_0),
@@ -315,7 +315,7 @@ def test_types_are_named_by_what_they_take():
     assert open_checkpoint(MemoryTree({"m.gguf": gguf_bytes(tensors)})).description.quantization == "Q4_0, Q8_0"
 
 
-# --- a matrix that is asked for in a K-quant is quantised at every width, as llama.cpp does it
+# --- a matrix for which a K-quant is requested is quantised at every width, as in llama.cpp
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_rows_that_fill_no_block_of_256_take_blocks_of_32(width, kind, stored, m
     assert written.name == stored
     assert data.nbytes * 8 / matrix.numel() < most_bits
     read = torch.from_numpy(gguf.quants.dequantize(data, written))
-    # Rounded, hence near, and no row a copy.
+    # Rounding keeps the values close but leaves no row unchanged.
     assert not (read == matrix).all(1).any()
     assert float((read - matrix).norm() / matrix.norm()) < 0.1
 

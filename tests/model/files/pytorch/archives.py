@@ -1,4 +1,4 @@
-"""PyTorch files for tests: written by torch, written by hand, and broken on purpose."""
+"""PyTorch files for tests: written by torch, written by hand, or broken on purpose."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def saved(value: object, **options: object) -> bytes:
 
 
 def zipped(entries: Mapping[str, bytes], *, compression: int = zipfile.ZIP_STORED) -> bytes:
-    """A zip archive as any other program writes it: no alignment, no data descriptors."""
+    """A zip archive as other programs write it: no alignment, no data descriptors."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", compression) as archive:
         for name, content in entries.items():
@@ -28,13 +28,13 @@ def zipped(entries: Mapping[str, bytes], *, compression: int = zipfile.ZIP_STORE
 
 
 def with_pickle(data: bytes, storages: Mapping[str, bytes] | None = None) -> bytes:
-    """An archive with that pickle and those storages."""
+    """An archive with the given pickle and storages."""
     held = {f"archive/data/{key}": content for key, content in (storages or {}).items()}
     return zipped({"archive/data.pkl": data, "archive/byteorder": b"little", **held})
 
 
 class Tensor:
-    """Pickles as ``torch.save`` would a tensor, whatever it is given."""
+    """Pickles as a tensor would in ``torch.save``, with arbitrary arguments."""
 
     def __init__(
         self, shape: object, stride: object, *, offset: object = 0, n_values: object = 6, key: object = "0"
@@ -68,5 +68,5 @@ def pickled(value: object, *, protocol: int = 2) -> bytes:
 
 
 def holding(value: object, *, n_values: int = 6) -> bytes:
-    """An archive whose one storage holds ``0, 1, 2, …`` in float32."""
+    """An archive whose only storage holds ``0, 1, 2, …`` in float32."""
     return with_pickle(pickled(value), {"0": struct.pack(f"<{n_values}f", *range(n_values))})

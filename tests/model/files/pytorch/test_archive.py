@@ -1,4 +1,4 @@
-"""The zip directory: that of torch, of other programs, past 4 GiB, and of those who lie."""
+"""The zip directory: written by torch or other programs, larger than 4 GiB, or malicious."""
 
 import io
 import struct
@@ -43,7 +43,7 @@ def test_the_place_of_data_is_computed_and_right():
 
 @pytest.mark.slow
 def test_a_file_past_four_gib(tmp_path):
-    """Written by torch without the data, so the file is sparse: a storage is longer than 2^32, one lies past it."""
+    """Written by torch without data, so the file is sparse: one storage is longer than 2^32, one lies beyond it."""
     path = tmp_path / "pytorch_model.bin"
     with torch._subclasses.FakeTensorMode():
         state = {"two_gib": torch.empty(1 << 29), "five_gib": torch.empty(5 << 28), "last": torch.empty(6)}
@@ -65,12 +65,12 @@ def test_a_file_past_four_gib(tmp_path):
 
 
 def patched(content, at, value, *, size=4):
-    """The content with a little-endian number written at some place."""
+    """The content with a little-endian number written at the given offset."""
     return content[:at] + value.to_bytes(size, "little") + content[at + size :]
 
 
 def central(content, name):
-    """Place of the directory's entry of that name."""
+    """Offset of the directory entry with this name."""
     at = content.index(b"PK\x01\x02")
     while True:
         n_name, n_extra, n_comment = struct.unpack_from("<3H", content, at + 28)
@@ -107,15 +107,15 @@ def test_an_entry_that_stands_there_twice_is_refused():
     ("field", "value", "message"),
     [
         (42, 2**31, "ends past the end of the file"),  # offset of its local header
-        (20, 2**31, "contradicts itself"),  # compressed size alone
-        (24, 2**31, "contradicts itself"),  # size alone
+        (20, 2**31, "contradicts itself"),  # only the compressed size
+        (24, 2**31, "contradicts itself"),  # only the size
         (0, 0, "is invalid"),  # its magic
         (34, 1, "contradicts itself"),  # disk
         (32, 65535, "is invalid"),  # length of its comment
         (42, 2**32 - 1, "no zip64 sizes"),
     ],
 )
-def test_a_directory_that_lies_is_refused(field, value, message):
+def test_an_inconsistent_directory_is_refused(field, value, message):
     content = holding({})
     size = 2 if field in (32, 34) else 4
     with pytest.raises(CorruptCheckpointError, match=message):
@@ -133,20 +133,20 @@ def test_sizes_that_leave_the_file_are_refused():
     ("back", "value", "size", "error", "message"),
     [
         (10, 2**31, 4, CorruptCheckpointError, "its directory should be"),  # size of the directory
-        (6, 2**31, 4, CorruptCheckpointError, "its directory should be"),  # its place
+        (6, 2**31, 4, CorruptCheckpointError, "its directory should be"),  # its offset
         (6, 0, 4, CorruptCheckpointError, "its directory should be"),
-        (12, 1, 2, UnsupportedFormatError, "split over several files"),  # entries in all, but not here
+        (12, 1, 2, UnsupportedFormatError, "split over several files"),  # total entries, but not those on this disk
         (18, 1, 2, UnsupportedFormatError, "split over several files"),  # disk
-        (2, 7, 2, NoArchiveError, "not a zip archive"),  # a comment that is not there
+        (2, 7, 2, NoArchiveError, "not a zip archive"),  # a missing comment
     ],
 )
-def test_an_end_that_lies_is_refused(back, value, size, error, message):
+def test_an_inconsistent_end_record_is_refused(back, value, size, error, message):
     content = holding({})
     with pytest.raises(error, match=message):
         archive_of(patched(content, len(content) - back, value, size=size))
 
 
-def test_a_count_of_entries_that_lies_is_refused():
+def test_a_wrong_count_of_entries_is_refused():
     content = holding({})
     at = len(content) - 14
     with pytest.raises(CorruptCheckpointError, match=r"has 3 entries, but its end record says 65,000"):
@@ -154,11 +154,11 @@ def test_a_count_of_entries_that_lies_is_refused():
 
 
 def test_a_directory_as_large_as_the_file_is_not_fetched():
-    """The end record claims a directory of 3 GiB, of which nothing is read."""
+    """The end record claims a directory of 3 GiB; none of it is read."""
     n_bytes = 3 << 30
 
     class Huge(MemoryBytes):
-        """An archive of gigabytes whose end claims a directory of its own size."""
+        """An archive of gigabytes whose end record claims a directory of the same size."""
 
         n_bytes = (3 << 30) + 22
 
@@ -183,7 +183,7 @@ def test_a_comment_that_looks_like_an_end_record_is_a_comment():
     assert set(archive_of(commented).entries) == set(archive_of(content).entries)
 
 
-def test_a_local_header_that_lies_is_refused():
+def test_an_inconsistent_local_header_is_refused():
     content = holding({"w": 1})
     archive = archive_of(content)
     start = archive.entries["archive/data.pkl"].header_start
@@ -250,7 +250,7 @@ def test_small_entries_that_are_large_are_refused(name):
 
 
 def test_every_truncation_and_flipped_byte_is_refused_or_read():
-    """Whatever is done to a small file, it ends in one of our errors or in tensors, never in another exception."""
+    """Any change of a small file ends in one of our errors or in tensors, never in another exception."""
     content = saved({"w": torch.arange(6.0), "b": torch.ones(2, 2).t()})
 
     def attempt(broken):

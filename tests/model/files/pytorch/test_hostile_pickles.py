@@ -1,4 +1,4 @@
-"""Pickles that want to run something, or to take all memory or time: refused, with little of either."""
+"""Pickles that try to run code or to exhaust memory or time are refused at little cost."""
 
 import os
 import pickle
@@ -34,7 +34,7 @@ def peak_n_bytes(run):
 
 
 class Calls:
-    """Pickles as a call of a function."""
+    """Pickles as a function call."""
 
     def __init__(self, function, *arguments):
         self.call = function, arguments
@@ -141,20 +141,20 @@ def test_tuples_in_tuples_are_never_hashed_nor_walked():
     assert read_pickle(data, label="file") == {}
 
 
-def test_integers_that_collide_are_no_keys():
-    """Multiples of 2^61 - 1 share one hash: a dict of them takes quadratic time."""
+def test_colliding_integers_are_refused_as_keys():
+    """Multiples of 2^61 - 1 share one hash, so a dict of them takes quadratic time."""
     keys = b"".join(b"\x8a\x0a" + (k * (2**61 - 1)).to_bytes(10, "little") + b"N" for k in range(1, 200_000))
     assert read_pickle(b"\x80\x02}(" + keys + b"u.", label="file") == {}
 
 
-def test_integers_that_collide_are_no_places_in_the_memo():
+def test_colliding_integers_are_refused_as_memo_indices():
     puts = b"".join(b"p%d\n" % (k * (2**61 - 1)) for k in range(1, 10))
     with pytest.raises(CorruptCheckpointError, match="not a pickle: a memo index has"):
         read_pickle(b"N" + puts + b".", label="file")
 
 
 def test_copies_of_a_long_list_are_not_made():
-    """OrderedDict(list), again and again: a short pickle that would copy the list each time."""
+    """OrderedDict(list), again and again: a short pickle that would copy the list every time."""
     pairs = b"](" + b"K\x01K\x02\x86" * 1000 + b"eq\x00"
     calls = b"ccollections\nOrderedDict\nq\x01" + b"h\x01h\x00\x85R0" * 5000
     data = b"\x80\x02" + pairs + calls + b"."
@@ -168,7 +168,7 @@ def test_a_very_long_pickle_is_refused():
 
 @pytest.mark.parametrize("opcodes", [b"}", b"K\x01\x85", b"ccollections\nOrderedDict\n)R"])
 def test_the_longest_pickle_takes_bounded_memory(opcodes, monkeypatch):
-    n_opcodes = 100_000  # of the 2,000,000 that are allowed: memory grows with their number
+    n_opcodes = 100_000  # the limit is 2,000,000; memory grows linearly
     monkeypatch.setattr(machine, "PICKLE", Budget(PICKLE.n_bytes, n_opcodes))
     data = b"\x80\x02" + opcodes * n_opcodes + b"."
 
@@ -176,10 +176,10 @@ def test_the_longest_pickle_takes_bounded_memory(opcodes, monkeypatch):
         with pytest.raises(UnsupportedFormatError, match="opcodes"):
             read_pickle(data, label="file")
 
-    assert peak_n_bytes(run) < 30 * MIB  # about 250 bytes for each opcode, with what tracemalloc adds
+    assert peak_n_bytes(run) < 30 * MIB  # about 250 bytes for each opcode, including the overhead of tracemalloc
 
 
-def test_deep_nesting_is_no_recursion():
+def test_deep_nesting_does_not_recurse():
     nested = read_pickle(b"\x80\x02" + b"](" * 100_000 + b"N" + b"e" * 100_000 + b".", label="file")
     with pytest.raises(UnsupportedFormatError, match="holds a list, but no tensors"):
         find_tensors(nested)
@@ -188,7 +188,7 @@ def test_deep_nesting_is_no_recursion():
         find_tensors(nested)
 
 
-def test_a_dict_that_holds_itself_has_an_end():
+def test_a_dict_that_contains_itself_terminates():
     with pytest.raises(UnsupportedFormatError, match="no tensors by name"):
         find_tensors(read_pickle(b"\x80\x02}q\x00U\x05modelh\x00s.", label="file"))
 
@@ -268,7 +268,7 @@ def test_other_objects_of_trainers_are_left_out():
         (Tensor((2, 3), (3, 1), key=0), "not a storage of numbers"),
     ],
 )
-def test_a_view_that_cannot_be_is_refused(tensor, message):
+def test_an_impossible_view_is_refused(tensor, message):
     with pytest.raises(CorruptCheckpointError, match=message):
         source_of(holding({"w": tensor})).names()
 

@@ -14,7 +14,7 @@ from tests.model.files.pytorch.archives import saved, zipped
 
 
 def repacked(content):
-    """The same entries in an archive that torch did not write: nothing is aligned."""
+    """The same entries in an archive not written by torch, without alignment."""
     import zipfile
 
     archive = zipfile.ZipFile(io.BytesIO(content))
@@ -40,7 +40,7 @@ class TestOneFile(TensorSourceConformance):
 
 
 class TestParametersOfATrainer(TensorSourceConformance):
-    """As a trainer writes it: parameters, wrapped names, and other things beside them."""
+    """A trainer's checkpoint: parameters, wrapped names and additional objects."""
 
     def make(self, tensors, tmp_path):
         state = {f"module._orig_mod.{name}": _as_parameter(tensor) for name, tensor in tensors.items()}
@@ -75,7 +75,7 @@ class TestManySmallSpans(TensorSourceConformance):
 
 
 class TestTransposed(TensorSourceConformance):
-    """Every tensor is stored the other way round, so that none is contiguous."""
+    """Every tensor is stored transposed, so none is contiguous."""
 
     def make(self, tensors, tmp_path):
         return source_of(saved({name: _transposed(tensor) for name, tensor in tensors.items()}))
@@ -193,7 +193,7 @@ def test_prefixes_that_an_index_names_stay():
 
 def test_tensors_of_other_kinds_are_refused_when_read():
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # newer torch warns that this kind of tensor will go
+        warnings.simplefilter("ignore")  # newer torch warns that this kind of tensor will be removed
         quantised = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
     content = saved({"w": torch.ones(2), "q": quantised, "z": torch.ones(2, dtype=torch.complex128)})
     source = open_checkpoint(MemoryTree({"pytorch_model.bin": content}))

@@ -1,4 +1,4 @@
-"""MLX itself, where it is installed: it is not on every machine, so the writers of the other tests do not use it."""
+"""Compare with MLX itself if it is installed; the writers of the other tests do not need it."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Stacks of experts: orientation of the unquantised file, and one expert read alone."""
+"""Stacks of experts: the orientation of the unquantised file, and reading a single expert."""
 
 import numpy as np
 import pytest
@@ -74,7 +74,7 @@ def test_scales_of_a_stack_of_fp8_lie_as_their_shape_says(case):
 
 
 def test_blocks_of_stacked_fp8_end_with_each_expert():
-    # transformers stores experts so: (experts, out, in), and scales (experts, out / 32, in / 48), rounded up.
+    # The layout in transformers: experts (experts, out, in) and scales (experts, out / 32, in / 48), rounded up.
     blocks = torch.rand(N, 2, 2) * 0.01
     spread = blocks.repeat_interleave(32, 1)[:, :OUT].repeat_interleave(48, 2)[:, :, :IN]
     codes = fp8(WEIGHTS, spread)
@@ -94,7 +94,7 @@ def test_an_expert_of_a_stack_of_fp8_costs_its_own_bytes():
 
 
 def test_modelopt_packs_transposed_experts_along_the_input():
-    # Llama-4 has (experts, in, out); ModelOpt quantises along the input and stores (experts, in / 2, out).
+    # Llama-4 stores (experts, in, out); ModelOpt quantises along the input and stores (experts, in / 2, out).
     experts = [modelopt_nvfp4(weight, "m") for weight in WEIGHTS]
     whole = torch.stack([e.tensors["m.weight_scale_2"] for e in experts])
     tensors = {

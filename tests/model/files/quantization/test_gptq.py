@@ -1,4 +1,4 @@
-"""GPTQ's conventions that no shape shows: zeros of two formats, labels that lie, group maps, Conv1D."""
+"""GPTQ conventions that shapes do not show: zeros of two formats, wrong labels, group maps, Conv1D."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def test_asymmetric_zeros_go_by_the_label(label, stored_zero):
 def test_asymmetric_zeros_that_happen_to_be_equal_go_by_the_label():
     written = gptq(4, stored_zero=-1)(W, MODULE)
     tensors = written.tensors | {f"{MODULE}.qzeros": torch.full_like(written.tensors[f"{MODULE}.qzeros"], -0x77777778)}
-    got = source_of(tensors, config(sym=False)).read(WEIGHT)  # eights, which the first format means as nines
+    got = source_of(tensors, config(sym=False)).read(WEIGHT)  # eights, which mean nines in the first format
     scale = written.tensors[f"{MODULE}.scales"].T.repeat_interleave(32, 1)
     assert torch.allclose(got, written.expected - scale, atol=1e-6)
 
@@ -48,7 +48,7 @@ def test_a_zero_of_none_wraps_as_the_writers_let_it():
 
 
 def test_without_a_map_of_groups_they_are_in_order():
-    # AutoRound writes GPTQ's tensors without g_idx, which others take for the mark of AWQ.
+    # AutoRound writes GPTQ's tensors without g_idx, which other readers take as a sign of AWQ.
     written = gptq(4, stored_zero=-1)(W, MODULE)
     del written.tensors[f"{MODULE}.g_idx"]
     source = source_of(written.tensors, config())
@@ -111,7 +111,7 @@ CONV1D = "transformer.h.0.mlp.c_fc"
     ids=["gptq", "nf4", "int8"],
 )
 def test_the_conv1d_of_gpt_2_keeps_its_orientation(write):
-    # The file of GPT-2 has (in, out); quantisers transpose it to (out, in) first.
+    # GPT-2's file has (in, out); quantisers transpose it to (out, in) first.
     written = write(W, CONV1D)
     name = f"{CONV1D}.weight"
     source = source_of(written.tensors, {"model_type": "gpt2", **config()})

@@ -1,4 +1,4 @@
-"""How scales lie over a weight is read off their shapes."""
+"""The arrangement of scales over a weight is derived from the shapes."""
 
 import numpy as np
 import pytest

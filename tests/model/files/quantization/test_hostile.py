@@ -1,4 +1,4 @@
-"""Parts that are missing, do not fit, lie about sizes or hold no numbers: said with both names, at once."""
+"""Parts that are missing, do not fit, contradict the sizes or contain no numbers raise errors with both names."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from tests.model.files.quantization.stored import MODULE, WEIGHT, source_of, wei
 from tests.model.files.quantization.writers import SCHEMES
 
 CODES = {"packed": f"{WEIGHT}_packed", "q": f"{MODULE}.qweight"}
-# A part that goes unmissed: it only narrows what shapes tell, or stands for a default.
+# Parts that may be missing: they only supplement the shapes, or have a default.
 SPARE = ("shape", "g_idx", "qzeros", "input_scale", "input_scale_ub", "pre_quant_scale", "weight_format", "zero_point")
 
 
@@ -39,7 +39,7 @@ def needed_parts():
 def test_a_part_that_is_missing_is_named_with_the_codes(scheme, part):
     tensors, config = written(scheme)
     del tensors[part]
-    other, _ = written("fp8-block")  # so that FP8 without scale is not a checkpoint of plain FP8
+    other, _ = written("fp8-block")  # otherwise the FP8 codes without a scale would be plain FP8
     beside = {name.replace("up_proj", "down_proj"): tensor for name, tensor in other.items()}
     source = source_of(tensors | beside, config)
     codes = codes_of(tensors)
@@ -48,7 +48,7 @@ def test_a_part_that_is_missing_is_named_with_the_codes(scheme, part):
         and tensors[codes].dtype in (torch.int8, torch.uint8)
         and part.endswith((".weight_scale", ".scale", "SCB"))
     ):
-        # Integers with nothing beside them are not weights of any scheme; which one is missing cannot be told.
+        # Integers without other parts fit no scheme, so the missing part cannot be named.
         with pytest.raises(UnsupportedFormatError, match=rf"'{codes}' holds .* cannot be decoded to weights without"):
             source.read(WEIGHT)
         return
@@ -60,7 +60,7 @@ def test_a_part_that_is_missing_is_named_with_the_codes(scheme, part):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_codes_that_are_missing_are_named_with_what_is_left(scheme):
+def test_missing_codes_are_named_with_the_remaining_parts(scheme):
     tensors, config = written(scheme)
     codes = codes_of(tensors)
     del tensors[codes]
@@ -112,7 +112,7 @@ def test_a_part_that_does_not_fit_is_named_with_the_codes(scheme, part, change):
     tensors, config = written(scheme)
     old = tensors[part]
     whole = old.reshape(max(1, old.shape[0] if old.ndim else 1), -1)
-    # 7 more rows or entries divide nothing here, and are not blocks of 128.
+    # 7 additional rows or entries divide evenly into nothing here, and are not blocks of 128.
     grown = torch.cat([whole.view(torch.uint8)] * 2).view(old.dtype)[: len(whole) + min(7, len(whole))]
     tensors[part] = grown.reshape(-1) if old.ndim < 2 else grown
     if change == "empty":
@@ -137,7 +137,7 @@ def test_a_part_that_does_not_fit_is_named_with_the_codes(scheme, part, change):
 )
 def test_scales_that_are_nan_are_reported_with_the_row(scheme, part, value):
     tensors, config = written(scheme)
-    # GPTQ keeps scales (groups, out): the column is the row.
+    # GPTQ stores scales as (groups, out), so the column is the row.
     place = (0, 5) if scheme == "gptq-4" else (5,) + (0,) * (tensors[part].ndim - 1)
     tensors[part][place] = value
     source = source_of(tensors, config)
@@ -149,7 +149,7 @@ def test_scales_that_are_nan_are_reported_with_the_row(scheme, part, value):
     assert source.read_rows(WEIGHT, np.array([7, 6])).isfinite().all()
 
 
-def test_an_exponent_of_all_ones_is_no_number():
+def test_an_exponent_of_all_ones_is_not_a_number():
     tensors, config = written("mxfp4")
     tensors[f"{WEIGHT}_scale"][3] = 255
     with pytest.raises(CorruptCheckpointError, match="first seen in row 3"):
@@ -183,7 +183,7 @@ STATES = {
 
 
 @pytest.mark.parametrize("case", STATES)
-def test_a_state_of_bitsandbytes_that_lies_is_refused(case):
+def test_an_inconsistent_state_of_bitsandbytes_is_refused(case):
     tensors, config = written("nf4-nested")
     name = next(name for name in tensors if "quant_state" in name)
     change = STATES[case]

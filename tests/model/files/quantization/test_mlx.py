@@ -1,4 +1,4 @@
-"""MLX's words: bits of a module of its own, and the modes whose scales are bytes."""
+"""MLX's words: modules with their own bits, and the modes whose scales are bytes."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ W = 0.05 * torch.randn(24, 192, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("settings", [{"bits": 3, "group_size": 64}, {"bits": "4", "group_size": 64}, {"bits": 4}, {}])
-def test_a_config_that_does_not_fit_is_not_guessed_around(settings):
+def test_a_config_that_does_not_fit_is_refused(settings):
     with pytest.raises(UnsupportedFormatError, match="does not say which bits"):
         source_of(mlx(4)(W, MODULE).tensors, {"quantization": settings}).read(WEIGHT)
 

@@ -1,4 +1,4 @@
-"""compressed-tensors' packed integers: both ways of packing odd widths, zero points, columns out of order."""
+"""compressed-tensors' packed integers: both packings of odd widths, zero points, reordered columns."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ OUT, IN, GROUP = 70, 96, 32
 
 
 def padded(values, bits):
-    """Numbers ``(n, k)`` into words of whole numbers, as releases before 0.18 do: the highest bits are left over."""
+    """Pack numbers ``(n, k)`` into words, as releases before 0.18 do: the highest bits stay unused."""
     per_word = 32 // bits
     filled = torch.nn.functional.pad(values.long(), (0, -values.shape[1] % per_word)).unflatten(1, (-1, per_word))
     words = (filled << (bits * torch.arange(per_word))).sum(-1)
@@ -19,7 +19,7 @@ def padded(values, bits):
 
 
 def dense(values, bits):
-    """Numbers ``(n, k)`` one after the other, as releases since 0.18 do."""
+    """Pack numbers ``(n, k)`` contiguously, as releases since 0.18 do."""
     n_words = -(-values.shape[1] * bits // 32)
     rows = [sum(value << (bits * i) for i, value in enumerate(row)) for row in values.long().tolist()]
     words = torch.tensor([[row >> (32 * i) & 0xFFFFFFFF for i in range(n_words)] for row in rows])
@@ -56,7 +56,7 @@ def test_every_width_is_read_in_either_packing(bits, pack, version):
 
 
 def few_columns(version):
-    """Rows of 20 codes of 3 bits take two words in either packing."""
+    """Rows of 20 3-bit codes take two words in either packing."""
     codes, _, scale = drawn(3, width=20, n_groups=1)
     pack = dense if version == "0.20.0" else padded
     assert padded(codes, 3).shape == dense(codes, 3).shape
@@ -82,7 +82,7 @@ def test_columns_may_belong_to_groups_out_of_order(is_filled, has_zeros):
     codes, zeros, scale = drawn(4)
     order = torch.randperm(IN, generator=torch.Generator().manual_seed(0))
     groups = (torch.arange(IN) // GROUP)[order]
-    g_idx = groups if is_filled else torch.full((IN,), -1)  # -1: never filled in, columns are in order
+    g_idx = groups if is_filled else torch.full((IN,), -1)  # -1 was never filled in: columns are in order
     used = groups if is_filled else torch.arange(IN) // GROUP
     tensors = {
         f"{WEIGHT}_packed": dense(codes, 4),

@@ -1,4 +1,4 @@
-"""Names alone sort a checkpoint out: what is a weight, what holds codes, what belongs to which."""
+"""Names alone tell which tensors are weights, which hold codes, and which belong together."""
 
 import pytest
 
@@ -117,7 +117,7 @@ def test_parts_are_found_and_hidden(case):
 PLAIN = {
     "an unquantised layer": [W, f"{M}.bias", "model.norm.weight"],
     "a norm called scale": ["h.0.norm.scale", "h.0.attn.weight"],
-    "scales of what is not there": ["x.logit_scale", "x.layer_scale", "x.attn.k_scale"],
+    "scales without a weight": ["x.logit_scale", "x.layer_scale", "x.attn.k_scale"],
     "activations only": [W, f"{M}.input_scale"],
     "a shape": ["grid_shape", "grid"],
     "blocks of nothing known": ["h.0.mlp.weight", "h.0.B"],
@@ -125,7 +125,7 @@ PLAIN = {
 
 
 def test_a_large_mixture_is_sorted_out_in_linear_time():
-    # 90,000 names took 0.5 s; a scan of all names for each of them would take an hour.
+    # 90,000 names took 0.5 s; scanning all names for each name would take an hour.
     weights = [
         f"model.layers.{i}.mlp.experts.{j}.{k}_proj.weight" for i in range(58) for j in range(256) for k in "gud"
     ]

@@ -1,4 +1,4 @@
-"""Schemes that are not read are named, each with its reason; the rest of the checkpoint is read."""
+"""Unsupported schemes are named with the reason; the rest of the checkpoint is read."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ I32 = torch.zeros(4, 4, dtype=torch.int32)
 F = torch.ones(4, 4)
 U8 = torch.zeros(4, 4, dtype=torch.uint8)
 
-# As the libraries name them (see the readers of TGI, Aphrodite, transformers and compressed-tensors 0.9).
+# The libraries' own names (see the readers of TGI, Aphrodite, transformers and compressed-tensors 0.9).
 STORED = {
     "EXL3": {"trellis": I32, "suh": F, "svh": F},
     "EXL2": {"q_weight": I32, "q_scale": I32, "q_scale_max": F, "q_groups": I32, "q_invperm": I32},
@@ -84,7 +84,7 @@ def test_a_combination_that_no_scheme_reads_is_refused(case):
 
 
 def test_floats_beside_scales_are_weights():
-    # A planned quantisation (compressed-tensors, "dense") keeps its scales beside the weights as they were.
+    # A planned quantisation (compressed-tensors, "dense") stores its scales beside the unchanged weights.
     source = source_of({WEIGHT: F.bfloat16(), f"{WEIGHT}_scale": 2 * F})
     assert torch.equal(source.read(WEIGHT), F)
     assert source.spec(WEIGHT).dtype == "BF16"

@@ -1,4 +1,4 @@
-"""Every scheme gives the numbers that its own library gives, whole and by rows, and reads what it needs."""
+"""Every scheme gives the values of its own library, whole and by rows, and reads only the bytes it needs."""
 
 from functools import cache
 
@@ -11,7 +11,7 @@ from tests.model.files.quantization.writers import SCHEMES
 
 ROWS = np.array([40, 3, 70, 0, 3, 41], dtype=np.int64)
 BY_ROWS = [name for name, scheme in SCHEMES.items() if not scheme.whole]
-# bitsandbytes multiplies by a rounded 1/127 at last, the reader divides first: one rounding more or less.
+# bitsandbytes multiplies by a rounded 1/127 last, the reader divides first: they may differ by one rounding.
 ONE_ROUNDING = {"int8-bitsandbytes": 2.0**-22}
 
 
@@ -32,13 +32,13 @@ def test_a_weight_is_what_its_library_reads(name):
         torch.testing.assert_close(rounded, stored.expected, rtol=ONE_ROUNDING[name], atol=0)
     else:
         assert torch.equal(rounded, stored.expected)
-    # 2 and 1.6 bits keep two thirds of the norm; a wrong zero, order or sign keeps less than nothing.
+    # With 2 and 1.6 bits, two thirds of the norm remain; a wrong zero, order or sign gives a negative share.
     original = weight_for(scheme)
     assert (stored.expected - original).norm() < 0.6 * original.norm()
 
     assert torch.equal(source.read_rows(WEIGHT, ROWS), whole[torch.from_numpy(ROWS)])
     assert source.read_rows(WEIGHT, np.empty(0, dtype=np.int64)).shape == (0, whole.shape[1])
-    # What was read may be changed without changing the source.
+    # Changing the returned tensor does not change the source.
     source.read(WEIGHT).zero_()
     source.read_rows(WEIGHT, ROWS).zero_()
     assert torch.equal(source.read(WEIGHT), whole)
@@ -46,10 +46,10 @@ def test_a_weight_is_what_its_library_reads(name):
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_it_goes_by_its_own_name_shape_and_words(name):
+def test_a_weight_keeps_its_name_shape_and_description(name):
     scheme, stored = written(name)
     source = source_of({**stored.tensors, "model.norm.weight": torch.ones(7)}, scheme.model_config)
-    assert source.names() == (WEIGHT, "model.norm.weight")  # what belongs to the codes is hidden
+    assert source.names() == (WEIGHT, "model.norm.weight")  # the parts of the codes are hidden
     assert torch.equal(source.read("model.norm.weight"), torch.ones(7))
     spec = source.spec(WEIGHT)
     assert (spec.name, spec.shape) == (WEIGHT, tuple(stored.expected.shape))
@@ -67,7 +67,7 @@ def test_rows_read_only_their_own_codes(name):
     tree.opened[FILE].reads.clear()
     source.read_rows(WEIGHT, np.array([2, 40, 70], dtype=np.int64))
     n_rows = spec.shape[0]
-    # Two rows share a byte in ModelOpt's INT4 and four in BitNet; a row of bitsandbytes may begin within a byte.
+    # In ModelOpt's INT4 two rows share a byte, in BitNet four; a row of bitsandbytes may begin within a byte.
     sharing = {"int4-modelopt": 2, "bitnet": 4}.get(name, 1)
     assert bytes_read(tree, spec.start, spec.stop) <= 3 * (sharing * spec.n_bytes / n_rows + 1)
     assert bytes_read(tree, spec.start, spec.stop) >= 3 * spec.n_bytes // n_rows

@@ -1,4 +1,4 @@
-"""What the reader costs and says: nothing where nothing is quantised, and the config only where something is."""
+"""The reader's cost and descriptions: no cost without quantisation, and the config is read only if needed."""
 
 import io
 import json
@@ -20,7 +20,7 @@ from tests.model.files.quantization.writers import SCHEMES
 
 
 class CountingTree(MemoryTree):
-    """Remembers which small files were read."""
+    """Records which small files were read."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -44,7 +44,7 @@ class TestPlainTensors(TensorSourceConformance):
 
 
 class TestQuantizedTensors(TensorSourceConformance):
-    """Every tensor that FP8 with a scale per tensor can hold exactly is stored so."""
+    """Tensors that FP8 with one scale per tensor can represent exactly are stored that way."""
 
     @pytest.fixture
     def tensors(self):
@@ -93,7 +93,7 @@ class TestQuantizedTensors(TensorSourceConformance):
 
 
 def sharded(quantized):
-    """Codes in one shard, companions in the other, with an index."""
+    """Codes in one shard and companions in the other, with an index."""
     paths = {name: f"model-0000{2 if name == WEIGHT else 1}-of-00002.safetensors" for name in quantized}
     return CountingTree(
         {
@@ -132,7 +132,7 @@ def test_the_block_size_is_read_from_every_librarys_field(path, settings):
 
 
 def test_schemes_with_the_same_tensor_names_are_distinguished():
-    # DeepSeek-V4: FP8 and FP4 alike are a weight and a scale, and one header is all that a description may cost.
+    # DeepSeek-V4: FP8 and FP4 both consist of a weight and a scale; a description may read only one header.
     fp8, fp4 = SCHEMES["fp8-block"], SCHEMES["fp4-deepseek"]
     attention = fp8.write(weight_for(fp8), "model.layers.0.attn.wo").tensors
     tensors = {name.replace(".weight_scale_inv", ".scale"): tensor for name, tensor in attention.items()}
@@ -273,5 +273,5 @@ def test_small_companions_are_read_once_and_not_kept_for_ever():
     for name in stored.names():
         companions.read_stored(name), companions.read_stored(name)
     assert stored.n_reads == KEPT_COMPANIONS + 1
-    companions.read_stored("000")  # the first one went when the last one came
+    companions.read_stored("000")  # 000 was evicted when the last one was read
     assert stored.n_reads == KEPT_COMPANIONS + 2

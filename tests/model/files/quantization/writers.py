@@ -1,7 +1,7 @@
-"""Weights quantised as the libraries write them, each with what its library reads back: the oracle of the readers.
+"""Weights quantised as the libraries write them, with the values that the libraries read back as expected results.
 
-compressed-tensors and bitsandbytes write their own formats here. For the others the packing is written out as their
-publications describe it, without a line of the readers; where a library on this machine reads them, it is the oracle.
+compressed-tensors and bitsandbytes write their own formats here. The other packings follow the publications, without
+using any code of the readers; if a library on this machine can read one, its values are the expected result.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 
 def _uncompiled(module: str):
-    """A library's module whose functions are not compiled: loading the compiler takes ten seconds, and warns."""
+    """A library's module without compiled functions: loading the compiler takes ten seconds, and warns."""
     with mock.patch.object(torch, "compile", lambda function=None, **_: function or (lambda inner: inner)):
         return importlib.import_module(module)
 
@@ -39,7 +39,7 @@ E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
 @dataclass(frozen=True)
 class Written:
-    """Stored tensors of one weight and what the library makes of them, float32."""
+    """Stored tensors of one weight and the values that the library reads from them, in float32."""
 
     tensors: dict[str, torch.Tensor]
     expected: torch.Tensor
@@ -50,12 +50,12 @@ class Scheme:
     """One way to quantise ``module.weight``.
 
     Attributes:
-        write: From the weight ``(out, in)`` and the module's name.
+        write: Makes the tensors from the weight ``(out, in)`` and the module's name.
         config: ``quantization_config``.
-        divides: What ``out`` and ``in`` must be multiples of.
-        says: How the reader describes it.
-        precision: The dtype that the library computes in; its values are ours, rounded to it.
-        whole: Whether some rows cost the whole tensor.
+        divides: ``out`` and ``in`` must be multiples of these.
+        says: The reader's description.
+        precision: The dtype in which the library computes; its values are ours, rounded.
+        whole: Whether reading some rows reads the whole tensor.
     """
 
     write: Callable[[torch.Tensor, str], Written]
@@ -116,13 +116,13 @@ def scales_of(weight, args):
     if args.strategy == "tensor_group":
         whole = (E4M3_MAX * 6.0 / weight.abs().max()).reshape(1)
     scale, zero = calculate_qparams(low, high, args, global_scale=whole)
-    if args.scale_dtype == torch.uint8:  # powers of two are given as such
+    if args.scale_dtype == torch.uint8:  # powers of two are given in that form
         scale = 2.0 ** torch.floor(torch.log2(torch.maximum(low.abs(), high.abs()) / 4))
     return scale, zero, whole
 
 
 def fp8_blocks(weight: torch.Tensor, module: str, block: int = 128) -> Written:
-    """DeepSeek-V3: one factor for each block, those at the edges cut."""
+    """DeepSeek-V3: one factor for each block, with partial blocks at the edges."""
     out, width = weight.shape
     padded = torch.nn.functional.pad(weight, (0, -width % block, 0, -out % block))
     blocks = padded.reshape(padded.shape[0] // block, block, -1, block).transpose(1, 2)
@@ -139,14 +139,14 @@ def fp8_blocks(weight: torch.Tensor, module: str, block: int = 128) -> Written:
 
 
 def fp8_inverse(weight: torch.Tensor, module: str) -> Written:
-    """GPTQModel's FP8: by row, divided by what it calls the inverse scale."""
+    """GPTQModel's FP8: by row, with a stored inverse scale that divides."""
     inverse = E4M3_MAX / weight.abs().amax(1).float()
     codes = (weight * inverse[:, None]).to(torch.float8_e4m3fn)
     return Written({f"{module}.weight": codes, f"{module}.weight_scale_inv": inverse}, codes.float() / inverse[:, None])
 
 
 def fp8_rows(weight: torch.Tensor, module: str) -> Written:
-    """FBGEMM: one factor for each row, and a bound on activations."""
+    """FBGEMM: one factor for each row, and an upper bound for activations."""
     scale = weight.abs().amax(1, keepdim=True).float() / E4M3_MAX
     codes = (weight / scale).to(torch.float8_e4m3fn)
     more = {f"{module}.input_scale_ub": torch.tensor([1200.0])}
@@ -163,7 +163,7 @@ def mx_fp8(weight: torch.Tensor, module: str) -> Written:
 
 
 def deepseek_fp4(weight: torch.Tensor, module: str) -> Written:
-    """DeepSeek-V4's experts: two E2M1 in an int8, E8M0 scales for groups of 32, in its own names."""
+    """DeepSeek-V4's experts: two E2M1 in an int8, E8M0 scales for groups of 32, with DeepSeek's names."""
     codes, exponent = nearest_fp4(weight, 32)
     packed = (codes[:, ::2] | codes[:, 1::2] << 4).view(torch.int8)
     scale = (exponent + 127).to(torch.uint8).view(torch.float8_e8m0fnu)
@@ -190,7 +190,7 @@ def nearest_fp4(weight: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.T
 
 
 def modelopt_nvfp4(weight: torch.Tensor, module: str) -> Written:
-    """ModelOpt's NVFP4: what compressed-tensors divides by is the inverse of what it multiplies by."""
+    """ModelOpt's NVFP4: its multiplier is the inverse of compressed-tensors' divisor."""
     like = compressed("nvfp4-pack-quantized", "", **NVFP4).write(weight, module)
     whole = 1 / like.tensors[f"{module}.weight_global_scale"][0]
     packed, scale = like.tensors[f"{module}.weight_packed"], like.tensors[f"{module}.weight_scale"]
@@ -208,10 +208,10 @@ def modelopt_nvfp4(weight: torch.Tensor, module: str) -> Written:
 
 
 def modelopt_int4(weight: torch.Tensor, module: str) -> Written:
-    """ModelOpt's INT4 AWQ: bytes of two rows, groups of 64, and the input factors that it could not fold."""
+    """ModelOpt's INT4 AWQ: bytes of two rows, groups of 64, and the input factors that could not be folded."""
     factor = torch.linspace(0.5, 2.0, weight.shape[1])
     scaled = weight / factor
-    scale = scaled.unflatten(1, (-1, 64)).abs().amax(-1) / 7.5  # so that -8 is among the codes
+    scale = scaled.unflatten(1, (-1, 64)).abs().amax(-1) / 7.5  # so that -8 is one of the codes
     codes = (scaled / scale.repeat_interleave(64, 1)).round().clamp(-8, 7)
     nibbles = codes.to(torch.int8).view(torch.uint8) & 15
     tensors = {
@@ -223,7 +223,7 @@ def modelopt_int4(weight: torch.Tensor, module: str) -> Written:
 
 
 def gptq(bits: int, *, stored_zero: int, sym: bool = True, act_order: bool = False, group: int = 32):
-    """GPTQ, packed word by word as AutoGPTQ does it; ``stored_zero`` is -1 in its first format, 0 in its second."""
+    """GPTQ, packed word by word as in AutoGPTQ; ``stored_zero`` is -1 in its first format and 0 in its second."""
 
     def write(weight: torch.Tensor, module: str) -> Written:
         out, width = weight.shape
@@ -254,7 +254,7 @@ def gptq(bits: int, *, stored_zero: int, sym: bool = True, act_order: bool = Fal
 
 
 def autogptq_words(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """Codes ``(n, k)`` into int32 words ``(n * bits / 32, k)``, word by word."""
+    """Pack codes ``(n, k)`` into int32 words ``(n * bits / 32, k)``, word by word."""
     n = codes.shape[0]
     words = []
     if bits != 3:
@@ -299,7 +299,7 @@ def bitsandbytes_4bit(kind: str, *, nested: bool, storage: torch.dtype = torch.u
         absmax = state.absmax
         if nested:
             absmax = bnb.dequantize_blockwise(state.absmax, state.state2) + state.offset
-        # Its CPU kernel is wrong where a row is not a multiple of the block; the default backend is the definition.
+        # Its CPU kernel is wrong if a row is not a multiple of the block; the default backend is the definition.
         plain = inspect.unwrap(bnb_definitions._dequantize_4bit_compute)
         expected = plain(codes.view(torch.uint8).reshape(-1), absmax, state.code, 64, weight.shape, torch.float32)
         tensors = {f"{module}.weight": codes}
@@ -318,7 +318,7 @@ def bitsandbytes_int8(weight: torch.Tensor, module: str) -> Written:
 
 
 def mlx(bits: int, group: int = 64):
-    """MLX's affine codes, densely packed: code i of a row stands at its bit ``bits * i``."""
+    """MLX's affine codes, densely packed: code i of a row starts at bit ``bits * i``."""
 
     def write(weight: torch.Tensor, module: str) -> Written:
         low, high = (f(weight.unflatten(1, (-1, group)), -1) for f in (torch.amin, torch.amax))
@@ -346,7 +346,7 @@ def metal(weight: torch.Tensor, module: str) -> Written:
 
 
 def bitnet(weight: torch.Tensor, module: str) -> Written:
-    """transformers' BitNet: three values, four to a byte, rows a quarter of the matrix apart."""
+    """transformers' BitNet: three values, four to a byte; a byte's rows are a quarter of the matrix apart."""
     scale = 1 / weight.abs().mean()
     ternary = (weight * scale).round().clamp(-1, 1)
     packed = bitnet_library.pack_weights(ternary.clone())
@@ -493,4 +493,4 @@ SCHEMES: dict[str, Scheme] = {
     ),
     "bitnet": Scheme(bitnet, {"quant_method": "bitnet"}, (4, 1), "BitNet, three values"),
 }
-"""Every scheme that is read, but for stacks of experts."""
+"""Every supported scheme except stacks of experts."""

@@ -1,4 +1,4 @@
-"""Marks tests of scripts, and of more trained models than CI trains: they run with the scripts, and not in CI."""
+"""Mark tests of scripts, and of more trained models than CI trains: they run with the scripts and not in CI."""
 
 import os
 
@@ -10,4 +10,4 @@ WITH_THE_SCRIPTS = pytest.mark.skipif(
     not IS_WITH_THE_SCRIPTS,
     reason="MDIR_HF_EVIDENCE is not set (`make evidence`, `make real` and `make coverage` set it)",
 )
-"""For tests that repeat what the scripts print; tests/trained checks the package on trained models."""
+"""For tests that repeat the output of scripts; tests/trained checks the package on trained models."""

@@ -1,4 +1,4 @@
-"""The calibration's own statistics, on data whose law is known."""
+"""The calibration's own statistics, on data with a known distribution."""
 
 import math
 
@@ -16,7 +16,8 @@ def rows(seed, n=24):
 def test_z_of_a_fixed_matching_is_standard_for_random_axes():
     found = [fixed_matching(rows(2 * seed), rows(2 * seed + 1)) for seed in range(400)]
     z, votes = (torch.tensor([float(one[key]) for one in found]) for key in ("z", "votes"))
-    # Four deviations of a mean and of a deviation of 400 normal draws; 24 tossed signs deviate by their root.
+    # Four standard errors of a mean and of a deviation of 400 normal draws; the sum of 24 random signs deviates by its
+    # root.
     for values in (z, votes / math.sqrt(24)):
         assert abs(values.mean()) < 4 / 20
         assert abs(values.std() - 1) < 4 / math.sqrt(800)

@@ -1,4 +1,4 @@
-"""The page of evidence says what the results say, and names what they do not."""
+"""The page of evidence agrees with the results and names missing results."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def peer_row(models, scores, *, threshold=None, cpu_s=(0.0, 0.0, 0.0, 0.0)):
     }
 
 
-def test_the_pages_are_what_the_script_makes_of_the_results():
+def test_the_pages_match_the_output_of_the_script():
     made = make_evidence(read_results(), read_written())
     for place, text in made.pages.items():
         assert (DOCS / place).read_text(encoding="utf-8") == text
@@ -52,12 +52,12 @@ def test_the_pages_are_what_the_script_makes_of_the_results():
         place.rpartition("/")[2] for place in made.pages if "/" in place
     }
     sentences = [line for line in made.pages["evidence.md"].splitlines() if not line.startswith("|")]
-    assert len(" ".join(sentences).split()) < 700  # it is read, the others are looked up
+    assert len(" ".join(sentences).split()) < 700  # a page to read; the others are for reference
     for name in made.figures:
         assert (DOCS / "images" / name).exists()
 
 
-def test_the_readme_says_what_the_results_say():
+def test_the_readme_agrees_with_the_results():
     rows = [row for row in read_results()["zoo-pairs"] if row["level"] == "auto"]
     named = {related: [r["verdict"] for r in rows if r["related"] == related] for related in (True, False)}
     found, wrong = (named[related].count("homologous") for related in (True, False))
@@ -66,13 +66,13 @@ def test_the_readme_says_what_the_results_say():
     assert f"{wrong or 'none'} of {len(named[False])} others is called related" in readme
 
 
-def test_every_result_file_is_of_a_section():
+def test_every_result_file_belongs_to_a_section():
     needed = {need for _, needs, _ in SECTIONS for need in needs}
     of_guides = {
         "drift",
         "neuron-null",
         "oracles",
-    }  # what pages on training and on numbers show
+    }  # for the pages on training and on numbers
     assert {path.stem for path in RESULTS.glob("*.json*")} <= needed | set(PAPER) | of_guides
 
 
@@ -99,7 +99,7 @@ def test_a_peer_is_judged_by_its_own_threshold(threshold, rule, decided):
     assert (judged.rule, judged.decided, judged.scores) == (rule, decided, [0.7, None])
     assert [cost.seconds for cost in judged.costs] == pytest.approx([3.5, 4.5])
     assert [cost.score_seconds for cost in judged.costs] == [0.5, 0.5]
-    # Two fingerprints, and what the score reads.
+    # Two fingerprints, and the reads of the score.
     assert [cost.weights for cost in judged.costs] == [1 + 2 + 4, 1 + 3 + 4]
     assert [cost.beside for cost in judged.costs] == [10 + 20, 10 + 30]
 
@@ -152,7 +152,7 @@ def paid(settled_by, *, cpu_s, bytes_read, bytes_beside_weights):
 
 
 def beside_the_checker():
-    """The screen settles the first pair, the peer cannot say of the third."""
+    """The screen settles the first pair, and the peer has no result for the third."""
     rows = (
         row("base", "sft") | paid("screen", cpu_s=1.0, bytes_read=12, bytes_beside_weights=10),
         row("base", "rl") | paid("layers", cpu_s=3.0, bytes_read=150, bytes_beside_weights=10),

@@ -1,4 +1,4 @@
-"""The metrics of others, against cases whose answer is known and against definitions written out."""
+"""Other projects' metrics, on cases with a known result and against written-out definitions."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_perfect_scores_have_one_everywhere_and_the_ceiling_of_md():
     metrics = leafbench_metrics(related.astype(float), related)
     assert (metrics.accuracy, metrics.auc, metrics.tpr_at_1_percent_fpr) == (1.0, 1.0, 1.0)
     assert metrics.partial_auc == pytest.approx(1.0)
-    # LeaFBench's own sizes: the paper's table has 2.834 for the method of this package.
+    # LeaFBench's sizes: the paper's table has 2.834 for this package's method.
     assert mahalanobis_ceiling(123, 722) == pytest.approx(2.834, abs=5e-4)
     assert metrics.mahalanobis == pytest.approx(2.834, abs=5e-4)
 
@@ -88,7 +88,7 @@ def test_md_is_the_distance_by_the_covariance_of_all_scores():
     assert mahalanobis(scores, related) == pytest.approx(expected, rel=1e-9)
 
 
-def test_scores_that_say_nothing_have_half_of_everything():
+def test_uninformative_scores_have_half_of_everything():
     related = [True, False] * 50
     fpr, tpr, _ = roc([0.5] * 100, related)
     assert leafbench_metrics([0.5] * 100, related).auc == 0.5
@@ -96,7 +96,7 @@ def test_scores_that_say_nothing_have_half_of_everything():
 
 
 def test_the_partial_area_is_interpolated_at_its_end():
-    # The curve rises straight to (0.1, 0.8): up to 0.05 a triangle of 0.05 * 0.4 / 2.
+    # The curve is a straight line to (0.1, 0.8): up to 0.05 it is a triangle of 0.05 * 0.4 / 2.
     fpr, tpr = np.array([0.0, 0.1, 1.0]), np.array([0.0, 0.8, 1.0])
     chance = 0.05**2 / 2
     assert partial_auc(fpr, tpr) == pytest.approx(0.5 * (1 + (0.01 - chance) / (0.05 - chance)))
@@ -137,7 +137,7 @@ def test_waiting_is_time_with_a_request_under_way(times, expected):
     assert waited_s(requests) == expected
 
 
-# --- the measurement of facts of direction: which way a fact points, and the page that is made of the results
+# --- facts of direction: which way a fact points, and the page generated from the results
 
 
 def test_no_stored_fact_points_the_wrong_way():
@@ -155,5 +155,5 @@ def test_a_line_of_descent_is_followed_to_its_start():
 @pytest.mark.parametrize(
     ("first", "earlier", "points"), [("a", "a", "right"), ("a", "b", "wrong"), ("a", None, "sibling")]
 )
-def test_a_fact_is_held_against_the_history(first, earlier, points):
+def test_a_fact_is_compared_with_the_history(first, earlier, points):
     assert points_at(first, earlier) == points

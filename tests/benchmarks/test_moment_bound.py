@@ -1,4 +1,4 @@
-"""Exact moments of Tr XO against formulas that need no zonal polynomials, and the bound on a few of them."""
+"""Exact moments of Tr XO against formulas without zonal polynomials, and the bound on a few of them."""
 
 from fractions import Fraction
 from math import comb, factorial, prod
@@ -63,7 +63,7 @@ def test_their_values_at_the_identity_are_products_over_cells():
 
 
 def orders(mu, n):
-    """In how many ways the parts stand at n variables."""
+    """Number of arrangements of the parts over n variables."""
     parts = [*mu, *[0] * (n - len(mu))]
     return factorial(n) // prod(factorial(parts.count(part)) for part in set(parts))
 

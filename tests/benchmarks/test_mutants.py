@@ -1,4 +1,4 @@
-"""What can be broken in a module, and that tests which look closely notice it while others do not."""
+"""Which parts of a module can be mutated; strict tests detect the mutants and shallow tests do not."""
 
 import subprocess
 import sys
@@ -99,7 +99,7 @@ def survivors(folder, tests):
 
 @WITH_THE_SCRIPTS
 @pytest.mark.slow
-def test_close_tests_notice_every_break(tmp_path):
+def test_strict_tests_detect_every_break(tmp_path):
     said = survivors(
         tmp_path,
         """

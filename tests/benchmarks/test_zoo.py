@@ -1,4 +1,4 @@
-"""The zoo: what its edits keep, that labels follow from ancestry, and that a slice is decided as it is labelled."""
+"""The zoo: its edits keep the function, its labels follow from ancestry, and a slice is judged as labelled."""
 
 import itertools
 
@@ -16,7 +16,7 @@ ARCHITECTURES = ("llama", "qwen3", "gpt_neox", "gpt2")
 
 
 def model_of(architecture, *, tied=False):
-    """A tiny float64 model whose gains and biases are not 1 and 0."""
+    """A tiny float64 model whose gains are not 1 and whose biases are not 0."""
     n_kv = 2 if architecture in ("llama", "qwen3") else 4
     torch.manual_seed(0)
     model = new_model(architecture, Shape(100, 64, 160, 3, 4, n_kv, 16, tied)).double().eval()
@@ -40,7 +40,7 @@ def logits(model):
 def test_a_model_taken_apart_is_put_together_again(architecture, tied):
     model = model_of(architecture, tied=tied)
     made = put_together(take_apart(model)).double()
-    # Put together in float32: 1e-7 of logits around 2.
+    # Reassembled in float32: errors of 1e-7 for logits around 2.
     torch.testing.assert_close(logits(made), logits(model), rtol=0, atol=1e-5)
 
 
@@ -58,7 +58,7 @@ def test_an_obfuscated_model_computes_the_same_from_other_numbers(architecture, 
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_narrower_model_keeps_the_numbers_of_what_stays(architecture):
+def test_a_narrower_model_keeps_the_remaining_numbers(architecture):
     stack = take_apart(model_of(architecture))
     own_heads = stack.n_kv_heads == stack.n_heads
     n_heads, width = (2, 32) if own_heads else (4, 48)
@@ -73,9 +73,9 @@ def test_a_narrower_model_keeps_the_numbers_of_what_stays(architecture):
 def test_upcycled_experts_compute_what_the_dense_model_does():
     dense = model_of("llama")
     mixture = edits.upcycle(take_apart(dense), "mixtral")
-    with torch.no_grad():  # no float64 for stacked experts in torch
+    with torch.no_grad():  # torch has no float64 for stacked experts
         got = mixture.eval()(torch.arange(40).reshape(2, 20)).logits.double()
-    # Weights of the chosen experts add up to 1, and all experts are alike; 1e-6 of logits around 2.
+    # Weights of the chosen experts sum to 1, and all experts are equal; errors are 1e-6 for logits around 2.
     torch.testing.assert_close(got, logits(dense), rtol=0, atol=1e-4)
 
 
@@ -109,7 +109,7 @@ def test_a_shared_tokenizer_is_distinguished_from_another_one():
     assert pair(unigram, Model("gpt2", "sft")).relation == "other family, other tokenizer"
 
 
-# --- a slice, truly trained
+# --- a slice, with real training
 
 BASE = Model("llama", "base")
 RELATED = [m.member for m in models(("llama",)) if m != BASE and pair(BASE, m).related]
@@ -118,7 +118,7 @@ STRANGERS = [m.member for m in models(("llama",)) if m != BASE and not pair(BASE
 
 @pytest.mark.slow
 @WITH_THE_SCRIPTS
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks for it
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # caused by peft
 @pytest.mark.parametrize("member", RELATED)
 def test_a_relative_of_the_base_is_found(member):
     row = judge(pair(BASE, Model("llama", member)), SMALL)
@@ -129,7 +129,7 @@ def test_a_relative_of_the_base_is_found(member):
 @pytest.mark.slow
 @WITH_THE_SCRIPTS
 @pytest.mark.parametrize("member", STRANGERS)
-def test_a_stranger_to_the_base_and_to_its_descendants_is_silent(member):
+def test_a_stranger_to_the_base_and_to_its_descendants_does_not_match(member):
     for other in ("base", "sft", "merge", "width-pruned", "obfuscated"):
         row = judge(pair(Model("llama", other), Model("llama", member)), SMALL)
         assert row["verdict"] == "no_evidence", row
@@ -144,7 +144,7 @@ def test_relatives_with_shared_weights_are_found():
         for a, b in itertools.combinations(others, 2)
         if judge(pair(a, b), SMALL)["verdict"] != "homologous"
     }
-    # New embeddings leave no rows to fit a rotation or a choice of channels on: docs/evidence.md.
+    # With new embeddings there are no rows on which to fit a rotation or a choice of channels: docs/evidence.md.
     assert missed <= {("width-pruned", "retokenised"), ("retokenised", "obfuscated")}
 
 
@@ -154,5 +154,5 @@ def test_relatives_with_shared_weights_are_found():
 def test_models_of_the_slice_have_learnt(member):
     built(Model("llama", member), SMALL)
     record = record_of(Model("llama", member), SMALL)
-    # Ten times what the loss of a batch of 512 tokens moves between steps.
+    # Ten times the change in loss of a batch of 512 tokens between steps.
     assert record["last_loss"] < record["first_loss"] - 0.5

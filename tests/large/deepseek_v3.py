@@ -15,7 +15,7 @@ N_HEADS, NOPE, ROPE, V_DIM, Q_RANK, KV_RANK = 128, 128, 64, 128, 1536, 512
 BLOCK = 128
 N_SHARDS = 163
 SHARD_LIMIT_BYTES = 4_234_000_000
-UNIQUE_ROWS = 8192  # the embedding repeats these: writing it takes a second, not a minute
+UNIQUE_ROWS = 8192  # the embedding repeats these rows: writing takes a second, not a minute
 
 CONFIG = {
     "architectures": ["DeepseekV3ForCausalLM"],
@@ -50,7 +50,7 @@ CONFIG = {
 
 
 def tensors() -> dict[str, TensorShape]:
-    """Every tensor in the order of the published shards: 91,991 of them, scales and the layer past the last counted."""
+    """Every tensor in the order of the published shards: 91,991, including scales and the layer past the last."""
     found: dict[str, TensorShape] = {"model.embed_tokens.weight": ("BF16", (VOCABULARY, WIDTH))}
     for layer in range(LAYERS + 1):
         at = f"model.layers.{layer}."
@@ -81,7 +81,7 @@ def _layer(layer: int) -> Iterator[tuple[str, TensorShape]]:
     for name, (d_out, d_in) in matrices.items():
         yield f"{name}.weight", ("F8_E4M3", (d_out, d_in))
         yield f"{name}.weight_scale_inv", ("F32", (-(-d_out // BLOCK), -(-d_in // BLOCK)))
-    if layer == LAYERS:  # multi-token prediction: embedding and head once more
+    if layer == LAYERS:  # multi-token prediction: a second embedding and head
         yield "embed_tokens.weight", ("BF16", (VOCABULARY, WIDTH))
         yield "shared_head.head.weight", ("BF16", (VOCABULARY, WIDTH))
         yield "shared_head.norm.weight", ("BF16", (WIDTH,))
@@ -101,12 +101,12 @@ def _mlp(folder: str, d_mlp: int) -> dict[str, tuple[int, int]]:
 def write_checkpoint(
     folder: Path, rows: Callable[[], torch.Tensor], tokenizer: bytes, *, like: Path | None = None
 ) -> dict[str, str]:
-    """Write the checkpoint; ``rows`` gives ``(UNIQUE_ROWS, WIDTH)``, which the embedding repeats.
+    """Write the checkpoint; ``rows`` returns ``(UNIQUE_ROWS, WIDTH)``, which the embedding repeats.
 
-    Where another checkpoint is given in ``like``, its files stand for those that are equal.
+    If another checkpoint is given in ``like``, its files replace equal ones.
 
     Returns:
-        A made-up SHA-256 by shard.
+        An invented SHA-256 for each shard.
     """
     shards = fill_shards(tensors(), SHARD_LIMIT_BYTES)
     repeated_rows = {"model.embed_tokens.weight": rows}
@@ -121,7 +121,7 @@ def base_rows() -> torch.Tensor:
 
 
 def fine_tuned_rows() -> torch.Tensor:
-    """The base's rows, moved by a tenth of their size."""
+    """The base's rows with noise of a tenth of their size."""
     return base_rows() + 0.001 * torch.randn(UNIQUE_ROWS, WIDTH, generator=torch.Generator().manual_seed(1))
 
 

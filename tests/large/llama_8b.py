@@ -1,4 +1,4 @@
-"""Checkpoints with the shape, headers and file sizes of Llama-3.1-8B; only the embedding has bytes on the disk."""
+"""Checkpoints with the shape, headers and file sizes of Llama-3.1-8B; only the embedding takes space on disk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.large.sparse import fill_shards, write_sparse_checkpoint
 VOCABULARY, WIDTH, LAYERS, MLP, KV = 128_256, 4096, 32, 14_336, 1024
 N_SHARDS = 4
 SHARD_LIMIT_BYTES = 5_000_000_000
-UNIQUE_ROWS = 8192  # the embedding repeats these: writing it takes a second, not a minute
+UNIQUE_ROWS = 8192  # the embedding repeats these rows: writing takes a second, not a minute
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -62,16 +62,16 @@ def write_checkpoint(
     """Write the checkpoint.
 
     Args:
-        folder: Made.
-        rows: Gives ``(UNIQUE_ROWS, WIDTH)``, which the embedding repeats.
+        folder: Folder to create.
+        rows: Returns ``(UNIQUE_ROWS, WIDTH)``, which the embedding repeats.
         tokenizer: Content of tokenizer.json.
-        layers_seed: Where given, the unembedding and what a layer map reads of the layers are written, too: 5.4 GB.
-        neurons: Gives the rows of ``gate_proj`` or ``up_proj``, ``(MLP, WIDTH)``, and of ``down_proj``, ``(WIDTH,
+        layers_seed: If given, also write the unembedding and the matrices that a layer map reads: 5.4 GB.
+        neurons: Returns the rows of ``gate_proj`` or ``up_proj``, ``(MLP, WIDTH)``, and of ``down_proj``, ``(WIDTH,
             MLP)``, for the four layers that are read first: 0.35 GB for each layer.
         n_layers: Layers of the model.
 
     Returns:
-        A made-up SHA-256 by shard.
+        An invented SHA-256 for each shard.
     """
     shapes = tensor_shapes(n_layers)
     shards = fill_shards({name: ("BF16", shape) for name, shape in shapes.items()}, SHARD_LIMIT_BYTES)
@@ -90,7 +90,7 @@ def write_checkpoint(
 
 
 def _written_layers(seed: int) -> dict[str, Callable[[], torch.Tensor]]:
-    """Rows of the unembedding, of keys, values and up projections, all layers alike; gains of one."""
+    """Rows of the unembedding, of keys, values and up projections, equal in all layers; gains of one."""
 
     @cache
     def drawn(n_rows: int, number: int) -> torch.Tensor:
@@ -111,20 +111,20 @@ def _written_layers(seed: int) -> dict[str, Callable[[], torch.Tensor]]:
 
 @cache
 def base_neurons(name: str) -> torch.Tensor:
-    """Rows of a matrix of the base's MLP, the same in every layer that is written."""
+    """Rows of a matrix of the base's MLP, equal in every written layer."""
     shape = (WIDTH, MLP) if name == "down_proj" else (MLP, WIDTH)
     return 0.02 * torch.randn(shape, generator=torch.Generator().manual_seed(len(name)))
 
 
 def moved_neurons(name: str) -> torch.Tensor:
-    """The base's, moved by a tenth of their size."""
+    """The base's neurons with noise of a tenth of their size."""
     rows = base_neurons(name)
     return rows + 0.002 * torch.randn(rows.shape, generator=torch.Generator().manual_seed(7))
 
 
 @cache
 def turned_neurons(name: str) -> torch.Tensor:
-    """Those, in a residual stream that was rotated."""
+    """The moved neurons, in a rotated residual stream."""
     generator = torch.Generator().manual_seed(8)
     rotation = torch.linalg.qr(torch.randn(WIDTH, WIDTH, generator=generator)).Q
     return rotation.T @ moved_neurons(name) if name == "down_proj" else moved_neurons(name) @ rotation
@@ -132,7 +132,7 @@ def turned_neurons(name: str) -> torch.Tensor:
 
 @cache
 def tokenizer_of_real_size() -> bytes:
-    """A byte-level BPE tokenizer.json of 128,000 tokens, 280,000 merges and 256 special tokens: 9 MB, as published."""
+    """A byte-level BPE tokenizer.json of the published size: 128,000 tokens, 280,000 merges and 256 special tokens."""
     letters = "etaoinshrdlucmfwypvbgkqjxz"
     words = [f"Ġ{letters[i % 26]}{letters[i // 26 % 26]}{letters[i // 676 % 26]}{i:x}" for i in range(128_000)]
     merges = [f"{words[i % 128_000][:3]} {words[(7 * i) % 128_000][2:]}" for i in range(280_000)]
@@ -159,7 +159,7 @@ def base_rows() -> torch.Tensor:
 
 
 def fine_tuned_rows() -> torch.Tensor:
-    """The base's rows, moved by a tenth of their size."""
+    """The base's rows with noise of a tenth of their size."""
     return base_rows() + 0.001 * torch.randn(UNIQUE_ROWS, WIDTH, generator=torch.Generator().manual_seed(1))
 
 

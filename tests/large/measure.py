@@ -1,4 +1,4 @@
-"""Run ``mdir-hf compare`` as a user would, and see what it read and how much memory it took."""
+"""Run ``mdir-hf compare`` as a user would, and measure the bytes read and the memory used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ raise SystemExit(status)
 
 @dataclass(frozen=True)
 class Run:
-    """One run: the report, the peak resident memory in bytes, and seconds of processor, imports among them."""
+    """One run: the report, peak resident memory in bytes, and processor time in seconds, including imports."""
 
     report: dict[str, Any]
     peak_memory_bytes: int
@@ -31,14 +31,14 @@ class Run:
 
     @property
     def share_read(self) -> float:
-        """Bytes read, tokenizers and all, over the bytes of the two checkpoints."""
+        """Bytes read, including tokenizers, over the bytes of the two checkpoints."""
         return float(self.report["io"]["bytes_read"] / self.report["io"]["bytes_of_weights"])
 
 
 def run_compare(
     reference: str, candidate: str, *options: str, endpoint: str, home: Path, timeout_s: float = 900.0
 ) -> Run:
-    """Compare two repositories of a loopback Hub in a process of its own, with empty caches."""
+    """Compare two repositories of a loopback Hub in a separate process with empty caches."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "MDIR_HF_"))}
     environment = {**kept, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1"}
     result = subprocess.run(

@@ -1,4 +1,4 @@
-"""Safetensors checkpoints of any size whose files are holes, but for the tensors that a test gives bytes to."""
+"""Safetensors checkpoints of any size, with sparse files that contain data only for chosen tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from mdir_hf.model.files.decode import DTYPES
 
 TensorShape = tuple[str, tuple[int, ...]]
-"""Dtype, as the format calls it, and shape."""
+"""Dtype, with the format's name, and shape."""
 
 
 def n_bytes_of(tensor: TensorShape) -> int:
@@ -23,7 +23,7 @@ def n_bytes_of(tensor: TensorShape) -> int:
 
 
 def fill_shards(tensors: Mapping[str, TensorShape], limit_n_bytes: int) -> list[dict[str, TensorShape]]:
-    """Put tensors into shards as they come, a new one wherever the next tensor would pass the limit."""
+    """Put tensors into shards in order; start a new shard if the next tensor would exceed the limit."""
     shards: list[dict[str, TensorShape]] = [{}]
     n_bytes = 0
     for name, tensor in tensors.items():
@@ -48,8 +48,8 @@ def write_sparse_checkpoint(
     """Write the shards, their index, the config and the tokenizer.
 
     Args:
-        folder: Made.
-        shards: Tensors of each, in order.
+        folder: Folder to create.
+        shards: Tensors of each shard, in order.
         config: Content of config.json.
         tokenizer: Content of tokenizer.json.
         repeated_rows: For a BF16 matrix, rows that it repeats from its first to its last, or values of a vector; every
@@ -57,7 +57,7 @@ def write_sparse_checkpoint(
         like: A checkpoint with the same shards; shards without data are hard links to its files.
 
     Returns:
-        A made-up SHA-256 by shard, different for every folder, so that nobody reads gigabytes of holes to compute one.
+        An invented SHA-256 for each shard and folder, which avoids reading gigabytes of holes to compute one.
     """
     folder.mkdir(parents=True)
     weight_map, digests = {}, {}

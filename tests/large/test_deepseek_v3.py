@@ -1,4 +1,4 @@
-"""A checkpoint of the shape of DeepSeek-V3 (671B, 163 shards, FP8, MLA, experts) is screened like any other.
+"""A checkpoint with the shape of DeepSeek-V3 (671B, 163 shards, FP8, MLA, experts) is screened like any other.
 
 The full test of this width takes minutes: ``benchmarks/deepseek_v3_bytes.py`` runs it.
 """
@@ -24,7 +24,7 @@ EMBEDDING_SHARD, HEAD_SHARD = "model-00001-of-00163.safetensors", "model-00163-o
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
-    # 5 GB, which go as soon as these tests are done.
+    # 5 GB, deleted when these tests end.
     with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as place, FullHub() as hub:
         hub.folder = Path(place)
         add_model(hub, "base", deepseek_v3.base_rows)
@@ -52,22 +52,22 @@ def test_the_checkpoint_has_the_published_size():
 
 def test_embeddings_are_screened_with_few_requests_and_megabytes(hub, tmp_path):
     run = run_compare("deepseek/base", "deepseek/fine-tune", "--level", "screen", endpoint=hub.endpoint, home=tmp_path)
-    # The layers of these files are holes: the embeddings agree, and no second witness does.
+    # The layers of these files are holes: the embeddings agree, but there is no second witness.
     assert (run.report["verdict"], run.report["reason"]) == ("inconclusive", "embeddings_only")
     assert run.report["embedding"]["settled_by"] == "screen"
     io = run.report["io"]
-    # Two indices of 9 MB, one tokenizer of 10 MB, the rows, and neurons of four layers, each in a shard of its own.
+    # Two indices of 9 MB, a tokenizer of 10 MB, the rows, and neurons of four layers, each in its own shard.
     assert io["bytes_read"] < 90e6
     assert io["requests"] < 1000
     assert run.peak_memory_bytes < 2 << 30
 
 
-@WITH_THE_SCRIPTS  # half a minute of processor
+@WITH_THE_SCRIPTS  # half a minute of processor time
 def test_a_stranger_is_screened_with_few_requests(hub, tmp_path):
     add_model(hub, "stranger", deepseek_v3.stranger_rows)
     run = run_compare("deepseek/base", "deepseek/stranger", "--level", "screen", endpoint=hub.endpoint, home=tmp_path)
     assert run.report["verdict"] == "no_evidence"
-    # The plan reads the headers of the shards with the first neurons, and the screen no more of them.
+    # The plan reads the headers of the shards with the first neurons; the screen reads no further headers.
     assert len(weight_files(run) - {EMBEDDING_SHARD, HEAD_SHARD}) <= 4
     assert run.report["io"]["requests"] < 200
     assert run.peak_memory_bytes < 2 << 30

@@ -1,4 +1,4 @@
-"""Checkpoints of the widths of Llama-3.1-8B, with one layer each, are settled with next to none of their bytes."""
+"""Checkpoints with the widths of Llama-3.1-8B and one layer each are settled with a tiny share of their bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
     tokenizer = llama_8b.tokenizer_of_real_size()
-    # 5 GB, which go as soon as these tests are done.
+    # 5 GB, deleted when these tests end.
     with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as place, FullHub() as hub:
         folder = Path(place)
         digests = {
@@ -50,5 +50,5 @@ def test_an_exact_copy_is_settled_by_digests_without_a_weight_byte(hub, tmp_path
     assert run.peak_memory_bytes < 1 << 30
     assert not any(path.endswith("tokenizer.json") for path in run.report["io"]["files"])
     weights = [r for r in hub.requests if r.method == "GET" and ".safetensors" in r.path and "index" not in r.path]
-    # Opening each model reads the header of the shard that holds its embedding; tensors begin behind it.
+    # Opening a model reads the header of the shard with the embedding; tensors begin after it.
     assert all(int(r.range.removeprefix("bytes=").split("-")[0]) < 100_008 for r in weights)

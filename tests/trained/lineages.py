@@ -1,7 +1,6 @@
-"""Descendants of the trained Llama whose tree is known: a two-level tree, a chain, a star, merges; built once and kept.
+"""Descendants of the trained Llama with a known tree: a two-level tree, a chain, a star, merges; built once and cached.
 
-Every step of a lineage is a short fine-tune on text that no other step sees, so that what they learn has no more in
-common than it must.
+Every step of a lineage is a short fine-tune on text that no other step uses, so that they share no more than necessary.
 """
 
 import tempfile
@@ -30,14 +29,14 @@ PARENT_OF = {**TREE, **CHAIN, **STAR}
 """The parent of each of the ten models; ``ROOT`` has none."""
 
 MERGES = {
-    # name -> the two parents, and the share of the first by layer, first to last, in four layers; the embedding's last
+    # name -> the two parents, and the first parent's share in each of four layers; the embedding's share is last
     "merge": ("left-a", "right-b", (0.6, 0.6, 0.6, 0.6), 0.6),
     "gradient-merge": ("left-b", "star-1", (0.2, 0.4, 0.6, 0.8), 0.5),
 }
 
 
 def lineage_model(name) -> Path:
-    """A folder like a Hub snapshot; a second for each model, half a minute for the root."""
+    """A folder like a Hub snapshot; it takes a second for each model and half a minute for the root."""
     if name == ROOT:
         return trained_model("llama", "base").folder
     folder = FOLDER / name

@@ -1,8 +1,8 @@
-"""Small models that are truly trained, in two architectures, built once and kept.
+"""Small trained models in two architectures, built once and cached.
 
-For each architecture: ``base``; ``fine-tune`` (the base, a third as many steps more on prose); ``other-seed`` (the
-base's data in the base's order from another initialisation). Saved in BF16, and continued from what was saved, as on
-the Hub.
+For each architecture: ``base``; ``fine-tune`` (the base, with a third more steps on prose); ``other-seed`` (the base's
+data in the same order, from another initialisation). They are saved in BF16, and training continues from the saved
+weights, as on the Hub.
 """
 
 import json
@@ -40,7 +40,7 @@ NAMES = ("base", "fine-tune", "other-seed")
 
 VOCABULARY_SIZE = 2048
 SEQUENCE_LENGTH = 64
-# name -> (trained from, or seed of its initialisation; text; steps; peak learning rate; seed of the order of batches)
+# name -> (model or initialisation seed to start from; text; steps; peak learning rate; seed of the order of batches)
 RECIPES = {
     "base": (0, "code", 200, 3e-3, 0),
     "other-seed": (1, "code", 200, 3e-3, 0),
@@ -50,7 +50,7 @@ RECIPES = {
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A folder like a Hub snapshot, and how the training went: losses in nats per token, step by step and held out."""
+    """A folder like a Hub snapshot, and the losses of the training in nats per token, step by step and held out."""
 
     folder: Path
     losses: tuple[float, ...]
@@ -59,27 +59,27 @@ class TrainedModel:
 
 @dataclass(frozen=True)
 class Text:
-    """Token ids to learn from and held out, int64 tensors of shape (n_tokens,)."""
+    """Token ids for training and held-out ids, int64 tensors of shape (n_tokens,)."""
 
     learnt: torch.Tensor
     held_out: torch.Tensor
 
 
-# Read once: an edit while models are being built must not move the folder under them.
+# Read once: an edit while models are being built must not change the folder.
 _TRAINING_FILES = (mdir_hf.demo.training.__file__,)
 MODELS_FOLDER = cache_folder(__file__, *_TRAINING_FILES)
 LINEAGE_FOLDER = cache_folder(mdir_hf.demo.lineage.__file__, mdir_hf.demo.transformations.__file__, *_TRAINING_FILES)
 
 
 def demo_lineage() -> Lineage:
-    """The family of ``mdir-hf demo``; under a minute when not built yet."""
+    """The lineage of ``mdir-hf demo``; takes less than a minute if not cached."""
     LINEAGE_FOLDER.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(LINEAGE_FOLDER.with_suffix(".lock")):
         return build_lineage(LINEAGE_FOLDER)
 
 
 def one_step_lineage() -> Lineage:
-    """That family after one step of each training: weights have hardly moved. Takes seconds."""
+    """The demo lineage after one step of each training: weights have hardly moved. Takes seconds."""
     folder = LINEAGE_FOLDER.with_name(f"{LINEAGE_FOLDER.name}-one-step")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_suffix(".lock")):
@@ -87,7 +87,7 @@ def one_step_lineage() -> Lineage:
 
 
 def build_in_one_step(folder, progress=None) -> Lineage:
-    """Build the family of ``mdir-hf demo`` from less text, with one step of each training instead of hundreds."""
+    """Build the lineage of ``mdir-hf demo`` from less text, with one step of each training instead of hundreds."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("_BASE_STEPS", "_FINE_TUNE_STEPS", "_RETOKENIZED_STEPS", "_PRUNED_STEPS", "_NARROW_STEPS"):
             patch.setattr(mdir_hf.demo.lineage, name, 1)
@@ -98,7 +98,7 @@ def build_in_one_step(folder, progress=None) -> Lineage:
 
 
 def trained_model(architecture, name) -> TrainedModel:
-    """One of ``NAMES`` in one of ``ARCHITECTURES``; ten seconds when not built yet, and as much for its base."""
+    """One of ``NAMES`` in one of ``ARCHITECTURES``; takes ten seconds if not cached, and as much again for its base."""
     folder = MODELS_FOLDER / architecture / name
     build_once(folder, lambda: _build(architecture, name, folder))
     record = json.loads((folder / "training.json").read_text())
@@ -106,7 +106,7 @@ def trained_model(architecture, name) -> TrainedModel:
 
 
 def unigram_loss(kind) -> float:
-    """Loss on held-out text of the best guess that ignores all context, in nats per token: what has to be beaten."""
+    """Loss on held-out text of the best guess without context, in nats per token, as a baseline."""
     text = texts()[kind]
     counts = torch.bincount(text.learnt, minlength=VOCABULARY_SIZE).double() + 1
     return -(counts / counts.sum()).log()[text.held_out].mean().item()

@@ -1,4 +1,4 @@
-"""GGUF copies of trained models: the source is found through every type, at every level, and strangers stay silent."""
+"""GGUF copies of trained models: the source is found for every type and level, and strangers are not."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.trained.wide import wide_model
 pytestmark = pytest.mark.slow
 
 OF_256 = ("Q4_K", "Q6_K")
-"""Types whose blocks take 256 numbers of a row."""
+"""Types with blocks of 256 numbers."""
 
 
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory):
-    """A GGUF copy of a trained model, made once, in a folder with nothing else."""
+    """A GGUF copy of a trained model, made once, in a separate folder."""
     made: dict[tuple[str, str, str], Path] = {}
 
     def convert(architecture: str, name: str, kind: str) -> Path:
@@ -52,7 +52,7 @@ def compare(reference, candidate, **options):
 
 @WITH_THE_SCRIPTS
 def test_the_wide_model_has_learnt_more_than_frequencies():
-    # Half a nat, as in test_models.py.
+    # A margin of half a nat, as in test_models.py.
     assert wide_model("base").held_out_loss < unigram_loss("code") - 0.5
 
 
@@ -74,14 +74,14 @@ def test_the_source_of_a_gguf_copy_is_found(converted, architecture, kind):
     roles = {module.role for module in report.modules if module.log10_p < -10}
     assert {"v", "o", "up", "down"} <= roles
     if kind in ("F16", "Q8_0"):
-        assert {"q", "k"} <= roles  # rotary pairs are where they were
+        assert {"q", "k"} <= roles  # rotary pairs are unchanged
 
 
 @pytest.mark.parametrize(
     ("architecture", "kind"),
     [("llama", "Q4_0"), ("gpt-neox", "F16"), pytest.param("wide", "Q4_K", marks=WITH_THE_SCRIPTS)],
 )
-def test_a_gguf_copy_of_a_stranger_is_silent(converted, architecture, kind):
+def test_a_gguf_copy_of_a_stranger_does_not_match(converted, architecture, kind):
     stranger = converted(architecture, "other-seed", kind)
     report = compare(original(architecture, "base"), stranger, level="full")
     assert report.verdict is Verdict.NO_EVIDENCE, json.dumps(report.to_dict(), indent=1)
@@ -101,8 +101,8 @@ def test_only_a_part_of_a_gguf_on_the_hub_is_read(converted, loopback_hub):
     sent = [request for request in loopback_hub.sent("cdn") if request.method == "GET"]
     spans = sorted(tuple(map(int, request.range.removeprefix("bytes=").split("-"))) for request in sent)
     assert spans[0][0] == 0
-    # Rows of gate and up, then of down, are read across gaps, and a gap may hold bytes read before.
-    # The 88 neurons of two layers are a large part of a file of 1.3 MB.
+    # Rows of gate and up, then of down, are read across gaps, and a gap may contain bytes read before. The 88 neurons
+    # of two layers are a large part of a 1.3 MB file.
     twice = sum(max(0, before[1] - after[0] + 1) for before, after in pairwise(spans))
     assert twice < path.stat().st_size / 4
     assert sum(stop - start + 1 for start, stop in spans) < 0.75 * path.stat().st_size

@@ -1,4 +1,4 @@
-"""Trees of models that were truly trained: the topology is known, and comes back with its support."""
+"""Trees of trained models: the known topology is recovered with its support."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def descendants(name) -> frozenset[str]:
 
 
 def expected_splits(members):
-    """Branches with two models or more on either side."""
+    """Branches with at least two models on either side."""
     everything = frozenset(members)
     sides = [descendants(name) & everything for name in members if name in PARENT_OF]
     return {frozenset({side, everything - side}) for side in sides if 1 < len(side) < len(everything) - 1}
@@ -51,7 +51,7 @@ def whole_tree(fingerprints):
     [(ROOT, *TREE), (ROOT, *PARENT_OF), tuple(PARENT_OF)],
     ids=["two levels", "all", "all but the root"],
 )
-def test_the_tree_that_was_trained_comes_back(fingerprints, whole_tree, members):
+def test_the_trained_tree_is_recovered(fingerprints, whole_tree, members):
     is_whole = len(members) == 1 + len(PARENT_OF)
     tree = whole_tree if is_whole else grow_tree({name: fingerprints[name] for name in members})
     everything = frozenset(members)
@@ -62,7 +62,7 @@ def test_the_tree_that_was_trained_comes_back(fingerprints, whole_tree, members)
 
 
 @pytest.mark.parametrize("name", [ROOT, "left", "right", "chain-1"])
-def test_every_ancestor_stands_where_its_descendants_part(whole_tree, name):
+def test_every_ancestor_is_where_its_descendants_branch(whole_tree, name):
     members = (ROOT, *PARENT_OF)
     inner = {one.model: one for one in whole_tree.inner}
     below = [descendants(child) for child, parent in PARENT_OF.items() if parent == name]
@@ -72,7 +72,7 @@ def test_every_ancestor_stands_where_its_descendants_part(whole_tree, name):
     assert agreeing > 0.9 * n_pairs
 
 
-def test_nothing_but_ancestors_stands_there_and_no_root_is_claimed(whole_tree):
+def test_only_ancestors_are_there_and_no_root_is_claimed(whole_tree):
     assert {one.model for one in whole_tree.inner} == set(PARENT_OF.values())
     assert whole_tree.centre is None and whole_tree.root_candidates is None
 
@@ -92,7 +92,7 @@ def test_merges_are_shown_with_the_shares_of_each_layer(loopback_hub, tmp_path, 
         is_first = merge["parents"][0] == f"lab/{first}"
         assert set(merge["parents"]) == {f"lab/{first}", f"lab/{second}"}
         for layer, share in zip(merge["layers"], by_layer, strict=True):
-            # Rounded to BF16, where a step is a few per cent of what 30 steps of training moved.
+            # Rounded to BF16, whose steps are a few per cent of the change in 30 steps of training.
             expected = pytest.approx(share if is_first else 1.0 - share, abs=0.03)
             assert layer["attention"] == expected and layer["mlp"] == expected
         assert merge["share"] == pytest.approx(of_embedding if is_first else 1.0 - of_embedding, abs=0.03)

@@ -1,4 +1,4 @@
-"""Truly trained models, quantised as every library that is read writes them: relatives are found, strangers are not."""
+"""Trained models, quantised as every supported library writes them: relatives are found and strangers are not."""
 
 import json
 import shutil
@@ -13,10 +13,10 @@ from tests.trained.models import trained_model
 pytestmark = pytest.mark.slow
 
 CHOSEN = ["fp8-block", "int8-channel", "int4", "nf4-nested", "gptq-4", "awq", "nvfp4", "mlx-4", "bitnet"]
-"""One of each reader. That every scheme reads as its own library does, tests/model/files/quantization shows."""
+"""One per reader; tests/model/files/quantization compares every scheme with its own library."""
 
 FUSED = ["int4", "gptq-4"]
-"""GPT-NeoX keeps q, k and v of a head in neighbouring rows, so these are read by rows and not whole."""
+"""GPT-NeoX stores q, k and v of a head in neighbouring rows, so they are read by rows and not whole."""
 
 
 def quantize(model, scheme, folder, *, embeddings_of=None):
@@ -24,12 +24,12 @@ def quantize(model, scheme, folder, *, embeddings_of=None):
 
     Args:
         model: The trained model.
-        scheme: How.
-        folder: Where to.
-        embeddings_of: A model whose embedding and head it gets instead, so that only layers are related.
+        scheme: Name of the scheme.
+        folder: Folder to write.
+        embeddings_of: A model that provides embedding and head, so that only the layers are related.
 
     Returns:
-        How many matrices of the layers are quantised, and how many there are.
+        Number of quantised layer matrices, and of all layer matrices.
     """
     shutil.copytree(model.folder, folder)
     tensors = load_file(folder / "model.safetensors")
@@ -57,7 +57,7 @@ def compare(reference, candidate, **options):
 
 
 def read_of_weights(report, *folders):
-    """Bytes read past configs and tokenizers, as a share of the weights."""
+    """Bytes read apart from configs and tokenizers, as a share of the weights."""
     small = sum(file.stat().st_size for folder in folders for file in folder.glob("*.json"))
     return (report.io.bytes_read - small) / report.io.bytes_of_weights
 
@@ -70,9 +70,9 @@ def test_a_quantised_copy_is_found_by_a_fraction_of_its_bytes(name, tmp_path):
     assert report.verdict is Verdict.HOMOLOGOUS
     assert report.settled_by == "screen"
     assert report.candidate.quantization == SCHEMES[name].says
-    # 512 of 2048 rows of an embedding that is a quarter of such a small model, and 88 neurons of two of its layers.
-    # The direction of the relation reads a few rows of some layers as well. Ternary neurons write 3.5 times as much as
-    # their originals, so the strengths of up to 512 more are read, which is the whole layer of so small a model.
+    # 512 of 2048 rows of an embedding that is a quarter of this small model, and 88 neurons of two layers. The
+    # direction also reads a few rows of some layers. Ternary neurons write 3.5 times as much as the originals, so the
+    # strengths of up to 512 more are read, here the whole layer.
     assert read_of_weights(report, base.folder, tmp_path / "copy") < (0.95 if name == "bitnet" else 0.6)
 
 
@@ -81,7 +81,7 @@ def test_a_quantised_copy_is_found_by_a_fraction_of_its_bytes(name, tmp_path):
 def test_quantised_layers_alone_are_found(name, tmp_path):
     base, other = trained_model("llama", "base"), trained_model("llama", "other-seed")
     n_quantized, n_all = quantize(base, SCHEMES[name], tmp_path / "copy", embeddings_of=other)
-    assert n_quantized >= n_all * 4 // 7  # attention at least
+    assert n_quantized >= n_all * 4 // 7  # at least attention
     report = compare(base.folder, tmp_path / "copy")
     assert report.verdict is Verdict.HOMOLOGOUS
     assert report.settled_by == "layers"
@@ -89,7 +89,7 @@ def test_quantised_layers_alone_are_found(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", CHOSEN[::3])
-def test_a_quantised_stranger_is_silent(name, tmp_path):
+def test_a_quantised_stranger_does_not_match(name, tmp_path):
     base, other = trained_model("llama", "base"), trained_model("llama", "other-seed")
     quantize(other, SCHEMES[name], tmp_path / "stranger")
     report = compare(base.folder, tmp_path / "stranger")

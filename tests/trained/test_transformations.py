@@ -1,4 +1,4 @@
-"""What others make of a trained model is found and read off; a stranger treated in the same way stays a stranger."""
+"""Transformations of a trained model are found and described; a stranger with the same change stays a stranger."""
 
 import json
 from functools import cache
@@ -22,11 +22,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_neuron_numbers"
 LOG10_ALPHA = -10.0
 ROTATED = ("deeper-and-hidden", "narrower-and-hidden")
 STRANGERS = ("values-skewed", "deeper-and-hidden", "new-embeddings", "noise-3")
-"""One stranger for each kind of edit. An edit that keeps the function cannot relate them."""
+"""One stranger for each kind of edit; edits that keep the function cannot make it a relative."""
 HEAD_TESTS = (("q", "planes"), ("k", "planes"), ("v", "subspaces"), ("o", "subspaces"))
 
 
-@cache  # reports are frozen, and several tests read the same one
+@cache  # reports are frozen, and several tests read the same report
 def report_on(name, level="auto", *, stranger=False):
     checker = HomologyChecker.from_pretrained(trained_model("llama", "base").folder)
     return checker.compare(transformed(name, stranger=stranger).folder, level=level, progress=False)
@@ -37,7 +37,7 @@ def layer_pairs(report):
 
 
 def modules(report, layer):
-    """What was found in one layer of the candidate, by role and test."""
+    """Results for one layer of the candidate, by role and test."""
     return {(m.role, m.test): m for m in report.modules if m.layer[1] == layer}
 
 
@@ -49,7 +49,7 @@ def analysed_layers(report):
     return sorted({m.layer[1] for m in report.modules})
 
 
-# --- the edits are what they say
+# --- the edits work as described
 
 
 @pytest.mark.parametrize("name", [name for name, t in TRANSFORMATIONS.items() if t.keeps_function])
@@ -58,7 +58,7 @@ def test_an_edit_that_hides_a_model_leaves_its_logits_alone(name):
     tokens = torch.randint(before.config.vocab_size, (2, 32), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected, got = before(tokens).logits, after(tokens).logits
-    # Weights are float64, but norms and rotary tables of transformers compute in float32: 1e-7 each.
+    # Weights are float64, but norms and rotary tables in transformers are float32: errors of 1e-7 each.
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
 
 
@@ -71,7 +71,7 @@ def test_an_edit_that_hides_a_model_leaves_its_logits_alone(name):
 )
 def test_a_model_that_was_trained_on_has_learnt(name, stranger):
     losses = transformed(name, stranger=stranger).losses
-    # Twice what the loss of a batch of 512 tokens moves between steps.
+    # Twice the change in loss of a batch of 512 tokens between steps.
     assert np.mean(losses[-5:]) < losses[0] - 0.3
 
 
@@ -79,15 +79,15 @@ def test_a_model_that_was_trained_on_has_learnt(name, stranger):
 
 
 @pytest.mark.parametrize("name", STRANGERS)
-def test_a_stranger_treated_in_the_same_way_is_silent(name):
+def test_a_stranger_with_the_same_change_does_not_match(name):
     report = report_on(name, "layers", stranger=True)
     assert report.verdict is Verdict.NO_EVIDENCE, json.dumps(report.to_dict(), indent=1)
-    assert report.log10_p > -3.0  # of p that the rules let pass, the channels in their own order reach 0.02 here
+    assert report.log10_p > -3.0  # of the accepted p, the channels in their own order reach 0.02 here
     assert report.layers.matches == ()
     assert report.layers.off_match_share == 0.0
 
 
-# --- hidden as a whole, and trained further
+# --- hidden as a whole, then trained further
 
 
 @pytest.mark.parametrize("name", ROTATED)
@@ -137,7 +137,7 @@ def test_the_neurons_of_a_hidden_model_are_mapped_with_their_signs(name):
         mine, other = layer_weights(reference, ancestor).mlp, layer_weights(candidate, layer).mlp
         found = match_neurons(mine.carried(rotation), other)
         order = np.argsort(found.candidate)
-        # A few of 344 neurons may have moved past recognition in training; chance would have one right.
+        # A few of 344 neurons may have moved too far in training; by chance one would be correct.
         assert np.mean(found.reference[order] == secrets["neurons"][layer]) > 0.98
         assert np.mean(found.signs[order] == secrets["signs"][layer]) > 0.98
         assert modules(report, layer)["mlp", "neurons"].log10_p < LOG10_ALPHA
@@ -201,7 +201,7 @@ def test_values_mixed_inside_heads_are_explained_by_a_map_per_head(name):
             explained = found[role, "subspaces"]
             assert explained.log10_p < LOG10_ALPHA
             assert all(here == there for here, there in explained.found.heads)
-            # What remains is the fine-tune, which by itself moves v and o by 0.07 to 0.13 of their size.
+            # The rest is the fine-tune, which by itself moves v and o by 0.07 to 0.13 of their norm.
             assert explained.found.residual < 0.15
             assert explained.normalized_trace > 0.9
             assert found[role, "permutation"].normalized_trace < 0.5
@@ -219,7 +219,7 @@ def test_rotations_inside_heads_are_distinguished_from_other_maps():
             assert shares[1] < 0.95
 
 
-# --- cut, deepened, retokenised
+# --- pruned, deepened, retokenised
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_a_new_tokenizer_and_embeddings_leave_the_layers():
     assert report.settled_by == "layers"
     assert report.embedding.log10_p == report.unembedding.log10_p == 0.0  # early in training, as in the paper
     assert report.layers.residual_map == "identity"
-    assert 500 < report.embedding.common_tokens < 1024  # of 2048: another tokenizer, and no lack of tokens to compare
+    assert 500 < report.embedding.common_tokens < 1024  # of 2048: a different tokenizer, with enough common tokens
     assert any("A new tokenizer or retrained" in caveat for caveat in report.caveats)
 
 

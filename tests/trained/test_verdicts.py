@@ -1,4 +1,4 @@
-"""The main job on truly trained models: relatives are found, strangers are not, the hard stranger included."""
+"""Verdicts on trained models: relatives are found and strangers are not, including the hard stranger."""
 
 import json
 
@@ -11,7 +11,7 @@ from tests.trained.models import ARCHITECTURES, demo_lineage, one_step_lineage, 
 pytestmark = pytest.mark.slow
 
 DEMO = [one_step_lineage, pytest.param(demo_lineage, marks=WITH_THE_SCRIPTS)]
-"""All of the demo's members; that such relatives are found after hundreds of steps, test_transformations.py shows."""
+"""All members of the demo; test_transformations.py has relatives trained for hundreds of steps."""
 
 
 def compare(reference, candidate, **options):
@@ -31,7 +31,7 @@ def test_relatives_are_found(architecture, level):
 
 @pytest.mark.parametrize("level", ["auto", "layers"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_hard_stranger_is_silent(architecture, level):
+def test_the_hard_stranger_does_not_match(architecture, level):
     report = compare(
         trained_model(architecture, "base").folder, trained_model(architecture, "other-seed").folder, level=level
     )
@@ -51,9 +51,9 @@ def test_two_architectures_of_equal_data_are_strangers():
 
 
 def test_a_shared_seed_across_architectures_has_one_witness():
-    # Both bases were drawn from seed 0, and the streams overlap by chance of sizes: rows of Llama's up projection in
-    # layer 0 began as the very numbers of rows of GPT-NeoX's layer 0, and still have cosines of 0.85 with them.
-    # GPT-NeoX has no gate, so its neurons cannot be compared with Llama's: no second witness.
+    # Both bases were drawn from seed 0, and their random streams overlap because of the sizes: rows of Llama's up
+    # projection in layer 0 started as the same numbers as rows of GPT-NeoX's layer 0, and still have cosines of 0.85
+    # with them. GPT-NeoX has no gate, so its neurons cannot be compared with Llama's and there is no second witness.
     report = compare(trained_model("llama", "base").folder, trained_model("gpt-neox", "base").folder)
     assert report.reason is Reason.LAYERS_UNCONFIRMED and report.log10_p == 0.0
     assert report.layers.pattern == "partial"
@@ -61,7 +61,7 @@ def test_a_shared_seed_across_architectures_has_one_witness():
 
 
 @pytest.mark.parametrize("built", DEMO)
-def test_every_member_of_the_demo_lineage_is_what_it_was_built_as(built):
+def test_every_member_of_the_demo_lineage_has_its_intended_relation(built):
     lineage = built()
     expected = {"related": Verdict.HOMOLOGOUS, "stranger": Verdict.NO_EVIDENCE}
     for member in lineage.candidates:

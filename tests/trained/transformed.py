@@ -1,7 +1,7 @@
-"""What becomes of a truly trained model in other hands: hidden, cut, deepened, retokenised; built once and kept.
+"""Transformations of a trained model: hidden, pruned, deepened, retokenised; built once and cached.
 
-Each of ``TRANSFORMATIONS`` is applied to the Llama of ``tests.trained.models`` and, for a stranger treated in the same
-way, to the model of another seed. What damages a model is followed by further training, as it would be.
+Each of ``TRANSFORMATIONS`` is applied to the Llama of ``tests.trained.models`` and, for a stranger, to the model of
+another seed. Changes that damage a model are followed by further training, as in practice.
 """
 
 import json
@@ -37,7 +37,7 @@ FOLDER = cache_folder(
 
 @dataclass(frozen=True)
 class Transformed:
-    """A folder like a Hub snapshot, and what was done: for each place its origin, as the edits below name it."""
+    """A folder like a Hub snapshot, and the applied change: the origin of each place, under the edits' names."""
 
     folder: Path
     secrets: dict
@@ -46,14 +46,14 @@ class Transformed:
 
 @dataclass(frozen=True)
 class ModelChange:
-    """An edit of a float64 Llama, ``edit(model, generator) -> (model, secrets)``, and how the model is trained on.
+    """An edit of a float64 Llama, ``edit(model, generator) -> (model, secrets)``, and further training.
 
     Attributes:
         edit: The edit.
-        steps: Steps of further training on prose at a peak rate of 1e-3, none where the function is kept.
+        steps: Steps of further training on prose at a peak rate of 1e-3, none if the function is kept.
         retokenised: Whether the edited model reads Unigram tokens.
-        keeps_function: Whether the edit leaves the logits as they are.
-        origin: Which of the trained models a relative is made from.
+        keeps_function: Whether the edit leaves the logits unchanged.
+        origin: The trained model that a relative is made from.
     """
 
     edit: Callable
@@ -67,7 +67,7 @@ class ModelChange:
 
 
 def hide(model, generator):
-    """Everything at once: rotation, gains folded, heads, planes, values, neurons, residual scale."""
+    """Apply everything at once: rotation, folded gains, heads, planes, values, neurons, residual scale."""
     hidden, secrets = obfuscate(model, int(torch.randint(1000, (), generator=generator)), residual_scale=3.0)
     hidden.config.rms_norm_eps = hidden.model.norm.variance_epsilon
     named = {"kv": secrets.kv_heads, "q": secrets.q_heads, "neurons": secrets.neurons, "signs": secrets.signs}
@@ -76,13 +76,13 @@ def hide(model, generator):
 
 @torch.no_grad()
 def permute_heads(model, generator):
-    """KV groups in another order, and the queries inside each."""
+    """Reorder the KV groups, and the queries inside each group."""
     config = model.config
     d, n_kv = config.head_dim, config.num_key_value_heads
     group = config.num_attention_heads // n_kv
     secrets = {"kv": [], "q": []}
     for layer in model.model.layers:
-        # With two groups half of all draws would leave them where they are.
+        # With two groups, half of all draws would not move them.
         kv = torch.arange(n_kv).roll(1)
         queries = torch.cat([group * g + torch.randperm(group, generator=generator) for g in kv])
         rows, query_rows = ((d * heads[:, None] + torch.arange(d)).flatten() for heads in (kv, queries))
@@ -109,7 +109,7 @@ def permute_neurons(model, generator):
 
 @torch.no_grad()
 def mix_values(model, generator, *, skewed):
-    """V and O of each KV head mixed by a rotation, or by an invertible map with singular values apart."""
+    """Mix V and O of each KV head by a rotation, or by an invertible map with distinct singular values."""
     config = model.config
     d, n, n_kv = config.head_dim, config.hidden_size, config.num_key_value_heads
     for layer in model.model.layers:
@@ -130,7 +130,7 @@ def permute_residual(model, generator):
     return model, {"channels": order.tolist()}
 
 
-# --- edits that do not
+# --- edits that change the function
 
 
 def cut_channels(model, generator, *, n_kept=96):
@@ -140,7 +140,7 @@ def cut_channels(model, generator, *, n_kept=96):
 
 @torch.no_grad()
 def take_layers(model, generator, *, layers):
-    """A model whose layers are copies of these of the old one."""
+    """A model whose layers are copies of the given layers of another model."""
     config = type(model.config)(**{**model.config.to_dict(), "num_hidden_layers": len(layers)})
     made = type(model)(config).to(model.dtype)
     weights = {name: weight for name, weight in model.state_dict().items() if ".layers." not in name}
@@ -152,12 +152,12 @@ def take_layers(model, generator, *, layers):
 
 
 def carry_vocabulary(model, generator):
-    """Unigram tokens; rows of what both tokenizers spell are carried over."""
+    """Use Unigram tokens; keep the rows of text that is a token in both tokenizers."""
     return replace_tokenizer(model, byte_pairs(), unigram()[0]), {}
 
 
 def new_vocabulary(model, generator):
-    """Unigram tokens; every row of embedding and head is drawn anew."""
+    """Use Unigram tokens, with new rows in embedding and head."""
     made, _ = carry_vocabulary(model, generator)
     return draw_embeddings(made, generator)
 
@@ -171,7 +171,7 @@ def draw_embeddings(model, generator):
 
 @torch.no_grad()
 def disturb_embeddings(model, generator, *, size):
-    """Noise of so many times their root mean square on every entry of embedding and head."""
+    """Add noise to every entry of embedding and head, this many times their root mean square."""
     for weight in (model.model.embed_tokens.weight, model.lm_head.weight):
         rms = weight.square().mean().sqrt()
         weight += size * rms * torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
@@ -216,7 +216,7 @@ TRANSFORMATIONS = {
 
 
 def transformed(name, *, stranger=False) -> Transformed:
-    """One of ``TRANSFORMATIONS`` of the base or its fine-tune, or of the other seed; seconds when not built yet."""
+    """Apply one of ``TRANSFORMATIONS`` to the base, its fine-tune or the other seed; takes seconds if not cached."""
     folder = FOLDER / ("stranger" if stranger else "relative") / name
     build_once(folder, lambda: _build(TRANSFORMATIONS[name], name, folder, stranger=stranger))
     record = json.loads((folder / "transformation.json").read_text())
@@ -224,7 +224,7 @@ def transformed(name, *, stranger=False) -> Transformed:
 
 
 def edited(name, *, stranger=False):
-    """The model before and right after an edit, both float64, and what was done."""
+    """The model before and right after an edit, both float64, and the applied change."""
     origin = "other-seed" if stranger else TRANSFORMATIONS[name].origin
     before, model = (
         LlamaForCausalLM.from_pretrained(trained_model("llama", origin).folder, dtype=torch.float64).eval()
@@ -240,7 +240,7 @@ def byte_pairs():
 
 @lru_cache(maxsize=1)
 def unigram():
-    """Another tokenizer, of another kind, and prose in it, ``(n_tokens,)``."""
+    """A different kind of tokenizer, and prose in its tokens, ``(n_tokens,)``."""
     corpus = read_corpus()
     tokenizer = train_unigram(corpus.prose.learnt, vocabulary_size=VOCABULARY_SIZE)
     return tokenizer, encode(tokenizer, corpus.prose.learnt)

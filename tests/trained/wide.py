@@ -1,4 +1,4 @@
-"""Two small trained models of 256 channels, strangers to each other, for block types that pack 256 numbers of a row."""
+"""Two unrelated small trained models of 256 channels, for block types that pack 256 numbers of a row."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEEDS = {"base": 0, "other-seed": 1}
 
 
 def wide_model(name: str) -> TrainedModel:
-    """One of :data:`SEEDS`; a minute when not built yet."""
+    """One of :data:`SEEDS`; takes a minute if not cached."""
     folder = FOLDER / name
     build_once(folder, lambda: _build(name, folder))
     record = json.loads((folder / "training.json").read_text())

@@ -1,4 +1,4 @@
-"""The paper's scripts on models of a few steps: everything runs, and what does not need training is right."""
+"""The paper's scripts on models trained for a few steps: everything runs, and parts without training are correct."""
 
 import json
 import math
@@ -23,17 +23,17 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 @pytest.fixture(scope="module", autouse=True)
 def kept_for_this_module(tmp_path_factory):
-    """Models of a few steps on a part of the text, in a folder of their own."""
+    """Models trained for a few steps on part of the text, in a separate folder."""
     build.text_of.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MDIR_HF_TEST_CACHE", str(tmp_path_factory.mktemp("paper")))
-        # Read once: the scripts ask for each tokenizer's text anew.
+        # Read once: otherwise the scripts read each tokenizer's text again.
         patch.setattr(build, "read_corpus", cache(partial(read_corpus, code_n_chars=300_000, prose_n_chars=350_000)))
         yield
     build.text_of.cache_clear()
 
 
-def test_a_relation_with_a_hole_is_no_equivalence():
+def test_a_relation_with_a_gap_is_not_an_equivalence():
     whole = {(a, b) for a in "abc" for b in "abc"}
     assert not any(equivalence_breaks(list("abc"), whole).values())
     found = equivalence_breaks(list("abc"), whole - {("a", "a"), ("a", "c")})
@@ -87,7 +87,7 @@ def test_noise_of_one_rms_leaves_a_cosine_of_seven_tenths():
 
 @pytest.mark.slow
 @WITH_THE_SCRIPTS
-def test_the_noise_tables_begin_with_a_copy_and_end_in_silence(tmp_path, monkeypatch):
+def test_the_noise_tables_begin_with_a_copy_and_end_without_a_match(tmp_path, monkeypatch):
     levels = (0.0, 1.0, 30.0)
     monkeypatch.setattr(noise_module, "LEVELS", levels)
     data, section, figures = noise(TINY)

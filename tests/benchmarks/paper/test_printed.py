@@ -60,7 +60,7 @@ def test_the_panel_of_values_follows_the_channels_of_the_embedding(tmp_path):
     assert np.isclose((picture**2).sum(), len(rows), rtol=0.05)
 
 
-def test_the_matrix_names_missed_relatives_and_accused_strangers():
+def test_the_matrix_names_false_negatives_and_false_positives():
     assert len(REAL) + len(ZOO) + len(RWKV) == 25
     data = {
         "lineage": {"a": "x", "b": "x", "c": "y"},

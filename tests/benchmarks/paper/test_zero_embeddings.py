@@ -1,4 +1,4 @@
-"""Embeddings of zeros, as the paper's table 4 starts with, learn only in a model with biases."""
+"""Zero embeddings, which the paper's table 4 starts with, learn only in a model with biases."""
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
@@ -15,7 +15,7 @@ SIZES = {
 
 
 def gradient_of_zeros(model):
-    """Return the length of the gradient of a tied embedding of zeros."""
+    """Return the norm of the gradient of a tied embedding of zeros."""
     embedding = model.get_input_embeddings().weight
     tokens = torch.randint(SIZES["vocab_size"], (2, 16), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

@@ -71,7 +71,7 @@ def quantise(folder, quantised):
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory) -> dict[str, Path]:
-    """A base and what may become of it, two strangers and one that no peer here can read; none is trained."""
+    """An untrained base with derived models, two strangers, and one model that no peer here can read."""
     root = tmp_path_factory.mktemp("peers")
     logging.disable_progress_bar()
     texts = list(statements()[:3000])
@@ -107,7 +107,7 @@ def models(tmp_path_factory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def ask(models):
-    """Ask a peer about the base and another; fingerprints are taken once."""
+    """Run a peer on the base and another model; fingerprints are computed once."""
     taken = {}
 
     def asked(peer, name, other="base"):

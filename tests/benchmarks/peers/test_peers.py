@@ -1,4 +1,4 @@
-"""Every peer on cases whose answer follows from its description."""
+"""Every peer on cases whose result follows from its description."""
 
 import math
 
@@ -68,8 +68,8 @@ def test_a_copy_scores_the_most_that_there_is(peer, ask):
 def test_a_copy_with_little_noise_scores_more_than_a_stranger(peer, ask):
     noisy, stranger = ask(peer, "noisy"), ask(peer, "stranger")
     if isinstance(peer, (ProvenanceKit, LeafBenchGradient)) and type(peer) is not ProvenanceKitSignals:
-        # Equal configs pass the kit's gate, and the Gradient's 14 numbers are those of untrained models of one size:
-        # neither can tell.
+        # Equal configs pass the kit's gate, and the Gradient's 14 numbers only describe untrained models of one size,
+        # so neither can distinguish these models.
         assert stranger.score > 0.99
     else:
         assert noisy.score > stranger.score
@@ -103,13 +103,13 @@ def test_reordered_channels_do_not_matter_to_peers_that_say_so(peer, ask):
 
 @pytest.mark.parametrize("peer", [Reef(), Pdf(), Match()], ids=names)
 def test_a_rotation_does_not_matter_to_invariant_peers(peer, ask):
-    # Gains of an untrained model are 1, so that folding them in changes nothing.
+    # Gains of an untrained model are 1, so folding them in changes nothing.
     copied, rotated = ask(peer, "copy"), ask(peer, "rotated")
     assert rotated.score == pytest.approx(copied.score, rel=1e-3, abs=1e-3)
 
 
 def test_a_rotation_leaves_four_of_the_six_terms_of_huref(ask):
-    # Its MLP term multiplies gate and up input by input, which has no meaning in another basis.
+    # Its MLP term multiplies gate and up input by input, which is meaningless in another basis.
     assert ask(HuRef(), "rotated").score == pytest.approx(4 / 6, abs=0.05)
 
 
@@ -169,6 +169,6 @@ def test_algorithm_3_as_printed_tells_kept_projections_from_drawn_ones():
     sides = [Weights(None, torch.zeros(1, 64), (each,)) for each in (layer, other)]
     log_p = layer_analysis(*sides, torch.eye(64, dtype=torch.float64), (0, 0))
     assert set(log_p) == set(roles)
-    # A copy has trace 64: ln p is ln 96! - 96 x 64 / 2 or less; a matrix that was drawn anew stays above ln 1e-10.
+    # A copy has trace 64, so ln p is at most ln 96! - 96 x 64 / 2; a replaced matrix stays above ln 1e-10.
     assert all(log_p[role] < -1000 for role in roles if role is not Role.K)
     assert log_p[Role.K] > math.log(1e-10)

@@ -1,4 +1,4 @@
-"""What peers read, counted, where it is known from the files."""
+"""Counted reads of peers, if they can be predicted from the files."""
 
 import json
 import os
@@ -39,7 +39,7 @@ from tests.specimens import tokenizer_json, tokens
 
 pytestmark = pytest.mark.slow
 
-V = 160  # the vocabulary of tests.method.obfuscation
+V = 160  # vocabulary size of tests.method.obfuscation
 needs_packages = pytest.mark.skipif(VARIABLE not in os.environ, reason=f"{VARIABLE} names no interpreter")
 RANGED = (HuRef(), Pdf(), TensorGuard(), Awm(), Csu(), ProvenanceKit(), ProvenanceKitSignals())
 WHOLE = (Reef(), LeafBenchGradient(), SeedPrints(), Match())
@@ -59,7 +59,7 @@ def n_bytes(folder, *files):
     return sum((folder / file).stat().st_size for file in files)
 
 
-# --- the count itself
+# --- the counter itself
 
 
 def test_a_byte_that_is_read_twice_counts_once(tmp_path):
@@ -113,7 +113,7 @@ def test_a_peer_reads_the_header_and_the_tensors_that_it_takes(peer, models, sha
 def test_a_peer_that_runs_the_model_reads_all_of_it(peer, models, shape):
     stored = n_bytes(models["base"], "model.safetensors")
     assert of_base(peer, models).n_bytes_of_weights == stored
-    # But for the header, which is below 16 KiB here.
+    # Except the header, which is below 16 KiB here.
     assert 0 < stored - 4 * weights_read(shape)[peer.name][0] < 1 << 14
 
 
@@ -134,11 +134,11 @@ def test_the_checker_reads_the_stated_bytes_of_strangers(neurons, layers, tmp_pa
     read = sum(n for name, n in ledger.files.items() if name.endswith(".safetensors"))
     n_common = report.embedding.common_tokens
     expected = 4 * weights_of_strangers(Shape(rows=n_common, width=96, layers=layers, kv=48, neurons=neurons))
-    headers = 2 * (8 + 100_000)  # the length of each, and the first piece that is read of it
-    # Gains are read with what stands behind them: two norms of all layers, of both models, once more with neurons.
-    # So are a few rows of both embeddings with each of two samples of neurons.
+    headers = 2 * (8 + 100_000)  # the length and the first chunk of each header
+    # Gains are read with the matrices after them: two norms of all layers in both models, and again with the neurons.
+    # So are a few rows of both embeddings, with each of two samples of neurons.
     norms, stream = 2 * 2 * (2 * layers + 4), 2 * 2 * neuron_strengths.STREAM_ROWS
-    # The first look at neurons has read some of the same rows in four layers of both models.
+    # The first look at neurons has already read some of these rows in four layers of both models.
     n_read_before = 2 * FEW_LAYERS * sum(neuron_reading.sample_sizes(neurons, NOMINATING_FITTED_ROWS, n_matrices=1))
     assert expected - 4 * 96 * n_read_before < read - headers <= expected + 4 * 96 * (norms + stream)
 
@@ -159,7 +159,7 @@ def test_quantised_weights_count_as_they_are_stored(models):
 
 
 def test_transformers_takes_every_tensor_out_of_the_file(models, monkeypatch):
-    # Files count whole in ``loaded``: here it is seen that they are.
+    # ``loaded`` counts files whole; this test checks that they are read whole.
     from transformers import modeling_utils
 
     spans = set()
@@ -177,7 +177,7 @@ def test_the_large_shape_matches_the_published_files():
     assert N_BYTES_PER_WEIGHT * stored == pytest.approx(16.06e9, rel=1e-3)
 
 
-# --- packages in a process of their own
+# --- packages in separate processes
 
 ASKED = """
 import sys
@@ -201,7 +201,7 @@ rival.main()
 
 @pytest.fixture
 def double(tmp_path):
-    """A package that takes one tensor of each model for every pair, twice."""
+    """A package that reads one tensor of each model for every pair, twice."""
     script = tmp_path / "double"
     program = tmp_path / "program.py"
     program.write_text(ASKED.format(peers=str(Path(rival.__file__).parent)))

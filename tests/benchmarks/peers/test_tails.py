@@ -16,7 +16,7 @@ def test_spearman_agrees_with_scipy_above_its_underflow():
 
 
 def test_spearman_is_smooth_below_the_underflow_of_scipy():
-    # 3000 numbers are shuffled less and less: p falls through 1e-290 without a jump.
+    # 3000 numbers are shuffled less and less; p decreases below 1e-290 without a jump.
     generator = np.random.default_rng(0)
     noise = generator.normal(size=3000)
     found = [spearman_log_p(np.argsort(np.arange(3000) + size * noise)) for size in np.linspace(1500, 900, 60)]

@@ -1,4 +1,4 @@
-"""Every format that is written is read back as the model it was, by the package's own readers."""
+"""Every written format is read back as the same model by the package's own readers."""
 
 import json
 
@@ -15,12 +15,12 @@ from tests.specimens import tokenizer_json, tokens
 
 pytestmark = pytest.mark.slow
 
-# One of each reader; what each scheme writes is held against its library in tests/model/files/quantization.
+# One per reader; tests/model/files/quantization compares the output of each scheme with its library.
 CHOSEN = ("gguf-q4_0", "gptq-4", "nf4-nested", "fp8-block")
 
 
 def tiny_model(folder, width):
-    """A tiny model, saved as the real ones are."""
+    """A tiny model, saved in the same way as the real ones."""
     torch.manual_seed(0)
     sizes = {"hidden_size": width, "intermediate_size": width, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.LlamaConfig(vocab_size=1000, num_key_value_heads=2, tie_word_embeddings=True, **sizes)
@@ -31,7 +31,7 @@ def tiny_model(folder, width):
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """One whose rows every format's blocks fill."""
+    """A base whose rows are filled by the blocks of every format."""
     return tiny_model(tmp_path_factory.mktemp("models"), 256)
 
 
@@ -50,7 +50,7 @@ def test_a_model_in_another_format_is_found_to_be_the_model(base, tmp_path, kind
     assert report.verdict.value == "homologous"
     assert report.to_dict()["candidate"]["quantization"]
     assert len(report.to_dict()["layers"]["matches"]) == 1
-    # GGUF files quantise the embedding, too; of the others the layers alone are quantised.
+    # GGUF files also quantise the embedding; the others quantise only the layers.
     assert equal_to_base(tmp_path / kind, base) == {"embedding_equal": "gguf" not in kind, "layers_equal": False}
     assert stored(tmp_path / kind)["bits_per_weight"] < 16
 
@@ -64,7 +64,7 @@ def test_a_k_quant_of_a_width_off_256_is_quantised(tmp_path, kind, most_bits):
     narrow = tiny_model(tmp_path, 96)
     store(narrow, kind, tmp_path / kind)
     assert equal_to_base(tmp_path / kind, narrow) == {"embedding_equal": False, "layers_equal": False}
-    # The vocabulary, which is in the file, has as many bytes as one weight in ten.
+    # The vocabulary in the file takes as many bytes as a tenth of the weights.
     vocabulary = 8 * (tmp_path / "tokenizer.json").stat().st_size / stored(tmp_path / kind)["n_parameters"]
     assert stored(tmp_path / kind)["bits_per_weight"] - vocabulary < most_bits
 

@@ -1,4 +1,4 @@
-"""Framed models compute what their stranger does, and the counts see copies."""
+"""Framed models compute the same function as their stranger, and the counts detect copies."""
 
 import pytest
 import torch
@@ -88,7 +88,7 @@ def test_a_widened_stranger_computes_the_same():
 
 
 @pytest.mark.parametrize("trick", TRICKS)
-def test_copies_that_do_nothing_keep_the_function(trick):
+def test_copies_without_effect_keep_the_function(trick):
     victim, stranger = (model_of("llama", seed) for seed in (0, 1))
     stack, target = turning.folded(take_apart(stranger)), take_apart(victim)
     planted = copies.planted(target, stack, copies.Planted(trick, TRICKS[trick]), [(0, 0), (1, 1)])
@@ -122,7 +122,7 @@ def test_the_counts_tell_a_copy_from_a_stranger():
     assert strange["largest"]["reads_certain"] == 0
 
 
-def test_the_section_names_each_accused_stranger():
+def test_the_section_names_each_false_positive():
     counts = {"largest": {"reads_own": 3, "reads_certain": 0, "writes_own": 4, "writes_certain": 0}}
     common = {"victim": "a", "stranger": "b", "related": False, "counts": counts}
     refused = {"verdict": "inconclusive", "reason": "embeddings_only", "log10_p": 0.0}

@@ -1,4 +1,4 @@
-"""Which pairs of real models are judged, and with which truth."""
+"""The pairs of real models that are judged, and their true labels."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_truth_about_two_models_follows_from_what_was_done(a, b, is_related)
     assert pair(a, b).is_related is is_related
 
 
-# --- packages that hold real models are pinned
+# --- packages that contain real models are pinned
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=lambda source: source.name)

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct, where its package can be had: its relatives are found, its strangers are not."""
+"""SmolLM2-135M-Instruct, if its package is available: its relatives are found and strangers are not."""
 
 import pytest
 
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, WITH_THE_SCRIPTS]
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory):
-    """A cache of the tests' own, unless there is one already; about 1.5 GB."""
+    """The existing cache, or a separate one for these tests; about 1.5 GB."""
     import os
 
     with pytest.MonkeyPatch.context() as patch:
@@ -23,7 +23,7 @@ def cache(tmp_path_factory):
         try:
             built(Model(SMALL))
         except UnavailableError as exc:
-            pytest.skip(f"a real model is wanted: {exc}")
+            pytest.skip(f"no real model available: {exc}")
         yield
 
 
@@ -33,7 +33,7 @@ def test_a_real_models_relative_is_found_at_a_glance(member):
     assert row["verdict"] == "homologous"
     # In each of two layers at least 48 of 64 neurons have their own number: 1 / 48! is below 10^-60.
     assert row["log10_p"] < -100
-    # Rows and columns of 160 neurons of a few layers; small local files are read across gaps.
+    # Rows and columns of 160 neurons in a few layers; small local files are read across gaps.
     assert row["bytes_read"] < 0.15 * row["bytes_of_weights"]
 
 

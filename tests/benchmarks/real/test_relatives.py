@@ -1,4 +1,4 @@
-"""What the edits of the real models do, on tiny ones: what keeps the function, and what keeps the weights."""
+"""The edits of the real models, applied to tiny ones: which keep the function, and which keep the weights."""
 
 import pytest
 import torch
@@ -29,11 +29,11 @@ MODELS = {
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
 }
 IN_THE_LAYERS = ("heads-neurons", "values-turned", "half-depth", "upscaled", "rescaled", "split-neurons")
-"""Edits that leave the embeddings as they are."""
+"""Edits that do not change the embeddings."""
 
 
 def model_of(architecture):
-    """A tiny tied model whose gains and biases are not 1 and 0, as training makes them."""
+    """A tiny tied model whose gains are not 1 and whose biases are not 0, as after training."""
     torch.manual_seed(0)
     config, model = MODELS[architecture]
     made = model(config(**SIZES)).eval()
@@ -54,7 +54,7 @@ def rows_of(model):
 
 
 def numbers_of(model):
-    """Every matrix's numbers, rounded so that a copy is found again."""
+    """Every matrix's values, rounded so that copies compare equal."""
     return [set(matrix.flatten().mul(1e4).round().tolist()) for matrix in take_apart(model).matrices()]
 
 
@@ -63,7 +63,7 @@ def numbers_of(model):
 def test_an_edit_of_numbers_alone_keeps_the_logits(name, architecture):
     model = model_of(architecture)
     made = edited(model, EDITS[name])
-    # Computed in float32, some of it through factors of up to e^3.
+    # Computed in float32, partly with factors up to e^3.
     torch.testing.assert_close(logits(made), logits(model), rtol=0, atol=2e-3)
     changed = "self_attn.v_proj" if name == "values-turned" else "mlp.down_proj"
     before, after = (x.state_dict()[f"model.layers.1.{changed}.weight"] for x in (model, made))
@@ -81,7 +81,7 @@ def test_every_edit_gives_a_model_that_runs_and_is_another(name, architecture):
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_an_edit_is_the_same_every_time_and_leaves_its_origin_alone(name):
+def test_an_edit_is_deterministic_and_does_not_change_its_origin(name):
     model = model_of("llama")
     before = {key: weight.clone() for key, weight in model.state_dict().items()}
     one, other = edited(model, EDITS[name]).state_dict(), edited(model, EDITS[name]).state_dict()
@@ -90,12 +90,12 @@ def test_an_edit_is_the_same_every_time_and_leaves_its_origin_alone(name):
 
 
 @pytest.mark.parametrize(("name", "size"), [("noise-1", 1.0), ("noise-3", 3.0)])
-def test_noise_has_the_size_it_says(name, size):
+def test_noise_has_the_stated_size(name, size):
     model = model_of("llama")
     for before, after in zip(
         take_apart(model).matrices(), take_apart(edited(model, EDITS[name])).matrices(), strict=True
     ):
-        # The least of the matrices has 2,048 entries: three standard errors of their mean square are 9 %.
+        # The smallest matrix has 2,048 entries: three standard errors of its mean square are 9 %.
         assert float((after - before).square().mean() / before.square().mean()) == pytest.approx(size**2, rel=0.1)
 
 
@@ -126,7 +126,7 @@ def test_the_leading_directions_are_gone():
     stack = take_apart(edited(model, EDITS["without-top-16"]))
     for before, after in zip(take_apart(model).matrices(), stack.matrices(), strict=True):
         singular, left = torch.linalg.svdvals(before), torch.linalg.svdvals(after)
-        # Subspace iteration is not exact where singular values lie close together.
+        # Subspace iteration is inexact if singular values are close together.
         assert float(left[0]) == pytest.approx(float(singular[16]), rel=0.05)
 
 

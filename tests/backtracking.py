@@ -1,7 +1,7 @@
-"""A matcher that does what ``re`` does and counts its steps, so that growth can be measured without a clock.
+"""Match like ``re`` and count the steps, so that growth can be measured without a clock.
 
-It walks the tree that the standard library's parser makes of an expression, with the same order of attempts. Of what
-``re`` does to save steps (skipping to a literal prefix) it does nothing: it counts the most that can come.
+It walks the standard library's parse tree of an expression in the same order as ``re``. It omits ``re``'s optimisations
+(such as skipping to a literal prefix), so it counts the largest possible number of steps.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ else:
 
 ONE_CHARACTER = {"LITERAL", "NOT_LITERAL", "ANY", "IN"}
 EVERYWHERE = ("search", "finditer", "split", "sub")
-"""Methods that begin at every character; the others begin at the first one."""
+"""Methods that start at every character; the others start at the first one."""
 
-Nodes = Any  # a list of (operation, argument), as the parser makes it
+Nodes = Any  # a list of (operation, argument), as returned by the parser
 
 
 class Counter:
-    """An expression, and the steps that matching takes.
+    """Count the steps of matching an expression.
 
     Args:
         pattern: The expression.
@@ -43,11 +43,11 @@ class Counter:
         self.steps = 0
 
     def run(self, method: str, text: str) -> int:
-        """Match, and return the steps that it took.
+        """Match, and return the number of steps.
 
         Args:
             method: The method of the pattern.
-            text: What it meets; of bytes, a character for each.
+            text: The text to match; for bytes, one character for each.
         """
         self.steps = 0
         self._subject = text
@@ -62,7 +62,7 @@ class Counter:
         return self.steps
 
     def _sequence(self, nodes: Nodes, first: int, at: int) -> Iterator[int]:
-        """Where the nodes from ``first`` on can end, in the order in which they are tried."""
+        """Yield the ends of the nodes from ``first`` on, in the order in which they are tried."""
         if first == len(nodes):
             yield at
             return
@@ -115,7 +115,7 @@ class Counter:
     def _again(self, least: int, most: int, nodes: Nodes, at: int, is_greedy: bool, before: int) -> Iterator[int]:
         if not is_greedy and least <= 0:
             yield at
-        if most > 0 and at != before:  # what takes nothing is not repeated
+        if most > 0 and at != before:  # empty matches are not repeated
             for end in self._sequence(nodes, 0, at):
                 yield from self._again(least - 1, most - 1, nodes, end, is_greedy, at)
         if is_greedy and least <= 0:
@@ -134,7 +134,7 @@ class Counter:
         return self._nodes[key]
 
     def _collect(self, nodes: Nodes) -> None:
-        """Compile each node that takes one character, by itself."""
+        """Compile each node that matches one character, separately."""
         for node in nodes:
             name, argument = str(node[0]), node[1]
             if name in ONE_CHARACTER:

@@ -1,4 +1,4 @@
-"""What every byte source does, whatever stands behind it. Subclass, and give a ``source`` fixture over ``CONTENT``."""
+"""Test suite for byte sources. Subclass it, and provide a ``source`` fixture over ``CONTENT``."""
 
 import concurrent.futures
 
@@ -9,7 +9,7 @@ from mdir_hf.errors import InputError, ShortReadError
 from mdir_hf.model.files.sources import ByteSource
 
 CONTENT = np.random.default_rng(7).integers(0, 256, 100_003, dtype=np.uint8).tobytes()
-"""A prime number of bytes, so that nothing divides evenly."""
+"""A prime number of bytes, so that no size divides it."""
 
 
 class ByteSourceConformance:
@@ -17,7 +17,7 @@ class ByteSourceConformance:
 
     @pytest.fixture
     def source(self):
-        raise NotImplementedError("give a source whose bytes are CONTENT")
+        raise NotImplementedError("provide a source whose bytes are CONTENT")
 
     def test_is_a_byte_source(self, source):
         assert isinstance(source, ByteSource)
@@ -35,7 +35,7 @@ class ByteSourceConformance:
             assert type(got) is bytes
             assert got == CONTENT[start:stop], (start, stop)
 
-    def test_an_empty_range_is_no_bytes(self, source):
+    def test_an_empty_range_gives_no_bytes(self, source):
         assert [source.read(at, at) for at in (0, 500, 100_003)] == [b""] * 3
 
     def test_reading_twice_gives_the_same(self, source):
@@ -60,7 +60,7 @@ class ByteSourceConformance:
         spans = [(start, start + 97) for start in range(0, 99_000, 1_001)]
         assert list(source.read_many(spans)) == [CONTENT[start:stop] for start, stop in spans]
 
-    def test_read_many_of_nothing_is_nothing(self, source):
+    def test_read_many_of_no_spans_gives_nothing(self, source):
         assert list(source.read_many([])) == []
 
     def test_read_many_refuses_a_span_past_the_end(self, source):

@@ -1,4 +1,4 @@
-"""What every tensor source must do, whatever it stands on, and a file tree in memory to stand it on.
+"""Test suite for tensor sources, and a file tree in memory for them.
 
 A new source subclasses :class:`TensorSourceConformance` in a test module, implements ``make``, and inherits the suite.
 """
@@ -26,7 +26,7 @@ from mdir_hf.model.files.sources import FileEntry, Span, TensorSource
 
 
 class MemoryBytes:
-    """A file in memory that remembers which spans were read."""
+    """A file in memory that records which spans were read."""
 
     def __init__(self, label: str, content: bytes, *, gap_bytes: int | None = None) -> None:
         self.label = label
@@ -84,7 +84,7 @@ def safetensors_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
 
 
 def random_tensors() -> dict[str, torch.Tensor]:
-    """A few tensors of every readable dtype and of the shapes that break careless readers."""
+    """A few tensors of every readable dtype, with edge-case shapes."""
     rng = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -113,7 +113,7 @@ MATRICES = ["embed.weight", "half", "single", "double", "one", "fp8", "fp8_wide"
 
 
 class TensorSourceConformance:
-    """The suite. Subclasses say how a source over given tensors is made."""
+    """The suite; subclasses create a source over given tensors."""
 
     def make(self, tensors: Mapping[str, torch.Tensor], tmp_path: Path) -> TensorSource:
         raise NotImplementedError
@@ -139,7 +139,7 @@ class TensorSourceConformance:
             assert spec.n_bytes == self.stored_bytes(tensor), name
 
     def stored_bytes(self, tensor: torch.Tensor) -> int:
-        """What of a file a tensor takes."""
+        """Number of bytes that a tensor takes in a file."""
         return tensor.numel() * tensor.element_size()
 
     def test_a_spec_names_the_stored_dtype(self, source):
@@ -209,7 +209,7 @@ class TensorSourceConformance:
         assert source.description.format
         assert source.description.quantization is None
 
-    def test_rows_of_what_is_no_matrix_are_refused(self, source):
+    def test_rows_of_a_tensor_that_is_not_a_matrix_are_refused(self, source):
         for name in ("norm", "scalar"):
             with pytest.raises(InputError, match="only a matrix has rows"):
                 source.read_rows(name, np.array([0]))
@@ -233,7 +233,7 @@ class TensorSourceConformance:
             (float("nan"), torch.float64),
         ],
     )
-    def test_weights_that_are_no_numbers_name_their_row(self, tmp_path, value, dtype):
+    def test_weights_that_are_not_numbers_name_their_row(self, tmp_path, value, dtype):
         weights = torch.ones(8, 3, dtype=dtype)
         weights[5, 1] = value
         source = self.make({"w": weights}, tmp_path)
@@ -244,7 +244,7 @@ class TensorSourceConformance:
 
     def test_rows_that_are_widened_a_few_at_a_time_keep_their_places(self, tmp_path, monkeypatch):
         monkeypatch.setattr(ranged, "ROWS_AT_ONCE", 2)
-        weights = torch.arange(8.0).repeat_interleave(3).reshape(8, 3)  # which FP8 holds exactly
+        weights = torch.arange(8.0).repeat_interleave(3).reshape(8, 3)  # FP8 represents these exactly
         source = self.make({"w": weights}, tmp_path)
         order = np.array([7, 0, 5, 5, 2])
         assert torch.equal(source.read_rows("w", order, max_gap_bytes=1 << 20), weights[order])
@@ -254,7 +254,7 @@ class TensorSourceConformance:
         with pytest.raises(CorruptCheckpointError, match="first seen in row 5"):
             source.read_rows("w", np.array([0, 1, 2, 5, 7]), max_gap_bytes=1 << 20)
 
-    def test_rows_are_read_beside_one_that_is_no_number(self, tmp_path):
+    def test_rows_are_read_next_to_one_that_is_not_a_number(self, tmp_path):
         weights = torch.ones(8, 3)
         weights[5, 1] = float("nan")
         source = self.make({"w": weights}, tmp_path)

@@ -1,4 +1,4 @@
-"""Order, disk and processor of a run: failures and whole comparisons first, the longest slow files first."""
+"""Order, disk and processors of a run: failures and whole comparisons first, the longest slow files before others."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ ALL = "slow or not slow"
 """The marks of a run of all tests (``make test ALL=1``)."""
 
 NEEDED_BYTES = 2 << 30
-"""Disk that a run wants: the tests of ``make test`` hold 0.4 GB at most."""
+"""Disk space for a run: the tests of ``make test`` use at most 0.4 GB."""
 
 NEEDED_BY_SLOW_BYTES = 10 << 30
-"""Disk for ``make test-slow`` and ``make test ALL=1``: 9 GB at most, most of it checkpoints of published size."""
+"""Disk for ``make test-slow`` and ``make test ALL=1``: at most 9 GB, mainly checkpoints of published size."""
 
 FIRST = ("comparison/test_compare.py", "comparison/test_body.py", "cli/test_compare_command.py")
 """Files of whole comparisons, through most of the package: what breaks anything mostly breaks one of them. They begin a
 run, after what failed last time (``--failed-first``)."""
 
 TOGETHER = ("tests/space/live",)
-"""Folders whose files stay with one process, because their tests share a server and a browser."""
+"""Folders whose files run in one process, because their tests share a server and a browser."""
 
 LONGEST = (
     *("space/live/test_page.py", "space/live/test_accessibility.py", "space/live/test_families_and_surveys.py"),
@@ -43,10 +43,10 @@ LONGEST = (
 for another at the end. Those that train the same models lie apart, so that none waits for another's model."""
 
 ONLY_HERE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost"
-"""For Chromium: only this machine has an address. A handler of requests would switch off its cache."""
+"""For Chromium: only this machine is reachable. A request handler would disable its cache."""
 
-# A property is tried on 30 examples, unless it asks for more; pyproject.toml names this profile. No deadline: on a busy
-# machine any example may take long.
+# A property is tried on 30 examples unless it states more; pyproject.toml names this profile. There is no deadline,
+# because any example may take long on a busy machine.
 hypothesis.settings.register_profile("quick", max_examples=30, deadline=None)
 
 
@@ -66,7 +66,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Import no file without a test that is asked for: all of them take each process many seconds."""
+    """Import only files with requested tests: importing all of them takes each process many seconds."""
     if not collection_path.name.startswith("test_"):
         return None
     text = collection_path.read_text("utf-8")
@@ -79,14 +79,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 class _Package(pytest.Package):
-    """A folder whose fixtures of the scope ``package`` end with its last test, without an ``__init__.py``."""
+    """A folder whose fixtures of scope ``package`` end with its last test, without an ``__init__.py``."""
 
     def setup(self) -> None:
         """Import nothing."""
 
 
 def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Let servers of :data:`TOGETHER` end with their folder: an idle gradio takes a fifteenth of a core."""
+    """End the servers of :data:`TOGETHER` with their folder: an idle gradio takes a fifteenth of a core."""
     is_together = path in [Path(__file__).parents[1] / folder for folder in TOGETHER]
     return _Package.from_parent(parent, path=path) if is_together else None
 
@@ -98,12 +98,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.option.shuffle is not None:
         drawn = random.Random(config.option.shuffle)
         drawn.shuffle(items)
-        files = {item.path: drawn.random() for item in items}  # a file stays together: what it makes is made once
+        files = {item.path: drawn.random() for item in items}  # a file stays together, so its fixtures are created once
         items.sort(key=lambda item: files[item.path])
 
 
 def pytest_collection_finish() -> None:
-    # What was imported so far stays to the end: the collector need not walk over its million objects again and again.
+    # Objects imported so far stay until the end, so the garbage collector need not scan a million of them again and
+    # again.
     gc.collect()
     gc.freeze()
 
@@ -115,7 +116,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileS
 
 
 class _Folders(LoadFileScheduling):
-    """A file stays with one process, and so does a folder of :data:`TOGETHER`."""
+    """Keep a file in one process, and also a folder of :data:`TOGETHER`."""
 
     def _split_scope(self, nodeid: str) -> str:
         return next((folder for folder in TOGETHER if nodeid.startswith(f"{folder}/")), super()._split_scope(nodeid))
@@ -123,8 +124,8 @@ class _Folders(LoadFileScheduling):
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
-    """The only browser of a test process: Playwright refuses to start twice at a time."""
-    # The first is the same browser without windows, in which a page costs half as much.
+    """The only browser of a test process: Playwright cannot start twice at a time."""
+    # The first is the same browser without windows, which renders pages at half the cost.
     names = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
     programs = map(shutil.which, names)
     program = next(filter(None, programs), None)
@@ -138,6 +139,6 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def without_neuron_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The paper's method by itself, as on models whose neurons were reordered: the witness has to search them."""
+    """Disable the comparison of neurons by number, so that the witness has to search for neurons."""
     for look in ("ask_near_copy", "ask_by_number", "ask_every_layer", "ask_under_noise"):
         monkeypatch.setattr(f"mdir_hf.comparison.witness.Witness.{look}", lambda self, *args, **options: None)

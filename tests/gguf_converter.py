@@ -1,7 +1,7 @@
-"""A checkpoint of transformers to a GGUF file, by the rules of llama.cpp's converter, written a second time.
+"""Convert a transformers checkpoint to GGUF by the rules of llama.cpp's converter, as a second implementation.
 
-Nothing here is taken from the code under test: names come from the ``gguf`` package, and what the converter does to
-single tensors is written as views and transposes, where the code under test has row numbers.
+It shares nothing with the code under test: names come from the ``gguf`` package, and the conversion of tensors is
+written as views and transposes, whereas the code under test uses row numbers.
 """
 
 from __future__ import annotations
@@ -107,9 +107,9 @@ def to_gguf(model_type: str, config: Mapping[str, Any], state: Tensors, *, kind:
 
     Args:
         model_type: One of :data:`ARCHITECTURES` or :data:`OTHERS`.
-        config: Its config.json.
-        state: Its tensors, in the names of its files.
-        kind: How matrices are stored, where their rows fill its blocks.
+        config: The model's config.json.
+        state: The model's tensors, under the names in its files.
+        kind: Type of the stored matrices, if their rows fill its blocks.
         more: Further keys and values.
     """
     architecture = (ARCHITECTURES | OTHERS)[model_type]
@@ -151,7 +151,7 @@ def vocabulary_keys(tokenizer: Mapping[str, Any], n_rows: int) -> dict[str, Any]
 
 
 def merge_experts(model_type: str, state: Tensors) -> Tensors:
-    """Experts that are tensors of their own become stacks, in the name that the converter looks up."""
+    """Stack experts that are separate tensors, under the name that the converter looks up."""
     merged: Tensors = {}
     stacks: dict[str, dict[int, torch.Tensor]] = defaultdict(dict)
     for name, tensor in state.items():
@@ -187,7 +187,7 @@ def _heads(config: Mapping[str, Any]) -> tuple[int, int, int]:
 
 
 def paired(weight: torch.Tensor, n_heads: int) -> torch.Tensor:
-    """The order in which rows that rotary positions turn together are neighbours."""
+    """The order in which rows that are rotated together are neighbours."""
     halves = weight.reshape(n_heads, 2, weight.shape[0] // n_heads // 2, *weight.shape[1:])
     return halves.swapaxes(1, 2).reshape(weight.shape)
 
@@ -202,7 +202,7 @@ _ADDING_ONE = {"gemma", "gemma2", "gemma3_text", "nemotron", "qwen3_next", "qwen
 def _changed(
     model_type: str, name: str, tensor: torch.Tensor, config: Mapping[str, Any]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """What the converter makes of one tensor."""
+    """Convert one tensor."""
     n_heads, n_kv, _ = _heads(config)
     found = re.search(r"\.(\d+)\.", name)
     layer = int(found[1]) if found else None
@@ -242,7 +242,7 @@ def _gpt2(name: str, tensor: torch.Tensor, config: Mapping[str, Any], called: Ca
 
 
 def _per_head(name: str, tensor: torch.Tensor, config: Mapping[str, Any], called: Called) -> Made:
-    """BLOOM and GPT-NeoX: q|k|v of each head become q of all, k of all, v of all."""
+    """BLOOM and GPT-NeoX: reorder q|k|v of each head to all q, all k, all v."""
     n_heads, _, width = _heads(config)
     if name.endswith("query_key_value.weight"):
         by_head = tensor.reshape(n_heads, 3, width // n_heads, width)
@@ -321,7 +321,7 @@ def _qwen_linear(name: str, tensor: torch.Tensor, config: Mapping[str, Any], cal
 
 
 def _qwen_tiled(name: str, tensor: torch.Tensor, config: Mapping[str, Any], called: Called) -> Made:
-    """Value heads of one key head lie apart: first those that come first of every key head."""
+    """Separate the value heads of each key head: the first value head of every key head comes first."""
     n_keys, n_values = config["linear_num_key_heads"], config["linear_num_value_heads"]
     n_qk = 2 * n_keys * config["linear_key_head_dim"]
 

@@ -1,6 +1,6 @@
-"""Tensors quantised as ``llama-quantize --pure`` of llama.cpp does, but by plain rounding, without its search.
+"""Quantise tensors like ``llama-quantize --pure`` of llama.cpp, but by plain rounding without its search.
 
-The two K-quants that are met most are encoded here: the ``gguf`` package only decodes them.
+The two most common K-quants are encoded here, because the ``gguf`` package only decodes them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType as Type
 
 
 def quantised(matrix: torch.Tensor, kind: str) -> torch.Tensor | tuple[np.ndarray, Type]:
-    """What a GGUF file of a type stores of a tensor: of a vector float32, of a matrix blocks."""
+    """Return the stored form of a tensor for a GGUF type: float32 for a vector, blocks for a matrix."""
     if matrix.dim() < 2 or kind == "F32":
         return matrix.float()
     kind = _stored_type(matrix.shape[-1], kind)
@@ -26,10 +26,10 @@ def quantised(matrix: torch.Tensor, kind: str) -> torch.Tensor | tuple[np.ndarra
 
 
 def _stored_type(n_columns: int, kind: str) -> str:
-    """The type that llama.cpp stores rows of this length in where another one is asked for.
+    """The type that llama.cpp uses for rows of this length if another type is requested.
 
-    Blocks of 256 numbers do not fill every row. Then a type with blocks of 32 takes their place, and F16 where not even
-    these fill it.
+    Not every row can be divided into blocks of 256 numbers. Such rows use a type with blocks of 32, or F16 if these do
+    not fit either.
     """
     fallback = _FALLBACKS.get(kind, "F16")
     return next((each for each in (kind, fallback) if n_columns % _block_size(each) == 0), "F16")
@@ -40,7 +40,7 @@ def _block_size(kind: str) -> int:
 
 
 def _q6_k(blocks: np.ndarray) -> np.ndarray:
-    """256 numbers: ``d * scale[16] * q``, q of 6 bits; 4 low bits in ql, 2 high ones in qh."""
+    """256 numbers: ``d * scale[16] * q``, with 6-bit q: 4 low bits in ql, 2 high bits in qh."""
     groups = blocks.reshape(-1, 16, 16)
     scale = np.abs(groups).max(axis=2) / 31
     d = np.maximum(scale.max(axis=1, keepdims=True) / 127, 1e-8).astype(np.float16)
@@ -55,7 +55,7 @@ def _q6_k(blocks: np.ndarray) -> np.ndarray:
 
 
 def _q4_k(blocks: np.ndarray) -> np.ndarray:
-    """256 numbers: ``d * scale[8] * q - dmin * least[8]``, q of 4 bits, scales and minima of 6 bits in 12 bytes."""
+    """256 numbers: ``d * scale[8] * q - dmin * least[8]``, with 4-bit q; 6-bit scales and minima in 12 bytes."""
     groups = blocks.reshape(-1, 8, 32)
     least = np.minimum(groups.min(axis=2), 0)
     scale = (groups.max(axis=2) - least) / 15

@@ -19,7 +19,7 @@ def gguf_bytes(tensors: Tensors, metadata: Mapping[str, Any] | None = None, *, a
     """A valid file.
 
     Args:
-        tensors: By name; a tensor is stored in its own dtype, an array of bytes as blocks of the type given with it.
+        tensors: Tensors by name, each stored in its own dtype; an array of bytes is stored as blocks of the given type.
         metadata: Values by key; an int becomes u32, a list an array.
         architecture: ``general.architecture``.
     """
@@ -45,7 +45,7 @@ def gguf_bytes(tensors: Tensors, metadata: Mapping[str, Any] | None = None, *, a
 
 def add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     if key == "general.architecture":
-        return  # the writer's own
+        return  # written by the writer itself
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):

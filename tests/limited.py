@@ -1,7 +1,7 @@
-"""Runs commands of ``mdir-hf`` in processes that may take little memory and time, and tells how each ended.
+"""Run commands of ``mdir-hf`` in processes with limited memory and time, and return the outcome of each.
 
-One interpreter imports everything, runs a few commands and forks a child for each command, so that a child costs only
-what it does.
+One interpreter imports everything, runs a few commands and forks a child for each further command, so that a child
+costs only its own work.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MAX_GROWTH_BYTES = 1 << 30
-"""Address space that a command may take beyond what the imports took."""
+"""Address space that a command may take in addition to the imports."""
 
 MAX_CPU_S = 60
-"""Processor time after which a command is killed; each of them takes a few seconds at most."""
+"""Processor time after which a command is killed; each takes at most a few seconds."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a command ended.
+    """Outcome of a command.
 
     Attributes:
-        status: Its exit status; negative: the signal that killed it.
-        out: What it wrote to standard output.
-        err: What it wrote to standard error.
+        status: Exit status, or the negative number of the signal that killed it.
+        out: Standard output.
+        err: Standard error.
     """
 
     status: int
@@ -39,13 +39,13 @@ class Ending:
 
 
 def run_limited(commands: Sequence[Sequence[str]], folder: Path, *, first: Sequence[Sequence[str]]) -> list[Ending]:
-    """Run each command line of ``mdir-hf`` for itself.
+    """Run each command line of ``mdir-hf`` separately.
 
     Args:
         commands: The command lines.
-        folder: Takes their output.
-        first: Command lines that run before the others and without limits, so that what a process imports or computes
-            once is there for each of them. The first of them succeeds.
+        folder: Folder for their output.
+        first: Command lines that run first and without limits, so that the others share their imports and computations.
+            The first one must succeed.
     """
     folder.mkdir()
     asked = folder / "commands.json"

@@ -1,4 +1,4 @@
-"""Tiny models as ONNX, in the ways of exporters: names, transposes, quantised forms, places of bytes."""
+"""Tiny models as ONNX in the variants of exporters: names, transposes, quantised forms, external data."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def write_onnx(
     """Write the weights of a Llama or BERT.
 
     Args:
-        path: The file; its folder is made.
+        path: The file; its folder is created.
         state: Weights by the names of the checkpoint.
-        stored: How matrices of products are stored.
-        external: Whether all weights lie in a file beside it.
-        by_builder: Whether names are those of ONNX Runtime's own exporter of language models.
-        inside: Whether the nodes lie in the branches of an ``If``, as in a merged decoder.
+        stored: Form of the matrices of products.
+        external: Whether all weights are in a separate file.
+        by_builder: Whether to use the names of ONNX Runtime's own exporter of language models.
+        inside: Whether the nodes are in the branches of an ``If``, as in a merged decoder.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     initialisers: list[Any] = []

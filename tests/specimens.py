@@ -1,4 +1,4 @@
-"""Small model folders made by hand, for tests of everything above the file formats; nothing is trained."""
+"""Small untrained model folders, for tests of everything above the file formats."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def sentencepiece_bytes(pieces: Sequence[tuple[str, int]]) -> bytes:
         if kind:
             message += b"\x18" + number(kind)
         model += b"\x0a" + number(len(message)) + message
-    return model + b"\x12\x03\x18\x80\x01"  # a trainer_spec, which is skipped
+    return model + b"\x12\x03\x18\x80\x01"  # a trainer_spec, which readers skip
 
 
 def mlp_tensors(width: int, n_neurons: int, seed: int, *, layer: int = 0) -> dict[str, torch.Tensor]:
-    """The MLP of one layer of a Llama, under its names, with neurons that a second witness can compare."""
+    """The MLP of one Llama layer, under its names, with neurons that a second witness can compare."""
     shapes = {"gate_proj": (n_neurons, width), "up_proj": (n_neurons, width), "down_proj": (width, n_neurons)}
     return {
         f"model.layers.{layer}.mlp.{name}.weight": gaussian(*shape, seed + at)
@@ -67,13 +67,13 @@ def write_model(
     """Write a folder as ``save_pretrained`` would, with the weights given and no layers.
 
     Args:
-        folder: Made.
+        folder: Folder to create.
         embedding: ``(V, n)``.
         unembedding: ``(V, n)``, None for a tied model.
         words: The vocabulary, row by row; by default one word for each row. An empty list writes no tokenizer.
         config: Replaces the default config.
-        dtype: Of the stored weights.
-        further: More tensors.
+        dtype: Dtype of the stored weights.
+        further: Further tensors.
     """
     folder.mkdir(parents=True)
     tensors = {"model.embed_tokens.weight": embedding, **(further or {})}

@@ -1,4 +1,4 @@
-"""A run of the tests where the disk is too small says so instead of failing everywhere."""
+"""A test run on a disk that is too small ends with one message instead of many failures."""
 
 import shutil
 from types import SimpleNamespace

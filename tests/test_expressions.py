@@ -1,7 +1,7 @@
-"""Every regular expression of the package, on strings made to make it backtrack: its work grows no faster than they do.
+"""Run every regular expression of the package on strings that provoke backtracking; its work must grow linearly.
 
-Files, names and answers of servers are anyone's, and an expression that backtracks holds a whole process. Steps are
-counted and no time is taken: over a fourfold length linear work grows 4 times, quadratic work 16 times.
+Files, names and server responses are untrusted, and an expression that backtracks blocks a whole process. The tests
+count steps instead of measuring time: for four times the length, linear work grows 4 times and quadratic work 16 times.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ ATOMS = ("a", "1", "1.", "a.", "_", "-", "-1", ".", " ", "\\", '"', "<", "`", "a
 ENDS = ("", "\x00\n")
 
 OWN_TEXT = {
-    "mdir_hf.render.figures.rendering._PROLOG": "reads what matplotlib has drawn here",
+    "mdir_hf.render.figures.rendering._PROLOG": "reads output of matplotlib",
 }
-"""Expressions that no text of others meets."""
+"""Expressions that are never applied to untrusted text."""
 
 
 def compiled():
@@ -59,7 +59,7 @@ def uses():
 
 
 def of_tables():
-    """The expressions of the naming tables, as they are used."""
+    """The expressions of the naming tables, as used by the package."""
     edges = (*tables.EMBEDDING_ROWS, *tables.UNEMBEDDING_ROWS, *tables.FINAL_NORM_ROWS)
     patterns = {rf"(?:.*\.)?(?:{row.pattern})" for row in edges} | {rf"(?:.*\.)?{sign}" for sign, _ in SIGNS}
     patterns |= {tables.NOT_WEIGHTS, *HEADS_FROM_SHAPE}
@@ -69,7 +69,7 @@ def of_tables():
 
 
 def adversaries(source, n):
-    """Long strings of what the expression looks for, and an end that it does not."""
+    """Long strings that the expression partly matches, with an end that it does not match."""
     words = {word.replace("\\", "") for word in re.findall(r"(?:[A-Za-z0-9_<\"/=:.-]|\\[._-]){2,}", source)}
     for atom in (*ATOMS, *sorted(words)[:12], *(f"{word}." for word in sorted(words)[:6])):
         for start in dict.fromkeys(("", *re.findall(r"[a-z]{5,}", source)[:1])):
@@ -78,7 +78,7 @@ def adversaries(source, n):
 
 
 def too_slow(pattern, methods):
-    """The first string on which the steps grow faster than the string, None without one."""
+    """Return the first string for which the steps grow faster than its length, or None."""
     counter = Counter(pattern)
     source = pattern.pattern if isinstance(pattern.pattern, str) else pattern.pattern.decode("latin-1")
     for method in methods:
@@ -94,7 +94,7 @@ SEARCHING = ("fullmatch", "match", "search", "finditer", "split")
 
 
 @pytest.mark.parametrize("name", sorted(EXPRESSIONS.keys() - OWN_TEXT.keys()))
-def test_no_text_of_others_makes_an_expression_backtrack(name):
+def test_no_untrusted_text_makes_an_expression_backtrack(name):
     used = uses()[name.rpartition(".")[2]]
     methods = [method for method in SEARCHING if method in used or (method == "search" and "sub" in used)]
     assert too_slow(EXPRESSIONS[name], methods or ["fullmatch"]) is None

@@ -1,6 +1,6 @@
-"""Every extra by itself, in an environment that holds what it declares and nothing else, does what it is for.
+"""Test every extra alone, in an environment with its declared packages and nothing else.
 
-What is installed here is linked into environments of their own: nothing is fetched, and torch is not copied.
+Installed packages are linked into separate environments, so nothing is fetched and torch is not copied.
 """
 
 from __future__ import annotations
@@ -162,12 +162,12 @@ for line in sys.stdin:
             os._exit(status)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
-"""A process without extras, whose children each get the packages of one: torch is imported once for all of them."""
+"""A process without extras that imports torch once; each child gets the packages of one extra."""
 
 
 @pytest.fixture(scope="module")
 def bare_process(tmp_path_factory):
-    """The process of :data:`CHILDREN`: takes a line of JSON and answers with an exit status."""
+    """The process of :data:`CHILDREN`: it reads a line of JSON and answers with an exit status."""
     folder = tmp_path_factory.mktemp("bare")
     python, _ = environment(folder / "environment", "")
     outside = {"HF_HOME": str(folder / "hub"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
@@ -179,7 +179,7 @@ def bare_process(tmp_path_factory):
 
 
 @pytest.mark.parametrize("extra", USES, ids=lambda extra: extra or "none")
-def test_an_extra_by_itself_does_what_it_is_for(extra, models, bare_process, tmp_path):
+def test_an_extra_alone_serves_its_purpose(extra, models, bare_process, tmp_path):
     python, packages = environment(tmp_path / "environment", extra)
     work = tmp_path / "work"
     work.mkdir()
@@ -193,10 +193,10 @@ def test_an_extra_by_itself_does_what_it_is_for(extra, models, bare_process, tmp
 
 
 def environment(folder: Path, extra: str) -> tuple[Path, Path]:
-    """Make an environment with this package and what it and one of its extras declare.
+    """Create an environment with this package, its dependencies and one of its extras.
 
     Returns:
-        Its interpreter, and the folder of its packages.
+        The interpreter and the folder of its packages.
     """
     venv.create(folder, with_pip=False)
     packages = Path(sysconfig.get_path("purelib", "venv", vars={"base": str(folder), "platbase": str(folder)}))
@@ -205,7 +205,7 @@ def environment(folder: Path, extra: str) -> tuple[Path, Path]:
             top = file.parts[0]
             if top == ".." or (len(file.parts) == 1 and file.suffix == ".pth"):
                 continue
-            place = packages / (top if len(owners()[top]) == 1 else file)  # some share a folder
+            place = packages / (top if len(owners()[top]) == 1 else file)  # some packages share a folder
             if not place.is_symlink():
                 place.parent.mkdir(parents=True, exist_ok=True)
                 place.symlink_to(found.locate_file(place.relative_to(packages)))
@@ -214,7 +214,7 @@ def environment(folder: Path, extra: str) -> tuple[Path, Path]:
 
 
 def declared(extra: str) -> list[Distribution]:
-    """Everything that has to be there for this package with an extra."""
+    """All packages that this package needs with an extra."""
     found: dict[str, Distribution] = {}
     asked: set[tuple[str, str]] = set()
     to_do = [Requirement(f"mdir-hf[{extra}]" if extra else "mdir-hf")]
@@ -244,7 +244,7 @@ def installed() -> dict[str, Distribution]:
 
 @cache
 def owners() -> dict[str, set[str]]:
-    """Which distributions have files in a folder of the top level."""
+    """Which distributions have files in a top-level folder."""
     found = defaultdict(set)
     for name, each in installed().items():
         for file in each.files or ():

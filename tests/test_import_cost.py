@@ -1,4 +1,4 @@
-"""What ``import mdir_hf`` does not pull in. How long it takes is measured by ``benchmarks/import_time.py``."""
+"""Modules that ``import mdir_hf`` must not load. ``benchmarks/import_time.py`` measures its time."""
 
 import subprocess
 import sys
@@ -34,7 +34,7 @@ def loaded_by(statement):
         "from mdir_hf import HomologyReport, Verdict",
     ],
 )
-def test_importing_what_needs_no_maths_loads_no_maths(statement):
+def test_imports_without_maths_load_no_maths_libraries(statement):
     assert loaded_by(statement) & HEAVY == set()
 
 

@@ -1,4 +1,4 @@
-"""What a copy says of how to install more of itself, for every way in which it may have come."""
+"""The installation command that the package suggests for each way in which it may have been installed."""
 
 import json
 import shlex
@@ -11,12 +11,12 @@ from mdir_hf.installing import install_command
 
 @pytest.fixture
 def came_from(monkeypatch, tmp_path):
-    """Let the package be installed, not run from a clone, with what the installer noted of its origin."""
+    """Pretend that the package is installed, not run from a clone, with the installer's record of its origin."""
     monkeypatch.setattr(installing, "_ROOT", tmp_path)
     monkeypatch.delenv(installing.ORIGIN_VARIABLE, raising=False)
 
     class Installed:
-        """A distribution with, or without, the record of its source."""
+        """A distribution with or without a record of its source."""
 
         def __init__(self, noted):
             self.noted = noted
@@ -28,13 +28,13 @@ def came_from(monkeypatch, tmp_path):
     return lambda noted: monkeypatch.setattr(installing, "distribution", lambda name: Installed(noted))
 
 
-def test_from_an_index_it_is_the_name(came_from):
+def test_a_package_from_an_index_is_installed_by_name(came_from):
     came_from(None)
     assert install_command("gguf") == "pip install 'mdir-hf[gguf]'"
     assert install_command() == "pip install mdir-hf"
 
 
-def test_from_a_folder_or_a_wheel_it_is_that(came_from, tmp_path):
+def test_a_package_from_a_folder_or_wheel_is_installed_from_it(came_from, tmp_path):
     for name in ("a clone", "mdir_hf-0.1.0-py3-none-any.whl"):
         came_from({"url": (tmp_path / name).as_uri()})
         assert shlex.split(install_command("plot"))[2] == f"{tmp_path / name}[plot]"

@@ -66,7 +66,7 @@ def test_any_text_becomes_a_short_printable_line(name, length):
     assert shown == shown.strip()
 
 
-# --- a class name stands for one thing in the whole package
+# --- each class name is used once in the whole package
 
 
 ROOT = Path(__file__).parent.parent

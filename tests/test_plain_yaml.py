@@ -1,4 +1,4 @@
-"""YAML of strangers: how much of it is read, to the character, and what is said of the rest."""
+"""YAML from strangers: exact limits and error messages."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def test_a_document_within_all_bounds_is_read():
     assert read_yaml("") is None and read_yaml("# only a remark") is None
 
 
-def test_as_many_characters_as_are_allowed_and_no_more(monkeypatch):
+def test_the_number_of_characters_has_an_exact_limit(monkeypatch):
     monkeypatch.setattr(plain_yaml, "MOST_CHARACTERS", 1200)
     assert read_yaml("x" * 1200) == "x" * 1200
     assert complaint("x" * 1201) == "has 1,201 characters, expected at most 1,200"
 
 
-def test_as_many_marks_as_are_allowed_and_no_more(monkeypatch):
+def test_the_number_of_marks_has_an_exact_limit(monkeypatch):
     monkeypatch.setattr(plain_yaml, "MOST_MARKS", 4)
     assert read_yaml("[a, b, c, d]") == ["a", "b", "c", "d"]
     said = complaint("[a, b, c, d, e]")
@@ -37,7 +37,7 @@ def test_as_many_marks_as_are_allowed_and_no_more(monkeypatch):
 
 
 @pytest.mark.parametrize("sign", ["", "-"])
-def test_a_number_has_as_many_digits_as_are_allowed_and_no_more(sign):
+def test_the_number_of_digits_has_an_exact_limit(sign):
     digits = "9" * (1000 - len(sign))
     assert read_yaml(f"a: {sign}{digits}") == {"a": int(sign + digits)}
     assert complaint(f"a: {sign}{digits}9") == "holds a number of 1,001 characters"
@@ -45,7 +45,7 @@ def test_a_number_has_as_many_digits_as_are_allowed_and_no_more(sign):
 
 
 def test_values_are_counted_with_their_aliases_written_out(monkeypatch):
-    # Root, two keys, a list of two, and the same list again: 1 + 2 + 3 + 3.
+    # The root, two keys, a list of two, and the same list again: 1 + 2 + 3 + 3.
     text = "a: &a [x, y]\nb: *a"
     monkeypatch.setattr(plain_yaml, "_MOST_NODES", 9)
     assert read_yaml(text) == {"a": ["x", "y"], "b": ["x", "y"]}
@@ -65,7 +65,7 @@ def test_a_complaint_of_the_parser_names_the_line():
     assert complaint("a: b\nc: @x", first_line=5) == said.format(6)
 
 
-# --- a wrong item of a list is the last that is looked at: each further one would cost a kilobyte to describe
+# --- reading a list ends at its first wrong item, because describing each further one would cost a kilobyte
 
 
 @dataclass(frozen=True)
@@ -108,14 +108,14 @@ def n_errors(body):
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_list_is_given_up_at_its_first_wrong_item(name):
+def test_reading_a_list_ends_at_its_first_wrong_item(name):
     body = GOOD | {name: WRONG[name]}
     with pytest.raises(ValidationError) as as_pydantic:
         TypeAdapter(Tree).validate_python(body)
     assert n_errors(body) <= 2 and (name == "sides" or as_pydantic.value.error_count() >= MANY)
 
 
-def test_a_list_within_a_wrong_item_is_given_up_as_well():
+def test_reading_a_list_inside_a_wrong_item_ends_as_well():
     assert n_errors(GOOD | {"leaves": [{"size": 1, "names": [None] * MANY}] * MANY}) == 1
 
 

@@ -1,4 +1,4 @@
-"""Which cores count, and that every number of threads is put back. Nothing here measures time."""
+"""Which cores count, and that every number of threads is restored. These tests do not measure time."""
 
 import os
 import threading
@@ -22,7 +22,7 @@ V1_AT = (
 
 @pytest.fixture
 def machine(tmp_path):
-    """Write the files of a machine under a folder, by their path."""
+    """Write the files of a machine under a folder, by path."""
 
     def write(files):
         for path, text in files.items():
@@ -35,7 +35,7 @@ def machine(tmp_path):
 
 
 def v2(group, quotas):
-    """A machine with cgroups of version 2, and what ``cpu.max`` says in some groups."""
+    """A machine with cgroups of version 2, with ``cpu.max`` for some groups."""
     return {
         "proc/self/cgroup": f"0::{group}\n",
         "proc/self/mountinfo": V2_AT,
@@ -44,7 +44,7 @@ def v2(group, quotas):
 
 
 def v1(group, quotas, *, mounted=V1_AT, at="sys/fs/cgroup/cpu,cpuacct"):
-    """A machine with cgroups of version 1, and quota and period of some groups."""
+    """A machine with cgroups of version 1, with quota and period for some groups."""
     files = {"proc/self/cgroup": f"4:cpu,cpuacct:{group}\n3:cpuset:/\n", "proc/self/mountinfo": mounted}
     for name, (quota, period) in quotas.items():
         files |= {f"{at}/{name}cpu.cfs_quota_us": f"{quota}\n", f"{at}/{name}cpu.cfs_period_us": f"{period}\n"}
@@ -105,7 +105,7 @@ def test_without_an_affinity_the_reported_processors_count(monkeypatch, machine,
     assert usable_cores(machine({})) == cores
 
 
-# What the caller had set is put back.
+# The caller's settings are restored.
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +114,7 @@ def three_threads_of_eight_cores(monkeypatch):
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     limits = threadpool_limits(2, user_api="blas")
-    OpenBLASController.clear_controlling_thread()  # as an environment variable would have set it
+    OpenBLASController.clear_controlling_thread()  # as if set by an environment variable
     yield
     limits.restore_original_limits()
     torch.set_num_threads(before)
@@ -134,11 +134,11 @@ def in_a_new_thread(call):
 
 
 def threads_everywhere():
-    """Threads of torch here, those it gives to new threads, and those of the other libraries."""
+    """Numbers of threads: torch here, torch in new threads, and the other libraries."""
     return torch.get_num_threads(), in_a_new_thread(torch.get_num_threads), blas_threads()
 
 
-def test_an_exception_puts_everything_back():
+def test_an_exception_restores_everything():
     with pytest.raises(KeyError), one_pool(), all_cores(LARGE):
         raise KeyError
     assert threads_everywhere() == (3, 3, {2})
@@ -194,7 +194,7 @@ def test_a_caller_with_one_thread_keeps_it():
 
 @contextmanager
 def inside(threads=None):
-    """Another Python thread that is in one_pool until this context ends; yields what it sees, before, in and after."""
+    """Run another Python thread in one_pool until this context ends; yield the thread counts before, in and after."""
     entered, may_leave, seen = threading.Event(), threading.Event(), []
 
     def run():

@@ -50,7 +50,7 @@ def test_only_both_ends_of_an_endless_text_are_read(n_characters):
     assert looked_at == ([slice(None, 30), slice(-30, None)] if n_characters > 60 else [])
 
 
-def test_our_own_lines_stay_and_nothing_else_of_a_terminal_does():
+def test_line_breaks_stay_and_other_control_characters_do_not():
     text = "a\tb\n\n c \r\x1b[2J\x0b\u2028\u202e\U000e0001"
     assert visible_text(text, keeps_lines=True) == ("a\tb\n\n c \\u000d\\u001b[2J\\u000b\\u2028\\u202e\\udb40\\udc01")
     assert visible_text("a\tb\nc") == "a b c"

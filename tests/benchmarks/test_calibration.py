@@ -34,7 +34,7 @@ def test_varimax_is_a_rotation_that_finds_sparse_axes_again():
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])
-def test_haar_matrices_pass_a_level_as_rarely_as_the_bound_says(n):
+def test_haar_matrices_pass_a_level_at_most_as_often_as_the_bound_allows(n):
     n_draws = 4000
     counts = haar_exceedances(n, (0.3, 0.1, 0.01), n_draws=n_draws, seed=1)
     assert all(count <= float(level) * n_draws for level, count in counts.items())

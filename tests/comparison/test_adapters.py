@@ -197,7 +197,7 @@ def test_an_adapters_base_is_read_with_the_same_token(hub, tmp_path, base):
     assert not [request for request in hub.sent("cdn") if request.had_token]
 
 
-def test_offline_says_that_the_base_is_not_there(hub, tmp_path, monkeypatch):
+def test_a_missing_base_is_reported_offline(hub, tmp_path, monkeypatch):
     serve(hub, tmp_path, "some/adapter", "some/base")
     from huggingface_hub import snapshot_download
 

@@ -133,7 +133,7 @@ def test_a_whole_obfuscation_is_found_at_level_auto_and_named(architecture, save
     assert {"planes", "subspaces", "neurons"} <= found
 
 
-def test_a_turned_residual_stream_is_found_before_any_mlp_is_read(base, save, monkeypatch):
+def test_a_rotated_residual_stream_is_found_before_any_mlp_is_read(base, save, monkeypatch):
     read = []
     whole = RangedTensors.read
     monkeypatch.setattr(RangedTensors, "read", lambda self, name: read.append(name) or whole(self, name))

@@ -40,7 +40,7 @@ def build(folder, family, n_layers, seed, base=None):
 
 
 @pytest.mark.parametrize(("family", "is_relative"), [("bert", True), ("llama", False)])
-def test_level_body_reads_nothing_twice(tmp_path, family, is_relative):
+def test_level_full_reads_nothing_twice(tmp_path, family, is_relative):
     """The embeddings are needed sampled and whole; the values for the map, its placebos and the analysed layers."""
     base = build(tmp_path / "base", family, 6, 0)
     build(tmp_path / "other", family, 3, 1, base if is_relative else None)

@@ -57,7 +57,7 @@ def test_a_noised_copy_is_homologous_and_settled_by_the_screen(checker, tmp_path
     assert report.log10_p < -100
 
 
-def test_a_plan_counts_tokenizers_and_stands_beside_what_was_read(base, tmp_path):
+def test_a_plan_counts_tokenizers_and_is_reported_with_the_bytes_read(base, tmp_path):
     candidate = write_model(tmp_path / "x", gaussian(V, N, 0) + 0.3 * gaussian(V, N, 1))
     opening = sum((folder / name).stat().st_size for folder in (base, candidate) for name in ("tokenizer.json",))
     plan = HomologyChecker.from_pretrained(base).plan(candidate)
@@ -316,7 +316,7 @@ def test_other_json_than_a_report_is_refused(text):
         HomologyReport.from_json(text)
 
 
-def test_a_stored_tied_head_is_no_independent_test(tmp_path):
+def test_a_stored_tied_head_is_not_an_independent_test(tmp_path):
     config = {"model_type": "llama", "hidden_size": N, "vocab_size": V, "tie_word_embeddings": True}
     folders = [
         write_model(tmp_path / name, gaussian(V, N, seed), unembedding=gaussian(V, N, seed), config=config)

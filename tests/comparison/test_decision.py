@@ -100,7 +100,7 @@ def test_a_chosen_sample_is_inconclusive():
     assert verdict(NUMBERED, neurons=WITNESS, is_sample_fresh=False) == (Verdict.INCONCLUSIVE, Reason.SAMPLE_CHOSEN)
 
 
-def test_copied_rows_that_do_nothing_are_named():
+def test_copied_rows_without_effect_are_named():
     idle = replace(WITNESS, matches=(), idle=(LayerPair(0, 0),))
     decision = decided(NUMBERED, neurons=idle)
     assert (decision.verdict, decision.reason) == (Verdict.INCONCLUSIVE, Reason.NULL_NOT_VALIDATED)
@@ -148,7 +148,7 @@ def test_the_axes_of_embeddings_change_no_label(z):
 
 
 @pytest.mark.parametrize("less", [{"certain_share": 0.49}, {"log10_p_numbering": -9.0}, {"log10_p_numbering": 0.0}])
-def test_arranged_numbers_are_no_bound(less):
+def test_arranged_numbers_give_no_bound(less):
     assert decided(changed(NUMBERED, **less), neurons=SEARCHED).log10_p is None
 
 
@@ -377,7 +377,7 @@ def test_all_layers_together_give_the_p_and_decide_nothing():
         (0.99, (Verdict.INCONCLUSIVE, Reason.FEW_SHARED_AXES)),
     ],
 )
-def test_few_shared_axes_are_a_remark_beside_silent_layers(noise, expected):
+def test_few_shared_axes_are_a_caveat_if_layers_do_not_match(noise, expected):
     shared = changed(FOUND, log10_p=-1800.0, settled_by=None)
     layers = changed(LAYERS, log10_p=0.0)
     decision = decided(shared, layers=layers, layers_noise=noise)

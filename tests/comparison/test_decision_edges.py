@@ -77,7 +77,7 @@ def test_the_bound_for_half_of_a_copy_decides_whether_it_could_be_found(n):
 
 
 @pytest.mark.parametrize(("common_tokens", "rows_used"), [(0, 0), (1, 1), (2, 2), (50_000, 0)])
-def test_a_copy_on_two_tokens_or_on_rows_of_zeros_shows_nothing(common_tokens, rows_used):
+def test_a_copy_with_two_tokens_or_zero_rows_cannot_be_significant(common_tokens, rows_used):
     few = changed(NOTHING, common_tokens=common_tokens, rows_used=rows_used)
     assert not could_settle(few, 0.05)
 
@@ -133,7 +133,7 @@ def test_a_finding_describes_its_witness():
     assert says(decided(NOTHING, neurons=WITNESS), "rests on the neurons alone")
 
 
-def test_a_doubt_names_what_it_is_about():
+def test_a_doubt_names_its_subject():
     loud = changed(FOUND, re_paired=True)
     assert says(decided(loud), "re-paired tokens is significant")
     both = changed(FOUND, basis_z=(30.0, -20.0))

@@ -230,7 +230,7 @@ def test_the_screen_reads_nothing_for_a_direction(tmp_path):
     assert compare(fine, coarse, level=Level.SCREEN, progress=False).direction == ()
 
 
-def test_dates_of_the_hub_are_stated_as_what_they_are(loopback_hub, tmp_path):
+def test_dates_of_the_hub_are_reported_separately_from_weights(loopback_hub, tmp_path):
     for name, date in (("base", "2025-01-02"), ("tuned", "2025-03-04")):
         rows = gaussian(V, N, 0) + 0.1 * gaussian(V, N, len(name))
         loopback_hub.add_repository(f"lab/{name}", model(tmp_path / name, rows=rows))

@@ -75,7 +75,7 @@ def test_experts_are_compared_with_experts_of_the_same_size(save):
     assert matched(report) == {(i, i): {1: 2} for i in range(LAYERS)}
 
 
-def test_p_of_an_expert_pays_for_all_pairs_and_for_its_look(save):
+def test_p_of_an_expert_is_corrected_for_all_pairs_and_for_its_look(save):
     base = mixture(0)
     candidate = give_experts(mixture(1, n_experts=4), base, {3: 0})
     report = compare(save(base, "base"), save(candidate, "candidate"), progress=False)

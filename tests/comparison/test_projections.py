@@ -205,7 +205,7 @@ def test_strangers_have_no_row_in_common(tmp_path):
     assert min(result.log10_p for result in table.results) == 0.0
 
 
-def test_without_the_second_witness_rows_agree_and_no_more(tmp_path):
+def test_without_the_second_witness_rows_only_agree(tmp_path):
     # Attention is kept and the MLPs are replaced, so no neuron can be a second witness.
     base, other = new_model(seed=0, **SIZES), new_model(seed=9, **SIZES)
     kept = {name: weight for name, weight in base.state_dict().items() if "self_attn" in name}

@@ -66,7 +66,7 @@ def compare(reference, candidate, **options):
     return HomologyChecker.from_pretrained(reference).compare(candidate, progress=False, **options)
 
 
-def test_deepseek_in_fp8_is_what_transformers_loads(tmp_path):
+def test_deepseek_in_fp8_is_read_as_by_transformers(tmp_path):
     original = deepseek(tmp_path / "original", 0)
     expected = in_fp8(original, tmp_path / "fp8", block=16, dequantize=True)
     loaded = transformers.DeepseekV3ForCausalLM.from_pretrained(tmp_path / "fp8", dtype=torch.float32).state_dict()
@@ -112,7 +112,7 @@ def in_mxfp4(source, folder):
     return folder
 
 
-def test_gpt_oss_in_mxfp4_is_what_transformers_loads(tmp_path):
+def test_gpt_oss_in_mxfp4_is_read_as_by_transformers(tmp_path):
     original = gpt_oss(tmp_path / "original", 0)
     quantized = in_mxfp4(original, tmp_path / "mxfp4")
     loaded = transformers.GptOssForCausalLM.from_pretrained(quantized, dtype=torch.bfloat16).state_dict()

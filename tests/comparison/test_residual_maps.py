@@ -177,7 +177,7 @@ def reflected(n, generator):
 
 
 @pytest.mark.parametrize("matrix", [half_turned, half_reordered, small_angles])
-def test_layers_are_found_behind_any_residual_map(base, save, matrix):
+def test_layers_are_found_after_any_residual_map(base, save, matrix):
     turn = matrix(96, torch.Generator().manual_seed(3))
     candidate = new_embeddings(edited(base, turned(base, turn=turn)))
     report = compare(save(base, "base"), save(candidate, "candidate"))
@@ -220,7 +220,7 @@ def test_strangers_do_not_match_after_a_map_fitted_on_them(base, save, monkeypat
         assert report.layers.log10_p > -3
 
 
-def test_channels_that_stayed_are_no_new_transformation(base, save):
+def test_unchanged_channels_give_no_new_transformation(base, save):
     candidate = new_embeddings(edited(base, lambda name, weight: weight))
     folders = [save(base, "base"), save(candidate, "candidate")]
     assert fitted_on_layers(keys_of(*folders)) is None

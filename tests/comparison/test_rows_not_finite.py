@@ -49,7 +49,7 @@ def test_one_row_more_than_allowed_is_an_error():
 
 @pytest.mark.parametrize("level", ["auto", "embedding"])
 @pytest.mark.parametrize(("seed", "verdict"), [(0, "homologous"), (1, "no_evidence")])
-def test_a_model_with_rows_of_nan_is_compared_by_the_others(seed, verdict, level, tmp_path):
+def test_a_model_with_some_rows_of_nan_is_compared_by_its_other_rows(seed, verdict, level, tmp_path):
     base, weights = gaussian(V, N, 0), gaussian(V, N, seed)
     weights[5], weights[77, 3], weights[80:90] = math.nan, math.inf, -math.inf
     write_model(tmp_path / "base", base)

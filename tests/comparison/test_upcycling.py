@@ -157,7 +157,7 @@ def test_wide_models_are_traced_in_single_precision(save, monkeypatch):
     assert mixtures(report) == {(i, i): ({0: None, 1: None, 2: None}, [3]) for i in range(LAYERS)}
 
 
-def test_p_of_an_expert_pays_for_the_other_tests_of_its_report():
+def test_p_of_an_expert_is_corrected_for_the_other_tests_of_its_report():
     generator = torch.Generator().manual_seed(0)
     mlp = MlpWeights(torch.randn(40, 16, generator=generator), torch.randn(16, 40, generator=generator))
     found = match_experts([mlp], [mlp, mlp], ResidualBasisMap.identity(16), log_alpha=-23.0)

@@ -133,7 +133,7 @@ def without_tokenizer(tmp_path):
     return reference, relative, other
 
 
-def test_a_model_without_tokenizer_is_found_with_anothers(without_tokenizer):
+def test_a_model_without_tokenizer_is_found_with_the_tokenizer_of_another(without_tokenizer):
     reference, relative, other = without_tokenizer
     report = compared(reference, relative)
     assert (report.verdict, report.reason) == (Verdict.INCONCLUSIVE, Reason.TOKENS_UNKNOWN)

@@ -29,7 +29,7 @@ def sparse(r, n, seed, share=0.05):
 
 
 @pytest.mark.parametrize("widths", [(64, 64), (64, 96), (96, 64)])
-def test_placebos_of_strangers_are_silent(widths):
+def test_placebos_of_strangers_are_not_significant(widths):
     for seed in range(5):
         found = calibrate(
             pair_rows(gaussian(300, widths[0], seed), gaussian(300, widths[1], 100 + seed)), generator=generator(seed)
@@ -39,7 +39,7 @@ def test_placebos_of_strangers_are_silent(widths):
         assert found.rotated.channels == min(widths)
 
 
-def test_placebos_of_relatives_are_silent():
+def test_placebos_of_relatives_are_not_significant():
     e = gaussian(300, 64, 0)
     found = calibrate(pair_rows(e, e + 0.1 * gaussian(300, 64, 1)), generator=generator())
     assert found.re_paired.log10_p > LOG10_LEVEL
@@ -54,7 +54,7 @@ def test_re_pairing_shows_an_artefact_of_column_scales():
     assert found.rotated.trace == pytest.approx(plain.rotated.trace, abs=2.0)  # a rotation hides it
 
 
-def test_the_rotated_placebo_lies_where_the_null_does():
+def test_the_rotated_placebo_agrees_with_the_null():
     # From a separate simulation of 24 draws: at n = 128 the null has mean 27.85 and sd 0.33; the threshold is 31.73.
     found = calibrate(pair_rows(gaussian(512, 128, 1), gaussian(512, 128, 2)), generator=generator())
     assert found.rotated.trace == pytest.approx(27.85, abs=4 * 0.33)

@@ -82,7 +82,7 @@ def test_the_spread_over_groups_matches_fresh_tokens():
     assert of_group.std() / of_group.mean() == pytest.approx((2 / 4800) ** 0.5, rel=0.5)
 
 
-def test_the_same_seed_deals_the_same_groups_and_another_seed_others():
+def test_the_same_seed_gives_the_same_groups_and_another_seed_different_groups():
     models = chain(0.3)
     first, again, other = (geometry(models, seed=seed).n_tokens.tolist() for seed in (0, 0, 1))
     assert first == again

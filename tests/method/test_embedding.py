@@ -107,7 +107,7 @@ def test_p_of_the_whitened_view_matches_the_textbook():
         assert look.log_p < log_alpha
 
 
-def test_every_p_pays_for_the_tests_that_could_have_been_made():
+def test_every_p_is_corrected_for_the_possible_tests():
     e, f, *_ = pair(64, 300)
     one, four = look_at(e, f, n_tests=1)[1], look_at(e, f)[1]
     assert four.log_p - one.log_p == pytest.approx(math.log(TESTS_PER_MATRIX), abs=1e-9)
@@ -255,7 +255,7 @@ def test_the_permutation_test_misses_a_hidden_rotation():
     np.testing.assert_allclose(test.polar, plain.polar @ q, atol=1e-9)
 
 
-def test_rotating_one_stranger_leaves_the_law_of_the_trace_as_it_is():
+def test_rotating_one_stranger_does_not_change_the_distribution_of_the_trace():
     # Highly structured strangers: axis-aligned and sparse, with one model the same in every draw.
     rng = np.random.default_rng(4)
     n, n_tokens, n_draws = 24, 100, 150

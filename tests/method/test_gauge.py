@@ -86,7 +86,7 @@ def test_without_vocabulary_and_width_in_common_nothing_is_tried():
     assert residual_basis_maps(3, 4) == ()
 
 
-def test_every_kind_says_what_its_null_rests_on():
+def test_every_kind_states_the_assumption_of_its_null():
     matching, _ = matching_of([0, 1], [1, 0], [1.0, 1.0], 2, 2)
     outers = (
         ResidualBasisMap.identity(2),

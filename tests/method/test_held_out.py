@@ -52,7 +52,7 @@ def test_channels_in_place_are_not_a_rotation_under_any_noise(noise):
     assert not is_rotation(x, x + max(noise, 1e-6) * rows(seed=5))
 
 
-def test_reordered_channels_are_no_rotation():
+def test_reordered_channels_are_not_a_rotation():
     x = rows()
     order = torch.from_numpy(np.random.default_rng(0).permutation(N))
     assert not is_rotation(x, x[:, order] + rows(seed=5), in_order=False)

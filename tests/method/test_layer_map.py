@@ -250,7 +250,7 @@ def test_a_layer_that_resembles_all_is_not_taken_for_the_null():
     assert (found.log_p + math.log(10) < LOG_ALPHA).all()
 
 
-def test_number_of_related_layers_pays_for_the_other_tests():
+def test_the_number_of_related_layers_is_corrected_for_the_other_tests():
     layer = model(1, 75, channels=40, width=40)
     candidate = descend(layer, [0], 76, noise=1.0)
     level = log_p_of_layers(layer[0], candidate[0]) + 0.1
@@ -279,7 +279,7 @@ def test_every_p_is_multiplied_by_the_pairs_and_by_the_other_tests():
         assert getattr(four, name) == pytest.approx(getattr(one, name) + math.log(4))
 
 
-def test_a_cell_significant_by_itself_but_not_among_all_is_no_match():
+def test_a_cell_significant_only_without_correction_is_not_a_match():
     torch.manual_seed(0)
     layer = torch.randn(40, 40)
     candidate = layer[torch.randperm(40)] + 1.6 * torch.randn(40, 40)
@@ -521,7 +521,7 @@ def test_residual_widths_that_differ_are_refused_with_what_to_do():
         map_layers(model(2, 1), model(2, 2, width=128), log_alpha=LOG_ALPHA)
 
 
-def test_a_vector_is_no_layer():
+def test_a_vector_is_not_a_layer():
     with pytest.raises(InputError, match=r"layer 1 of the reference is not a matrix .* shape \(256,\)"):
         map_layers([torch.randn(D, N), torch.randn(N)], model(2, 2), log_alpha=LOG_ALPHA)
 

@@ -143,7 +143,7 @@ def test_only_the_shared_channels_count_as_matched_by_themselves():
     np.testing.assert_array_equal(np.flatnonzero(found.is_significant), np.arange(40))
 
 
-def test_a_factor_of_zeros_has_a_matching_worth_nothing():
+def test_a_factor_of_zeros_is_not_significant():
     found = best_matching(torch.zeros(6, 9, dtype=torch.float64), signed=False)
     assert found.trace == 0.0
     assert found.log_p == 0.0

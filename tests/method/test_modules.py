@@ -221,7 +221,7 @@ def test_each_test_states_its_null():
         assert (FREQUENCY_NULL in e.null) == (e.test == "frequencies")
 
 
-def test_a_narrower_model_is_found_behind_a_selection_of_channels():
+def test_a_narrower_model_is_found_after_a_selection_of_channels():
     x, kept = layer(n=64, n_heads=8, n_kv=4), torch.randperm(64, generator=torch.Generator().manual_seed(0))[:48]
     readers = {r: x.weight(r)[:, kept] for r in ("q", "k", "v", "gate", "up")}
     y = noisy(replace(x, **readers, o=x.o[kept], down=x.down[kept]), 0.2)

@@ -113,7 +113,7 @@ def test_renumbering_tested_neurons_changes_only_the_count(seed):
     assert counted(model, [rows[place] for rows in other]).own == int((order == torch.arange(TESTED)).sum())
 
 
-def test_own_numbers_of_strangers_are_as_rare_as_the_bound_says():
+def test_own_numbers_of_strangers_are_at_most_as_frequent_as_the_bound():
     n_pairs = 400
     own = np.array([counted(neurons(2 * seed), neurons(2 * seed + 1)).own for seed in range(n_pairs)])
     # One own number has probability at most 1, two at most 1/2, three 1/6 and four 1/24.
@@ -122,7 +122,7 @@ def test_own_numbers_of_strangers_are_as_rare_as_the_bound_says():
         assert (own >= k).mean() <= p + 3 * math.sqrt(p * (1 - p) / n_pairs)  # three deviations of the binomial
 
 
-def test_a_forger_who_knows_what_is_tested_is_not_certain():
+def test_a_forger_who_knows_the_sample_is_not_certain():
     n_neurons = 1024
     model, stranger = neurons(0), neurons(1, n=n_neurons)
     fitted = [rows[:FITTED] for rows in stranger]

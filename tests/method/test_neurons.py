@@ -162,7 +162,7 @@ def test_pruned_neurons_find_their_origins():
     assert (origins(found) == kept.numpy()).mean() > 0.95
 
 
-def test_a_dead_neuron_of_zeros_is_no_obstacle():
+def test_a_neuron_of_zeros_does_no_harm():
     a = mlp()
     b = moved(a, torch.arange(M))
     b.up[0], b.gate[0] = 0.0, 0.0

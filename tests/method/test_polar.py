@@ -304,7 +304,7 @@ def test_bfloat16_and_gradients_are_read():
 
 
 @pytest.mark.parametrize("n", [1, 40, 700])
-def test_a_reordered_permutation_stands_on_the_diagonal(n):
+def test_a_reordered_permutation_is_on_the_diagonal(n):
     moved = np.random.default_rng(0).permutation(n)
     matrix = torch.zeros(n, n)
     matrix[torch.arange(n), torch.from_numpy(moved)] = -1.0

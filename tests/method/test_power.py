@@ -178,7 +178,7 @@ def test_excluded_noise_is_corrected_for_looks_and_tests():
     assert noise_of_looks(shape, alpha=1e-10, n_tests=6, n_looks=3) == strongest_noise(shape, **asked)
 
 
-def test_nothing_beyond_a_thousand_times_the_weights_is_stated():
+def test_stated_noise_is_at_most_a_thousand_times_the_weights():
     assert strongest_noise(MatrixSizes(96, 96, 10_000_000), log_level=math.log(0.5), in_order=True) == 1000.0
 
 

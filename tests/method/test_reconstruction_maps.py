@@ -125,13 +125,13 @@ def test_a_rotation_of_layer_norm_models_fixes_the_mean(drawn):
     torch.testing.assert_close(found.outer.matrix @ found.outer.matrix.T, torch.eye(16, dtype=torch.float64))
 
 
-def test_low_rank_training_is_no_rotation(drawn):
+def test_low_rank_training_is_not_a_rotation(drawn):
     x = drawn(2000, 64)
     trained = x + 0.002 * drawn(2000, 1) @ drawn(1, 64)
     assert fit_stream(products(x, trained), keeps_mean=False).outer.kind == "identity"
 
 
-def test_strangers_explain_nothing_of_rows_held_out(drawn):
+def test_strangers_do_not_explain_held_out_rows(drawn):
     halves = [products(drawn(100, 64), drawn(100, 64)) for _ in range(2)]
     assert held_out_share(*halves, keeps_mean=False) < 0.01
     x = drawn(200, 64)

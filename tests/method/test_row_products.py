@@ -94,7 +94,7 @@ class TestPlanes:
         assert resemblance == pytest.approx(1.0, abs=1e-12)
 
     @pytest.mark.parametrize("noise", [0.0, 0.3])
-    def test_planes_are_turned_back_up_to_one_sign(self, noise):
+    def test_planes_are_rotated_back_up_to_one_sign(self, noise):
         mine = self.planes(1, 40, 60, 2)[0]
         other, turn = self.turned(mine, 3)
         other = other + noise * self.planes(1, 40, 60, 4)[0]

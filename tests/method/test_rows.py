@@ -65,7 +65,7 @@ def test_a_row_of_zeros_is_dropped_before_the_mean_is_taken():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_row_that_is_not_finite_is_dropped_and_spoils_nothing(bad):
+def test_a_row_that_is_not_finite_is_dropped_without_other_effects(bad):
     x, y = draw(seed=1), draw(seed=2)
     y[7, 3] = bad
     found = pair_rows(x, y)
@@ -105,7 +105,7 @@ def test_a_pair_leaves_out_rows_unusual_in_one_model():
 
 
 @pytest.mark.parametrize("r", [0, 1])
-def test_fewer_than_two_rows_leave_nothing_and_no_warning(r):
+def test_fewer_than_two_rows_give_no_rows_and_no_warning(r):
     found = pair_rows(draw(r=r), draw(r=r, n=12))
     assert found.reference.shape == (0, 8)
     assert found.candidate.shape == (0, 12)

@@ -73,11 +73,11 @@ def test_scaling_the_factor_changes_nothing():
 
 
 @pytest.mark.parametrize("trace", [0.0, -3.0])
-def test_a_trace_that_is_not_positive_says_nothing(trace):
+def test_a_trace_that_is_not_positive_has_p_one(trace):
     assert log_p_matching(trace, sizes=(8, 8), energies=(8.0, 8.0)) == 0.0
 
 
-def test_an_empty_factor_says_nothing():
+def test_an_empty_factor_has_p_one():
     assert log_p_matching(1.0, sizes=(8, 8), energies=(0.0, 0.0)) == 0.0
     assert log_p_matching(9.0, sizes=(8, 8), energies=(1.0, 0.0)) == 0.0
     assert log_p_matching(9.0, sizes=(8, 8), energies=(0.0, 1.0)) == 0.0
@@ -91,7 +91,7 @@ def test_sizes_that_contradict_each_other_are_refused(n_narrow, n_wide, n_matche
 
 
 @pytest.mark.parametrize(("n1", "n2"), [(1, 1), (2, 3), (3, 3), (3, 5)])
-def test_the_number_of_matchings_is_what_counting_gives(n1, n2):
+def test_the_number_of_matchings_agrees_with_counting(n1, n2):
     for m in range(n1 + 1):
         counted = sum(1 for _ in itertools.combinations(range(n1), m)) * sum(
             1 for _ in itertools.permutations(range(n2), m)
@@ -106,7 +106,7 @@ def test_one_entry_is_a_matching_of_one_pair():
     assert alone == pytest.approx(pair, rel=CLOSE)
 
 
-def test_an_entry_that_is_not_positive_says_nothing():
+def test_an_entry_that_is_not_positive_has_p_one():
     assert log_p_entry(-0.5, line_energy=1.0, n_haar=8, n_comparisons=1) == 0.0
 
 
@@ -322,7 +322,7 @@ def test_hommel_sees_a_map_with_a_tenth_of_related_layers():
     assert log_p_hommel(log_p) < -490.0
 
 
-def test_related_layers_are_counted_up_to_the_first_that_stands():
+def test_related_layers_are_counted_up_to_the_first_insignificant_layer():
     assert count_related([-100.0, -100.0, -100.0, -2.0, 0.0], math.log(0.01)) == 3
 
 

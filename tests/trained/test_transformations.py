@@ -53,7 +53,7 @@ def analysed_layers(report):
 
 
 @pytest.mark.parametrize("name", [name for name, t in TRANSFORMATIONS.items() if t.keeps_function])
-def test_an_edit_that_hides_a_model_leaves_its_logits_alone(name):
+def test_an_edit_that_hides_a_model_keeps_its_logits(name):
     before, after, _ = edited(name)
     tokens = torch.randint(before.config.vocab_size, (2, 32), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

@@ -33,5 +33,5 @@ def test_fisher_agrees_with_scipy():
     assert fisher_log_p([math.log(x) for x in p]) == pytest.approx(math.log(stats.combine_pvalues(p).pvalue))
 
 
-def test_fisher_of_one_is_that_one_far_below_what_a_float_holds():
+def test_fisher_of_one_p_is_that_p_far_below_the_range_of_floats():
     assert fisher_log_p([-5000.0]) == pytest.approx(-5000.0)

@@ -55,7 +55,7 @@ def assert_same_function(before, after, *, within=1e-3):
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
-def test_a_turned_stranger_computes_the_same(architecture):
+def test_a_rotated_stranger_computes_the_same(architecture):
     victim, stranger = (model_of(architecture, seed) for seed in (0, 1))
     stack, target = turning.folded(take_apart(stranger)), take_apart(victim)
     turned = turning.turned(stack, arranging.fitted_turn(target, stack, IDS, arranging.BOTH_ENDS))

@@ -211,7 +211,7 @@ def test_shards_that_do_not_count_from_one_are_refused():
         open_checkpoint(MemoryTree(files))
 
 
-def test_a_repository_without_weights_says_what_was_looked_for():
+def test_a_repository_without_weights_lists_the_expected_files():
     with pytest.raises(
         NoWeightsError, match=r"2 files \(README.md, config.json\); looked for model.safetensors, .*gguf"
     ):
@@ -228,7 +228,7 @@ def test_weights_in_a_subfolder_are_pointed_out():
         open_checkpoint(MemoryTree({"unet/model.safetensors": b"", "config.json": b"{}"}))
 
 
-def test_a_missing_variant_names_what_is_there():
+def test_a_missing_variant_names_the_available_files():
     with pytest.raises(NoWeightsError, match=r"for the variant 'fp16'; without a variant there is model.safetensors"):
         open_checkpoint(MemoryTree({"model.safetensors": b""}), variant="fp16")
 

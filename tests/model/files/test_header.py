@@ -120,7 +120,7 @@ def test_a_header_of_too_much_is_refused_before_it_is_parsed():
 # Exactly at the limits.
 
 
-def test_a_short_read_of_a_long_file_is_no_length():
+def test_a_short_read_does_not_give_a_length():
     with pytest.raises(CorruptCheckpointError, match="starts with 8 bytes"):
         read_header_n_bytes(bytes(7), n_file_bytes=100, label="m")
 

@@ -37,7 +37,7 @@ def test_blocks_hold_all_rows_in_the_requested_order(block_rows, sizes):
     assert torch.equal(torch.cat(blocks), MATRIX[torch.from_numpy(rows)])
 
 
-def test_no_rows_are_no_blocks():
+def test_no_rows_give_no_blocks():
     assert list(iter_row_blocks(MemorySource({"w": MATRIX}), "w", np.empty(0, dtype=np.int64), 4)) == []
 
 

@@ -137,7 +137,7 @@ def test_a_slow_answer_that_makes_progress_is_read(impatient, loopback_hub, mode
     assert source.read(0, N_BYTES) == (model_folder / "model.safetensors").read_bytes()
 
 
-def test_a_cancelled_read_lets_go_of_a_drip(impatient, serving, source, monkeypatch):
+def test_a_slow_read_can_be_cancelled(impatient, serving, source, monkeypatch):
     monkeypatch.setattr(connection, "SLOWEST_S", 60.0)
     server = serving(drip)
     opened = source(server.url)

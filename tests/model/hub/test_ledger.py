@@ -38,7 +38,7 @@ def test_reserved_bytes_count_against_the_cap_until_released():
     assert ledger.bytes_read == 3
 
 
-def test_a_read_that_fails_gives_back_only_what_did_not_arrive():
+def test_a_failed_read_releases_only_missing_bytes():
     ledger = IoLedger(max_bytes=10)
     with pytest.raises(OSError, match="broken"), ledger.reserve("a", 8) as arrived:
         arrived(5)

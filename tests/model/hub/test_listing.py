@@ -27,7 +27,7 @@ def test_models_of_an_author_come_by_downloads_over_all_pages(hub):
     assert len(hub.sent(path="/api/models")) == 3
 
 
-def test_a_list_that_is_cut_says_so(hub):
+def test_a_truncated_list_is_reported(hub):
     found = models_of_author("lab", limit=3)
     assert (found.names, found.is_cut) == (("lab/model-4", "lab/model-3", "lab/model-2"), True)
     assert not models_of_author("lab", limit=5).is_cut

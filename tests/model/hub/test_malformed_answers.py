@@ -200,7 +200,7 @@ def test_a_valid_listing_changed_anywhere_is_read_or_refused(answers, changes):
     "headers",
     [{"Retry-After": "²³"}, {"RateLimit": '"api";r=0;t=' + "9" * 5000}, {"RateLimit": "²"}, {"Retry-After": "-1"}],
 )
-def test_a_wait_that_is_no_number_is_no_wait(answers, waits, headers):
+def test_an_invalid_wait_is_ignored(answers, waits, headers):
     answers(b"", status=429, **headers)
     for call in (lambda: open_repository("owner/name"), lambda: resolve_model("owner/name")):
         told(call)

@@ -186,7 +186,7 @@ def test_an_answer_to_the_commit_that_is_not_json_raises(loopback_hub, head, pat
     assert "is not JSON" in refusal(ServerError, loopback_hub, head)
 
 
-def test_a_mistake_of_ours_is_passed_on_as_it_is(loopback_hub, head, monkeypatch):
+def test_our_own_bugs_are_passed_on_unchanged(loopback_hub, head, monkeypatch):
     def mistaken(*_, **__):
         raise ValueError("Invalid something in README.md")
 

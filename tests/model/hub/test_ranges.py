@@ -332,7 +332,7 @@ def test_an_address_refused_for_ever_is_not_shown(loopback_hub, source):
     assert len(gets(loopback_hub)) == 5
 
 
-def test_other_content_behind_a_refreshed_address_is_refused(loopback_hub, source):
+def test_different_content_at_a_refreshed_address_is_refused(loopback_hub, source):
     source.read(0, 10)
     loopback_hub.expire_locations()
     source._locator._n_bytes = source._locator._etag = None  # as on a mirror whose listing has neither
@@ -424,7 +424,7 @@ def test_ranges_in_flight_share_the_cap(loopback_hub, content):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a POSIX signal")
-def test_ctrl_c_ends_a_read_at_once_and_leaves_nothing_broken(loopback_hub, content, hf_home, tmp_path):
+def test_ctrl_c_ends_a_read_at_once_without_damage(loopback_hub, content, hf_home, tmp_path):
     loopback_hub.faults.append(Fault("slow", origin="cdn", times=None, delay_s=120))
     script = """
         import signal

@@ -183,7 +183,7 @@ def test_text_that_names_no_model_is_refused_with_the_reason(text, why):
         parse_reference(text)
 
 
-def test_a_refusal_says_what_is_accepted():
+def test_a_refusal_lists_accepted_names():
     with pytest.raises(InvalidReferenceError, match=r"owner/name:Q4_K_M, a Hub URL .*, a local folder, or a local"):
         parse_reference("ftp://nope")
 

@@ -223,7 +223,7 @@ UNSAFE = [
 
 @pytest.mark.parametrize("path", UNSAFE)
 @pytest.mark.parametrize("ask", ["open", "read"])
-def test_a_path_that_leaves_a_repository_reaches_nothing(loopback_hub, commit, ask, path):
+def test_a_path_that_leaves_a_repository_is_refused(loopback_hub, commit, ask, path):
     repository = open_repository("owner/name")
     n_requests = len(loopback_hub.requests)
     with pytest.raises(UnsafePathError, match=r"is rejected.*leave the repository"):
@@ -307,7 +307,7 @@ def test_an_expected_file_that_fails_raises_when_it_is_read(loopback_hub, commit
     assert repository.read("config.json")
 
 
-def test_files_that_lie_on_a_cdn_need_nothing_but_http(loopback_hub, commit, model_folder, monkeypatch):
+def test_files_on_a_cdn_need_only_http(loopback_hub, commit, model_folder, monkeypatch):
     # The error of hf_xet if its storage cannot be reached.
     def unreachable(*args, **kwargs):
         raise RuntimeError("CAS service error: error sending request")
@@ -339,7 +339,7 @@ def forge(hub, path, content):
     return lambda: stored.place.write_bytes(honest)
 
 
-def test_a_small_file_that_is_not_what_the_listing_says_is_refused(loopback_hub, commit, model_folder):
+def test_a_small_file_that_contradicts_the_listing_is_refused(loopback_hub, commit, model_folder):
     forge(loopback_hub, "config.json", b'{"model_type": "other"')
     with pytest.raises(ServerError, match=r"the digest that the Hub lists \([0-9a-f]{40}\), even on a second attempt"):
         open_repository("owner/name").read("config.json")

@@ -71,7 +71,7 @@ def test_every_tensor_of_a_published_model_is_in_one_part(model):
     assert may_have_other_stacks(shapes, anatomy) or others == [language]
 
 
-def test_a_model_of_one_stack_is_told_by_its_names(tmp_path, monkeypatch):
+def test_a_model_of_one_stack_is_recognised_by_its_names(tmp_path, monkeypatch):
     layers = attention("model.layers") | {f"model.layers.{at}.self_attn.q_proj.bias": torch.ones(N) for at in range(2)}
     tower = attention("vision_tower.layers")
     plain, seeing = (

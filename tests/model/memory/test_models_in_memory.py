@@ -271,7 +271,7 @@ def test_shards_of_fsdp2_are_gathered_one_at_a_time():
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="ranks are forked")
-def test_ranks_that_share_two_models_find_what_one_process_finds(tmp_path, tokenizer):
+def test_ranks_that_share_two_models_agree_with_one_process(tmp_path, tokenizer):
     """All ranks must request the same shards in the same order; otherwise the transport fails."""
     import subprocess
     import sys

@@ -76,7 +76,7 @@ def test_every_role_is_the_weight_of_the_checkpoint_it_was_made_from(model_type,
         assert ours.rotary_dim == theirs.rotary_dim
 
 
-def test_attention_behind_linear_layers_and_in_them_is_placed(tmp_path):
+def test_attention_after_and_inside_linear_layers_is_placed(tmp_path):
     _, converted = both("qwen3_next", tmp_path)
     linear, full = converted.anatomy.layers
     assert _ATTENTION | {Role.MIXER_GATE} <= set(linear.parts)
@@ -157,7 +157,7 @@ def test_rows_that_make_no_pairs_are_refused():
         InterleavedRows(4).rows(12, None)
 
 
-def test_experts_of_their_own_and_gate_beside_up_are_placed_too(tmp_path):
+def test_separate_experts_and_joined_gate_and_up_are_placed(tmp_path):
     # Early Mixtral files; newer converters join these tensors.
     n = torch.arange(64.0).reshape(8, 8)
     numbered = {f"blk.0.ffn_{name}.{i}.weight": n + i for name in ("gate", "up", "down") for i in range(2)}

@@ -57,7 +57,7 @@ def test_a_published_model_resolves_wholly(model):
         ("xai-org/grok-1 in torch", ("post_attn_norm", "post_moe_norm")),
     ],
 )
-def test_norms_behind_attention_and_mlp_have_a_role(model, behind):
+def test_norms_after_attention_and_mlp_have_a_role(model, behind):
     shapes = MODELS[model].shapes()
     parts = resolve_anatomy(MODELS[model].config, shapes, shapes.__getitem__).layers[0].parts
     names = [parts[role].tensor.split(".")[-2] for role in (Role.ATTENTION_OUT_NORM, Role.MLP_OUT_NORM)]
@@ -172,7 +172,7 @@ def test_an_mlp_of_arctic_beside_its_experts_does_what_its_code_does():
     torch.testing.assert_close(got, w2 @ (F.silu(w1 @ x) * (w3 @ x)))
 
 
-def test_each_mlp_of_arctic_is_read_behind_its_own_norm():
+def test_each_mlp_of_arctic_is_read_after_its_own_norm():
     layer = {f"{mlp}.{w}.weight": draw(*((N, M) if w == "w2" else (M, N))) for w in ("w1", "w2", "w3")
              for mlp in ("residual_mlp", "block_sparse_moe.experts.0")}  # fmt: skip
     layer |= {f"{norm}_layernorm.weight": 1 + draw(N).abs() for norm in ("input", "post_attention", "residual")}
@@ -237,7 +237,7 @@ MIXTRAL = {"dim": 4096, "n_layers": 32, "head_dim": 128, "n_heads": 32, "n_kv_he
         (MIXTRAL, (32, 8), 128, {"n_experts": 8}),
     ],
 )
-def test_params_json_says_the_sizes(params, heads, head_dim, more):
+def test_params_json_gives_the_sizes(params, heads, head_dim, more):
     sizes = read_sizes(params_config(params))
     assert sizes.heads == HeadCounts(*heads)
     assert sizes.width_of_head == head_dim

@@ -74,7 +74,7 @@ def test_without_a_config_names_and_shapes_decide(config):
         (None, False, False, False),
     ],
 )
-def test_a_stored_head_counts_before_what_the_config_says(head, ties, tied, has_unembedding):
+def test_a_stored_head_overrides_the_config(head, ties, tied, has_unembedding):
     anatomy = resolve(llama_names(head=head), config=LLAMA | ({} if ties is None else {"tie_word_embeddings": ties}))
     assert (anatomy.tied, anatomy.unembedding is not None) == (tied, has_unembedding)
 
@@ -264,7 +264,7 @@ def test_huginn_is_known_by_its_names():
         }
 
 
-def test_one_stack_of_such_a_name_stays_what_it_is():
+def test_a_single_stack_of_such_a_name_is_not_looped():
     shapes = {"embed.weight": (20, 8), **{f"core_block.{i}.{rest}": s for i in range(2) for rest, s in PARTS.items()}}
     anatomy = resolve_anatomy(CONFIG, shapes, shapes.__getitem__)
     assert [layer.name for layer in anatomy.layers] == ["0", "1"]

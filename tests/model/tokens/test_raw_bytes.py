@@ -160,7 +160,7 @@ def test_an_invalid_word_list_is_an_error(read, data: bytes, message: str):
         read({"vocab.txt": data})
 
 
-def test_a_fairseq_dictionary_begins_behind_four_tokens(read):
+def test_a_fairseq_dictionary_starts_after_four_tokens(read):
     vocabulary = read({"vocab.txt": "và 995\nco@@ 870\nhọc_sinh 12\n".encode()})
     assert vocabulary.row_of == {"và ".encode(): 4, b"co": 5, "học_sinh ".encode(): 6}
     assert vocabulary.n_special == 4

@@ -253,7 +253,7 @@ def test_an_adapter_that_repeats_layers_is_refused(tmp_path):
         adapted_source(adapted.adapter, adapted.base)
 
 
-def test_an_adapter_of_mlx_lm_is_named_for_what_it_is(tmp_path):
+def test_an_adapter_of_mlx_lm_is_recognised(tmp_path):
     folder = write_adapter(tmp_path / "mlx", {"model.layers.0.self_attn.q_proj.lora_a": torch.ones(24, 2)})
     (folder / "adapter_model.safetensors").rename(folder / "adapters.safetensors")
     with pytest.raises(UnsupportedFormatError, match=r"mlx-lm adapter .*mlx_lm\.fuse"):
@@ -434,7 +434,7 @@ def test_retrained_tokens_without_numbers_are_refused(tmp_path):
         opened(tmp_path, {name: torch.ones(2, 24)}, trainable_token_indices={"lm_head": [1, 2]})
 
 
-def test_the_difference_is_added_to_what_a_quantised_base_stands_for(tmp_path):
+def test_the_difference_is_added_to_the_dequantised_base(tmp_path):
     name = "model.layers.0.self_attn.q_proj.weight"
     codes, scale = torch.randn(24, 24).to(torch.float8_e4m3fn), torch.full((24, 1), 0.01)
     base = MemoryTree({"model.safetensors": safetensors_bytes({name: codes, f"{name}_scale": scale})})

@@ -88,7 +88,7 @@ def test_block_sizes_match_the_gguf_package():
 
 
 @pytest.mark.parametrize("name", known_types())
-def test_a_quantised_matrix_is_what_the_package_makes_of_it(name):
+def test_a_quantised_matrix_is_decoded_as_by_the_package(name):
     shape = (24, 512)
     data = random_blocks(name, shape)
     expected = torch.from_numpy(gguf.quants.dequantize(data, Type[name]))
@@ -157,7 +157,7 @@ def test_a_type_without_a_reader_is_refused_by_name(name):
         source.read("packed")
 
 
-def test_a_type_of_the_future_hides_no_other_tensor():
+def test_an_unknown_type_does_not_hide_other_tensors():
     file = gguf_bytes({"a": torch.ones(2, 32), "new": torch.ones(2, 32), "b": torch.full((2, 32), 3.0)})
     file = renumbered(file, b"new", 4711)
     source = open_checkpoint(MemoryTree({"model.gguf": file}))

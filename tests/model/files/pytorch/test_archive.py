@@ -94,7 +94,7 @@ def test_two_entries_in_one_place_are_refused():
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_an_entry_that_stands_there_twice_is_refused():
+def test_a_duplicate_entry_is_refused():
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("a/data.pkl", b"1")

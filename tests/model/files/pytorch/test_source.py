@@ -111,7 +111,7 @@ def _window(tensor):
     return view
 
 
-def test_it_reads_what_torch_loads():
+def test_tensors_are_read_as_by_torch():
     rng = torch.Generator().manual_seed(3)
     weights = torch.randn(30, 8, generator=rng)
     state = {
@@ -278,7 +278,7 @@ def test_a_pickled_module_is_refused():
         ([1, 2], "a list"),
     ],
 )
-def test_a_file_without_named_tensors_says_what_it_holds(value, message):
+def test_the_contents_of_a_file_without_named_tensors_are_reported(value, message):
     with pytest.raises(UnsupportedFormatError, match=f"holds {message}, but no tensors by name"):
         source_of(saved(value)).names()
 

@@ -19,14 +19,14 @@ def read(parts, settings):
 
 @pytest.mark.parametrize("group", [32, 64])
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
-def test_affine_codes_are_what_mlx_reads(bits, group):
+def test_affine_codes_are_read_as_by_mlx(bits, group):
     parts = mlx.quantize(mlx.array(W), group_size=group, bits=bits)
     expected = np.array(mlx.dequantize(*parts, group_size=group, bits=bits))
     assert np.array_equal(read(parts, {"bits": bits, "group_size": group}), expected)
 
 
 @pytest.mark.parametrize("mode", ["mxfp4", "mxfp8", "nvfp4"])
-def test_byte_scales_are_what_mlx_reads(mode):
+def test_byte_scales_are_read_as_by_mlx(mode):
     parts = mlx.quantize(mlx.array(W), mode=mode)
     expected = np.array(mlx.dequantize(*parts, mode=mode).astype(mlx.float32))
     assert np.array_equal(read(parts, {"mode": mode}), expected)

@@ -16,7 +16,7 @@ def rows_of_expert(number, n_rows):
     return np.arange(number * n_rows, (number + 1) * n_rows, dtype=np.int64)
 
 
-def test_gpt_oss_is_what_transformers_reads():
+def test_gpt_oss_is_read_as_by_transformers():
     written = gpt_oss_experts(WEIGHTS, NAME)
     source = source_of(written.tensors)
     assert source.names() == (NAME,)
@@ -62,7 +62,7 @@ SCALES = {
 
 
 @pytest.mark.parametrize("case", SCALES)
-def test_scales_of_a_stack_of_fp8_lie_as_their_shape_says(case):
+def test_scales_of_a_stack_of_fp8_are_arranged_by_their_shape(case):
     scale, view = SCALES[case]
     spread = scale[view] if view else scale
     codes = fp8(WEIGHTS, spread)

@@ -96,7 +96,7 @@ def test_awq_for_its_gemv_kernels_is_refused_by_name():
         source_of(tensors).read(WEIGHT)
 
 
-def test_awq_is_named_with_what_it_does_to_channels():
+def test_awq_is_named_with_its_effect_on_channels():
     notes = source_of(awq(W, MODULE).tensors).description.notes
     assert len(notes) == 1
     assert notes[0].startswith("AWQ: per-channel rescaled: ")

@@ -60,7 +60,7 @@ def test_byte_scales_that_fit_no_mode_are_reported():
 
 @pytest.mark.parametrize("front", ["", "model.", "language_model.model.", "model.language_model."])
 @pytest.mark.parametrize("front_of_config", ["", "model.", "language_model.model."])
-def test_a_module_is_known_by_its_name_behind_the_words_in_front(front, front_of_config):
+def test_a_module_is_recognised_without_its_prefix(front, front_of_config):
     module = f"{front}layers.0.mlp.up_proj"
     settings = {"bits": 4, "group_size": 64, f"{front_of_config}layers.0.mlp.up_proj": {"bits": 8, "group_size": 32}}
     written = mlx(8, 32)(W, module)

@@ -22,7 +22,7 @@ def written(name):
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_a_weight_is_what_its_library_reads(name):
+def test_a_weight_equals_the_value_that_its_library_reads(name):
     scheme, stored = written(name)
     source = source_of({**stored.tensors, "model.norm.weight": torch.ones(7)}, scheme.model_config)
     whole = source.read(WEIGHT)

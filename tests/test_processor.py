@@ -1,4 +1,4 @@
-"""Which cores count, and that every number of threads is restored. These tests do not measure time."""
+"""Count usable cores, and restore every number of threads. These tests do not measure time."""
 
 import os
 import threading

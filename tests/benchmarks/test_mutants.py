@@ -1,4 +1,4 @@
-"""Which parts of a module can be mutated; strict tests detect the mutants and shallow tests do not."""
+"""Mutate parts of a module: strict tests detect the mutants, and shallow tests do not."""
 
 import subprocess
 import sys

@@ -16,9 +16,9 @@ REASON_TEXT = {
     Reason.TOO_FEW_COMMON_TOKENS: "the two vocabularies share too few tokens for even a plain copy to be significant",
     Reason.FEW_SHARED_AXES: "only a few channels agree, as they can in unrelated models with outlier channels",
     Reason.NULL_NOT_VALIDATED: "the models agree, but the assumptions of this p-value could not be validated",
-    Reason.WEIGHTS_UNREADABLE: "no match was found in the readable parts, and the layers could not be compared",
-    Reason.TOKENS_UNKNOWN: "no match was found, and the assignment of rows to tokens is uncertain",
-    Reason.STOPPED: "no match was found in the parts that were read, and the comparison was stopped before the rest",
+    Reason.WEIGHTS_UNREADABLE: "no evidence was found in the readable parts, and the layers could not be compared",
+    Reason.TOKENS_UNKNOWN: "no evidence was found, and the assignment of rows to tokens is uncertain",
+    Reason.STOPPED: "no evidence was found in the parts that were read, and the comparison was stopped before the rest",
     Reason.EMBEDDINGS_ONLY: (
         "the embeddings agree but no layer confirms it; they may be shared, trained to match, or rotated to match on "
         "purpose"

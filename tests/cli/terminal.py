@@ -1,4 +1,4 @@
-"""A command in a terminal of its own: a pseudo-terminal of some columns, and Ctrl-C when something was written."""
+"""Run commands in a pseudo-terminal of a given width, and press Ctrl-C when they print a given text."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ for line in sys.stdin:
         sys.stdout.flush()
         os._exit(status)
 """
-"""A process whose children run a command each, in a terminal: torch is imported once for all of them."""
+"""Program that runs each command in a forked child with its own terminal, so that torch is imported only once."""
 DEADLINE_S = 120.0
 
 
 @cache
 def _parent() -> subprocess.Popen[str]:
-    """The process of :data:`CHILDREN`, which ends with this one."""
+    """Start the process of :data:`CHILDREN`, which ends with this one."""
     process = subprocess.Popen(
         [sys.executable, "-c", CHILDREN],
-        # The package under test, wherever a test has gone.
+        # The package under test, whatever the working directory is.
         env={**os.environ, "PYTHONPATH": str(Path(mdir_hf.__file__).parents[1]), "OMP_NUM_THREADS": "1"},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -71,12 +71,12 @@ def _parent() -> subprocess.Popen[str]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    process.communicate()  # which closes its standard input
+    process.communicate()  # closes its standard input
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What a terminal was sent, with its escape sequences, and the exit status."""
+    """Output of a command to a terminal, with escape sequences, and its exit status."""
 
     text: str
     status: int
@@ -90,9 +90,9 @@ def in_terminal(
     Args:
         words: The command line.
         columns: Width of the terminal.
-        stop_at: Press Ctrl-C once this was written.
-        before: Python that is run first.
-        environment: Added to that of this process, without what it says of colour and width.
+        stop_at: Press Ctrl-C when this text appears.
+        before: Python code that runs first.
+        environment: Added to the environment of this process, whose settings of colour and width are dropped.
     """
     import fcntl
     import pty
@@ -114,7 +114,7 @@ def in_terminal(
         if select.select([master], [], [], 0.2)[0]:
             try:
                 piece = os.read(master, 1 << 16)
-            except OSError:  # what Linux says where the other end is closed
+            except OSError:  # Linux raises it if the other end is closed
                 break
             sent += piece
             if stop_at is not None and stop_at.encode() in sent:

@@ -15,7 +15,7 @@ from tests.reconstruction.models import largest_difference, saved
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    """A model, and the same with its channels reordered."""
+    """A model, and a copy with reordered channels."""
     folder = tmp_path_factory.mktemp("pair")
     base = new_model("llama", dtype=torch.float32)
     made = copy.deepcopy(base)

@@ -1,4 +1,4 @@
-"""What can be wrong with a model or its server: each gives one line that says so, and leaves nothing half-written."""
+"""Faults of models and servers: each gives a one-line error and leaves no half-written file."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def twin(tmp_path):
 
 @pytest.fixture
 def served(loopback_hub, base, twin, waits):
-    """A Hub with ``some/base`` and ``some/twin``; waits take no time."""
+    """A Hub with ``some/base`` and ``some/twin``; waiting takes no time."""
     loopback_hub.add_repository("some/base", base)
     loopback_hub.add_repository("some/twin", twin)
     return loopback_hub
 
 
 def refused(capsys, *arguments: str) -> str:
-    """Run a comparison that cannot be done; return its one line."""
+    """Run a comparison that fails; return its one-line error."""
     assert main(["compare", *arguments, "--quiet"]) == 1
     out, err = capsys.readouterr()
     assert out == ""
@@ -53,7 +53,7 @@ def test_a_repository_with_pickled_weights_only(served, tmp_path, capsys):
 
 
 def rewrite(folder, change):
-    """Give the weight file of a folder another header, and as many bytes as before behind it."""
+    """Change the header of a folder's weight file and keep the bytes after it."""
     path = folder / "model.safetensors"
     content = path.read_bytes()
     (n_bytes,) = struct.unpack("<Q", content[:8])
@@ -97,7 +97,7 @@ def test_a_layer_of_another_shape(strangers_with_a_layer, capsys):
     one, other = map(str, strangers_with_a_layer)
     said = refused(capsys, one, other, "--level", "layers")
     assert "v_proj.weight' (role v of layer 0) has shape (64, 65); expected (…, 64)" in said
-    # Nobody asked for the layers: the embeddings are compared, and that is said.
+    # Without --level layers, the embeddings are compared, and a caveat explains why the layers were not.
     assert main(["compare", one, other, "--json", "--quiet"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["layers"] is None
@@ -149,7 +149,7 @@ def test_weights_scaled_and_scaled_back_are_found(tmp_path, capsys):
     }
     for k in range(4):
         further |= mlp_tensors(N, 256, 1000 + 10 * k, layer=k)
-    # The model computes the same, and costs its maker nothing.
+    # The function of the model is unchanged, so this evasion is free.
     sizes = {"v": 1e15, "o": 1e-15}
     scaled = {name: weight * sizes.get(name.rsplit(".", 2)[1][0], 1.0) for name, weight in further.items()}
     one = write_model(tmp_path / "one", gaussian(V, N, 2), config=config, further=further)
@@ -191,7 +191,7 @@ def test_nothing_is_left_half_written_after_errors(served, hf_home, tmp_path, ca
     refused(capsys, "some/base", "some/twin", "--output", str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
     served.faults.clear()
-    # What the caches kept is whole: the next run succeeds with it.
+    # The caches hold only complete files, so the next run succeeds.
     assert main(["compare", "some/base", "some/twin", "--output", str(tmp_path / "out"), "--quiet"]) == 0
     capsys.readouterr()
     assert (tmp_path / "out" / "report.json").exists()

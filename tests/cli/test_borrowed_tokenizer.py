@@ -1,4 +1,4 @@
-"""``--tokenizer`` and ``--candidate-tokenizer``: where a repository ships no vocabulary, another one's is read."""
+"""``--tokenizer`` and ``--candidate-tokenizer`` name a vocabulary if a repository ships none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``mdir-hf badge``, ``card``, ``verify`` and ``verify-badge`` as people and scripts use them."""
+"""``mdir-hf badge``, ``card``, ``verify`` and ``verify-badge`` on the command line and in scripts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CARD = b"---\r\nlicense: mit\r\n---\r\n# Tuned\r\n"
 
 @pytest.fixture
 def hub(loopback_hub, tmp_path):
-    """owner/base, and me/tuned that declares it."""
+    """A Hub with owner/base, and me/tuned, which declares it."""
     loopback_hub.add_repository("owner/base", write_model(tmp_path / "base", gaussian(V, N, 0)))
     folder = write_model(tmp_path / "tuned", gaussian(V, N, 0) + 0.2 * gaussian(V, N, 1))
     (folder / "README.md").write_bytes(CARD)
@@ -30,7 +30,7 @@ def hub(loopback_hub, tmp_path):
 
 @pytest.fixture
 def report(hub, tmp_path):
-    """What ``compare --json`` prints, in a file."""
+    """A file with the output of ``compare --json``."""
     path = tmp_path / "in" / "first.json"
     path.parent.mkdir()
     compared = HomologyChecker.from_pretrained("owner/base").compare("me/tuned", progress=False)
@@ -116,7 +116,7 @@ def test_the_card_goes_to_a_file(report, tmp_path, capsys):
 
 
 def refused_err(capsys, *arguments: object) -> str:
-    """Like refused, behind a diff."""
+    """Like :func:`refused`, but the error follows a diff."""
     assert main([str(argument) for argument in arguments]) == 1
     out, err = capsys.readouterr()
     assert out == ""
@@ -142,7 +142,7 @@ def test_one_pull_request_and_then_nothing_more_to_say(report, hub, capsys, monk
     out, err = capsys.readouterr()
     assert (out, err) == ("", "the repository has all of this already\n")
     assert len(hub.pull_requests("me/tuned")) == 1
-    # And what the card now shows holds.
+    # The updated card passes verification.
     assert main(["verify-badge", f"{hub.endpoint}/me/tuned/resolve/main/.lineage/badge.svg", "--quiet"]) == 0
     assert capsys.readouterr().out.startswith("MATCH")
 

@@ -1,4 +1,4 @@
-"""``mdir-hf compare`` as people and scripts use it."""
+"""``mdir-hf compare`` on the command line and in scripts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["hf_home", "loopback_hub"]
 
 V, N = 1200, 64
 
-# A process started from a job in the background ignores Ctrl-C, and so do its children unless they ask for it.
+# A process started from a background job ignores Ctrl-C, and so do its children unless they restore the handler.
 HEEDING_CTRL_C = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""Names that would move a terminal's cursor, through every command and every form of a report, and onto the page."""
+"""Names with terminal control characters: no command, form of a report or page passes them on."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
 def hidden(text):
-    """The characters of a text that are invisible or obeyed, breaks of lines and tabs aside."""
+    """Return the invisible and control characters of a text, except line breaks and tabs."""
     return {f"U+{ord(c):04X}" for c in text if unicodedata.category(c) in HIDDEN and c not in "\n\t"}
 
 
 @pytest.fixture
 def models(tmp_path, hf_home):
-    """A base and a relative, all of whose names are hostile: tensors, layers, type, architecture, tokenizer, folder."""
+    """A base and a relative with only hostile names: tensors, layers, type, architecture, tokenizer, folder."""
     layer = {"model.layers.0.self_attn.q_proj.weight": gaussian(N, N, 7)}
     evil = {f"model.layers.0.{EVIL}.weight": gaussian(N, N, 8), EVIL: gaussian(4, 4, 9)}
     config = {
@@ -50,7 +50,7 @@ def models(tmp_path, hf_home):
     }
     paths = []
     for name, seed in (("base", 0), ("twin", 1)):
-        # A file system takes neither NUL nor "/".
+        # A file name may contain neither NUL nor "/".
         folder = tmp_path / f"{name}{EVIL.replace(chr(0), '')}"
         weights = gaussian(V, N, 0) + 0.1 * seed * gaussian(V, N, 1)
         write_model(folder, weights, further={**layer, **evil}, config=config)
@@ -60,7 +60,7 @@ def models(tmp_path, hf_home):
 
 @pytest.fixture
 def shown(capsys):
-    """Run a command and return what it wrote to both streams; it may refuse, and it may not be obeyed."""
+    """Run a command, check that its output has no control characters, and return both streams."""
 
     def shown(*arguments, may_fail=False):
         capsys.readouterr()
@@ -80,7 +80,7 @@ def test_inspect_and_compare(models, shown, tmp_path):
     for level in ("screen", "layers"):
         shown("compare", *models, "--level", level, "--quiet", may_fail=True)
     said = json.loads(shown("compare", *models, "--json", "--quiet"))
-    assert "\x1b[2J" in said["reference"]["repo"]  # JSON keeps the value and writes it harmlessly
+    assert "\x1b[2J" in said["reference"]["repo"]  # JSON keeps the value, escaped
     shown("compare", *models, "--quiet", "--output", tmp_path / "saved")
     for file in ("report.md", "report.html"):
         assert hidden((tmp_path / "saved" / file).read_text(encoding="utf-8")) == set(), file

@@ -1,4 +1,4 @@
-"""``mdir-hf index`` and ``mdir-hf identify`` as a user types them."""
+"""``mdir-hf index`` and ``mdir-hf identify`` on the command line."""
 
 from __future__ import annotations
 

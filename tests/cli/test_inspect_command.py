@@ -1,4 +1,4 @@
-"""``mdir-hf inspect``: what a comparison sees of one model, without a byte of its weights."""
+"""``mdir-hf inspect`` shows how a comparison reads a model, without reading its weights."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_tensor_that_cannot_be_what_its_name_says_is_noted(llama):
     save_file(tensors, llama / "model.safetensors")
     assert any("layer 1" in note and f"({32}, {N + 1})" in note for note in inspect_model(llama).notes)
     assert not any("layer 1" in note for note in inspect_model(llama, all_headers=False).notes)
-    # One note, and not one for each layer that has the fault.
+    # One note, not one for each affected layer.
     notes = [note for note in inspect_model(llama).notes if "layer" in note]
     assert len(notes) == 2 and notes[1].startswith("1 more layer has tensors that are not read")
 

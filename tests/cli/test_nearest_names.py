@@ -1,4 +1,4 @@
-"""A mistyped command, option or model is answered with the nearest one; a shell completes what is known."""
+"""A mistyped command, option or model gets the nearest name suggested; shells complete known names."""
 
 from __future__ import annotations
 

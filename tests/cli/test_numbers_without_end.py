@@ -1,4 +1,4 @@
-"""Integers of hundreds of digits, where a number of ordinary size is expected: one line, or a result."""
+"""Integers of hundreds of digits give a one-line error or a result."""
 
 import json
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ REPORT = json.loads((Path(__file__).parents[2] / "space" / "examples" / "other-t
 
 
 def numbers(value: object, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Yield where the numbers of a report stand; of a list, the first two."""
+    """Yield the paths of the numbers in a report, with only the first two items of each list."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from numbers(inner, (*place, name))
@@ -51,7 +51,7 @@ def test_a_badge_of_a_report_with_one_such_number(tmp_path, capsys):
 def test_invalid_seeds(tmp_path, capsys, seed):
     try:
         status = main(["compare", str(tmp_path), str(tmp_path), "--seed", seed])
-    except SystemExit as exc:  # argparse ends by itself
+    except SystemExit as exc:  # argparse exits by itself
         status = exc.code
     said = capsys.readouterr().err
     assert status in (1, 2)

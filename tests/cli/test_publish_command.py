@@ -1,4 +1,4 @@
-"""``mdir-hf publish``: a survey and an index go to a data set as pull requests, and an index is searched from there."""
+"""``mdir-hf publish`` proposes surveys and indexes to a data set; ``identify`` searches a published index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``mdir-hf space``: what it refuses, and that it serves."""
+"""``mdir-hf space`` serves the page and refuses invalid options."""
 
 import contextlib
 import socket

@@ -1,4 +1,4 @@
-"""Mistakes that need no model to be seen are answered before torch is imported."""
+"""Errors that can be detected without a model are reported before torch is imported."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_mistake_is_answered_without_torch(words, status, message, tmp_path):
 
 
 class Terminal(io.StringIO):
-    """Standard error of a terminal."""
+    """A standard error stream that is a terminal."""
 
     def isatty(self):
         return True
@@ -68,7 +68,7 @@ class Terminal(io.StringIO):
 )
 def test_a_terminal_shows_that_torch_is_imported_until_it_is(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("mdir_hf.cli.output._has_torch", lambda: False)  # as in the first command of a process
+    monkeypatch.setattr("mdir_hf.cli.output._has_torch", lambda: False)  # as at the first command of a process
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
@@ -96,7 +96,7 @@ def test_the_nearest_path_is_suggested(tmp_path, capsys, monkeypatch):
     assert "did you mean './models'?" in capsys.readouterr().err
 
 
-# --- every command that reads models asks for them in the same words
+# --- every command that reads models has the same options for them
 
 
 COMPUTING = {

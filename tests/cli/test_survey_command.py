@@ -1,4 +1,4 @@
-"""``mdir-hf survey`` as a user types it."""
+"""``mdir-hf survey`` on the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees in a terminal: width, colour, bars, and what Ctrl-C leaves."""
+"""Output in a terminal: width, colour, progress bars and Ctrl-C."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m tests.faults [N] [PROGRAM…]``: every program ended at N points, and on disks that are too small."""
+"""``python -m tests.faults [N] [PROGRAM…]``: kill programs at N points, and run them on small disks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ DISK_BYTES = 64 << 20
 
 
 def main() -> int:
-    """Run, and print one line for each program and fault."""
+    """Run the programs, and print one line for each program and fault."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("n_points", type=int, nargs="?", default=200)
     parser.add_argument("programs", nargs="*")
     asked = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that disks and processes are left by their doors
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # runs the cleanup of disks and processes
     is_broken = False
     with tempfile.TemporaryDirectory(prefix="faults-") as folder, machine(Path(folder, "machine")) as found:
         place = Path(folder)
@@ -45,7 +45,7 @@ def main() -> int:
 
 @contextmanager
 def told(name: str, fault: str) -> Iterator[Outcome]:
-    """Print what came of a program, also where the run is ended before."""
+    """Print the outcome of a program, even if the run is interrupted."""
     outcome, began = Outcome(), time.monotonic()
     try:
         yield outcome

@@ -1,9 +1,9 @@
-"""A process with everything imported, whose children run one program each, and end or fail where they are told to.
+"""A process with all imports done. Its children run one program each, and are killed or fail at a given point.
 
-``python -m tests.faults.nursery MODELS REPORT`` takes lines of JSON, each a list of jobs that run at once, and answers
-each line by how they ended. A point is the moment before or after a call of the system that changes something: a write,
-a rename, a folder made, bytes sent. Python tells a profiler of every call of a function in C, so points need no help of
-the system.
+``python -m tests.faults.nursery MODELS REPORT`` reads lines of JSON, each a list of jobs to run concurrently, and
+answers each line with their exit statuses. A point is the moment before or after a system call with an effect, such as
+a write, a rename, a new folder or sent bytes. Python reports every call of a C function to a profiler, so points need
+no help from the system.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SYSTEM_CALLS = {
 }
 SENDS = {"send", "sendall", "sendto", "sendmsg"}
 MAY_CHANGE_SOMETHING = FILE_CALLS | SYSTEM_CALLS | SENDS
-"""Names that are looked at more closely; there are a hundred other calls for each of them."""
+"""Only calls with these names are checked further; there are a hundred others for each of them."""
 NEED_ROOM = {"write", "mkdir", "link", "symlink", "fsync", "rename", "replace"}
 
 
@@ -41,9 +41,8 @@ class Points:
     """Counts the points of a program.
 
     Args:
-        at: The point at which it ends, from 1; None: nowhere.
-        fault: ``kill`` ends the process as the system does where memory is short; ``full`` says once that the disk is
-            full.
+        at: The point of the fault, from 1; None for no fault.
+        fault: ``kill`` kills the process as the system does when memory is short; ``full`` reports a full disk once.
     """
 
     def __init__(self, at: int | None, fault: str) -> None:
@@ -51,7 +50,7 @@ class Points:
         self._at, self._fault = at, fault
 
     def __call__(self, frame: FrameType, event: str, called: Any) -> None:
-        """Be told of a call."""
+        """Handle a call that the profiler reports."""
         if event not in ("c_call", "c_return") or called.__name__ not in MAY_CHANGE_SOMETHING:
             return
         if not self._changes_something(called):
@@ -73,7 +72,7 @@ class Points:
 
 
 def without_pictures() -> None:
-    """Leave out the drawing: what a picture holds takes seconds and no part in whether its file is whole."""
+    """Replace drawing by a stub: it takes seconds, and the content of a picture does not matter here."""
     from matplotlib.figure import Figure
 
     from mdir_hf.render import figures, folder
@@ -94,7 +93,7 @@ def without_pictures() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command line, or save a report that there is, which it only does of new ones; return the exit status."""
+    """Run a command, or save an existing report, which no command does; return the exit status."""
     from mdir_hf import HomologyReport, MdirError
     from mdir_hf.cli.main import main
     from mdir_hf.render.folder import save_report
@@ -113,10 +112,10 @@ def do(job: dict[str, Any]) -> int:
     os.environ.update(job["environment"])
     points = Points(job["at"], job["fault"])
     said = Path(job["said"])
-    remarks = io.StringIO()  # what cannot be told on standard error is told nowhere, and no matter of files
+    remarks = io.StringIO()  # a failed write to standard error is not tested here
     with said.open("w") as out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(remarks):
         if job["fault"]:
-            # Python 3.11.2, that of Debian 12, may crash where it collects while threads are told of their calls.
+            # Python 3.11.2 of Debian 12 may crash if it collects garbage while threads are profiled.
             gc.disable()
             threading.setprofile(points)
             sys.setprofile(points)
@@ -136,7 +135,7 @@ def do(job: dict[str, Any]) -> int:
 
 
 def start(job: dict[str, Any], work: Callable[[dict[str, Any]], int] = do) -> int:
-    """Run a job in a child; return its number."""
+    """Run a job in a child; return its process ID."""
     pid = os.fork()
     if pid == 0:
         status = 98
@@ -147,9 +146,9 @@ def start(job: dict[str, Any], work: Callable[[dict[str, Any]], int] = do) -> in
 
 
 def warm(models: Path, report: Path) -> None:
-    """Do once what the programs do, with files on this disk.
+    """Run each program once, with files on this disk.
 
-    What is imported, compiled or kept by then is the children's: more than half of what each of them would take.
+    The children inherit all imports, compiled code and caches, which saves more than half of their time.
     """
     import matplotlib as mpl
     from tqdm import tqdm
@@ -157,7 +156,7 @@ def warm(models: Path, report: Path) -> None:
     from mdir_hf.lineage.publishing import publish  # noqa: F401
 
     mpl.use("Agg")
-    tqdm.monitor_interval = 0  # its thread would be lost by a fork
+    tqdm.monitor_interval = 0  # a fork would lose its thread
     without_pictures()
     names = [str(folder) for folder in sorted(models.iterdir())]
     silence = io.StringIO()
@@ -171,11 +170,11 @@ def warm(models: Path, report: Path) -> None:
         run(["index", f"{folder}/bases.index", *names])
         run(["badge", str(report), "--output", f"{folder}/badge"])
         run(["save", str(report), f"{folder}/saved"])
-    assert threading.active_count() == 1, f"a process with threads is not to be forked: {threading.enumerate()}"
+    assert threading.active_count() == 1, f"a process with threads must not be forked: {threading.enumerate()}"
 
 
 def serve() -> None:
-    """Run what is asked for."""
+    """Run jobs from standard input."""
     warm(*map(Path, sys.argv[1:]))
     for line in sys.stdin:
         children = [start(job) for job in json.loads(line)]

@@ -1,4 +1,4 @@
-"""The programs that write: what each is given, what it leaves, and what may lie there after a fault."""
+"""The programs that write files: arguments and product of each, and the files that a fault may leave."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.specimens import gaussian, write_model
 MODELS = ("owner/base", "owner/tuned", "owner/permuted", "owner/stranger")
 DATASET = "owner/results"
 CACHE_BYTES = 600_000
-"""Of the range cache: some of what two models of 256 kB fill, so that pieces are thrown out all the time."""
+"""Size limit of the range cache, too small for two models of 256 kB, so that pieces are evicted all the time."""
 
 Files = dict[str, bytes]
 
@@ -33,11 +33,11 @@ class Program:
     """One program.
 
     Attributes:
-        arguments: Of the command line, for a place of its own.
-        product: What it leaves, once it has ended well.
-        is_sound: Whether what lies there after a fault is what it may be; the second argument is what is left by a run
-            without one.
-        n_together: How many run at once, of which the first has the fault; they share the cache of ranges.
+        arguments: Returns the command line for a given folder.
+        product: Returns the results of a successful run.
+        is_sound: Tells whether the files after a fault are valid; the second argument is the product of a run without a
+            fault.
+        n_together: Number of concurrent runs. Only the first has the fault; they share the range cache.
     """
 
     arguments: Callable[[Path], list[str]]
@@ -51,7 +51,7 @@ class Machine:
     """A Hub with some models, and a process that runs programs.
 
     Attributes:
-        place: Folder of everything.
+        place: Folder of all files.
         hub: The Hub.
         report: A report.
     """
@@ -70,7 +70,7 @@ class Machine:
 
     @property
     def programs(self) -> dict[str, Program]:
-        """All of them, by name."""
+        """All programs, by name."""
         hub, report = self.hub, str(self.report)
         return {
             "comparison": Program(
@@ -108,11 +108,11 @@ class Machine:
     def run(
         self, program: Program, place: Path, *, at: int | None = None, fault: str = ""
     ) -> tuple[list[int], int, list[str]]:
-        """Run a program, and others beside it; return their exit statuses, points of the first, and what each said."""
+        """Run a program and its concurrent runs; return the exit statuses, the points of the first, and all outputs."""
         place.mkdir(parents=True, exist_ok=True)
         heard = [self.place / f"said-{number}.txt" for number in range(program.n_together)]
         for request in self.hub.pull_requests(f"datasets/{DATASET}"):
-            request.status = "closed"  # an open one of the same title is not opened again
+            request.status = "closed"  # no second one is opened with the title of an open one
         jobs = [
             {
                 "arguments": program.arguments(place),
@@ -131,7 +131,7 @@ class Machine:
         self.nursery.stdin.write(json.dumps(jobs) + "\n")
         self.nursery.stdin.flush()
         statuses = json.loads(self.nursery.stdout.readline())
-        self.hub.wait_until_left()  # what was sent just before a process was ended is taken in
+        self.hub.wait_until_left()  # the Hub handles requests sent just before a kill
         counted = heard[0].with_suffix(".points")
         n_points = int(counted.read_text()) if counted.exists() else 0
         return statuses, n_points, [said.read_text() for said in heard]
@@ -139,10 +139,10 @@ class Machine:
 
 @contextmanager
 def machine(place: Path) -> Iterator[Machine]:
-    """A Hub and a nursery, while the block runs."""
+    """Provide a Hub and a nursery while the block runs."""
     place.mkdir(parents=True, exist_ok=True)
     with FullHub() as hub:
-        hub.limits.quotas["anonymous"]["api"] = sys.maxsize  # else all programs together wait for the next window
+        hub.limits.quotas["anonymous"]["api"] = sys.maxsize  # else the programs would wait for the next window
         rows = gaussian(2000, 64, 0)
         made = (rows, rows + 0.2 * gaussian(2000, 64, 1), rows.flip(1), gaussian(2000, 64, 2))
         for name, weights in zip(MODELS, made, strict=True):
@@ -171,7 +171,7 @@ def machine(place: Path) -> Iterator[Machine]:
 
 
 def files_of(folder: Path) -> Files:
-    """What is to be found below a folder, without what is being written (hidden) and without kept rows of weights."""
+    """Return the files below a folder, except hidden temporary files and cached rows of weights."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -182,20 +182,20 @@ def files_of(folder: Path) -> Files:
 
 
 def _verdict(said: Path) -> dict[str, Any]:
-    """A report that was printed, without what it cost."""
+    """Return the printed report without its costs."""
     report = json.loads(said.read_text())
     return {key: value for key, value in report.items() if key not in ("io", "seconds")}
 
 
 def _of_survey(place: Path) -> Files:
-    """Its files, but for the bytes that were read, which depend on the cache, and the seed of its neurons."""
+    """Return the files of a survey without its seeds and the number of bytes read, which depends on the cache."""
     found = files_of(place / "out")
     fields = rb'"(bytes_read|neuron_seed|sample_seed)": ?\d+'
     return {name: re.sub(fields, rb'"\1": 0', content) for name, content in found.items()}
 
 
 def _survey(place: Path) -> Files:
-    """Its files; the lines of results come in the order in which models were read."""
+    """Return the files of a survey with sorted results, whose order is that in which the models were read."""
     found = _of_survey(place)
     lines = found.get(RESULTS, b"").splitlines(keepends=True)
     return {**found, RESULTS: b"".join(sorted(lines))}
@@ -227,5 +227,5 @@ def _proposed(hub: FullHub) -> list[Files]:
 
 
 def spread(n_points: int, most: int) -> Sequence[int]:
-    """So many points, spread over all that there are."""
+    """Return at most this many points, spread over all points."""
     return sorted({1 + round(k * (n_points - 1) / max(1, most - 1)) for k in range(most)}) if n_points else []

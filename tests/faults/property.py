@@ -1,4 +1,4 @@
-"""The property of every program: what is there after a fault is right, and the next run leaves what it should."""
+"""The property of every program: its files are valid after a fault, and the next run completes them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ FULL_DISK = "a full disk"
 
 @dataclass
 class Outcome:
-    """What came of one program.
+    """Faults of one program and their outcome.
 
     Attributes:
-        n_points: Points that it has.
+        n_points: Points of the program.
         n_faults: Faults that were tried.
-        n_ended: Of those, how many it was ended by.
-        broken: What was not right, in words.
+        n_ended: Faults that ended the program.
+        broken: Descriptions of violations.
     """
 
     n_points: int = 0
@@ -35,11 +35,11 @@ class Outcome:
 
 
 def hold(machine: Machine, name: str, place: Path, *, most: int, outcome: Outcome, fault: str = "kill") -> Outcome:
-    """End a program at so many points spread over all that it has, or fill its disk there; run it again each time."""
+    """Kill a program, or fill its disk, at points spread over its run; run it again each time."""
     program = machine.programs[name]
     whole = _whole(machine, program, place / "whole", outcome, fault)
     points = spread(outcome.n_points, most)
-    for at in random.Random(0).sample(points, len(points)):  # a run that is cut short has been everywhere
+    for at in random.Random(0).sample(points, len(points)):  # random, in case the run is cut short
         here = place / f"{at}"
         _fault(machine, program, here, whole, outcome, at=at, fault=fault)
         shutil.rmtree(here)
@@ -47,15 +47,15 @@ def hold(machine: Machine, name: str, place: Path, *, most: int, outcome: Outcom
 
 
 def hold_on_full_disk(machine: Machine, name: str, place: Path, *, most: int, disk: Path, outcome: Outcome) -> Outcome:
-    """Run a program where the disk has room for a part of what it writes, then where there is room again.
+    """Run a program on a disk with room for part of its files, then again with enough room.
 
     Args:
-        machine: Of the program.
-        name: Of the program.
-        place: A folder of another disk.
-        most: How many sizes of room to try, spread over what the program writes.
+        machine: The Hub and the nursery.
+        name: Name of the program.
+        place: A folder on another disk.
+        most: Number of sizes to try, spread up to the size of the program's files.
         disk: An empty disk of some megabytes.
-        outcome: To be filled.
+        outcome: Updated with the results.
     """
     program = machine.programs[name]
     whole = _whole(machine, program, place / "whole", outcome, "full")
@@ -71,7 +71,7 @@ def hold_on_full_disk(machine: Machine, name: str, place: Path, *, most: int, di
                 if status not in (0, 1) or "Traceback" in words
             ]
             if not program.is_sound(disk / "here", whole):
-                outcome.broken.append(f"{FULL_DISK} with room for {room:,} bytes: what is there is not right")
+                outcome.broken.append(f"{FULL_DISK} with room for {room:,} bytes: invalid files")
         _again(machine, program, disk / "here", whole, outcome, f"{FULL_DISK} with room for {room:,} bytes")
         shutil.rmtree(disk / "here")
     return outcome
@@ -87,7 +87,7 @@ def _fault(
     machine: Machine, program: Program, place: Path, whole: Any, outcome: Outcome, *, at: int, fault: str
 ) -> None:
     (status, *others), n_points, said = machine.run(program, place, at=at, fault=fault)
-    while status == 0 and n_points < at:  # what others beside it had read, it had no need to: it never got there
+    while status == 0 and n_points < at:  # concurrent runs had cached data, so it has fewer points
         shutil.rmtree(place)
         at = n_points
         (status, *others), n_points, said = machine.run(program, place, at=at, fault=fault)
@@ -99,9 +99,9 @@ def _fault(
     if fault == "full" and (status not in (0, 1) or "Traceback" in said[0]):
         outcome.broken.append(f"{where}: status {status}, said {said[0][-300:]!r}")
     if any(others):
-        outcome.broken.append(f"{where}: others beside it ended with {others}, said {said[1:]!r}")
+        outcome.broken.append(f"{where}: concurrent runs ended with {others}, said {said[1:]!r}")
     if not program.is_sound(place, whole):
-        outcome.broken.append(f"{where}: what is there is not right")
+        outcome.broken.append(f"{where}: invalid files")
     _again(machine, program, place, whole, outcome, where)
 
 
@@ -110,12 +110,12 @@ def _again(machine: Machine, program: Program, place: Path, whole: Any, outcome:
     if any(statuses):
         outcome.broken.append(f"again after {where}: status {statuses}, said {said!r}")
     elif program.product(place) != whole:
-        outcome.broken.append(f"again after {where}: what it leaves differs")
+        outcome.broken.append(f"again after {where}: the product differs")
 
 
 @contextmanager
 def _room_for(disk: Path, n_bytes: int) -> Iterator[None]:
-    """Fill a disk up to so many bytes while the block runs."""
+    """Fill a disk while the block runs, except for a number of bytes."""
     filling = disk / ".filling"
     with filling.open("wb") as file:
         file.write(bytes(max(0, shutil.disk_usage(disk).free - n_bytes)))
@@ -127,7 +127,7 @@ def _room_for(disk: Path, n_bytes: int) -> Iterator[None]:
 
 @contextmanager
 def small_disk(place: Path, n_bytes: int) -> Iterator[Path | None]:
-    """A disk of so many bytes, in memory; None where this user may mount none."""
+    """Mount a disk of this size in memory; yield None if this user may not."""
     place.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={n_bytes}", "tmpfs", str(place)]
     if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:

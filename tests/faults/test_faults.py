@@ -1,4 +1,4 @@
-"""Programs ended in the middle of what they write. A few points here; ``make faults`` takes 200 of each."""
+"""Programs killed while they write, at a few points here; ``make faults`` tries 200 of each."""
 
 from __future__ import annotations
 

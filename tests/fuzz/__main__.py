@@ -1,4 +1,4 @@
-"""``python -m tests.fuzz SECONDS [TARGET…]``: every target for as long, until the time is over; what breaks is kept."""
+"""``python -m tests.fuzz SECONDS [TARGET…]``: fuzz all targets for the same time and keep the inputs that fail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXAMPLES_AT_A_TIME = 400
 
 
 def one_round(name: str, target: Target) -> bytes | None:
-    """Read some hundred new files; return the smallest that breaks the property, if any does."""
+    """Read some hundred new files; return the smallest that breaks the property, or None."""
     broken: list[bytes] = []
 
     @settings(max_examples=EXAMPLES_AT_A_TIME, deadline=None, database=None, suppress_health_check=list(HealthCheck))
@@ -42,13 +42,13 @@ def one_round(name: str, target: Target) -> bytes | None:
 
 
 def main() -> int:
-    """Run until the time is over."""
+    """Run until the time is up."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("seconds", type=float, help="of this process on a processor, however busy the machine is")
+    parser.add_argument("seconds", type=float, help="processor time of this process")
     parser.add_argument("targets", nargs="*", default=list(TARGETS))
     asked = parser.parse_args()
     warnings.simplefilter("error")
-    set_verbosity_error()  # else the client tells of each of some 100,000 retries
+    set_verbosity_error()  # else the client logs each of some 100,000 retries
     spent_s = dict.fromkeys(asked.targets, 0.0)
     n_rounds = n_found = 0
     while time.process_time() < asked.seconds:
@@ -64,7 +64,7 @@ def main() -> int:
             path.write_bytes(broken)
             sys.stderr.write(f"kept as {path}\n")
     sys.stdout.write(
-        f"{n_rounds} rounds of {EXAMPLES_AT_A_TIME} files in {time.process_time():,.0f} s of processor, "
+        f"{n_rounds} rounds of {EXAMPLES_AT_A_TIME} files in {time.process_time():,.0f} s of processor time, "
         f"{n_found} broke the property\n"
     )
     return 1 if n_found else 0

@@ -1,4 +1,4 @@
-"""What is fuzzed of a server: the bytes of one kind of answer, while all others are as they should be."""
+"""Fuzz targets for responses: the bytes of one kind of response are changed, and all others are valid."""
 
 from __future__ import annotations
 
@@ -100,14 +100,14 @@ SAID += [b"Wed, 21 Oct 2026 07:28:00 GMT", b"a=b; Domain=test", b"\xe2\x80\xae",
 
 VALUES = st.one_of(st.sampled_from(SAID), NUMBERS.map(lambda number: b"%d" % number), st.binary(max_size=6))
 HEADERS = st.one_of(st.tuples(st.sampled_from(NAMES), VALUES).map(b": ".join), st.binary(max_size=8))
-"""A line of headers: one that somebody heeds, with what it may not be ready for."""
+"""A header line that some client reads, with an unexpected value."""
 
 
 def _of_pieces(*pieces: bytes) -> st.SearchStrategy[bytes]:
     return st.lists(st.sampled_from(pieces), max_size=9).map(b"".join)
 
 
-# Texts of their own pieces: parsers of three libraries read them, each in a way of its own.
+# Texts joined from pieces of each format, which three libraries parse differently.
 _ADDRESSES = _of_pieces(
     *(b"http:", b"https:", b"//", b"/", b"hub.test", b"cdn.test", b"@", b":", b"80", b"99999", b"[", b"]", b"?", b"#"),
     *(b"%", b"%00", b"\x01", b"\x7f", b"\xff", b" ", b"\t", b"\\", b"..", b"x", b"?Expires=", b"&X-Amz-Date="),
@@ -132,12 +132,12 @@ _PAIRS: list[tuple[list[str], bytes, st.SearchStrategy[bytes]]] = [
     (_REFUSED, b"X-Error-Code", _CODES),
     (_REFUSED, b"X-Error-Message", st.sampled_from(SAID)),
 ]
-"""What is heeded only together: a status, and a header of it."""
+"""Headers that are read only with certain statuses."""
 
 
 @st.composite
 def encoded(draw: Draw, body: bytes) -> tuple[list[bytes], bytes]:
-    """A body as an encoding of it, cut or damaged or one of another; with the header that names it."""
+    """A content encoding header, and a body in this or another encoding, possibly damaged."""
     ways = {b"gzip": lambda body: gzip.compress(body, mtime=0), b"deflate": zlib.compress, b"identity": bytes}
     name = draw(st.sampled_from([*ways, b"br", b"zstd", b"gzip, deflate", b"x-gzip", b"deflate,"]))
     packed = draw(st.sampled_from(list(ways.values())))(body * draw(st.sampled_from([1, 1, 2, 1000])))
@@ -160,7 +160,7 @@ BODIES = st.one_of(
 def answers(
     draw: Draw, status: str, headers: Sequence[bytes], bodies: st.SearchStrategy[bytes], *, has_body: bool = True
 ) -> bytes:
-    """An answer like a valid one: of another status in one case of four, other headers, a pair in one of four."""
+    """A changed valid response: one in four has another status, one in four a pair of :data:`_PAIRS`."""
     said = draw(st.sampled_from(STATUSES)) if not draw(st.integers(0, 3)) else status
     body = draw(bodies if draw(st.integers(0, 3)) else BODIES)
     lines = draw(changed_list(headers, HEADERS))
@@ -176,7 +176,7 @@ def answers(
 
 
 def _repository(home: Path) -> object:
-    """A listing, and a file of each kind."""
+    """Read a listing and a file of each kind."""
     repository = open_repository(server.REPO)
     files = dict(repository.files)
     read = [_or_error(lambda path=path: repository.open(path).read(8, 12)) for path in sorted(files)[:4]]
@@ -189,7 +189,7 @@ def _resolved(home: Path) -> object:
 
 
 def _range(home: Path) -> object:
-    """A range of a file of weights: all of it, or an error."""
+    """Read a range of a weight file, which gives the whole range or an error."""
     found = open_repository(server.REPO).open("w.bin").read(8, 40)
     assert len(found) == 32
     return found
@@ -202,7 +202,7 @@ def _small_file(home: Path) -> object:
 
 
 def _fetched(home: Path) -> object:
-    """A file named by its address: only read, and kept."""
+    """Read a file from its URL, and save it in a cache."""
     url = f"{server.ENDPOINT}/{server.REPO}/resolve/main/w.bin"
     read = _or_error(lambda: read_hub_file(url, max_bytes=1 << 20, token=server.TOKEN))
     place, commit = fetch_hub_file(url, max_bytes=1 << 20, token=server.TOKEN, cache_dir=home / "kept")

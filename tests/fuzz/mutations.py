@@ -1,6 +1,6 @@
-"""Valid files changed where their structure is: values, items and lengths, and only then single bytes.
+"""Changes of valid files that keep most of the structure: other values, items and lengths, and then single bytes.
 
-A file of random bytes is refused at its first one. What reaches the depth of a parser is nearly valid.
+A file of random bytes is refused at its first byte. Only a nearly valid file reaches the inner parts of a parser.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(TEXTS, inner, max_size=3)),
     max_leaves=5,
 )
-"""What may stand in the place of any value of JSON."""
+"""Replacements for any value of JSON."""
 
 
 def places(node: object, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Paths to every value inside of a JSON value, itself first."""
+    """Return the paths to all values inside a JSON value, itself first."""
     inner = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     return [path, *(place for key, child in inner for place in places(child, (*path, key)))]
 
@@ -71,7 +71,7 @@ def changed_json(draw: Draw, value: Any) -> Any:
 
 @st.composite
 def json_files(draw: Draw, value: Any) -> bytes:
-    """A JSON file like a valid one."""
+    """A changed valid JSON file."""
     text = json.dumps(draw(changed_json(value)), ensure_ascii=draw(st.booleans()))
     return draw(damaged(text.encode("utf-8", "surrogatepass")))
 
@@ -98,7 +98,7 @@ def changed_list(draw: Draw, items: Sequence[T], replacements: st.SearchStrategy
 
 @st.composite
 def damaged(draw: Draw, data: bytes) -> bytes:
-    """A file of which, in one case of four, some bytes were replaced, dropped, repeated, or made a large number."""
+    """A file; in one case of four, some bytes were replaced, dropped, repeated, or made a large number."""
     if draw(st.integers(0, 3)):
         return data
     for _ in range(draw(st.integers(1, 3))):
@@ -121,7 +121,7 @@ def damaged(draw: Draw, data: bytes) -> bytes:
 
 @st.composite
 def safetensors_files(draw: Draw, header: dict[str, Any], content: bytes) -> bytes:
-    """A file with another header, whose length fits in most cases."""
+    """A safetensors file with another header, whose length is correct in most cases."""
     text = json.dumps(draw(changed_json(header)), ensure_ascii=False).encode("utf-8", "surrogatepass")
     n_bytes = len(text) if draw(st.integers(0, 4)) else draw(NUMBERS) % 2**64
     return struct.pack("<Q", n_bytes) + draw(damaged(text)) + content
@@ -132,7 +132,7 @@ OPCODES = (b"}", b"]", b")", b"(", b"N", b"0", b"2", b"q\x00", b"h\x00", b"R", b
 
 @st.composite
 def pickles(draw: Draw, data: bytes) -> bytes:
-    """A pickle of other opcodes."""
+    """A pickle with changed opcodes."""
     starts = [at for _, _, at in pickletools.genops(data) if at is not None]
     codes = [data[start:stop] for start, stop in zip(starts, [*starts[1:], len(data)], strict=True)]
     more = st.sampled_from([*codes, *OPCODES])
@@ -141,25 +141,25 @@ def pickles(draw: Draw, data: bytes) -> bytes:
 
 @st.composite
 def line_files(draw: Draw, lines: Sequence[bytes], others: st.SearchStrategy[bytes] | None = None) -> bytes:
-    """A list of other lines; ``others`` are some that may stand among them."""
+    """A file of changed lines; ``others`` gives lines that may be added."""
     replacements = st.binary(max_size=12) if others is None else st.one_of(st.binary(max_size=12), others)
     return draw(damaged(b"\n".join(draw(changed_list(lines, replacements))) + b"\n"))
 
 
 @st.composite
 def joined(draw: Draw, parts: Sequence[bytes]) -> bytes:
-    """A binary file that is a sequence of parts, in which some are others."""
+    """A binary file made of parts, some of them replaced."""
     return draw(damaged(b"".join(draw(changed_list(parts, st.sampled_from(parts))))))
 
 
 def string(text: bytes) -> bytes:
-    """A string of GGUF."""
+    """Return a GGUF string."""
     return struct.pack("<Q", len(text)) + text
 
 
 @st.composite
 def gguf_files(draw: Draw, pairs: Sequence[bytes], tensors: Sequence[bytes], content: bytes) -> bytes:
-    """A GGUF file of other pairs and tensors, whose counts fit in most cases."""
+    """A GGUF file with changed pairs and tensors, whose counts are correct in most cases."""
     keys, table = draw(changed_list(pairs)), draw(changed_list(tensors))
     counts = [len(table), len(keys)]
     if not draw(st.integers(0, 4)):

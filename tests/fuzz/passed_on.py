@@ -1,4 +1,4 @@
-"""What is fuzzed of files that people pass on: indexes, fingerprints and surveys of this package, and recipes."""
+"""Fuzz targets for files that users share: indexes, fingerprints and surveys of this package, and merge recipes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.fuzz.mutations import Draw, changed_json, damaged, json_files, line_f
 from tests.fuzz.property import Target
 
 FOLDER = tempfile.TemporaryDirectory(prefix="mdir-fuzz-")
-"""One for each process; it goes when that ends."""
+"""One temporary folder for each process."""
 atexit.register(FOLDER.cleanup)
 WORDS = tuple(f"word{number}".encode() for number in range(12))
 ROWS = torch.randn(12, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
@@ -59,7 +59,7 @@ def _index_bytes() -> bytes:
 
 @st.composite
 def with_metadata(draw: Draw, content: bytes) -> bytes:
-    """A safetensors file whose metadata holds JSON: either that is another, or its table of tensors."""
+    """A safetensors file with JSON in its metadata; this JSON or the table of tensors is changed."""
     header, numbers = _split(content)
     header = copy.deepcopy(header)
     known = header["__metadata__"]
@@ -80,7 +80,7 @@ def with_metadata(draw: Draw, content: bytes) -> bytes:
 
 
 def _on_disk(read: Callable[[Path], object], name: str) -> Callable[[bytes], object]:
-    """Give a file to a reader of paths, which has the same name each time."""
+    """Adapt a reader of paths to bytes, with the same file name each time."""
 
     def of_bytes(data: bytes) -> object:
         path = Path(FOLDER.name, name)
@@ -89,14 +89,14 @@ def _on_disk(read: Callable[[Path], object], name: str) -> Callable[[bytes], obj
             return read(path)
         except CorruptCheckpointError as exc:
             if isinstance(exc.__cause__, SafetensorError):
-                return "refused by safetensors"  # which names any one of the tensors that are wrong
+                return "refused by safetensors"  # it names any one of the wrong tensors
             raise
 
     return of_bytes
 
 
 def _index(path: Path) -> object:
-    """Everything that ``identify`` does with an index before it opens a model of it."""
+    """Do everything that ``identify`` does with an index before it opens a base."""
     index = BaseIndex.load(path)
     if not len(index):
         return "no bases"
@@ -109,7 +109,7 @@ def _index(path: Path) -> object:
 
 def _fingerprint(path: Path) -> object:
     found = Fingerprint.load(path)
-    found.to_bytes()  # whose metadata are in any order
+    found.to_bytes()  # not compared, since the order of the metadata varies
     mine, theirs = found.of_usual_rows().common_rows(QUERY)
     return (
         found.tokens,
@@ -149,7 +149,7 @@ LINES = [json.loads(line) for line in result_lines(SurveyReport(tuple(MODELS), M
 
 @st.composite
 def surveys(draw: Draw) -> bytes:
-    """Lines of a survey, some of which are others."""
+    """Lines of a survey, some of them changed."""
     lines = [json.dumps(draw(changed_json(line))) for line in LINES]
     return draw(line_files([line.encode("utf-8", "surrogatepass") for line in lines]))
 

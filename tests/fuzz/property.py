@@ -1,4 +1,4 @@
-"""The property that every target has: our error or a result, the same twice, and within bounds."""
+"""The property of every target: a result or an :class:`MdirError`, the same twice, within time and memory limits."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from hypothesis import strategies as st
 from mdir_hf.errors import MdirError
 
 FINDINGS = Path(__file__).parent / "findings"
-"""A folder for each target, with the files that once broke the property; each is read again by every run."""
+"""Contains a folder for each target, with files that once broke the property; every test run reads them again."""
 
 MOST_BYTES = 256 << 20
-"""A file of some kB may make a process grow by this much; a parser that believes a length takes gigabytes."""
+"""A file of some kB may use this much memory; a parser that trusts a length would allocate gigabytes."""
 
 MOST_SECONDS = 20.0
-"""Processor time. A file takes a few milliseconds, so that only what does not end exceeds this."""
+"""Processor time. A file takes a few milliseconds, so only an endless loop exceeds this."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """One format, or one kind of answer.
+    """One format, or one kind of response.
 
     Attributes:
-        files: Files like valid ones.
-        valid: One that is.
-        read: Does with a file what the package does, and returns all that comes of it.
+        files: Strategy for changed valid files.
+        valid: A valid file.
+        read: Reads a file as the package does, and returns all results.
     """
 
     files: st.SearchStrategy[bytes]
@@ -38,7 +38,7 @@ class Target:
 
 
 def outcome(read: Callable[[bytes], object], data: bytes) -> str:
-    """What comes of a file: a result, or an error of ours. Anything else is raised."""
+    """Return the result or our error for a file; other exceptions propagate."""
     try:
         return f"result: {read(data)!r}"
     except MdirError as exc:
@@ -46,12 +46,12 @@ def outcome(read: Callable[[bytes], object], data: bytes) -> str:
 
 
 def check(read: Callable[[bytes], object], data: bytes) -> str:
-    """Hold one file to the property, and return its outcome."""
+    """Check the property for one file, and return its outcome."""
     before, began = _peak_bytes(), time.process_time()
     first = outcome(read, data)
     assert time.process_time() - began < MOST_SECONDS, "takes too long"
     assert _peak_bytes() - before < MOST_BYTES, "takes too much memory"
-    assert outcome(read, data) == first, "comes out differently the second time"
+    assert outcome(read, data) == first, "the second outcome differs"
     return first
 
 

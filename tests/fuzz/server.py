@@ -1,4 +1,4 @@
-"""A Hub of which one answer is given byte by byte, and all others are as they should be."""
+"""A Hub that sends given bytes as one kind of response, and valid responses otherwise."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ CONFIG = b'{"model_type": "llama"}'
 SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
 BLOB_ID = hashlib.sha1(b"blob %d\0" % len(CONFIG) + CONFIG, usedforsecurity=False).hexdigest()
 MOST_REQUESTS = 80
-"""What one reading may ask: a HEAD follows twenty redirects of the Hub, and the longest reading sends three."""
+"""Limit for one read: a HEAD request follows up to twenty redirects of the Hub, and a read sends at most three."""
 
 TAKEN_HEAD, READ_AT_ONCE = 100 << 10, 64 << 10
-"""Bytes: the client's parser refuses status and headers beyond the first while they are incomplete, and it looks after
-every read, of up to the second. A longer head that comes whole with a read still passes."""
+"""In bytes. The client's parser refuses an incomplete head larger than the first number. It checks after every read of
+at most the second number, so a longer head that one read completes still passes."""
 
 LISTING = {
     "id": REPO,
@@ -85,17 +85,16 @@ COMMITTED = {
 
 
 def answer(status: str, headers: list[bytes], body: bytes = b"", *, length: bytes | None = None) -> bytes:
-    """The bytes of an answer, as they go over the wire."""
+    """Return the bytes of a response."""
     lines = [*headers, b"Content-Length: " + (b"%d" % len(body) if length is None else length)]
     return b"HTTP/1.1 " + status.encode() + b"\r\n" + b"\r\n".join(lines) + b"\r\n\r\n" + body
 
 
 def settled(said: bytes) -> bytes:
-    """An answer of which the client makes the same however the network cuts it.
+    """Return a response that the client handles the same way however the network splits it.
 
-    A head that is a little too long is taken or refused, depending on how much of it the last read brought. The parser
-    leaves that open, and both are right, so that only the beginning is sent. One that is longer by a whole read is
-    always refused.
+    The parser accepts or refuses a head that is slightly too long, depending on the size of the last read. Both are
+    right, so only the beginning of such a head is sent. A head that is too long by a whole read is always refused.
     """
     end = re.search(rb"\n\r?\n", said)
     n_bytes = end.end() if end is not None else len(said)
@@ -113,12 +112,12 @@ PLACE = [
 
 
 def range_headers(start: int, stop: int) -> list[bytes]:
-    """Headers of a part of the weights."""
+    """Return the headers of a range of the weights."""
     return [b"ETag: " + b'"%s"' % SHA256.encode(), b"Content-Range: bytes %d-%d/%d" % (start, stop - 1, len(WEIGHTS))]
 
 
 def of_kind(method: str, host: str, path: str) -> str | None:
-    """Which question a request is."""
+    """Return the kind of a request."""
     path = path.partition("?")[0]
     if host == CDN:
         return "range"
@@ -132,7 +131,7 @@ def of_kind(method: str, host: str, path: str) -> str | None:
 
 
 def valid(kind: str | None, asked: str = "bytes=8-39") -> bytes:
-    """What an honest Hub answers."""
+    """Return the response of an honest Hub."""
     said: dict[str | None, Any] = {"listing": LISTING, "author": AUTHOR, "collection": COLLECTION}
     said |= {"discussions": DISCUSSIONS, "preupload": PREUPLOAD, "commit": COMMITTED}
     if kind in said:
@@ -148,13 +147,13 @@ def valid(kind: str | None, asked: str = "bytes=8-39") -> bytes:
 
 
 class Wire:
-    """Two servers, the Hub and its CDN. One kind of question is answered with given bytes, then hung up.
+    """Two servers, the Hub and its CDN, which answer one kind of request with given bytes.
 
     Attributes:
-        attacked: Which kind.
-        bytes_: The answer.
+        attacked: The kind of request.
+        bytes_: The response.
         n_requests: Requests since the last reset.
-        leaked: Hosts that were sent the token and should not have been.
+        leaked: Hosts that wrongly received the token.
     """
 
     def __init__(self) -> None:
@@ -168,7 +167,7 @@ class Wire:
         wire = self
 
         class Conversation(socketserver.StreamRequestHandler):
-            """Answers one request with a valid answer, or with the attacked bytes."""
+            """Sends a valid response, or the given bytes."""
 
             def handle(self) -> None:
                 method, path = self.rfile.readline(1 << 16).decode("latin-1").split(" ")[:2]
@@ -179,7 +178,7 @@ class Wire:
                 self.rfile.read(int(headers.get("content-length", 0)))
                 wire.n_requests += 1
                 if wire.n_requests > 2 * MOST_REQUESTS:
-                    return  # who asks for ever would not come to where it is counted
+                    return  # an endless client would never reach the assertion
                 if host != HUB and TOKEN in headers.get("authorization", ""):
                     wire.leaked.append(host)
                 kind = of_kind(method, host, path)
@@ -194,7 +193,7 @@ class Wire:
             request_queue_size = 64
 
             def handle_error(self, request: Any, client_address: Any) -> None:
-                """A client that hangs up is not news."""
+                """Ignore clients that close the connection."""
 
         server = Server(("127.0.0.1", 0), Conversation)
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -207,7 +206,7 @@ def _wire() -> Wire:
 
 
 def _patience() -> Iterator[Any]:
-    """Nobody waits, and nothing but the two servers can be reached."""
+    """Yield patches that skip all waits and allow connections only to the two servers."""
     wire, connect = _wire(), socket.create_connection
 
     def connected(address: tuple[str, int], *args: Any, **kwargs: Any) -> socket.socket:
@@ -220,17 +219,17 @@ def _patience() -> Iterator[Any]:
     yield mock.patch.object(retry, "pause", lambda wait_s, cancelled=None: None)
     yield mock.patch("huggingface_hub.utils._http.time", without_sleep)
     yield mock.patch("huggingface_hub.file_download.time", without_sleep)
-    # Else the client's first call asks the real Hub which coding agents there are.
+    # Else the client's first call would fetch the list of coding agents from the real Hub.
     yield mock.patch.object(detect_agent, "_registry", {"standardEnvVars": [], "harnesses": {}})
-    # The servers hang up after every answer. A client that had not noticed yet would ask once more, or fail.
+    # The servers close the connection after every response. Otherwise, a client might reuse it, and retry or fail.
     yield mock.patch.dict(get_session().headers, {"connection": "close"})
 
 
 @contextmanager
 def hub_that_answers(kind: str, said: bytes) -> Iterator[Path]:
-    """Set everything up so that the Hub is the one above; yield the folder of all caches.
+    """Use the Hub of this module while the block runs; yield the folder of all caches.
 
-    When it ends, nothing may lie beside that folder, no token may have gone elsewhere, and few requests been made.
+    At the end, check that no file was written outside that folder, no token sent elsewhere, and few requests made.
     """
     wire = _wire()
     wire.attacked, wire.bytes_, wire.n_requests, wire.leaked = kind, settled(said), 0, []
@@ -258,13 +257,13 @@ def hub_that_answers(kind: str, said: bytes) -> Iterator[Path]:
 
 def _expect_nothing_else(wire: Wire, folder: Path, home: Path) -> None:
     beside = [path for path in folder.rglob("*") if path.is_file() and home not in path.parents]
-    assert not beside, f"written beside the caches: {beside}"
+    assert not beside, f"files outside the caches: {beside}"
     assert not wire.leaked, f"the token went to {wire.leaked}"
     assert wire.n_requests <= MOST_REQUESTS, f"{wire.n_requests} requests"
 
 
 def asking(kind: str, ask: Callable[[Path], object]) -> Callable[[bytes], object]:
-    """What becomes of a question when the Hub answers one kind of request with these bytes."""
+    """Return a reader that calls ``ask`` while the Hub answers one kind of request with the given bytes."""
 
     def read(data: bytes) -> object:
         with hub_that_answers(kind, data) as home:

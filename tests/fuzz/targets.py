@@ -1,4 +1,4 @@
-"""What is fuzzed: files of each format, and answers of each kind, like valid ones; and all that is done with one."""
+"""Fuzz targets: changed valid files of each format, changed valid responses of each kind, and their readers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ LARGEST_READ = 1 << 20
 
 
 def _numbers(source: TensorSource) -> object:
-    """Every tensor: its place, and the sum of its numbers where these are few."""
+    """Return the spec of every tensor, and the sum of its numbers if they are few."""
     found = []
     for name in source.names()[:20]:
         spec = source.spec(name)
@@ -193,7 +193,7 @@ YAML = st.lists(
     ),
     max_size=7,
 ).map(b"".join)
-"""What front matter may be made of."""
+"""Front matter of random pieces."""
 CARDS = st.one_of(line_files(CARD.split(b"\n"), YAML), YAML.map(lambda block: b"---\n" + block + b"\n---\n"))
 PIECES = [sentencepiece_bytes([piece])[:-5] for piece in (("<unk>", 2), ("<s>", 3), ("<0x41>", 6), ("▁a", 1), ("A", 0))]
 HEADER: dict[str, Any] = {
@@ -273,7 +273,7 @@ def _badge(data: bytes) -> object:
         try:
             found = read_badge(file.name)
         except MdirError as exc:
-            exc.subject = "badge.svg"  # the folder has another name each time
+            exc.subject = "badge.svg"  # the name of the folder varies
             raise
         return found.kind, found.claim, found.is_faithful
 

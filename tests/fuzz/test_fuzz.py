@@ -1,4 +1,4 @@
-"""Files like valid ones end in a result or in our error. A short run here; ``make fuzz`` takes an hour."""
+"""Changed valid files give a result or an :class:`MdirError`. A short run; ``make fuzz`` takes an hour."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""What the loopback Hub does when asked to write: checks of a card, uploads of small files, commits, pull requests.
+"""Writing to the loopback Hub: checks of a card, uploads of small files, commits, pull requests.
 
-As strict as the Hub where a client can go wrong: who may write, on top of which commit, with which metadata. Large
-files are taken in one part.
+It checks permissions, parent commits and metadata as strictly as the Hub. Large files are accepted in one part.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ RELATIONS = ("adapter", "finetune", "merge", "quantized")
 
 @dataclass
 class RefusedError(Exception):
-    """An answer that says no.
+    """An error response.
 
     Attributes:
         status: HTTP status.
-        code: ``X-Error-Code``, or nothing.
+        code: ``X-Error-Code``, or an empty string.
         message: ``X-Error-Message``.
     """
 
@@ -44,7 +43,7 @@ class RefusedError(Exception):
 
 
 class Writer:
-    """Takes commits for the repositories of a hub; the files go to a folder of its own."""
+    """Stores commits to the repositories of a hub in its own folder."""
 
     def __init__(self) -> None:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -52,7 +51,7 @@ class Writer:
         self._lfs: dict[str, bytes] = {}
 
     def close(self) -> None:
-        """Remove what was committed."""
+        """Remove the committed files."""
         if self._folder is not None:
             self._folder.cleanup()
 
@@ -67,7 +66,7 @@ class Writer:
         return (400 if errors else 200), answer
 
     def preupload(self, repository: FullRepository, commit: str, body: bytes) -> dict[str, Any]:
-        """Answer which files are to be uploaded how."""
+        """Answer how each file must be uploaded."""
         asked = _object(body)
         files = repository.commits[commit]
         ignore = asked.get("gitIgnore")
@@ -92,7 +91,7 @@ class Writer:
         return {"files": answers}
 
     def lfs_batch(self, hub: FullHub, body: bytes) -> dict[str, Any]:
-        """Answer where large files are to be sent."""
+        """Answer with the upload URLs of large files."""
         asked = _object(body)
         objects = [
             {
@@ -105,7 +104,7 @@ class Writer:
         return {"transfer": "basic", "objects": objects}
 
     def take_lfs(self, oid: str, content: bytes) -> bool:
-        """Keep a large file until it is committed; False where it is not what it was announced to be."""
+        """Keep a large file until it is committed; return False if its digest is wrong."""
         if hashlib.sha256(content).hexdigest() != oid:
             return False
         self._lfs[oid] = content
@@ -114,7 +113,7 @@ class Writer:
     def commit(
         self, hub: FullHub, repository: FullRepository, branch: str, body: bytes, *, create_pr: bool
     ) -> dict[str, Any]:
-        """Answer a commit: make it, on the branch or as a pull request for it."""
+        """Make a commit on the branch or as a pull request for it, and return the response."""
         header, added = _operations(body, self._lfs)
         head = repository.revisions.get(branch)
         if head is None:
@@ -160,7 +159,7 @@ DISCUSSIONS_OF_A_PAGE = 10
 
 
 def discussions(repository: FullRepository, asked: dict[str, str]) -> dict[str, Any]:
-    """Answer the list of discussions; here there are pull requests only."""
+    """Return the list of discussions, here only pull requests."""
     status = asked.get("status", "all")
     listed = [
         {
@@ -177,14 +176,14 @@ def discussions(repository: FullRepository, asked: dict[str, str]) -> dict[str, 
     ]
     if asked.get("type", "all") == "discussion":
         listed = []
-    listed.reverse()  # the newest first
+    listed.reverse()  # newest first
     start = DISCUSSIONS_OF_A_PAGE * int(asked.get("p", 0))
     page = listed[start : start + DISCUSSIONS_OF_A_PAGE]
     return {"discussions": page, "count": len(listed), "start": start, "numClosedDiscussions": 0}
 
 
 def _operations(body: bytes, lfs: Mapping[str, bytes]) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Return the header of a commit and the contents that it adds, by path."""
+    """Return the header of a commit and the files that it adds, by path."""
     lines = [line for line in body.split(b"\n") if line.strip()]
     items = [_object(line) for line in lines]
     if not items or items[0].get("key") != "header" or not items[0].get("value", {}).get("summary"):
@@ -224,7 +223,7 @@ def _card_remarks(content: str) -> tuple[list[str], list[str]]:
     """Return errors and warnings on the metadata of a card."""
     import yaml
 
-    # In the Hub's JavaScript, white space takes in the byte order mark.
+    # In the Hub's JavaScript, white space includes the byte order mark.
     match = REGEX_YAML_BLOCK.search(content.lstrip("\ufeff"))
     if match is None:
         return [], ["empty or missing yaml metadata in repo card"]
@@ -246,7 +245,7 @@ def _card_remarks(content: str) -> tuple[list[str], list[str]]:
 
 
 def _is_ignored(path: str, ignore: str) -> bool:
-    """Tell whether a .gitignore names a file; the plain patterns of it, as far as tests use them."""
+    """Tell whether a .gitignore names a file; only the plain patterns that tests use are supported."""
     patterns = [line.strip().strip("/") for line in ignore.splitlines() if line.strip() and line[0] not in "#!"]
     return any(fnmatch.fnmatchcase(part, pattern) for pattern in patterns for part in (path, *path.split("/")))
 

@@ -1,4 +1,4 @@
-"""What goes wrong with some requests to the loopback Hub."""
+"""Faults of the loopback Hub."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ FaultKind = Literal[
 
 @dataclass
 class Fault:
-    """Something that goes wrong, for as many matching requests as said.
+    """A fault that affects a given number of matching requests.
 
     Attributes:
         kind: ``status``: answer ``status`` with ``headers`` and ``body``. ``ignore_range``: send the whole file with
             200. ``drop``: close the connection after ``after_bytes`` of body. ``truncate``: announce and send only
-            ``after_bytes``, under a Content-Range that promises all. ``slow``: wait ``delay_s`` before every 64 KiB.
-            ``wrong_content_range``: name another range than the one sent. ``changed_etag``: another ETag (and size)
-            than before. ``no_content_length``: close the connection to end the body.
-            ``hang_up``: close the connection before any answer. ``chunked``: send the body in chunks. ``gzip``:
-            compress the body, whatever was accepted. ``unknown_size``: a Content-Range without the size of the file.
-        origin: Only requests to this server; None: both.
-        method: Only requests with this method; None: both.
-        path: Only paths that contain this.
-        times: How often; None: for ever.
+            ``after_bytes``, with the Content-Range of the whole. ``slow``: wait ``delay_s`` before every 64 KiB.
+            ``wrong_content_range``: name a range that is not the one sent. ``changed_etag``: change the ETag (and
+            size). ``no_content_length``: close the connection to end the body.
+            ``hang_up``: close the connection without a response. ``chunked``: send the body in chunks. ``gzip``:
+            compress the body, whatever the client accepts. ``unknown_size``: omit the file size from Content-Range.
+        origin: Affect only requests to this server; None for both.
+        method: Affect only requests with this method; None for all.
+        path: Affect only paths that contain this.
+        times: Number of affected requests; None for all.
         after_bytes: See ``kind``.
         status: See ``kind``.
-        headers: Further headers of a ``status`` answer.
-        body: What a ``status`` answer holds.
+        headers: Further headers of a ``status`` response.
+        body: Body of a ``status`` response.
         delay_s: See ``kind``.
     """
 
@@ -50,6 +50,6 @@ class Fault:
     delay_s: float = 0.0
 
     def takes(self, request: LoggedRequest) -> bool:
-        """Tell whether a request is to go wrong in this way."""
+        """Tell whether the fault affects a request."""
         is_meant = self.origin in (None, request.origin) and self.method in (None, request.method)
         return is_meant and self.path in request.path and self.times != 0

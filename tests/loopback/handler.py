@@ -1,4 +1,4 @@
-"""What the loopback Hub of the tests answers beyond the demo's: who may see and write what, lists, commits."""
+"""Request handler of the loopback Hub in tests: the demo's handler with permissions, lists, commits and faults."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _SILENCE_S = 600.0  # longer than any client waits
 
 
 class FullHandler(Handler):
-    """Answers the requests of one connection, logs them, lets them wait as the network says, and fails as faults say.
+    """Answers and logs the requests of one connection, with simulated latency and faults.
 
-    Faults but ``status`` and ``changed_etag`` concern the content of files only.
+    Faults other than ``status`` and ``changed_etag`` affect only the content of files.
     """
 
     routes: ClassVar[tuple[tuple[str, str], ...]] = (
@@ -130,7 +130,7 @@ class FullHandler(Handler):
         elif known is not None and not known.disabled and (not known.private or self._token() == "owner"):
             return known
         elif self._token() == "anonymous":
-            self._error(401, "", "Invalid username or password.")  # the Hub does not tell strangers what exists
+            self._error(401, "", "Invalid username or password.")  # the Hub does not reveal what exists
         else:
             self._error(404, "RepoNotFound", "Repository not found")
         return None
@@ -174,10 +174,10 @@ class FullHandler(Handler):
             super()._content(file, headers)
 
     def _to_cache(self, file: StoredFile, headers: Mapping[str, str]) -> None:
-        """Send a client on to where the Hub's own CDN keeps a file of git."""
+        """Redirect a client to the cache of git files in the Hub's own CDN."""
         address, _, place = self._path.lstrip("/").partition("/resolve/")
         kind = "datasets" if address.startswith("datasets/") else "models"
-        path = place.partition("/")[2]  # after a revision, whose slashes are quoted
+        path = place.partition("/")[2]  # after the revision, in which slashes are quoted
         where = f"/api/resolve-cache/{kind}/{address.removeprefix('datasets/')}/{headers['X-Repo-Commit']}/{path}"
         asked = f"{quote(self._path, safe='')}=&etag={quote(headers['ETag'], safe='')}"
         about = {name: value for name, value in headers.items() if name != "ETag"}
@@ -224,7 +224,7 @@ class FullHandler(Handler):
         if repository is not None:
             self._json(discussions(repository, self._query))
 
-    # What is written.
+    # Writing.
 
     def _serve_post(self) -> None:
         if self._path == "/api/validate-yaml":
@@ -246,7 +246,7 @@ class FullHandler(Handler):
         if found is None:
             return
         repository, commit = found
-        # Whoever may propose may upload what is proposed.
+        # An account that may propose changes may upload their files.
         create_pr = action == "lfs" or self._query.get("create_pr") == "1"
         if not self._may_write():
             raise RefusedError(403, "", "Forbidden: you must use a write token to access this resource.")
@@ -295,10 +295,10 @@ class FullHandler(Handler):
         else:
             self._answer(200, b"", {})
 
-    # The network, and what goes wrong.
+    # The network, and faults.
 
     def setup(self) -> None:
-        """Note a new connection, and how long it took to open."""
+        """Log a new connection, and wait for its handshake."""
         super().setup()
         hub = self.server.hub
         self._connection = LoggedConnection(self.server.origin, time.monotonic())
@@ -319,7 +319,7 @@ class FullHandler(Handler):
         if self._has("chunked"):
             self.wfile.write(b"0\r\n\r\n")
         if self._has("drop") and sent < stop:
-            # Hang up in the middle of the body.
+            # Close the connection in the middle of the body.
             self.close_connection = True
             self.wfile.flush()
             with contextlib.suppress(OSError):
@@ -332,7 +332,7 @@ class FullHandler(Handler):
             time.sleep(len(block) / self._hub.network.bytes_per_s)
         if self._is_content and self._has("chunked"):
             block = b"%x\r\n%b\r\n" % (len(block), block)
-        # Before the write, so that whoever has the bytes finds them logged.
+        # Logged before the write, so that the log is complete when a client has the bytes.
         self._log.bytes_sent += len(block)
         self._log.ended = time.monotonic()
         super()._send(block)

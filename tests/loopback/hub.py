@@ -1,7 +1,7 @@
-"""The loopback Hub of the demo, as strict as the Hub and with all that tests ask of one.
+"""The loopback Hub of the demo, as strict as the Hub and with further features for tests.
 
-It knows who may read and write, takes commits, signs the addresses of its CDN, which expire, and refuses a token there.
-Everything asked is logged, and faults can be injected, so that a client can be shown to cope with them.
+It checks permissions, accepts commits, signs the URLs of its CDN, which expire, and refuses tokens there. It logs all
+requests, and tests can inject faults.
 
     with FullHub() as hub:
         hub.add_repository("owner/name", folder, private=True)
@@ -32,24 +32,24 @@ from tests.loopback.xet import CasState, closed_port
 
 
 class FullHub(LoopbackHub):
-    """A Hub on this machine, running while the ``with`` block does.
+    """A Hub on this machine that runs while the ``with`` block does.
 
     Args:
-        signature_lifetime_s: How long a signed CDN address is good for.
+        signature_lifetime_s: Lifetime of a signed CDN URL.
 
     Attributes:
         token: A token that may read everything.
-        outsider_token: A valid token of somebody without access to gated or private repositories.
+        outsider_token: A valid token of a user without access to gated or private repositories.
         reading_token: A token that may read everything and write nothing.
-        requests: Everything asked so far, in order of arrival.
-        connections: Every connection opened so far.
-        network: How far away this Hub is.
-        limits: How many requests it answers.
-        faults: What is to go wrong; used up as requests match.
-        largest_page: Models on a page of a list, and files on a page of a tree.
-        redirects_small_files: Send small files through a second address on the hub, ``/api/resolve-cache/…``.
-        stores_in_xet: Say that large files are in Xet storage, whose bridge is the CDN.
-        cas: How the CAS server of that storage fails.
+        requests: All requests so far, in order of arrival.
+        connections: All connections so far.
+        network: Simulated latency and bandwidth.
+        limits: Rate limits.
+        faults: Faults to inject; each is used up by matching requests.
+        largest_page: Number of models on a page of a list, and of files on a page of a tree.
+        redirects_small_files: Redirect small files to a second URL on the hub, ``/api/resolve-cache/…``.
+        stores_in_xet: Report that large files are in Xet storage, with the CDN as its bridge.
+        cas: Failure of the CAS server of that storage.
     """
 
     handler: ClassVar[type[FullHandler]] = FullHandler
@@ -101,16 +101,15 @@ class FullHub(LoopbackHub):
 
         Args:
             repo_id: ``owner/name``.
-            folder: What ``main`` holds.
-            private: Strangers are told that it does not exist.
-            gated: Strangers get the listing and no file.
-            disabled: Nobody gets anything; strangers are told that it does not exist.
+            folder: Files of ``main``.
+            private: The Hub tells strangers that it does not exist. gated: Strangers get the listing but no files.
+            disabled: Nobody has access; the Hub tells strangers that it does not exist.
             revisions: Further branches or tags, each a folder.
             sha256: Digests of large files by path, for files too large to read.
             discussions: Whether pull requests may be opened.
-            kind: Elsewhere a data set is named ``datasets/owner/name``.
-            pipeline_tag: What the Hub takes it for.
-            downloads: By which lists are sorted.
+            kind: ``model`` or ``dataset``; other methods name a data set ``datasets/owner/name``.
+            pipeline_tag: Task of the model.
+            downloads: Number of downloads, by which lists are sorted.
 
         Returns:
             The commit sha of ``main``.
@@ -136,10 +135,10 @@ class FullHub(LoopbackHub):
         """Serve a collection; return its slug.
 
         Args:
-            owner: Whose.
+            owner: Owner of the collection.
             title: Its title.
-            items: Repo ids of models, or ``(kind, id)`` of other things.
-            private: Strangers are told that it does not exist.
+            items: Repo ids of models, or ``(kind, id)`` of other things. private: The Hub tells strangers that it does
+            not exist.
         """
         collection = new_collection(owner, title, items, private=private)
         self._collections[collection.slug] = collection
@@ -160,7 +159,7 @@ class FullHub(LoopbackHub):
         return wanted.commit
 
     def content(self, address: str, path: str, revision: str = "main") -> bytes:
-        """Return a file as a repository holds it."""
+        """Return the content of a file in a repository."""
         repository = self._repositories[address]
         return repository.commits[repository.commit(revision) or ""][path].place.read_bytes()
 
@@ -172,7 +171,7 @@ class FullHub(LoopbackHub):
         self._renamed[old] = new
 
     def expire_locations(self) -> None:
-        """Make every signed address given out so far worthless."""
+        """Invalidate all signed URLs so far."""
         self._secret = secrets.token_bytes(16)
 
     def sent(self, origin: Origin | None = None, path: str = "") -> list[LoggedRequest]:
@@ -180,18 +179,18 @@ class FullHub(LoopbackHub):
         return [request for request in self.requests if origin in (None, request.origin) and path in request.path]
 
     def wait_until_left(self, timeout_s: float = 60.0) -> None:
-        """Wait until all that was asked is done and nobody is connected: of a process that was ended, too.
+        """Wait until all connections are closed, including those of killed processes.
 
         Raises:
-            TimeoutError: If somebody stays.
+            TimeoutError: If a client is still connected.
         """
         ends_at = time.monotonic() + timeout_s
         while any(server._connections for server in self._servers):
             if time.monotonic() > ends_at:
-                raise TimeoutError(f"somebody is still connected after {timeout_s:.0f} s")
+                raise TimeoutError(f"a client is still connected after {timeout_s:.0f} s")
             time.sleep(0.002)
 
-    # What the request handlers ask.
+    # For the request handlers.
 
     def note_connection(self, connection: LoggedConnection) -> int:
         """Log a connection, and return its number."""
@@ -201,7 +200,7 @@ class FullHub(LoopbackHub):
 
     @property
     def cas_endpoint(self) -> str:
-        """Where the CAS server of the Xet storage would be."""
+        """URL of the CAS server of the Xet storage."""
         return f"http://127.0.0.1:{self._closed_port}" if self.cas == "unreachable" else f"{self.cdn_endpoint}/cas"
 
     def take_fault(self, request: LoggedRequest) -> Fault | None:
@@ -219,16 +218,16 @@ class FullHub(LoopbackHub):
         return self._collections.get(slug)
 
     def new_name(self, repo_id: str) -> str | None:
-        """Return what a repository is called now, if it was renamed."""
+        """Return the current name of a repository that was renamed."""
         return self._renamed.get(repo_id)
 
     def cdn_address(self, path: str) -> str:
-        """Return a signed CDN address for a path, good for a while."""
+        """Return a signed CDN URL for a path, which expires."""
         expires = int(time.time()) + self.signature_lifetime_s
         return f"{super().cdn_address(path)}?Expires={expires}&Signature={self._signature(path, expires)}"
 
     def accepts(self, path: str, query: Mapping[str, str]) -> bool:
-        """Tell whether a CDN address is signed and has not expired."""
+        """Tell whether a CDN URL is signed and has not expired."""
         expires = query.get("Expires", "0")
         return (
             expires.isdigit()

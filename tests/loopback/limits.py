@@ -1,6 +1,7 @@
-"""How many requests the loopback Hub answers: fixed windows, one count for each caller and class of requests.
+"""Rate limits of the loopback Hub: fixed windows, with one count for each caller and class of requests.
 
-As https://huggingface.co/docs/hub/rate-limits has it. Every answer says what is left, in the headers of
+They follow https://huggingface.co/docs/hub/rate-limits. Every response has the headers of
+
 draft-ietf-httpapi-ratelimit-headers-09.
 """
 
@@ -19,12 +20,12 @@ DOCUMENTED: dict[str, dict[Bucket, int]] = {
     "anonymous": {"api": 500, "resolvers": 3000, "pages": 100},
     "free user": {"api": 1000, "resolvers": 5000, "pages": 200},
 }
-"""Requests in a window: of one address without a token, and of one user with one."""
+"""Requests in a window, for an IP address without a token and for a user with one."""
 
 
 def bucket_of(path: str) -> Bucket:
-    """Return the class of requests that a path on the hub belongs to."""
-    # The second hop of a small file counts as a request of its own here; whether the Hub counts it is not documented.
+    """Return the class of requests to a path on the hub."""
+    # The second hop of a small file counts as another request here; the Hub does not document whether it does there.
     if "/resolve/" in path or path.startswith("/api/resolve-cache/"):
         return "resolvers"
     return "api" if path.startswith("/api/") else "pages"
@@ -32,12 +33,12 @@ def bucket_of(path: str) -> Bucket:
 
 @dataclass
 class RateLimits:
-    """Counts requests. Thread safe.
+    """Counts requests. Thread-safe.
 
     Attributes:
         quotas: Requests in a window, by plan and class; a test may lower them.
         window_s: Length of a window.
-        clock: What time it is.
+        clock: Returns the time.
     """
 
     quotas: dict[str, dict[Bucket, int]] = field(
@@ -49,7 +50,7 @@ class RateLimits:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, caller: str, plan: str, bucket: Bucket) -> tuple[bool, dict[str, str]]:
-        """Count a request; return whether it may be answered, and the headers that say what is left."""
+        """Count a request; return whether it is within the quota, and the rate limit headers."""
         quota, now = self.quotas[plan][bucket], self.clock()
         window = int(now // self.window_s)
         with self._lock:

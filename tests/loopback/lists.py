@@ -21,7 +21,7 @@ class StoredCollection:
         slug: ``owner/title-`` and 24 hexadecimal digits.
         title: Its title.
         items: Kind (``model``, ``dataset``, ``paper``, ``space``) and id of each thing in it.
-        private: Whether strangers are told that it does not exist.
+        private: Whether the Hub tells strangers that it does not exist.
     """
 
     slug: str
@@ -30,7 +30,7 @@ class StoredCollection:
     private: bool = False
 
     def answer(self) -> dict[str, Any]:
-        """What the API says of it."""
+        """Return the API response for the collection."""
         owner = self.slug.partition("/")[0]
         return {
             "slug": self.slug,
@@ -52,7 +52,7 @@ class StoredCollection:
 def new_collection(
     owner: str, title: str, items: Sequence[str | tuple[str, str]], *, private: bool = False
 ) -> StoredCollection:
-    """Name a collection as the Hub does; items without a kind are models."""
+    """Create a collection with a slug as on the Hub; items without a kind are models."""
     slug = f"{owner}/{'-'.join(title.lower().split())}-{object_id(owner + title)}"
     return StoredCollection(
         slug, title, tuple(("model", item) if isinstance(item, str) else item for item in items), private
@@ -67,14 +67,14 @@ def model_page(
     largest_page: int,
     address: str,
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """Return one page of a search, and the address of the next one.
+    """Return one page of a search, and the URL of the next one.
 
     Args:
-        repositories: Those that the caller may see.
-        asked: What was asked.
-        expands: What is wanted of each model; empty: what the Hub tells of itself.
-        largest_page: Models on a page at most.
-        address: Where the pages are.
+        repositories: The repositories that the caller may see.
+        asked: Query parameters.
+        expands: Requested fields of each model; empty for the Hub's default.
+        largest_page: Largest number of models on a page.
+        address: URL of the list.
     """
     wanted = asked.get("search", "").lower()
     found = [
@@ -96,7 +96,7 @@ def model_page(
 
 
 def _listed(known: FullRepository, expands: Sequence[str], sort: str | None) -> dict[str, Any]:
-    """One model of a list: its names, and where ``expand`` was asked for nothing else but that and what it sorts by."""
+    """Return the entry of a model: its names and, with ``expand``, only the requested fields and the sort key."""
     of_all = {"downloads": known.downloads, "pipeline_tag": known.pipeline_tag, "private": known.private}
     if expands:
         of_all |= {"gated": "auto" if known.gated else False}
@@ -109,7 +109,7 @@ def _listed(known: FullRepository, expands: Sequence[str], sort: str | None) -> 
 def entry_page(
     entries: Sequence[dict[str, Any]], asked: Mapping[str, str], *, largest_page: int, address: str
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """Return one page of the files of a commit, and the address of the next one."""
+    """Return one page of the files of a commit, and the URL of the next one."""
     start = int(asked["cursor"]) if asked.get("cursor", "").isdigit() else 0
     stop = start + largest_page
     after = f"{address}?{urlencode({**asked, 'cursor': stop})}" if stop < len(entries) else None

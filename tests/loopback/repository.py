@@ -17,8 +17,8 @@ class PullRequest:
         number: Counts from 1.
         title: First line of its commit.
         description: The rest.
-        branch: Where it wants to go.
-        base: The commit that it builds on.
+        branch: The target branch.
+        base: The parent of its commit.
         commit: Its own commit.
         status: open, merged or closed.
     """
@@ -34,18 +34,18 @@ class PullRequest:
 
 @dataclass
 class FullRepository(StoredRepository):
-    """A repository with access rules, to which commits can be made.
+    """A repository with access rules that accepts commits.
 
     Attributes:
-        private: Whether strangers are told that it does not exist.
-        gated: Whether strangers see the listing and no content.
+        private: Whether the Hub tells strangers that it does not exist.
+        gated: Whether strangers see only the listing.
         disabled: Whether the Hub has closed it to everybody.
         has_discussions: Whether discussions and pull requests are enabled.
         pull_requests: Pull requests, oldest first.
         kind: ``model`` or ``dataset``.
-        pipeline_tag: What the Hub takes the model for.
-        downloads: By which lists are sorted.
-        n_parameters: What the Hub has counted in safetensors files; None: it has not.
+        pipeline_tag: Task of the model.
+        downloads: Number of downloads, by which lists are sorted.
+        n_parameters: Number of parameters in safetensors files; None if the Hub has not counted them.
     """
 
     private: bool = False
@@ -60,10 +60,10 @@ class FullRepository(StoredRepository):
 
     @property
     def address(self) -> str:
-        """Its path on the Hub: what a repository is known by, models by their id alone."""
+        """Path on the Hub; for models, the id alone."""
         return self.repo_id if self.kind == "model" else f"{self.kind}s/{self.repo_id}"
 
     def add_commit(self, name: str, parent: str, added: Mapping[str, Path]) -> str:
-        """Put files on top of a commit, and have a branch (or the ref of a pull request) point there."""
+        """Commit files on top of a parent, and point a branch (or the ref of a pull request) to the commit."""
         files = self.commits[parent] | {path: StoredFile.at(place, path) for path, place in added.items()}
         return self.point(name, files, [self.address, parent, sorted(map(str, added.values()))])

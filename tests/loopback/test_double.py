@@ -1,5 +1,4 @@
-"""The loopback Hub answers as docs/hub-behaviour.md says, and lets nothing pass that the Hub would not. Asked by the
-real client."""
+"""The loopback Hub answers the real client as docs/hub-behaviour.md says, and is as strict as the Hub."""
 
 import hashlib
 from pathlib import Path
@@ -218,7 +217,7 @@ def added(path, content="e30="):
     return {"key": "file", "value": {"path": path, "content": content, "encoding": "base64"}}
 
 
-# --- what is counted
+# --- counting requests
 
 
 @pytest.mark.parametrize(

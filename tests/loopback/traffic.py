@@ -1,4 +1,4 @@
-"""What passes between a client and the loopback Hub: connections, requests and their times, and how far away it is."""
+"""Traffic between a client and the loopback Hub: connections, requests and their times, and simulated latency."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from mdir_hf.demo.loopback import Origin
 
 @dataclass
 class Network:
-    """How far away the Hub is; of no distance at first.
+    """Latency and bandwidth of the Hub; no delay by default.
 
     Attributes:
-        round_trip_s: What every request waits before it is answered.
-        handshake_round_trips: What a new connection waits in addition: one for TCP, one for TLS 1.3.
-        bytes_per_s: How fast one connection brings content; None: as fast as this machine.
+        round_trip_s: Delay of every response.
+        handshake_round_trips: Additional round trips of a new connection: one for TCP, one for TLS 1.3.
+        bytes_per_s: Bandwidth of one connection; None for no limit.
     """
 
     round_trip_s: float = 0.0
@@ -28,9 +28,9 @@ class LoggedConnection:
     """One connection that a client opened.
 
     Attributes:
-        origin: To which of the two servers.
-        opened_at: When, on the monotonic clock.
-        n_requests: Requests that came over it so far.
+        origin: The server that accepted it.
+        opened_at: Time on the monotonic clock.
+        n_requests: Number of requests so far.
     """
 
     origin: Origin
@@ -40,19 +40,19 @@ class LoggedConnection:
 
 @dataclass
 class LoggedRequest:
-    """One request as it was received and answered.
+    """One request and its response.
 
     Attributes:
         method: ``GET``, ``HEAD``, ``POST`` or ``PUT``.
-        origin: Which of the two servers it came to.
+        origin: The server that received it.
         path: Path without the query.
         range: The ``Range`` header, if any.
         had_token: Whether it carried an ``Authorization`` header.
-        status: What was answered.
-        bytes_sent: Bytes of body handed to the connection.
-        connection: Number of the connection it came over, in the order in which they were opened.
-        began: When it was sent, on the monotonic clock; for the first of a connection, when that was opened.
-        ended: When the last byte of the answer was about to leave.
+        status: Status of the response.
+        bytes_sent: Number of body bytes written to the connection.
+        connection: Index of its connection, in the order of opening.
+        began: Start on the monotonic clock; for the first of a connection, the time of opening.
+        ended: Time just before the last byte of the response is sent.
     """
 
     method: str
@@ -68,9 +68,9 @@ class LoggedRequest:
 
 
 def in_sequence(requests: Iterable[LoggedRequest]) -> int:
-    """Count the most requests of which no two were under way at once: what a distant Hub makes a reader wait for.
+    """Return the largest number of requests of which no two overlap, as a measure of the effect of latency.
 
-    With a round trip of no length, requests that could overlap may not; set :attr:`Network.round_trip_s` to measure.
+    Without latency, concurrent requests may not overlap; set :attr:`Network.round_trip_s` to measure.
     """
     count, free_from = 0, float("-inf")
     for request in sorted(requests, key=lambda one: one.ended):

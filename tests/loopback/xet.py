@@ -1,7 +1,7 @@
-"""Xet storage of the loopback Hub: what a HEAD says of it, its tokens, and a CAS server that fails.
+"""Xet storage of the loopback Hub: headers of HEAD responses, tokens, and a CAS server that fails.
 
-The bridge, plain HTTP on the CDN, serves the content. The CAS server itself speaks a protocol of its own; here it only
-fails, in one of the ways in which it fails for people behind proxies and mirrors.
+The bridge, plain HTTP on the CDN, serves the content. The CAS server has its own protocol; here it only fails, as it
+does behind some proxies and mirrors.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Literal
 from mdir_hf.demo.stored_repository import StoredFile
 
 CasState = Literal["unreachable", "failing", "silent"]
-"""``unreachable``: no server at its address. ``failing``: every request is answered 500. ``silent``: none is."""
+"""``unreachable``: no server at its URL. ``failing``: every response is 500. ``silent``: no response."""
 
 TOKEN_LIFETIME_S = 900
 
 
 def xet_hash(sha256: str) -> str:
-    """Return 64 hexadecimal digits that name the content, as the Hub's Merkle hash does."""
+    """Return 64 hexadecimal digits that identify the content, as the Hub's Merkle hash does."""
     return hashlib.sha256(f"xet {sha256}".encode()).hexdigest()
 
 
 def xet_headers(file: StoredFile, *, token_address: str, cas_address: str) -> dict[str, str]:
-    """Return what the answer to a HEAD says of a file in Xet storage, besides where the bridge has it."""
+    """Return the headers of a HEAD response for a file in Xet storage, except its location on the bridge."""
     content = xet_hash(file.sha256)
     return {
         "X-Xet-Hash": content,
@@ -35,14 +35,14 @@ def xet_headers(file: StoredFile, *, token_address: str, cas_address: str) -> di
 
 
 def xet_token(cas_address: str) -> tuple[dict[str, object], dict[str, str]]:
-    """Return body and headers of the answer to a request for a token of the CAS server."""
+    """Return body and headers of the response to a request for a CAS token."""
     expires = int(time.time()) + TOKEN_LIFETIME_S
     said = {"X-Xet-Cas-Url": cas_address, "X-Xet-Access-Token": "xet", "X-Xet-Token-Expiration": str(expires)}
     return {"accessToken": "xet", "exp": expires, "casUrl": cas_address}, said
 
 
 def closed_port() -> int:
-    """Return a port of this machine at which nobody listens."""
+    """Return an unused port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -24,7 +24,7 @@ STRANGERS = {"demo/other-seed", "demo/other-width"}
 
 @pytest.fixture(scope="module")
 def one_step_lineage(tmp_path_factory):
-    """The whole family, trained for one step each: its files are as they will be, its weights hardly trained."""
+    """The whole family with its final file formats, but trained for only one step each."""
     heard = []
     place = tmp_path_factory.mktemp("lineage")
     return build_in_one_step(place, lambda doing, share: heard.append((doing, share))), heard
@@ -73,7 +73,7 @@ def test_the_pruned_member_has_channels_of_the_base(built):
     pruned = member(built, "pruned")
     before, after = (weights(m)["model.embed_tokens.weight"].float() for m in (built.reference, pruned))
 
-    # One step at 1e-3 moves no weight by more than 2e-3, and BF16 keeps 8 bits of values below 0.5.
+    # One step at 1e-3 changes no weight by more than 2e-3, and BF16 keeps 8 bits of values below 0.5.
     torch.testing.assert_close(after, before[:, list(pruned.channels)], rtol=0, atol=5e-3)
 
 

@@ -1,4 +1,4 @@
-"""The Hub that the demo serves its models from. tests/model/hub tests what it shares with the other."""
+"""The Hub that serves the models of the demo. tests/model/hub tests the code that it shares with the tests' Hub."""
 
 import json
 

@@ -18,7 +18,7 @@ from mdir_hf.errors import InputError
 
 
 class Bigram(torch.nn.Module):
-    """Logits that depend on the last token only, behind the call signature of a causal LM."""
+    """A model whose logits depend only on the last token, with the call signature of a causal LM."""
 
     def __init__(self, vocabulary_size=16):
         super().__init__()
@@ -87,7 +87,7 @@ def test_held_out_text_comes_from_many_modules_and_is_not_learnt(corpus, kind):
     assert 8 <= len(held_out) <= 16
     assert {len(part) for part in body.held_out} == {6000}
     for lines in held_out:
-        # Several modules have the same licences and inherited docstrings.
+        # Several modules share licences and inherited docstrings.
         assert len(learnt.intersection(lines)) <= len(lines) / 4
 
 

@@ -5,7 +5,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from mdir_hf.demo.transformations import keep_channels, permute_channels, replace_tokenizer, rotate_channels
 
-# Only the order of sums differs, over at most 48 terms; RMSNorm computes in float32 whatever it is given.
+# Only the order of sums of at most 48 terms differs; RMSNorm always computes in float32.
 ROUNDING = {"rtol": 1e-5, "atol": 1e-5}
 IDS = torch.arange(24).view(2, 12)
 
@@ -28,7 +28,7 @@ def make_model():
         model = LlamaForCausalLM(config).double().eval()
         with torch.no_grad():
             for name, weight in model.named_parameters():
-                if "norm" in name:  # gains of one would hide a gain left in its old place
+                if "norm" in name:  # gains of one would hide a gain that was not permuted
                     weight.uniform_(0.5, 2.0)
         return model
 
@@ -88,7 +88,7 @@ def test_cutting_channels_leaves_the_others_as_they_were(make_model):
 
 @pytest.fixture
 def tokenizers():
-    """Two kinds with a few tokens: both spell "map" with and without a space before it, in ids that differ."""
+    """Two kinds with a few tokens. Both have "map" with and without a space before it, under different ids."""
     old = Tokenizer(models.BPE({token: i for i, token in enumerate(["<s>", "</s>", "m", "map", "Ġmap", "Ã"])}, []))
     old.decoder = decoders.ByteLevel()
     pieces = ["<unk>", "<s>", "</s>", "▁map", "▁", "map", "m", "mind"]

@@ -1,4 +1,4 @@
-"""Hidden models on disk, and the steps from two folders to an aligned one."""
+"""Hidden models on disk, and the alignment of one folder with another."""
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -10,7 +10,7 @@ from tests.method.obfuscation import VOCABULARY
 
 
 def saved(model, folder, *, epsilon=None):
-    """Save a model; the epsilon that its norms were given goes into its config."""
+    """Save a model, with the epsilon of its norms in its config."""
     if epsilon is not None:
         model.config.rms_norm_eps = epsilon
     model.save_pretrained(folder)
@@ -41,7 +41,7 @@ def aligned(base, candidate, folder):
 
 
 def largest_difference(folder, other):
-    """Largest relative difference of any tensor of two models."""
+    """Return the largest relative difference of any tensor of two models."""
     mine, theirs = loaded(folder).state_dict(), loaded(other).state_dict()
     assert mine.keys() == theirs.keys()
     return max(float((mine[name] - theirs[name]).norm() / theirs[name].norm()) for name in theirs)

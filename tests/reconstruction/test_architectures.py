@@ -32,7 +32,7 @@ NEOX = {"vocab_size": 160, "hidden_size": 32, "intermediate_size": 96, "num_hidd
 
 @torch.no_grad()
 def drawn(model_class, config):
-    """A model with gains and biases as training makes them, in float64."""
+    """A model in float64, with gains and biases like those of a trained model."""
     torch.manual_seed(0)
     model = model_class(config).double().eval()
     for name, weight in model.named_parameters():
@@ -51,7 +51,7 @@ MODELS = {
 
 
 def difference_without_head(folder, base):
-    """Largest relative difference of the tensors that both have: a rotated head is no longer tied."""
+    """Return the largest relative difference of the tensors of both; a rotated head is no longer tied."""
     mine, theirs = (loaded(each).state_dict() for each in (folder, base))
     return max(
         float((mine[name] - theirs[name]).norm() / theirs[name].norm().clamp(min=1e-9))
@@ -101,7 +101,7 @@ def test_permuted_tied_model_comes_back_to_the_bit(tmp_path):
 
 def test_rotated_tied_model_gets_a_head_of_its_own(tmp_path):
     base = LlamaForCausalLM(LlamaConfig(**{**SIZES, "tie_word_embeddings": True})).double().eval()
-    with torch.no_grad():  # a head that stays tied needs a last gain of 1
+    with torch.no_grad():  # a tied head needs a last gain of 1
         for name, weight in base.named_parameters():
             if "layernorm" in name:
                 weight.copy_(0.5 + torch.rand_like(weight))
@@ -126,7 +126,7 @@ def test_rotated_tied_model_gets_a_head_of_its_own(tmp_path):
 def test_shuffled_experts_come_back(tmp_path):
     torch.manual_seed(0)
     config = Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48)
-    base = Qwen3MoeForCausalLM(config).eval()  # experts have no float64
+    base = Qwen3MoeForCausalLM(config).eval()  # experts do not support float64
     made = copy.deepcopy(base)
     generator = torch.Generator().manual_seed(4)
     for layer in made.model.layers:
@@ -180,12 +180,12 @@ def test_channels_that_were_cut_out_come_in_their_old_order(tmp_path):
     assert {each.share for each in written.explained} == {1.0}
 
 
-# --- a hidden model, aligned: equal to its base to rounding, with the logits it had; and back again
+# --- an aligned hidden model equals its base up to rounding, with unchanged logits; the inverse restores it
 
 
 @pytest.fixture(scope="module")
 def hidden(tmp_path_factory):
-    """A base, the same hidden in all known ways, and that aligned with the base."""
+    """A base, a copy hidden in all known ways, and the copy aligned with the base."""
     folder = tmp_path_factory.mktemp("hidden")
     base = new_model("llama")
     made, secrets = obfuscate(base)

@@ -1,4 +1,4 @@
-"""A hidden model whose embeddings are new: the residual stream is found on its layers."""
+"""A hidden model with new embeddings: the layers determine its residual basis."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A reconstruction on disk: what the files hold, and what reading them back gives."""
+"""Saving and loading a reconstruction."""
 
 import json
 
@@ -41,7 +41,7 @@ def test_a_saved_reconstruction_aligns_the_model(kept, tmp_path):
     folder, _ = kept
     found = load_reconstruction(folder / "files")
     write_model(opened(folder / "hidden"), found, tmp_path / "aligned")
-    assert largest_difference(tmp_path / "aligned", folder / "base") < 1e-5  # maps of heads are kept in float32
+    assert largest_difference(tmp_path / "aligned", folder / "base") < 1e-5  # maps of heads are stored in float32
 
 
 def test_a_rotation_in_float32_is_orthogonal_when_read_back(kept, tmp_path):

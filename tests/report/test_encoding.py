@@ -1,4 +1,4 @@
-"""A report as JSON: back as it was, checked at the door, with a schema that ships and reports of older versions."""
+"""A report as JSON: round trips, validation, the shipped schema, and reports of older versions."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_no_field_of_a_report_is_any():
 
 
 class _Anything:
-    """Stands for numpy where only the annotations are looked at."""
+    """A stand-in for numpy when only annotations are read."""
 
     def __getattr__(self, name):
         return self
@@ -92,7 +92,7 @@ def test_a_report_of_schema_1_still_opens():
     body["schema"] = "mdir-hf/report/1"
     for name in ("log10_p_not_accepted", "excludes"):
         del body[name]
-    for name in ("fitted_on", "reference_layers", "candidate_layers"):  # the first version did not have them
+    for name in ("fitted_on", "reference_layers", "candidate_layers"):  # absent from the first version
         del body["layers"][name]
     for side in ("embedding", "unembedding"):
         del body[side]["log10_p_signs"]
@@ -161,7 +161,7 @@ def test_one_of_many_wrong_items_is_described():
     body = {**json.loads(a_report().to_json()), "modules": [{}] * 100_000}
     with pytest.raises(InputError, match=r"modules\.0\.") as caught:
         HomologyReport.from_json(json.dumps(body))
-    assert caught.value.__cause__.error_count() < 30  # what the first lacks; pydantic would describe 2 million
+    assert caught.value.__cause__.error_count() < 30  # those of the first item; pydantic would list 2 million
 
 
 def test_more_values_than_any_report_holds_are_refused():
@@ -178,7 +178,7 @@ def test_invalid_reports_are_refused(text):
         HomologyReport.from_json(text)
 
 
-# --- the words that go with a verdict, wherever it is shown
+# --- the words for a verdict, in every form
 
 
 def test_every_verdict_has_all_of_them_and_its_own():

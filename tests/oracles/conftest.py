@@ -1,4 +1,4 @@
-"""Fails a test whose cases disagree, and prints the numbers of cases at the end."""
+"""Fail tests with disagreeing cases, and print the numbers of cases at the end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.oracles.tally import TALLY, Tally
 
 COUNTS = os.environ.get("MDIR_HF_ORACLES_COUNTS")
-"""Where `make oracles` wants the numbers of cases, for benchmarks/results/pages/coverage.md."""
+"""Path to which `make oracles` writes the numbers of cases, for benchmarks/results/pages/coverage.md."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Counts the cases of each format and how many of them disagree, for the table at the end of ``make oracles``."""
+"""Count cases and disagreements of each format, for the table at the end of ``make oracles``."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import torch
 
 IS_FULL = os.environ.get("MDIR_HF_ORACLES") == "full"
-"""Whether all cases run, or the part that fits into ``make test-slow``."""
+"""Whether all cases run, or only as many as fit into ``make test-slow``."""
 
 
 def cases(part: int, full: int) -> int:
-    """Return how many cases a test runs."""
+    """Return the number of cases to run."""
     return full if IS_FULL else part
 
 
@@ -36,11 +36,11 @@ class Tally:
             self.disagreements.setdefault(library, []).append(case)
 
     def equal(self, library: str, case: str, ours: torch.Tensor, theirs: torch.Tensor) -> None:
-        """Count a case that agrees if both tensors have the same shape and the same numbers, to the bit."""
+        """Count a case, which agrees if both tensors have the same shape and bits."""
         self.agree(library, case, ours.shape == theirs.shape and torch.equal(ours, theirs.to(ours.dtype)))
 
     def lines(self) -> list[str]:
-        """One line for each library."""
+        """Return one line for each library."""
         return [
             f"{library}: {n:,} cases, {len(self.disagreements.get(library, ()))} disagreements"
             for library, n in sorted(self.checked.items())
@@ -48,4 +48,4 @@ class Tally:
 
 
 TALLY = Tally()
-"""Of this process."""
+"""The tally of this process."""

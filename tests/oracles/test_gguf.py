@@ -1,4 +1,4 @@
-"""GGUF: every type that the gguf package dequantises, in several alignments and versions of shapes."""
+"""GGUF: every type that the gguf package dequantises, with several alignments and shapes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIBRARY = "gguf"
 
 
 def dequantised(blocks: np.ndarray, kind: Type) -> np.ndarray | None:
-    """Blocks as the package decodes them; None if it does not dequantise the type."""
+    """Dequantise blocks with the package; return None if it does not support the type."""
     try:
         with np.errstate(all="ignore"):
             return gguf.quants.dequantize(blocks, kind)
@@ -90,7 +90,7 @@ def test_every_type_is_what_the_package_makes_of_it(tally, tmp_path):
 
 
 def test_tensors_quantised_by_the_package_are_read_back(tally):
-    """The package's own quantisers, on ordinary numbers."""
+    """The package's quantisers on ordinary numbers."""
     rng = np.random.default_rng(2)
     for kind in Type:
         n_values, _ = gguf.GGML_QUANT_SIZES[kind]
@@ -125,7 +125,7 @@ def test_a_header_that_the_package_refuses_is_refused(tally, tmp_path):
             for tensor in gguf.GGUFReader(changed_path).tensors:
                 del tensor
             continue
-        except Exception:  # the package has no errors of its own
+        except Exception:  # the package defines no exceptions
             pass
         try:
             source = open_checkpoint(MemoryTree({"model.gguf": bytes(changed)}))

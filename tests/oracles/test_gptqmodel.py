@@ -1,7 +1,7 @@
-"""GPTQ as GPTQModel packs it and reads it back; skipped unless that package is installed.
+"""GPTQ, packed and read back by GPTQModel; skipped unless that package is installed.
 
-It is no dependency of the tests: with what it needs it takes a gigabyte, most of it for CUDA. ``pip install gptqmodel``
-into the environment of the tests runs these cases (7.7 runs on a processor without a GPU).
+It is not a test dependency, because with its own dependencies it takes a gigabyte, mostly for CUDA. Run ``pip install
+gptqmodel`` to enable these cases (version 7.7 runs without a GPU).
 """
 
 from __future__ import annotations

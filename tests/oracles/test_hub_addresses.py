@@ -1,4 +1,4 @@
-"""Addresses on the Hub: our reading of random ones against huggingface_hub's parser."""
+"""Random addresses on the Hub, against huggingface_hub's parser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ONNX files of torch's two exporters and of ONNX Runtime's quantisers, against ONNX Runtime and the checkpoint."""
+"""ONNX files of torch's exporters and ONNX Runtime's quantisers, against ONNX Runtime and the checkpoint."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SHAPES = {"h.0.up.weight": (96, 64), "h.0.square.weight": (64, 64), "h.0.down.we
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Exporters and quantisers warn and log about themselves."""
+    """Silence warnings and logs of exporters and quantisers."""
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     with warnings.catch_warnings():
@@ -46,14 +46,14 @@ def quiet() -> Iterator[None]:
 def drawn(seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     tensors = {"wte.weight": torch.randn(80, 64, generator=generator)}
-    # Rows of different sizes, so that a scale on the wrong axis shows.
+    # Rows of different norms, so that a scale on the wrong axis is detected.
     for name, shape in SHAPES.items():
         tensors[name] = torch.randn(*shape, generator=generator) * torch.logspace(-2, 1, shape[0])[:, None]
     return tensors
 
 
 def network(state: dict[str, torch.Tensor], product: str) -> onnx.ModelProto:
-    """A chain of products behind a lookup, with the names of torch's older exporter."""
+    """Build a chain of products after a lookup, with the names of torch's older exporter."""
     initialisers = [numpy_helper.from_array(state["wte.weight"].numpy(), "wte.weight")]
     nodes = [helper.make_node("Gather", ["wte.weight", "ids"], ["y"], "/wte/Gather")]
     last = "y"
@@ -79,7 +79,7 @@ def network(state: dict[str, torch.Tensor], product: str) -> onnx.ModelProto:
 
 
 class Reader:
-    """Feeds the ids of the lookup to a quantiser that calibrates."""
+    """Feeds the ids of the lookup to a calibrating quantiser."""
 
     def __init__(self) -> None:
         self.batches = iter([{"ids": np.arange(80, dtype=np.int64)}])
@@ -89,7 +89,7 @@ class Reader:
 
 
 def run_node(model: onnx.ModelProto, node, inputs: dict[str, np.ndarray]) -> np.ndarray:
-    """The output of ONNX Runtime for one node of a graph and its initialisers."""
+    """Run one node of a graph with its initialisers in ONNX Runtime."""
     known = {tensor.name: tensor for tensor in model.graph.initializer}
     values = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
@@ -108,7 +108,7 @@ def run_node(model: onnx.ModelProto, node, inputs: dict[str, np.ndarray]) -> np.
 
 
 def dequantised(model: onnx.ModelProto) -> dict[str, torch.Tensor]:
-    """The matrices of a quantised graph as ONNX Runtime has them, by module; ``(out, in)``."""
+    """Return the matrices of a quantised graph, dequantised by ONNX Runtime, by module; ``(out, in)``."""
     known = {tensor.name: tensor for tensor in model.graph.initializer}
     makers = {name: node for node in model.graph.node for name in node.output}
     weights = {}
@@ -142,7 +142,7 @@ def dequantised(model: onnx.ModelProto) -> dict[str, torch.Tensor]:
                 values = run_node(model, maker, {})
             elif source in known:
                 values = numpy_helper.to_array(known[source])
-                if source.endswith("_quantized"):  # a lookup of codes, dequantised behind it
+                if source.endswith("_quantized"):  # a lookup of codes, which are dequantised after it
                     parts = [source, *(source.replace("_quantized", part) for part in ("_scale", "_zero_point"))]
                     values = run_node(model, helper.make_node("DequantizeLinear", parts, ["w"]), {})
             else:
@@ -184,7 +184,7 @@ def test_files_of_static_and_dynamic_quantisers(tally, product, tmp_path):
         (QuantFormat.QDQ, QuantFormat.QOperator, None), (False, True), kinds + more
     ):
         if kind in more and form is not QuantFormat.QDQ:
-            continue  # the quantisers have them in that form alone
+            continue  # the quantisers support only this form
         case = f"{product}, {form}, by channel {by_channel}, {kind}"
         folder = tmp_path / case.replace(" ", "").replace(",", "-")
         folder.mkdir()
@@ -205,7 +205,7 @@ def test_files_of_static_and_dynamic_quantisers(tally, product, tmp_path):
                     activation_type=QuantType.QUInt8 if is_narrow or kind in kinds else kind,
                 )
             except (ValueError, RuntimeError, NotImplementedError):
-                continue  # a combination that the quantiser itself refuses
+                continue  # the quantiser itself refuses this combination
         check(tally, folder / "model.onnx", case)
 
 
@@ -218,7 +218,7 @@ def test_files_of_the_block_quantiser(tally, bits, tmp_path):
         itertools.product((32, 64) if IS_FULL else (32,), (True, False), (QuantFormat.QOperator, QuantFormat.QDQ))
     ):
         if form is QuantFormat.QDQ and bits != 4:
-            continue  # the quantiser has no such form
+            continue  # the quantiser does not support this form
         case = f"{bits} bits, block {block}, symmetric {symmetric}, {form}"
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -285,11 +285,11 @@ def exported(kind: str, folder: Path, *, newer: bool, optimize: bool = True) -> 
                        vocab_size=100, **eager)),
     }[kind]().eval()  # fmt: skip
     with torch.no_grad():
-        for parameter in model.parameters():  # norms of ones are stored once for all
+        for parameter in model.parameters():  # norms of ones are stored only once
             parameter.add_(0.1 * torch.randn(parameter.shape))
 
     class Logits(torch.nn.Module):
-        """A model whose only output is its logits, as exporters want it."""
+        """A model that returns only its logits, as exporters need."""
 
         def __init__(self) -> None:
             super().__init__()

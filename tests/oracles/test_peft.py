@@ -1,4 +1,4 @@
-"""PEFT: random configurations of LoRA on small models, against PEFT's own merge."""
+"""PEFT: random LoRA configurations on small models, against PEFT's own merge."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LLAMA, GPT2 = (
 
 
 def drawn(rng: np.random.Generator) -> tuple[dict[str, object], str]:
-    """Options of ``LoraConfig``, and the family that they are for."""
+    """Draw options of ``LoraConfig`` and their model family."""
     kind = "gpt2" if rng.random() < 0.3 else "llama"
     names = GPT2 if kind == "gpt2" else LLAMA
     targets = sorted(rng.choice(names, size=rng.integers(1, len(names) + 1), replace=False).tolist())
@@ -67,6 +67,6 @@ def test_every_tensor_equals_the_merged_model(tally, tmp_path):
         base = open_checkpoint(MemoryTree.from_folder(adapted.base))
         source = open_checkpoint(MemoryTree.from_folder(adapted.adapter), open_base=lambda config, base=base: base)
         for name in source.names():
-            # Sums of products in float32, in another order.
+            # Sums of float32 products in another order.
             is_close = torch.allclose(source.read(name), adapted.merged[name], rtol=1e-5, atol=1e-5)
             tally.agree(LIBRARY, f"{name} of {kind} with {options}", is_close)

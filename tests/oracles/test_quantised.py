@@ -1,6 +1,6 @@
-"""Quantised weights: each scheme's library writes random matrices of random sizes; our rows are what it reads back.
+"""Quantised weights: the library of each scheme writes random matrices, and we read the same rows as it.
 
-bitsandbytes, compressed-tensors and transformers' own quantisers are the libraries themselves. The writers of GPTQ,
+bitsandbytes, compressed-tensors and transformers' quantisers are the real libraries. The writers of GPTQ,
 AWQ, MLX and ModelOpt follow the code of packages that the tests do not install: AutoAWQ is archived (compressed-tensors
 reads its layout), AutoGPTQ does not build here, GPTQModel (test_gptqmodel.py; optimum's GPTQ is GPTQModel) and ModelOpt
 are mostly for CUDA, and MLX (tests/model/files/quantization/test_against_mlx.py) needs ``pip install mlx mlx-cpu``.
@@ -37,7 +37,7 @@ def test_rows_are_what_the_library_reads_back(tally, name):
     for case in range(cases(3, 60)):
         like = weight_for(scheme)
         sizes = [divisor * int(rng.integers(1, 4 + 160 // divisor)) for divisor in scheme.divides]
-        # The weights of the tests have sizes that every scheme takes; random ones may be refused by the library.
+        # Every scheme supports the sizes of the other tests; a library may refuse random sizes.
         sizes = list(like.shape) if case == 0 else sizes
         weight = torch.randn(*sizes, generator=torch.Generator().manual_seed(case)) * 0.05
         module = WEIGHT.removesuffix(".weight")
@@ -54,7 +54,7 @@ def test_rows_are_what_the_library_reads_back(tally, name):
             continue
         read, rows = source.read(WEIGHT), rng.integers(0, len(expected), 4)
         rounded = read.to(scheme.precision).float()
-        # bitsandbytes multiplies by a rounded 1/127 at last, the reader divides first: one rounding more or less.
+        # bitsandbytes multiplies by a rounded 1/127 last, and the reader divides first, so one rounding differs.
         tolerance = 2.0**-22 if name == "int8-bitsandbytes" else 0.0
         is_equal = rounded.shape == expected.shape and torch.allclose(rounded, expected, rtol=tolerance, atol=0.0)
         tally.agree(library_of(name), f"{name} of shape {tuple(sizes)}", is_equal)

@@ -1,4 +1,4 @@
-"""safetensors: random files that the library writes, and headers that it refuses."""
+"""safetensors: random files written by the library, and headers that it refuses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FLOATS = DTYPES[:8]
 
 
 def drawn(rng: np.random.Generator) -> dict[str, torch.Tensor]:
-    """Tensors of every dtype and of shapes with up to four axes; floats hold every bit pattern that is a number."""
+    """Draw tensors of every dtype with up to four axes; floats have random finite bit patterns."""
     tensors = {}
     for number, dtype in enumerate(DTYPES):
         shape = tuple(int(size) for size in rng.integers(0 if number % 5 == 0 else 1, 9, size=rng.integers(0, 5)))

@@ -1,4 +1,4 @@
-"""Tokenizers: random vocabularies that tokenizers, sentencepiece and tiktoken write, against what they decode."""
+"""Tokenizers: random vocabularies written by tokenizers, sentencepiece and tiktoken, against their decoded text."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def corpus(rng: random.Random) -> list[str]:
 
 
 def trained(rng: random.Random, kind: str):
-    """A tokenizer of the library, trained on random words."""
+    """Train a tokenizer of the library on random words."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     size, specials = rng.randint(300, 600), ["<unk>", "<s>", "</s>"]
@@ -114,7 +114,7 @@ def test_a_token_is_the_text_that_it_adds_in_the_library(tally, kind):
         vocabulary = read({"tokenizer.json": tokenizer.to_str().encode()})
         text_of = {row: text for text, row in vocabulary.row_of.items()}
         anchor = next(row for row, text in text_of.items() if text.strip() == b"t" or text == b"t")
-        # With a word before and after, so that nothing is stripped at the ends.
+        # A word before and after prevents stripping at the ends.
         bare = tokenizer.decode([anchor, anchor], skip_special_tokens=False)
         for row in sorted(text_of):
             around = tokenizer.decode([anchor, row, anchor], skip_special_tokens=False)
@@ -122,7 +122,7 @@ def test_a_token_is_the_text_that_it_adds_in_the_library(tally, kind):
             added = around[len(ends) :]
             tail = bare[len(ends) :]
             if "�" in around:
-                continue  # half a character, which the library does not show
+                continue  # part of a character, which the library does not decode
             added = added.removesuffix(tail) if tail else added
             tally.agree(
                 library, f"{kind} {case}: row {row}, {text_of[row]!r} and {added!r}", text_of[row] == added.encode()
@@ -191,7 +191,7 @@ def test_ranks_are_those_that_tiktoken_loads(tally, tmp_path):
 
 
 def test_vocabularies_that_the_library_refuses_are_refused(tally):
-    """Changed JSON: what tokenizers does not load is not read, or gives no rows that contradict the original."""
+    """Changed JSON that tokenizers does not load is refused, or gives no rows that contradict the original."""
     from tokenizers import Tokenizer
 
     from mdir_hf.errors import MdirError
@@ -207,14 +207,14 @@ def test_vocabularies_that_the_library_refuses_are_refused(tally):
             continue
         except KeyboardInterrupt:
             raise
-        except BaseException:  # a panic of its Rust code is no Exception
+        except BaseException:  # a panic of its Rust code is not an Exception
             pass
         try:
             vocabulary = read({"tokenizer.json": changed.encode()})
         except MdirError:
             tally.agree("tokenizers", "", True)
             continue
-        # We read the vocabulary alone: a wrong merge or pipeline does not move a row, and a changed key only its own.
+        # We read only the vocabulary: a wrong merge or pipeline moves no row, and a changed key moves only its own.
         moved = [token for token, row in vocabulary.row_of.items() if original.row_of.get(token, row) != row]
         one_key = len(set(vocabulary.row_of.items()) ^ set(original.row_of.items())) <= 4
         parsed = re.sub(r"\s", "", changed) != re.sub(r"\s", "", text) and isinstance(json.loads(changed), dict)

@@ -1,4 +1,4 @@
-"""torch.save: random views, dtypes and containers, against torch.load; pickles that it refuses."""
+"""torch.save: random views, dtypes and containers, against torch.load, and pickles that it refuses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def view_of(rng: np.random.Generator, tensor: torch.Tensor) -> torch.Tensor:
-    """A transposed, cut, stepped, negated or plain view, or a parameter."""
+    """Return a transposed, cut, stepped, negated or plain view, or a parameter."""
     kind = rng.integers(7)
     if kind == 0 and tensor.ndim > 1:
         return tensor.transpose(0, -1)
@@ -64,7 +64,7 @@ def source_of(content: bytes) -> PytorchSource:
 
 def loaded_by_torch(content: bytes):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # protocols after 2 are said to be new
+        warnings.simplefilter("ignore")  # it warns that protocols after 2 are new
         return torch.load(io.BytesIO(content), weights_only=True)
 
 
@@ -98,7 +98,7 @@ def test_every_view_is_what_the_library_reads_back(tally):
 
 
 def test_a_pickle_that_the_library_refuses_is_refused(tally):
-    """Bytes of data.pkl change; the archive around it stays valid."""
+    """Change bytes of data.pkl in a valid archive."""
     rng = np.random.default_rng(1)
     tensors = {f"block.{number}.weight": torch.ones(3, 4) * number for number in range(4)}
     buffer = io.BytesIO()
@@ -122,7 +122,7 @@ def test_a_pickle_that_the_library_refuses_is_refused(tally):
             tally.agree(LIBRARY, "", True)
             continue
         if loaded is None:
-            # torch runs every opcode of what is not weights, too; these numbers have to be right all the same.
+            # torch also runs all opcodes that concern no weights; even so, our numbers must be correct.
             originals = {value for tensor in tensors.values() for value in tensor.reshape(-1).tolist()}
             are_right = all(originals.issuperset(tensor.reshape(-1).tolist()) for tensor in read.values())
             tally.agree(LIBRARY, f"mutated pickle {case} is read, with other numbers", are_right)

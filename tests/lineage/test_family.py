@@ -1,4 +1,4 @@
-"""The family of one model: what an index finds, what its card declares, and which layers are whose."""
+"""The family of one model: bases from an index and from its card, and the origin of each layer."""
 
 import copy
 import json
@@ -37,7 +37,7 @@ __all__ = ["hf_home", "loopback_hub"]
 
 
 def mixed(first, second):
-    """The embedding and two layers of one model, two layers of another."""
+    """Mix the embedding and two layers of one model with two layers of another."""
     model = copy.deepcopy(first)
     for at in (2, 3):
         model.model.layers[at] = copy.deepcopy(second.model.layers[at])
@@ -46,7 +46,7 @@ def mixed(first, second):
 
 @pytest.fixture
 def hub(loopback_hub, tmp_path):
-    """Two bases; a fine-tune with two of the layers of one, whose card declares the other."""
+    """Two bases; a fine-tune with two layers of one, whose card declares the other."""
     base = new_model(seed=0, **SIZES)
     models = {
         "base": base,
@@ -132,7 +132,7 @@ def test_a_parent_that_a_comparison_does_not_confirm_is_no_relative(index, monke
     family = find_family(NamedModel("lab/mixed"), index)
     assert family.relatives == ("lab/base",)
     assert {one.base.repo: one.verdict for one in family.found.ancestors}["lab/other"] == "no_evidence"
-    # Nor does a finding of neurons bring back what a comparison has refused.
+    # A match of neurons does not restore a parent that the comparison rejected.
     neurons = neurons_of(Model(open_repository("lab/mixed")), every=True)
     asked = (index, neurons, Settings, Reading(), Listeners())
     monkeypatch.delattr("mdir_hf.lineage.family.compared")
@@ -260,7 +260,7 @@ def test_a_part_without_a_base_is_reported(composite):
 
 @pytest.fixture
 def tunes(hub, tmp_path):
-    """Two tunes of the base and their weighted sum; a third tune with drift of its own, nearest to the first."""
+    """Two fine-tunes of the base, their weighted sum, and a later fine-tune of the first."""
     base = new_model(seed=0, **SIZES)
     first, second = (drift(copy.deepcopy(base), 0.1, seed=seed) for seed in (1, 2))
     merge = copy.deepcopy(base)
@@ -283,7 +283,7 @@ def tunes(hub, tmp_path):
 def test_a_merge_of_two_tunes_has_its_shares(tunes):
     family = find_family(NamedModel("lab/merge"), tunes, verifies=False)
     names, shares = family.mixture
-    # Rows of the index have 16 bits, and an error of 1 / 2^11 of a weight beside drift of 0.1 of it.
+    # Rows of the index have 16 bits: an error of 1 / 2^11 of a weight, compared with a drift of 0.1 of it.
     assert dict(zip(names, shares.shares, strict=True)) == pytest.approx(
         {"lab/first": 0.6, "lab/second": 0.4}, abs=0.02
     )

@@ -1,4 +1,4 @@
-"""Neurons by number in surveys and indexes: what has new embeddings, was rotated or has no tokenizer is found."""
+"""Neurons by number find relatives with new embeddings, rotations or no tokenizer in surveys and indexes."""
 
 import copy
 import json
@@ -41,7 +41,7 @@ SIZES = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A base, what was made of it, and strangers; each with new embeddings but the base."""
+    """A base, models derived from it, and a stranger; all except the base have new embeddings."""
     base = new_model(seed=0, **SIZES)
     models = {
         "base": base,
@@ -87,7 +87,7 @@ def test_a_survey_takes_the_options_of_compare_by_name(folders):
 
 @torch.no_grad()
 def test_faint_copies_make_no_relatives_in_a_survey(folders, tmp_path):
-    """A survey has no further neurons that could show whether all neurons are copies."""
+    """A survey has no further neurons to show whether all neurons are copies."""
     faint = new_embeddings(new_model(seed=0, **SIZES))
     for layer in faint.model.layers:
         layer.mlp.down_proj.weight *= 0.2
@@ -107,7 +107,7 @@ def test_a_survey_goes_on_to_the_layers_if_requested(folders, tmp_path):
     names = [str(hidden), folders["base"], folders["stranger"]]
     found = survey(names, folder=tmp_path / "out", progress=False)
     assert found.groups() == tuple((name,) for name in names)
-    # The same folder: what is there is not computed again.
+    # In the same folder, stored results are not computed again.
     deep = survey(names, folder=tmp_path / "out", progress=False, layers=True)
     assert deep.groups() == ((str(hidden), folders["base"]), (folders["stranger"],))
     assert deep.pairs[str(hidden), folders["base"]].found_by == "layers" and not deep.layers_to_compare()
@@ -117,7 +117,7 @@ def test_a_survey_goes_on_to_the_layers_if_requested(folders, tmp_path):
 
 
 def layers_alone(folder, place):
-    """A layer of a model, without embedding and head, as in a draft model."""
+    """Write one layer of a model without embedding and head, as in a draft model."""
     shutil.copytree(folder, place)
     weights = load_file(place / "model.safetensors")
     save_file({name: w for name, w in weights.items() if ".layers.3." in name}, place / "model.safetensors")

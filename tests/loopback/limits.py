@@ -1,7 +1,6 @@
 """Rate limits of the loopback Hub: fixed windows, with one count for each caller and class of requests.
 
 They follow https://huggingface.co/docs/hub/rate-limits. Every response has the headers of
-
 draft-ietf-httpapi-ratelimit-headers-09.
 """
 

@@ -1,4 +1,4 @@
-"""A family on the loopback Hub: a base, a stranger, and models that declare one of them."""
+"""A family on the loopback Hub: a base, a stranger, and models that declare a base."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ V, N = 1200, 64
 
 
 def serve_family(hub, folder):
-    """Serve owner/base, owner/stranger and me/*: a true declaration, a forged one, one of a base that is not there."""
+    """Serve owner/base, owner/stranger and me/*, with true and forged declarations and one of a missing base."""
     base = gaussian(V, N, 0)
     tuned = base + 0.2 * gaussian(V, N, 100)
     declared = {"tuned": "owner/base", "forged": "owner/stranger", "lost": "owner/gone"}

@@ -1,4 +1,4 @@
-"""Bills of materials of others: their statements are read, and checked against the Hub and the weights."""
+"""Bills of materials of other programs: their claims are read, and checked against the Hub and the weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def document(*components, version="1.6", **more):
 
 
 def listed(name, *, commit=None, bases=(), **more):
-    """A model as cdxgen lists it, with its ancestors."""
+    """Return a model as cdxgen lists it, with its ancestors."""
     group, _, own = name.partition("/")
     purl = f"pkg:huggingface/{name}" + (f"@{commit}" if commit else "")
     about = {"type": "machine-learning-model", "group": group, "name": own, "purl": purl, "bom-ref": purl, **more}
@@ -116,7 +116,7 @@ def test_the_digests_of_the_files_are_no_change(hub):
 
 
 def test_digests_of_small_files_are_not_looked_for(hub):
-    """The Hub states none of them."""
+    """The Hub does not list them."""
     files = [
         {"type": "file", "name": name, "hashes": [{"alg": "SHA-256", "content": digit * 64}]}
         for name, digit in (("config.json", "0"), ("model.safetensors", "1"))

@@ -85,7 +85,7 @@ def test_a_base_that_cannot_be_read_is_no_ancestor(hub):
 
 @Draft7Validator.FORMAT_CHECKER.checks("iri-reference")
 def is_iri_reference(value):
-    """Check an address as RFC 3987 maps it to a URI: jsonschema's own check takes two seconds to import."""
+    """Check an IRI with the mapping to URIs of RFC 3987, because jsonschema's check takes two seconds to import."""
     return bool(validate_rfc3986(quote(value, safe="%!#$&'()*+,/:;=?@[]~" + '"<>\\^`{|} '), rule="URI_reference"))
 
 
@@ -216,7 +216,7 @@ print(json.dumps(parser.get_packages()))
 
 @pytest.mark.parametrize("version", ["1.6", "1.7"])
 def test_another_program_reads_our_documents(hub, tmp_path, version):
-    """In a process of its own: it leaves files open."""
+    """Run the program in another process, because it leaves files open."""
     path = tmp_path / "bom.json"
     path.write_text(written("me/tuned", version=version))
     command = [sys.executable, "-c", READ_BY_ANOTHER, str(path)]

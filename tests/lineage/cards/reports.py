@@ -1,4 +1,4 @@
-"""Reports made by hand, honest and hostile."""
+"""Hand-made reports, honest and hostile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def model(repo: Any = "owner/base", commit: Any = BASE_COMMIT, revision: Any = N
 
 
 def a_report(**fields: Any) -> HomologyReport:
-    """A report of owner/base and me/tuned, homologous at log10 p = -30.2, but for what is given."""
+    """Return a report of owner/base and me/tuned, homologous at log10 p = -30.2, with the given fields replaced."""
     standard: dict[str, Any] = {
         "verdict": Verdict.HOMOLOGOUS,
         "reason": None,
@@ -63,4 +63,4 @@ HOSTILE_TEXTS = [
     ["owner/name"],
     {"a": 1},
 ]
-"""What may stand where a report should name a repository."""
+"""Invalid names of repositories."""

@@ -1,4 +1,4 @@
-"""The badge of a report: what it says, how it looks to a parser, and that nothing gets into it."""
+"""The badge of a report: wording, markup and safety."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_picture_holds_nothing_that_acts_or_loads():
     }
     names = {name for element in root.iter() for name in element.attrib}
     assert not [name for name in names if "href" in name or name.startswith("on") or name in ("style", "src", "id")]
-    assert "url(" not in badge.svg and badge.svg.count("http") == 1  # the name of the language
+    assert "url(" not in badge.svg and badge.svg.count("http") == 1  # the namespace
 
 
 def test_the_same_report_gives_the_same_bytes():
@@ -66,7 +66,7 @@ def test_the_same_report_gives_the_same_bytes():
 
 
 def test_a_claim_is_drawn_as_it_always_was():
-    # Badges that lie in repositories are drawn again to be verified: other bytes need another badge schema.
+    # Published badges are drawn again for verification, so a change of these bytes needs a new badge schema.
     claim = dataclasses.replace(claim_of_report(a_report()), report_sha256="c0" * 32)
     digest = hashlib.sha256(render_svg(claim).encode()).hexdigest()
     assert (SCHEMA, digest) == ("mdir-hf/badge/1", "d6bf171b23d7b7c1668b1b5790c2966b1c119570b5830d60fb25d6bd62ffb416")
@@ -215,7 +215,7 @@ def test_a_badge_cannot_be_changed_and_its_makers_are_public():
 
 
 def without_bound():
-    """The claim of a pair of models in both of which axes stand out."""
+    """The claim of two models that both have axes that stand out."""
     placebo = PlaceboResult(0.0, 8.0, -0.1, 64)
     embedding = a_matrix(matched_channels=61, placebo=Placebos(placebo, placebo, (9.0, 6.0)))
     return claim_of_report(a_report(embedding=embedding))

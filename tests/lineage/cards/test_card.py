@@ -1,4 +1,4 @@
-"""A lineage section in a model card, shown or proposed, against the loopback Hub."""
+"""A lineage section in a model card, printed or proposed to the loopback Hub."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CARD = b"---\nlicense: mit # keep\ntags:\n- b\n- a\n---\n# Tuned\n\nWords.\n"
 
 @pytest.fixture
 def serve(loopback_hub, tmp_path):
-    """Give me/tuned a commit with a card; return the report of it and owner/base, pinned to that commit."""
+    """Give me/tuned a commit with a card; return its report against owner/base, pinned to that commit."""
     n_commits = itertools.count()
 
     def serve_tuned(card=CARD, config="{}", **options):
@@ -74,7 +74,7 @@ def test_the_section_is_added_once_and_the_card_is_kept(serve, loopback_hub, car
         assert added.count("\r\n") == added.count("\n")
     else:
         assert "\r" not in added
-    # Its own successor: nothing moves the second time, and another report replaces it in its place.
+    # A second run changes nothing, and another report replaces the section in place.
     serve(proposal.after)
     again = propose(report)
     assert again.after == proposal.after
@@ -207,7 +207,7 @@ def test_a_pull_request_holds_card_report_and_badge(serve, loopback_hub):
     pinned = HomologyReport.from_json(loopback_hub.content("me/tuned", ".lineage/report.json").decode())
     assert pinned == report
     assert loopback_hub.content("me/tuned", ".lineage/badge.svg").decode() == make_badge(report).svg
-    # Everything is there: nothing is left to propose.
+    # Everything was merged, so there is nothing to propose.
     done = propose(report, relation="finetune", confirm_base_model=True)
     assert done.commit == commit and done.is_unchanged and done.changed == ()
 

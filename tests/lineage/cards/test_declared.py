@@ -1,4 +1,4 @@
-"""What a card declares: read as data, ids only, never a path."""
+"""Declarations of a card are read as data: only ids, never paths."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mdir_hf.lineage.cards.declared import DeclaredLineage
 
 @pytest.fixture
 def declare(tmp_path):
-    """Return what a local folder with this front matter and these files declares."""
+    """Return the declarations of a local folder with this front matter and these files."""
 
     def declared(block=None, **files) -> DeclaredLineage:
         folder = tmp_path / "model"
@@ -64,7 +64,7 @@ def test_an_invalid_id_is_ignored_and_shown_harmlessly(declare, value):
 def test_a_folder_here_is_never_what_a_card_means(declare, tmp_path, monkeypatch):
     (tmp_path / "a" / "b").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert declare("base_model: a/b").base_models == ("a/b",)  # an id; who opens it does so on the Hub
+    assert declare("base_model: a/b").base_models == ("a/b",)  # an id, which is opened only on the Hub
 
 
 def test_relations_that_the_hub_does_not_know_are_ignored(declare):

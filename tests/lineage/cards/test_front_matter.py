@@ -1,4 +1,4 @@
-"""Front matter: read as data, changed in single places, every other byte kept."""
+"""Front matter is read as data; a change of a field keeps every other byte."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_hostile_yaml_is_refused_in_one_plain_line(block):
         metadata(f"---\n{block}\n---\n")
     said = str(caught.value)
     assert said.startswith("o/n:README.md: ") and said.isprintable() and len(said) < 400
-    assert time.process_time() - begun < 60  # not a speed, a bound: unguarded, some of these never end
+    assert time.process_time() - begun < 60  # not a benchmark: without limits, some of these never end
 
 
 MANY = plain_yaml.MOST_MARKS + 1
@@ -101,7 +101,7 @@ def test_a_card_that_is_not_utf8_is_refused():
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        # A new field goes to the end; order, comments and quotes stay.
+        # A new field is appended; order, comments and quotes stay.
         (
             "---\nlicense: 'mit' # why\ntags:\n- b\n- a\n# end\n---\n# T",
             "---\nlicense: 'mit' # why\ntags:\n- b\n- a\n# end\nbase_model: x/y\n---\n# T",
@@ -112,19 +112,19 @@ def test_a_card_that_is_not_utf8_is_refused():
         ("# T\r\n", "---\r\nbase_model: x/y\r\n---\r\n# T\r\n"),
         (BOM + "# T\n", BOM + "---\nbase_model: x/y\n---\n# T\n"),
         ("", "---\nbase_model: x/y\n---\n"),
-        ("---\n---\n# T\n", "---\nbase_model: x/y\n---\n---\n---\n# T\n"),  # two rules, which the Hub takes for text
+        ("---\n---\n# T\n", "---\nbase_model: x/y\n---\n---\n---\n# T\n"),  # two rules, which the Hub reads as text
         ("---\r\n---\r\n# T\r\n", "---\r\nbase_model: x/y\r\n---\r\n# T\r\n"),
         ("# T\rOf old\r", "---\nbase_model: x/y\n---\n# T\rOf old\r"),
         ("---\n# only a comment\n---\n", "---\n# only a comment\nbase_model: x/y\n---\n"),
         ("---\nx: |\n  two\n\n---\n", "---\nx: |\n  two\nbase_model: x/y\n---\n"),
-        # A field that is there is replaced in its place.
+        # An existing field is replaced in place.
         ("---\nbase_model: a/b  # old\nlicense: mit\n---\n", "---\nbase_model: x/y  # old\nlicense: mit\n---\n"),
         ("---\nbase_model:\n- a/b\n\n# c\nlicense: mit\n---\n", "---\nbase_model: x/y\n\n# c\nlicense: mit\n---\n"),
         ("---\nbase_model:\nlicense: mit\n---\n", "---\nbase_model: x/y\nlicense: mit\n---\n"),
         ("---\nbase_model: ''\n---\n", "---\nbase_model: x/y\n---\n"),
         ('---\n"base_model": [a/b]\n---\n', '---\n"base_model": x/y\n---\n'),
         ("---\nbase_model: >\n  a/b\nz: 1\n---\n", None),
-        # What is true already is left as it is written.
+        # A correct value keeps its form.
         ('---\nbase_model:   "x/y"\n---\n', '---\nbase_model:   "x/y"\n---\n'),
         ("---\na: .nan\n---\n", "---\na: .nan\nbase_model: x/y\n---\n"),
     ],
@@ -205,21 +205,21 @@ def test_any_card_gets_the_fields_and_no_other_change(fields, end, body):
         return
     assert metadata(changed) == {**before, **wanted}
     assert changed.endswith(card(text).body)
-    # Lines outside of the two fields are there as before, in their order.
+    # All other lines are unchanged, in their order.
     kept = iter(changed.split(end))
     own = {key for key, _, _ in fields} & set(wanted)
     if not own:
         assert all(line in kept for line in text.split(end) if line)
 
 
-# Lines of a block that are none of our business, each a trap of its own.
+# Lines of other fields, each hard to preserve.
 _OTHERS = [
     "license: mit  # why", "# a comment: with a colon", "", "plain: x  #\ta\ttab", 'title: "a\tb"', "'k k': 'it''s'",
     "notes: |\n  two\n\n  lines\n", "folded: >-\n  a\n  b", 'quoted: "a\n  b"', "license: a\nlicense: b",
     "one: &one [x]\ntwo: *one", "<<: {k: v}", "model-index:\n- name: x\n  results: []", "? asked\n: answered",
     "url: http://x#y", "empty:", "word: ä漢\U0001f917", "nested:\n  base_model: in/side", "date: 2026-01-01",
 ]  # fmt: skip
-# Ways to say base_model, up to where its value ends, and what stands behind that.
+# Forms of base_model: the key, its value, and the text after it.
 _OWN = [
     ("base_model:", " old/one", "  # said so"), ("base_model:", "", "  # nobody"), ("base_model :", "  ''", ""),
     ("base_model:", "\n- old/one  # first\n- old/two", "  # second\n# of all"),
@@ -249,7 +249,7 @@ def test_every_byte_of_an_odd_card_but_the_value_is_kept(mark, others, place, ow
         tail = "\n".join([behind, *others[place:], f"---{body}"])
     head, old, tail = (part.replace("\n", end) for part in (head, old, tail))
     if head == f"{mark}---" and tail.startswith(f"{end}---"):
-        return  # two rules in a row, which the Hub takes for text
+        return  # two rules in a row, which the Hub reads as text
     changed = set_fields(head + old + tail, base_model=value)
     assert metadata(changed) == {**metadata(head + old + tail), "base_model": value}
     assert changed.startswith(head) and changed.endswith(tail)

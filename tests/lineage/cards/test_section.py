@@ -1,4 +1,4 @@
-"""The section between its markers: replaced as a whole, found where Markdown has it, nothing else touched."""
+"""The section between its markers is recognised as Markdown does and replaced as a whole."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OLD = f"{BEGIN}\nold\n{END}\n"
         (f"a\n{OLD}b\n", f"a\n{SECTION}b\n"),
         (f"a\n{OLD}".rstrip("\n"), f"a\n{SECTION}".rstrip("\n")),
         (f"a\r\n{OLD}b".replace("\r", "").replace("\n", "\r\n"), f"a\n{SECTION}b".replace("\n", "\r\n")),
-        # Text like any other: markers in a line, without a partner, in code.
+        # Markers inside a line, without a partner or in code are text.
         (f"see {BEGIN}\n{END}\n", f"see {BEGIN}\n{END}\n\n{SECTION}"),
         (f"{BEGIN}\n", f"{BEGIN}\n\n{SECTION}"),
         (f"{END}\n{BEGIN}\n", f"{END}\n{BEGIN}\n\n{SECTION}"),
@@ -45,7 +45,7 @@ OLD = f"{BEGIN}\nold\n{END}\n"
         (f"~~~md\n```\n{OLD}~~~\n{OLD}", f"~~~md\n```\n{OLD}~~~\n{SECTION}"),
         (f"````\n```\n{OLD}````\n{OLD}", f"````\n```\n{OLD}````\n{SECTION}"),
         (f"  {BEGIN}\n  {END}\n", f"  {BEGIN}\n  {END}\n\n{SECTION}"),
-        # A list item's block ends with the item, whatever its closing fence looks like from outside.
+        # A code block in a list item ends with the item, even without a closing fence.
         (f"- ```\n  code\n  ```\n\n{OLD}", f"- ```\n  code\n  ```\n\n{SECTION}"),
         (f"1. ```\n   code\n\n{OLD}", f"1. ```\n   code\n\n{SECTION}"),
         (f"> ```\n> code\n\n{OLD}", f"> ```\n> code\n\n{SECTION}"),
@@ -89,7 +89,7 @@ _PIECES = [
 @settings(deadline=None, max_examples=400)
 @given(st.lists(st.sampled_from([*_PIECES, OLD]), max_size=8), st.sampled_from(["\n", "\r\n", "\r"]))
 def test_a_reader_of_the_card_never_sees_it_as_code(lines, end):
-    """The section is HTML and text in the page, and the rest of the card is what it was."""
+    """The section renders as HTML and text, and the rest of the card is unchanged."""
     body = "\n".join(lines).replace("\n", end)
     try:
         after = replace_section(body, SECTION)
@@ -100,7 +100,7 @@ def test_a_reader_of_the_card_never_sees_it_as_code(lines, end):
     head, tail = after.split(written)
     assert body.startswith(head.rstrip("\r\n")) and body.endswith(tail.lstrip("\r\n"))
     page = MarkdownIt("commonmark").render(after).replace("<p>new</p>", "new")
-    assert page.count(f"{BEGIN}\nnew\n{END}") == 1  # in code, its marks would be shown as &lt;
+    assert page.count(f"{BEGIN}\nnew\n{END}") == 1  # in code, its markers would be escaped to &lt;
 
 
 @given(st.text() | st.sampled_from([text for text in HOSTILE_TEXTS if isinstance(text, str)]))

@@ -1,4 +1,4 @@
-"""A badge computed again from the commits it names: match, stale or different."""
+"""Verification of a badge from the commits that it names: match, stale or different."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ V, N = 1200, 64
 
 @pytest.fixture
 def hub(loopback_hub, tmp_path):
-    """owner/base, me/tuned (a relative) and me/other (a stranger)."""
+    """A Hub with owner/base, me/tuned (a relative) and me/other (a stranger)."""
     for repo, rows in (
         ("owner/base", gaussian(V, N, 0)),
         ("me/tuned", gaussian(V, N, 0) + 0.5 * gaussian(V, N, 1)),
@@ -39,7 +39,7 @@ def hub(loopback_hub, tmp_path):
 
 @pytest.fixture
 def move(hub, tmp_path):
-    """Give a repository a new head with other files; the old commit stays."""
+    """Add a commit with other files to a repository; the old commit remains available."""
     n_folders = itertools.count()
 
     def move_head(repo, **files):
@@ -219,8 +219,8 @@ def test_a_local_folder_cannot_be_pinned(hub, tmp_path):
 
 @pytest.fixture
 def many(hub, tmp_path):
-    """me/many: two weight files, of which one has to be named, and a tokenizer that lies in me/words."""
-    # Rows in another order, and the tokenizer that says so in another repository.
+    """Report of me/many, which has two weight files, so that one must be named; its tokenizer is in me/words."""
+    # The rows are shuffled, and the matching tokenizer is in another repository.
     shuffled = torch.randperm(V, generator=torch.Generator().manual_seed(3))
     words = [tokens(V)[row] for row in shuffled]
     whole = write_model(tmp_path / "whole", gaussian(V, N, 0)[shuffled], words=words)
@@ -240,7 +240,7 @@ def test_a_tokenizer_named_elsewhere_is_found_again(hub, tmp_path, many, move, n
     words = many.candidate.tokenizer
     assert (many.candidate.file, words) == ("two.safetensors", f"me/words@{hub.find('me/words').commit('main')}")
     source = saved(tmp_path, many, name)
-    move("me/words", tokenizer__json=None)  # the vocabulary is read as it was, too
+    move("me/words", tokenizer__json=None)  # the old vocabulary is read as well
     check = verify(source)
     assert check.state == "match"
     assert f"(file two.safetensors, vocabulary of {words})" in str(check)
@@ -266,7 +266,7 @@ def test_the_base_under_an_adapter_is_read_as_it_was(hub, tmp_path, move):
     check = verify(source)
     assert (check.state, check.report.candidate.bases) == ("match", report.candidate.bases)
     assert f"on lab/base@{pinned}" in str(check)
-    # Where a report does not pin it, the base is read as it is now, and the difference shows.
+    # Without a pin in the report, the current base is read, and the result differs.
     unpinned = dataclasses.replace(report, candidate=dataclasses.replace(report.candidate, bases=None))
     assert verify(saved(tmp_path / "unpinned", unpinned)).state == "different"
 

@@ -1,4 +1,4 @@
-"""Declared base models beside measured ancestry, against the loopback Hub."""
+"""Declared base models and measured ancestry, against the loopback Hub."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ V, N = 1200, 64
 
 @pytest.fixture
 def serve(loopback_hub, tmp_path):
-    """Serve a model under a name, with front matter; ``seed`` tells families apart, ``noise`` members of one."""
+    """Serve a named model with front matter; ``seed`` selects the family, and ``noise`` its member."""
     n_folders = itertools.count()
 
     def serve_model(repo, block="", *, seed=0, noise=None, adapter_of=None, **options):
@@ -150,7 +150,7 @@ def test_a_circle_that_leaves_this_model_out_ends(serve, loopback_hub):
     serve("a/two", "base_model: a/one", noise=2)
     serve("me/model", "base_model: a/one", noise=3)
     assert verify("me/model").cycle is None
-    assert len(loopback_hub.sent(path="/api/models/a/two")) == 1  # each is asked once
+    assert len(loopback_hub.sent(path="/api/models/a/two")) == 1  # one request each
 
 
 def test_a_newer_version_is_mentioned_and_not_compared(serve):

@@ -1,4 +1,4 @@
-"""Fingerprints: read once, kept exactly, compared as models are."""
+"""Fingerprints are stored exactly and compared like models."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def family(tmp_path):
         "base": opened(write_model(tmp_path / "base", base)),
         "tuned": opened(write_model(tmp_path / "tuned", base + 0.2 * gaussian(V, N, 1))),
         "permuted": opened(write_model(tmp_path / "permuted", base[:, order])),
-        # The same model under another tokenizer: the same words at other rows.
+        # The same model under another tokenizer, which has the same words at other rows.
         "renumbered": opened(
             write_model(
                 tmp_path / "renumbered",
@@ -55,7 +55,7 @@ def test_relatives_are_found_and_strangers_are_not_significant(prints):
     for name in ("tuned", "permuted", "renumbered"):
         report = compare_fingerprints(prints["base"], prints[name])
         assert report.verdict is Verdict.HOMOLOGOUS, name
-        assert (report.log10_p is None) is (name == "permuted")  # whose channels lost their numbers
+        assert (report.log10_p is None) is (name == "permuted")  # its channels are permuted
         assert report.candidate == prints[name].model
     report = compare_fingerprints(prints["base"], prints["stranger"])
     assert (report.verdict, report.log10_p) == (Verdict.NO_EVIDENCE, 0.0)

@@ -1,4 +1,4 @@
-"""The tokens of a survey: common to as many as can be, in few runs."""
+"""The tokens of a survey: common to as many models as possible, in few runs of rows."""
 
 from __future__ import annotations
 

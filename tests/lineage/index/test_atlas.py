@@ -1,4 +1,4 @@
-"""The atlas: its list, a build that is stopped and goes on, what it lists as missing, and where it is searched."""
+"""The atlas: its list, interrupted builds, missing models, publishing and searches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["hf_home", "loopback_hub", "without_xet"]
 
 @pytest.fixture
 def hub(loopback_hub, tmp_path):
-    """Two bases, a gated one, one without weights, and an empty data set."""
+    """Two bases, a gated base, one without weights, and an empty data set."""
     for at, name in enumerate(("one", "two", "gated")):
         folder = write_model(tmp_path / name, gaussian(1500, 96, at))
         loopback_hub.add_repository(f"lab/{name}", folder, gated=name == "gated")
@@ -93,11 +93,11 @@ def test_a_build_that_is_stopped_goes_on(hub, listed, tmp_path):
     hub.requests.clear()
     table = build_atlas(read_list(listed), folder)
     assert [base.state for base in table].count("held") == 2
-    assert not any("lab/one" in request.path for request in hub.sent("cdn")), "it was read before"
+    assert not any("lab/one" in request.path for request in hub.sent("cdn")), "it was already read"
     hub.requests.clear()
     build_atlas([AtlasBase("lab/one"), AtlasBase("lab/two")], folder)
     assert not hub.sent("cdn")
-    assert len(read_table(folder)) == 5, "what else the table lists stays"
+    assert len(read_table(folder)) == 5, "the other entries of the table stay"
     assert read_table(folder)[0].licence == "mit"
 
 
@@ -116,7 +116,7 @@ def test_an_atlas_is_published_and_searched_from_there(hub, listed, tmp_path, mo
     out, err = capsys.readouterr()
     assert "searched among 2 base models" in out and "lab/one" in out and not err
     hub.requests.clear()
-    assert open_index()[1] == "" and not hub.sent("cdn"), "it is kept, and checked against the newest commit"
+    assert open_index()[1] == "" and not hub.sent("cdn"), "it is cached, and checked against the newest commit"
 
 
 def test_without_an_atlas_the_bases_of_the_package_are_searched(hub, monkeypatch):

@@ -1,5 +1,4 @@
-"""An index proposes ancestors from a few rows; it must rank true ones first, find nothing among strangers, and
-survive."""
+"""An index proposes ancestors from a few rows: it ranks true ones first, and finds nothing among strangers."""
 
 from __future__ import annotations
 
@@ -70,13 +69,13 @@ def test_the_true_base_is_first_and_significant_after_any_change(index, number, 
     assert best.base.repo == f"base/{number}"
     assert second.log_p > -40.0
     report = compare_fingerprints(index.fingerprint(best.base), query, alpha=1e-10 / len(index))
-    # An index nominates: its rows agree, and a comparison with a second witness decides.
+    # An index only nominates: its rows agree, but only a comparison with a second witness decides.
     assert (report.verdict, report.reason) == (Verdict.INCONCLUSIVE, Reason.EMBEDDINGS_ONLY)
 
 
 @pytest.mark.parametrize("change", ["tuned", "permuted", "pruned"])
 def test_sketches_pick_the_base_from_a_large_index(index, change, tmp_path, monkeypatch):
-    """One base is picked by each part: rows find channels in one order, shape finds them in any."""
+    """Each part picks one base: rows match channels in order, and shape matches them in any order."""
     index.save(tmp_path / "bases")
     loaded = BaseIndex.load(tmp_path / "bases")
     monkeypatch.setattr(base_index, "SCANNED_BASES", 0)
@@ -106,7 +105,7 @@ def test_forged_sketches_are_refused(index, part, tmp_path):
 
 
 def test_no_large_assignment_is_solved_for_a_relative(monkeypatch):
-    # At 23 rows nothing is robust; a plain matching that is not significant was once solved to its end before signs.
+    # With 23 rows nothing is robust; once, an insignificant unsigned matching was solved to the end first.
     def small_only(weights, **kwargs):
         assert min(weights.shape) <= matching.GREEDY_REST
         return linear_sum_assignment(weights, **kwargs)
@@ -127,7 +126,7 @@ def test_strangers_match_nothing(index):
         query = kept("query", rows(len(WORDS), [512, 1024, 2048][seed % 3], seed))
         assert all(log10_p > -3.0 for _, log10_p in judge_hits(index, query, top=5, alpha=1e-10))
         hit = index.search(query, top=1)[0]
-        if hit.base.hidden_size == 512:  # of wider ones the matching takes seconds
+        if hit.base.hidden_size == 512:  # the matching of wider ones takes seconds
             report = compare_fingerprints(index.fingerprint(hit.base), query, alpha=1e-10 / len(index))
             assert report.verdict is not Verdict.HOMOLOGOUS
             assert report.log10_p + math.log10(len(index)) > -3.0
@@ -286,7 +285,7 @@ def test_a_few_huge_rows_hide_nothing(built, folders, tmp_path):
     rows[::20] *= 1e18
     found = identify(NamedModel(write_model(tmp_path / "odd", rows)), built, confirm=False)
     assert [one.base.repo for one in found.found] == [folders["second"]]
-    assert found.ancestors[0].log10_p < 0.9 * as_it_is.log10_p  # for as many rows as are left
+    assert found.ancestors[0].log10_p < 0.9 * as_it_is.log10_p  # p for the remaining rows
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, 3e38])
@@ -296,7 +295,7 @@ def test_rows_that_tell_nothing_exclude_nothing(built, tmp_path, value):
         identify(NamedModel(folder), built)
     with pytest.raises(InputError, match=r"only 0 of its .* are informative"):
         built.add(Model(open_repository(folder)))
-    # An index that somebody else made may hold such a base.
+    # An index from another program may contain such a base.
     made = BaseIndex(WORDS, [kept("alike", torch.full((96, 96), value)), kept("other", rows(96, 96, 3))])
     (hit,) = made.search(kept("query", rows(96, 96, 3)))
     assert hit.base.repo == "other"
@@ -347,7 +346,7 @@ def test_the_bound_for_channels_in_one_order_is_kept_among_strangers():
         for seed in range(5)
         for hit in strangers.search(kept("query", rows(96, widths[seed % 2], 10_000 + seed)), top=n_bases)
     ]
-    # 500 pairs of one width, each below ln q with chance at most q: five expected, of 16 the chance is 1e-4.
+    # Each of 500 pairs of one width is below ln q with probability at most q: five expected, P(16 or more) = 1e-4.
     assert sum(log_p < math.log(0.01) for log_p in found) <= 15
     assert min(found) > math.log(1e-6)
 
@@ -374,8 +373,8 @@ def test_p_pays_for_three_tests_of_every_base():
 def test_a_long_continuation_is_found_by_few_rows_of_a_wide_base():
     own = rows(len(WORDS), 4096, 1)
     wide = BaseIndex(WORDS, [kept(f"b/{at}", rows(23, 4096, at)) for at in (0, 1, 2)])
-    query = kept("query", own + rows(len(WORDS), 4096, 1000))  # as much noise as there was
-    # The rows of a draw do not depend on how many follow.
+    query = kept("query", own + rows(len(WORDS), 4096, 1000))  # noise with the norm of the original
+    # The first rows do not depend on the number of rows drawn.
     assert torch.equal(rows(23, 4096, 1), own[:23])
     (hit, log10_p), *others = judge_hits(wide, query, top=3, alpha=1e-10)
     assert hit.base.repo == "b/1" and log10_p < -100

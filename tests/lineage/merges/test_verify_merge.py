@@ -1,4 +1,4 @@
-"""A merge of known shares beside its recipe: the right parents are confirmed, and the wrong ones are not."""
+"""A merge with known shares, and its recipe: true parents are confirmed, and false ones are not."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_sources_that_are_the_same_tell_no_share():
 
 
 def aliases_of_aliases(depth):
-    """Lines of a kilobyte that stand for ten to the power of so many values."""
+    """Return a kilobyte of YAML that expands to ten to the power of ``depth`` values."""
     lines = [f"a{k}: &a{k} [{','.join([f'*a{k - 1}' if k else 'x'] * 10)}]" for k in range(depth + 1)]
     return "\n".join([*lines, ""]).encode()
 

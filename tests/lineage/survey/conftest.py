@@ -12,7 +12,7 @@ FAMILIES = {"a": ("a/base", "a/tuned", "a/permuted"), "b": ("b/base", "b/tuned")
 
 
 def write_population(place):
-    """Folders by name; family b has another tokenizer, which shares half of its words."""
+    """Write the models; return their folders by name. Family b has another tokenizer that shares half of its words."""
     order = torch.randperm(N, generator=torch.Generator().manual_seed(3))
     a, b = gaussian(V, N, 0), gaussian(V, N, 10)
     other_words = tokens(V, first=V // 2)

@@ -1,4 +1,4 @@
-"""A survey on a dask cluster: every worker works, one is killed, a model always fails, the results are the same."""
+"""A survey on a dask cluster gives the same results with killed workers and broken models."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ distributed = pytest.importorskip(
     "distributed", reason="dask.distributed is not installed; the extra 'cluster' brings it"
 )
 
-# Closing sockets of killed workers is dask's own business.
+# dask warns about sockets of killed workers.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture
 def workers_here():
-    """Starts a cluster of so many workers in this process, with two threads each: their tasks can meet."""
+    """Start a cluster in this process with a number of workers of two threads each, so that tasks can meet."""
     with contextlib.ExitStack() as stack:
 
         def start(n_workers):
@@ -83,7 +83,7 @@ def run_here(name):
 
 
 def meet(barrier):
-    """A task that ends when as many as the barrier is for run at once; it says which worker ran it."""
+    """Wait at a barrier for concurrent tasks, and return the address of the worker."""
     BARRIERS[barrier].wait(timeout=60)
     return distributed.get_worker().address
 
@@ -110,7 +110,7 @@ def test_a_scheduler_that_stops_is_reported(workers_here):
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Two worker processes; a worker that is killed is started again."""
+    """Two worker processes; a killed worker is restarted."""
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1"
     ) as cluster:
@@ -119,7 +119,7 @@ def cluster():
 
 @pytest.mark.slow
 def test_a_killed_worker_and_a_broken_model_cost_nothing_else(cluster, population, tmp_path, monkeypatch):
-    monkeypatch.setattr(run_module, "TILE_MODELS", 2)  # many tasks, so that the kill falls between them
+    monkeypatch.setattr(run_module, "TILE_MODELS", 2)  # many tasks, so that the kill happens between them
     broken = population["c/alone"]
     (tmp_path / "models" / "c-alone" / "model.safetensors").write_bytes(b"not a checkpoint")
     names = tuple(population.values())
@@ -146,7 +146,7 @@ def test_a_killed_worker_and_a_broken_model_cost_nothing_else(cluster, populatio
     assert together.groups() == alone.groups()
     for pair, found in alone.pairs.items():
         assert together.pairs[pair].verdict == found.verdict
-        # Each survey draws neurons of its own; other numbers of threads sum in another order.
+        # Each survey samples different neurons, and the number of threads changes the order of sums.
         assert (together.pairs[pair].log10_p is None) == (found.log10_p is None)
         if found.log10_p is not None:
             assert together.pairs[pair].log10_p == pytest.approx(found.log10_p, rel=0.05)

@@ -1,4 +1,4 @@
-"""What the cells of a survey's figures say, and where they lead."""
+"""Texts and links of the cells in a survey's figures."""
 
 import itertools
 from dataclasses import replace

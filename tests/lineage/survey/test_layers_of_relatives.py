@@ -1,4 +1,4 @@
-"""A survey with layers describes how far each layer of its relatives moved, and reads the rows of a model once."""
+"""A survey with layers describes the drift of each layer of relatives, and reads the rows of a model once."""
 
 import json
 from dataclasses import replace
@@ -23,7 +23,7 @@ from tests.method.obfuscation import new_model
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A base, two noised copies, one of them with two layers swapped, and a stranger."""
+    """A base, two noised copies (one with two swapped layers), and a stranger."""
     place = tmp_path_factory.mktemp("relatives")
     base = new_model(seed=0, **{**SIZES, "num_hidden_layers": 4})
     swapped = noised(base, 0.2, seed=6)

@@ -1,4 +1,4 @@
-"""A survey reads what a name stood for when it first saw it, whatever happens on the Hub in between."""
+"""A survey reads the commit that it first saw of a name, even if the repository changes later."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["hf_home", "loopback_hub"]
 
 @pytest.fixture
 def hub(loopback_hub, tmp_path):
-    """A base, an adapter on it, a fine-tune; and what each of them is later."""
+    """A base, an adapter on it and a fine-tune, and a later version of each."""
     for at, name in enumerate(("base", "tuned", "later")):
         loopback_hub.add_repository(f"some/{name}", write_base(tmp_path / name, seed=at))
     serve(loopback_hub, tmp_path, "some/adapter", "some/base")
@@ -32,7 +32,7 @@ def hub(loopback_hub, tmp_path):
 
 
 def move(hub, name, tmp_path):
-    """A new commit of a repository; the old one is still there."""
+    """Add a commit to a repository; the old one remains available."""
     return hub.find(name).add_revision("main", tmp_path / "later")
 
 

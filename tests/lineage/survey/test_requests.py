@@ -1,4 +1,4 @@
-"""A survey says how many requests it sends, and sends no more."""
+"""A survey announces its number of requests and sends no more."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["hf_home", "loopback_hub"]
 
 
 def sent_since(hub, plan, folder, **what):
-    """Run a step of a survey: what was planned for it, and what it sent, by class of requests."""
+    """Run a step of a survey; return its planned requests, and the number sent by class."""
     planned = requests_of(plan, folder, **what)
     hub.requests.clear()
     if what.get("only_sample"):
@@ -41,8 +41,8 @@ def test_the_planned_number_of_requests_bounds_the_sent_number(population, loopb
     plan = SurveyPlan(tuple(names), n_tokens=512, progress=False)
     steps = [
         (plan, {"only_sample": True}, 1, len(names)),
-        (plan, {"with_cards": True}, 2, 0),  # the tokenizers are in a cache
-        (plan, {}, 0, 0),  # all is there
+        (plan, {"with_cards": True}, 2, 0),  # the tokenizers are cached
+        (plan, {}, 0, 0),  # everything is cached
     ]
     for asked, what, n_opened, fewest in steps:
         planned, api, files = sent_since(loopback_hub, asked, tmp_path / "out", **what)
@@ -86,7 +86,7 @@ def test_the_reads_of_a_survey_are_known_in_advance(population, tmp_path):
     assert reads.failures.keys() == {str(tmp_path / "absent")}
     assert reads.n_pairs == len(report.pairs)
     assert reads.n_blind == sum(pair.common_tokens < 16 for pair in report.pairs.values()) > 0
-    assert reads.excluded_noise > 0.2  # that of the tuned ones
+    assert reads.excluded_noise > 0.2  # the noise of the tuned models
 
 
 def test_a_text_is_no_list_of_models():

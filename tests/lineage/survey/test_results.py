@@ -1,4 +1,4 @@
-"""What follows from the pairs: groups, contradictions, and what was declared."""
+"""Results derived from pairs: groups, contradictions and declarations."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_only_shards_of_one_survey_are_joined(tmp_path):
 
 @pytest.mark.parametrize(("log10_p", "verdict"), [(-11.0, "no_evidence"), (-11.001, "homologous")])
 def test_p_of_a_homologous_pair_is_below_alpha(tmp_path, log10_p, verdict):
-    written = ResultFile(tmp_path / "results.jsonl", SETTINGS)  # alpha of a pair is 1e-11
+    written = ResultFile(tmp_path / "results.jsonl", SETTINGS)  # alpha per pair is 1e-11
     written.add_pairs([PairResult("a", "b", verdict, log10_p=log10_p)])
     assert read_survey([tmp_path / "results.jsonl"]).is_related("b", "a") is (verdict == "homologous")
 

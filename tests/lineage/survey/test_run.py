@@ -1,4 +1,4 @@
-"""A survey end to end: groups, one reading per model, resumption, shards, failures, executors."""
+"""A survey end to end: groups, a single read per model, resumption, shards, failures, executors."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_survey_runs_on_the_requested_device(population, tmp_path):
     here = run_survey(plan(population, n_tokens=128), tmp_path / "here")
     auto = numbers(run_survey(replace(plan(population, n_tokens=128), device="auto"), tmp_path / "auto"))
     for pair, (verdict, log10_p) in numbers(here).items():
-        # Each survey draws neurons of its own, and a GPU adds up in another order.
+        # Each survey samples different neurons, and a GPU sums in another order.
         expected = log10_p if log10_p is None else pytest.approx(log10_p, rel=0.05)
         assert auto[pair] == (verdict, expected)
     with pytest.raises(InputError, match="device 'nonsense' cannot be used here"):
@@ -73,7 +73,7 @@ def test_every_model_is_read_once_over_http(population, loopback_hub, tmp_path):
             for request in loopback_hub.requests
             if request.path.startswith(f"/{name}/") and request.path.endswith(".safetensors") and request.range
         ]
-        assert 1 <= len(ranges) <= 2, ranges  # the header, and all rows of the sample that did not come with it
+        assert 1 <= len(ranges) <= 2, ranges  # the header, and the rows of the sample that did not come with it
 
 
 def test_a_survey_stopped_between_pairs_goes_on_where_it_was(population, expected_groups, tmp_path, monkeypatch):
@@ -145,7 +145,7 @@ def test_a_folder_of_other_settings_is_refused(population, tmp_path):
 
 
 def test_the_level_of_a_pair_is_its_share_of_the_survey(population):
-    assert plan(population).alpha_of_pair == pytest.approx(1e-10 / 15 / 2)  # half of it is kept for the layers
+    assert plan(population).alpha_of_pair == pytest.approx(1e-10 / 15 / 2)  # half of it is reserved for the layers
 
 
 def test_rows_dropped_for_the_bound_are_read_again(population, expected_groups, tmp_path):
@@ -155,7 +155,7 @@ def test_rows_dropped_for_the_bound_are_read_again(population, expected_groups, 
 
 
 def gpu_of_this_process(_):
-    time.sleep(0.5)  # long enough that the other process takes the next task
+    time.sleep(0.5)  # long enough for the other process to take the next task
     return os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
@@ -174,7 +174,7 @@ def test_processes_give_what_one_gives_and_share_gpus_out(population, tmp_path, 
     assert len(gpus) == 2 and {gpu for _, gpu in gpus} == {"3", "5"}
     assert {p: v for p, (v, _) in numbers(together).items()} == {p: v for p, (v, _) in numbers(alone).items()}
     for pair, (_, log10_p) in numbers(alone).items():
-        # Another number of threads sums in another order.
+        # The number of threads changes the order of sums.
         expected = log10_p if log10_p is None else pytest.approx(log10_p, rel=1e-9)
         assert numbers(together)[pair][1] == expected
 
@@ -183,11 +183,11 @@ def test_a_local_engine_hands_out_few_tasks_more():
     started, most = [], []
 
     class Waiting(Executor):
-        """An executor whose tasks end only once as many are handed out as may be."""
+        """An executor whose tasks end only when the maximum number is submitted."""
 
         def submit(self, fn, /, *args, **kwargs):
             started.append(Future())
-            if len(started) == 6 + RESERVE:  # all that are handed out before one ends
+            if len(started) == 6 + RESERVE:  # the maximum before a task ends
                 most.append(sum(not future.done() for future in started))
                 for future in started:
                     future.set_result(None)
@@ -203,7 +203,7 @@ def test_a_local_engine_hands_out_few_tasks_more():
 
 
 class Dying(ThreadPoolExecutor):
-    """Every task of the pair named dies with its worker; at the end the pool is gone, if it is that kind of pool."""
+    """A pool in which every task of a given model fails: with an error, or by breaking the pool."""
 
     def __init__(self, poison: str, *, breaks: bool) -> None:
         super().__init__(1)

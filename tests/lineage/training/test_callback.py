@@ -1,4 +1,4 @@
-"""Watching a model while it is trained: by hand, and by a Trainer, up to the card that it pushes."""
+"""Watching a model during training, by hand and by a Trainer, up to the pushed card."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytest.importorskip("accelerate")
 def quiet():
     transformers.utils.logging.disable_progress_bar()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about generation settings of a config made by hand
+        warnings.simplefilter("ignore")  # about generation settings of a hand-made config
         yield
 
 
@@ -40,7 +40,7 @@ class TestDrift:
         assert {part.layer for part in drift.parts} == {None, 0, 1}
         for part in drift.parts:
             assert part.relative == pytest.approx(0.1, rel=0.15)  # a sample of at least 1,500 entries
-            assert 0.85 < part.trace_over_rank < 1  # 48 columns are few to see 16 channels on
+            assert 0.85 < part.trace_over_rank < 1  # 48 columns are few for 16 channels
 
     @pytest.mark.parametrize("times", [1e30, 1e-30])
     def test_numbers_of_any_size_are_measured(self, times):
@@ -138,7 +138,7 @@ def test_a_trainer_logs_drift_beside_the_loss_and_ends_in_a_report(trained):
 
 def test_the_card_that_is_pushed_has_the_section_once(trained):
     trainer, callback, _, place = trained
-    for _ in range(2):  # as every push writes it anew
+    for _ in range(2):  # each push rewrites the card
         trainer.create_model_card(model_name="mine")
     card = (place / "out" / "README.md").read_text()
     assert card.count("## Weight ancestry") == 1

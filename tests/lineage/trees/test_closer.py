@@ -1,4 +1,4 @@
-"""A closer look at related models: rows of every layer, extended vocabularies, and what cannot be read."""
+"""A closer look at related models: rows of every layer, extended vocabularies, and unreadable layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ V, N, D = 400, 64, 96
 
 
 def layers(*seeds: int, noise: float = 0.0) -> dict[str, torch.Tensor]:
-    """Layers made from these seeds."""
+    """Return layers drawn from these seeds."""
     made = {}
     for at, seed in enumerate(seeds):
         for offset, (name, rows) in enumerate({"self_attn.v_proj": N, "mlp.up_proj": D, "mlp.gate_proj": D}.items()):

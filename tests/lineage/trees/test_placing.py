@@ -1,4 +1,4 @@
-"""Which models lie between others by rows that training left unchanged; by distances: see ``test_tree``."""
+"""Models between others, by rows that training left unchanged; ``test_tree`` places them by distances."""
 
 from __future__ import annotations
 

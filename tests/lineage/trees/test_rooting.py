@@ -1,4 +1,4 @@
-"""Which came first: each kind of evidence on a pair made so, and none where nothing tells."""
+"""Evidence of which of two models is earlier, for each kind of pair that has it, and for pairs without."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def normal(seed: int, *shape: int, size: float = 1.0) -> torch.Tensor:
 
 
 def quantised(rows: torch.Tensor, group: int, n_levels: int = 15) -> torch.Tensor:
-    """Symmetric levels with a scale for each group of a row, as stored and read back."""
+    """Quantise rows to symmetric levels with a scale for each group, and dequantise them."""
     blocks = rows.reshape(-1, group)
     scale = blocks.abs().amax(dim=1, keepdim=True) / (n_levels // 2)
     return ((blocks / scale).round() * scale).reshape(rows.shape)
@@ -53,7 +53,7 @@ def test_a_copy_in_16_bits_of_a_model_in_32_came_later(dtype):
 
 
 def scaled_floats(rows: torch.Tensor, dtype: torch.dtype, group: int) -> torch.Tensor:
-    """8-bit floats with a float32 scale for each group of a row, as stored and read back."""
+    """Convert rows to 8-bit floats with a float32 scale for each group, and back."""
     blocks = rows.reshape(-1, group)
     scale = blocks.abs().amax(dim=1, keepdim=True) / torch.finfo(dtype).max
     return ((blocks / scale).to(dtype).float() * scale).reshape(rows.shape)
@@ -97,7 +97,7 @@ def test_a_model_in_which_a_layer_stands_twice_came_later():
     "other",
     [
         layers(0, 1, 3),  # cut, not doubled
-        layers(10, 11, 11, 12),  # doubled, of something else
+        layers(10, 11, 11, 12),  # a doubled layer of another model
         [*layers(0, 1, 2), None],
         [None] * 4,
         [normal(0, 16, 2 * N)] * 4,  # of another width
@@ -123,8 +123,8 @@ def test_new_rows_at_the_mean_of_the_others_came_later():
 @pytest.mark.parametrize(
     "new",
     [
-        normal(1, 20, N),  # trained rows: the vocabulary may as well have been cut
-        normal(1, 20, N, size=0.01) + 1.0,  # never trained, and elsewhere
+        normal(1, 20, N),  # trained rows: the vocabulary may have been cut instead
+        normal(1, 20, N, size=0.01) + 1.0,  # untrained rows, but not at the mean
         torch.zeros(2, N),
         torch.zeros(0, N),
     ],

@@ -1,4 +1,4 @@
-"""Trees of lineages whose drifts are drawn: the topology is known, and must come back."""
+"""Trees of synthetic lineages with random drifts and a known topology."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def family(rows) -> dict[str, Fingerprint]:
 
 @pytest.fixture
 def lineage():
-    """A two-level tree of seven leaves, a chain in it, and no merge."""
+    """A two-level tree of seven leaves with a chain and no merge."""
     base = drift(0, 1.0)
     left, right = base + drift(1), base + drift(2)
     return {
@@ -55,7 +55,7 @@ def splits(tree) -> dict[frozenset[str], float]:
 
 
 def has(tree, *members: str) -> float:
-    """Support of the branch that parts these models from the rest, 0 where there is none."""
+    """Return the support of the branch that separates these models from the rest, or 0 without such a branch."""
     found, side = splits(tree), frozenset(members)
     return found.get(side, found.get(frozenset(tree.members) - side, 0.0))
 
@@ -162,7 +162,7 @@ def test_shares_of_a_merge_are_measured_layer_by_layer(lineage):
     (merge,) = grow_tree(family(lineage), closer=closer).merges
     flip = merge.parents == ("right/a", "left/a")
     found = [(layer.attention, layer.mlp) for layer in merge.layers]
-    # The parents share the last layer, which then says nothing.
+    # The parents share the last layer, so it is not informative.
     assert found[3] == (None, None) and found[2][1] is None
     for at, share in enumerate(shares):
         assert found[at][0] == pytest.approx(1.0 - share if flip else share, abs=1e-5)

@@ -1,4 +1,4 @@
-"""One description, four renderings: what it says stands in each of them."""
+"""Four renderings of one description contain all its text."""
 
 from __future__ import annotations
 

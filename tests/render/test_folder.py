@@ -1,4 +1,4 @@
-"""Saving a report: which files, whole or not at all."""
+"""Saving a report: its files are complete or absent."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def test_an_interruption_leaves_whole_files_only(tmp_path, monkeypatch):
 
     after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert after.keys() == before.keys()
-    assert after["report.json"] != before["report.json"]  # the first file was moved into its place
+    assert after["report.json"] != before["report.json"]  # the first file was moved into place
     assert after["report.html"] == before["report.html"]  # the last was not reached
 
 
-@pytest.mark.parametrize("name", HOSTILE_NAMES[::4])  # test_page.py, test_markdown.py have all
+@pytest.mark.parametrize("name", HOSTILE_NAMES[::4])  # test_page.py and test_markdown.py use all names
 def test_reports_of_any_name_are_saved_as_utf_8(tmp_path, name):
     caveats = (f"No tokenizer files in {name}.",)
     parts = {"embedding": None, "unembedding": None, "layers": None, "modules": None, "arrays": NO_ARRAYS}  # no figure

@@ -1,4 +1,4 @@
-"""A report in a notebook: as a table of pandas, and as the card that a cell shows."""
+"""A report in a notebook: as a pandas DataFrame, and as the card of a cell."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_without_pandas_the_error_names_the_package_to_install(monkeypatch):
 
 
 class Elements(HTMLParser):
-    """Which elements there are, and that each is closed."""
+    """Lists elements, and checks that each is closed."""
 
     def __init__(self, html):
         super().__init__()

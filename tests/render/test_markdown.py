@@ -1,4 +1,4 @@
-"""The Markdown form, read by a renderer: names are text in it, never links, images or markup."""
+"""The Markdown form, rendered: names are text, never links, images or markup."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ markdown_it = pytest.importorskip("markdown_it")
 
 
 def rendered(text):
-    """Token types and contents, with raw HTML and bare addresses recognised as far as the renderer can."""
+    """Return token types and contents, with the recognised raw HTML and bare URLs."""
     return markdown_it.MarkdownIt("commonmark", {"html": True}).enable("table").parse(text)
 
 
@@ -25,7 +25,7 @@ def kinds(text):
 
 
 def shown(text):
-    """What a reader sees of a text in one paragraph."""
+    """Return the visible text of a paragraph."""
     (inline,) = [token for token in rendered(text) if token.type == "inline"]
     assert {child.type for child in inline.children} <= {"text", "text_special"}
     return "".join(child.content for child in inline.children)
@@ -44,7 +44,7 @@ def test_a_name_changes_nothing_of_the_structure(name):
     ]
     assert "html_block" not in with_name and "html_inline" not in with_name and "link_open" not in with_name
     assert with_name.count("image") == 2
-    # The table of the models holds the whole name: none of it became a cell of its own.
+    # The table of models has the whole name in one cell.
     cells = ["".join(c.content for c in t.children) for t in rendered(text_of(name, "x")) if t.type == "inline"]
     assert shown_name(name, length=80) in cells
 

@@ -1,4 +1,4 @@
-"""The saved page: what it says, how it is built, and that a name cannot put anything into it."""
+"""The saved page: wording, structure, and escaping of names."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ USED = {
 
 
 class Page(html.parser.HTMLParser):
-    """Elements with their attributes and text, and whether every one is closed."""
+    """Collects elements with attributes and text, and checks that each is closed."""
 
     def __init__(self, markup):
         super().__init__()
@@ -87,7 +87,7 @@ class Page(html.parser.HTMLParser):
 
 def page_of(report, *, with_figures=False):
     figures = report.figures() if with_figures else {}
-    # Rendering takes most of the time, and what is in a picture is looked at in tests/render/figures.
+    # Rendering takes most of the time, and tests/render/figures checks the content of figures.
     images = {name: svg_img(figure, b"<svg/>", b"<svg/>") for name, figure in figures.items()}
     return html_page(report, images)
 
@@ -95,7 +95,7 @@ def page_of(report, *, with_figures=False):
 def assert_is_well_built(markup):
     page = Page(markup)
     assert page.open == []
-    assert {tag for tag, _ in page.elements} <= USED  # no script, no form, no frame, no link to a stylesheet
+    assert {tag for tag, _ in page.elements} <= USED  # no scripts, forms, frames or links to stylesheets
     attributes = [name for _, given in page.elements for name in given]
     assert not [name for name in attributes if name.startswith("on") or name in ("style", "srcdoc")]
     ids = [given["id"] for _, given in page.elements if "id" in given]
@@ -257,7 +257,7 @@ ONE_FIGURE = {"arrays": NO_ARRAYS, "unembedding": None, "layers": None, "modules
 
 @pytest.fixture(scope="module")
 def n_elements():
-    """Of the page of plainly named models."""
+    """Number of elements of a page with harmless names."""
     return len(Page(page_of(a_report(**ONE_FIGURE), with_figures=True)).elements)
 
 

@@ -1,4 +1,4 @@
-"""The saved page in a browser: it fits a phone, follows the colour scheme, runs nothing and passes axe."""
+"""The saved page in a browser fits a phone, follows the colour scheme, runs no scripts and passes axe."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytest.importorskip("playwright.sync_api")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 N_PICTURES = 10
-"""Figures of the report: the one that decided stands first, and once more in its tab."""
+"""Figures on the page; the deciding one appears first, and again in its section."""
 
 HTML_NAMES = [
     "<img src=https://evil.example/x onerror=x()>",
@@ -33,8 +33,8 @@ HTML_NAMES = [
     "<!-- the rest of the page",
     "&lt;b&gt; &amp; &#60;i&#62; &copy",
 ]
-"""Names that each do one thing in HTML. Most of :data:`HOSTILE_NAMES` attack Markdown, formulas, shells and terminals,
-and are plain text in HTML, escaped or not."""
+"""Names that each attack HTML in one way. Most of :data:`HOSTILE_NAMES` attack Markdown, formulas, shells and
+terminals, and are harmless in HTML even without escaping."""
 
 WITHOUT_FIGURES = {"embedding": None, "unembedding": None, "layers": None, "modules": None}
 
@@ -53,7 +53,7 @@ def address(tmp_path_factory):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_and_the_page_does_not_scroll_sideways(chromium, address, width, scheme):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-    # axe has to be put into the page, which its policy forbids: that is the only thing that is let through.
+    # bypass_csp permits the injection of axe, which the page's policy forbids.
     context = chromium.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme, bypass_csp=True)
     page = context.new_page()
     page.goto(address)
@@ -80,7 +80,7 @@ def test_pictures_follow_the_colour_scheme_and_print_is_light(chromium, address,
     assert page.evaluate("[...document.images].every(i => i.complete && i.naturalWidth === 480)")
     page.emulate_media(media="print")
     ends = time.monotonic() + 30.0
-    # The page's own policy forbids what wait_for_function does.
+    # The page's policy forbids wait_for_function.
     while not page.evaluate("[...document.images].every(i => i.currentSrc === i.src)"):
         assert time.monotonic() < ends
         page.wait_for_timeout(50)
@@ -89,7 +89,7 @@ def test_pictures_follow_the_colour_scheme_and_print_is_light(chromium, address,
 
 
 def opened(chromium, folder, name, **parts):
-    """Save a report of models of this name, and open it on a phone; return the page and all that it did."""
+    """Save a report of models of this name, and open it on a phone; return the page and all its actions."""
     named = {"reference": a_model(name), "candidate": a_model(f"{name}2"), "arrays": NO_ARRAYS, "modules": None}
     save_report(a_report(**{**named, **parts}), folder)
     page = chromium.new_context(viewport={"width": 390, "height": 800}, bypass_csp=True).new_page()
@@ -108,7 +108,7 @@ def elements(page):
 
 @pytest.fixture(scope="module")
 def plain_elements(chromium, tmp_path_factory):
-    """Elements of the page of a harmless name. Those of any other name are the same unless it is read as HTML."""
+    """Elements of the page of a harmless name; any other name gives the same unless the browser parses it as HTML."""
     page, _ = opened(chromium, tmp_path_factory.mktemp("plain"), "owner/base", **WITHOUT_FIGURES)
     yield elements(page)
     page.context.close()
@@ -116,7 +116,7 @@ def plain_elements(chromium, tmp_path_factory):
 
 @pytest.mark.parametrize("name", [*HOSTILE_NAMES, *HTML_NAMES])
 def test_a_hostile_name_is_shown_as_text_runs_nothing_and_fits(chromium, tmp_path, plain_elements, name):
-    has_figures = name == HOSTILE_NAMES[0]  # which take most of the time
+    has_figures = name == HOSTILE_NAMES[0]  # figures take most of the time
     page, happened = opened(chromium, tmp_path, name, **({} if has_figures else WITHOUT_FIGURES))
 
     fetched = [url for url in happened if not url.startswith(("data:", "file:"))]

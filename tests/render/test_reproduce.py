@@ -1,4 +1,4 @@
-"""The commands that reproduce a report, run by a shell and read by Python."""
+"""The commands that reproduce a report, in a shell and in Python."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BASH = shutil.which("bash")
 def test_a_shell_passes_the_names_on_as_they_are(name, tmp_path):
     report = a_report(reference=a_model(name), candidate=a_model("./" + name, commit=None), seed=7)
     command = command_line(report).replace("mdir-hf", "printf '%s\\0'", 1)
-    (tmp_path / "script").write_bytes(command.encode("utf-8"))  # nothing in it is not UTF-8
+    (tmp_path / "script").write_bytes(command.encode("utf-8"))  # a name without surrogates
     process = subprocess.run(
         [BASH, tmp_path / "script"], capture_output=True, check=True, env={**os.environ, "LC_ALL": "C.UTF-8"}
     )

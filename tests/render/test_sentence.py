@@ -1,4 +1,4 @@
-"""The one sentence: both names, what the evidence holds, and never more."""
+"""The sentence of a report names both models and claims no more than the evidence shows."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_an_open_question_says_why_and_finds_nothing(reason):
 
 
 def many_reports():
-    """Every verdict with every way to settle it, transformation, map and pattern; most of these cannot happen."""
+    """Yield all combinations of verdict, deciding step, transformation, map and pattern, including impossible ones."""
     maps = [
         a_map(pairs, n, m, pattern, residual_map=residual_map)
         for (pairs, n, m), pattern, residual_map in product(
@@ -164,7 +164,7 @@ def test_it_never_says_more_than_the_report():
 
 
 def ledger(*, layers, treatment):
-    """A model with a language model that was read in part, and a tower with a tenth of the bytes."""
+    """Return the inventory of a partly read language model and a vision tower with a tenth of the bytes."""
     read = PartCoverage(
         part="language model", layers=layers, tensors=90, bytes=900, treatment=Treatment.SAMPLED, reason="some layers"
     )

@@ -1,4 +1,4 @@
-"""Reports with everything that can be drawn, made by hand: no comparison is run."""
+"""Hand-made reports with all parts that have a figure; no comparison runs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ LONG_NAME = "owner/" + "very-long-model-name-" * 500
 
 HOSTILE_IN_FIGURES = [
     LONG_NAME,
-    "$x_1^2$ $\\frac{1}$",  # an even number of dollars: matplotlib would read formulas, and fail at the second
+    "$x_1^2$ $\\frac{1}$",  # an even number of dollars: matplotlib would parse formulas, and fail at the second
     "\"><script>x()</script>' onload='x()]]></desc></svg>--><!--&lt;b&gt;",
     "line\nbreak\r\n\ttab\x00\x08\x1b[31mred\x7f\x85\u2028end",
     "שלום/مرحبا\u202egnp.exe\u202c\u200b",
@@ -79,7 +79,7 @@ def a_placebo(*, ratio: float = 0.9, log10_p: float = 0.0) -> PlaceboResult:
 
 
 def a_matrix(**fields: Any) -> MatrixResult:
-    """Embeddings of a permuted copy, but for what is given."""
+    """Return the matrix result of a permuted copy, with the given fields replaced."""
     standard: dict[str, Any] = {
         "common_tokens": 1000,
         "rows_used": 512,
@@ -105,7 +105,7 @@ def a_matrix(**fields: Any) -> MatrixResult:
 
 
 def a_layer_map(n_reference: int, n_candidate: int, **fields: Any) -> LayersResult:
-    """A map whose layers descend in order as far as they go, with a little evidence off the diagonal."""
+    """Return a map with matches in order from the first layer, and weak evidence off the diagonal."""
     matrix = np.zeros((n_reference, n_candidate))
     matches = [AncestorLayer(i, i, -40.0 - i) for i in range(min(n_reference, n_candidate))]
     for i, j, log10_p in matches:
@@ -146,7 +146,7 @@ def a_module(
 
 
 def modules_of(pairs: list[tuple[int, int]]) -> tuple[ModuleResult, ...]:
-    """Every kind of test, with what each finds."""
+    """Return results of every kind of test."""
     heads = HeadsFound(((0, 1), (1, 0)), 0.1)
     return tuple(
         module
@@ -171,7 +171,7 @@ def modules_of(pairs: list[tuple[int, int]]) -> tuple[ModuleResult, ...]:
 
 
 def some_neurons(**fields: Any) -> NeuronNumbers:
-    """Neurons of two layers of each model; layers in the same place match. ``fields`` replace the defaults."""
+    """Return neurons of two layers of each model, which match in place; ``fields`` replace the defaults."""
     standard: dict[str, Any] = {
         "tested": 32,
         "fitted": 64,
@@ -194,7 +194,7 @@ def some_arrays() -> MatrixArrays:
 
 
 def a_report(**fields: Any) -> HomologyReport:
-    """A report with every part, homologous, but for what is given."""
+    """Return a homologous report with every part, with the given fields replaced."""
     standard: dict[str, Any] = {
         "verdict": Verdict.HOMOLOGOUS,
         "reason": None,
@@ -221,7 +221,7 @@ def a_report(**fields: Any) -> HomologyReport:
 
 
 def a_table(**fields: Any) -> LayerTable:
-    """A table of three layers: kept but for one replaced value, a gate kept in part and a key from another layer."""
+    """Return a table of three layers with one replaced value, a partly kept gate and a key of another layer."""
     changes = {
         (1, ModuleRole.V): {"outcome": Outcome.REPLACED, "share": None, "cosine": 0.01, "deciles": (0.0,) * 9},
         (1, ModuleRole.K): {"outcome": Outcome.FROM_LAYER, "source": 2},
@@ -255,7 +255,7 @@ def a_table(**fields: Any) -> LayerTable:
 
 
 def stranger() -> HomologyReport:
-    """Nothing was found anywhere, and no trace was solved for."""
+    """Return a report in which nothing was found and no trace was computed."""
     silent = a_matrix(
         trace=None,
         threshold=None,

@@ -1,4 +1,4 @@
-"""What the cells of a figure say, and that they lie where they are drawn."""
+"""Texts and positions of the cells of a figure."""
 
 import numpy as np
 import pytest
@@ -79,7 +79,7 @@ def test_labels_beside_a_grid_name_each_row_and_column_and_cover_the_labels_of_t
             drawn = [label.get_text() for place, label in labels if low <= place <= high]
             assert set(drawn) <= set(strips["left"].labels)
             assert strips["left"].depth * width > max(len(text) for text in drawn) * 4.0
-    assert grids["embedding_matched"][0].ticks == ()  # places are no channels
+    assert grids["embedding_matched"][0].ticks == ()  # positions are not channels
     assert {strip.side for strip in grids["flow"][0].ticks} == {"left", "right"}
 
 

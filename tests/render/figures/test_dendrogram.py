@@ -1,4 +1,4 @@
-"""Dendrograms of a survey: leaves in the order of the tree, equal copies, names of any kind, sizes of any number."""
+"""Dendrograms of a survey: order of leaves, equal copies, any names and any number of models."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_leaves_name_their_nearest_and_branches_their_models():
     assert set(pair.partition(":")[0].split(" and ")) == {"a", "b"} and "joined at an RMS difference of 0.1 " in pair
     assert "joined at an RMS difference of 0.5 " in all_three
     assert first.texts[place["b"]][1:] == (pair, all_three)
-    assert first.texts[place["far"]][0] == first.texts[place["far"]][1]  # it is alone until 0.5
+    assert first.texts[place["far"]][0] == first.texts[place["far"]][1]  # it joins at 0.5
     assert first.models[place["a"]][0] == ("a", "b") and set(first.models[place["b"]][1]) == {"a", "b"}
     assert "far" in first.models[place["b"]][2]
     assert {row[-1].partition(":")[0] for row in second.texts} <= {"x and y", "y and x"}
@@ -72,7 +72,7 @@ def ticks_of(figure):
 
 
 def test_the_left_end_of_the_axis_is_zero_if_copies_are_equal():
-    equal = [[0.0, 1e-9], [1e-9, 0.0]]  # equal but for rounding
+    equal = [[0.0, 1e-9], [1e-9, 0.0]]  # equal up to rounding
     only_equal = draw_dendrogram([(["a", "b"], equal)])
     assert list(ticks_of(only_equal).values()) == ["0"]
     assert list(ticks_of(only_equal)) == [only_equal.axes[0].get_xlim()[0]]

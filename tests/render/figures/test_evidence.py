@@ -1,4 +1,4 @@
-"""Observed against chance, and evidence against tokens."""
+"""Observed values against chance, and evidence by number of tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_bars_are_traces_over_their_own_thresholds():
 
     assert [bar.get_width() for bar in axes.patches] == pytest.approx([2.39, 0.9, 0.5])
     assert [text.get_text() for text in axes.texts] == ["2.39", "0.90", "0.50"]
-    # Told apart without colour: what was observed is plain, placebos are hatched.
+    # Distinguishable without colour: observed bars are plain, placebos are hatched.
     assert [bar.get_hatch() is None for bar in axes.patches] == [True, False, False]
     assert axes.lines[0].get_xdata()[0] == 1.0
 

@@ -1,4 +1,4 @@
-"""The drift of each projection: a band of cosines by layer, and outcomes that are told apart without colour."""
+"""The drift of each projection: a band of cosines by layer, and outcomes distinguishable without colour."""
 
 from dataclasses import replace
 

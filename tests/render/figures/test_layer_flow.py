@@ -1,4 +1,4 @@
-"""Which layer went where: a line for each match, and kinds that are told apart without colour."""
+"""The flow of layers: a line for each match, and kinds distinguishable without colour."""
 
 import pytest
 

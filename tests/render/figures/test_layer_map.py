@@ -1,4 +1,4 @@
-"""The map of layers: every size, ancestors at the layers they are, numbers where they fit."""
+"""The map of layers: all sizes, ancestors at the right layers, numbers if they fit."""
 
 from __future__ import annotations
 
@@ -34,4 +34,4 @@ def test_shades_grow_from_nothing_to_thousands():
     shades = np.asarray(axes.get_images()[0].get_array())[0]
 
     assert shades[0] == 0.0 and shades[-1] == 1.0
-    assert (np.diff(shades) > 0.03).all()  # each told from the next
+    assert (np.diff(shades) > 0.03).all()  # adjacent ones are distinguishable

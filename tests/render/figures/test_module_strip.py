@@ -1,4 +1,4 @@
-"""The strip of modules: a letter, a dot or hatching for each role of each pair, by what was run and what it said."""
+"""The strip of modules: a letter, a dot or hatching for each role of a pair, by its test and result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def strip(modules, layers=None):
 
 
 def cells(axes):
-    """Text by (row, column), and the hatched cells."""
+    """Return the text by (row, column), and the hatched cells."""
     texts = {}
     for text in axes.texts:
         x, y = text.get_position()

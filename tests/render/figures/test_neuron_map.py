@@ -1,4 +1,4 @@
-"""The map of neurons: a number for each pair of layers, and a ring for each that matches."""
+"""The map of neurons: a number for each pair of layers, and a ring for each match."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures for a paper: the width of a column, no head, the caller's labels, and nothing outside the sheet."""
+"""Figures for a paper: the width of a column, no header, custom labels, and nothing outside the sheet."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def test_a_figure_is_as_wide_as_a_column(style, width, tmp_path):
         assert min(artist.get_fontsize() for artist in texts) >= SMALLEST_POINTS
         figure.savefig(tmp_path / f"{name}.pdf")
         tight = figure.get_tightbbox()
-        assert tight.y1 <= figure.get_size_inches()[1] + 0.02  # what was below the head is not cut
+        assert tight.y1 <= figure.get_size_inches()[1] + 0.02  # the part below the header is not cut
         assert not any(report.reference.repo in artist.get_text() for artist in texts)
     said = " ".join(artist.get_text() for artist in drawn["layers"].findobj(Text))
     assert "The base" in said and "The copy" in said

@@ -1,4 +1,4 @@
-"""Heat maps of the polar factor: no peak is lost, and every channel is where its number says."""
+"""Heat maps of the polar factor keep every peak, and put every channel at its number."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_single_peak_is_seen_at_its_channels(sizes, shape, at):
     report = a_report(**models, arrays=ReportArrays(MatrixArrays(one_peak(shape, *at))), layers=None, modules=None)
     figure = report.figures()["embedding"]
     axes = figure.axes[0]
-    # Axes count channels, also where a cell is many of them.
+    # Axes count channels, even if a cell has several.
     assert axes.get_xlim() == (0, sizes[1]) and axes.get_ylim() == (sizes[0], 0)
 
     png = np.asarray(Image.open(io.BytesIO(figure_bytes(figure, "png"))).convert("RGB")).astype(int)
@@ -51,14 +51,14 @@ def test_a_single_peak_is_seen_at_its_channels(sizes, shape, at):
     darkest = (255 * np.array(colour_map(LIGHT)(1.0)[:3])).round()
     assert np.abs(png[png.shape[0] - 1 - int(y), int(x)] - darkest).max() <= 2
 
-    # In the SVG the cells are embedded as they are, unscaled.
+    # The SVG embeds the cells unscaled.
     svg = figure_bytes(figure, "svg").decode()
     embedded = [
         np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")).astype(int)
         for data in re.findall(r'data:image/png;base64,\s*([^"]+)"', svg)
     ]
     (cells,) = [image for image in embedded if image.shape[:2] == shape]
-    # An image of an SVG runs from its first row at the top, or is turned over by a transform with it at the bottom.
+    # An SVG image has its first row at the top, or at the bottom if a transform flips it.
     dark = np.argwhere(np.abs(cells - darkest).max(axis=2) <= 2)
     assert dark.tolist() in ([list(at)], [[shape[0] - 1 - at[0], at[1]]])
 

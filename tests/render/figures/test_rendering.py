@@ -1,4 +1,4 @@
-"""Figures as bytes and as elements of a page, whatever the models are called."""
+"""Figures as bytes and as elements of a page, with any names of models."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def figures_with_names(report):
 
 
 def text_boxes(figure):
-    """Where every text of a figure ends up, in inches of the figure."""
+    """Return the boxes of all texts of a figure in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.text import Text
 
@@ -58,7 +58,7 @@ def text_boxes(figure):
 def assert_everything_is_on_the_sheet(figure):
     width, height = figure.get_size_inches()
     for text, left, bottom, right, top in text_boxes(figure):
-        # 0.02 inches: antialiasing, and letters that lean out of their box.
+        # 0.02 inches allow for antialiasing and letters that overhang their box.
         assert left > -0.02 and bottom > -0.02 and right < width + 0.02 and top < height + 0.02, text
 
 
@@ -165,7 +165,7 @@ def test_shades_read_in_greyscale_and_text_on_them_is_legible(theme):
     greys = [luminance(shade) for shade in shades]
 
     assert greys == sorted(greys) or greys == sorted(greys, reverse=True)
-    # 4.5 : 1 is what WCAG asks of text of this size.
+    # WCAG requires 4.5 : 1 for text of this size.
     assert all(contrast(rgb(ink_on(theme, k / 100)), shade) >= 4.5 for k, shade in enumerate(shades))
     for text in (theme.ink, theme.muted, theme.null, theme.observed):
         assert contrast(rgb(text), rgb(theme.paper)) >= 4.5

@@ -1,4 +1,4 @@
-"""Figures of a report: which there are, what they say, and that they come out the same every time."""
+"""Figures of a report: their selection, alt texts and reproducible bytes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_report_from_json_has_every_figure_but_the_heat_maps():
 
 
 def digests() -> str:
-    """One digest of a chart, of maps and of the matrix of a survey."""
+    """Return a digest of a chart, of maps and of the matrix of a survey."""
     total = hashlib.sha256()
     drawn = draw_figures(a_report(unembedding=None, arrays=NO_ARRAYS))
     figures = {name: drawn[name] for name in ("null", "layers", "modules")}
@@ -82,7 +82,7 @@ def test_the_same_report_gives_the_same_bytes_in_every_process():
     process = subprocess.run(
         [sys.executable, "-W", "error", "-c", script],
         cwd=Path(__file__).parents[3],
-        # Sets are in another order, and the backend is another than here.
+        # Sets have another order, and the backend differs.
         env={**os.environ, "PYTHONHASHSEED": "1", "MPLBACKEND": "svg"},
         capture_output=True,
         text=True,
@@ -108,7 +108,7 @@ def test_threads_change_matplotlibs_settings_one_after_the_other(monkeypatch):
     @contextmanager
     def watched(*arguments):
         inside.append(threading.get_ident())
-        # Whoever is in first gives the other time to come in, too; it must not.
+        # The first thread gives the second time to enter, which must not happen.
         if len(set(inside)) > 1 or overlapped.wait(0.2):
             overlapped.set()
         with real(*arguments):

@@ -17,7 +17,7 @@ VERDICTS = [[None, "homologous", "inconclusive"], ["homologous", None, None], ["
 
 
 def symbols(axes):
-    """Fill style of the mark by (row, column)."""
+    """Return the fill style of the mark by (row, column)."""
     return {
         (round(y + 0.18), round(x)): line.get_fillstyle()
         for line in axes.lines

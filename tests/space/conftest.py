@@ -12,13 +12,13 @@ __all__ = ["hf_home", "loopback_hub", "waits"]
 
 @pytest.fixture(scope="session")
 def model_folders(tmp_path_factory):
-    """The models of tests.space.models, written once; tests leave them as they are."""
+    """The models of tests.space.models, written once and never changed by tests."""
     return write_models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture
 def hub(loopback_hub, monkeypatch, model_folders):
-    """A Hub on this machine with the models of tests.space.models, which jobs read, too."""
+    """A Hub on this machine with the models of tests.space.models, for jobs as well."""
     add_models(loopback_hub, model_folders)
     if sys.platform == "linux":
         monkeypatch.setattr(pool, "run_job", RunJobInThisEnvironment())

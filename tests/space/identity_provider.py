@@ -1,4 +1,4 @@
-"""An OpenID provider on this machine, in place of the Hub's, for signing in to the Space in tests."""
+"""An OpenID provider on this machine that replaces the Hub's in tests of signing in."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from joserfc import jwk, jwt
 
 
 class IdentityProvider:
-    """Signs in whoever comes, without a question, as the account that is next in ``accounts``.
+    """Signs in every visitor as ``next_account``, without a password.
 
     Args:
-        accounts: Token on the Hub, by name of account.
+        accounts: Hub tokens by account name.
     """
 
     def __init__(self, accounts: Mapping[str, str]) -> None:
@@ -42,7 +42,7 @@ class IdentityProvider:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the Hub sets in a Space whose card asks for ``hf_oauth``."""
+        """Environment variables of a Space whose card has ``hf_oauth``."""
         return {
             "OAUTH_CLIENT_ID": self.client_id,
             "OAUTH_CLIENT_SECRET": self.client_secret,

@@ -1,4 +1,4 @@
-"""What the Space is shown in tests: small hand-made models on a Hub on this machine."""
+"""Small synthetic models for tests of the Space, on a Hub on this machine."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ V, N = 1500, 96
 BASE, RELATED, STRANGER = "owner/base", "owner/related", "owner/stranger"
 GATED, PRIVATE, DECLARED = "owner/gated", "owner/private", "owner/declared"
 LARGE, LARGER = "owner/large", "owner/larger"
-"""Strangers of 6 MB each, enough to be in the middle of reading them."""
+"""Strangers of 6 MB each, large enough to interrupt a read."""
 MEDIUM, MEDIUM_STRANGER = "owner/medium", "owner/medium-stranger"
-"""Strangers whose comparison takes a core some tenths of a second, so that fifty of them make a queue and no more."""
+"""Strangers whose comparison takes some tenths of a second of a core, so that fifty of them fill a queue."""
 
 
 LAYERED, LAYERED_STRANGER = "owner/layered", "owner/layered-stranger"
@@ -24,11 +24,11 @@ LAYERED, LAYERED_STRANGER = "owner/layered", "owner/layered-stranger"
 
 
 DEEP, DEEP_MOVED = "owner/deep", "owner/deep-moved"
-"""A model with layers, and the same weights with residual channels, heads and neurons in another order."""
+"""A model with layers, and a copy with permuted residual channels, heads and neurons."""
 
 
 FILES = "owner/files"
-"""Several models in one repository, of which none is *the* model."""
+"""Several models in one repository, without a main one."""
 
 
 def write_layered(folder: Path, seed: int) -> Path:
@@ -43,7 +43,7 @@ def write_layered(folder: Path, seed: int) -> Path:
 
 
 def deep_orders() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the orders of channels, heads and neurons of DEEP_MOVED: entry i is the place in DEEP of its i-th."""
+    """Return the orders of channels, heads and neurons of DEEP_MOVED; entry i is an index in DEEP."""
     generator = torch.Generator().manual_seed(6)
     channels, heads, neurons = (torch.randperm(n, generator=generator) for n in (N, 4, 4 * N))
     return channels, heads, neurons
@@ -88,14 +88,14 @@ def write_models(folder: Path) -> Path:
     write_deep(folder / "deep-moved", is_moved=True)
     (folder / "files").mkdir()
     for name in ("one-Q8_0.gguf", "two-Q8_0.gguf"):
-        (folder / "files" / name).write_bytes(b"GGUF")  # the names alone say that there are two
+        (folder / "files" / name).write_bytes(b"GGUF")  # only the names matter
     card = f"---\nbase_model: {BASE}\nbase_model_relation: finetune\n---\n# A model\n"
     (folder / "declared" / "README.md").write_text(card)
     return folder
 
 
 def add_models(hub: FullHub, folder: Path) -> None:
-    """Serve the models that :func:`write_models` has written; two of them are gated or private."""
+    """Serve the models of :func:`write_models`; one is gated and one private."""
     for model in sorted(folder.iterdir()):
         name = f"owner/{model.name}"
         hub.add_repository(name, model, gated=name == GATED, private=name == PRIVATE)

@@ -1,4 +1,4 @@
-"""The Space as a program of its own, started and stopped by tests."""
+"""The Space as a subprocess of tests."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Server:
     """A running Space.
 
     Attributes:
-        url: Where it listens, without a slash at the end.
-        lines: What it has printed.
+        url: Its URL, without a trailing slash.
+        lines: Its output so far.
     """
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
@@ -40,7 +40,7 @@ class Server:
         self._heard.put(None)
 
     def wait_for(self, word: str) -> str:
-        """Return the first line that holds a word."""
+        """Return the first line that contains a word."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while (line := self._heard.get(timeout=max(0.0, deadline - time.monotonic()))) is not None:
             if word in line:
@@ -48,7 +48,7 @@ class Server:
         raise AssertionError("the server ended:\n" + "\n".join(self.lines))
 
     def stop(self) -> int:
-        """End it and return its exit status."""
+        """Stop the server and return its exit status."""
         self.process.terminate()
         status = self.process.wait(30)
         self._reader.join()
@@ -62,10 +62,10 @@ def running(arguments: list[str], environment: Mapping[str, str], home: Path, *,
     """Run a Python program that serves the Space.
 
     Args:
-        arguments: Of the interpreter.
-        environment: On top of a bare one.
-        home: For everything that the Hub client and we keep.
-        says: Word in the line that says that it is ready.
+        arguments: Arguments of the interpreter.
+        environment: Added to a minimal environment.
+        home: Folder for all caches.
+        says: Word in the line that reports readiness.
     """
     bare = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The folder that is uploaded: its card, its requirements, and that it stands alone."""
+"""The folder for upload: its card, its requirements, and that it needs nothing else."""
 
 import os
 import re
@@ -33,7 +33,7 @@ def test_the_card_asks_for_what_the_page_needs(card):
     assert fields["hf_oauth_scopes"] == ["gated-repos"]
     assert "mcp-server" in fields["tags"]
     assert len(fields["short_description"]) <= 60  # the Hub refuses more
-    assert fields["python_version"] in ("3.12.12", "3.10.13")  # what ZeroGPU has
+    assert fields["python_version"] in ("3.12.12", "3.10.13")  # the version on ZeroGPU
 
 
 def test_the_card_names_the_gradio_that_is_tested(card):
@@ -86,7 +86,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def bare_python(tmp_path_factory):
-    """An interpreter with the packages of this one, and without mdir_hf."""
+    """An interpreter with the packages of this one except mdir_hf."""
     home = tmp_path_factory.mktemp("bare")
     venv.create(home, with_pip=False, symlinks=os.name != "nt")
     python = next(path for path in (home / "bin" / "python", home / "Scripts" / "python.exe") if path.exists())
@@ -108,7 +108,7 @@ def GPU(duration):
 
 @pytest.mark.slow
 class TestTheFolderThatIsUploaded:
-    """``make space-folder``: it stands alone, away from the clone and from any index's idea of the name."""
+    """The result of ``make space-folder`` works without the clone and without a package index."""
 
     def run(self, python, folder, script, **environment):
         bare = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "MDIR", "SPACE"))}
@@ -125,7 +125,7 @@ class TestTheFolderThatIsUploaded:
         assert "mdir-hf" not in names
         assert {"numpy", "gradio", "matplotlib", "gguf", "huggingface-hub"} <= set(names)
         for requirement in required:
-            if requirement.name != "torch":  # the newest that ZeroGPU has; tests may run on a newer one
+            if requirement.name != "torch":  # the newest on ZeroGPU; tests may run on a newer one
                 assert requirement.specifier.contains(version(requirement.name)), requirement
 
     def test_the_app_starts_with_the_package_that_it_carries(self, folder, bare_python, tmp_path):
@@ -136,7 +136,7 @@ class TestTheFolderThatIsUploaded:
         script = "import app, mdir_hf, spaces; print(spaces.found, type(app.demo).__name__, mdir_hf.__file__, sep='|')"
         printed = self.run(bare_python, folder, script, PYTHONPATH=str(tmp_path)).splitlines()[-1]
         found, kind, file = printed.split("|")
-        assert found == "[('none_is_needed', 1)]"  # of the GPU that ZeroGPU gives
+        assert found == "[('none_is_needed', 1)]"  # with the GPU of ZeroGPU
         assert kind == "Blocks"
         assert Path(file).parent.parent.name.startswith("mdir-hf-")
 

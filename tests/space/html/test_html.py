@@ -57,7 +57,7 @@ HOSTILE = "<script>refusal_notice(1)</script>\"'><img src=x onerror=refusal_noti
 
 @pytest.fixture(scope="module")
 def relatives():
-    """Real relatives with layers and modules, as if they were on the Hub."""
+    """Report of real relatives with layers and modules, as if they were on the Hub."""
     report = EXAMPLES["hidden"].report
     return replace(
         report,
@@ -79,7 +79,7 @@ def hostile(relatives):
 
 
 class Tags(HTMLParser):
-    """Which elements and attributes a piece of HTML has, and whether every element is closed."""
+    """Collects elements and attributes of HTML, and checks that each element is closed."""
 
     VOID = frozenset({"img", "br", "input", "source"})
 
@@ -112,7 +112,7 @@ def pieces(report):
 
 @pytest.fixture(scope="module")
 def rendered():
-    """Every piece of the page for a relative with layers and for a stranger."""
+    """All pieces of the page for a relative with layers and for a stranger."""
     return [piece for name in ("hidden", "strangers") for piece in pieces(EXAMPLES[name].report)]
 
 
@@ -199,12 +199,12 @@ def test_the_card_begins_with_a_sentence_to_quote_and_a_scale(relatives):
         assert card.index('class="sentence"') < card.index('class="scale"') < card.index('class="numbers-behind"')
         assert "In the stored evidence of this project" in card
         for pairs, kind in zip(measured_pairs(), ("unrelated", "related"), strict=True):
-            assert f">{len(pairs)} {kind} pairs" in card  # a scale whose ticks nobody can tell apart says nothing
+            assert f">{len(pairs)} {kind} pairs" in card  # the labels tell the ticks apart
 
 
 @pytest.fixture(scope="module")
 def deciding():
-    """The figure of each stored result that decided."""
+    """The deciding figure of each stored result."""
     return {name: ReportFigures(example.report).deciding for name, example in EXAMPLES.items()}
 
 
@@ -242,7 +242,7 @@ def test_figures_of_a_public_report_are_drawn_once(monkeypatch):
     assert tab_html(strangers, SectionKind.EVIDENCE, kept.of(strangers)) == first
     assert len(drawn) == n_drawn
 
-    equal = replace(strangers)  # another object, as of another question, which takes the only place
+    equal = replace(strangers)  # an equal report of another question takes the only place in the cache
     assert tab_html(equal, SectionKind.EVIDENCE, kept.of(equal)) == first
     tab_html(strangers, SectionKind.EVIDENCE, kept.of(strangers))
     assert len(drawn) == 3 * n_drawn
@@ -284,7 +284,7 @@ def test_names_link_to_the_commits_that_were_read(relatives):
 def test_the_tab_that_decided_opens_first():
     opened = {name: first_tab(example.report) for name, example in EXAMPLES.items()}
     decided = {name: example.report.settled_by for name, example in EXAMPLES.items()}
-    of_layers = {n for n, by in decided.items() if by in ("neurons", "layers")} | {"upscaled"}  # all layers asked for
+    of_layers = {n for n, by in decided.items() if by in ("neurons", "layers")} | {"upscaled"}  # all layers requested
     assert {name for name, tab in opened.items() if tab == "layers"} == of_layers
     assert "layers" in opened.values()
 
@@ -366,7 +366,7 @@ def test_stored_reports_have_the_data_of_their_figures():
 
 def plan(level="auto", **changes):
     class Spec:
-        """The shape of an embedding."""
+        """A spec with the shape of an embedding."""
 
         shape = (4096, 192)
 
@@ -476,7 +476,7 @@ def test_the_bar_is_of_all_the_work_and_never_goes_back(level):
     assert all(a <= b for a, b in itertools.pairwise(shares))
     assert len(set(shares)) > 12 and shares[-1] == pytest.approx(1.0)
     assert sum(stage_weights(plan(Level(level))).values()) == pytest.approx(1.0)
-    whole.update(Progress("opening", 0))  # read again with the visitor's own token
+    whole.update(Progress("opening", 0))  # read again with the visitor's token
     assert whole.share == shares[-1]
 
 

@@ -1,4 +1,4 @@
-"""The head of the page, and the models of the demo on it."""
+"""The header of the page, and the demo's models on it."""
 
 from mdir_space.html.templates import render
 from mdir_space.jobs.examples import stored_examples

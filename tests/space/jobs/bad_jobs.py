@@ -1,4 +1,4 @@
-"""Jobs that do what no job should, done in real processes."""
+"""Misbehaving jobs, run in real processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mdir_space.jobs.compare import ComparisonJob
 
 @dataclass(frozen=True)
 class HoldsTheInterpreter(ComparisonJob):
-    """Calls C that never ends and keeps the lock: no other thread of its process runs, and no processor is used."""
+    """Sleeps in C forever and holds the GIL: no other thread of its process runs, and no processor time is used."""
 
     def run(self, emit):
         emit(Progress("screen", os.getpid()))
@@ -24,7 +24,7 @@ class HoldsTheInterpreter(ComparisonJob):
 
 @dataclass(frozen=True)
 class TakesAllMemory(ComparisonJob):
-    """Takes memory until there is no more, and keeps it."""
+    """Allocates all memory and keeps it."""
 
     def run(self, emit):
         emit(Progress("screen", os.getpid()))
@@ -35,7 +35,7 @@ class TakesAllMemory(ComparisonJob):
 
 @dataclass(frozen=True)
 class Crashes(ComparisonJob):
-    """Reads where nothing is."""
+    """Reads an invalid address."""
 
     def run(self, emit):
         emit(Progress("screen", os.getpid()))
@@ -44,7 +44,7 @@ class Crashes(ComparisonJob):
 
 @dataclass(frozen=True)
 class IsOurFault(ComparisonJob):
-    """Fails as our own mistakes do."""
+    """Fails with an unexpected exception, as with a bug of ours."""
 
     def run(self, emit):
         raise ZeroDivisionError("ours")
@@ -61,7 +61,7 @@ class LacksAnImport(ComparisonJob):
 
 @dataclass(frozen=True)
 class FindsAndThenHangs(ComparisonJob):
-    """Compares the embeddings, says what they say, and never comes back from the layers."""
+    """Compares the embeddings, emits the result, and hangs at the layers."""
 
     def run(self, emit):
         def say(event):

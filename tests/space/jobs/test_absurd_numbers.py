@@ -1,4 +1,4 @@
-"""Weights that no training produces, in comparisons, families and surveys."""
+"""Weights that training cannot produce, in comparisons, families and surveys."""
 
 import json
 import math
@@ -22,7 +22,7 @@ ANYBODY = Visitor("address 1.2.3.4")
 
 
 def half_nan(base):
-    """The same with a NaN in every other row, as in a run that diverged."""
+    """Return a copy with a NaN in every other row, as after a diverged run."""
     base = base.clone()
     base[::2, N // 2] = math.nan
     return base
@@ -30,7 +30,7 @@ def half_nan(base):
 
 UNREADABLE = "holds NaN or infinity"
 TELLS_NOTHING = "sampled rows are informative, and 8 are needed"
-# The verdicts: compared with its original, searched among bases, in a survey with its original.
+# Verdicts of the comparison with its original, of the search among bases, and of a survey with its original.
 ABSURD = {
     "huge": (lambda base: base * 1e30, "homologous", "homologous", "homologous"),
     "one row huge": (lambda base: torch.cat([base[:1] * 1e38, base[1:]]), *("homologous",) * 3),

@@ -82,7 +82,7 @@ def access_of(question, token=None):
 
 
 def family(name, index, token=None, n_bytes=None):
-    """The work on one model, done here and not in a process of its own."""
+    """Run the job for one model in this process."""
     question = family_question(name)
     return FamilyJob(access=access_of(question, token), question=question, index=index, n_bytes=n_bytes).run(
         lambda event: None
@@ -90,7 +90,7 @@ def family(name, index, token=None, n_bytes=None):
 
 
 def survey(names, token=None, emit=lambda event: None):
-    """The work on several, likewise."""
+    """Run the job for several models in this process."""
     question = survey_question(names)
     return SurveyJob(access=access_of(question, token), question=question).run(emit)
 
@@ -134,7 +134,7 @@ def test_without_an_index_the_card_is_still_checked(hub, tmp_path):
 
 
 def test_a_byte_limit_covers_all_reads_and_keeps_findings(hub, index):
-    # What was read with a visitor's own rights is in no cache, so that the second time reads the same again.
+    # Data read with a visitor's token is not cached, so the second run reads the same again.
     whole = family(PRIVATE, index, hub.token).found
     assert whole.found[0].report.verdict.value == "homologous"
 
@@ -282,7 +282,7 @@ def test_a_survey_under_a_cap_says_which_models_were_not_read(hub):
 
 
 class HangsAtTheEnd(SurveyJob):
-    """A survey that has read its models and never comes back."""
+    """A survey that hangs after reading its models."""
 
     def run(self, emit):
         super().run(emit)
@@ -315,7 +315,7 @@ def assert_the_bar_goes_on(steps):
 
 
 def opened_again(service, answered, question, visitor=Visitor("address of another")):  # noqa: B008 - frozen
-    """What a second visitor gets at the address of a result."""
+    """Return the result that a second visitor gets at the URL of a result."""
     query = dict(parse_qsl(urlsplit(pinned_link(answered, None, question)).query))
     return finish(service.kept(parse_question(query["a"], query.get("b"), "auto", "", query.get("only")), visitor))
 
@@ -337,7 +337,7 @@ def test_a_family_is_kept_with_the_bases_that_it_rests_on(hub, index, tmp_path):
         assert "has not been searched yet" not in family_card(alone.result, half)
 
     hub.find(BASE).add_revision("main", write_model(tmp_path / "later", gaussian(1500, 96, 9)))
-    assert opened_again(service, first, question) is not None  # it says of which commits it is
+    assert opened_again(service, first, question) is not None  # it names its commits
     moved = last(service.answer(question, ANYBODY))
     assert not moved.was_kept and moved.result.declared.bases[0].report.verdict.value == "no_evidence"
     hub.find(BASE).gated = True
@@ -369,7 +369,7 @@ ADAPTER, FOLDER, HALF = "owner/adapter", "owner/folders", "owner/half"
 
 @pytest.fixture
 def unusual(hub, tmp_path):
-    """An adapter of a base, a model in a folder of its repository, and one whose card declares a gated base, too."""
+    """An adapter of a base, a model in a subfolder, and one whose card also declares a gated base."""
     factors = {"lora_embedding_A": gaussian(4, V, 31), "lora_embedding_B": 0.01 * gaussian(N, 4, 32)}
     tensors = {f"base_model.model.model.embed_tokens.{name}": factor for name, factor in factors.items()}
     hub.add_repository(ADAPTER, write_adapter(tmp_path / "adapter", BASE, tensors=tensors, r=4))
@@ -400,9 +400,9 @@ def test_adapters_folders_and_partial_answers_have_an_address(hub, index, unusua
     first = last(service.answer(half, ANYBODY))
     assert [one.outcome for one in first.result.declared.bases] == ["homologous", "not_measured"]
     assert opened_again(service, first, half).result == first.result
-    assert not last(service.answer(half, ANYBODY)).was_kept  # what could not be read may be there by now
+    assert not last(service.answer(half, ANYBODY)).was_kept  # unreadable bases may have become readable
     reader = last(service.answer(half, Visitor("account reader", hub.token)))
-    assert pinned_link(reader, None, half) == ""  # why not may hang on rights
+    assert pinned_link(reader, None, half) == ""  # the reason may depend on permissions
 
     adapted = last(service.answer(pair, ANYBODY))
     hub.find(BASE).add_revision("main", write_model(tmp_path / "later", gaussian(V, N, 9)))
@@ -458,7 +458,7 @@ def test_closing_stops_the_reading(hub):
                     break
         while len(service._queue):
             await asyncio.sleep(0.02)
-        # What was on its way when the process ended may be noted a moment later.
+        # Requests in flight when the process ended may be logged a moment later.
         for _ in range(5):
             before = read()
             await asyncio.sleep(1.0)
@@ -470,7 +470,7 @@ def test_closing_stops_the_reading(hub):
         return len(hub.requests), sum(request.bytes_sent for request in hub.requests)
 
     assert finish(look_and_leave())
-    # A reading that goes on would have come to its end, or not be settled yet.
+    # A read that continued would have finished, or still be running.
     assert sum(request.bytes_sent for request in hub.sent("cdn")) < 2 * 1499 * 512 * 2
 
 

@@ -64,7 +64,7 @@ def test_a_visitor_with_a_job_comes_after_those_without():
     assert [entry.n_ahead for entry in greedy] == [0, 3, 4, 5]
     assert [entry.n_ahead for entry in others] == [1, 2]
 
-    greedy[0].leave()  # now the one that waits longest and the others stand alike
+    greedy[0].leave()  # now the longest-waiting visitor ranks equal with the others
     assert [entry.n_ahead for entry in (*greedy[1:], *others)] == [0, 3, 4, 1, 2]
 
 

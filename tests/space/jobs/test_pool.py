@@ -21,14 +21,14 @@ from tests.space.jobs import bad_jobs
 from tests.space.jobs.test_service import ANYBODY, answer, steps_of, until
 from tests.space.models import BASE, RELATED, STRANGER
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere processes are not bounded in memory")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit the memory of processes")
 
 QUESTION = PairQuestion(BASE, RELATED)
 
 
 @pytest.fixture
 def jobs_are(monkeypatch):
-    """Say what comparisons and plans do; None: what they are for."""
+    """Replace the jobs of comparisons and plans; None restores them."""
 
     def are(kind):
         monkeypatch.setattr(service_module, "ComparisonJob", kind or ComparisonJob)
@@ -46,7 +46,7 @@ def is_running(pid):
 
 
 async def pid_at_work(steps):
-    """Wait for the first progress, in which bad jobs tell the number of their process."""
+    """Wait for the first progress event, in which bad jobs report their process ID."""
     async for step in steps:
         if isinstance(step, Running) and step.progress.bytes_read:
             return step.progress.bytes_read
@@ -138,7 +138,7 @@ def test_an_unexpected_error_is_no_refusal_and_leaves_the_queue(hub, jobs_are):
 
 
 class TestPlans:
-    """Making a plan has the same bounds, and other places than comparisons."""
+    """Plans have the same limits as comparisons, and a separate queue."""
 
     @pytest.mark.slow  # waits until a job is over its time
     def test_an_endless_one_is_killed_and_comparisons_go_on(self, hub, jobs_are):

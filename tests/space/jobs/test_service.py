@@ -1,4 +1,4 @@
-"""The service answers questions, queues and stops jobs, and shows private results only to their reader."""
+"""The service answers questions, queues and stops jobs, and shows private results only to authorised visitors."""
 
 import asyncio
 import gc
@@ -42,7 +42,7 @@ def answer(service, question, visitor=ANYBODY):
 
 
 def slow_weights(hub, repo, delay_s=0.2):
-    """Every 64 KiB of the weights of a repository take so long, for ever."""
+    """Delay every 64 KiB of the weights of a repository."""
     hub.faults.append(Fault("slow", origin="cdn", path=repo, times=None, delay_s=delay_s))
 
 
@@ -105,7 +105,7 @@ def test_private_results_are_not_cached_and_refused_to_others(service, hub, hf_h
     report = answer(service, PairQuestion(BASE, name), reader).result
     assert report.verdict.value == "homologous"
     assert report.io.bytes_from_cache == 0
-    # The Hub client keeps a list of its own, of programs that call it.
+    # The Hub client keeps its own list of calling programs.
     kept = [path.name for path in hf_home.rglob("*") if path.is_file()]
     assert [name for name in kept if name != ".agent_harnesses.json"] == []
 
@@ -148,7 +148,7 @@ def test_closing_the_answer_stops_the_reading(service, hub):
             async for step in steps:
                 if isinstance(step, Running) and step.progress.stage == "screen":
                     break
-        # What is in the air arrives; after it nothing is asked for any more.
+        # Requests in flight arrive, and no others follow.
         await until(lambda: len(service._queue) == 0)
         asked = len(hub.requests)
         await asyncio.sleep(1.0)
@@ -205,7 +205,7 @@ def test_a_place_is_free_only_when_its_answer_is_kept(hub, monkeypatch):
     service, keep = Service(ServiceSettings(Limits(n_running=1))), Service._keep
 
     async def keep_late(self, *args):
-        await asyncio.sleep(1.0)  # ten looks of whoever waits
+        await asyncio.sleep(1.0)  # ten polls by waiting visitors
         return await keep(self, *args)
 
     monkeypatch.setattr(Service, "_keep", keep_late)
@@ -277,7 +277,7 @@ def test_a_plan_reveals_nothing_of_a_gated_model(service, hub):
 
 
 class TestAdapters:
-    """A public adapter may stand on a base that is not public."""
+    """A public adapter of a base that is not public."""
 
     @pytest.fixture
     def adapter(self, hub, tmp_path):

@@ -1,4 +1,4 @@
-"""A Space and a Chromium, started once for all tests here; the Space ends with them."""
+"""A Space and a Chromium, started once for all tests of this folder."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.space.models import BASE, LARGE, RELATED, STRANGER, add_models, index
 from tests.space.servers import running_command
 
 TIMEOUT_MS = 120_000
-"""Not what is expected of the page: other programs share the machine."""
+"""Much longer than the page should take, since other programs share the machine."""
 SLOWED = float(os.environ.get("MDIR_HF_SLOWED_BROWSER", "1"))
-"""How many times slower the browser computes, and how many tenths of a second later it is answered: 6 finds what is
-done before the page is there."""
+"""Slowdown of the browser's CPU, and its latency in tenths of a second. With 6, tests find actions before the page is
+ready."""
 
 
 def pytest_collection_modifyitems(items):
@@ -31,14 +31,14 @@ def pytest_collection_modifyitems(items):
 def shared_hub(model_folders):
     with FullHub() as hub:
         for quotas in hub.limits.quotas.values():
-            quotas["api"] = sys.maxsize  # one address asks for all tests, which would wait for its next window
+            quotas["api"] = sys.maxsize  # all tests share one IP address, which would exceed its quota
         add_models(hub, model_folders)
         yield hub
 
 
 @pytest.fixture
 def live_hub(shared_hub):
-    """The Hub that the server reads from; faults last for one test, and its requests are those of one test."""
+    """The server's Hub, with faults and a request log of one test."""
     shared_hub.requests.clear()
     yield shared_hub
     shared_hub.faults.clear()
@@ -46,7 +46,7 @@ def live_hub(shared_hub):
 
 @pytest.fixture(scope="package")
 def index(shared_hub, tmp_path_factory):
-    """An index of two bases of one width and a third, at their commits on the Hub."""
+    """An index of two bases of one width and a third base, at their commits on the Hub."""
     folder = tmp_path_factory.mktemp("index")
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("HF_ENDPOINT", shared_hub.endpoint)
@@ -56,7 +56,7 @@ def index(shared_hub, tmp_path_factory):
 
 @pytest.fixture(scope="package")
 def server(shared_hub, index, tmp_path_factory):
-    """``mdir-hf space`` with the limits of a Space, and a token of its own that opens everything."""
+    """``mdir-hf space`` with the limits of a Space, and its own token, which can read everything."""
     home = tmp_path_factory.mktemp("home")
     environment = {
         "HF_ENDPOINT": shared_hub.endpoint,
@@ -71,7 +71,7 @@ def server(shared_hub, index, tmp_path_factory):
 
 @contextmanager
 def visitors(chromium, server):
-    """A function that opens the Space as a visitor of one's own; at the end, no page has asked elsewhere or failed."""
+    """Yield a function that opens the Space as a new visitor; at the end, check for outside requests and errors."""
     expect.set_options(timeout=TIMEOUT_MS)
     contexts = []
 
@@ -80,7 +80,7 @@ def visitors(chromium, server):
             base_url=base or server.url, **{"viewport": {"width": 1200, "height": 900}, **options}
         )
         context.set_default_timeout(TIMEOUT_MS)
-        if not scripts_come:  # from the first page on: one that has begun to load them throws when one is missing
+        if not scripts_come:  # from the first page on, since a page with only some of them throws errors
             context.route("**/assets/*.js", lambda route: route.abort())
         contexts.append(context)
         page = context.new_page()
@@ -109,7 +109,7 @@ def visitors(chromium, server):
 
 @pytest.fixture
 def visit(chromium, server):
-    """Open the Space as a visitor of one's own: ``visit("/?a=…", color_scheme="dark")``."""
+    """Open the Space as a new visitor: ``visit("/?a=…", color_scheme="dark")``."""
     with visitors(chromium, server) as visit:
         yield visit
 
@@ -125,7 +125,7 @@ def settled_result(chromium, server):
 
 @pytest.fixture
 def result(settled_result):
-    """The page with the answer about two relatives, for tests that leave it as it is but for its tabs."""
+    """The page with the result for two relatives, for tests that change nothing but its tabs."""
     page = settled_result
     yield page
     page.emulate_media(color_scheme="light")

@@ -11,7 +11,7 @@ from playwright.sync_api import TimeoutError as PlaywrightTimeoutError
 from mdir_space.jobs.examples import stored_examples
 
 MOVING_MS = 5_000
-"""How long a tab may be on its way into the menu of those that have no room, or out of it."""
+"""Time allowed for a tab to move into or out of the overflow menu."""
 TABS = ("Evidence", "Layers", "Modules", "Calibration", "Reconstruction", "Reproduce", "Badge")
 
 
@@ -28,7 +28,7 @@ def compare(page: Page, first: str, second: str) -> None:
 
 
 def open_example(page: Page, name: str) -> None:
-    """Open a stored result; where they are not the question, they are folded away."""
+    """Open a stored result; unfold the list if it has the button."""
     words = next(example.words for example in stored_examples() if example.name == name)
     button = page.get_by_role("button", name=words, exact=True)
     if not words.endswith("?") and not button.is_visible():
@@ -37,14 +37,14 @@ def open_example(page: Page, name: str) -> None:
 
 
 def focus(field: Locator) -> None:
-    """Bring the keyboard to a field, once it is shown: what is hidden takes no focus, and says nothing of it."""
+    """Focus a field once it is visible, because focusing a hidden field silently fails."""
     expect(field).to_be_visible()
     field.focus()
     expect(field).to_be_focused()
 
 
 def verdict(page: Page, ending: str = "") -> str:
-    """Wait for the verdict, for one that ends so where that is said, and return its words."""
+    """Wait for a verdict, with the given ending if any, and return its words."""
     words = page.locator("#verdict-words")
     expect(words).to_be_visible()
     expect(words).to_have_text(re.compile(re.escape(ending) + "$"), use_inner_text=True)
@@ -52,17 +52,17 @@ def verdict(page: Page, ending: str = "") -> str:
 
 
 def settle(page: Page) -> None:
-    """Wait until the last tab is filled and the button is back."""
+    """Wait until the last tab is filled and the button is visible again."""
     expect(page.locator("#status .settled")).to_be_attached()
     expect(page.get_by_role("button", name="Compare", exact=True)).to_be_visible()
 
 
 def open_tab(page: Page, name: str) -> str:
-    """Open a tab, on a phone from the menu that holds those that have no room, and return its text."""
+    """Open a tab, from the overflow menu if it is there, and return its text."""
     tab = page.get_by_role("tab", name=name)
     menu = page.locator("#details .overflow-menu button").first
     panel = page.locator(f"#panel-{name.lower()}")
-    for is_last in (False, False, True):  # which tabs have room is found out after they are there
+    for is_last in (False, False, True):  # tabs move to the menu only after they appear
         expect(tab.or_(menu).first).to_be_visible()
         try:
             if tab.count() and tab.first.is_visible():
@@ -79,14 +79,14 @@ def open_tab(page: Page, name: str) -> str:
 
 
 def refusal(page: Page) -> str:
-    """Wait for the message that stays, and return it."""
+    """Wait for the permanent error message, and return it."""
     alert = page.locator("#alert [role=alert]")
     expect(alert).to_be_visible()
     return alert.inner_text()
 
 
 def next_refusal(page: Page, first: str, second: str) -> str:
-    """Compare two names that are refused, and return the message, which is not the one before."""
+    """Compare two names that are refused, and return the new error message."""
     page.locator("#alert [role=alert]").evaluate_all("all => all.forEach(one => one.classList.add('before'))")
     compare(page, first, second)
     alert = page.locator("#alert [role=alert]:not(.before)")
@@ -95,7 +95,7 @@ def next_refusal(page: Page, first: str, second: str) -> str:
 
 
 def is_quiet(hub, *, quiet_s: float = 2.5, timeout_s: float = 30.0) -> bool:
-    """Whether nothing is asked of a hub for some seconds, once what was in the air has arrived."""
+    """Tell whether a hub gets no requests for some seconds, after those in flight have arrived."""
     ends = time.monotonic() + timeout_s
     while time.monotonic() < ends:
         asked = len(hub.requests)
@@ -106,7 +106,7 @@ def is_quiet(hub, *, quiet_s: float = 2.5, timeout_s: float = 30.0) -> bool:
 
 
 def overflow(page: Page) -> int:
-    """How many pixels the page is wider than the window."""
+    """Return by how many pixels the page is wider than the window."""
     return page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
 
 
@@ -123,11 +123,11 @@ def walked(page: Page) -> tuple[list[str], list[int]]:
     """Go through the page with Tab.
 
     Returns:
-        What takes the keyboard and was not reached, and the places, in the order of the page, of what was.
+        Focusable elements that were not reached, and the positions on the page of those that were.
     """
     names = page.evaluate(_TABBABLE)
     places: list[int] = []
-    for _ in range(2 * len(names)):  # what appears under way, as a link at the asked cell, is a stop, too
+    for _ in range(2 * len(names)):  # elements that appear meanwhile, such as a cell's link, are stops as well
         place = page.evaluate("window.tabbable.indexOf(document.activeElement)")
         if place in places:
             break

@@ -1,4 +1,4 @@
-"""The page on a phone, in the dark, without a mouse, and under axe."""
+"""The page on a phone, in dark mode, without a mouse, and checked by axe."""
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -9,16 +9,16 @@ from tests.space.models import BASE, DECLARED, RELATED, STRANGER
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 
-# Rule and part of a selector that are gradio's own, each with the reason why we cannot mend it from here.
+# Rule and part of a selector of violations in gradio, with the reason why we cannot fix them here.
 GRADIO_S_OWN = {
-    # A toast is a button that holds a button; it is gone after some seconds, and the page repeats what it says.
+    # A toast is a button that contains a button; it vanishes after some seconds, and the page repeats its text.
     ("nested-interactive", ".toast-header"),
     ("color-contrast", ".toast-"),
 }
 
 
 def serious(page):
-    """What axe finds serious or worse, without what is gradio's own."""
+    """Return violations that axe rates serious or worse, except those of gradio."""
     found = Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]})
     return [
         f"{violation['id']} ({violation['impact']}): {node['target']} {node['html'][:160]}"
@@ -53,8 +53,8 @@ def test_the_first_paint_is_accessible(visit, server, result):
 
 
 def check_first_paint(page):
-    """The page that is there before its scripts are has the answer, and axe finds nothing in it."""
-    # Without the answer where the Hub takes more than a second to say that its models are still there.
+    """Check that the page has the result before its scripts load, and no axe violations."""
+    # The result is missing if the Hub takes more than a second to confirm that its models still exist.
     for _ in range(20):
         if page.locator("#first-paint").get_attribute("data-holds") == "result":
             break
@@ -147,7 +147,7 @@ def test_everything_works_without_a_mouse_and_is_announced(visit):
     for name, placeholder in ((BASE, "HuggingFaceTB/"), (RELATED, "owner/name")):
         tab_to(page, placeholder)
         page.keyboard.type(name)
-    page.wait_for_timeout(1500)  # the plan arrives meanwhile, and takes nothing away
+    page.wait_for_timeout(1500)  # the plan arrives meanwhile, and does not steal the focus
     expect(page.get_by_label("Compare with, optional")).to_be_focused()
     page.keyboard.press("Enter")
     verdict(page, "share weight ancestry.")
@@ -155,7 +155,7 @@ def test_everything_works_without_a_mouse_and_is_announced(visit):
     check_announced(page)
     tab_to(page, "Copy the link")
     page.keyboard.press("Enter")
-    expect(page.get_by_role("tab", name="Badge")).to_be_visible()  # the strip hides tabs while it is measured
+    expect(page.get_by_role("tab", name="Badge")).to_be_visible()  # the strip hides tabs while it is being measured
     tab_to(page, "Evidence")
     tab_to(page, "Layers", most=1)
     page.keyboard.press("Enter")
@@ -180,7 +180,7 @@ def test_the_focused_element_is_visible(visit):
             "(() => { const s = getComputedStyle(document.activeElement);"
             " return [s.outlineStyle, parseFloat(s.outlineWidth), s.boxShadow, document.activeElement.tagName]; })()"
         )
-        if style[3] == "BODY":  # past the last, or the page was still being put together
+        if style[3] == "BODY":  # past the last element, or the page was still being built
             continue
         assert (style[0] != "none" and style[1] >= 1) or style[2] != "none", (style, focused(page))
         seen.add(focused(page))
@@ -188,7 +188,7 @@ def test_the_focused_element_is_visible(visit):
 
 
 def check_announced(page):
-    """A screen reader hears that the answer is there."""
+    """Check that a screen reader announces the result."""
     said = page.locator("#said")
     assert (said.get_attribute("role"), said.get_attribute("aria-live")) == ("status", "polite")
     expect(said).to_have_text("The evidence is complete.")
@@ -197,7 +197,7 @@ def check_announced(page):
 
 
 class TestAxe:
-    """Each state once, in one of the two schemes: both have the same variables for colours."""
+    """Each state once, in one of the two schemes, which use the same colour variables."""
 
     def test_on_arrival_and_with_the_options_open(self, visit):
         page = visit(color_scheme="dark")

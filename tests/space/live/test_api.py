@@ -36,7 +36,7 @@ from tests.space.models import (
 
 RESULT_TIMEOUT_S = 800
 SLOW_S = 1.5
-"""Of every read, where one is to be stopped: the whole would take more than ten seconds."""
+"""Delay of every read in tests that stop a job; the whole would take more than ten seconds."""
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_a_comparison_gives_the_slim_report_with_words(client):
 
 def test_a_plan_gives_bytes_and_memory(client):
     plan = client.predict(BASE, RELATED, api_name="/plan")
-    # Headers and tokenizers count, so the most is more than the weights.
+    # Headers and tokenizers count as well, so the maximum exceeds the weights.
     assert 0 < plan["bytes_at_least"] <= plan["bytes_if_nothing_settles_it"]
     assert plan["bytes_of_weights"] < plan["bytes_if_nothing_settles_it"]
     assert plan["fits"] and plan["bytes_limit"] == 4_000_000_000
@@ -169,7 +169,7 @@ def test_a_token_in_the_header_reads_for_that_caller_alone(server, live_hub, cli
 
 def test_many_calls_at_once_are_answered_or_refused(server, live_hub, visit):
     live_hub.faults.append(Fault("slow", origin="cdn", path="medium", times=None, delay_s=0.02))
-    # On a busy machine a submission may wait longer than the client's five seconds: that is not what is tested.
+    # On a busy machine, a submission may wait longer than the client's timeout of five seconds, which is not tested.
     clients = [
         Client(
             server.url,

@@ -12,7 +12,7 @@ from tests.space.models import BASE, DECLARED, LARGE, LARGER, RELATED, STRANGER
 
 
 def answered(page, words=""):
-    """Wait for the whole answer, and for its headline to say this."""
+    """Wait for the whole answer with this headline."""
     expect(page.locator("#status .settled")).to_be_attached()
     expect(page.locator("#verdict-words")).to_be_visible()
     expect(page.locator("#verdict-words")).to_contain_text(words, use_inner_text=True)
@@ -80,10 +80,10 @@ def test_two_names_pasted_into_the_first_field_fill_both(visit, server):
 
 
 def sorted_and_filtered(page):
-    """A click on a heading sorts the pairs, and a part of a name leaves those that have it."""
+    """Check that a click on a heading sorts the pairs, and that part of a name filters them."""
     table = page.locator("table.sortable").first
     strengths = "rows => rows.map(row => parseInt(row.cells[2].innerText.replace(/[^0-9]/g, ' ').trim().split(' ')[1]))"
-    for expected in ("descending", "ascending"):  # of the exponents: the first click brings the smallest p
+    for expected in ("descending", "ascending"):  # by exponents: the first click puts the smallest p first
         table.get_by_role("button", name="Measured").click()
         found = table.locator("tbody tr").evaluate_all(strengths)
         assert found == sorted(found, reverse=expected == "descending")
@@ -114,9 +114,9 @@ def test_several_names_give_a_survey_with_matrix_and_tree(visit, server, live_hu
     expect(further).to_have_attribute("href", re.compile(re.escape(f"?a={BASE}+{RELATED}+") + ".*&level=layers$"))
     expect(page.locator(".survey figure img:visible")).to_have_count(2)
     of_cell = [words for words in page.evaluate("heard") if words.startswith(f"{BASE} and ")]
-    assert len(of_cell) == len(set(of_cell)), "the asked cell is said again at each renewal"
+    assert len(of_cell) == len(set(of_cell)), "the selected cell is announced again at each update"
     matrix = page.locator('.answers[data-name="matrix"]')
-    assert matrix.locator(".cells").evaluate("cells => cells === document.activeElement"), "it was renewed"
+    assert matrix.locator(".cells").evaluate("cells => cells === document.activeElement"), "the update lost the focus"
     expect(matrix.locator(".said")).to_have_text(
         re.compile(rf"^{BASE} and {RELATED}: they share weight ancestry, log10 p -[\d,]+, on [\d,]+ tokens\.")
     )
@@ -152,7 +152,7 @@ def test_several_names_give_a_survey_with_matrix_and_tree(visit, server, live_hu
     cells.scroll_into_view_if_needed()
     box = cells.bounding_box()
     cells.tap(position={"x": box["width"] * 1.5 / 4, "y": box["height"] * 0.5 / 4})
-    expect(again.locator(".said a").first).to_be_visible()  # a finger reads first
+    expect(again.locator(".said a").first).to_be_visible()  # the first tap only shows the text
     expect(again).to_have_url(link)
 
     live_hub.faults.clear()

@@ -1,4 +1,4 @@
-"""Figures that react to a pointer, keys and a finger, and can be saved."""
+"""Figures that react to pointer, keys and touch, and can be saved."""
 
 import re
 
@@ -11,11 +11,11 @@ from tests.space.live.steps import focus, open_example, open_tab, overflow, sett
 from tests.space.live.test_accessibility import PHONE, serious
 
 LAYERS = "hidden"
-"""A stored result with a layer map, whose parts were analysed."""
+"""A stored result with a layer map and analysed parts."""
 
 
 def opened(visit, **options):
-    """The layer map of a stored result, on a page of its own."""
+    """The layer map of a stored result, on a new page."""
     page = visit(**options)
     open_example(page, LAYERS)
     settle(page)
@@ -25,7 +25,7 @@ def opened(visit, **options):
 
 @pytest.fixture(scope="module")
 def layers(chromium, server):
-    """A layer map that several tests react to; each leaves it whole."""
+    """A layer map that several tests share; each leaves it zoomed out."""
     with visitors(chromium, server) as visit:
         yield opened(visit)
 
@@ -74,7 +74,7 @@ def test_keys_move_between_cells_and_enter_opens_a_pair(layers):
 
 
 def asked(figure):
-    """The two layers that the figure tells of."""
+    """Return the two layers in the figure's text."""
     return [int(number) for number in re.findall(r"layer (\d+) of", figure.locator(".said").inner_text(), re.I)]
 
 
@@ -93,7 +93,7 @@ def test_closer_shows_a_part_and_the_labels_stay_and_are_legible(visit):
     expect(figure.locator(".part")).to_have_text("Enlarged: 14 to 29 down, 14 to 29 along.")
     assert_ticks_are_at_their_layers(figure)
     cells.tap(position={"x": box["width"] * 0.02, "y": box["height"] * 0.02})
-    assert asked(figure) == [15, 15]  # the lower right quarter begins within layer 14
+    assert asked(figure) == [15, 15]  # the lower right quarter starts within layer 14
     focus(cells)
     page.keyboard.press("Home")
     page.keyboard.press("ArrowRight")
@@ -113,7 +113,7 @@ def assert_text_is_legible(figure):
 
 
 def assert_ticks_are_at_their_layers(figure):
-    """The labels beside an enlarged part stand where a tap is told those layers."""
+    """Check that a tap at each label of an enlarged part selects its layer."""
     box = figure.locator(".cells").bounding_box()
     for side, at in (("left", 0), ("bottom", 1)):
         ticks = figure.locator(f".ticks.{side} span").all()
@@ -160,7 +160,7 @@ def test_the_wheel_zooms_dragging_moves_and_the_picture_is_saved(layers):
 def test_each_figure_has_one_hint_that_names_what_it_has_and_answers(visit):
     page, figure = opened(visit)
     expect(figure.locator(".said")).to_have_text("Point at a cell or tap it to read it.")
-    assert page.locator('.answers[data-name="flow"]').count() == 0  # every layer is where it was
+    assert page.locator('.answers[data-name="flow"]').count() == 0  # no layer moved
     open_tab(page, "Modules")
     strip = page.locator('.answers[data-name="modules"]')
     focus(strip.locator(".cells").first)

@@ -1,6 +1,6 @@
-"""Two sessions of an agent, with the client of the mcp package: one that succeeds, and one of errors and a cancel.
+"""Two sessions of an agent with the client of the mcp package: a successful one, and one with errors and a cancel.
 
-What agent and server say to each other lies in ``sessions/``. To renew it:
+Their messages are stored in ``sessions/``. To renew them, run
 ``MDIR_HF_RENEW_SESSIONS=1 python -m pytest -m slow tests/space/live/test_mcp.py``.
 """
 
@@ -25,7 +25,7 @@ RENEWS = "MDIR_HF_RENEW_SESSIONS"
 
 
 def session(server, use, name):
-    """Have an agent use the server, and compare what they say to each other with what is stored under a name."""
+    """Let an agent use the server, and compare their messages with the stored session."""
     transcript = Transcript()
 
     async def run():

@@ -37,12 +37,12 @@ def slow(hub, path, delay_s=0.3):
 def test_two_names_give_progress_verdict_and_evidence(visit, live_hub):
     slow(live_hub, "base", delay_s=2.0)
     page = visit()
-    compare(page, STRANGER, BASE)  # in this order no other test asks: a kept result shows no progress
+    compare(page, STRANGER, BASE)  # no other test uses this order: a cached result shows no progress
 
     expect(page.locator("#status progress")).to_be_visible()
     expect(page.locator("#status")).to_contain_text(re.compile(r"[\d.]+ (kB|MB) read"))
     expect(page.get_by_role("button", name="Cancel")).to_be_visible()
-    live_hub.faults.clear()  # a slow page has seen all of this before the answer comes
+    live_hub.faults.clear()  # a slow page shows all of this before the answer comes
     verdict(page, "No evidence of shared weight ancestry was found.")
     settle(page)
     expect(page.locator("#status")).to_have_text(re.compile(r"^\s*$"), use_inner_text=True)
@@ -65,9 +65,9 @@ def test_a_plan_never_stands_beside_another_question(visit):
     page.get_by_label("Alpha").fill("1e-9")
     expect(page.locator("#plan")).to_have_text(re.compile(r"^\s*$"), use_inner_text=True)
     page.get_by_label("Alpha").fill("1e-10")
-    expect(page.locator("#plan")).to_contain_text("Reads ", use_inner_text=True)  # the same question again
+    expect(page.locator("#plan")).to_contain_text("Reads ", use_inner_text=True)  # the original question
 
-    # Fields can be filled by typing, a button, a stored answer, a link or a script; the plan stays with its own.
+    # However the fields are filled (typing, button, stored answer, link, script), the plan matches its question.
     nothing = re.compile(r"^\s*$")
     page.evaluate(
         """(name) => { const input = document.querySelector("#model-b input, #model-b textarea");
@@ -112,7 +112,7 @@ def test_an_empty_tab_links_to_the_analysis_of_layers(visit):
 
 
 def check_download(page, text, commit):
-    """The report that can be downloaded has the commits on the page."""
+    """Check that the downloaded report has the commits on the page."""
     link = page.get_by_role("link", name="Download the report (JSON)")
 
     report = HomologyReport.from_json(base64.b64decode(link.get_attribute("href").partition(",")[2]).decode())
@@ -124,7 +124,7 @@ def check_download(page, text, commit):
 
 
 def check_pictures(page):
-    """Pictures have words, and are shown in one theme at a time."""
+    """Check that pictures have alt texts and appear in only one theme."""
     pictures = page.locator("#panel-evidence figure img")
     expect(pictures.nth(1)).to_be_attached()
     assert all(len(pictures.nth(k).get_attribute("alt")) > 40 for k in range(pictures.count()))
@@ -207,7 +207,7 @@ def test_a_wrong_name_gives_a_message_that_stays(visit):
     compare(page, BASE, RELATED)
     verdict(page, "share weight ancestry.")
     assert page.locator("#alert [role=alert]").count() == 0
-    assert "cancel" in sent  # a click stops the plan that leaving a field began
+    assert "cancel" in sent  # a click stops the plan that leaving a field started
 
 
 @pytest.mark.parametrize("name", [GATED, PRIVATE])
@@ -273,7 +273,7 @@ def test_typing_suggests_names_of_public_models(visit):
     page = visit()
     field = page.get_by_label("One model")
     options = page.locator("#model-a-names option")
-    for _ in range(4):  # the server is shared, and leaves the Hub alone for a minute after many questions or a failure
+    for _ in range(4):  # the shared server pauses requests to the Hub for a minute after many requests or a failure
         field.press_sequentially("owner/", delay=30)
         with contextlib.suppress(AssertionError):
             expect(options).to_have_count(MAX_SUGGESTIONS, timeout=25_000)
@@ -281,7 +281,7 @@ def test_typing_suggests_names_of_public_models(visit):
         field.fill("")
     expect(options).to_have_count(MAX_SUGGESTIONS)
     expect(field).to_have_attribute("list", "model-a-names")
-    shown = options.evaluate_all("all => all.map(one => [one.value, one.label])")  # at once: they may be renewed
+    shown = options.evaluate_all("all => all.map(one => [one.value, one.label])")  # at once, as they may change
     assert all("downloads a month" in label for _, label in shown)
     assert BASE in dict(shown)
     assert PRIVATE not in dict(shown)
@@ -298,7 +298,7 @@ def test_stored_results_open_at_once_and_say_what_they_are(visit, live_hub):
     settle(page)
     assert "30 of 30 layers" in open_tab(page, "Layers")
     expect(page.locator("#panel-layers figure img")).to_have_count(4)  # layers and neurons, light and dark
-    expect(page.locator("#panel-layers .answers").first).to_have_attribute("data-name", "layers")  # it decided
+    expect(page.locator("#panel-layers .answers").first).to_have_attribute("data-name", "layers")  # the deciding one
     assert "Matrices of matched layers" in open_tab(page, "Modules")
     expect(page.locator("#panel-modules tbody tr").nth(20)).to_be_attached()
     assert "make real" in open_tab(page, "Reproduce")
@@ -374,7 +374,7 @@ def test_the_button_names_what_the_server_is_going_to_do(blank, first, second, s
 
 @pytest.fixture(scope="module")
 def blank(chromium):
-    """A page with the script of the page and nothing else."""
+    """A page with only the script of the page."""
     page = chromium.new_page()
     page.add_init_script(path=str(Path(mdir_space.__file__).parent / "page" / "page.js"))
     page.goto("about:blank")

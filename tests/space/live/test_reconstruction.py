@@ -1,4 +1,4 @@
-"""The reconstruction in its tab: progress, download, cancelling, and answers that have none."""
+"""The reconstruction in its tab: progress, download, cancelling, and answers without one."""
 
 import zipfile
 
@@ -16,7 +16,7 @@ def test_the_button_gives_words_and_files(visit, live_hub, tmp_path):
     verdict(page, "share weight ancestry.")
     settle(page)
     assert f"takes {DEEP} to {DEEP_MOVED}" in open_tab(page, "Reconstruction")
-    page.get_by_label("Compare with, optional").fill(STRANGER)  # the answer on the page counts, not the fields
+    page.get_by_label("Compare with, optional").fill(STRANGER)  # the reconstruction is of the answer, not of the fields
     page.get_by_role("button", name="Reconstruct", exact=True).click()
     link = page.get_by_role("link", name="Download the reconstruction")
     expect(link).to_be_visible()

@@ -1,4 +1,4 @@
-"""The folder ``space`` as the Hub runs it: each account reads with its own rights."""
+"""The folder ``space`` as on the Hub: each account reads with its own permissions."""
 
 import shutil
 import socket
@@ -11,7 +11,7 @@ from tests.space.live.steps import compare, refusal, settle, verdict
 from tests.space.models import BASE, GATED, PRIVATE
 from tests.space.servers import ROOT, running
 
-# In a Space gradio draws the Hub's own header around the page.
+# In a Space, gradio adds the Hub's header to the page.
 GRADIO_ASKS_IN_A_SPACE = ("https://fonts.googleapis.com/css2", "https://huggingface.co/api/spaces/owner/mdir-hf")
 
 
@@ -30,7 +30,7 @@ def provider(shared_hub):
 @pytest.fixture(scope="module")
 def space(shared_hub, provider, tmp_path_factory):
     home = tmp_path_factory.mktemp("space-home")
-    # Uploaded alone, the folder has nothing beside it.
+    # Only the folder itself is uploaded.
     app = shutil.copytree(ROOT / "space", home / "app", ignore=shutil.ignore_patterns("__pycache__")) / "app.py"
     port = free_port()
     environment = {
@@ -49,7 +49,7 @@ def space(shared_hub, provider, tmp_path_factory):
 
 @pytest.fixture
 def come(visit, space):
-    """Open the Space as somebody who is not signed in."""
+    """Open the Space without signing in."""
     return lambda address="/": visit(address, base=space.url, may_ask=GRADIO_ASKS_IN_A_SPACE)
 
 
@@ -62,7 +62,7 @@ def sign_in(page, provider, account):
         try:
             expect(is_signed_in).to_be_visible(timeout=timeout_ms)
             return
-        except AssertionError:  # on a busy machine gradio once lost the click, or the label that follows it
+        except AssertionError:  # on a busy machine, gradio once lost the click or the following label
             page.reload()
             expect(may_sign_in.or_(is_signed_in)).to_be_visible()
             if is_signed_in.is_visible():

@@ -34,7 +34,7 @@ def test_fields_and_address_fit_the_question_and_back_works(visit, live_hub):
     settle(page)
     expect(page).to_have_url(re.compile(f"[?]a={BASE}&b={RELATED}$"))
     live_hub.faults.append(Fault("slow", origin="cdn", path="stranger", times=None, delay_s=1.0))
-    compare(page, BASE, STRANGER)  # while the answer before is still on the page
+    compare(page, BASE, STRANGER)  # while the previous answer is still on the page
     for _ in range(2):
         expect(page).to_have_url(re.compile(f"[?]a={BASE}&b={STRANGER}$"))
         page.wait_for_timeout(500)
@@ -70,7 +70,7 @@ def test_a_plan_of_other_names_goes_when_a_name_is_changed(visit):
     page.get_by_label("Compare with, optional").press_sequentially("x")
     expect(page.locator("#plan .plan")).to_be_hidden()
     again = "html => document.querySelector('#plan').insertAdjacentHTML('beforeend', html)"
-    page.evaluate(again, plan)  # like the last words of a comparison that ends just now
+    page.evaluate(again, plan)  # like the last message of a comparison that is just ending
     expect(page.locator("#plan .plan:visible")).to_have_count(0)
 
 

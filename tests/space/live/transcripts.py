@@ -1,4 +1,4 @@
-"""MCP sessions: recorded, stored without what differs each time, and compared."""
+"""Record MCP sessions, store them without variable parts, and compare them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from mcp.client.streamable_http import streamable_http_client
 
 FOLDER = Path(__file__).parent / "sessions"
 CLOSE = 0.01
-"""Numbers of a result hang on the last bits of sums, and those on the processor."""
+"""Numbers depend on the last bits of sums, and so on the processor."""
 LONGEST = 1000
 PASSING = ("Reading the vocabularies",)
-"""Stages that may be over before anybody is told of them."""
+"""Stages that may end before they are reported."""
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
 _DIFFERS = (
@@ -29,17 +29,17 @@ _DIFFERING = {"bom", "io", "progress", "requests", "seconds", "bytes_read", "byt
 
 
 class Transcript:
-    """The messages of one session in both directions, each with who sent it."""
+    """The messages of one session in both directions, each with its sender."""
 
     def __init__(self):
         self.messages = []
 
     def add(self, sender, message):
-        """Take a message down, ready to be stored."""
+        """Record a message in stored form."""
         plain = message.message.model_dump(mode="json", by_alias=True, exclude_none=True)
         plain.pop("jsonrpc")
         result = plain.get("result", {})
-        if "structuredContent" in result:  # the text is the same once more
+        if "structuredContent" in result:  # the text repeats it
             (content,) = result["content"]
             assert json.loads(content["text"]) == result["structuredContent"]
             content["text"] = "<structuredContent as JSON>"
@@ -53,7 +53,7 @@ class Transcript:
 
     @asynccontextmanager
     async def connected(self, address):
-        """Connect a client to a server, and take down what they say to each other."""
+        """Connect a client to a server, and record their messages."""
 
         async def carry(source, target, sender):
             async with source, target:
@@ -71,7 +71,7 @@ class Transcript:
 
 
 def storable(part, name=""):
-    """Return a part of a message without commits, ports, versions, times and bytes; of schemas of results names."""
+    """Return a part of a message without commits, ports, versions, times and sizes; output schemas keep only names."""
     if name in _DIFFERING or name.startswith("seconds_") or name.lower().endswith("version"):
         return f"<{name}>"
     if name == "outputSchema":
@@ -88,7 +88,7 @@ def storable(part, name=""):
 
 
 def differences(now, stored, where="session"):
-    """Yield in a sentence each where a session differs from the stored one; numbers may, by 1 %."""
+    """Yield a sentence for each difference from the stored session; numbers may differ by 1 %."""
     if isinstance(now, dict) and isinstance(stored, dict) and now.keys() == stored.keys():
         for key in now:
             yield from differences(now[key], stored[key], f"{where}.{key}")
@@ -100,7 +100,7 @@ def differences(now, stored, where="session"):
 
 
 def are_alike(now, stored):
-    """Emit whether two values say the same."""
+    """Tell whether two values are equal, up to the tolerance for numbers."""
     if isinstance(now, float) and isinstance(stored, (float, int)):
         return math.isclose(now, stored, rel_tol=CLOSE, abs_tol=1e-6)
     if isinstance(now, str) and isinstance(stored, str) and _NUMBER.split(now) == _NUMBER.split(stored):
@@ -110,13 +110,13 @@ def are_alike(now, stored):
 
 
 def shown(value):
-    """Return a value in at most 200 letters."""
+    """Return a value in at most 200 characters."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 200 else f"{text[:199]}…"
 
 
 def compared_with_stored(transcript, name, *, renews):
-    """Return how a session differs from the stored one of a name; where that is renewed, store it."""
+    """Return the differences from the stored session of this name; with ``renews``, store the session first."""
     path = FOLDER / f"{name}.json"
     if renews:
         path.write_text(json.dumps(transcript.messages, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A small page that counts for its visitors, and says what is left of those who do not listen."""
+"""A small page that counts for its visitors, and lists the remains of sessions that do not listen."""
 
 import sys
 import time
@@ -13,7 +13,7 @@ at_work = []
 
 
 def count(number):
-    """Say 0, 1, …, slowly."""
+    """Yield 0, 1, …, slowly."""
     at_work.append(number)
     try:
         for step in range(int(number)):
@@ -24,7 +24,7 @@ def count(number):
 
 
 def left():
-    """Sessions with a place for what they are told, and questions at work."""
+    """Return the sessions with pending messages or events, and the running counts."""
     queue = demo._queue
     return [sorted({*queue.pending_messages_per_session, *queue.pending_event_ids_session}), list(at_work)]
 

@@ -31,7 +31,7 @@ GRADIO = (
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
-    monkeypatch.setattr(first_paint, "MAX_WAIT_S", 60.0)  # a busy machine is no reason to leave a result out
+    monkeypatch.setattr(first_paint, "MAX_WAIT_S", 60.0)  # a busy machine must not omit a result
 
 
 def client_of(service):

@@ -1,4 +1,4 @@
-"""Limits of request bodies, pictures, and forged addresses of visitors."""
+"""Limits of request bodies, pictures, and forged visitor addresses."""
 
 import json
 import types
@@ -61,7 +61,7 @@ def test_no_path_of_the_server_stands_on_the_page():
     async def build():
         return build_page(Service(ServiceSettings()))
 
-    page = finish(build())  # gradio makes a loop of its own where none runs, and leaves it open
+    page = finish(build())  # without a running event loop, gradio creates one and leaves it open
     shown = json.dumps(page.get_config_file(), default=str)
     assert "pictures/relatives-light.svg" in shown
     assert str(PICTURES.parent) not in shown

@@ -1,4 +1,4 @@
-"""Answers that nobody fetches are dropped, and their jobs are stopped."""
+"""Unread answers are dropped, and their jobs are stopped."""
 
 import time
 from pathlib import Path

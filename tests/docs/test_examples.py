@@ -1,9 +1,10 @@
 """Every example of README, the site and the docstrings runs, against a Hub on this machine.
 
 The examples of a page run one after another in one folder and one namespace, as a reader would type them. Python runs
-as it stands; of shell, commands of ours run, and the file after a ``>`` is written. What installs or builds is checked
-against pyproject and the Makefile. Text blocks are not run, but commands of ours in them must parse.
-The recipes of ``docs/scale.md`` and of the atlas need the Hub's Jobs or hundreds of models: they only have to parse.
+unchanged. In shell blocks, our commands run, and the file after a ``>`` is written; installs and builds are checked
+against pyproject and the Makefile. Text blocks do not run, but our commands in them must parse.
+
+The recipes of ``docs/scale.md`` and of the atlas need the Hub's Jobs or hundreds of models, so they only have to parse.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from tests.specimens import gaussian, write_model
 __all__ = ["hf_home", "loopback_hub", "without_xet"]
 
 ROOT = Path(__file__).parents[2]
-# A Trainer asks for pinned memory, with or without a GPU.
+# A Trainer requests pinned memory even without a GPU.
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory':UserWarning")
 
 MADE_BY_OTHERS = {"scale.md", "atlas.md", "evidence.md", "coverage.md"}
@@ -51,7 +52,7 @@ MODELS = {
     "someone/their-model": BASE[:, torch.randperm(N, generator=torch.Generator().manual_seed(3))],
     "owner/base": BASE,
     "me/tuned": BASE + 0.2 * gaussian(V, N, 1),
-    "me/merge": BASE + 0.1 * gaussian(V, N, 1),  # half of the one, half of the other
+    "me/merge": BASE + 0.1 * gaussian(V, N, 1),  # half of each
     "other/base": STRANGER,
     "run/checkpoint-100": BASE + 0.1 * gaussian(V, N, 4),
     "run/checkpoint-200": BASE + 0.3 * gaussian(V, N, 5),
@@ -73,7 +74,7 @@ CONFIG = {
 
 
 def one_layer(seed):
-    """What a Llama of one layer has beside its embedding, so that transformers can load it."""
+    """Return the tensors besides the embedding that transformers needs to load a one-layer Llama."""
     names = [f"self_attn.{letter}_proj" for letter in "qkvo"] + [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
     weights = {f"model.layers.0.{name}.weight": gaussian(N, N, seed + place) for place, name in enumerate(names)}
     norms = ("model.norm", "model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm")
@@ -82,7 +83,7 @@ def one_layer(seed):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """The models that pages name."""
+    """The models in the examples."""
     place = tmp_path_factory.mktemp("models")
     made = {
         name: write_model(
@@ -100,7 +101,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture
 def desk(folders, loopback_hub, tmp_path, monkeypatch, without_xet):
-    """A folder to work in, with the checkpoints of a run, and a Hub with everything that a page names."""
+    """A working folder with the checkpoints of a run, and a Hub with all repositories of the examples."""
     place = tmp_path / "desk"
     place.mkdir()
     monkeypatch.chdir(place)
@@ -118,7 +119,7 @@ def desk(folders, loopback_hub, tmp_path, monkeypatch, without_xet):
 
 
 def run_shell(example):
-    """Run the commands of a block, each a line or several that end with a backslash."""
+    """Run the commands of a block, with lines continued by backslashes."""
     for line in example.parsed.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         if not words:
@@ -130,7 +131,7 @@ def run_shell(example):
             for extra in extras[1].split(",") if extras else ():
                 assert re.search(rf"^{extra} = \[", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M), line
         else:
-            assert words[0] == "mdir-hf", f"nothing here runs {line!r}"
+            assert words[0] == "mdir-hf", f"this test cannot run {line!r}"
             target = None
             if ">" in words:
                 words, target = words[: words.index(">")], words[words.index(">") + 1]
@@ -144,7 +145,7 @@ def run_shell(example):
 
 
 def parse_only(example):
-    """Commands of ours in a block of text must be such."""
+    """Check that our commands in a block of text parse."""
     for line in example.parsed.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True) if line.startswith("mdir-hf ") else []
         if words and "…" not in line:
@@ -152,7 +153,7 @@ def parse_only(example):
 
 
 def parse_yaml(example):
-    """Blocks of YAML, such as a workflow of GitHub Actions, must be valid."""
+    """Check that a block of YAML, such as a GitHub workflow, is valid."""
     assert yaml.safe_load(example.parsed)
 
 
@@ -172,7 +173,7 @@ def test_the_examples_of_a_page_run(page, desk):
     examples = list(document.examples())
     hidden = page.read_text(encoding="utf-8").count("<!-- invisible-code-block: python")
     assert sum(fence in FENCES for fence in fences) + hidden == len(examples)
-    assert set(fences) <= FENCES, "a block that nothing runs"
+    assert set(fences) <= FENCES, "a block that this test cannot run"
     for example in examples:
         example.evaluate()
 
@@ -200,7 +201,7 @@ def modules():
 
 
 def training():
-    """What examples of training start from: a model of the run, its tokenizer, and a Trainer's needs."""
+    """Names that examples of training need: a model of the run, its tokenizer, and the arguments of a Trainer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
     place = "run/checkpoint-100"

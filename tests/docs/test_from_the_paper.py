@@ -16,16 +16,16 @@ IN_MODULE = re.compile(r"(?<!\.)`(\w+)(?: and `(\w+))?`? in `([\w/]+\.py)`")
 
 @pytest.fixture(scope="module")
 def paper() -> str:
-    """The paper's source, beside the folder of real data."""
+    """Source of the paper, next to the folder of real data."""
     folder = os.environ.get("MDIR_HF_REAL_DATA")
     source = Path(folder).parent / "paper" / "mdir.tex" if folder else None
     if source is None or not source.is_file():
-        pytest.skip("the source of the paper is not beside the folder that MDIR_HF_REAL_DATA names")
+        pytest.skip("the source of the paper is not next to the folder MDIR_HF_REAL_DATA")
     return source.read_text("utf-8")
 
 
 def numbers_on_page(kind: str) -> set[int]:
-    """The numbers of a kind that begin a row of the page, ranges such as "Figures 3 to 5" written out."""
+    """Return the numbers of a kind that start a row of the page, with ranges such as "Figures 3 to 5" expanded."""
     numbers: set[int] = set()
     for first, last in re.findall(rf"^\| \**{kind}s? (\d+)[ab]?(?: (?:to|and) (\d+)[ab]?)?", PAGE, re.MULTILINE):
         numbers |= set(range(int(first), int(last or first) + 1))
@@ -68,7 +68,7 @@ def test_every_module_and_name_on_the_page_exists() -> None:
 
 
 def cells_of(text: str, first: str, head: str) -> list[str]:
-    """The cells of a row, by its first cell, of the table with this word in its head."""
+    """Return the cells of the row with this first cell, in the table with this text in its header."""
     table = next(part for part in text.split("\n\n") if part.startswith("| ") and head in part.partition("\n")[0])
     return next(
         [cell.strip() for cell in line.strip("|").split("|")] for line in table.split("\n") if f"| {first} |" in line

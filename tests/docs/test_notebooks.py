@@ -1,6 +1,6 @@
-"""The notebooks run from beginning to end on the demo's models, and print what is stored in them but for numbers.
+"""The notebooks run from beginning to end on the demo's models, and reproduce their stored output except numbers.
 
-``python -m tests.docs.test_notebooks`` runs them on ``demo-out`` and stores what they print.
+``python -m tests.docs.test_notebooks`` runs them on ``demo-out`` and stores their output.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 
 
 def run(notebook, place):
-    """A notebook with what it prints when it is run in a folder."""
+    """Run a notebook in a folder, and return it with its output."""
     read = nbformat.read(notebook, as_version=4)
     NotebookClient(read, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(place)}}).execute()
     for cell in read.cells:
         cell.metadata = {}
         if cell.cell_type == "code":
             cell.execution_count = None
-            # Remarks on the installation, with folders of the machine in them.
+            # Warnings about the installation, which contain local paths.
             cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
             for output in cell.outputs:
                 output.pop("execution_count", None)
@@ -39,7 +39,7 @@ def run(notebook, place):
 
 
 def printed(notebook):
-    """The lines of each cell without numbers, lines of trees and order, which hang on them; pictures by their kind."""
+    """Yield the sorted lines of each output without numbers and tree lines, and the types of its pictures."""
     for cell in notebook.cells:
         for output in cell.get("outputs", ()):
             text = output.get("text") or " ".join(sorted(set(output.get("data", {})) - {"text/plain"}))
@@ -49,14 +49,14 @@ def printed(notebook):
 
 @pytest.fixture
 def desk(tmp_path, monkeypatch):
-    """The folders of a clone that notebooks know, with the demo's models, and a shell that finds the program."""
+    """The folders that notebooks use, with the demo's models, and a PATH with the program."""
     from tests.trained.models import demo_lineage, one_step_lineage
 
-    # One step tells relatives from strangers; only a tree needs more.
+    # One training step distinguishes relatives from strangers; only a tree needs more.
     made = demo_lineage() if IS_WITH_THE_SCRIPTS else one_step_lineage()
     place = tmp_path / "docs" / "notebooks"
     place.mkdir(parents=True)
-    # Not a link: what a notebook writes beside the models would lie beside those that are kept.
+    # Not a link, so that notebooks write nothing next to the cached models.
     shutil.copytree(made.folder, tmp_path / "demo-out" / "models")
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
@@ -64,10 +64,10 @@ def desk(tmp_path, monkeypatch):
 
 
 def environment():
-    """No network, and this package."""
+    """Return environment variables for this package without network access."""
     return {
         "HF_HUB_OFFLINE": "1",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # a bar comes after two seconds, which a slow machine takes
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # on a slow machine, a bar would appear after two seconds
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
@@ -75,7 +75,7 @@ def environment():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the kernel's own packages
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in the kernel's packages
 @pytest.mark.parametrize(
     "notebook",
     [

@@ -1,4 +1,4 @@
-"""What would break a release: links of its README, metadata, pins that cannot be installed, versions that differ."""
+"""Requirements of a release: valid links in the README, metadata, installable pins, consistent versions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REPOSITORY = "https://example.org/someone/mdir-hf"
 
 @pytest.fixture
 def hook(monkeypatch):
-    """The build hook, with nothing of hatchling but the name of its base class."""
+    """The build hook, with a stand-in for its base class from hatchling."""
     interface = types.ModuleType("hatchling.metadata.plugin.interface")
     interface.MetadataHookInterface = object
     for name in ("hatchling", "hatchling.metadata", "hatchling.metadata.plugin"):

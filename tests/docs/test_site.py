@@ -1,4 +1,4 @@
-"""The site says what the program does: words of a report, errors, public names, stored reports."""
+"""The site matches the program: words of a report, errors, public names, stored reports."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_page_prints_the_stored_report(page, names):
     blocks = re.findall(r"```text\n(.*?)\n```", (DOCS / page).read_text(encoding="utf-8"), re.S)
     for name in names:
         assert str(stored(name)) in blocks
-    # What is quoted again further down is a part of one of the reports.
+    # Later quotations are parts of one of the reports.
     reports = "\n".join(str(stored(name)) for name in ("fine-tune", "permuted", "rotated", "strangers"))
     for block in blocks:
         assert block in reports or block.startswith("plan: ")
@@ -152,7 +152,7 @@ def test_the_page_on_json_says_what_the_fields_mean():
     page = schema_page()
     assert "| `log10_p` | number or null | log10 of a bound on the probability" in page
     empty = [row for row in page.splitlines() if re.fullmatch(r"\| `\w+` \|.*\|\s+\|", row)]
-    assert len(empty) <= 9, empty  # parts of one sentence, which stands above their table
+    assert len(empty) <= 9, empty  # parts of one sentence above their table
 
 
 def test_the_architecture_page_names_files_that_exist():
@@ -200,7 +200,7 @@ def test_the_readme_counts_the_real_pairs_as_the_evidence_does():
 def test_nothing_of_the_site_comes_from_elsewhere():
     config = (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8")
     assert "http" not in config and "font: false" in config
-    # With --quiet mkdocs hears no warning, and strict lets everything pass.
+    # With --quiet, mkdocs counts no warnings, so strict has no effect.
     assert "strict: true" in config and "mkdocs build\n" in (DOCS.parent / "Makefile").read_text(encoding="utf-8")
     for sheet in (DOCS / "assets").rglob("*.css"):
         for address in re.findall(r"url\(([^)]+\.woff2)\)", sheet.read_text(encoding="utf-8")):

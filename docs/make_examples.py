@@ -75,7 +75,7 @@ EXAMPLES = {
         "smollm2-135m-instruct/base",
         "smollm2-135m-instruct/permuted",
         "SmolLM2-135M-Instruct-reordered",
-        "with its channels in another order, which leaves what it computes the same",
+        "with its channels in another order, which leaves its function unchanged",
     ),
     "upscaled": RealPair(
         "Layers repeated",
@@ -90,7 +90,7 @@ EXAMPLES = {
         "smollm2-135m-instruct/base",
         "smollm2-135m-instruct/hidden",
         "SmolLM2-135M-Instruct-hidden",
-        "rotated, reordered, turned and rescaled in every way at once that leaves what it computes the same",
+        "rotated, reordered, turned and rescaled in all ways at once that leave its function unchanged",
         question="Is a copy found whose weights were disguised?",
     ),
     "other-tokenizer": RealPair(
@@ -105,7 +105,7 @@ EXAMPLES = {
         "smollm2-135m-instruct/base",
         "smollm2-135m-instruct/gguf-q4_k",
         "SmolLM2-135M-Instruct-GGUF",
-        "written as GGUF with 5.4 bits for each weight: Q4_K, and Q5_0 where a row does not fill its blocks",
+        "written as GGUF with 5.4 bits for each weight: Q4_K, and Q5_0 for rows that do not fill its blocks",
     ),
     "strangers": RealPair(
         "Two strangers",

@@ -1,4 +1,4 @@
-"""Shows Sphinx roles in docstrings, such as ``:class:`~package.Name```, as plain code on the site."""
+"""Show Sphinx roles in docstrings, such as ``:class:`~package.Name```, as plain code on the site."""
 
 from __future__ import annotations
 

@@ -102,7 +102,8 @@ class FullHub(LoopbackHub):
         Args:
             repo_id: ``owner/name``.
             folder: Files of ``main``.
-            private: The Hub tells strangers that it does not exist. gated: Strangers get the listing but no files.
+            private: The Hub tells strangers that it does not exist.
+            gated: Strangers get the listing but no files.
             disabled: Nobody has access; the Hub tells strangers that it does not exist.
             revisions: Further branches or tags, each a folder.
             sha256: Digests of large files by path, for files too large to read.
@@ -137,8 +138,8 @@ class FullHub(LoopbackHub):
         Args:
             owner: Owner of the collection.
             title: Its title.
-            items: Repo ids of models, or ``(kind, id)`` of other things. private: The Hub tells strangers that it does
-            not exist.
+            items: Repo ids of models, or ``(kind, id)`` of other things.
+            private: The Hub tells strangers that it does not exist.
         """
         collection = new_collection(owner, title, items, private=private)
         self._collections[collection.slug] = collection
@@ -179,7 +180,7 @@ class FullHub(LoopbackHub):
         return [request for request in self.requests if origin in (None, request.origin) and path in request.path]
 
     def wait_until_left(self, timeout_s: float = 60.0) -> None:
-        """Wait until all connections are closed, including those of killed processes.
+        """Wait until all connections are closed, including connections of killed processes.
 
         Raises:
             TimeoutError: If a client is still connected.

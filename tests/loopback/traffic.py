@@ -68,7 +68,7 @@ class LoggedRequest:
 
 
 def in_sequence(requests: Iterable[LoggedRequest]) -> int:
-    """Return the largest number of requests of which no two overlap, as a measure of the effect of latency.
+    """Return the largest number of requests without overlap, as a measure of the effect of latency.
 
     Without latency, concurrent requests may not overlap; set :attr:`Network.round_trip_s` to measure.
     """

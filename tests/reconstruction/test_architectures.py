@@ -32,7 +32,7 @@ NEOX = {"vocab_size": 160, "hidden_size": 32, "intermediate_size": 96, "num_hidd
 
 @torch.no_grad()
 def drawn(model_class, config):
-    """A model in float64, with gains and biases like those of a trained model."""
+    """A model in float64, with gains and biases as in a trained model."""
     torch.manual_seed(0)
     model = model_class(config).double().eval()
     for name, weight in model.named_parameters():

@@ -31,7 +31,7 @@ REPORTS = {
         log10_p=0.0,
         log10_p_not_accepted=-781.2,
     ),
-    "of a no that says what it excludes": dataclasses.replace(stranger(), excludes=Exclusion(6.6, 68.0, None)),
+    "of a negative verdict with its exclusion": dataclasses.replace(stranger(), excludes=Exclusion(6.6, 68.0, None)),
     "of the same files": a_report(
         embedding=None, unembedding=None, layers=None, modules=None, settled_by="identical_files", arrays=NO_ARRAYS
     ),
@@ -161,7 +161,7 @@ def test_one_of_many_wrong_items_is_described():
     body = {**json.loads(a_report().to_json()), "modules": [{}] * 100_000}
     with pytest.raises(InputError, match=r"modules\.0\.") as caught:
         HomologyReport.from_json(json.dumps(body))
-    assert caught.value.__cause__.error_count() < 30  # those of the first item; pydantic would list 2 million
+    assert caught.value.__cause__.error_count() < 30  # of the first item; pydantic would list 2 million
 
 
 def test_more_values_than_any_report_holds_are_refused():

@@ -1,4 +1,4 @@
-"""Evidence of which of two models is earlier, for each kind of pair that has it, and for pairs without."""
+"""Evidence that one of two models is earlier, for each kind of pair with and without such evidence."""
 
 from __future__ import annotations
 

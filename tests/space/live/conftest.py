@@ -125,7 +125,7 @@ def settled_result(chromium, server):
 
 @pytest.fixture
 def result(settled_result):
-    """The page with the result for two relatives, for tests that change nothing but its tabs."""
+    """The page with the result for two relatives, for tests that change only its tabs."""
     page = settled_result
     yield page
     page.emulate_media(color_scheme="light")

@@ -18,7 +18,7 @@ GRADIO_S_OWN = {
 
 
 def serious(page):
-    """Return violations that axe rates serious or worse, except those of gradio."""
+    """Return violations in our code that axe rates serious or worse."""
     found = Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]})
     return [
         f"{violation['id']} ({violation['impact']}): {node['target']} {node['html'][:160]}"

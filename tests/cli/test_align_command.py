@@ -45,7 +45,7 @@ def test_align_prints_one_json_object(pair, tmp_path, capsys):
     assert printed["explained"]["model.layers.1.mlp.up_proj.weight"] == 1.0
 
 
-def test_strangers_are_one_line_and_status_1(pair, tmp_path, capsys):
+def test_strangers_give_one_line_and_status_1(pair, tmp_path, capsys):
     other = saved(new_model("llama", 5, dtype=torch.float32), tmp_path / "other")
     assert main(["align", str(pair[0]), str(other), "--output", str(tmp_path / "out")]) == 1
     assert "only homologous models have a transformation" in capsys.readouterr().err

@@ -106,7 +106,7 @@ def test_a_layer_of_another_shape(strangers_with_a_layer, capsys):
 
 
 @pytest.mark.parametrize("role", ["self_attn.v_proj", "mlp.up_proj", "input_layernorm"])
-def test_weights_whose_products_would_be_no_numbers_are_named(tmp_path, role, capsys):
+def test_weights_with_overflowing_products_are_named(tmp_path, role, capsys):
     config = {"model_type": "llama", "hidden_size": N, "vocab_size": V, "num_attention_heads": 4}
     roles = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.up_proj")
     further = {f"model.layers.0.{name}.weight": gaussian(N, N, 3) for name in roles}
@@ -126,7 +126,7 @@ def test_weights_whose_products_would_be_no_numbers_are_named(tmp_path, role, ca
 
 
 @pytest.mark.parametrize("level", ["auto", "layers", "screen"])
-def test_weights_of_zeros_are_no_evidence_of_nothing(base, tmp_path, level, capsys):
+def test_zero_weights_are_inconclusive(base, tmp_path, level, capsys):
     config = {"model_type": "llama", "hidden_size": N, "vocab_size": V, "num_attention_heads": 4}
     further = {f"model.layers.{k}.self_attn.{name}_proj.weight": gaussian(N, N, k) for k in range(3) for name in "qkvo"}
     one = write_model(tmp_path / "one", gaussian(V, N, 2), config=config, further=further)
@@ -160,7 +160,7 @@ def test_weights_scaled_and_scaled_back_are_found(tmp_path, capsys):
     assert len(report["layers"]["matches"]) == 4
 
 
-def test_an_error_is_one_short_line_for_any_file_name(base, twin, capsys):
+def test_an_error_gives_one_short_line_for_any_file_name(base, twin, capsys):
     rewrite(
         twin,
         lambda h: h.update({"x" * 100_000 + "\x1b[31m\u202e": {"dtype": "F32", "shape": [1], "data_offsets": [0, 2]}}),
@@ -170,7 +170,7 @@ def test_an_error_is_one_short_line_for_any_file_name(base, twin, capsys):
     assert "model.safetensors" in said and "takes 4" in said
 
 
-def test_memory_that_runs_out_is_one_line(base, twin, capsys, monkeypatch):
+def test_running_out_of_memory_gives_one_line(base, twin, capsys, monkeypatch):
     def run_out(*arguments, **options):
         raise MemoryError
 
@@ -186,7 +186,7 @@ def test_a_shard_outside_of_the_repository(base, twin, path, capsys):
     assert "model.safetensors.index.json" in refused(capsys, str(base), str(twin))
 
 
-def test_nothing_is_left_half_written_after_errors(served, hf_home, tmp_path, capsys):
+def test_errors_leave_no_half_written_files(served, hf_home, tmp_path, capsys):
     served.faults.append(Fault("drop", origin="cdn", method="GET", after_bytes=500, times=None))
     refused(capsys, "some/base", "some/twin", "--output", str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()

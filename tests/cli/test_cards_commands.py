@@ -88,7 +88,7 @@ def test_badge_json_is_one_object(report, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"schema": "other"}', "\x00"])
-def test_a_badge_of_no_report_is_one_line(tmp_path, capsys, content):
+def test_a_badge_of_an_invalid_report_gives_one_line(tmp_path, capsys, content):
     (tmp_path / "x.json").write_text(content)
     assert "x.json" in refused(capsys, "badge", tmp_path / "x.json")
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
@@ -123,14 +123,14 @@ def refused_err(capsys, *arguments: object) -> str:
     return err.splitlines()[-1]
 
 
-def test_a_relation_needs_the_authors_word(report, capsys):
+def test_a_relation_needs_the_authors_confirmation(report, capsys):
     with pytest.raises(SystemExit) as exit_info:
         main(["card", "me/tuned", str(report), "--base-model-relation", "merge"])
     assert exit_info.value.code == 2
     assert "--confirm-base-model" in capsys.readouterr().err
 
 
-def test_one_pull_request_and_then_nothing_more_to_say(report, hub, capsys, monkeypatch):
+def test_a_merged_pull_request_is_not_repeated(report, hub, capsys, monkeypatch):
     command = ["card", "me/tuned", str(report), "--create-pr"]
     assert "hf auth login" in refused_err(capsys, *command)
     monkeypatch.setenv("HF_TOKEN", hub.token)
@@ -168,19 +168,19 @@ def test_verify_sets_the_card_beside_the_weights(hub, tmp_path, capsys):
     ("fail_on", "status"),
     [("homologous", 3), ("no_evidence", 0), ("no_evidence,inconclusive,not_measured", 3), ("inconclusive", 0)],
 )
-def test_verify_fails_on_what_is_named(hub, tmp_path, fail_on, status, capsys):
+def test_verify_fails_on_the_named_outcomes(hub, tmp_path, fail_on, status, capsys):
     (tmp_path / "tuned" / "README.md").write_text("---\nbase_model: [owner/base, owner/none]\n---\n")
     hub.add_repository("me/tuned", tmp_path / "tuned")
     assert main(["verify", "me/tuned", "--quiet", "--fail-on", fail_on]) == status
     capsys.readouterr()
 
 
-def test_verify_of_nothing_declared(hub, capsys):
+def test_verify_without_declarations(hub, capsys):
     assert main(["verify", "me/tuned", "--fail-on", "not_measured,no_evidence", "--quiet"]) == 0
     assert "no base model" in capsys.readouterr().out
 
 
-def test_verify_badge_prints_and_fails_on_what_is_named(report, hub, tmp_path, capsys):
+def test_verify_badge_prints_and_fails_on_the_named_states(report, hub, tmp_path, capsys):
     assert main(["verify-badge", str(report), "--quiet", "--fail-on", "stale,different"]) == 0
     assert main(["verify-badge", str(report), "--quiet", "--fail-on", "match"]) == 3
     capsys.readouterr()

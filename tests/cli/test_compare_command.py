@@ -104,7 +104,7 @@ def test_wrong_usage_ends_with_2(arguments, capsys):
         ("http://example.com/a/b", "owner/name"),
     ],
 )
-def test_a_known_error_is_one_line_and_status_1(reference, said, pair, hf_home, capsys):
+def test_a_known_error_gives_one_line_and_status_1(reference, said, pair, hf_home, capsys):
     assert main(["compare", reference, pair[0]]) == 1
     out, err = capsys.readouterr()
     assert out == ""
@@ -124,7 +124,7 @@ def test_a_cap_on_bytes_is_kept(pair, size, status, capsys):
 
 
 @pytest.mark.parametrize(("interruption", "status"), [(KeyboardInterrupt, 130), (ByteBudgetError, 1)])
-def test_an_interruption_answers_with_what_was_found(interruption, status, tmp_path, monkeypatch, capsys):
+def test_an_interruption_reports_the_findings(interruption, status, tmp_path, monkeypatch, capsys):
     layer = {"model.layers.0.self_attn.v_proj.weight": gaussian(N, N, 7)}
     pair = [str(write_model(tmp_path / f"{seed}", gaussian(V, N, seed), further=layer)) for seed in (1, 2)]
 

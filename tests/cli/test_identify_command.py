@@ -53,7 +53,7 @@ def test_models_that_cannot_be_added_are_reported_and_the_others_are_added(folde
     assert index.read_bytes() == before
 
 
-def test_an_index_that_is_not_there_is_one_line(folders, tmp_path, capsys):
+def test_a_missing_index_gives_one_line(folders, tmp_path, capsys):
     assert main(["identify", folders["tuned"], "--index", str(tmp_path / "none")]) == 1
     err = capsys.readouterr().err
     assert err.startswith("mdir-hf: error: ") and err.count("\n") == 1
@@ -81,7 +81,7 @@ def test_an_index_of_a_collection_is_not_read_twice(folders, loopback_hub, tmp_p
     assert json.loads(capsys.readouterr().out)["found"] == ["lab/base"]
 
 
-def test_an_index_of_nothing_is_refused(tmp_path, capsys):
+def test_an_index_without_models_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["index", str(tmp_path / "x")])
     assert "--collection" in capsys.readouterr().err

@@ -85,7 +85,7 @@ def test_weights_without_a_role_are_named(tmp_path):
     assert "sinks_of_another_world" in str(found)
 
 
-def test_a_tensor_that_cannot_be_what_its_name_says_is_noted(llama):
+def test_a_tensor_that_contradicts_its_name_is_noted(llama):
     config = json.loads((llama / "config.json").read_text())
     (llama / "config.json").write_text(json.dumps(config | {"hidden_size": N, "num_hidden_layers": 3}))
     from safetensors.torch import load_file, save_file

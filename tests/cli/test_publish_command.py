@@ -61,7 +61,7 @@ def test_an_index_is_proposed_merged_and_searched_by_its_address(
     assert json.loads(capsys.readouterr().out)["found"] == [population["a/base"]]
 
 
-def test_names_that_lead_elsewhere_are_refused(dataset, survey, capsys):
+def test_names_outside_the_data_set_are_refused(dataset, survey, capsys):
     for name in ("../up", "/", "a//b"):
         assert main(["publish", str(survey), "--dataset", dataset, "--name", name]) == 1
         assert "not a name in a data set" in capsys.readouterr().err

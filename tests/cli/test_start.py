@@ -30,7 +30,7 @@ from mdir_hf.report import Level
         (["compare", "owner/name"], 2, "B"),
     ],
 )
-def test_a_mistake_is_answered_without_torch(words, status, message, tmp_path):
+def test_an_error_is_reported_without_torch(words, status, message, tmp_path):
     code = (
         "import sys; from mdir_hf.cli import main\n"
         f"try: status = main({words!r})\n"
@@ -66,7 +66,7 @@ class Terminal(io.StringIO):
     ],
     ids=" ".join,
 )
-def test_a_terminal_shows_that_torch_is_imported_until_it_is(words, tmp_path, monkeypatch):
+def test_a_terminal_shows_the_import_of_torch(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("mdir_hf.cli.output._has_torch", lambda: False)  # as at the first command of a process
     for name in ("a", "b"):
@@ -81,7 +81,7 @@ def test_a_terminal_shows_that_torch_is_imported_until_it_is(words, tmp_path, mo
 
 
 @pytest.mark.parametrize(("variable", "value"), [("TERM", "dumb"), ("HF_HUB_DISABLE_PROGRESS_BARS", "1")])
-def test_nothing_is_shown_of_an_import_if_bars_are_not_wanted(variable, value, tmp_path, monkeypatch):
+def test_the_import_is_not_shown_if_bars_are_disabled(variable, value, tmp_path, monkeypatch):
     monkeypatch.setattr("mdir_hf.cli.output._has_torch", lambda: False)
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     monkeypatch.setenv(variable, value)

@@ -54,7 +54,7 @@ def test_without_a_folder_nothing_is_read(population, capsys):
     assert "--output" in capsys.readouterr().err
 
 
-def test_a_scheduler_that_does_not_answer_is_one_line(population, tmp_path, capsys):
+def test_an_unreachable_scheduler_gives_one_line(population, tmp_path, capsys):
     command = ["survey", *population.values(), "--output", str(tmp_path / "out"), "--scheduler", "nonsense://x"]
     assert main(command) == 1
     err = capsys.readouterr().err
@@ -85,7 +85,7 @@ def test_models_of_an_author_and_of_a_collection_are_surveyed(population, loopba
     assert "lab: only the 5 models with most downloads" in err
 
 
-def test_an_author_without_models_is_one_line(loopback_hub, tmp_path, capsys):
+def test_an_author_without_models_gives_one_line(loopback_hub, tmp_path, capsys):
     assert main(["survey", "--author", "nobody", "--output", str(tmp_path / "out")]) == 1
     err = capsys.readouterr().err
     assert err.startswith("mdir-hf: error: nobody: ") and err.count("\n") == 1
@@ -162,7 +162,7 @@ def test_each_group_of_a_survey_gets_its_tree(population, tmp_path, capsys):
     assert "No root" in text and "models/a-permuted" in text
 
 
-def test_without_biopython_a_survey_and_its_relatives_are_there(tmp_path, capsys, monkeypatch):
+def test_without_biopython_only_the_tree_is_missing(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "Bio.Phylo.TreeConstruction", None)
     rows = [gaussian(400, 64, 0) + 0.1 * gaussian(400, 64, at) for at in (1, 2, 3)]
     tuned = [str(write_model(tmp_path / f"m{at}", each)) for at, each in enumerate(rows)]

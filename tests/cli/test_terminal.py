@@ -66,7 +66,7 @@ def test_the_bar_names_the_stage_and_disappears(models):
     assert "looking" not in shown.text.rpartition("\r")[2]
 
 
-def test_ctrl_c_prints_what_was_found_and_how_to_go_on(models):
+def test_ctrl_c_prints_findings_and_how_to_continue(models):
     slow = (
         f"{PAUSE}import mdir_hf.comparison.progress as p; tell = p.Watch.part\n"
         "p.Watch.part = lambda *a: (tell(*a), a[1:3] == ('modules', 3) and pause())\n"
@@ -86,7 +86,7 @@ def test_ctrl_c_before_anything_was_found_says_so(models):
     assert "there are no results yet" in shown.text and "Traceback" not in shown.text
 
 
-def test_a_survey_says_its_size_before_it_imports_anything(models):
+def test_a_survey_prints_its_size_before_imports(models):
     without = "import sys; sys.modules['mdir_hf.lineage.survey.run'] = None\n"
     shown = in_terminal("survey", "base", "tuned", "retokenized", "--output", "out", before=without)
     assert "3 models to read, 3 pairs to compare" in shown.text
@@ -102,7 +102,7 @@ def test_a_survey_that_is_stopped_shows_its_pairs(models):
     assert "not finished: 3 of 3 models read, 1 of 3 pairs compared" in shown.text
 
 
-def test_verbose_says_each_step_and_where_an_error_was_raised(models, capsys):
+def test_verbose_prints_each_step_and_the_origin_of_an_error(models, capsys):
     assert main(["compare", "base", "tuned", "-v"]) == 0
     said = capsys.readouterr().err
     assert said.index("opening the models") < said.index("common tokens, ") < said.index("looking for channels")

@@ -82,7 +82,7 @@ def test_the_hard_stranger_has_the_config_of_the_base(built):
         assert (member(built, "other-seed").folder / file).read_bytes() == (built.reference.folder / file).read_bytes()
 
 
-def test_progress_names_what_is_done_and_ends_at_all(one_step_lineage):
+def test_progress_names_each_step_and_ends_complete(one_step_lineage):
     _, heard = one_step_lineage
     shares = [share for _, share in heard]
 
@@ -91,7 +91,7 @@ def test_progress_names_what_is_done_and_ends_at_all(one_step_lineage):
     assert {"training demo/base", "training demo/other-seed"} <= {doing for doing, _ in heard}
 
 
-def test_a_finished_lineage_is_taken_as_it_is(built):
+def test_a_finished_lineage_is_reused(built):
     written = {file: file.stat().st_mtime_ns for file in built.folder.rglob("*")}
 
     assert build_lineage(built.folder) == built
@@ -99,7 +99,7 @@ def test_a_finished_lineage_is_taken_as_it_is(built):
 
 
 @pytest.mark.parametrize("change", ["recipe", "seed"])
-def test_a_lineage_of_another_recipe_or_seed_is_built_anew(built, tmp_path, monkeypatch, change):
+def test_a_lineage_of_another_recipe_or_seed_is_rebuilt(built, tmp_path, monkeypatch, change):
     record = json.loads((built.folder / "demo" / "lineage.json").read_text())
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / "lineage.json").write_text(json.dumps({**record, change: 99}))
@@ -112,7 +112,7 @@ def test_a_lineage_of_another_recipe_or_seed_is_built_anew(built, tmp_path, monk
 
 
 @pytest.mark.parametrize("record", ["", "[]", "{}", f'{{"recipe": {lineage.RECIPE}, "seed": 0, "members": [1]}}'])
-def test_a_damaged_record_means_building_anew(tmp_path, monkeypatch, record):
+def test_a_damaged_record_causes_a_rebuild(tmp_path, monkeypatch, record):
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / "lineage.json").write_text(record)
     started = stop_before_building(monkeypatch)
@@ -144,7 +144,7 @@ def stop_before_building(monkeypatch):
     return started
 
 
-def test_a_folder_of_somebody_else_is_not_replaced(tmp_path):
+def test_a_folder_of_another_program_is_not_replaced(tmp_path):
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / "thesis.tex").touch()
 

@@ -56,7 +56,7 @@ def test_training_twice_gives_the_same_weights_to_the_bit():
     assert torch.equal(left.table, right.table)
 
 
-def test_they_are_put_back_after_an_error_too():
+def test_the_number_of_threads_is_restored_after_an_error():
     threads = torch.get_num_threads()
 
     with pytest.raises(KeyboardInterrupt), seeded_single_thread(3):

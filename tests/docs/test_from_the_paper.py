@@ -79,7 +79,7 @@ def cells_of(text: str, first: str, head: str) -> list[str]:
     "method",
     ["Gradient (LeaFBench)", "REEF", "HuRef", "PDF", "SeedPrints", "MDIR, as printed", "**mdir-hf**"],
 )
-def test_our_columns_of_tables_1_and_2_are_those_of_the_results(method: str) -> None:
+def test_our_columns_of_tables_1_and_2_match_the_results(method: str) -> None:
     peers = (PAGES / "others-on-the-same-pairs.md").read_text("utf-8")
     metrics = cells_of(peers, method, "TPR at 1 % FPR")
     methods = cells_of(peers, "member", "families")

@@ -83,7 +83,7 @@ def environment():
         for path in NOTEBOOKS
     ],
 )
-def test_a_notebook_runs_and_prints_what_is_stored(notebook, desk):
+def test_a_notebook_reproduces_its_stored_output(notebook, desk):
     assert list(printed(run(notebook, desk))) == list(printed(nbformat.read(notebook, as_version=4)))
 
 
@@ -98,7 +98,7 @@ def test_the_commands_of_notebooks_parse():
         build_parser().parse_args(words)
 
 
-def test_the_notebooks_are_stored_with_what_they_print():
+def test_the_notebooks_are_stored_with_output():
     assert [notebook.stem for notebook in NOTEBOOKS] == ["family-tree", "first-comparison"]
     for notebook in NOTEBOOKS:
         read = nbformat.read(notebook, as_version=4)

@@ -47,7 +47,7 @@ def test_every_link_of_the_readme_leads_into_the_repository(hook):
         assert (f"{REPOSITORY}/blob/v1.2.3/{link}" if link else f"{REPOSITORY}/raw/v1.2.3/{picture}") in after
 
 
-def test_the_repository_is_the_one_that_ci_or_git_says(hook, monkeypatch, tmp_path):
+def test_the_repository_comes_from_ci_or_git(hook, monkeypatch, tmp_path):
     assert hook.repository_address(tmp_path) == ""
     (tmp_path / ".git").mkdir()
     for origin, address in [
@@ -64,7 +64,7 @@ def test_the_repository_is_the_one_that_ci_or_git_says(hook, monkeypatch, tmp_pa
     assert hook.repository_address(tmp_path) == REPOSITORY
 
 
-def test_the_metadata_has_what_pyproject_leaves_open(hook, monkeypatch):
+def test_the_build_hook_completes_the_metadata(hook, monkeypatch):
     monkeypatch.setenv("GITHUB_REPOSITORY", "someone/mdir-hf")
     built = hook.RepositoryMetadata()
     built.root, metadata = str(ROOT), {}

@@ -58,7 +58,7 @@ def test_a_page_prints_the_stored_report(page, names):
         assert block in reports or block.startswith("plan: ")
 
 
-def test_the_plan_on_the_page_is_the_one_of_these_models():
+def test_the_plan_on_the_page_matches_these_models():
     (shown,) = re.findall(r"```text\n(plan: .*?)\n```", READ_A_RESULT, re.S)
     matrix = TensorSpec("model.embed_tokens.weight", (49152, 576), "BF16", "model.safetensors", 0, 49152 * 576 * 2)
     n_bytes, common = stored("rotated").io.bytes_of_weights, stored("rotated").embedding.common_tokens
@@ -197,7 +197,7 @@ def test_the_readme_counts_the_real_pairs_as_the_evidence_does():
     assert f"{n_homologous} of {related} relatives" in readme and f"none of {strangers} pairs of strangers" in readme
 
 
-def test_nothing_of_the_site_comes_from_elsewhere():
+def test_the_site_loads_nothing_from_elsewhere():
     config = (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8")
     assert "http" not in config and "font: false" in config
     # With --quiet, mkdocs counts no warnings, so strict has no effect.

@@ -52,7 +52,7 @@ def told(name: str, fault: str) -> Iterator[Outcome]:
     finally:
         sys.stdout.write(
             f"{name}, {fault}: {outcome.n_faults} faults, spread over {outcome.n_points} points, ended it "
-            f"{outcome.n_ended} times; {len(outcome.broken)} times something was not right; "
+            f"{outcome.n_ended} times; {len(outcome.broken)} violations; "
             f"{time.monotonic() - began:.0f} s\n"
         )
         sys.stdout.write("".join(f"  {words}\n" for words in outcome.broken[:10]))

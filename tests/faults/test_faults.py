@@ -12,7 +12,7 @@ from tests.faults.programs import machine, spread
 from tests.faults.property import Outcome, hold, hold_on_full_disk, small_disk
 from tests.lineage.cards.reports import a_report
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="made with fork and signals")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs fork and signals")
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +38,12 @@ def test_a_full_disk_gives_one_line_and_leaves_no_damage(running, tmp_path, name
     assert hold(running, name, tmp_path, most=2, fault="full", outcome=Outcome()).broken == []
     with small_disk(tmp_path / "disk", 16 << 20) as disk:
         if disk is None:
-            pytest.skip("this user may mount no disk")
+            pytest.skip("this user may not mount disks")
         assert hold_on_full_disk(running, name, tmp_path / "small", most=2, disk=disk, outcome=Outcome()).broken == []
 
 
 @pytest.mark.slow
-def test_a_program_that_leaves_half_a_file_is_found(running, tmp_path, monkeypatch):
+def test_a_half_written_file_is_detected(running, tmp_path, monkeypatch):
     program = running.programs["badge"]
     careless = type(program)(
         lambda place: ["save", str(running.report), str(place / "out")],
@@ -51,10 +51,10 @@ def test_a_program_that_leaves_half_a_file_is_found(running, tmp_path, monkeypat
         lambda place, whole: program.is_sound(place, whole),
     )
     monkeypatch.setattr(type(running), "programs", {"badge": careless})
-    assert any("not right" in words for words in hold(running, "badge", tmp_path, most=3, outcome=Outcome()).broken)
+    assert any("invalid files" in words for words in hold(running, "badge", tmp_path, most=3, outcome=Outcome()).broken)
 
 
-def test_points_are_spread_over_all_that_there_are():
+def test_points_are_spread_over_the_whole_run():
     assert list(spread(11, 3)) == [1, 6, 11]
     assert list(spread(4, 200)) == [1, 2, 3, 4]
     assert list(spread(0, 5)) == []

@@ -122,7 +122,7 @@ def test_both_parents_of_a_mixture_are_named_with_their_layers(index):
     assert agreeing == {"lab/base": [7, 7, 0, 0], "lab/other": [0, 0, 7, 7]}
 
 
-def test_a_parent_that_a_comparison_does_not_confirm_is_no_relative(index, monkeypatch):
+def test_an_unconfirmed_parent_is_not_a_relative(index, monkeypatch):
     strangers = find_family(NamedModel("lab/other"), index, verifies=False)
 
     def refuse(one, *asked):
@@ -173,7 +173,7 @@ def test_the_command_writes_the_document_of_a_family(hub, tmp_path, capsys):
     assert json.loads(path.read_text())["components"][0]["pedigree"]["ancestors"][0]["name"] == "base"
 
 
-def test_a_model_of_no_family_gets_what_is_excluded(index):
+def test_a_model_without_a_family_gets_an_exclusion(index):
     family = find_family(NamedModel("lab/other"), BaseIndex(index.tokens, index.bases[1:]))
     assert family.relatives == () and not family.layers
     assert "no shared ancestry found" in str(family) and "it has no card" in str(family)

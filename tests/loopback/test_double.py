@@ -116,7 +116,7 @@ def test_the_cdn_refuses_a_token(loopback_hub, head):
     assert loopback_hub.requests[-1].had_token
 
 
-def test_the_cdn_refuses_what_is_not_signed_or_has_expired(loopback_hub, head):
+def test_the_cdn_refuses_unsigned_and_expired_urls(loopback_hub, head):
     location = metadata(loopback_hub).location
     changes = (location.split("?")[0], location.replace(WEIGHTS, "config.json"), location.replace("es=1", "es=2"))
     assert [get(changed).status_code for changed in changes] == [403, 403, 403]
@@ -156,7 +156,7 @@ def test_beyond_the_quota_there_is_429(loopback_hub, head):
     assert get(url).status_code == 200
 
 
-def test_lists_come_in_pages_and_hide_what_is_private(loopback_hub, api):
+def test_lists_have_pages_and_hide_private_models(loopback_hub, api):
     loopback_hub.largest_page = 1
     found = [model.id for model in api.list_models(search="OWNER", sort="downloads")]
     assert sorted(found) == ["owner/closed", "owner/gated", "owner/name"]
@@ -223,6 +223,6 @@ def added(path, content="e30="):
 @pytest.mark.parametrize(
     ("times", "expected"), [([(0, 1), (0.1, 1.1), (0.2, 1.2)], 1), ([(0, 1), (1, 2), (0, 2)], 2), ([], 0)]
 )
-def test_requests_under_way_at_once_count_as_one(times, expected):
+def test_concurrent_requests_count_as_one(times, expected):
     requests = [LoggedRequest("GET", "hub", "/", None, False, began=began, ended=ended) for began, ended in times]
     assert in_sequence(requests) == expected

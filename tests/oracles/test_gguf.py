@@ -67,7 +67,7 @@ def written(path: Path, rng: np.random.Generator, alignment: int) -> dict[str, n
     return expected
 
 
-def test_every_type_is_what_the_package_makes_of_it(tally, tmp_path):
+def test_every_type_matches_the_package(tally, tmp_path):
     rng = np.random.default_rng(0)
     for case in range(cases(6, 60)):
         alignment = int(rng.choice([8, 32, 64, 256]))

@@ -22,7 +22,7 @@ LIBRARY = "gptqmodel"
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("is_ordered", [True, False], ids=["in order", "by activation"])
-def test_rows_are_what_the_library_reads_back(tally, bits, is_ordered):
+def test_rows_match_the_library(tally, bits, is_ordered):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         module = pytest.importorskip("gptqmodel.nn_modules.qlinear.torch")

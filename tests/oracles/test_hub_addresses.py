@@ -34,7 +34,7 @@ def drawn(rng: random.Random) -> str:
     return f"{host}/{name}/{page}/{revision}{'/' if place else ''}{quoted}"
 
 
-def test_an_address_means_what_the_hub_client_takes_it_for(tally):
+def test_addresses_are_parsed_as_by_the_hub_client(tally):
     rng = random.Random(0)
     for _ in range(cases(300, 5000)):
         address = drawn(rng)

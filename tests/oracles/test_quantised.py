@@ -32,7 +32,7 @@ def library_of(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_rows_are_what_the_library_reads_back(tally, name):
+def test_rows_match_the_library(tally, name):
     scheme, rng = SCHEMES[name], np.random.default_rng(0)
     for case in range(cases(3, 60)):
         like = weight_for(scheme)

@@ -49,7 +49,7 @@ def source_of(content: bytes) -> SafetensorsSource:
     return SafetensorsSource(MemoryTree({"model.safetensors": content}), paths=["model.safetensors"])
 
 
-def test_every_tensor_is_what_the_library_reads_back(tally, tmp_path):
+def test_every_tensor_matches_the_library(tally, tmp_path):
     rng = np.random.default_rng(0)
     for case in range(cases(10, 200)):
         path = tmp_path / "model.safetensors"

@@ -132,7 +132,7 @@ def test_a_token_is_the_text_that_it_adds_in_the_library(tally, kind):
 
 
 @pytest.mark.parametrize("model_type", ["bpe", "unigram", "char", "word"])
-def test_a_piece_is_what_sentencepiece_decodes(tally, model_type, tmp_path):
+def test_pieces_match_sentencepiece(tally, model_type, tmp_path):
     spm = pytest.importorskip("sentencepiece")
     library = "sentencepiece"
     for case in range(cases(2, 25)):
@@ -172,7 +172,7 @@ def test_a_piece_is_what_sentencepiece_decodes(tally, model_type, tmp_path):
             tally.agree(library, case_of, is_no_text or processor.is_unused(row))
 
 
-def test_ranks_are_those_that_tiktoken_loads(tally, tmp_path):
+def test_ranks_match_tiktoken(tally, tmp_path):
     load = pytest.importorskip("tiktoken.load")
     library = "tiktoken"
     for case in range(cases(5, 60)):

@@ -75,7 +75,7 @@ def saved(rng: np.random.Generator, tensors: dict[str, torch.Tensor]) -> bytes:
     return buffer.getvalue()
 
 
-def test_every_view_is_what_the_library_reads_back(tally):
+def test_every_view_matches_the_library(tally):
     rng = np.random.default_rng(0)
     for case in range(cases(40, 1500)):
         content = saved(rng, drawn(rng))

@@ -86,7 +86,7 @@ def test_signs_behind_norms_of_queries_and_keys(tmp_path):
     assert largest_difference(tmp_path / "aligned", tmp_path / "base") < 1e-9
 
 
-def test_permuted_tied_model_comes_back_to_the_bit(tmp_path):
+def test_permuted_tied_model_is_restored_exactly(tmp_path):
     torch.manual_seed(0)
     base = LlamaForCausalLM(LlamaConfig(**{**SIZES, "tie_word_embeddings": True}))
     made = copy.deepcopy(base)
@@ -99,7 +99,7 @@ def test_permuted_tied_model_comes_back_to_the_bit(tmp_path):
     assert loaded(tmp_path / "aligned").config.rms_norm_eps == base.config.rms_norm_eps
 
 
-def test_rotated_tied_model_gets_a_head_of_its_own(tmp_path):
+def test_rotated_tied_model_gets_its_own_head(tmp_path):
     base = LlamaForCausalLM(LlamaConfig(**{**SIZES, "tie_word_embeddings": True})).double().eval()
     with torch.no_grad():  # a tied head needs a last gain of 1
         for name, weight in base.named_parameters():
@@ -123,7 +123,7 @@ def test_rotated_tied_model_gets_a_head_of_its_own(tmp_path):
 
 
 @torch.no_grad()
-def test_shuffled_experts_come_back(tmp_path):
+def test_shuffled_experts_are_restored(tmp_path):
     torch.manual_seed(0)
     config = Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48)
     base = Qwen3MoeForCausalLM(config).eval()  # experts do not support float64
@@ -166,7 +166,7 @@ def test_layers_that_were_repeated_find_their_ancestors(tmp_path):
     torch.testing.assert_close(logits(back), logits(deeper), rtol=1e-5, atol=1e-5)
 
 
-def test_channels_that_were_cut_out_come_in_their_old_order(tmp_path):
+def test_remaining_channels_of_a_cut_model_keep_their_order(tmp_path):
     base = new_model("llama", dtype=torch.float32)
     kept = torch.randperm(64, generator=torch.Generator().manual_seed(2))[:40]
     made = keep_channels(base, kept)
@@ -206,7 +206,7 @@ def test_aligned_model_computes_the_same_logits(hidden):
     torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5)  # norms are computed in float32
 
 
-def test_reconstruction_finds_what_was_done(hidden):
+def test_reconstruction_finds_the_transformation(hidden):
     _, secrets, found, _ = hidden
     assert found.stream.outer.kind == "rotation"
     torch.testing.assert_close(found.stream.outer.matrix, secrets.rotation)
@@ -228,7 +228,7 @@ def test_every_tensor_is_explained_by_the_base(hidden):
     assert all(share > 1 - 1e-12 for name, share in shares.items() if "norm" not in name)
 
 
-def test_the_inverse_brings_the_hidden_model_back(hidden, tmp_path):
+def test_the_inverse_restores_the_hidden_model(hidden, tmp_path):
     folder, _, found, _ = hidden
     write_model(opened(folder / "aligned"), found, tmp_path / "back", is_inverse=True)
     assert largest_difference(tmp_path / "back", folder / "hidden") < 1e-8

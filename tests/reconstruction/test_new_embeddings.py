@@ -10,7 +10,7 @@ SIZES = {"num_key_value_heads": 8, "head_dim": 16, "num_hidden_layers": 4, "inte
 
 
 @pytest.mark.parametrize("change", ["rotated", "permuted", "negated"])
-def test_the_layers_tell_the_stream_if_embeddings_do_not(change, tmp_path):
+def test_layers_determine_the_residual_basis_if_embeddings_do_not(change, tmp_path):
     base = new_model("llama", **SIZES)
     permutation = torch.eye(64, dtype=torch.float64)[torch.randperm(64, generator=torch.Generator().manual_seed(3))]
     rotation = {"rotated": None, "permuted": permutation, "negated": -permutation}[change]

@@ -66,7 +66,7 @@ def test_a_scaled_stream_needs_an_epsilon_in_the_config(tmp_path):
         written(tmp_path)
 
 
-def test_another_model_than_the_candidate_is_refused(pair):
+def test_a_model_other_than_the_candidate_is_refused(pair):
     base, hidden = opened(pair / "base"), opened(pair / "hidden")
     found = fit_reconstruction(base, hidden)
     saved(new_model("llama", num_hidden_layers=2), pair / "other")

@@ -24,7 +24,7 @@ def test_a_frame_has_a_row_for_every_test():
     assert frame.candidate_layer.isna().sum() == len(report.matrices)
 
 
-def test_a_report_of_nothing_is_an_empty_frame():
+def test_a_report_without_results_is_an_empty_frame():
     pytest.importorskip("pandas")
     frame = a_report(embedding=None, unembedding=None, layers=None, modules=None).to_frame()
     assert frame.empty

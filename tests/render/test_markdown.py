@@ -32,7 +32,7 @@ def shown(text):
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
-def test_a_name_changes_nothing_of_the_structure(name):
+def test_a_name_does_not_change_the_structure(name):
     def text_of(reference, candidate):
         report = a_report(reference=a_model(reference), candidate=a_model(candidate), caveats=(f"About {reference}.",))
         return markdown_text(report, {"null": f"Bars of {reference}", "layers": "A map"})
@@ -50,7 +50,7 @@ def test_a_name_changes_nothing_of_the_structure(name):
 
 
 @pytest.mark.parametrize("text", ["`", "```", "a ```` b", "no ticks"])
-def test_a_listing_cannot_be_left(text):
+def test_text_cannot_close_a_code_block(text):
     tokens = rendered(fenced("sh", f"{text}\n# still inside"))
 
     assert [(token.type, token.content) for token in tokens] == [("fence", f"{text}\n# still inside\n")]

@@ -198,7 +198,7 @@ def report_words(verdict, reason):
     return {a_report(verdict=verdict, reason=reason).headline}
 
 
-def test_every_part_of_the_report_is_there():
+def test_every_part_of_the_report_is_on_the_page():
     text = Page(page_of(a_report())).texts("main")[0]
 
     for said in (
@@ -244,7 +244,7 @@ def test_a_significant_placebo_is_called_so():
     assert "SIGNIFICANT" in page_of(a_report(embedding=loud))
 
 
-def test_nothing_is_fetched_and_nothing_runs():
+def test_the_page_fetches_and_runs_nothing():
     markup = page_of(a_report(), with_figures=True)
     policy = next(meta["content"] for meta in Page(markup).all("meta") if "http-equiv" in meta)
 
@@ -262,7 +262,7 @@ def n_elements():
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
-def test_a_name_cannot_put_anything_into_the_page(name, n_elements):
+def test_a_name_adds_no_elements_to_the_page(name, n_elements):
     report = a_report(
         reference=a_model(name),
         candidate=a_model(name[::-1], commit=None),

@@ -104,11 +104,11 @@ TABLE = {
 
 
 @pytest.mark.parametrize(("fields", "words"), TABLE.values(), ids=TABLE)
-def test_it_says_what_was_found(fields, words):
+def test_the_sentence_states_the_findings(fields, words):
     assert words in a_report(projections=None, **fields).sentence
 
 
-def test_a_no_says_what_would_have_been_found():
+def test_a_negative_sentence_states_the_exclusion():
     no = replace(stranger(), excludes=Exclusion(9.3, 56.0, 3.3))
     proof = "This does not prove that the models are independent."
     assert no.sentence == f"No shared weights were found. {proof}"
@@ -121,7 +121,7 @@ def test_a_no_says_what_would_have_been_found():
 
 
 @pytest.mark.parametrize("reason", [*Reason, None])
-def test_an_open_question_says_why_and_finds_nothing(reason):
+def test_an_inconclusive_sentence_gives_only_the_reason(reason):
     sentence = a_report(verdict=Verdict.INCONCLUSIVE, reason=reason, settled_by=None).sentence
     assert sentence.startswith("Whether me/tuned and owner/base share weights could not be told")
     assert (":" in sentence) is (reason is not None)
@@ -147,7 +147,7 @@ def many_reports():
             )
 
 
-def test_it_never_says_more_than_the_report():
+def test_the_sentence_never_claims_more_than_the_report():
     for report in many_reports():
         sentence = report.sentence
         is_plain_no = report.verdict is Verdict.NO_EVIDENCE and not report.parts
@@ -174,7 +174,7 @@ def ledger(*, layers, treatment):
     return (read, tower)
 
 
-def test_no_sentence_speaks_for_a_part_that_was_not_compared():
+def test_no_sentence_covers_a_part_that_was_not_compared():
     coverage = Coverage(
         reference=ledger(layers=60, treatment=Treatment.SAMPLED),
         candidate=ledger(layers=60, treatment=Treatment.NOT_COMPARED),
@@ -209,7 +209,7 @@ def test_runs_of_layers_are_named_and_many_are_counted():
 
 
 @pytest.mark.parametrize("report", [a_report(), stranger()], ids=["relatives", "strangers"])
-def test_every_form_of_a_report_has_it(report):
+def test_every_form_of_a_report_has_the_sentence(report):
     sentence = report.sentence
     assert sentence in " ".join(str(report).split())
     assert plain(sentence) in markdown_text(report, {})
@@ -222,7 +222,7 @@ def standing(**fields):
     return a_report(embedding=a_matrix(placebo=axes), **fields)
 
 
-def test_p_its_words_and_the_badge_say_the_same():
+def test_p_its_words_and_the_badge_agree():
     proved, measured = a_report(), standing()
     assert proved.standing_axes is None and measured.standing_axes == (9.0, 6.0)
     for report, is_bound in ((proved, True), (measured, False)):
@@ -239,7 +239,7 @@ def test_p_its_words_and_the_badge_say_the_same():
         assert claim_of_dict(json.loads(json.dumps(claim.to_dict()))) == claim
 
 
-def test_axes_of_what_did_not_settle_it_take_nothing_from_p():
+def test_axes_of_other_steps_do_not_affect_p():
     assert standing(settled_by=SettledBy.LAYERS).standing_axes is None
     assert standing(settled_by=SettledBy.UNEMBEDDING).standing_axes is None
     assert standing(verdict=Verdict.INCONCLUSIVE, settled_by=None).standing_axes is None
@@ -265,7 +265,7 @@ def test_a_p_is_placed_beside_real_models(log10_p, words):
     assert 'role="img" aria-label="A scale of log10 p.' in section_html(section, {})
 
 
-def test_an_open_question_has_no_place_on_the_scale():
+def test_results_without_p_are_not_on_the_scale():
     for report in (
         a_report(verdict=Verdict.INCONCLUSIVE, settled_by=None),
         a_report(settled_by=SettledBy.IDENTICAL_FILES),
@@ -273,7 +273,7 @@ def test_an_open_question_has_no_place_on_the_scale():
         assert SectionKind.SCALE not in {section.kind for section in describe(report)}
 
 
-def test_stored_reports_of_real_models_say_it():
+def test_stored_reports_of_real_models_have_the_sentence():
     said = {
         path.stem: HomologyReport.from_json(path.read_text(encoding="utf-8")).sentence
         for path in REPORTS.glob("*.json")
@@ -284,7 +284,7 @@ def test_stored_reports_of_real_models_say_it():
 
 
 @pytest.mark.parametrize("name", ["fine-tune", "permuted", "rotated"])
-def test_the_sentence_has_one_probability_and_it_is_that_of_the_report(name):
+def test_the_sentence_has_only_the_probability_of_the_report(name):
     report = HomologyReport.from_json((REPORTS / f"{name}.json").read_text(encoding="utf-8"))
     probabilities = re.findall(r"10\^-[\d,]+", report.sentence)
     assert probabilities == [probability_text(report.log10_p)]

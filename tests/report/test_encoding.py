@@ -40,7 +40,7 @@ REPORTS = {
 
 
 @pytest.mark.parametrize("report", REPORTS.values(), ids=REPORTS)
-def test_a_report_comes_back_as_it_was(report):
+def test_a_report_survives_a_round_trip(report):
     again = HomologyReport.from_json(report.to_json())
 
     assert again == report
@@ -48,7 +48,7 @@ def test_a_report_comes_back_as_it_was(report):
     jsonschema.validate(json.loads(report.to_json()), json_schema())
 
 
-def test_the_schema_that_ships_is_the_one_of_the_classes():
+def test_the_shipped_schema_matches_the_classes():
     shipped = json.loads(files("mdir_hf.report").joinpath("report.schema.json").read_text(encoding="utf-8"))
 
     assert shipped == json_schema(), "run `make schema`"
@@ -181,7 +181,7 @@ def test_invalid_reports_are_refused(text):
 # --- the words for a verdict, in every form
 
 
-def test_every_verdict_has_all_of_them_and_its_own():
+def test_every_verdict_has_distinct_texts():
     for words in (ICON, SENTENCE, MEANS, DOES_NOT_MEAN, HEADLINE):
         assert set(words) == set(Verdict)
         assert len(set(words.values())) == len(Verdict) and all(words.values())

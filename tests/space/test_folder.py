@@ -47,7 +47,7 @@ def test_the_requirements_are_pinned_to_this_package():
     assert lines[1:] == ["torch>=2.8,<2.12"]
 
 
-def test_every_limit_stands_in_the_card_with_its_default(card):
+def test_the_card_lists_every_limit_with_its_default(card):
     from dataclasses import fields
 
     from mdir_space.jobs.limits import CPU_BASIC, Limits

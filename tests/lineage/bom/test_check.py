@@ -75,7 +75,7 @@ def test_a_base_that_is_read_at_another_commit_than_the_stated_one_is_reported(h
     assert claim.report.reference.commit.startswith(read)
 
 
-def test_a_base_that_is_not_there_is_not_found(hub):
+def test_a_missing_base_is_not_found(hub):
     (claim,) = checked(document(listed("me/tuned", bases=["owner/gone"]))).claims
     assert claim.outcome == "not_found" and claim.report is None
 
@@ -134,7 +134,7 @@ def test_an_extra_that_is_missing_concerns_its_model_alone(hub, monkeypatch):
     assert claim.outcome == "not_measured" and "needs the extra gguf" in claim.why
 
 
-def test_weights_that_moved_on_are_a_change(hub, tmp_path):
+def test_updated_weights_are_a_change(hub, tmp_path):
     before, after = commit_of(hub, "me/tuned"), tmp_path / "after"
     shutil.copytree(tmp_path / "owner" / "stranger", after)
     hub.find("me/tuned").add_revision("main", after)
@@ -204,7 +204,7 @@ def test_each_version_with_model_cards_or_before_is_read(version):
     assert len(read_bom(document(component, version=version)).claims) == 1
 
 
-def test_components_that_are_no_models_are_left_out():
+def test_components_other_than_models_are_left_out():
     library = {"type": "library", "name": "numpy", "purl": "pkg:pypi/numpy@2.0"}
     data = {"type": "data", "name": "owner/text", "purl": "pkg:huggingface/owner/text"}
     assert read_bom(document(library, data)).models == ()

@@ -69,7 +69,7 @@ def test_weight_files_have_the_digests_of_the_hub(hub):
     assert model["hashes"] == file["hashes"]
 
 
-def test_a_base_that_is_not_confirmed_is_no_ancestor(hub):
+def test_an_unconfirmed_base_is_not_an_ancestor(hub):
     (model,) = json.loads(written("me/forged"))["components"]
     assert "ancestors" not in model["pedigree"] and "variants" not in model["pedigree"]
     said = properties_of(model)["mdir-hf:declared-not-confirmed"]
@@ -77,7 +77,7 @@ def test_a_base_that_is_not_confirmed_is_no_ancestor(hub):
     assert "owner/stranger: declared and not confirmed" in model["pedigree"]["notes"]
 
 
-def test_a_base_that_cannot_be_read_is_no_ancestor(hub):
+def test_an_unreadable_base_is_not_an_ancestor(hub):
     (model,) = json.loads(written("me/lost"))["components"]
     assert "ancestors" not in model["pedigree"]
     assert "not_measured" in properties_of(model)["mdir-hf:declared-not-confirmed"]
@@ -127,7 +127,7 @@ def test_the_date_comes_from_the_commit_or_the_option(hub):
     assert json.loads(written("me/tuned", timestamp=given))["metadata"]["timestamp"] == "2020-01-02T00:00:00+00:00"
 
 
-def test_a_hub_without_dates_gives_a_document_without(hub):
+def test_a_hub_without_dates_gives_a_document_without_a_date(hub):
     hub.find("me/tuned").dates.clear()
     assert "timestamp" not in json.loads(written("me/tuned"))["metadata"]
 

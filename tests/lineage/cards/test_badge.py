@@ -65,7 +65,7 @@ def test_the_same_report_gives_the_same_bytes():
     assert svg == make_badge(HomologyReport.from_json(a_report().to_json())).svg
 
 
-def test_a_claim_is_drawn_as_it_always_was():
+def test_the_drawing_of_a_claim_is_stable():
     # Published badges are drawn again for verification, so a change of these bytes needs a new badge schema.
     claim = dataclasses.replace(claim_of_report(a_report()), report_sha256="c0" * 32)
     digest = hashlib.sha256(render_svg(claim).encode()).hexdigest()

@@ -83,7 +83,7 @@ def test_the_section_is_added_once_and_the_card_is_kept(serve, loopback_hub, car
     assert other.after.count(b"p < 1e-99") == 1 and b"p < 1e-30" not in other.after
 
 
-def test_metadata_is_the_authors_word(serve):
+def test_metadata_needs_the_authors_confirmation(serve):
     report = serve()
     silent = ModelCard(propose(report).after.decode()).data.to_dict()
     assert silent == {"license": "mit", "tags": ["b", "a"]}

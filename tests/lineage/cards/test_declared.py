@@ -61,7 +61,7 @@ def test_an_invalid_id_is_ignored_and_shown_harmlessly(declare, value):
     assert len(found.ignored) == 1 and found.ignored[0].isascii() and found.ignored[0].isprintable()
 
 
-def test_a_folder_here_is_never_what_a_card_means(declare, tmp_path, monkeypatch):
+def test_a_card_never_refers_to_a_local_folder(declare, tmp_path, monkeypatch):
     (tmp_path / "a" / "b").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert declare("base_model: a/b").base_models == ("a/b",)  # an id, which is opened only on the Hub
@@ -72,7 +72,7 @@ def test_relations_that_the_hub_does_not_know_are_ignored(declare):
     assert (found.relation, found.ignored) == (None, ("base_model_relation: 'child'",))
 
 
-def test_a_newer_version_that_is_no_id_is_ignored(declare):
+def test_a_newer_version_without_a_valid_id_is_ignored(declare):
     assert declare("new_version: [a/b]").ignored == ("new_version: ['a/b']",)
 
 
@@ -88,7 +88,7 @@ def test_an_adapter_without_a_usable_base_declares_none(declare, config):
     assert declare(adapter_config__json=config).base_models == ()
 
 
-def test_a_config_of_an_adapter_that_is_no_json(declare):
+def test_an_adapter_config_that_is_not_json(declare):
     found = declare("base_model: a/b", adapter_config__json="{")
     assert (found.base_models, found.ignored) == (("a/b",), ("adapter_config.json: not JSON",))
 

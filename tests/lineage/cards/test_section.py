@@ -52,7 +52,7 @@ OLD = f"{BEGIN}\nold\n{END}\n"
         (f"```code``` in a line\n{OLD}", f"```code``` in a line\n{SECTION}"),
     ],
 )
-def test_it_takes_the_place_of_its_earlier_self_or_the_end(body, expected):
+def test_the_section_replaces_the_earlier_one_or_is_appended(body, expected):
     assert replace_section(body, SECTION) == expected
 
 
@@ -60,7 +60,7 @@ def test_it_takes_the_place_of_its_earlier_self_or_the_end(body, expected):
     st.lists(st.sampled_from(["# T", "", "```", "~~~", "- ```", "  ```", "> ```", "    ```", BEGIN, END, "text", OLD]))
 )
 @settings(deadline=None)
-def test_twice_is_once(pieces):
+def test_a_second_replacement_changes_nothing(pieces):
     try:
         once = replace_section("\n".join(pieces), SECTION)
     except CardError:
@@ -74,7 +74,7 @@ def test_two_sections_are_left_to_the_author():
         replace_section(f"{OLD}\n{OLD}", SECTION)
 
 
-def test_behind_a_code_block_that_nothing_closes_it_would_be_code():
+def test_an_unclosed_code_block_is_refused():
     with pytest.raises(CardError, match="code block"):
         replace_section("```\ncode\n", SECTION)
 
@@ -105,14 +105,14 @@ def test_a_reader_of_the_card_never_sees_it_as_code(lines, end):
 
 @given(st.text() | st.sampled_from([text for text in HOSTILE_TEXTS if isinstance(text, str)]))
 @settings(deadline=None)
-def test_any_text_in_it_stays_text(text):
+def test_any_text_in_the_section_stays_text(text):
     (token,) = [t for t in MarkdownIt("commonmark").enable("table").parse(f"x {plain(text)} x") if t.children]
     assert {child.type for child in token.children} <= {"text", "text_special"}
     written = "".join(child.content for child in token.children)
     assert written.split() == ["x", *visible_text(text).split(), "x"]
 
 
-def test_it_uses_no_link_that_the_card_defines():
+def test_the_section_uses_no_links_of_the_card():
     text = f"x {plain('see [here] and ![there]')}\n\n[here]: https://evil.example\n[there]: https://evil.example\n"
     assert "evil" not in MarkdownIt("commonmark").render(text)
 
@@ -124,7 +124,7 @@ def section(report):
     )
 
 
-def test_it_says_how_a_model_was_read_and_nothing_in_it_is_markup():
+def test_the_section_states_reading_options_as_text():
     candidate = dataclasses.replace(a_report().candidate, file="<b>_x_|.gguf", tokenizer=f"me/words@{'c' * 40}")
     text = section(a_report(candidate=candidate))
     row = next(line for line in text.splitlines() if line.startswith("| me/tuned |"))
@@ -185,5 +185,5 @@ def test_an_unconfirmed_table_says_so_in_the_card():
     assert "kept" not in section and "rows agree" in section
 
 
-def test_a_card_without_a_table_has_no_word_on_layers():
+def test_a_card_without_a_table_does_not_mention_layers():
     assert "| layers |" not in section_of(a_report())

@@ -109,7 +109,7 @@ def test_a_card_that_moves_the_head_makes_nothing_stale(hub, tmp_path, move):
     assert check.branches[1].head != check.branches[1].pinned and "no change to the model" in str(check)
 
 
-def test_a_claim_of_another_number_is_different_by_how_much(hub, tmp_path):
+def test_a_wrong_number_is_reported_with_its_difference(hub, tmp_path):
     true = compare()
     overstated = dataclasses.replace(true, log10_p=true.log10_p * 2)
     check = verify(saved(tmp_path, overstated))
@@ -152,12 +152,12 @@ NO_MATCHES = LayersResult(
         ),
     ],
 )
-def test_a_report_is_held_to_more_than_its_headline(hub, tmp_path, change, name):
+def test_more_than_the_headline_of_a_report_is_verified(hub, tmp_path, change, name):
     check = verify(saved(tmp_path, change(compare()), "report.json"))
     assert check.state == "different" and name in {one.name for one in check.differences}
 
 
-def test_a_picture_that_shows_something_else_than_its_data(hub, tmp_path):
+def test_a_picture_that_contradicts_its_data(hub, tmp_path):
     source = saved(tmp_path, compare())
     svg = source.read_text()
     message = make_badge(compare()).message
@@ -175,13 +175,13 @@ def test_a_picture_that_shows_something_else_than_its_data(hub, tmp_path):
         assert [one.name for one in check.differences] == ["what it shows"]
 
 
-def test_line_ends_of_a_checkout_are_no_forgery(hub, tmp_path):
+def test_line_endings_of_a_checkout_are_accepted(hub, tmp_path):
     source = saved(tmp_path, compare())
     source.write_bytes(b"\xef\xbb\xbf" + source.read_bytes().replace(b"\n", b"\r\n"))
     assert verify(source).state == "match"
 
 
-def test_an_endpoint_that_shows_something_else_than_its_report(hub, tmp_path):
+def test_an_endpoint_that_contradicts_its_report(hub, tmp_path):
     source = saved(tmp_path, compare(), "badge.json")
     source.write_text(json.dumps({**json.loads(source.read_text()), "message": "p < 1e-99999"}))
     assert [one.name for one in verify(source).differences] == ["what it shows"]
@@ -286,7 +286,7 @@ def test_the_base_under_an_adapter_is_read_as_it_was(hub, tmp_path, move):
         {"bases": [f"../x@{'a' * 40}"]},
     ],
 )
-def test_a_badge_says_nothing_else_of_how_a_model_was_read(fields):
+def test_other_reading_options_of_a_badge_are_refused(fields):
     body = make_badge(a_report()).claim.to_dict()
     assert claim_of_dict(body).to_dict() == body
     body["candidate"].update(fields)
@@ -319,7 +319,7 @@ def test_a_deleted_branch_is_reported(hub, tmp_path):
     assert check.state == "match" and check.branches[1].head is None and "could not be looked up" in str(check)
 
 
-def test_the_json_says_it_all(hub, tmp_path):
+def test_the_json_of_a_check_is_complete(hub, tmp_path):
     body = json.loads(json.dumps(verify(saved(tmp_path, compare())).to_dict()))
     assert (body["schema"], body["state"], body["differences"]) == ("mdir-hf/badge-check/1", "match", [])
     assert body["claim"]["log10_p"] == pytest.approx(body["report"]["log10_p"])

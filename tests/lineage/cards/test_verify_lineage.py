@@ -96,7 +96,7 @@ def test_a_model_that_declares_itself_is_not_compared(serve):
     assert one.outcome == "not_measured" and "itself" in one.why_not
 
 
-def test_an_adapter_shares_the_weights_of_what_it_is_put_on(serve, loopback_hub):
+def test_an_adapter_shares_the_weights_of_its_base(serve, loopback_hub):
     serve("owner/base")
     serve("me/adapter", "base_model: owner/base\nbase_model_relation: adapter", adapter_of="owner/base")
     (one,) = verify("me/adapter").bases
@@ -113,7 +113,7 @@ def test_an_adapter_on_another_model_than_it_declares_is_measured(serve):
         assert verify("me/adapter").bases[0].outcome == outcome
 
 
-def test_an_adapter_as_base_stands_for_what_it_makes(serve):
+def test_an_adapter_as_base_means_the_merged_model(serve):
     serve("owner/base")
     serve("owner/adapter", adapter_of="owner/base")
     serve("me/merged", "base_model: owner/adapter", noise=1)
@@ -174,7 +174,7 @@ def test_a_base_is_looked_for_on_the_hub_only(serve, tmp_path, monkeypatch):
     assert verify("me/tuned").bases[0].outcome == "not_measured"
 
 
-def test_its_own_errors_are_errors(serve):
+def test_errors_of_the_model_itself_are_raised(serve):
     with pytest.raises(RepositoryNotFoundError):
         verify("me/none")
     serve("me/hostile", "a: &a [*a]")
@@ -186,7 +186,7 @@ def test_its_own_errors_are_errors(serve):
         verify("me/tuned", device="nonsense")
 
 
-def test_the_json_holds_it_all(serve):
+def test_the_json_of_a_lineage_is_complete(serve):
     serve("owner/base")
     serve("me/tuned", "base_model: [owner/base, owner/none]", noise=1)
     body = json.loads(json.dumps(verify("me/tuned").to_dict()))

@@ -39,7 +39,7 @@ def test_two_models_of_their_own_vocabulary_are_compared_by_it():
     n_tokens=st.integers(1, 60),
     seed=st.integers(0, 3),
 )
-def test_the_sample_is_theirs_repeatable_and_large_enough(vocabularies, n_tokens, seed):
+def test_the_sample_is_known_reproducible_and_large_enough(vocabularies, n_tokens, seed):
     known = [vocabulary(sorted(words)) for words in vocabularies]
     sample = choose_tokens(known, n_tokens, seed=seed)
     assert sample == choose_tokens(known, n_tokens, seed=seed)

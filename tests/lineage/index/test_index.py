@@ -80,7 +80,7 @@ def test_sketches_pick_the_base_from_a_large_index(index, change, tmp_path, monk
     loaded = BaseIndex.load(tmp_path / "bases")
     monkeypatch.setattr(base_index, "SCANNED_BASES", 0)
     monkeypatch.setattr(base_index, "PICKED_BASES", 1)
-    monkeypatch.setattr(base_index, "sketch_of", lambda *args: pytest.fail("sketches are kept in the file"))
+    monkeypatch.setattr(base_index, "sketch_of", lambda *args: pytest.fail("sketches are stored in the file"))
     for number in range(8):
         width = index.bases[number].rows.shape[1]
         moved = rows(len(WORDS), width, number) + 0.2 * rows(len(WORDS), width, 1000)
@@ -142,7 +142,7 @@ def test_an_index_survives_its_file(index, tmp_path):
     assert loaded.search(query) == index.search(query)
 
 
-def test_it_is_written_to_any_depth_and_over_what_was_there(index, tmp_path):
+def test_saving_creates_folders_and_overwrites(index, tmp_path):
     place = tmp_path / "a" / "b" / "bases.safetensors"
     index.save(place)
     BaseIndex(WORDS, index.bases[:2]).save(place)
@@ -222,7 +222,7 @@ def test_invalid_rows_of_an_index_are_refused(tmp_path, forged):
         BaseIndex.load(tmp_path / "x")
 
 
-def test_a_fingerprint_is_no_index(tmp_path):
+def test_a_fingerprint_is_not_an_index(tmp_path):
     (tmp_path / "x").write_bytes(base("x", 512, 0).to_bytes())
     with pytest.raises(CorruptCheckpointError, match="expected mdir-hf/index/2"):
         BaseIndex.load(tmp_path / "x")
@@ -259,7 +259,7 @@ def test_a_model_is_identified_and_confirmed_by_comparison(built, folders):
     assert "shared weight ancestry" in str(found)
 
 
-def test_a_stranger_is_compared_with_nothing_as_planned(built, folders):
+def test_a_stranger_has_the_planned_costs_and_no_comparison(built, folders):
     planned = plan_identification(NamedModel(folders["stranger"]), built)
     found = identify(NamedModel(folders["stranger"]), built)
     stated = (planned.n_bases, planned.n_of_width, planned.excluded_noise)
@@ -289,7 +289,7 @@ def test_a_few_huge_rows_hide_nothing(built, folders, tmp_path):
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, 3e38])
-def test_rows_that_tell_nothing_exclude_nothing(built, tmp_path, value):
+def test_uninformative_rows_exclude_nothing(built, tmp_path, value):
     folder = write_model(tmp_path / "alike", torch.full((1500, 96), value))
     with pytest.raises(InputError, match=r"only 0 of its .* are informative, and 8 are needed"):
         identify(NamedModel(folder), built)
@@ -301,7 +301,7 @@ def test_rows_that_tell_nothing_exclude_nothing(built, tmp_path, value):
     assert hit.base.repo == "other"
 
 
-def test_a_base_that_is_gone_is_an_error_of_that_base_only(built, folders, tmp_path):
+def test_a_missing_base_affects_no_other_base(built, folders, tmp_path):
     (tmp_path / "second" / "model.safetensors").unlink()
     (hit, *_) = identify(NamedModel(folders["tuned"]), built).ancestors
     assert hit.report is None and "no weights" in hit.error

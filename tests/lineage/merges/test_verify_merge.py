@@ -72,7 +72,7 @@ def test_a_linear_merge_has_the_shares_that_it_was_made_with(place):
     assert json.loads(json.dumps(check.to_dict()))["parents"][1]["share"] == pytest.approx(0.7, abs=1e-4)
 
 
-def test_a_parent_is_shown_without_a_p_that_bounds_nothing(place, monkeypatch):
+def test_a_parent_shows_p_only_if_it_is_a_bound(place, monkeypatch):
     both = recipe(place, merge_method="linear", models=models(place, "first", "second"))
     check = verify_merge(NamedModel(place / "linear"), both)
     assert str(check).count("log10 p = -") == 2
@@ -92,7 +92,7 @@ def test_a_parent_without_a_share_and_a_stranger_are_reported(place):
     assert "related, but without a share in any layer" in said
 
 
-def test_layers_of_a_stack_are_those_that_the_recipe_names(place):
+def test_layers_of_a_stack_match_the_recipe(place):
     slices = [
         {"sources": [{"model": str(place / "first"), "layer_range": [0, 2]}]},
         {"sources": [{"model": str(place / "second"), "layer_range": [1, 3]}]},
@@ -119,7 +119,7 @@ def test_the_command_reads_the_recipe_beside_the_merge(place, capsys):
     assert json.loads(capsys.readouterr().out)["schema"] == "mdir-hf/merge/1"
 
 
-def test_a_parent_that_cannot_be_read_is_an_entry(place):
+def test_an_unreadable_parent_is_listed(place):
     check = verify_merge(
         NamedModel(place / "linear"), recipe(place, merge_method="linear", models=models(place, "first", "gone"))
     )
@@ -127,7 +127,7 @@ def test_a_parent_that_cannot_be_read_is_an_entry(place):
     assert check.layers == ()
 
 
-def test_sources_that_are_the_same_tell_no_share():
+def test_identical_sources_have_no_shares():
     weight = torch.randn(8, 8)
     found = shares_of(0, [weight], [[weight], [weight.clone()]])
     assert found.shares is None

@@ -70,7 +70,7 @@ def test_a_worker_with_a_gpu_has_one_task_at_a_time():
     assert set(most.values()) == {1}
 
 
-def test_workers_that_say_nothing_of_gpus_are_used_as_they_are(workers_here):
+def test_workers_without_declared_gpus_are_used_unchanged(workers_here):
     with open_engine(scheduler=workers_here(1).scheduler_address, device="cuda") as engine:
         assert engine.n_workers() == 2
 
@@ -118,7 +118,7 @@ def cluster():
 
 
 @pytest.mark.slow
-def test_a_killed_worker_and_a_broken_model_cost_nothing_else(cluster, population, tmp_path, monkeypatch):
+def test_a_killed_worker_and_a_broken_model_affect_nothing_else(cluster, population, tmp_path, monkeypatch):
     monkeypatch.setattr(run_module, "TILE_MODELS", 2)  # many tasks, so that the kill happens between them
     broken = population["c/alone"]
     (tmp_path / "models" / "c-alone" / "model.safetensors").write_bytes(b"not a checkpoint")

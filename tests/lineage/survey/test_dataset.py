@@ -55,7 +55,7 @@ def test_every_row_has_the_declared_columns_and_types(report):
     assert (pair["log10_p"], pair["is_declared"], pair["reference_commit"]) == (-50.5, True, "0" * 40)
 
 
-def test_a_card_of_somebody_else_is_left_alone(report, tmp_path):
+def test_a_card_of_another_author_is_left_alone(report, tmp_path):
     save_survey(report, tmp_path)
     assert is_ours(tmp_path / "README.md")
     save_survey(report, tmp_path)

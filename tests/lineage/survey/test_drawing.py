@@ -48,7 +48,7 @@ def test_a_cell_names_both_models_and_leads_to_the_pair(report):
 @pytest.mark.parametrize(
     ("channels", "said"), [((570, 576), "570 of 576 channels match"), (None, "how many channels match is not known")]
 )
-def test_a_cell_shows_no_p_that_bounds_nothing(report, channels, said):
+def test_a_cell_shows_p_only_if_it_is_a_bound(report, channels, said):
     pair = PairResult("o/base", "o/tuned", "homologous", None, -3211.7, 1900, channels=channels)
     found = replace(report, pairs={**report.pairs, ("o/base", "o/tuned"): pair})
     figures = draw_survey(found)

@@ -51,7 +51,7 @@ def test_the_planned_number_of_requests_bounds_the_sent_number(population, loopb
         assert fewest <= files <= planned.files <= 12 * len(names)
 
 
-def test_a_survey_of_many_says_how_long_the_hub_takes(hf_home, monkeypatch):
+def test_a_large_survey_states_the_duration_of_its_requests(hf_home, monkeypatch):
     names = [f"some/model-{number}" for number in range(600)]
     planned = planned_requests(Reading(), for_tokens=names, for_rows=names)
     assert "600 models on the Hub: up to 1,200 requests to its API" in str(planned)
@@ -89,6 +89,6 @@ def test_the_reads_of_a_survey_are_known_in_advance(population, tmp_path):
     assert reads.excluded_noise > 0.2  # the noise of the tuned models
 
 
-def test_a_text_is_no_list_of_models():
+def test_a_string_is_not_a_list_of_models():
     with pytest.raises(InputError, match=r"a list of names, not one text: \['owner/one', 'owner/other'\]"):
         survey("owner/one, owner/other")

@@ -40,7 +40,7 @@ def survey(*related, declared=None) -> SurveyReport:
     return SurveyReport(NAMES, models, pairs, {"alpha": 1e-10})
 
 
-def test_a_chain_that_is_no_clique_is_worth_a_look():
+def test_a_chain_that_is_not_a_clique_is_a_contradiction():
     assert survey(("a", "c"), ("c", "d")).contradictions() == (("a", "c", "d"),)
     assert survey(("a", "c"), ("c", "d"), ("a", "d")).contradictions() == ()
 
@@ -60,7 +60,7 @@ def test_layers_are_compared_with_one_model_of_each_family():
     assert failed.not_found.endswith("layers not compared (the Hub is away)")
 
 
-def test_no_words_say_more_than_was_looked_at():
+def test_texts_claim_no_more_than_was_compared():
     found = survey(("a", "c"), ("c", "d"), declared={"b": ("a",)})
     text, markdown = _text(found), _markdown(found, ())
     assert "alone" not in text and "no relative found: b\n" in text
@@ -71,7 +71,7 @@ def test_no_words_say_more_than_was_looked_at():
         assert "not found by embeddings or a few neurons; layers not compared" in words
 
 
-def test_a_p_that_bounds_nothing_is_not_shown():
+def test_a_pair_shows_p_only_if_it_is_a_bound():
     known = survey(("a", "b"), ("a", "c"), ("a", "d"))
     pairs = dict(known.pairs)
     pairs["a", "b"] = replace(pairs["a", "b"], p_is_bound=True, channels=(8, 8))
@@ -87,7 +87,7 @@ def test_declarations_are_set_beside_the_measurement():
     assert found.unsupported() == (("c", "a"),)
 
 
-def test_a_file_is_there_with_its_whole_first_line_or_not_at_all(tmp_path, monkeypatch):
+def test_a_file_has_its_whole_first_line_or_does_not_exist(tmp_path, monkeypatch):
     path = tmp_path / "results.jsonl"
 
     def end(*paths):

@@ -39,7 +39,7 @@ def numbers(report):
     return {pair: (found.verdict, found.log10_p) for pair, found in report.pairs.items()}
 
 
-def test_families_are_found_and_every_pair_is_there_once(population, expected_groups, tmp_path):
+def test_families_are_found_and_every_pair_occurs_once(population, expected_groups, tmp_path):
     report = run_survey(plan(population), tmp_path / "out")
     assert groups(report) == expected_groups
     assert len(report.models) == 6 and not report.missing()
@@ -76,7 +76,7 @@ def test_every_model_is_read_once_over_http(population, loopback_hub, tmp_path):
         assert 1 <= len(ranges) <= 2, ranges  # the header, and the rows of the sample that did not come with it
 
 
-def test_a_survey_stopped_between_pairs_goes_on_where_it_was(population, expected_groups, tmp_path, monkeypatch):
+def test_a_survey_stopped_between_pairs_is_resumed(population, expected_groups, tmp_path, monkeypatch):
     whole = numbers(run_survey(plan(population), tmp_path / "whole"))
     compare = run_module.compare_tile
     n_done = 0
@@ -122,7 +122,7 @@ def test_an_unreadable_model_is_named_and_the_rest_complete(population, expected
     assert groups(report) == expected_groups
 
 
-def test_shards_make_the_whole(population, tmp_path, monkeypatch):
+def test_joined_shards_equal_the_whole_survey(population, tmp_path, monkeypatch):
     monkeypatch.setattr(run_module, "TILE_MODELS", 2)
     whole = run_survey(plan(population), tmp_path / "whole")
     paths = []
@@ -160,7 +160,7 @@ def gpu_of_this_process(_):
 
 
 @pytest.mark.slow
-def test_processes_give_what_one_gives_and_share_gpus_out(population, tmp_path, monkeypatch):
+def test_processes_give_the_same_results_and_share_gpus(population, tmp_path, monkeypatch):
     alone = run_survey(plan(population), tmp_path / "alone")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     gpus, failures = set(), []
@@ -179,7 +179,7 @@ def test_processes_give_what_one_gives_and_share_gpus_out(population, tmp_path, 
         assert numbers(together)[pair][1] == expected
 
 
-def test_a_local_engine_hands_out_few_tasks_more():
+def test_a_local_engine_submits_few_extra_tasks():
     started, most = [], []
 
     class Waiting(Executor):
@@ -217,7 +217,7 @@ class Dying(ThreadPoolExecutor):
         return super().submit(fn, *args, **kwargs)
 
 
-def test_a_poisoned_model_costs_its_own_pairs_only(population, tmp_path):
+def test_a_poisoned_model_affects_only_its_own_pairs(population, tmp_path):
     poison = population["b/tuned"]
     with Dying(poison, breaks=False) as executor:
         report = run_survey(plan(population), tmp_path / "out", engine=Engine(executor, lambda: 1))

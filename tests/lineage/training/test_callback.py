@@ -57,7 +57,7 @@ class TestDrift:
         assert drift.trace_over_rank == pytest.approx(1, abs=1e-4)
         assert all(map(math.isfinite, drift.values().values()))
 
-    def test_a_base_by_name_is_where_it_is_measured_from(self, tmp_path):
+    def test_drift_is_measured_from_a_named_base(self, tmp_path):
         base = build("gpt2")
         base.save_pretrained(tmp_path)
         run = watch(drifted(base, 0.05), base=tmp_path)
@@ -71,7 +71,7 @@ class TestDrift:
         drift = watch(model, base=base).measure()
         assert drift.by_role()["embedding"].d2 == 0
 
-    def test_an_adapter_in_training_moves_what_it_changes(self):
+    def test_an_adapter_in_training_moves_only_its_targets(self):
         peft = pytest.importorskip("peft")
         model = peft.get_peft_model(build(), peft.LoraConfig(r=2, target_modules=["v_proj"]))
         with watch(model) as run, torch.no_grad():
@@ -149,7 +149,7 @@ def test_the_card_that_is_pushed_has_the_section_once(trained):
     assert (place / "out" / ".lineage" / "report.json").read_text() == callback.report.to_json() + "\n"
 
 
-def test_a_base_that_cannot_be_had_is_a_warning(tmp_path):
+def test_an_unavailable_base_is_a_warning(tmp_path):
     model = build()
     model.name_or_path = str(tmp_path / "gone")
     trainer = trainer_of(model, str(tmp_path / "out"))
@@ -176,6 +176,6 @@ def test_training_that_diverges_is_a_warning_and_goes_on(tmp_path):
     assert callback.watch.drifts == []
 
 
-def test_no_steps_are_refused():
+def test_an_interval_of_zero_steps_is_refused():
     with pytest.raises(InputError, match="every=0"):
         LineageCallback(None, every=0)

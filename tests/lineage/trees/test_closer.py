@@ -44,7 +44,7 @@ def test_a_deepened_model_is_distinguished_from_its_origin(tmp_path):
     assert (evidence.earlier, evidence.later) == ("base", "deep")
 
 
-def test_new_rows_at_the_mean_tell_that_they_were_added(tmp_path):
+def test_new_rows_at_the_mean_show_that_they_were_added(tmp_path):
     base = gaussian(V, N, 0) + 0.01
     grown = torch.cat([base + 0.1 * gaussian(V, N, 1), base.mean(dim=0).expand(16, N)])
     models = {"base": opened(tmp_path / "base", base, 1), "grown": opened(tmp_path / "grown", grown, 1)}

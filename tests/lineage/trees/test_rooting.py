@@ -86,7 +86,7 @@ def layers(*seeds: int, noise: int = 0) -> list[torch.Tensor]:
     return [normal(seed, 16, N) + 0.3 * normal(1000 + 10 * noise + at, 16, N) for at, seed in enumerate(seeds)]
 
 
-def test_a_model_in_which_a_layer_stands_twice_came_later():
+def test_a_model_with_a_repeated_layer_came_later():
     rows = {"deep": layers(0, 1, 2, 1, 2, 3, noise=1), "base": layers(0, 1, 2, 3)}
     (found,) = copied_layers(rows)
     assert (found.earlier, found.later) == ("base", "deep")
@@ -103,7 +103,7 @@ def test_a_model_in_which_a_layer_stands_twice_came_later():
         [normal(0, 16, 2 * N)] * 4,  # of another width
     ],
 )
-def test_other_depths_and_strangers_do_not_tell(other):
+def test_other_depths_and_strangers_are_no_evidence(other):
     assert copied_layers({"base": layers(0, 1, 2, 3), "other": other}) == ()
 
 
@@ -129,7 +129,7 @@ def test_new_rows_at_the_mean_of_the_others_came_later():
         torch.zeros(0, N),
     ],
 )
-def test_a_larger_vocabulary_alone_does_not_tell(new):
+def test_a_larger_vocabulary_alone_is_no_evidence(new):
     assert grown_vocabulary("a", "b", 20, normal(0), new) is None
 
 

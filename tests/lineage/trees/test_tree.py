@@ -60,7 +60,7 @@ def has(tree, *members: str) -> float:
     return found.get(side, found.get(frozenset(tree.members) - side, 0.0))
 
 
-def test_a_two_level_tree_and_its_chain_come_back_with_support(lineage):
+def test_a_two_level_tree_and_its_chain_are_recovered_with_support(lineage):
     tree = grow_tree(family(lineage))
     assert set(tree.members) == set(lineage)
     assert tree.merges == ()
@@ -112,7 +112,7 @@ def test_neither_an_ancestor_nor_the_middle_of_a_chain_is_a_merge():
     assert grow_tree(family(chain)).merges == ()
 
 
-def test_the_newick_is_read_by_others_and_names_are_quoted(lineage):
+def test_other_programs_read_the_newick_and_names_are_quoted(lineage):
     lineage["o'hara/(x,y):1"] = lineage.pop("left/a")
     tree = grow_tree(family(lineage))
     read = Phylo.read(io.StringIO(tree.newick), "newick")
@@ -139,7 +139,7 @@ def test_models_at_branching_points_are_named_with_their_branches(lineage):
     assert inner["right/b"] == {frozenset({"right/b/c"}), rest - {"right/b", "right/b/c"}}
 
 
-def test_a_common_bent_of_siblings_makes_no_branch(lineage):
+def test_a_common_bias_of_siblings_makes_no_branch(lineage):
     base, bent = drift(0, 1.0), drift(50, 0.06)
     rows = {"base": base, **{f"tuned/{i}": base + drift(10 + i) + (i < 3) * bent for i in range(6)}}
     tree = grow_tree(family(rows))

@@ -26,7 +26,7 @@ def test_figures_of_cells_have_them_and_charts_have_none(grids):
     }
 
 
-def test_a_grid_lies_on_the_axes_that_it_speaks_of(report, grids):
+def test_a_grid_covers_its_axes(report, grids):
     for name, figure in report.figures().items():
         for grid, axes in zip(grids[name], figure.axes, strict=False):
             left, top, width, height = grid.box

@@ -28,6 +28,6 @@ def test_a_figure_is_as_wide_as_a_column(style, width, tmp_path):
     assert "The base" in said and "The copy" in said
 
 
-def test_a_style_that_there_is_not_is_refused():
+def test_an_unknown_style_is_refused():
     with pytest.raises(InputError, match="use screen, column or page"):
         a_report().figures(style="poster")

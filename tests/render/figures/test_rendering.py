@@ -134,7 +134,7 @@ def elements(markup):
     return parser.found
 
 
-def test_a_figure_of_somebody_else_is_rendered_too():
+def test_a_figure_of_other_code_is_rendered():
     from matplotlib.figure import Figure
 
     figure = Figure()

@@ -134,7 +134,7 @@ def test_a_survey_shows_p_only_if_it_is_a_bound():
     assert "not found by embeddings or a few neurons; layers not compared</td>" in shown
 
 
-def test_a_family_shows_no_p_that_bounds_nothing(index, monkeypatch):
+def test_a_family_shows_p_only_if_it_is_a_bound(index, monkeypatch):
     found = family(DECLARED, index)
     assert "log10 p" in family_card(found, family_question(DECLARED))
     monkeypatch.setattr(HomologyReport, "p_is_bound", False)

@@ -184,7 +184,7 @@ def test_a_part_that_was_not_run_says_why(relatives):
     assert WITHOUT_EMBEDDINGS in tab_html(bare, SectionKind.EVIDENCE, ReportFigures(bare))
 
 
-def test_a_no_says_what_it_excludes_on_its_card(relatives):
+def test_a_negative_verdict_states_its_exclusion_on_the_card(relatives):
     report = replace(EXAMPLES["strangers"].report, excludes=Exclusion(9.3, 56.0, 3.3))
     card = verdict_card(report)
     assert "What this excludes" in card
@@ -208,7 +208,7 @@ def deciding():
     return {name: ReportFigures(example.report).deciding for name, example in EXAMPLES.items()}
 
 
-def test_p_what_it_rests_on_and_the_figure_that_decided_are_unfolded(deciding):
+def test_p_its_basis_and_the_deciding_figure_are_unfolded(deciding):
     for name_of_example, example in EXAMPLES.items():
         report, figure = example.report, deciding[name_of_example]
         open_part, _, folded = verdict_card(report, figure=figure).partition('<details class="numbers-behind">')
@@ -220,7 +220,7 @@ def test_p_what_it_rests_on_and_the_figure_that_decided_are_unfolded(deciding):
         assert not is_settled or open_part.count("<img") == 2  # light and dark
 
 
-def test_the_figure_in_the_card_is_of_the_step_that_decided(deciding):
+def test_the_card_has_the_figure_of_the_deciding_step(deciding):
     assert "matched channels brought onto the diagonal" in deciding["permuted"]
     assert "Neurons of the layers: 4 of 4" in deciding["other-tokenizer"]
     assert "Layer map: 30 of 30" in deciding["hidden"]
@@ -281,7 +281,7 @@ def test_names_link_to_the_commits_that_were_read(relatives):
     assert f"{HUB}/{relatives.reference.repo}/" not in verdict_card(in_a_folder)
 
 
-def test_the_tab_that_decided_opens_first():
+def test_the_deciding_tab_opens_first():
     opened = {name: first_tab(example.report) for name, example in EXAMPLES.items()}
     decided = {name: example.report.settled_by for name, example in EXAMPLES.items()}
     of_layers = {n for n, by in decided.items() if by in ("neurons", "layers")} | {"upscaled"}  # all layers requested
@@ -289,7 +289,7 @@ def test_the_tab_that_decided_opens_first():
     assert "layers" in opened.values()
 
 
-def test_empty_tabs_have_a_way_on_unless_it_was_gone_already(relatives):
+def test_empty_tabs_link_to_the_layers_unless_requested_before(relatives):
     bare = replace(relatives, layers=None, modules=None)
     for kind in (SectionKind.LAYERS, SectionKind.MODULES):
         said = tab_html(bare, kind, ReportFigures(bare), "http://here/?a=a/b&b=c/d&alpha=1e-20")
@@ -298,7 +298,7 @@ def test_empty_tabs_have_a_way_on_unless_it_was_gone_already(relatives):
         assert "href" not in tab_html(bare, kind, ReportFigures(bare))
 
 
-def test_files_that_are_the_same_have_no_third_model(relatives):
+def test_identical_files_have_no_third_model(relatives):
     same = replace(relatives, settled_by=SettledBy.IDENTICAL_FILES)
     lineage = DeclaredLineage("demo/permuted", None, (), None, "README.md", None, (), False)
     assert "their weight files are the same" in declared_lineage_html(same, (None, lineage))
@@ -460,7 +460,7 @@ def test_sizes_and_durations_are_round():
 
 
 @pytest.mark.parametrize("level", ["auto", "screen", "embedding", "layers"])
-def test_the_bar_is_of_all_the_work_and_never_goes_back(level):
+def test_the_bar_covers_all_work_and_never_goes_back(level):
     whole, shares = TotalProgress(), [0.0]
     last = {"auto": "modules", "screen": "screen", "embedding": "unembedding", "layers": "modules"}[level]
     stages = ["opening", "vocabulary", "screen", "embedding", "unembedding", "layers", "modules"]

@@ -35,7 +35,7 @@ def test_without_signing_in_the_owners_token_or_none_is_sent(hub, monkeypatch):
     assert access(BASE, RELATED, hub.token).token == hub.token
 
 
-def test_a_token_that_the_hub_does_not_accept_takes_nothing_away(hub, monkeypatch):
+def test_an_invalid_token_does_not_reduce_access(hub, monkeypatch):
     monkeypatch.setenv("MDIR_SPACE_TOKEN", hub.outsider_token)
     found = access(BASE, RELATED, "hf_expired")
     assert (found.token, found.is_shared) == (hub.outsider_token, True)
@@ -46,7 +46,7 @@ def test_a_token_that_the_hub_does_not_accept_takes_nothing_away(hub, monkeypatc
         access(BASE, PRIVATE, "hf_expired")
 
 
-def test_the_owners_token_reads_for_no_visitor(hub, monkeypatch):
+def test_the_owners_token_is_not_used_for_visitors(hub, monkeypatch):
     strangers = {}
     for name in (PRIVATE, GATED):
         with pytest.raises(RefusedError) as caught:
@@ -66,7 +66,7 @@ def test_private_models_need_the_visitors_token(hub, pair):
     assert result_key(found, PairQuestion(*pair)) is None
 
 
-def test_a_gated_model_is_refused_to_who_has_no_token(hub):
+def test_a_gated_model_is_refused_without_a_token(hub):
     with pytest.raises(RefusedError, match=f"{GATED} is gated") as caught:
         access(BASE, GATED)
     assert caught.value.runs_locally
@@ -75,7 +75,7 @@ def test_a_gated_model_is_refused_to_who_has_no_token(hub):
     assert caught.value.may_sign_in
 
 
-def test_a_private_model_looks_like_none_to_strangers(hub):
+def test_a_private_model_looks_missing_to_strangers(hub):
     messages = []
     for name, token in ((PRIVATE, None), ("owner/absent", None), (PRIVATE, hub.outsider_token)):
         with pytest.raises(RefusedError, match="was not found on the Hub") as caught:

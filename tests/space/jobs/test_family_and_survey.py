@@ -111,7 +111,7 @@ def test_the_index_and_the_card_both_give_the_base(index):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_copy_under_the_noise_that_is_stated_is_found(hub, index, tmp_path, seed):
+def test_a_copy_with_the_stated_noise_is_found(hub, index, tmp_path, seed):
     stated = identify(NamedModel(LARGER), BaseIndex.open(index), confirm=False).excluded_noise
     noised = gaussian(6000, 512, 6) + stated * gaussian(6000, 512, 100 + seed)
     hub.add_repository("owner/noised", write_model(tmp_path / "noised", noised))
@@ -211,7 +211,7 @@ def test_a_survey_with_layers_continues_the_one_without(hub):
     assert continued.trees == first.trees and set(continued.pictures) == {"matrix", "dendrogram"}
 
 
-def test_models_that_layers_join_get_a_tree(hub, monkeypatch):
+def test_models_joined_by_layers_get_a_tree(hub, monkeypatch):
     question = survey_question([BASE, RELATED, LAYERED, LAYERED_STRANGER])
     first = SurveyJob(access=access_of(question), question=question).run(lambda event: None)
     assert first.report.groups()[0] == (BASE, RELATED) and len(first.trees) == 1

@@ -6,7 +6,7 @@ from mdir_space.jobs.job_queue import JobQueue
 from mdir_space.jobs.question import RefusedError
 
 
-def test_so_many_run_at_a_time_and_the_others_wait_in_order():
+def test_a_limited_number_run_and_the_others_wait_in_order():
     queue = JobQueue(2, 10, None)
     entries = [queue.enter(f"visitor {number}") for number in range(5)]
 
@@ -80,12 +80,12 @@ def test_no_visitor_takes_the_last_running_place():
     assert [entry.n_ahead for entry in (*greedy[1:], *others)] == [0, 2, 0, 1]
 
 
-def test_on_ones_own_machine_one_has_every_place():
+def test_a_local_user_may_take_every_place():
     queue = JobQueue(2, 50, None)
     assert [queue.enter("me").n_ahead for _ in range(3)] == [0, 0, 1]
 
 
-def test_many_threads_at_once_get_places_of_their_own():
+def test_concurrent_threads_get_separate_places():
     queue = JobQueue(1, 100, None)
     entries = []
     threads = [threading.Thread(target=lambda: entries.append(queue.enter("x"))) for _ in range(50)]

@@ -124,12 +124,12 @@ def test_jobs_go_on_after_the_fork_server_was_killed(hub):
     assert forkserver._forkserver._forkserver_pid != server
 
 
-def test_a_job_need_not_import_what_draws(hub, jobs_are):
+def test_a_job_need_not_import_matplotlib(hub, jobs_are):
     jobs_are(bad_jobs.LacksAnImport)
     assert answer(Service(ServiceSettings()), QUESTION).result.verdict.value == "homologous"
 
 
-def test_an_unexpected_error_is_no_refusal_and_leaves_the_queue(hub, jobs_are):
+def test_an_unexpected_error_is_not_a_refusal_and_leaves_the_queue(hub, jobs_are):
     jobs_are(bad_jobs.IsOurFault)
     service = Service(ServiceSettings())
     with pytest.raises(JobFailedError):
@@ -141,7 +141,7 @@ class TestPlans:
     """Plans have the same limits as comparisons, and a separate queue."""
 
     @pytest.mark.slow  # waits until a job is over its time
-    def test_an_endless_one_is_killed_and_comparisons_go_on(self, hub, jobs_are):
+    def test_an_endless_plan_is_killed_and_comparisons_continue(self, hub, jobs_are):
         service = Service(ServiceSettings(Limits(plan_seconds=8.0, n_planning=1, n_running=1)))
 
         async def plan():
@@ -188,7 +188,7 @@ class TestPlans:
         assert len(refused) == 3
         assert all(isinstance(error, RefusedError) for error in refused)
 
-    def test_one_may_take_less_memory_than_a_comparison(self, hub, jobs_are):
+    def test_a_plan_may_take_less_memory_than_a_comparison(self, hub, jobs_are):
         jobs_are(bad_jobs.TakesAllMemory)
         service = Service(ServiceSettings(Limits(plan_memory_bytes=300 << 20)))
         with pytest.raises(RefusedError, match="exceeded the memory limit"):

@@ -87,7 +87,7 @@ def test_a_pair_without_a_transformation_is_refused_with_the_reason(service, pai
         steps(service, ReconstructionQuestion(*pair))
 
 
-def test_limits_refuse_with_the_command_for_ones_own_machine(hub):
+def test_limits_refuse_with_a_command_to_run_locally(hub):
     service = Service(ServiceSettings(Limits(n_bytes=600_000)))
     with pytest.raises(RefusedError, match=r"The (reconstruction|comparison) would exceed the limit of bytes") as told:
         steps(service, ReconstructionQuestion(DEEP, DEEP_MOVED))
@@ -115,7 +115,7 @@ def test_a_large_archive_is_refused(hub, monkeypatch):
         ReconstructionJob(access=access, question=question).run(lambda event: None)
 
 
-def test_a_private_reconstruction_is_at_a_name_of_its_own(service, hub):
+def test_a_private_reconstruction_has_its_own_name(service, hub):
     reader = Visitor("account reader", hub.token)
     first, second = (steps(service, ReconstructionQuestion(BASE, GATED), reader)[-1].result for _ in range(2))
     assert first.name != second.name and len(first.name) >= 32

@@ -189,7 +189,7 @@ def test_waiting_jobs_know_how_many_are_ahead(hub):
     assert sorted(longest) == [0, 1, 2, 3]
 
 
-def test_fifty_who_ask_the_same_at_once_cost_one_comparison(hub):
+def test_fifty_equal_questions_cost_one_comparison(hub):
     service = Service(ServiceSettings(Limits(n_running=1, n_waiting=100)))
     slow_weights(hub, "related", delay_s=0.2)
 

@@ -157,7 +157,7 @@ def test_the_wheel_zooms_dragging_moves_and_the_picture_is_saved(layers):
         assert content.startswith(begins) and len(content) > 10_000, kind
 
 
-def test_each_figure_has_one_hint_that_names_what_it_has_and_answers(visit):
+def test_each_figure_has_one_hint_and_responds(visit):
     page, figure = opened(visit)
     expect(figure.locator(".said")).to_have_text("Point at a cell or tap it to read it.")
     assert page.locator('.answers[data-name="flow"]').count() == 0  # no layer moved

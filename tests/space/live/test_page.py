@@ -56,7 +56,7 @@ def test_two_names_give_progress_verdict_and_evidence(visit, live_hub):
     expect(page.locator("#plan")).to_have_text(re.compile(r"Planned: .* Read: [\d.]+ [kM]B"), use_inner_text=True)
 
 
-def test_a_plan_never_stands_beside_another_question(visit):
+def test_a_plan_never_appears_with_another_question(visit):
     page = visit()
     fill(page, RELATED, BASE)
     page.get_by_label("One model").focus()
@@ -254,7 +254,7 @@ def test_a_hostile_link_is_text_and_nothing_else(visit):
     assert page.locator("#alert img, #alert script, #alert b").count() == 0
 
 
-def test_two_visitors_at_once_see_each_their_own(visit, live_hub):
+def test_concurrent_visitors_see_their_own_results(visit, live_hub):
     slow(live_hub, "related")
     slow(live_hub, "stranger")
     one, other = visit(), visit()

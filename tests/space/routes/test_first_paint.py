@@ -49,7 +49,7 @@ def kept_queries(service, *, candidate=RELATED, visitor=ANYBODY):
     return answered, pinned_link(answered, None, PairQuestion(BASE, candidate)).partition("?")[2]
 
 
-def test_the_question_stands_in_the_page_before_the_scripts_come():
+def test_the_page_has_the_question_before_its_scripts():
     answer = client_of(Service(ServiceSettings())).get("/")
     assert (answer.status_code, answer.headers["x-of"]) == (200, "gradio")
     assert int(answer.headers["content-length"]) == len(answer.content)
@@ -76,7 +76,7 @@ def test_link_previews_name_the_page_and_not_gradio(monkeypatch):
     assert tags["og:description"] == tags["description"] != ""
 
 
-def test_only_the_page_itself_is_written_into():
+def test_only_the_page_itself_is_modified():
     client = client_of(Service(ServiceSettings()))
     assert client.get("/other").text == client.get("/text").text == client.post("/").text == GRADIO
     assert client.get("/nothing").status_code == 404
@@ -142,7 +142,7 @@ async def _broken(question, visitor):
 
 
 @pytest.mark.parametrize("kept", [_slow, _broken])
-def test_the_page_comes_even_if_the_look_up_fails(monkeypatch, kept):
+def test_the_page_loads_even_if_the_lookup_fails(monkeypatch, kept):
     monkeypatch.setattr(first_paint, "MAX_WAIT_S", 0.05)
     service = Service(ServiceSettings())
     monkeypatch.setattr(service, "kept", kept)

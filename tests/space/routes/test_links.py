@@ -17,7 +17,7 @@ def request(query=None, headers=None, host="1.2.3.4"):
     )
 
 
-def test_a_link_gives_back_the_question_that_it_was_made_of():
+def test_a_link_restores_its_question():
     from urllib.parse import parse_qsl
 
     for question in [("a/b", "c/d@v1", "auto", 1e-10), ("https://huggingface.co/a/b", "c d&e=f#g", "layers", 1e-6)]:
@@ -55,7 +55,7 @@ def test_the_token_of_a_visitor_is_not_printed():
     assert visitor_of(None) == Visitor("address ")
 
 
-def test_the_token_of_the_server_is_nobodys(monkeypatch):
+def test_the_servers_token_belongs_to_no_visitor(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_server")
     assert visitor_of(request()).token is None
 
@@ -117,7 +117,7 @@ def test_further_typing_sends_no_request_if_all_names_are_known(hub):
     assert len(hub.sent("hub", "/api/models")) == 2
 
 
-def test_a_fast_typist_asks_the_hub_so_often_and_no_more(hub):
+def test_requests_of_a_fast_typist_are_limited(hub):
     suggestions = Suggestions()
     for number in range(MAX_REQUESTS_PER_MINUTE + 20):
         names_of(suggestions, f"{number:03}")
@@ -154,7 +154,7 @@ def test_a_hub_that_fails_is_left_alone_for_a_while(hub, waits):
     [{}, None, [5], [{"id": 5, "private": False}], [{"private": False}], [{"id": "a/b"}], "x" * (1 << 21)],
     ids=lambda said: repr(said)[:20],
 )
-def test_an_answer_that_is_no_list_of_models_suggests_nothing(hub, said):
+def test_an_invalid_list_of_models_gives_no_suggestions(hub, said):
     hub.faults.append(Fault("status", path="/api/models", status=200, body=json.dumps(said).encode(), times=None))
     assert names_of(Suggestions(), "owner/") == ()
     assert len(hub.sent("hub", "/api/models")) == 1
@@ -180,7 +180,7 @@ def test_only_the_first_page_of_a_list_is_read(hub):
     assert len(hub.sent("hub", "/api/models")) == 1
 
 
-def test_an_answer_that_does_not_end_in_time_is_left(hub, monkeypatch):
+def test_an_answer_that_takes_too_long_is_abandoned(hub, monkeypatch):
     monkeypatch.setattr("mdir_space.page.suggestions.ANSWER_S", -1.0)
     suggestions = Suggestions()
     assert names_of(suggestions, "owner/") == ()

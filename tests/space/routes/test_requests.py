@@ -57,7 +57,7 @@ def test_the_page_takes_no_files_and_limits_bodies():
     assert options["app_kwargs"]["middleware"][0].cls is BodyLimit
 
 
-def test_no_path_of_the_server_stands_on_the_page():
+def test_the_page_contains_no_server_paths():
     async def build():
         return build_page(Service(ServiceSettings()))
 
@@ -67,7 +67,7 @@ def test_no_path_of_the_server_stands_on_the_page():
     assert str(PICTURES.parent) not in shown
 
 
-def test_pictures_are_served_and_nothing_beside_them():
+def test_only_pictures_are_served():
     client = TestClient(StaticPictures(PlainTextResponse("the page")))
     assert client.get("/pictures/relatives-light.svg").headers["content-type"] == "image/svg+xml"
     for address in ("/pictures/../app.py", "/pictures/%2e%2e/app.py", "/pictures//etc/passwd", "/pictures/absent.svg"):
@@ -93,7 +93,7 @@ def test_only_addresses_from_own_proxies_count(header, n_proxies, address):
     assert forwarded_for(header, n_proxies) == address
 
 
-def test_invented_addresses_do_not_make_many_visitors_of_one():
+def test_forged_addresses_do_not_split_a_visitor():
     def key(header, n_proxies):
         request = types.SimpleNamespace(
             headers={"x-forwarded-for": header}, client=types.SimpleNamespace(host="10.1.2.3")

@@ -51,7 +51,7 @@ def test_a_listening_client_gets_every_update(client):
     assert heard[-1] == 'data: ["59"]'
 
 
-def test_the_page_forgets_what_is_not_fetched_and_who_was_here():
+def test_the_page_drops_unread_answers_and_old_sessions():
     options = launch_options(Service(ServiceSettings()))
     assert DropUnread in [one.cls for one in options["app_kwargs"]["middleware"]]
     assert options["state_session_capacity"] == MAX_SESSIONS <= 64

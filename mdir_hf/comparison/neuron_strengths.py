@@ -183,8 +183,8 @@ def products_of_lengths(
 def _is_shut_by_constant(responses: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
     """Return an ``(n,)`` mask of neurons whose responses ``(n, k)`` to similar unit embedding rows are far below zero.
 
-    Rows are grouped by their cosine to the leading direction (:data:`CLUSTER_COSINE`), because unused tokens may have the
-    opposite constant or none.
+    Rows are grouped by their cosine to the leading direction (:data:`CLUSTER_COSINE`), because unused tokens may have
+    the opposite constant or none.
     """
     cosines = stream @ torch.linalg.svd(stream, full_matrices=False).Vh[0]
     sides = [responses[:, sign * cosines > CLUSTER_COSINE] for sign in (1.0, -1.0)]

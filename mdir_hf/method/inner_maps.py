@@ -69,7 +69,7 @@ class Sides:
             single.reshape(n_kv_heads, -1, n), grouped.reshape(n_kv_heads, n_heads // n_kv_heads, -1, grouped.shape[1])
         )
 
-    def taken(self, kv: IntArray, queries: IntArray) -> Sides:
+    def select(self, kv: IntArray, queries: IntArray) -> Sides:
         """Select k key-value heads and their ``k r`` query heads, which are ordered by group."""
         flat = self.grouped.flatten(0, 1)[torch.from_numpy(queries)]
         return Sides(self.single[torch.from_numpy(kv)], flat.reshape(len(kv), -1, *flat.shape[1:]))
@@ -133,10 +133,10 @@ def fit_blocks(x: Sides, y: Sides) -> BlockMap:
     squared = grams.residual(unit)
     if squared <= EXACT:
         return BlockMap("identity", None, squared**0.5)
-    tried: list[tuple[BlockKind, torch.Tensor, float]] = [("identity", unit, squared)]
+    forms: list[tuple[BlockKind, torch.Tensor, float]] = [("identity", unit, squared)]
 
     def offer(kind: BlockKind, h: torch.Tensor) -> None:
-        tried.append((kind, h, grams.residual(h)))
+        forms.append((kind, h, grams.residual(h)))
 
     single_norms, grouped_norms = grams.single_norms, grams.grouped_norms
     tiny = torch.finfo(x.single.dtype).tiny
@@ -155,7 +155,7 @@ def fit_blocks(x: Sides, y: Sides) -> BlockMap:
     by_grouped = _divided(grams.grouped_cross.sum(dim=1), grams.grouped_gram).mT
     if _is_regular(by_grouped):
         offer("matrices", by_grouped)
-    return _simplest(tried)
+    return _simplest(forms)
 
 
 def fit_planes(
@@ -188,11 +188,11 @@ def fit_planes(
     turn = torch.polar(torch.ones_like(agreement.real), agreement.angle())
     log_scale = _log_ratio(*k_norms) - _log_ratio(*q_norms).mean(dim=1)
     unturned = torch.ones_like(turn)
-    tried: list[tuple[BlockKind, torch.Tensor]] = [("identity", unturned)]
+    forms: list[tuple[BlockKind, torch.Tensor]] = [("identity", unturned)]
     if signs_only:
-        tried.append(("signs", torch.where(agreement.real < 0, -unturned, unturned)))
+        forms.append(("signs", torch.where(agreement.real < 0, -unturned, unturned)))
     else:
-        tried += [("turns", turn), ("scaled_turns", turn * (0.5 * log_scale).exp())]
+        forms += [("turns", turn), ("scaled_turns", turn * (0.5 * log_scale).exp())]
 
     def dense(z: torch.Tensor) -> torch.Tensor:
         h = torch.zeros(len(z), d, d, dtype=x.single.dtype)
@@ -207,26 +207,26 @@ def fit_planes(
     best = _simplest(
         [
             (kind, h, grams.residual(h[:, other_turned][:, :, turned]))
-            for kind, h in ((kind, dense(z)) for kind, z in tried)
+            for kind, h in ((kind, dense(z)) for kind, z in forms)
         ],
         is_unit=torch.equal(planes, other_planes),
     )
     if not len(still) or signs_only:
         return best
-    rest = fit_blocks(x.rows(still), y.rows(other_still))
-    if rest.matrices is None and best.matrices is None:
-        return BlockMap("identity", None, max(best.residual, rest.residual))
+    still_map = fit_blocks(x.rows(still), y.rows(other_still))
+    if still_map.matrices is None and best.matrices is None:
+        return BlockMap("identity", None, max(best.residual, still_map.residual))
     h = _dense_or_unit(best, x).clone()
-    if rest.matrices is not None:
-        h[:, other_still[:, None], still[None, :]] = rest.matrices
-    kind: BlockKind = best.kind if rest.matrices is None else "matrices"
-    return BlockMap(kind, h, max(best.residual, rest.residual))
+    if still_map.matrices is not None:
+        h[:, other_still[:, None], still[None, :]] = still_map.matrices
+    kind: BlockKind = best.kind if still_map.matrices is None else "matrices"
+    return BlockMap(kind, h, max(best.residual, still_map.residual))
 
 
-def _simplest(tried: Sequence[tuple[BlockKind, torch.Tensor, float]], *, is_unit: bool = True) -> BlockMap:
+def _simplest(forms: Sequence[tuple[BlockKind, torch.Tensor, float]], *, is_unit: bool = True) -> BlockMap:
     """Choose the simplest map that fits almost as well as the best one."""
-    least = min(squared for _, _, squared in tried)
-    for kind, h, squared in tried:
+    least = min(squared for _, _, squared in forms)
+    for kind, h, squared in forms:
         if squared <= max(EXACT, MUCH_BETTER * least) and (kind != "matrices" or squared == least):
             return BlockMap(kind, None if kind == "identity" and is_unit else h, squared**0.5)
     raise AssertionError("the best form passes its own test")
@@ -273,8 +273,8 @@ class _Grams:
         total = 0.0
         for back, gram, cross, norms in sides:
             energy = float(norms.square().sum())
-            left = float(((back @ gram) * back).sum()) - 2.0 * float((back * cross.to(back)).sum()) + energy
-            total += max(0.0, left) / max(energy, torch.finfo(h.dtype).tiny)
+            error = float(((back @ gram) * back).sum()) - 2.0 * float((back * cross.to(back)).sum()) + energy
+            total += max(0.0, error) / max(energy, torch.finfo(h.dtype).tiny)
         return total / 2
 
 

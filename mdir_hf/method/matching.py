@@ -240,22 +240,22 @@ def _greedy(weights: torch.Tensor) -> IntArray:
     """Assign columns to rows greedily in rounds, then solve the small remainder exactly."""
     columns = np.empty(weights.shape[0], dtype=np.int64)
     rows, free = torch.arange(weights.shape[0]), torch.arange(weights.shape[1])
-    rest = weights
+    scores = weights
     for _ in range(GREEDY_ROUNDS):
         if len(rows) <= GREEDY_REST:
             break
-        best, where = (part.cpu() for part in rest.max(dim=1))
+        best, where = (part.cpu() for part in scores.max(dim=1))
         order = torch.argsort(best, descending=True)
-        taken, first = np.unique(where[order].numpy(), return_index=True)
+        assigned_columns, first = np.unique(where[order].numpy(), return_index=True)
         winners = order.numpy()[first]
-        columns[rows.numpy()[winners]] = free.numpy()[taken]
-        losers, left = np.ones(len(rows), dtype=bool), np.ones(len(free), dtype=bool)
-        losers[winners], left[taken] = False, False
-        keep_rows, keep_free = torch.from_numpy(np.flatnonzero(losers)), torch.from_numpy(np.flatnonzero(left))
+        columns[rows.numpy()[winners]] = free.numpy()[assigned_columns]
+        losers, is_free = np.ones(len(rows), dtype=bool), np.ones(len(free), dtype=bool)
+        losers[winners], is_free[assigned_columns] = False, False
+        keep_rows, keep_free = torch.from_numpy(np.flatnonzero(losers)), torch.from_numpy(np.flatnonzero(is_free))
         rows, free = rows[keep_rows], free[keep_free]
-        rest = rest[keep_rows.to(rest.device)][:, keep_free.to(rest.device)]
+        scores = scores[keep_rows.to(scores.device)][:, keep_free.to(scores.device)]
     if len(rows):
-        columns[rows.numpy()] = free.numpy()[_assignment(rest)]
+        columns[rows.numpy()] = free.numpy()[_assignment(scores)]
     return columns
 
 

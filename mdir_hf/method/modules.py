@@ -277,7 +277,7 @@ def _planes(
     role: Projection, x: torch.Tensor, y: torch.Tensor, reference: LayerWeights, candidate: LayerWeights
 ) -> list[_HeadTest]:
     """Test each possible pair of layouts and keep the best; p is corrected for all pairs."""
-    tried: list[tuple[float, list[_HeadTest]]] = []
+    tests_by_layout: list[tuple[float, list[_HeadTest]]] = []
     pairs = [(a, b) for a in _layouts(reference) for b in _layouts(candidate)]
     signs_only = reference.qk_norm and candidate.qk_norm
     paid = math.log(len(pairs))
@@ -293,8 +293,8 @@ def _planes(
             _HeadTest(role, "planes", pattern, x, y, solve, paid),
             _HeadTest(role, "frequencies", by_frequency, x, y, solve, paid),
         ]
-        tried.append((log_p, both))
-    return min(tried, key=lambda t: t[0])[1]
+        tests_by_layout.append((log_p, both))
+    return min(tests_by_layout, key=lambda t: t[0])[1]
 
 
 def _evaluate(test: _HeadTest, head_map: HeadMap, residual_map: ResidualBasisMap) -> ModuleEvidence:

@@ -106,7 +106,7 @@ def _scores(x: _Views, y: _Views, rows: torch.Tensor, columns: torch.Tensor) -> 
     return score / 3
 
 
-def _left(partner: IntArray, n_candidate: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _unmatched_neurons(partner: IntArray, n_candidate: int) -> tuple[torch.Tensor, torch.Tensor]:
     is_free = np.ones(n_candidate, dtype=bool)
     is_free[partner[partner >= 0]] = False
     return torch.from_numpy(np.flatnonzero(partner < 0)), torch.from_numpy(np.flatnonzero(is_free))
@@ -114,7 +114,7 @@ def _left(partner: IntArray, n_candidate: int) -> tuple[torch.Tensor, torch.Tens
 
 def _by_signature(x: _Views, y: _Views, partner: IntArray, seed: int) -> None:
     """Pair, in place, neurons whose projections are each other's best match and whose full rows are similar."""
-    rows, columns = _left(partner, len(y[1]))
+    rows, columns = _unmatched_neurons(partner, len(y[1]))
     if not len(rows) or not len(columns):
         return
     n = x[1].shape[1]
@@ -134,7 +134,7 @@ def _by_signature(x: _Views, y: _Views, partner: IntArray, seed: int) -> None:
 
 
 def _in_full(x: _Views, y: _Views, partner: IntArray) -> None:
-    rows, columns = _left(partner, len(y[1]))
+    rows, columns = _unmatched_neurons(partner, len(y[1]))
     if not len(rows) or not len(columns):
         return
     score = _scores(x, y, rows, columns)
@@ -172,11 +172,11 @@ def _factors(
     factor = (0.5 * (norms(up_y).log() - norms(up).log() - norms(down_y).log() + norms(down).log())).exp()
 
     def squared(s: torch.Tensor) -> float:
-        rest = (up_y / s[:, None] - up).square().sum() / up.square().sum().clamp(min=tiny)
-        rest_down = (down_y * s[:, None] - down).square().sum() / down.square().sum().clamp(min=tiny)
-        return float(rest + rest_down) / 2
+        up_error = (up_y / s[:, None] - up).square().sum() / up.square().sum().clamp(min=tiny)
+        down_error = (down_y * s[:, None] - down).square().sum() / down.square().sum().clamp(min=tiny)
+        return float(up_error + down_error) / 2
 
-    tried: list[tuple[NeuronKind, torch.Tensor]] = [("order", ones), ("signs", signs), ("scales", signs * factor)]
-    squares = [squared(s) for _, s in tried]
+    forms: list[tuple[NeuronKind, torch.Tensor]] = [("order", ones), ("signs", signs), ("scales", signs * factor)]
+    squares = [squared(s) for _, s in forms]
     chosen = next(i for i, value in enumerate(squares) if value <= max(EXACT, MUCH_BETTER * min(squares)))
-    return tried[chosen]
+    return forms[chosen]

@@ -42,9 +42,9 @@ def plane_rows(
     Raises:
         ValueError: If the rows do not divide into heads, or the rotary rows into planes.
     """
-    head_dim, rest = divmod(n_rows, n_heads)
+    head_dim, remainder = divmod(n_rows, n_heads)
     turned = head_dim if rotary_dim is None else rotary_dim
-    if rest or turned % 2 or turned > head_dim:
+    if remainder or turned % 2 or turned > head_dim:
         raise ValueError(
             f"{n_rows} rows of {n_heads} heads with {turned} rotary rows each: expected whole heads and pairs of rows"
         )

@@ -39,12 +39,12 @@ class PairedRows:
     Attributes:
         reference: ``(r, n_reference)``, float64 by default.
         candidate: ``(r, n_candidate)``, float64 by default.
-        kept: ``(r_given,)`` bool, False for rows that are empty, too long or not finite in either model.
+        is_kept: ``(r_given,)`` bool, False for rows that are empty, too long or not finite in either model.
     """
 
     reference: torch.Tensor
     candidate: torch.Tensor
-    kept: torch.Tensor
+    is_kept: torch.Tensor
     standard: RowStandard
 
 

@@ -214,7 +214,7 @@ def log_p_of_pairs(polar: torch.Tensor) -> float:
     of_columns = energy.sum(dim=0).cpu().numpy()[where[rows]].cumsum()
     traces = best[rows].astype(np.float64).cumsum()
     counts = [2**i for i in range(len(rows).bit_length())]
-    tried = [
+    log_p_by_count = [
         log_p_matching(
             float(traces[k - 1]),
             sizes=(n_narrow, n_wide),
@@ -225,7 +225,7 @@ def log_p_of_pairs(polar: torch.Tensor) -> float:
         for k in counts
         if k <= len(rows)
     ]
-    return min(0.0, min(tried, default=0.0) + math.log(max(1, len(tried))))
+    return min(0.0, min(log_p_by_count, default=0.0) + math.log(max(1, len(log_p_by_count))))
 
 
 def log_p_of_screen(cells: npt.NDArray[np.float64], *, any_part: bool) -> float:

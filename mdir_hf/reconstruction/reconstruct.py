@@ -211,8 +211,8 @@ def _fit(
 ) -> BlockMap | None:
     if sides is None:
         return None
-    x = sides[0].taken(head_map.kv_reference, head_map.q_reference)
-    y = sides[1].taken(head_map.kv_candidate, head_map.q_candidate)
+    x = sides[0].select(head_map.kv_reference, head_map.q_reference)
+    y = sides[1].select(head_map.kv_candidate, head_map.q_candidate)
     if x.single.shape[1] != y.single.shape[1] or x.grouped.shape[2] != x.single.shape[1]:
         return None
     return fit(x, y)

@@ -18,7 +18,7 @@ def test_rows_are_centred_first_and_then_given_unit_length():
     np.testing.assert_allclose(found.reference, textbook.centred_unit_rows(x), atol=1e-14)
     np.testing.assert_allclose(found.candidate, textbook.centred_unit_rows(y), atol=1e-14)
     np.testing.assert_allclose(found.standard.candidate_mean, y.mean(dim=0))
-    assert found.kept.all()
+    assert found.is_kept.all()
 
 
 def test_preparation_turns_with_the_model():
@@ -28,7 +28,7 @@ def test_preparation_turns_with_the_model():
     plain, turned = pair_rows(x, y), pair_rows(x @ q, y)
     np.testing.assert_allclose(turned.reference, plain.reference @ q, atol=1e-12)
     np.testing.assert_allclose(turned.candidate, plain.candidate, atol=1e-12)
-    assert torch.equal(turned.kept, plain.kept)
+    assert torch.equal(turned.is_kept, plain.is_kept)
 
 
 def test_scaling_a_model_changes_nothing():
@@ -59,7 +59,7 @@ def test_a_row_of_zeros_is_dropped_before_the_mean_is_taken():
     x[:2] = 0.0
     y[2:4] = 0.0
     found = pair_rows(x, y)
-    assert found.kept.tolist() == [False] * 4 + [True] * 36
+    assert found.is_kept.tolist() == [False] * 4 + [True] * 36
     np.testing.assert_allclose(found.reference, whole.reference, atol=1e-14)
     np.testing.assert_allclose(found.standard.reference_mean, whole.standard.reference_mean, atol=1e-14)
 
@@ -69,8 +69,8 @@ def test_a_row_that_is_not_finite_is_dropped_without_other_effects(bad):
     x, y = draw(seed=1), draw(seed=2)
     y[7, 3] = bad
     found = pair_rows(x, y)
-    assert not found.kept[7]
-    assert found.kept.sum() == 39
+    assert not found.is_kept[7]
+    assert found.is_kept.sum() == 39
     assert torch.isfinite(found.reference).all()
     assert torch.isfinite(found.candidate).all()
 
@@ -81,17 +81,17 @@ def test_a_few_rows_of_any_length_do_not_become_the_mean_of_all(times):
     whole = pair_rows(x[3:], y[3:])
     y[:3] *= times
     found = pair_rows(x, y)
-    assert found.kept.tolist() == [False] * 3 + [True] * 37
+    assert found.is_kept.tolist() == [False] * 3 + [True] * 37
     np.testing.assert_allclose(found.candidate, whole.candidate, atol=1e-14)
     block = pair_rows(x, y, like=whole.standard)
-    assert not block.kept[:3].any() and block.kept[3:].all()
+    assert not block.is_kept[:3].any() and block.is_kept[3:].all()
 
 
 def test_rows_that_are_all_alike_leave_nothing():
     x = torch.full((20, 8), 0.1, dtype=torch.float64)
     found = pair_rows(x, draw(r=20))
     assert found.reference.shape == (0, 8)
-    assert not found.kept.any()
+    assert not found.is_kept.any()
     assert not usual_rows(x).any()
 
 
@@ -100,7 +100,7 @@ def test_a_pair_leaves_out_rows_unusual_in_one_model():
     x[0], x[1], x[2], x[3, 1] = 0.0, x[4:].mean(dim=0), 1e30 * x[2], math.nan
     kept = usual_rows(x)
     assert kept.tolist() == [False] * 4 + [True] * 36
-    assert kept.tolist() == pair_rows(x, draw(r=40, seed=1)).kept.tolist()
+    assert kept.tolist() == pair_rows(x, draw(r=40, seed=1)).is_kept.tolist()
     assert long_rows(x[[0, 1, 2, *range(4, 40)]]).tolist() == [False, False, True, *[False] * 36]
 
 
@@ -115,7 +115,7 @@ def test_fewer_than_two_rows_give_no_rows_and_no_warning(r):
 def test_mostly_empty_rows_keep_the_few_that_are_not():
     x = torch.zeros(30, 8, dtype=torch.float64)
     x[::5] = draw(r=6)
-    assert pair_rows(x, draw(r=30)).kept.tolist() == [k % 5 == 0 for k in range(30)]
+    assert pair_rows(x, draw(r=30)).is_kept.tolist() == [k % 5 == 0 for k in range(30)]
 
 
 def test_blocks_measured_by_one_sample_are_pieces_of_the_whole():
@@ -125,5 +125,5 @@ def test_blocks_measured_by_one_sample_are_pieces_of_the_whole():
     whole = pair_rows(x, y, like=sample.standard)
     pieces = [pair_rows(x[k : k + 10], y[k : k + 10], like=sample.standard) for k in range(0, 60, 10)]
     assert torch.equal(torch.cat([p.reference for p in pieces]), whole.reference)
-    assert torch.equal(torch.cat([p.kept for p in pieces]), whole.kept)
-    assert not whole.kept[50:].any()
+    assert torch.equal(torch.cat([p.is_kept for p in pieces]), whole.is_kept)
+    assert not whole.is_kept[50:].any()

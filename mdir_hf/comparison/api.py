@@ -101,23 +101,26 @@ class CompareOptions(ReadingOptions, SettingsOptions, ListenersOptions, total=Fa
     """Keyword arguments of :func:`compare`."""
 
 
-def changed(held: T, options: Mapping[str, Any]) -> T:
+def changed(instance: T, options: Mapping[str, Any]) -> T:
     """Return a copy of a frozen dataclass with fields taken from ``options``, ignoring options that are not fields."""
-    names = {field.name for field in fields(held)}  # type: ignore[arg-type]
-    given = {name: value for name, value in options.items() if name in names}
-    return replace(held, **given) if given else held  # type: ignore[type-var]
+    names = {field.name for field in fields(instance)}  # type: ignore[arg-type]
+    changes = {name: value for name, value in options.items() if name in names}
+    return replace(instance, **changes) if changes else instance  # type: ignore[type-var]
 
 
-def check_keywords(options: Mapping[str, Any], known: type) -> None:
-    """Reject keyword arguments that are not in the TypedDict ``known``.
+def check_keywords(options: Mapping[str, Any], options_type: type) -> None:
+    """Reject keyword arguments that are not in the TypedDict ``options_type``.
 
     Raises:
         TypeError: If a keyword is unknown.
         RemoteCodeRefusedError: If ``trust_remote_code`` is true.
     """
-    unknown = next((name for name in options if name not in known.__annotations__), None)
+    unknown = next((name for name in options if name not in options_type.__annotations__), None)
     if unknown is not None:
-        hint = did_you_mean(unknown, known.__annotations__) or f"; known are {', '.join(known.__annotations__)}"
+        hint = (
+            did_you_mean(unknown, options_type.__annotations__)
+            or f"; known are {', '.join(options_type.__annotations__)}"
+        )
         raise TypeError(f"got an unexpected keyword argument {unknown!r}{hint}")
     if options.get("trust_remote_code"):
         raise RemoteCodeRefusedError(
@@ -132,9 +135,9 @@ def named(model: object, options: Mapping[str, Any]) -> NamedModel:
     Raises:
         InputError: If an option does not apply to the model.
     """
-    given = {name: value for name, value in options.items() if name in ModelOptions.__annotations__ and value}
+    model_options = {name: value for name, value in options.items() if name in ModelOptions.__annotations__ and value}
     if isinstance(model, NamedModel):
-        return changed(model, given)
+        return changed(model, model_options)
     adapter = options.get("adapter", True)
     place = options.get("tokenizer")
     if place is not None and not isinstance(place, str | os.PathLike):
@@ -142,10 +145,14 @@ def named(model: object, options: Mapping[str, Any]) -> NamedModel:
     if isinstance(model, str | os.PathLike):
         if not adapter:
             raise InputError("adapter=False is for models in memory; name the base model instead", subject=str(model))
-        return changed(NamedModel(model), {**given, "tokenizer": place, "bases": tuple(options.get("bases", ()))})
+        return changed(
+            NamedModel(model), {**model_options, "tokenizer": place, "bases": tuple(options.get("bases", ()))}
+        )
     for name in ("revision", "subfolder", "variant", "bases"):
-        if name in given:
-            raise InputError(f"{name}={given[name]!r} was passed with a model in memory, which has none; leave it out")
+        if name in model_options:
+            raise InputError(
+                f"{name}={model_options[name]!r} was passed with a model in memory, which has none; leave it out"
+            )
     if isinstance(place, LoadedRepository):
         return NamedModel(load_model(model, tokenizer=place, adapter=adapter))
     return NamedModel(load_model(model, adapter=adapter), tokenizer=place)

@@ -69,7 +69,9 @@ def of_channel_numbers(reference: Comparable, candidate: Comparable) -> tuple[st
     anatomies = (reference.anatomy, candidate.anatomy)
     if anatomies[0].embedding_size != anatomies[1].embedding_size:
         return ()  # the test does not apply
-    meanings = {each.architecture: each.channel_numbers for each in anatomies if each.channel_numbers is not None}
+    meanings = {
+        anatomy.architecture: anatomy.channel_numbers for anatomy in anatomies if anatomy.channel_numbers is not None
+    }
     return tuple(
         "The channels were not tested in their own order, because even unrelated models may agree in it: in "
         f"{architecture}, {meaning}."

@@ -173,7 +173,7 @@ def _result(
         log10_p_trimmed={share: log10(p) for share, p in look.log_p_trimmed.items()},
         log10_p_signs=None if look.log_p_signs is None else log10(look.log_p_signs),
         placebo=placebo,
-        looks=tuple(each.result for each in test.looks),
+        looks=tuple(look.result for look in test.looks),
         numbering=look.numbering,
         settled_by=stage if test.is_significant else None,
         widths=widths,

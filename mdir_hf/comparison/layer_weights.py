@@ -124,7 +124,7 @@ class RoleReader:
     def __init__(self, model: PlacedTensors, role: Role, positions: Sequence[int] | None = None) -> None:
         self.model, self.role = model, role
         self.positions = layers_with(model, role) if positions is None else tuple(positions)
-        self._kept: dict[tuple[int, bytes | None], _StoredRows] = {}
+        self._cached_rows: dict[tuple[int, bytes | None], _StoredRows] = {}
         self._last: tuple[int, torch.Tensor] | None = None
         self.empty: set[int] = set()
 
@@ -140,18 +140,18 @@ class RoleReader:
             return self._last[1]
         if self.role.writes_stream:  # columns are not contiguous in the file
             return self.read(position, None)[channels]
-        whole = self._kept.get((position, None))
+        whole = self._cached_rows.get((position, None))
         if whole is not None:
             return self._prepared(position, _StoredRows(whole.rows[channels], whole.gain))
         key = channels.numpy().tobytes()
-        if (position, key) not in self._kept:
+        if (position, key) not in self._cached_rows:
             has_rows = [place for place in self.positions if self.n_channels(place) > int(channels.max())]
             self._read_all(has_rows, channels, key)
-        return self._prepared(position, self._kept[position, key])
+        return self._prepared(position, self._cached_rows[position, key])
 
     def lengths(self, position: int, channels: torch.Tensor) -> torch.Tensor:
         """Return the lengths of the rows in ``channels`` before normalisation."""
-        stored = self._kept.get((position, channels.numpy().tobytes()))
+        stored = self._cached_rows.get((position, channels.numpy().tobytes()))
         rows = self.folded(position)[channels] if stored is None else self._folded(stored)
         lengths: torch.Tensor = rows.float().norm(dim=1)
         return lengths
@@ -160,9 +160,9 @@ class RoleReader:
         """Read a layer's whole matrix with the gain folded in and row lengths unchanged."""
         return self._folded(self._whole(position))
 
-    def held(self, position: int) -> tuple[Role, torch.Tensor] | None:
+    def cached_matrix(self, position: int) -> tuple[Role, torch.Tensor] | None:
         """Return a layer's role and stored matrix if the whole matrix is cached."""
-        stored = self._kept.get((position, None))
+        stored = self._cached_rows.get((position, None))
         if stored is None:
             return None
         rows = stored.rows if stored.rows.dtype == torch.float64 else stored.rows.float()
@@ -171,16 +171,16 @@ class RoleReader:
 
     def _whole(self, position: int) -> _StoredRows:
         """Read a layer's whole matrix; if layers are few and small, read all of them together."""
-        stored = self._kept.get((position, None))
+        stored = self._cached_rows.get((position, None))
         if stored is not None:
             return stored
         n_bytes = sum(STORED_BYTES * self.n_channels(place) for place in self.positions)
         if n_bytes * self.model.anatomy.hidden_size <= KEPT_BYTES and len(self.positions) <= READS_AT_ONCE:
             self._read_all(self.positions, None, None)
-            return self._kept[position, None]
+            return self._cached_rows[position, None]
         stored = self._read(position, None)
-        if stored.n_bytes + sum(each.n_bytes for each in self._kept.values()) <= KEPT_BYTES:
-            self._kept[position, None] = stored
+        if stored.n_bytes + sum(cached.n_bytes for cached in self._cached_rows.values()) <= KEPT_BYTES:
+            self._cached_rows[position, None] = stored
         return stored
 
     def _read_all(self, positions: Sequence[int], channels: torch.Tensor | None, key: bytes | None) -> None:
@@ -189,7 +189,7 @@ class RoleReader:
             positions, lambda position, _: self._read(position, channels), n_in_flight=n_in_flight, name="mdir-layers"
         )
         for position, stored in zip(positions, of_layers, strict=True):
-            self._kept[position, key] = stored
+            self._cached_rows[position, key] = stored
 
     def _read(self, position: int, channels: torch.Tensor | None) -> _StoredRows:
         layer, standing = self._standing(position)
@@ -331,11 +331,11 @@ def layer_weights(
     position: int,
     *,
     without: Collection[Role] = frozenset(),
-    held: Mapping[Role, torch.Tensor] = {},
+    cached_weights: Mapping[Role, torch.Tensor] = {},
 ) -> LayerWeights:
     """Read one layer for Algorithm 3, with norm gains folded in; missing roles are None.
 
-    Roles in ``without`` are not read. ``held`` contains stored weights that are already in memory.
+    Roles in ``without`` are not read. ``cached_weights`` contains stored weights that are already in memory.
     """
     anatomy = model.anatomy
     layer = anatomy.layers[position]
@@ -344,7 +344,7 @@ def layer_weights(
     def read(role: Role) -> torch.Tensor | None:
         if role in without:
             return None
-        return held[role] if role in held else _read_if_placed(model, layer, role)
+        return cached_weights[role] if role in cached_weights else _read_if_placed(model, layer, role)
 
     q, k, v, o = (read(role) for role in (Role.Q, Role.K, Role.V, Role.O))
     n_heads = layer.heads.n_heads if layer.heads else anatomy.n_heads or 1

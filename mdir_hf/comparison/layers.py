@@ -80,23 +80,23 @@ Supports = Callable[[LayersEvidence], bool]
 """Function that returns whether the neurons of all matched layers in a map are known to agree."""
 
 
-def compare_layers(question: LayerQuestion, tried: Sequence[Attempt]) -> LayersEvidence | None:
+def compare_layers(question: LayerQuestion, attempts: Sequence[Attempt]) -> LayersEvidence | None:
     """Map the layers of two models, trying each residual-basis map with each matrix that can represent a layer.
 
-    All maps in ``tried`` count as tests. Unless the level requires all layers, only a few layers of the shallower model
-    are compared. Wide matrices are read only if sampled rows match.
+    All maps in ``attempts`` count as tests. Unless the level requires all layers, only a few layers of the shallower
+    model are compared. Wide matrices are read only if sampled rows match.
 
     Returns:
         An accepted map, preferably one that gives every candidate layer an ancestor. If no map is accepted, the most
         significant one; None if there are no layers to compare.
     """
     models = [ReadOnce(question.reference), ReadOnce(question.candidate)]
-    question = replace(question, n_maps=sum(len(attempt.roles) for attempt in tried))
+    question = replace(question, n_maps=sum(len(attempt.roles) for attempt in attempts))
     left_out: list[str] = []
     first: MdirError | None = None
     while True:
         try:
-            layers = _compare_layers(question.between(*models), tried)
+            layers = _compare_layers(question.between(*models), attempts)
         except (AnatomyError, UnsupportedFormatError) as exc:
             first = first or exc
             side = next((at for at, model in enumerate(models) if model.failed and model.failed[1] is exc), None)
@@ -117,7 +117,7 @@ def is_accepted(layers: LayersEvidence, log_alpha: float, settings: Settings) ->
     return layers.log_p < log_alpha and not doubts_of_layers(layers_result(layers, settings.alpha))
 
 
-def _compare_layers(question: LayerQuestion, tried: Sequence[Attempt]) -> LayersEvidence | None:
+def _compare_layers(question: LayerQuestion, attempts: Sequence[Attempt]) -> LayersEvidence | None:
     """Map the layers of two models; raise an error at the first unreadable weight."""
     reference, candidate, settings = question.reference, question.candidate, question.settings
     log_alpha = question.log_alpha
@@ -125,12 +125,12 @@ def _compare_layers(question: LayerQuestion, tried: Sequence[Attempt]) -> Layers
     not_significant: list[LayersEvidence] = []
     doubted: list[LayersEvidence] = []
 
-    made: list[tuple[ResidualBasisMap, tuple[Role, ...]]] = []
-    for attempt in tried:
+    maps_and_roles: list[tuple[ResidualBasisMap, tuple[Role, ...]]] = []
+    for attempt in attempts:
         residual_map = attempt.make(question.readers)
         if residual_map is None:
             continue
-        made.append((residual_map, attempt.roles))
+        maps_and_roles.append((residual_map, attempt.roles))
         significant: list[LayersEvidence] = []
         for role in attempt.roles:
             if role in LAST or not question.is_in_both(role):
@@ -152,7 +152,7 @@ def _compare_layers(question: LayerQuestion, tried: Sequence[Attempt]) -> Layers
             if is_accepted(layers, log_alpha, settings):
                 return with_remaining_layers(layers, reference, candidate, settings, log_alpha=log_alpha)
     for role in LAST:
-        behind = [residual_map for residual_map, roles in made if role in roles and question.is_in_both(role)]
+        behind = [residual_map for residual_map, roles in maps_and_roles if role in roles and question.is_in_both(role)]
         for evidence in question.maps(behind, role) if behind else ():
             if evidence.log_p >= log_alpha:
                 not_significant.append(evidence)
@@ -306,8 +306,8 @@ class LayerQuestion:
         reference, candidate = layers(evidence.residual_map.carry_in)
 
         def log_p_with_itself(i: int, j: int) -> float:
-            each = (reference[i].load().to(self.settings.device), candidate[j].load().to(self.settings.device))
-            return max(log_p_of_layers(layer, layer) for layer in each)
+            sides = (reference[i].load().to(self.settings.device), candidate[j].load().to(self.settings.device))
+            return max(log_p_of_layers(layer, layer) for layer in sides)
 
         def neurons_agree(i: int, j: int) -> bool:
             pair = (evidence.positions[0][i], evidence.positions[1][j])
@@ -368,7 +368,7 @@ class LayerQuestion:
             roles = self._narrow_roles(pair, roles)
         left_out = frozenset(Role(role) for role in set(PROJECTIONS) - set(roles))
         first, second = (
-            layer_weights(model, position, without=left_out, held=self._held(side, position))
+            layer_weights(model, position, without=left_out, cached_weights=self._cached_weights(side, position))
             for side, (model, position) in enumerate(zip((self.reference, self.candidate), pair, strict=True))
         )
         dtype = torch.float32 if residual_map.n_candidate > FLOAT64_CHANNELS else torch.float64
@@ -381,8 +381,12 @@ class LayerQuestion:
             return evidence
         return [*evidence, analyse_mixer(reference_mixer, candidate_mixer, residual_map)]
 
-    def _held(self, side: int, position: int) -> dict[Role, torch.Tensor]:
-        return dict(held for readers in self._readers.values() if (held := readers[side].held(position)) is not None)
+    def _cached_weights(self, side: int, position: int) -> dict[Role, torch.Tensor]:
+        return dict(
+            role_and_matrix
+            for readers in self._readers.values()
+            if (role_and_matrix := readers[side].cached_matrix(position)) is not None
+        )
 
     def _narrow_roles(self, pair: tuple[int, int], roles: Sequence[Projection]) -> tuple[Projection, ...]:
         """Return the roles that are quick to test, including at least one attention projection if affordable."""

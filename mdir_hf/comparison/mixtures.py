@@ -31,7 +31,7 @@ class ExpertOrigins:
     layer: tuple[int, int]
     reference: tuple[ExpertName, ...]
     candidate: tuple[ExpertName, ...]
-    found: ExpertMap
+    expert_map: ExpertMap
 
 
 def is_mixture(model: PlacedTensors, position: int) -> bool:

@@ -145,7 +145,7 @@ class NeuronSample:
         """Number of tested neurons per layer."""
         return self.rows.shape[2] - self.n_fitted
 
-    def kept(self) -> NeuronSample:
+    def for_storage(self) -> NeuronSample:
         """Return a copy with 16-bit values, without the fields that are not stored."""
         outputs = None if self.outputs is None else replace(self.outputs, rows=self.outputs.rows.half())
         return NeuronSample(self.layers, self.n_neurons, self.n_fitted, self.rows.half(), outputs=outputs)
@@ -167,11 +167,11 @@ class NeuronSample:
 
     def described(self) -> dict[str, Any]:
         """Return the other fields as plain containers for :meth:`restored`."""
-        known = {"layers": list(self.layers), "n_neurons": self.n_neurons, "n_fitted": self.n_fitted}
+        fields = {"layers": list(self.layers), "n_neurons": self.n_neurons, "n_fitted": self.n_fitted}
         if self.outputs is None:
-            return known
+            return fields
         return {
-            **known,
+            **fields,
             "stream_scale": self.outputs.stream_scale,
             "n_down_channels": self.outputs.n_channels,
             "strongest": self.outputs.strongest,

@@ -90,7 +90,7 @@ def search_neurons(
         if (sides := _searched_pair(views, up, pair, residual_map, seed=seed, device=device)) is not None
     ]
     shapes = [sides[0].matrices[0].shape[0] for _, sides in searched]
-    searched = [each for each, shape in zip(searched, shapes, strict=True) if shape == shapes[0]]
+    searched = [pair_and_sides for pair_and_sides, shape in zip(searched, shapes, strict=True) if shape == shapes[0]]
     if not searched:
         return None
     n_neurons = max(

@@ -233,9 +233,9 @@ def with_bound(
     else:
         n_bytes = bytes_of_looks(common, sampler, plan.row_n_bytes, plan.look_rows)
         if plan.runs_full_test:
-            rest = np.setdiff1d(np.arange(len(common)), sampler.take(plan.look_rows[-1]), assume_unique=True)
+            remaining_rows = np.setdiff1d(np.arange(len(common)), sampler.take(plan.look_rows[-1]), assume_unique=True)
             n_rows = rows_of_a_read(max(plan.reference.shape[1], plan.candidate.shape[1]))
-            n_bytes += bytes_of_blocks([rows[rest] for rows in sides], plan.row_n_bytes, n_rows)
+            n_bytes += bytes_of_blocks([rows[remaining_rows] for rows in sides], plan.row_n_bytes, n_rows)
     level, models = plan.level, (reference, candidate)
     n_bytes += sum(bytes_of_neurons(model, every=level.may_read_layers) for model in models)
     if level.may_read_layers:  # experts and other stacks come last
@@ -290,12 +290,12 @@ def common_tokens(reference: Comparable, candidate: Comparable) -> tuple[CommonV
         )
         return common, caveats
     without = " and ".join(model.label for model, v in zip(models, vocabularies, strict=True) if v is None)
-    known = next((v for v in vocabularies if v is not None), None)
+    vocabulary = next((v for v in vocabularies if v is not None), None)
     n_common = min(rows_of_models)
-    if known is None:
+    if vocabulary is None:
         rows = np.arange(n_common, dtype=np.int64)
     else:
-        rows = np.array(sorted(row for row in known.row_of.values() if row < n_common), dtype=np.int64)
+        rows = np.array(sorted(row for row in vocabulary.row_of.values() if row < n_common), dtype=np.int64)
     by_number = ROWS_PAIRED_BY_NUMBER.format(models=without)
     return CommonVocabulary(rows, rows, 0, 0, is_by_number=True), (*caveats, by_number)
 

@@ -122,7 +122,7 @@ class ByteCounter:
     """
 
     def __init__(self, listeners: Listeners) -> None:
-        self._told = listeners.on_progress
+        self._on_progress = listeners.on_progress
         self._before = self._last = 0
         self.listeners = replace(listeners, on_progress=self._hear)
 
@@ -139,9 +139,9 @@ class ByteCounter:
         if progress.bytes_read < self._last:  # a new comparison has started
             self._before += self._last
         self._last = progress.bytes_read
-        if self._told is not None:
+        if self._on_progress is not None:
             expected = None if progress.bytes_expected is None else self._before + progress.bytes_expected
-            self._told(replace(progress, bytes_read=self.n_bytes, bytes_expected=expected))
+            self._on_progress(replace(progress, bytes_read=self.n_bytes, bytes_expected=expected))
 
 
 class Watch:

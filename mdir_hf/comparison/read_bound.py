@@ -37,11 +37,11 @@ def bytes_of_looks(
     common: CommonVocabulary, sampler: RowSampler, row_n_bytes: Sequence[int], look_rows: Sequence[int]
 ) -> int:
     """Return the bytes read by successive looks at two matrices, including gaps between rows."""
-    n_bytes, taken = 0, np.zeros(0, dtype=np.int64)
+    n_bytes, read_positions = 0, np.zeros(0, dtype=np.int64)
     for n_rows in look_rows:
         positions = sampler.take(n_rows)
-        new = np.setdiff1d(positions, taken, assume_unique=True)
-        taken = positions
+        new = np.setdiff1d(positions, read_positions, assume_unique=True)
+        read_positions = positions
         for rows, row_bytes in zip((common.reference_rows, common.candidate_rows), row_n_bytes, strict=True):
             spans = coalesce(rows[new], row_bytes, 0, max_gap_bytes=sampler.max_gap_bytes) if row_bytes else ()
             n_bytes += sum(span.stop - span.start for span in spans)

@@ -96,7 +96,7 @@ class PairReader:
             (FiniteRows(reference), plan.reference.name, common.reference_rows),
             (FiniteRows(candidate), plan.candidate.name, common.candidate_rows),
         )
-        self._taken = np.zeros(0, dtype=np.int64)
+        self._read_positions = np.zeros(0, dtype=np.int64)
         self._all: tuple[torch.Tensor, torch.Tensor] | None = None
         self._rows: tuple[torch.Tensor, ...] = tuple(
             torch.zeros((0, spec.shape[1]), dtype=torch.bfloat16) for spec in (plan.reference, plan.candidate)
@@ -105,7 +105,7 @@ class PairReader:
     def sample(self, n_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a sample of ``n_rows`` rows of each model, which contains all earlier samples."""
         positions = self.sampler.take(n_rows)
-        new = np.setdiff1d(positions, self._taken, assume_unique=True)
+        new = np.setdiff1d(positions, self._read_positions, assume_unique=True)
         if self.plan.is_read_at_once:
             if self._all is None:
                 self._all = self._read_new(np.arange(len(self.common), dtype=np.int64), None)
@@ -114,7 +114,7 @@ class PairReader:
         else:
             arrived = self._read_new(new, self.sampler.max_gap_bytes)
         self._rows = tuple(torch.cat([old, rows]) for old, rows in zip(self._rows, arrived, strict=True))
-        self._taken = np.concatenate([self._taken, new])
+        self._read_positions = np.concatenate([self._read_positions, new])
         del arrived
         return_freed_memory()  # a look needs several times the memory of a read, from other heaps
         return self.rows()
@@ -144,21 +144,21 @@ class PairReader:
         """Yield all common rows: first the rows in memory, then the others, which are read ahead."""
         yield self.rows()
         n_rows = rows_of_a_read(max(rows.shape[1] for rows in self._rows))
-        rest = np.setdiff1d(np.arange(len(self.common), dtype=np.int64), self._taken, assume_unique=True)
+        remaining = np.setdiff1d(np.arange(len(self.common), dtype=np.int64), self._read_positions, assume_unique=True)
         if self._all is not None:
-            for start in range(0, len(rest), n_rows):
-                at = torch.from_numpy(rest[start : start + n_rows])
+            for start in range(0, len(remaining), n_rows):
+                at = torch.from_numpy(remaining[start : start + n_rows])
                 yield self._all[0][at], self._all[1][at]
             return
         (reference, reference_name, reference_rows), (candidate, candidate_name, candidate_rows) = self._sides
         with (
-            closing(iter_row_blocks(reference, reference_name, reference_rows[rest], n_rows)) as left,
-            closing(iter_row_blocks(candidate, candidate_name, candidate_rows[rest], n_rows)) as right,
+            closing(iter_row_blocks(reference, reference_name, reference_rows[remaining], n_rows)) as reference_blocks,
+            closing(iter_row_blocks(candidate, candidate_name, candidate_rows[remaining], n_rows)) as candidate_blocks,
         ):
             while True:
-                beside = _beside(partial(next, right, None))
+                beside = _beside(partial(next, candidate_blocks, None))
                 try:
-                    x = next(left, None)
+                    x = next(reference_blocks, None)
                 finally:
                     y = result_of(beside)  # a running generator cannot be closed
                 if x is None or y is None:
@@ -268,7 +268,7 @@ class SharedTensors:
         self, source: TensorSource, anatomy: Anatomy, *, max_gap_bytes: int | None = None, keeps_rows: bool = False
     ) -> None:
         self._source, self._anatomy, self._max_gap_bytes = source, anatomy, max_gap_bytes
-        self._kept: dict[str, torch.Tensor] = {}
+        self._cached: dict[str, torch.Tensor] = {}
         self._rows: dict[str, tuple[IntArray, torch.Tensor]] | None = {} if keeps_rows else None
         self.label, self.n_bytes, self.paths = source.label, source.n_bytes, source.paths
         self.names, self.spec = source.names, source.spec
@@ -283,32 +283,32 @@ class SharedTensors:
         gap = self._max_gap_bytes if max_gap_bytes is None else max_gap_bytes
         if self._rows is None:
             return self._source.read_rows(name, rows, max_gap_bytes=gap)
-        numbers, held = self._rows.get(name, (rows[:0], None))
+        numbers, cached_rows = self._rows.get(name, (rows[:0], None))
         missing = np.setdiff1d(rows, numbers)
-        if len(missing) or held is None:
-            read = narrowed(self._source.read_rows(name, missing, max_gap_bytes=gap))
-            if held is not None:
-                dtype = torch.promote_types(held.dtype, read.dtype)
-                read = torch.cat([held.to(dtype), read.to(dtype)])
+        if len(missing) or cached_rows is None:
+            new_rows = narrowed(self._source.read_rows(name, missing, max_gap_bytes=gap))
+            if cached_rows is not None:
+                dtype = torch.promote_types(cached_rows.dtype, new_rows.dtype)
+                new_rows = torch.cat([cached_rows.to(dtype), new_rows.to(dtype)])
             numbers = np.concatenate([numbers, missing])
             order = np.argsort(numbers)
-            numbers, held = numbers[order], read[torch.from_numpy(order)]
-            others = (kept.nbytes for other, (_, kept) in [*self._rows.items()] if other != name)
-            if held.nbytes + sum(others) <= KEPT_ROW_BYTES:
-                self._rows[name] = numbers, held
-        asked = held[torch.from_numpy(np.searchsorted(numbers, rows))]
-        return asked if asked.dtype == torch.float64 else asked.float()
+            numbers, cached_rows = numbers[order], new_rows[torch.from_numpy(order)]
+            others = (other_rows.nbytes for other_name, (_, other_rows) in [*self._rows.items()] if other_name != name)
+            if cached_rows.nbytes + sum(others) <= KEPT_ROW_BYTES:
+                self._rows[name] = numbers, cached_rows
+        result = cached_rows[torch.from_numpy(np.searchsorted(numbers, rows))]
+        return result if result.dtype == torch.float64 else result.float()
 
     def read(self, name: str) -> torch.Tensor:
         """Return a whole tensor, which callers must not modify."""
-        held = self._kept.get(name)
-        if held is not None:
-            return held if held.dtype == torch.float64 else held.float()
+        cached = self._cached.get(name)
+        if cached is not None:
+            return cached if cached.dtype == torch.float64 else cached.float()
         tensor = self._source.read(name)
         if tensor.ndim == 1 or name in self._shared:
             stored = narrowed(tensor)
-            if stored.nbytes + sum(each.nbytes for each in [*self._kept.values()]) <= KEPT_BYTES:
-                self._kept[name] = stored
+            if stored.nbytes + sum(cached_tensor.nbytes for cached_tensor in [*self._cached.values()]) <= KEPT_BYTES:
+                self._cached[name] = stored
         return tensor
 
     @cached_property

@@ -92,7 +92,7 @@ def _other_role(models: tuple[PlacedTensors, ...], sides: tuple[Positions, ...],
             continue
         n_rows = max(_n_rows(model, at[0], other_role) for model, at in zip(models, having, strict=True))
         candidates.append((-min(map(len, having)), n_rows, other_role))
-    return min(candidates, key=lambda each: each[:2])[2] if candidates else None
+    return min(candidates, key=lambda candidate: candidate[:2])[2] if candidates else None
 
 
 def _n_rows(model: PlacedTensors, position: int, role: Role) -> int:
@@ -103,7 +103,7 @@ def _n_rows(model: PlacedTensors, position: int, role: Role) -> int:
 
 def _joined(accepted: LayersEvidence, second: LayerMap, places: tuple[Positions, Positions]) -> LayersEvidence:
     first = accepted.layer_map
-    rows, columns = (tuple(sorted({*known, *more})) for known, more in zip(accepted.positions, places, strict=True))
+    rows, columns = (tuple(sorted({*mapped, *new})) for mapped, new in zip(accepted.positions, places, strict=True))
     row_at, column_at = ({place: at for at, place in enumerate(side)} for side in (rows, columns))
     log_p = np.zeros((len(rows), len(columns)))
     is_full = np.zeros(log_p.shape, dtype=np.bool_)

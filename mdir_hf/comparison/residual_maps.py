@@ -66,7 +66,7 @@ def attempts(
 
     A map fitted on keys is included unless the embeddings' channels were matched (``are_matched``).
     """
-    result = [Attempt(partial(_given, residual_map), roles) for residual_map in from_embeddings]
+    result = [Attempt(partial(_unchanged, residual_map), roles) for residual_map in from_embeddings]
     # A map cannot be tested on the data to which it was fitted. Keys of latent attention are products as wide as all
     # heads together, and their row order is arbitrary.
     other_roles = tuple(role for role in roles if role is not FITTED_ROLE)
@@ -76,7 +76,7 @@ def attempts(
     return tuple(result)
 
 
-def _given(residual_map: ResidualBasisMap, readers: Readers) -> ResidualBasisMap | None:
+def _unchanged(residual_map: ResidualBasisMap, readers: Readers) -> ResidualBasisMap | None:
     return residual_map
 
 

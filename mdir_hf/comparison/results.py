@@ -162,7 +162,7 @@ def _finding(evidence: ModuleEvidence) -> RowsFound | NeuronsFound | HeadsFound 
 
 def experts_result(origins: ExpertOrigins, *, log_n_tests: float) -> ModuleResult:
     """Return the result for the experts of one pair of layers."""
-    matched = origins.found
+    matched = origins.expert_map
     log10_p = [min(0.0, p + log_n_tests) / LN10 for p in matched.log_p]
     best = min(range(len(log10_p)), key=log10_p.__getitem__)
     traced = list(zip(origins.candidate, matched.origins, log10_p, strict=True))

@@ -71,7 +71,7 @@ def compare_models(
         )
     comparison = Comparison(reference, candidate, settings, watch, _witness(reference, candidate, settings, neurons))
     if neurons is not None:
-        comparison = replace(comparison, given=neurons)
+        comparison = replace(comparison, given_neurons=neurons)
     level = settings.level
     with one_pool():
         measured = comparison.compare_files()
@@ -98,9 +98,11 @@ def compare_models(
     return comparison.final_report(measured)
 
 
-def _witness(reference: Comparable, candidate: Comparable, settings: Settings, given: GivenNeurons | None) -> Witness:
-    if given is not None:
-        seed, is_fresh = given.seed, given.is_fresh
+def _witness(
+    reference: Comparable, candidate: Comparable, settings: Settings, given_neurons: GivenNeurons | None
+) -> Witness:
+    if given_neurons is not None:
+        seed, is_fresh = given_neurons.seed, given_neurons.is_fresh
     elif settings.sample_seed is not None:
         seed, is_fresh = settings.sample_seed, False
     else:
@@ -112,7 +114,7 @@ def _witness(reference: Comparable, candidate: Comparable, settings: Settings, g
         is_fresh=is_fresh,
         alpha=settings.alpha,
         device=settings.device,
-        keeps_rows=given is None,
+        keeps_rows=given_neurons is None,
     )
 
 
@@ -120,7 +122,7 @@ def _witness(reference: Comparable, candidate: Comparable, settings: Settings, g
 class Comparison:
     """The steps of one comparison. Each step takes the measurements so far and returns them with its own results added.
 
-    The witness reads neurons itself unless they are ``given``.
+    The witness reads neurons itself unless ``given_neurons`` are set.
     """
 
     reference: Comparable
@@ -128,7 +130,7 @@ class Comparison:
     settings: Settings
     watch: Watch
     witness: Witness
-    given: GivenNeurons | None = None
+    given_neurons: GivenNeurons | None = None
 
     def compare_files(self) -> Measurements:
         """Check whether the weight files are equal."""
@@ -202,8 +204,8 @@ class Comparison:
     def compare_neurons(self, measured: Measurements) -> Measurements:
         """Compare a few neurons by number, unless that has already been done."""
         with self._reading_neurons():
-            if self.given is not None:
-                self.witness.compare_given(self.given.reference, self.given.candidate)
+            if self.given_neurons is not None:
+                self.witness.compare_given(self.given_neurons.reference, self.given_neurons.candidate)
             elif measured.have_layers and not self.witness.was_asked:
                 if measured.is_nominated and not self.settings.level.tests_whole_layers:
                     self.witness.ask_near_copy()
@@ -213,7 +215,7 @@ class Comparison:
 
     def search_neurons(self, measured: Measurements) -> Measurements:
         """Search for noisy or reordered neurons, using the embeddings' residual-basis maps."""
-        if self.given is not None or not measured.have_layers or self.witness.is_convincing:
+        if self.given_neurons is not None or not measured.have_layers or self.witness.is_convincing:
             return measured
         with self._reading_neurons():
             self.witness.ask_under_noise()
@@ -236,7 +238,11 @@ class Comparison:
     def compare_neurons_of_every_layer(self, measured: Measurements) -> Measurements:
         """Compare neurons of every layer, as a last resort."""
         counts = self.witness.by_number
-        if self.given is not None or counts is None or _holds_every_layer(counts, self.reference, self.candidate):
+        if (
+            self.given_neurons is not None
+            or counts is None
+            or _holds_every_layer(counts, self.reference, self.candidate)
+        ):
             return measured
         self._tell(measured, caveats.STOPPED_BEFORE_NEURONS)
         with self._reading_neurons():

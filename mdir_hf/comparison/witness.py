@@ -72,14 +72,14 @@ class Witness:
         self.by_number: NeuronNumbers | None = None
         self.samples: tuple[NeuronSample, ...] = ()
         self.nominating_samples: tuple[NeuronSample, ...] = ()
-        self._given, self._keeps_rows = (reference, candidate), keeps_rows
+        self._given_models, self._keeps_rows = (reference, candidate), keeps_rows
         self._alpha, self._device = alpha, device
         self._n_looks = 0
 
     @cached_property
     def models(self) -> tuple[PlacedTensors, PlacedTensors]:
         """Both models, which keep each row once it has been read."""
-        reference, candidate = self._given
+        reference, candidate = self._given_models
         if not self._keeps_rows:
             return reference, candidate
         return ReadOnce(reference, keeps_rows=True), ReadOnce(candidate, keeps_rows=True)

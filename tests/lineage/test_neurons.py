@@ -145,7 +145,7 @@ def test_sketches_of_neurons_pick_the_base_from_a_large_index(index, folders, mo
     monkeypatch.setattr(base_index, "SCANNED_BASES", 0)
     monkeypatch.setattr(base_index, "PICKED_BASES", 1)
     for name in ("new", "turned"):
-        query = take_neurons(Model(open_repository(folders[name])), every=True).kept()
+        query = take_neurons(Model(open_repository(folders[name])), every=True).for_storage()
         (picked,) = index.search_by_neurons(query)
         assert picked.model.repo == folders["base"]
 

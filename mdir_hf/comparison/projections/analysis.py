@@ -70,7 +70,9 @@ class LayerAnalysis:
             fitted_on=residual_map.fitted_on if residual_map.is_fitted else None,
             is_confirmed=True,
             tests=round(math.exp(self.log_n_tests)),
-            results=tuple(without_history(each) if each.layer.candidate in rivalled else each for each in results),
+            results=tuple(
+                without_history(result) if result.layer.candidate in rivalled else result for result in results
+            ),
         )
 
     def layer_maps(self) -> tuple[LayerMaps, ...]:
@@ -141,7 +143,7 @@ def compare_layers_in_place(
     models = read_closely(reference), read_closely(candidate)
     if not residual_maps or not all(model.anatomy.layers for model in models):
         return None
-    fitted = {Role.K: FITTED} if any(each.fitted_on == FITTED_ON for each in residual_maps) else {}
+    fitted = {Role.K: FITTED} if any(residual_map.fitted_on == FITTED_ON for residual_map in residual_maps) else {}
     reader = ProjectionReader(models, seed=seed, device=device, left_out=fitted)
     outcomes = [outcome for outcome in compare_in_place(reader, residual_maps) if outcome.cells]
     if not outcomes:
@@ -227,4 +229,4 @@ def _search_pair(analysis: LayerAnalysis, heads: HeadSearch, neurons: NeuronSear
     findings |= neurons.mlp(pair, Role.UP, open_roles, maps)
     findings |= neurons.mlp(pair, Role.SSM_IN, open_roles, FoundMaps())
     analysis.findings[pair], analysis.maps[pair] = findings, maps
-    return any(found.share >= LEAST_SHARE_FOUND for found in findings.values())
+    return any(finding.share >= LEAST_SHARE_FOUND for finding in findings.values())

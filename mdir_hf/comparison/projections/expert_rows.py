@@ -92,8 +92,10 @@ def compare_experts(
     order = np.random.default_rng([reader.seed, *pair]).permutation(max(n_experts))
     places = [np.sort(order[order < n][:MOST_EXPERTS]) for n in n_experts]
     views = [
-        read_closely(model).with_anatomy(replace(each.anatomy, layers=tuple(each.anatomy.layers[at] for at in chosen)))
-        for model, each, chosen in zip(models, sets, places, strict=True)
+        read_closely(model).with_anatomy(
+            replace(experts.anatomy, layers=tuple(experts.anatomy.layers[at] for at in numbers))
+        )
+        for model, experts, numbers in zip(models, sets, places, strict=True)
     ]
     left_out = {role: COLUMNS_ONLY for role in MLP_ROLES if any(_needs_whole_experts(view, role) for view in views)}
     of_experts = ProjectionReader(
@@ -105,7 +107,7 @@ def compare_experts(
     )
     cells = cells_of(of_experts, tier_one.residual_map, log_n_tests + math.log(MOST_EXPERTS**2), roles=MLP_ROLES)
     reader.unread.extend(of_experts.unread)
-    names = [tuple(each.names[at] for at in chosen) for each, chosen in zip(sets, places, strict=True)]
+    names = [tuple(experts.names[at] for at in numbers) for experts, numbers in zip(sets, places, strict=True)]
     return ExpertCells((names[0], names[1]), n_experts, cells, {**of_experts.failures, **left_out})
 
 

@@ -60,7 +60,7 @@ def with_layer_map(
     level, maps = settings.level, measured.maps_of_embeddings
     roles = representatives(*models, every=level.tests_whole_layers)
     are_matched = any(matrix.matching is not None for matrix in measured.matrices.values())
-    tried = attempts(*models, maps, roles, settings, are_matched=are_matched)
+    map_attempts = attempts(*models, maps, roles, settings, are_matched=are_matched)
     log_alpha = math.log(settings.alpha) - measured.log_cost_of_layers
     why = why_not_compared(*models, roles)
     measured = replace(measured, caveats_of_layers=why, layers_are_unreadable=bool(why))
@@ -68,7 +68,7 @@ def with_layer_map(
 
     by_rows: LayersEvidence | None = None
     if level.analyses_all_layers:
-        projections, by_rows = map_by_rows(question, maps, tried)
+        projections, by_rows = map_by_rows(question, maps, map_attempts)
         if projections is not None:
             add_experts(projections)
         measured = replace(measured, projections=projections)
@@ -80,7 +80,7 @@ def with_layer_map(
     def on_found(layers: LayersEvidence, n_left: int) -> None:
         tell(replace(measured, layers=layers), caveats.of_layers_not_analysed(n_left))
 
-    layers = compare_layers(replace(question, on_found=on_found), tried)
+    layers = compare_layers(replace(question, on_found=on_found), map_attempts)
     if by_rows is not None and not (
         layers is not None
         and is_accepted(layers, log_alpha, settings)
@@ -95,8 +95,8 @@ def with_layer_map(
     if layers.is_empty:
         return replace(measured, caveats_of_layers=(*why, _of_zeros(measured, layers)), layers_are_unreadable=True)
     if level.analyses_all_layers and is_accepted(layers, log_alpha, settings):
-        known = measured.projections
-        if known is None or len(known.counterparts) < len(layers.pairs):
+        analysis = measured.projections
+        if analysis is None or len(analysis.counterparts) < len(layers.pairs):
             counterparts = {candidate: reference for reference, candidate in layers.pairs}
             measured = replace(measured, projections=projections_of(measured, (layers.residual_map,), counterparts))
         if settings.layers and layers is not by_rows:
@@ -132,17 +132,17 @@ def _with_layers(measured: Measurements, layers: LayersEvidence, log_alpha: floa
 
 def _of_zeros(measured: Measurements, layers: LayersEvidence) -> str:
     models = zip(measured.models, layers.n_empty, layers.positions, strict=True)
-    model, n_empty, places = max(models, key=lambda each: each[1] / len(each[2]))
+    model, n_empty, places = max(models, key=lambda model_and_counts: model_and_counts[1] / len(model_and_counts[2]))
     return caveats.of_empty_layers(layers.role, n_empty, len(places), model.label)
 
 
 def map_by_rows(
-    question: LayerQuestion, from_embeddings: tuple[ResidualBasisMap, ...], tried: Sequence[Attempt]
+    question: LayerQuestion, from_embeddings: tuple[ResidualBasisMap, ...], map_attempts: Sequence[Attempt]
 ) -> tuple[LayerAnalysis | None, LayersEvidence | None]:
     """Run tiers 1 and 2, and build a layer map from their findings.
 
-    If maps from the embeddings leave layers without a counterpart, the maps in ``tried`` that are fitted on the layers
-    are used, too.
+    If maps from the embeddings leave layers without a counterpart, the maps in ``map_attempts`` that are fitted on the
+    layers are used, too.
 
     Returns:
         The analysis with the most findings, and the accepted layer map with the most matches, which may come from
@@ -167,29 +167,29 @@ def map_by_rows(
         # A map of the embeddings may reveal rows that moved within layers. Fitting another map costs more.
         search_moved_rows(analyses[0], question.on_part)
     if not analyses or len(analyses[0].counterparts) < n_layers:
-        for attempt in tried[len(from_embeddings) :]:
+        for attempt in map_attempts[len(from_embeddings) :]:
             fitted = attempt.make(of_role)
             analysis = None if fitted is None else in_place((fitted,))
             analyses += [] if analysis is None else [analysis]
     # Searches cost more than sampled rows, so they begin with the map that has found most.
-    for analysis in sorted(analyses, key=lambda each: -each.n_found):
+    for analysis in sorted(analyses, key=lambda analysis: -analysis.n_found):
         if not (is_searched and analysis is analyses[0]):
             search_moved_rows(analysis, question.on_part)
         if best is None or analysis.n_found > best.n_found:
             best = analysis
-        found = found_by_rows(
-            analysis, log_alpha=log_alpha, n_maps=max(1, len(tried)), seed=settings.seed, device=settings.device
+        layers = found_by_rows(
+            analysis, log_alpha=log_alpha, n_maps=max(1, len(map_attempts)), seed=settings.seed, device=settings.device
         )
-        if found is None or found.log_p >= log_alpha:
+        if layers is None or layers.log_p >= log_alpha:
             continue
         if not settings.level.tests_whole_layers:
-            found = analyse_matches(question, found)
-        if not is_accepted(found, log_alpha, settings):
+            layers = analyse_matches(question, layers)
+        if not is_accepted(layers, log_alpha, settings):
             continue
-        if found.is_complete:
-            return analysis, found
-        if accepted is None or len(found.layer_map.matches) > len(accepted.layer_map.matches):
-            accepted = found
+        if layers.is_complete:
+            return analysis, layers
+        if accepted is None or len(layers.layer_map.matches) > len(accepted.layer_map.matches):
+            accepted = layers
     return best, accepted
 
 
@@ -205,7 +205,7 @@ def found_by_rows(
         return None
     n_tests = n_maps * len(MAPPED_ROLES)
     maps = {role: _map(analysis, role, log_alpha=log_alpha, n_tests=n_tests) for role in roles}
-    role = max(roles, key=lambda each: len(maps[each].matches))  # the first if several have the most
+    role = max(roles, key=lambda mapped_role: len(maps[mapped_role].matches))  # the first if several have the most
     return _concluded(analysis, role, maps[role], log_alpha=log_alpha, n_tests=n_tests, seed=seed, device=device)
 
 
@@ -220,12 +220,12 @@ def _map(analysis: LayerAnalysis, role: Role, *, log_alpha: float, n_tests: int)
         )
         log_p[at] = np.minimum(log_p[at], by_heads.log_p)
     for pair, findings in analysis.findings.items():
-        cell, found = cells.at(pair), findings.get(role)
+        cell, finding = cells.at(pair), findings.get(role)
         # Rotations inside heads and searched neurons are also significant between different layers of one model and,
         # after a fitted rotation, sometimes between strangers. They describe a layer but do not count for the map's p.
-        is_cell = found is not None and not found.is_turned and found.moved in (None, "heads")
-        if cell is not None and found is not None and is_cell:
-            log_p[cell] = min(log_p[cell], found.log_p)
+        is_cell = finding is not None and not finding.is_turned and finding.moved in (None, "heads")
+        if cell is not None and finding is not None and is_cell:
+            log_p[cell] = min(log_p[cell], finding.log_p)
     log_p = np.minimum(0.0, log_p + math.log(N_TIERS))
     return map_of_cells(
         log_p, np.zeros(log_p.shape, dtype=np.bool_), log_alpha=log_alpha, tests_per_cell=N_TIERS, n_tests=n_tests
@@ -278,12 +278,12 @@ def _concluded(
     )
 
 
-def supports(analysis: LayerAnalysis, found: LayersEvidence, log_alpha: float) -> bool:
+def supports(analysis: LayerAnalysis, layers: LayersEvidence, log_alpha: float) -> bool:
     """Return whether sampled rows show that neurons of all matched layers agree under the same residual-basis map."""
-    mine, other = analysis.tier_one.residual_map, found.residual_map
-    if (mine.kind, mine.fitted_on) != (other.kind, other.fitted_on):
+    analysis_map, layers_map = analysis.tier_one.residual_map, layers.residual_map
+    if (analysis_map.kind, analysis_map.fitted_on) != (layers_map.kind, layers_map.fitted_on):
         return False
-    return neurons_support(analysis, found.pairs, log_alpha)
+    return neurons_support(analysis, layers.pairs, log_alpha)
 
 
 def neurons_support(analysis: LayerAnalysis, pairs: Sequence[Pair], log_alpha: float) -> bool:
@@ -291,8 +291,8 @@ def neurons_support(analysis: LayerAnalysis, pairs: Sequence[Pair], log_alpha: f
 
     def agrees(pair: tuple[int, int]) -> bool:
         for role in (Role.GATE, Role.UP):
-            found = analysis.findings.get(pair, {}).get(role)
-            if found is not None and found.log_p + analysis.log_n_tests < log_alpha:
+            finding = analysis.findings.get(pair, {}).get(role)
+            if finding is not None and finding.log_p + analysis.log_n_tests < log_alpha:
                 return True
             cells = analysis.tier_one.cells.get(role)
             cell = None if cells is None else cells.at(pair)

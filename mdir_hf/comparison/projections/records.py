@@ -52,16 +52,16 @@ class Records:
             return self._of_experts(pair, role) if has_experts else self._not_compared(pair, role)
         column = cell[1]
         is_named, share = bool(cells.is_named[cell]), cells.share_kept(cell)
-        found = self.findings.get(pair, {}).get(role)
-        if found is not None and found.moved is not None and is_named and found.share > share >= LEAST_SHARE_KEPT:
-            return self._found(pair, role, found)  # few of the sampled rows lie in heads that moved
+        finding = self.findings.get(pair, {}).get(role)
+        if finding is not None and finding.moved is not None and is_named and finding.share > share >= LEAST_SHARE_KEPT:
+            return self._of_finding(pair, role, finding)  # few of the sampled rows lie in heads that moved
         if is_named and share >= LEAST_SHARE_KEPT:
             return self._in_place(pair, role, cells, cell, Outcome.KEPT, share)
         row = cells.best(column)
         elsewhere = None if row is None or row == cell[0] else cells.share_kept((row, column))
         explained = share if is_named else 0.0
-        if found is not None and found.share >= explained + LEAST_GAIN and found.share >= (elsewhere or 0.0):
-            return self._found(pair, role, found)
+        if finding is not None and finding.share >= explained + LEAST_GAIN and finding.share >= (elsewhere or 0.0):
+            return self._of_finding(pair, role, finding)
         if row is not None and elsewhere is not None and elsewhere >= explained + LEAST_GAIN:
             source = cells.sample.places[0][row]
             return self._in_place(pair, role, cells, (row, column), Outcome.FROM_LAYER, elsewhere, source=source)
@@ -93,24 +93,24 @@ class Records:
             source=source,
         )
 
-    def _found(self, pair: Pair, role: Role, found: Finding) -> ProjectionResult:
-        if found.is_turned:
+    def _of_finding(self, pair: Pair, role: Role, finding: Finding) -> ProjectionResult:
+        if finding.is_turned:
             outcome = Outcome.ROTATED_IN_HEADS
-        elif found.moved is not None:
+        elif finding.moved is not None:
             outcome = Outcome.PERMUTED
         else:
-            outcome = Outcome.KEPT if found.share >= LEAST_SHARE_KEPT else Outcome.KEPT_IN_PART
+            outcome = Outcome.KEPT if finding.share >= LEAST_SHARE_KEPT else Outcome.KEPT_IN_PART
         return ProjectionResult(
             layer=LayerPair(*pair),
             role=ModuleRole(role.value),
             outcome=outcome,
-            share=found.share,
-            cosine=_cosine(found.cosine),
-            deciles=_deciles(found.row_cosines),
-            log10_p=min(0.0, found.log_p + self.log_n_tests) / LN10,
-            rows=len(found.row_cosines),
-            moved=found.moved,
-            is_turned=found.is_turned,
+            share=finding.share,
+            cosine=_cosine(finding.cosine),
+            deciles=_deciles(finding.row_cosines),
+            log10_p=min(0.0, finding.log_p + self.log_n_tests) / LN10,
+            rows=len(finding.row_cosines),
+            moved=finding.moved,
+            is_turned=finding.is_turned,
         )
 
     def _of_experts(self, pair: Pair, role: Role) -> ProjectionResult:
@@ -130,11 +130,13 @@ class Records:
             return replace(result, reason=NO_EXPERT_AGREES)
         cosines = np.concatenate([cells.agreement.row_cosines[cell] for cell in paired.values()])
         share = sum(map(cells.share_kept, paired.values())) / len(compared)
-        has_moved = any(each.candidate != each.reference is not None for each in compared if each.cosine is not None)
-        kept = Outcome.PERMUTED if has_moved else Outcome.KEPT
+        has_moved = any(
+            expert.candidate != expert.reference is not None for expert in compared if expert.cosine is not None
+        )
+        kept_outcome = Outcome.PERMUTED if has_moved else Outcome.KEPT
         return replace(
             result,
-            outcome=kept if share >= LEAST_SHARE_KEPT else Outcome.KEPT_IN_PART,
+            outcome=kept_outcome if share >= LEAST_SHARE_KEPT else Outcome.KEPT_IN_PART,
             share=share,
             cosine=_cosine(float(cosines.mean())),
             deciles=_deciles(cosines),
@@ -149,8 +151,8 @@ class Records:
             for name, model, place in zip(("reference", "candidate"), self.reader.models, pair, strict=True)
             if role not in model.anatomy.layers[place].parts
         ]
-        known = {**self.reader.failures, **self.reader.left_out}
-        reason = f"the layer of the {lacking[0]} has none" if lacking else known.get(role, "it could not be read")
+        reasons = {**self.reader.failures, **self.reader.left_out}
+        reason = f"the layer of the {lacking[0]} has none" if lacking else reasons.get(role, "it could not be read")
         return ProjectionResult(
             layer=LayerPair(*pair), role=ModuleRole(role.value), outcome=Outcome.NOT_COMPARED, reason=reason
         )

@@ -236,8 +236,8 @@ class ProjectionReader:
 
         n_in_flight = 1 if is_one_of_several_ranks() else READS_AT_ONCE
         rows = list(in_order(places, read, n_in_flight=n_in_flight, name="mdir-rows"))
-        width = min(each.shape[1] for each in rows)
-        return stacked([each[:, :width] for each in rows], self.device)
+        width = min(layer_rows.shape[1] for layer_rows in rows)
+        return stacked([layer_rows[:, :width] for layer_rows in rows], self.device)
 
     def _is_small(self, role: Role, places: tuple[tuple[int, ...], tuple[int, ...]]) -> bool:
         return all(
@@ -290,7 +290,7 @@ def matched_channels(residual_map: ResidualBasisMap) -> tuple[IntArray, IntArray
         every = np.arange(residual_map.n_reference, dtype=np.int64)
         return every, every, np.ones_like(every)
     maps = (residual_map.reference, residual_map.candidate, residual_map.signs)
-    reference, candidate, signs = (each.cpu().numpy().astype(np.int64) for each in maps)
+    reference, candidate, signs = (numbers.cpu().numpy().astype(np.int64) for numbers in maps)
     return reference, candidate, signs
 
 

@@ -141,12 +141,12 @@ class TierOne:
 
     def rivalled(self) -> set[int]:
         """Return the candidate layers that agree with a reference layer but are not clearly its counterpart."""
-        known = self.counterparts()
+        counterparts = self.counterparts()
         return {
             place
             for cells in self.cells.values()
             for column, place in enumerate(cells.sample.places[1])
-            if place not in known and cells.is_named[:, column].any()
+            if place not in counterparts and cells.is_named[:, column].any()
         }
 
     def counterparts(self) -> dict[int, int]:

@@ -121,13 +121,13 @@ class HeadSearch(Search):
         for role in (Role.K, Role.V, Role.Q):
             if role not in searched or not self._have_heads(role, pair):
                 continue
-            found = self._heads(role, pair, maps)
-            if found is None or found.share < 1.0 - LEAST_OWN_SHARE:
+            finding = self._heads(role, pair, maps)
+            if finding is None or finding.share < 1.0 - LEAST_OWN_SHARE:
                 turned = self._turned(role, pair, maps)
-                if turned is not None and (found is None or turned.cosine > found.cosine + 0.05):
-                    found = turned
-            if found is not None:
-                findings[role] = found
+                if turned is not None and (finding is None or turned.cosine > finding.cosine + 0.05):
+                    finding = turned
+            if finding is not None:
+                findings[role] = finding
         if Role.O in roles and self._have_heads(Role.O, pair):
             of_o = self._outputs(pair, roles, maps)
             if of_o is not None:
@@ -182,8 +182,8 @@ class HeadSearch(Search):
             except ValueError:
                 return None
             most = max(reader.n_heads(at, role, pair[at]) for at in (0, 1))
-            kept = np.unique(np.linspace(0, of_side.shape[1] - 1, max(1, MOST_ROWS // (2 * most))).round())
-            numbers = of_side[:, torch.from_numpy(kept.astype(np.int64))].reshape(-1).numpy()
+            plane_numbers = np.unique(np.linspace(0, of_side.shape[1] - 1, max(1, MOST_ROWS // (2 * most))).round())
+            numbers = of_side[:, torch.from_numpy(plane_numbers.astype(np.int64))].reshape(-1).numpy()
             order = np.argsort(numbers)
             rows = reader.rows_of_one(side, role, place, numbers[order])[torch.from_numpy(np.argsort(order))]
             sides.append(carried(self.residual_map, rows) if side == 0 else rows)

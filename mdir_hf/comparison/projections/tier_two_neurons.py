@@ -40,23 +40,23 @@ class NeuronSearch(Search):
         searched = [role for role in ((gate, up) if has_gate else (up,)) if role in roles]
         for role in searched:
             if maps.neurons is None:
-                found = self._neurons(role, pair, maps, is_signed=role is up and has_gate)
-                if found is not None:
-                    findings[role] = found
+                finding = self._neurons(role, pair, maps, is_signed=role is up and has_gate)
+                if finding is not None:
+                    findings[role] = finding
         if maps.neurons is None:
             return findings
         for role in (gate, up):
             if role in roles and role not in findings and (has_gate or role is up):
-                found = self._same_neurons(role, pair, maps, is_signed=role is up and has_gate)
-                if found is not None:
-                    findings[role] = found
+                finding = self._same_neurons(role, pair, maps, is_signed=role is up and has_gate)
+                if finding is not None:
+                    findings[role] = finding
         if down in roles:
-            found = self._neuron_outputs(pair, down, maps)
-            if found is not None:
-                findings[down] = found
+            finding = self._neuron_outputs(pair, down, maps)
+            if finding is not None:
+                findings[down] = finding
         if up is Role.UP:
             return findings
-        return {role: replace(found, moved="channels") for role, found in findings.items()}
+        return {role: replace(finding, moved="channels") for role, finding in findings.items()}
 
     def _neurons(self, role: Role, pair: tuple[int, int], maps: FoundMaps, *, is_signed: bool) -> Finding | None:
         """Search for sampled neurons of the smaller layer among all neurons of the other layer."""
@@ -72,16 +72,16 @@ class NeuronSearch(Search):
         ]
         rows[0] = carried(self.residual_map, rows[0])
         # A residual-basis map fitted on keys may have the wrong overall sign.
-        both = [(sign, search_rows(sign * rows[few], rows[1 - few], is_signed=is_signed)) for sign in (1, -1)]
-        sign, found = min(both, key=lambda each: each[1].log_p)
-        log_p = min(0.0, found.log_p + math.log(len(both)))
+        searches = [(sign, search_rows(sign * rows[few], rows[1 - few], is_signed=is_signed)) for sign in (1, -1)]
+        sign, search = min(searches, key=lambda signed_search: signed_search[1].log_p)
+        log_p = min(0.0, search.log_p + math.log(len(searches)))
         if not self.is_significant(log_p):
             return None
-        sides = (numbers, found.partners) if few == 0 else (found.partners, numbers)
-        cosines = row_cosines(rows[few], rows[1 - few][torch.from_numpy(found.partners)]) * found.signs * sign
+        sides = (numbers, search.partners) if few == 0 else (search.partners, numbers)
+        cosines = row_cosines(rows[few], rows[1 - few][torch.from_numpy(search.partners)]) * search.signs * sign
         if np.mean((sides[0] != sides[1])[is_alike(cosines)]) <= LEAST_SHARE_MOVED:
             return None  # similar neurons are in place, as tier 1 has found
-        maps.neurons = np.stack((*sides, found.signs if is_signed else np.ones_like(found.signs)))
+        maps.neurons = np.stack((*sides, search.signs if is_signed else np.ones_like(search.signs)))
         return Finding(log_p, cosines, share_alike(cosines), "neurons")
 
     def _same_neurons(self, role: Role, pair: tuple[int, int], maps: FoundMaps, *, is_signed: bool) -> Finding | None:

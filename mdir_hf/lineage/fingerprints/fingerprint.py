@@ -224,7 +224,7 @@ def neurons_of(model: PlacedTensors, *, every: bool = False, seed: int | None = 
             sample = take_neurons(model, seed=seed, every=every, n_down_channels=n_down_channels)
     except (AnatomyError, UnsupportedFormatError):
         return None
-    return None if sample is None else sample.kept()
+    return None if sample is None else sample.for_storage()
 
 
 def bytes_of_neurons(model: PlacedTensors, *, every: bool = False) -> int:

@@ -170,13 +170,13 @@ def find_family(
     family = Family(str(model.repo_or_folder) if isinstance(model.repo_or_folder, (str, os.PathLike)) else "the model")
     errors: list[MdirError] = []
 
-    def left() -> Settings:
+    def remaining_settings() -> Settings:
         return replace(settings, max_bytes=counter.left_of(settings.max_bytes))
 
     if index is not None:
         try:
             for identification in identify_in_steps(
-                model, index, settings=left(), reading=reading, listeners=counter.listeners
+                model, index, settings=remaining_settings(), reading=reading, listeners=counter.listeners
             ):
                 on_step(replace(family, found=identification))
             family = replace(family, found=identification)
@@ -192,7 +192,7 @@ def find_family(
                 reading=reading,
                 settings=replace(settings, max_bytes=None),
                 listeners=counter.listeners,
-                max_bytes=left().max_bytes,
+                max_bytes=remaining_settings().max_bytes,
                 on_step=lambda check: on_step(replace(family, declared=check)),
             )
             family = replace(family, declared=check)
@@ -204,7 +204,7 @@ def find_family(
     if errors and family.found is None and family.declared is None:
         raise errors[0]
     if family.relatives and (settings.describes_relatives or index is not None):
-        family = _looked_closer(family, model, index, left, reading, counter.listeners)
+        family = _looked_closer(family, model, index, remaining_settings, reading, counter.listeners)
     return family
 
 
@@ -212,7 +212,7 @@ def _looked_closer(
     family: Family,
     model: NamedModel,
     index: BaseIndex | None,
-    left: Callable[[], Settings],
+    remaining_settings: Callable[[], Settings],
     reading: Reading,
     listeners: Listeners,
 ) -> Family:
@@ -220,16 +220,18 @@ def _looked_closer(
     tree = apart = own_neurons = mixture = None
     why = ""
     try:
-        if left().describes_relatives:
-            ledger = IoLedger(max_bytes=left().max_bytes)
+        if remaining_settings().describes_relatives:
+            ledger = IoLedger(max_bytes=remaining_settings().max_bytes)
             watch = Watch(ledger, listeners, from_start=True)
             with watch.listening():
                 watch.enter("opening")
                 own_neurons = neurons_of(model.open(reading, ledger), every=True)
         if family.found is not None and index is not None and own_neurons is not None:
-            identification = _with_parents_of_layers(family.found, model, index, own_neurons, left, reading, listeners)
+            identification = _with_parents_of_layers(
+                family.found, model, index, own_neurons, remaining_settings, reading, listeners
+            )
             family = replace(family, found=identification)
-        ledger = IoLedger(max_bytes=left().max_bytes)
+        ledger = IoLedger(max_bytes=remaining_settings().max_bytes)
         watch = Watch(ledger, listeners, from_start=True)
         with watch.listening():
             bases = {ancestor.base.repo: ancestor for ancestor in (() if family.found is None else family.found.found)}
@@ -248,7 +250,7 @@ def _looked_closer(
                 numbers = (
                     None
                     if their_neurons is None or own_neurons is None
-                    else compare_neurons(their_neurons, own_neurons, alpha=left().alpha)
+                    else compare_neurons(their_neurons, own_neurons, alpha=remaining_settings().alpha)
                 )
                 if numbers is not None and numbers.matches:
                     layers[name] = numbers
@@ -278,20 +280,22 @@ def _with_parents_of_layers(
     model: NamedModel,
     index: BaseIndex,
     neurons: NeuronSample,
-    left: Callable[[], Settings],
+    remaining_settings: Callable[[], Settings],
     reading: Reading,
     listeners: Listeners,
 ) -> Identification:
-    judged = judge_neurons(index, neurons, top=MOST_MAPPED, alpha=identification.alpha, device=left().device)
-    known = {
+    judged = judge_neurons(
+        index, neurons, top=MOST_MAPPED, alpha=identification.alpha, device=remaining_settings().device
+    )
+    compared_repos = {
         ancestor.base.repo
         for ancestor in identification.ancestors
         if ancestor.report is not None or ancestor.error is not None
     }
     more = {}
     for ancestor in judged:
-        if ancestor.base.repo not in known:
-            base_settings = replace(left(), alpha=identification.alpha / len(index))
+        if ancestor.base.repo not in compared_repos:
+            base_settings = replace(remaining_settings(), alpha=identification.alpha / len(index))
             more[ancestor.base.repo] = compared(ancestor, model, base_settings, reading, listeners)
     others = (ancestor for ancestor in identification.ancestors if ancestor.base.repo not in more)
     return replace(identification, ancestors=(*others, *more.values()))

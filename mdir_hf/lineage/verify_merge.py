@@ -57,18 +57,18 @@ def shares_of(layer: int, merged: Sequence[torch.Tensor], sources: Sequence[Sequ
     size = float(y.norm()) or 1.0
     if not others:
         return LayerShares(layer, (1.0,), (0.0,), float((y - first).norm()) / size)
-    design = torch.stack([other - first for other in others], dim=1)
+    design = torch.stack([other_vector - first for other_vector in others], dim=1)
     left, sizes, right = torch.linalg.svd(design, full_matrices=False)
     if float(sizes[-1]) < SAME * size:
         fitted = left @ (left.T @ (y - first)) if float(sizes[0]) >= SAME * size else torch.zeros_like(y)
         return LayerShares(layer, None, None, float((y - first - fitted).norm()) / size)
     weights = right.T @ ((left.T @ (y - first)) / sizes)
-    rest = y - first - design @ weights
-    covariance = (right.T / sizes.square()) @ right * float(rest.square().sum()) / max(1, len(y) - len(others))
+    residual = y - first - design @ weights
+    covariance = (right.T / sizes.square()) @ right * float(residual.square().sum()) / max(1, len(y) - len(others))
     ones = torch.ones(len(others), dtype=torch.float64)
     variances = torch.cat([(ones @ covariance @ ones)[None], covariance.diagonal()]).clamp_min(0)
     shares = torch.cat([1 - weights.sum()[None], weights])
-    return LayerShares(layer, tuple(shares.tolist()), tuple(variances.sqrt().tolist()), float(rest.norm()) / size)
+    return LayerShares(layer, tuple(shares.tolist()), tuple(variances.sqrt().tolist()), float(residual.norm()) / size)
 
 
 SCHEMA = "mdir-hf/merge/1"

@@ -230,11 +230,11 @@ def _pinned(listed: ListedModel, head: Repository, reading: Reading) -> Reposito
 
 
 def _missing_digests(listed: ListedModel, repository: Repository) -> int:
-    known = {entry.sha256 for entry in repository.files.values()}
+    digests = {entry.sha256 for entry in repository.files.values()}
     weights = [entry for path, entry in repository.files.items() if path.lower().endswith(WEIGHT_SUFFIXES)]
     if any(entry.sha256 is None for entry in weights):
         return 0
-    return sum(digest not in known for digest in listed.hashes)
+    return sum(digest not in digests for digest in listed.hashes)
 
 
 def _check(
@@ -255,28 +255,28 @@ def _check(
     base, model = named
     if base == model:
         return ClaimCheck(claim, ClaimOutcome.CONTRADICTED, "the document states the model as its own base")
-    known = measured.get((base, model))
-    if known is None:
+    check = measured.get((base, model))
+    if check is None:
         try:
             report = compare(
                 NamedModel(base), NamedModel(model), reading=reading, settings=settings, listeners=listeners
             )
-            known = _judged(claim, report)
+            check = _judged(claim, report)
         except MissingExtraError as exc:  # affects only this model
-            known = ClaimCheck(claim, ClaimOutcome.NOT_MEASURED, one_line(exc))
+            check = ClaimCheck(claim, ClaimOutcome.NOT_MEASURED, one_line(exc))
         except (InputError, StoppedError):
             raise
         except RepositoryNotFoundError as exc:
-            known = ClaimCheck(claim, ClaimOutcome.NOT_FOUND, one_line(exc))
+            check = ClaimCheck(claim, ClaimOutcome.NOT_FOUND, one_line(exc))
         except MdirError as exc:
-            known = ClaimCheck(claim, ClaimOutcome.NOT_MEASURED, one_line(exc))
-        measured[base, model] = known
-    outcome = known.outcome
+            check = ClaimCheck(claim, ClaimOutcome.NOT_MEASURED, one_line(exc))
+        measured[base, model] = check
+    outcome = check.outcome
     if claim.part is not None and outcome is ClaimOutcome.CONFIRMED_IN_PART:
         outcome = ClaimOutcome.CONFIRMED
     place = place_of(claim.base)
     note = f"; {claim.base}: {place.why}" if place.state is ModelState.CHANGED else ""
-    return replace(known, claim=claim, outcome=outcome, why=known.why + note)
+    return replace(check, claim=claim, outcome=outcome, why=check.why + note)
 
 
 def _judged(claim: StatedBase, report: HomologyReport) -> ClaimCheck:

@@ -74,10 +74,10 @@ def write_badge(badge: Badge, report: HomologyReport, snippet: str, folder: Path
         else:
             folder.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as aside:
-                made = Path(aside, folder.name)
-                made.mkdir()
-                _write(contents, made)
-                made.replace(folder)
+                new_folder = Path(aside, folder.name)
+                new_folder.mkdir()
+                _write(contents, new_folder)
+                new_folder.replace(folder)
         return tuple(folder / name for name in contents)
     except OSError as exc:
         raise InputError(f"cannot write into {folder}: {exc.strerror}") from exc

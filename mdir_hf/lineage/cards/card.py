@@ -126,7 +126,7 @@ def propose_card(
     if confirm_base_model:
         values = _base_model(read_metadata(card, subject=subject), other_model, own_model, relation, subject)
         card = with_metadata(card, values, subject=subject)
-    section = lineage_section(badge, report, repo=repo, other=other_model, endpoint=current_endpoint(), bom=bom)
+    section = lineage_section(badge, report, repo=repo, related_model=other_model, endpoint=current_endpoint(), bom=bom)
     card = with_section(card, section, subject)
     files = {
         README: card.to_bytes(),
@@ -208,9 +208,9 @@ def _base_model(
         raise InputError("a model is not its own base model; leave out --confirm-base-model", subject=own_model.repo)
     values: dict[str, str | list[str]] = {}
     declared = metadata.get("base_model")
-    known = declared if isinstance(declared, list) else [] if declared in (None, "") else [declared]
-    texts = [entry for entry in known if isinstance(entry, str)]
-    if len(texts) < len(known):
+    declared_bases = declared if isinstance(declared, list) else [] if declared in (None, "") else [declared]
+    texts = [entry for entry in declared_bases if isinstance(entry, str)]
+    if len(texts) < len(declared_bases):
         raise CardError("its base_model is not made of ids of repositories; correct it by hand first", subject=subject)
     if base.repo.lower() not in (entry.strip().lower() for entry in texts):
         if texts and relation != "merge":

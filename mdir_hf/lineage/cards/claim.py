@@ -254,8 +254,8 @@ def _is_place(text: object) -> bool:
 
 
 def _is_pinned_place(text: object) -> bool:
-    repo, _, rest = text.partition("@") if isinstance(text, str) else ("", "", "")
-    commit, slash, folder = rest.partition("/")
+    repo, _, commit_and_folder = text.partition("@") if isinstance(text, str) else ("", "", "")
+    commit, slash, folder = commit_and_folder.partition("/")
     return is_repo_id(repo) and _matches(COMMIT, commit) and (_is_place(folder) if slash else True)
 
 

@@ -37,13 +37,13 @@ def lineage_section(
     report: HomologyReport,
     *,
     repo: str,
-    other: PinnedModel,
+    related_model: PinnedModel,
     endpoint: str,
     bom: LinkedBom | None = None,
 ) -> str:
-    """Return the section on how a model is related to ``other``, including both markers."""
+    """Return the section on how a model is related to ``related_model``, including both markers."""
     claim = badge.claim
-    own_model = claim.candidate if other is claim.reference else claim.reference
+    own_model = claim.candidate if related_model is claim.reference else claim.reference
     report_url = f"{endpoint}/{repo}/blob/main/{REPORT_PATH}"
     lines = [
         BEGIN,
@@ -58,7 +58,7 @@ def lineage_section(
         "|---|---|",
         *(
             f"| {plain(model.repo or '')} | {_commit_link(model, endpoint)}{_read_as(model)} |"
-            for model in (own_model, other)
+            for model in (own_model, related_model)
         ),
         "",
         report.what_p_says,

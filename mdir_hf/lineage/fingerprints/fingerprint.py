@@ -94,7 +94,7 @@ class Fingerprint:
 
     def to_bytes(self) -> bytes:
         """Return the contents of a safetensors file, with all fields except tensors in its metadata."""
-        known = {
+        metadata = {
             "format": FORMAT,
             "model": json.dumps(asdict(self.model)),
             "tokens": json.dumps([base64.b64encode(token).decode() for token in self.tokens]),
@@ -103,12 +103,12 @@ class Fingerprint:
             "notes": json.dumps(self.notes),
         }
         if self.numbers_by_config is not None:
-            known["channel_numbers"] = self.numbers_by_config
+            metadata["channel_numbers"] = self.numbers_by_config
         tensors = {"rows": self.rows.contiguous()}
         if self.neurons is not None:
-            known["neurons"] = json.dumps(self.neurons.described())
+            metadata["neurons"] = json.dumps(self.neurons.described())
             tensors |= self.neurons.tensors()
-        content: bytes = save(tensors, metadata=known)
+        content: bytes = save(tensors, metadata=metadata)
         return content
 
     @classmethod
@@ -120,15 +120,15 @@ class Fingerprint:
         """
         try:
             with safe_open(path, framework="pt") as file:
-                known = file.metadata() or {}
-                if known.get("format") != FORMAT:
-                    raise ValueError(f"expected {FORMAT}, got {known.get('format')!r}")
+                header = file.metadata() or {}
+                if header.get("format") != FORMAT:
+                    raise ValueError(f"expected {FORMAT}, got {header.get('format')!r}")
                 rows = file.get_tensor("rows")
                 names = set(file.keys())
                 neurons = file.get_tensor(ROWS) if ROWS in names else None
                 outputs = {key: file.get_tensor(name) for key, name in STORED_OUTPUTS.items() if name in names}
             read = partial(read_json, what="the description of its model", label=None, budget=REPORT_JSON)
-            metadata = {name: value.encode() for name, value in known.items()}
+            metadata = {name: value.encode() for name, value in header.items()}
             tokens = tuple(base64.b64decode(token, validate=True) for token in read(metadata["tokens"], list[str]))
             return cls(
                 model=read(metadata["model"], ModelSummary),
@@ -140,7 +140,7 @@ class Fingerprint:
                 neurons=None
                 if neurons is None
                 else NeuronSample.restored(read(metadata["neurons"], DescribedNeurons), neurons, **outputs),
-                numbers_by_config=known.get("channel_numbers"),
+                numbers_by_config=header.get("channel_numbers"),
             )
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as exc:
             raise CorruptCheckpointError(f"this is not a fingerprint: {exc}; delete it", subject=str(path)) from exc
@@ -309,10 +309,10 @@ class SampledModel:
         return self._fingerprint.model
 
 
-def usual_rows_of(base: Fingerprint, known: Container[bytes]) -> tuple[torch.Tensor, tuple[bytes, ...]]:
-    """Return a base's informative rows ``(r, n)`` for the tokens in ``known``, and these tokens."""
+def usual_rows_of(base: Fingerprint, tokens: Container[bytes]) -> tuple[torch.Tensor, tuple[bytes, ...]]:
+    """Return a base's informative rows ``(r, n)`` for those ``tokens`` that it has, and these tokens."""
     usual = base.of_usual_rows()
-    at = [number for number, token in enumerate(usual.tokens) if token in known]
+    at = [number for number, token in enumerate(usual.tokens) if token in tokens]
     return usual.rows[at], tuple(usual.tokens[number] for number in at)
 
 

@@ -54,7 +54,7 @@ def pin_of(name: str, model: Model) -> Pin:
 def pin_of_summary(name: str, model: ModelSummary) -> Pin:
     """Pin a model to the commits that a report names."""
     bases = [base.partition("@") for base in model.bases or ()]
-    commits = {repo: rest.partition("/")[0] for repo, at, rest in bases if at}
+    commits = {repo: commit_and_folder.partition("/")[0] for repo, at, commit_and_folder in bases if at}
     return Pin(name if model.commit is None else _at(name, model.commit), model.commit, commits)
 
 

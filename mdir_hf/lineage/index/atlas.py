@@ -137,9 +137,9 @@ def build_atlas(
     Raises:
         InputError: If the folder cannot be used, or no base of a new atlas can be opened.
     """
-    known = {base.repo: base for base in read_table(folder)}
+    earlier_bases = {base.repo: base for base in read_table(folder)}
     wanted = {base.repo: base for base in bases}
-    table = {**known, **{repo: _kept(known.get(repo), base) for repo, base in wanted.items()}}
+    table = {**earlier_bases, **{repo: _merged(earlier_bases.get(repo), base) for repo, base in wanted.items()}}
     path = folder / INDEX
     index = BaseIndex.load(path) if path.exists() else None
 
@@ -202,15 +202,15 @@ def open_index(
     return shipped, f"searched: the {len(shipped)} base models that come with the package ({why})"
 
 
-def _kept(known: AtlasBase | None, base: AtlasBase) -> AtlasBase:
-    if known is None:
+def _merged(earlier: AtlasBase | None, base: AtlasBase) -> AtlasBase:
+    if earlier is None:
         return base
     return replace(
-        known,
-        family=base.family or known.family,
-        parameters=base.parameters or known.parameters,
-        licence=base.licence or known.licence,
-        year=base.year or known.year,
+        earlier,
+        family=base.family or earlier.family,
+        parameters=base.parameters or earlier.parameters,
+        licence=base.licence or earlier.licence,
+        year=base.year or earlier.year,
     )
 
 
@@ -261,8 +261,8 @@ rows, too: a few hundred kilobytes of each.
 
 def summary_of(table: Sequence[AtlasBase]) -> str:
     """Summarise how many listed bases an atlas contains, and name the others."""
-    held = sum(base.state == "held" for base in table)
-    lines = [f"{held} of {len(table)} base models are in the atlas"]
+    n_held = sum(base.state == "held" for base in table)
+    lines = [f"{n_held} of {len(table)} base models are in the atlas"]
     for state in ("gated", "missing", "failed", "not tried"):
         names = [base.repo for base in table if base.state == state]
         if names:

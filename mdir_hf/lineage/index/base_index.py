@@ -141,8 +141,8 @@ class BaseIndex:
         """
         n_rows = max(LEAST_ROWS, BYTES_PER_BASE // (2 * model.width))
         vocabulary = model.vocabulary
-        held = [t for t in self.tokens if vocabulary is None or vocabulary.row_of.get(t, model.n_rows) < model.n_rows]
-        base = take_fingerprint(model, held[:n_rows])
+        tokens = [t for t in self.tokens if vocabulary is None or vocabulary.row_of.get(t, model.n_rows) < model.n_rows]
+        base = take_fingerprint(model, tokens[:n_rows])
         if len(base.tokens) < LEAST_ROWS:
             raise InputError(
                 f"it holds {len(base.tokens)} of the {len(self.tokens)} tokens of the index, and {LEAST_ROWS} are "
@@ -156,7 +156,7 @@ class BaseIndex:
 
     def put(self, base: Fingerprint) -> None:
         """Store a fingerprint, replacing a base with the same name."""
-        self.bases = [known for known in self.bases if known.model.repo != base.model.repo]
+        self.bases = [stored_base for stored_base in self.bases if stored_base.model.repo != base.model.repo]
         self.bases.append(base)
         self._sketches.pop(base.model.repo, None)
 
@@ -170,16 +170,16 @@ class BaseIndex:
         place = {token: at for at, token in enumerate(query.tokens)}
         rows = query.rows
         # Bases of the same width store the same tokens, so the model's rows are factored only once for them.
-        known: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = {}
+        factors: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = {}
         hits = []
         for base in self.bases if len(self) <= SCANNED_BASES else self._picked(query):
             base_rows, tokens = usual_rows_of(base, place)
             if len(tokens) < LEAST_ROWS:
                 continue
             positions = tuple(place[token] for token in tokens)
-            if positions not in known:
-                known[positions] = orthonormal_rows(rows[list(positions)])
-            guess, identity = _log_p(orthonormal_rows(base_rows), known[positions])
+            if positions not in factors:
+                factors[positions] = orthonormal_rows(rows[list(positions)])
+            guess, identity = _log_p(orthonormal_rows(base_rows), factors[positions])
             hits.append(Hit(base.model, guess, identity, len(tokens)))
         return sorted(hits, key=lambda hit: hit.log_p)[:top]
 
@@ -217,20 +217,22 @@ class BaseIndex:
         by_rows: list[tuple[float, Fingerprint]] = []
         by_shape: list[tuple[float, Fingerprint]] = []
         for tokens, bases in groups.items():
-            held = [token for token in tokens if token in at]
-            if len(held) < LEAST_ROWS:
+            common_tokens = [token for token in tokens if token in at]
+            if len(common_tokens) < LEAST_ROWS:
                 continue
             first = [number for number, token in enumerate(tokens[:SHAPE_ROWS]) if token in at]
-            rows = projected_rows(query.rows[[at[token] for token in held]], [place[token] for token in held])
+            rows = projected_rows(
+                query.rows[[at[token] for token in common_tokens]], [place[token] for token in common_tokens]
+            )
             shape = shape_of(query.rows[[at[tokens[number]] for number in first]], first)
-            known = [self._sketch(base) for base in bases]
-            scores = (torch.stack([sketch.rows for sketch in known]).float() @ rows).tolist()
+            sketches = [self._sketch(base) for base in bases]
+            scores = (torch.stack([sketch.rows for sketch in sketches]).float() @ rows).tolist()
             by_rows += [
                 (score, base)
                 for score, base in zip(scores, bases, strict=True)
                 if base.rows.shape[1] == query.rows.shape[1]
             ]
-            scores = (torch.stack([sketch.shape for sketch in known]).float() @ shape).tolist()
+            scores = (torch.stack([sketch.shape for sketch in sketches]).float() @ shape).tolist()
             by_shape += zip(scores, bases, strict=True)
         best = (
             nlargest(PICKED_BASES, scored, key=lambda score_and_base: score_and_base[0])
@@ -244,9 +246,9 @@ class BaseIndex:
         Raises:
             InputError: If the index does not contain the base.
         """
-        for known in self.bases:
-            if known.model == base:
-                return known
+        for stored_base in self.bases:
+            if stored_base.model == base:
+                return stored_base
         raise InputError(f"the index holds no {base.repo}")
 
     def save(self, path: Path) -> None:
@@ -269,7 +271,7 @@ class BaseIndex:
             for base in self.bases
         ]
         sketches = [self._sketch(base) for base in self.bases]
-        known = {
+        metadata = {
             "format": FORMAT,
             "sample": sample_name(self.tokens),
             "tokens": json.dumps([base64.b64encode(token).decode() for token in self.tokens]),
@@ -286,7 +288,7 @@ class BaseIndex:
             tensors |= {
                 f"sketches.{part}": torch.stack([getattr(sketch, part) for sketch in sketches]) for part in PARTS
             }
-        content: bytes = save({name: rows.contiguous() for name, rows in tensors.items()}, metadata=known)
+        content: bytes = save({name: rows.contiguous() for name, rows in tensors.items()}, metadata=metadata)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_file(path, content)
@@ -322,15 +324,17 @@ class BaseIndex:
         """
         try:
             with safe_open(path, framework="pt") as file:
-                known = file.metadata() or {}
-                if known.get("format") != FORMAT:
-                    raise ValueError(f"expected {FORMAT}, got {known.get('format')!r}")
+                metadata = file.metadata() or {}
+                if metadata.get("format") != FORMAT:
+                    raise ValueError(f"expected {FORMAT}, got {metadata.get('format')!r}")
                 read = partial(read_json, what="the description of its bases", label=None, budget=INDEX_JSON)
-                written = read(known["tokens"].encode(), list[str])
+                written = read(metadata["tokens"].encode(), list[str])
                 tokens = tuple(base64.b64decode(token, validate=True) for token in written)
-                all_kept = [tuple(tokens[at] for at in places) for places in read(known["kept"].encode(), list[Places])]
+                all_kept = [
+                    tuple(tokens[at] for at in places) for places in read(metadata["kept"].encode(), list[Places])
+                ]
                 bases = []
-                for number, about in enumerate(read(known["bases"].encode(), list[_Base])):
+                for number, about in enumerate(read(metadata["bases"].encode(), list[_Base])):
                     base_tokens = all_kept[about.tokens]
                     rows = expect_rows(file.get_tensor(f"base.{number:05}"), base_tokens)
                     neurons = (

@@ -242,11 +242,11 @@ def what_is_excluded(
     numbers have a fixed meaning, and a copy must be significant among all matchings of channels.
     """
     log_level = math.log(alpha / (TESTS_OF_A_BASE * len(index)))
-    known = frozenset(tokens)
+    token_set = frozenset(tokens)
     noises = []
     for base in index.bases:
         if base.rows.shape[1] == width:
-            rows, _ = usual_rows_of(base, known)
+            rows, _ = usual_rows_of(base, token_set)
             if len(rows) >= LEAST_ROWS:
                 is_free = numbers_are_free and base.channel_numbers is None
                 paid = 0.0 if is_free else log_n_matchings(width, width, width) + math.log(TESTS_PER_MATRIX)

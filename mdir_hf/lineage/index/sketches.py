@@ -102,12 +102,12 @@ def shape_of(rows: torch.Tensor, at: Sequence[int]) -> torch.Tensor:
     cosines = torch.zeros(SHAPE_ROWS, SHAPE_ROWS, dtype=torch.float64)
     places = torch.tensor(list(at), dtype=torch.long)
     cosines[places[:, None], places[None]] = unit @ unit.T
-    held = torch.zeros(SHAPE_ROWS, SHAPE_ROWS, dtype=torch.bool)
-    held[places[:, None], places[None]] = True
+    has_cosine = torch.zeros(SHAPE_ROWS, SHAPE_ROWS, dtype=torch.bool)
+    has_cosine[places[:, None], places[None]] = True
     above = torch.triu_indices(SHAPE_ROWS, SHAPE_ROWS, 1)
-    values, known = cosines[above[0], above[1]], held[above[0], above[1]]
-    if known.any():
-        values = torch.where(known, values - values[known].mean(), 0.0)
+    values, is_known = cosines[above[0], above[1]], has_cosine[above[0], above[1]]
+    if is_known.any():
+        values = torch.where(is_known, values - values[is_known].mean(), 0.0)
     return unit_rows(values.float()[None])[0]
 
 

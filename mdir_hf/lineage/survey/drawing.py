@@ -103,7 +103,7 @@ def _matrix_cells(report: SurveyReport, figure: Figure) -> CellGrid:
         ticks=strips_of(figure, 0, shown, [str(number) for number in range(1, len(names) + 1)]),
         texts=tuple(
             tuple(
-                f"{shown[i]}: the same model on both sides" if i == j else _said(shown[i], shown[j], pair)
+                f"{shown[i]}: the same model on both sides" if i == j else _pair_text(shown[i], shown[j], pair)
                 for j, pair in enumerate(row)
             )
             for i, row in enumerate(pairs)
@@ -114,7 +114,7 @@ def _matrix_cells(report: SurveyReport, figure: Figure) -> CellGrid:
     )
 
 
-def _said(first: str, second: str, pair: PairResult | None) -> str:
+def _pair_text(first: str, second: str, pair: PairResult | None) -> str:
     models = f"{first} and {second}"
     if pair is None:
         return f"{models}: not compared yet"

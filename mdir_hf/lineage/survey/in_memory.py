@@ -82,13 +82,13 @@ def _compare_samples(
     for name in plan.names:
         if name in failures:
             continue
-        taken = take(name, sample.tokens, plan.reading, sample.pins.get(name), sample.neuron_seed, ledger=ledger)
-        model = None if taken.fingerprint is None else taken.fingerprint.model
-        models = {**report.models, name: ModelResult(name, model, taken.error, taken.bytes_read)}
+        outcome = take(name, sample.tokens, plan.reading, sample.pins.get(name), sample.neuron_seed, ledger=ledger)
+        model = None if outcome.fingerprint is None else outcome.fingerprint.model
+        models = {**report.models, name: ModelResult(name, model, outcome.error, outcome.bytes_read)}
         pairs = dict(report.pairs)
-        if taken.fingerprint is not None:
-            tile = [(other, name) for other in fingerprints]
-            fingerprints[name] = taken.fingerprint
+        if outcome.fingerprint is not None:
+            tile = [(earlier_name, name) for earlier_name in fingerprints]
+            fingerprints[name] = outcome.fingerprint
             compared = compare_tile(fingerprints, tile, plan.alpha_of_pair, plan.seed, plan.device, sample.neuron_seed)
             for pair_result in compared:
                 pairs[pair_result.reference, pair_result.candidate] = pair_result
@@ -127,8 +127,8 @@ def _read_rows(
     if not names:
         return {}
     sample, _ = choose_sample(names, n_tokens=plan.n_tokens, seed=plan.seed, reading=plan.reading, ledger=ledger)
-    taken = (take(name, sample.tokens, plan.reading, pins.get(name), ledger=ledger) for name in names)
-    return {model.name: model.fingerprint for model in taken if model.fingerprint is not None}
+    outcomes = (take(name, sample.tokens, plan.reading, pins.get(name), ledger=ledger) for name in names)
+    return {model.name: model.fingerprint for model in outcomes if model.fingerprint is not None}
 
 
 class SurveyOptions(ReadingOptions, total=False):

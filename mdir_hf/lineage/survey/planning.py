@@ -50,7 +50,11 @@ def choose_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int, *, seed: in
     distinct: dict[int, Vocabulary] = {}
     n_models: Counter[int] = Counter()
     for vocabulary in vocabularies:
-        same = (k for k, known in distinct.items() if known is vocabulary or known.row_of == vocabulary.row_of)
+        same = (
+            k
+            for k, other_vocabulary in distinct.items()
+            if other_vocabulary is vocabulary or other_vocabulary.row_of == vocabulary.row_of
+        )
         key = next(same, None)
         if key is None:
             key = len(distinct)
@@ -77,8 +81,8 @@ def choose_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int, *, seed: in
         # Two models with the same vocabulary share all of it, even if other models share little of it.
         for key in ranked:
             if n_models[key] > 1 and sum(token in distinct[key].row_of for token in chosen) < enough:
-                rest = Counter({token: 1 for token in distinct[key].row_of if token not in chosen})
-                chosen |= dict.fromkeys(_by_windows(distinct[key], rest, n_tokens, seed))
+                remaining_tokens = Counter({token: 1 for token in distinct[key].row_of if token not in chosen})
+                chosen |= dict.fromkeys(_by_windows(distinct[key], remaining_tokens, n_tokens, seed))
     return tuple(chosen)
 
 
@@ -199,8 +203,8 @@ def load_sample(path: Path, options: Mapping[str, Any] | None = None) -> Sample:
             subject=str(path),
         )
     body = json.loads(content)
-    known = None if options is None else {key: body.get(key) for key in options}
-    if known != options:
+    stored_options = None if options is None else {key: body.get(key) for key in options}
+    if stored_options != options:
         raise InputError("it was made for other models, or other options; name another folder", subject=str(path))
     return Sample(tokens, sample_file.pins, sample_file.names, sample_file.neuron_seed)
 
@@ -253,7 +257,7 @@ def open_models(
     Raises:
         InputError: If no model can be opened.
     """
-    known: dict[object, Vocabulary] = {}
+    vocabularies: dict[object, Vocabulary] = {}
     opened_models: dict[str, Opened] = {}
     failures: dict[str, str] = {}
 
@@ -264,7 +268,7 @@ def open_models(
             return None, Opened(None, pin_of(name, model), None, n_bytes_of_neurons)
         embedding = embedding_spec(model)
         key = model.vocabulary_key
-        vocabulary = (None if key is None else known.get(key)) or model.vocabulary
+        vocabulary = (None if key is None else vocabularies.get(key)) or model.vocabulary
         if vocabulary is None and not n_bytes_of_neurons:
             raise InputError(
                 "it has no tokenizer files, so its rows cannot be assigned to tokens, and no neurons that can be "
@@ -282,7 +286,7 @@ def open_models(
                 on_failure(name, exc)
                 continue
             if key is not None and opened.vocabulary is not None:
-                opened = replace(opened, vocabulary=known.setdefault(key, opened.vocabulary))
+                opened = replace(opened, vocabulary=vocabularies.setdefault(key, opened.vocabulary))
             opened_models[name] = opened
     if not opened_models:
         first = next(iter(failures.values()))

@@ -71,13 +71,13 @@ class ResultFile:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_file(path, first)  # atomically, because a resumed run needs the whole first line
             return
-        known, self.models, self.pairs, n_whole = _read(path)
-        differing = [key for key, value in settings.items() if known.get(key) != value]
+        stored_settings, self.models, self.pairs, n_whole = _read(path)
+        differing = [key for key, value in settings.items() if stored_settings.get(key) != value]
         if differing:
             key = differing[0]
             raise InputError(
-                f"it was made with {key} = {known.get(key)!r}, but {settings[key]!r} is requested now; name another "
-                "folder, or use the earlier options",
+                f"it was made with {key} = {stored_settings.get(key)!r}, but {settings[key]!r} is requested now; "
+                "name another folder, or use the earlier options",
                 subject=str(path),
             )
         # A line that was cut short when the process was killed would corrupt the next one.
@@ -131,11 +131,11 @@ def read_survey(paths: Sequence[Path]) -> SurveyReport:
     pairs: dict[Pair, PairResult] = {}
     settings: dict[str, Any] | None = None
     for path in paths:
-        known, some_models, some_pairs, _ = _read(path)
-        known.pop("shard", None)
-        if settings is not None and known != settings:
+        shard_settings, some_models, some_pairs, _ = _read(path)
+        shard_settings.pop("shard", None)
+        if settings is not None and shard_settings != settings:
             raise InputError(f"it belongs to another survey than {paths[0]}", subject=str(path))
-        settings = known
+        settings = shard_settings
         # Another shard may have read a model that one shard could not read.
         models |= {name: result for name, result in some_models.items() if name not in models or models[name].error}
         pairs |= {pair: result for pair, result in some_pairs.items() if pair not in pairs or pairs[pair].error}
@@ -231,9 +231,9 @@ class FingerprintStore:
         self._trim(keep=written)
 
     def _trim(self, keep: Path) -> None:
-        known = sorted((path.stat().st_mtime_ns, path) for path in self._folder.glob("*.safetensors"))
-        n_bytes = sum(path.stat().st_size for _, path in known)
-        for _, path in known:
+        files_by_age = sorted((path.stat().st_mtime_ns, path) for path in self._folder.glob("*.safetensors"))
+        n_bytes = sum(path.stat().st_size for _, path in files_by_age)
+        for _, path in files_by_age:
             if n_bytes <= self._max_bytes:
                 return
             if path != keep:

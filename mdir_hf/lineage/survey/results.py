@@ -182,7 +182,8 @@ class SurveyReport:
         """Return how many models ``name`` was compared with, and how many it can be compared with."""
         n_compared = sum(name in pair and result.verdict is not None for pair, result in self.pairs.items())
         n_others = sum(
-            other != name and (other not in self.models or self.models[other].error is None) for other in self.names
+            other_name != name and (other_name not in self.models or self.models[other_name].error is None)
+            for other_name in self.names
         )
         return n_compared, n_others
 

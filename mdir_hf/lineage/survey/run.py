@@ -106,7 +106,7 @@ def run_survey(plan: SurveyPlan, folder: Path, *, engine: Engine | None = None) 
     wanted = [name for name in plan.names if name in in_shard and name not in failures]
     seen = _read_models(plan, wanted, sample, store, results, engine)
     if seen.pins.keys() != sample.pins.keys():
-        save_sample(seen, folder / SAMPLE, _asked(plan))
+        save_sample(seen, folder / SAMPLE, _sample_options(plan))
     _compare_pairs(plan, tiles, seen, store, results, engine)
     settings = settings_of(plan, sample.tokens)
     if plan.layers:
@@ -124,15 +124,15 @@ def requests_of(
     """
     check_plan(plan)
     wanted = {name for tile in _tiles(plan) for pair in tile for name in pair}
-    done: set[str] = set()
+    finished_names: set[str] = set()
     if (folder / RESULTS).exists() and (folder / SAMPLE).exists():
         report, sample = read_survey([folder / RESULTS]), load_sample(folder / SAMPLE)
         store = FingerprintStore(folder / FINGERPRINTS, sample_name(sample.tokens))
-        done = {name for name in report.readable() if sample.key(name) in store}
+        finished_names = {name for name in report.readable() if sample.key(name) in store}
     return planned_requests(
         plan.reading,
         for_tokens=() if (folder / SAMPLE).exists() else plan.names,
-        for_rows=() if only_sample else wanted - done,
+        for_rows=() if only_sample else wanted - finished_names,
         for_cards=wanted if with_cards else (),
     )
 
@@ -191,17 +191,17 @@ def settings_of(plan: SurveyPlan, tokens: Sequence[bytes]) -> dict[str, Any]:
 def _sample(plan: SurveyPlan, folder: Path) -> tuple[Sample, dict[str, str]]:
     path = folder / SAMPLE
     if path.exists():
-        return load_sample(path, _asked(plan)), {}
+        return load_sample(path, _sample_options(plan)), {}
     ledger = IoLedger()
     with Watch(ledger, Listeners(progress=plan.progress)).listening():
         sample, failures = choose_sample(
             plan.names, n_tokens=plan.n_tokens, seed=plan.seed, reading=plan.reading, ledger=ledger
         )
-    save_sample(sample, path, _asked(plan))
+    save_sample(sample, path, _sample_options(plan))
     return sample, failures
 
 
-def _asked(plan: SurveyPlan) -> dict[str, Any]:
+def _sample_options(plan: SurveyPlan) -> dict[str, Any]:
     return {"names": list(plan.names), "n_tokens": plan.n_tokens, "seed": plan.seed}
 
 
@@ -227,8 +227,10 @@ def _read_models(
     engine: Engine | None,
 ) -> Sample:
     pinned: dict[str, Pin] = {}
-    done = {name for name, result in results.models.items() if result.error is None and sample.key(name) in store}
-    todo = [name for name in wanted if name not in done]
+    finished_names = {
+        name for name, result in results.models.items() if result.error is None and sample.key(name) in store
+    }
+    todo = [name for name in wanted if name not in finished_names]
     n_done = n_bytes = 0
     with progress_bar(is_wanted=plan.progress) as tell:
         tell(Progress("rows", 0, n_parts=len(todo)))
@@ -262,9 +264,9 @@ def _compare_pairs(
 ) -> None:
     readable = {name for name, result in results.models.items() if result.error is None}
     todo = [
-        left
+        remaining_pairs
         for tile in tiles
-        if (left := [p for p in tile if p not in results.pairs and p[0] in readable and p[1] in readable])
+        if (remaining_pairs := [p for p in tile if p not in results.pairs and p[0] in readable and p[1] in readable])
     ]
 
     def fingerprint(name: str) -> Fingerprint:

@@ -303,10 +303,10 @@ def _markdown(report: SurveyReport, written: Collection[str]) -> str:
             for a, middle, b in contradictions
         ]
         parts += ["## Worth a look", _block("\n".join(lines))]
-    if any(found.declared_bases is not None for found in report.models.values()):
+    if any(model.declared_bases is not None for model in report.models.values()):
         parts += ["## Declared and measured", _block("\n".join(_declared(report)))]
-    failures = [f"{name}: {found.error}" for name, found in report.models.items() if found.error]
-    failures += [f"{a}, {b}: {found.error}" for (a, b), found in report.pairs.items() if found.error]
+    failures = [f"{name}: {model.error}" for name, model in report.models.items() if model.error]
+    failures += [f"{a}, {b}: {pair.error}" for (a, b), pair in report.pairs.items() if pair.error]
     if failures:
         parts += ["## Could not be read or compared", _block("\n".join(failures))]
     return "\n\n".join(parts) + "\n"

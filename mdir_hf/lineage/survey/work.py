@@ -96,8 +96,8 @@ class Engine:
                     running[self.executor.submit(work, *arguments)] = key
                 if not running:
                     return
-                done, _ = wait(running, timeout=ASKED_EVERY_S, return_when=FIRST_COMPLETED)
-                for future in done:
+                finished, _ = wait(running, timeout=ASKED_EVERY_S, return_when=FIRST_COMPLETED)
+                for future in finished:
                     key = running.pop(future)
                     try:
                         outcome = future.result()
@@ -281,7 +281,7 @@ def compare_tile(
 
 
 def compare_with_layers(
-    known: PairResult,
+    sample_result: PairResult,
     pins: Mapping[str, Pin],
     settings: Settings,
     reading: Reading,
@@ -290,13 +290,13 @@ def compare_with_layers(
 ) -> PairResult:
     """Compare two models in full.
 
-    ``watch.listening()`` must be open. If the comparison fails, returns ``known``, the result for the sample, with
-    the reason added.
+    ``watch.listening()`` must be open. If the comparison fails, returns ``sample_result`` with the reason
+    added.
     """
-    pair = known.reference, known.candidate
+    pair = sample_result.reference, sample_result.candidate
     first, second = (NamedModel(pins[name].reference if name in pins else name) for name in pair)
     try:
         models = open_both(first, second, reading, ledger, settings.level)
         return PairResult.of(*pair, compare_models(*models, settings, watch), layers_compared=True)
     except (MdirError, OSError, ArithmeticError, RuntimeError, ValueError, MemoryError) as exc:
-        return replace(known, layers_error=one_line(exc))
+        return replace(sample_result, layers_error=one_line(exc))

@@ -199,13 +199,13 @@ class LineageCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]  # t
 
         @wraps(write_card)
         def write(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            made = write_card(*args, **kwargs)
+            result = write_card(*args, **kwargs)
             if self.report is not None and self.watch is not None and self._trainer.is_world_process_zero():
                 try:
                     add_to_card(output, self.report, self.watch.drifts[-1])
                 except MdirError as exc:
                     warnings.warn(f"no lineage section in the model card: {exc}", stacklevel=2)
-            return made
+            return result
 
         return write
 

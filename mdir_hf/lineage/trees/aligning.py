@@ -88,18 +88,18 @@ def look_closer(models: Mapping[str, Model]) -> CloserLook:
         except MdirError as exc:
             notes.append(f"The layers of {name} could not be read: {one_line(exc)}")
     vocabularies: dict[str, Vocabulary] = {}
-    known: dict[object, Vocabulary] = {}  # models with the same tokenizer files share one in memory
+    vocabulary_by_key: dict[object, Vocabulary] = {}  # models with the same tokenizer files share one in memory
     for name, model in models.items():
         try:
             key = model.vocabulary_key
-            vocabulary = known.get(key) or model.vocabulary
+            vocabulary = vocabulary_by_key.get(key) or model.vocabulary
         except MdirError as exc:
             notes.append(f"The vocabulary of {name} could not be read: {one_line(exc)}")
             continue
         if vocabulary is not None:
             vocabularies[name] = vocabulary
             if key is not None:
-                known[key] = vocabulary
+                vocabulary_by_key[key] = vocabulary
     new_tokens: dict[tuple[str, str], NewTokens] = {}
     for earlier, later in permutations(vocabularies, 2):
         try:
@@ -252,8 +252,8 @@ def _plain_scale(pivot: torch.Tensor, rows: torch.Tensor) -> float:
     return 1.0 if is_plain else float((least * most) ** 0.5)
 
 
-def _is_aligned(pivot: torch.Tensor, other: torch.Tensor) -> bool:
-    x, y = (rows - rows.mean(dim=0) for rows in (pivot, other))
+def _is_aligned(pivot: torch.Tensor, other_rows: torch.Tensor) -> bool:
+    x, y = (rows - rows.mean(dim=0) for rows in (pivot, other_rows))
     x, y = (rows / rows.norm(dim=0).clamp(min=1e-12) for rows in (x, y))
     in_place = (x * y).sum(dim=0)
     # If channels are permuted, the median correlation between channels with the same number is below 0.5.

@@ -20,12 +20,12 @@ def root_candidates(
 ) -> tuple[str, ...]:
     """Return the models that, in each piece of evidence, are nearer to the earlier model than to the later one."""
     place = {name: at for at, name in enumerate(names)}
-    left = list(names)
+    candidates = list(names)
     for order in evidence:
         if order.earlier in place and order.later in place:
             earlier, later = distances[place[order.earlier]], distances[place[order.later]]
-            left = [name for name in left if earlier[place[name]] < later[place[name]]]
-    return tuple(left)
+            candidates = [name for name in candidates if earlier[place[name]] < later[place[name]]]
+    return tuple(candidates)
 
 
 FloatArray = npt.NDArray[np.float64]
@@ -141,7 +141,7 @@ def find_merges(squared: FloatArray, names: Sequence[str]) -> tuple[Merge, ...]:
     # A merge and its parents may each seem to lie between the other two; the one with the smallest residual is kept.
     merges: list[Merge] = []
     for merge in sorted(candidates, key=lambda merge: merge.residual):
-        if not any(merge.model in other.parents for other in merges):
+        if not any(merge.model in other_merge.parents for other_merge in merges):
             merges.append(merge)
     return tuple(merges)
 

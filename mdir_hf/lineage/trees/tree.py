@@ -215,8 +215,8 @@ class FamilyTree:
 
 
 def _branch_text(branch: Sequence[str], *, tree_size: int) -> str:
-    rest = len(branch) > 4 and 2 * len(branch) >= tree_size - 1
-    return f"the other {len(branch)}" if rest else ", ".join(branch)
+    is_most = len(branch) > 4 and 2 * len(branch) >= tree_size - 1
+    return f"the other {len(branch)}" if is_most else ", ".join(branch)
 
 
 def _merge_lines(merge: Merge) -> list[str]:
@@ -320,8 +320,8 @@ def grow_tree(
 
 
 def _with_layers(merge: Merge, layers: Mapping[str, LayerRows]) -> Merge:
-    known = [layers[name] for name in (merge.model, *merge.parents) if name in layers]
-    return replace(merge, layers=layer_shares(*known)) if len(known) == 3 else merge
+    model_layers = [layers[name] for name in (merge.model, *merge.parents) if name in layers]
+    return replace(merge, layers=layer_shares(*model_layers)) if len(model_layers) == 3 else merge
 
 
 def _extended(closer: CloserLook, rows: Mapping[str, torch.Tensor]) -> Iterator[OrderEvidence]:

@@ -120,7 +120,7 @@ def test_the_section_uses_no_links_of_the_card():
 def section(report):
     badge = make_badge(report)
     return lineage_section(
-        badge, report, repo="me/tuned", other=badge.claim.reference, endpoint="https://huggingface.co"
+        badge, report, repo="me/tuned", related_model=badge.claim.reference, endpoint="https://huggingface.co"
     )
 
 
@@ -155,7 +155,9 @@ def test_a_hostile_caveat_stays_one_line_of_text(text):
 
 def section_of(report):
     badge = make_badge(report)
-    return lineage_section(badge, report, repo="me/tuned", other=badge.claim.reference, endpoint="https://hub.example")
+    return lineage_section(
+        badge, report, repo="me/tuned", related_model=badge.claim.reference, endpoint="https://hub.example"
+    )
 
 
 def test_the_layers_stand_in_a_short_table():

@@ -79,8 +79,8 @@ def _visible(part: Any) -> Any:  # noqa: ANN401 - returns the type that it gets
     if isinstance(part, str) and not isinstance(part, Enum):
         return visible_text(part, length=None if "\n" in part else LONGEST_TEXT, keeps_lines=True)
     if isinstance(part, tuple):
-        made = map(_visible, part)
-        return type(part)(*made) if hasattr(part, "_fields") else tuple(made)
+        visible_parts = map(_visible, part)
+        return type(part)(*visible_parts) if hasattr(part, "_fields") else tuple(visible_parts)
     if is_dataclass(part) and not isinstance(part, type):
         return replace(part, **{field.name: _visible(getattr(part, field.name)) for field in fields(part)})
     return part

@@ -78,7 +78,7 @@ def draw_figures(
             figures["layers"] = draw_layer_map(report, report.layers, theme)
             if report.layers.matches and report.layers.pattern is not LayerPattern.IDENTITY:
                 figures["flow"] = draw_layer_flow(report, report.layers, theme)
-        if report.projections is not None and any(each.cosine is not None for each in report.projections.results):
+        if report.projections is not None and any(result.cosine is not None for result in report.projections.results):
             figures["drift"] = draw_layer_drift(report, report.projections, theme)
         if report.modules:
             figures["modules"] = draw_module_strip(report, theme)

@@ -157,12 +157,12 @@ def _grown(groups: Sequence[tuple[Sequence[str], npt.ArrayLike]]) -> list[_Famil
     from scipy.cluster.hierarchy import dendrogram, linkage
     from scipy.spatial.distance import squareform
 
-    known = [(list(names), np.asarray(distances, dtype=np.float64)) for names, distances in groups]
-    if not known or any(len(names) < 2 or distances.shape != (len(names),) * 2 for names, distances in known):
+    arrays = [(list(names), np.asarray(distances, dtype=np.float64)) for names, distances in groups]
+    if not arrays or any(len(names) < 2 or distances.shape != (len(names),) * 2 for names, distances in arrays):
         raise InputError("a dendrogram needs groups of m >= 2 names, each with m x m distances")
     families: list[_Family] = []
     row, n_rows = 0.0, 0
-    for names, distances in known:
+    for names, distances in arrays:
         if n_rows + len(names) > MOST_ROWS:
             continue
         n_rows += len(names)
@@ -253,7 +253,7 @@ def _description(families: Sequence[_Family], some: str) -> str:
     def apart(family: _Family) -> npt.NDArray[np.float64]:
         return family.distances + np.diag(np.full(len(family.names), np.inf))
 
-    family = min(families, key=lambda each: float(apart(each).min()))
+    family = min(families, key=lambda family: float(apart(family).min()))
     closest = apart(family)
     i, j = np.unravel_index(int(closest.argmin()), closest.shape)
     return (

@@ -63,7 +63,7 @@ def drift_bands(table: LayerTable) -> dict[ModuleRole, list[ProjectionResult]]:
     """Return the results with cosines, grouped by projection and sorted by candidate layer."""
     compared = [result for result in table.results if result.cosine is not None]
     bands = {role: [result for result in compared if result.role is role] for role in ModuleRole}
-    return {role: sorted(band, key=lambda each: each.layer.candidate) for role, band in bands.items() if band}
+    return {role: sorted(band, key=lambda result: result.layer.candidate) for role, band in bands.items() if band}
 
 
 _SUBTITLE = (
@@ -75,7 +75,7 @@ _SUBTITLE = (
 def _draw_band(axes: Axes, theme: Theme, band: Sequence[ProjectionResult]) -> None:
     places = [result.layer.candidate for result in band]
     deciles = [result.deciles or (result.cosine,) * 9 for result in band]
-    low, middle, high = ([float(each[at] or 0.0) for each in deciles] for at in (0, 4, 8))
+    low, middle, high = ([float(layer_deciles[at] or 0.0) for layer_deciles in deciles] for at in (0, 4, 8))
     axes.vlines(places, low, high, color=theme.observed, alpha=0.35, linewidth=4.0, zorder=1)
     axes.plot(places, middle, color=theme.observed, linewidth=1.0, zorder=2)
     for is_alike in (True, False):

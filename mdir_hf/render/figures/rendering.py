@@ -80,7 +80,7 @@ def small_img(figure: Figure) -> str:
     few_colours, lossy = BytesIO(), BytesIO()
     picture.quantize(FEW_COLOURS, dither=Image.Dither.NONE).save(few_colours, "PNG", optimize=True)
     picture.save(lossy, "WEBP", quality=WEBP_QUALITY, method=6)
-    kind, content = min(("png", few_colours.getvalue()), ("webp", lossy.getvalue()), key=lambda each: len(each[1]))
+    kind, content = min(("png", few_colours.getvalue()), ("webp", lossy.getvalue()), key=lambda image: len(image[1]))
     return _img(figure, _data_url(content, kind))
 
 

@@ -77,7 +77,7 @@ def draw_survey_matrix(
         InputError: If sizes or names do not match, or matplotlib is not installed.
     """
     n = len(names)
-    bounds, layers = ([[False] * n] * n if given is None else given for given in (bounds, layers))
+    bounds, layers = ([[False] * n] * n if matrix is None else matrix for matrix in (bounds, layers))
     squares = _Squares(log10_p, verdicts, bounds, layers)
     if not n or any(len(rows) != n or any(len(row) != n for row in rows) for rows in squares):
         raise InputError(f"a survey of {n} models needs at least one model, and {n} x {n} p-values and verdicts")

@@ -43,7 +43,7 @@ def explained_share(
 
     Set ``is_head`` for a head that was tied to the embedding before alignment.
     """
-    left = energy = 0.0
+    error = energy = 0.0
     if is_head:
         places = (TensorPlace("head"),)
     for place in places:
@@ -51,9 +51,9 @@ def explained_share(
         if pair is None:
             continue
         aligned, original = pair
-        left += float((aligned - original).double().square().sum())
+        error += float((aligned - original).double().square().sum())
         energy += float(aligned.double().square().sum())
-    return max(0.0, 1.0 - left / energy) if energy > 0.0 else None
+    return max(0.0, 1.0 - error / energy) if energy > 0.0 else None
 
 
 def _pair(
@@ -85,7 +85,7 @@ def _pair(
     part = parts.get(place.role)
     if not isinstance(part, WeightPart):
         return None
-    aligned = place.taken(values)
+    aligned = place.extract(values)
     original = read_part(reference.tensors, part)
     aligned, original = aligned.to(original.dtype), original
     if place.role.writes_stream:

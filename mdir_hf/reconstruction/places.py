@@ -77,11 +77,11 @@ class TensorPlace:
             rows = None if part.is_whole else part.rows_of(shape[0])
         return cls(kind, layer, role, expert, is_shared, part, rows)
 
-    def taken(self, values: torch.Tensor) -> torch.Tensor:
+    def extract(self, values: torch.Tensor) -> torch.Tensor:
         """Return a copy of the part as a ``(d_out, d_in)`` matrix or a vector."""
         base = self._base(values)
-        taken = base if self.rows is None else base[torch.from_numpy(self.rows)]
-        return taken.clone()
+        part = base if self.rows is None else base[torch.from_numpy(self.rows)]
+        return part.clone()
 
     def put(self, values: torch.Tensor, part: torch.Tensor) -> None:
         """Write a mapped part back into the tensor."""
@@ -198,8 +198,8 @@ def _add_weight(
 def _check_whole(model: Model, places: dict[str, list[TensorPlace]]) -> None:
     """Reject fused tensors in which some rows have no role."""
     for name, tensor_places in places.items():
-        taken = [place.rows for place in tensor_places if place.rows is not None]
-        if not taken or any(place.rows is None for place in tensor_places):
+        rows_of_places = [place.rows for place in tensor_places if place.rows is not None]
+        if not rows_of_places or any(place.rows is None for place in tensor_places):
             continue
         place = tensor_places[0]
         shape = tuple(model.tensors.spec(name).shape)
@@ -208,7 +208,7 @@ def _check_whole(model: Model, places: dict[str, list[TensorPlace]]) -> None:
         n_rows = shape[0]
         if place.kind == "weight" and place.part is not None and place.part.is_transposed(shape):
             n_rows = shape[-1]
-        if len(np.unique(np.concatenate(taken))) != n_rows:
+        if len(np.unique(np.concatenate(rows_of_places))) != n_rows:
             raise ReconstructionError(
                 f"some rows of tensor {name!r} {shape} have no role that is known", subject=model.label
             )

@@ -221,8 +221,8 @@ def _fit(
 def _layouts(first: LayerWeights, second: LayerWeights) -> tuple[PlanePairing, PlanePairing] | None:
     if "none" in (first.rope, second.rope):
         return None
-    known = tuple("half" if layer.rope == "unknown" else layer.rope for layer in (first, second))
-    return known  # type: ignore[return-value]
+    layouts = tuple("half" if layer.rope == "unknown" else layer.rope for layer in (first, second))
+    return layouts  # type: ignore[return-value]
 
 
 def _rows(layer: LayerWeights, role: str, stream: StreamMap | None) -> torch.Tensor | None:
@@ -331,7 +331,7 @@ def align(
             reconstruction,
             Path(output),
             reference=models[0],
-            on_bytes=None if on_part is None else lambda done, total: on_part("bytes", done, total),
+            on_bytes=None if on_part is None else lambda n_done, n_total: on_part("bytes", n_done, n_total),
         )
     return Aligned(report, reconstruction, written)
 
@@ -366,5 +366,5 @@ def _fitted(
         *models,
         report,
         seed=settings.seed,
-        on_layer=None if on_part is None else lambda done, total: on_part("layers", done, total),
+        on_layer=None if on_part is None else lambda n_done, n_total: on_part("layers", n_done, n_total),
     )

@@ -64,8 +64,8 @@ class RowMap:
 def full_order(reference: IntArray, candidate: IntArray, n_blocks: int) -> IntArray:
     """Order all candidate blocks: first the matched blocks, by their partner's number, then the others."""
     matched = candidate[np.argsort(reference, kind="stable")]
-    rest = np.setdiff1d(np.arange(n_blocks, dtype=np.int64), matched)
-    return np.concatenate([matched, rest]).astype(np.int64)
+    unmatched = np.setdiff1d(np.arange(n_blocks, dtype=np.int64), matched)
+    return np.concatenate([matched, unmatched]).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -301,9 +301,9 @@ def describe(reconstruction: Reconstruction) -> list[str]:
     lines.append(f"{heads}; {', '.join(kinds)}" if kinds else "no heads were matched")
     neurons = [layer.mlp.neurons for layer in reconstruction.layers if layer.mlp is not None]
     if neurons:
-        n_moved = sum(int((each.reference != each.candidate).sum()) for each in neurons)
-        n_all = sum(len(each.reference) for each in neurons)
-        factors = sorted({each.kind for each in neurons} - {"order"})
+        n_moved = sum(int((neuron_map.reference != neuron_map.candidate).sum()) for neuron_map in neurons)
+        n_all = sum(len(neuron_map.reference) for neuron_map in neurons)
+        factors = sorted({neuron_map.kind for neuron_map in neurons} - {"order"})
         moved_neurons = (
             f"{n_moved:,} of {n_all:,} matched neurons moved"
             if n_moved

@@ -162,18 +162,18 @@ def _products_of_tokens(
 def _stream_of_layers(reference: PlacedTensors, candidate: PlacedTensors, *, seed: int, keeps_mean: bool) -> StreamMap:
     """Try the identity and a map fitted on keys, and refine the one under which value rows are more similar."""
     widths = (reference.anatomy.hidden_size, candidate.anatomy.hidden_size)
-    tried = [ResidualBasisMap.identity(widths[0])] if widths[0] == widths[1] else []
+    possible_maps = [ResidualBasisMap.identity(widths[0])] if widths[0] == widths[1] else []
     if all(layers_with(model, FITTED_ROLE) for model in (reference, candidate)):
         on_keys = fitted_on_layers((RoleReader(reference, FITTED_ROLE), RoleReader(candidate, FITTED_ROLE)), seed=seed)
-        tried += [] if on_keys is None else [on_keys]
-    if not tried:
+        possible_maps += [] if on_keys is None else [on_keys]
+    if not possible_maps:
         raise ReconstructionError(
             f"the residual streams are {widths[0]} and {widths[1]} wide, and neither the embeddings nor the keys of "
             "the layers relate them",
             subject=f"{reference.label} and {candidate.label}",
         )
-    scores = [_likeness(reference, candidate, outer) for outer in tried]
-    outer = tried[scores.index(max(scores))]
+    scores = [_likeness(reference, candidate, outer) for outer in possible_maps]
+    outer = possible_maps[scores.index(max(scores))]
     stream = StreamMap(outer, 1.0, 1.0)
     if outer.kind == "identity":
         return stream

@@ -94,7 +94,7 @@ def write_model(
     total = sum(tensor.n_bytes for tensors in shards.values() for tensor in tensors)
     _make_folder(folder, total)
     explained: list[Explained] = []
-    done = 0
+    n_bytes_written = 0
     writer_of = _Tensors(model, reconstruction, stream, plan, untied=untied, is_tied=is_tied)
     for file, tensors in shards.items():
         with ShardWriter(folder / file, tensors) as writer:
@@ -107,9 +107,9 @@ def write_model(
                     )
                     explained.append(Explained(tensor.name, share))
                 writer.write(tensor.name, values)
-                done += tensor.n_bytes
+                n_bytes_written += tensor.n_bytes
                 if on_bytes is not None:
-                    on_bytes(done, total)
+                    on_bytes(n_bytes_written, total)
     _write_side_files(model, folder, config, shards, total)
     return Written(folder, total, tuple(explained), tuple(notes))
 
@@ -193,10 +193,10 @@ class _Tensors:
         return self.stream.read(rows, self.reconstruction.final_gain)
 
     def _by_blocks(self, stored: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        made = torch.empty_like(stored)
+        result = torch.empty_like(stored)
         for start in range(0, len(stored), BLOCK_ROWS):
-            made[start : start + BLOCK_ROWS] = change(stored[start : start + BLOCK_ROWS].to(_exact(stored.dtype)))
-        return made
+            result[start : start + BLOCK_ROWS] = change(stored[start : start + BLOCK_ROWS].to(_exact(stored.dtype)))
+        return result
 
     def _stored(self, name: str) -> torch.Tensor:
         read_stored = getattr(self.model.tensors, "read_stored", None)
@@ -233,7 +233,7 @@ class _Tensors:
         assert place.layer is not None and place.role is not None
         layer = self.model.anatomy.layers[place.layer]
         matched = self.reconstruction.layers[place.layer]
-        weight = place.taken(values)
+        weight = place.extract(values)
         order = expert_order(matched.experts)
         mlp, source = matched.mlp, place.expert
         if place.expert is not None and matched.experts is not None:
@@ -260,7 +260,7 @@ class _Tensors:
         assert place.layer is not None and place.role is not None
         part = self.model.anatomy.layers[place.layer].experts[source][place.role]
         stored = self._stored(part.tensor)
-        return TensorPlace.of_part("weight", part, tuple(stored.shape), place.layer, place.role).taken(
+        return TensorPlace.of_part("weight", part, tuple(stored.shape), place.layer, place.role).extract(
             stored.to(_exact(stored.dtype))
         )
 
@@ -283,8 +283,8 @@ def _exact(stored: torch.dtype) -> torch.dtype:
 def _head_name(model: Model, reference: Model | None) -> str:
     if reference is not None and reference.anatomy.unembedding is not None:
         return reference.anatomy.unembedding.tensor
-    taken = frozenset(model.tensors.names())
-    return next(name for name in ("lm_head.weight", "output.weight", "aligned_head.weight") if name not in taken)
+    tensor_names = frozenset(model.tensors.names())
+    return next(name for name in ("lm_head.weight", "output.weight", "aligned_head.weight") if name not in tensor_names)
 
 
 def _config(model: Model, stream: StreamTransform, *, is_untied: bool) -> tuple[bytes | None, list[str]]:

@@ -55,9 +55,9 @@ def without_folders(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(short if last.count(short) == 1 else name for short, name in zip(last, names, strict=True))
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, names: Iterable[str]) -> str:
     """Return ``; did you mean 'x'?`` with the known name closest to a word, or an empty string if none is close."""
-    by_lower = {name.lower(): name for name in known if name != word}
+    by_lower = {name.lower(): name for name in names if name != word}
     close = get_close_matches(word.lower(), by_lower, n=1, cutoff=0.75)
     close += [name for name in by_lower if len(word) > 1 and name.startswith(word.lower())]
     return f"; did you mean {by_lower[close[0]]!r}?" if close else ""

@@ -266,16 +266,16 @@ def in_order(
             pending.append(future)
             jobs.put((future, task))
             if len(pending) >= n_in_flight:
-                yield _taken(pending, first_failure)
+                yield _next_result(pending, first_failure)
         while pending:
-            yield _taken(pending, first_failure)
+            yield _next_result(pending, first_failure)
     finally:
         cancelled.set()
         for _ in range(n_threads):
             jobs.put(None)
 
 
-def _taken(pending: deque[Future[R]], first_failure: list[BaseException]) -> R:
+def _next_result(pending: deque[Future[R]], first_failure: list[BaseException]) -> R:
     future = pending.popleft()
     _wait_for(future)
     if first_failure:

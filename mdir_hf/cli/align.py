@@ -114,10 +114,10 @@ def _text(aligned: Aligned) -> str:
     lines = [f"{reconstruction.candidate} in the basis of {reconstruction.reference}", ""]
     lines += [*describe(reconstruction), *aligned.written.notes]
     lines += ["", f"share of each tensor that the reference explains, {EXPLAINED}:"]
-    width = max((len(each.name) for each in aligned.written.explained), default=0)
-    for each in aligned.written.explained:
-        share = "not compared" if each.share is None else f"{each.share:.6f}"
-        lines.append(f"  {each.name:<{width}}  {share}")
+    width = max((len(tensor.name) for tensor in aligned.written.explained), default=0)
+    for tensor in aligned.written.explained:
+        share = "not compared" if tensor.share is None else f"{tensor.share:.6f}"
+        lines.append(f"  {tensor.name:<{width}}  {share}")
     return "\n".join(lines) + "\n"
 
 
@@ -136,7 +136,7 @@ def _json(aligned: Aligned) -> str:
             "residual": reconstruction.stream.residual,
         },
         "layers": [list(pair) for pair in reconstruction.layer_map],
-        "explained": {each.name: each.share for each in aligned.written.explained},
+        "explained": {tensor.name: tensor.share for tensor in aligned.written.explained},
         "notes": list(aligned.written.notes),
     }
     return json.dumps(content, indent=2) + "\n"

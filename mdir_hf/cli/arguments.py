@@ -306,12 +306,12 @@ def _print_plan(plan: ReadPlan) -> None:
     remark(f"{plan}\n")
 
 
-def _names(kind: str, known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
+def _names(kind: str, choices: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
     def parse(text: str) -> tuple[str, ...]:
         names = tuple(name.strip() for name in text.split(","))
         for name in names:
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"{name!r} is not a {kind}; choose from {', '.join(known)}")
+            if name not in choices:
+                raise argparse.ArgumentTypeError(f"{name!r} is not a {kind}; choose from {', '.join(choices)}")
         return names
 
     return parse

@@ -32,10 +32,10 @@ def remember_models(names: Iterable[str]) -> None:
     with contextlib.suppress(MdirError):
         repo_ids = [parse_reference(name).repo_id for name in names] if cache_max_bytes() else []
         new = dict.fromkeys(repo_id for repo_id in repo_ids if repo_id is not None)
-    known = seen_models()
-    if not new or tuple(new) == known[-len(new) :]:
+    earlier_models = seen_models()
+    if not new or tuple(new) == earlier_models[-len(new) :]:
         return
-    latest = [*(name for name in known if name not in new), *new][-MOST_NAMES:]
+    latest = [*(name for name in earlier_models if name not in new), *new][-MOST_NAMES:]
     path = _place()
     beside = path.with_name(f"{path.name}.{os.getpid()}")
     with contextlib.suppress(OSError):

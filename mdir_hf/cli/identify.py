@@ -92,13 +92,13 @@ def run_index(options: argparse.Namespace) -> int:
     names = listed_models(options)
     if not names:
         raise InputError("the lists name no base models")
-    known = BaseIndex.load(options.index) if options.index.exists() else None
+    base_index = BaseIndex.load(options.index) if options.index.exists() else None
 
     def report(outcome: BaseOutcome) -> None:
         remark(f"{outcome.kind}: {outcome.name}\n" if outcome.is_held else f"not added: {outcome.reason}\n")
 
     index, n_failed = extend_index(
-        known,
+        base_index,
         names,
         options.index,
         on_model=report,

@@ -50,9 +50,9 @@ def say(text: str, *, is_prose: bool = False, ink: Ink | None = None) -> None:
     text = visible_text(text, keeps_lines=True)
     if is_prose:
         text = _set(text, width_of(sys.stdout))
-    first, blank, rest = text.partition("\n\n") if ink is not None else ("", "", text)
+    first, blank, remaining_text = text.partition("\n\n") if ink is not None else ("", "", text)
     with _writing():
-        sys.stdout.write(_inked(first, ink, sys.stdout) + blank + rest)
+        sys.stdout.write(_inked(first, ink, sys.stdout) + blank + remaining_text)
         sys.stdout.flush()
 
 

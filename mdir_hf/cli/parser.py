@@ -50,5 +50,5 @@ def check_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
         option, _, _ = word.partition("=")
         if option == "--":
             return
-        if option.startswith("--") and not any(known.startswith(option) for known in options):
+        if option.startswith("--") and not any(long_option.startswith(option) for long_option in options):
             command.error(f"there is no option {option}{did_you_mean(option, options)}")

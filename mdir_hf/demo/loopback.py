@@ -139,7 +139,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _search(self) -> None:
         wanted = self._query.get("search", "").lower()
-        names = [known.repo_id for known in self._hub.repositories() if wanted in known.repo_id.lower()]
+        names = [repository.repo_id for repository in self._hub.repositories() if wanted in repository.repo_id.lower()]
         limit = int(self._query.get("limit", len(names)))
         self._json([{"_id": object_id(name), "id": name, "modelId": name} for name in names[:limit]])
 
@@ -219,8 +219,8 @@ class Handler(BaseHTTPRequestHandler):
     # The CDN.
 
     def _serve_cdn(self) -> None:
-        address, _, rest = self._path.lstrip("/").partition("/")
-        commit, _, path = rest.partition("/")
+        address, _, commit_and_path = self._path.lstrip("/").partition("/")
+        commit, _, path = commit_and_path.partition("/")
         repository = self._hub.find(unquote(address))
         file = repository.commits.get(commit, {}).get(unquote(path)) if repository is not None else None
         if file is None:

@@ -174,10 +174,10 @@ def report_of(text: str) -> HomologyReport:
             f"expected a report of schema {SCHEMA}, got {schema!r:.80}; read it with a version that knows it"
         )
     body = {"direction": [], "projections": None, **body}
-    given = {name: value for name, value in body.items() if name != "schema" and name not in DERIVED}
-    given["direction"] = _renamed(given["direction"], OF_DIRECTION)
+    fields = {name: value for name, value in body.items() if name != "schema" and name not in DERIVED}
+    fields["direction"] = _renamed(fields["direction"], OF_DIRECTION)
     try:
-        report = HomologyReport(**validator_of(_body()).validate_python(given))
+        report = HomologyReport(**validator_of(_body()).validate_python(fields))
     except ValidationError as exc:
         first = exc.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(step) for step in first["loc"])
@@ -247,13 +247,13 @@ def _renamed(records: Any, names: dict[str, str]) -> Any:  # noqa: ANN401 - pars
     ]
 
 
-def _differences(given: Any, read: Any, where: str = "report") -> Iterator[str]:  # noqa: ANN401 - parsed JSON
+def _differences(original: Any, decoded: Any, where: str = "report") -> Iterator[str]:  # noqa: ANN401 - parsed JSON
     """Yield the paths at which two JSON values differ; a missing field equals None."""
-    if isinstance(given, dict) and isinstance(read, dict):
-        for name in given.keys() | read.keys():
-            yield from _differences(given.get(name), read.get(name), f"{where}.{name}")
-    elif isinstance(given, list) and isinstance(read, list) and len(given) == len(read):
-        for at, (given_item, read_item) in enumerate(zip(given, read, strict=True)):
-            yield from _differences(given_item, read_item, f"{where}[{at}]")
-    elif given != read or isinstance(given, bool) is not isinstance(read, bool):
+    if isinstance(original, dict) and isinstance(decoded, dict):
+        for name in original.keys() | decoded.keys():
+            yield from _differences(original.get(name), decoded.get(name), f"{where}.{name}")
+    elif isinstance(original, list) and isinstance(decoded, list) and len(original) == len(decoded):
+        for at, (original_item, decoded_item) in enumerate(zip(original, decoded, strict=True)):
+            yield from _differences(original_item, decoded_item, f"{where}[{at}]")
+    elif original != decoded or isinstance(original, bool) is not isinstance(decoded, bool):
         yield where

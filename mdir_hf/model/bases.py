@@ -57,22 +57,22 @@ class Weights:
 
     def digests(self) -> dict[str, str] | None:
         """Return each weight file's SHA-256 followed by the recipe, or None if any SHA-256 is unknown."""
-        known: dict[str, str] = {}
+        digests: dict[str, str] = {}
         for files in self.chain:
             for path in files.paths:
                 entry = files.repository.files.get(path)
                 if entry is None or entry.sha256 is None:
                     return None
-                known[f"{files.repository.label}:{path}"] = entry.sha256 + files.recipe
-        return known
+                digests[f"{files.repository.label}:{path}"] = entry.sha256 + files.recipe
+        return digests
 
     def identities(self) -> frozenset[str] | None:
         """Return each weight file's SHA-256, or else inode, followed by the recipe; None if any file has neither."""
         entries = [(files.repository.files.get(path), files.recipe) for files in self.chain for path in files.paths]
-        known = [(entry.sha256 or entry.inode, recipe) for entry, recipe in entries if entry is not None]
-        if len(known) < len(entries) or not all(identity for identity, _ in known):
+        identities = [(entry.sha256 or entry.inode, recipe) for entry, recipe in entries if entry is not None]
+        if len(identities) < len(entries) or not all(identity for identity, _ in identities):
             return None
-        return frozenset(f"{identity}{recipe}" for identity, recipe in known)
+        return frozenset(f"{identity}{recipe}" for identity, recipe in identities)
 
 
 def open_weights(repository: Repository, *, variant: str | None, open_other: OpenRepository) -> Weights:

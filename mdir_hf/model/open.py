@@ -178,8 +178,12 @@ def open_beside(reference: Model, candidate: NamedModel, reading: Reading, ledge
     repository = candidate.find(reading, ledger)
     if not (level.accepts_equal_files and _list_same_weights(reference.repository, repository)):
         to_read = [reference.repository] if reference.tokenizer is None and not reference.has_read_vocabulary else []
-        known = {digest for _, digest in reference.vocabulary_key or ()} if reference.has_read_vocabulary else set()
-        _expect_vocabularies(*to_read, *([repository] if candidate.tokenizer is None else []), known=known)
+        known_digests = (
+            {digest for _, digest in reference.vocabulary_key or ()} if reference.has_read_vocabulary else set()
+        )
+        _expect_vocabularies(
+            *to_read, *([repository] if candidate.tokenizer is None else []), known_digests=known_digests
+        )
     return candidate.open_in(repository, reading, ledger, may_read_head=not level.is_screen_only)
 
 
@@ -193,21 +197,21 @@ def _list_same_weights(reference: Repository, candidate: Repository) -> bool:
         names = (path for path in repository.files if "/" not in path and not path.endswith(".json"))
         return {repository.files[path].sha256 for path in names if path.endswith(WEIGHT_SUFFIXES)}
 
-    known = digests_of(reference)
-    return bool(known) and None not in known and known == digests_of(candidate)
+    reference_digests = digests_of(reference)
+    return bool(reference_digests) and None not in reference_digests and reference_digests == digests_of(candidate)
 
 
-def _expect_vocabularies(*repositories: Repository, known: Set[str] = frozenset()) -> list[Repository]:
+def _expect_vocabularies(*repositories: Repository, known_digests: Set[str] = frozenset()) -> list[Repository]:
     read = []
     for repository in repositories:
         if any(path.endswith(".gguf") for path in (repository.file or "", *repository.files)):
             continue  # the weight files may contain a vocabulary
         paths = vocabulary_files(repository.files)
         digests = {repository.files[path].sha256 or repository.files[path].blob_id or "" for path in paths}
-        if "" in digests or not digests <= known:
+        if "" in digests or not digests <= known_digests:
             repository.expect(whole=paths)
             read.append(repository)
-        known = known | digests
+        known_digests = known_digests | digests
     return read
 
 

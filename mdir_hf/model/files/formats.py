@@ -117,11 +117,11 @@ def open_checkpoint(
             return _open_adapter(tree, open_base)
         if file is not None:
             return _as_numbers(_open_named(tree, file), tree)
-        for known in FORMATS:
-            if known is _PEFT_ADAPTER and open_base is not None and has_adapter(tree):
+        for file_format in FORMATS:
+            if file_format is _PEFT_ADAPTER and open_base is not None and has_adapter(tree):
                 return _open_adapter(tree, open_base)
-            source = known.open(tree, variant)
-            if source is not None and known is FORMATS[0]:
+            source = file_format.open(tree, variant)
+            if source is not None and file_format is FORMATS[0]:
                 return _single_or_shards(source, tree, variant)
             if source is not None:
                 return _as_numbers(source, tree)
@@ -333,7 +333,7 @@ def _no_weights(tree: FileTree, variant: str | None) -> CheckpointError:
         looked_for = f"{_usual_name(SafetensorsSource, variant)} or its index, for the variant {variant!r}"
         hint = f"; without a variant there is {list_some(others)}" if others else ""
     else:
-        looked_for = ", ".join(dict.fromkeys(known.looks_for for known in FORMATS if known.looks_for))
+        looked_for = ", ".join(dict.fromkeys(file_format.looks_for for file_format in FORMATS if file_format.looks_for))
         hint = ""
     if below and not hint:
         return NoWeightsError(f"no weights in its root; name the subfolder that holds them ({list_some(below)})")

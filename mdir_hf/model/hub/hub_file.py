@@ -135,14 +135,14 @@ def parse_file_url(url: str) -> tuple[str, str, str, str]:
     if segments and segments[0] in _KINDS:
         del segments[0]
     n_name = next((n for n in (2, 1) if len(segments) > n and segments[n] in _PAGES), 0)
-    repo, rest = "/".join(segments[:n_name]), segments[n_name + 1 :]
-    n_revision = 3 if rest[:1] == ["refs"] else 1
-    if not n_name or len(rest) <= n_revision:
+    repo, revision_and_path = "/".join(segments[:n_name]), segments[n_name + 1 :]
+    n_revision = 3 if revision_and_path[:1] == ["refs"] else 1
+    if not n_name or len(revision_and_path) <= n_revision:
         raise InvalidReferenceError(
             f"{url[:200]!r} is not the URL of a file on the Hub; accepted are URLs such as "
             "https://huggingface.co/owner/name/resolve/main/.lineage/report.json, and files on this disk"
         )
     if not is_repo_id(repo):
         raise InvalidReferenceError(f"{url[:200]!r} does not name a repository")
-    path = safe_path("/".join(rest[n_revision:]), subject=repo)
-    return kind, repo, "/".join(rest[:n_revision]), path
+    path = safe_path("/".join(revision_and_path[n_revision:]), subject=repo)
+    return kind, repo, "/".join(revision_and_path[:n_revision]), path

@@ -38,7 +38,7 @@ class IoLedger:
         Raises:
             InputError: If ``max_bytes`` is negative.
         """
-        with _held(self._caps, _caps(max_bytes, self.bytes_read), self._lock):
+        with _registered(self._caps, _caps(max_bytes, self.bytes_read), self._lock):
             yield
 
     @contextmanager
@@ -47,7 +47,7 @@ class IoLedger:
 
         The function may be called from any thread, but never concurrently. If it raises an exception, the read ends.
         """
-        with _held(self._listeners, [on_bytes], self._progress_lock):
+        with _registered(self._listeners, [on_bytes], self._progress_lock):
             yield
 
     @contextmanager
@@ -60,15 +60,15 @@ class IoLedger:
         with self._lock:
             self._check(label, n_bytes)
             self._reserved += n_bytes
-        left = n_bytes
+        n_left = n_bytes
 
         def arrived(n_arrived: int) -> None:
-            nonlocal left
+            nonlocal n_left
             with self._lock:
-                if n_arrived > left:  # bytes fetched again because the file has changed
-                    self._check(label, n_arrived - left)
-                covered = min(n_arrived, left)
-                left -= covered
+                if n_arrived > n_left:  # bytes fetched again because the file has changed
+                    self._check(label, n_arrived - n_left)
+                covered = min(n_arrived, n_left)
+                n_left -= covered
                 self._reserved -= covered
                 self.bytes_read += n_arrived
                 self.files[label] = self.files.get(label, 0) + n_arrived
@@ -78,7 +78,7 @@ class IoLedger:
             yield arrived
         finally:
             with self._lock:
-                self._reserved -= left
+                self._reserved -= n_left
 
     def served_from_cache(self, label: str, n_bytes: int) -> None:
         """Count bytes from a disk cache, which are exempt from the limit."""
@@ -123,7 +123,7 @@ def _caps(max_bytes: int | None, n_bytes_before: int) -> list[_Cap]:
 
 
 @contextmanager
-def _held(among: list[T], items: list[T], lock: threading.Lock) -> Iterator[None]:
+def _registered(among: list[T], items: list[T], lock: threading.Lock) -> Iterator[None]:
     with lock:
         among += items
     try:

@@ -80,44 +80,44 @@ class Locator:
         self._etag = etag
         self._ledger = ledger
         self._lock = threading.Lock()
-        self._known: Location | None = None
+        self._location: Location | None = None
         self._was_asked = False
         if n_bytes is not None and etag is not None and COMMIT.fullmatch(etag):
-            self._known = Location(place.url, etag, n_bytes, float("inf"))
+            self._location = Location(place.url, etag, n_bytes, float("inf"))
 
     def current(self) -> Location:
         """Return the file's location, renewing it if it has expired."""
         with self._lock:  # concurrent first reads send one HEAD
-            known = self._known
-            if known is None or not known.url or time.monotonic() >= known.expires_at:
+            location = self._location
+            if location is None or not location.url or time.monotonic() >= location.expires_at:
                 new = self._head()
-                if known is not None and self._is_other(new, known):
+                if location is not None and self._is_other(new, location):
                     raise ServerError(
                         f"the content on the Hub has changed: ETag {new.etag}, {new.n_bytes:,} bytes; before it was "
-                        f"ETag {known.etag}, {known.n_bytes:,} bytes. Start again",
+                        f"ETag {location.etag}, {location.n_bytes:,} bytes. Start again",
                         subject=self._label,
                     )
-                self._known = known = new
+                self._location = location = new
                 self._was_asked = True
-            return known
+            return location
 
     def forget(self, location: Location) -> None:
         """Mark a location's URL as stale, unless another thread has replaced it."""
         with self._lock:
-            if self._known is location:
-                self._known = Location("", location.etag, location.n_bytes, 0.0)
+            if self._location is location:
+                self._location = Location("", location.etag, location.n_bytes, 0.0)
 
     def moved(self, location: Location, target: str) -> None:
         """Replace a location's URL with the target of a redirect, rejecting redirects from https to http."""
         url = secured(location.url, target, subject=self._label)
         with self._lock:
-            if self._known is location:
-                self._known = Location(url, location.etag, location.n_bytes, _expires_at(url))
+            if self._location is location:
+                self._location = Location(url, location.etag, location.n_bytes, _expires_at(url))
 
-    def _is_other(self, new: Location, known: Location) -> bool:
+    def _is_other(self, new: Location, location: Location) -> bool:
         # A mirror may list one kind of ETag and return another.
         is_comparable = self._was_asked or digest(new.etag) is not None
-        return new.n_bytes != known.n_bytes or (is_comparable and new.etag != known.etag)
+        return new.n_bytes != location.n_bytes or (is_comparable and new.etag != location.etag)
 
     @property
     def _label(self) -> str:

@@ -177,19 +177,19 @@ def _n_of_ref(segments: list[str]) -> int:
     return 3 if segments[0] == "refs" and len(segments) >= 3 else 1
 
 
-def _of_name(name: str, rest: list[str], text: str) -> Reference:
+def _of_name(name: str, path_segments: list[str], text: str) -> Reference:
     name, colon, variant = name.partition(":")
     repo_id, at, revision = name.partition("@")
     revision = unquote(revision)  # a slash in a revision before a path is written %2F
     if at and not revision:
         _refuse(text, "nothing follows the @")
     if not colon:
-        return _with_place(text, _valid_repo_id(repo_id, text), revision or None, rest, is_file=None)
-    if _VARIANT.fullmatch(variant) is None or (rest and variant.lower().endswith(".gguf")):
+        return _with_place(text, _valid_repo_id(repo_id, text), revision or None, path_segments, is_file=None)
+    if _VARIANT.fullmatch(variant) is None or (path_segments and variant.lower().endswith(".gguf")):
         _refuse(text, "the part after the colon is not a quantisation such as Q4_K_M")
     if variant.lower().endswith(".gguf"):  # ollama also accepts a whole file name
-        rest, variant = [variant], ""
-    located = _with_place(text, _valid_repo_id(repo_id, text), revision or None, rest, is_file=None)
+        path_segments, variant = [variant], ""
+    located = _with_place(text, _valid_repo_id(repo_id, text), revision or None, path_segments, is_file=None)
     # ollama writes "latest" if no variant is selected.
     return located if not variant or variant.lower() == "latest" else replace(located, variant=variant)
 
@@ -212,26 +212,30 @@ def _hub_url(text: str) -> Reference:
     n_name = 1 if len(segments) == 1 or segments[1] in page_words else 2
     named = _of_name("/".join(segments[:n_name]), [], text)
     revision = named.revision or ""
-    page, rest = (segments[n_name], segments[n_name + 1 :]) if len(segments) > n_name else ("", [])
-    if page in ("tree", "blob", "resolve", "raw", "commit", "commits", "blame") and rest:
-        n_revision = _n_of_ref(rest)
-        revision, rest = "/".join(rest[:n_revision]), rest[n_revision:]
+    page, path_segments = (segments[n_name], segments[n_name + 1 :]) if len(segments) > n_name else ("", [])
+    if page in ("tree", "blob", "resolve", "raw", "commit", "commits", "blame") and path_segments:
+        n_revision = _n_of_ref(path_segments)
+        revision, path_segments = "/".join(path_segments[:n_revision]), path_segments[n_revision:]
     elif page:
-        rest = []
-    if not rest:
+        path_segments = []
+    if not path_segments:
         return replace(named, revision=revision or None)
     assert named.repo_id is not None
-    return _with_place(text, named.repo_id, revision or None, rest, is_file=None if page == "tree" else page != "")
+    return _with_place(
+        text, named.repo_id, revision or None, path_segments, is_file=None if page == "tree" else page != ""
+    )
 
 
-def _with_place(text: str, repo_id: str, revision: str | None, rest: list[str], *, is_file: bool | None) -> Reference:
+def _with_place(
+    text: str, repo_id: str, revision: str | None, path_segments: list[str], *, is_file: bool | None
+) -> Reference:
     file = None
-    if rest and (is_file or (is_file is None and rest[-1].lower().endswith(WEIGHT_SUFFIXES))):
-        name, rest = rest[-1], rest[:-1]
+    if path_segments and (is_file or (is_file is None and path_segments[-1].lower().endswith(WEIGHT_SUFFIXES))):
+        name, path_segments = path_segments[-1], path_segments[:-1]
         file = name if name.lower().endswith(WEIGHT_SUFFIXES) else None  # a link to the card names the model
-    if any(segment in (".", "..") or "\\" in segment for segment in rest):
+    if any(segment in (".", "..") or "\\" in segment for segment in path_segments):
         _refuse(text, "its folder leaves the repository")
-    return Reference(text, repo_id, revision, "/".join(rest), file)
+    return Reference(text, repo_id, revision, "/".join(path_segments), file)
 
 
 def _valid_repo_id(repo_id: str, text: str) -> str:

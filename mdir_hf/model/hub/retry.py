@@ -186,12 +186,12 @@ class Quota:
         key = (origin(url), _caller(authorization), bucket_of(url))
         with self._lock:
             ends_at = self._clock() + limit.reset_in_seconds
-            known = self._windows.get(key)
-            is_same = known is not None and abs(known.ends_at - ends_at) < 3  # the header counts whole seconds
-            if known is not None and is_same:
+            window = self._windows.get(key)
+            is_same = window is not None and abs(window.ends_at - ends_at) < 3  # the header counts whole seconds
+            if window is not None and is_same:
                 # Responses may arrive out of order; within a window the smallest number is the latest.
-                known.n_left = min(known.n_left, limit.remaining)
-            elif known is None or ends_at > known.ends_at:
+                window.n_left = min(window.n_left, limit.remaining)
+            elif window is None or ends_at > window.ends_at:
                 self._windows[key] = _Window(limit.remaining, n_allowed * _LITTLE_LEFT // 100, ends_at)
 
 

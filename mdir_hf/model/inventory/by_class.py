@@ -119,11 +119,11 @@ def _saved_names(config: Mapping[str, object]) -> dict[str, str]:
         saved: dict[str, Any] = revert_weight_conversion(model, dict(state))
     same = {name: whole[id(tensor)] for name, tensor in saved.items() if id(tensor) in whole}
     moved = {name: module for name, module in same.items() if name != module}
-    left = [name for name in saved if name not in same]
-    return {**{name: name for name in same if name not in moved}, **moved, **_experts(left, state)}
+    other_names = [name for name in saved if name not in same]
+    return {**{name: name for name in same if name not in moved}, **moved, **_experts(other_names, state)}
 
 
-def _experts(left: list[str], state: Mapping[str, Any]) -> dict[str, str]:
+def _experts(other_names: list[str], state: Mapping[str, Any]) -> dict[str, str]:
     stacks: dict[str, list[str]] = defaultdict(list)
     for name in state:
         match = _STACKED.fullmatch(name)
@@ -132,7 +132,7 @@ def _experts(left: list[str], state: Mapping[str, Any]) -> dict[str, str]:
             stacks[layer].append(name)
     names_in_module: dict[str, str] = {}
     by_layer: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for name in left:
+    for name in other_names:
         numbers = _EXPERT.findall(name)
         if len(numbers) >= 2:
             by_layer[numbers[0]][int(numbers[-1])].append(name)
@@ -163,10 +163,10 @@ def _skeleton(config: Mapping[str, object]) -> Any:  # noqa: ANN401 - a transfor
     from transformers import CONFIG_MAPPING, PreTrainedModel
     from transformers.models.auto import modeling_auto
 
-    known = config if config.get("model_type") in CONFIG_MAPPING else language_config(config)
-    family = CONFIG_MAPPING[str(known["model_type"])]
-    settings = family.from_dict(dict(known))
-    architectures = known.get("architectures")
+    known_config = config if config.get("model_type") in CONFIG_MAPPING else language_config(config)
+    family = CONFIG_MAPPING[str(known_config["model_type"])]
+    settings = family.from_dict(dict(known_config))
+    architectures = known_config.get("architectures")
     named = architectures[0] if isinstance(architectures, list) and architectures else None
     model_class: Any = getattr(transformers, named, None) if isinstance(named, str) else None
     if not (isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)):

@@ -44,10 +44,10 @@ def resolve_by_shape(
     shapes = {name: tuple(shape_of(name)) for name in names}
     stacks = find_stacks(names)
     if is_language:
-        stacks = tuple(each for each in stacks if not any(word in each.prefix.lower() for word in OTHER_STACKS))
+        stacks = tuple(stack for stack in stacks if not any(word in stack.prefix.lower() for word in OTHER_STACKS))
     stack = _repeated_stack(stacks, shapes)
     in_stack = set() if stack is None else _tensors_of(stack)
-    in_layers = in_stack.union(*(_tensors_of(each) for each in stacks if len(each.names) >= LEAST_LAYERS))
+    in_layers = in_stack.union(*(_tensors_of(stack) for stack in stacks if len(stack.names) >= LEAST_LAYERS))
     tables = _tables({name: shape for name, shape in shapes.items() if name not in in_layers}, sizes)
     hidden = sizes.hidden_size or (shapes[tables[0]][1] if tables else common_width(stack, shapes))
     if hidden is None or not (tables or stack):
@@ -79,21 +79,21 @@ def resolve_by_shape(
 
 
 def _tensors_of(stack: Stack) -> set[str]:
-    return {stack.tensor(index, rest) for index, rests in stack.names.items() for rest in rests}
+    return {stack.tensor(index, suffix) for index, suffixes in stack.names.items() for suffix in suffixes}
 
 
 def _repeated_stack(stacks: Sequence[Stack], shapes: Mapping[str, tuple[int, ...]]) -> Stack | None:
     candidates: list[tuple[int, Stack]] = []
     for stack in stacks:
         kinds = Counter(
-            tuple(sorted((rest, shapes[stack.tensor(index, rest)]) for rest in rests))
-            for index, rests in stack.names.items()
+            tuple(sorted((suffix, shapes[stack.tensor(index, suffix)]) for suffix in suffixes))
+            for index, suffixes in stack.names.items()
         )
         n_alike = kinds.most_common(1)[0][1]
         n_weights = sum(math.prod(shapes[name]) for name in _tensors_of(stack) if len(shapes[name]) == 2)
         if n_alike >= max(LEAST_LAYERS, (len(stack.names) + 1) // 2):
             candidates.append((n_weights, stack))
-    return max(candidates, key=lambda each: each[0])[1] if candidates else None
+    return max(candidates, key=lambda candidate: candidate[0])[1] if candidates else None
 
 
 def _tables(shapes: Mapping[str, tuple[int, ...]], sizes: ConfigSizes) -> list[str]:
@@ -128,17 +128,17 @@ def common_width(stack: Stack | None, shapes: Mapping[str, tuple[int, ...]]) -> 
     if stack is None:
         return None
     sides: Counter[int] = Counter()
-    for index, rests in stack.names.items():
-        for rest in rests:
-            shape = shapes[stack.tensor(index, rest)]
+    for index, suffixes in stack.names.items():
+        for suffix in suffixes:
+            shape = shapes[stack.tensor(index, suffix)]
             sides.update(set(shape) if len(shape) == 2 else ())
     return sides.most_common(1)[0][0] if sides else None
 
 
 def _layer(stack: Stack, index: int, shapes: Mapping[str, tuple[int, ...]], hidden: int, sizes: ConfigSizes) -> Layer:
     by_shape: dict[tuple[int, ...], list[str]] = defaultdict(list)
-    for rest in stack.names[index]:
-        name = stack.tensor(index, rest)
+    for suffix in stack.names[index]:
+        name = stack.tensor(index, suffix)
         by_shape[shapes[name]].append(name)
     alone = {shape: names[0] for shape, names in by_shape.items() if len(names) == 1 and len(shape) == 2}
     parts: dict[Role, WeightPart] = {}
@@ -182,14 +182,14 @@ def stack_anatomy(names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None:
     stacks = find_stacks(stored_names)
     if not stacks:
         return None
-    stack = max(stacks, key=lambda each: (len(each.names), sum(map(len, each.names.values()))))
+    stack = max(stacks, key=lambda stack: (len(stack.names), sum(map(len, stack.names.values()))))
     shapes = {name: shape_of(stored) for name, stored in stored_names.items()}
     width = common_width(stack, shapes)
     if width is None:
         return None
     sizes = ConfigSizes(hidden_size=width)
     by_name, unplaced = place_layers(stack, sizes, [])
-    inside = [stack.tensor(index, rest) for index, rests in stack.names.items() for rest in rests]
+    inside = [stack.tensor(index, suffix) for index, suffixes in stack.names.items() for suffix in suffixes]
     by_shape = resolve_by_shape({"hidden_size": width}, inside, shapes.__getitem__, is_language=False)
     shape_layers = {} if by_shape is None else {layer.index: layer for layer in by_shape.layers}
     layers = tuple(_merged(layer, shape_layers.get(layer.index), width, shapes.__getitem__) for layer in by_name)

@@ -132,8 +132,8 @@ def _named(names: Mapping[Role, str], stored_names: Mapping[str, str]) -> dict[R
         is_attention = role in ATTENTION_NAMES
         matching = [
             stored
-            for rest, stored in stored_names.items()
-            if usual.fullmatch(rest) and not _CROSS.search(rest) and is_attention == ("att" in rest.lower())
+            for suffix, stored in stored_names.items()
+            if usual.fullmatch(suffix) and not _CROSS.search(suffix) and is_attention == ("att" in suffix.lower())
         ]
         if len(matching) == 1:
             tensors[role] = matching[0]

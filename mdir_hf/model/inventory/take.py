@@ -107,9 +107,9 @@ def stack_label(components: list[str]) -> tuple[str, int] | None:
     return None
 
 
-def auxiliary_label(rest: str) -> str | None:
+def auxiliary_label(suffix: str) -> str | None:
     """Infer a matrix's purpose from its name within the layer; return None if unknown."""
-    return next((label for label, pattern in _AUXILIARY if pattern.fullmatch(rest)), None)
+    return next((label for label, pattern in _AUXILIARY if pattern.fullmatch(suffix)), None)
 
 
 def table_label(components: list[str]) -> str | None:
@@ -206,18 +206,18 @@ class _Weights:
                 for parts in groups:
                     for part in parts.values():
                         roles |= dict.fromkeys(part.tensors, (kind, layer.name))
-        rests: dict[str, set[str]] = defaultdict(set)
+        suffixes: dict[str, set[str]] = defaultdict(set)
         for name in plain.values():
             split = split_at_layer(name)
             if split is not None:
-                rests[split[0]].add(split[2])
+                suffixes[split[0]].add(split[2])
         # If a transformers class provided the roles, the prefixes in the files differ from the anatomy's.
         placed = (split_at_layer(plain.get(name, name)) for name in roles)
         own_prefixes = set(anatomy.prefixes) | {split[0] for split in placed if split is not None}
         lists = frozenset(
-            prefix for prefix, of_it in rests.items() if of_it <= _MATRIX_LEAVES and prefix not in own_prefixes
+            prefix for prefix, of_it in suffixes.items() if of_it <= _MATRIX_LEAVES and prefix not in own_prefixes
         )
-        labels, roots = _labels(own_prefixes, {prefix for prefix in rests if prefix not in lists})
+        labels, roots = _labels(own_prefixes, {prefix for prefix in suffixes if prefix not in lists})
         return cls(anatomy, plain, roles, labels, roots, lists, frozenset(layer.name for layer in anatomy.layers))
 
     def place(self, tensor: StoredTensor) -> tuple[ModelPart, str | None]:
@@ -257,7 +257,7 @@ class _Weights:
         return self._outside(tensor, name), None
 
     def _in_layer(
-        self, tensor: StoredTensor, name: str, prefix: str, number: int, rest: str
+        self, tensor: StoredTensor, name: str, prefix: str, number: int, suffix: str
     ) -> tuple[ModelPart, str | None]:
         label = self.labels[prefix]
         layer = _layer_name(self.anatomy, prefix, number)
@@ -266,7 +266,7 @@ class _Weights:
                 label = LAST_LAYERS
             elif _is_vector(tensor):
                 return _vectors(LANGUAGE), layer
-            elif (purpose := auxiliary_label(rest)) is not None:
+            elif (purpose := auxiliary_label(suffix)) is not None:
                 return ModelPart(f"{purpose} of the {LANGUAGE}", PartKind.AUXILIARY, LANGUAGE), layer
             else:
                 return ModelPart("", PartKind.UNPLACED, LANGUAGE, "no known role in its layer"), layer
@@ -274,7 +274,7 @@ class _Weights:
             return (_vectors(CONNECTOR) if _is_vector(tensor) else ModelPart(CONNECTOR, PartKind.CONNECTOR)), layer
         if _is_vector(tensor):
             return _vectors(label), layer
-        if any(word in rest for word in ("experts.", "expert.")) and "shared" not in rest:
+        if any(word in suffix for word in ("experts.", "expert.")) and "shared" not in suffix:
             return ModelPart(f"experts of the {label}", PartKind.EXPERTS, label), layer
         return ModelPart(label, PartKind.STACK), layer
 

@@ -110,7 +110,7 @@ class SavedParameters(Mapping[str, torch.Tensor]):
         self._model = model
         self._parameters = _as_saved_once(model, parameters)
         self._lock = threading.RLock()
-        self._held: tuple[object, Mapping[str, torch.Tensor]] | None = None
+        self._last_group: tuple[object, Mapping[str, torch.Tensor]] | None = None
         outlines = {name: parameter.outline() for name, parameter in self._parameters.items()}
         with _Origins(outlines) as origins:
             saved = _revert(model, outlines)
@@ -133,10 +133,10 @@ class SavedParameters(Mapping[str, torch.Tensor]):
         with self._lock:  # so that one group is in memory, and all ranks gather in the same order
             # Training changes parameters in place, which increases their version.
             group = (sources, tuple(self._parameters[source].version for source in sources))
-            if self._held is None or self._held[0] != group:
-                self._held = None
-                self._held = (group, self._make(sources))
-            return self._held[1][name]
+            if self._last_group is None or self._last_group[0] != group:
+                self._last_group = None
+                self._last_group = (group, self._make(sources))
+            return self._last_group[1][name]
 
     def _make(self, sources: tuple[str, ...]) -> Mapping[str, torch.Tensor]:
         gathered = {source: self._parameters[source].gather(self._model) for source in sources}
@@ -159,10 +159,10 @@ class _Origins(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore
         out = func(*args, **(kwargs or {}))
         read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         names = frozenset().union(*map(self.of, read))
-        for made in tree_leaves(out):
-            if isinstance(made, torch.Tensor):
-                self._of[id(made)] = self.of(made) | names
-                self._alive.append(made)
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor):
+                self._of[id(tensor)] = self.of(tensor) | names
+                self._alive.append(tensor)
         return out
 
 

@@ -88,40 +88,40 @@ def is_in_layer(name: str) -> bool:
     return _NUMBER.search(name) is not None
 
 
-def rows_of(rest: str) -> tuple[LayerRow, ...]:
+def rows_of(suffix: str) -> tuple[LayerRow, ...]:
     """Return the table rows that match a tensor name within a layer, in table order."""
-    patterns = _patterns_of(rest)
+    patterns = _patterns_of(suffix)
     return _rows_with(patterns) if patterns else ()
 
 
-def names_by_pattern(rests: Iterable[str]) -> dict[str, list[str]]:
+def names_by_pattern(suffixes: Iterable[str]) -> dict[str, list[str]]:
     """Group the names in a layer by the table patterns that match them."""
     by_pattern: dict[str, list[str]] = defaultdict(list)
-    for rest in rests:
-        for pattern in _patterns_of(rest):
-            by_pattern[pattern].append(rest)
+    for suffix in suffixes:
+        for pattern in _patterns_of(suffix):
+            by_pattern[pattern].append(suffix)
     return dict(by_pattern)
 
 
-def is_factor(rest: str) -> bool:
+def is_factor(suffix: str) -> bool:
     """Return whether a tensor is an adapter's factor, stored next to the weight."""
-    return ".lora_A." in rest or ".lora_B." in rest
+    return ".lora_A." in suffix or ".lora_B." in suffix
 
 
 @lru_cache(maxsize=1 << 14)
-def expert_of(rest: str, row: LayerRow) -> int:
+def expert_of(suffix: str, row: LayerRow) -> int:
     """Return the expert number in a name."""
-    match = _compiled(row.pattern).fullmatch(rest.replace(_WRAPPED, "."))
+    match = _compiled(row.pattern).fullmatch(suffix.replace(_WRAPPED, "."))
     assert match is not None
     return int(match["expert"])
 
 
 @lru_cache(maxsize=1 << 14)  # names repeat in every layer
-def _patterns_of(rest: str) -> frozenset[str]:
+def _patterns_of(suffix: str) -> frozenset[str]:
     names, endless = _patterns_by_name()
-    rest = rest.replace(_WRAPPED, ".")
-    patterns = names.get(rest) or names.get(".".join(map(_alike, rest.split("."))), frozenset())
-    more = [pattern for pattern in endless if pattern.fullmatch(rest)]
+    suffix = suffix.replace(_WRAPPED, ".")
+    patterns = names.get(suffix) or names.get(".".join(map(_alike, suffix.split("."))), frozenset())
+    more = [pattern for pattern in endless if pattern.fullmatch(suffix)]
     return patterns.union(pattern.pattern for pattern in more) if more else patterns
 
 
@@ -185,17 +185,17 @@ class Stack:
         prefix, number = self.places[index]
         return f"{prefix.rpartition('.')[2]}.{number}"
 
-    def tensor(self, index: int, rest: str) -> str:
+    def tensor(self, index: int, suffix: str) -> str:
         """Return the full name of a tensor."""
         if index in self.places:
             prefix, number = self.places[index]
-            return Stack(prefix, {}).tensor(number, rest)
+            return Stack(prefix, {}).tensor(number, suffix)
         if not self.is_numbered:
-            return f"{self.prefix}.{rest}"
-        folder, mark, rest_in_folder = rest.partition(_FOLDER_MARK)
+            return f"{self.prefix}.{suffix}"
+        folder, mark, suffix_in_folder = suffix.partition(_FOLDER_MARK)
         if mark:
-            return Stack(f"{self.prefix}.{folder}" if self.prefix else folder, {}).tensor(index, rest_in_folder)
-        return f"{self.prefix}.{index}.{rest}" if self.prefix else f"{index}.{rest}"
+            return Stack(f"{self.prefix}.{folder}" if self.prefix else folder, {}).tensor(index, suffix_in_folder)
+        return f"{self.prefix}.{index}.{suffix}" if self.prefix else f"{index}.{suffix}"
 
 
 @collector_paused()
@@ -210,19 +210,19 @@ def find_stacks(names: Iterable[str], architecture: str = "unknown") -> tuple[St
             continue
         split = split_at_layer(name)
         if split is not None:
-            prefix, index, rest = split
+            prefix, index, suffix = split
             above, _, folder = prefix.rpartition(".")
             if folder in spread:
-                prefix, rest = above, f"{folder}{_FOLDER_MARK}{rest}"
+                prefix, suffix = above, f"{folder}{_FOLDER_MARK}{suffix}"
             layers = stacks[prefix]
-            layers[index].append(rest)
+            layers[index].append(suffix)
             if len(layers) > tables.MOST_LAYERS:
                 raise AnatomyError(
                     f"the names contain more than {tables.MOST_LAYERS} layers under {prefix!r}, which is treated as an "
                     "error"
                 )
     numbered = tuple(
-        Stack(prefix, {index: tuple(rests) for index, rests in sorted(layers.items())})
+        Stack(prefix, {index: tuple(suffixes) for index, suffixes in sorted(layers.items())})
         for prefix, layers in sorted(stacks.items())
     )
     return (*numbered, Stack(tables.LAYER_ALONE[:-1], {0: tuple(alone)}, is_numbered=False)) if alone else numbered
@@ -239,7 +239,7 @@ def join_sequences(stacks: Iterable[Stack]) -> tuple[Stack, ...]:
             if len(members) < 2:
                 continue
             places = [(stack.prefix, number) for stack in members for number in stack.names]
-            names = [rests for stack in members for rests in stack.names.values()]
+            names = [suffixes for stack in members for suffixes in stack.names.values()]
             for stack in members:
                 del by_prefix[stack.prefix]
             joined = Stack(prefixes[0], dict(enumerate(names)), places=dict(enumerate(places)))

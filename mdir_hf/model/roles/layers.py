@@ -106,8 +106,8 @@ def _n_roles(stack: Stack, sizes: ConfigSizes) -> int:
     for index in (min(stack.names), max(stack.names)):
         placed_parts = _Placed()
         names = names_by_pattern(stack.names[index])
-        for rest in stack.names[index]:
-            _place(stack, index, rest, names, sizes, placed_parts)
+        for suffix in stack.names[index]:
+            _place(stack, index, suffix, names, sizes, placed_parts)
         _place_products(stack, index, names, sizes, placed_parts)
         roles = placed_parts.parts.keys() | {role for parts in placed_parts.mlps() for role in parts}
         most = max(most, sum(not role.is_norm for role in roles))
@@ -146,7 +146,9 @@ def place_layers(stack: Stack, sizes: ConfigSizes, notes: list[str]) -> tuple[tu
     unplaced: list[str] = []
     for index, placed_parts in placed.items():
         names = names_by_pattern(stack.names[index])
-        unknown = [rest for rest in stack.names[index] if not _place(stack, index, rest, names, sizes, placed_parts)]
+        unknown = [
+            suffix for suffix in stack.names[index] if not _place(stack, index, suffix, names, sizes, placed_parts)
+        ]
         factors = _place_products(stack, index, names, sizes, placed_parts)
         n_experts += placed_parts.n_experts()
         if n_experts > tables.MOST_EXPERTS_OF_ALL:
@@ -155,15 +157,15 @@ def place_layers(stack: Stack, sizes: ConfigSizes, notes: list[str]) -> tuple[tu
                 f"{tables.MOST_EXPERTS_OF_ALL} in all layers are treated as an error"
             )
         unplaced += [
-            stack.tensor(index, rest)
-            for rest in unknown
-            if rest not in factors and not re.fullmatch(tables.NOT_WEIGHTS, rest)
+            stack.tensor(index, suffix)
+            for suffix in unknown
+            if suffix not in factors and not re.fullmatch(tables.NOT_WEIGHTS, suffix)
         ]
     has_gate = any(Role.GATE in parts for placed_parts in placed.values() for parts in placed_parts.mlps())
     of_mlp = (Role.UP, Role.DOWN, Role.GATE) if has_gate else (Role.UP, Role.DOWN)
     has_one = sizes.architecture in tables.ONE_SUBLAYER
     inside = tables.AWAY_FROM_THE_STREAM.get(sizes.architecture, frozenset())
-    if any(is_factor(rest) for index in indices[:1] for rest in stack.names[index]):
+    if any(is_factor(suffix) for index in indices[:1] for suffix in stack.names[index]):
         notes.append("adapters are stored beside the weights (their names end with lora_A, lora_B) and are left out")
     layers = tuple(
         replace(placed_parts.layer(index, of_mlp, inside, has_one=has_one), own_name=stack.layer_name(index))
@@ -235,15 +237,15 @@ _Names = Mapping[str, Sequence[str]]
 """Tensor names in a layer, keyed by the pattern that they match."""
 
 
-def _place(stack: Stack, index: int, rest: str, names: _Names, sizes: ConfigSizes, placed_parts: _Placed) -> bool:
+def _place(stack: Stack, index: int, suffix: str, names: _Names, sizes: ConfigSizes, placed_parts: _Placed) -> bool:
     heads = sizes.heads_of(index)
-    for row in rows_of(rest):
+    for row in rows_of(suffix):
         if not _holds(row, names, sizes):
             continue
         n_experts = _n_experts(row, sizes)
         if n_experts is None:
             continue  # unknown; finding the number would require reading the shard's header
-        if row.experts == "numbered" and expert_of(rest, row) >= (sizes.n_experts or tables.MOST_EXPERTS):
+        if row.experts == "numbered" and expert_of(suffix, row) >= (sizes.n_experts or tables.MOST_EXPERTS):
             return False  # LongCat stores some of its experts that do nothing
         if not all(layout is None or layout.is_known(heads) for _, layout in row.parts):
             return False  # the name is known but the config does not determine the layout, so later rows must not guess
@@ -252,7 +254,7 @@ def _place(stack: Stack, index: int, rest: str, names: _Names, sizes: ConfigSize
         for role, layout in row.parts:
             stored = partial(
                 WeightPart,
-                stack.tensor(index, rest),
+                stack.tensor(index, suffix),
                 layout,
                 bool(row.transposed),
                 heads,
@@ -264,7 +266,7 @@ def _place(stack: Stack, index: int, rest: str, names: _Names, sizes: ConfigSize
             if row.experts is None:
                 placed_parts.parts[role] = stored()
             elif row.experts == "numbered":
-                placed_parts.experts[expert_of(rest, row)][role] = stored()
+                placed_parts.experts[expert_of(suffix, row)][role] = stored()
             elif row.experts == "shared":
                 placed_parts.shared[0][role] = stored()
             else:
@@ -300,7 +302,7 @@ def _place_products(stack: Stack, index: int, names: _Names, sizes: ConfigSizes,
             continue
         if not all(layout is None or layout.is_known(heads) for layout in (row.left_layout, row.right_layout)):
             continue
-        used |= {rest for rest in (left, right, gain) if rest is not None}
+        used |= {suffix for suffix in (left, right, gain) if suffix is not None}
         placed_parts.parts[row.role] = WeightProduct(
             WeightPart(
                 stack.tensor(index, left),

@@ -203,7 +203,7 @@ def _resolve(config: Config | None, all_names: list[str], shape_of: ShapeOf) -> 
     if stack is not None and is_sequential:
         named = filter(None, (embedding, unembedding))
         edges = {split[1] for name in named if (split := split_at_layer(name)) is not None}
-        stack = replace(stack, names={at: rests for at, rests in stack.names.items() if at not in edges})
+        stack = replace(stack, names={at: suffixes for at, suffixes in stack.names.items() if at not in edges})
         sizes = replace(sizes, n_layers=None)  # layer numbers do not start at 0
     if stack is not None and stack.names:
         sizes = _with_heads(sizes_of_stack(sizes, stack.prefix), stack, shape_of)
@@ -251,7 +251,7 @@ def _resolve(config: Config | None, all_names: list[str], shape_of: ShapeOf) -> 
 def _as_sliced(sizes: ConfigSizes, stored: tuple[int, ...], stacks: tuple[Stack, ...], notes: list[str]) -> ConfigSizes:
     """If SliceGPT removed channels, take the width from the embedding."""
     is_sliced = any(
-        re.fullmatch(SHORTCUTS, rest) for stack in stacks for rests in stack.names.values() for rest in rests
+        re.fullmatch(SHORTCUTS, suffix) for stack in stacks for suffixes in stack.names.values() for suffix in suffixes
     )
     if not is_sliced or len(stored) != 2 or sizes.hidden_size in (None, stored[1]):
         return sizes
@@ -323,12 +323,12 @@ def _with_family(sizes: ConfigSizes, names: list[str]) -> ConfigSizes:
 
 def _with_heads(sizes: ConfigSizes, stack: Stack, shape_of: ShapeOf) -> ConfigSizes:
     """Take the head counts from a tensor with one row per head, if there is one."""
-    every = {rest for rests in stack.names.values() for rest in rests}
-    telling = {rest for rest in every if any(re.fullmatch(pattern, rest) for pattern in HEADS_FROM_SHAPE)}
-    for index, rests in stack.names.items() if telling else ():
-        for rest in rests:
-            if rest in telling:
-                shape = tuple(shape_of(stack.tensor(index, rest)))
+    every = {suffix for suffixes in stack.names.values() for suffix in suffixes}
+    telling = {suffix for suffix in every if any(re.fullmatch(pattern, suffix) for pattern in HEADS_FROM_SHAPE)}
+    for index, suffixes in stack.names.items() if telling else ():
+        for suffix in suffixes:
+            if suffix in telling:
+                shape = tuple(shape_of(stack.tensor(index, suffix)))
                 if len(shape) == 2 and 0 not in shape:
                     return replace(sizes, n_heads=shape[0], n_kv_heads=shape[0], head_dim=shape[1])
     return sizes
@@ -341,8 +341,8 @@ def _find_final_norm(names: list[str], stack_prefix: str, architecture: str) -> 
     matches = (
         name
         for row in _of_family(tables.FINAL_NORM_ROWS, architecture)
-        for rest, name in inside.items()
-        if re.fullmatch(row.pattern, rest)
+        for suffix, name in inside.items()
+        if re.fullmatch(row.pattern, suffix)
     )
     return next(matches, None)
 

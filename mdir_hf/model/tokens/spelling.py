@@ -133,9 +133,9 @@ def is_reserved(token: str) -> bool:
     name = name.lower()
     if name.startswith(_KEPT_PREFIX):
         # Any word may follow: <|reserved_special_token_7|>.
-        rest = name[len(_KEPT_PREFIX) :]
-        rest = rest[:-1] if rest[-1:] in ("-", " ") else rest
-        return not rest or rest.replace("_", "x").isalnum()
+        word = name[len(_KEPT_PREFIX) :]
+        word = word[:-1] if word[-1:] in ("-", " ") else word
+        return not word or word.replace("_", "x").isalnum()
     return name in _KEPT_PLACES or (name[-1:] in ("_", "-", " ") and name[:-1] in _KEPT_PLACES)
 
 

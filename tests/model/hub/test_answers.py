@@ -425,7 +425,7 @@ def test_an_address_is_used_until_it_expires_and_not_any_longer(hub, monkeypatch
     now = [1000.0]
     monkeypatch.setattr(location, "time", types.SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
     one = locator()
-    one._known = Location("https://cdn.example/x", SHA, 7, 1000.5)
+    one._location = Location("https://cdn.example/x", SHA, 7, 1000.5)
     one.current()
     assert len(asked) == 0
     now[0] = 1000.5

@@ -107,7 +107,7 @@ def source(loopback_hub, model_folder):
 
     def lies_at(url):
         etag = source._locator.current().etag
-        source._locator._known = Location(url, etag, N_BYTES, float("inf"))
+        source._locator._location = Location(url, etag, N_BYTES, float("inf"))
         return source
 
     return lies_at

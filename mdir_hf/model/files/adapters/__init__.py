@@ -60,7 +60,7 @@ class AdaptedSource:
         self._adapter = adapter
         self._config = config
         self._lock = threading.Lock()
-        self._held: tuple[str, _Factors] | None = None
+        self._last_factors: tuple[str, _Factors] | None = None
         self._column_scales: dict[str, torch.Tensor] = {}
         self._small: dict[str, torch.Tensor] = {}
         placed = self._placed = Placement(base, adapter, config)
@@ -206,8 +206,8 @@ class AdaptedSource:
 
     def _factors(self, name: str, *, transposed: bool) -> _Factors:
         with self._lock:
-            if self._held is not None and self._held[0] == name:
-                return self._held[1]
+            if self._last_factors is not None and self._last_factors[0] == name:
+                return self._last_factors[1]
         change = self._changes[name]
         a, b = self._adapter.read(change.a), self._adapter.read(change.b)
         left, right = (a.T, b.T) if transposed else (b, a)
@@ -220,13 +220,13 @@ class AdaptedSource:
                 )
         factors = _Factors(left, change.scaling * right, magnitude)
         with self._lock:
-            self._held = (name, factors)
+            self._last_factors = (name, factors)
         return factors
 
     def _column_scale(self, name: str, spec: TensorSpec, factors: _Factors) -> torch.Tensor:
         with self._lock:
-            known = self._column_scales.get(name)
-        if known is None:
+            scale = self._column_scales.get(name)
+        if scale is None:
             assert factors.magnitude is not None
             source, stored = self._origin(name)
             n_rows, width = spec.shape
@@ -235,10 +235,10 @@ class AdaptedSource:
             for start in range(0, n_rows, step):
                 rows = np.arange(start, min(start + step, n_rows), dtype=np.int64)
                 squares += _add(source.read_rows(stored, rows), factors, rows).double().square().sum(dim=0)
-            known = (factors.magnitude.double() / squares.sqrt()).float()
+            scale = (factors.magnitude.double() / squares.sqrt()).float()
             with self._lock:
-                self._column_scales[name] = known
-        return known
+                self._column_scales[name] = scale
+        return scale
 
     def _with_tokens(self, name: str, spec: TensorSpec, values: torch.Tensor, rows: IntArray) -> torch.Tensor:
         stored, place_of = self._token_rows[name]

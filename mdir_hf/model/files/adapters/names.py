@@ -224,7 +224,7 @@ class ExpertStack:
 def stacked_experts(
     module: str,
     parameters: Sequence[str],
-    known: BaseNames,
+    base_names: BaseNames,
     names: Iterable[str],
     shape_of: Callable[[str], Shape],
 ) -> list[ExpertStack]:
@@ -232,7 +232,7 @@ def stacked_experts(
     matches: list[ExpertStack] = []
     numbered: dict[str, dict[int, str]] | None = None
     for parameter in parameters:
-        whole = known.find(f"{module}.{parameter}") or known.find(f"{module}.{parameter}.weight")
+        whole = base_names.find(f"{module}.{parameter}") or base_names.find(f"{module}.{parameter}.weight")
         if whole is not None:
             shape = shape_of(whole)
             n_experts = shape[0] if len(shape) == 3 else 1
@@ -278,7 +278,7 @@ def _numbered(module: str, names: Iterable[str]) -> dict[str, dict[int, str]]:
     for in_memory, in_files in _MODULES:
         if module.endswith(in_memory):
             modules.append(module.removesuffix(in_memory) + in_files)
-    ends = [".".join(each.split(".")[-5:]) for each in modules]
+    ends = [".".join(module.split(".")[-5:]) for module in modules]
     matches: dict[str, dict[int, str]] = defaultdict(dict)
     for name in names:
         match = _NUMBERED.fullmatch(name)

@@ -67,14 +67,14 @@ class Placement:
     def _place(self) -> None:
         config = self._config
         names = sort_names(self._adapter.names(), label=self._adapter.label, has_parameters=bool(config.parameters))
-        known = self._replace(names.replaced)
+        base_names = self._replace(names.replaced)
         changes = [(module, change) for module, change in names.modules.items()]
         for module, wrapped in names.parameters.items():
-            self._place_parameters(module, wrapped, known)
+            self._place_parameters(module, wrapped, base_names)
         for module, change in changes:
-            weight = known.find(f"{module}.weight")
+            weight = base_names.find(f"{module}.weight")
             if weight is None and config.parameters and change.a is not None:
-                self._place_parameters(module, (change,), known)
+                self._place_parameters(module, (change,), base_names)
                 continue
             if weight is None:
                 raise self._no_such_weight(module)
@@ -86,7 +86,7 @@ class Placement:
                 self.token_rows[weight] = (change.tokens, self._rows_of(module))
             if change.a is not None and change.b is not None:
                 self.changes[weight] = self._pair(module, change.a, change.b, change)
-                bias = known.find(f"{module}.bias")
+                bias = base_names.find(f"{module}.bias")
                 if change.bias is not None and bias is not None:
                     self.biases[bias] = (change.bias, self.changes[weight].scaling)
 
@@ -107,11 +107,11 @@ class Placement:
             subject=self._adapter.label,
         )
 
-    def _place_parameters(self, module: str, wrapped: Sequence[ModuleChange], known: BaseNames) -> None:
+    def _place_parameters(self, module: str, wrapped: Sequence[ModuleChange], base_names: BaseNames) -> None:
         config = self._config
         parameters = [name.rpartition(".")[2] for name in config.parameters if _ends_module(name, module)]
         stacks = stacked_experts(
-            module, parameters, known, self._base.names(), lambda name: self._base.spec(name).shape
+            module, parameters, base_names, self._base.names(), lambda name: self._base.spec(name).shape
         )
         for change in wrapped:
             if change.a is None or change.b is None:
@@ -143,9 +143,9 @@ class Placement:
         kind = KINDS[config.kind]
         shared = SHARED_SLOTS.get(config.kind, ())
         modules, whole = sort_by_slots(self._adapter.names(), kind.slots, shared)
-        known = self._replace(whole)
+        base_names = self._replace(whole)
         for module, slots in modules.items():
-            weight = known.find(f"{module}.weight")
+            weight = base_names.find(f"{module}.weight")
             if weight is None:
                 raise self._no_such_weight(module)
             self.owners |= dict.fromkeys(slots.values(), weight)
@@ -154,7 +154,7 @@ class Placement:
             is_whole = any(slots.keys() >= needed for needed in kind.needed)
             if config.not_applied is None and is_whole and rank is not None and not slots.keys() & _OF_CONVOLUTIONS:
                 self.row_changes[weight] = ModuleRows(config.kind, slots, config.settings, config.scaling(module, rank))
-                bias = known.find(f"{module}.bias")
+                bias = base_names.find(f"{module}.bias")
                 if bias is not None and shapes.get("ia3_l", (0,))[0] > 1:  # IA3 then scales outputs, including biases
                     self.bias_factors[bias] = slots["ia3_l"]
                 continue
@@ -163,11 +163,11 @@ class Placement:
     def _block_targets(self) -> None:
         why = self._config.not_applied
         assert why is not None
-        known = BaseNames(self._base.names())
+        base_names = BaseNames(self._base.names())
         for name in self._adapter.names():
             parts = components_of(name)
             ends = (".".join(parts[:stop]) for stop in range(len(parts), 0, -1))
-            weight = next((match for end in ends if (match := known.find(f"{end}.weight")) is not None), None)
+            weight = next((match for end in ends if (match := base_names.find(f"{end}.weight")) is not None), None)
             if weight is None:
                 raise UnsupportedFormatError(
                     f"this adapter on {self._config.base!r} {why}; it is unknown which weights its tensor {name!r} "

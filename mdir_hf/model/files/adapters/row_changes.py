@@ -70,9 +70,9 @@ class ModuleRows:
     def misfit(self, shape: Shape, shape_of: Callable[[str], Shape]) -> str | None:
         """Return why the shape does not fit, or None."""
         shapes = {slot: shape_of(name) for slot, name in self.slots.items()}
-        made = KINDS[self.kind].shape(shapes, self.settings)
-        fits = len(shape) == 2 and all(side in (None, stored) for side, stored in zip(made, shape, strict=True))
-        return None if fits else f"changes by {self.kind} of shape {made}"
+        change_shape = KINDS[self.kind].shape(shapes, self.settings)
+        fits = len(shape) == 2 and all(side in (None, stored) for side, stored in zip(change_shape, shape, strict=True))
+        return None if fits else f"changes by {self.kind} of shape {change_shape}"
 
     def apply(
         self, values: torch.Tensor, rows: torch.Tensor, shape: Shape, read: Callable[[str], torch.Tensor]

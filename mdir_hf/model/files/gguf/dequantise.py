@@ -101,7 +101,7 @@ OTHER_LAYOUTS: dict[int, tuple[GgmlType, ...]] = {
 }
 """Types from forks of llama.cpp that reuse a type number; the space between tensors distinguishes them."""
 
-_BY_NAME = {known.name: known for group in ([*GGML_TYPES.values()], *OTHER_LAYOUTS.values()) for known in group}
+_BY_NAME = {layout.name: layout for group in ([*GGML_TYPES.values()], *OTHER_LAYOUTS.values()) for layout in group}
 
 
 def ggml_type(number: int) -> GgmlType:

@@ -95,17 +95,17 @@ class LinearCodes:
         return values if self.scale is None else values * self._spread(source, self.scale, rows)
 
     def _spread(self, source: OnnxSource, name: str, rows: IntArray) -> torch.Tensor:
-        known = source.graph.initialisers[name]
+        initialiser = source.graph.initialisers[name]
         numbers = _numbers(source.row_bytes(name, 1, np.zeros(1, np.int64)), self._dtype_of(source, name))[0]
         size, last = self.shape[self.axis], len(self.shape) - 1
         n_groups = -(-size // self.block) if self.block else size
-        if math.prod(known.shape) == 1 and not self.block:
+        if math.prod(initialiser.shape) == 1 and not self.block:
             return numbers[:1]
         # Index of each row along every axis except the last.
         places = np.unravel_index(rows, self.shape[:-1]) if last else (np.zeros_like(rows),)
         group = slice(None) if self.axis == last else torch.from_numpy(places[self.axis] // max(1, self.block))
         if not self.block:
-            if len(known.shape) == 1 and known.shape[0] == size:
+            if len(initialiser.shape) == 1 and initialiser.shape[0] == size:
                 return numbers[:size] if self.axis == last else numbers[:size][group][:, None]
         else:
             grid = (*self.shape[: self.axis], n_groups, *self.shape[self.axis + 1 :])
@@ -117,8 +117,8 @@ class LinearCodes:
                     return spread[tuple(index)]
                 return spread[tuple(index)].reshape(len(rows), -1)[:, torch.arange(size) // self.block]
         raise CorruptCheckpointError(
-            f"initialiser {name!r:.80} of shape {known.shape} does not fit codes of shape {self.shape}, whose axis "
-            f"{self.axis} has {n_groups:,} {'blocks' if self.block else 'entries'}",
+            f"initialiser {name!r:.80} of shape {initialiser.shape} does not fit codes of shape {self.shape}, whose "
+            f"axis {self.axis} has {n_groups:,} {'blocks' if self.block else 'entries'}",
             subject=source.label,
         )
 

@@ -44,8 +44,8 @@ class OnnxSource(ShardedTensors):
     def row_bytes(self, name: str, n_rows: int, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
         """Divide an initialiser into ``n_rows`` rows, and return the given rows as bytes, ``(k, bytes per row)``."""
         spec = self.spec(name)
-        width, rest = divmod(spec.n_bytes, n_rows)
-        if rest:
+        width, remainder = divmod(spec.n_bytes, n_rows)
+        if remainder:
             raise CorruptCheckpointError(
                 f"initialiser {name!r:.80} has {spec.n_bytes:,} bytes, which cannot be divided into {n_rows:,} rows",
                 subject=self.label,

@@ -60,7 +60,7 @@ def find_weights(graph: Graph, label: str) -> dict[str, Weight]:
 class _Finder:
     def __init__(self, graph: Graph, label: str) -> None:
         self._graph = graph
-        self._known = graph.initialisers
+        self._initialisers = graph.initialisers
         self._label = label
         self._made_by = {name: node for node in graph.nodes for name in node.outputs if node.op_type in _PASSED_ON}
 
@@ -77,7 +77,7 @@ class _Finder:
             name = name if name not in weights else weight.stored
             names[weight.stored] = name
             weights[name] = weight
-        for name, tensor in self._known.items():
+        for name, tensor in self._initialisers.items():
             if name not in used and tensor.shape:
                 named_weight = self._of_initialiser(name, tensor)
                 if named_weight is not None:
@@ -108,7 +108,7 @@ class _Finder:
             is_transposed = not (node.op_type == "Gemm" and node.ints.get("transB"))
             stored: str | None = name
             for _ in range(4):
-                if stored is None or stored in self._known or stored not in self._made_by:
+                if stored is None or stored in self._initialisers or stored not in self._made_by:
                     break
                 maker = self._made_by[stored]
                 if maker.op_type == "Gather":
@@ -118,22 +118,22 @@ class _Finder:
                 elif maker.op_type == "DequantizeLinear":
                     dequantise = maker
                 stored = maker.inputs[0] if maker.inputs else None
-            if stored not in self._known or len(self._known[stored].shape) != 2:
+            if stored not in self._initialisers or len(self._initialisers[stored].shape) != 2:
                 continue
             codes: Codes | None = None
             if dequantise is not None:
                 codes = self._linear(stored, dequantise)
-            elif self._known[stored].dtype in _CODES:
+            elif self._initialisers[stored].dtype in _CODES:
                 codes = self._columns(stored, node)
             return self._oriented(stored, node, codes, is_transposed=is_transposed)
         return None
 
     def _of_product_of_codes(self, node: Node) -> Weight | None:
         stored, scale, zero = (*node.inputs[3:6], "", "", "")[:3]
-        if stored not in self._known or len(self._known[stored].shape) != 2:
+        if stored not in self._initialisers or len(self._initialisers[stored].shape) != 2:
             return None
         is_transposed = not (node.op_type == "QGemm" and node.ints.get("transB"))
-        tensor = self._known[stored]
+        tensor = self._initialisers[stored]
         # There is one scale per output, so the axis depends on the orientation.
         axis = 1 if is_transposed else 0
         codes = LinearCodes(stored, tensor.shape, tensor.dtype, self._in(scale), self._in(zero), axis)
@@ -141,7 +141,7 @@ class _Finder:
 
     def _oriented(self, stored: str, node: Node, codes: Codes | None, *, is_transposed: bool) -> Weight:
         """Orient a matrix as in the checkpoint, where Conv1D weights are ``(in, out)``."""
-        shape = self._known[stored].shape
+        shape = self._initialisers[stored].shape
         if self._own_name(stored) is not None:
             is_transposed = False
         elif node.module_class.rpartition(".")[2] == _CONV1D:
@@ -150,9 +150,9 @@ class _Finder:
 
     def _of_lookups(self, node: Node) -> Weight | None:
         stored = node.inputs[0] if node.inputs else ""
-        if stored not in self._known or len(self._known[stored].shape) != 2:
+        if stored not in self._initialisers or len(self._initialisers[stored].shape) != 2:
             return None
-        tensor = self._known[stored]
+        tensor = self._initialisers[stored]
         if node.op_type == "Gather" and tensor.dtype in _FLOATS:
             return Weight(stored, tensor.shape)
         if node.op_type != "GatherBlockQuantized":
@@ -178,15 +178,15 @@ class _Finder:
             return None
         stored = node.inputs[0]
         maker = self._made_by.get(stored)
-        if stored not in self._known and maker is not None and maker.op_type == "Gather":
+        if stored not in self._initialisers and maker is not None and maker.op_type == "Gather":
             stored = maker.inputs[0] if maker.inputs else ""
-        if stored not in self._known or not self._known[stored].shape:
+        if stored not in self._initialisers or not self._initialisers[stored].shape:
             return None
-        return Weight(stored, self._known[stored].shape, codes=self._linear(stored, node))
+        return Weight(stored, self._initialisers[stored].shape, codes=self._linear(stored, node))
 
     def _of_initialiser(self, name: str, tensor: Initialiser) -> tuple[str, Weight] | None:
         stem = name.removesuffix(_QUANTIZED)
-        if stem != name and stem + _SCALE in self._known:
+        if stem != name and stem + _SCALE in self._initialisers:
             axis = len(tensor.shape) - 1
             scale, zero = stem + _SCALE, self._in(stem + _ZERO_POINT)
             codes = LinearCodes(name, tensor.shape, tensor.dtype, scale, zero, axis)
@@ -203,16 +203,16 @@ class _Finder:
         n, k, block = (node.ints.get(name, 0) for name in ("N", "K", "block_size"))
         n_bits = node.ints.get("bits", 4)
         stored, scale, zero, order = (*node.inputs[1:5], "", "", "", "")[:4]
-        if stored not in self._known or scale not in self._known or min(n, k, block) <= 0:
+        if stored not in self._initialisers or scale not in self._initialisers or min(n, k, block) <= 0:
             return None
         n_blocks = -(-k // block)
         if (
-            math.prod(self._known[stored].shape) * 8 != n * n_blocks * block * n_bits
-            or math.prod(self._known[scale].shape) != n * n_blocks
+            math.prod(self._initialisers[stored].shape) * 8 != n * n_blocks * block * n_bits
+            or math.prod(self._initialisers[scale].shape) != n * n_blocks
         ):
             raise CorruptCheckpointError(
-                f"initialiser {stored!r:.80} has the shape {self._known[stored].shape}, which cannot hold {n} x {k} "
-                f"codes of {n_bits} bits in blocks of {block}",
+                f"initialiser {stored!r:.80} has the shape {self._initialisers[stored].shape}, which cannot hold "
+                f"{n} x {k} codes of {n_bits} bits in blocks of {block}",
                 subject=self._label,
             )
         if n_bits not in (2, 4, 8) or order:
@@ -226,14 +226,14 @@ class _Finder:
     def _of_table(self, node: Node) -> Weight | None:
         n, k, block = (node.ints.get(name, 0) for name in ("N", "K", "block_size"))
         stored, scale = (*node.inputs[1:3], "", "")[:2]
-        if stored not in self._known or scale not in self._known or min(n, k, block) <= 0:
+        if stored not in self._initialisers or scale not in self._initialisers or min(n, k, block) <= 0:
             return None
-        if 2 * math.prod(self._known[stored].shape) != n * k or math.prod(self._known[scale].shape) != -(
+        if 2 * math.prod(self._initialisers[stored].shape) != n * k or math.prod(self._initialisers[scale].shape) != -(
             -n * k // block
         ):
             raise CorruptCheckpointError(
-                f"initialiser {stored!r:.80} has the shape {self._known[stored].shape}, which cannot hold {n} x {k} "
-                f"codes of 4 bits in blocks of {block}",
+                f"initialiser {stored!r:.80} has the shape {self._initialisers[stored].shape}, which cannot hold "
+                f"{n} x {k} codes of 4 bits in blocks of {block}",
                 subject=self._label,
             )
         table = NF4 if node.ints.get("quant_type", 1) else FP4
@@ -245,7 +245,7 @@ class _Finder:
         return Weight(codes.stored, codes.shape[::-1] if is_transposed else codes.shape, is_transposed, codes)
 
     def _linear(self, stored: str, node: Node) -> LinearCodes:
-        tensor = self._known[stored]
+        tensor = self._initialisers[stored]
         scale, zero = (*node.inputs[1:3], "", "")[:2]
         axis = _axis(node.ints.get("axis", 1), len(tensor.shape))
         block = node.ints.get("block_size", 0)
@@ -254,7 +254,7 @@ class _Finder:
         )
 
     def _columns(self, stored: str, node: Node) -> LinearCodes:
-        tensor = self._known[stored]
+        tensor = self._initialisers[stored]
         stem = stored.removesuffix(_QUANTIZED)
         places = _SCALES_OF_PRODUCT.get(node.op_type, (None, None))
         scale, zero = (node.inputs[at] if at is not None and at < len(node.inputs) else "" for at in places)
@@ -286,7 +286,7 @@ class _Finder:
         return name if is_own and not name.endswith(".MatMul.weight") else None
 
     def _in(self, name: str) -> str | None:
-        return name if name in self._known else None
+        return name if name in self._initialisers else None
 
 
 def _axis(axis: int, n_axes: int) -> int:

@@ -210,10 +210,10 @@ class DequantizedSource:
             return self._coded[name]
 
     def _check_orphan(self, inventory: TensorGroups, name: str) -> None:
-        left = inventory.orphans.get(name)
-        if left is not None and not inventory.holds(name):
+        orphan = inventory.orphans.get(name)
+        if orphan is not None and not inventory.holds(name):
             raise CorruptCheckpointError(
-                f"tensor {left!r} belongs to the codes of a quantised weight {name!r}, which are not in the "
+                f"tensor {orphan!r} belongs to the codes of a quantised weight {name!r}, which are not in the "
                 "checkpoint; the upload or the conversion is incomplete",
                 subject=self.label,
             )

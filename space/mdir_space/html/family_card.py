@@ -130,25 +130,25 @@ def family_sentence(family: Family, question: FamilyQuestion) -> tuple[str, str]
 
 def relatives_of(family: Family) -> Iterator[Relative]:
     """Yield every compared model once, beginning with those that share weights."""
-    known: dict[str, Relative] = {}
+    relatives: dict[str, Relative] = {}
     identification = family.found
     for ancestor in () if identification is None else identification.ancestors:
         if identification is not None and not _is_itself(identification, ancestor):
             shipped = shipped_bases().get(ancestor.base.repo) if ancestor.base.commit is None else None
             relative = _of_index(ancestor, identification, shipped)
-            known[(relative.opens or relative.name).casefold()] = relative
+            relatives[(relative.opens or relative.name).casefold()] = relative
     for check in () if family.declared is None else family.declared.bases:
         key = check.base.casefold()
         declared = _of_card(check, family.declared.declared.relation if family.declared else None)
-        before = known.get(key)
+        before = relatives.get(key)
         if before is None:
-            known[key] = declared
+            relatives[key] = declared
         else:
             # The card named this base before the search, so the comparison with it needs no correction.
             stronger = before if declared.log10_p is None or before.is_found > declared.is_found else declared
             place = f"{before.place}; {declared.place}"
-            known[key] = replace(stronger, name=declared.name, place=place, made_from=before.made_from)
-    yield from sorted(known.values(), key=lambda relative: (not relative.is_found, relative.log10_p or 0.0))
+            relatives[key] = replace(stronger, name=declared.name, place=place, made_from=before.made_from)
+    yield from sorted(relatives.values(), key=lambda relative: (not relative.is_found, relative.log10_p or 0.0))
 
 
 def _is_itself(identification: Identification, ancestor: Ancestor) -> bool:

@@ -145,8 +145,8 @@ def _read(step: Running[Any]) -> str:
     if at.stage == STAGE:
         return f"layer {min(at.n_done + 1, at.n_parts or 1)} of {at.n_parts}"
     parts = {"layers": "map", "modules": "matched pair of layers"}.get(at.stage, "part")
-    done = f", {parts} {at.n_done + 1} of {at.n_parts}" if at.n_parts and at.n_done < at.n_parts else ""
-    return f"{size_text(at.bytes_read)} read{done}"
+    part_text = f", {parts} {at.n_done + 1} of {at.n_parts}" if at.n_parts and at.n_done < at.n_parts else ""
+    return f"{size_text(at.bytes_read)} read{part_text}"
 
 
 def progress_notice(step: Queued | Running[Any]) -> Markup:
@@ -162,15 +162,15 @@ def progress_of_several(step: Queued | Running[Family] | Running[SurveyResult]) 
     if isinstance(step, Queued):
         return progress_notice(step)
     stage = STAGES_OF_SEVERAL.get(step.progress.stage, COMPARING)
-    done = f"{size_text(step.progress.bytes_read)} read"
+    done_text = f"{size_text(step.progress.bytes_read)} read"
     if isinstance(step.interim, SurveyResult):
         report = step.interim.report
-        done = f"{len(report.models)} of {len(report.names)} models, {done}"
+        done_text = f"{len(report.models)} of {len(report.names)} models, {done_text}"
         if stage == COMPARING:
             stage = "Comparing the layers of pairs"
             n_pairs = sum(pair.layers_compared or pair.layer_drift is not None for pair in report.pairs.values())
-            done = f"{counted(n_pairs, 'pair')} compared by layers, {size_text(step.progress.bytes_read)} read"
-    return render("progress", stage=stage, step=step, done=done, so_far="")
+            done_text = f"{counted(n_pairs, 'pair')} compared by layers, {size_text(step.progress.bytes_read)} read"
+    return render("progress", stage=stage, step=step, done=done_text, so_far="")
 
 
 LIGHTER = {"layers": "embedding", "auto": "screen", "embedding": "screen"}

@@ -37,7 +37,7 @@ class TotalProgress:
     def __init__(self) -> None:
         self.share = 0.0
         self._plan: ReadPlan | None = None
-        self._found: object = None
+        self._interim: object = None
         self._latest = Progress("opening", 0)
         self._bytes_before = 0
 
@@ -46,17 +46,17 @@ class TotalProgress:
         if isinstance(event, ReadPlan):
             self._plan = event
         elif isinstance(event, Interim):
-            self._found = event.result
+            self._interim = event.result
             if isinstance(event.result, Family):  # another comparison follows
                 self._latest = Progress("opening", self._latest.bytes_read)
         elif isinstance(event, Progress):
             if event.stage != self._latest.stage:
                 self._bytes_before = self._latest.bytes_read
             self._latest = event
-        if isinstance(self._found, SurveyResult):
-            now = DRAWN if self._latest.stage == "trees" else DRAWN * _of_survey(self._found)
-        elif isinstance(self._found, Family):
-            now = _of_family(self._found, self._of_comparison())
+        if isinstance(self._interim, SurveyResult):
+            now = DRAWN if self._latest.stage == "trees" else DRAWN * _of_survey(self._interim)
+        elif isinstance(self._interim, Family):
+            now = _of_family(self._interim, self._of_comparison())
         else:
             now = self._of_comparison()
         self.share = max(self.share, min(1.0, now))
@@ -93,8 +93,8 @@ def stage_weights(plan: ReadPlan) -> dict[str, float]:
         n_bytes["unembedding"] = full if plan.level.runs_full_test else looks
     if plan.level.may_read_layers:
         of_layers = ALL_LAYERS_OF_REST if plan.level.analyses_all_layers else LAYERS_OF_REST
-        rest = max(0, plan.bytes_of_weights - int(sum(n_bytes.values())))
-        n_bytes["layers"], n_bytes["modules"] = (share * rest for share in of_layers)
+        bytes_of_rest = max(0, plan.bytes_of_weights - int(sum(n_bytes.values())))
+        n_bytes["layers"], n_bytes["modules"] = (share * bytes_of_rest for share in of_layers)
     least = MIN_SHARE_OF_LOOKS / (1.0 - MIN_SHARE_OF_LOOKS) * (sum(n_bytes.values()) - looks)
     n_bytes["screen"] = max(1.0, looks, least)
     total = sum(n_bytes.values())
@@ -105,8 +105,8 @@ def _of_survey(surveyed: SurveyResult) -> float:
     report = surveyed.report
     n_models = len(report.names)
     pair_s = sum(SECONDS_OF_PAIR) / 2
-    done = OPENING_S * len(report.models) + pair_s * len(report.pairs)
-    return done / (OPENING_S * n_models + pair_s * math.comb(n_models, 2))
+    seconds_done = OPENING_S * len(report.models) + pair_s * len(report.pairs)
+    return seconds_done / (OPENING_S * n_models + pair_s * math.comb(n_models, 2))
 
 
 def _of_family(family: Family, of_next: float) -> float:

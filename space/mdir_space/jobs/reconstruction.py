@@ -88,7 +88,7 @@ class ReconstructionJob(Job[ReconstructionResult]):
                 level=Level(self.question.level), alpha=self.question.alpha, max_bytes=self._bytes_left(report)
             ),
             reading=Reading(**self.read_options),
-            on_part=lambda stage, done, n: tell(Progress(STAGE, n_read, None, done, n)),
+            on_part=lambda stage, n_done, n_parts: tell(Progress(STAGE, n_read, None, n_done, n_parts)),
         )
         index, arrays = reconstruction_files(reconstruction)
         archive = _packed({INDEX: index, ARRAYS: arrays})

@@ -183,15 +183,15 @@ class Service:
         entry = self._resolving_queue.enter(visitor.key)
         return await _shielded(_submit(self._resolvers, ask, entry))
 
-    async def kept(self, question: Question, visitor: Visitor) -> Answered[Result] | None:
+    async def kept_answer(self, question: Question, visitor: Visitor) -> Answered[Result] | None:
         """Return the cached answer to a public question about the same commits, or None.
 
         Raises:
             RefusedError: If this visitor cannot read a model.
         """
-        return await self._kept(await self.access(question, visitor), question, visitor)
+        return await self._kept_answer(await self.access(question, visitor), question, visitor)
 
-    async def _kept(
+    async def _kept_answer(
         self, access: Access, question: Question, visitor: Visitor, *, must_be_current: bool = False
     ) -> Answered[Result] | None:
         """Return a cached result, or None if something that it depends on is no longer public.
@@ -213,10 +213,10 @@ class Service:
         """Return the cached survey that a survey with layers can continue, or None."""
         if not isinstance(question, SurveyQuestion) or not question.layers:
             return None
-        known = await self._kept(access, replace(question, layers=False), visitor, must_be_current=True)
-        if known is None or not isinstance(known.result, SurveyResult):
+        kept_answer = await self._kept_answer(access, replace(question, layers=False), visitor, must_be_current=True)
+        if kept_answer is None or not isinstance(kept_answer.result, SurveyResult):
             return None
-        return replace(known.result, pictures={})  # it goes to another process
+        return replace(kept_answer.result, pictures={})  # it goes to another process
 
     async def _if_public(self, repositories: tuple[str, ...], visitor: Visitor) -> Access | None:
         """Return the current commits of repositories, or None unless all are public."""
@@ -321,7 +321,7 @@ class Service:
         earlier = await self._survey_without_layers(access, question, visitor)
         report = None
         if isinstance(question, ReconstructionQuestion):
-            compared = await self._kept(access, question.comparison, visitor, must_be_current=True)
+            compared = await self._kept_answer(access, question.comparison, visitor, must_be_current=True)
             if compared is not None and isinstance(compared.result, HomologyReport):
                 report = without_arrays(compared.result)
         job = self._job(question, left_out, earlier, report)
@@ -371,9 +371,9 @@ class Service:
         """Return the cached answer, or wait in the queue and run the job."""
         settings = self.settings
         own_token = visitor.token or settings.own_token
-        known = await self._kept(access, question, visitor, must_be_current=True)
-        if known is not None:
-            yield known
+        kept_answer = await self._kept_answer(access, question, visitor, must_be_current=True)
+        if kept_answer is not None:
+            yield kept_answer
             return
         entry = self._queue.enter(visitor.key)
         run = JobRun(access, job_for, self._pool, timeout_s=settings.limits.seconds, own_token=own_token)
@@ -383,7 +383,7 @@ class Service:
                 yield Queued(n_ahead)
                 await asyncio.sleep(POLL_S)
             # A visitor ahead in the queue may have asked the same question.
-            answered = await self._kept(access, question, visitor, must_be_current=True)
+            answered = await self._kept_answer(access, question, visitor, must_be_current=True)
             if answered is None:
                 work = self._workers.submit(run.run)
                 ended = _event_of(work)

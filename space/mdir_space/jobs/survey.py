@@ -103,10 +103,10 @@ class SurveyJob(Job[SurveyResult]):
             n_bytes = progress.bytes_read
             send_progress(progress)
 
-        known = None if earlier is None else _of_names(earlier.report, plan.names)
+        earlier_report = None if earlier is None else _of_names(earlier.report, plan.names)
         report, rows = survey_arriving(
             plan,
-            earlier=known,
+            earlier=earlier_report,
             max_bytes=self.n_bytes,
             listeners=Listeners(progress=False, on_progress=count),
             on_model=send_report,
@@ -182,11 +182,11 @@ class SurveyPlanJob(Job[SurveyReads]):
         """Read headers and tokenizers of all models, but no weights."""
         reads = plan_reads(_plan(self.access, self.question, self.read_options))
         models = {} if self.earlier is None else self.earlier.report.models
-        kept = {name for name, result in models.items() if result.model is not None}
+        read_names = {name for name, result in models.items() if result.model is not None}
         return replace(
             reads,
-            n_rows={name: 0 if name in kept else n_rows for name, n_rows in reads.n_rows.items()},
-            n_bytes={name: 0 if name in kept else n_bytes for name, n_bytes in reads.n_bytes.items()},
+            n_rows={name: 0 if name in read_names else n_rows for name, n_rows in reads.n_rows.items()},
+            n_bytes={name: 0 if name in read_names else n_bytes for name, n_bytes in reads.n_bytes.items()},
         )
 
 

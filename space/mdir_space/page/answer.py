@@ -144,7 +144,7 @@ async def show_kept(
     question: Question | None = None
     try:
         question = parse_question(*fields, allow_local=service.settings.allow_local)
-        answered = await service.kept(question, visitor)
+        answered = await service.kept_answer(question, visitor)
     except RefusedError as refused:
         yield {panels.alert: refusal_notice(refused, question)}
         return

@@ -24,6 +24,6 @@ def suspect_page() -> None:
 def method_page() -> None:
     """Fill the page "How it works", which shows each idea with a figure of a real comparison."""
     index = PICTURES / "index.json"
-    known = json.loads(index.read_text(encoding="utf-8")) if index.is_file() else {}
+    pictures = json.loads(index.read_text(encoding="utf-8")) if index.is_file() else {}
     Navbar(main_page_name="Compare", elem_id="navigation")
-    gr.HTML(render("method", known=known, folder=PREFIX.lstrip("/")), elem_id="page")
+    gr.HTML(render("method", pictures=pictures, folder=PREFIX.lstrip("/")), elem_id="page")

@@ -62,7 +62,7 @@ class Suggestions:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, tuple[float, tuple[Suggestion, ...]]] = OrderedDict()
+        self._models_by_text: OrderedDict[str, tuple[float, tuple[Suggestion, ...]]] = OrderedDict()
         self._silent_until = 0.0
         self._asked_at: deque[float] = deque(maxlen=MAX_REQUESTS_PER_MINUTE)
 
@@ -73,9 +73,9 @@ class Suggestions:
             return ()
         now = time.monotonic()
         with self._lock:
-            known = self._known(wanted, now)
-            if known is not None:
-                return known
+            cached_models = self._cached_models(wanted, now)
+            if cached_models is not None:
+                return cached_models
             is_busy = len(self._asked_at) == MAX_REQUESTS_PER_MINUTE and now - self._asked_at[0] < 60
             if is_busy or now < self._silent_until:
                 return ()
@@ -87,15 +87,15 @@ class Suggestions:
                 self._silent_until = now + SILENCE_S
             return ()
         with self._lock:
-            self._kept[wanted] = (now, models)
-            while len(self._kept) > MAX_KEPT:
-                self._kept.popitem(last=False)
+            self._models_by_text[wanted] = (now, models)
+            while len(self._models_by_text) > MAX_KEPT:
+                self._models_by_text.popitem(last=False)
         return models
 
-    def _known(self, wanted: str, now: float) -> tuple[Suggestion, ...] | None:
+    def _cached_models(self, wanted: str, now: float) -> tuple[Suggestion, ...] | None:
         """Return cached models for a text, or from the complete list for its beginning; None if not cached."""
         for length in range(len(wanted), MIN_CHARACTERS - 1, -1):
-            since, models = self._kept.get(wanted[:length], (0.0, ()))
+            since, models = self._models_by_text.get(wanted[:length], (0.0, ()))
             is_all = length == len(wanted) or len(models) < MAX_SUGGESTIONS
             if since and now - since < KEPT_S and is_all:
                 return tuple(model for model in models if wanted in model.name.lower())

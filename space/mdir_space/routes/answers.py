@@ -54,8 +54,8 @@ def _slim(body: dict[str, Any]) -> dict[str, Any]:
     if body["modules"] is not None:
         strongest: dict[str, dict[str, Any]] = {}
         for module in body["modules"]:
-            known = strongest.get(module["role"])
-            if known is None or module["log10_p"] < known["log10_p"]:
+            best = strongest.get(module["role"])
+            if best is None or module["log10_p"] < best["log10_p"]:
                 strongest[module["role"]] = {**module, "found": None}
         body["modules"] = list(strongest.values())
     body["io"]["files"] = []
@@ -353,4 +353,4 @@ def planned(plan: Plan, pace: Pace, limits: Limits) -> dict[str, Any]:
 def _without_titles(part: Any) -> Any:  # noqa: ANN401 - parsed JSON
     if isinstance(part, dict):
         return {k: _without_titles(v) for k, v in part.items() if k != "title" or not isinstance(v, str)}
-    return [_without_titles(each) for each in part] if isinstance(part, list) else part
+    return [_without_titles(item) for item in part] if isinstance(part, list) else part

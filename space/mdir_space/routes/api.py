@@ -34,13 +34,13 @@ def add_endpoints(service: Service) -> None:
 
 def _endpoint(service: Service, tool: Tool) -> Callable[..., Awaitable[dict[str, Any]]]:
     """Return the function of an endpoint, whose parameter types gradio reads."""
-    known = [argument for argument in tool.arguments if argument.is_in_api]
+    arguments_of_api = [argument for argument in tool.arguments if argument.is_in_api]
 
     async def call(*values: Any) -> dict[str, Any]:  # noqa: ANN401 - as the signature says
-        *given, request, account, account_token = values
+        *argument_values, request, account, account_token = values
         arguments = {
             argument.name: value
-            for argument, value in zip(known, given, strict=True)
+            for argument, value in zip(arguments_of_api, argument_values, strict=True)
             if argument.default is REQUIRED or value != argument.default
         }
         progress = gr.Progress()
@@ -58,8 +58,8 @@ def _endpoint(service: Service, tool: Tool) -> Callable[..., Awaitable[dict[str,
             raise gr.Error(refused.message, duration=10, print_exception=False, title="Not compared") from refused
         raise AssertionError("a call ends with its result or is refused")
 
-    types: dict[str, Any] = {argument.name: argument.type for argument in known} | FROM_GRADIO
-    defaults = {argument.name: argument.default for argument in known} | dict.fromkeys(FROM_GRADIO)
+    types: dict[str, Any] = {argument.name: argument.type for argument in arguments_of_api} | FROM_GRADIO
+    defaults = {argument.name: argument.default for argument in arguments_of_api} | dict.fromkeys(FROM_GRADIO)
     parameters = [
         inspect.Parameter(
             name,

@@ -28,7 +28,7 @@ async def kept_result(service: Service, request: Request) -> tuple[Question, Ans
     try:
         question = parse_question(link.reference, link.candidate, link.level, link.alpha, link.only)
         visitor = visitor_of(request, n_proxies=service.settings.limits.n_proxies)
-        answered = await service.kept(question, visitor.without_rights())
+        answered = await service.kept_answer(question, visitor.without_rights())
     except RefusedError:
         return None
     return None if answered is None else (question, answered)

@@ -78,7 +78,7 @@ class FirstPaint:
         if scope["type"] != "http" or scope["path"] != "/" or scope["method"] != "GET":
             await self._app(scope, receive, send)
             return
-        looking = asyncio.ensure_future(self._kept(Request(scope)))
+        looking = asyncio.ensure_future(self._kept_answer(Request(scope)))
         start: Message | None = None
         body = bytearray()
 
@@ -104,7 +104,7 @@ class FirstPaint:
         await send(start)
         await send({"type": "http.response.body", "body": content})
 
-    async def _kept(self, request: Request) -> tuple[Question, Answered[Result]] | None:
+    async def _kept_answer(self, request: Request) -> tuple[Question, Answered[Result]] | None:
         try:
             return await asyncio.wait_for(kept_result(self._service, request), MAX_WAIT_S)
         except asyncio.TimeoutError:

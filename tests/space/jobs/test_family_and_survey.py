@@ -317,7 +317,9 @@ def assert_the_bar_goes_on(steps):
 def opened_again(service, answered, question, visitor=Visitor("address of another")):  # noqa: B008 - frozen
     """Return the result that a second visitor gets at the URL of a result."""
     query = dict(parse_qsl(urlsplit(pinned_link(answered, None, question)).query))
-    return finish(service.kept(parse_question(query["a"], query.get("b"), "auto", "", query.get("only")), visitor))
+    return finish(
+        service.kept_answer(parse_question(query["a"], query.get("b"), "auto", "", query.get("only")), visitor)
+    )
 
 
 def test_a_family_is_kept_with_the_bases_that_it_rests_on(hub, index, tmp_path):

@@ -145,7 +145,7 @@ async def _broken(question, visitor):
 def test_the_page_loads_even_if_the_lookup_fails(monkeypatch, kept):
     monkeypatch.setattr(first_paint, "MAX_WAIT_S", 0.05)
     service = Service(ServiceSettings())
-    monkeypatch.setattr(service, "kept", kept)
+    monkeypatch.setattr(service, "kept_answer", kept)
     assert 'data-holds="question"' in client_of(service).get(f"/?a={BASE}&b={RELATED}").text
 
 

@@ -119,4 +119,4 @@ def test_a_card_shows_cached_public_results_only(hub):
         refused = client.get(f"{CARD_PATH}?{other}", headers=token)
         assert refused.status_code == 404 and "<script" not in refused.text
     assert len(hub.sent("cdn")) == read
-    assert finish(service.kept(PairQuestion(BASE, RELATED), ANYBODY)).was_kept
+    assert finish(service.kept_answer(PairQuestion(BASE, RELATED), ANYBODY)).was_kept

@@ -147,8 +147,8 @@ def map_layers(
     for reference, candidate in sides:
         if not len(reference) or not len(candidate):
             raise InputError(f"a layer map needs layers on both sides, got {len(reference)} and {len(candidate)}")
-        named = (("reference", reference), ("candidate", candidate))
-        reference_side, candidate_side = (_Side(name, layers, torch.device(device)) for name, layers in named)
+        named_layers = (("reference", reference), ("candidate", candidate))
+        reference_side, candidate_side = (_Side(name, layers, torch.device(device)) for name, layers in named_layers)
         # If both are equally wide, the model with more layers is screened; the other model's layers are loaded whole.
         is_swapped = n_screened > 0 and (reference_side.n_channels(0), len(candidate_side)) > (
             candidate_side.n_channels(0),

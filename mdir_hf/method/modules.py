@@ -92,14 +92,14 @@ class LayerWeights:
 
         If ``plus_one``, the norms multiply by ``1 + g`` (Gemma).
         """
-        changed: dict[str, torch.Tensor | None] = {"attention_gain": None, "mlp_gain": None}
+        changes: dict[str, torch.Tensor | None] = {"attention_gain": None, "mlp_gain": None}
         for role in PROJECTIONS:
             weight = self.weight(role)
             if weight is None:
                 continue
             gain = {"o": None, "down": None, "gate": self.mlp_gain, "up": self.mlp_gain}.get(role, self.attention_gain)
-            changed[role] = fold_gain(weight.to(dtype), gain, plus_one=plus_one)
-        return replace(self, **changed)  # type: ignore[arg-type]
+            changes[role] = fold_gain(weight.to(dtype), gain, plus_one=plus_one)
+        return replace(self, **changes)  # type: ignore[arg-type]
 
     def weight(self, role: Projection) -> torch.Tensor | None:
         """Return the weight of a projection, or None if it is missing."""
@@ -280,7 +280,7 @@ def _planes(
     tests_by_layout: list[tuple[float, list[_HeadTest]]] = []
     pairs = [(a, b) for a in _layouts(reference) for b in _layouts(candidate)]
     signs_only = reference.qk_norm and candidate.qk_norm
-    paid = math.log(len(pairs))
+    log_n_layouts = math.log(len(pairs))
     for pair in pairs:
         rows = plane_rows(len(x), _n_heads(reference, role), pair[0], rotary_dim=reference.rotary_dim)
         columns = plane_rows(len(y), _n_heads(candidate, role), pair[1], rotary_dim=candidate.rotary_dim)
@@ -289,11 +289,11 @@ def _planes(
         by_frequency = frequency_pattern(level, other_level, rows[0], columns[0], signs_only=signs_only)
         _, log_p = log_p_head_map(pattern, *best_head_map(pattern))
         solve = partial(solve_planes, x, y, planes=(rows[0], columns[0]), layouts=pair, signs_only=signs_only)
-        both = [
-            _HeadTest(role, "planes", pattern, x, y, solve, paid),
-            _HeadTest(role, "frequencies", by_frequency, x, y, solve, paid),
+        tests = [
+            _HeadTest(role, "planes", pattern, x, y, solve, log_n_layouts),
+            _HeadTest(role, "frequencies", by_frequency, x, y, solve, log_n_layouts),
         ]
-        tests_by_layout.append((log_p, both))
+        tests_by_layout.append((log_p, tests))
     return min(tests_by_layout, key=lambda t: t[0])[1]
 
 

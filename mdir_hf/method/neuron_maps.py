@@ -118,19 +118,19 @@ def _by_signature(x: _Views, y: _Views, partner: IntArray, seed: int) -> None:
     if not len(rows) or not len(columns):
         return
     n = x[1].shape[1]
-    drawn = torch.randn(n, SIGNATURE, generator=torch.Generator().manual_seed(seed)).to(x[1]) / n**0.5
+    projection = torch.randn(n, SIGNATURE, generator=torch.Generator().manual_seed(seed)).to(x[1]) / n**0.5
 
-    def projected(views: _Views, chosen: torch.Tensor) -> _Views:
-        gate = None if views[0] is None else unit_rows(views[0][chosen] @ drawn)
-        return gate, unit_rows(views[1][chosen] @ drawn), unit_rows(views[2][chosen] @ drawn)
+    def projected(views: _Views, neurons: torch.Tensor) -> _Views:
+        gate = None if views[0] is None else unit_rows(views[0][neurons] @ projection)
+        return gate, unit_rows(views[1][neurons] @ projection), unit_rows(views[2][neurons] @ projection)
 
     reference_signatures, candidate_signatures = projected(x, rows), projected(y, columns)
     score = _scores(reference_signatures, candidate_signatures, torch.arange(len(rows)), torch.arange(len(columns)))
     best, back = score.argmax(dim=1), score.argmax(dim=0)
     mutual = torch.nonzero(back[best] == torch.arange(len(rows))).flatten()
     pairs = rows[mutual].numpy(), columns[best[mutual]].numpy()
-    sure = (_likeness(x, y, pairs) >= SURE).numpy()
-    partner[pairs[0][sure]] = pairs[1][sure]
+    is_sure = (_likeness(x, y, pairs) >= SURE).numpy()
+    partner[pairs[0][is_sure]] = pairs[1][is_sure]
 
 
 def _in_full(x: _Views, y: _Views, partner: IntArray) -> None:
@@ -142,8 +142,8 @@ def _in_full(x: _Views, y: _Views, partner: IntArray) -> None:
     if len(rows) <= len(columns) and len(torch.unique(best)) == len(best):
         partner[rows.numpy()] = columns[best].numpy()
         return
-    chosen, assigned = linear_sum_assignment(score.double().numpy(), maximize=True)
-    partner[rows.numpy()[chosen]] = columns.numpy()[assigned]
+    assigned_rows, assigned_columns = linear_sum_assignment(score.double().numpy(), maximize=True)
+    partner[rows.numpy()[assigned_rows]] = columns.numpy()[assigned_columns]
 
 
 def _factors(
@@ -178,5 +178,5 @@ def _factors(
 
     forms: list[tuple[NeuronKind, torch.Tensor]] = [("order", ones), ("signs", signs), ("scales", signs * factor)]
     squares = [squared(s) for _, s in forms]
-    chosen = next(i for i, value in enumerate(squares) if value <= max(EXACT, MUCH_BETTER * min(squares)))
-    return forms[chosen]
+    index = next(i for i, value in enumerate(squares) if value <= max(EXACT, MUCH_BETTER * min(squares)))
+    return forms[index]

@@ -263,10 +263,10 @@ def match_heads(reference: torch.Tensor, candidate: torch.Tensor, *, n_heads: tu
             ),
             dim=2,
         )
-        moved = values.double().cpu().numpy()
-        traces[here] = moved[:, :, : h * h_other].reshape(-1, *shape[1:])
-        row_energy[here] = moved[:, :, h * h_other : h * h_other + h]
-        column_energy[here] = moved[:, :, h * h_other + h :]
+        cpu_values = values.double().cpu().numpy()
+        traces[here] = cpu_values[:, :, : h * h_other].reshape(-1, *shape[1:])
+        row_energy[here] = cpu_values[:, :, h * h_other : h * h_other + h]
+        column_energy[here] = cpu_values[:, :, h * h_other + h :]
     few, many = sorted(n_heads)
     log_n = log_n_matchings(few, many, few) + math.log(2.0)
     log_p = np.zeros(shape[:2])

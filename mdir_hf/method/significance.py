@@ -198,8 +198,8 @@ def log_p_ordered_map(log_p_pairs: Sequence[float], n_reference: int, n_candidat
     k = len(log_p_pairs)
     if k == 0:
         return 0.0
-    searched = log_n_ordered_maps(n_reference, n_candidate, k) + math.log(min(n_reference, n_candidate))
-    return min(0.0, log_p_fisher(log_p_pairs) + searched)
+    log_n_maps = log_n_ordered_maps(n_reference, n_candidate, k) + math.log(min(n_reference, n_candidate))
+    return min(0.0, log_p_fisher(log_p_pairs) + log_n_maps)
 
 
 def log_p_by_layer(log_p: FloatArray) -> FloatArray:
@@ -210,5 +210,5 @@ def log_p_by_layer(log_p: FloatArray) -> FloatArray:
     n_reference, n_candidate = log_p.shape
     by_candidate = n_candidate <= n_reference
     best = log_p.min(axis=0 if by_candidate else 1)
-    searched: FloatArray = np.minimum(0.0, best + math.log(n_reference if by_candidate else n_candidate))
-    return searched
+    log_p_of_layers: FloatArray = np.minimum(0.0, best + math.log(n_reference if by_candidate else n_candidate))
+    return log_p_of_layers

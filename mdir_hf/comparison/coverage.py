@@ -66,13 +66,13 @@ def read_of(report: HomologyReport, side: str, layers_of_model: Sequence[Layer])
         analysed.setdefault(getattr(module.layer, side), set()).update(_matrices_of(module.role))
     rows = [] if report.projections is None else [result for result in report.projections.results if result.rows]
     of_experts = [] if report.projections is None else [r for r in report.projections.results if r.experts]
-    stored = {layer.index: {role for role in layer.parts if not role.is_norm} for layer in layers_of_model}
-    rows = [result for result in rows if Role(result.role.value) in stored.get(getattr(result.layer, side), ())]
+    stored_roles = {layer.index: {role for role in layer.parts if not role.is_norm} for layer in layers_of_model}
+    rows = [result for result in rows if Role(result.role.value) in stored_roles.get(getattr(result.layer, side), ())]
     mixtures = {layer.index for layer in layers_of_model if layer.experts}
     whole = {
         place
         for place, roles in analysed.items()
-        if place in stored and {_MODULES.get(role) for role in stored[place]} <= roles
+        if place in stored_roles and {_MODULES.get(role) for role in stored_roles[place]} <= roles
     }
     partly = analysed.keys() - whole
     neuron_layers = frozenset(() if neurons is None else getattr(neurons, f"{side}_layers"))
@@ -107,13 +107,13 @@ def _matrices_of(role: ModuleRole) -> tuple[ModuleRole, ...]:
     return (ModuleRole.GATE, ModuleRole.UP, ModuleRole.DOWN) if role is ModuleRole.MLP else (role,)
 
 
-def ledger_of(inventory: ModelInventory, read: ReadOfModel) -> tuple[PartCoverage, ...]:
+def ledger_of(inventory: ModelInventory, reads: ReadOfModel) -> tuple[PartCoverage, ...]:
     """Return how each part of a model was treated, in the order of the inventory."""
-    treated = {part.name: _treated(part, read) for part in inventory.parts}
+    treated = {part.name: _treated(part, reads) for part in inventory.parts}
     records = []
     for part in inventory.parts:
         treatment, reason = treated[part.name]
-        if part.kind in (PartKind.STORAGE, PartKind.VECTORS) and part.owner in treated and not read.are_files_equal:
+        if part.kind in (PartKind.STORAGE, PartKind.VECTORS) and part.owner in treated and not reads.are_files_equal:
             treatment, reason = _as_its_owner(part, treated[part.owner])
         records.append(
             PartCoverage(
@@ -135,34 +135,34 @@ def with_coverage(report: HomologyReport, reference: object, candidate: object) 
         known_inventory = getattr(model, "known_inventory", None)
         if known_inventory is None:
             return report  # if only sampled rows are available, the files are unknown
-        read = read_of(report, side, model.anatomy.layers)  # type: ignore[attr-defined]
-        sides[side] = ledger_of(known_inventory(), read)
+        reads = read_of(report, side, model.anatomy.layers)  # type: ignore[attr-defined]
+        sides[side] = ledger_of(known_inventory(), reads)
     return replace(report, coverage=Coverage(**sides))
 
 
-def _treated(part: ModelPart, read: ReadOfModel) -> Treated:
+def _treated(part: ModelPart, reads: ReadOfModel) -> Treated:
     if part.kind is PartKind.UNPLACED:
         return Treatment.NOT_COMPARED, part.reason
-    if read.are_files_equal:
+    if reads.are_files_equal:
         return Treatment.COMPARED, None
     if part.kind is PartKind.TABLE:
-        return _table(part, read)
+        return _table(part, reads)
     if part.kind is PartKind.AUXILIARY:
         return Treatment.NOT_COMPARED, "no test reads such matrices"
     if part.name == LANGUAGE:
-        return _language(read)
+        return _language(reads)
     if part.kind is PartKind.EXPERTS and part.owner == LANGUAGE:
-        return _experts(read)
-    n_pairs = read.other_stacks.get(part.name, 0)
+        return _experts(reads)
+    n_pairs = reads.other_stacks.get(part.name, 0)
     if n_pairs:
         return Treatment.SAMPLED, f"some neurons of a few layers, against {n_pairs} stack{'' if n_pairs == 1 else 's'}"
     return Treatment.NOT_COMPARED, OTHER_STACK
 
 
-def _table(part: ModelPart, read: ReadOfModel) -> Treated:
+def _table(part: ModelPart, reads: ReadOfModel) -> Treated:
     if part.name not in ("embedding", "unembedding"):
         return Treatment.NOT_COMPARED, "no test looks at such a table"
-    result = read.embedding if part.name == "embedding" else read.unembedding
+    result = reads.embedding if part.name == "embedding" else reads.unembedding
     if result is None:
         return Treatment.NOT_COMPARED, "another part settled it first, or the other model has none"
     if result.rows_used >= result.common_tokens:
@@ -170,44 +170,44 @@ def _table(part: ModelPart, read: ReadOfModel) -> Treated:
     return Treatment.SAMPLED, f"{result.rows_used:,} rows of {result.common_tokens:,} common tokens"
 
 
-def _language(read: ReadOfModel) -> Treated:
-    n = read.n_layers
-    if n and len(read.analysed_layers) == n:
+def _language(reads: ReadOfModel) -> Treated:
+    n = reads.n_layers
+    if n and len(reads.analysed_layers) == n:
         return Treatment.COMPARED, None
     sampled = []
-    if read.mapped_layers and read.mapped_by is not None:
-        sampled.append(f"{read.mapped_by.value} of {len(read.mapped_layers)} of {n} layers")
-    if read.neuron_layers:
-        sampled.append(f"some neurons of {_neuron_layers(read)}")
-    if read.row_layers:
-        sampled.append(f"rows of {', '.join(read.rows_of)} of {len(read.row_layers)} of {n} layers")
-    if read.analysed_layers:
-        sampled.append(f"all matrices of {len(read.analysed_layers)} of {n} layers")
-    if read.partly_analysed:
-        sampled.append(f"{', '.join(read.partly_by)} of {len(read.partly_analysed)} of {n} layers")
+    if reads.mapped_layers and reads.mapped_by is not None:
+        sampled.append(f"{reads.mapped_by.value} of {len(reads.mapped_layers)} of {n} layers")
+    if reads.neuron_layers:
+        sampled.append(f"some neurons of {_neuron_layers(reads)}")
+    if reads.row_layers:
+        sampled.append(f"rows of {', '.join(reads.rows_of)} of {len(reads.row_layers)} of {n} layers")
+    if reads.analysed_layers:
+        sampled.append(f"all matrices of {len(reads.analysed_layers)} of {n} layers")
+    if reads.partly_analysed:
+        sampled.append(f"{', '.join(reads.partly_by)} of {len(reads.partly_analysed)} of {n} layers")
     if sampled:
         return Treatment.SAMPLED, "; ".join(sampled)
     return Treatment.NOT_COMPARED, "another part settled it first, or its layers cannot be compared"
 
 
-def _neuron_layers(read: ReadOfModel) -> str:
-    by_up = f", {len(read.up_layers)} of them by up alone" if read.up_layers else ""
-    return f"{len(read.neuron_layers)} of {read.n_layers} layers{by_up}"
+def _neuron_layers(reads: ReadOfModel) -> str:
+    by_up = f", {len(reads.up_layers)} of them by up alone" if reads.up_layers else ""
+    return f"{len(reads.neuron_layers)} of {reads.n_layers} layers{by_up}"
 
 
-def _experts(read: ReadOfModel) -> Treated:
-    n = read.n_layers
-    if n and len(read.expert_layers) == n:
+def _experts(reads: ReadOfModel) -> Treated:
+    n = reads.n_layers
+    if n and len(reads.expert_layers) == n:
         return Treatment.COMPARED, None
-    sampled = [f"experts of {len(read.expert_layers)} of {n} layers"] if read.expert_layers else []
-    if read.expert_row_layers:
-        sampled.append(f"rows of a few experts of {len(read.expert_row_layers)} of {n} layers")
+    sampled = [f"experts of {len(reads.expert_layers)} of {n} layers"] if reads.expert_layers else []
+    if reads.expert_row_layers:
+        sampled.append(f"rows of a few experts of {len(reads.expert_row_layers)} of {n} layers")
     if sampled:
         return Treatment.SAMPLED, "; ".join(sampled)
-    if read.expert_set_layers:
-        return Treatment.SAMPLED, f"a few neurons of each expert in {len(read.expert_set_layers)} of {n} layers"
-    if read.reads_first_experts and read.neuron_layers:
-        return Treatment.SAMPLED, f"some neurons of the first expert of {_neuron_layers(read)}"
+    if reads.expert_set_layers:
+        return Treatment.SAMPLED, f"a few neurons of each expert in {len(reads.expert_set_layers)} of {n} layers"
+    if reads.reads_first_experts and reads.neuron_layers:
+        return Treatment.SAMPLED, f"some neurons of the first expert of {_neuron_layers(reads)}"
     return Treatment.NOT_COMPARED, "no expert was read"
 
 

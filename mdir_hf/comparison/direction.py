@@ -158,9 +158,9 @@ def _new_tokens(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
         if len(new) < FEWEST_ROWS or len(old) < OLD_BLOCKS * OLD_BLOCK_ROWS:
             continue
         starts = np.linspace(0, len(old) - OLD_BLOCK_ROWS, OLD_BLOCKS).astype(int)
-        chosen = sorted({row for start in starts for row in old[start : start + OLD_BLOCK_ROWS]})
+        sampled_rows = sorted({row for start in starts for row in old[start : start + OLD_BLOCK_ROWS]})
         name = embedding_spec(later).name
-        old_rows = later.tensors.read_rows(name, np.array(chosen, dtype=np.int64))
+        old_rows = later.tensors.read_rows(name, np.array(sampled_rows, dtype=np.int64))
         new_rows = later.tensors.read_rows(name, np.array(new[:NEW_ROWS], dtype=np.int64))
         if rows_at_mean(old_rows, new_rows):
             first, second = earlier.summary(), later.summary()

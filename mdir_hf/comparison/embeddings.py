@@ -155,7 +155,7 @@ def _result(
     if on_factor is not None and test.polar is not None and look is test.looks[-1]:
         n_off_match = count_off_match_channels(test.polar, on_factor)
     significant_matching = matching if test.is_significant else None
-    drawn = test.looks[-1].channels
+    screened_channels = test.looks[-1].channels
     return MatrixResult(
         common_tokens=len(reader.common),
         rows_used=look.n_rows,
@@ -177,7 +177,7 @@ def _result(
         numbering=look.numbering,
         settled_by=stage if test.is_significant else None,
         widths=widths,
-        channels=widths[0] if drawn is None else len(drawn),
+        channels=widths[0] if screened_channels is None else len(screened_channels),
         rows_are_equal=_are_equal(*reader.rows()),
         cosine=None
         if significant_matching is None or test.rows is None
@@ -210,10 +210,10 @@ def _arrays(test: EmbeddingTest, look: Look) -> MatrixArrays:
     channels = None if look.matching is None else np.stack([look.matching.reference, look.matching.candidate])
     if test.polar is None:
         return MatrixArrays(channels=channels)
-    moved = look.on_factor
-    if not test.is_significant or moved is None or look.matching is None or look.matching.is_identity:
+    factor_matching = look.on_factor
+    if not test.is_significant or factor_matching is None or look.matching is None or look.matching.is_identity:
         return MatrixArrays(reduce_peaks(test.polar), None, channels)
-    rows, columns = matched_order(np.stack([moved.reference, moved.candidate]), *test.polar.shape)
+    rows, columns = matched_order(np.stack([factor_matching.reference, factor_matching.candidate]), *test.polar.shape)
     return MatrixArrays(reduce_peaks(test.polar), reduce_peaks(test.polar, rows=rows, columns=columns), channels)
 
 

@@ -45,12 +45,12 @@ def inspect_model(
     Raises:
         MdirError: If the model cannot be opened, has no readable weights, or is not a language model.
     """
-    named = model if isinstance(model, NamedModel) else NamedModel(model)
+    named_model = model if isinstance(model, NamedModel) else NamedModel(model)
     ledger = IoLedger()
     watch = Watch(ledger, listeners, from_start=True)
     with watch.listening():
         watch.enter("opening")
-        return _inspected(named.open(reading, ledger), watch, all_headers)
+        return _inspected(named_model.open(reading, ledger), watch, all_headers)
 
 
 def _inspected(model: Model, watch: Watch, all_headers: bool | None) -> Inspection:
@@ -133,8 +133,8 @@ def _check_shapes(model: Model, notes: list[str]) -> None:
             faults.append(f"layer {layer.index}: {exc.message}")
     notes += faults[:1]
     if len(faults) > 1:
-        more = "1 more layer has" if len(faults) == 2 else f"{len(faults) - 1} more layers have"
-        notes.append(f"{more} tensors that are not read, or cannot be what their names say")
+        other_faults = "1 more layer has" if len(faults) == 2 else f"{len(faults) - 1} more layers have"
+        notes.append(f"{other_faults} tensors that are not read, or cannot be what their names say")
 
 
 def _tensor(model: Model, part: StoredWeight) -> TensorSummary:
@@ -186,8 +186,8 @@ def _reads(model: Model, vocabulary: VocabularySummary | None, *, has_headers: b
             parts = [layer.parts[stand] for layer, stand in standing if stand is not None]
             if parts:
                 layers[role.value] = _n_bytes(model, {name for part in parts for name in part.tensors})
-        placed = (part for layer in anatomy.layers for _, part in layer.all_parts())
-        body = _n_bytes(model, {name for part in placed for name in part.tensors})
+        layer_parts = (part for layer in anatomy.layers for _, part in layer.all_parts())
+        body = _n_bytes(model, {name for part in layer_parts for name in part.tensors})
     return ReadEstimate(
         screen=screen,
         embedding=embedding,

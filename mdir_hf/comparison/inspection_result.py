@@ -177,10 +177,10 @@ def lines_of(inspection: Inspection) -> Iterator[str]:
     if not inspection.layer_groups:
         yield _line("layers", "none found")
     if inspection.unplaced:
-        more = len(inspection.unplaced) - MOST_NAMES
+        n_more = len(inspection.unplaced) - MOST_NAMES
         names = ", ".join(shown_name(name, length=NAME_LENGTH) for name in inspection.unplaced[:MOST_NAMES])
-        listed = names + (f" and {more} more" if more > 0 else "")
-        yield _line("no role", f"{_counted(len(inspection.unplaced), 'tensor')} of the layers: {listed}")
+        name_list = names + (f" and {n_more} more" if n_more > 0 else "")
+        yield _line("no role", f"{_counted(len(inspection.unplaced), 'tensor')} of the layers: {name_list}")
     for part in inspection.inventory:
         yield _line("part", _part_text(part))
     yield _line("reads", _reads_text(inspection.reads))

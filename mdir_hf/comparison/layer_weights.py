@@ -151,8 +151,8 @@ class RoleReader:
 
     def lengths(self, position: int, channels: torch.Tensor) -> torch.Tensor:
         """Return the lengths of the rows in ``channels`` before normalisation."""
-        stored = self._cached_rows.get((position, channels.numpy().tobytes()))
-        rows = self.folded(position)[channels] if stored is None else self._folded(stored)
+        cached = self._cached_rows.get((position, channels.numpy().tobytes()))
+        rows = self.folded(position)[channels] if cached is None else self._folded(cached)
         lengths: torch.Tensor = rows.float().norm(dim=1)
         return lengths
 
@@ -162,34 +162,34 @@ class RoleReader:
 
     def cached_matrix(self, position: int) -> tuple[Role, torch.Tensor] | None:
         """Return a layer's role and stored matrix if the whole matrix is cached."""
-        stored = self._cached_rows.get((position, None))
-        if stored is None:
+        cached = self._cached_rows.get((position, None))
+        if cached is None:
             return None
-        rows = stored.rows if stored.rows.dtype == torch.float64 else stored.rows.float()
+        rows = cached.rows if cached.rows.dtype == torch.float64 else cached.rows.float()
         standing = self._standing(position)[1]
         return standing, rows.T if standing.writes_stream else rows
 
     def _whole(self, position: int) -> _StoredRows:
         """Read a layer's whole matrix; if layers are few and small, read all of them together."""
-        stored = self._cached_rows.get((position, None))
-        if stored is not None:
-            return stored
+        stored_rows = self._cached_rows.get((position, None))
+        if stored_rows is not None:
+            return stored_rows
         n_bytes = sum(STORED_BYTES * self.n_channels(place) for place in self.positions)
         if n_bytes * self.model.anatomy.hidden_size <= KEPT_BYTES and len(self.positions) <= READS_AT_ONCE:
             self._read_all(self.positions, None, None)
             return self._cached_rows[position, None]
-        stored = self._read(position, None)
-        if stored.n_bytes + sum(cached.n_bytes for cached in self._cached_rows.values()) <= KEPT_BYTES:
-            self._cached_rows[position, None] = stored
-        return stored
+        stored_rows = self._read(position, None)
+        if stored_rows.n_bytes + sum(cached.n_bytes for cached in self._cached_rows.values()) <= KEPT_BYTES:
+            self._cached_rows[position, None] = stored_rows
+        return stored_rows
 
     def _read_all(self, positions: Sequence[int], channels: torch.Tensor | None, key: bytes | None) -> None:
         n_in_flight = 1 if is_one_of_several_ranks() else READS_AT_ONCE
         of_layers = in_order(
             positions, lambda position, _: self._read(position, channels), n_in_flight=n_in_flight, name="mdir-layers"
         )
-        for position, stored in zip(positions, of_layers, strict=True):
-            self._cached_rows[position, key] = stored
+        for position, stored_rows in zip(positions, of_layers, strict=True):
+            self._cached_rows[position, key] = stored_rows
 
     def _read(self, position: int, channels: torch.Tensor | None) -> _StoredRows:
         layer, standing = self._standing(position)
@@ -199,14 +199,14 @@ class RoleReader:
         rows = None if channels is None else channels.numpy()
         return _StoredRows(narrowed(read_role(self.model, layer, standing, rows)), gain)
 
-    def _prepared(self, position: int, stored: _StoredRows) -> torch.Tensor:
-        rows = unit_rows(self._folded(stored))
+    def _prepared(self, position: int, stored_rows: _StoredRows) -> torch.Tensor:
+        rows = unit_rows(self._folded(stored_rows))
         (self.empty.discard if bool(rows.any()) else self.empty.add)(position)
         return rows
 
-    def _folded(self, stored: _StoredRows) -> torch.Tensor:
-        weight = stored.rows if stored.rows.dtype == torch.float64 else stored.rows.float()
-        return fold_gain(weight, stored.gain, plus_one=self.model.anatomy.norms_add_one)
+    def _folded(self, stored_rows: _StoredRows) -> torch.Tensor:
+        weight = stored_rows.rows if stored_rows.rows.dtype == torch.float64 else stored_rows.rows.float()
+        return fold_gain(weight, stored_rows.gain, plus_one=self.model.anatomy.norms_add_one)
 
     def _standing(self, position: int) -> tuple[Layer, Role]:
         layer = self.model.anatomy.layers[position]

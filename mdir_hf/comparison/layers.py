@@ -123,7 +123,7 @@ def _compare_layers(question: LayerQuestion, attempts: Sequence[Attempt]) -> Lay
     log_alpha = question.log_alpha
     n_done = 0
     not_significant: list[LayersEvidence] = []
-    doubted: list[LayersEvidence] = []
+    doubtful_layers: list[LayersEvidence] = []
 
     maps_and_roles: list[tuple[ResidualBasisMap, tuple[Role, ...]]] = []
     for attempt in attempts:
@@ -148,7 +148,7 @@ def _compare_layers(question: LayerQuestion, attempts: Sequence[Attempt]) -> Lay
         # Do not read most of the weights just to add a few layers to an accepted map.
         if significant:
             layers = question.concluded(max(significant, key=lambda e: len(e.layer_map.matches)))
-            doubted.append(layers)
+            doubtful_layers.append(layers)
             if is_accepted(layers, log_alpha, settings):
                 return with_remaining_layers(layers, reference, candidate, settings, log_alpha=log_alpha)
     for role in LAST:
@@ -158,10 +158,10 @@ def _compare_layers(question: LayerQuestion, attempts: Sequence[Attempt]) -> Lay
                 not_significant.append(evidence)
                 continue
             layers = question.concluded(evidence)
-            doubted.append(layers)
+            doubtful_layers.append(layers)
             if is_accepted(layers, log_alpha, settings):
                 return with_remaining_layers(layers, reference, candidate, settings, log_alpha=log_alpha)
-    return min(doubted or not_significant, key=lambda e: (e.log_p, e.is_empty), default=None)
+    return min(doubtful_layers or not_significant, key=lambda e: (e.log_p, e.is_empty), default=None)
 
 
 def analyse_matches(question: LayerQuestion, layers: LayersEvidence) -> LayersEvidence:
@@ -171,15 +171,15 @@ def analyse_matches(question: LayerQuestion, layers: LayersEvidence) -> LayersEv
     those few layers, unless neurons already support the map.
     """
     matches = layers.pairs
-    some = [matches[at] for at in spread(range(len(matches)), SAMPLED_LAYERS)] if matches else []
+    sampled_pairs = [matches[at] for at in spread(range(len(matches)), SAMPLED_LAYERS)] if matches else []
     modules: tuple[tuple[int, int, ModuleEvidence], ...] = ()
     for pair in matches:
         is_named = pair[1] in question.settings.layers
         needs_support = layers.residual_map.kind == "rotation" and not layers.neurons_support
-        if is_named or (pair in some and needs_support):
+        if is_named or (pair in sampled_pairs and needs_support):
             tests = question.modules(pair, layers.residual_map, is_sample=not is_named)
             modules += tuple((*pair, module) for module in tests)
-    return replace(layers, modules=modules, experts=question.experts(some, layers.residual_map, len(modules)))
+    return replace(layers, modules=modules, experts=question.experts(sampled_pairs, layers.residual_map, len(modules)))
 
 
 @dataclass(frozen=True)

@@ -181,91 +181,91 @@ class Measurements:
         return caveats.of_contradicting_tokenizers(*self.models) if self.tokens_are_known else ()
 
 
-def report_on(measured: Measurements, watch: Watch) -> HomologyReport:
+def report_on(measurements: Measurements, watch: Watch) -> HomologyReport:
     """Make a report from the measurements so far."""
-    decision, layers, matrices = measured.decision, measured.layers_result, measured.results
-    settings = measured.settings
+    decision, layers, matrices = measurements.decision, measurements.layers_result, measurements.results
+    settings = measurements.settings
     if decision.settled_by is SettledBy.LAYERS and layers is not None and _shows_rotation(layers):
         matrices["embedding"] = replace(matrices["embedding"], transformation=Transformation.ROTATION)
-    has_modules = measured.layers is not None and measured.layers.has_tests and decision.accepts_layers
+    has_modules = measurements.layers is not None and measurements.layers.has_tests and decision.accepts_layers
     report = HomologyReport(
         verdict=decision.verdict,
         reason=decision.reason,
         log10_p=decision.headline(settings.alpha),
         alpha=settings.alpha,
-        tests=measured.n_tests,
+        tests=measurements.n_tests,
         level=settings.level,
         settled_by=decision.settled_by,
-        reference=measured.reference.summary(),
-        candidate=measured.candidate.summary(),
+        reference=measurements.reference.summary(),
+        candidate=measurements.candidate.summary(),
         embedding=matrices.get("embedding"),
         unembedding=matrices.get("unembedding"),
         layers=None if layers is None else shown_layers(layers, settings.alpha, is_accepted=decision.accepts_layers),
-        modules=module_results(measured.layers) if measured.layers is not None and has_modules else None,
-        caveats=(*_caveats_on(measured), *decision.caveats),
-        io=watch.io(sum(model.tensors.n_bytes for model in measured.models)),
+        modules=module_results(measurements.layers) if measurements.layers is not None and has_modules else None,
+        caveats=(*_caveats_on(measurements), *decision.caveats),
+        io=watch.io(sum(model.tensors.n_bytes for model in measurements.models)),
         seconds=watch.seconds,
         seed=settings.seed,
         version=__version__,
         assumption=decision.assumption,
-        neurons=measured.neurons,
-        sample_seed=None if measured.neurons is None else measured.sample_seed,
-        parts=measured.parts,
+        neurons=measurements.neurons,
+        sample_seed=None if measurements.neurons is None else measurements.sample_seed,
+        parts=measurements.parts,
         log10_p_not_accepted=decision.log10_p_not_accepted,
-        excludes=_exclusion_by(measured) if decision.verdict is Verdict.NO_EVIDENCE else None,
-        projections=_table_of(measured),
+        excludes=_exclusion_by(measurements) if decision.verdict is Verdict.NO_EVIDENCE else None,
+        projections=_table_of(measurements),
         arrays=ReportArrays(
-            **{name: matrix.arrays for name, matrix in measured.matrices.items()},
-            layers=() if measured.projections is None else measured.projections.layer_maps(),
+            **{name: matrix.arrays for name, matrix in measurements.matrices.items()},
+            layers=() if measurements.projections is None else measurements.projections.layer_maps(),
         ),
     )
-    return with_coverage(report, measured.reference, measured.candidate)
+    return with_coverage(report, measurements.reference, measurements.candidate)
 
 
 def _shows_rotation(layers: LayersResult) -> bool:
     return layers.residual_map is ResidualMap.ROTATION and layers.fitted_on == "embeddings"
 
 
-def _table_of(measured: Measurements) -> LayerTable | None:
+def _table_of(measurements: Measurements) -> LayerTable | None:
     """Return the projection table, which mentions copies only if neurons agree."""
-    if measured.projections is None:
+    if measurements.projections is None:
         return None
-    table = replace(measured.projections.table, tested_layers=measured.settings.layers)
-    neurons = measured.neurons
-    is_confirmed = measured.decision.verdict is Verdict.HOMOLOGOUS and neurons is not None and neurons.is_witness
+    table = replace(measurements.projections.table, tested_layers=measurements.settings.layers)
+    neurons = measurements.neurons
+    is_confirmed = measurements.decision.verdict is Verdict.HOMOLOGOUS and neurons is not None and neurons.is_witness
     return table if is_confirmed else unconfirmed(table)
 
 
-def _exclusion_by(measured: Measurements) -> Exclusion:
-    alpha, samples = measured.settings.alpha, measured.neuron_samples
+def _exclusion_by(measurements: Measurements) -> Exclusion:
+    alpha, samples = measurements.settings.alpha, measurements.neuron_samples
     noise = excluded_noise(*samples, alpha=alpha) if samples else None
-    if noise is not None and measured.nominating_samples:
-        noise = min(noise, excluded_noise(*measured.nominating_samples, alpha=REMARKABLE, nominates=True))
+    if noise is not None and measurements.nominating_samples:
+        noise = min(noise, excluded_noise(*measurements.nominating_samples, alpha=REMARKABLE, nominates=True))
     return exclusion(
-        measured.results,
-        n_tests=measured.n_tests_of_matrices,
+        measurements.results,
+        n_tests=measurements.n_tests_of_matrices,
         alpha=alpha,
-        noise_of_layers=None if measured.layers is None else measured.layers.noise,
+        noise_of_layers=None if measurements.layers is None else measurements.layers.noise,
         noise_of_neurons=noise,
     )
 
 
-def _caveats_on(measured: Measurements) -> tuple[str, ...]:
-    verdict, models, level = measured.decision.verdict, measured.models, measured.settings.level
-    late = tuple(note for note in caveats.of_weights(*models) if note not in measured.caveats)
-    if measured.files_are_equal:
-        return (*measured.caveats, *late)
+def _caveats_on(measurements: Measurements) -> tuple[str, ...]:
+    verdict, models, level = measurements.decision.verdict, measurements.models, measurements.settings.level
+    late = tuple(note for note in caveats.of_weights(*models) if note not in measurements.caveats)
+    if measurements.files_are_equal:
+        return (*measurements.caveats, *late)
     doubts: tuple[str, ...] = ()
     if verdict is not Verdict.HOMOLOGOUS:
-        doubts = (*measured.doubts_of_tokens, *caveats.of_channel_numbers(*models))
+        doubts = (*measurements.doubts_of_tokens, *caveats.of_channel_numbers(*models))
         if level.may_read_layers:
             doubts += caveats.of_neuron_numbers(*models)
-    on_rows = (caveat for matrix in measured.matrices.values() for caveat in matrix.caveats)
-    on_layers = (*measured.caveats_of_layers, *measured.stopped_before)
-    if verdict is Verdict.NO_EVIDENCE and measured.layers is not None:
-        n_layers = [len(layers_with(model, measured.layers.role)) for model in models]
-        on_layers += caveats.of_left_out_layers([len(places) for places in measured.layers.positions], n_layers)
+    on_rows = (caveat for matrix in measurements.matrices.values() for caveat in matrix.caveats)
+    on_layers = (*measurements.caveats_of_layers, *measurements.stopped_before)
+    if verdict is Verdict.NO_EVIDENCE and measurements.layers is not None:
+        n_layers = [len(layers_with(model, measurements.layers.role)) for model in models]
+        on_layers += caveats.of_left_out_layers([len(places) for places in measurements.layers.positions], n_layers)
     if verdict is Verdict.NO_EVIDENCE and level.may_read_layers:
-        are_sets_compared = any(pair.experts is not None for pair in measured.parts or ())
+        are_sets_compared = any(pair.experts is not None for pair in measurements.parts or ())
         on_layers += caveats.of_other_experts(*models, are_sets_compared=are_sets_compared)
-    return (*measured.caveats, *doubts, *on_rows, *on_layers, *late)
+    return (*measurements.caveats, *doubts, *on_rows, *on_layers, *late)

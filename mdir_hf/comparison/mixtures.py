@@ -71,20 +71,20 @@ def trace_experts(
 def mlp_parts(model: PlacedTensors, position: int) -> list[tuple[ExpertName, Mapping[Role, StoredWeight]]]:
     """Return all MLPs of a layer (dense, routed and shared) with their names."""
     layer = model.anatomy.layers[position]
-    named: list[tuple[ExpertName, Mapping[Role, StoredWeight]]] = [
+    mlps: list[tuple[ExpertName, Mapping[Role, StoredWeight]]] = [
         (None, layer.parts),
         *enumerate(layer.experts),
         *(("shared", parts) for parts in layer.shared_experts),
     ]
     return [
         (name, {role: parts[role] for role in _MLP_ROLES if role in parts})
-        for name, parts in named
+        for name, parts in mlps
         if Role.UP in parts and Role.DOWN in parts
     ]
 
 
 def _read_mlps(
-    model: PlacedTensors, position: int, named: list[tuple[ExpertName, Mapping[Role, StoredWeight]]], dtype: torch.dtype
+    model: PlacedTensors, position: int, mlps: list[tuple[ExpertName, Mapping[Role, StoredWeight]]], dtype: torch.dtype
 ) -> Iterator[MlpWeights]:
     layer = model.anatomy.layers[position]
     gains = {role: read_role(model, layer, role) for role in (Role.MLP_NORM, Role.SHARED_NORM) if role in layer.parts}
@@ -92,12 +92,12 @@ def _read_mlps(
     def folded(weight: torch.Tensor, gain: torch.Tensor | None) -> torch.Tensor:
         return fold_gain(weight.to(dtype), gain, plus_one=model.anatomy.norms_add_one)
 
-    experts = [parts for _, parts in named]
-    for (name, parts), read in zip(named, read_experts(model.tensors, experts), strict=True):
+    experts = [parts for _, parts in mlps]
+    for (name, parts), weights in zip(mlps, read_experts(model.tensors, experts), strict=True):
         has_own = name == "shared" and Role.SHARED_NORM in gains
         gain = gains.get(Role.SHARED_NORM if has_own else Role.MLP_NORM)
-        for role, weight in read.items():
+        for role, weight in weights.items():
             check_shape(model, layer, role, parts[role], tuple(weight.shape))
-        gate = read.get(Role.GATE)
-        up, down = folded(read[Role.UP], gain), read[Role.DOWN].to(dtype)
+        gate = weights.get(Role.GATE)
+        up, down = folded(weights[Role.UP], gain), weights[Role.DOWN].to(dtype)
         yield MlpWeights(up, down, None if gate is None else folded(gate, gain))

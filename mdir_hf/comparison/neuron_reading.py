@@ -115,13 +115,13 @@ def _choose(
     if n_neurons < 2 * FEWEST_TESTED:
         return None
     places = tuple(place for place in places if n_neurons_at[place] == n_neurons)
-    written, run = [role for role in (GATE_OF[up], up) if set(places) <= set(layers_with(model, role))], RUN
+    roles, run = [role for role in (GATE_OF[up], up) if set(places) <= set(layers_with(model, role))], RUN
     if nominates:
-        written, run, n_fitted_rows = [up], RUN_NEURONS, NOMINATING_FITTED_ROWS
-    n_tested, n_fitted = sample_sizes(n_neurons, n_fitted_rows, n_matrices=len(written))
-    drawn = sample_neurons(n_neurons, n_tested + n_fitted, run=run, seed=seed)
-    numbers = np.concatenate([np.sort(drawn[n_tested:]), np.sort(drawn[:n_tested])])
-    return _Choice(model, up, places, tuple(written), n_neurons, n_tested, numbers)
+        roles, run, n_fitted_rows = [up], RUN_NEURONS, NOMINATING_FITTED_ROWS
+    n_tested, n_fitted = sample_sizes(n_neurons, n_fitted_rows, n_matrices=len(roles))
+    sampled_neurons = sample_neurons(n_neurons, n_tested + n_fitted, run=run, seed=seed)
+    numbers = np.concatenate([np.sort(sampled_neurons[n_tested:]), np.sort(sampled_neurons[:n_tested])])
+    return _Choice(model, up, places, tuple(roles), n_neurons, n_tested, numbers)
 
 
 def planned_n_bytes(model: PlacedTensors, *, every: bool = False) -> int:
@@ -210,12 +210,12 @@ def read_sample(
     n_fitted = len(numbers) - n_tested
     in_spans, whole, lengths, offsets = [], [], [], []
     for place in places:
-        read = [reader.read(place, rows)[at].float() for reader in readers]
+        matrices = [reader.read(place, rows)[at].float() for reader in readers]
         lengths.append(products_of_lengths(model, place, readers, rows, stream)[at])
         offsets.append(offsets_of(model, place, readers[0], rows)[at])
-        in_spans.append(torch.stack(in_span(read, n_fitted)))
+        in_spans.append(torch.stack(in_span(matrices, n_fitted)))
         if place in spread(places, FEW_LAYERS):
-            whole.append(torch.stack(read))
+            whole.append(torch.stack(matrices))
     return NeuronSample(
         layers=tuple(places),
         n_neurons=readers[-1].n_channels(places[0]),

@@ -159,9 +159,11 @@ class NeuronSample:
         """Return the tensors to store in a file, keyed by name."""
         tensors = {ROWS: self.rows}
         if self.outputs is not None:
-            stored = (self.outputs.rows, self.outputs.strengths, self.outputs.offsets, self.outputs.constants)
+            output_tensors = (self.outputs.rows, self.outputs.strengths, self.outputs.offsets, self.outputs.constants)
             tensors |= {
-                name: tensor for name, tensor in zip(STORED_OUTPUTS.values(), stored, strict=True) if tensor is not None
+                name: tensor
+                for name, tensor in zip(STORED_OUTPUTS.values(), output_tensors, strict=True)
+                if tensor is not None
             }
         return {name: tensor.contiguous() for name, tensor in tensors.items()}
 

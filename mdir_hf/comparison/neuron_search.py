@@ -83,24 +83,28 @@ def search_neurons(
         return None
     views = tuple(map(with_first_experts, models))
     usable = [pair for pair in pairs if _have_neurons(views, up, pair)]
-    chosen = [usable[at] for at in np.random.default_rng([seed, 3]).permutation(len(usable))[:MOST_PAIRS]]
-    searched = [
+    chosen_pairs = [usable[at] for at in np.random.default_rng([seed, 3]).permutation(len(usable))[:MOST_PAIRS]]
+    searched_pairs = [
         (pair, sides)
-        for pair in sorted(chosen)
+        for pair in sorted(chosen_pairs)
         if (sides := _searched_pair(views, up, pair, residual_map, seed=seed, device=device)) is not None
     ]
-    shapes = [sides[0].matrices[0].shape[0] for _, sides in searched]
-    searched = [pair_and_sides for pair_and_sides, shape in zip(searched, shapes, strict=True) if shape == shapes[0]]
-    if not searched:
+    shapes = [sides[0].matrices[0].shape[0] for _, sides in searched_pairs]
+    searched_pairs = [
+        pair_and_sides for pair_and_sides, shape in zip(searched_pairs, shapes, strict=True) if shape == shapes[0]
+    ]
+    if not searched_pairs:
         return None
     n_neurons = max(
-        n_channels_of(model, up, place_) for pair, _ in searched for model, place_ in zip(views, pair, strict=True)
+        n_channels_of(model, up, place_)
+        for pair, _ in searched_pairs
+        for model, place_ in zip(views, pair, strict=True)
     )
     samples = [
         _sample(
             model,
-            [pair[side] for pair, _ in searched],
-            [layers[side] for _, layers in searched],
+            [pair[side] for pair, _ in searched_pairs],
+            [layers[side] for _, layers in searched_pairs],
             n_neurons=n_neurons,
             seed=seed,
         )
@@ -109,7 +113,7 @@ def search_neurons(
     counts = compare_neurons(samples[0], samples[1], alpha=alpha, device=device, place=place, is_searched=True)
     if counts is None:
         return None
-    in_pairs = {pair for pair, _ in searched}
+    in_pairs = {pair for pair, _ in searched_pairs}
     return replace(
         counts,
         matches=tuple(match for match in counts.matches if tuple(match) in in_pairs),
@@ -137,15 +141,15 @@ def _searched_pair(
     n_neurons = [n_channels_of(model, up, place) for model, place in zip(models, pair, strict=True)]
     few = int(n_neurons[1] < n_neurons[0])
     has_gate = GATE_OF[up] in models[0].anatomy.layers[pair[0]].parts
-    written = (GATE_OF[up], up) if has_gate else (up,)
+    roles = (GATE_OF[up], up) if has_gate else (up,)
     if n_neurons[few] < 2 * FEWEST_TESTED:
         return None
-    n_tested, n_fitted = sample_sizes(n_neurons[few], FITTED_ROWS, n_matrices=len(written))
-    drawn = sample_neurons(n_neurons[few], n_tested + n_fitted, run=RUN, seed=seed)
-    numbers = torch.from_numpy(np.concatenate([np.sort(drawn[n_tested:]), np.sort(drawn[:n_tested])]))
-    readers = [
-        [RoleReader(model, role, (place,)) for role in written] for model, place in zip(models, pair, strict=True)
-    ]
+    n_tested, n_fitted = sample_sizes(n_neurons[few], FITTED_ROWS, n_matrices=len(roles))
+    sampled_neurons = sample_neurons(n_neurons[few], n_tested + n_fitted, run=RUN, seed=seed)
+    numbers = torch.from_numpy(
+        np.concatenate([np.sort(sampled_neurons[n_tested:]), np.sort(sampled_neurons[:n_tested])])
+    )
+    readers = [[RoleReader(model, role, (place,)) for role in roles] for model, place in zip(models, pair, strict=True)]
     order = numbers.sort().values
     at = torch.searchsorted(order, numbers)
     sampled = [reader.read(pair[few], order)[at].float() for reader in readers[few]]
@@ -153,20 +157,22 @@ def _searched_pair(
     sampled_lengths = products_of_lengths(models[few], pair[few], readers[few], order, streams[few])[at]
     every = [reader.read(pair[1 - few], None).float() for reader in readers[1 - few]]
     carrier = residual_map if few == 0 else residual_map.reversed
-    carried = [carrier.carry_in(rows) for rows in sampled]
+    carried_rows = [carrier.carry_in(rows) for rows in sampled]
     # Keys and queries do not determine the sign of the stream, and neither does a map fitted on keys.
-    both_signs = [_best_partners([sign * rows for rows in carried], every, device) for sign in (1.0, -1.0)]
+    both_signs = [_best_partners([sign * rows for rows in carried_rows], every, device) for sign in (1.0, -1.0)]
     partners, signs, _ = max(both_signs, key=lambda partners: partners[2])
     signs = signs if has_gate and up is Role.UP else torch.ones_like(signs)
-    matched = [rows[partners] for rows in every]
+    matched_rows = [rows[partners] for rows in every]
     sampled[-1] = sampled[-1] * signs[:, None]
     whole = torch.arange(n_neurons[1 - few])
     lengths = products_of_lengths(models[1 - few], pair[1 - few], readers[1 - few], whole, streams[1 - few])
     offsets = offsets_of(models[1 - few], pair[1 - few], readers[1 - few][0], whole)[partners]
     outputs = read_outputs(models[1 - few], up, pair[1 - few], whole.numpy())
-    some = torch.from_numpy(np.random.default_rng([seed, 5]).permutation(len(whole))[:STRENGTHS_READ])
+    neurons_read = torch.from_numpy(np.random.default_rng([seed, 5]).permutation(len(whole))[:STRENGTHS_READ])
     mean_square = mean_square_of_outputs(
-        [unit_rows(rows[some]) for rows in every], (lengths[:, None] * outputs)[some], n_neurons=len(whole)
+        [unit_rows(rows[neurons_read]) for rows in every],
+        (lengths[:, None] * outputs)[neurons_read],
+        n_neurons=len(whole),
     )
     larger_rows = [
         NeuronRows(rows, reader.lengths(pair[1 - few], whole), bias_of(models[1 - few], pair[1 - few], reader.role))
@@ -181,7 +187,7 @@ def _searched_pair(
     lengths = torch.where((is_twin & ~is_merged).any(dim=1), 0.0, lengths[partners])
     scales = [stream_scale(stream) for stream in streams]
     constants = constant_responses(models[1 - few], pair[1 - few], partners.numpy(), offsets, scales[1 - few])
-    larger = _SearchedLayer(n_fitted, mean_square, matched, lengths, offsets, constants, outputs)
+    larger = _SearchedLayer(n_fitted, mean_square, matched_rows, lengths, offsets, constants, outputs)
     outputs = read_outputs(models[few], up, pair[few], numbers.numpy())
     mean_square = mean_square_of_outputs(
         [unit_rows(rows) for rows in sampled], sampled_lengths[:, None] * outputs, n_neurons=n_neurons[few]
@@ -194,12 +200,12 @@ def _searched_pair(
 
 
 def _best_partners(
-    carried: list[torch.Tensor], every: list[torch.Tensor], device: str
+    carried_rows: list[torch.Tensor], every: list[torch.Tensor], device: str
 ) -> tuple[torch.Tensor, torch.Tensor, float]:
     """Find the most similar neuron for each carried neuron, the sign of its up row, and the mean similarity."""
-    is_matched = torch.stack([rows.abs().sum(dim=0) for rows in carried]).sum(dim=0) > 0.0
-    sides = [unit_rows(rows[:, is_matched]).to(device) for rows in carried]
-    best = torch.full((len(carried[0]),), -math.inf, device=device)
+    is_matched = torch.stack([rows.abs().sum(dim=0) for rows in carried_rows]).sum(dim=0) > 0.0
+    sides = [unit_rows(rows[:, is_matched]).to(device) for rows in carried_rows]
+    best = torch.full((len(carried_rows[0]),), -math.inf, device=device)
     partner = torch.zeros(len(best), dtype=torch.long, device=device)
     sign = torch.ones(len(best), device=device)
     for start in range(0, len(every[0]), ROWS_AT_ONCE):
@@ -231,33 +237,33 @@ class NeuronRows:
     lengths: torch.Tensor
     bias: torch.Tensor | None = None
 
-    def cosines(self, chosen: torch.Tensor, device: str) -> torch.Tensor:
+    def cosines(self, neurons: torch.Tensor, device: str) -> torch.Tensor:
         """Return the ``(k, n)`` cosines between chosen rows and all rows."""
         rows = unit_rows(self.rows).to(device)
-        return (rows[chosen] @ rows.T).cpu()
+        return (rows[neurons] @ rows.T).cpu()
 
 
 def merged_outputs(
-    matrices: list[NeuronRows], outputs: torch.Tensor, chosen: torch.Tensor, device: str = "cpu"
+    matrices: list[NeuronRows], outputs: torch.Tensor, neurons: torch.Tensor, device: str = "cpu"
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Add the outputs of neurons with equal activations: parts of a split neuron, or copies that cancel.
 
-    ``matrices`` are gate and up, or up alone; ``outputs`` are down columns ``(n, channels)``; ``chosen`` are neuron
+    ``matrices`` are gate and up, or up alone; ``outputs`` are down columns ``(n, channels)``; ``neurons`` are neuron
     numbers ``(k,)``. Returns the summed outputs and a ``(k, n)`` mask of the neurons in each sum.
     """
     first, last = matrices[0], matrices[-1]
-    cosines_of_last = last.cosines(chosen, device)
+    cosines_of_last = last.cosines(neurons, device)
     # Up may be rescaled or negated against down. A gate, or up without a gate, may not.
     signs = cosines_of_last.sign() if len(matrices) > 1 else torch.ones_like(cosines_of_last)
-    is_equal = (first.cosines(chosen, device) > EQUAL_COSINE) & (cosines_of_last * signs > EQUAL_COSINE)
-    is_equal &= (first.lengths / first.lengths[chosen][:, None] - 1.0).abs() < 1.0 - EQUAL_COSINE
+    is_equal = (first.cosines(neurons, device) > EQUAL_COSINE) & (cosines_of_last * signs > EQUAL_COSINE)
+    is_equal &= (first.lengths / first.lengths[neurons][:, None] - 1.0).abs() < 1.0 - EQUAL_COSINE
     for matrix, sign in ((first, torch.ones_like(signs)), (last, signs)):
         if matrix.bias is not None:
             relative = matrix.bias / matrix.lengths
-            is_equal &= (sign * relative - relative[chosen][:, None]).abs() < 1.0 - EQUAL_COSINE
-    is_equal[torch.arange(len(chosen)), chosen] = True
-    scales = signs if len(matrices) == 1 else signs * last.lengths / last.lengths[chosen][:, None]
-    scales[torch.arange(len(chosen)), chosen] = 1.0
+            is_equal &= (sign * relative - relative[neurons][:, None]).abs() < 1.0 - EQUAL_COSINE
+    is_equal[torch.arange(len(neurons)), neurons] = True
+    scales = signs if len(matrices) == 1 else signs * last.lengths / last.lengths[neurons][:, None]
+    scales[torch.arange(len(neurons)), neurons] = 1.0
     return torch.where(is_equal, scales, 0.0) @ outputs, is_equal
 
 
@@ -296,5 +302,5 @@ def same_places(
     places = [layers_with(with_first_experts(model), up) for model in (reference, candidate)]
     if len(places[0]) != len(places[1]):
         return []
-    drawn = np.random.default_rng([seed, 4]).permutation(len(places[0]))[:at_most]
-    return sorted((places[0][at], places[1][at]) for at in drawn)
+    positions = np.random.default_rng([seed, 4]).permutation(len(places[0]))[:at_most]
+    return sorted((places[0][at], places[1][at]) for at in positions)

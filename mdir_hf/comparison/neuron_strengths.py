@@ -99,7 +99,7 @@ def strongest_layer(
     complete = set.intersection(*(set(layers_with(adapted, role)) for role in (*roles, DOWN_OF[up])))
     others = sorted(complete - set(strengths))
     rng = np.random.default_rng([seed, 6])
-    drawn = rng.permutation(others)[:n_others].tolist()
+    sampled_places = rng.permutation(others)[:n_others].tolist()
     first_channel = int(rng.integers(max(1, model.anatomy.written_width - OTHER_CHANNELS + 1)))
     channels = np.arange(first_channel, min(first_channel + OTHER_CHANNELS, model.anatomy.written_width))
 
@@ -122,7 +122,7 @@ def strongest_layer(
             return 0.0
 
     n_in_flight = 1 if is_one_of_several_ranks() else READS_AT_ONCE
-    of_others = in_order(drawn, read, n_in_flight=n_in_flight, name="mdir-strengths")
+    of_others = in_order(sampled_places, read, n_in_flight=n_in_flight, name="mdir-strengths")
     return max([*map(_root_mean_square, strengths.values()), *of_others])
 
 
@@ -148,8 +148,8 @@ def with_mean_squares(model: PlacedTensors, sample: NeuronSample, places: Sequen
     for place in places:
         numbers = np.sort(rng.permutation(sample.n_neurons)[:STRENGTHS_READ]).astype(np.int64)
         rows = torch.from_numpy(numbers)
-        written = [role for role in (GATE_OF[up], up) if place in layers_with(adapted, role)]
-        readers = [RoleReader(adapted, role, (place,)) for role in written]
+        roles = [role for role in (GATE_OF[up], up) if place in layers_with(adapted, role)]
+        readers = [RoleReader(adapted, role, (place,)) for role in roles]
         # Only these rows are read; lengths of rows that were not read before would need the whole matrix.
         unit = [unit_rows(reader.read(place, rows).float()) for reader in readers]
         lengths = products_of_lengths(adapted, place, readers, rows, stream)

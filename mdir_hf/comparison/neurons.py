@@ -155,8 +155,8 @@ def compare_neurons(
         ]
         agreeing = [cell for cell in agreeing if own_by_down[cell] >= least and cell not in idle]
 
-    def pairs(chosen: Sequence[tuple[int, int]]) -> tuple[LayerPair, ...]:
-        return tuple(LayerPair(reference.layers[i], candidate.layers[j]) for i, j in chosen)
+    def pairs(positions: Sequence[tuple[int, int]]) -> tuple[LayerPair, ...]:
+        return tuple(LayerPair(reference.layers[i], candidate.layers[j]) for i, j in positions)
 
     return NeuronNumbers(
         tested=n_tested,
@@ -215,11 +215,11 @@ def _is_idle(
     is_searched: bool,
 ) -> bool:
     """Return whether agreeing neurons write too little, compared with their own layer or with the other model."""
-    matched = matches[cell[0]][cell[1]]
-    least = LEAST_SHARE_OF_NEURONS * len(matched.is_certain)
+    match = matches[cell[0]][cell[1]]
+    least = LEAST_SHARE_OF_NEURONS * len(match.is_certain)
     # A stranger's neuron with its own number by chance may write more than all idle copies together. So neurons that
     # are not certain count only if the certain ones are too few, as under strong noise.
-    is_certain = matched.is_certain if is_searched or int(matched.is_certain.sum()) >= least else matched.is_own
+    is_certain = match.is_certain if is_searched or int(match.is_certain.sum()) >= least else match.is_own
     sides = list(zip((reference, candidate), cell, strict=True))
     for outputs, at in sides:
         of_side, mean_square = outputs.strengths[at].square(), outputs.mean_square(at)

@@ -261,8 +261,8 @@ def _float_units(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
             fits = ((significands - significands.round()).abs() < ROUNDING_OF_SCALES).all(dim=1, keepdim=True)
             units = torch.where(fits & units.isnan(), unit, units)
         if not bool(units.isnan().any()):
-            used = torch.unique(_significands(values / units, n_bits).round().abs())
-            n_used = len(used[(used > 0) & (used < 2**n_bits)])
+            used_significands = torch.unique(_significands(values / units, n_bits).round().abs())
+            n_used = len(used_significands[(used_significands > 0) & (used_significands < 2**n_bits)])
             return units if n_used >= FEWEST_SIGNIFICANDS * 2 ** (n_bits - 1) else None
     return None
 

@@ -110,12 +110,12 @@ class PairReader:
             if self._all is None:
                 self._all = self._read_new(np.arange(len(self.common), dtype=np.int64), None)
             at = torch.from_numpy(new)
-            arrived = self._all[0][at], self._all[1][at]
+            new_rows = self._all[0][at], self._all[1][at]
         else:
-            arrived = self._read_new(new, self.sampler.max_gap_bytes)
-        self._rows = tuple(torch.cat([old, rows]) for old, rows in zip(self._rows, arrived, strict=True))
+            new_rows = self._read_new(new, self.sampler.max_gap_bytes)
+        self._rows = tuple(torch.cat([old, rows]) for old, rows in zip(self._rows, new_rows, strict=True))
         self._read_positions = np.concatenate([self._read_positions, new])
-        del arrived
+        del new_rows
         return_freed_memory()  # a look needs several times the memory of a read, from other heaps
         return self.rows()
 
@@ -284,13 +284,13 @@ class SharedTensors:
         if self._rows is None:
             return self._source.read_rows(name, rows, max_gap_bytes=gap)
         numbers, cached_rows = self._rows.get(name, (rows[:0], None))
-        missing = np.setdiff1d(rows, numbers)
-        if len(missing) or cached_rows is None:
-            new_rows = narrowed(self._source.read_rows(name, missing, max_gap_bytes=gap))
+        missing_rows = np.setdiff1d(rows, numbers)
+        if len(missing_rows) or cached_rows is None:
+            new_rows = narrowed(self._source.read_rows(name, missing_rows, max_gap_bytes=gap))
             if cached_rows is not None:
                 dtype = torch.promote_types(cached_rows.dtype, new_rows.dtype)
                 new_rows = torch.cat([cached_rows.to(dtype), new_rows.to(dtype)])
-            numbers = np.concatenate([numbers, missing])
+            numbers = np.concatenate([numbers, missing_rows])
             order = np.argsort(numbers)
             numbers, cached_rows = numbers[order], new_rows[torch.from_numpy(order)]
             others = (other_rows.nbytes for other_name, (_, other_rows) in [*self._rows.items()] if other_name != name)

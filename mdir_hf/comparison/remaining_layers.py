@@ -38,13 +38,15 @@ def with_remaining_layers(
     map of sampled layers is returned unchanged.
     """
     models, is_whole = (reference, candidate), accepted.layer_map.pattern != "sampled"
-    lacking = [_without(model, places) for model, places in zip(models, accepted.positions, strict=True)]
-    if not is_whole or not any(lacking):
+    remaining_places = [_without(model, places) for model, places in zip(models, accepted.positions, strict=True)]
+    if not is_whole or not any(remaining_places):
         return accepted
-    matched = [{places[at] for at in side} for places, side in zip(accepted.positions, _matched(accepted), strict=True)]
+    matched_places = [
+        {places[at] for at in side} for places, side in zip(accepted.positions, _matched(accepted), strict=True)
+    ]
     rows, columns = (
         tuple(at for at in range(len(model.anatomy.layers)) if at not in of_model)
-        for model, of_model in zip(models, matched, strict=True)
+        for model, of_model in zip(models, matched_places, strict=True)
     )
     role = _other_role(models, (rows, columns), accepted.role)
     if role is None:
@@ -84,14 +86,14 @@ def _without(model: PlacedTensors, positions: Positions) -> set[int]:
 def _other_role(models: tuple[PlacedTensors, ...], sides: tuple[Positions, ...], role: Role) -> Role | None:
     candidates: list[tuple[int, int, Role]] = []
     for other_role in OTHER_ROLES:
-        having = [
+        places_with_role = [
             [at for at in side if other_role in model.anatomy.layers[at].parts]
             for model, side in zip(models, sides, strict=True)
         ]
-        if other_role is role or not all(having):
+        if other_role is role or not all(places_with_role):
             continue
-        n_rows = max(_n_rows(model, at[0], other_role) for model, at in zip(models, having, strict=True))
-        candidates.append((-min(map(len, having)), n_rows, other_role))
+        n_rows = max(_n_rows(model, at[0], other_role) for model, at in zip(models, places_with_role, strict=True))
+        candidates.append((-min(map(len, places_with_role)), n_rows, other_role))
     return min(candidates, key=lambda candidate: candidate[:2])[2] if candidates else None
 
 
@@ -115,6 +117,6 @@ def _joined(accepted: LayersEvidence, second: LayerMap, places: tuple[Positions,
         for match in layer_map.matches:
             i, j = row_at[sides[0][match.reference]], column_at[sides[1][match.candidate]]
             matches.setdefault(j, LayerMatch(i, j, match.log_p))
-    joined = replace(first, log_p=log_p, is_full=is_full, ordered=(), n_related=first.n_related + second.n_related)
+    joined_map = replace(first, log_p=log_p, is_full=is_full, ordered=(), n_related=first.n_related + second.n_related)
     ordered = [matches[j] for j in sorted(matches)]
-    return replace(accepted, layer_map=with_matches(joined, ordered), positions=(rows, columns))
+    return replace(accepted, layer_map=with_matches(joined_map, ordered), positions=(rows, columns))

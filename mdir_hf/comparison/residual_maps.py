@@ -122,12 +122,12 @@ def _paired_rows(keys: tuple[RoleReader, RoleReader], seed: int) -> Iterator[tup
     positions = [
         pair for pair in by_depth if all(at in reader.positions for at, reader in zip(pair, keys, strict=True))
     ]
-    chosen = positions[:: max(1, -(-len(positions) // FITTED_LAYERS))]
-    layouts = {_plane_layout(r.model, at) for pair in chosen for r, at in zip(keys, pair, strict=True)}
+    chosen_pairs = positions[:: max(1, -(-len(positions) // FITTED_LAYERS))]
+    layouts = {_plane_layout(r.model, at) for pair in chosen_pairs for r, at in zip(keys, pair, strict=True)}
     layout = layouts.pop() if len(layouts) == 1 else None
-    n_rows = FITTED_ROWS // max(1, len(chosen) * (1 if layout is None else 2))
+    n_rows = FITTED_ROWS // max(1, len(chosen_pairs) * (1 if layout is None else 2))
     generator = torch.Generator().manual_seed(seed)
-    for reference_at, candidate_at in chosen:
+    for reference_at, candidate_at in chosen_pairs:
         x, y = _keys_by_head(keys[0], reference_at, layout), _keys_by_head(keys[1], candidate_at, layout)
         if x.shape[1] != y.shape[1]:
             continue

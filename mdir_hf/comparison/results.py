@@ -162,16 +162,16 @@ def _finding(evidence: ModuleEvidence) -> RowsFound | NeuronsFound | HeadsFound 
 
 def experts_result(origins: ExpertOrigins, *, log_n_tests: float) -> ModuleResult:
     """Return the result for the experts of one pair of layers."""
-    matched = origins.expert_map
-    log10_p = [min(0.0, p + log_n_tests) / LN10 for p in matched.log_p]
+    expert_map = origins.expert_map
+    log10_p = [min(0.0, p + log_n_tests) / LN10 for p in expert_map.log_p]
     best = min(range(len(log10_p)), key=log10_p.__getitem__)
-    traced = list(zip(origins.candidate, matched.origins, log10_p, strict=True))
+    traced = list(zip(origins.candidate, expert_map.origins, log10_p, strict=True))
     return ModuleResult(
         layer=LayerPair(*origins.layer),
         role=ModuleRole.EXPERTS,
         test=ModuleTest.NEURONS,
-        trace=matched.matchings[best].trace,
-        normalized_trace=matched.matchings[best].normalized_trace,
+        trace=expert_map.matchings[best].trace,
+        normalized_trace=expert_map.matchings[best].normalized_trace,
         log10_p=log10_p[best],
         scale=None,
         found=ExpertsFound(

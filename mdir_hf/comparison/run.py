@@ -74,28 +74,28 @@ def compare_models(
         comparison = replace(comparison, given_neurons=neurons)
     level = settings.level
     with one_pool():
-        measured = comparison.compare_files()
-        if measured.files_are_equal:
-            return comparison.with_direction(measured)
-        measured, common = comparison.find_common_tokens(measured)
-        for name in measured.matrix_pairs:
-            measured = comparison.compare_matrix(measured, name, common)
-            if measured.is_nominated and level.stops_when_settled:
+        measurements = comparison.compare_files()
+        if measurements.files_are_equal:
+            return comparison.with_direction(measurements)
+        measurements, common = comparison.find_common_tokens(measurements)
+        for name in measurements.matrix_pairs:
+            measurements = comparison.compare_matrix(measurements, name, common)
+            if measurements.is_nominated and level.stops_when_settled:
                 break
-        if measured.is_nominated or level.may_read_layers or neurons is not None:
-            measured = comparison.compare_neurons(measured)
-            if measured.is_settled and level.stops_when_settled:
-                return comparison.final_report(measured)
+        if measurements.is_nominated or level.may_read_layers or neurons is not None:
+            measurements = comparison.compare_neurons(measurements)
+            if measurements.is_settled and level.stops_when_settled:
+                return comparison.final_report(measurements)
         if level.may_read_layers:
-            if measured.is_nominated:
-                measured = comparison.search_neurons(measured)
-                if measured.is_settled and level.stops_when_settled:
-                    return comparison.final_report(measured)
-            measured = comparison.compare_layers(measured)
-            measured = comparison.search_neurons_of_matched_layers(measured)
-        if level.may_read_layers and not level.tests_whole_layers and not measured.is_settled:
-            measured = comparison.compare_neurons_of_every_layer(measured)
-    return comparison.final_report(measured)
+            if measurements.is_nominated:
+                measurements = comparison.search_neurons(measurements)
+                if measurements.is_settled and level.stops_when_settled:
+                    return comparison.final_report(measurements)
+            measurements = comparison.compare_layers(measurements)
+            measurements = comparison.search_neurons_of_matched_layers(measurements)
+        if level.may_read_layers and not level.tests_whole_layers and not measurements.is_settled:
+            measurements = comparison.compare_neurons_of_every_layer(measurements)
+    return comparison.final_report(measurements)
 
 
 def _witness(
@@ -153,89 +153,89 @@ class Comparison:
             return replace(nothing, caveats=(*nothing.caveats, caveats.of_equal_files(n_same)))
         return nothing
 
-    def find_common_tokens(self, measured: Measurements) -> tuple[Measurements, CommonVocabulary]:
+    def find_common_tokens(self, measurements: Measurements) -> tuple[Measurements, CommonVocabulary]:
         """Pair the rows that belong to the same tokens."""
         pairs = matrix_pairs(self.reference, self.candidate, self.settings.level)
         if not pairs:
-            return replace(measured, caveats=(*measured.caveats, caveats.NO_COMMON_MATRIX)), NO_TOKENS
+            return replace(measurements, caveats=(*measurements.caveats, caveats.NO_COMMON_MATRIX)), NO_TOKENS
         with self.watch.step("vocabulary"):
             self.watch.enter("vocabulary")
             common, notes = common_tokens(self.reference, self.candidate)
-        measured = replace(
-            measured,
+        measurements = replace(
+            measurements,
             matrix_pairs=pairs,
-            caveats=(*measured.caveats, *notes),
+            caveats=(*measurements.caveats, *notes),
             tokens_are_known=not common.is_by_number,
         )
-        return measured, common
+        return measurements, common
 
-    def compare_matrix(self, measured: Measurements, name: str, common: CommonVocabulary) -> Measurements:
+    def compare_matrix(self, measurements: Measurements, name: str, common: CommonVocabulary) -> Measurements:
         """Run Algorithm 1 on the ``embedding`` or the ``unembedding``."""
-        pair: MatrixPair = measured.matrix_pairs[name]
+        pair: MatrixPair = measurements.matrix_pairs[name]
         specs = (matrix_spec(self.reference, pair[0]), matrix_spec(self.candidate, pair[1]))
         rows = common.within(specs[0].shape[0], specs[1].shape[0])
         plan = plan_matrix(name, self.reference, self.candidate, pair, rows, self.settings)
         sampler = row_sampler(plan, rows, seed=self.settings.seed)
         check_memory(plan, self.settings.max_memory_bytes)
-        measured = replace(measured, n_looks=max(measured.n_looks, plan.n_looks))
-        is_first = not measured.matrices
+        measurements = replace(measurements, n_looks=max(measurements.n_looks, plan.n_looks))
+        is_first = not measurements.matrices
         if is_first:
             bounded = with_bound(plan, self.reference, self.candidate, rows, sampler)
             if self.watch.shows_plan:
                 bounded = with_noise(bounded, self.reference, self.candidate, self.settings.alpha)
             self.watch.planned(replace(bounded, opening_bytes=self.watch.n_bytes))
         else:
-            self._tell(measured, caveats.STOPPED_BEFORE_UNEMBEDDINGS, *self._layers_to_come)
+            self._tell(measurements, caveats.STOPPED_BEFORE_UNEMBEDDINGS, *self._layers_to_come)
             plan = plan.at_once()
 
         def neurons_settle() -> bool:
-            return self.compare_neurons(measured).is_settled
+            return self.compare_neurons(measurements).is_settled
 
         matrix = compare_embeddings(
             name,
             PairReader(self.reference, self.candidate, rows, plan, sampler),
             self.settings,
             self.watch,
-            n_tests=measured.n_tests_of_matrices,
+            n_tests=measurements.n_tests_of_matrices,
             after_first_look=neurons_settle if self.settings.level is Level.AUTO and is_first else None,
         )
-        return replace(self._with_neurons(measured), matrices={**measured.matrices, name: matrix})
+        return replace(self._with_neurons(measurements), matrices={**measurements.matrices, name: matrix})
 
-    def compare_neurons(self, measured: Measurements) -> Measurements:
+    def compare_neurons(self, measurements: Measurements) -> Measurements:
         """Compare a few neurons by number, unless that has already been done."""
         with self._reading_neurons():
             if self.given_neurons is not None:
                 self.witness.compare_given(self.given_neurons.reference, self.given_neurons.candidate)
-            elif measured.have_layers and not self.witness.was_asked:
-                if measured.is_nominated and not self.settings.level.tests_whole_layers:
+            elif measurements.have_layers and not self.witness.was_asked:
+                if measurements.is_nominated and not self.settings.level.tests_whole_layers:
                     self.witness.ask_near_copy()
                 if not self.witness.is_convincing:
                     self.witness.ask_by_number(every=self.settings.level.tests_whole_layers)
-        return self._with_neurons(measured)
+        return self._with_neurons(measurements)
 
-    def search_neurons(self, measured: Measurements) -> Measurements:
+    def search_neurons(self, measurements: Measurements) -> Measurements:
         """Search for noisy or reordered neurons, using the embeddings' residual-basis maps."""
-        if self.given_neurons is not None or not measured.have_layers or self.witness.is_convincing:
-            return measured
+        if self.given_neurons is not None or not measurements.have_layers or self.witness.is_convincing:
+            return measurements
         with self._reading_neurons():
             self.witness.ask_under_noise()
-            for residual_map in measured.maps_of_embeddings:
+            for residual_map in measurements.maps_of_embeddings:
                 if not self.witness.is_convincing:
                     self.witness.ask_by_search(self.witness.same_places(), residual_map)
-        return self._with_neurons(measured)
+        return self._with_neurons(measurements)
 
-    def search_neurons_of_matched_layers(self, measured: Measurements) -> Measurements:
+    def search_neurons_of_matched_layers(self, measurements: Measurements) -> Measurements:
         """Search for noisy or reordered neurons in the layers that an accepted map matches."""
-        if measured.layers is None or not measured.decision.accepts_layers or self.witness.is_convincing:
-            return measured
-        pairs = measured.layers.pairs
+        if measurements.layers is None or not measurements.decision.accepts_layers or self.witness.is_convincing:
+            return measurements
+        pairs = measurements.layers.pairs
         with self._reading_neurons():
             self.witness.ask_under_noise(pairs)
             if not self.witness.is_convincing:
-                self.witness.ask_by_search(pairs, measured.layers.residual_map)
-        return self._with_neurons(measured)
+                self.witness.ask_by_search(pairs, measurements.layers.residual_map)
+        return self._with_neurons(measurements)
 
-    def compare_neurons_of_every_layer(self, measured: Measurements) -> Measurements:
+    def compare_neurons_of_every_layer(self, measurements: Measurements) -> Measurements:
         """Compare neurons of every layer, as a last resort."""
         counts = self.witness.by_number
         if (
@@ -243,40 +243,42 @@ class Comparison:
             or counts is None
             or _holds_every_layer(counts, self.reference, self.candidate)
         ):
-            return measured
-        self._tell(measured, caveats.STOPPED_BEFORE_NEURONS)
+            return measurements
+        self._tell(measurements, caveats.STOPPED_BEFORE_NEURONS)
         with self._reading_neurons():
             self.witness.ask_every_layer()
-        return self._with_neurons(measured)
+        return self._with_neurons(measurements)
 
-    def compare_layers(self, measured: Measurements) -> Measurements:
+    def compare_layers(self, measurements: Measurements) -> Measurements:
         """Run Algorithms 2 and 3, which count as one more look after the looks at the matrices.
 
         Raises:
             AnatomyError: If a model's layers cannot be identified, at a level that analyses all layers.
             UnsupportedFormatError: If layers cannot be read, at a level that analyses all layers.
         """
-        self._tell(measured, *self._layers_to_come)
+        self._tell(measurements, *self._layers_to_come)
         with self.watch.step("layers"):
             self.watch.enter("layers")
             try:
-                return with_layer_map(measured, self.witness.models, self.watch, self._tell)
+                return with_layer_map(measurements, self.witness.models, self.watch, self._tell)
             except (AnatomyError, UnsupportedFormatError) as exc:
                 if self.settings.level.analyses_all_layers:
                     raise
                 # The embeddings were read and may settle the question.
-                return replace(measured, caveats_of_layers=(caveats.of_failed_layers(exc),), layers_are_unreadable=True)
+                return replace(
+                    measurements, caveats_of_layers=(caveats.of_failed_layers(exc),), layers_are_unreadable=True
+                )
 
-    def final_report(self, measured: Measurements) -> HomologyReport:
+    def final_report(self, measurements: Measurements) -> HomologyReport:
         """Compare experts and other stacks, collect facts on which model came first, and return the report."""
         if self.settings.level.may_read_layers:
             with self.watch.step("stacks"):
-                measured = self.compare_stacks(measured)
-        return self.with_direction(self.describe_relatives(measured))
+                measurements = self.compare_stacks(measurements)
+        return self.with_direction(self.describe_relatives(measurements))
 
-    def compare_stacks(self, measured: Measurements) -> Measurements:
+    def compare_stacks(self, measurements: Measurements) -> Measurements:
         """Compare the other stacks and, if the verdict is not settled, experts as sets."""
-        experts = () if measured.is_settled else self._compare_experts(measured)
+        experts = () if measurements.is_settled else self._compare_experts(measurements)
         stacks = stack_pairs(
             self.reference,
             self.candidate,
@@ -284,15 +286,15 @@ class Comparison:
             seed=self.witness.seed,
             is_fresh=self.witness.is_fresh,
             device=self.settings.device,
-            before=partial(self._tell, measured),
+            before=partial(self._tell, measurements),
         )
-        return replace(measured, parts=(*experts, *(stacks or ())) if experts or stacks is not None else None)
+        return replace(measurements, parts=(*experts, *(stacks or ())) if experts or stacks is not None else None)
 
-    def _compare_experts(self, measured: Measurements) -> tuple[StackPair, ...]:
-        if any(getattr(model, "other_stacks", None) is None for model in measured.models):
+    def _compare_experts(self, measurements: Measurements) -> tuple[StackPair, ...]:
+        if any(getattr(model, "other_stacks", None) is None for model in measurements.models):
             return ()
         widths = (self.reference.anatomy.hidden_size, self.candidate.anatomy.hidden_size)
-        residual_maps = list(measured.maps_of_embeddings)
+        residual_maps = list(measurements.maps_of_embeddings)
         if widths[0] == widths[1] and all(residual_map.is_fitted for residual_map in residual_maps):
             residual_maps.append(ResidualBasisMap.identity(widths[0]))
         return compare_expert_sets(
@@ -305,31 +307,35 @@ class Comparison:
             device=self.settings.device,
         )
 
-    def describe_relatives(self, measured: Measurements) -> Measurements:
+    def describe_relatives(self, measurements: Measurements) -> Measurements:
         """Make the projection table of related models if requested, turning errors into caveats."""
-        if not self.settings.describes_relatives or measured.projections is not None or not measured.have_layers:
-            return measured
-        if measured.decision.verdict is not Verdict.HOMOLOGOUS:
-            return measured
-        maps = measured.maps_of_embeddings
-        if measured.layers is not None and measured.decision.accepts_layers:
-            maps = (measured.layers.residual_map,)
+        if (
+            not self.settings.describes_relatives
+            or measurements.projections is not None
+            or not measurements.have_layers
+        ):
+            return measurements
+        if measurements.decision.verdict is not Verdict.HOMOLOGOUS:
+            return measurements
+        maps = measurements.maps_of_embeddings
+        if measurements.layers is not None and measurements.decision.accepts_layers:
+            maps = (measurements.layers.residual_map,)
         with self.watch.step("projections"):
             self.watch.enter("layers")
             try:
-                return replace(measured, projections=projections_of(measured, maps))
+                return replace(measurements, projections=projections_of(measurements, maps))
             except StoppedError:
                 raise
             except MdirError as exc:
-                sentences = (*measured.caveats_of_layers, caveats.of_failed_table(exc))
-                return replace(measured, caveats_of_layers=sentences)
+                sentences = (*measurements.caveats_of_layers, caveats.of_failed_table(exc))
+                return replace(measurements, caveats_of_layers=sentences)
 
-    def with_direction(self, measured: Measurements) -> HomologyReport:
+    def with_direction(self, measurements: Measurements) -> HomologyReport:
         """Return the report; for related models, add facts on which came first."""
-        report = report_on(measured, self.watch)
+        report = report_on(measurements, self.watch)
         if report.verdict is not Verdict.HOMOLOGOUS:
             return report
-        may_read = self.settings.level.may_read_layers and not measured.files_are_equal
+        may_read = self.settings.level.may_read_layers and not measurements.files_are_equal
         with self.watch.step("direction"):
             facts = direction_facts(self.reference, self.candidate, level_reads=may_read)
         io = self.watch.io(self.reference.tensors.n_bytes + self.candidate.tensors.n_bytes)
@@ -339,8 +345,8 @@ class Comparison:
     def _layers_to_come(self) -> tuple[str, ...]:
         return (caveats.STOPPED_BEFORE_LAYERS,) if self.settings.level.may_read_layers else ()
 
-    def _tell(self, measured: Measurements, *stopped_before: str) -> None:
-        self.watch.found(lambda: report_on(replace(measured, stopped_before=stopped_before), self.watch))
+    def _tell(self, measurements: Measurements, *stopped_before: str) -> None:
+        self.watch.found(lambda: report_on(replace(measurements, stopped_before=stopped_before), self.watch))
 
     @contextmanager
     def _reading_neurons(self) -> Iterator[None]:
@@ -349,10 +355,10 @@ class Comparison:
             self.watch.enter("neurons")
             yield
 
-    def _with_neurons(self, measured: Measurements) -> Measurements:
+    def _with_neurons(self, measurements: Measurements) -> Measurements:
         witness = self.witness
         return replace(
-            measured,
+            measurements,
             neurons=witness.counts,
             neuron_samples=witness.samples,
             nominating_samples=witness.nominating_samples,

@@ -64,14 +64,14 @@ class LayerAnalysis:
         residual_map = self.tier_one.residual_map
         records = Records(self.reader, self.tier_one, self.findings, self.log_n_tests, self.experts)
         results = records.results(self.pairs)
-        rivalled = self.tier_one.rivalled() - self.counterparts.keys()
+        rivalled_layers = self.tier_one.rivalled() - self.counterparts.keys()
         return LayerTable(
             residual_map=ResidualMap(residual_map.kind),
             fitted_on=residual_map.fitted_on if residual_map.is_fitted else None,
             is_confirmed=True,
             tests=round(math.exp(self.log_n_tests)),
             results=tuple(
-                without_history(result) if result.layer.candidate in rivalled else result for result in results
+                without_history(result) if result.layer.candidate in rivalled_layers else result for result in results
             ),
         )
 
@@ -197,20 +197,22 @@ def search_moved_rows(analysis: LayerAnalysis, on_part: OnPart | None = None) ->
             on_part("layers", n_done, n_layers[1])
         _search_pair(analysis, heads, neurons, (source, place))
     settled = {*analysis.counterparts, *analysis.tier_one.rivalled()}
-    missing = [place for place in range(n_layers[1]) if place not in settled]
+    unmatched_layers = [place for place in range(n_layers[1]) if place not in settled]
     # A few layers suffice to recognise strangers; searching all layers would read whole gates and values.
-    probed = spread(missing, PROBED_LAYERS)
-    same_places = (*probed, *(place for place in missing if place not in probed)) if n_layers[0] == n_layers[1] else ()
+    probed = spread(unmatched_layers, PROBED_LAYERS)
+    same_places = (
+        (*probed, *(place for place in unmatched_layers if place not in probed)) if n_layers[0] == n_layers[1] else ()
+    )
     for n_done, place in enumerate(same_places):
         if n_done == len(probed) and not analysis.counterparts:
             break
         if on_part is not None:
-            on_part("layers", n_layers[1] - len(missing) + n_done, n_layers[1])
+            on_part("layers", n_layers[1] - len(unmatched_layers) + n_done, n_layers[1])
         if _search_pair(analysis, heads, neurons, (place, place)):
             analysis.counterparts[place] = place
     for role in (role for role in (Role.K, Role.V) if role not in analysis.reader.left_out):
-        missing = [place for place in missing if place not in analysis.counterparts]
-        cells = heads.heads_of_layers(role, missing) if missing else None
+        unmatched_layers = [place for place in unmatched_layers if place not in analysis.counterparts]
+        cells = heads.heads_of_layers(role, unmatched_layers) if unmatched_layers else None
         if cells is None:
             continue
         analysis.by_heads[role] = cells

@@ -117,6 +117,6 @@ def _needs_whole_experts(view: ReadOnce, role: Role) -> bool:
         part = layer.parts.get(role)
         if isinstance(part, WeightPart):
             with suppress(AnatomyError, UnsupportedFormatError):
-                stored = tuple(view.tensors.spec(part.tensor).shape)
-                return part.is_transposed(stored) and math.prod(part.shape(stored)) > MOST_WHOLE_VALUES
+                stored_shape = tuple(view.tensors.spec(part.tensor).shape)
+                return part.is_transposed(stored_shape) and math.prod(part.shape(stored_shape)) > MOST_WHOLE_VALUES
     return False

@@ -45,7 +45,7 @@ Tell = Callable[[Measurements, str], None]
 
 
 def with_layer_map(
-    measured: Measurements, models: tuple[PlacedTensors, PlacedTensors], watch: Watch, tell: Tell
+    measurements: Measurements, models: tuple[PlacedTensors, PlacedTensors], watch: Watch, tell: Tell
 ) -> Measurements:
     """Map the layers of two models and add the result to the measurements.
 
@@ -56,29 +56,29 @@ def with_layer_map(
         AnatomyError: If the layers of a model cannot be identified.
         UnsupportedFormatError: If the layers cannot be read.
     """
-    settings = measured.settings
-    level, maps = settings.level, measured.maps_of_embeddings
+    settings = measurements.settings
+    level, maps = settings.level, measurements.maps_of_embeddings
     roles = representatives(*models, every=level.tests_whole_layers)
-    are_matched = any(matrix.matching is not None for matrix in measured.matrices.values())
+    are_matched = any(matrix.matching is not None for matrix in measurements.matrices.values())
     map_attempts = attempts(*models, maps, roles, settings, are_matched=are_matched)
-    log_alpha = math.log(settings.alpha) - measured.log_cost_of_layers
+    log_alpha = math.log(settings.alpha) - measurements.log_cost_of_layers
     why = why_not_compared(*models, roles)
-    measured = replace(measured, caveats_of_layers=why, layers_are_unreadable=bool(why))
-    question = LayerQuestion(*models, settings, log_alpha, on_part=watch.part, neuron_seed=measured.sample_seed)
+    measurements = replace(measurements, caveats_of_layers=why, layers_are_unreadable=bool(why))
+    question = LayerQuestion(*models, settings, log_alpha, on_part=watch.part, neuron_seed=measurements.sample_seed)
 
     by_rows: LayersEvidence | None = None
     if level.analyses_all_layers:
         projections, by_rows = map_by_rows(question, maps, map_attempts)
         if projections is not None:
             add_experts(projections)
-        measured = replace(measured, projections=projections)
+        measurements = replace(measurements, projections=projections)
         if by_rows is not None and by_rows.has_most_layers and not level.tests_whole_layers:
-            return _with_layers(measured, by_rows, log_alpha)
+            return _with_layers(measurements, by_rows, log_alpha)
         if projections is not None:
             question = replace(question, supports=partial(supports, projections, log_alpha=log_alpha))
 
     def on_found(layers: LayersEvidence, n_left: int) -> None:
-        tell(replace(measured, layers=layers), caveats.of_layers_not_analysed(n_left))
+        tell(replace(measurements, layers=layers), caveats.of_layers_not_analysed(n_left))
 
     layers = compare_layers(replace(question, on_found=on_found), map_attempts)
     if by_rows is not None and not (
@@ -91,47 +91,51 @@ def with_layer_map(
         # A model without layers was compared as a whole.
         are_unreadable = all(model.anatomy.layers for model in models)
         sentences = why or (caveats.UNRELATED_STREAMS,)
-        return replace(measured, caveats_of_layers=sentences, layers_are_unreadable=are_unreadable)
+        return replace(measurements, caveats_of_layers=sentences, layers_are_unreadable=are_unreadable)
     if layers.is_empty:
-        return replace(measured, caveats_of_layers=(*why, _of_zeros(measured, layers)), layers_are_unreadable=True)
+        return replace(
+            measurements, caveats_of_layers=(*why, _of_zeros(measurements, layers)), layers_are_unreadable=True
+        )
     if level.analyses_all_layers and is_accepted(layers, log_alpha, settings):
-        analysis = measured.projections
+        analysis = measurements.projections
         if analysis is None or len(analysis.counterparts) < len(layers.pairs):
             counterparts = {candidate: reference for reference, candidate in layers.pairs}
-            measured = replace(measured, projections=projections_of(measured, (layers.residual_map,), counterparts))
+            measurements = replace(
+                measurements, projections=projections_of(measurements, (layers.residual_map,), counterparts)
+            )
         if settings.layers and layers is not by_rows:
             layers = analyse_matches(question, layers)
-    return _with_layers(measured, layers, log_alpha)
+    return _with_layers(measurements, layers, log_alpha)
 
 
 def projections_of(
-    measured: Measurements, residual_maps: Sequence[ResidualBasisMap], counterparts: Mapping[int, int] = {}
+    measurements: Measurements, residual_maps: Sequence[ResidualBasisMap], counterparts: Mapping[int, int] = {}
 ) -> LayerAnalysis | None:
     """Run tiers 1 and 2 on all layers; see :func:`analyse_layers`."""
-    settings = measured.settings
+    settings = measurements.settings
     return analyse_layers(
-        *measured.models, residual_maps, seed=settings.seed, device=settings.device, counterparts=counterparts
+        *measurements.models, residual_maps, seed=settings.seed, device=settings.device, counterparts=counterparts
     )
 
 
-def _with_layers(measured: Measurements, layers: LayersEvidence, log_alpha: float) -> Measurements:
-    are_invariant = are_layers_invariant(*measured.models, layers, seed=measured.settings.seed)
-    unread = () if measured.projections is None else measured.projections.reader.unread
-    sentences = dict.fromkeys((*measured.caveats_of_layers, *layers.not_compared, *unread))
+def _with_layers(measurements: Measurements, layers: LayersEvidence, log_alpha: float) -> Measurements:
+    are_invariant = are_layers_invariant(*measurements.models, layers, seed=measurements.settings.seed)
+    unread = () if measurements.projections is None else measurements.projections.reader.unread
+    sentences = dict.fromkeys((*measurements.caveats_of_layers, *layers.not_compared, *unread))
     noise = layers_noise(
-        *measured.models,
+        *measurements.models,
         layers.role,
         layers.positions,
         n_tests=layers.n_tests,
         log_alpha=log_alpha,
-        every=measured.settings.level.tests_whole_layers,
+        every=measurements.settings.level.tests_whole_layers,
     )
     layers = replace(layers, noise=noise, are_invariant=are_invariant)
-    return replace(measured, layers=layers, caveats_of_layers=tuple(sentences))
+    return replace(measurements, layers=layers, caveats_of_layers=tuple(sentences))
 
 
-def _of_zeros(measured: Measurements, layers: LayersEvidence) -> str:
-    models = zip(measured.models, layers.n_empty, layers.positions, strict=True)
+def _of_zeros(measurements: Measurements, layers: LayersEvidence) -> str:
+    models = zip(measurements.models, layers.n_empty, layers.positions, strict=True)
     model, n_empty, places = max(models, key=lambda model_and_counts: model_and_counts[1] / len(model_and_counts[2]))
     return caveats.of_empty_layers(layers.role, n_empty, len(places), model.label)
 

@@ -121,17 +121,17 @@ class Records:
         cells, names = experts.cells[role], experts.compared(role)
         partners = {column: experts.partner(role, column) for column in range(len(names[1]))}
         paired = {column: (row, column) for column, row in partners.items() if row is not None}
-        compared = [ComparedExpert(name, None, None) for name in names[1]]
+        compared_experts = [ComparedExpert(name, None, None) for name in names[1]]
         for column, cell in paired.items():
             cosine = _cosine(float(cells.agreement.cosine[cell]))
-            compared[column] = ComparedExpert(names[1][column], names[0][cell[0]], cosine)
-        result = replace(result, experts=tuple(compared), unread_experts=experts.n_unread(role))
+            compared_experts[column] = ComparedExpert(names[1][column], names[0][cell[0]], cosine)
+        result = replace(result, experts=tuple(compared_experts), unread_experts=experts.n_unread(role))
         if not paired:
             return replace(result, reason=NO_EXPERT_AGREES)
         cosines = np.concatenate([cells.agreement.row_cosines[cell] for cell in paired.values()])
-        share = sum(map(cells.share_kept, paired.values())) / len(compared)
+        share = sum(map(cells.share_kept, paired.values())) / len(compared_experts)
         has_moved = any(
-            expert.candidate != expert.reference is not None for expert in compared if expert.cosine is not None
+            expert.candidate != expert.reference is not None for expert in compared_experts if expert.cosine is not None
         )
         kept_outcome = Outcome.PERMUTED if has_moved else Outcome.KEPT
         return replace(

@@ -118,8 +118,8 @@ class ProjectionReader:
         for _ in in_order([*norms.values(), *rows], self._fetch, n_in_flight=FETCHES_AT_ONCE, name="mdir-fetch"):
             pass
 
-    def _fetch(self, read: tuple[int, Role, int, IntArray | None], _: object) -> None:
-        side, role, place, numbers = read
+    def _fetch(self, request: tuple[int, Role, int, IntArray | None], _: object) -> None:
+        side, role, place, numbers = request
         with suppress(AnatomyError, UnsupportedFormatError):
             read_role(self.models[side], self.models[side].anatomy.layers[place], role, numbers)
 

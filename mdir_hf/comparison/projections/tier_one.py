@@ -64,12 +64,12 @@ class RoleCells:
 
     def best(self, column: int) -> int | None:
         """Return the index of the reference layer that agrees best with a candidate layer, if one stands out."""
-        named = np.flatnonzero(self.is_named[:, column])
-        if not len(named):
+        named_rows = np.flatnonzero(self.is_named[:, column])
+        if not len(named_rows):
             return None
         cosine = np.where(self.is_named, np.abs(self.agreement.cosine), 0.0)
-        own = self.agreement.own_share[named, column]
-        best = int(named[np.lexsort((cosine[named, column], np.round(own, 2)))[-1]])
+        own = self.agreement.own_share[named_rows, column]
+        best = int(named_rows[np.lexsort((cosine[named_rows, column], np.round(own, 2)))[-1]])
         rivals = np.concatenate([np.delete(cosine[:, column], best), np.delete(cosine[best], column)])
         is_rivalled = len(rivals) > 0 and rivals.max() >= RIVAL_SHARE_OF_COSINE * cosine[best, column]
         return None if is_rivalled and cosine[best, column] < COPIED_LAYER_COSINE else best

@@ -108,8 +108,8 @@ class HeadSearch(Search):
         samples = []
         for side, places in ((0, rows), (1, others)):
             numbers = (d * np.arange(n_heads[side])[:, None] + positions).reshape(-1)
-            read = reader.rows if len(places) > 1 else reader.rows_of_one
-            samples.append(torch.stack([read(side, role, place, numbers) for place in places]))
+            read_rows = reader.rows if len(places) > 1 else reader.rows_of_one
+            samples.append(torch.stack([read_rows(side, role, place, numbers) for place in places]))
         samples[0] = carried(self.residual_map, samples[0])
         return match_heads(samples[0], samples[1], n_heads=n_heads), (samples[0], samples[1])
 
@@ -117,15 +117,15 @@ class HeadSearch(Search):
         """Look for permuted or rotated heads and add their maps to ``maps``."""
         findings: dict[Role, Finding] = {}
         # Sampled queries may miss moved heads, which the columns of o reveal.
-        searched = {*roles, Role.Q} if Role.O in roles and Role.Q in self.tier_one.cells else {*roles}
+        searched_roles = {*roles, Role.Q} if Role.O in roles and Role.Q in self.tier_one.cells else {*roles}
         for role in (Role.K, Role.V, Role.Q):
-            if role not in searched or not self._have_heads(role, pair):
+            if role not in searched_roles or not self._have_heads(role, pair):
                 continue
             finding = self._heads(role, pair, maps)
             if finding is None or finding.share < 1.0 - LEAST_OWN_SHARE:
-                turned = self._turned(role, pair, maps)
-                if turned is not None and (finding is None or turned.cosine > finding.cosine + 0.05):
-                    finding = turned
+                turned_finding = self._turned(role, pair, maps)
+                if turned_finding is not None and (finding is None or turned_finding.cosine > finding.cosine + 0.05):
+                    finding = turned_finding
             if finding is not None:
                 findings[role] = finding
         if Role.O in roles and self._have_heads(Role.O, pair):
@@ -144,13 +144,13 @@ class HeadSearch(Search):
         log_p = float(agreement.log_p[0, 0])
         if not self.is_significant(log_p):
             return None
-        matched = agreement.reference[0, 0], agreement.candidate[0, 0]
+        head_matching = agreement.reference[0, 0], agreement.candidate[0, 0]
         n_heads = [self.reader.n_heads(side, role, place) for side, place in enumerate(pair)]
-        first, second = _rows_of_heads((x[0], y[0]), n_heads, matched)
+        first, second = _rows_of_heads((x[0], y[0]), n_heads, head_matching)
         cosines = oriented(row_cosines(first, second))
         share = share_alike(cosines)
-        maps.heads[role] = np.stack(matched)
-        is_moved = bool((matched[0] != matched[1]).any())
+        maps.heads[role] = np.stack(head_matching)
+        is_moved = bool((head_matching[0] != head_matching[1]).any())
         return Finding(log_p, cosines, share, "heads" if is_moved else None)
 
     def _turned(self, role: Role, pair: tuple[int, int], maps: FoundMaps) -> Finding | None:
@@ -250,8 +250,8 @@ class HeadSearch(Search):
         sides = []
         for side, rows in enumerate((cells.sample.reference, cells.sample.candidate)):
             at = cells.sample.places[side].index(pair[side])
-            stored = rows[at] if cells.sample.is_of_stream else self._whole_outputs(side, pair)
-            sides.append(stored.reshape(len(stored), n_heads[side], -1))
+            outputs = rows[at] if cells.sample.is_of_stream else self._whole_outputs(side, pair)
+            sides.append(outputs.reshape(len(outputs), n_heads[side], -1))
         x, y = sides[0][:, torch.from_numpy(heads[0])], sides[1][:, torch.from_numpy(heads[1])]
         if x.shape[2] != y.shape[2] and turns is None:
             return None

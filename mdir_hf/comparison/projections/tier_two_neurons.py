@@ -37,8 +37,8 @@ class NeuronSearch(Search):
         reader, gate, down = self.reader, GATE_OF[up], DOWN_OF[up]
         has_gate = all(pair[side] in reader.places(side, gate) for side in (0, 1))
         findings: dict[Role, Finding] = {}
-        searched = [role for role in ((gate, up) if has_gate else (up,)) if role in roles]
-        for role in searched:
+        searched_roles = [role for role in ((gate, up) if has_gate else (up,)) if role in roles]
+        for role in searched_roles:
             if maps.neurons is None:
                 finding = self._neurons(role, pair, maps, is_signed=role is up and has_gate)
                 if finding is not None:

@@ -141,12 +141,12 @@ def open_both(
     Raises:
         MdirError: If a model cannot be opened; see :meth:`NamedModel.open`. The reference's error takes precedence.
     """
-    named = (reference, candidate)
-    repositories = _both(*(partial(name.find, reading, ledger) for name in named))
+    named_models = (reference, candidate)
+    repositories = _both(*(partial(name.find, reading, ledger) for name in named_models))
     prefetched: list[Repository] = []
     if not (level.accepts_equal_files and _list_same_weights(*repositories)):
         prefetched = _expect_vocabularies(
-            *(repository for name, repository in zip(named, repositories, strict=True) if name.tokenizer is None)
+            *(repository for name, repository in zip(named_models, repositories, strict=True) if name.tokenizer is None)
         )
     vocabularies = (
         _vocabulary_of(repository) if repository in prefetched and not repository.is_local else None
@@ -162,7 +162,7 @@ def open_both(
                 may_read_head=not level.is_screen_only,
                 vocabulary=vocabulary,
             )
-            for name, repository, vocabulary in zip(named, repositories, vocabularies, strict=True)
+            for name, repository, vocabulary in zip(named_models, repositories, vocabularies, strict=True)
         )
     )
 
@@ -202,7 +202,7 @@ def _list_same_weights(reference: Repository, candidate: Repository) -> bool:
 
 
 def _expect_vocabularies(*repositories: Repository, known_digests: Set[str] = frozenset()) -> list[Repository]:
-    read = []
+    repositories_to_read = []
     for repository in repositories:
         if any(path.endswith(".gguf") for path in (repository.file or "", *repository.files)):
             continue  # the weight files may contain a vocabulary
@@ -210,9 +210,9 @@ def _expect_vocabularies(*repositories: Repository, known_digests: Set[str] = fr
         digests = {repository.files[path].sha256 or repository.files[path].blob_id or "" for path in paths}
         if "" in digests or not digests <= known_digests:
             repository.expect(whole=paths)
-            read.append(repository)
+            repositories_to_read.append(repository)
         known_digests = known_digests | digests
-    return read
+    return repositories_to_read
 
 
 def _vocabulary_of(repository: Repository) -> Future[Vocabulary]:

@@ -103,10 +103,10 @@ class MemorySource:
         """Copy the given rows to the CPU in their own dtype."""
         del max_gap_bytes  # applies to files only
         spec = self.spec(name)
-        wanted = torch.from_numpy(check_rows(spec, rows, self.label))
+        index = torch.from_numpy(check_rows(spec, rows, self.label))
         tensor = self._tensors[name].detach()
-        self._count(name, len(wanted) * spec.shape[-1] * tensor.element_size())
-        return tensor.reshape(math.prod(spec.shape[:-1]), spec.shape[-1])[wanted.to(tensor.device)].cpu()
+        self._count(name, len(index) * spec.shape[-1] * tensor.element_size())
+        return tensor.reshape(math.prod(spec.shape[:-1]), spec.shape[-1])[index.to(tensor.device)].cpu()
 
     def _count(self, name: str, n_bytes: int) -> None:
         if self._on_read is not None:

@@ -255,7 +255,7 @@ class RangedTensors(ABC):
         self, spec: TensorSpec, rows: IntArray, encoding: Encoding, max_gap_bytes: int | None, *, widen: bool
     ) -> torch.Tensor:
         source = self._byte_source(spec.path)
-        wanted = check_rows(spec, rows, source.label)
+        numbers = check_rows(spec, rows, source.label)
         if max_gap_bytes is None:
             max_gap_bytes = int(getattr(source, "gap_bytes", REMOTE_MAX_GAP_BYTES))
         row_n_bytes = encoding.bytes_of(spec.shape[-1])
@@ -263,7 +263,7 @@ class RangedTensors(ABC):
         out: torch.Tensor | None = None
         longest = ROW_SPAN_FACTOR * self._max_span_bytes
         plan = (
-            coalesce(wanted, row_n_bytes, spec.start, max_gap_bytes=max_gap_bytes, max_span_bytes=longest)
+            coalesce(numbers, row_n_bytes, spec.start, max_gap_bytes=max_gap_bytes, max_span_bytes=longest)
             if row_n_bytes
             else []
         )
@@ -271,14 +271,14 @@ class RangedTensors(ABC):
             decoded = encoding.decode(data).reshape(-1, width)
             if out is None:
                 dtype = result_dtype(decoded.dtype) if widen else decoded.dtype
-                out = torch.empty((wanted.size, width), dtype=dtype)
+                out = torch.empty((numbers.size, width), dtype=dtype)
             for start in range(0, len(part.slots), ROWS_AT_ONCE):  # in steps, to avoid a widened copy of all rows
                 some = slice(start, start + ROWS_AT_ONCE)
                 values = decoded[torch.from_numpy(part.offsets[some])].to(out.dtype)
                 if widen:
-                    check_finite(values, spec, source.label, rows=wanted[part.slots[some]])
+                    check_finite(values, spec, source.label, rows=numbers[part.slots[some]])
                 out[torch.from_numpy(part.slots[some])] = values
-        return _empty(encoding, widen=widen).reshape(wanted.size, width) if out is None else out
+        return _empty(encoding, widen=widen).reshape(numbers.size, width) if out is None else out
 
     def _byte_source(self, path: str) -> ByteSource:
         with self._lock:
@@ -296,16 +296,16 @@ def check_rows(spec: TensorSpec, rows: IntArray, label: str) -> IntArray:
     """
     if len(spec.shape) < 2:
         raise InputError(f"tensor {spec.name!r} has shape {spec.shape}; only a matrix has rows to read", subject=label)
-    wanted = np.asarray(rows, dtype=np.int64).reshape(-1)
+    numbers = np.asarray(rows, dtype=np.int64).reshape(-1)
     n_rows = math.prod(spec.shape[:-1])
-    if wanted.size and (wanted.min() < 0 or wanted.max() >= n_rows):
-        outside = wanted[(wanted < 0) | (wanted >= n_rows)]
+    if numbers.size and (numbers.min() < 0 or numbers.max() >= n_rows):
+        outside = numbers[(numbers < 0) | (numbers >= n_rows)]
         raise InputError(
             f"tensor {spec.name!r} of shape {spec.shape} has no row {outside[0]:,}; {outside.size:,} of the "
-            f"{wanted.size:,} requested rows are out of range",
+            f"{numbers.size:,} requested rows are out of range",
             subject=label,
         )
-    return wanted
+    return numbers
 
 
 def _empty(encoding: Encoding, *, widen: bool = False) -> torch.Tensor:

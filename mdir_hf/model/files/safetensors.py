@@ -122,11 +122,11 @@ def _load_object(header: bytes) -> dict[str, object]:
 def _unique_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
     by_name = dict(pairs)
     if len(by_name) != len(pairs):
-        seen: set[str] = set()
+        seen_names: set[str] = set()
         for name, _ in pairs:
-            if name in seen:
+            if name in seen_names:
                 raise _JsonError(f"{name!r} is a duplicate name")
-            seen.add(name)
+            seen_names.add(name)
     return by_name
 
 
@@ -165,9 +165,9 @@ def _check_metadata(metadata: object) -> None:
 def _read_entry(name: str, entry: object, *, base: int, path: str) -> TensorSpec:
     if not isinstance(entry, dict):
         _fail(f"tensor {name!r} is described by {_kind(entry)}; expected an object with {', '.join(_FIELDS)}")
-    missing = [field for field in _FIELDS if field not in entry]
-    if missing:
-        _fail(f"tensor {name!r} has no {' and no '.join(missing)}")
+    missing_fields = [field for field in _FIELDS if field not in entry]
+    if missing_fields:
+        _fail(f"tensor {name!r} has no {' and no '.join(missing_fields)}")
     dtype, shape, offsets = (entry[field] for field in _FIELDS)
     if not isinstance(dtype, str) or dtype not in DTYPES:
         _fail(f"tensor {name!r} has the unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
@@ -176,13 +176,13 @@ def _read_entry(name: str, entry: object, *, base: int, path: str) -> TensorSpec
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_u64(offset) for offset in offsets):
         _fail(f"tensor {name!r} has data_offsets {offsets!r}; expected two integers from 0 to 2^64 - 1")
     start, stop = offsets
-    expected = _n_bytes(name, shape, dtype)
+    expected_n_bytes = _n_bytes(name, shape, dtype)
     if stop < start:
         _fail(f"tensor {name!r} ends at {stop}, before it starts at {start}")
-    if stop - start != expected:
+    if stop - start != expected_n_bytes:
         _fail(
             f"tensor {name!r} occupies {stop - start:,} bytes (data_offsets {start}..{stop}); "
-            f"{dtype} of shape {tuple(shape)} takes {expected:,}"
+            f"{dtype} of shape {tuple(shape)} takes {expected_n_bytes:,}"
         )
     excess = excess_of_shape(shape)
     if excess is not None:

@@ -106,8 +106,8 @@ class ShardedTensors(RangedTensors):
                 self._tree.expect(heads=unread)
             for path in unread:
                 self._header(path)
-            listed = {path: set(self._headers[path]) for path in existing}
-            self._path_of, self._disagreement = place_by_headers(self._index.weight_map, listed)
+            names_by_path = {path: set(self._headers[path]) for path in existing}
+            self._path_of, self._disagreement = place_by_headers(self._index.weight_map, names_by_path)
             if len(self._path_of) > MAX_TENSORS:
                 raise UnsupportedFormatError(
                     f"the weight files list {len(self._path_of):,} tensors; the limit is {MAX_TENSORS:,}",
@@ -194,13 +194,13 @@ class ShardedTensors(RangedTensors):
                     subject=self.label,
                 )
         headers = {path: self._header(path) for path in self._paths}
-        listed = [(name, path) for path, header in headers.items() for name in header]
-        path_of = dict(listed)
-        if len(path_of) < len(listed):
-            twice = next(name for name, n in Counter(name for name, _ in listed).items() if n > 1)
-            holders = [path for name, path in listed if name == twice]
+        names_and_paths = [(name, path) for path, header in headers.items() for name in header]
+        path_of = dict(names_and_paths)
+        if len(path_of) < len(names_and_paths):
+            twice = next(name for name, n in Counter(name for name, _ in names_and_paths).items() if n > 1)
+            holders = [path for name, path in names_and_paths if name == twice]
             # Shards have no tensors in common, but slices have the same names.
-            are_slices = 2 * (len(listed) - len(path_of)) >= len(path_of)
+            are_slices = 2 * (len(names_and_paths) - len(path_of)) >= len(path_of)
             raise CorruptCheckpointError(
                 f"tensor {twice!r} is in {' and in '.join(holders)}, and no index says which one is valid"
                 + ("; so are most tensors, as in slices for tensor parallelism" if are_slices else ""),
@@ -238,8 +238,8 @@ class ShardedTensors(RangedTensors):
 
 def list_some(names: Iterable[str], most: int = 3) -> str:
     """Format the first few names for a message."""
-    listed = list(names)
-    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
+    all_names = list(names)
+    return ", ".join(all_names[:most]) + (f" and {len(all_names) - most} more" if len(all_names) > most else "")
 
 
 def check_complete(shards: Mapping[int, str], total: int, *, what: str, named: str) -> None:

@@ -94,10 +94,10 @@ class IoLedger:
 
     def _check(self, label: str, n_bytes: int) -> None:
         for cap in self._caps:
-            used = self.bytes_read - cap.n_bytes_before + self._reserved
-            if used + n_bytes > cap.max_bytes:
+            n_used = self.bytes_read - cap.n_bytes_before + self._reserved
+            if n_used + n_bytes > cap.max_bytes:
                 raise ByteBudgetError(
-                    f"the next read needs {n_bytes:,} bytes, but {used:,} of the {cap.max_bytes:,} bytes allowed are "
+                    f"the next read needs {n_bytes:,} bytes, but {n_used:,} of the {cap.max_bytes:,} bytes allowed are "
                     "used or reserved; raise the limit on bytes, or compare at a lighter level",
                     subject=label,
                 )

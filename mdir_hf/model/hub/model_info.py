@@ -165,17 +165,17 @@ def models_of_author(
     query = {"author": author, "sort": "downloads", "limit": min(limit + 1, _MODELS_OF_A_PAGE)}
     if text_generation:
         query["pipeline_tag"] = "text-generation"
-    listed: list[str] = []
+    model_names: list[str] = []
     page: str | None = f"{endpoint}/api/models?{urlencode(query)}"
-    while page is not None and len(listed) <= limit:
+    while page is not None and len(model_names) <= limit:
         models, next_page = ask(page, label=author, endpoint=endpoint, token=token)
-        listed += _names(models, label=author)
+        model_names += _names(models, label=author)
         # Stop at an empty page, even if it links to another one.
         page = None if next_page is None or not models else secured(page, next_page, subject=author)
-    if not listed:
+    if not model_names:
         kind = "model for text generation" if text_generation else "model"
         raise InputError(f"the Hub lists no {kind} of this author that you can access; check the name", subject=author)
-    names = tuple(dict.fromkeys(listed))
+    names = tuple(dict.fromkeys(model_names))
     return ModelList(names[:limit], is_cut=len(names) > limit)
 
 

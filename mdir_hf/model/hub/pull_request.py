@@ -141,16 +141,16 @@ def _open_pull_requests(
             f"{endpoint}/api/{kind}s/{repo}/discussions?{query}", label=repo, endpoint=endpoint, token=token
         )
         is_object = isinstance(response, dict)
-        listed, n_all = (response.get("discussions"), response.get("count")) if is_object else (None, None)
-        if not isinstance(listed, list) or not isinstance(n_all, int):
+        discussions, n_all = (response.get("discussions"), response.get("count")) if is_object else (None, None)
+        if not isinstance(discussions, list) or not isinstance(n_all, int):
             raise no_answer(repo, "expected a list of pull requests")
-        for entry in listed[: _MOST_OPEN - n_seen]:
+        for entry in discussions[: _MOST_OPEN - n_seen]:
             number, title = (entry.get("num"), entry.get("title")) if isinstance(entry, dict) else (None, None)
             if not isinstance(number, int) or not isinstance(title, str):
                 raise no_answer(repo, f"{repr(entry)[:60]} is not a pull request with a number and a title")
             yield number, title
-        n_seen += len(listed)
-        if not listed or n_seen >= min(n_all, _MOST_OPEN):
+        n_seen += len(discussions)
+        if not discussions or n_seen >= min(n_all, _MOST_OPEN):
             return
 
 

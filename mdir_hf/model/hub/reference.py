@@ -210,8 +210,8 @@ def _hub_url(text: str) -> Reference:
         _refuse(text, "the URL contains no repository")
     page_words = ("tree", "blob", "resolve", "raw", "commit", "commits", "discussions", "blame")
     n_name = 1 if len(segments) == 1 or segments[1] in page_words else 2
-    named = _of_name("/".join(segments[:n_name]), [], text)
-    revision = named.revision or ""
+    reference = _of_name("/".join(segments[:n_name]), [], text)
+    revision = reference.revision or ""
     page, path_segments = (segments[n_name], segments[n_name + 1 :]) if len(segments) > n_name else ("", [])
     if page in ("tree", "blob", "resolve", "raw", "commit", "commits", "blame") and path_segments:
         n_revision = _n_of_ref(path_segments)
@@ -219,10 +219,10 @@ def _hub_url(text: str) -> Reference:
     elif page:
         path_segments = []
     if not path_segments:
-        return replace(named, revision=revision or None)
-    assert named.repo_id is not None
+        return replace(reference, revision=revision or None)
+    assert reference.repo_id is not None
     return _with_place(
-        text, named.repo_id, revision or None, path_segments, is_file=None if page == "tree" else page != ""
+        text, reference.repo_id, revision or None, path_segments, is_file=None if page == "tree" else page != ""
     )
 
 

@@ -172,11 +172,11 @@ def _open_cached(
     ledger: IoLedger,
 ) -> LocalRepository:
     assert parsed.repo_id is not None
-    wanted = revision or constants.DEFAULT_REVISION
+    revision_name = revision or constants.DEFAULT_REVISION
     repository = Path(hub_cache_dir(cache_dir), repo_folder_name(repo_id=parsed.repo_id, repo_type="model"))
-    commit = _cached_commit(repository, safe_path(wanted, subject=parsed.repo_id))
+    commit = _cached_commit(repository, safe_path(revision_name, subject=parsed.repo_id))
     if commit is None or not (repository / "snapshots" / commit).is_dir():
-        raise _not_cached(f"revision {wanted!r}", parsed.repo_id)
+        raise _not_cached(f"revision {revision_name!r}", parsed.repo_id)
     folder = repository / "snapshots" / commit / subfolder
     if not folder.is_dir():
         raise OfflineError(f"the cache holds no folder {subfolder!r} of it", subject=f"{parsed.repo_id}@{commit[:7]}")

@@ -46,16 +46,16 @@ def names_by_class(config: Mapping[str, object], names: Collection[str]) -> dict
     if settings is None or not _is_reasonable(settings) or importlib.util.find_spec("transformers") is None:
         return None
     try:
-        saved = _saved_names(settings)
+        saved_names = _saved_names(settings)
     except Exception:  # transformers may raise any error; names and shapes can still be used
         return None
-    stored_names = {module: name for name, module in saved.items() if name in names}
+    stored_names = {module: name for name, module in saved_names.items() if name in names}
     if not stored_names:
         return None
-    placed = set(stored_names.values())
+    placed_names = set(stored_names.values())
     moved = _moved_prefixes(stored_names)
     for name in names:
-        if name not in placed:
+        if name not in placed_names:
             split = split_at_layer(name)
             prefix = None if split is None else moved.get(split[0])
             plain = name if split is None or prefix is None else f"{prefix}.{split[1]}.{split[2]}"
@@ -64,12 +64,12 @@ def names_by_class(config: Mapping[str, object], names: Collection[str]) -> dict
 
 
 def _moved_prefixes(stored_names: Mapping[str, str]) -> dict[str, str]:
-    moved: dict[str, Counter[str]] = defaultdict(Counter)
+    prefix_counts: dict[str, Counter[str]] = defaultdict(Counter)
     for module, stored in stored_names.items():
         in_files, in_module = split_at_layer(stored), split_at_layer(module)
         if in_files is not None and in_module is not None and in_files[1] == in_module[1]:
-            moved[in_files[0]][in_module[0]] += 1
-    return {prefix: counts.most_common(1)[0][0] for prefix, counts in moved.items()}
+            prefix_counts[in_files[0]][in_module[0]] += 1
+    return {prefix: counts.most_common(1)[0][0] for prefix, counts in prefix_counts.items()}
 
 
 def harmless(config: Mapping[str, object]) -> dict[str, object] | None:
@@ -116,10 +116,10 @@ def _saved_names(config: Mapping[str, object]) -> dict[str, str]:
         model = _skeleton(config)
         state = {name: tensor for name, tensor in model.state_dict().items() if tensor.ndim}
         whole = {id(tensor): name for name, tensor in state.items()}
-        saved: dict[str, Any] = revert_weight_conversion(model, dict(state))
-    same = {name: whole[id(tensor)] for name, tensor in saved.items() if id(tensor) in whole}
+        saved_tensors: dict[str, Any] = revert_weight_conversion(model, dict(state))
+    same = {name: whole[id(tensor)] for name, tensor in saved_tensors.items() if id(tensor) in whole}
     moved = {name: module for name, module in same.items() if name != module}
-    other_names = [name for name in saved if name not in same]
+    other_names = [name for name in saved_tensors if name not in same]
     return {**{name: name for name in same if name not in moved}, **moved, **_experts(other_names, state)}
 
 
@@ -167,8 +167,8 @@ def _skeleton(config: Mapping[str, object]) -> Any:  # noqa: ANN401 - a transfor
     family = CONFIG_MAPPING[str(known_config["model_type"])]
     settings = family.from_dict(dict(known_config))
     architectures = known_config.get("architectures")
-    named = architectures[0] if isinstance(architectures, list) and architectures else None
-    model_class: Any = getattr(transformers, named, None) if isinstance(named, str) else None
+    class_name = architectures[0] if isinstance(architectures, list) and architectures else None
+    model_class: Any = getattr(transformers, class_name, None) if isinstance(class_name, str) else None
     if not (isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)):
         mappings = (
             modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING,

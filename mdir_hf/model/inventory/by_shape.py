@@ -54,7 +54,7 @@ def resolve_by_shape(
         return None
     embedding, head, notes = _embedding_and_head(tables)
     layers = () if stack is None else tuple(_layer(stack, index, shapes, hidden, sizes) for index in stack.names)
-    placed = {part.tensor for layer in layers for part in layer.parts.values() if isinstance(part, WeightPart)}
+    placed_names = {part.tensor for layer in layers for part in layer.parts.values() if isinstance(part, WeightPart)}
     matrices = {name for name in in_stack if len(shapes[name]) > 1}
     return Anatomy(
         architecture=sizes.architecture,
@@ -70,7 +70,7 @@ def resolve_by_shape(
         tied=head is None and embedding is not None and sizes.ties_embeddings is not False,
         declares_tied=bool(sizes.ties_embeddings),
         layers=layers,
-        unplaced=tuple(sorted(matrices - placed)),
+        unplaced=tuple(sorted(matrices - placed_names)),
         notes=("its tensors have unknown names; shapes decided which is which", *notes),
         prefixes=() if stack is None else stack.prefixes,
         decided_by="shapes",
@@ -146,9 +146,14 @@ def _layer(stack: Stack, index: int, shapes: Mapping[str, tuple[int, ...]], hidd
     if inner is None:
         inner = max((shape[1] for shape in by_shape if len(shape) == 2 and shape[0] == hidden), default=None)
     width = None if sizes.n_heads is None or sizes.width_of_head is None else sizes.n_heads * sizes.width_of_head
-    wanted = {Role.DOWN: (hidden, inner), Role.UP: (inner, hidden), Role.Q: (width, hidden), Role.O: (hidden, width)}
-    for role, shape in wanted.items():
-        if shape in alone and list(wanted.values()).count(shape) == 1:
+    expected_shapes = {
+        Role.DOWN: (hidden, inner),
+        Role.UP: (inner, hidden),
+        Role.Q: (width, hidden),
+        Role.O: (hidden, width),
+    }
+    for role, shape in expected_shapes.items():
+        if shape in alone and list(expected_shapes.values()).count(shape) == 1:
             parts[role] = WeightPart(alone[shape])
     return Layer(index, MappingProxyType(parts))
 

@@ -98,10 +98,10 @@ def with_usual_names(anatomy: Anatomy, shape_of: ShapeOf) -> Anatomy:
     layers = tuple(
         _completed(layer, of_layer.get(layer.index, {}), anatomy.hidden_size, shape_of) for layer in anatomy.layers
     )
-    placed = {name for layer in layers for part in layer.parts.values() for name in part.tensors}
+    placed_names = {name for layer in layers for part in layer.parts.values() for name in part.tensors}
     if layers == anatomy.layers:
         return anatomy
-    unplaced = tuple(name for name in anatomy.unplaced if name not in placed)
+    unplaced = tuple(name for name in anatomy.unplaced if name not in placed_names)
     return replace(anatomy, layers=layers, unplaced=unplaced)
 
 
@@ -167,13 +167,13 @@ def resolve_from_headers(config: Mapping[str, object], tensors: TensorSource) ->
 
 def lacks_groups(anatomy: Anatomy) -> bool:
     """Return whether most layers lack attention or an MLP, and some matrices are unplaced."""
-    lacking = [layer for layer in anatomy.layers if _missing_groups(layer)]
-    return bool(anatomy.unplaced) and 2 * len(lacking) > len(anatomy.layers)
+    layers_without_groups = [layer for layer in anatomy.layers if _missing_groups(layer)]
+    return bool(anatomy.unplaced) and 2 * len(layers_without_groups) > len(anatomy.layers)
 
 
 def _missing_groups(layer: Layer) -> bool:
-    missing = set(layer.missing)
-    return {Role.Q, Role.O} <= missing or {Role.UP, Role.DOWN} <= missing
+    missing_roles = set(layer.missing)
+    return {Role.Q, Role.O} <= missing_roles or {Role.UP, Role.DOWN} <= missing_roles
 
 
 def _by_class_or_shape(config: Mapping[str, object], tensors: TensorSource, by_names: Anatomy | None) -> Anatomy | None:

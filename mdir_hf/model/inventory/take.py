@@ -164,15 +164,15 @@ def take_inventory(
 def may_have_other_stacks(names: Iterable[str], anatomy: Anatomy) -> bool:
     """Return whether any tensor without a role is outside the language model's layers."""
     edges = (anatomy.embedding, anatomy.unembedding, anatomy.final_norm)
-    placed = {part.tensor for part in edges if part is not None}
-    placed.update(name for layer in anatomy.layers for _, part in layer.all_parts() for name in part.tensors)
+    placed_names = {part.tensor for part in edges if part is not None}
+    placed_names.update(name for layer in anatomy.layers for _, part in layer.all_parts() for name in part.tensors)
     layers = {layer.name for layer in anatomy.layers}
 
     def is_in_layer(name: str) -> bool:
         split = split_at_layer(name)
         return split is not None and split[0] in anatomy.prefixes and _layer_name(anatomy, *split[:2]) in layers
 
-    return not all(name in placed or is_in_layer(name) for name in names)
+    return not all(name in placed_names or is_in_layer(name) for name in names)
 
 
 def _layer_name(anatomy: Anatomy, prefix: str, number: int) -> str:
@@ -212,8 +212,8 @@ class _Weights:
             if split is not None:
                 suffixes[split[0]].add(split[2])
         # If a transformers class provided the roles, the prefixes in the files differ from the anatomy's.
-        placed = (split_at_layer(plain.get(name, name)) for name in roles)
-        own_prefixes = set(anatomy.prefixes) | {split[0] for split in placed if split is not None}
+        splits = (split_at_layer(plain.get(name, name)) for name in roles)
+        own_prefixes = set(anatomy.prefixes) | {split[0] for split in splits if split is not None}
         lists = frozenset(
             prefix for prefix, of_it in suffixes.items() if of_it <= _MATRIX_LEAVES and prefix not in own_prefixes
         )

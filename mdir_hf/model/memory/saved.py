@@ -157,8 +157,8 @@ class _Origins(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
         out = func(*args, **(kwargs or {}))
-        read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        names = frozenset().union(*map(self.of, read))
+        operands = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        names = frozenset().union(*map(self.of, operands))
         for tensor in tree_leaves(out):
             if isinstance(tensor, torch.Tensor):
                 self._of[id(tensor)] = self.of(tensor) | names

@@ -116,10 +116,10 @@ def _n_roles(stack: Stack, sizes: ConfigSizes) -> int:
 
 def _listed(indices: Sequence[int]) -> str:
     """Format layer numbers: ``0, 2 and 3``, or ``0, 10, 20 and 41 more``."""
-    some = list(map(str, indices[:MOST_NUMBERS]))
+    numbers = list(map(str, indices[:MOST_NUMBERS]))
     if len(indices) > MOST_NUMBERS:
-        return ", ".join(some) + f" and {len(indices) - MOST_NUMBERS} more"
-    return " and ".join(filter(None, (", ".join(some[:-1]), some[-1])))
+        return ", ".join(numbers) + f" and {len(indices) - MOST_NUMBERS} more"
+    return " and ".join(filter(None, (", ".join(numbers[:-1]), numbers[-1])))
 
 
 @collector_paused()
@@ -141,10 +141,10 @@ def place_layers(stack: Stack, sizes: ConfigSizes, notes: list[str]) -> tuple[tu
             missing = sorted(set(range(sizes.n_layers)) - set(indices)) if sizes.n_layers < MOST_LISTED else []
             without = f", without {_listed(missing)}" if 0 < len(missing) == sizes.n_layers - len(indices) else ""
             notes.append(f"the config says {sizes.n_layers} layers, but {len(indices)} are present{without}")
-    placed = {index: _Placed.of(index, sizes) for index in indices}
+    parts_by_layer = {index: _Placed.of(index, sizes) for index in indices}
     n_experts = 0
     unplaced: list[str] = []
-    for index, placed_parts in placed.items():
+    for index, placed_parts in parts_by_layer.items():
         names = names_by_pattern(stack.names[index])
         unknown = [
             suffix for suffix in stack.names[index] if not _place(stack, index, suffix, names, sizes, placed_parts)
@@ -161,7 +161,7 @@ def place_layers(stack: Stack, sizes: ConfigSizes, notes: list[str]) -> tuple[tu
             for suffix in unknown
             if suffix not in factors and not re.fullmatch(tables.NOT_WEIGHTS, suffix)
         ]
-    has_gate = any(Role.GATE in parts for placed_parts in placed.values() for parts in placed_parts.mlps())
+    has_gate = any(Role.GATE in parts for placed_parts in parts_by_layer.values() for parts in placed_parts.mlps())
     of_mlp = (Role.UP, Role.DOWN, Role.GATE) if has_gate else (Role.UP, Role.DOWN)
     has_one = sizes.architecture in tables.ONE_SUBLAYER
     inside = tables.AWAY_FROM_THE_STREAM.get(sizes.architecture, frozenset())
@@ -169,7 +169,7 @@ def place_layers(stack: Stack, sizes: ConfigSizes, notes: list[str]) -> tuple[tu
         notes.append("adapters are stored beside the weights (their names end with lora_A, lora_B) and are left out")
     layers = tuple(
         replace(placed_parts.layer(index, of_mlp, inside, has_one=has_one), own_name=stack.layer_name(index))
-        for index, placed_parts in placed.items()
+        for index, placed_parts in parts_by_layer.items()
     )
     return layers, tuple(unplaced)
 
@@ -202,19 +202,19 @@ class _Placed:
     def layer(self, index: int, of_mlp: tuple[Role, ...], inside: frozenset[Role], *, has_one: bool) -> Layer:
         has_attention, has_mixer = any(role in self.parts for role in _ATTENTION), Role.SSM_IN in self.parts
         has_mlp = any(role in parts for parts in self.mlps() for role in of_mlp)
-        missing: list[Role] = []
+        missing_roles: list[Role] = []
         if has_attention or not (has_mixer or (has_one and has_mlp)):
-            missing += [role for role in _ATTENTION if role not in self.parts]
+            missing_roles += [role for role in _ATTENTION if role not in self.parts]
         if has_mixer and Role.SSM_OUT not in self.parts:
-            missing.append(Role.SSM_OUT)
+            missing_roles.append(Role.SSM_OUT)
         if has_mlp or not (has_one and (has_attention or has_mixer)):
-            missing += [role for role in of_mlp if any(role not in parts for parts in self.mlps())]
+            missing_roles += [role for role in of_mlp if any(role not in parts for parts in self.mlps())]
         experts = tuple(MappingProxyType(parts) for parts in self.routed())
         shared = tuple(MappingProxyType(parts) for parts in _by_number(self.shared))
         return Layer(
             index,
             MappingProxyType(self.parts),
-            tuple(role for role in missing if role not in inside),
+            tuple(role for role in missing_roles if role not in inside),
             experts,
             shared,
             heads=self.heads,
@@ -286,7 +286,7 @@ def _n_experts(row: LayerRow, sizes: ConfigSizes) -> int | None:
 
 
 def _place_products(stack: Stack, index: int, names: _Names, sizes: ConfigSizes, placed_parts: _Placed) -> set[str]:
-    used: set[str] = set()
+    used_names: set[str] = set()
     heads = sizes.heads_of(index)
     for row in PRODUCT_ROWS:
         if (
@@ -302,7 +302,7 @@ def _place_products(stack: Stack, index: int, names: _Names, sizes: ConfigSizes,
             continue
         if not all(layout is None or layout.is_known(heads) for layout in (row.left_layout, row.right_layout)):
             continue
-        used |= {suffix for suffix in (left, right, gain) if suffix is not None}
+        used_names |= {suffix for suffix in (left, right, gain) if suffix is not None}
         placed_parts.parts[row.role] = WeightProduct(
             WeightPart(
                 stack.tensor(index, left),
@@ -316,7 +316,7 @@ def _place_products(stack: Stack, index: int, names: _Names, sizes: ConfigSizes,
             None if gain is None else WeightPart(stack.tensor(index, gain)),
         )
         placed_parts.note(row, heads)
-    return used
+    return used_names
 
 
 def _only(names: _Names, pattern: str | None) -> str | None:

@@ -96,21 +96,27 @@ class Anatomy:
                     role, f"product {' x '.join(part.tensors)!r} (role {role.value})", part_shape(part, shape_of)
                 )
                 continue
-            stored = tuple(shape_of(part.tensor))
+            stored_shape = tuple(shape_of(part.tensor))
             is_stack = part.expert is not None and part.n_experts is None
-            if is_stack and len(stored) == 3 and stored[0] not in (len(layer.experts), len(layer.shared_experts)):
+            if (
+                is_stack
+                and len(stored_shape) == 3
+                and stored_shape[0] not in (len(layer.experts), len(layer.shared_experts))
+            ):
                 raise AnatomyError(
-                    f"tensor {part.tensor!r} has shape {stored}; the config says {len(layer.experts)} experts"
+                    f"tensor {part.tensor!r} has shape {stored_shape}; the config says {len(layer.experts)} experts"
                 )
-            if role in (Role.Q_NORM, Role.K_NORM) and len(stored) == 2:
+            if role in (Role.Q_NORM, Role.K_NORM) and len(stored_shape) == 2:
                 continue  # Chameleon has a scale for every head
             n_axes = 1 if role.is_norm else 3 if is_stack or part.joined else 2
-            if len(stored) != n_axes:
+            if len(stored_shape) != n_axes:
                 what = {1: "a vector", 2: "a matrix", 3: "a stack of matrices, one for each expert"}[n_axes]
-                raise AnatomyError(f"tensor {part.tensor!r} (role {role.value}) has shape {stored}; expected {what}")
+                raise AnatomyError(
+                    f"tensor {part.tensor!r} (role {role.value}) has shape {stored_shape}; expected {what}"
+                )
             if not role.is_norm:
-                label = f"tensor {part.tensor!r} (role {role.value}, stored shape {stored})"
-                self._check_side(role, label, part.shape(stored))
+                label = f"tensor {part.tensor!r} (role {role.value}, stored shape {stored_shape})"
+                self._check_side(role, label, part.shape(stored_shape))
 
     def _check_side(self, role: Role, label: str, shape: tuple[int, ...]) -> None:
         d_out, d_in = shape
@@ -156,22 +162,22 @@ def _resolve(config: Config | None, all_names: list[str], shape_of: ShapeOf) -> 
     outside = all_names if is_flat else [name for name in all_names if not is_in_layer(name)]
     embedding = _find_embedding(outside, sizes, notes)
     embedding_size = sizes.hidden_size
-    stored: tuple[int, ...] = ()
+    stored_shape: tuple[int, ...] = ()
     unreadable: UnsupportedFormatError | None = None
     empty: AnatomyError | None = None
     try:
-        stored = () if embedding is None else tuple(shape_of(embedding))
+        stored_shape = () if embedding is None else tuple(shape_of(embedding))
     except UnsupportedFormatError as exc:
         notes.append(f"the embedding {embedding!r} is not compared: {exc.message}")
         embedding, unreadable = None, exc
-    if embedding is not None and 0 in stored:
-        empty = AnatomyError(f"the embedding {embedding!r} is empty, shape {stored}")
+    if embedding is not None and 0 in stored_shape:
+        empty = AnatomyError(f"the embedding {embedding!r} is empty, shape {stored_shape}")
         notes.append(f"{empty.message}, and is not compared")
         embedding = None
     if embedding is not None:
-        sizes = _as_sliced(sizes, stored, stacks, notes)
-        sizes = without_foreign_defaults(config, sizes, stored, notes)
-        n_rows, embedding_size = _check_embedding(embedding, stored, sizes)
+        sizes = _as_sliced(sizes, stored_shape, stacks, notes)
+        sizes = without_foreign_defaults(config, sizes, stored_shape, notes)
+        n_rows, embedding_size = _check_embedding(embedding, stored_shape, sizes)
         if sizes.vocabulary_size is not None and sizes.vocabulary_size != n_rows:
             notes.append(f"the config says {sizes.vocabulary_size} tokens, but the embedding has {n_rows} rows")
     hidden_size = sizes.hidden_size or embedding_size
@@ -201,8 +207,8 @@ def _resolve(config: Config | None, all_names: list[str], shape_of: ShapeOf) -> 
     unplaced: tuple[str, ...] = ()
     final_norm = None
     if stack is not None and is_sequential:
-        named = filter(None, (embedding, unembedding))
-        edges = {split[1] for name in named if (split := split_at_layer(name)) is not None}
+        edge_names = filter(None, (embedding, unembedding))
+        edges = {split[1] for name in edge_names if (split := split_at_layer(name)) is not None}
         stack = replace(stack, names={at: suffixes for at, suffixes in stack.names.items() if at not in edges})
         sizes = replace(sizes, n_layers=None)  # layer numbers do not start at 0
     if stack is not None and stack.names:
@@ -248,15 +254,17 @@ def _resolve(config: Config | None, all_names: list[str], shape_of: ShapeOf) -> 
     )
 
 
-def _as_sliced(sizes: ConfigSizes, stored: tuple[int, ...], stacks: tuple[Stack, ...], notes: list[str]) -> ConfigSizes:
+def _as_sliced(
+    sizes: ConfigSizes, stored_shape: tuple[int, ...], stacks: tuple[Stack, ...], notes: list[str]
+) -> ConfigSizes:
     """If SliceGPT removed channels, take the width from the embedding."""
     is_sliced = any(
         re.fullmatch(SHORTCUTS, suffix) for stack in stacks for suffixes in stack.names.values() for suffix in suffixes
     )
-    if not is_sliced or len(stored) != 2 or sizes.hidden_size in (None, stored[1]):
+    if not is_sliced or len(stored_shape) != 2 or sizes.hidden_size in (None, stored_shape[1]):
         return sizes
-    notes.append(f"SliceGPT cut {sizes.hidden_size} channels down to {stored[1]}; every layer has its own basis")
-    return replace(sizes, hidden_size=stored[1], embedding_size=None, head_dim=sizes.width_of_head)
+    notes.append(f"SliceGPT cut {sizes.hidden_size} channels down to {stored_shape[1]}; every layer has its own basis")
+    return replace(sizes, hidden_size=stored_shape[1], embedding_size=None, head_dim=sizes.width_of_head)
 
 
 def _is_readable(layers: tuple[Layer, ...], shape_of: ShapeOf) -> bool:
@@ -295,11 +303,11 @@ def _find_embedding(outside: list[str], sizes: ConfigSizes, notes: list[str]) ->
 
 
 def _no_embedding(names: list[str]) -> AnatomyError:
-    some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    first_names = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
     patterns = ", ".join(row.pattern for row in tables.EMBEDDING_ROWS if not row.model_types)
     looked_for = patterns.replace("\\", "").replace("?", "")
     return AnatomyError(
-        f"no tensor is named like an input embedding among {len(names)} ({some}); looked for {looked_for}"
+        f"no tensor is named like an input embedding among {len(names)} ({first_names}); looked for {looked_for}"
     )
 
 
@@ -361,8 +369,8 @@ def _of_family(rows: tuple[EdgeRow, ...], architecture: str) -> list[EdgeRow]:
     return [row for row in rows if not row.model_types or architecture in row.model_types]
 
 
-def _check_embedding(name: str, stored: tuple[int, ...], sizes: ConfigSizes) -> tuple[int, int]:
-    shape = _edge_shape(f"embedding {name!r}", stored)
+def _check_embedding(name: str, stored_shape: tuple[int, ...], sizes: ConfigSizes) -> tuple[int, int]:
+    shape = _edge_shape(f"embedding {name!r}", stored_shape)
     allowed = [size for size in (sizes.hidden_size, sizes.embedding_size) if size is not None]
     if allowed and shape[1] not in allowed:
         raise AnatomyError(

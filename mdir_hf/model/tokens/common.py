@@ -190,10 +190,10 @@ class RowSampler:
         if not len(ranks):
             return 0.0
         last_rank = np.partition(ranks, min(n_tokens, len(ranks)) - 1)[min(n_tokens, len(ranks)) - 1]
-        chosen = ranks <= last_rank
+        is_chosen = ranks <= last_rank
         cost = 0.0
         for rows, n_bytes in zip((self._reference, self._candidate), row_n_bytes, strict=True):
-            used = np.sort(rows[chosen])
-            gaps = np.diff(used) * n_bytes
+            used_rows = np.sort(rows[is_chosen])
+            gaps = np.diff(used_rows) * n_bytes
             cost += float(np.minimum(gaps, REQUEST_COST_BYTES + n_bytes).sum()) + REQUEST_COST_BYTES + n_bytes
         return cost

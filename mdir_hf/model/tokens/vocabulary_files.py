@@ -247,9 +247,9 @@ def _read(files: tuple[str, ...], read: Callable[[str], bytes]) -> Vocabulary:
             doubts: tuple[str, ...] = ()
             if config:
                 declared = list(_of_file(companions[TOKENIZER_CONFIG], declared_tokens(config)))
-                listed = list(tokens)
-                doubts = _contradictions(listed, declared, files[0], companions[TOKENIZER_CONFIG])
-                tokens = _with_flags(listed, declared)
+                listed_tokens = list(tokens)
+                doubts = _contradictions(listed_tokens, declared, files[0], companions[TOKENIZER_CONFIG])
+                tokens = _with_flags(listed_tokens, declared)
             return replace(assemble(tokens, kind=kind, files=files), doubts=doubts)
         except UnicodeEncodeError as exc:
             raise VocabularyError(f"expected text, found a token with half of a surrogate pair: {exc}") from exc
@@ -261,14 +261,14 @@ def _of_file(file: str, tokens: Iterable[Token]) -> Iterator[Token]:
 
 
 def _contradictions(tokens: list[Token], declared: list[Token], file: str, config: str) -> tuple[str, ...]:
-    wanted = {text: row for row, text, _ in declared if text}
+    row_of = {text: row for row, text, _ in declared if text}
     rows_of: dict[bytes, set[int]] = {}
     for row, text, _ in tokens:
-        if text in wanted:
+        if text in row_of:
             rows_of.setdefault(text, set()).add(row)
     for text, rows in rows_of.items():
-        if wanted[text] not in rows:
-            return (f"{config} puts the token {text.decode()[:40]!r} in row {wanted[text]}, {file} in row {min(rows)}",)
+        if row_of[text] not in rows:
+            return (f"{config} puts the token {text.decode()[:40]!r} in row {row_of[text]}, {file} in row {min(rows)}",)
     return ()
 
 

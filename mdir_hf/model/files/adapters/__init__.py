@@ -250,9 +250,9 @@ class AdaptedSource:
             )
         if max(place_of, default=0) >= spec.shape[0]:
             raise self._corrupt(f"the adapter replaces row {max(place_of):,} of tensor {name!r} of shape {spec.shape}")
-        wanted = [(at, place_of[row]) for at, row in enumerate(rows.tolist()) if row in place_of]
-        if wanted:
-            at, places = (list(column) for column in zip(*wanted, strict=True))
+        replaced_rows = [(at, place_of[row]) for at, row in enumerate(rows.tolist()) if row in place_of]
+        if replaced_rows:
+            at, places = (list(column) for column in zip(*replaced_rows, strict=True))
             new = self._adapter.read_rows(stored, np.array(places, dtype=np.int64))
             values = values.clone()
             values[at] = new.to(values.dtype)

@@ -252,8 +252,8 @@ def _other_kind(kind: str, base: str | None, revision: str | None, data: bytes, 
 
 
 def _by_module(rows: _Rows | dict[str, _Rows] | None) -> dict[str, tuple[int, ...]]:
-    named = rows if isinstance(rows, dict) else {} if rows is None else {"": rows}
-    return {module: tuple(numbers) for module, numbers in named.items()}
+    rows_by_module = rows if isinstance(rows, dict) else {} if rows is None else {"": rows}
+    return {module: tuple(numbers) for module, numbers in rows_by_module.items()}
 
 
 def _ends_with(module: str, pattern: str) -> bool:

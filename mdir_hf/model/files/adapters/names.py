@@ -96,8 +96,8 @@ def sort_names(names: Iterable[str], *, label: str, has_parameters: bool = False
         change.is_embedding |= parts[at].startswith("lora_embedding")
     for (module, _), change in nested.items():
         if (change.a is None) != (change.b is None) or (change.magnitude is not None and change.a is None):
-            missing = "A" if change.a is None else "B"
-            raise CorruptCheckpointError(f"the adapter lacks the factor {missing} of {module!r}", subject=label)
+            missing_factor = "A" if change.a is None else "B"
+            raise CorruptCheckpointError(f"the adapter lacks the factor {missing_factor} of {module!r}", subject=label)
     several = {module for module, depth in nested if depth}
     modules = {module: change for (module, _), change in nested.items() if module not in several}
     parameters = {
@@ -149,8 +149,8 @@ def _trained_copy(name: str, copies: list[str], label: str) -> str:
 
 def _without_wrappers(parts: list[str]) -> list[str]:
     # Older files have the name of the adapter after `modules_to_save`.
-    named = "modules_to_save" in parts and parts[parts.index("modules_to_save") + 1 :][:1] == ["default"]
-    at = parts.index("modules_to_save") + 1 if named else -1
+    is_copy = "modules_to_save" in parts and parts[parts.index("modules_to_save") + 1 :][:1] == ["default"]
+    at = parts.index("modules_to_save") + 1 if is_copy else -1
     return [part for i, part in enumerate(parts) if part not in (*_WRAPPERS, "token_adapter") and i != at]
 
 

@@ -96,12 +96,12 @@ class OnnxWeights:
     def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
         """Return the given rows."""
         weight = self._weight(name)
-        wanted = check_rows(self.spec(name), rows, self.label)
+        numbers = check_rows(self.spec(name), rows, self.label)
         if weight.is_transposed:
-            return self.read(name)[torch.from_numpy(wanted)]
+            return self.read(name)[torch.from_numpy(numbers)]
         if weight.codes is None:
-            return self._source.read_rows(weight.stored, wanted, max_gap_bytes=max_gap_bytes)
-        return self._decoded(weight, name, wanted, max_gap_bytes)
+            return self._source.read_rows(weight.stored, numbers, max_gap_bytes=max_gap_bytes)
+        return self._decoded(weight, name, numbers, max_gap_bytes)
 
     def _decoded(self, weight: Weight, name: str, rows: IntArray, max_gap_bytes: int | None = None) -> torch.Tensor:
         assert weight.codes is not None, "the weight is stored as codes"

@@ -86,8 +86,8 @@ class LinearCodes:
             whole = _numbers(source.row_bytes(self.stored, 1, np.zeros(1, np.int64)), self.dtype)
             values = whole[0, : n_rows * d].reshape(n_rows, d)[torch.from_numpy(rows)]
         else:
-            stored = source.row_bytes(self.stored, n_rows, rows, max_gap_bytes=max_gap_bytes)
-            values = _numbers(stored, self.dtype)[:, :d]
+            content = source.row_bytes(self.stored, n_rows, rows, max_gap_bytes=max_gap_bytes)
+            values = _numbers(content, self.dtype)[:, :d]
         if self.zero is not None:
             values = values - self._spread(source, self.zero, rows)
         elif self.default_zero:
@@ -110,12 +110,12 @@ class LinearCodes:
         else:
             grid = (*self.shape[: self.axis], n_groups, *self.shape[self.axis + 1 :])
             if numbers.numel() >= math.prod(grid):
-                spread = numbers[: math.prod(grid)].reshape(grid)
+                values = numbers[: math.prod(grid)].reshape(grid)
                 index = [torch.from_numpy(place) for place in places[: len(self.shape) - 1]]
                 if self.axis != last:
                     index[self.axis] = torch.from_numpy(places[self.axis] // self.block)
-                    return spread[tuple(index)]
-                return spread[tuple(index)].reshape(len(rows), -1)[:, torch.arange(size) // self.block]
+                    return values[tuple(index)]
+                return values[tuple(index)].reshape(len(rows), -1)[:, torch.arange(size) // self.block]
         raise CorruptCheckpointError(
             f"initialiser {name!r:.80} of shape {initialiser.shape} does not fit codes of shape {self.shape}, whose "
             f"axis {self.axis} has {n_groups:,} {'blocks' if self.block else 'entries'}",

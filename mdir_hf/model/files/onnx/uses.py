@@ -66,10 +66,10 @@ class _Finder:
 
     def find(self) -> dict[str, Weight]:
         weights: dict[str, Weight] = {}
-        used: set[str] = set()
+        used_names: set[str] = set()
         names: dict[str, str] = {}
         for node, weight in self._of_nodes():
-            used |= {weight.stored, *(weight.codes.parts if weight.codes else ())}
+            used_names |= {weight.stored, *(weight.codes.parts if weight.codes else ())}
             if weight.stored in names:
                 continue  # used by both branches of a merged decoder, or tied
             name = self._name_of(weight.stored, node)
@@ -78,7 +78,7 @@ class _Finder:
             names[weight.stored] = name
             weights[name] = weight
         for name, tensor in self._initialisers.items():
-            if name not in used and tensor.shape:
+            if name not in used_names and tensor.shape:
                 named_weight = self._of_initialiser(name, tensor)
                 if named_weight is not None:
                     weights.setdefault(*named_weight)

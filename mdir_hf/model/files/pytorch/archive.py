@@ -217,16 +217,16 @@ class Archive:
         self._fail("an entry of its directory says zip64 but has no zip64 sizes")
 
     def _place(self, entries: list[Entry], *, directory_start: int) -> dict[str, Entry]:
-        placed: dict[str, Entry] = {}
+        entries_by_name: dict[str, Entry] = {}
         ordered = sorted(entries, key=lambda entry: entry.header_start)
         starts = [*(entry.header_start for entry in ordered), directory_start][1:]
         for entry, stop in zip(ordered, starts, strict=True):
             if entry.header_start + _LOCAL.size + entry.n_name_bytes + entry.n_bytes > stop:
                 self._fail(f"the entry {entry.name!r} overlaps the next one, or ends past the end of the file")
-            if entry.name in placed:
+            if entry.name in entries_by_name:
                 self._fail(f"the entry {entry.name!r} is in its directory twice")
-            placed[entry.name] = replace(entry, stop=stop)
-        return placed
+            entries_by_name[entry.name] = replace(entry, stop=stop)
+        return entries_by_name
 
     def _fail(self, why: str) -> NoReturn:
         raise CorruptCheckpointError(f"this is not a valid zip archive: {why}", subject=self.label)

@@ -78,8 +78,8 @@ class DequantizedSource:
     @property
     def description(self) -> Description:
         """The source's description, with its quantisation schemes. Reads one header per scheme."""
-        described = self._source.description
-        notes = [*described.notes]
+        description = self._source.description
+        notes = [*description.notes]
         meanings = self._meanings()
         if meanings:
             notes += self._declared().notes()
@@ -89,7 +89,7 @@ class DequantizedSource:
             kind = self._plain_narrow.replace("F", "FP")
             notes.append(f"some weights are stored as {kind} without any scale, and are read as they are")
         return replace(
-            described, quantization="; ".join(meanings) if meanings else described.quantization, notes=tuple(notes)
+            description, quantization="; ".join(meanings) if meanings else description.quantization, notes=tuple(notes)
         )
 
     def names(self) -> tuple[str, ...]:
@@ -104,10 +104,10 @@ class DequantizedSource:
         owners = {parts.codes: (weight, False) for weight, parts in inventory.quantized.items()}
         for weight, parts in inventory.quantized.items():
             owners |= {name: (weight, True) for name in parts.companions.values() if name not in owners}
-        listed = set(inventory.names)
+        listed_names = set(inventory.names)
         for tensor in self._source.contents():
             weight, is_companion = owners.get(tensor.name, (tensor.name, False))
-            if tensor.name not in owners and tensor.name not in listed:
+            if tensor.name not in owners and tensor.name not in listed_names:
                 is_companion, weight = True, f"{tensor.name.rpartition('.')[0]}.weight"  # the scale of an activation
             reason = tensor.reason
             form = inventory.quantized[weight].form if weight in inventory.quantized else ""
@@ -152,11 +152,11 @@ class DequantizedSource:
         if coded is None:
             self._check_plain(name)
             return self._source.read_rows(name, rows, max_gap_bytes=max_gap_bytes)
-        wanted = check_rows(self.spec(name), rows, self.label)
+        numbers = check_rows(self.spec(name), rows, self.label)
         stored: StoredRows = self._companions if coded.reads_rows else self._keep(name)
         d = coded.shape[-1]
-        out = torch.empty((wanted.size, d), dtype=torch.float32)
-        unique, places = np.unique(wanted, return_inverse=True)
+        out = torch.empty((numbers.size, d), dtype=torch.float32)
+        unique, places = np.unique(numbers, return_inverse=True)
         places = places.reshape(-1)
         step = max(1, ROW_VALUES_AT_ONCE // max(1, d))
         for at in range(0, unique.size, step):
@@ -245,8 +245,8 @@ class DequantizedSource:
         with self._lock:
             if self._specimens is None:
                 self._specimens = tuple(self._meanings_by_kind())
-            opened = (coded.meaning for coded in self._coded.values() if coded is not None)
-            return tuple(dict.fromkeys((*self._specimens, *opened)))
+            opened_meanings = (coded.meaning for coded in self._coded.values() if coded is not None)
+            return tuple(dict.fromkeys((*self._specimens, *opened_meanings)))
 
     def _meanings_by_kind(self) -> Iterator[str]:
         first: dict[tuple[str, ...], QuantizedParts] = {}

@@ -84,9 +84,9 @@ class BlockCodes(CodedTensor):
             return whole[torch.from_numpy(self._places(start, width))]
         item = n_bytes // n_items
         places = self._places(start, width)
-        wanted, inverse = np.unique(places // item, return_inverse=True)
-        read = as_bytes(stored.read_stored_rows(self.codes.name, wanted, max_gap_bytes=max_gap_bytes)).reshape(-1)
-        return read[torch.from_numpy(inverse.reshape(places.shape) * item + places % item)]
+        items, inverse = np.unique(places // item, return_inverse=True)
+        item_bytes = as_bytes(stored.read_stored_rows(self.codes.name, items, max_gap_bytes=max_gap_bytes)).reshape(-1)
+        return item_bytes[torch.from_numpy(inverse.reshape(places.shape) * item + places % item)]
 
     def _places(self, start: IntArray, width: int) -> IntArray:
         places: IntArray = np.minimum(start[:, None] + np.arange(width, dtype=np.int64), self.codes.n_bytes - 1)

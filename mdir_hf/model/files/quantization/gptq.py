@@ -78,18 +78,18 @@ class _Layout:
     label: str
 
     def columns(self, stored: StoredRows, rows: IntArray) -> torch.Tensor:
-        chosen = torch.from_numpy(rows)
-        scales = stored.read_stored(self.scales.name)[:, chosen].to(torch.float32)
-        zeros = self._zeros(stored)[:, chosen].to(torch.float32)
-        codes = self._codes(stored, chosen).to(torch.float32)  # (k, d_in)
+        index = torch.from_numpy(rows)
+        scales = stored.read_stored(self.scales.name)[:, index].to(torch.float32)
+        zeros = self._zeros(stored)[:, index].to(torch.float32)
+        codes = self._codes(stored, index).to(torch.float32)  # (k, d_in)
         groups = self._groups(stored)
         return (codes - zeros.T[:, groups]).mul_(scales.T[:, groups])
 
-    def _codes(self, stored: StoredRows, chosen: torch.Tensor) -> torch.Tensor:
+    def _codes(self, stored: StoredRows, index: torch.Tensor) -> torch.Tensor:
         words = stored.read_stored(self.qweight.name)
         if not self.is_awq:
-            return unpack_dense(words[:, chosen].T.contiguous(), self.bits)[:, : self.d_in]
-        return _awq_columns(words, chosen).T.contiguous()
+            return unpack_dense(words[:, index].T.contiguous(), self.bits)[:, : self.d_in]
+        return _awq_columns(words, index).T.contiguous()
 
     def _zeros(self, stored: StoredRows) -> torch.Tensor:
         middle = 2 ** (self.bits - 1)
@@ -158,10 +158,10 @@ def open_qweight(opening: Opening) -> CodedTensor:
         label=opening.stored.label,
     )
     method = "AWQ" if is_awq or declared.method == "awq" else "GPTQ"
-    described = f"in groups of {group_size}" if n_groups > 1 else "one scale per row"
+    groups_text = f"in groups of {group_size}" if n_groups > 1 else "one scale per row"
     transposed = declared.stores_transposed(opening.parts.name)
     shape = (d_in, d_out) if transposed else (d_out, d_in)
-    return ColumnCodes(shape, f"INT{bits}", codes, f"{method}, {bits} bits {described}", layout.columns, transposed)
+    return ColumnCodes(shape, f"INT{bits}", codes, f"{method}, {bits} bits {groups_text}", layout.columns, transposed)
 
 
 def _bits(opening: Opening, d_out: int, zeros: TensorSpec | None, g_idx: TensorSpec | None) -> int | None:
@@ -170,13 +170,13 @@ def _bits(opening: Opening, d_out: int, zeros: TensorSpec | None, g_idx: TensorS
         fitting = [bits for bits in fitting if -(-d_out * bits // 32) == zeros.shape[1]]
     if g_idx is not None and len(g_idx.shape) == 1:
         fitting = [bits for bits in fitting if opening.codes.shape[0] * 32 // bits == g_idx.shape[0]]
-    named = [bits for bits in fitting if bits in opening.declared.bits]
-    if len(named) == 1 or len(fitting) == 1:
-        return (named or fitting)[0]
+    declared_bits = [bits for bits in fitting if bits in opening.declared.bits]
+    if len(declared_bits) == 1 or len(fitting) == 1:
+        return (declared_bits or fitting)[0]
     return None
 
 
-def _awq_columns(words: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    needed, word = torch.unique(chosen // 8, return_inverse=True)
+def _awq_columns(words: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    needed, word = torch.unique(index // 8, return_inverse=True)
     codes = unpack_dense(words[:, needed], 4)
-    return codes[:, 8 * word + torch.tensor(_AWQ_PLACE)[chosen % 8]]
+    return codes[:, 8 * word + torch.tensor(_AWQ_PLACE)[index % 8]]

@@ -105,8 +105,8 @@ class PackedZeros:
         words = stored.read_stored_rows(self.grid.spec.name, word_rows)
         by_run = words.reshape(len(runs), words_per_run, columns).transpose(1, 2)  # (runs, columns, words)
         numbers = self.unpack(by_run.contiguous(), bits)[:, :, :per_run]
-        chosen = numbers[torch.from_numpy(places.reshape(-1)), :, torch.from_numpy(rows % per_run)]
-        return chosen.to(torch.float32).sub_(2 ** (bits - 1))
+        values = numbers[torch.from_numpy(places.reshape(-1)), :, torch.from_numpy(rows % per_run)]
+        return values.to(torch.float32).sub_(2 ** (bits - 1))
 
 
 def _zeros(opening: Opening, scale: Grid, bits: int, unpack: Unpack) -> Numbers:
@@ -138,16 +138,18 @@ def _width(opening: Opening) -> int:
 
 def _bits(opening: Opening, width: int) -> tuple[int, Unpack]:
     n_words = opening.codes.shape[-1]
-    named = opening.declared.bits or (4, 8)
-    dense = [(bits, unpack_dense) for bits in named if math.ceil(width * bits / 32) == n_words]
-    padded = [(bits, unpack_padded) for bits in named if 32 % bits and math.ceil(width / (32 // bits)) == n_words]
+    declared_bits = opening.declared.bits or (4, 8)
+    dense = [(bits, unpack_dense) for bits in declared_bits if math.ceil(width * bits / 32) == n_words]
+    padded = [
+        (bits, unpack_padded) for bits in declared_bits if 32 % bits and math.ceil(width / (32 // bits)) == n_words
+    ]
     fitting: list[tuple[int, Unpack]] = [*dense, *padded]
     if dense and padded and opening.declared.packs_densely is not None:
         fitting = [*dense] if opening.declared.packs_densely else [*padded]
     if not fitting:
         raise opening.corrupt(
             f"tensor {opening.codes.name!r} has {n_words} words for a row of {width} columns, which does not fit codes "
-            f"of {' or '.join(map(str, named))} bits"
+            f"of {' or '.join(map(str, declared_bits))} bits"
         )
     if len(fitting) > 1:
         raise opening.refuse(f"rows of {width} codes in {n_words} words can be packed in several ways")

@@ -291,9 +291,9 @@ class Opening:
         """Return the error for companions whose shapes do not fit the codes."""
         codes = self.codes
         companions = [self.stored.spec(name) for name in self.parts.companions.values()]
-        listed = ", ".join(f"{spec.name!r} ({spec.dtype}, shape {spec.shape})" for spec in companions)
+        companions_text = ", ".join(f"{spec.name!r} ({spec.dtype}, shape {spec.shape})" for spec in companions)
         return self.corrupt(
-            f"tensor {codes.name!r} ({codes.dtype}, shape {codes.shape}) does not fit its companions: {listed}"
+            f"tensor {codes.name!r} ({codes.dtype}, shape {codes.shape}) does not fit its companions: {companions_text}"
         )
 
     def corrupt(self, message: str) -> CorruptCheckpointError:

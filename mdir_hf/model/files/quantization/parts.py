@@ -283,8 +283,8 @@ def group_tensors(stored: Iterable[str]) -> TensorGroups:
         return TensorGroups(tuple(names), MappingProxyType({}), frozenset(), MappingProxyType(orphans), tuple(names))
     hidden = frozenset(name for parts in quantized.values() for name in (parts.codes, *parts.companions.values()))
     plain = (n for n in names if n not in hidden and not _ACTIVATIONS.fullmatch(n.rpartition(".")[2]))
-    listed = tuple(sorted({*plain, *quantized}))
-    return TensorGroups(listed, MappingProxyType(quantized), hidden, MappingProxyType(orphans), tuple(names))
+    all_names = tuple(sorted({*plain, *quantized}))
+    return TensorGroups(all_names, MappingProxyType(quantized), hidden, MappingProxyType(orphans), tuple(names))
 
 
 def _readings(stem: str, leaf: str) -> Iterator[tuple[str, str]]:

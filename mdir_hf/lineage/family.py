@@ -284,7 +284,7 @@ def _with_parents_of_layers(
     reading: Reading,
     listeners: Listeners,
 ) -> Identification:
-    judged = judge_neurons(
+    judged_ancestors = judge_neurons(
         index, neurons, top=MOST_MAPPED, alpha=identification.alpha, device=remaining_settings().device
     )
     compared_repos = {
@@ -292,13 +292,13 @@ def _with_parents_of_layers(
         for ancestor in identification.ancestors
         if ancestor.report is not None or ancestor.error is not None
     }
-    more = {}
-    for ancestor in judged:
+    new_ancestors = {}
+    for ancestor in judged_ancestors:
         if ancestor.base.repo not in compared_repos:
             base_settings = replace(remaining_settings(), alpha=identification.alpha / len(index))
-            more[ancestor.base.repo] = compared(ancestor, model, base_settings, reading, listeners)
-    others = (ancestor for ancestor in identification.ancestors if ancestor.base.repo not in more)
-    return replace(identification, ancestors=(*others, *more.values()))
+            new_ancestors[ancestor.base.repo] = compared(ancestor, model, base_settings, reading, listeners)
+    others = (ancestor for ancestor in identification.ancestors if ancestor.base.repo not in new_ancestors)
+    return replace(identification, ancestors=(*others, *new_ancestors.values()))
 
 
 def _neurons(
@@ -345,8 +345,8 @@ def _lines(family: Family) -> list[str]:
                 lines.append(f"│    not compared: {ancestor.error}")
         if check is not None:
             not_measured = f"not measured: {check.why_not}"
-            measured = not_measured if check.report is None else f"measured: {measured_text(check.report)}"
-            lines.append(f"│    {declared_as}; {measured}")
+            result_text = not_measured if check.report is None else f"measured: {measured_text(check.report)}"
+            lines.append(f"│    {declared_as}; {result_text}")
         elif family.declared is not None:
             lines.append("│    not declared by its card")
         if name in family.layers:

@@ -61,8 +61,10 @@ def origins_of_parts(reports: Mapping[str, HomologyReport]) -> tuple[PartOrigin,
     parts_with_base = {origin.part for origin in origins}
     if any(origin.experts for origin in origins):  # a match in some layers accounts for the experts of all layers
         parts_with_base |= {part for part in parts if part.startswith("experts of the")}
-    compared = _parts_compared(reports.values())
-    unknown = [PartOrigin(part, None, is_compared=part in compared) for part in parts if part not in parts_with_base]
+    compared_parts = _parts_compared(reports.values())
+    unknown = [
+        PartOrigin(part, None, is_compared=part in compared_parts) for part in parts if part not in parts_with_base
+    ]
     order = {part: at for at, part in enumerate(parts)}
     return tuple(sorted(origins, key=lambda origin: order.get(origin.part, len(order)))) + tuple(unknown)
 

@@ -46,18 +46,18 @@ def family_section(family: Family, *, has_picture: bool = False) -> str:
     for name in dict.fromkeys((*family.relatives, *checks)):
         check, ancestor = checks.get(name), ancestors.get(name)
         if check is not None and check.report is not None:
-            measured = f"{MEASURED[check.report.verdict]} ({check.report.strength})"
+            result_text = f"{MEASURED[check.report.verdict]} ({check.report.strength})"
         else:
-            measured = f"not measured: {check.why_not}" if check and ancestor is None else "shared weight ancestry"
-            measured += f", {ancestor.evidence}" if ancestor is not None else ""
+            result_text = f"not measured: {check.why_not}" if check and ancestor is None else "shared weight ancestry"
+            result_text += f", {ancestor.evidence}" if ancestor is not None else ""
         layers = "; ".join(
             [
                 *([layers_text(family.layers[name])] if name in family.layers else ()),
                 *([drift_text(drift[name])] if name in drift else ()),
             ]
         )
-        declared = "yes" if check is not None else "no" if family.declared is not None else ""
-        lines.append("| " + " | ".join(map(plain, (name, measured, declared, layers))) + " |")
+        declared_text = "yes" if check is not None else "no" if family.declared is not None else ""
+        lines.append("| " + " | ".join(map(plain, (name, result_text, declared_text, layers))) + " |")
     n_bases = 0 if family.found is None else family.found.n_bases
     lines += [
         "",
@@ -111,5 +111,5 @@ def publish(
         "model came first."
     )
     commit = ProposedCommit(files, f"Add {name}", description)
-    opened = open_pull_request(dataset, commit, token=token, kind="dataset")
-    return opened, tuple(files)
+    pull_request = open_pull_request(dataset, commit, token=token, kind="dataset")
+    return pull_request, tuple(files)

@@ -78,11 +78,11 @@ def _recipe(config: object) -> MergeRecipe:
         slices = tuple(islice(every, MOST_LAYERS + 1))
         if len(slices) > MOST_LAYERS:
             raise ValueError(f"its slices have more than {MOST_LAYERS:,} layers")
-        named = [source.parent for layer in slices for source in layer]
+        source_names = [source.parent for layer in slices for source in layer]
     else:
-        named = [_name(_mapping(entry, "model").get("model")) for entry in _list(config, "models")]
-    parents = tuple(dict.fromkeys([*([] if base is None else [base]), *named]))
-    if not named:
+        source_names = [_name(_mapping(entry, "model").get("model")) for entry in _list(config, "models")]
+    parents = tuple(dict.fromkeys([*([] if base is None else [base]), *source_names]))
+    if not source_names:
         raise ValueError("it names no models")
     if len(parents) > MOST_PARENTS:
         raise ValueError(f"it names {len(parents)} models, expected at most {MOST_PARENTS}")

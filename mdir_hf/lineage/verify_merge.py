@@ -178,18 +178,18 @@ def verify_merge(
     merged = model.open(reading)
     recipe, may_be_local = _recipe_of(merged, recipe_file)
     reports: dict[str, HomologyReport | str] = {}
-    opened: dict[str, Model] = {}
+    parent_models: dict[str, Model] = {}
     for parent in recipe.parents:
         try:
-            named = NamedModel(parent)
+            parent_model = NamedModel(parent)
             beside = reading if may_be_local else replace(reading, allow_local=False)
-            opened[parent] = named.open(beside)
-            reports[parent] = compare(named, model, reading=beside, settings=settings, listeners=listeners)
+            parent_models[parent] = parent_model.open(beside)
+            reports[parent] = compare(parent_model, model, reading=beside, settings=settings, listeners=listeners)
         except (StoppedError, KeyboardInterrupt):
             raise
         except MdirError as exc:
             reports[parent] = " ".join(str(exc).split())
-    layers = tuple(_layers(merged, recipe, opened))
+    layers = tuple(_layers(merged, recipe, parent_models))
     return MergeCheck(
         merged.label, recipe, tuple(_parent(name, reports[name], layers) for name in recipe.parents), layers
     )
@@ -210,24 +210,24 @@ def _recipe_of(merged: Model, file: Path | None) -> tuple[MergeRecipe, bool]:
 
 
 def _layers(
-    merged: Model, recipe: MergeRecipe, opened: Mapping[str, Model]
+    merged: Model, recipe: MergeRecipe, parent_models: Mapping[str, Model]
 ) -> Iterator[tuple[tuple[LayerSource, ...], LayerShares]]:
     places: dict[int, list[str]] = defaultdict(list)
     merged_parts = placed_matrices(merged)
-    source_parts = {name: placed_matrices(model) for name, model in opened.items()}
+    source_parts = {name: placed_matrices(model) for name, model in parent_models.items()}
     for layer, role in merged_parts:
         if layer is not None:
             places[layer].append(role)
     for layer, roles in sorted(places.items()):
         sources = recipe.sources_of(layer)
-        if not sources or any(source.parent not in opened for source in sources):
+        if not sources or any(source.parent not in parent_models for source in sources):
             continue
         weights: list[torch.Tensor] = []
         samples: list[list[torch.Tensor]] = [[] for _ in sources]
         for role in roles:
             part = merged_parts[layer, role]
             parts = [source_parts[source.parent].get((source.layer, role)) for source in sources]
-            models = [opened[source.parent] for source in sources]
+            models = [parent_models[source.parent] for source in sources]
             shape = matrix_shape(merged, part)
             if any(p is None or matrix_shape(m, p) != shape for m, p in zip(models, parts, strict=True)):
                 continue

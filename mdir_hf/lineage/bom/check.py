@@ -168,16 +168,16 @@ def check_bom(
         check = replace(check, models=(*check.models, model_check))
         on_step(check)
     counter = ByteCounter(listeners)
-    measured: dict[tuple[str, str], ClaimCheck] = {}
+    checks: dict[tuple[str, str], ClaimCheck] = {}
     for claim in document.claims:
-        if len(measured) >= MOST_CLAIMS:
+        if len(checks) >= MOST_CLAIMS:
             checked = ClaimCheck(
                 claim, ClaimOutcome.NOT_MEASURED, f"only the first {MOST_CLAIMS} stated bases are compared"
             )
         else:
             caps = [cap for cap in (settings.max_bytes, counter.left_of(max_bytes)) if cap is not None]
             capped = replace(settings, max_bytes=min(caps, default=None))
-            checked = _check(claim, place_of, capped, reading, counter.listeners, measured)
+            checked = _check(claim, place_of, capped, reading, counter.listeners, checks)
         check = replace(check, claims=(*check.claims, checked))
         on_step(check)
     return check
@@ -198,10 +198,11 @@ def _look_up(listed: ListedModel, reading: Reading) -> ModelCheck:
     if pinned is None:
         gone = f"the Hub no longer has the listed commit {listed.commit}; {_short(head)} is read instead"
         return ModelCheck(listed, ModelState.CHANGED, gone, head.commit)
-    missing = _missing_digests(listed, pinned)
-    if missing:
+    n_missing = _missing_digests(listed, pinned)
+    if n_missing:
         n_stated = len(listed.hashes)
-        why = f"{missing} of {n_stated} stated SHA-256 {'is' if missing == 1 else 'are'} of no file at {_short(pinned)}"
+        verb = "is" if n_missing == 1 else "are"
+        why = f"{n_missing} of {n_stated} stated SHA-256 {verb} of no file at {_short(pinned)}"
         return ModelCheck(listed, ModelState.CHANGED, why, pinned.commit)
     if listed.commit is None and not listed.hashes:
         return ModelCheck(
@@ -210,9 +211,9 @@ def _look_up(listed: ListedModel, reading: Reading) -> ModelCheck:
     files = "its files have the stated SHA-256" if listed.hashes else "no SHA-256 is stated"
     if pinned.commit == head.commit:
         return ModelCheck(listed, ModelState.UNCHANGED, f"{_short(head)} is the newest commit; {files}", pinned.commit)
-    changed = changed_files(pinned, head)
-    if changed:
-        names = ", ".join(changed[:3]) + (", ..." if len(changed) > 3 else "")
+    changed_paths = changed_files(pinned, head)
+    if changed_paths:
+        names = ", ".join(changed_paths[:3]) + (", ..." if len(changed_paths) > 3 else "")
         why = f"the newest commit is {_short(head)}, changed: {names}; {files}"
         return ModelCheck(listed, ModelState.CHANGED, why, pinned.commit)
     why = f"the newest commit is {_short(head)}, with no change to the model; {files}"
@@ -243,19 +244,19 @@ def _check(
     settings: Settings,
     reading: Reading,
     listeners: Listeners,
-    measured: dict[tuple[str, str], ClaimCheck],
+    checks: dict[tuple[str, str], ClaimCheck],
 ) -> ClaimCheck:
-    named: list[str] = []
+    references: list[str] = []
     for listed in (claim.base, claim.model):
         place = place_of(listed)
         if place.commit is None or listed.repo is None:
             outcome = ClaimOutcome.NOT_FOUND if place.state is ModelState.NOT_FOUND else ClaimOutcome.NOT_MEASURED
             return ClaimCheck(claim, outcome, f"{listed}: {place.why}")
-        named.append(hub_reference(listed.repo, place.commit))
-    base, model = named
+        references.append(hub_reference(listed.repo, place.commit))
+    base, model = references
     if base == model:
         return ClaimCheck(claim, ClaimOutcome.CONTRADICTED, "the document states the model as its own base")
-    check = measured.get((base, model))
+    check = checks.get((base, model))
     if check is None:
         try:
             report = compare(
@@ -270,7 +271,7 @@ def _check(
             check = ClaimCheck(claim, ClaimOutcome.NOT_FOUND, one_line(exc))
         except MdirError as exc:
             check = ClaimCheck(claim, ClaimOutcome.NOT_MEASURED, one_line(exc))
-        measured[base, model] = check
+        checks[base, model] = check
     outcome = check.outcome
     if claim.part is not None and outcome is ClaimOutcome.CONFIRMED_IN_PART:
         outcome = ClaimOutcome.CONFIRMED
@@ -302,16 +303,16 @@ def _lines(check: BomCheck) -> list[str]:
     by = f" by {', '.join(document.tools)}" if document.tools else ""
     n_models = len(check.models)
     lines = [f"CycloneDX {document.version}{by}: {n_models} model{'' if n_models == 1 else 's'}"]
-    shown: set[ListedModel] = set()
+    shown_models: set[ListedModel] = set()
     for model in check.models:
         lines.append(f"  {model.listed}: {model.state.value.replace('_', ' ')} ({model.why})")
-        shown.add(model.listed)
+        shown_models.add(model.listed)
         claims = [claim for claim in check.claims if claim.claim.model == model.listed]
         lines += [f"    {_claim_line(claim)}" for claim in claims]
         if not claims:
             lines.append("    no base is stated; nothing to compare with")
     for claim in check.claims:
-        if claim.claim.model not in shown:
+        if claim.claim.model not in shown_models:
             lines.append(f"  {claim.claim.model}, an ancestor: {_claim_line(claim)}")
     if not check.models:
         lines.append("  no machine-learning model is listed")

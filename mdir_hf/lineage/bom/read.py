@@ -258,13 +258,13 @@ def _hashes(component: dict[str, Any]) -> Iterator[str]:
 
 
 def _tools(tools: object) -> tuple[str, ...]:
-    listed = _list(tools) or _list(_object(tools).get("components"))
-    named = []
-    for tool in map(_object, listed[:20]):
+    tool_entries = _list(tools) or _list(_object(tools).get("components"))
+    tool_names = []
+    for tool in map(_object, tool_entries[:20]):
         words = [text for key in ("name", "version") if isinstance(text := tool.get(key), str)]
         if words:
-            named.append(visible_text(" ".join(words), length=80))
-    return tuple(named)
+            tool_names.append(visible_text(" ".join(words), length=80))
+    return tuple(tool_names)
 
 
 def _object(value: object) -> dict[str, Any]:

@@ -236,19 +236,19 @@ def _model_component(model: ModelFacts, bases: Sequence[BaseRecord]) -> Componen
 def _pedigree(bases: Iterable[BaseRecord], *, within: str, part: str | None = None) -> Pedigree | None:
     from cyclonedx.model.component import Pedigree
 
-    placed: dict[str, list[Component]] = {"ancestors": [], "variants": []}
+    components: dict[str, list[Component]] = {"ancestors": [], "variants": []}
     notes = []
     for base in bases:
         place = base.place if part is None else _place_of_part(base)
         if place is not None:
-            placed[place].append(_base_component(base, within=within))
+            components[place].append(_base_component(base, within=within))
         if part is None and base.standing is not None:
             notes.append(f"{base.shown}: {base.standing.words}{_why(base)}.")
-    if not notes and not any(placed.values()):
+    if not notes and not any(components.values()):
         return None
     return Pedigree(
-        ancestors=placed["ancestors"],
-        variants=placed["variants"],
+        ancestors=components["ancestors"],
+        variants=components["variants"],
         notes=visible_text(" ".join(sorted(notes)), length=4 * _LONGEST) or None,
     )
 
@@ -264,8 +264,8 @@ def _place_of_part(base: BaseRecord) -> str:
 
 
 def _base_component(base: BaseRecord, *, within: str) -> Component:
-    named = f"{_purl_text(base.name, base.commit) if base.is_on_hub else base.shown}{within or '#base'}"
-    component = _named(base.shown, base.name if base.is_on_hub else None, base.commit, ref=named)
+    reference = f"{_purl_text(base.name, base.commit) if base.is_on_hub else base.shown}{within or '#base'}"
+    component = _named(base.shown, base.name if base.is_on_hub else None, base.commit, ref=reference)
     component.properties = sorted(_base_properties(base))
     return component
 
@@ -289,9 +289,9 @@ def _model_properties(bases: Sequence[BaseRecord]) -> list[Property]:
     for base in bases:
         if base.declared_in is not None and base.standing in (Standing.NOT_CONFIRMED, Standing.NOT_MEASURED):
             outcome = "not_measured" if base.report is None else str(base.report.verdict)
-            named = _purl_text(base.name, base.commit)
+            purl = _purl_text(base.name, base.commit)
             properties.append(
-                _property("declared-not-confirmed", f"{named} ({base.declared_in}): {outcome}{_why(base)}")
+                _property("declared-not-confirmed", f"{purl} ({base.declared_in}): {outcome}{_why(base)}")
             )
         if base.report is not None:
             for fact in base.report.direction:

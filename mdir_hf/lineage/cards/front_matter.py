@@ -115,19 +115,19 @@ def with_metadata(card: Card, values: Mapping[str, str | list[str]], *, subject:
     changes = {name: value for name, value in values.items() if before.get(name) != value}
     if not changes:
         return card
-    changed, expected = card, dict(before)
+    new_card, expected_metadata = card, dict(before)
     for name, value in changes.items():
-        changed, expected[name] = _with_field(changed, name, value, subject), value
+        new_card, expected_metadata[name] = _with_field(new_card, name, value, subject), value
         try:  # check each field separately
-            after = read_metadata(parse_card(changed.to_bytes(), subject=subject), subject=subject)
+            after = read_metadata(parse_card(new_card.to_bytes(), subject=subject), subject=subject)
         except CardError:
             after = {}
-        if after != expected:
+        if after != expected_metadata:
             raise CardError(
                 f"{name} cannot be set in its front matter without changing other lines; add it by hand",
                 subject=subject,
             )
-    return changed
+    return new_card
 
 
 def _with_field(card: Card, name: str, value: str | list[str], subject: str) -> Card:
@@ -164,9 +164,9 @@ def _replaced(block: str, key: yaml.Node, node: yaml.Node, value: str | list[str
         added = "".join(f"{end}{indent}- {_scalar(item)}" for item in value[len(old) :])
         stop += len("".join(split_lines(block[stop:])[:1]).rstrip("\r\n"))  # after a comment
         return block[:stop] + added + block[stop:]
-    written = f"[{', '.join(map(_scalar, value))}]" if isinstance(value, list) else _scalar(value)
+    value_text = f"[{', '.join(map(_scalar, value))}]" if isinstance(value, list) else _scalar(value)
     colon = block.index(":", key.end_mark.index)
-    return f"{block[: colon + 1]} {written}{block[stop:]}"
+    return f"{block[: colon + 1]} {value_text}{block[stop:]}"
 
 
 def _end_of(node: yaml.Node) -> int:

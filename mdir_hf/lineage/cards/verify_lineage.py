@@ -105,8 +105,8 @@ def verify_lineage(
     def measure(base: str) -> HomologyReport:
         caps = [cap for cap in (settings.max_bytes, counter.left_of(max_bytes)) if cap is not None]
         capped = replace(settings, max_bytes=min(caps, default=None))
-        named = NamedModel(hub_reference(base))
-        return compare(named, model, reading=reading, settings=capped, listeners=counter.listeners)
+        base_model = NamedModel(hub_reference(base))
+        return compare(base_model, model, reading=reading, settings=capped, listeners=counter.listeners)
 
     def declarations(base: str) -> DeclaredLineage:
         return declared_in(reading.open(hub_reference(base)))
@@ -137,13 +137,13 @@ def _cycle(declared: DeclaredLineage, declarations: Callable[[str], DeclaredLine
     chains: list[tuple[str, ...]] = [
         (declared.repo, base) for base in declared.base_models if not _is_same(base, declared.repo)
     ]
-    seen = {declared.repo.lower()}
+    seen_repos = {declared.repo.lower()}
     n_asked = 0
     while chains and n_asked < _MOST_ANCESTORS:
         chain = chains.pop(0)
-        if chain[-1].lower() in seen:
+        if chain[-1].lower() in seen_repos:
             continue
-        seen.add(chain[-1].lower())
+        seen_repos.add(chain[-1].lower())
         n_asked += 1
         try:
             bases = declarations(chain[-1]).base_models

@@ -98,15 +98,15 @@ def read_list(path: Path) -> tuple[AtlasBase, ...]:
         raise InputError(f"cannot read the list of base models: {exc.strerror}", subject=str(path)) from exc
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, ValidationError) as exc:
         raise InputError(f"this is not a list of base models: {one_line(exc)}", subject=str(path)) from exc
-    listed = [
+    bases = [
         AtlasBase(repo, name, parameters, family.licence, family.year)
         for name, family in families.items()
         for repo, parameters in family.bases.items()
     ]
-    twice = [repo for repo, n in Counter(base.repo.lower() for base in listed).items() if n > 1]
+    twice = [repo for repo, n in Counter(base.repo.lower() for base in bases).items() if n > 1]
     if twice:
         raise InputError(f"it lists {twice[0]} twice", subject=str(path))
-    return tuple(listed)
+    return tuple(bases)
 
 
 def read_table(folder: Path) -> tuple[AtlasBase, ...]:
@@ -138,8 +138,8 @@ def build_atlas(
         InputError: If the folder cannot be used, or no base of a new atlas can be opened.
     """
     earlier_bases = {base.repo: base for base in read_table(folder)}
-    wanted = {base.repo: base for base in bases}
-    table = {**earlier_bases, **{repo: _merged(earlier_bases.get(repo), base) for repo, base in wanted.items()}}
+    wanted_bases = {base.repo: base for base in bases}
+    table = {**earlier_bases, **{repo: _merged(earlier_bases.get(repo), base) for repo, base in wanted_bases.items()}}
     path = folder / INDEX
     index = BaseIndex.load(path) if path.exists() else None
 
@@ -151,7 +151,7 @@ def build_atlas(
     try:
         extend_index(
             index,
-            list(wanted),
+            list(wanted_bases),
             path,
             on_model=record,
             choosing=_one_of_each_family(bases),
@@ -216,10 +216,10 @@ def _merged(earlier: AtlasBase | None, base: AtlasBase) -> AtlasBase:
 
 def _one_of_each_family(bases: Sequence[AtlasBase]) -> list[str]:
     firsts = {base.family: base.repo for base in reversed(bases)}
-    some = list(reversed(firsts.values()))
-    step = max(1, len(some) // CHOOSING)
-    spread = some[::step]
-    return [*spread, *(repo for repo in some if repo not in set(spread))]
+    repos = list(reversed(firsts.values()))
+    step = max(1, len(repos) // CHOOSING)
+    first_repos = repos[::step]
+    return [*first_repos, *(repo for repo in repos if repo not in set(first_repos))]
 
 
 def _write(table: Sequence[AtlasBase], folder: Path) -> None:

@@ -328,8 +328,8 @@ class BaseIndex:
                 if metadata.get("format") != FORMAT:
                     raise ValueError(f"expected {FORMAT}, got {metadata.get('format')!r}")
                 read = partial(read_json, what="the description of its bases", label=None, budget=INDEX_JSON)
-                written = read(metadata["tokens"].encode(), list[str])
-                tokens = tuple(base64.b64decode(token, validate=True) for token in written)
+                encoded_tokens = read(metadata["tokens"].encode(), list[str])
+                tokens = tuple(base64.b64decode(token, validate=True) for token in encoded_tokens)
                 all_kept = [
                     tuple(tokens[at] for at in places) for places in read(metadata["kept"].encode(), list[Places])
                 ]

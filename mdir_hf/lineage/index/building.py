@@ -213,17 +213,17 @@ def plan_identification(
     """
     if not len(index):
         raise InputError("the index holds no base models; add some with `mdir-hf index`")
-    opened = model.open(reading)
-    vocabulary = None if opened.anatomy.embedding is None else opened.vocabulary
-    tokens = () if vocabulary is None else tokens_with_rows(vocabulary, opened.n_rows, index.tokens)
-    n_bytes_of_neurons = bytes_of_neurons(opened, every=True)
+    opened_model = model.open(reading)
+    vocabulary = None if opened_model.anatomy.embedding is None else opened_model.vocabulary
+    tokens = () if vocabulary is None else tokens_with_rows(vocabulary, opened_model.n_rows, index.tokens)
+    n_bytes_of_neurons = bytes_of_neurons(opened_model, every=True)
     if not (tokens or n_bytes_of_neurons):
-        raise without_rows(opened)
-    spec = embedding_spec(opened) if tokens else None
-    numbers_are_free = opened.anatomy.channel_numbers is None
-    n_of_width, noise = what_is_excluded(index, opened.width, tokens, alpha, numbers_are_free=numbers_are_free)
+        raise without_rows(opened_model)
+    spec = embedding_spec(opened_model) if tokens else None
+    numbers_are_free = opened_model.anatomy.channel_numbers is None
+    n_of_width, noise = what_is_excluded(index, opened_model.width, tokens, alpha, numbers_are_free=numbers_are_free)
     return IdentificationPlan(
-        model=opened.summary(),
+        model=opened_model.summary(),
         n_rows=len(tokens),
         n_bytes=0 if spec is None else len(tokens) * spec.n_bytes // spec.shape[0],
         n_bytes_of_neurons=n_bytes_of_neurons,
@@ -249,6 +249,6 @@ def what_is_excluded(
             rows, _ = usual_rows_of(base, token_set)
             if len(rows) >= LEAST_ROWS:
                 is_free = numbers_are_free and base.channel_numbers is None
-                paid = 0.0 if is_free else log_n_matchings(width, width, width) + math.log(TESTS_PER_MATRIX)
-                noises.append(noise_of_few_rows(rows, log_level=log_level - paid))
+                log_n_tests = 0.0 if is_free else log_n_matchings(width, width, width) + math.log(TESTS_PER_MATRIX)
+                noises.append(noise_of_few_rows(rows, log_level=log_level - log_n_tests))
     return len(noises), min(noises, default=None)

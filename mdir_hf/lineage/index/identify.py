@@ -137,8 +137,8 @@ class Identification:
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
 
     def __str__(self) -> str:
-        read = n_bytes_text(self.bytes_read)
-        lines = [f"{self.model.repo}: searched among {self.n_bases} base models, {read} read"]
+        bytes_text = n_bytes_text(self.bytes_read)
+        lines = [f"{self.model.repo}: searched among {self.n_bases} base models, {bytes_text} read"]
         ancestors_found = self.found
         for ancestor in self.ancestors:
             p = ancestor.evidence
@@ -215,8 +215,8 @@ def identify_in_steps(
     watch = Watch(ledger, counter.listeners, from_start=True)
     with watch.listening():
         watch.enter("opening")
-        opened = model.open(reading, ledger)
-        query, query_error = _query(opened, index)
+        opened_model = model.open(reading, ledger)
+        query, query_error = _query(opened_model, index)
     watch.enter("index")
     ancestors, n_of_width, noise = [], 0, None
     if query is not None:
@@ -227,7 +227,7 @@ def identify_in_steps(
         )
     if all(ancestor.log10_p >= math.log10(alpha) for ancestor in ancestors):
         with watch.listening():
-            neurons = neurons_of(opened, every=True)
+            neurons = neurons_of(opened_model, every=True)
         if neurons is None and query_error is not None:
             raise query_error
         by_neurons = [] if neurons is None else judge_neurons(index, neurons, top=top, alpha=alpha, device=device)
@@ -235,7 +235,7 @@ def identify_in_steps(
         ancestors = [*by_neurons, *(ancestor for ancestor in ancestors if ancestor.base.repo not in names)][:top]
     ancestors.sort(key=lambda ancestor: ancestor.log10_p)
     identification = Identification(
-        opened.summary(), tuple(ancestors), len(index), alpha, ledger.bytes_read, n_of_width, excluded_noise=noise
+        opened_model.summary(), tuple(ancestors), len(index), alpha, ledger.bytes_read, n_of_width, excluded_noise=noise
     )
     yield identification
     for at, ancestor in enumerate(ancestors):

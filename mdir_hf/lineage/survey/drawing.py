@@ -40,8 +40,8 @@ def draw_survey(report: SurveyReport, families: FamilyDistances = (), *, dark: b
     figures = {"matrix": _matrix(report, dark=dark)} if len(report.readable()) > 1 else {}
     if families:
         alone = len(report.without_relatives())
-        drawn = {name for names, _ in families for name in names}
-        by_layers = sum(name not in drawn for group in report.groups() if len(group) > 1 for name in group)
+        drawn_names = {name for names, _ in families for name in names}
+        by_layers = sum(name not in drawn_names for group in report.groups() if len(group) > 1 for name in group)
         figures["dendrogram"] = draw_dendrogram(families, alone=alone, by_layers=by_layers, dark=dark)
     return figures
 
@@ -93,17 +93,19 @@ def _matrix_cells(report: SurveyReport, figure: Figure) -> CellGrid:
 
     names = [name for group in _read_groups(report) for name in group]
     pairs = [[_pair(report, first, second) for second in names] for first in names]
-    shown = tuple(map(shown_name, names))
+    shown_names = tuple(map(shown_name, names))
     return CellGrid(
         box=box_of(figure, 0),
         what="Matrix of models",
         sides=("", ""),
-        rows=shown,
-        columns=shown,
-        ticks=strips_of(figure, 0, shown, [str(number) for number in range(1, len(names) + 1)]),
+        rows=shown_names,
+        columns=shown_names,
+        ticks=strips_of(figure, 0, shown_names, [str(number) for number in range(1, len(names) + 1)]),
         texts=tuple(
             tuple(
-                f"{shown[i]}: the same model on both sides" if i == j else _pair_text(shown[i], shown[j], pair)
+                f"{shown_names[i]}: the same model on both sides"
+                if i == j
+                else _pair_text(shown_names[i], shown_names[j], pair)
                 for j, pair in enumerate(row)
             )
             for i, row in enumerate(pairs)

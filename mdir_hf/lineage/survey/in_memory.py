@@ -89,8 +89,10 @@ def _compare_samples(
         if outcome.fingerprint is not None:
             tile = [(earlier_name, name) for earlier_name in fingerprints]
             fingerprints[name] = outcome.fingerprint
-            compared = compare_tile(fingerprints, tile, plan.alpha_of_pair, plan.seed, plan.device, sample.neuron_seed)
-            for pair_result in compared:
+            pair_results = compare_tile(
+                fingerprints, tile, plan.alpha_of_pair, plan.seed, plan.device, sample.neuron_seed
+            )
+            for pair_result in pair_results:
                 pairs[pair_result.reference, pair_result.candidate] = pair_result
         report = replace(report, models=models, pairs=pairs)
         on_model(report)
@@ -113,8 +115,8 @@ def _compare_layers(
         on_model(report)
     watch.enter("layers")
     open_models = OpenModels(pins, plan.reading, ledger, watch)
-    wanted = report.relatives_to_describe()
-    for pair_result in describe_relatives(wanted, report.pairs, open_models, plan.settings_with_layers):
+    wanted_pairs = report.relatives_to_describe()
+    for pair_result in describe_relatives(wanted_pairs, report.pairs, open_models, plan.settings_with_layers):
         pair = pair_result.reference, pair_result.candidate
         report = replace(report, pairs={**report.pairs, pair: pair_result})
         on_model(report)

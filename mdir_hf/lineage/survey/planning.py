@@ -67,23 +67,23 @@ def choose_tokens(vocabularies: Sequence[Vocabulary], n_tokens: int, *, seed: in
         for token in vocabulary.row_of:
             holders[token] += n_models[key]
     ranked = [key for key, _ in n_models.most_common()]
-    chosen = dict.fromkeys(_by_windows(distinct[ranked[0]], holders, n_tokens, seed))
+    chosen_tokens = dict.fromkeys(_by_windows(distinct[ranked[0]], holders, n_tokens, seed))
     enough = LEAST_COMMON_SHARE * n_tokens
     for first, second in combinations(ranked, 2):
         first_rows, second_rows = distinct[first].row_of, distinct[second].row_of
-        if sum(token in first_rows and token in second_rows for token in chosen) >= enough:
+        if sum(token in first_rows and token in second_rows for token in chosen_tokens) >= enough:
             continue
         shared = Counter(
-            {token: holders[token] for token in first_rows if token in second_rows and token not in chosen}
+            {token: holders[token] for token in first_rows if token in second_rows and token not in chosen_tokens}
         )
-        chosen |= dict.fromkeys(_by_windows(distinct[first], shared, n_tokens, seed))
+        chosen_tokens |= dict.fromkeys(_by_windows(distinct[first], shared, n_tokens, seed))
     if len(distinct) > 1:
         # Two models with the same vocabulary share all of it, even if other models share little of it.
         for key in ranked:
-            if n_models[key] > 1 and sum(token in distinct[key].row_of for token in chosen) < enough:
-                remaining_tokens = Counter({token: 1 for token in distinct[key].row_of if token not in chosen})
-                chosen |= dict.fromkeys(_by_windows(distinct[key], remaining_tokens, n_tokens, seed))
-    return tuple(chosen)
+            if n_models[key] > 1 and sum(token in distinct[key].row_of for token in chosen_tokens) < enough:
+                remaining_tokens = Counter({token: 1 for token in distinct[key].row_of if token not in chosen_tokens})
+                chosen_tokens |= dict.fromkeys(_by_windows(distinct[key], remaining_tokens, n_tokens, seed))
+    return tuple(chosen_tokens)
 
 
 def _by_windows(vocabulary: Vocabulary, holders: Counter[bytes], n_tokens: int, seed: int) -> Iterable[bytes]:
@@ -159,9 +159,11 @@ def choose_sample(
     on_failure: OnFailure = lambda name, error: None,
 ) -> tuple[Sample, dict[str, str]]:
     """Open every model and choose the tokens; return the sample, and the failures keyed by name."""
-    opened, failures = open_models(names, reading, ledger or IoLedger(), on_failure)
-    tokens = choose_tokens([model.vocabulary for model in opened.values() if model.vocabulary], n_tokens, seed=seed)
-    pins = {name: model.pin for name, model in opened.items()}
+    opened_models, failures = open_models(names, reading, ledger or IoLedger(), on_failure)
+    tokens = choose_tokens(
+        [model.vocabulary for model in opened_models.values() if model.vocabulary], n_tokens, seed=seed
+    )
+    pins = {name: model.pin for name, model in opened_models.items()}
     return Sample(tokens, pins, names, neuron_seed=draw_sample_seed()), failures
 
 

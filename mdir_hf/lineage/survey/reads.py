@@ -53,19 +53,19 @@ def plan_reads(plan: SurveyPlan) -> SurveyReads:
         InputError: If the plan is invalid, or no model can be opened.
     """
     check_plan(plan)
-    opened, failures = open_models(plan.names, plan.reading, IoLedger())
+    opened_models, failures = open_models(plan.names, plan.reading, IoLedger())
     sample = choose_tokens(
-        [model.vocabulary for model in opened.values() if model.vocabulary], plan.n_tokens, seed=plan.seed
+        [model.vocabulary for model in opened_models.values() if model.vocabulary], plan.n_tokens, seed=plan.seed
     )
-    specs = {name: model.embedding for name, model in opened.items() if model.embedding is not None}
+    specs = {name: model.embedding for name, model in opened_models.items() if model.embedding is not None}
     tokens = {
         name: frozenset(tokens_with_rows(model.vocabulary, specs[name].shape[0], sample) if model.vocabulary else ())
-        for name, model in opened.items()
+        for name, model in opened_models.items()
     }
     # More rows rule out more noise, so for each pair of widths, only the models with the fewest common tokens matter.
     fewest: dict[frozenset[int], tuple[int, TensorSpec, TensorSpec]] = {}
     n_blind = 0
-    for first, second in combinations(opened, 2):
+    for first, second in combinations(opened_models, 2):
         n_common = len(tokens[first] & tokens[second])
         if n_common < FEWEST_COMMON:
             n_blind += 1
@@ -84,13 +84,13 @@ def plan_reads(plan: SurveyPlan) -> SurveyReads:
     return SurveyReads(
         n_rows=n_rows,
         n_bytes={
-            name: (n and n * (specs[name].n_bytes // specs[name].shape[0])) + opened[name].n_bytes_of_neurons
+            name: (n and n * (specs[name].n_bytes // specs[name].shape[0])) + opened_models[name].n_bytes_of_neurons
             for name, n in n_rows.items()
         },
         failures=failures,
-        n_pairs=math.comb(len(opened), 2),
+        n_pairs=math.comb(len(opened_models), 2),
         n_blind=n_blind,
-        requests=planned_requests(plan.reading, for_tokens=opened, for_rows=opened),
+        requests=planned_requests(plan.reading, for_tokens=opened_models, for_rows=opened_models),
         excluded_noise=min(noises, default=None),
         layers=plan.layers,
     )

@@ -72,9 +72,9 @@ class ResultFile:
             write_file(path, first)  # atomically, because a resumed run needs the whole first line
             return
         stored_settings, self.models, self.pairs, n_whole = _read(path)
-        differing = [key for key, value in settings.items() if stored_settings.get(key) != value]
-        if differing:
-            key = differing[0]
+        differing_keys = [key for key, value in settings.items() if stored_settings.get(key) != value]
+        if differing_keys:
+            key = differing_keys[0]
             raise InputError(
                 f"it was made with {key} = {stored_settings.get(key)!r}, but {settings[key]!r} is requested now; "
                 "name another folder, or use the earlier options",
@@ -157,8 +157,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, ModelResult], dict[Pair
         json.dumps(settings, allow_nan=False)
     except ValueError as exc:
         raise InputError(f"{what} holds an invalid number ({exc})", subject=str(path)) from exc
-    listed = set(header.names)
-    if len(listed) != len(header.names):
+    listed_names = set(header.names)
+    if len(listed_names) != len(header.names):
         raise InputError("its list names a model twice", subject=str(path))
     models: dict[str, ModelResult] = {}
     pairs: dict[Pair, PairResult] = {}
@@ -168,7 +168,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, ModelResult], dict[Pair
         kind = read(line, _Line, what=f"line {number}").kind
         result = read(line, _KINDS[kind], what=f"line {number}, of a {kind},")
         names = (result.name,) if isinstance(result, ModelResult) else (result.reference, result.candidate)
-        absent = next((name for name in names if name not in listed), None)
+        absent = next((name for name in names if name not in listed_names), None)
         if absent is not None:
             raise InputError(
                 f"line {number} is about {absent!r:.80}, which is not in its list of models", subject=str(path)
@@ -225,10 +225,10 @@ class FingerprintStore:
         """Store a fingerprint atomically, deleting the least recently used ones if the folder is full."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            written = write_file(self._path(name), fingerprint.to_bytes())
+            written_path = write_file(self._path(name), fingerprint.to_bytes())
         except OSError as exc:
             raise InputError(f"cannot keep a fingerprint: {exc.strerror}", subject=str(self._folder)) from exc
-        self._trim(keep=written)
+        self._trim(keep=written_path)
 
     def _trim(self, keep: Path) -> None:
         files_by_age = sorted((path.stat().st_mtime_ns, path) for path in self._folder.glob("*.safetensors"))

@@ -217,8 +217,8 @@ class SurveyReport:
 
     def without_relatives(self) -> tuple[str, ...]:
         """Return models that were compared but have no relative."""
-        compared = {name for pair, result in self.pairs.items() if result.verdict is not None for name in pair}
-        return tuple(group[0] for group in self.groups() if len(group) == 1 and group[0] in compared)
+        compared_names = {name for pair, result in self.pairs.items() if result.verdict is not None for name in pair}
+        return tuple(group[0] for group in self.groups() if len(group) == 1 and group[0] in compared_names)
 
     def layers_to_compare(self) -> tuple[Pair, ...]:
         """Return pairs for full comparisons: each model without a relative, with one model of every other group."""

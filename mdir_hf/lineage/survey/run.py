@@ -103,15 +103,17 @@ def run_survey(plan: SurveyPlan, folder: Path, *, engine: Engine | None = None) 
     store = FingerprintStore(folder / FINGERPRINTS, sample_name(sample.tokens), max_bytes=plan.cache_bytes)
     tiles = _tiles(plan)
     in_shard = {name for tile in tiles for pair in tile for name in pair}
-    wanted = [name for name in plan.names if name in in_shard and name not in failures]
-    seen = _read_models(plan, wanted, sample, store, results, engine)
-    if seen.pins.keys() != sample.pins.keys():
-        save_sample(seen, folder / SAMPLE, _sample_options(plan))
-    _compare_pairs(plan, tiles, seen, store, results, engine)
+    wanted_names = [name for name in plan.names if name in in_shard and name not in failures]
+    pinned_sample = _read_models(plan, wanted_names, sample, store, results, engine)
+    if pinned_sample.pins.keys() != sample.pins.keys():
+        save_sample(pinned_sample, folder / SAMPLE, _sample_options(plan))
+    _compare_pairs(plan, tiles, pinned_sample, store, results, engine)
     settings = settings_of(plan, sample.tokens)
     if plan.layers:
-        _compare_layers(plan, SurveyReport(plan.names, results.models, results.pairs, settings), seen, results)
-        _describe_relatives(plan, SurveyReport(plan.names, results.models, results.pairs, settings), seen, results)
+        _compare_layers(plan, SurveyReport(plan.names, results.models, results.pairs, settings), pinned_sample, results)
+        _describe_relatives(
+            plan, SurveyReport(plan.names, results.models, results.pairs, settings), pinned_sample, results
+        )
     return SurveyReport(plan.names, results.models, results.pairs, settings)
 
 
@@ -123,7 +125,7 @@ def requests_of(
     If ``only_sample`` is true, plan only the requests of :func:`prepare_survey`.
     """
     check_plan(plan)
-    wanted = {name for tile in _tiles(plan) for pair in tile for name in pair}
+    wanted_names = {name for tile in _tiles(plan) for pair in tile for name in pair}
     finished_names: set[str] = set()
     if (folder / RESULTS).exists() and (folder / SAMPLE).exists():
         report, sample = read_survey([folder / RESULTS]), load_sample(folder / SAMPLE)
@@ -132,8 +134,8 @@ def requests_of(
     return planned_requests(
         plan.reading,
         for_tokens=() if (folder / SAMPLE).exists() else plan.names,
-        for_rows=() if only_sample else wanted - finished_names,
-        for_cards=wanted if with_cards else (),
+        for_rows=() if only_sample else wanted_names - finished_names,
+        for_cards=wanted_names if with_cards else (),
     )
 
 
@@ -220,7 +222,7 @@ def _tiles(plan: SurveyPlan) -> list[list[Pair]]:
 
 def _read_models(
     plan: SurveyPlan,
-    wanted: Sequence[str],
+    wanted_names: Sequence[str],
     sample: Sample,
     store: FingerprintStore,
     results: ResultFile,
@@ -230,7 +232,7 @@ def _read_models(
     finished_names = {
         name for name, result in results.models.items() if result.error is None and sample.key(name) in store
     }
-    todo = [name for name in wanted if name not in finished_names]
+    todo = [name for name in wanted_names if name not in finished_names]
     n_done = n_bytes = 0
     with progress_bar(is_wanted=plan.progress) as tell:
         tell(Progress("rows", 0, n_parts=len(todo)))
@@ -270,14 +272,14 @@ def _compare_pairs(
     ]
 
     def fingerprint(name: str) -> Fingerprint:
-        stored = store.get(sample.key(name))
-        if stored is None:  # deleted, because the rows of all models together exceed the limit
+        stored_fingerprint = store.get(sample.key(name))
+        if stored_fingerprint is None:  # deleted, because the rows of all models together exceed the limit
             again = take(name, sample.tokens, plan.reading, sample.pins.get(name), sample.neuron_seed)
             if again.fingerprint is None:
                 raise InputError(f"it can no longer be read, unlike before: {again.error}", subject=name)
             store.put(sample.key(name), again.fingerprint)
-            stored = again.fingerprint
-        return stored
+            stored_fingerprint = again.fingerprint
+        return stored_fingerprint
 
     n_done, n_pairs = 0, sum(map(len, todo))
     with progress_bar(is_wanted=plan.progress) as tell:
@@ -291,8 +293,8 @@ def _compare_pairs(
 
         def arguments(tile: Sequence[Pair]) -> tuple[Any, ...]:
             names = dict.fromkeys(name for pair in tile for name in pair)
-            stored = {name: fingerprint(name) for name in names}
-            return stored, tile, plan.alpha_of_pair, plan.seed, plan.device, sample.neuron_seed
+            fingerprints = {name: fingerprint(name) for name in names}
+            return fingerprints, tile, plan.alpha_of_pair, plan.seed, plan.device, sample.neuron_seed
 
         if engine is None:
             for tile in todo:

@@ -117,15 +117,15 @@ def _models(report: SurveyReport) -> Iterator[dict[str, object]]:
 def _pairs(report: SurveyReport) -> Iterator[dict[str, object]]:
     for (first, second), pair in report.pairs.items():
         models = {side: report.models.get(name) for side, name in (("reference", first), ("candidate", second))}
-        declared = {name: report.models[name].declared_bases for name in (first, second) if name in report.models}
+        declared_by = {name: report.models[name].declared_bases for name in (first, second) if name in report.models}
         values: dict[str, object] = {key: getattr(pair, key) for key in PAIR_FEATURES if hasattr(pair, key)}
         if pair.layer_drift is not None:
             cosines = [layer.cosine for layer in pair.layer_drift if layer.cosine is not None]
             values |= {"layers_agreeing": len(cosines), "mean_cosine": sum(cosines) / len(cosines) if cosines else None}
         for side, model in models.items():
             values[f"{side}_commit"] = None if model is None or model.model is None else model.model.commit
-        if all(bases is not None for bases in declared.values()):
-            values["is_declared"] = second in (declared.get(first) or ()) or first in (declared.get(second) or ())
+        if all(bases is not None for bases in declared_by.values()):
+            values["is_declared"] = second in (declared_by.get(first) or ()) or first in (declared_by.get(second) or ())
         yield {key: values.get(key) for key in PAIR_FEATURES}
 
 
@@ -200,18 +200,18 @@ def join_shards(folders: Sequence[Path], out: Path | None) -> SurveyReport:
             write_file(out / RESULTS, result_lines(report))
             write_file(out / SAMPLE, (folders[0] / SAMPLE).read_bytes())
         for folder in folders:
-            for stored in (folder / FINGERPRINTS).glob("*.safetensors"):
-                _place(stored, out / FINGERPRINTS / stored.name)
+            for stored_path in (folder / FINGERPRINTS).glob("*.safetensors"):
+                _place(stored_path, out / FINGERPRINTS / stored_path.name)
     return report
 
 
-def _place(stored: Path, place: Path) -> None:
+def _place(source: Path, place: Path) -> None:
     if place.exists():
         return
     try:
-        os.link(stored, place)  # no bytes are copied if both are on the same disk
+        os.link(source, place)  # no bytes are copied if both are on the same disk
     except OSError:
-        shutil.copyfile(stored, place)
+        shutil.copyfile(source, place)
 
 
 READERS = 8
@@ -268,7 +268,7 @@ def save_survey(
         return tuple(write_file(folder / name, content) for name, content in contents.items())
 
 
-def _markdown(report: SurveyReport, written: Collection[str]) -> str:
+def _markdown(report: SurveyReport, written_names: Collection[str]) -> str:
     # Names are user input; a code block prevents them from being read as markup.
     groups = "\n".join(", ".join(group) for group in report.groups() if len(group) > 1) or "none"
     alone = "\n".join(report.without_relatives())
@@ -279,7 +279,7 @@ def _markdown(report: SurveyReport, written: Collection[str]) -> str:
         f"{report.progress_text}; alpha = {report.settings['alpha']:g} for all of "
         "them together. A group is joined by chains of pairs with shared weight ancestry. It does not say which model "
         "came first.",
-        *(f"![{what}]({name})" for name, what in _FIGURES.items() if name in written),
+        *(f"![{what}]({name})" for name, what in _FIGURES.items() if name in written_names),
         f"## Groups{so_far}",
         _block(groups),
         f"## No relative found{so_far}",
@@ -291,11 +291,11 @@ def _markdown(report: SurveyReport, written: Collection[str]) -> str:
             "them, or these commands do:",
             _block(commands),
         ]
-    described = [
+    layer_lines = [
         f"{a}, {b}: {drift_text(pair.layer_drift)}" for (a, b), pair in report.pairs.items() if pair.layer_drift
     ]
-    if described:
-        parts += ["## Layers of relatives", _block("\n".join(described))]
+    if layer_lines:
+        parts += ["## Layers of relatives", _block("\n".join(layer_lines))]
     contradictions = report.contradictions()
     if contradictions:
         lines = [
@@ -317,10 +317,10 @@ def _declared(report: SurveyReport) -> list[str]:
     for name in report.readable():
         for base in report.models[name].declared_bases or ():
             if base in report.models:
-                measured = "shared ancestry found" if report.is_related(name, base) else report.not_found(name, base)
+                result_text = "shared ancestry found" if report.is_related(name, base) else report.not_found(name, base)
             else:
-                measured = "not in this survey"
-            lines.append(f"{name} declares {base}: {measured}")
+                result_text = "not in this survey"
+            lines.append(f"{name} declares {base}: {result_text}")
     lines += [f"{a} and {b}: shared ancestry found, declared by neither" for a, b in report.undeclared()]
     return lines or ["no card declares a base model, and no pair is related"]
 

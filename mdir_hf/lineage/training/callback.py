@@ -43,8 +43,8 @@ def add_to_card(folder: Path, report: HomologyReport, drift: Drift) -> tuple[Pat
     card = with_section(parse_card(before, subject=str(path)), _section(report, drift), str(path))
     (folder / REPORT_PATH).parent.mkdir(parents=True, exist_ok=True)
     contents = {REPORT_PATH: report.to_json() + "\n", BADGE_PATH: badge.svg}
-    written = [write_file(folder / name, text.encode()) for name, text in contents.items()]
-    return (*written, write_file(path, card.to_bytes()))
+    written_paths = [write_file(folder / name, text.encode()) for name, text in contents.items()]
+    return (*written_paths, write_file(path, card.to_bytes()))
 
 
 def _section(report: HomologyReport, drift: Drift) -> str:

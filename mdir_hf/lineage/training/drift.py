@@ -113,11 +113,11 @@ def traces_over_rank(base: Sequence[torch.Tensor], now: Sequence[torch.Tensor]) 
 
 
 def _channels(sample: torch.Tensor, n_channels: int) -> torch.Tensor:
-    chosen = (sample if sample.shape[0] >= sample.shape[1] else sample.T)[:, :n_channels]
-    size = chosen.abs().amax()  # avoids overflow in products; the polar factor does not change
-    return chosen / size if size > 0 else chosen
+    rows = (sample if sample.shape[0] >= sample.shape[1] else sample.T)[:, :n_channels]
+    size = rows.abs().amax()  # avoids overflow in products; the polar factor does not change
+    return rows / size if size > 0 else rows
 
 
 def _mean(values: Iterable[float]) -> float:
-    listed = list(values)
-    return sum(listed) / len(listed) if listed else 0.0
+    numbers = list(values)
+    return sum(numbers) / len(numbers) if numbers else 0.0

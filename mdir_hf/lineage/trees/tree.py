@@ -272,14 +272,16 @@ def grow_tree(
     geometry = aligned.geometry(seed=seed)
     # Copies would only add branches of length 0.
     first_of = equal_models(geometry.distances(), aligned.names)
-    chosen = [at for at, name in enumerate(aligned.names) if first_of[name] == name]
-    geometry = replace(geometry, products=geometry.products[:, chosen][:, :, chosen])
-    placed = tuple(aligned.names[at] for at in chosen)
+    positions = [at for at, name in enumerate(aligned.names) if first_of[name] == name]
+    geometry = replace(geometry, products=geometry.products[:, positions][:, :, positions])
+    placed_names = tuple(aligned.names[at] for at in positions)
     copies = {name: first for name, first in first_of.items() if name != first}
-    layers = {name: closer.layers[name].carried(aligned.alignments[name]) for name in placed if name in closer.layers}
-    merges = tuple(_with_layers(merge, layers) for merge in find_merges(geometry.distances(), placed))
-    not_merged = [at for at, name in enumerate(placed) if name not in {merge.model for merge in merges}]
-    members = tuple(placed[at] for at in not_merged)
+    layers = {
+        name: closer.layers[name].carried(aligned.alignments[name]) for name in placed_names if name in closer.layers
+    }
+    merges = tuple(_with_layers(merge, layers) for merge in find_merges(geometry.distances(), placed_names))
+    not_merged = [at for at, name in enumerate(placed_names) if name not in {merge.model for merge in merges}]
+    members = tuple(placed_names[at] for at in not_merged)
     distances = geometry.distances()[np.ix_(not_merged, not_merged)]
     newick: str | None = None
     splits: tuple[Split, ...] = ()
@@ -289,7 +291,7 @@ def grow_tree(
         except MissingExtraError as exc:  # then only the tree is missing
             notes.append(f"{exc.message[:1].upper()}{exc.message[1:]}")
     # Rows can be bitwise equal, or rounded copies of each other, only if no channel was moved.
-    unmoved = {name: aligned.rows[name] for name in placed if aligned.is_unmoved(name)}
+    unmoved = {name: aligned.rows[name] for name in placed_names if aligned.is_unmoved(name)}
     evidence = (
         *roundings(unmoved),
         *copied_layers({name: rows.attention for name, rows in layers.items()}),
@@ -340,9 +342,9 @@ def _with_untouched(inner_model: InnerModel, between: Iterable[Between]) -> Inne
     return replace(inner_model, untouched=(n_agreeing, (sum(sizes) ** 2 - sum(size**2 for size in sizes)) // 2))
 
 
-def _resampled(geometry: TokenGeometry, chosen: Sequence[int], seed: int) -> Iterable[FloatArray]:
+def _resampled(geometry: TokenGeometry, positions: Sequence[int], seed: int) -> Iterable[FloatArray]:
     rng = np.random.default_rng(seed)
     n_groups = len(geometry.n_tokens)
-    of_chosen = replace(geometry, products=geometry.products[:, chosen][:, :, chosen])
+    of_chosen = replace(geometry, products=geometry.products[:, positions][:, :, positions])
     for _ in range(RESAMPLES):
         yield of_chosen.distances(rng.multinomial(n_groups, np.full(n_groups, 1.0 / n_groups)))

@@ -239,8 +239,8 @@ def _transformation_text(matrix: MatrixResult) -> str:
 
 def _matrix_lines(name: str, matrix: MatrixResult) -> Iterator[Line]:
     scale = "" if matrix.scale is None else f", scale {matrix.scale:.3g}"
-    used = f"{matrix.rows_used} of {matrix.common_tokens} common tokens used"
-    yield Line(name, f"{used}; found: {_transformation_text(matrix)}{scale}")
+    rows_text = f"{matrix.rows_used} of {matrix.common_tokens} common tokens used"
+    yield Line(name, f"{rows_text}; found: {_transformation_text(matrix)}{scale}")
     if matrix.trace is not None and matrix.normalized_trace is not None:
         one_by_one = counted(matrix.matched_channels or 0, "channel")
         trace = f"trace {matrix.trace:.1f} (normalized {matrix.normalized_trace:.3f}, rank {matrix.rank})"
@@ -268,12 +268,12 @@ def _trace_p(matrix: MatrixResult) -> str:
 def _matrix_facts(matrix: MatrixResult) -> Iterator[Fact]:
     transformation = _transformation_text(matrix)
     yield Fact("found", transformation, "The transformation from the reference's channels to the candidate's.")
-    matched = "–"
+    channels_text = "–"
     if matrix.matched_channels is not None and matrix.coverage is not None:
-        matched = f"{matrix.matched_channels} ({matrix.coverage:.0%})"
+        channels_text = f"{matrix.matched_channels} ({matrix.coverage:.0%})"
     yield Fact(
         "channels significant one by one",
-        matched,
+        channels_text,
         "Entries that are significant one by one, at 1 % for all entries together.",
     )
     numbers = "–" if matrix.numbering is None else numbering_text(matrix.numbering)

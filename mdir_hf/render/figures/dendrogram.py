@@ -146,10 +146,10 @@ def _measured(distance: float) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    shown = list(names[:MOST_NAMED])
-    if len(names) > len(shown):
-        shown.append(f"{len(names) - len(shown)} more")
-    return f"{', '.join(shown[:-1])} and {shown[-1]}"
+    shown_names = list(names[:MOST_NAMED])
+    if len(names) > len(shown_names):
+        shown_names.append(f"{len(names) - len(shown_names)} more")
+    return f"{', '.join(shown_names[:-1])} and {shown_names[-1]}"
 
 
 def _grown(groups: Sequence[tuple[Sequence[str], npt.ArrayLike]]) -> list[_Family]:
@@ -172,8 +172,8 @@ def _grown(groups: Sequence[tuple[Sequence[str], npt.ArrayLike]]) -> list[_Famil
         links = linkage(squareform(symmetric, checks=False), "average")
         lines: dict[str, Any] = dict(dendrogram(links, no_plot=True))
         order = [int(leaf) for leaf in lines["leaves"]]
-        drawn = tuple(names[leaf] for leaf in order)
-        families.append(_Family(drawn, symmetric[np.ix_(order, order)], links, row, lines))
+        ordered_names = tuple(names[leaf] for leaf in order)
+        families.append(_Family(ordered_names, symmetric[np.ix_(order, order)], links, row, lines))
         row += len(names) + _GAP
     return families
 
@@ -193,16 +193,16 @@ def _draw(families: Sequence[_Family], theme: Theme, *, n_left_out: int, alone: 
     floor, top = _range(families)
     height = ROW * (n_models + _GAP * (len(families) - 1))
     width = max(WIDTH, _NAMES + 3.6)
-    some = f"{n_models} models in {len(families)} group{'' if len(families) == 1 else 's'}"
+    groups_text = f"{n_models} models in {len(families)} group{'' if len(families) == 1 else 's'}"
     subtitle = "RMS difference of aligned rows over their RMS (logarithmic), by average linkage; no direction"
     lone = f"{alone} more without a relative" if alone else ""
     elsewhere = f"{by_layers} more related by neurons or layers only" if by_layers else ""
-    more = [elsewhere, lone, f"{n_left_out} groups left out" if n_left_out else ""]
+    subtitle_parts = [elsewhere, lone, f"{n_left_out} groups left out" if n_left_out else ""]
     figure = new_sheet(
         theme,
         HEAD + height + _BELOW,
-        f"How far relatives are apart: {some}",
-        "\n".join([subtitle, "; ".join(filter(None, more))]).strip(),
+        f"How far relatives are apart: {groups_text}",
+        "\n".join([subtitle, "; ".join(filter(None, subtitle_parts))]).strip(),
         width=width,
     )
     axes = add_axes(figure, theme, _NAMES, _BELOW, width - _NAMES - _RIGHT, height)
@@ -218,8 +218,8 @@ def _draw(families: Sequence[_Family], theme: Theme, *, n_left_out: int, alone: 
         places += [family.row + at for at in range(len(family.names))]
         labels += family.names
     size = min(SMALL_SIZE, 0.72 * ROW * POINTS)
-    shown = [fitted(shown_name(name), (_NAMES - 0.2) * POINTS, size) for name in without_folders(labels)]
-    axes.set_yticks(places, shown, fontsize=size)
+    tick_labels = [fitted(shown_name(name), (_NAMES - 0.2) * POINTS, size) for name in without_folders(labels)]
+    axes.set_yticks(places, tick_labels, fontsize=size)
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(families[-1].row + len(families[-1].names) - 0.5, -0.5)
     ticks = _ticks(families, floor, top)
@@ -227,7 +227,7 @@ def _draw(families: Sequence[_Family], theme: Theme, *, n_left_out: int, alone: 
     axes.set_xticks([], minor=True)
     axes.set_xlabel("difference", color=theme.ink, fontsize=SMALL_SIZE)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    figure.set_label(_description(families, some))
+    figure.set_label(_description(families, groups_text))
     return figure
 
 

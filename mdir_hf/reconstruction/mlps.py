@@ -166,7 +166,7 @@ def _mlps(model: PlacedTensors, position: int, *, routed: bool | None) -> list[M
     is_own = routed is False and Role.SHARED_NORM in layer.parts
     norm = Role.SHARED_NORM if is_own else Role.MLP_NORM
     gain = read_role(model, layer, norm) if norm in layer.parts else None
-    wanted = [
+    mlps = [
         {role: part for role, part in mlp.items() if role in _ROLES and isinstance(part, WeightPart)} for mlp in parts
     ]
 
@@ -177,7 +177,7 @@ def _mlps(model: PlacedTensors, position: int, *, routed: bool | None) -> list[M
         MlpWeights(
             folded(read[Role.UP]), read[Role.DOWN].double(), folded(read[Role.GATE]) if Role.GATE in read else None
         )
-        for read in read_experts(model.tensors, [mlp for mlp in wanted if Role.UP in mlp and Role.DOWN in mlp])
+        for read in read_experts(model.tensors, [mlp for mlp in mlps if Role.UP in mlp and Role.DOWN in mlp])
     ]
 
 

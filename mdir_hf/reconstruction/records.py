@@ -284,8 +284,8 @@ def describe(reconstruction: Reconstruction) -> list[str]:
     scale = "" if stream.scale == 1.0 else f", scaled by {stream.scale:.6g}"
     lines = [f"{words[stream.outer.kind]}{scale}; relative residual {stream.residual:.2g}"]
     pairs = reconstruction.layer_map
-    moved = sum(i != j for i, j in pairs)
-    places = f"{moved} of them at another place" if moved else "each in its place"
+    n_moved_layers = sum(i != j for i, j in pairs)
+    places = f"{n_moved_layers} of them at another place" if n_moved_layers else "each in its place"
     lines.append(f"{len(pairs)} of {len(reconstruction.layers)} layers have a partner, {places}")
     n_reordered = sum(layer.attention is not None and layer.attention.moves_heads for layer in reconstruction.layers)
     kinds = sorted(

@@ -140,14 +140,14 @@ def _products_of_tokens(
         return None
     rows = common.within(specs[0].shape[0], specs[1].shape[0])
     gains = [read_gains(model, model.anatomy.final_norm)[0] if is_head else None for model in models]
-    chosen = np.arange(len(rows), dtype=np.int64)
+    positions = np.arange(len(rows), dtype=np.int64)
     n_wanted = ROWS_PER_CHANNEL * max(widths)
-    if len(chosen) > n_wanted:
-        chosen = np.sort(np.random.default_rng(seed).choice(chosen, n_wanted, replace=False))
+    if len(positions) > n_wanted:
+        positions = np.sort(np.random.default_rng(seed).choice(positions, n_wanted, replace=False))
     readers = [FiniteRows(model) for model in models]
     halves = RowProducts.empty(*widths), RowProducts.empty(*widths)
-    for start in range(0, len(chosen), BLOCK_ROWS):
-        at = chosen[start : start + BLOCK_ROWS]
+    for start in range(0, len(positions), BLOCK_ROWS):
+        at = positions[start : start + BLOCK_ROWS]
         numbers = rows.reference_rows[at], rows.candidate_rows[at]
         blocks = [
             reader.read_rows(spec.name, of_model).double()
@@ -191,9 +191,9 @@ def _stream_of_layers(reference: PlacedTensors, candidate: PlacedTensors, *, see
 
 def _likeness(reference: PlacedTensors, candidate: PlacedTensors, outer: ResidualBasisMap) -> float:
     likeness = LayerLikeness(reference, candidate, outer)
-    both = sorted(set(likeness.reference_layers) & set(likeness.candidate_layers))
-    chosen = both[:: max(1, len(both) // REFINED_ON_LAYERS)]
-    return sum(likeness(at, at) for at in chosen) / max(1, len(chosen))
+    common_layers = sorted(set(likeness.reference_layers) & set(likeness.candidate_layers))
+    sampled_layers = common_layers[:: max(1, len(common_layers) // REFINED_ON_LAYERS)]
+    return sum(likeness(at, at) for at in sampled_layers) / max(1, len(sampled_layers))
 
 
 def _negated(outer: ResidualBasisMap) -> ResidualBasisMap:
@@ -214,9 +214,9 @@ def _products_of_neurons(
     reference: PlacedTensors, candidate: PlacedTensors, stream: StreamMap, *, seed: int
 ) -> RowProducts | None:
     """Add up the products of matched neurons in a few layers that have the same position in both models."""
-    both = sorted(set(layers_with(reference, Role.UP)) & set(layers_with(candidate, Role.UP)))
+    common_layers = sorted(set(layers_with(reference, Role.UP)) & set(layers_with(candidate, Role.UP)))
     products = RowProducts.empty(stream.outer.n_reference, stream.outer.n_candidate)
-    for at in both[:: max(1, len(both) // REFINED_ON_LAYERS)]:
+    for at in common_layers[:: max(1, len(common_layers) // REFINED_ON_LAYERS)]:
         first, second = layer_weights(reference, at).mlp, layer_weights(candidate, at).mlp
         if first is None or second is None:
             continue

@@ -304,14 +304,14 @@ def _config(model: Model, stream: StreamTransform, *, is_untied: bool) -> tuple[
                 inner["tie_word_embeddings"] = False
         notes.append("Its head was tied to the embedding; after a rotation it needs a matrix of its own.")
     if stream.scale != 1.0:
-        changed = 0
+        n_changed = 0
         for inner in _sections(config):
             for key in EPSILONS:
                 epsilon = inner.get(key)
                 if isinstance(epsilon, float):
                     inner[key] = epsilon * stream.scale**2
-                    changed += 1
-        if not changed:
+                    n_changed += 1
+        if not n_changed:
             raise ReconstructionError(
                 f"the residual stream is scaled by {stream.reconstruction.stream.scale:.6g}, and config.json names no "
                 f"epsilon of the norms (one of {', '.join(EPSILONS)}) to scale with it",

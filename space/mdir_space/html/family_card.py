@@ -162,12 +162,12 @@ def _of_index(ancestor: Ancestor, identification: Identification, shipped: Shipp
     log10_p: float | None = ancestor.log10_p
     if report is not None:
         log10_p = None if report.log10_p is None else min(0.0, report.log10_p + math.log10(identification.n_bases))
-        measured = _MEASURED[report.verdict]
+        measured_text = _MEASURED[report.verdict]
     elif is_found:
         on = "neurons" if ancestor.neurons is not None else f"{ancestor.common_tokens} rows"
-        measured = f"shared weights were found in the {on} stored in the index"
+        measured_text = f"shared weights were found in the {on} stored in the index"
     else:
-        measured = f"no match was found in the {ancestor.common_tokens} rows stored in the index"
+        measured_text = f"no match was found in the {ancestor.common_tokens} rows stored in the index"
     opens, made_from = base.repo if base.commit is not None else "", ""
     if shipped is not None:
         opens = shipped.repository
@@ -178,7 +178,7 @@ def _of_index(ancestor: Ancestor, identification: Identification, shipped: Shipp
         opens,
         "index",
         is_found,
-        measured,
+        measured_text,
         log10_p,
         p_is_bound=ancestor.p_is_bound,
         agreement="" if report is None else report.agreement or "",

@@ -74,7 +74,7 @@ def survey_card(
 
 def survey_sentence(report: SurveyReport) -> tuple[str, str]:
     """Return a headline and a sentence to quote."""
-    read = report.readable()
+    readable_names = report.readable()
     groups = [group for group in report.groups() if len(group) > 1]
     n_related = sum(map(len, groups))
     n_pairs = len(report.pairs)
@@ -82,14 +82,14 @@ def survey_sentence(report: SurveyReport) -> tuple[str, str]:
     if not groups and so_far:
         return "No relatives so far.", f"{report.progress_text}."
     if not groups:
-        return "No relatives were found.", f"In {n_pairs} pairs of {len(read)} models: {_looked_at(report)}."
-    related = "All of them" if n_related == len(read) else f"{n_related} of {len(read)}"
+        return "No relatives were found.", f"In {n_pairs} pairs of {len(readable_names)} models: {_looked_at(report)}."
+    related = "All of them" if n_related == len(readable_names) else f"{n_related} of {len(readable_names)}"
     families = "one family" if len(groups) == 1 else f"{len(groups)} families"
     of = "form" if n_related > 1 else "forms"
     sentences = [f"{listed_names(group)} {_share(report, group)}." for group in groups[:3]]
     if so_far:
         return f"So far: {families}, {n_related} of {len(report.names)} models.", so_far + " ".join(sentences)
-    if alone := len(read) - n_related:
+    if alone := len(readable_names) - n_related:
         which = "The other one" if alone == 1 else f"The other {alone}"
         sentences.append(f"{which}: {_looked_at(report)}.")
     return f"{related} {of} {families}.", " ".join(sentences)
@@ -117,15 +117,15 @@ def _share(report: SurveyReport, group: Sequence[str]) -> str:
 
 def pairs_csv(report: SurveyReport) -> str:
     """Return the pairs of a survey as CSV for spreadsheets."""
-    written = io.StringIO()
-    table = csv.writer(written)
+    buffer = io.StringIO()
+    table = csv.writer(buffer)
     names = [field.name for field in fields(PairResult) if field.name != "channels"]
     table.writerow(names)
     for pair in report.pairs.values():
         # Quote cells that begin like a formula, which spreadsheets would run.
         values = (str("" if (value := getattr(pair, name)) is None else value) for name in names)
         table.writerow([f"'{text}" if text.startswith(("=", "@", "\t", "\r")) else text for text in values])
-    return written.getvalue()
+    return buffer.getvalue()
 
 
 def _measured(pair: PairResult) -> str:

@@ -60,11 +60,11 @@ def declared_lineage_html(
     ``declared`` contains the declarations of the reference and the candidate; None if a card could not be read.
     """
     names = (report.reference.repo, report.candidate.repo)
-    read = [(repo, lineage) for repo, lineage in zip(names, declared, strict=True) if lineage is not None]
-    if not read:
+    lineages = [(repo, lineage) for repo, lineage in zip(names, declared, strict=True) if lineage is not None]
+    if not lineages:
         return Markup()
-    is_declared = any(_names(lineage, names[repo == names[0]]) for repo, lineage in read)
-    return render("declared", declared=read, measured=_measured(report, is_declared))
+    is_declared = any(_names(lineage, names[repo == names[0]]) for repo, lineage in lineages)
+    return render("declared", declared=lineages, measured=_measured(report, is_declared))
 
 
 def _names(lineage: DeclaredLineage, repo: str) -> bool:

@@ -105,12 +105,12 @@ def find_access(
     with ThreadPoolExecutor(ASKED_AT_A_TIME) as threads:
         answers = dict(zip(question.names, threads.map(find, question.names), strict=True))
     refused = {text: answer for text, answer in answers.items() if isinstance(answer, RefusedError)}
-    resolved = [answer for text in question.names if not isinstance(answer := answers[text], RefusedError)]
-    if refused and not (may_lack and resolved):
+    resolved_models = [answer for text in question.names if not isinstance(answer := answers[text], RefusedError)]
+    if refused and not (may_lack and resolved_models):
         raise next(iter(refused.values()))
-    models = [model for model, _ in resolved]
+    models = [model for model, _ in resolved_models]
     is_private = any(not model.is_public and model.commit is not None for model in models)
-    accepted = [using for model, using in resolved if model.commit is not None]
+    accepted = [using for model, using in resolved_models if model.commit is not None]
     for_all = accepted[0] if accepted and all(using == accepted[0] for using in accepted) else None
     return Access(
         tuple(models),

@@ -38,8 +38,8 @@ class Pace:
         """Update the estimate with a completed comparison."""
         seconds = sum(report.seconds.values())
         if report.io.bytes_read >= MIN_BYTES_TO_LEARN_FROM and seconds > 0.0:
-            measured = report.io.bytes_read / seconds
-            self.bytes_per_s += WEIGHT_OF_NEW * (measured - self.bytes_per_s)
+            bytes_per_s = report.io.bytes_read / seconds
+            self.bytes_per_s += WEIGHT_OF_NEW * (bytes_per_s - self.bytes_per_s)
 
     def seconds(self, plan: ReadPlan) -> tuple[float, float]:
         """Return the duration of a comparison if its first look is enough, and if everything is read."""

@@ -72,8 +72,8 @@ def stored_examples(folder: Path = FOLDER) -> tuple[Example, ...]:
 
 def example_of(names: Iterable[str]) -> Example | None:
     """Return the stored result about two models in either order, or None."""
-    wanted = sorted(names)
-    return next((example for example in stored_examples() if sorted(example.models) == wanted), None)
+    wanted_names = sorted(names)
+    return next((example for example in stored_examples() if sorted(example.models) == wanted_names), None)
 
 
 def example_with(names: Iterable[str]) -> tuple[str, Example] | None:

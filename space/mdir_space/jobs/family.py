@@ -120,8 +120,8 @@ class FamilyPlanJob(Job[FamilyPlan]):
             index = BaseIndex.open(self.index, token=self.index_token or False)
             search = plan_identification(NamedModel(model), index, alpha=question.alpha, reading=Reading(**options))
         declared, comparisons, not_planned = self._declared(model) if question.verifies else ((), {}, {})
-        opened = [model, *map(_on_the_hub, declared)]
-        requests = planned_requests(Reading(**options), for_rows=opened, for_cards=opened[:1])
+        opened_names = [model, *map(_on_the_hub, declared)]
+        requests = planned_requests(Reading(**options), for_rows=opened_names, for_cards=opened_names[:1])
         return FamilyPlan(search, declared, comparisons, not_planned, requests)
 
     def _declared(self, model: str) -> tuple[tuple[str, ...], dict[str, ReadPlan], dict[str, str]]:

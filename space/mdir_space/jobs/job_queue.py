@@ -86,8 +86,8 @@ class JobQueue:
         """Return the waiting entries in the order in which they will run. Visitors take turns."""
         n_before = Counter(entry.visitor for entry in self._running)
         turns: list[tuple[int, int, QueueEntry]] = []
-        for arrived, entry in enumerate(self._waiting):
-            turns.append((n_before[entry.visitor], arrived, entry))
+        for position, entry in enumerate(self._waiting):
+            turns.append((n_before[entry.visitor], position, entry))
             n_before[entry.visitor] += 1
         return [entry for _, _, entry in sorted(turns, key=lambda turn: turn[:2])]
 

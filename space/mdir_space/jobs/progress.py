@@ -111,14 +111,14 @@ def _of_survey(surveyed: SurveyResult) -> float:
 
 def _of_family(family: Family, of_next: float) -> float:
     """Return the completed share of the search, its comparisons and the declared bases, all weighted equally."""
-    searched, declared = family.found, family.declared
+    identification, declared = family.found, family.declared
     to_compare = [
         ancestor
-        for ancestor in (() if searched is None else searched.ancestors)
-        if searched is not None and ancestor.log10_p < math.log10(searched.alpha)
+        for ancestor in (() if identification is None else identification.ancestors)
+        if identification is not None and ancestor.log10_p < math.log10(identification.alpha)
     ]
     n_compared = sum(ancestor.report is not None or ancestor.error is not None for ancestor in to_compare)
-    n_done = (searched is not None) + n_compared
+    n_done = (identification is not None) + n_compared
     n_declared = 1 if declared is None else len(declared.declared.base_models)
     n_done += 0 if declared is None else len(declared.bases)
     n_all = 1 + len(to_compare) + n_declared

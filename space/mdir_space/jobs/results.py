@@ -80,8 +80,8 @@ def may_be_kept(result: Result, access: Access) -> bool:
     if not access.is_shared or (access.is_with_rights and not is_whole(result)):
         return False
     requested = {(model.repo, model.commit) for model in access.models}
-    read = {(model.repo, model.commit) for model in _summaries(result)}
-    if isinstance(result, SurveyResult) and not read <= requested:
+    models_read = {(model.repo, model.commit) for model in _summaries(result)}
+    if isinstance(result, SurveyResult) and not models_read <= requested:
         return False  # a branch has moved since its commit was resolved
     places = {(model.repo, model.commit) for model in _summaries(result)} | _under(result)
     files = tuple(f"{repo}@{(commit or '')[:7]}:" for repo, commit in places)
@@ -109,8 +109,8 @@ def is_whole(result: Result) -> bool:
 
 def other_repositories(result: Result, access: Access) -> tuple[str, ...]:
     """Return the repositories that a result depends on in addition to the models in the question."""
-    read = {(model.repo, model.commit) for model in _summaries(result)} | _under(result)
-    return tuple(sorted({repo for repo, _ in read - {(model.repo, model.commit) for model in access.models}}))
+    models_read = {(model.repo, model.commit) for model in _summaries(result)} | _under(result)
+    return tuple(sorted({repo for repo, _ in models_read - {(model.repo, model.commit) for model in access.models}}))
 
 
 def is_current(result: Result, now: tuple[ResolvedModel, ...]) -> bool:
@@ -119,11 +119,11 @@ def is_current(result: Result, now: tuple[ResolvedModel, ...]) -> bool:
     ``now`` has the current commits of the other models.
     """
     commits = {model.repo: model.commit for model in now}
-    named = _under(result)
+    named_commits = _under(result)
     if isinstance(result, Family) and result.declared is not None:
         bases = [check.report.reference for check in result.declared.bases if check.report is not None]
-        named |= {(base.repo, base.commit) for base in bases}
-    return is_whole(result) and all(commits.get(repo, commit) == commit for repo, commit in named)
+        named_commits |= {(base.repo, base.commit) for base in bases}
+    return is_whole(result) and all(commits.get(repo, commit) == commit for repo, commit in named_commits)
 
 
 def _reports(result: Result) -> list[HomologyReport]:
@@ -150,8 +150,8 @@ def _summaries(result: Result) -> Iterator[ModelSummary]:
 def _under(result: Result) -> set[tuple[str, str | None]]:
     """Return the repositories and commits of adapters' bases and of vocabularies."""
     models = _summaries(result)
-    named = {place for model in models for place in (*(model.bases or ()), model.tokenizer) if place is not None}
-    return {(repo, commit or None) for repo, _, commit in (place.partition("@") for place in named)}
+    places = {place for model in models for place in (*(model.bases or ()), model.tokenizer) if place is not None}
+    return {(repo, commit or None) for repo, _, commit in (place.partition("@") for place in places)}
 
 
 def _lightened(result: Result) -> Result:

@@ -80,8 +80,8 @@ def add_fail_on(parser: argparse.ArgumentParser, kind: str, outcomes: tuple[str,
 
 def exit_status(options: argparse.Namespace, *outcomes: str) -> int:
     """Return 3 if ``--fail-on`` names one of the outcomes, else 0."""
-    named = {name for names in options.fail_on for name in names}
-    return EXIT_NAMED if named.intersection(outcomes) else 0
+    outcome_names = {name for names in options.fail_on for name in names}
+    return EXIT_NAMED if outcome_names.intersection(outcomes) else 0
 
 
 def add_index(parser: argparse.ArgumentParser) -> None:
@@ -298,8 +298,8 @@ class _StepsTold:
 
             self._stage = progress.stage
             step = LOOKED_FOR.get(progress.stage, progress.stage)
-            read = n_bytes_text(progress.bytes_read)
-            remark(f"{time.monotonic() - self._began_s:6.1f} s  {step}, {read} read so far\n")
+            bytes_text = n_bytes_text(progress.bytes_read)
+            remark(f"{time.monotonic() - self._began_s:6.1f} s  {step}, {bytes_text} read so far\n")
 
 
 def _print_plan(plan: ReadPlan) -> None:

@@ -45,19 +45,19 @@ def _run_badge(options: argparse.Namespace) -> int:
     report = read_report(options.report)
     badge = make_badge(report)
     snippet = badge.markdown(options.image_url, options.report_url, options.bom_url)
-    written = write_badge(badge, report, snippet, options.output or options.report.parent)
+    written_paths = write_badge(badge, report, snippet, options.output or options.report.parent)
     if options.json:
         result = {
             "label": badge.label,
             "message": badge.message,
             "markdown": snippet,
             "report_sha256": badge.claim.report_sha256,
-            "files": [str(path) for path in written],
+            "files": [str(path) for path in written_paths],
         }
         say(json.dumps(result) + "\n")
     else:
         say(f"{badge.label} | {badge.message}\n\n{snippet}\n\n")
-        say("".join(f"wrote {path}\n" for path in written))
+        say("".join(f"wrote {path}\n" for path in written_paths))
     return 0
 
 
@@ -169,10 +169,10 @@ def _run_card(options: argparse.Namespace) -> int:
 def _create_pull_request(proposal: CardProposal, token: str | None) -> int:
     if proposal.is_unchanged:
         return 0
-    opened = proposal.open_pull_request(token=token)
-    for note in opened.notes:
+    pull_request = proposal.open_pull_request(token=token)
+    for note in pull_request.notes:
         remark(f"note: {note}\n")
-    say(f"{opened.url}\n")
+    say(f"{pull_request.url}\n")
     return 0
 
 

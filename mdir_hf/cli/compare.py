@@ -110,8 +110,8 @@ def _show(report: HomologyReport, options: argparse.Namespace) -> None:
     if options.output is not None:
         from mdir_hf.render.folder import save_report
 
-        saved = save_report(report, options.output)
-        without = f", without figures: {saved.without}" if saved.without else ""
+        saved_report = save_report(report, options.output)
+        without = f", without figures: {saved_report.without}" if saved_report.without else ""
         remark(f"saved in {options.output}{without}\n")
 
 

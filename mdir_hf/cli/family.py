@@ -69,8 +69,8 @@ def _run_family(options: argparse.Namespace) -> int:
     if options.output is not None:
         from mdir_hf.lineage.publishing import save_family
 
-        written = save_family(family, options.output)
-        remark(f"written: {', '.join(str(path) for path in written)}\n")
+        written_paths = save_family(family, options.output)
+        remark(f"written: {', '.join(str(path) for path in written_paths)}\n")
     return 0
 
 
@@ -134,10 +134,10 @@ def _run_tree(options: argparse.Namespace) -> int:
 
     report, fingerprints = kept_fingerprints(options.survey)
     groups = [group for group in report.groups() if len(group) > 1]
-    missing = next((name for group in groups for name in group if name not in fingerprints), None)
-    if missing is not None:
+    missing_name = next((name for group in groups for name in group if name not in fingerprints), None)
+    if missing_name is not None:
         raise InputError(
-            f"the rows of {missing} are no longer stored; run the survey again with a larger --cache-bytes",
+            f"the rows of {missing_name} are no longer stored; run the survey again with a larger --cache-bytes",
             subject=str(options.survey),
         )
     ledger, trees = IoLedger(), list[FamilyTree]()
@@ -164,12 +164,12 @@ def _closer(group: Sequence[str], options: argparse.Namespace, ledger: IoLedger)
     from mdir_hf.model.opened import Model
 
     sample = load_sample(options.survey / SAMPLE)
-    opened: dict[str, Model] = {}
+    models: dict[str, Model] = {}
     notes = []
     for name in group:
         try:
-            opened[name] = open_model(name, arguments.reading_of(options), ledger, sample.pins.get(name))
+            models[name] = open_model(name, arguments.reading_of(options), ledger, sample.pins.get(name))
         except MdirError as exc:
             notes.append(f"the layers of {name} could not be read: {one_line(exc)}")
-    look = look_closer(opened)
+    look = look_closer(models)
     return replace(look, notes=(*notes, *look.notes))

@@ -159,11 +159,11 @@ def _run_atlas(options: argparse.Namespace) -> int:
     if options.publish is not None:
         from mdir_hf.lineage.publishing import publish
 
-        opened, paths = publish(options.output, options.publish, token=options.token)
-        for note in opened.notes:
+        pull_request, paths = publish(options.output, options.publish, token=options.token)
+        for note in pull_request.notes:
             remark(f"note: {note}\n")
         remark(f"proposed: {', '.join(paths)}\n")
-        say(f"{opened.url}\n")
+        say(f"{pull_request.url}\n")
     return 0
 
 
@@ -185,9 +185,9 @@ def add_publish(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def _run_publish(options: argparse.Namespace) -> int:
     from mdir_hf.lineage.publishing import publish
 
-    opened, paths = publish(options.place, options.dataset, name=options.name, token=options.token)
-    for note in opened.notes:
+    pull_request, paths = publish(options.place, options.dataset, name=options.name, token=options.token)
+    for note in pull_request.notes:
         remark(f"note: {note}\n")
     remark(f"proposed: {', '.join(paths)}\n")
-    say(f"{opened.url}\n")
+    say(f"{pull_request.url}\n")
     return 0

@@ -138,8 +138,10 @@ class Handler(BaseHTTPRequestHandler):
         return repository, commit
 
     def _search(self) -> None:
-        wanted = self._query.get("search", "").lower()
-        names = [repository.repo_id for repository in self._hub.repositories() if wanted in repository.repo_id.lower()]
+        search_text = self._query.get("search", "").lower()
+        names = [
+            repository.repo_id for repository in self._hub.repositories() if search_text in repository.repo_id.lower()
+        ]
         limit = int(self._query.get("limit", len(names)))
         self._json([{"_id": object_id(name), "id": name, "modelId": name} for name in names[:limit]])
 

@@ -98,20 +98,20 @@ class StoredRepository:
     def add_revision(self, name: str, folder: Path, sha256: Mapping[str, str] | None = None) -> str:
         """Add a folder as a branch and return its commit SHA; ``sha256`` maps paths to known digests."""
         files: dict[str, StoredFile] = {}
-        described: list[object] = [self.address]
+        description: list[object] = [self.address]
         for place in sorted(folder.rglob("*")):
             if place.is_file():
                 path = place.relative_to(folder).as_posix()
                 files[path] = StoredFile.at(place, path, (sha256 or {}).get(path))
-                described.append([path, files[path].n_bytes, place.stat().st_mtime_ns])
-        commit = self.point(name, files, described)
+                description.append([path, files[path].n_bytes, place.stat().st_mtime_ns])
+        commit = self.point(name, files, description)
         newest = max((file.place.stat().st_mtime for file in files.values()), default=0.0)
         self.dates[commit] = datetime.fromtimestamp(newest, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.000Z")
         return commit
 
-    def point(self, name: str, files: dict[str, StoredFile], described: object) -> str:
-        """Point a branch at files and return its commit SHA, a hash of ``described``."""
-        commit = hashlib.sha1(json.dumps(described).encode(), usedforsecurity=False).hexdigest()
+    def point(self, name: str, files: dict[str, StoredFile], description: object) -> str:
+        """Point a branch at files and return its commit SHA, a hash of ``description``."""
+        commit = hashlib.sha1(json.dumps(description).encode(), usedforsecurity=False).hexdigest()
         self.revisions[name] = commit
         self.commits[commit] = files
         return commit

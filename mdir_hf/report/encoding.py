@@ -30,8 +30,8 @@ def upgraded(body: Any) -> Any:  # noqa: ANN401 - parsed JSON from an untrusted 
 
 
 def _second(body: dict[str, Any]) -> dict[str, Any]:
-    missing = {"log10_p_not_accepted": None, "excludes": None}
-    new: dict[str, Any] = {**body, "schema": "mdir-hf/report/2", **missing, **_headline(body)}
+    defaults = {"log10_p_not_accepted": None, "excludes": None}
+    new: dict[str, Any] = {**body, "schema": "mdir-hf/report/2", **defaults, **_headline(body)}
     layers = body.get("layers")
     if isinstance(layers, dict) and isinstance(layers.get("matrix"), list):
         matrix = layers["matrix"]
@@ -99,8 +99,8 @@ _ADDED_IN_3: dict[str, dict[str, Any]] = {
 
 def _fourth(body: dict[str, Any]) -> dict[str, Any]:
     """Set a p that is not a bound to null, and add the fields of schema 4."""
-    missing = {"sample_seed": None, "parts": None, "coverage": None}
-    new: dict[str, Any] = {**missing, **body, "schema": "mdir-hf/report/4"}
+    defaults = {"sample_seed": None, "parts": None, "coverage": None}
+    new: dict[str, Any] = {**defaults, **body, "schema": "mdir-hf/report/4"}
     if new.get("assumption") == "calibration" and new.get("verdict") == "homologous":
         new["log10_p"] = None
     for key in ("embedding", "unembedding"):
@@ -193,9 +193,9 @@ def report_of(text: str) -> HomologyReport:
         )
     if schema != SCHEMA:
         body = {**body, **{name: getattr(report, name) for name in DERIVED}}
-    changed = next(_differences(body, json.loads(json_of(report))), None)
-    if changed is not None:
-        raise InputError(f"this report of schema {SCHEMA} is not valid: {changed} has the wrong type")
+    differing_path = next(_differences(body, json.loads(json_of(report))), None)
+    if differing_path is not None:
+        raise InputError(f"this report of schema {SCHEMA} is not valid: {differing_path} has the wrong type")
     return report
 
 

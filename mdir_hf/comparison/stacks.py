@@ -75,7 +75,7 @@ def expert_sets(model: PlacedTensors) -> tuple[ExpertSet, ...]:
     layers = model.anatomy.layers
     places = [place for place, layer in enumerate(layers) if layer.experts] or list(range(len(layers)))
     sets = (expert_set(model, place) for place in spread(places, EXPERT_LAYERS))
-    return tuple(each for each in sets if each.names)
+    return tuple(experts for experts in sets if experts.names)
 
 
 def expert_set(model: PlacedTensors, place: int) -> ExpertSet:
@@ -140,7 +140,7 @@ class _Sets:
 
     def nominated(self, residual_maps: Sequence[ResidualBasisMap]) -> list[tuple[int, int]] | None:
         """Return pairs of equally large experts with similar rows, or None if no experts are comparable."""
-        readers = [RoleReader(each, Role.UP) for each in (self.reference, self.candidate)]
+        readers = [RoleReader(stack, Role.UP) for stack in (self.reference, self.candidate)]
         places: list[dict[int, list[int]]] = []
         for reader in readers:
             of_size: dict[int, list[int]] = {}

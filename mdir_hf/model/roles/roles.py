@@ -193,8 +193,8 @@ class RowsOfEach:
             raise AnatomyError(f"{n_rows} rows cannot be divided into {groups} group(s) of at least {count} rows")
         first = size - count if self.from_end else 0
         starts = first + size * np.arange(groups, dtype=np.int64)
-        taken: IntArray = (starts[:, None] + np.arange(count, dtype=np.int64)).reshape(-1)
-        return taken
+        numbers: IntArray = (starts[:, None] + np.arange(count, dtype=np.int64)).reshape(-1)
+        return numbers
 
     def is_known(self, heads: HeadCounts | None) -> bool:
         """Return whether the config states both numbers."""

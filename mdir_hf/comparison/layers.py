@@ -75,7 +75,6 @@ MOST_LEFT_OUT = 24
 OnPart = Callable[[str, int, int], None]
 """Callback that receives ``layers`` or ``modules``, the number of finished parts, and the maximum number."""
 
-
 Supports = Callable[[LayersEvidence], bool]
 """Function that returns whether the neurons of all matched layers in a map are known to agree."""
 
@@ -120,11 +119,9 @@ def is_accepted(layers: LayersEvidence, log_alpha: float, settings: Settings) ->
 def _compare_layers(question: LayerQuestion, attempts: Sequence[Attempt]) -> LayersEvidence | None:
     """Map the layers of two models; raise an error at the first unreadable weight."""
     reference, candidate, settings = question.reference, question.candidate, question.settings
-    log_alpha = question.log_alpha
-    n_done = 0
+    log_alpha, n_done = question.log_alpha, 0
     not_significant: list[LayersEvidence] = []
     doubtful_layers: list[LayersEvidence] = []
-
     maps_and_roles: list[tuple[ResidualBasisMap, tuple[Role, ...]]] = []
     for attempt in attempts:
         residual_map = attempt.make(question.readers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benchmarks.evidence.tables import Results, table
+from benchmarks.evidence.tables import Results, Row, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,20 +20,15 @@ def forgery_section(results: Results, figures: dict[str, Figure]) -> str:
     of = {part: [row for row in results["real-forgery"] if row["part"] == part] for part in _PARTS}
     loss = {row["name"]: row["loss"] for row in of["losses"]}
     attacks = [
-        [done[name], f"{nats:.2f}", row_of[name]["verdict"], f"{row_of[name]['log10_p'] + 0.0:,.0f}"]
+        [done[name], f"{nats:.2f}", *_verdict(row_of[name])]
         for name, nats in sorted(loss.items(), key=lambda each: each[1])
         if name in row_of and row_of[name]["related"]
     ]
-    attacks += [
-        [row["done"], f"{row['loss']:.2f}", row["verdict"], f"{row['log10_p'] + 0.0:,.0f}"] for row in of["evading"]
-    ]
-    forged = [[row["name"], row["verdict"], f"{row['log10_p'] + 0.0:,.1f}"] for row in of["forging"]]
+    attacks += [[row["done"], f"{row['loss']:.2f}", *_verdict(row)] for row in of["evading"]]
+    forged = [[row["name"], *_verdict(row)] for row in of["forging"]]
     base, *repaired = sorted(of["repairing"], key=lambda row: row["name"] != "base")
     as_random = next(row["held_out_loss"] for row in results["real-models"] if row["model"] == f"{MODEL}/from-random")
-    repairs = [
-        [row["done"], f"{row['loss']:.2f}", f"{row['repaired']:.2f}", row["verdict"], f"{row['log10_p'] + 0.0:,.0f}"]
-        for row in repaired
-    ]
+    repairs = [[row["done"], f"{row['loss']:.2f}", f"{row['repaired']:.2f}", *_verdict(row)] for row in repaired]
     missed = [row[0] for row in attacks if row[2] != "homologous"]
     return "\n\n".join(
         [
@@ -58,6 +53,12 @@ def forgery_section(results: Results, figures: dict[str, Figure]) -> str:
             table(["copied into the stranger", "verdict", "log10 p"], forged),
         ]
     )
+
+
+def _verdict(row: Row) -> tuple[str, str]:
+    """Return the verdict with its reason, and log10 p if it is a bound below 1."""
+    reason = f" ({row['reason']})" if row.get("reason") else ""
+    return f"{row['verdict']}{reason}", f"{row['log10_p']:,.1f}" if row["log10_p"] else ""
 
 
 _PARTS = ("losses", "evading", "repairing", "forging")

@@ -211,6 +211,7 @@ def _compared_with_original(made: Path) -> dict[str, Any]:
     settled = None if report.settled_by is None else str(getattr(report.settled_by, "value", report.settled_by))
     return {
         "verdict": report.verdict.value,
+        "reason": None if report.reason is None else report.reason.value,
         "log10_p": report.log10_p,
         "settled_by": settled,
         "cpu_s": round(time.process_time() - began, 1),

@@ -75,7 +75,7 @@ def test_a_base_that_is_the_talker_of_another_model_is_found(base, tmp_path):
     )
     assert HomologyReport.from_json(found.to_json()).parts == found.parts
     assert found.verdict is Verdict.HOMOLOGOUS and found.p_is_bound
-    pattern = r"share weights: the talker of \S+omni shares weights with the language model of \S+base; nothing else"
+    pattern = r"share weights: the talker of \S+omni shares weights with the language model of \S+base; no other match"
     assert re.search(pattern, found.sentence)
     assert "shares weights" not in compare(base, write(tmp_path / "plain", new_model(seed=5, **SIZES))).sentence
 
@@ -112,7 +112,7 @@ def test_a_shared_connector_is_found_and_does_not_decide(base, tmp_path):
     assert related(shared) == {("connector", "connector"): [(0, 0)]}
     text = " ".join(str(shared).split())
     assert "the connector of the candidate shares weights with the connector of the reference" in text
-    assert "Between the language models, nothing was found" in text
+    assert "Between the language models, no match was significant" in text
     assert {entry.part: entry.treatment for entry in shared.coverage.candidate}["connector"] is Treatment.SAMPLED
     of_strangers = compare(models[0], models[2], progress=False)
     assert of_strangers.parts and related(of_strangers) == {}

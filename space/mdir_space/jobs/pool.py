@@ -95,7 +95,7 @@ class ProcessPool:
     def _start(self, pipe: Connection) -> BaseProcess:
         self.warm_up()
         process: BaseProcess = self._context.Process(target=run_job, args=(pipe,), daemon=True)  # type: ignore[attr-defined]
-        with self._lock:
+        with self._lock, _python_path():  # restarts a fork server that was killed a moment ago
             process.start()
         return process
 

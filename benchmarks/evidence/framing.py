@@ -104,7 +104,7 @@ def _tables_in_short(rows: list[Row]) -> str:
 
 def _cells(row: Row) -> list[str]:
     largest = row["counts"]["largest"]
-    moved = f"{row['logits_moved']:.0e} of {row['largest_logit']:.0f}" if row.get("logits_moved") is not None else ""
+    moved = f"{row['logits_moved']:.1g} of {row['largest_logit']:.0f}" if row.get("logits_moved") is not None else ""
     verdicts = [_verdict(row[level]) if level in row else "not run" for level in LEVELS]
     counts = [str(largest[key]) for key in ("reads_own", "reads_certain", "writes_own")]
     return [row["victim"], row["stranger"] or "", row["done"], moved, *verdicts, *counts]

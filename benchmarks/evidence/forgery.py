@@ -47,9 +47,8 @@ def forgery_section(results: Results, figures: dict[str, Figure]) -> str:
             "that value, training from scratch would have been no worse.",
             table(["edit, then repaired", "nats before", "after", "verdict after", "log10 p"], repairs),
             "A forgery copies parts of the model into a stranger of the same shape that was trained from random "
-            "weights. Copies of a few per cent of the embedding's rows are found, correctly, because these weights are "
-            "shared. A whole copied layer is also found, and so are the neurons that the checker reads. Fewer rows, "
-            "some channels, or other neurons of one layer are not found.",
+            "weights. A whole copied layer is found, because these weights are shared. Copied rows of the embedding are "
+            "reported, but they are not enough for a verdict. Copied neurons whose output is not used are not evidence.",
             table(["copied into the stranger", "verdict", "log10 p"], forged),
         ]
     )

@@ -47,8 +47,9 @@ def forgery_section(results: Results, figures: dict[str, Figure]) -> str:
             "that value, training from scratch would have been no worse.",
             table(["edit, then repaired", "nats before", "after", "verdict after", "log10 p"], repairs),
             "A forgery copies parts of the model into a stranger of the same shape that was trained from random "
-            "weights. A whole copied layer is found, because these weights are shared. Copied rows of the embedding are "
-            "reported, but they are not enough for a verdict. Copied neurons whose output is not used are not evidence.",
+            "weights. A whole copied layer is found, because these weights are shared. Copied rows of the embedding "
+            "are reported, but they are not enough for a verdict. Copied neurons whose output is not used are not "
+            "evidence.",
             table(["copied into the stranger", "verdict", "log10 p"], forged),
         ]
     )

@@ -295,7 +295,7 @@ def read_outputs(
 
 
 def stream_rows(model: PlacedTensors, seed: int) -> torch.Tensor | None:
-    """Read a few ``(k, width)`` float32 embedding rows; return None unless the embedding has the model's width."""
+    """Read a few embedding rows, ``(k, width)`` float32, scaled as in the model; return None if their width differs."""
     try:
         spec = embedding_spec(model)
     except (AnatomyError, UnsupportedFormatError):
@@ -303,7 +303,7 @@ def stream_rows(model: PlacedTensors, seed: int) -> torch.Tensor | None:
     if spec.shape[1] != model.anatomy.hidden_size:
         return None
     ids = np.random.default_rng([seed, 2]).integers(0, spec.shape[0], STREAM_ROWS)
-    return model.tensors.read_rows(spec.name, np.unique(ids).astype(np.int64)).float()
+    return model.tensors.read_rows(spec.name, np.unique(ids).astype(np.int64)).float() * model.anatomy.embedding_scale
 
 
 def stream_scale(stream: torch.Tensor | None) -> float:

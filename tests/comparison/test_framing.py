@@ -10,6 +10,7 @@ from mdir_hf import Reason, Verdict, compare
 from mdir_hf.comparison.neuron_reading import take_neurons
 from mdir_hf.comparison.neuron_sample import NeuronOutputs
 from mdir_hf.comparison.neuron_search import NeuronRows, merged_outputs
+from mdir_hf.comparison.neuron_strengths import stream_rows
 from mdir_hf.comparison.neurons import _is_idle
 from mdir_hf.errors import AnatomyError
 from mdir_hf.method.neuron_numbers import NeuronMatches, sample_neurons
@@ -204,11 +205,25 @@ def with_late_constant(model, *, lengths, n_shut=0, shift=0.0):
     return model
 
 
-def test_copies_disabled_by_an_earlier_bias_are_not_homologous(victim, save):
+@torch.no_grad()
+def with_reordered_neurons(model):
+    """Renumber the neurons of every MLP, which preserves the function."""
+    order = torch.randperm(SIZES["intermediate_size"], generator=torch.Generator().manual_seed(4))
+    for layer in model.model.layers:
+        for part in (layer.mlp.gate_proj, layer.mlp.up_proj):
+            part.weight.copy_(part.weight[order])
+        layer.mlp.down_proj.weight.copy_(layer.mlp.down_proj.weight[:, order])
+    return model
+
+
+@pytest.mark.parametrize("is_reordered", [False, True])
+def test_copies_disabled_by_an_earlier_bias_are_not_homologous(victim, save, is_reordered):
     framed = with_copied_mlps(victim, new_model(seed=9, **SIZES), share=0.92, scale=1.0)
     framed = with_late_constant(framed, lengths=50.0, n_shut=int(0.92 * SIZES["intermediate_size"]), shift=0.1)
+    framed = with_reordered_neurons(framed) if is_reordered else framed
     report = compare(save(victim, "victim"), save(framed, "framed"), level="layers", progress=False)
     assert report.verdict is Verdict.INCONCLUSIVE and report.neurons.idle and not report.neurons.matches
+    assert report.neurons.is_searched is is_reordered
 
 
 def test_a_relative_with_a_large_constant_is_found(victim, save):
@@ -303,8 +318,8 @@ def test_constants_are_what_neurons_read_of_earlier_biases(save):
             weight.normal_()
     first, second = model.transformer.h
     constant = first.attn.c_proj.bias + first.mlp.c_proj.bias + second.attn.c_proj.bias
-    outputs = take_neurons(opened := Model(open_repository(str(save(model, "gpt2")))), n_down_channels=None).outputs
-    numbers = torch.from_numpy(take_neurons(opened).numbers)
+    sample = take_neurons(Model(open_repository(str(save(model, "gpt2")))), n_down_channels=None)
+    outputs, numbers = sample.outputs, torch.from_numpy(sample.numbers)
     lengths = (second.ln_2.weight[:, None] * second.mlp.c_fc.weight).norm(dim=0)
     read = (second.mlp.c_fc(second.ln_2(constant)) / lengths)[numbers]
     offsets, size = outputs.offsets[1], float((constant - constant.mean()).norm())
@@ -312,6 +327,25 @@ def test_constants_are_what_neurons_read_of_earlier_biases(save):
     expected = ((read - offsets) * size + offsets * (size**2 + varying**2) ** 0.5) / varying
     # The norm's epsilon is 1e-5 of a variance of about 3; float32 sums of 48 products of numbers around 1.
     torch.testing.assert_close(outputs.constants[1], expected, atol=1e-2, rtol=1e-4)
+    assert torch.equal(sample.for_storage().tensors()["neurons.constants"], outputs.constants)  # in fingerprints
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("is_scaled", [True, False])
+def test_the_stream_has_the_scale_that_the_config_gives_the_embedding(save, is_scaled):
+    """XGLM multiplies embedding rows by the square root of the width, and its matrices have biases."""
+    from transformers import XGLMConfig, XGLMForCausalLM
+
+    torch.manual_seed(3)
+    model = XGLMForCausalLM(
+        XGLMConfig(vocab_size=64, d_model=48, num_layers=2, attention_heads=4, ffn_dim=192, scale_embedding=is_scaled)
+    )
+    opened = Model(open_repository(str(save(model, "xglm"))))
+    stream = stream_rows(opened, seed=0)
+    rows = model.model.embed_tokens.weight
+    lengths = model.model.embed_tokens(torch.arange(64)).norm(dim=1)  # this module applies the scale
+    assert len(stream) > 4 and bool(rows.norm(dim=1).max() > 0.0)
+    assert all(float((lengths - length).abs().min()) < 1e-5 for length in stream.norm(dim=1))
 
 
 @pytest.mark.parametrize("n_unused", [0, 8])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -39,6 +40,7 @@ class Anatomy:
         rope: How rotated rows pair up, or ``none`` if positions do not affect q and k.
         rotary_dim: Number of rotated rows at the start of a head; None if all are rotated, or if unknown.
         norms_add_one: Whether the norms multiply by ``1 + g``.
+        embedding_scale: Factor by which the config says that embedding rows are multiplied.
         channel_numbers: Clause that explains the meaning of a residual channel's number, or None.
         prefixes: Prefixes of the layers; looped models have several.
         output_width: Width of the layers' output if it differs from ``hidden_size``.
@@ -68,6 +70,7 @@ class Anatomy:
     rope: RopeLayout = "unknown"
     rotary_dim: int | None = None
     norms_add_one: bool = False
+    embedding_scale: float = 1.0
     channel_numbers: str | None = None
     neuron_numbers: str | None = None
     prefixes: tuple[str, ...] = ()
@@ -248,6 +251,7 @@ def _resolve(config: Config | None, all_names: list[str], shape_of: ShapeOf) -> 
         rope=sizes.rotation.layout,
         rotary_dim=sizes.rotation.dim,
         norms_add_one=bool(sizes.flags.get("norms_add_one", sizes.architecture in tables.NORMS_ADDING_ONE)),
+        embedding_scale=math.sqrt(hidden_size) if sizes.flags.get("scale_embedding") is True else 1.0,
         channel_numbers=sizes.channel_numbers,
         neuron_numbers=meaning_of_neuron_numbers(sizes.architecture),
         prefixes=() if stack is None else stack.prefixes,

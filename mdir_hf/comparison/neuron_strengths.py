@@ -226,9 +226,8 @@ def constant_responses(
 ) -> torch.Tensor:
     """Return the part of some gates' responses that is the same for every token, ``(n,)`` float32.
 
-    This part is the sum of the gates' ``offsets`` and their responses to biases that earlier matrices add to the
-    residual stream. The unit is the standard deviation of the other part, assuming that the stream without these biases
-    is as long as an embedding row (``scale``).
+    It is the sum of the gates' ``offsets`` and their responses to biases that earlier matrices add to the stream. The
+    unit is the standard deviation of the other part if the stream without these biases has the length ``scale``.
     """
     constant = constant_before(model, place)
     if constant is None or scale <= 0.0:

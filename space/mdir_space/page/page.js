@@ -18,16 +18,19 @@
   const copied = async (button) => {
     const field = button.dataset.from && document.getElementById(button.dataset.from);
     const words = field ? field.value : button.closest(".copyable").querySelector("code").textContent;
+    let isCopied = true;
     try {
       await navigator.clipboard.writeText(words);
     } catch {
-      // Pages inside a frame may lack the permission; the selected text can still be copied by hand.
+      // Pages inside a frame may lack the permission. The refusal can come late, when the visitor is already elsewhere.
+      const focused = document.activeElement;
       if (field) field.select();
       else getSelection().selectAllChildren(button.closest(".copyable").querySelector("code"));
-      document.execCommand("copy");
+      isCopied = document.execCommand("copy");
+      if (isCopied) focused.focus({ preventScroll: true });
     }
-    button.textContent = "Copied";
-    say("Copied");
+    button.textContent = isCopied ? "Copied" : "Selected";
+    say(isCopied ? "Copied" : "Selected; press Ctrl+C or Command+C to copy");
     setTimeout(() => { button.textContent = "Copy"; }, 1500);
   };
   document.addEventListener("click", (event) => {

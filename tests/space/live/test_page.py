@@ -18,6 +18,7 @@ from tests.space.live.steps import (
     TABS,
     compare,
     fill,
+    focus,
     is_quiet,
     next_refusal,
     open_example,
@@ -401,6 +402,25 @@ def test_copy_copies(result):
     result.get_by_role("button", name="Copy: For a badge service (shields endpoint)").click()
     result.wait_for_function("async () => (await navigator.clipboard.readText()).startsWith('{')")
     assert json.loads(result.evaluate("navigator.clipboard.readText()"))["schemaVersion"] == 1
+
+
+def test_a_refused_copy_keeps_the_focus_unless_the_visitor_must_copy_by_hand(visit):
+    page = visit(f"/?a={BASE}&b={RELATED}")
+    verdict(page)
+    settle(page)
+    page.evaluate("() => { navigator.clipboard.writeText = () => new Promise((_, no) => { window.refuse = no; }); }")
+    button, link, other = (
+        page.get_by_label("Copy the link"),
+        page.get_by_label("Link to this comparison"),
+        page.get_by_label("One model, or several"),
+    )
+    for can_copy, words, focused in (("true", "Copied", other), ("false", "Selected; press Ctrl+C", link)):
+        page.evaluate(f"() => {{ document.execCommand = () => {can_copy}; }}")
+        button.click()
+        focus(other)  # before the browser refuses
+        page.evaluate("() => window.refuse()")
+        expect(page.locator("#said")).to_contain_text(words)
+        expect(focused).to_be_focused()
 
 
 def test_the_method_has_a_page_with_a_picture_for_each_idea(visit):

@@ -54,6 +54,10 @@ from channel numbers is therefore used only if neurons agree, too. In addition, 
 individually significant. In real unrelated models with renumbered channels, the share is 0 to 5%
 (``benchmarks/real/arranged.py``)."""
 
+SATURATED_SHARE = 0.95
+"""If numbers match but fewer channels do, more rows are read. With this share, log p is within about 5% of its
+minimum."""
+
 N_BOUNDS = 4
 """Maximum number of bounds on p. The report states the smallest, multiplied by this number. Bounds come from the
 channel numbers of either matrix, the neuron numbers (in the layers, or else in other parts, corrected for the number of
@@ -67,8 +71,7 @@ half of the layers."""
 LEAST_NOISE = 1.0
 """Agreement on a few axes is disregarded if the layers do not agree and their test would detect copies with this much
 noise, relative to the weights. Models trained independently with the same recipe share some axes
-(benchmarks/results/pages/real-models.md): in Qwen2.5-Coder-0.5B-Instruct and -1.5B-Instruct, 6 of 256 channels are
-individually significant, but no layer is."""
+(benchmarks/results/pages/real-models.md)."""
 
 
 def is_trusted(matrix: MatrixResult) -> bool:
@@ -88,6 +91,15 @@ def is_numbered_alike(matrix: MatrixResult, log10_alpha: float) -> bool:
     if numbering is None or numbering.log10_p >= log10_alpha:
         return False
     return numbering.certain_share >= LEAST_CERTAIN_SHARE_OF_CHANNELS or _is_strong_or_clean(matrix)
+
+
+def has_open_numbering(matrix: MatrixResult, log10_alpha: float) -> bool:
+    """Return whether channel numbers match, but more rows may lower their p or make them evidence."""
+    numbering = matrix.numbering
+    if numbering is None or numbering.log10_p >= log10_alpha:
+        return False
+    n_numbered, n_channels = max(numbering.own_number, numbering.in_order), min(*matrix.widths, matrix.channels)
+    return n_numbered < SATURATED_SHARE * n_channels or not is_numbered_alike(matrix, log10_alpha)
 
 
 def _is_strong_or_clean(matrix: MatrixResult) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from mdir_hf.comparison import caveats
-from mdir_hf.comparison.decide import is_trusted
+from mdir_hf.comparison.decide import has_open_numbering, is_trusted
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.reading import PairReader
 from mdir_hf.comparison.settings import Settings
@@ -102,6 +102,7 @@ def compare_embeddings(
 
     first = "screen" if name == "embedding" else name
     watch.enter(first, plan.screen_bytes[1])
+    trusted = None
     with watch.step("screen"):
         for n_rows in plan.look_rows:
             x, y = reader.sample(n_rows)
@@ -109,13 +110,15 @@ def compare_embeddings(
             if test.is_significant and not plan.runs_full_test:
                 conclusion = conclude(SettledBy(first))
                 if is_trusted(conclusion.result):
-                    return conclusion
-            if n_rows == plan.look_rows[0] and after_first_look is not None:
+                    trusted = conclusion
+                    if not has_open_numbering(trusted.result, math.log10(settings.alpha)):
+                        return trusted
+            if n_rows == plan.look_rows[0] and trusted is None and after_first_look is not None:
                 if after_first_look():
                     return conclude(SettledBy(first))
                 watch.enter(first, plan.screen_bytes[1])
     if not plan.runs_full_test or not len(common):
-        return conclude(SettledBy(first))
+        return conclude(SettledBy(first)) if trusted is None else trusted
     watch.enter(name, plan.full_bytes)
     with watch.step(name):
         printed = None

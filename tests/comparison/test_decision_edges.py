@@ -7,7 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from mdir_hf.comparison.decide import Decision, could_settle, is_numbered_alike, is_trusted, layers_support
+from mdir_hf.comparison.decide import (
+    Decision,
+    could_settle,
+    has_open_numbering,
+    is_numbered_alike,
+    is_trusted,
+    layers_support,
+)
 from mdir_hf.method.modules import ModuleEvidence
 from mdir_hf.report import Level, Reason, ResidualMap, Verdict
 from tests.comparison.found import FOUND, LAYERS, NOTHING, changed
@@ -41,6 +48,24 @@ def test_numbers_at_alpha_are_no_evidence():
     one, other = (changed(FOUND, log10_p_numbering=p, certain_share=1.0) for p in (AT_ALPHA, AT_ALPHA - 1e-9))
     assert not is_numbered_alike(one, AT_ALPHA)
     assert is_numbered_alike(other, AT_ALPHA)
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_open"),
+    [
+        ({"log10_p_numbering": AT_ALPHA}, False),  # numbers do not match at all
+        ({}, False),  # all 64 channels match by number, and half are certain
+        ({"certain_share": 0.49}, True),
+        ({"certain_share": 0.49, "strength": 0.7}, False),
+        ({"widths": (68, 80), "channels": 68}, True),  # 94% of the channels match by number
+        ({"widths": (67, 80), "channels": 67}, False),
+        ({"widths": (80, 67), "channels": 80}, False),
+        ({"widths": (900, 900), "channels": 67}, False),  # of the screened channels
+    ],
+)
+def test_numbering_is_open_until_it_is_saturated_and_evidence(fields, is_open):
+    matrix = changed(FOUND, **{"log10_p_numbering": -80.0, "certain_share": 0.5, "strength": 0.4, **fields})
+    assert has_open_numbering(matrix, AT_ALPHA) is is_open
 
 
 def test_a_negative_verdict_prints_only_valid_p():

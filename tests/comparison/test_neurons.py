@@ -84,6 +84,24 @@ def test_new_embeddings_are_found_by_the_numbers_of_neurons(base, save):
     assert HomologyReport.from_json(report.to_json()) == report
 
 
+@pytest.mark.parametrize(("noise", "n_looks"), [(0.1, {1}), (4.0, {1, 2}), (5.0, {2}), (7.0, {3})])
+def test_more_rows_are_read_until_p_from_channel_numbers_hardly_depends_on_the_seed(save, noise, n_looks):
+    sizes = {**SIZES, "hidden_size": 128, "vocab_size": 5000}
+    base = new_model(seed=0, **sizes)
+    candidate = drift(copy.deepcopy(base), 0.1)
+    with torch.no_grad():
+        rows = candidate.model.embed_tokens.weight
+        generator = torch.Generator().manual_seed(4)
+        rows += noise * rows.std() * torch.randn(rows.shape, generator=generator)
+    folders = save(base, "base"), save(candidate, "noisy")
+    reports = [judged(*folders, seed=seed) for seed in range(4)]
+    assert {report.assumption for report in reports} == {Assumption.NUMBERING}
+    log10_p = [report.log10_p for report in reports]
+    # Neurons alone give -173.7. From 95 to 100% of 128 channels, log10 of p changes by 6%.
+    assert max(log10_p) < -195.0 and max(log10_p) / min(log10_p) > 0.94
+    assert {len(report.embedding.looks) for report in reports} <= n_looks
+
+
 def test_foreign_layers_are_counted_in_the_sentence(base, save):
     candidate = new_model(seed=9, **SIZES)
     for kept in (0, 3):

@@ -208,8 +208,7 @@ def decide(evidence: Evidence) -> Decision:
 
     The verdict is homologous if neurons in layers, experts or other parts of the language models agree in gate, up and
     down, on an unpredictable sample. For models without layers, copied rows of a matrix are sufficient. The verdict is
-    inconclusive if only matrices or layer maps agree, if even an exact copy would not have been significant, or if
-    layers could not be compared.
+    inconclusive if only matrices or layer maps agree, or if an exact copy would not have been found.
     """
     alpha, level, log10_alpha = evidence.alpha, evidence.level, math.log10(evidence.alpha)
     matrices, layers, neurons = evidence.matrices, evidence.layers, evidence.neurons
@@ -332,12 +331,9 @@ def layers_support(modules: Sequence[tuple[int, int, ModuleEvidence]], residual_
 
 
 def could_settle(matrix: MatrixResult, alpha: float) -> bool:
-    """Return whether a copy would be significant on these tokens, even without the better half of its channels.
-
-    On r tokens, the trace of a copy equals its rank, r - 1.
-    """
+    """Return whether a copy would be significant on these tokens, even without the better half of its channels."""
     n_narrow, n_wide = sorted(matrix.widths)
-    # If all common rows are zero, no row can be used, and even a copy has no rank.
+    # On r tokens, the trace of a copy equals its rank, r - 1. If all common rows are zero, even a copy has no rank.
     rank = min((matrix.common_tokens if matrix.rows_used else 0) - 1, n_narrow)
     n_kept = n_narrow - n_narrow // 2
     if rank <= 0:

@@ -126,8 +126,8 @@ earlier biases write and on the strengths of layers, are stricter. We compared t
 of 105 framed models, 501 related pairs of the zoo (240 of them, of GPT-2 and GPT-NeoX, under the limit on constants,
 too), and the real pairs that were compared with many seeds. One verdict was lost and one gained, both in the zoo and
 at the limit. Noisy relatives, for which [more rows](method/rows.md#looks) are read now, were compared again, too; only
-their p changed. Other rows are older; the small strangers of one recipe were compared before the second witness was added,
-when embeddings alone could decide."""
+their p changed. Other rows are older; the small strangers of one recipe were compared before the second witness was
+added, when embeddings alone could decide."""
 
 PAPER = {
     "paper-noise": "The paper's tables of noise",

@@ -125,9 +125,9 @@ models are `inconclusive` (bold in the tables). The newest limits, on offsets, o
 earlier biases write and on the strengths of layers, are stricter. We compared the models that they affect again: 104
 of 105 framed models, 501 related pairs of the zoo (240 of them, of GPT-2 and GPT-NeoX, under the limit on constants,
 too), and the real pairs that were compared with many seeds. One verdict was lost and one gained, both in the zoo and
-at the limit. Noisy relatives, for which [more rows](method/rows.md#looks) are read now, were compared again, too; only
-their p changed. Other rows are older; the small strangers of one recipe were compared before the second witness was
-added, when embeddings alone could decide."""
+at the limit. The noisy relatives among the real pairs, for which [more rows](method/rows.md#looks) are read now, were
+compared again, too; no verdict changed. Other rows are older; the small strangers of one recipe were compared before
+the second witness was added, when embeddings alone could decide."""
 
 PAPER = {
     "paper-noise": "The paper's tables of noise",

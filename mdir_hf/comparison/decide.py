@@ -55,8 +55,8 @@ individually significant. In real unrelated models with renumbered channels, the
 (``benchmarks/real/arranged.py``)."""
 
 SATURATED_SHARE = 0.95
-"""If numbers match but fewer channels do, more rows are read. With this share, log p is within about 5% of its
-minimum."""
+"""If channels match by number, the looks go on until at least this share of them do. log p is then within about 6% of
+its minimum, whichever rows were sampled."""
 
 N_BOUNDS = 4
 """Maximum number of bounds on p. The report states the smallest, multiplied by this number. Bounds come from the
@@ -94,7 +94,7 @@ def is_numbered_alike(matrix: MatrixResult, log10_alpha: float) -> bool:
 
 
 def has_open_numbering(matrix: MatrixResult, log10_alpha: float) -> bool:
-    """Return whether channel numbers match, but more rows may lower their p or make them evidence."""
+    """Return whether more rows may lower p from matching channel numbers or make them evidence."""
     numbering = matrix.numbering
     if numbering is None or numbering.log10_p >= log10_alpha:
         return False
@@ -208,7 +208,8 @@ def decide(evidence: Evidence) -> Decision:
 
     The verdict is homologous if neurons in layers, experts or other parts of the language models agree in gate, up and
     down, on an unpredictable sample. For models without layers, copied rows of a matrix are sufficient. The verdict is
-    inconclusive if only matrices or layer maps agree, or if an exact copy would not have been found.
+    inconclusive if only matrices or layer maps agree, if an exact copy would not have been found, or if layers could
+    not be compared.
     """
     alpha, level, log10_alpha = evidence.alpha, evidence.level, math.log10(evidence.alpha)
     matrices, layers, neurons = evidence.matrices, evidence.layers, evidence.neurons

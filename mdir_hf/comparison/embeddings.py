@@ -102,7 +102,7 @@ def compare_embeddings(
 
     first = "screen" if name == "embedding" else name
     watch.enter(first, plan.screen_bytes[1])
-    trusted = None
+    trusted_evidence = None
     with watch.step("screen"):
         for n_rows in plan.look_rows:
             x, y = reader.sample(n_rows)
@@ -110,15 +110,15 @@ def compare_embeddings(
             if test.is_significant and not plan.runs_full_test:
                 conclusion = conclude(SettledBy(first))
                 if is_trusted(conclusion.result):
-                    trusted = conclusion
-                    if not has_open_numbering(trusted.result, math.log10(settings.alpha)):
-                        return trusted
-            if n_rows == plan.look_rows[0] and trusted is None and after_first_look is not None:
+                    trusted_evidence = conclusion
+                    if not has_open_numbering(conclusion.result, math.log10(settings.alpha)):
+                        return conclusion
+            if n_rows == plan.look_rows[0] and trusted_evidence is None and after_first_look is not None:
                 if after_first_look():
                     return conclude(SettledBy(first))
                 watch.enter(first, plan.screen_bytes[1])
     if not plan.runs_full_test or not len(common):
-        return conclude(SettledBy(first)) if trusted is None else trusted
+        return conclude(SettledBy(first)) if trusted_evidence is None else trusted_evidence
     watch.enter(name, plan.full_bytes)
     with watch.step(name):
         printed = None

@@ -336,22 +336,37 @@ def test_constants_are_what_neurons_read_of_earlier_biases(save):
     assert torch.equal(sample.for_storage().tensors()["neurons.constants"], outputs.constants)  # in fingerprints
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("is_scaled", [True, False])
-def test_the_stream_has_the_scale_that_the_config_gives_the_embedding(save, is_scaled):
-    """XGLM multiplies embedding rows by the square root of the width, and its matrices have biases."""
-    from transformers import XGLMConfig, XGLMForCausalLM
+def scaled_model(name):
+    """Return a model whose family multiplies embedding rows, or, for ``plain``, can do so, and its first stream."""
+    import transformers
 
+    sizes = {"vocab_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
+    sizes |= {"hidden_size": 48, "num_key_value_heads": 4, "head_dim": 12, "pad_token_id": 0}
     torch.manual_seed(3)
-    model = XGLMForCausalLM(
-        XGLMConfig(vocab_size=64, d_model=48, num_layers=2, attention_heads=4, ffn_dim=192, scale_embedding=is_scaled)
-    )
-    opened = Model(open_repository(str(save(model, "xglm"))))
-    stream = stream_rows(opened, seed=0)
-    rows = model.model.embed_tokens.weight
-    lengths = model.model.embed_tokens(torch.arange(64)).norm(dim=1)  # this module applies the scale
-    assert len(stream) > 4 and bool(rows.norm(dim=1).max() > 0.0)
-    assert all(float((lengths - length).abs().min()) < 1e-5 for length in stream.norm(dim=1))
+    if name in ("xglm", "plain"):  # its positions are added before the first layer
+        names = {"d_model": 48, "num_layers": 2, "attention_heads": 4, "ffn_dim": 192}
+        config = transformers.XGLMConfig(vocab_size=64, scale_embedding=name == "xglm", **names)
+        model = transformers.XGLMForCausalLM(config)
+        return model, model.model.embed_tokens(torch.arange(64))
+    if name == "granite":
+        model = transformers.GraniteForCausalLM(transformers.GraniteConfig(embedding_multiplier=12.0, **sizes))
+    else:
+        model = transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**sizes))
+    streams = []
+    model.model.layers[0].register_forward_pre_hook(lambda _, inputs: streams.append(inputs[0][0]))
+    model(torch.arange(64)[None])
+    return model, streams[0]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["xglm", "plain", "granite", "gemma2"])
+def test_the_stream_has_the_scale_that_the_model_gives_the_embedding(save, name):
+    model, first_stream = scaled_model(name)
+    stream = stream_rows(Model(open_repository(str(save(model, name)))), seed=0)
+    lengths = first_stream.norm(dim=1)
+    assert len(stream) > 4 and bool(lengths.max() > 0.0)
+    # Lengths are at most 20; Gemma rounds the factor to the precision of the weights.
+    assert all(float((lengths - length).abs().min()) < 1e-4 for length in stream.norm(dim=1))
 
 
 @pytest.mark.parametrize("n_unused", [0, 8])

@@ -7,6 +7,7 @@ Nested configs such as ``text_config`` omit class defaults, which ``docs/make_cl
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -168,6 +169,7 @@ class ConfigSizes:
         flags: All booleans and strings, keyed in the same way.
         layer_rotations: Rotations that differ from the model's, keyed by layer number.
         channel_numbers: Clause that explains the meaning of a residual channel's number, or None.
+        embedding_scale: Factor of the embedding rows.
     """
 
     architecture: str = "unknown"
@@ -188,6 +190,7 @@ class ConfigSizes:
     layer_heads: Mapping[int, HeadCounts] = field(default_factory=dict, compare=False, repr=False)
     layer_rotations: Mapping[int, Rotation] = field(default_factory=dict, compare=False, repr=False)
     channel_numbers: str | None = None
+    embedding_scale: float = 1.0
 
     @property
     def heads(self) -> HeadCounts | None:
@@ -279,6 +282,7 @@ def read_sizes(config: Config | None, *, class_defaults: bool = True) -> ConfigS
         numbers={key: value for key, value in _scalars(inner) if type(value) is int},
         flags={key: value for key, value in _scalars(inner) if isinstance(value, bool | str)},
     )
+    sizes = replace(sizes, embedding_scale=_embedding_scale(inner, sizes))
     sizes = replace(sizes, channel_numbers=meaning_of_numbers(architecture, sizes.flags, config))
     if sizes.architecture in tables.VALUES_SHARE_THE_STREAM and sizes.hidden_size and sizes.n_heads:
         values = {"v_head_dim": sizes.hidden_size // sizes.n_heads}
@@ -290,6 +294,15 @@ def read_sizes(config: Config | None, *, class_defaults: bool = True) -> ConfigS
         inner, sizes.architecture, sizes.flags, sizes.width_of_head, most_layers=tables.MOST_LAYERS
     )
     return replace(sizes, layer_heads=layer_heads, rotation=rotation, layer_rotations=layer_rotations)
+
+
+def _embedding_scale(config: Config, sizes: ConfigSizes) -> float:
+    is_by_root = config.get("scale_embedding") is True or sizes.architecture in tables.SCALED_BY_ROOT_OF_WIDTH
+    if is_by_root and sizes.hidden_size:
+        return math.sqrt(sizes.hidden_size)
+    stated = (config.get(key) for key in tables.EMBEDDING_SCALE_KEYS)
+    scales = (float(value) for value in stated if isinstance(value, int | float) and not isinstance(value, bool))
+    return next((scale for scale in scales if 0.0 < scale < math.inf), 1.0)
 
 
 def _width_beside(config: Config, architecture: str) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -40,7 +39,7 @@ class Anatomy:
         rope: How rotated rows pair up, or ``none`` if positions do not affect q and k.
         rotary_dim: Number of rotated rows at the start of a head; None if all are rotated, or if unknown.
         norms_add_one: Whether the norms multiply by ``1 + g``.
-        embedding_scale: Factor by which the config says that embedding rows are multiplied.
+        embedding_scale: Factor of the embedding rows.
         channel_numbers: Clause that explains the meaning of a residual channel's number, or None.
         prefixes: Prefixes of the layers; looped models have several.
         output_width: Width of the layers' output if it differs from ``hidden_size``.
@@ -251,7 +250,7 @@ def _resolve(config: Config | None, all_names: list[str], shape_of: ShapeOf) -> 
         rope=sizes.rotation.layout,
         rotary_dim=sizes.rotation.dim,
         norms_add_one=bool(sizes.flags.get("norms_add_one", sizes.architecture in tables.NORMS_ADDING_ONE)),
-        embedding_scale=math.sqrt(hidden_size) if sizes.flags.get("scale_embedding") is True else 1.0,
+        embedding_scale=sizes.embedding_scale,
         channel_numbers=sizes.channel_numbers,
         neuron_numbers=meaning_of_neuron_numbers(sizes.architecture),
         prefixes=() if stack is None else stack.prefixes,

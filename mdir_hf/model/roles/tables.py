@@ -168,3 +168,14 @@ NORMS_ADDING_ONE = frozenset(
     }
 )
 """Families whose norms multiply by ``1 + g``."""
+
+SCALED_BY_ROOT_OF_WIDTH = frozenset(
+    {
+        *("gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n_text", "gemma4_text", "recurrent_gemma", "vaultgemma"),
+        "t5gemma",
+    }
+)
+"""Families that multiply embedding rows by the square root of their width without a flag in the config."""
+
+EMBEDDING_SCALE_KEYS = ("embedding_multiplier", "scale_emb")
+"""Keys for a factor of the embedding rows."""

@@ -271,7 +271,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
         max_bytes=options.max_bytes,
         max_memory_bytes=options.max_memory,
         sample_seed=getattr(options, "sample_seed", None),
-        layers=getattr(options, "layers", ()),
+        describes=getattr(options, "describe", False),
     )
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
-from mdir_hf.comparison.exclusion import with_noise
 from mdir_hf.comparison.plan import ReadPlan, plan_comparison
 from mdir_hf.comparison.progress import Progress, Watch
 from mdir_hf.comparison.run import compare_models
@@ -16,7 +15,7 @@ from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError, RemoteCodeRefusedError
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.memory import LoadedRepository, load_model, load_tokenizer
-from mdir_hf.model.open import NamedModel, Reading, open_beside, open_both
+from mdir_hf.model.open import NamedModel, Reading, open_both
 from mdir_hf.model.opened import Model
 from mdir_hf.names import did_you_mean
 from mdir_hf.processor import available_device
@@ -69,7 +68,7 @@ class SettingsOptions(TypedDict, total=False):
     max_bytes: int | None
     max_memory_bytes: int | None
     sample_seed: int | None
-    layers: Sequence[int]
+    describes: bool
 
 
 class ListenersOptions(TypedDict, total=False):
@@ -203,7 +202,7 @@ def compare(
         watch = Watch(ledger, listeners, from_start=True)
         with watch.listening():
             watch.enter("opening")
-            models = open_both(first, second, reading, ledger, settings.level)
+            models = open_both(first, second, reading, ledger)
             return compare_models(*models, settings, watch)
 
 
@@ -300,7 +299,7 @@ class HomologyChecker:
             self._is_first = False
             with watch.listening():
                 watch.enter("opening")
-                opened = self._open(model, options.get("token"), settings.level)
+                opened = self._open(model, options.get("token"))
                 return compare_models(self.reference, opened, settings, watch)
 
     def plan(
@@ -312,8 +311,8 @@ class HomologyChecker:
     ) -> ReadPlan:
         """Return what a comparison would read and how much memory it would need.
 
-        This reads the candidate's config, index and one header, and both tokenizers, but no weights. The files are
-        cached for a later :meth:`compare`.
+        This reads the candidate's config, index and one header, but no weights. The files are cached for a later
+        :meth:`compare`.
 
         Args:
             candidate: The model, as in :meth:`compare`.
@@ -329,11 +328,10 @@ class HomologyChecker:
         check_keywords(options, PlanOptions)
         settings, model = changed(settings or self.settings, options), named(candidate, options)
         with self._lock:
-            opened = self._open(model, options.get("token"), settings.level)
+            opened = self._open(model, options.get("token"))
             plan = plan_comparison(self.reference, opened, settings)
-            plan = with_noise(plan, self.reference, opened, settings.alpha)
             return replace(plan, opening_bytes=self._ledger.bytes_read + self._ledger.bytes_from_cache)
 
-    def _open(self, model: NamedModel, token: str | bool | None, level: Level) -> Model:
+    def _open(self, model: NamedModel, token: str | bool | None) -> Model:
         reading = self._reading if token is None else replace(self._reading, token=token)
-        return open_beside(self.reference, model, reading, self._ledger, level)
+        return model.open(reading, self._ledger)

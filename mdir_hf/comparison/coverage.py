@@ -10,17 +10,11 @@ from mdir_hf.comparison.stacks import name_of_experts
 from mdir_hf.model.inventory import ModelInventory, ModelPart, PartKind
 from mdir_hf.model.inventory.records import LANGUAGE
 from mdir_hf.model.roles import Layer, Role
-from mdir_hf.report import HomologyReport, LayerRole, MatrixResult, ModuleRole, SettledBy
+from mdir_hf.report import HomologyReport, MatrixResult, ModuleRole, SettledBy
 from mdir_hf.report.optional_parts import Coverage, PartCoverage, Treatment
 
 Treated = tuple[Treatment, str | None]
 """How a part was treated, and an optional note on the extent or the reason."""
-
-_MODULES = {
-    **{role: ModuleRole(role.value) for role in (Role.Q, Role.K, Role.V, Role.O, Role.GATE, Role.UP, Role.DOWN)},
-    **dict.fromkeys((Role.SSM_IN, Role.SSM_OUT, Role.MIXER_GATE), ModuleRole.MIXER),
-}
-"""Name of each layer matrix in the report. Matrices without a name are never analysed."""
 
 OTHER_STACK = "it was compared with no part of the other model"
 IN_PLACE = "norms and biases scale its weights, and are not evidence in themselves"
@@ -31,10 +25,9 @@ class ReadOfModel:
     """The weights that a comparison read from one model. All layers belong to its language model.
 
     Attributes:
-        mapped_by: The matrix that represents each layer in the layer map.
-        up_layers: Members of ``neuron_layers`` that were compared using up alone.
-        partly_analysed: Layers in which only the modules in ``partly_by`` were analysed.
-        row_layers: Layers in which sampled rows of the modules in ``rows_of`` were compared.
+        neuron_layers: Layers whose neurons were compared.
+        whole_layers: Layers in which the projections in ``whole_roles`` were compared whole.
+        row_layers: Layers in which sampled rows of the projections in ``rows_of`` were compared.
         other_stacks: Number of comparisons for each of the other stacks whose neurons were compared.
     """
 
@@ -43,15 +36,10 @@ class ReadOfModel:
     embedding: MatrixResult | None = None
     unembedding: MatrixResult | None = None
     neuron_layers: frozenset[int] = frozenset()
-    up_layers: frozenset[int] = frozenset()
-    mapped_layers: frozenset[int] = frozenset()
-    mapped_by: LayerRole | None = None
-    analysed_layers: frozenset[int] = frozenset()
-    partly_analysed: frozenset[int] = frozenset()
-    partly_by: tuple[ModuleRole, ...] = ()
+    whole_layers: frozenset[int] = frozenset()
+    whole_roles: tuple[ModuleRole, ...] = ()
     row_layers: frozenset[int] = frozenset()
     rows_of: tuple[ModuleRole, ...] = ()
-    expert_layers: frozenset[int] = frozenset()
     expert_row_layers: frozenset[int] = frozenset()
     reads_first_experts: bool = False
     expert_set_layers: frozenset[int] = frozenset()
@@ -60,38 +48,22 @@ class ReadOfModel:
 
 def read_of(report: HomologyReport, side: str, layers_of_model: Sequence[Layer]) -> ReadOfModel:
     """Collect, from a report, the weights that were read from one model."""
-    neurons, layers, modules = report.neurons, report.layers, report.modules or ()
-    analysed: dict[int, set[ModuleRole]] = {}
-    for module in modules:
-        analysed.setdefault(getattr(module.layer, side), set()).update(_matrices_of(module.role))
+    neurons, modules = report.neurons, report.modules or ()
     rows = [] if report.projections is None else [result for result in report.projections.results if result.rows]
     of_experts = [] if report.projections is None else [r for r in report.projections.results if r.experts]
     stored_roles = {layer.index: {role for role in layer.parts if not role.is_norm} for layer in layers_of_model}
     rows = [result for result in rows if Role(result.role.value) in stored_roles.get(getattr(result.layer, side), ())]
     mixtures = {layer.index for layer in layers_of_model if layer.experts}
-    whole = {
-        place
-        for place, roles in analysed.items()
-        if place in stored_roles and {_MODULES.get(role) for role in stored_roles[place]} <= roles
-    }
-    partly = analysed.keys() - whole
-    neuron_layers = frozenset(() if neurons is None else getattr(neurons, f"{side}_layers"))
-    nominated = None if neurons is None else neurons.nominated
     return ReadOfModel(
         n_layers=len(layers_of_model),
         are_files_equal=report.settled_by is SettledBy.IDENTICAL_FILES,
         embedding=report.embedding,
         unembedding=report.unembedding,
-        neuron_layers=neuron_layers,
-        up_layers=frozenset() if nominated is None else neuron_layers - {getattr(pair, side) for pair in nominated},
-        mapped_layers=frozenset(() if layers is None else getattr(layers, f"{side}_layers")),
-        mapped_by=None if layers is None else layers.role,
-        analysed_layers=frozenset(whole),
-        partly_analysed=frozenset(partly),
-        partly_by=tuple(role for role in ModuleRole if any(role in analysed[place] for place in partly)),
+        neuron_layers=frozenset(() if neurons is None else getattr(neurons, f"{side}_layers")),
+        whole_layers=frozenset(getattr(module.layer, side) for module in modules),
+        whole_roles=tuple(role for role in ModuleRole if any(module.role is role for module in modules)),
         row_layers=frozenset(getattr(result.layer, side) for result in rows),
         rows_of=tuple(role for role in ModuleRole if any(result.role is role for result in rows)),
-        expert_layers=frozenset(getattr(module.layer, side) for module in modules if module.role is ModuleRole.EXPERTS),
         expert_row_layers=frozenset(getattr(result.layer, side) for result in of_experts) & mixtures,
         reads_first_experts=neurons is not None and any(layer.experts for layer in layers_of_model),
         expert_set_layers=frozenset(
@@ -101,10 +73,6 @@ def read_of(report: HomologyReport, side: str, layers_of_model: Sequence[Layer])
         ),
         other_stacks=Counter(getattr(pair, side) for pair in report.parts or () if pair.experts is None),
     )
-
-
-def _matrices_of(role: ModuleRole) -> tuple[ModuleRole, ...]:
-    return (ModuleRole.GATE, ModuleRole.UP, ModuleRole.DOWN) if role is ModuleRole.MLP else (role,)
 
 
 def ledger_of(inventory: ModelInventory, reads: ReadOfModel) -> tuple[PartCoverage, ...]:
@@ -172,42 +140,26 @@ def _table(part: ModelPart, reads: ReadOfModel) -> Treated:
 
 def _language(reads: ReadOfModel) -> Treated:
     n = reads.n_layers
-    if n and len(reads.analysed_layers) == n:
-        return Treatment.COMPARED, None
     sampled = []
-    if reads.mapped_layers and reads.mapped_by is not None:
-        sampled.append(f"{reads.mapped_by.value} of {len(reads.mapped_layers)} of {n} layers")
     if reads.neuron_layers:
-        sampled.append(f"some neurons of {_neuron_layers(reads)}")
+        sampled.append(f"some neurons of {len(reads.neuron_layers)} of {n} layers")
     if reads.row_layers:
         sampled.append(f"rows of {', '.join(reads.rows_of)} of {len(reads.row_layers)} of {n} layers")
-    if reads.analysed_layers:
-        sampled.append(f"all matrices of {len(reads.analysed_layers)} of {n} layers")
-    if reads.partly_analysed:
-        sampled.append(f"{', '.join(reads.partly_by)} of {len(reads.partly_analysed)} of {n} layers")
+    if reads.whole_layers:
+        sampled.append(f"all of {', '.join(reads.whole_roles)} of {len(reads.whole_layers)} of {n} layers")
     if sampled:
         return Treatment.SAMPLED, "; ".join(sampled)
     return Treatment.NOT_COMPARED, "another part settled it first, or its layers cannot be compared"
 
 
-def _neuron_layers(reads: ReadOfModel) -> str:
-    by_up = f", {len(reads.up_layers)} of them by up alone" if reads.up_layers else ""
-    return f"{len(reads.neuron_layers)} of {reads.n_layers} layers{by_up}"
-
-
 def _experts(reads: ReadOfModel) -> Treated:
     n = reads.n_layers
-    if n and len(reads.expert_layers) == n:
-        return Treatment.COMPARED, None
-    sampled = [f"experts of {len(reads.expert_layers)} of {n} layers"] if reads.expert_layers else []
     if reads.expert_row_layers:
-        sampled.append(f"rows of a few experts of {len(reads.expert_row_layers)} of {n} layers")
-    if sampled:
-        return Treatment.SAMPLED, "; ".join(sampled)
+        return Treatment.SAMPLED, f"rows of a few experts of {len(reads.expert_row_layers)} of {n} layers"
     if reads.expert_set_layers:
         return Treatment.SAMPLED, f"a few neurons of each expert in {len(reads.expert_set_layers)} of {n} layers"
     if reads.reads_first_experts and reads.neuron_layers:
-        return Treatment.SAMPLED, f"some neurons of the first expert of {_neuron_layers(reads)}"
+        return Treatment.SAMPLED, f"some neurons of the first expert of {len(reads.neuron_layers)} of {n} layers"
     return Treatment.NOT_COMPARED, "no expert was read"
 
 

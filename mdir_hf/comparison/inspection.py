@@ -15,11 +15,9 @@ from mdir_hf.comparison.inspection_result import (
     TensorSummary,
     VocabularySummary,
 )
-from mdir_hf.comparison.layer_weights import standing_for
-from mdir_hf.comparison.plan import make_plan
+from mdir_hf.comparison.plan import reads_of
 from mdir_hf.comparison.progress import Watch
-from mdir_hf.comparison.row_screen import REPRESENTATIVES
-from mdir_hf.comparison.settings import Listeners, Settings
+from mdir_hf.comparison.settings import Listeners
 from mdir_hf.errors import AnatomyError, CheckpointError, MdirError, UnsupportedFormatError
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import NamedModel, Reading
@@ -80,7 +78,7 @@ def _inspected(model: Model, watch: Watch, all_headers: bool | None) -> Inspecti
         unplaced=anatomy.unplaced,
         inventory=_inventory(model, has_headers=wants_headers),
         notes=tuple(notes),
-        reads=_reads(model, vocabulary, has_headers=wants_headers),
+        reads=_reads(model, has_headers=wants_headers),
         io=watch.io(model.tensors.n_bytes),
     )
 
@@ -164,37 +162,12 @@ def _groups(layers: Iterable[Layer]) -> tuple[LayerGroup, ...]:
     )
 
 
-def _reads(model: Model, vocabulary: VocabularySummary | None, *, has_headers: bool) -> ReadEstimate:
-    anatomy = model.anatomy
-    n_tokens = model.n_rows if vocabulary is None else min(vocabulary.tokens, model.n_rows)
-    screen = embedding = unembedding = None
-    if anatomy.embedding is not None:
-        spec = model.tensors.spec(anatomy.embedding.tensor)
-        plan = make_plan(
-            spec, spec, common_tokens=n_tokens, bytes_of_weights=model.tensors.n_bytes, settings=Settings()
-        )
-        # The plan is for two such models; half of it is for this one.
-        screen, embedding = (plan.screen_bytes[0] // 2, plan.screen_bytes[1] // 2), plan.full_bytes // 2
-    if anatomy.unembedding is not None and not anatomy.declares_tied:
-        head = model.tensors.spec(anatomy.unembedding.tensor)
-        unembedding = n_tokens * (head.n_bytes // head.shape[0])
-    layers = body = None
+def _reads(model: Model, *, has_headers: bool) -> ReadEstimate:
+    body = None
     if has_headers:
-        layers = {}
-        for role in REPRESENTATIVES:
-            standing = [(layer, standing_for(layer, role)) for layer in anatomy.layers]
-            parts = [layer.parts[stand] for layer, stand in standing if stand is not None]
-            if parts:
-                layers[role.value] = _n_bytes(model, {name for part in parts for name in part.tensors})
-        layer_parts = (part for layer in anatomy.layers for _, part in layer.all_parts())
+        layer_parts = (part for layer in model.anatomy.layers for _, part in layer.all_parts())
         body = _n_bytes(model, {name for part in layer_parts for name in part.tensors})
-    return ReadEstimate(
-        screen=screen,
-        embedding=embedding,
-        unembedding=unembedding,
-        layers=layers,
-        body=body,
-    )
+    return ReadEstimate(steps={name: n_bytes for name, n_bytes in reads_of(model).items() if n_bytes}, body=body)
 
 
 def _n_bytes(model: Model, names: Iterable[str]) -> int:

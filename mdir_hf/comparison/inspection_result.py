@@ -91,19 +91,14 @@ class PartSummary:
 
 @dataclass(frozen=True, slots=True)
 class ReadEstimate:
-    """Bytes that a comparison would read from this model if the other model had the same tokens.
+    """Bytes that a comparison would read from this model at most.
 
     Attributes:
-        screen: Bytes read by the first look at the embedding, and by the last.
-        unembedding: Bytes read by the full test of an untied output head.
-        layers: Bytes read by the layer map, keyed by the role that represents a layer; None if headers were not read.
+        steps: Upper bounds on the bytes of each step, in order, until the question is settled.
         body: Size of all weights that have a role; None if headers were not read.
     """
 
-    screen: tuple[int, int] | None
-    embedding: int | None
-    unembedding: int | None
-    layers: Mapping[str, int] | None
+    steps: Mapping[str, int]
     body: int | None
 
 
@@ -238,16 +233,7 @@ def _part_text(part: PartSummary) -> str:
 
 
 def _reads_text(reads: ReadEstimate) -> str:
-    parts = []
-    if reads.screen is not None and reads.embedding is not None:
-        parts.append(f"screen {n_bytes_text(reads.screen[0])} to {n_bytes_text(reads.screen[1])}")
-        parts.append(f"embedding {n_bytes_text(reads.embedding)}")
-    if reads.unembedding is not None:
-        parts.append(f"unembedding {n_bytes_text(reads.unembedding)}")
-    if reads.layers is None:
-        parts.append("layers not counted (--all-headers counts them)")
-    else:
-        parts += [f"layer map by {role} {n_bytes_text(n)}" for role, n in reads.layers.items()]
+    parts = [f"{name} {n_bytes_text(n_bytes)}" for name, n_bytes in reads.steps.items()]
     if reads.body is not None:
         parts.append(f"all layers {n_bytes_text(reads.body)}")
     return ", ".join(parts)

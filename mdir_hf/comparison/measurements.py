@@ -6,84 +6,81 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 
 from mdir_hf._version import __version__
 from mdir_hf.comparison import caveats
 from mdir_hf.comparison.coverage import with_coverage
-from mdir_hf.comparison.decide import Decision, Evidence, decide, is_trusted, where_tokens_are_unknown
-from mdir_hf.comparison.embeddings import MatrixEvidence
-from mdir_hf.comparison.exclusion import exclusion
-from mdir_hf.comparison.layer_weights import layers_with
+from mdir_hf.comparison.decide import Decision, Evidence, decide
+from mdir_hf.comparison.embeddings import MatrixEvidence, excluded_noise
+from mdir_hf.comparison.keys import HeadResemblances
 from mdir_hf.comparison.neuron_sample import NeuronSample
-from mdir_hf.comparison.neurons import excluded_noise
-from mdir_hf.comparison.plan import MatrixPair
+from mdir_hf.comparison.neurons import excluded_noise as excluded_noise_of_neurons
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.projections.analysis import LayerAnalysis
-from mdir_hf.comparison.results import LayersEvidence, layers_result, module_results, shown_layers
 from mdir_hf.comparison.settings import Settings
-from mdir_hf.method.embedding import TESTS_PER_MATRIX
-from mdir_hf.method.gauge import ResidualBasisMap, residual_basis_maps
+from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.matching import REMARKABLE
-from mdir_hf.method.significance import log_cost_of_look
-from mdir_hf.model.comparable import Comparable
+from mdir_hf.model.comparable import Comparable, PlacedTensors
 from mdir_hf.report import (
     Exclusion,
     HomologyReport,
     LayersResult,
     LayerTable,
     MatrixResult,
+    ModuleResult,
     NeuronNumbers,
-    Reason,
+    PrintedAlgorithm1,
     ReportArrays,
-    ResidualMap,
-    SettledBy,
     StackPair,
-    Transformation,
     Verdict,
     unconfirmed,
-)
-
-LOG10_P_EQUAL_DIGESTS = -256.0 * math.log10(2.0)
-"""log10 of the probability that two independent files have the same SHA-256."""
-
-IDENTICAL_FILES = Decision(
-    Verdict.HOMOLOGOUS, None, SettledBy.IDENTICAL_FILES, LOG10_P_EQUAL_DIGESTS, (caveats.SAME_FILES,)
 )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Measurements:
-    """Everything that a comparison has measured so far. Fields are None for steps that were not taken.
+    """Everything that a comparison has measured so far. Fields are None or empty for steps that were not taken.
 
     Attributes:
+        reference: One model.
+        candidate: The other model.
+        tensors: The tensors of both models, which keep each row once it has been read.
+        sample_seed: Seed of the samples of neurons.
         is_sample_fresh: Whether ``sample_seed`` was drawn from system entropy after both models were open.
-        neuron_samples: Samples of gate and up from the last comparison of neurons by number.
+        neurons: Comparisons of neurons, in order.
+        samples: Samples of gate and up from the number step.
         nominating_samples: Samples of up from every layer.
-        n_looks: Maximum number of looks at a pair of matrices.
-        layers_are_unreadable: Whether most of the layers to compare could not be read.
+        heads: Resemblances of the heads of both models.
+        map_of_heads: The residual-basis map fitted on the keys of nominated layers.
+        has_read_layers: Whether rows of layers of both models were read.
+        matrices: Looks at the embeddings or unembeddings, keyed by name.
+        printed: Algorithm 1 as printed.
         parts: Compared pairs of other stacks and of expert sets.
+        notes: Sentences on weights that could not be compared.
         stopped_before: Sentences about the remaining steps, in interim reports.
     """
 
     reference: Comparable
     candidate: Comparable
     settings: Settings
+    tensors: tuple[PlacedTensors, PlacedTensors]
     sample_seed: int
     is_sample_fresh: bool
-    neurons: NeuronNumbers | None = None
-    neuron_samples: tuple[NeuronSample, ...] = ()
-    nominating_samples: tuple[NeuronSample, ...] = ()
-    caveats: tuple[str, ...] = ()
     files_are_equal: bool = False
-    tokens_are_known: bool = True
-    matrix_pairs: Mapping[str, MatrixPair] = field(default_factory=dict)
+    neurons: tuple[NeuronNumbers, ...] = ()
+    samples: tuple[NeuronSample, ...] = ()
+    nominating_samples: tuple[NeuronSample, ...] = ()
+    heads: HeadResemblances | None = None
+    map_of_heads: ResidualBasisMap | None = None
+    has_read_layers: bool = False
     matrices: Mapping[str, MatrixEvidence] = field(default_factory=dict)
-    n_looks: int = 0
-    layers: LayersEvidence | None = None
-    layers_are_unreadable: bool = False
-    caveats_of_layers: tuple[str, ...] = ()
+    printed: PrintedAlgorithm1 | None = None
     projections: LayerAnalysis | None = None
+    layers: LayersResult | None = None
+    modules: tuple[ModuleResult, ...] | None = None
     parts: tuple[StackPair, ...] | None = None
+    notes: tuple[str, ...] = ()
     stopped_before: tuple[str, ...] = ()
 
     @property
@@ -97,121 +94,83 @@ class Measurements:
         return all(bool(model.anatomy.layers or model.summary().layers) for model in self.models)
 
     @property
-    def is_nominated(self) -> bool:
-        """Whether at least one pair of matrices agrees."""
-        return any(is_trusted(matrix.result) for matrix in self.matrices.values())
+    def is_settled(self) -> bool:
+        """Whether neurons match, or files are equal."""
+        return self.files_are_equal or any(neurons.matches for neurons in self.neurons) or bool(self._matching_parts)
 
     @property
-    def is_settled(self) -> bool:
-        """Whether agreeing neurons (or, in models without layers, copied matrices) settle the question."""
-        return self.decision.verdict is Verdict.HOMOLOGOUS or self.decision.reason is Reason.SAMPLE_CHOSEN
+    def _matching_parts(self) -> list[StackPair]:
+        return Evidence(parts=self.parts or (), have_layers=self.have_layers).matching_parts
 
     @cached_property
     def decision(self) -> Decision:
-        """The decision that follows from the evidence so far."""
-        if self.files_are_equal:
-            return IDENTICAL_FILES
-        decision = decide(
+        """The decision that follows from the measurements so far."""
+        return decide(
             Evidence(
-                alpha=self.settings.alpha,
-                level=self.settings.level,
-                matrices=self.results,
-                layers=self.layers_result,
-                neurons=self.neurons,
-                have_layers=self.have_layers,
+                are_files_equal=self.files_are_equal,
                 is_sample_fresh=self.is_sample_fresh,
-                layers_are_unreadable=self.layers_are_unreadable,
-                was_stopped=bool(self.stopped_before),
-                layers_noise=0.0 if self.layers is None else self.layers.noise,
-                are_layers_invariant=self.layers is not None and self.layers.are_invariant,
+                neurons=self.neurons,
                 parts=self.parts or (),
+                matrices=list(self.results.values()),
+                has_copied_heads=self.heads is not None and self.heads.has_copies,
+                have_layers=self.have_layers,
+                have_compared_layers=self.has_read_layers,
+                is_stopped=bool(self.stopped_before),
             )
         )
-        return decision if self.tokens_are_known and not self.doubts_of_tokens else where_tokens_are_unknown(decision)
 
     @property
     def results(self) -> dict[str, MatrixResult]:
         """Results for each pair of matrices, keyed by name."""
-        return {name: matrix.result for name, matrix in self.matrices.items()}
-
-    @cached_property
-    def layers_result(self) -> LayersResult | None:
-        """The result for the layers, regardless of the verdict."""
-        if self.layers is None:
-            return None
-        return layers_result(self.layers, self.settings.alpha, log_cost=self.log_cost_of_layers)
+        return {
+            name: matrix.result if self.printed is None else replace(matrix.result, printed=self.printed)
+            for name, matrix in self.matrices.items()
+        }
 
     @property
-    def log_cost_of_layers(self) -> float:
-        """Natural log of the factor by which the layers' p is corrected.
-
-        The layers use the share of alpha that one more look would get (docs/method/rows.md). If all layers are
-        analysed, two maps split that share.
-        """
-        is_paid_twice = self.settings.level.analyses_all_layers
-        return log_cost_of_look(self.n_looks + 1) + (math.log(2.0) if is_paid_twice else 0.0)
+    def shown_neurons(self) -> NeuronNumbers | None:
+        """The comparison of neurons that settled the question or, failing that, the last one by number."""
+        by_number = (neurons for neurons in reversed(self.neurons) if not neurons.is_searched)
+        match = next((neurons for neurons in self.neurons if neurons.matches), None)
+        return match or next(by_number, None) or next(iter(self.neurons), None)
 
     @property
-    def n_tests_of_matrices(self) -> int:
-        """Number of tests on pairs of matrices."""
-        return TESTS_PER_MATRIX * len(self.matrix_pairs)
-
-    @property
-    def n_tests(self) -> int:
-        """Number of tests on matrices and layer maps."""
-        if self.files_are_equal:
-            return 1
-        of_layers = 0 if self.layers is None else self.layers.n_tests
-        of_layers *= 2 if self.settings.level.analyses_all_layers else 1  # sampled rows, then whole matrices
-        return max(1, self.n_tests_of_matrices + of_layers)
-
-    @property
-    def maps_of_embeddings(self) -> tuple[ResidualBasisMap, ...]:
-        """The residual-basis maps that the embeddings suggest."""
-        # The channels of an embedding that is projected on input differ from the channels of the stream.
-        widths = (self.reference.anatomy.hidden_size, self.candidate.anatomy.hidden_size)
-        of_stream = {name: matrix for name, matrix in self.matrices.items() if matrix.result.widths == widths}
-        matching = next((matrix.matching for matrix in of_stream.values() if matrix.matching is not None), None)
-        polar = of_stream["embedding"].polar if "embedding" in of_stream else None
-        return residual_basis_maps(*widths, polar=polar, matching=matching)
-
-    @property
-    def doubts_of_tokens(self) -> tuple[str, ...]:
-        """Contradictions between a model's tokenizer files."""
-        return caveats.of_contradicting_tokenizers(*self.models) if self.tokens_are_known else ()
+    def residual_maps(self) -> tuple[ResidualBasisMap, ...]:
+        """The residual-basis maps that embeddings and keys suggest, and the identity if the widths are equal."""
+        maps = [*chain.from_iterable(matrix.residual_maps for matrix in self.matrices.values())]
+        maps += [] if self.map_of_heads is None else [self.map_of_heads]
+        widths = [model.anatomy.hidden_size for model in self.models]
+        if widths[0] == widths[1] and all(residual_map.is_fitted for residual_map in maps):
+            maps.append(ResidualBasisMap.identity(widths[0]))
+        return tuple(maps)
 
 
 def report_on(measurements: Measurements, watch: Watch) -> HomologyReport:
     """Make a report from the measurements so far."""
-    decision, layers, matrices = measurements.decision, measurements.layers_result, measurements.results
-    settings = measurements.settings
-    if decision.settled_by is SettledBy.LAYERS and layers is not None and _shows_rotation(layers):
-        matrices["embedding"] = replace(matrices["embedding"], transformation=Transformation.ROTATION)
-    has_modules = measurements.layers is not None and measurements.layers.has_tests and decision.accepts_layers
+    decision, matrices, settings = measurements.decision, measurements.results, measurements.settings
     report = HomologyReport(
         verdict=decision.verdict,
         reason=decision.reason,
-        log10_p=decision.headline(settings.alpha),
+        log10_p=decision.log10_p,
         alpha=settings.alpha,
-        tests=measurements.n_tests,
+        tests=max(1, len(measurements.neurons) + len(measurements.parts or ())),
         level=settings.level,
         settled_by=decision.settled_by,
         reference=measurements.reference.summary(),
         candidate=measurements.candidate.summary(),
         embedding=matrices.get("embedding"),
         unembedding=matrices.get("unembedding"),
-        layers=None if layers is None else shown_layers(layers, settings.alpha, is_accepted=decision.accepts_layers),
-        modules=module_results(measurements.layers) if measurements.layers is not None and has_modules else None,
-        caveats=(*_caveats_on(measurements), *decision.caveats),
+        layers=measurements.layers,
+        modules=measurements.modules,
+        caveats=_caveats_on(measurements),
         io=watch.io(sum(model.tensors.n_bytes for model in measurements.models)),
         seconds=watch.seconds,
         seed=settings.seed,
         version=__version__,
         assumption=decision.assumption,
-        neurons=measurements.neurons,
-        sample_seed=None if measurements.neurons is None else measurements.sample_seed,
+        neurons=measurements.shown_neurons,
+        sample_seed=measurements.sample_seed if measurements.neurons or measurements.parts else None,
         parts=measurements.parts,
-        log10_p_not_accepted=decision.log10_p_not_accepted,
         excludes=_exclusion_by(measurements) if decision.verdict is Verdict.NO_EVIDENCE else None,
         projections=_table_of(measurements),
         arrays=ReportArrays(
@@ -222,50 +181,57 @@ def report_on(measurements: Measurements, watch: Watch) -> HomologyReport:
     return with_coverage(report, measurements.reference, measurements.candidate)
 
 
-def _shows_rotation(layers: LayersResult) -> bool:
-    return layers.residual_map is ResidualMap.ROTATION and layers.fitted_on == "embeddings"
-
-
 def _table_of(measurements: Measurements) -> LayerTable | None:
-    """Return the projection table, which mentions copies only if neurons agree."""
+    """Return the projection table, which mentions copies only if neurons match."""
     if measurements.projections is None:
         return None
-    table = replace(measurements.projections.table, tested_layers=measurements.settings.layers)
-    neurons = measurements.neurons
-    is_confirmed = measurements.decision.verdict is Verdict.HOMOLOGOUS and neurons is not None and neurons.is_witness
+    table = measurements.projections.table
+    is_confirmed = measurements.decision.verdict is Verdict.HOMOLOGOUS and any(
+        neurons.matches for neurons in measurements.neurons
+    )
     return table if is_confirmed else unconfirmed(table)
 
 
 def _exclusion_by(measurements: Measurements) -> Exclusion:
-    alpha, samples = measurements.settings.alpha, measurements.neuron_samples
-    noise = excluded_noise(*samples, alpha=alpha) if samples else None
-    if noise is not None and measurements.nominating_samples:
-        noise = min(noise, excluded_noise(*measurements.nominating_samples, alpha=REMARKABLE, nominates=True))
-    return exclusion(
-        measurements.results,
-        n_tests=measurements.n_tests_of_matrices,
-        alpha=alpha,
-        noise_of_layers=None if measurements.layers is None else measurements.layers.noise,
-        noise_of_neurons=noise,
-    )
+    alpha = measurements.settings.alpha
+    neurons = keys = embedding = None
+    if measurements.samples:
+        neurons = excluded_noise_of_neurons(*measurements.samples, alpha=alpha)
+        if measurements.nominating_samples:
+            nominated = excluded_noise_of_neurons(*measurements.nominating_samples, alpha=REMARKABLE, nominates=True)
+            neurons = min(neurons, nominated)
+    if measurements.heads is not None:
+        keys = measurements.heads.excluded_noise
+    for matrix in measurements.matrices.values():
+        embedding = excluded_noise(matrix.result, alpha)
+    return Exclusion(neurons=_correlation(neurons), keys=_correlation(keys), embedding=_correlation(embedding))
+
+
+def _correlation(noise: float | None) -> float | None:
+    """Return the correlation of a matrix with a noisy copy of itself; None if even a plain copy would not be found."""
+    return None if not noise else 1.0 / math.sqrt(1.0 + noise * noise)
 
 
 def _caveats_on(measurements: Measurements) -> tuple[str, ...]:
-    verdict, models, level = measurements.decision.verdict, measurements.models, measurements.settings.level
-    late = tuple(note for note in caveats.of_weights(*models) if note not in measurements.caveats)
+    models, decision = measurements.models, measurements.decision
+    sentences = [*caveats.of_weights(*models)]
     if measurements.files_are_equal:
-        return (*measurements.caveats, *late)
-    doubts: tuple[str, ...] = ()
-    if verdict is not Verdict.HOMOLOGOUS:
-        doubts = (*measurements.doubts_of_tokens, *caveats.of_channel_numbers(*models))
-        if level.may_read_layers:
-            doubts += caveats.of_neuron_numbers(*models)
-    on_rows = (caveat for matrix in measurements.matrices.values() for caveat in matrix.caveats)
-    on_layers = (*measurements.caveats_of_layers, *measurements.stopped_before)
-    if verdict is Verdict.NO_EVIDENCE and measurements.layers is not None:
-        n_layers = [len(layers_with(model, measurements.layers.role)) for model in models]
-        on_layers += caveats.of_left_out_layers([len(places) for places in measurements.layers.positions], n_layers)
-    if verdict is Verdict.NO_EVIDENCE and level.may_read_layers:
-        are_sets_compared = any(pair.experts is not None for pair in measurements.parts or ())
-        on_layers += caveats.of_other_experts(*models, are_sets_compared=are_sets_compared)
-    return (*measurements.caveats, *doubts, *on_rows, *on_layers, *late)
+        return (*sentences, caveats.SAME_FILES)
+    sentences += measurements.notes
+    for matrix in measurements.matrices.values():
+        sentences += matrix.caveats
+    match = next((neurons for neurons in measurements.neurons if neurons.matches), None)
+    if decision.verdict is Verdict.HOMOLOGOUS and match is not None:
+        sentences.append(caveats.of_neurons(match))
+    if decision.verdict is not Verdict.HOMOLOGOUS:
+        sentences += caveats.of_contradicting_tokenizers(*models) if measurements.matrices else ()
+        sentences += caveats.of_neuron_numbers(*models)
+        sentences += (caveats.of_matrix(name, result) for name, result in measurements.results.items())
+    if decision.verdict is Verdict.NO_EVIDENCE:
+        sentences += caveats.of_other_experts(*models, are_sets_compared=_has_expert_sets(measurements))
+        sentences.append(caveats.NOT_COVERED)
+    return tuple(dict.fromkeys((*sentences, *measurements.stopped_before)))
+
+
+def _has_expert_sets(measurements: Measurements) -> bool:
+    return any(pair.experts is not None for pair in measurements.parts or ())

@@ -1,42 +1,47 @@
-"""Records for sampled neurons: their gate and up rows, and their down columns."""
+"""Sample neurons: choose some in a few layers, and read their rows of gate and up."""
 
 from __future__ import annotations
 
 import math
 import secrets
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from mdir_hf.comparison.layer_weights import RoleReader, layers_with, n_channels_of
+from mdir_hf.comparison.neuron_layers import GATE_OF, neuron_role, with_first_experts
+from mdir_hf.method.neuron_numbers import in_span, sample_neurons
+from mdir_hf.method.neurons import unit_rows
+from mdir_hf.model.comparable import PlacedTensors
+from mdir_hf.model.roles import Role
 from mdir_hf.report.parts import Count
 
 IntArray = npt.NDArray[np.int64]
 
-TESTED = 64
-"""Number of tested neurons per layer. In a copy, all of them keep their number, so p is at most 1/64! = 10^-89."""
+TESTED = {192: 64, 64: 32, 40: 20}
+"""Number of tested neurons per layer, keyed by the number of neurons that a layer must have. In a copy, all of them
+keep their number, so p is at most 1/64! = 10^-89, 10^-35 or 10^-18. Smaller layers are not compared."""
 
-FEWEST_TESTED = 32
-"""Number of tested neurons in layers with fewer than three times :data:`TESTED` neurons. For a copy, p is at most
-10^-35."""
+FEWEST_NEURONS = min(TESTED)
 
 FITTED_ROWS = 128
 """Number of rows to which a rotation is fitted: gate and up of 64 neurons, or up of 128. In rotated, sliced or
 requantised copies of SmolLM2, 32 neurons are enough; under noise as large as the weights, 64 are needed."""
 
-NOMINATING_FITTED_ROWS = 56
-"""Number of up rows to which a rotation is fitted if every layer is sampled because no other test found a relation.
-These samples nominate layers for a larger sample."""
+NOMINATING_TESTED, NOMINATING_FITTED = 32, 48
+"""Numbers of tested and of fitted neurons, by up alone, if every layer is read to nominate some for a larger sample."""
 
-NEAR_COPY_FITTED_ROWS = 48
-"""Number of rows to which a rotation is fitted in the first look at a near copy, which reads 4 MB of two 8B models."""
+FEW_LAYERS = 4
+"""Number of layers sampled per model, including the first and last, unless all are wanted."""
 
-DOWN_CHANNELS = 12
-"""Number of down channels in the first read; each is a row of the file. They are enough to tell a near copy from an
-unrelated model, but a model in another basis needs all channels."""
+RUN, LONG_RUN = 8, 16
+"""Number of adjacent neurons that are read as one byte range, because each range of a remote file takes one request.
+Rows that only nominate layers are read in longer runs."""
 
 SAMPLE_SEEDS = 2**63
 
@@ -49,65 +54,24 @@ def draw_sample_seed() -> int:
     return secrets.randbelow(SAMPLE_SEEDS)
 
 
+def spread(items: Sequence[int], most: int) -> tuple[int, ...]:
+    """Return at most ``most`` items spread evenly, including the first and the last."""
+    if len(items) <= most:
+        return tuple(items)
+    return tuple(items[round(at * (len(items) - 1) / max(1, most - 1))] for at in range(most))
+
+
 ROWS = "neurons"
-STORED_OUTPUTS = {
-    "outputs": "neurons.down",
-    "strengths": "neurons.strengths",
-    "offsets": "neurons.offsets",
-    "constants": "neurons.constants",
-}
-"""Names under which outputs are stored in a file, keyed by the arguments of :meth:`NeuronSample.restored`."""
+"""Name under which a sample's rows are stored in a file."""
 
 
 @dataclass(frozen=True)
 class DescribedNeurons:
-    """Fields of a :class:`NeuronSample` that are stored next to its tensors."""
+    """Fields of a :class:`NeuronSample` that are stored next to its rows."""
 
     layers: tuple[Count, ...]
     n_neurons: Count
     n_fitted: Count
-    stream_scale: float | None = None
-    n_down_channels: Count | None = None
-    strongest: float = 0.0
-
-
-@dataclass(frozen=True, eq=False)
-class NeuronOutputs:
-    """Down columns of the sampled neurons.
-
-    Attributes:
-        rows: ``(layers, neurons, f)`` columns of unit length, in a basis of the fitted columns.
-        strengths: ``(layers, neurons)`` products of the lengths of gate row, up row and down column; zero for neurons
-            that a bias keeps shut.
-        stream_scale: Median length of some embedding rows; 0 if there is no embedding.
-        strongest: Largest root mean square of any layer's strengths, among these layers and a few others.
-        n_channels: Number of channels read, or None for all.
-        mean_squares: ``(layers,)`` mean squares of the strengths of further neurons; NaN for layers in which they were
-            not measured, None if that is true of all layers.
-        offsets: ``(layers, neurons)`` responses of the gates to a stream of zeros, divided by the lengths of their
-            rows; None if unknown.
-        constants: ``(layers, neurons)`` parts of the gates' responses that are the same for every token; None if
-            unknown. See :func:`~.neuron_strengths.constant_responses`.
-    """
-
-    rows: torch.Tensor
-    strengths: torch.Tensor
-    stream_scale: float
-    strongest: float
-    n_channels: int | None
-    mean_squares: torch.Tensor | None = None
-    offsets: torch.Tensor | None = None
-    constants: torch.Tensor | None = None
-
-    def mean_square(self, at: int) -> float:
-        """Return the mean square of a layer's strengths."""
-        if self.mean_squares is not None and self.is_measured(at):
-            return float(self.mean_squares[at])
-        return float(self.strengths[at].square().mean())
-
-    def is_measured(self, at: int) -> bool:
-        """Return whether a layer's mean square was measured on further neurons."""
-        return self.mean_squares is not None and not math.isnan(float(self.mean_squares[at]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,13 +84,7 @@ class NeuronSample:
         n_fitted: Number of leading neurons for fitting a rotation; the others are tested.
         rows: ``(layers, matrices, neurons, f)`` unit rows of gate and up, or of up alone, in a basis of the fitted
             rows.
-        whole: ``(layers, matrices, neurons, width)`` rows as read, for at most four layers, or None.
-        numbers: ``(neurons,)`` neuron numbers; None in a stored sample.
-        lengths: ``(layers, neurons)`` products of the lengths of gate and up rows; zero for neurons that a bias keeps
-            shut.
-        offsets: See :class:`NeuronOutputs`.
-        stream_scale: See :class:`NeuronOutputs`.
-        outputs: Down columns, or None.
+        whole: ``(layers, matrices, neurons, width)`` rows as read, for at most four layers; None in a stored sample.
     """
 
     layers: tuple[int, ...]
@@ -134,97 +92,16 @@ class NeuronSample:
     n_fitted: int
     rows: torch.Tensor
     whole: torch.Tensor | None = None
-    numbers: IntArray | None = None
-    lengths: torch.Tensor | None = None
-    offsets: torch.Tensor | None = None
-    stream_scale: float | None = None
-    outputs: NeuronOutputs | None = None
 
     @property
     def n_tested(self) -> int:
         """Number of tested neurons per layer."""
         return self.rows.shape[2] - self.n_fitted
 
-    def for_storage(self) -> NeuronSample:
-        """Return a copy with 16-bit values, without the fields that are not stored."""
-        outputs = None if self.outputs is None else replace(self.outputs, rows=self.outputs.rows.half())
-        return NeuronSample(self.layers, self.n_neurons, self.n_fitted, self.rows.half(), outputs=outputs)
-
     @property
     def n_bytes(self) -> int:
-        """Size of the stored tensors in bytes."""
-        return sum(tensor.nbytes for tensor in self.tensors().values())
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the tensors to store in a file, keyed by name."""
-        tensors = {ROWS: self.rows}
-        if self.outputs is not None:
-            output_tensors = (self.outputs.rows, self.outputs.strengths, self.outputs.offsets, self.outputs.constants)
-            tensors |= {
-                name: tensor
-                for name, tensor in zip(STORED_OUTPUTS.values(), output_tensors, strict=True)
-                if tensor is not None
-            }
-        return {name: tensor.contiguous() for name, tensor in tensors.items()}
-
-    def described(self) -> dict[str, Any]:
-        """Return the other fields as plain containers for :meth:`restored`."""
-        fields = {"layers": list(self.layers), "n_neurons": self.n_neurons, "n_fitted": self.n_fitted}
-        if self.outputs is None:
-            return fields
-        return {
-            **fields,
-            "stream_scale": self.outputs.stream_scale,
-            "n_down_channels": self.outputs.n_channels,
-            "strongest": self.outputs.strongest,
-        }
-
-    @classmethod
-    def restored(
-        cls,
-        described: DescribedNeurons,
-        rows: torch.Tensor,
-        outputs: torch.Tensor | None = None,
-        strengths: torch.Tensor | None = None,
-        offsets: torch.Tensor | None = None,
-        constants: torch.Tensor | None = None,
-    ) -> NeuronSample:
-        """Restore a sample from a file.
-
-        ``rows`` are gate and up rows; ``outputs`` are down columns.
-
-        Raises:
-            ValueError: If the tensors do not form a valid sample.
-        """
-        n_layers, n_fitted = len(described.layers), described.n_fitted
-        is_right = rows.ndim == 4 and rows.dtype.is_floating_point and 0 not in rows.shape
-        n_tested = rows.shape[2] - n_fitted if is_right else 0
-        if not is_right or rows.shape[0] != n_layers or n_tested not in (TESTED, FEWEST_TESTED):
-            raise ValueError(
-                f"expected rows of {n_fitted} fitted and {FEWEST_TESTED} or {TESTED} tested neurons of {n_layers} "
-                f"layers, got shape {tuple(rows.shape)}"
-            )
-        if not bool(torch.isfinite(rows).all()):
-            raise ValueError("expected rows of neurons that are finite")
-        sample = cls(described.layers, described.n_neurons, n_fitted, rows)
-        if outputs is None or strengths is None or described.stream_scale is None:
-            return sample
-        shape = (n_layers, rows.shape[2])
-        is_right = outputs.ndim == 3 and outputs.shape[:2] == shape and strengths.shape == shape
-        for responses in (offsets, constants):
-            is_right &= responses is None or (responses.shape == shape and bool(torch.isfinite(responses).all()))
-        if not (is_right and bool(torch.isfinite(outputs).all()) and bool(torch.isfinite(strengths).all())):
-            raise ValueError(f"expected columns of down of shape {(*shape, 'f')}, got {tuple(outputs.shape)}")
-        of_down = NeuronOutputs(
-            outputs,
-            strengths,
-            stream_scale=described.stream_scale,
-            strongest=described.strongest,
-            n_channels=described.n_down_channels,
-            offsets=offsets,
-            constants=constants,
-        )
-        return replace(sample, outputs=of_down)
+        """Size of the stored rows in bytes."""
+        return self.rows.nbytes
 
     def is_like(self, candidate: NeuronSample) -> bool:
         """Return whether both samples have the same numbers of neurons, sampled neurons and matrices per layer."""
@@ -233,17 +110,153 @@ class NeuronSample:
         )
         return reference_shape == candidate_shape
 
+    def for_storage(self) -> NeuronSample:
+        """Return a copy with 16-bit values and without whole rows."""
+        return NeuronSample(self.layers, self.n_neurons, self.n_fitted, self.rows.half())
 
-def at_layers(sample: NeuronSample, layers: Sequence[int]) -> NeuronSample:
-    """Return some layers of a sample, without outputs."""
-    at = [sample.layers.index(layer) for layer in layers]
-    assert sample.lengths is not None and sample.offsets is not None
-    return replace(
-        sample,
-        layers=tuple(layers),
-        rows=sample.rows[at],
-        lengths=sample.lengths[at],
-        offsets=sample.offsets[at],
-        whole=None,
-        outputs=None,
-    )
+    def described(self) -> dict[str, Any]:
+        """Return the other fields as plain containers for :meth:`restored`."""
+        return {"layers": list(self.layers), "n_neurons": self.n_neurons, "n_fitted": self.n_fitted}
+
+    @classmethod
+    def restored(cls, described: DescribedNeurons, rows: torch.Tensor) -> NeuronSample:
+        """Restore a sample from a file.
+
+        Raises:
+            ValueError: If the rows do not form a valid sample.
+        """
+        n_layers, n_fitted = len(described.layers), described.n_fitted
+        is_right = rows.ndim == 4 and rows.dtype.is_floating_point and 0 not in rows.shape
+        n_tested = rows.shape[2] - n_fitted if is_right else 0
+        if not is_right or rows.shape[0] != n_layers or n_tested not in TESTED.values():
+            raise ValueError(
+                f"expected rows of {n_fitted} fitted and {', '.join(map(str, TESTED.values()))} tested neurons of "
+                f"{n_layers} layers, got shape {tuple(rows.shape)}"
+            )
+        if not bool(torch.isfinite(rows).all()):
+            raise ValueError("expected rows of neurons that are finite")
+        return cls(described.layers, described.n_neurons, n_fitted, rows)
+
+
+def n_tested_of(n_neurons: int) -> int:
+    """Return how many neurons of a layer are tested; 0 if the layer is too small."""
+    return next((n_tested for least, n_tested in TESTED.items() if n_neurons >= least), 0)
+
+
+def sample_sizes(n_neurons: int, n_fitted_rows: int, *, n_matrices: int) -> tuple[int, int]:
+    """Return how many of a layer's neurons to test, and on how many others to fit a rotation."""
+    n_tested = n_tested_of(n_neurons)
+    return n_tested, min(n_fitted_rows // n_matrices, n_neurons - n_tested)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Rows to read: layers, roles and neuron numbers (the fitted neurons, then the tested ones, each ascending)."""
+
+    model: PlacedTensors
+    places: tuple[int, ...]
+    roles: tuple[Role, ...]
+    n_neurons: int
+    n_tested: int
+    numbers: IntArray
+
+
+def _choose(
+    model: PlacedTensors,
+    *,
+    seed: int,
+    n_fitted_rows: int,
+    places: Sequence[int] | None,
+    every: bool,
+    nominates: bool,
+) -> _Choice | None:
+    up = neuron_role(model)
+    if up is None or model.anatomy.neuron_numbers is not None:
+        return None
+    model = with_first_experts(model)
+    with_neurons = layers_with(model, up)
+    if places is not None:
+        with_neurons = tuple(place for place in places if place in with_neurons)
+    elif not every:
+        with_neurons = spread(with_neurons, FEW_LAYERS)
+    n_neurons_at = {place: n_channels_of(model, up, place) for place in with_neurons}
+    n_neurons = Counter(n_neurons_at.values()).most_common(1)[0][0] if n_neurons_at else 0
+    if n_neurons < FEWEST_NEURONS:
+        return None
+    chosen = tuple(place for place in with_neurons if n_neurons_at[place] == n_neurons)
+    has_gate = set(chosen) <= set(layers_with(model, GATE_OF[up]))
+    roles = (GATE_OF[up], up) if has_gate and not nominates else (up,)
+    n_tested, n_fitted = sample_sizes(n_neurons, n_fitted_rows, n_matrices=len(roles))
+    if nominates:
+        n_tested = min(n_tested, NOMINATING_TESTED)
+        n_fitted = min(NOMINATING_FITTED, n_neurons - n_tested)
+    run = LONG_RUN if nominates else RUN
+    sampled_neurons = sample_neurons(n_neurons, n_tested + n_fitted, run=run, seed=seed)
+    numbers = np.concatenate([np.sort(sampled_neurons[n_tested:]), np.sort(sampled_neurons[:n_tested])])
+    return _Choice(model, chosen, roles, n_neurons, n_tested, numbers)
+
+
+def planned_n_bytes(model: PlacedTensors, *, every: bool = False) -> int:
+    """Estimate how many bytes of gate and up :func:`take_neurons` reads.
+
+    Raises:
+        AnatomyError: If a matrix of neurons does not have the model's width.
+    """
+    choice = _choose(model, seed=0, n_fitted_rows=FITTED_ROWS, places=None, every=every, nominates=False)
+    if choice is None:
+        return 0
+    layer = choice.model.anatomy.layers[choice.places[0]]
+    spec = model.tensors.spec(layer.parts[choice.roles[-1]].tensors[0])
+    n_rows = len(choice.places) * len(choice.roles) * len(choice.numbers)
+    return n_rows * model.anatomy.hidden_size * spec.n_bytes // math.prod(spec.shape)
+
+
+def take_neurons(
+    model: PlacedTensors,
+    *,
+    seed: int = 0,
+    n_fitted_rows: int = FITTED_ROWS,
+    places: Sequence[int] | None = None,
+    every: bool = False,
+    nominates: bool = False,
+) -> NeuronSample | None:
+    """Read rows of gate and up of some neurons in some layers.
+
+    Use the same ``seed`` for both models. ``places`` defaults to all layers if ``every`` is set, else to four. If
+    ``nominates`` is set, fewer neurons are read, of up alone and in longer runs.
+
+    Returns:
+        The sample; None if layers have too few neurons, or if the architecture gives neuron numbers a meaning.
+
+    Raises:
+        AnatomyError: If a matrix of neurons does not have the model's width.
+    """
+    choice = _choose(model, seed=seed, n_fitted_rows=n_fitted_rows, places=places, every=every, nominates=nominates)
+    if choice is None:
+        return None
+    readers = [RoleReader(choice.model, role, choice.places) for role in choice.roles]
+    read_places = [place for place in choice.places if all(r.n_channels(place) == choice.n_neurons for r in readers)]
+    order = np.sort(choice.numbers)
+    at, rows = torch.from_numpy(np.searchsorted(order, choice.numbers)), torch.from_numpy(order)
+    n_fitted = len(choice.numbers) - choice.n_tested
+    in_spans, whole = [], []
+    for place in read_places:
+        matrices = [reader.read(place, rows)[at].float() for reader in readers]
+        in_spans.append(torch.stack(in_span(matrices, n_fitted)))
+        if place in spread(read_places, FEW_LAYERS):
+            whole.append(torch.stack(matrices))
+    return NeuronSample(tuple(read_places), choice.n_neurons, n_fitted, torch.stack(in_spans), torch.stack(whole))
+
+
+def resemblances(sample: NeuronSample) -> torch.Tensor:
+    """Compute the similarities between each layer's tested neurons, which do not depend on the basis.
+
+    Returns:
+        ``(layers, matrices * pairs)`` float32 cosines of all neuron pairs, with centred unit rows; the inner product of
+        two rows is the correlation of two layers.
+    """
+    tested = torch.nn.functional.normalize(sample.rows[:, :, sample.n_fitted :].float(), dim=-1)
+    n = tested.shape[2]
+    above = torch.triu_indices(n, n, 1)
+    cosines = (tested @ tested.transpose(2, 3))[:, :, above[0], above[1]]
+    return unit_rows((cosines - cosines.mean(dim=2, keepdim=True)).flatten(1))

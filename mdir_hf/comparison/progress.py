@@ -26,13 +26,16 @@ _BETWEEN_DRAWINGS_S = 0.25
 
 LOOKED_FOR = {
     "opening": "opening the models",
-    "vocabulary": "looking for common tokens",
-    "screen": "looking for channels that match",
-    "neurons": "comparing a few neurons by number",
-    "embedding": "looking at all channels of the embeddings",
-    "unembedding": "looking at the channels of the unembeddings",
-    "layers": "looking for layers that match",
-    "modules": "looking into the matched layers",
+    "near": "comparing neurons of layers at the same place",
+    "number": "comparing neurons by number",
+    "parts": "comparing experts and other stacks",
+    "keys": "comparing heads, and searching for neurons",
+    "every": "comparing neurons of every layer",
+    "embeddings": "looking at the embeddings",
+    "noise": "comparing neurons under noise",
+    "search": "searching for neurons",
+    "layers": "comparing every projection of every layer",
+    "paper": "running the paper's algorithms",
     "index": "looking for bases in the index",
     "rows": "reading a sample of rows",
     "pairs": "looking for related pairs",
@@ -41,7 +44,7 @@ LOOKED_FOR = {
 }
 """Description of each stage, for the terminal."""
 
-_PARTS = {"layers": "maps", "modules": "layers", "rows": "models", "pairs": "pairs", "trees": "trees", "cards": "cards"}
+_PARTS = {"layers": "layers", "rows": "models", "pairs": "pairs", "trees": "trees", "cards": "cards"}
 
 
 @contextmanager
@@ -99,11 +102,11 @@ class Progress:
     """A progress update of a comparison.
 
     Attributes:
-        stage: ``opening``, ``vocabulary``, ``screen``, ``neurons``, ``embedding``, ``unembedding``, ``layers`` (mapping
-            them) or ``modules`` (analysing each matched pair).
+        stage: ``opening``, or a step of the comparison: ``near``, ``number``, ``parts``, ``keys``, ``every``,
+            ``embeddings``, ``noise``, ``search``, ``layers`` or ``paper``.
         bytes_read: Bytes read so far, from the network and caches.
         bytes_expected: Upper bound on bytes read by the end of this stage; None if unknown.
-        n_done: Completed parts of this stage: maps or matched pairs of layers.
+        n_done: Completed parts of this stage, such as layers.
         n_parts: Upper bound on the number of parts, or None.
     """
 
@@ -197,11 +200,6 @@ class Watch:
         """Report completed parts of a stage."""
         with self._lock:
             self._tell(Progress(stage, self._progress.bytes_read, None, n_done, n_parts))
-
-    @property
-    def shows_plan(self) -> bool:
-        """Whether a listener receives the plan."""
-        return self._listeners.on_plan is not None
 
     def planned(self, plan: ReadPlan) -> None:
         """Store the planned number of bytes and notify listeners of the plan."""

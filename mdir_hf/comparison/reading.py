@@ -4,39 +4,24 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import closing, suppress
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from copy import copy
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, TypeVar
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from mdir_hf.errors import MdirError, NotFiniteError, naming
-from mdir_hf.method.embedding import block_rows
 from mdir_hf.model.comparable import PlacedTensors
-from mdir_hf.model.files import TensorSource, iter_row_blocks
+from mdir_hf.model.files import TensorSource
 from mdir_hf.model.files.sources import Description
 from mdir_hf.model.inventory.headers import without_tensors
 from mdir_hf.model.roles import Anatomy, Role, WeightPart
-from mdir_hf.model.tokens import CommonVocabulary
-from mdir_hf.model.tokens.common import RowSampler
-from mdir_hf.processor import is_one_of_several_ranks, result_of, run_beside
-
-if TYPE_CHECKING:
-    from mdir_hf.comparison.plan import ReadPlan  # planning reads the layers
-
-T = TypeVar("T")
 
 MOST_NOT_FINITE = 64
 """Maximum number of rows of one matrix that may contain NaN or infinity."""
-
-BLOCKS_A_READ = 2
-"""Number of matrix-product blocks per read. Reading two at a time halves the number of requests, and takes less memory
-than the subsequent SVD."""
 
 IntArray = npt.NDArray[np.int64]
 
@@ -78,102 +63,6 @@ class FiniteRows:
             with_zeros = values.new_zeros((len(rows), values.shape[1]))
             with_zeros[torch.from_numpy(is_finite)] = values
             return with_zeros
-
-
-class PairReader:
-    """Reader of both models' rows for the same tokens. Rows that the screen has read are reused."""
-
-    def __init__(
-        self,
-        reference: PlacedTensors,
-        candidate: PlacedTensors,
-        common: CommonVocabulary,
-        plan: ReadPlan,
-        sampler: RowSampler,
-    ) -> None:
-        self.models, self.common, self.plan, self.sampler = (reference, candidate), common, plan, sampler
-        self._sides = (
-            (FiniteRows(reference), plan.reference.name, common.reference_rows),
-            (FiniteRows(candidate), plan.candidate.name, common.candidate_rows),
-        )
-        self._read_positions = np.zeros(0, dtype=np.int64)
-        self._all: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._rows: tuple[torch.Tensor, ...] = tuple(
-            torch.zeros((0, spec.shape[1]), dtype=torch.bfloat16) for spec in (plan.reference, plan.candidate)
-        )
-
-    def sample(self, n_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a sample of ``n_rows`` rows of each model, which contains all earlier samples."""
-        positions = self.sampler.take(n_rows)
-        new = np.setdiff1d(positions, self._read_positions, assume_unique=True)
-        if self.plan.is_read_at_once:
-            if self._all is None:
-                self._all = self._read_new(np.arange(len(self.common), dtype=np.int64), None)
-            at = torch.from_numpy(new)
-            new_rows = self._all[0][at], self._all[1][at]
-        else:
-            new_rows = self._read_new(new, self.sampler.max_gap_bytes)
-        self._rows = tuple(torch.cat([old, rows]) for old, rows in zip(self._rows, new_rows, strict=True))
-        self._read_positions = np.concatenate([self._read_positions, new])
-        del new_rows
-        return_freed_memory()  # a look needs several times the memory of a read, from other heaps
-        return self.rows()
-
-    def _read_new(self, positions: IntArray, max_gap_bytes: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-        reference, candidate = self._sides
-
-        def read(side: tuple[FiniteRows, str, IntArray]) -> torch.Tensor:
-            model, name, rows = side
-            return narrowed(model.read_rows(name, rows[positions], max_gap_bytes=max_gap_bytes))
-
-        beside = _beside(partial(read, candidate))  # both servers work concurrently
-        return read(reference), result_of(beside)
-
-    @property
-    def n_not_finite(self) -> tuple[int, int]:
-        """Number of rows of each model with NaN or infinity, which were read as zeros."""
-        (reference, _, _), (candidate, _, _) = self._sides
-        return reference.n_not_finite, candidate.n_not_finite
-
-    def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return all rows read so far."""
-        reference, candidate = self._rows
-        return reference, candidate
-
-    def blocks(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield all common rows: first the rows in memory, then the others, which are read ahead."""
-        yield self.rows()
-        n_rows = rows_of_a_read(max(rows.shape[1] for rows in self._rows))
-        remaining = np.setdiff1d(np.arange(len(self.common), dtype=np.int64), self._read_positions, assume_unique=True)
-        if self._all is not None:
-            for start in range(0, len(remaining), n_rows):
-                at = torch.from_numpy(remaining[start : start + n_rows])
-                yield self._all[0][at], self._all[1][at]
-            return
-        (reference, reference_name, reference_rows), (candidate, candidate_name, candidate_rows) = self._sides
-        with (
-            closing(iter_row_blocks(reference, reference_name, reference_rows[remaining], n_rows)) as reference_blocks,
-            closing(iter_row_blocks(candidate, candidate_name, candidate_rows[remaining], n_rows)) as candidate_blocks,
-        ):
-            while True:
-                beside = _beside(partial(next, candidate_blocks, None))
-                try:
-                    x = next(reference_blocks, None)
-                finally:
-                    y = result_of(beside)  # a running generator cannot be closed
-                if x is None or y is None:
-                    return
-                yield x, y
-                return_freed_memory()
-
-
-def rows_of_a_read(width: int) -> int:
-    """Return how many rows a full test reads at once."""
-    return BLOCKS_A_READ * block_rows(width)
-
-
-def _beside(read: Callable[[], T]) -> Future[T]:
-    return run_beside(read, name="mdir-hf-candidate", at_once=is_one_of_several_ranks())
 
 
 def narrowed(rows: torch.Tensor) -> torch.Tensor:
@@ -250,6 +139,17 @@ class ReadOnce:
         model = copy(self)
         model.anatomy, model.failed = anatomy, None
         return model
+
+
+LOCAL_GAP_BYTES = 4096
+"""Largest gap, in bytes, between sampled rows of local files that is read rather than skipped."""
+
+
+def read_closely(model: PlacedTensors) -> ReadOnce:
+    """Wrap a model so that rows are kept and, if it is local, few unneeded bytes are read between them."""
+    if isinstance(model, ReadOnce) and model.keeps_rows:
+        return model
+    return ReadOnce(model, max_gap_bytes=None if is_remote(model) else LOCAL_GAP_BYTES, keeps_rows=True)
 
 
 def is_remote(model: PlacedTensors) -> bool:

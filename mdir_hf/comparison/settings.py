@@ -22,11 +22,10 @@ class Settings:
     """The settings of a comparison.
 
     Attributes:
-        level: How thoroughly to compare. ``auto`` tests more and more tokens until the result is decisive, and
-            continues with the layers if the embeddings do not settle the verdict. ``screen`` stops before the full
-            test. ``embedding`` runs the full test on all common tokens. ``layers`` runs it for embeddings of up to 256
-            MiB, compares sampled rows of every projection of every layer, and searches for moved rows. ``full`` runs
-            all tests of every projection, which takes hours for 8B models.
+        level: How thoroughly to compare. ``auto`` compares neurons until the question is settled, and then stops.
+            ``layers`` also compares sampled rows of every projection of every layer, and searches for moved rows.
+            ``paper`` also runs the paper's algorithms on whole matrices, which takes minutes for models of 0.1B and
+            hours for 8B.
         alpha: Significance level in (0, 1), fixed in advance.
         seed: Seed in [0, 2^63) for every random choice except the sample of neurons.
         sample_seed: Seed for the sample of neurons, as printed in a report. It reproduces that report, but a
@@ -35,13 +34,11 @@ class Settings:
         device: torch device for matrix products. ``auto`` selects a CUDA device if there is one, else the CPU.
         max_bytes: Limit on the bytes that this comparison reads, or None for no limit.
         max_memory_bytes: Memory limit, by default the machine's memory. A comparison that needs more is refused.
-        layers: Candidate layers, counted from 0, to test with Algorithm 3 at level ``layers``, which reads their
-            projections whole. If set, level ``auto`` becomes ``layers``.
+        describes: Whether the embeddings are described even if neurons settle the question without them.
         describes_relatives: Whether reports on related models include the projection table at every level.
 
     Raises:
-        InputError: If alpha, a seed or a layer is out of range, if the level is unknown, or if layers are named at a
-            level other than ``layers``.
+        InputError: If alpha or a seed is out of range, or if the level is unknown.
     """
 
     level: Level = Level.AUTO
@@ -51,7 +48,7 @@ class Settings:
     max_bytes: int | None = None
     max_memory_bytes: int | None = None
     sample_seed: int | None = None
-    layers: tuple[int, ...] = ()
+    describes: bool = False
     describes_relatives: bool = False
 
     def __post_init__(self) -> None:
@@ -65,13 +62,6 @@ class Settings:
         for seed in (self.seed, self.sample_seed):
             if seed is not None and not 0 <= seed < SEEDS:
                 raise InputError(f"a seed must be a whole number from 0 to 2^63 - 1, got {seed}")
-        object.__setattr__(self, "layers", tuple(self.layers))
-        if self.layers and self.level is Level.AUTO:
-            object.__setattr__(self, "level", Level.LAYERS)
-        if self.layers and self.level is not Level.LAYERS:
-            raise InputError(f"layers are named for level 'layers'; got level {str(self.level)!r}")
-        if any(layer < 0 for layer in self.layers):
-            raise InputError(f"layers are counted from 0; got {min(self.layers)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +74,8 @@ class Listeners:
         on_progress: Called whenever a stage begins or bytes arrive, from any thread, one call at a time. An exception
             stops the comparison: an ``MdirError`` is raised unchanged, any other exception as the cause of a
             ``StoppedError``.
-        on_found: Called with the report that the comparison would return if it stopped now: before the unembeddings,
-            before the layers or their neurons, and between analysed layers. If the comparison is stopped, the last
-            report is its result.
+        on_found: Called before each step with the report that the comparison would return if it stopped now. If the
+            comparison is stopped, the last report is its result.
     """
 
     progress: bool = True

@@ -7,19 +7,15 @@ of one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from mdir_hf.comparison.layer_weights import RoleReader, n_channels_of
-from mdir_hf.comparison.mixtures import mlp_parts
-from mdir_hf.comparison.neuron_reading import take_neurons
-from mdir_hf.comparison.neuron_sample import DOWN_CHANNELS, FEWEST_TESTED, NeuronSample
-from mdir_hf.comparison.neurons import LOOKS_AT_NEURONS, PLACE
-from mdir_hf.comparison.row_screen import spread
-from mdir_hf.comparison.witness import compare_samples
+from mdir_hf.comparison.neuron_sample import FEWEST_NEURONS, RUN, NeuronSample, spread, take_neurons
+from mdir_hf.comparison.neurons import STEPS, count_neurons
 from mdir_hf.errors import AnatomyError, CheckpointError, UnsupportedFormatError
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.neuron_numbers import log_p_own_numbers, sample_neurons
@@ -28,20 +24,20 @@ from mdir_hf.method.significance import LN10, log_cost_of_look
 from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.inventory.records import LANGUAGE, ModelView
 from mdir_hf.model.roles import Role, StoredWeight
-from mdir_hf.report import ExpertName, LayerPair, Verdict
+from mdir_hf.report import ExpertName, LayerPair, SettledBy, Verdict
 from mdir_hf.report.optional_parts import ExpertOrigin, StackPair
 
-EXPERTS_PLACE = PLACE + LOOKS_AT_NEURONS
-"""Position of the first look at experts among all looks, after the looks at neurons of layers."""
+EXPERTS_PLACE = len(STEPS) + 1
+"""Position of the first comparison of experts among all comparisons, after the steps by number."""
 
 EXPERT_LAYERS = 2
 """Number of layers per model whose experts are compared."""
 
-LOOKS_AT_EXPERTS = EXPERT_LAYERS**2
-"""Maximum number of looks at experts per comparison, one for each pair of layers."""
+LOOKS_AT_EXPERTS = 2 * EXPERT_LAYERS**2
+"""Maximum number of comparisons of experts: one for each pair of layers, with two sets of residual-basis maps."""
 
 NOMINATING_ROWS = 8
-"""Number of rows of up per expert used to nominate pairs of experts: two runs of adjacent rows. At width 2,048, copies
+"""Number of rows of up per expert used to nominate pairs of experts. At width 2,048, copies
 with noise three times as strong as their weights have a mean cosine of 0.3; the best of 65,000 unrelated pairs has
 0.04."""
 
@@ -68,6 +64,21 @@ class ExpertSet(ModelView):
 def has_mixture(models: Sequence[PlacedTensors]) -> bool:
     """Return whether any layer of any model has experts."""
     return any(layer.experts for model in models for layer in model.anatomy.layers)
+
+
+def mlp_parts(model: PlacedTensors, position: int) -> list[tuple[ExpertName, dict[Role, StoredWeight]]]:
+    """Return all MLPs of a layer (dense, routed and shared) with their names."""
+    layer = model.anatomy.layers[position]
+    mlps: list[tuple[ExpertName, Mapping[Role, StoredWeight]]] = [
+        (None, layer.parts),
+        *enumerate(layer.experts),
+        *(("shared", parts) for parts in layer.shared_experts),
+    ]
+    return [
+        (name, {role: parts[role] for role in (Role.GATE, Role.UP, Role.DOWN) if role in parts})
+        for name, parts in mlps
+        if Role.UP in parts
+    ]
 
 
 def expert_sets(model: PlacedTensors) -> tuple[ExpertSet, ...]:
@@ -99,19 +110,22 @@ def compare_expert_sets(
     alpha: float,
     seed: int,
     is_fresh: bool,
+    is_second: bool = False,
     device: str = "cpu",
 ) -> tuple[StackPair, ...]:
     """Compare the experts of two models as sets; return a record for each compared pair of layers.
 
     The result is empty if neither model is a mixture. p is corrected for all pairs of experts. Unless the sample is
-    fresh, no verdict is ``homologous``.
+    fresh, no verdict is ``homologous``. ``is_second`` marks a second call with other maps, which spends its own share
+    of alpha.
     """
     if not has_mixture((reference, candidate)):
         return ()
     pairs: list[StackPair] = []
+    first_place = EXPERTS_PLACE + (EXPERT_LAYERS**2 if is_second else 0)
     for reference_set in expert_sets(reference):
         for candidate_set in expert_sets(candidate):
-            sets = _Sets(reference_set, candidate_set, alpha, seed, device, EXPERTS_PLACE + len(pairs))
+            sets = _Sets(reference_set, candidate_set, alpha, seed, device, first_place + len(pairs))
             try:
                 nominated = sets.nominated(residual_maps)
                 matches = [] if nominated is None else sets.matches(nominated)
@@ -147,12 +161,12 @@ class _Sets:
             for place in reader.positions:
                 of_size.setdefault(reader.n_channels(place), []).append(place)
             places.append(of_size)
-        sizes = [size for size in sorted(places[0].keys() & places[1].keys()) if size >= 2 * FEWEST_TESTED]
+        sizes = [size for size in sorted(places[0].keys() & places[1].keys()) if size >= FEWEST_NEURONS]
         if not sizes or not residual_maps:
             return None
         scored: list[tuple[float, int, int]] = []
         for size in sizes:
-            numbers = torch.from_numpy(np.sort(sample_neurons(size, NOMINATING_ROWS, run=4, seed=self.seed)))
+            numbers = torch.from_numpy(np.sort(sample_neurons(size, NOMINATING_ROWS, run=RUN, seed=self.seed)))
             rows = [
                 torch.stack([reader.read(place, numbers).float() for place in of_size[size]])
                 for reader, of_size in zip(readers, places, strict=True)
@@ -173,34 +187,25 @@ class _Sets:
         for pair in nominated:
             by_size.setdefault(n_channels_of(self.reference, Role.UP, pair[0]), []).append(pair)
         for pairs in by_size.values():
-            # A copy in another basis needs all channels of down; for most copies, a few are enough.
-            for n_down_channels in (DOWN_CHANNELS, None):
-                matched = {(i, j) for i, j, _ in matches}
-                matches += self._matches([pair for pair in pairs if pair not in matched], n_down_channels)
+            matches += self._matches(pairs)
         return matches
 
-    def _matches(self, pairs: Sequence[tuple[int, int]], n_down_channels: int | None) -> list[tuple[int, int, int]]:
+    def _matches(self, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
         samples = [
-            take_neurons(
-                model,
-                seed=self.seed,
-                places=tuple(dict.fromkeys(pair[side] for pair in pairs)),
-                n_down_channels=n_down_channels,
-            )
+            take_neurons(model, seed=self.seed, places=tuple(dict.fromkeys(pair[side] for pair in pairs)))
             for side, model in enumerate((self.reference, self.candidate))
-            if pairs
         ]
-        if len(samples) < 2 or samples[0] is None or samples[1] is None:
+        if samples[0] is None or samples[1] is None:
             return []
-        counts = compare_samples(
-            (self.reference, self.candidate),
-            (samples[0], samples[1]),
-            seed=self.seed,
-            alpha=self.alpha,
+        counts = count_neurons(
+            samples[0],
+            samples[1],
+            SettledBy.PARTS,
+            alpha=1.0,  # p of each pair of experts is corrected in `record`
+            log_cost=0.0,
             device=self.device,
-            place=self.look,
         )
-        if counts is None or counts.own_number_by_down is None:
+        if counts is None:
             return []
         agreeing = {tuple(match) for match in counts.matches} & set(pairs)
         rows, columns = counts.reference_layers, counts.candidate_layers
@@ -244,30 +249,16 @@ FIRST_PLACE = EXPERTS_PLACE + LOOKS_AT_EXPERTS
 """Position of the first pair of stacks among all looks, after the looks at experts."""
 
 
-STOPPED_BEFORE_STACKS = (
-    "Stacks beside the language models (towers, talkers) were not compared: the comparison was stopped before that."
-)
-
-
 def stack_pairs(
-    reference: PlacedTensors,
-    candidate: PlacedTensors,
-    *,
-    alpha: float,
-    seed: int,
-    is_fresh: bool,
-    device: str = "cpu",
-    before: Callable[[str], None] = lambda caveat: None,
+    reference: PlacedTensors, candidate: PlacedTensors, *, alpha: float, seed: int, is_fresh: bool, device: str = "cpu"
 ) -> tuple[StackPair, ...] | None:
     """Compare the stacks of two models with :func:`compare_stacks`.
 
-    ``before`` receives the caveat to report if the comparison stops before this step. Return None if only samples of
-    the models are available or there are no other stacks.
+    Return None if only samples of the models are available or there are no other stacks.
     """
     first, second = (_stacks(model) for model in (reference, candidate))
     if first is None or second is None or max(len(first), len(second)) < 2:
         return None
-    before(STOPPED_BEFORE_STACKS)
     return compare_stacks(first, second, alpha=alpha, seed=seed, is_fresh=is_fresh, device=device)
 
 
@@ -317,18 +308,18 @@ def compare_stacks(
         for second in candidate_stacks:
             if first.name == second.name == LANGUAGE:
                 continue
-            counts = compare_samples(
-                (first.view, second.view),
-                (first.neurons, second.neurons),
-                seed=seed,
+            counts = count_neurons(
+                first.neurons,
+                second.neurons,
+                SettledBy.PARTS,
                 alpha=alpha,
+                log_cost=log_cost_of_look(place),
                 device=device,
-                place=place,
             )
             place += 1
-            if counts is None:
+            if counts is None or counts.log10_p is None:
                 continue
-            is_related = counts.is_witness and counts.log10_p < math.log10(alpha)
+            is_related = bool(counts.matches)
             related = Verdict.HOMOLOGOUS if is_fresh else Verdict.INCONCLUSIVE
             pairs.append(
                 StackPair(
@@ -346,7 +337,7 @@ def _sampled(views: Sequence[ModelView], seed: int) -> list[_Sampled]:
     sampled = []
     for view in views:
         try:
-            neurons = take_neurons(view, seed=seed, n_down_channels=DOWN_CHANNELS)
+            neurons = take_neurons(view, seed=seed)
         except (AnatomyError, CheckpointError):
             continue
         if neurons is not None:

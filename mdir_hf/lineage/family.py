@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from mdir_hf.comparison.neuron_sample import NeuronSample
-from mdir_hf.comparison.neurons import compare_neurons
+from mdir_hf.comparison.neurons import count_neurons
 from mdir_hf.comparison.progress import ByteCounter, Watch
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import (
@@ -34,7 +34,7 @@ from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.render.layer_words import layers_text
 from mdir_hf.render.projection_words import drift_text
-from mdir_hf.report import HomologyReport, LayerDrift, ModelFacts, NeuronNumbers, Verdict
+from mdir_hf.report import HomologyReport, LayerDrift, ModelFacts, NeuronNumbers, SettledBy, Verdict
 
 SCHEMA = "mdir-hf/family/1"
 
@@ -250,7 +250,7 @@ def _looked_closer(
                 numbers = (
                     None
                     if their_neurons is None or own_neurons is None
-                    else compare_neurons(their_neurons, own_neurons, alpha=remaining_settings().alpha)
+                    else count_neurons(their_neurons, own_neurons, SettledBy.EVERY, alpha=remaining_settings().alpha)
                 )
                 if numbers is not None and numbers.matches:
                     layers[name] = numbers

@@ -1,4 +1,4 @@
-"""Find the best permutation of channels, signed or unsigned, and bound its p-value. Also run Algorithm 1 as printed.
+"""Find the best permutation of channels, signed or unsigned, and bound its p-value.
 
 p-values are valid regardless of how a matching was found.
 """
@@ -6,7 +6,6 @@ p-values are valid regardless of how a matching was found.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,16 +13,14 @@ import numpy.typing as npt
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from mdir_hf.method.polar import FLOAT64_CHANNELS, polar_factor
-from mdir_hf.method.significance import LN10, log_n_matchings, log_p_entry, log_p_matching, log_p_signs
-from mdir_hf.processor import all_cores
-from mdir_hf.report import PLACEBO_LOG10_P, PrintedAlgorithm1
+from mdir_hf.method.significance import log_n_matchings, log_p_entry, log_p_matching, log_p_signs
+from mdir_hf.report import REMARKABLE_LOG10_P
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
-REMARKABLE = 10.0**PLACEBO_LOG10_P
-"""Significance level of the thresholds in reports. Placebos must not be significant at this level."""
+REMARKABLE = 10.0**REMARKABLE_LOG10_P
+"""Significance level at which something is examined further."""
 
 CHANNEL_ALPHA = 0.01
 """Family-wise significance level for single channels."""
@@ -37,9 +34,6 @@ ROUNDING = 1e-4
 GREEDY_ROUNDS, GREEDY_REST = 8, 256
 """Greedy matching stops after this many rounds, or when at most this many rows are left for the exact assignment."""
 
-TRIMS = {"n/16": 16, "n/4": 4, "n/2": 2}
-"""Shares of the channels, best first, that the trimmed p-values exclude; fixed in advance."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Matching:
@@ -51,9 +45,8 @@ class Matching:
         entries: Matched entries of U, as absolute values if signed.
         signs: ``+1`` or ``-1`` for each pair; all +1 unless signed.
         n_negative: Number of negative matched entries of U.
-        threshold: Trace required for significance at 0.1% on this factor.
         log_p: Natural log of the bound for this matching alone, uncorrected.
-        log_p_trimmed: ``log_p`` after removing the best n/16, n/4 and n/2 channels, keyed as in ``TRIMS``.
+        log_p_half: ``log_p`` after removing the best half of the channels.
         log_p_signs: Natural log of the sign test's p; None unless the matching was fixed in advance.
         is_significant: ``(n_narrow,)``, whether each channel is individually significant, at 1% over all entries.
     """
@@ -65,9 +58,8 @@ class Matching:
     n_negative: int
     signed: bool
     trace: float
-    threshold: float
     log_p: float
-    log_p_trimmed: dict[str, float]
+    log_p_half: float
     is_significant: npt.NDArray[np.bool_]
     log_p_signs: float | None = None
 
@@ -78,8 +70,9 @@ class Matching:
         This is p without the best half of the channels or, for a fixed matching, twice the smaller of that p and the
         sign test's p.
         """
-        trimmed = self.log_p_trimmed["n/2"]
-        return trimmed if self.log_p_signs is None else min(0.0, min(trimmed, self.log_p_signs) + math.log(2.0))
+        if self.log_p_signs is None:
+            return self.log_p_half
+        return min(0.0, min(self.log_p_half, self.log_p_signs) + math.log(2.0))
 
     @property
     def n_significant(self) -> int:
@@ -211,8 +204,6 @@ class _Factor:
             log_p_entry(entries, line_energy=row_energy, n_haar=n_wide, n_comparisons=n_comparisons),
             log_p_entry(entries, line_energy=column_energy, n_haar=n_narrow, n_comparisons=n_comparisons),
         )
-        rate = min(n_wide / max(row_energy.sum(), 1e-300), n_narrow / max(column_energy.sum(), 1e-300))
-        log_count = 0.0 if is_fixed else log_n_matchings(n_narrow, n_wide, n_narrow, signed=self.signed)
         reference, candidate = (columns, rows) if self.transposed else (rows, columns)
         order = np.argsort(reference)
         return Matching(
@@ -223,9 +214,8 @@ class _Factor:
             n_negative=int((signed_entries < 0).sum()),
             signed=self.signed,
             trace=float(entries.sum()),
-            threshold=float(np.sqrt(2.0 * (log_count - np.log(REMARKABLE)) / rate)),
             log_p=log_p(rows),
-            log_p_trimmed={name: log_p(ascending[: n_narrow - n_narrow // share]) for name, share in TRIMS.items()},
+            log_p_half=log_p(ascending[: n_narrow - n_narrow // 2]),
             is_significant=(by_itself < np.log(CHANNEL_ALPHA))[order],
             log_p_signs=log_p_signs(entries) if is_fixed else None,
         )
@@ -267,46 +257,3 @@ def line_energies(factor: torch.Tensor) -> tuple[FloatArray, FloatArray]:
         rows.append(squares.sum(dim=1))
         columns += squares.sum(dim=0)
     return torch.cat(rows).double().cpu().numpy(), columns.cpu().numpy()
-
-
-class PrintedAlgorithm:
-    """Algorithm 1 as printed in the paper, run on unmodified rows; no verdict depends on it.
-
-    The paper's p assumes that one embedding has independent Gaussian entries and full rank (appendix "Uniform
-    Distribution across Haar Measure").
-    """
-
-    def __init__(self, widths: tuple[int, int], *, device: str = "cpu") -> None:
-        dtype = torch.float64 if max(widths) <= FLOAT64_CHANNELS else torch.float32
-        self._cross = torch.zeros(widths, dtype=dtype, device=device)
-        self._n_rows = 0
-
-    def watching(
-        self, blocks: Iterable[tuple[torch.Tensor, torch.Tensor]]
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Pass blocks of paired rows through unchanged while adding up their products."""
-        for x, y in blocks:
-            operations = 2.0 * len(x) * self._cross.numel()
-            with all_cores(operations, self._cross.device):
-                self._cross += x.to(self._cross).T @ y.to(self._cross)
-            self._n_rows += len(x)
-            yield x, y
-
-    def result(self, *, axes_stand_out: bool | None) -> PrintedAlgorithm1:
-        """Run Algorithm 1 on all rows so far. Takes O(n^3) time.
-
-        ``axes_stand_out`` states whether both embeddings' axes stand out, or is None if unknown.
-        """
-        factor = polar_factor(self._cross)
-        matching = best_matching(factor.matrix, signed=False)
-        assert matching is not None  # without a level, best_matching always returns a matching
-        n, n_other = factor.matrix.shape
-        log_p = math.lgamma(n + 1) - max(0.0, matching.trace) ** 2 / 2
-        return PrintedAlgorithm1(
-            common_tokens=self._n_rows,
-            trace=matching.trace,
-            rank=factor.rank,
-            width=min(n, n_other),
-            log10_p=min(0.0, log_p) / LN10 if n == n_other else None,  # the paper defines d only for equal widths
-            axes_stand_out=axes_stand_out,
-        )

@@ -8,6 +8,7 @@ from mdir_hf.errors import AnatomyError, UnsupportedFormatError
 from mdir_hf.model.files import TensorSource, TensorSpec
 from mdir_hf.model.roles import WITHOUT_EMBEDDING, Anatomy, WeightPart
 from mdir_hf.model.tokens import Vocabulary
+from mdir_hf.processor import is_one_of_several_ranks, result_of, run_beside
 from mdir_hf.report import ModelSummary
 
 
@@ -64,8 +65,10 @@ def vocabularies_of(reference: Comparable, candidate: Comparable) -> tuple[Vocab
     Raises:
         VocabularyError: If a tokenizer file is invalid.
     """
-    vocabulary = reference.vocabulary
-    return vocabulary, vocabulary if have_one_vocabulary(reference, candidate) else candidate.vocabulary
+    if have_one_vocabulary(reference, candidate):
+        return reference.vocabulary, reference.vocabulary
+    beside = run_beside(lambda: candidate.vocabulary, name="mdir-hf-candidate", at_once=is_one_of_several_ranks())
+    return reference.vocabulary, result_of(beside)
 
 
 def numbers_are_free(*models: PlacedTensors) -> bool:

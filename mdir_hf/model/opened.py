@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import Future
 from functools import cached_property, partial
 
 from mdir_hf.errors import InputError, MdirError, naming
@@ -22,7 +21,6 @@ from mdir_hf.model.inventory import (
 )
 from mdir_hf.model.roles import Anatomy, gguf_config, params_config, read_config
 from mdir_hf.model.tokens import Vocabulary, doubts_of_vocabulary, gguf_vocabulary, read_vocabulary, vocabulary_files
-from mdir_hf.processor import result_of
 from mdir_hf.report import ModelSummary
 
 CONFIG = "config.json"
@@ -54,7 +52,6 @@ class Model:
         variant: str | None = None,
         tokenizer: Repository | None = None,
         open_other: OpenRepository | None = None,
-        vocabulary: Future[Vocabulary] | None = None,
     ) -> None:
         self.repository = repository
         if None not in (variant, repository.variant) and variant != repository.variant:
@@ -64,7 +61,6 @@ class Model:
             )
         self.variant = variant = variant or repository.variant
         self.tokenizer = tokenizer
-        self._coming_vocabulary = vocabulary
         open_other = open_other or partial(open_repository, ledger=repository.ledger)
         try:
             self.weights: Weights = open_weights(repository, variant=variant, open_other=open_other)
@@ -137,8 +133,6 @@ class Model:
                 return gguf_vocabulary(self._metadata, file=self.tensors.paths[0])
             if not self.vocabulary_paths and self.tokenizer is None:
                 return None
-            if self._coming_vocabulary is not None and self.tokenizer_files is self.repository:
-                return result_of(self._coming_vocabulary)
             return read_vocabulary(self.tokenizer_files.files, self.tokenizer_files.read)
 
     def vocabulary_doubts(self) -> tuple[str, ...]:

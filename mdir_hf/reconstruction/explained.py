@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from mdir_hf.comparison.plan import common_tokens
+from mdir_hf.comparison.tokens import common_tokens
 from mdir_hf.method.blocks import IntArray
 from mdir_hf.model.comparable import head_of
 from mdir_hf.model.opened import Model

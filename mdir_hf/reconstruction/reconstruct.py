@@ -16,10 +16,10 @@ import torch
 from mdir_hf._version import __version__
 from mdir_hf.comparison.api import named
 from mdir_hf.comparison.layer_weights import layer_weights
-from mdir_hf.comparison.plan import common_tokens
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.run import compare_models
 from mdir_hf.comparison.settings import Listeners, Settings
+from mdir_hf.comparison.tokens import common_tokens
 from mdir_hf.errors import InputError, ReconstructionError
 from mdir_hf.method.heads import HeadMap
 from mdir_hf.method.inner_maps import BlockMap, Sides, fit_blocks, fit_heads, fit_planes
@@ -344,7 +344,7 @@ def _compared(
     reading: Reading,
     ledger: IoLedger,
 ) -> tuple[tuple[Model, Model], HomologyReport]:
-    first, second = open_both(named(reference, {}), named(candidate, {}), reading, ledger, settings.level)
+    first, second = open_both(named(reference, {}), named(candidate, {}), reading, ledger)
     if report is None:
         watch = Watch(ledger, Listeners(progress=False), from_start=True)
         with watch.listening():
@@ -353,7 +353,7 @@ def _compared(
     if report.verdict is not Verdict.HOMOLOGOUS:
         raise ReconstructionError(
             f"{report.headline}; only homologous models have a transformation to reconstruct "
-            "(--level layers looks at more)",
+            "(--level layers describes them)",
             subject=f"{first.label} and {second.label}",
         )
     return (first, second), report

@@ -9,7 +9,7 @@ import torch
 
 from mdir_hf.comparison.layer_weights import RoleReader, layer_weights, layers_with
 from mdir_hf.comparison.reading import FiniteRows
-from mdir_hf.comparison.residual_maps import FITTED_ROLE, fitted_on_layers
+from mdir_hf.comparison.keys import compare_heads, head_keys, map_of_heads
 from mdir_hf.errors import ReconstructionError
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.neuron_maps import fit_neurons
@@ -163,8 +163,11 @@ def _stream_of_layers(reference: PlacedTensors, candidate: PlacedTensors, *, see
     """Try the identity and a map fitted on keys, and refine the one under which value rows are more similar."""
     widths = (reference.anatomy.hidden_size, candidate.anatomy.hidden_size)
     possible_maps = [ResidualBasisMap.identity(widths[0])] if widths[0] == widths[1] else []
-    if all(layers_with(model, FITTED_ROLE) for model in (reference, candidate)):
-        on_keys = fitted_on_layers((RoleReader(reference, FITTED_ROLE), RoleReader(candidate, FITTED_ROLE)), seed=seed)
+    keys = head_keys((reference, candidate))
+    heads = None if keys is None else compare_heads((reference, candidate), seed=seed, keys=keys)
+    if heads is not None and heads.pairs:
+        pairs = [(i, j) for i, j, _ in heads.pairs]
+        on_keys = map_of_heads((reference, candidate), pairs, seed=seed, keys=keys)
         possible_maps += [] if on_keys is None else [on_keys]
     if not possible_maps:
         raise ReconstructionError(

@@ -11,32 +11,10 @@ from typing import Annotated, Literal, NamedTuple
 from annotated_types import Ge, Le
 
 from mdir_hf.report.models import ModelSummary
-from mdir_hf.report.parts import Count, ExpertName, LayerPair, Log10P, ReportRecord, Share
-from mdir_hf.report.terms import PLACEBO_LOG10_P, ModuleRole, ModuleTest, Outcome, ResidualMap, Term, Verdict
+from mdir_hf.report.parts import Count, ExpertName, LayerPair, Log10P, ReportRecord
+from mdir_hf.report.terms import REMARKABLE_LOG10_P, ModuleRole, Outcome, ResidualMap, Term, Verdict
 
-
-@dataclass(frozen=True, slots=True)
-class RowsFound(ReportRecord):
-    """Rows matched one by one: whether any row moved, and the number of flipped signs."""
-
-    moves: bool
-    negative: Count
-
-
-@dataclass(frozen=True, slots=True)
-class NeuronsFound(ReportRecord):
-    """Neurons, or channels of a state-space mixer, matched one by one."""
-
-    moved_neurons: Count
-    matched_neurons: Count
-
-
-@dataclass(frozen=True, slots=True)
-class HeadsFound(ReportRecord):
-    """Matched heads (reference, candidate), and the relative residual of the fitted maps."""
-
-    heads: tuple[tuple[Count, Count], ...]
-    residual: float
+Correlation = Annotated[float, Ge(0.0), Le(1.0)]
 
 
 class ExpertOrigin(NamedTuple):
@@ -48,66 +26,46 @@ class ExpertOrigin(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertsFound(ReportRecord):
-    """Experts of one layer with their origins, and experts without an origin."""
-
-    experts: tuple[ExpertOrigin, ...]
-    without_origin: tuple[ExpertName, ...]
-
-    @property
-    def n_experts(self) -> int:
-        """Number of compared experts."""
-        return len(self.experts) + len(self.without_origin)
-
-
-@dataclass(frozen=True, slots=True)
 class ModuleResult(ReportRecord):
-    """Result of one test of Algorithm 3 on one part of a matched pair of layers.
+    """Result of the paper's Algorithm 3 for one projection of a matched pair of layers.
 
     Attributes:
-        layer: The matched layers that contain the part.
-        role: The tested part.
-        test: The kind of transformation that the test looks for.
-        trace: The statistic; for experts, the statistic of the most significant pair.
-        normalized_trace: The statistic divided by its maximum.
-        log10_p: log10 p, corrected for all tests on modules.
-        scale: Factor between the two weights; None if it was not fitted.
-        found: The transformation that was found; None if it was not computed.
+        layer: The matched layers.
+        role: The projection.
+        trace: The largest trace over all permutations of its rows.
+        normalized_trace: The trace divided by the rank of the polar factor.
+        log10_p: log10 p by the paper's formula, times the number of layers.
     """
 
     layer: LayerPair
     role: ModuleRole
-    test: ModuleTest
     trace: float
     normalized_trace: float
     log10_p: Log10P
-    scale: float | None
-    found: RowsFound | NeuronsFound | HeadsFound | ExpertsFound | None
 
     @property
     def is_significant(self) -> bool:
         """Whether p is at most 0.1%."""
-        return self.log10_p <= PLACEBO_LOG10_P
+        return self.log10_p <= REMARKABLE_LOG10_P
 
 
 @dataclass(frozen=True, slots=True)
 class Exclusion(ReportRecord):
-    """Relations that a "no" excludes: 99% of copies with less than the stated noise would have been found.
+    """Relations that a "no" excludes, each as the smallest correlation of matched weights that would have been found.
 
-    Noise is independent in every channel and measured in units of the weights' root mean square. A field is None if
-    that part was not compared.
+    Copies with independent noise were planted in the rows that were read. A field is None if that part was not
+    compared.
 
     Attributes:
-        embedding_noise: Noise in the centred embeddings, with channels in any order.
-        embedding_noise_in_order: Noise in the centred embeddings, with channels in place.
-        layers_noise: Noise in layers with a known residual basis, with heads in any order.
-        neurons_noise: Noise in neurons of the sampled layers, with neurons in place, in any basis.
+        neurons: Correlation of neurons in the sampled layers, with neurons in place, in any basis.
+        keys: Correlation of keys, gate and up in the layers whose heads were compared, with layers, heads and neurons
+            in any order and the stream in any basis.
+        embedding: Correlation of the centred rows of the embeddings, with channels in any order.
     """
 
-    embedding_noise: Share | None
-    embedding_noise_in_order: Share | None
-    layers_noise: Share | None
-    neurons_noise: Share | None = None
+    neurons: Correlation | None
+    keys: Correlation | None
+    embedding: Correlation | None
 
 
 class Treatment(Term):
@@ -314,11 +272,10 @@ class LayerTable(ReportRecord):
     Attributes:
         residual_map: The map from the reference's residual basis to the candidate's.
         fitted_on: Rows on which ``residual_map`` was fitted, or None.
-        is_confirmed: Whether the verdict is homologous and the second witness found related layers. If not, outcomes
+        is_confirmed: Whether the verdict is homologous and neurons of layers match. If not, outcomes
             state only whether rows agree, because matrices can be edited to make rows agree.
         tests: Number of tests for which each p is corrected.
         results: One result for each projection, layer by layer.
-        tested_layers: Candidate layers that the caller named; their projections were also tested in full.
     """
 
     residual_map: ResidualMap
@@ -326,7 +283,6 @@ class LayerTable(ReportRecord):
     is_confirmed: bool
     tests: Count
     results: tuple[ProjectionResult, ...]
-    tested_layers: tuple[Count, ...] = ()
 
     def drift(self) -> tuple[LayerDrift, ...]:
         """Return the drift of each candidate layer."""
@@ -354,7 +310,7 @@ def _drift_of(layer: LayerPair, results: Sequence[ProjectionResult]) -> LayerDri
 
 
 def unconfirmed(table: LayerTable) -> LayerTable:
-    """Return the table as shown without a second witness: it states only whether rows agree."""
+    """Return the table as shown if no neurons match: it states only whether rows agree."""
     return replace(table, is_confirmed=False, results=tuple(map(without_history, table.results)))
 
 

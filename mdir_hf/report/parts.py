@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from annotated_types import Ge, Le
 
-from mdir_hf.report.terms import (
-    PLACEBO_LOG10_P,
-    PRIVILEGED_Z,
-    LayerPattern,
-    LayerRole,
-    ResidualMap,
-    SettledBy,
-    Transformation,
-    View,
-)
+from mdir_hf.report.terms import PRIVILEGED_Z, LayerPattern, ModuleRole, ResidualMap, SettledBy, Transformation
+
+COPIED_COSINE = 0.7
+"""Paired rows count as copies if their mean cosine is at least this. Unrelated models that were rotated to match reach
+0.48; fine-tuned, further pretrained and distilled relatives with copied rows reach at least 0.74
+(``benchmarks/real/framing``)."""
 
 Count = Annotated[int, Ge(0), Le(2**63)]
 Log10P = Annotated[float, Le(0.0)]
@@ -32,51 +26,6 @@ class ReportRecord:
 
     __slots__ = ()
     __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "allow_inf_nan": False}
-
-
-@dataclass(frozen=True, slots=True)
-class PlaceboResult(ReportRecord):
-    """Result of the embedding test on unrelated data.
-
-    Attributes:
-        trace: The statistic c.
-        threshold: Value of c that would be significant at 0.1%.
-        log10_p: log10 p, at most 0.
-        channels: Number of compared channels.
-    """
-
-    trace: float
-    threshold: float
-    log10_p: Log10P
-    channels: Count
-
-    @property
-    def is_significant(self) -> bool:
-        """Whether p is at most 0.1%."""
-        return self.log10_p <= PLACEBO_LOG10_P
-
-
-@dataclass(frozen=True, slots=True)
-class Placebos(ReportRecord):
-    """Calibration of the embedding test.
-
-    Attributes:
-        re_paired: Result after pairing one model's tokens with different tokens of the other model, which reveals scale
-            artefacts.
-        rotated: Result after a random rotation of one model, which shows the values to expect by chance.
-        privileged_basis_z: For each model, z-score of how far its axes stand out from other directions.
-    """
-
-    re_paired: PlaceboResult
-    rotated: PlaceboResult
-    privileged_basis_z: tuple[float, float]
-
-
-class LookResult(NamedTuple):
-    """One look at the common tokens, with the number of tokens and log10 p, corrected for all tests and looks."""
-
-    rows: Count
-    log10_p: Log10P
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,112 +59,54 @@ class PrintedAlgorithm1(ReportRecord):
 
 @dataclass(frozen=True, slots=True)
 class MatrixResult(ReportRecord):
-    """Result of Algorithm 1 for one pair of matrices: the embeddings or the unembeddings (``lm_head``).
+    """One look at a pair of matrices: the embeddings or the unembeddings (``lm_head``).
+
+    It describes the models, and never makes a verdict ``homologous``.
 
     Attributes:
         common_tokens: Number of tokens in both vocabularies.
-        rows_used: Number of tokens used in the reported look.
-        rank: Rank of the polar factor.
-        trace: The statistic c; None if no value could be significant.
-        threshold: Value of c that would be significant at 0.1%.
-        normalized_trace: c divided by the number of compared channels.
-        coverage: Share of channels that are individually significant.
+        rows_used: Number of tokens whose rows were compared.
+        rank: Rank of the polar factor U.
+        trace: The statistic c, the sum of the matched entries of U.
+        normalized_trace: c divided by the number of channels of the narrower matrix.
         matched_channels: Number of individually significant channels, at 1% over all entries.
-        off_match_channels: Number of channels that resemble a channel other than their match.
-        transformation: Transformation between the matrices; ``rotation`` if the layers reveal one.
-        scale: The factor s in E' ~ s E P; None without a significant match.
-        view: How rows were prepared in the reported look.
-        log10_p: log10 p, corrected for tests and looks.
-        log10_p_trimmed: log10 p after removing the best n/16, n/4 and n/2 channels.
-        log10_p_signs: log10 p of the sign test; None unless channels were matched in their own order.
-        placebo: Result on unrelated data, or None.
-        looks: Results of all looks, in order.
-        numbering: Agreement of channel numbers; None if the numbers have a meaning.
-        settled_by: The step that was significant even without the best half of the channels.
-        widths: Number of channels in each matrix; 0 in older reports.
-        channels: Number of reference channels in the last look.
-        in_order_tested: Whether channels were also tested in their own order.
+        transformation: Transformation between the matrices; ``none`` if no matching is significant.
+        scale: The factor s in E' ~ s E P; None without a significant matching.
+        cosine: Mean cosine of paired rows after the matching, or None.
+        log10_p: log10 p of the trace by the paper's formula, corrected for all matchings that were tried. It bounds a
+            probability only if the axes of at most one matrix stand out.
+        axes_z: For each model, z-score of how far its axes stand out from random directions.
+        is_significant: Whether p is below alpha, with all channels and without the best half of them.
+        widths: Number of channels in each matrix.
         rows_are_equal: Whether all compared rows are identical in both models, value for value.
-        channel_numbers_mean_something: Whether both architectures give channel numbers a meaning.
-        cosine: Mean cosine of paired rows after a significant matching, or None.
-        printed: Algorithm 1 as printed in the paper; omitted unless all common tokens were read.
+        printed: Algorithm 1 as printed in the paper, on all common tokens; None unless the level is ``paper``.
     """
 
     common_tokens: Count
     rows_used: Count
     rank: Count
-    trace: float | None
-    threshold: float | None
-    normalized_trace: float | None
-    coverage: float | None
-    matched_channels: Count | None
-    off_match_channels: Count | None
+    trace: float
+    normalized_trace: float
+    matched_channels: Count
     transformation: Transformation
     scale: float | None
-    view: View
+    cosine: float | None
     log10_p: Log10P
-    log10_p_trimmed: Mapping[str, Log10P]
-    placebo: Placebos | None
-    looks: tuple[LookResult, ...]
-    log10_p_signs: Log10P | None = None
-    numbering: NumberingResult | None = None
-    settled_by: SettledBy | None = None
-    widths: tuple[Count, Count] = (0, 0)
-    channels: Count = 0
-    in_order_tested: bool = True
+    axes_z: tuple[float, float]
+    is_significant: bool
+    widths: tuple[Count, Count]
     rows_are_equal: bool = False
-    channel_numbers_mean_something: bool = False
-    cosine: float | None = None
     printed: PrintedAlgorithm1 | None = None
 
     @property
-    def strength(self) -> float:
-        """Trace divided by rank, in [0, 1]."""
-        return 0.0 if self.trace is None else self.trace / max(1, self.rank)
+    def is_copied(self) -> bool:
+        """Whether the rows of matched matrices are copies rather than merely aligned."""
+        return self.is_significant and (self.cosine or 0.0) >= COPIED_COSINE
 
     @property
-    def keeps_order(self) -> bool:
-        """Whether channels were dropped and the remaining ones kept their order."""
-        numbers = self.numbering
-        is_in_order = numbers is not None and numbers.in_order == numbers.pairs
-        return is_in_order and self.transformation == Transformation.PERMUTATION
-
-    @property
-    def off_match_share(self) -> float:
-        """Off-match channels per matched channel; infinite if they were not counted."""
-        if self.off_match_channels is None:
-            return math.inf
-        return self.off_match_channels / max(1, self.matched_channels or 0)
-
-    @property
-    def basis_z(self) -> tuple[float, float]:
-        """z-scores of how far the axes of each model stand out; 0 if not measured."""
-        return (0.0, 0.0) if self.placebo is None else self.placebo.privileged_basis_z
-
-    @property
-    def both_privileged(self) -> bool:
-        """Whether the axes of both models stand out."""
-        return min(map(abs, self.basis_z)) > PRIVILEGED_Z
-
-
-@dataclass(frozen=True, slots=True)
-class NumberingResult(ReportRecord):
-    """How often channels that are each other's best match have the same number; matching ignores numbers.
-
-    Attributes:
-        pairs: Number of channel pairs that are each other's best match.
-        own_number: Number of pairs with the same number in both models.
-        in_order: Size of the largest set of pairs that are in the same order in both models.
-        log10_p: log10 p, corrected for all tests and looks. The uncorrected p is 1 / own_number! or C(pairs, in_order)
-            / in_order!.
-        certain_share: Share of channels that are matched in order and individually significant.
-    """
-
-    pairs: Count
-    own_number: Count
-    in_order: Count
-    log10_p: Log10P
-    certain_share: Share = 0.0
+    def axes_stand_out(self) -> bool:
+        """Whether the axes of both matrices stand out, so that ``log10_p`` bounds no probability."""
+        return min(map(abs, self.axes_z)) > PRIVILEGED_Z
 
 
 class LayerPair(NamedTuple):
@@ -235,29 +126,26 @@ class AncestorLayer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NeuronNumbers(ReportRecord):
-    """The second witness: how many tested neurons have the same number as their partner, for each pair of layers.
+    """One comparison of neurons: how many tested neurons match their partner, for each pair of layers.
 
-    A neuron's partner is the most similar neuron of the other layer after a rotation fitted on other neurons. Neurons
-    are compared first in gate and up, then in down.
+    Neurons are compared in gate and up (in up, if there is no gate), after a rotation fitted on other neurons.
 
     Attributes:
+        step: The step of the comparison.
         tested: Number of neurons tested in each layer.
         fitted: Number of other neurons used to fit the rotation.
         reference_layers: Reference layer for each row of ``own_number``.
         candidate_layers: Candidate layer for each column.
-        own_number: Number of tested neurons that kept their number, for each pair of layers.
-        certain: How many of these are more similar to their partner than any random pair would be.
-        matches: Pairs of layers that match. For gate and up, p is below alpha, and either three quarters of the neurons
-            are certain or nine tenths kept their number. If down was read, half of the neurons must also agree in down,
-            and the pair must not be ``idle``.
-        log10_p: log10 p for gate and up, corrected for all pairs, tests and looks; 0 if ``is_searched``.
-        own_number_by_down: ``own_number`` for down, if a pair agrees in gate and up; None if down was not read.
-        idle: Pairs of layers whose neurons agree in gate and up, but are switched off or write little.
-        is_searched: Whether partners were found by a search, so that their numbers give no bound on p.
-        nominated: Pairs of layers that stood out in up and were then compared in gate and up, on a new sample. None if
-            all pairs were compared in gate and up.
+        own_number: Number of tested neurons whose most similar neuron of the other layer is their partner, for each
+            pair of layers. Partners have the same number, or were found by a search.
+        certain: How many of these are more similar to their partner than any random pair would be, in gate and up
+            together, and similar in each.
+        matches: Pairs of layers that match: at least half of the tested neurons are certain, and p is below alpha.
+        log10_p: log10 p of this step, by the numbers of the neurons of all its pairs of layers; None if partners were
+            found by a search, which gives no bound.
     """
 
+    step: SettledBy
     tested: Count
     fitted: Count
     reference_layers: tuple[Count, ...]
@@ -265,65 +153,49 @@ class NeuronNumbers(ReportRecord):
     own_number: tuple[tuple[Count, ...], ...]
     certain: tuple[tuple[Count, ...], ...]
     matches: tuple[LayerPair, ...]
-    log10_p: Log10P
-    own_number_by_down: tuple[tuple[Count, ...], ...] | None = None
-    idle: tuple[LayerPair, ...] = ()
-    is_searched: bool = False
-    nominated: tuple[LayerPair, ...] | None = None
+    log10_p: Log10P | None
 
     @property
-    def own_in_matches(self) -> int:
-        """Number of tested neurons that kept their number in matching pairs of layers."""
-        return sum(self._cell(self.own_number, match) for match in self.matches)
+    def is_searched(self) -> bool:
+        """Whether partners were found by a search."""
+        return self.log10_p is None
 
     @property
-    def is_witness(self) -> bool:
-        """Whether a pair of layers matches in gate, up and down."""
-        return bool(self.matches) and self.own_number_by_down is not None
+    def certain_in_matches(self) -> int:
+        """Number of certain neurons in matching pairs of layers."""
+        return sum(
+            self.certain[self.reference_layers.index(match.reference)][self.candidate_layers.index(match.candidate)]
+            for match in self.matches
+        )
 
-    def _cell(self, counts: tuple[tuple[int, ...], ...], match: LayerPair) -> int:
-        return counts[self.reference_layers.index(match.reference)][self.candidate_layers.index(match.candidate)]
+    @property
+    def most_certain(self) -> int:
+        """Largest number of certain neurons in any pair of layers."""
+        return max(map(max, self.certain))
 
 
 @dataclass(frozen=True, slots=True)
 class LayersResult(ReportRecord):
-    """Results of Algorithm 2: matches between the layers of the candidate and the reference.
+    """Candidate layers and the reference layers that they agree with. It describes the models and decides nothing.
 
     Attributes:
-        role: The matrix that represents a layer.
+        method: ``sampled rows``, or ``algorithm 2`` of the paper on whole matrices.
+        role: The projection in ``matrix``.
         residual_map: The map from the reference's residual basis to the candidate's.
         fitted_on: Rows on which ``residual_map`` was fitted, or None.
         pattern: The arrangement of the matches.
-        matches: Candidate layers with a significant match; empty if the layer map was not accepted.
-        log10_p: log10 p of the layer map, valid under any dependence and corrected for all maps.
-        log10_p_fisher: log10 p of all layers by Fisher's method; it does not affect the verdict.
-        related_layers_at_least: Lower bound on the number of related layers.
-        off_match_share: Share of pairs outside the layer map that are significant.
-        placebo_log10_p: Smallest log10 p of any pair of layers after shuffling residual channels.
+        matches: Candidate layers that agree with a reference layer.
         reference_layers: Layer number for each row of ``matrix``.
         candidate_layers: Layer number for each column.
-        matrix: log10 p of every pair of layers.
-        null: The assumption behind the p-values.
-        is_supported: Whether neurons or analysed layers support the residual map, as a fitted rotation requires.
+        matrix: log10 p of every pair of layers, corrected for all tests.
     """
 
-    role: LayerRole
+    method: Literal["sampled rows", "algorithm 2"]
+    role: ModuleRole
     residual_map: ResidualMap
     fitted_on: str | None
     pattern: LayerPattern
     matches: tuple[AncestorLayer, ...]
-    log10_p: Log10P
-    log10_p_fisher: float
-    related_layers_at_least: Count
-    off_match_share: Share
-    placebo_log10_p: Log10P
     reference_layers: tuple[Count, ...]
     candidate_layers: tuple[Count, ...]
     matrix: tuple[tuple[float, ...], ...]
-    null: str
-    is_supported: bool = True
-
-    @property
-    def n_candidate_layers(self) -> int:
-        """Number of candidate layers that were compared."""
-        return len(self.candidate_layers)

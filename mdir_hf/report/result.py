@@ -1,4 +1,4 @@
-"""The result of a comparison as a frozen dataclass; its JSON has the schema ``mdir-hf/report/4``."""
+"""The result of a comparison as a frozen dataclass; its JSON has the schema ``mdir-hf/report/5``."""
 
 from __future__ import annotations
 
@@ -20,27 +20,26 @@ from mdir_hf.report.parts import (
     MatrixResult,
     NeuronNumbers,
 )
-from mdir_hf.report.terms import PRIVILEGED_Z, Assumption, Level, ModuleRole, Reason, SettledBy, Verdict
+from mdir_hf.report.terms import Assumption, Level, ModuleRole, Reason, SettledBy, Verdict
 from mdir_hf.report.words import (
     DOES_NOT_MEAN,
     ICON,
     MEANING,
     MEANING_INCONCLUSIVE,
     MEANING_NOTHING,
-    MEANING_NUMBERING,
     MEANING_PARTS_ONLY,
-    MEANING_STANDING_AXES,
+    MEANING_SEARCHED,
     MEANS,
     MEANS_SAME_FILES,
-    MEANS_STANDING_AXES,
+    MEANS_SEARCHED,
     NO_DIRECTION,
     ONLY_FACTS,
     P_IS_NO_MEASURE,
+    PARTS_MATCH,
     REASON_TEXT,
     SAME_FILES,
     SENTENCE,
     THE_SAME_FILES,
-    agreement_text,
     matched_neurons_text,
 )
 
@@ -103,28 +102,28 @@ class HomologyReport:
     Attributes:
         verdict: The outcome at significance level ``alpha``.
         reason: Why the verdict is inconclusive; None for other verdicts.
-        log10_p: log10 of a bound on the probability that independent models agree this well, corrected for all tests
-            and looks; at most 0. It is below log10 of alpha only if the verdict is homologous. None if a homologous
-            verdict rests on evidence that gives no bound; see ``agreement``.
+        log10_p: log10 of a bound on the probability that independent models agree this well in the step that settled
+            the question; at most 0, and below log10 of alpha if and only if the verdict is homologous. None if that
+            step searched for partners, which gives no bound; see ``agreement``.
         alpha: Significance level.
-        tests: Number of tests on matrices and layer maps.
+        tests: Number of comparisons of neurons that share alpha.
         level: Requested level of the comparison.
         settled_by: The step that settled the verdict, or None.
         reference: One model.
         candidate: The other model.
-        embedding: Results of Algorithm 1 on the embeddings; None if not run.
-        unembedding: Results of Algorithm 1 on untied unembeddings (``lm_head``); None if not run.
-        layers: Results of Algorithm 2; None if not run.
-        modules: Results of Algorithm 3; None if not run.
+        embedding: One look at the embeddings; None if they were not read.
+        unembedding: One look at the unembeddings (``lm_head``), if a model has no embedding; None if not read.
+        layers: Layers that agree; None unless the level is ``layers`` or ``paper``.
+        modules: Results of Algorithm 3 on matched layers; None unless the level is ``paper``.
         caveats: Sentences on the limits of this result.
         io: Bytes and files read, and requests sent.
         seconds: Wall-clock seconds spent in each step.
         seed: Seed for random choices.
         version: Version of this package.
-        log10_p_not_accepted: Smallest log10 p that would be significant but failed another condition, or None.
         excludes: Relations that a ``no_evidence`` verdict excludes.
         assumption: The assumption that a homologous verdict rests on, or None.
-        neurons: Result of the second witness, which compares a few neurons; None if not run.
+        neurons: The comparison of neurons that settled the question or, if none did, the last one by number; None if
+            no neurons were compared.
         sample_seed: Seed for sampling neurons, from system entropy unless set; None if no neurons were sampled.
         parts: Other stacks of the two models, compared pair by pair; None if not run.
         coverage: How every part of both models was treated; None in older reports and if the files are unknown.
@@ -153,7 +152,6 @@ class HomologyReport:
     seconds: Mapping[str, Annotated[float, Ge(0.0)]]
     seed: Count
     version: str
-    log10_p_not_accepted: Log10P | None = None
     excludes: Exclusion | None = None
     assumption: Assumption | None = None
     neurons: NeuronNumbers | None = None
@@ -188,47 +186,20 @@ class HomologyReport:
         return sentence_of(self)
 
     @property
-    def standing_axes(self) -> tuple[float, float] | None:
-        """z-scores of both models' axes in the matrices that settled the verdict; None unless both stand out.
-
-        If both do, neither model is rotation invariant, so p is a bound only if it rests on channel numbers.
-        """
-        matrix = self._settling_matrix
-        if self.verdict is not Verdict.HOMOLOGOUS or matrix is None or matrix.placebo is None:
-            return None
-        z = matrix.placebo.privileged_basis_z
-        return z if min(map(abs, z)) > PRIVILEGED_Z else None
-
-    @property
     def p_is_bound(self) -> bool:
         """Whether ``log10_p`` bounds a probability."""
-        if self.log10_p is None:
-            return False
-        if self.assumption is not None:
-            return self.assumption is not Assumption.CALIBRATION
-        return self.standing_axes is None
-
-    @property
-    def channels(self) -> tuple[int, int] | None:
-        """Number of matched channels in the matrices that settled the verdict, and number that could match."""
-        matrix = self._settling_matrix
-        if matrix is None:
-            return None
-        widths = [w for w in (self.reference.hidden_size, self.candidate.hidden_size) if w is not None]
-        matched = matrix.matched_channels or 0
-        # An embedding may be wider than the residual stream.
-        return matched, max(matched, min(widths, default=matrix.rank))
+        return self.log10_p is not None
 
     @property
     def agreement(self) -> str | None:
-        """How much agrees, such as ``576 of 576 channels match``; None unless the verdict is homologous."""
+        """How much agrees, such as ``all 128 neurons that were tested match``; None unless homologous."""
         if self.verdict is not Verdict.HOMOLOGOUS:
             return None
-        if self.settled_by == SettledBy.IDENTICAL_FILES:
+        if self.settled_by is SettledBy.IDENTICAL_FILES:
             return THE_SAME_FILES
-        if self.channels is None and self.neurons is not None and self.neurons.matches:
-            return matched_neurons_text(self.neurons)
-        return agreement_text(self.channels)
+        if self.settled_by is SettledBy.PARTS:
+            return PARTS_MATCH
+        return None if self.neurons is None else matched_neurons_text(self.neurons)
 
     @property
     def strength(self) -> str:
@@ -240,17 +211,11 @@ class HomologyReport:
         return self.agreement or "no bound"
 
     @property
-    def _settling_matrix(self) -> MatrixResult | None:
-        if self.settled_by is SettledBy.UNEMBEDDING:
-            return self.unembedding
-        return self.embedding if self.settled_by in (SettledBy.SCREEN, SettledBy.EMBEDDING) else None
-
-    @property
     def means(self) -> str:
         """The meaning of the verdict, in words."""
         if self.settled_by is SettledBy.IDENTICAL_FILES:
             return MEANS_SAME_FILES
-        return MEANS[self.verdict] if self.p_is_bound else MEANS_STANDING_AXES
+        return MEANS[self.verdict] if self.p_is_bound else MEANS_SEARCHED
 
     @property
     def does_not_mean(self) -> tuple[str, ...]:
@@ -280,9 +245,7 @@ class HomologyReport:
         if self.verdict is Verdict.NO_EVIDENCE:
             shares_a_part = any(pair.verdict is Verdict.HOMOLOGOUS for pair in self.parts or ())
             return MEANING_PARTS_ONLY if shares_a_part else MEANING_NOTHING
-        if self.assumption is Assumption.NUMBERING:
-            return MEANING_NUMBERING
-        return MEANING if self.p_is_bound else MEANING_STANDING_AXES
+        return MEANING if self.p_is_bound else MEANING_SEARCHED
 
     def to_dict(self) -> dict[str, object]:
         """Return the fields of the JSON as plain dicts and lists, without the arrays."""
@@ -291,14 +254,14 @@ class HomologyReport:
         return plain_of(self)
 
     def to_json(self, *, indent: int | None = 2) -> str:
-        """Return the report as one JSON object with the schema ``mdir-hf/report/4``."""
+        """Return the report as one JSON object with the schema ``mdir-hf/report/5``."""
         from mdir_hf.report.encoding import json_of
 
         return json_of(self, indent=indent)
 
     @classmethod
     def from_json(cls, text: str) -> HomologyReport:
-        """Parse a report in this schema or an older one, and validate every field.
+        """Parse a report in this schema and validate every field.
 
         Raises:
             InputError: If the text is not a report.

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-PLACEBO_LOG10_P = -3.0
-"""Largest log10 p at which a placebo, or any single test, is significant: 0.1%."""
+REMARKABLE_LOG10_P = -3.0
+"""Largest log10 p at which a single test is called significant: 0.1%."""
 
 PRIVILEGED_Z = 3.0
 """z-score above which a model's axes stand out."""
@@ -49,71 +49,42 @@ class Verdict(Term):
 class Reason(Term):
     """Why a comparison is inconclusive."""
 
-    TOO_FEW_COMMON_TOKENS = "too_few_common_tokens"
-    FEW_SHARED_AXES = "few_shared_axes_only"
-    NULL_NOT_VALIDATED = "null_not_validated"
-    WEIGHTS_UNREADABLE = "weights_unreadable"
-    TOKENS_UNKNOWN = "tokens_unknown"
-    STOPPED = "stopped"
-    EMBEDDINGS_ONLY = "embeddings_only"
-    LAYERS_UNCONFIRMED = "layers_unconfirmed"
     SAMPLE_CHOSEN = "sample_chosen"
+    EMBEDDINGS_ONLY = "embeddings_only"
+    ATTENTION_ONLY = "attention_only"
+    WEIGHTS_UNREADABLE = "weights_unreadable"
+    STOPPED = "stopped"
 
 
 class Level(Term):
     """How much of the two models a comparison reads."""
 
     AUTO = "auto"
-    SCREEN = "screen"
-    EMBEDDING = "embedding"
     LAYERS = "layers"
-    FULL = "full"
+    PAPER = "paper"
 
     @property
-    def runs_full_test(self) -> bool:
-        """Whether all common tokens are compared, whatever the first looks show."""
-        return self in (Level.EMBEDDING, Level.FULL)
-
-    @property
-    def is_screen_only(self) -> bool:
-        """Whether only samples of the embeddings are compared."""
-        return self is Level.SCREEN
-
-    @property
-    def accepts_equal_files(self) -> bool:
-        """Whether identical weight files settle the question, without reading weights."""
-        return self in (Level.AUTO, Level.SCREEN)
-
-    @property
-    def may_read_layers(self) -> bool:
-        """Whether layers are compared if the embeddings do not settle the question."""
-        return self in (Level.AUTO, Level.LAYERS, Level.FULL)
-
-    @property
-    def analyses_all_layers(self) -> bool:
+    def describes_layers(self) -> bool:
         """Whether rows of every projection of every layer are compared, even if the question is settled."""
-        return self in (Level.LAYERS, Level.FULL)
+        return self is not Level.AUTO
 
     @property
-    def tests_whole_layers(self) -> bool:
-        """Whether every projection of matched layers is tested in full."""
-        return self is Level.FULL
-
-    @property
-    def stops_when_settled(self) -> bool:
-        """Whether reading stops once the question is settled."""
-        return self not in (Level.LAYERS, Level.FULL)
+    def runs_paper(self) -> bool:
+        """Whether the paper's algorithms are run on whole matrices."""
+        return self is Level.PAPER
 
 
 class SettledBy(Term):
     """The step that settled the question."""
 
     IDENTICAL_FILES = "identical_files", "the weight files, which are the same"
-    SCREEN = "screen", "a first look at the embeddings"
-    EMBEDDING = "embedding", "the embeddings, all common tokens"
-    UNEMBEDDING = "unembedding", "the unembeddings (lm_head)"
-    NEURONS = "neurons", "a few neurons of the layers"
-    LAYERS = "layers", "the layers"
+    NEAR = "near", "neurons of one or two layers at the same place"
+    NUMBER = "number", "neurons of four layers, compared by number"
+    PARTS = "parts", "neurons of experts or other stacks"
+    KEYS = "keys", "neurons searched for behind a map fitted on keys"
+    EVERY = "every", "neurons of every layer, compared by number"
+    NOISE = "noise", "neurons behind a rotation fitted on many rows"
+    EMBEDDINGS = "embeddings", "neurons searched for behind a map fitted on the embeddings"
 
 
 class Assumption(Term):
@@ -121,9 +92,8 @@ class Assumption(Term):
 
     NUMBERING = (
         "numbering",
-        "training does not care how channels and neurons are numbered, and the numbers were not arranged",
+        "training does not care how neurons are numbered, and the numbers were not arranged",
     )
-    ROTATION = "rotation", "the axes of one of the two models are random directions"
     CALIBRATION = "calibration", "no unrelated models that were measured matched like this; this is not a bound on p"
 
 
@@ -135,13 +105,6 @@ class Transformation(Term):
     PERMUTATION = "permutation"
     SIGNED_PERMUTATION = "signed_permutation"
     ROTATION = "rotation"
-
-
-class View(Term):
-    """How the rows of two embeddings were prepared for the test."""
-
-    CENTRED = "centred"
-    WHITENED = "whitened"
 
 
 class ResidualMap(Term):
@@ -163,12 +126,6 @@ class LayerPattern(Term):
     REPEATED = "repeated", "layers were repeated"
     REORDERED = "reordered", "layers were put in another order"
     PARTIAL = "partial", "some layers have a partner"
-    SAMPLED = "sampled", "only some layers were compared (level layers maps all)"
-    NEIGHBOURS = (
-        "neighbours",
-        "layers resemble each other as neighbours in one model do, and none is said to match",
-    )
-    NOT_ACCEPTED = "not_accepted", "the layers agree, but this was not accepted as a match of any of them"
 
 
 class LayerRole(Term):
@@ -185,7 +142,7 @@ class LayerRole(Term):
 
 
 class ModuleRole(Term):
-    """The part of a layer that a test of Algorithm 3 compares."""
+    """A projection of a layer."""
 
     Q = "q", "query"
     K = "k", "key"
@@ -194,9 +151,6 @@ class ModuleRole(Term):
     GATE = "gate", "MLP gate"
     UP = "up", "MLP up"
     DOWN = "down", "MLP down"
-    MLP = "mlp", "whole MLP"
-    EXPERTS = "experts"
-    MIXER = "mixer", "state-space mixer"
     MIXER_GATE = "mixer_gate", "mixer gate"
     SSM_IN = "ssm_in", "mixer input"
     SSM_OUT = "ssm_out", "mixer output"
@@ -214,16 +168,3 @@ class Outcome(Term):
     ROWS_AGREE = "rows_agree", "", "="
     NO_AGREEMENT = "no_agreement", "", "."
     NOT_COMPARED = "not_compared", "", "-"
-
-
-class ModuleTest(Term):
-    """The kind of transformation that a test of Algorithm 3 looks for."""
-
-    PERMUTATION = "permutation", "rows permuted", "P"
-    SIGNED_PERMUTATION = "signed_permutation", "rows permuted, with signs", "±"
-    BLOCKS = "blocks", "a rotation per head", "R"
-    SUBSPACES = "subspaces", "any map per head", "M"
-    PLANES = "planes", "a turn per RoPE plane", "T"
-    FREQUENCIES = "frequencies", "turns per frequency", "F"
-    NEURONS = "neurons", "neurons permuted and scaled", "N"
-    CHANNELS = "channels", "channels permuted and scaled", "C"

@@ -6,31 +6,21 @@ import math
 from collections.abc import Iterable
 
 from mdir_hf.report.optional_parts import PartCoverage, Treatment
-from mdir_hf.report.parts import NeuronNumbers, NumberingResult, PrintedAlgorithm1
-from mdir_hf.report.terms import Reason, Verdict
+from mdir_hf.report.parts import NeuronNumbers, PrintedAlgorithm1
+from mdir_hf.report.terms import Reason, SettledBy, Verdict
 
 ICON = {Verdict.HOMOLOGOUS: "●", Verdict.NO_EVIDENCE: "○", Verdict.INCONCLUSIVE: "◐"}
 """Filled, empty and half-filled circles, which can be told apart without colour."""
 
 REASON_TEXT = {
-    Reason.TOO_FEW_COMMON_TOKENS: "the two vocabularies share too few tokens for even a plain copy to be significant",
-    Reason.FEW_SHARED_AXES: "only a few channels agree, as they can in unrelated models with outlier channels",
-    Reason.NULL_NOT_VALIDATED: "the models agree, but the assumptions of this p-value could not be validated",
-    Reason.WEIGHTS_UNREADABLE: "no evidence was found in the readable parts, and the layers could not be compared",
-    Reason.TOKENS_UNKNOWN: "no evidence was found, and the assignment of rows to tokens is uncertain",
-    Reason.STOPPED: "no evidence was found in the parts that were read, and the comparison was stopped before the rest",
-    Reason.EMBEDDINGS_ONLY: (
-        "the embeddings agree but no layer confirms it; they may be shared, trained to match, or rotated to match on "
-        "purpose"
-    ),
-    Reason.LAYERS_UNCONFIRMED: (
-        "some parts of the models agree, but they can be rotated to match without copying, and no neurons of the "
-        "layers confirm it"
-    ),
     Reason.SAMPLE_CHOSEN: (
         "the models agree on a sample of neurons that was chosen by a given seed; this reproduces a report but is "
         "not independent evidence"
     ),
+    Reason.EMBEDDINGS_ONLY: "the embeddings are copies, and no layer matches",
+    Reason.ATTENTION_ONLY: "attention heads resemble each other as in copies, and no neurons match",
+    Reason.WEIGHTS_UNREADABLE: "no layers of the two models could be compared with each other",
+    Reason.STOPPED: "no evidence was found in the parts that were read, and the comparison was stopped before the rest",
 }
 
 HEADLINE = {
@@ -49,8 +39,9 @@ SENTENCE = {
 MEANS = {
     Verdict.HOMOLOGOUS: (
         "The weights of the two models have a common origin: one was made from the other, or both from a third, or "
-        "both began from the same random initialisation. The probability that independently trained models agree this "
-        "well is at most p, and p is below the level alpha that was fixed in advance."
+        "both began from the same random initialisation. Neurons of one model are copies of neurons of the other. The "
+        "probability that independently trained models agree this well is at most p, and p is below the level alpha "
+        "that was fixed in advance."
     ),
     Verdict.NO_EVIDENCE: (
         "In the parts that this comparison read, the two models agree as little as independently trained models."
@@ -58,15 +49,22 @@ MEANS = {
     Verdict.INCONCLUSIVE: "For this pair the question could not be answered either way, for the reason given.",
 }
 
-MEANS_STANDING_AXES = (
+MEANS_SEARCHED = (
     "The weights of the two models have a common origin: one was made from the other, or both from a third, or both "
-    "began from the same random initialisation. They agree more strongly or more cleanly than any unrelated models "
-    "that were simulated or measured, and so do neurons of their layers."
+    "began from the same random initialisation. Neurons of one model are copies of neurons of the other; no unrelated "
+    "models that were measured come close."
 )
+
+PARTS_MATCH = "experts or other parts of the language models match"
 
 MEANS_SAME_FILES = "The weight files of the two models are the same, byte for byte."
 
 P_IS_NO_MEASURE = "p does not measure how much is shared: log10 p of -300 and of -7000 are both overwhelming."
+
+COPIED_ROWS = (
+    "It says that one model holds copied rows of the other, not how much they do or how much of the model is copied; "
+    "level layers shows the latter."
+)
 
 DISTILLATION = (
     "Distillation is not weight ancestry. A student of another model's outputs looks like a stranger; one that was "
@@ -78,6 +76,7 @@ DOES_NOT_MEAN = {
         "A comparison has no direction. Rounding, doubled layers and new tokens are facts that show one; a report "
         "lists those that it has.",
         "It does not judge whether the common origin was allowed.",
+        COPIED_ROWS,
         P_IS_NO_MEASURE,
         "A shared random seed is enough for a common origin; 42, the default of a popular trainer, is shared by many.",
     ),
@@ -98,14 +97,12 @@ ONLY_FACTS = "p has no direction; the facts under direction show one"
 
 _NO_DIRECTION = f"{NO_DIRECTION}, and a shared random seed counts as shared ancestry."
 
-MEANING = f"p bounds the probability of such agreement between independently trained models. {_NO_DIRECTION}"
-
-MEANING_NUMBERING = (
-    "Channels and neurons of independently trained models agree in their numbers with at most this probability, unless "
-    f"the numbers were arranged on purpose. {_NO_DIRECTION}"
+MEANING = (
+    "Neurons of independently trained models agree in their numbers with at most this probability, unless the numbers "
+    f"were arranged on purpose. {_NO_DIRECTION}"
 )
 
-MEANING_STANDING_AXES = f"No probability is printed, because none of the bounds holds for this pair. {_NO_DIRECTION}"
+MEANING_SEARCHED = f"No probability is printed, because the partners of the neurons were searched for. {_NO_DIRECTION}"
 
 MEANING_NOTHING = "Nothing was found that is significant at the level alpha."
 
@@ -117,15 +114,14 @@ THE_SAME_FILES = "the same files"
 
 SAME_FILES = "Equal files need no p-value. A comparison has no direction."
 
-UNLESS_ROTATED = "unless its channels were rotated"
+UNLESS_ROTATED = "unless their channels were rotated"
 """Exception to the claim that the embeddings exclude a copy; they are compared channel by channel."""
 
-UNLESS_RENUMBERED = "whatever its embeddings, unless its neurons were reordered or left out"
+UNLESS_RENUMBERED = "in any basis, unless layers or neurons were reordered or left out"
 """Exception to the claim that the neurons exclude a copy."""
 
-UNLESS_IN_ANOTHER_BASIS = "unless its channels were rotated, or reordered under new embeddings"
-"""Exception to the claim that embeddings and layers exclude a copy. Layers are compared in unchanged residual bases or
-with a map found from the embeddings."""
+UNLESS_TURNED_IN_HEADS = "with layers, heads and neurons in any order and any basis"
+"""Extent of the claim that the keys exclude a copy."""
 
 
 def printed_text(printed: PrintedAlgorithm1) -> str:
@@ -143,32 +139,9 @@ def printed_text(printed: PrintedAlgorithm1) -> str:
     return f"{trace}, {p} by the paper's formula; {assumption}"
 
 
-def agreement_text(channels: tuple[int, int] | None) -> str:
-    """Say how many channels match one by one, given the counts of matching and of all channels."""
-    if channels is None:
-        return "how many channels match is not known"
-    if 2 * channels[0] < channels[1]:
-        return "the channels match as a whole"
-    return f"{channels[0]:,} of {channels[1]:,} channels match"
-
-
-def correlation_text(noise: float) -> str:
-    """Format the smallest detectable correlation between weights, given the excluded noise."""
-    return f"{max(0.01, 1.0 / math.sqrt(1.0 + noise * noise)):.2f}"
-
-
 def probability_text(log10_p: float) -> str:
     """Format a probability as a rounded-up power of ten, such as ``10^-1,340``."""
     return f"10^{math.ceil(log10_p):,.0f}"
-
-
-def numbers_text(numbering: NumberingResult) -> str:
-    """Say how many channels kept their number or order."""
-    if numbering.own_number >= numbering.in_order:
-        counts = f"{numbering.own_number:,} of {numbering.pairs:,} paired channels kept their number"
-    else:
-        counts = f"{numbering.in_order:,} of {numbering.pairs:,} paired channels are in the order of their numbers"
-    return counts if numbering.log10_p <= -1.0 else f"{counts}, which independent training can produce, too"
 
 
 def chance_text(log10_p: float) -> str:
@@ -176,31 +149,22 @@ def chance_text(log10_p: float) -> str:
     return f"for independently trained models the probability of this is at most {probability_text(log10_p)}"
 
 
-def numbering_text(numbering: NumberingResult) -> str:
-    """Say how many channels kept their number or order, and how likely this is by chance."""
-    text = numbers_text(numbering)
-    return text if numbering.log10_p > -1.0 else f"{text}; {chance_text(numbering.log10_p)}"
-
-
 def matched_neurons_text(neurons: NeuronNumbers) -> str:
-    """Say how many neurons agree, such as ``all 128 neurons that were tested in 2 layers kept their number``."""
+    """Say how many neurons match, such as ``all 128 neurons that were tested in 2 layers match``."""
     n_layers = len(neurons.matches)
-    n_own, n_tested = neurons.own_in_matches, neurons.tested * n_layers
-    share = f"all {n_tested:,}" if n_own == n_tested else f"{n_own:,} of {n_tested:,}"
-    n_compared = len(neurons.candidate_layers)
-    places = f"{n_layers} layers" if n_layers == n_compared else f"{n_layers} of the {n_compared} layers compared"
+    n_matching, n_tested = neurons.certain_in_matches, neurons.tested * n_layers
+    share = f"all {n_tested:,}" if n_matching == n_tested else f"{n_matching:,} of {n_tested:,}"
+    places = f"{n_layers} layers"
     if n_layers == 1:
         (i, j), *_ = neurons.matches
         places = f"layer {i}" if i == j else f"layer {i} of the reference and layer {j} of the candidate"
-        places += f", one of {n_compared} compared," if n_compared > 1 else ""
-    if neurons.is_searched:
-        return f"{share} neurons that were tested in {places} match, in another order"
-    return f"{share} neurons that were tested in {places} kept their number"
+    order = ", in another order" if neurons.step in (SettledBy.KEYS, SettledBy.EMBEDDINGS) else ""
+    return f"{share} neurons that were tested in {places} match{order}"
 
 
 def neurons_text(neurons: NeuronNumbers) -> str:
-    """Say how many tested neurons agree, and how likely this is by chance."""
-    if neurons.is_searched:
+    """Say how many tested neurons match, and how likely this is by chance."""
+    if neurons.log10_p is None:
         return matched_neurons_text(neurons)
     return f"{matched_neurons_text(neurons)}; {chance_text(neurons.log10_p)}"
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from mdir_hf.comparison.keys import FITTED_ON
+from mdir_hf.comparison.neuron_sample import spread
 from mdir_hf.comparison.projections.expert_rows import ExpertCells, compare_experts
 from mdir_hf.comparison.projections.findings import Finding, FoundMaps
 from mdir_hf.comparison.projections.records import Records
@@ -14,13 +16,11 @@ from mdir_hf.comparison.projections.samples import (
     ATTENTION_ROLES,
     PROJECTION_ROLES,
     ProjectionReader,
-    read_closely,
 )
 from mdir_hf.comparison.projections.tier_one import Pair, TierOne, compare_in_place, compare_own_places
 from mdir_hf.comparison.projections.tier_two_heads import HeadCells, HeadSearch
 from mdir_hf.comparison.projections.tier_two_neurons import NeuronSearch
-from mdir_hf.comparison.residual_maps import FITTED_ON
-from mdir_hf.comparison.row_screen import spread
+from mdir_hf.comparison.reading import read_closely
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import Role

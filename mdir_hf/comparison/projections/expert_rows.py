@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mdir_hf.comparison.projections.samples import MOST_WHOLE_VALUES, ProjectionReader, read_closely
+from mdir_hf.comparison.projections.samples import MOST_WHOLE_VALUES, ProjectionReader
 from mdir_hf.comparison.projections.tier_one import RoleCells, TierOne, cells_of
-from mdir_hf.comparison.reading import ReadOnce
+from mdir_hf.comparison.reading import ReadOnce, read_closely
 from mdir_hf.comparison.stacks import expert_set
 from mdir_hf.errors import AnatomyError, UnsupportedFormatError
 from mdir_hf.method.matching import REMARKABLE

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from mdir_hf.comparison.layer_weights import IntArray, RoleReader, inner_rows, norm_before, read_role
-from mdir_hf.comparison.reading import ReadOnce, is_remote, of_unread_weight
+from mdir_hf.comparison.reading import is_remote, of_unread_weight
 from mdir_hf.errors import AnatomyError, MdirError, UnsupportedFormatError
 from mdir_hf.method.gauge import ResidualBasisMap, fold_gain
 from mdir_hf.method.neuron_numbers import sample_neurons
@@ -37,9 +37,6 @@ at most this many entries, and otherwise not compared."""
 LONG_RUNS = {role: 32 if role in (Role.Q, Role.K, Role.V) else 64 for role in PROJECTION_ROLES}
 """Number of neighbouring rows read together if a model is remote, because each read takes one request. Rows of q, k and
 v are read in two runs, from different heads."""
-
-LOCAL_GAP_BYTES = 4096
-"""Largest gap, in bytes, between sampled rows of local files that is read rather than skipped."""
 
 READS_AT_ONCE = 8
 """Number of layers read concurrently."""
@@ -267,14 +264,6 @@ def stacked(rows: Sequence[torch.Tensor], device: str) -> torch.Tensor:
     is_gpu = torch.device(device).type == "cuda"
     on_host = torch.empty((len(rows), *rows[0].shape), dtype=rows[0].dtype, pin_memory=is_gpu)
     return torch.stack(list(rows), out=on_host).to(device, non_blocking=is_gpu)
-
-
-def read_closely(model: PlacedTensors, *, keeps_rows: bool = False) -> ReadOnce:
-    """Wrap a model so that, if it is local, few unneeded bytes are read between sampled rows."""
-    has_kept_rows = isinstance(model, ReadOnce) and model.keeps_rows
-    if is_remote(model):
-        return model if isinstance(model, ReadOnce) and has_kept_rows else ReadOnce(model, keeps_rows=True)
-    return ReadOnce(model, max_gap_bytes=LOCAL_GAP_BYTES, keeps_rows=keeps_rows and not has_kept_rows)
 
 
 def chosen_numbers(n_rows: int, *, seed: int, at_most: int = SAMPLED_ROWS, run: int = RUN) -> IntArray:

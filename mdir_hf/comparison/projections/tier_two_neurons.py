@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from mdir_hf.comparison.neuron_strengths import DOWN_OF, GATE_OF
+from mdir_hf.comparison.neuron_layers import DOWN_OF, GATE_OF
 from mdir_hf.comparison.projections.findings import (
     Finding,
     FoundMaps,

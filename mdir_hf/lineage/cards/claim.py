@@ -11,9 +11,9 @@ from typing import Any
 
 from mdir_hf.errors import InputError
 from mdir_hf.names import is_repo_id, quoted
-from mdir_hf.report import READ_AS, HomologyReport, HowRead, Level, ModelSummary, Verdict, agreement_text
+from mdir_hf.report import READ_AS, HomologyReport, HowRead, Level, ModelSummary, Verdict
 
-SCHEMA = "mdir-hf/badge/1"
+SCHEMA = "mdir-hf/badge/2"
 SHORT_DIGEST = 12
 """Number of hex digits shown; 48 bits are enough to distinguish reports."""
 
@@ -26,8 +26,7 @@ _LONGEST_PLACE = 300
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _REVISION = re.compile(r"[!-~]{1,200}")  # git allows more, but only plain ASCII is accepted
 _VERSION = re.compile(r"[\w.+!-]{1,64}", re.ASCII)
-_MOST_CHANNELS = 10**6
-_LEAST_LOG10_P = -1e12  # half of this is reached if the maximum number of channels all match
+_LEAST_LOG10_P = -1e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +57,7 @@ class Claim:
 
     Attributes:
         log10_p: The report's ``log10_p``, at most 0, or None.
-        axes_stand_out: Whether ``log10_p`` is None or not a bound; stored only if true.
-        channels: Number of matching channels, and of all channels. None if p is a bound, and in old badges.
+        agreement: How much agrees, if the verdict is homologous and ``log10_p`` is None.
     """
 
     reference: PinnedModel
@@ -71,8 +69,7 @@ class Claim:
     seed: int
     version: str
     report_sha256: str
-    axes_stand_out: bool = False
-    channels: tuple[int, int] | None = None
+    agreement: str | None = None
 
     @property
     def label(self) -> str:
@@ -90,16 +87,12 @@ class Claim:
 
     @property
     def _strength(self) -> str:
-        if self.channels is not None:
-            return agreement_text(self.channels)
-        if self.log10_p is None:
-            return "neurons of the layers match"
-        return f"log10 p {math.ceil(self.log10_p)}" if self.axes_stand_out else p_text(self.log10_p)
+        return self.agreement or "neurons match" if self.log10_p is None else p_text(self.log10_p)
 
     @property
     def numbers(self) -> str:
         """log10 p if p is a bound, and alpha."""
-        p = "" if self.axes_stand_out or self.log10_p is None else f"log10 p = {self.log10_p:.1f}, "
+        p = "" if self.log10_p is None else f"log10 p = {self.log10_p:.1f}, "
         return f"{p}alpha = {self.alpha:g}"
 
     @property
@@ -123,14 +116,13 @@ class Claim:
     @property
     def what_p_says(self) -> str:
         """Meaning of p for this pair."""
-        meaning = "bounds the chance of such agreement between independently trained models"
-        if self.axes_stand_out:
-            meaning = "says how much agreed, and no bound is proved for this pair"
-        return f"p {meaning}; it has no direction."
+        if self.log10_p is None and self.verdict is Verdict.HOMOLOGOUS:
+            return "No p is stated, because the partners of the neurons were searched for."
+        return "p bounds the chance of such agreement between independently trained models; it has no direction."
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict that :func:`claim_of_dict` reads back."""
-        body: dict[str, Any] = {
+        return {
             "schema": SCHEMA,
             "verdict": self.verdict.value,
             "log10_p": self.log10_p,
@@ -141,9 +133,8 @@ class Claim:
             "reference": self.reference.to_dict(),
             "candidate": self.candidate.to_dict(),
             "report_sha256": self.report_sha256,
+            "agreement": self.agreement,
         }
-        body |= {"axes_stand_out": True} if self.axes_stand_out else {}
-        return body | ({} if self.channels is None else {"channels": list(self.channels)})
 
 
 def p_text(log10_p: float) -> str:
@@ -178,8 +169,7 @@ def claim_of_report(report: HomologyReport) -> Claim:
             seed=report.seed,
             version=report.version,
             report_sha256=hashlib.sha256(canonical_json(report)).hexdigest(),
-            axes_stand_out=not report.p_is_bound,
-            channels=None if report.p_is_bound else report.channels,
+            agreement=None if report.p_is_bound else report.agreement,
         )
     )
 
@@ -195,8 +185,6 @@ def claim_of_dict(body: object) -> Claim:
         for side in ("reference", "candidate"):
             model = PinnedModel(**fields[side])
             fields[side] = replace(model, bases=tuple(model.bases)) if isinstance(model.bases, list) else model
-        if "channels" in fields:
-            fields["channels"] = tuple(fields["channels"])
         return _checked(Claim(**fields))
     except (TypeError, ValueError, KeyError) as exc:
         if isinstance(exc, InputError):
@@ -232,7 +220,7 @@ def _checked(claim: Claim) -> Claim:
             )
             _require("base models at commits", model.bases, holds=are_pinned)
     log10_p = claim.log10_p
-    is_none = log10_p is None and claim.axes_stand_out and claim.verdict is Verdict.HOMOLOGOUS
+    is_none = log10_p is None and claim.verdict is Verdict.HOMOLOGOUS
     is_bound = log10_p is not None and _is_number(log10_p) and _LEAST_LOG10_P < log10_p <= 0
     _require("log10_p at most 0", log10_p, holds=is_none or is_bound)
     _require("alpha between 0 and 1", claim.alpha, holds=_is_number(claim.alpha) and 0 < claim.alpha < 1)
@@ -240,9 +228,8 @@ def _checked(claim: Claim) -> Claim:
     _require("a whole number as seed", claim.seed, holds=type(claim.seed) is int)
     _require("a version", claim.version, holds=_matches(_VERSION, claim.version))
     _require("a SHA-256", claim.report_sha256, holds=_matches(_SHA256, claim.report_sha256))
-    _require("true or false for axes_stand_out", claim.axes_stand_out, holds=type(claim.axes_stand_out) is bool)
-    are_counted = claim.channels is None or (claim.axes_stand_out and _are_counts(claim.channels))
-    _require("how many channels match, out of how many", claim.channels, holds=are_counted)
+    has_agreement = claim.agreement is None or (log10_p is None and _is_place(claim.agreement))
+    _require("a phrase on how much agrees", claim.agreement, holds=has_agreement)
     is_supported = claim.verdict is not Verdict.HOMOLOGOUS or log10_p is None or log10_p < 0
     _require("log10_p below 0 with the verdict homologous", claim.log10_p, holds=is_supported)
     return claim
@@ -266,14 +253,6 @@ def _require(expected: str, value: object, *, holds: bool) -> None:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _are_counts(channels: tuple[int, ...]) -> bool:
-    return (
-        len(channels) == 2
-        and all(type(n) is int for n in channels)
-        and 0 <= channels[0] <= channels[1] <= _MOST_CHANNELS
-    )
 
 
 def _matches(pattern: re.Pattern[str], value: object) -> bool:

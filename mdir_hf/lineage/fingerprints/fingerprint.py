@@ -16,8 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from mdir_hf.budgets import REPORT_JSON
-from mdir_hf.comparison.neuron_reading import bytes_of_down, planned_n_bytes, take_neurons
-from mdir_hf.comparison.neuron_sample import DOWN_CHANNELS, ROWS, STORED_OUTPUTS, DescribedNeurons, NeuronSample
+from mdir_hf.comparison.neuron_sample import ROWS, DescribedNeurons, NeuronSample, planned_n_bytes, take_neurons
 from mdir_hf.comparison.reading import FiniteRows, narrowed
 from mdir_hf.errors import AnatomyError, CorruptCheckpointError, InputError, UnsupportedFormatError, VocabularyError
 from mdir_hf.method.rows import usual_rows
@@ -32,12 +31,8 @@ from mdir_hf.report import ModelSummary
 from mdir_hf.report.parts import Count
 from mdir_hf.validation import read_json
 
-FORMAT = "mdir-hf/fingerprint/2"
+FORMAT = "mdir-hf/fingerprint/3"
 EMBEDDING = "embedding"
-WHOLE_DOWN_BYTES = 32 << 20
-"""If the down matrices of all sampled layers add up to at most this size, they are read whole, because a comparison
-with a relative in another basis needs all of their channels."""
-
 WITHOUT_TOKENS = (
     "it has no tokenizer files, so its rows cannot be assigned to tokens; compare it by itself, or name a copy "
     "that has them"
@@ -107,7 +102,7 @@ class Fingerprint:
         tensors = {"rows": self.rows.contiguous()}
         if self.neurons is not None:
             metadata["neurons"] = json.dumps(self.neurons.described())
-            tensors |= self.neurons.tensors()
+            tensors[ROWS] = self.neurons.rows.contiguous()
         content: bytes = save(tensors, metadata=metadata)
         return content
 
@@ -126,7 +121,6 @@ class Fingerprint:
                 rows = file.get_tensor("rows")
                 names = set(file.keys())
                 neurons = file.get_tensor(ROWS) if ROWS in names else None
-                outputs = {key: file.get_tensor(name) for key, name in STORED_OUTPUTS.items() if name in names}
             read = partial(read_json, what="the description of its model", label=None, budget=REPORT_JSON)
             metadata = {name: value.encode() for name, value in header.items()}
             tokens = tuple(base64.b64decode(token, validate=True) for token in read(metadata["tokens"], list[str]))
@@ -139,7 +133,7 @@ class Fingerprint:
                 notes=read(metadata["notes"], tuple[str, ...]),
                 neurons=None
                 if neurons is None
-                else NeuronSample.restored(read(metadata["neurons"], DescribedNeurons), neurons, **outputs),
+                else NeuronSample.restored(read(metadata["neurons"], DescribedNeurons), neurons),
                 numbers_by_config=header.get("channel_numbers"),
             )
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as exc:
@@ -169,8 +163,8 @@ def take_fingerprint(
     """Read the embedding rows of some tokens and, if ``with_neurons`` is true, about 100 rows in each of four layers.
 
     Skips tokens that have no row, and also reads small gaps between rows. Pass a ``neuron_seed`` drawn after the models
-    were opened to use the neurons as a second witness; the down projection is then read too. Without a seed, the
-    neurons are the fixed choice that indexes use. If ``needs_tokens`` is true, models without token rows are rejected.
+    were opened if a verdict rests on the neurons. Without a seed, they are the fixed choice that indexes use. If
+    ``needs_tokens`` is true, models without token rows are rejected.
 
     Raises:
         VocabularyError: If the model has no tokenizer files or no embedding.
@@ -217,11 +211,7 @@ def neurons_of(model: PlacedTensors, *, every: bool = False, seed: int | None = 
     If ``every`` is true, all layers are read instead of four. See :func:`take_fingerprint` for the seed.
     """
     try:
-        if seed is None:
-            sample = take_neurons(model, every=every)
-        else:
-            n_down_channels = None if bytes_of_down(model) <= WHOLE_DOWN_BYTES else DOWN_CHANNELS
-            sample = take_neurons(model, seed=seed, every=every, n_down_channels=n_down_channels)
+        sample = take_neurons(model, seed=seed or 0, every=every)
     except (AnatomyError, UnsupportedFormatError):
         return None
     return None if sample is None else sample.for_storage()

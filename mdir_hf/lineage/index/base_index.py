@@ -22,7 +22,6 @@ from safetensors.torch import save
 
 from mdir_hf.budgets import INDEX_JSON
 from mdir_hf.comparison.neuron_sample import DescribedNeurons, NeuronSample
-from mdir_hf.comparison.neurons import resemblances
 from mdir_hf.errors import CorruptCheckpointError, InputError
 from mdir_hf.lineage.fingerprints.fingerprint import (
     LEAST_ROWS,

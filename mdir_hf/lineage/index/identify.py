@@ -10,20 +10,20 @@ from typing import Any
 
 from mdir_hf.comparison.api import compare
 from mdir_hf.comparison.neuron_sample import NeuronSample
-from mdir_hf.comparison.neurons import compare_neurons
+from mdir_hf.comparison.neurons import count_neurons
 from mdir_hf.comparison.progress import ByteCounter, Watch
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError, MdirError, StoppedError, VocabularyError, one_line
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, expect_usual_rows, neurons_of, take_fingerprint
 from mdir_hf.lineage.index.base_index import BaseIndex, Hit
 from mdir_hf.lineage.index.building import TESTS_OF_A_BASE, what_is_excluded
-from mdir_hf.method.embedding import EmbeddingTest
+from mdir_hf.method.embedding import look_at_rows
 from mdir_hf.method.significance import LN10
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.model.opened import Model
 from mdir_hf.render.sentence import runs_text
-from mdir_hf.report import Assumption, HomologyReport, ModelSummary, NeuronNumbers, n_bytes_text
+from mdir_hf.report import HomologyReport, ModelSummary, NeuronNumbers, SettledBy, n_bytes_text
 from mdir_hf.report.words import UNLESS_ROTATED
 
 SCHEMA = "mdir-hf/identification/1"
@@ -52,10 +52,8 @@ class Ancestor:
 
     @property
     def p_is_bound(self) -> bool:
-        """Whether p is a bound: it is based on neurons, or the comparison gives a bound that assumes rotation."""
-        report = self.report
-        by_tokens = report is not None and report.p_is_bound and report.assumption is Assumption.ROTATION
-        return self.neurons is not None or by_tokens
+        """Whether p is a bound: it is based on neurons."""
+        return self.neurons is not None
 
     @property
     def evidence(self) -> str:
@@ -288,15 +286,14 @@ def judge_hits(
         log_p = hit.identity_log_p if own_order else 0.0
         if log_p >= math.log(alpha_of_base) and hit.log_p < TESTED_FROM_SHARE * math.log(alpha_of_base):
             # An index has too few rows to require that p also holds without the best half of the channels.
-            test = EmbeddingTest(
+            look = look_at_rows(
+                *base.common_rows(query),
                 log_alpha=math.log(alpha_of_base),
-                seed=seed,
-                device=device,
                 must_be_robust=False,
                 own_order=own_order,
+                device=device,
             )
-            test.screen(*base.common_rows(query))
-            log_p = min(log_p, test.log_p)
+            log_p = log_p if look is None else min(log_p, look.log_p)
         results.append((hit, min(0.0, (log_p + correction) / LN10)))
     return results
 
@@ -313,8 +310,8 @@ def judge_neurons(
     for base in index.search_by_neurons(query, top=top):
         neurons = None
         if base.neurons is not None:
-            neurons = compare_neurons(base.neurons, query, alpha=alpha / n_tests, device=device)
-        if neurons is not None and neurons.matches:
+            neurons = count_neurons(base.neurons, query, SettledBy.NUMBER, alpha=alpha / n_tests, device=device)
+        if neurons is not None and neurons.matches and neurons.log10_p is not None:
             ancestors.append(Ancestor(base.model, min(0.0, neurons.log10_p + math.log10(n_tests)), 0, neurons))
     return ancestors
 

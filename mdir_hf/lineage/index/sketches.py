@@ -18,9 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from mdir_hf.comparison.neuron_reading import FEW_LAYERS
-from mdir_hf.comparison.neuron_sample import NeuronSample
-from mdir_hf.comparison.neurons import resemblances
+from mdir_hf.comparison.neuron_sample import FEW_LAYERS, NeuronSample, resemblances
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
 from mdir_hf.method.neurons import unit_rows
 from mdir_hf.method.polar import orthonormal_rows

@@ -72,7 +72,7 @@ def _matrix(report: SurveyReport, *, dark: bool) -> Figure:
         row = [_pair(report, first, second) for second in names]
         verdicts.append([None if pair is None else pair.verdict for pair in row])
         log10_p.append([0.0 if pair is None or pair.log10_p is None else pair.log10_p for pair in row])
-        bounds.append([pair is not None and pair.p_is_bound for pair in row])
+        bounds.append([pair is not None and pair.log10_p is not None for pair in row])
         layers.append([pair is not None and pair.layers_compared for pair in row])
     groups = _read_groups(report)
     return draw_survey_matrix(names, log10_p, verdicts, bounds=bounds, layers=layers, groups=groups, dark=dark)

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.projections.analysis import describe_copies
-from mdir_hf.comparison.projections.samples import read_closely
-from mdir_hf.comparison.reading import ReadOnce
+from mdir_hf.comparison.reading import ReadOnce, read_closely
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.errors import InputError, MdirError, StoppedError, one_line
 from mdir_hf.lineage.fingerprints.opening import Pin, open_model
@@ -42,7 +41,7 @@ class OpenModels:
         """Return an open model, opening it if necessary."""
         if name not in self._open:
             model = open_model(name, self.reading, self.ledger, self.pins.get(name))
-            self._open[name] = read_closely(model, keeps_rows=True)
+            self._open[name] = read_closely(model)
         self._open.move_to_end(name)
         while len(self._open) > MOST_OPEN:
             self._open.popitem(last=False)
@@ -70,7 +69,7 @@ def describe_relatives(
 def _drift(result: PairResult, models: OpenModels, settings: Settings) -> tuple[LayerDrift, ...]:
     sides = [models.get(name) for name in (result.reference, result.candidate)]
     widths = {side.anatomy.hidden_size for side in sides}
-    if len(widths) == 1 and (result.by_neurons or result.transformation == "identity"):
+    if len(widths) == 1 and result.transformation in (None, "identity"):
         analysis = describe_copies(sides[0], sides[1], seed=settings.seed, device=settings.device)
         return () if analysis is None else analysis.table.drift()
     compared = compare_with_layers(result, models.pins, settings, models.reading, models.ledger, models.watch)

@@ -40,7 +40,7 @@ class _Settings:
     __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
 
     kind: Literal["settings"]
-    schema: Literal["mdir-hf/survey/1"]
+    schema: Literal["mdir-hf/survey/2"]
     names: list[str]
     alpha: Alpha
     alpha_of_pair: Alpha
@@ -178,7 +178,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, ModelResult], dict[Pair
             continue
         is_homologous = result.verdict == "homologous"
         if result.log10_p is None:
-            is_below = is_homologous and not result.p_is_bound
+            is_below = is_homologous
         else:
             is_below = result.log10_p < math.log10(header.alpha_of_pair)
         if is_below is not is_homologous:

@@ -12,12 +12,12 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from scipy.sparse.csgraph import connected_components
 
-from mdir_hf.report import HomologyReport, LayerDrift, ModelSummary, SettledBy, agreement_text
+from mdir_hf.report import HomologyReport, LayerDrift, ModelSummary, SettledBy
 from mdir_hf.report.parts import Count, Log10P
 from mdir_hf.report.words import THE_SAME_FILES
 from mdir_hf.validation import AS_WRITTEN
 
-SCHEMA = "mdir-hf/survey/1"
+SCHEMA = "mdir-hf/survey/2"
 
 MOST_DESCRIBED = 8
 """Largest group in which the layers of all pairs are described."""
@@ -50,11 +50,11 @@ class PairResult:
 
     Attributes:
         verdict: None if the pair could not be compared.
-        log10_p: log10 p, corrected for the pair's own tests; None if the pair was not compared or p is not a bound.
-        transformation: How the embeddings are related: identity, permutation, signed_permutation, rotation or none.
-        p_is_bound: Whether p is a bound; False in old results, which do not state it.
-        channels: Number of channels that match one by one, and number of channels in the narrower model, or None.
-        by_neurons: Whether the verdict is based on neurons with the same numbers.
+        log10_p: log10 p of the step that settled the question; None if the pair was not compared or p is not a bound.
+        transformation: How the embeddings are related: identity, permutation, signed_permutation or none; None if they
+            were not compared.
+        settled_by: The step that settled the question, or None.
+        agreement: How much agrees, such as ``all 256 neurons that were tested in 4 layers match``, or None.
         layers_compared: Whether the result comes from a full comparison.
         layer_drift: How much of each layer agrees and how far each layer has moved, or None.
     """
@@ -69,49 +69,43 @@ class PairResult:
     common_tokens: Count = 0
     transformation: str | None = None
     error: str | None = None
-    p_is_bound: bool = False
-    channels: tuple[Count, Count] | None = None
-    same_files: bool = False
-    by_neurons: bool = False
+    settled_by: str | None = None
+    agreement: str | None = None
     layers_compared: bool = False
     layers_error: str | None = None
     layer_drift: tuple[LayerDrift, ...] | None = None
 
     @property
-    def agreement(self) -> str:
-        """Text to show if p is not a bound, such as ``576 of 576 channels match``."""
-        return agreement_text(self.channels)
+    def same_files(self) -> bool:
+        """Whether the weight files are equal."""
+        return self.settled_by == SettledBy.IDENTICAL_FILES
 
     @property
     def strength(self) -> str:
         """Short text stating how strongly the models agree; p is rounded up."""
         if self.same_files:
             return THE_SAME_FILES
-        return f"log10 p {min(0, math.ceil(self.log10_p or 0.0)):,}" if self.p_is_bound else self.agreement
+        if self.log10_p is not None and self.verdict == "homologous":
+            return f"log10 p {min(0, math.ceil(self.log10_p)):,}"
+        return self.agreement or ""
 
     @property
     def read_of_both(self) -> str:
-        """Phrase naming the data behind the result, such as ``on 2,048 tokens``."""
-        if self.by_neurons:
-            return "by a few neurons"
-        return "by the full comparison" if self.layers_compared else f"on {self.common_tokens:,} tokens"
+        """Phrase naming the data behind the result."""
+        return "by the full comparison" if self.layers_compared else "by neurons of four layers"
 
     @property
     def not_found(self) -> str:
         """Text to show if no relation was found."""
         if self.layers_compared:
-            return "not found by embeddings, neurons or layers"
+            return "not found by the full comparison"
         why = f" ({self.layers_error})" if self.layers_error else ""
-        return f"not found by embeddings or a few neurons; layers not compared{why}"
+        return f"not found by neurons of four layers; not compared in full{why}"
 
     @property
     def found_by(self) -> str:
-        """``neurons``, ``layers`` or the transformation of the embeddings; empty if the models are not related."""
-        if self.verdict != "homologous" or self.same_files:
-            return ""
-        if self.by_neurons:
-            return "neurons"
-        return "layers" if self.layers_compared else self.transformation or ""
+        """The step that found the relation; empty if the models are not related or have the same files."""
+        return "" if self.verdict != "homologous" or self.same_files else self.settled_by or ""
 
     @classmethod
     def of(cls, reference: str, candidate: str, report: HomologyReport, *, layers_compared: bool = False) -> PairResult:
@@ -125,10 +119,8 @@ class PairResult:
             log10_p=report.log10_p,
             common_tokens=0 if matrix is None else matrix.common_tokens,
             transformation=None if matrix is None else matrix.transformation,
-            p_is_bound=report.p_is_bound,
-            channels=report.channels,
-            same_files=report.settled_by is SettledBy.IDENTICAL_FILES,
-            by_neurons=report.settled_by is SettledBy.NEURONS,
+            settled_by=None if report.settled_by is None else report.settled_by.value,
+            agreement=report.agreement,
             layers_compared=layers_compared,
             layer_drift=None if report.projections is None else report.projections.drift(),
         )
@@ -196,8 +188,8 @@ class SurveyReport:
     def compared(self) -> str:
         """The data compared for each pair, as text."""
         if any(result.layers_compared for result in self.pairs.values()):
-            return "embeddings, and a few neurons by number; the layers of models without a relative"
-        return "embeddings, and a few neurons by number"
+            return "neurons of four layers; models without a relative in full"
+        return "neurons of four layers"
 
     def not_found(self, first: str, second: str) -> str:
         """Return the text to show if no relation was found between two models."""
@@ -297,5 +289,5 @@ class SurveyReport:
         }
 
     def to_json(self) -> str:
-        """Return a JSON object with the schema ``mdir-hf/survey/1``."""
+        """Return a JSON object with the schema ``mdir-hf/survey/2``."""
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)

@@ -22,7 +22,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mdir_hf.comparison.progress import Watch
-from mdir_hf.comparison.run import GivenNeurons, compare_models
+from mdir_hf.comparison.run import compare_models, compare_samples
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError, MdirError, WorkersLostError, one_line
 from mdir_hf.installing import require_extra
@@ -32,7 +32,7 @@ from mdir_hf.lineage.survey.results import Pair, PairResult
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import NamedModel, Reading, open_both
 from mdir_hf.processor import available_device
-from mdir_hf.report import HomologyReport, Level
+from mdir_hf.report import HomologyReport
 
 if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
@@ -210,15 +210,19 @@ def compare_fingerprints(
     device: str = "cpu",
     neuron_seed: int | None = None,
 ) -> HomologyReport:
-    """Compare two fingerprints: run the screen on the stored rows, then compare the stored neurons.
+    """Compare two fingerprints by their stored neurons and, if these do not match, by their stored rows.
 
-    The rules of level ``screen`` apply. ``neuron_seed`` must be drawn after both models have been opened; if it is
-    None, the neurons cannot produce a ``homologous`` verdict. Takes O(r n min(r, n)) time for r common tokens.
+    ``neuron_seed`` must be drawn after both models have been opened; if it is None, the neurons cannot produce a
+    ``homologous`` verdict.
     """
-    settings = Settings(Level.SCREEN, alpha=alpha, seed=seed, device=device)
-    watch = Watch(IoLedger(), Listeners(progress=False))
-    neurons = GivenNeurons(reference.neurons, candidate.neurons, neuron_seed or 0, is_fresh=neuron_seed is not None)
-    return compare_models(SampledModel(reference), SampledModel(candidate), settings, watch, neurons=neurons)
+    return compare_samples(
+        SampledModel(reference),
+        SampledModel(candidate),
+        (reference.neurons, candidate.neurons),
+        Settings(alpha=alpha, seed=seed, device=device),
+        Watch(IoLedger(), Listeners(progress=False)),
+        neuron_seed=neuron_seed,
+    )
 
 
 @dataclass(frozen=True)
@@ -296,7 +300,7 @@ def compare_with_layers(
     pair = sample_result.reference, sample_result.candidate
     first, second = (NamedModel(pins[name].reference if name in pins else name) for name in pair)
     try:
-        models = open_both(first, second, reading, ledger, settings.level)
+        models = open_both(first, second, reading, ledger)
         return PairResult.of(*pair, compare_models(*models, settings, watch), layers_compared=True)
     except (MdirError, OSError, ArithmeticError, RuntimeError, ValueError, MemoryError) as exc:
         return replace(sample_result, layers_error=one_line(exc))

@@ -14,7 +14,7 @@ from mdir_hf.comparison.order_evidence import first_rows, is_extension
 from mdir_hf.errors import MdirError, one_line
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
 from mdir_hf.method.distances import Alignment, TokenGeometry, token_geometry
-from mdir_hf.method.embedding import EmbeddingTest, matched_scale
+from mdir_hf.method.embedding import look_at_rows, matched_scale
 from mdir_hf.method.rows import LONGEST, long_rows
 from mdir_hf.model.comparable import embedding_spec
 from mdir_hf.model.opened import Model
@@ -225,11 +225,11 @@ def _alignment(
     if pivot.shape == rows.shape and _is_aligned(pivot, rows):
         everything = Alignment.identity(pivot.shape[1])
         return replace(everything, scale=_undone(_plain_scale(pivot, rows), name, notes))
-    test = EmbeddingTest(log_alpha=LOG_ALPHA, own_order=own_order)
-    matching = test.screen(pivot, rows, is_last=True).matching
-    if matching is None or not test.is_significant:
+    look = look_at_rows(pivot, rows, log_alpha=LOG_ALPHA, own_order=own_order)
+    if look is None or not look.is_significant:
         notes.append(f"{name} is not in the tree: its sampled rows cannot be aligned with the others'.")
         return None
+    matching = look.matching
     return Alignment(
         source=matching.candidate,
         target=matching.reference,

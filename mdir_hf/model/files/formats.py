@@ -129,12 +129,9 @@ def open_checkpoint(
 
 
 def first_files(
-    names: Collection[str], *, variant: str | None = None, file: str | None = None, may_read_head: bool = False
+    names: Collection[str], *, variant: str | None = None, file: str | None = None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Guess which whole files and which headers are read first when a checkpoint is opened.
-
-    If ``may_read_head``, include the last shard, which may contain the output embedding.
-    """
+    """Guess which whole files and which headers are read first when a checkpoint is opened."""
     if file is not None:
         return (file,) if file.endswith(".json") else (), (file,) if file.endswith(".safetensors") else ()
     single = _usual_name(SafetensorsSource, variant)
@@ -148,7 +145,7 @@ def first_files(
             stem = single.removesuffix(SafetensorsSource.usual_suffix)
             named = ((name, shard_named(name)) for name in names)
             shards = sorted(name for name, shard in named if shard and shard.stem == stem)
-            return (index,), (*shards[:1], *(shards[1:][-1:] if may_read_head else ()))
+            return (index,), tuple(shards[:1])
     return (ADAPTER_CONFIG,) if ADAPTER_CONFIG in names else (), ()
 
 

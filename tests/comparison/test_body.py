@@ -9,13 +9,13 @@ from collections import Counter
 
 import pytest
 import torch
+from mdir_hf.comparison.layers import compare_layers
+from mdir_hf.method.map_evidence import log_p_of_all_layers
 
 from mdir_hf import HomologyChecker, Reason, Verdict
 from mdir_hf.comparison import residual_maps
-from mdir_hf.comparison.layers import compare_layers
 from mdir_hf.comparison.projections import layer_maps
 from mdir_hf.comparison.settings import Settings
-from mdir_hf.method.map_evidence import log_p_of_all_layers
 from mdir_hf.model.files.ranged import RangedTensors
 from mdir_hf.model.hub import IoLedger, RepositoryOptions, open_repository
 from mdir_hf.model.hub.local import LocalFile

@@ -6,8 +6,8 @@ from typing import get_args, get_type_hints
 
 import pytest
 from matplotlib.patches import Rectangle
-
 from mdir_hf.method.modules import ModuleEvidence, Test
+
 from mdir_hf.report import ModuleRole, ModuleTest
 from tests.render.figures.drawn_reports import a_module, a_report, modules_of
 

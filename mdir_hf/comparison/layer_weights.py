@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -14,8 +14,8 @@ import torch
 from mdir_hf.comparison.reading import narrowed
 from mdir_hf.errors import AnatomyError, UnsupportedFormatError, naming
 from mdir_hf.method.gauge import fold_gain
-from mdir_hf.method.modules import LayerWeights
-from mdir_hf.method.neurons import MlpWeights, unit_rows
+from mdir_hf.method.layer_weights import LayerWeights
+from mdir_hf.method.neurons import unit_rows
 from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import Layer, Role, StoredWeight, part_shape, read_part
 from mdir_hf.processor import in_order, is_one_of_several_ranks
@@ -73,28 +73,6 @@ def n_channels_of(model: PlacedTensors, role: Role, position: int) -> int:
         shape = part_shape(part, lambda name: tuple(model.tensors.spec(name).shape))
         check_shape(model, layer, standing, part, shape)
     return shape[-1 if standing.writes_stream else 0]
-
-
-def why_not_compared(reference: PlacedTensors, candidate: PlacedTensors, roles: Sequence[Role]) -> tuple[str, ...]:
-    """Explain why most layers cannot be compared using ``roles``."""
-    reasons = []
-    for model in (reference, candidate):
-        layers, unread = model.anatomy.layers, model.anatomy.unread_layers
-        n_left = len(layers) - max((len(layers_with(model, role)) for role in roles), default=0)
-        if not layers:
-            reasons.append(f"{model.label} has none")
-        elif 2 * len(unread) > len(layers):
-            first = next(iter(model.anatomy.unplaced), None)
-            example = "" if first is None else f", {first!r} for one"
-            reasons.append(
-                f"no weight in {len(unread)} of {len(layers)} layers of {model.label} has a role that is known{example}"
-            )
-        elif 2 * n_left > len(layers):
-            reasons.append(
-                f"the models have no role in common that stands for {n_left} of {len(layers)} layers of {model.label}"
-            )
-    which = "Most layers" if roles else "The layers"
-    return tuple(f"{which} were not compared: {reason}." for reason in reasons)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,15 +138,6 @@ class RoleReader:
         """Read a layer's whole matrix with the gain folded in and row lengths unchanged."""
         return self._folded(self._whole(position))
 
-    def cached_matrix(self, position: int) -> tuple[Role, torch.Tensor] | None:
-        """Return a layer's role and stored matrix if the whole matrix is cached."""
-        cached = self._cached_rows.get((position, None))
-        if cached is None:
-            return None
-        rows = cached.rows if cached.rows.dtype == torch.float64 else cached.rows.float()
-        standing = self._standing(position)[1]
-        return standing, rows.T if standing.writes_stream else rows
-
     def _whole(self, position: int) -> _StoredRows:
         """Read a layer's whole matrix; if layers are few and small, read all of them together."""
         stored_rows = self._cached_rows.get((position, None))
@@ -213,35 +182,6 @@ class RoleReader:
         standing = standing_for(layer, self.role)
         assert standing is not None
         return layer, standing
-
-
-@dataclass(frozen=True, slots=True)
-class Representative:
-    """The matrix that represents a layer, read in whole or in part on demand.
-
-    ``carried`` maps ``(k, n)`` rows into the other model's residual basis.
-    """
-
-    reader: RoleReader
-    position: int
-    carried: Callable[[torch.Tensor], torch.Tensor] | None = None
-
-    @property
-    def n_channels(self) -> int:
-        """Number of rows of the matrix."""
-        return self.reader.n_channels(self.position)
-
-    def load(self, channels: torch.Tensor | None = None) -> torch.Tensor:
-        """Read all rows, or only ``channels``, scaled to unit length."""
-        rows = self.reader.read(self.position, channels)
-        return rows if self.carried is None else unit_rows(self.carried(rows))
-
-
-def representatives_of(
-    reader: RoleReader, carried: Callable[[torch.Tensor], torch.Tensor] | None = None
-) -> list[Representative]:
-    """Return a representative for each layer of ``reader``."""
-    return [Representative(reader, position, carried) for position in reader.positions]
 
 
 def norm_before(layer: Layer, role: Role) -> Role:
@@ -373,17 +313,3 @@ def layer_weights(
         attention_gain=read(Role.ATTENTION_NORM),
         mlp_gain=read(Role.MLP_NORM),
     ).folded(plus_one=anatomy.norms_add_one)
-
-
-def read_mixer(model: PlacedTensors, position: int, dtype: torch.dtype) -> MlpWeights | None:
-    """Read a state-space mixer as a gated MLP whose neurons are its channels; return None if the layer has none."""
-    layer = model.anatomy.layers[position]
-    if Role.SSM_IN not in layer.parts or Role.SSM_OUT not in layer.parts:
-        return None
-    gain = _read_if_placed(model, layer, norm_before(layer, Role.SSM_IN))
-
-    def folded(role: Role) -> torch.Tensor:
-        return fold_gain(read_role(model, layer, role).to(dtype), gain, plus_one=model.anatomy.norms_add_one)
-
-    gate = folded(Role.MIXER_GATE) if Role.MIXER_GATE in layer.parts else None
-    return MlpWeights(folded(Role.SSM_IN), read_role(model, layer, Role.SSM_OUT).to(dtype), gate)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections import Counter
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from copy import copy
 from functools import cached_property
 
@@ -18,7 +16,7 @@ from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.files import TensorSource
 from mdir_hf.model.files.sources import Description
 from mdir_hf.model.inventory.headers import without_tensors
-from mdir_hf.model.roles import Anatomy, Role, WeightPart
+from mdir_hf.model.roles import Anatomy, WeightPart
 
 MOST_NOT_FINITE = 64
 """Maximum number of rows of one matrix that may contain NaN or infinity."""
@@ -74,12 +72,6 @@ def narrowed(rows: torch.Tensor) -> torch.Tensor:
     return rows
 
 
-def return_freed_memory() -> None:
-    """Return freed memory to the system; glibc keeps up to 0.8 GB per reading thread (measured)."""
-    with suppress(AttributeError, OSError, TypeError):  # not glibc
-        ctypes.CDLL(None).malloc_trim(0)
-
-
 KEPT_BYTES = 160 << 20
 """Maximum bytes of shared tensors kept per model; beyond that, tensors are read again. GPT-2 has 42 MB of shared
 tensors in 16 bits, GPT-2 XL 737 MB."""
@@ -107,24 +99,6 @@ class ReadOnce:
             model.tensors, model.anatomy, max_gap_bytes=max_gap_bytes, keeps_rows=keeps_rows
         )
         self.failed: tuple[tuple[str, ...], MdirError] | None = None
-        self._failed_roles: Counter[Role] = Counter()
-
-    def with_alike(self, tensors: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the given tensors and, for each role that failed before, the role's tensors in all layers."""
-        failed = set(tensors)
-        roles = {
-            role for layer in self.anatomy.layers for role, part in layer.parts.items() if failed & set(part.tensors)
-        }
-        repeated = {role for role in roles if self._failed_roles[role]}
-        self._failed_roles.update(roles)
-        alike = (
-            name
-            for layer in self.anatomy.layers
-            for role, part in layer.parts.items()
-            if role in repeated
-            for name in part.tensors
-        )
-        return tuple(dict.fromkeys((*tensors, *alike)))
 
     def note_failure(self, tensors: tuple[str, ...], error: MdirError) -> None:
         """Record an error and the weight that caused it."""

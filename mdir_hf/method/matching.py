@@ -6,14 +6,14 @@ p-values are valid regardless of how a matching was found.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from mdir_hf.method.significance import log_n_matchings, log_p_entry, log_p_matching, log_p_signs
+from mdir_hf.method.significance import log_p_entry, log_p_matching, log_p_signs
 from mdir_hf.report import REMARKABLE_LOG10_P
 
 IntArray = npt.NDArray[np.int64]
@@ -78,10 +78,6 @@ class Matching:
     def n_significant(self) -> int:
         """Number of individually significant channels."""
         return int(self.is_significant.sum())
-
-    def of_channels(self, reference: IntArray) -> Matching:
-        """Return the matching with row indices of U converted to reference channels."""
-        return replace(self, reference=reference[self.reference])
 
     @property
     def is_identity(self) -> bool:

@@ -8,22 +8,15 @@ a layer").
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-from mdir_hf.method.blocks import HeadPattern, IntArray
-from mdir_hf.method.neurons import inner_polar
+from mdir_hf.method.blocks import HeadPattern
 
 PlanePairing = Literal["half", "interleaved"]
 """Rows of a head that form plane f: (f, f + d/2) for ``half`` (rotate-half), and (2f, 2f + 1) for ``interleaved``."""
 
-FREQUENCY_NULL = (
-    "Only rows of one frequency are taken to have no preferred axes among the heads, for each frequency given "
-    "the others."
-)
-"""Null hypothesis of :func:`frequency_pattern`, weaker than left invariance of all rows."""
 
 LAYOUTS: tuple[PlanePairing, ...] = ("half", "interleaved")
 
@@ -112,88 +105,3 @@ def plane_pattern(
         n_reference=polar.shape[0],
         n_candidate=polar.shape[1],
     )
-
-
-def frequency_pattern(
-    reference_rows: torch.Tensor,
-    candidate_rows: torch.Tensor,
-    reference: torch.Tensor,
-    candidate: torch.Tensor,
-    *,
-    signs_only: bool = False,
-) -> HeadPattern:
-    """Compute energies along ``a + bJ`` in a separate polar factor for each frequency.
-
-    Rows of different frequencies need not be jointly isotropic: for the first-layer keys of unrelated models, ln p
-    reaches -4.6 with :func:`plane_pattern`, but only -0.1 here, under the weaker :data:`FREQUENCY_NULL`. The factors
-    ``U_f = Ortho(A_f A'_f^T)`` are ``2H x 2H'``. If each frequency is conditioned on the previous ones, the moment
-    bounds of :mod:`~mdir_hf.method.blocks` multiply. The total N is then the sum over frequencies, and m is 2H.
-
-    Rows are ``(H d, n)``, with normalised planes; planes are ``(H, F, 2)``.
-
-    Raises:
-        ValueError: If the two models have different numbers of planes per head.
-    """
-    if reference.shape[1] != candidate.shape[1]:
-        raise ValueError(
-            f"planes per head: {reference.shape[1]} against {candidate.shape[1]}; only equal frequencies can be matched"
-        )
-    parts = []
-    for f in range(reference.shape[1]):
-        polar = inner_polar(reference_rows[reference[:, f].reshape(-1)], candidate_rows[candidate[:, f].reshape(-1)])
-        rows, columns = (plane_rows(size, size // 2, "interleaved") for size in polar.shape)
-        parts.append(plane_pattern(polar, rows, columns, signs_only=signs_only))
-    return HeadPattern(
-        scores=sum((p.scores for p in parts[1:]), parts[0].scores),
-        reference_energy=sum((p.reference_energy for p in parts[1:]), parts[0].reference_energy),
-        candidate_energy=sum((p.candidate_energy for p in parts[1:]), parts[0].candidate_energy),
-        n_reference=parts[0].n_reference,
-        n_candidate=parts[0].n_candidate,
-    )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PlaneTransformation:
-    """Matched heads, and the transformation of each plane from the reference's q or k to the candidate's.
-
-    Attributes:
-        turns: ``(k, F, 2)``, a and b of each plane: rows (y1, y2) become (a y1 - b y2, b y1 + a y2).
-        residual: ``|W' - fit(W)|_F / |W'|_F`` on the planes; 0 for an exact copy.
-    """
-
-    reference: IntArray
-    candidate: IntArray
-    turns: torch.Tensor
-    reference_layout: PlanePairing
-    candidate_layout: PlanePairing
-    residual: float
-
-
-def solve_planes(
-    carried: torch.Tensor,
-    weight: torch.Tensor,
-    reference: IntArray,
-    candidate: IntArray,
-    *,
-    planes: tuple[torch.Tensor, torch.Tensor],
-    layouts: tuple[PlanePairing, PlanePairing],
-    signs_only: bool = False,
-) -> PlaneTransformation:
-    """Fit ``a + bJ`` to every plane by least squares, given the head map.
-
-    ``carried`` ``(H d, n)`` is the reference's q or k in the candidate's residual basis, and ``weight`` ``(H' d, n)``
-    is the candidate's q or k. ``planes`` are ``(H, F, 2)`` and ``(H', F, 2)``. ``signs_only`` fixes b at 0 (QK-norm).
-    """
-    x = carried[planes[0][torch.from_numpy(reference)]]  # (k, F, 2, n)
-    y = weight[planes[1][torch.from_numpy(candidate)]]
-    scale = x.square().sum(dim=(2, 3)).clamp(min=torch.finfo(x.dtype).tiny)
-    a = (x * y).sum(dim=(2, 3)) / scale
-    x1, x2 = x[:, :, 0], x[:, :, 1]
-    b = (x1 * y[:, :, 1] - x2 * y[:, :, 0]).sum(dim=2) / scale
-    if signs_only:
-        b = torch.zeros_like(b)
-    turns = torch.stack((a, b), dim=2)
-    a, b = a[..., None], b[..., None]
-    turned = torch.stack((a * x1 - b * x2, b * x1 + a * x2), dim=2)
-    residual = float((y - turned).norm() / y.norm().clamp(min=torch.finfo(y.dtype).tiny))
-    return PlaneTransformation(reference, candidate, turns, *layouts, residual)

@@ -135,19 +135,6 @@ class RowFactors:
     right: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Whitener:
-    """A whitening transformation estimated from a sample of rows.
-
-    Attributes:
-        scale: ``(k,)``, singular values of the sample.
-        right: ``(n, k)``, directions spanned by the sample.
-    """
-
-    scale: torch.Tensor
-    right: torch.Tensor
-
-
 def polar_factor(cross: torch.Tensor) -> PolarFactor:
     """Return Ortho(M) for a float32 or float64 cross product M, truncated to its rank, in the same dtype.
 
@@ -200,29 +187,6 @@ def polar_factor_of_rows(reference: RowFactors, candidate: RowFactors, *, whiten
     core = cross_product(reference.left, candidate.left)
     if not whitened:
         core = reference.scale[:, None] * core * candidate.scale[None, :]
-    return _turned(polar_factor(core), reference.right, candidate.right)
-
-
-def whitener(rows: torch.Tensor) -> Whitener:
-    """Compute the whitening transformation of rows X, ``(r, n)``: ``W = (X^T X)^(-1/2)`` on their span."""
-    factors = row_factors(rows)
-    return Whitener(factors.scale, factors.right)
-
-
-def whitened_core(cross: torch.Tensor, reference: Whitener, candidate: Whitener) -> torch.Tensor:
-    """Return ``W_x M W_y`` on the spans of two samples of rows; ``cross`` is M, the cross product of all rows.
-
-    The core is ``(k_reference, k_candidate)``, in the dtype of ``cross``.
-    """
-    half = cross_product(reference.right.to(cross.dtype), cross_product(cross.t(), candidate.right.to(cross.dtype)))
-    return half.div_(reference.scale[:, None]).div_(candidate.scale[None, :])
-
-
-def whitened_polar_factor(core: torch.Tensor, reference: Whitener, candidate: Whitener) -> PolarFactor:
-    """Return the ``(n_reference, n_candidate)`` factor ``Ortho(W_x M W_y)`` from the core of :func:`whitened_core`.
-
-    Whitening commutes with rotations, so the null hypothesis remains exact.
-    """
     return _turned(polar_factor(core), reference.right, candidate.right)
 
 

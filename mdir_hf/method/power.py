@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import torch
 
-from mdir_hf.method.significance import log_cost_of_look, log_n_choices, log_n_matchings
+from mdir_hf.method.significance import log_n_matchings
 
 N_SIMULATED = 96
 """Number of simulated channels of the wider model. The trace per channel is within 0.007 of its value for 512."""
@@ -46,38 +46,16 @@ class MatrixSizes:
     n_rows: int
 
 
-def strongest_noise(
-    shape: MatrixSizes, *, log_level: float, in_order: bool = False, must_be_robust: bool = True
-) -> float:
-    """Find the strongest noise at which a copy would be significant, by bisection.
+def strongest_noise(shape: MatrixSizes, *, log_level: float) -> float:
+    """Find the strongest noise at which a copy with channels in any order would be significant, by bisection.
 
-    ``log_level`` is the natural log of the significance level after all corrections. If ``in_order``, the copy's
-    channels keep their order. If ``must_be_robust``, require significance without the best half of the channels, too.
+    ``log_level`` is the natural log of the significance level after all corrections. The copy must be significant
+    without the best half of the channels, too.
 
     Returns:
         k, or 0 if not even an exact copy would be significant.
     """
-    return _strongest(
-        lambda noise: _is_found(noise, shape, log_level, in_order=in_order, must_be_robust=must_be_robust)
-    )
-
-
-def strongest_noise_of_pairs(shape: MatrixSizes, *, n_pairs: int, log_level: float) -> float:
-    """Find the strongest noise, k, at which ``n_pairs`` shared rows of two samples would be significant.
-
-    In ``shape``, ``n_narrow`` and ``n_wide`` are the numbers of rows in the smaller and the larger sample, and
-    ``n_rows`` is the width of a row plus one.
-    """
-    n, n_wide = shape.n_narrow, shape.n_wide
-
-    def is_found(noise: float) -> bool:
-        share, _ = expected_trace(noise, (shape.n_rows - 1) / n_wide, n / n_wide)
-        mean = SAFETY * share
-        of_columns = n_pairs * (mean**2 + (1.0 - mean**2) * n / n_wide)
-        exponent = 0.5 * (n_pairs * mean) ** 2 * n / of_columns
-        return log_n_matchings(n, n_wide, n_pairs, signed=True) - exponent < log_level
-
-    return _strongest(is_found)
+    return _strongest(lambda noise: _is_found(noise, shape, log_level))
 
 
 def noise_of_few_rows(rows: torch.Tensor, *, log_level: float) -> float:
@@ -115,13 +93,7 @@ def _strongest(is_found: Callable[[float], bool]) -> float:
     return least
 
 
-def noise_of_looks(shape: MatrixSizes, *, alpha: float, n_tests: int, n_looks: int, in_order: bool = False) -> float:
-    """Find the strongest noise, k, at which a copy is significant at the last of ``n_looks`` looks."""
-    level = math.log(alpha) - math.log(n_tests) - log_cost_of_look(n_looks)
-    return strongest_noise(shape, log_level=level, in_order=in_order)
-
-
-def _is_found(noise: float, shape: MatrixSizes, log_level: float, *, in_order: bool, must_be_robust: bool) -> bool:
+def _is_found(noise: float, shape: MatrixSizes, log_level: float) -> bool:
     n, n_wide = shape.n_narrow, shape.n_wide
     share, rank_share = expected_trace(noise, (shape.n_rows - 1) / n_wide, n / n_wide)
     mean, energy = SAFETY * share, rank_share * n  # mean of a matched entry; sum of squares of U
@@ -134,15 +106,9 @@ def _is_found(noise: float, shape: MatrixSizes, log_level: float, *, in_order: b
     per_energy = n / of_columns  # at most n_wide / energy, the value for all columns
     whole = 0.5 * (n * mean) ** 2 * per_energy
     robust = 0.5 * ((n - half) * lower) ** 2 * per_energy * n / (n - half)
-    if in_order:
-        votes = n * math.erf(mean / spread / math.sqrt(2.0))
-        by_half = robust - log_n_choices(n, n - half)
-        return -whole < log_level and (
-            not must_be_robust or max(by_half, votes**2 / (2 * n)) - math.log(2.0) > -log_level
-        )
     counted = log_n_matchings(n, n_wide, n) - whole
     without_best = log_n_matchings(n, n_wide, n - half) - robust
-    return counted < log_level and (not must_be_robust or without_best < log_level)
+    return counted < log_level and without_best < log_level
 
 
 @lru_cache(maxsize=4096)

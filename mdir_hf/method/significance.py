@@ -12,11 +12,9 @@ Biometrics 64 (2008), for the partial conjunction.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import gammaln, logsumexp
 
 LN10 = math.log(10.0)
 
@@ -116,99 +114,4 @@ def log_cost_of_look(number: int) -> float:
     return math.log(number * (number + 1))
 
 
-def log_p_looks(log_p_by_look: list[float]) -> float:
-    """Combine successive looks at growing data: ``min_s [ln p_s + ln s(s+1)]``, s = 1, 2, ...
-
-    The result is valid for any stopping time, under any dependence.
-    """
-    return min((min(0.0, p + log_cost_of_look(s)) for s, p in enumerate(log_p_by_look, start=1)), default=0.0)
-
-
 FloatArray = npt.NDArray[np.float64]
-
-
-def log_p_of_best(log_p: float, n_tests: int) -> float:
-    """Correct the smallest of ``n_tests`` p-values for selection (Bonferroni), under any dependence."""
-    return min(0.0, log_p + math.log(n_tests))
-
-
-def log_p_rueger(log_p: Sequence[float] | FloatArray, k: int) -> float:
-    """Test the global null with the k-th smallest of L p-values, ``(L / k) p_(k)``, under any dependence.
-
-    k must be fixed in advance.
-
-    Raises:
-        ValueError: If k is not in [1, L].
-    """
-    ascending = np.sort(np.asarray(log_p, dtype=np.float64))
-    if not 1 <= k <= len(ascending):
-        raise ValueError(f"expected 1 <= k <= {len(ascending)} p-values, got k = {k}")
-    return min(0.0, float(ascending[k - 1]) + math.log(len(ascending) / k))
-
-
-def log_p_hommel(log_p: Sequence[float] | FloatArray) -> float:
-    """Test the global null with the best k, ``(1 + 1/2 + ... + 1/L) min_k (L / k) p_(k)``.
-
-    Use this for maps in which only some layers are related.
-    """
-    ascending = np.sort(np.asarray(log_p, dtype=np.float64))
-    ranks = np.arange(1, len(ascending) + 1, dtype=np.float64)
-    best = float(np.min(ascending + np.log(len(ascending) / ranks)))
-    return min(0.0, best + math.log(float(np.sum(1.0 / ranks))))
-
-
-def count_related(log_p: Sequence[float] | FloatArray, log_alpha: float) -> int:
-    """Return a lower bound on the number of false null hypotheses, at confidence 1 - alpha, under any dependence.
-
-    The partial conjunction p-value of "fewer than k of L nulls are false" is ``(L - k + 1) p_(k)``. The hypotheses for
-    successive k are nested, so each is tested in order at the full level.
-    """
-    ascending = np.sort(np.asarray(log_p, dtype=np.float64))
-    n = len(ascending)
-    for k, value in enumerate(ascending, start=1):
-        if float(value) + math.log(n - k + 1) > log_alpha:
-            return k - 1
-    return n
-
-
-def log_p_fisher(log_p: Sequence[float] | FloatArray) -> float:
-    """Combine independent p-values: ``Q(k, x)`` with ``x = -sum ln p``, the upper tail of a Gamma(k) variable.
-
-    The result is valid ONLY if the p-values are independent under the null.
-    """
-    x = -float(np.sum(np.asarray(log_p, dtype=np.float64)))
-    if x <= 0.0:
-        return 0.0
-    powers = np.arange(len(log_p), dtype=np.float64)
-    return min(0.0, float(logsumexp(powers * math.log(x) - gammaln(powers + 1.0))) - x)
-
-
-def log_n_ordered_maps(n_reference: int, n_candidate: int, n_pairs: int) -> float:
-    """Return the log of the number of order-preserving maps with ``n_pairs`` pairs: ``C(L, k) C(L', k)``."""
-    return log_n_choices(n_reference, n_pairs) + log_n_choices(n_candidate, n_pairs)
-
-
-def log_p_ordered_map(log_p_pairs: Sequence[float], n_reference: int, n_candidate: int) -> float:
-    """Bound the p-value of Fisher's sum along an ordered matching found by a search.
-
-    ``min(L, L') C(L, k) C(L', k) Q(k, x)`` is the union bound over k and all ordered maps with k pairs. The p-values
-    along any FIXED ordered map must be independent under the null, which holds if each layer's matrix is left-invariant
-    given all the others.
-    """
-    k = len(log_p_pairs)
-    if k == 0:
-        return 0.0
-    log_n_maps = log_n_ordered_maps(n_reference, n_candidate, k) + math.log(min(n_reference, n_candidate))
-    return min(0.0, log_p_fisher(log_p_pairs) + log_n_maps)
-
-
-def log_p_by_layer(log_p: FloatArray) -> FloatArray:
-    """Return one corrected p-value per layer of the shallower model: the smallest over its possible partners.
-
-    ``log_p`` is ``(L, L')``. A square map has one p-value per candidate layer.
-    """
-    n_reference, n_candidate = log_p.shape
-    by_candidate = n_candidate <= n_reference
-    best = log_p.min(axis=0 if by_candidate else 1)
-    log_p_of_layers: FloatArray = np.minimum(0.0, best + math.log(n_reference if by_candidate else n_candidate))
-    return log_p_of_layers

@@ -23,7 +23,7 @@ from mdir_hf.comparison.tokens import common_tokens
 from mdir_hf.errors import InputError, ReconstructionError
 from mdir_hf.method.heads import HeadMap
 from mdir_hf.method.inner_maps import BlockMap, Sides, fit_blocks, fit_heads, fit_planes
-from mdir_hf.method.modules import LayerWeights
+from mdir_hf.method.layer_weights import LayerWeights
 from mdir_hf.method.neuron_maps import fit_neurons
 from mdir_hf.method.planes import PlanePairing
 from mdir_hf.method.stream_map import StreamMap

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from mdir_hf.comparison.keys import compare_heads, head_keys, map_of_heads
 from mdir_hf.comparison.layer_weights import RoleReader, layer_weights, layers_with
 from mdir_hf.comparison.reading import FiniteRows
-from mdir_hf.comparison.keys import compare_heads, head_keys, map_of_heads
 from mdir_hf.errors import ReconstructionError
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.neuron_maps import fit_neurons

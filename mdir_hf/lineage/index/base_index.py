@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from mdir_hf.budgets import INDEX_JSON
-from mdir_hf.comparison.neuron_sample import DescribedNeurons, NeuronSample
+from mdir_hf.comparison.neuron_sample import DescribedNeurons, NeuronSample, resemblances
 from mdir_hf.errors import CorruptCheckpointError, InputError
 from mdir_hf.lineage.fingerprints.fingerprint import (
     LEAST_ROWS,

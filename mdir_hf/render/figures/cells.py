@@ -66,7 +66,6 @@ class CellGrid:
     values: npt.NDArray[np.float32] | None = None
     texts: tuple[tuple[str, ...], ...] | None = None
     notes: tuple[tuple[int, int, str], ...] = ()
-    are_pairs: bool = False
     widths: tuple[float, ...] = ()
     is_merged: bool = False
     models: tuple[tuple[tuple[str, str] | None, ...], ...] | None = None
@@ -205,7 +204,6 @@ def _layers(report: HomologyReport, name: str, figure: Figure) -> Iterator[CellG
             for row, column in [_place(layers.reference_layers, i, layers.candidate_layers, j)]
             if row >= 0
         ),
-        are_pairs=True,
         ticks=strips_of(figure, 0, *_numbers(layers)),
     )
 

@@ -63,7 +63,8 @@ def test_an_interruption_leaves_whole_files_only(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", HOSTILE_NAMES[::4])  # test_page.py and test_markdown.py use all names
 def test_reports_of_any_name_are_saved_as_utf_8(tmp_path, name):
     caveats = (f"No tokenizer files in {name}.",)
-    parts = {"embedding": None, "unembedding": None, "layers": None, "modules": None, "neurons": None, "arrays": NO_ARRAYS}  # no figure
+    absent = ("neurons", "embedding", "unembedding", "layers", "modules", "projections")
+    parts = {**dict.fromkeys(absent), "arrays": NO_ARRAYS}  # no figure
     save_report(a_report(candidate=a_model(name), caveats=caveats, **parts), tmp_path)
 
     for file in ("report.json", "report.md", "report.html"):

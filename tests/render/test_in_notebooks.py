@@ -16,7 +16,8 @@ def test_a_frame_has_a_row_for_every_test():
     pytest.importorskip("pandas")
     report = a_report()
     frame = report.to_frame()
-    assert len(frame) == len(report.neurons.matches) + len(report.matrices) + len(report.layers.matches) + len(report.modules)
+    tests = (report.neurons.matches, report.matrices, report.layers.matches, report.modules)
+    assert len(frame) == sum(map(len, tests))
     assert set(frame.loc[frame.part == "neurons", "log10_p"]) == {report.log10_p}
     assert set(frame.loc[frame.part == "neurons", "test"]) == {report.settled_by.value} == {frame.attrs["settled_by"]}
     assert frame.loc[frame.part == "embedding", "log10_p"].item() == report.embedding.log10_p

@@ -11,23 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdir_hf.method.matching import best_matching, matching_in_order
 from mdir_hf.method.neuron_numbers import (
-    TESTS,
-    common_length,
     in_span,
-    log_p_in_order,
-    log_p_own_number,
     log_p_own_numbers,
-    longest_increasing,
     match_neurons_by_number,
     mutual_partners,
-    numbering_of,
-    own_numbers,
     sample_neurons,
 )
 from mdir_hf.method.neurons import unit_rows
-from mdir_hf.method.significance import LN10
 from tests.method.obfuscation import haar
 
 WIDTH, FITTED, TESTED = 48, 32, 16
@@ -45,7 +36,7 @@ def noisy(model, seed, strength):
 
 def counted(reference, candidate, n_neurons=1024, n_fitted=FITTED):
     sides = (in_span(model, n_fitted) for model in (reference, candidate))
-    return own_numbers(*sides, n_fitted=n_fitted, n_neurons=n_neurons)
+    return match_neurons_by_number(*sides, n_fitted=n_fitted, n_neurons=n_neurons).counts
 
 
 def naive(reference, candidate):
@@ -153,50 +144,7 @@ def test_the_sample_consists_of_whole_runs_fixed_by_the_seed():
     assert len(sample_neurons(70, 96, run=16, seed=0)) == 64
 
 
-# --- bounds from numbers: exact by enumeration for few channels, simulated for more; partners found without numbers
-
-
-def naive_longest(values):
-    best = [1] * len(values)
-    for i in range(len(values)):
-        best[i] = 1 + max((best[j] for j in range(i) if values[j] < values[i]), default=0)
-    return max(best, default=0)
-
-
-@pytest.mark.parametrize("n", range(1, 8))
-def test_both_bounds_hold_for_every_numbering_of_few_channels(n):
-    every = [np.array(order) for order in permutations(range(n))]
-    own = np.array([(order == np.arange(n)).sum() for order in every])
-    in_order = np.array([len(longest_increasing(order)) for order in every])
-    for k in range(1, n + 1):
-        assert (own >= k).mean() <= math.exp(log_p_own_number(k)) * (1 + 1e-12)  # lgamma rounds
-        assert (in_order >= k).mean() <= math.exp(log_p_in_order(n, k)) * (1 + 1e-12)
-    # All channels: one numbering of n!, as in the bounds.
-    assert (own == n).mean() == pytest.approx(math.exp(log_p_own_number(n)))
-    assert (in_order == n).mean() == pytest.approx(math.exp(log_p_in_order(n, n)))
-
-
-@pytest.mark.parametrize(("n_narrow", "n_wide"), [(3, 5), (4, 6), (2, 7)])
-def test_the_bounds_hold_for_different_widths(n_narrow, n_wide):
-    # All channels of the narrower model have a partner, and the numbering of the wider one is uniform.
-    every = [np.array(order) for order in permutations(range(n_wide), n_narrow)]
-    own = np.array([(order == np.arange(n_narrow)).sum() for order in every])
-    in_order = np.array([naive_longest(order) for order in every])
-    for k in range(1, n_narrow + 1):
-        assert (own >= k).mean() <= math.exp(log_p_own_number(k))
-        assert (in_order >= k).mean() <= math.exp(log_p_in_order(n_narrow, k)) * (1 + 1e-12)
-
-
-@given(st.permutations(range(30)))
-def test_a_longest_increasing_subsequence_is_one(order):
-    order = np.array(order)
-    places = longest_increasing(order)
-    assert len(places) == naive_longest(order.tolist())
-    assert (np.diff(places) > 0).all() and (np.diff(order[places]) > 0).all()
-
-
-def test_an_empty_sequence_has_no_longest_subsequence():
-    assert len(longest_increasing(np.array([], dtype=np.int64))) == 0
+# --- partners found without numbers
 
 
 def polar_of(seed, n, n_wide=None, noise=0.7):
@@ -220,51 +168,6 @@ def test_renumbering_one_model_moves_the_partners_and_nothing_else(seed, of_refe
         for i, j in zip(*mutual_partners(moved), strict=True)
     }
     assert before == after
-    assert numbering_of(polar, None).pairs == numbering_of(moved, None).pairs
-
-
-def test_a_copy_has_every_channel_under_its_own_number():
-    polar = polar_of(0, 96, noise=0.3)
-    numbering = numbering_of(polar, matching_in_order(polar), n_tests=3, log_cost=math.log(6))
-    assert (numbering.pairs, numbering.own_number, numbering.in_order, numbering.certain_share) == (96, 96, 96, 1.0)
-    assert numbering.log10_p == pytest.approx((-math.lgamma(97) + math.log(TESTS * 3 * 6)) / LN10)
-
-
-def test_channels_that_were_cut_out_are_in_order():
-    kept = np.sort(np.random.default_rng(0).permutation(192)[:96])
-    polar = torch.eye(192, dtype=torch.float64)[:, kept]
-    numbering = numbering_of(polar, best_matching(polar, signed=False))
-    assert (numbering.pairs, numbering.in_order, numbering.certain_share) == (96, 96, 1.0)
-    assert numbering.own_number < 10
-    assert numbering.log10_p == pytest.approx((-math.lgamma(97) + math.log(TESTS)) / LN10)
-
-
-def test_rows_that_stand_for_some_channels_keep_the_numbers_of_those():
-    polar = polar_of(1, 96, noise=0.3)
-    some = np.array([3, 20, 21, 50, 95])
-    numbering = numbering_of(polar[some], None, some)
-    assert (numbering.own_number, numbering.certain_share) == (5, 0.0)
-
-
-def test_the_bound_holds_on_strangers():
-    # 300 pairs: a p of at most 1 % is expected 3 times; a binomial band of 5 standard deviations ends at 12.
-    generator = torch.Generator().manual_seed(0)
-    log10_p = [numbering_of(haar(40, generator), None).log10_p for _ in range(300)]
-    assert sum(value < -2.0 for value in log10_p) <= 12
-    assert min(log10_p) > -5.0
-
-
-def test_strangers_arranged_to_match_are_not_certain():
-    # A stranger renumbered by the best assignment has many channels under their own number and a small p. None of them
-    # is significant by itself, which a verdict also requires.
-    polar = haar(256, torch.Generator().manual_seed(3))
-    matching = best_matching(polar, signed=True)
-    order = np.empty(256, dtype=np.int64)
-    order[matching.reference] = matching.candidate
-    arranged = polar[:, torch.from_numpy(order)]
-    numbering = numbering_of(arranged, matching_in_order(arranged))
-    assert numbering.own_number > 40 and numbering.log10_p < -10.0
-    assert numbering.certain_share == 0.0
 
 
 def test_partners_equal_the_whole_factor_for_any_cut(monkeypatch):
@@ -274,42 +177,3 @@ def test_partners_equal_the_whole_factor_for_any_cut(monkeypatch):
     for rows in (1, 7, 64):
         monkeypatch.setattr("mdir_hf.method.neuron_numbers.ROWS_AT_ONCE", rows)
         assert [tuple(map(int, pair)) for pair in zip(*mutual_partners(polar), strict=True)] == expected
-
-
-def test_the_common_length_is_the_root_of_the_mean_product_of_two_vectors():
-    vectors = torch.tensor([[3.0, 0.0], [1.0, 1.0], [2.0, 5.0]])
-    products = (3.0 + 6.0 + 7.0) / 3.0
-    assert common_length(vectors) == pytest.approx(math.sqrt(products), rel=1e-6)  # float32, three products
-    assert common_length(torch.tensor([[1.0, 0.0], [-1.0, 0.0]])) == 0.0
-    assert common_length(vectors[:1]) == 0.0
-
-
-@pytest.mark.parametrize("length", [0.0, 0.5])
-def test_independent_noise_adds_nothing_to_the_common_length_on_average(length):
-    generator = torch.Generator().manual_seed(5)
-    n, width, n_draws = 64, 48, 200
-    common = torch.zeros(width)
-    common[0] = length
-    squares = []
-    for _ in range(n_draws):
-        vectors = common + torch.randn(n, width, generator=generator) / math.sqrt(width)
-        squares.append(float((vectors.sum(dim=0).square().sum() - vectors.square().sum()) / (n * (n - 1))))
-        assert common_length(vectors) == pytest.approx(math.sqrt(max(0.0, squares[-1])), abs=1e-4)
-    # The square of one draw has a standard deviation of sqrt(2 / width) / n + 2 length / sqrt(n width); five are
-    # allowed.
-    deviation = math.sqrt(2.0 / width) / n + 2.0 * length / math.sqrt(n * width)
-    assert np.mean(squares) == pytest.approx(length**2, abs=5.0 * deviation / math.sqrt(n_draws))
-
-
-@pytest.mark.parametrize("strength", [0.0, 1.0])
-@pytest.mark.parametrize("shift", [0.0, 0.5])
-def test_the_shift_of_gates_does_not_count_noise(strength, shift):
-    """The rotation is fitted on neurons that did not move; noise as large as the rows does not change the estimate."""
-    rows = neurons(1, n=512 + 64)
-    axis = torch.zeros(WIDTH)
-    axis[0] = shift
-    moved = [matrix.clone() for matrix in noisy(rows, 2, strength)]
-    moved[0][512:] = unit_rows(moved[0][512:] + axis)
-    matches = match_neurons_by_number(rows, moved, n_fitted=512, n_neurons=1024)
-    # A partner of length 1 with a shift s has a length of sqrt(1 + s^2) and is scaled back to 1. 64 neurons.
-    assert matches.shift == pytest.approx(shift / math.sqrt(1.0 + shift**2), abs=0.08)

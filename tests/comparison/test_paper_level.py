@@ -101,8 +101,8 @@ def test_strangers_have_no_matches(base, save):  # noqa: F811
     report = paper(save(base, "base"), save(new_model(seed=7, **SIZES), "stranger"))
     assert report.verdict is Verdict.NO_EVIDENCE
     assert report.embedding.printed.log10_p == 0.0
-    # From a separate simulation of 40 draws: at n = 96 the best permutation of a Haar matrix has a trace of 23.15 with a
-    # standard deviation of 0.34; five are allowed.
+    # From a separate simulation of 40 draws: at n = 96 the best permutation of a Haar matrix has a trace of 23.15, with
+    # a standard deviation of 0.34; five are allowed.
     assert report.embedding.printed.trace == pytest.approx(23.15, abs=5 * 0.34)
     assert (report.layers.method, report.layers.pattern) == ("algorithm 2", LayerPattern.NONE)
     assert (report.layers.matches, report.modules) == ((), ())

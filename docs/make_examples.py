@@ -122,11 +122,10 @@ IDEAS = {
     "strangers": ("other-seed", "auto", "embedding"),
     "reordered": ("permuted", "layers", "embedding"),
     "matched": ("permuted", "layers", "embedding_matched"),
-    "chance": ("permuted", "layers", "null"),
-    "settled": ("fine-tune", "auto", "looks"),
-    "looks": ("other-seed", "auto", "looks"),
+    "copied": ("permuted", "layers", "neurons"),
+    "not-copied": ("other-seed", "auto", "neurons"),
     "layers": ("permuted", "layers", "layers"),
-    "modules": ("rotated", "layers", "modules"),
+    "drift": ("rotated", "layers", "drift"),
     "flow": ("upscaled", "layers", "flow"),
 }
 
@@ -163,7 +162,7 @@ def store(name: str, pair: RealPair) -> None:
         sys.stdout.write(f"{name}: a model is not in the cache; its stored result stays\n")
         return
     checker = HomologyChecker.from_pretrained(str(folders[0]), use_caches=False)
-    report = named(checker.compare(str(folders[1]), level=pair.level, progress=False), pair)
+    report = named(checker.compare(str(folders[1]), level=pair.level, describes=True, progress=False), pair)
     TARGET.mkdir(exist_ok=True)
     body = json.dumps(_rounded(report.to_dict()), separators=(",", ":"))
     (TARGET / f"{name}.json").write_text(body + "\n", encoding="utf-8")
@@ -175,7 +174,7 @@ def store(name: str, pair: RealPair) -> None:
     }
     np.savez_compressed(TARGET / f"{name}.npz", **arrays)
     sys.stdout.write(
-        f"{name}: {report.verdict.value}, log10 p {report.log10_p:.0f}, {sum(report.seconds.values()):.0f} s\n"
+        f"{name}: {report.verdict.value}, {report.strength}, {sum(report.seconds.values()):.0f} s\n"
     )
     sys.stdout.flush()
 
@@ -232,7 +231,7 @@ def draw() -> None:
         if member not in folders:
             reports[member] = HomologyReport.from_json((TARGET / f"{member}.json").read_text(encoding="utf-8"))
             continue
-        report = checker.compare(str(folders[member]), level=level, progress=False)
+        report = checker.compare(str(folders[member]), level=level, describes=True, progress=False)
         named_models = {
             side: replace(getattr(report, side), repo=f"demo/{name}")
             for side, name in (("reference", "base"), ("candidate", member))

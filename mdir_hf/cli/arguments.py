@@ -28,8 +28,8 @@ EXIT_NAMED = 3
 MODEL = "owner/name, owner/name@revision, owner/name:Q4_K_M, owner/name/folder, a Hub URL, a folder or a file"
 LEVELS = tuple(level.value for level in Level)
 LEVEL_HELP = (
-    "auto (default) stops as soon as it can; layers compares sampled rows of every projection of every layer; "
-    "full reads and tests all layers whole, which takes hours for models of 8B"
+    "auto (default) stops as soon as it can; layers also compares sampled rows of every projection of every layer; "
+    "paper also runs the paper's algorithms on whole matrices, which takes hours for models of 8B"
 )
 VERDICTS = tuple(verdict.value for verdict in Verdict)
 SIZE_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -157,23 +157,13 @@ def add_settings(parser: argparse.ArgumentParser, *, over: str = "") -> None:
     )
 
 
-def add_layers(parser: argparse.ArgumentParser) -> None:
-    """Add ``--layers``."""
+def add_describe(parser: argparse.ArgumentParser) -> None:
+    """Add ``--describe``."""
     parser.add_argument(
-        "--layers",
-        type=layer_numbers,
-        default=(),
-        metavar="3,7",
-        help="layers of B, counted from 0, whose projections are read whole and tested for all transformations",
+        "--describe",
+        action="store_true",
+        help="read and describe the embeddings even if neurons settle the question (--output does so, too)",
     )
-
-
-def layer_numbers(text: str) -> tuple[int, ...]:
-    """Parse comma-separated layer numbers."""
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isascii() and word.isdecimal() and len(word) < 6 for word in words):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of layers, such as 3,7")
-    return tuple(dict.fromkeys(map(int, words)))
 
 
 def add_seed(parser: argparse.ArgumentParser, of: str) -> None:
@@ -271,7 +261,6 @@ def settings_of(options: argparse.Namespace) -> Settings:
         max_bytes=options.max_bytes,
         max_memory_bytes=options.max_memory,
         sample_seed=getattr(options, "sample_seed", None),
-        describes=getattr(options, "describe", False),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("reference", metavar="A")
     parser.add_argument("candidate", metavar="B")
     arguments.add_settings(parser)
-    arguments.add_layers(parser)
+    arguments.add_describe(parser)
     arguments.add_json(parser)
     arguments.add_output(parser, "write report.json, .md, .html and the figures to this folder")
     parser.add_argument(
@@ -61,7 +62,7 @@ def _run_compare(options: argparse.Namespace) -> int:
             arguments.model_of(options, options.reference),
             arguments.model_of(options, options.candidate, prefix="candidate_"),
             reading=arguments.reading_of(options),
-            settings=arguments.settings_of(options),
+            settings=replace(arguments.settings_of(options), describes=options.describe or options.output is not None),
             listeners=arguments.listeners_of(options),
             on_found=keep,
         )

@@ -123,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MemoryError:
         if options.verbose:
             raise
-        complain("this machine ran out of memory; try --level screen")
+        complain("this machine ran out of memory; try --level auto, or a machine with more memory")
         return EXIT_KNOWN_ERROR
     except KeyboardInterrupt:
         complain(GOING_ON, label="mdir-hf: interrupted:")

@@ -38,7 +38,7 @@ def run_demo(folder: Path) -> int:
         # Imported late: the Hub client reads its environment on import.
         from mdir_hf.comparison.api import HomologyChecker
 
-        checker = HomologyChecker.from_pretrained(REFERENCE, cache_dir=folder / "hf-home" / "hub")
+        checker = HomologyChecker.from_pretrained(REFERENCE, cache_dir=folder / "hf-home" / "hub", describes=True)
         report = _compare(checker, member, folder)
         _clear_progress()
         sys.stdout.write(_row(member, report) + "\n")

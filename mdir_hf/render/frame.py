@@ -22,14 +22,15 @@ COLUMNS = {
 }
 """The columns and their dtypes; rows may have missing values."""
 
-Row = tuple[str, str, int | None, int | None, float | None, float | None, float]
+Row = tuple[str, str, int | None, int | None, float | None, float | None, float | None]
 
 
 def frame_of(report: HomologyReport) -> DataFrame:
     """Return the evidence as a table with ``log10_p`` corrected as in the report.
 
-    There is one row for each pair of matrices (with the transformation as ``test``), each pair of layers whose neurons
-    match (``neurons``), each pair matched by the layer map (``layers``), and each test on a part of a layer.
+    There is one row for each pair of layers whose neurons match (``neurons``, with the step as ``test``), each pair of
+    matrices (with the transformation), each pair of layers that agrees (``layers``), and each projection to which
+    Algorithm 3 was applied.
     ``frame.attrs`` contains report-wide values.
 
     Raises:
@@ -44,6 +45,7 @@ def frame_of(report: HomologyReport) -> DataFrame:
         "verdict": report.verdict.value,
         "reason": None if report.reason is None else report.reason.value,
         "log10_p": report.log10_p,
+        "settled_by": None if report.settled_by is None else report.settled_by.value,
         "p_is_bound": report.p_is_bound,
         "alpha": report.alpha,
         "reference": report.reference.pinned,
@@ -53,14 +55,14 @@ def frame_of(report: HomologyReport) -> DataFrame:
 
 
 def _rows(report: HomologyReport) -> Iterator[Row]:
-    for name, matrix in report.matrices.items():
-        yield name, matrix.transformation.value, None, None, matrix.trace, matrix.normalized_trace, matrix.log10_p
     if report.neurons is not None:
         for i, j in report.neurons.matches:
-            yield "neurons", "own_number", i, j, None, None, report.neurons.log10_p
+            yield "neurons", report.neurons.step.value, i, j, None, None, report.neurons.log10_p
+    for name, matrix in report.matrices.items():
+        yield name, matrix.transformation.value, None, None, matrix.trace, matrix.normalized_trace, matrix.log10_p
     if report.layers is not None:
         for pair in report.layers.matches:
-            yield "layers", report.layers.pattern.value, pair.reference, pair.candidate, None, None, pair.log10_p
+            yield "layers", report.layers.method, pair.reference, pair.candidate, None, None, pair.log10_p
     for part in report.modules or ():
         place = (part.layer.reference, part.layer.candidate)
-        yield part.role.value, part.test.value, *place, part.trace, part.normalized_trace, part.log10_p
+        yield part.role.value, "algorithm 3", *place, part.trace, part.normalized_trace, part.log10_p

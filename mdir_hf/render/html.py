@@ -16,7 +16,7 @@ from mdir_hf.names import shown_name
 from mdir_hf.render.description import describe, pair_name
 from mdir_hf.render.scale import scale_svg
 from mdir_hf.render.sections import NAME_LENGTH, FigureName, Section, SectionKind, Table, deciding_first, deciding_kind
-from mdir_hf.report import HomologyReport, SettledBy
+from mdir_hf.report import HomologyReport, SettledBy, Verdict
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -144,13 +144,15 @@ def _minus(text: str) -> str:
 
 
 def _power(report: HomologyReport) -> Markup:
-    """Return a sentence that states p or the agreement; empty for identical files."""
+    """Return a sentence that states p or the agreement; empty for identical files and inconclusive reports."""
     if report.settled_by is SettledBy.IDENTICAL_FILES:
         return Markup("")
     if not report.p_is_bound:
         agreement = report.agreement or "no bound"
         return Markup("<strong>{}.</strong>").format(agreement[:1].upper() + agreement[1:])
-    if report.log10_p is None or report.log10_p > -1.0:
+    if report.verdict is Verdict.INCONCLUSIVE:
+        return Markup("")
+    if report.verdict is Verdict.NO_EVIDENCE or report.log10_p is None:
         return Markup("<strong>Nothing found.</strong>")
     exponent = f"\N{MINUS SIGN}{math.floor(-report.log10_p)}"
     return Markup("<strong>p is at most 10<sup>{}</sup>.</strong>").format(exponent)

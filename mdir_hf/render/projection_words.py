@@ -28,7 +28,7 @@ QUIET = (Outcome.KEPT, Outcome.ROWS_AGREE, Outcome.NO_AGREEMENT)
 MOST_LISTED = 12
 """Maximum number of layers in a terminal line, and of rows in the short table."""
 
-UNCONFIRMED_WORDS = "The second witness did not confirm the layers, so the table says which rows agree, and not why."
+UNCONFIRMED_WORDS = "No neurons match, so the table says which rows agree, and not why."
 
 
 def outcome_words(result: ProjectionResult) -> str:

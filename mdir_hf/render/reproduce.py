@@ -21,8 +21,6 @@ def command_line(report: HomologyReport) -> str:
     read_as = [*_options(report.reference, "--"), *_options(report.candidate, "--candidate-")]
     if report.sample_seed is not None:
         read_as.append(f"--sample-seed {report.sample_seed}")
-    if report.projections is not None and report.projections.tested_layers:
-        read_as.append(f"--layers {','.join(map(str, report.projections.tested_layers))}")
     return compare_command(
         *(model.pinned for model in models), *read_as, level=report.level, alpha=report.alpha, seed=report.seed
     )
@@ -49,8 +47,6 @@ def python_lines(report: HomologyReport) -> str:
     if report.sample_seed is not None:
         settings += f", sample_seed={report.sample_seed}"
     level = f"level={report.level.value!r}"
-    if report.projections is not None and report.projections.tested_layers:
-        level += f", layers={report.projections.tested_layers!r}"
     return "\n".join(
         [
             "from mdir_hf import HomologyChecker",

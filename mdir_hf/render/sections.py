@@ -24,7 +24,6 @@ class SectionKind(Term):
     SCALE = "scale"
     MODELS = "models"
     EVIDENCE = "evidence"
-    CALIBRATION = "calibration"
     LAYERS = "layers"
     MODULES = "modules"
     REPRODUCE = "reproduce"
@@ -45,21 +44,15 @@ class FigureName(Term):
     )
     UNEMBEDDING = "unembedding", "The polar factor on the output side of the model (lm_head)."
     UNEMBEDDING_MATCHED = "unembedding_matched", "The unembeddings with every channel beside its match."
-    LOOKS = "looks", "Reading stops at the first decisive look. p is corrected for every look."
-    NULL = (
-        "null",
-        "Each bar is a trace divided by the trace that unrelated models exceed once in a thousand (the line). A "
-        "placebo is the same test on data without a relation.",
-    )
     NEURONS = (
         "neurons",
-        "Each cell counts the tested neurons that agree in one pair of layers, after a rotation that was fitted on "
-        "other neurons. In unrelated models about one agrees by chance.",
+        "Each cell counts the tested neurons of one pair of layers that are copies of each other, after a rotation "
+        "that was fitted on other neurons. Half of them make a match. Pairs that this step did not compare count as 0.",
     )
     LAYERS = (
         "layers",
-        "Each cell is the evidence for one pair of layers, not yet corrected for the number of pairs. Copies in "
-        "place form a diagonal; inserted or repeated layers break it.",
+        "Each cell is the evidence for one pair of layers. Copies in place form a diagonal; inserted or repeated "
+        "layers break it.",
     )
     FLOW = (
         "flow",
@@ -68,10 +61,6 @@ class FigureName(Term):
     DRIFT = (
         "drift",
         "One band for each projection. Cosines of fine-tunes are close to 1; a layer that moved more lies lower.",
-    )
-    MODULES = (
-        "modules",
-        "One column for each matched pair of layers, one row for each part, with its most significant test.",
     )
 
 
@@ -169,44 +158,26 @@ def counted(n: int, what: str) -> str:
     return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
 
 
-_EMBEDDINGS = (SectionKind.EVIDENCE, (FigureName.EMBEDDING_MATCHED, FigureName.EMBEDDING))
-
-_DECIDING = {
-    SettledBy.SCREEN: _EMBEDDINGS,
-    SettledBy.EMBEDDING: _EMBEDDINGS,
-    SettledBy.UNEMBEDDING: (SectionKind.EVIDENCE, (FigureName.UNEMBEDDING_MATCHED, FigureName.UNEMBEDDING)),
-    SettledBy.NEURONS: (SectionKind.LAYERS, (FigureName.NEURONS,)),
-    SettledBy.LAYERS: (SectionKind.LAYERS, (FigureName.LAYERS,)),
-}
-"""For each settling step, the section with the evidence, and its figures, most telling first."""
-
-
 def deciding_kind(report: HomologyReport) -> SectionKind | None:
     """Return the section with the evidence that settled the question, or None."""
-    return _DECIDING[report.settled_by][0] if report.settled_by in _DECIDING else None
+    is_shown = report.settled_by not in (None, SettledBy.IDENTICAL_FILES)
+    return SectionKind.EVIDENCE if is_shown else None
 
 
 def deciding_figures(report: HomologyReport) -> tuple[FigureName, ...]:
-    """Return the figures of the evidence that settled the question, most telling first."""
-    return _DECIDING[report.settled_by][1] if report.settled_by in _DECIDING else ()
+    """Return the figures of the evidence that settled the question."""
+    is_drawn = report.neurons is not None and report.neurons.step is report.settled_by
+    return (FigureName.NEURONS,) if is_drawn else ()
 
 
 def deciding_first(report: HomologyReport, sections: Sequence[Section]) -> tuple[Section, ...]:
-    """Move the section with the deciding evidence to the front, with its most telling figure first."""
-    kind, first = deciding_kind(report), deciding_figures(report)
+    """Move the section with the deciding evidence to the front, and name the step in its title."""
+    kind = deciding_kind(report)
     decided = [section for section in sections if section.kind is kind]
     return (
         *(
-            replace(
-                section,
-                title=f"What decided: {report.settled_by.words}" if report.settled_by else section.title,
-                figures=tuple(sorted(section.figures, key=lambda name: _place(name, first))),
-            )
+            replace(section, title=f"What decided: {report.settled_by.words}" if report.settled_by else section.title)
             for section in decided
         ),
         *(section for section in sections if section.kind is not kind),
     )
-
-
-def _place(name: FigureName, first: Sequence[FigureName]) -> int:
-    return first.index(name) if name in first else len(first)

@@ -5,7 +5,7 @@ text.
 """
 
 from mdir_hf.render.figures.all_figures import draw_figures
-from mdir_hf.render.figures.cells import CellGrid, figure_cells, pair_tests
+from mdir_hf.render.figures.cells import CellGrid, figure_cells
 from mdir_hf.render.figures.dendrogram import dendrogram_cells, draw_dendrogram
 from mdir_hf.render.figures.rendering import figure_bytes, figure_img, small_img
 from mdir_hf.render.figures.survey_matrix import draw_survey_matrix
@@ -19,6 +19,5 @@ __all__ = [
     "figure_bytes",
     "figure_cells",
     "figure_img",
-    "pair_tests",
     "small_img",
 ]

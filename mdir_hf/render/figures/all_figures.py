@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Literal
 
 from mdir_hf.errors import InputError
 from mdir_hf.names import without_folders
-from mdir_hf.render.figures.evidence import draw_looks, draw_null
 from mdir_hf.render.figures.layer_drift import draw_layer_drift
 from mdir_hf.render.figures.layer_flow import draw_layer_flow
 from mdir_hf.render.figures.layer_map import draw_layer_map, draw_neuron_map
-from mdir_hf.render.figures.module_strip import draw_module_strip
 from mdir_hf.render.figures.polar_factor import draw_polar_factor
 from mdir_hf.render.figures.sheet import HEAD, WIDTH, drawing
 from mdir_hf.render.figures.theme import theme_of
@@ -45,9 +43,8 @@ def draw_figures(
 ) -> Mapping[str, Figure]:
     """Draw the figures for which the report has data; return them keyed by name, in reading order.
 
-    The names are ``embedding`` and ``embedding_matched`` (polar factors; not for reports from JSON), ``unembedding``
-    and ``unembedding_matched``, ``null`` (trace against placebos), ``looks`` (p against tokens), ``neurons``,
-    ``layers``, ``flow`` (unless all layers stayed in place), ``drift`` and ``modules``.
+    The names are ``neurons``, ``embedding`` and ``embedding_matched`` (polar factors; not for reports from JSON),
+    ``unembedding`` and ``unembedding_matched``, ``layers``, ``flow`` (unless all layers stayed in place) and ``drift``.
 
     Raises:
         InputError: If matplotlib is not installed or the style is unknown.
@@ -60,6 +57,8 @@ def draw_figures(
     theme = theme_of(dark=dark)
     figures: dict[str, Figure] = {}
     with drawing():
+        if report.neurons is not None and report.neurons.certain:
+            figures["neurons"] = draw_neuron_map(report, report.neurons, theme)
         for name in ("embedding", "unembedding"):
             for is_matched in (False, True):
                 arrays = getattr(report.arrays, name)
@@ -67,21 +66,12 @@ def draw_figures(
                 if picture is not None:
                     key = f"{name}_matched" if is_matched else name
                     figures[key] = draw_polar_factor(report, name, picture, theme, is_matched=is_matched)
-        matrices = report.matrices
-        if any(matrix.placebo is not None for matrix in matrices.values()):
-            figures["null"] = draw_null(matrices, theme)
-        if any(matrix.looks for matrix in matrices.values()):
-            figures["looks"] = draw_looks(report, matrices, theme)
-        if report.neurons is not None and report.neurons.own_number:
-            figures["neurons"] = draw_neuron_map(report, report.neurons, theme)
         if report.layers is not None and report.layers.matrix:
             figures["layers"] = draw_layer_map(report, report.layers, theme)
             if report.layers.matches and report.layers.pattern is not LayerPattern.IDENTITY:
                 figures["flow"] = draw_layer_flow(report, report.layers, theme)
         if report.projections is not None and any(result.cosine is not None for result in report.projections.results):
             figures["drift"] = draw_layer_drift(report, report.projections, theme)
-        if report.modules:
-            figures["modules"] = draw_module_strip(report, theme)
         return {name: for_paper(figure, style) for name, figure in figures.items()}
 
 

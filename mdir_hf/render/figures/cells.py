@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Literal
 
 from mdir_hf.names import shown_name
 from mdir_hf.render.figures.layer_drift import drift_bands
-from mdir_hf.render.figures.module_strip import bands_of, strip_cells
 from mdir_hf.render.figures.sheet import POINTS, TEXT_SIZE, text_width
 from mdir_hf.render.projection_words import outcome_words
 from mdir_hf.render.sections import FigureName
-from mdir_hf.report import LayerPair, ModuleRole, ProjectionResult
+from mdir_hf.report import ProjectionResult
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,7 +66,6 @@ class CellGrid:
     values: npt.NDArray[np.float32] | None = None
     texts: tuple[tuple[str, ...], ...] | None = None
     notes: tuple[tuple[int, int, str], ...] = ()
-    are_pairs: bool = False
     widths: tuple[float, ...] = ()
     is_merged: bool = False
     models: tuple[tuple[tuple[str, str] | None, ...], ...] | None = None
@@ -86,21 +84,9 @@ def figure_cells(report: HomologyReport, name: str, figure: Figure) -> tuple[Cel
         FigureName.LAYERS: _layers,
         FigureName.FLOW: _flow,
         FigureName.DRIFT: _drift,
-        FigureName.MODULES: _modules,
     }
     maker = makers.get(FigureName(name))
     return () if maker is None else tuple(maker(report, name, figure))
-
-
-def pair_tests(report: HomologyReport) -> dict[LayerPair, tuple[tuple[str, str, float], ...]]:
-    """For each layer pair, return its parts with their most significant test and log10 p."""
-    cells, pairs = strip_cells(report)
-    tests_of_pair: dict[LayerPair, tuple[tuple[str, str, float], ...]] = {}
-    for pair in pairs:
-        tests = [module for (_, place), module in cells.items() if place == pair]
-        if tests:
-            tests_of_pair[pair] = tuple((module.role.words, module.test.words, module.log10_p) for module in tests)
-    return tests_of_pair
 
 
 def _names(report: HomologyReport) -> tuple[str, str]:
@@ -178,14 +164,13 @@ def _neurons(report: HomologyReport, name: str, figure: Figure) -> Iterator[Cell
     if neurons is None:
         return
     reference, candidate = _names(report)
-    agree = "match in another order" if neurons.is_searched else "kept their number"
     yield CellGrid(
         box=box_of(figure, 0),
-        what="Neurons that agree",
+        what="Copied neurons",
         sides=(f"layer {{}} of {reference}", f"layer {{}} of {candidate}"),
         rows=tuple(map(str, neurons.reference_layers)),
         columns=tuple(map(str, neurons.candidate_layers)),
-        texts=tuple(tuple(f"{n} of {neurons.tested} neurons {agree}" for n in row) for row in neurons.own_number),
+        texts=tuple(tuple(f"{n} of {neurons.tested} neurons are copies" for n in row) for row in neurons.certain),
         notes=tuple(
             (neurons.reference_layers.index(i), neurons.candidate_layers.index(j), "the two layers match")
             for i, j in neurons.matches
@@ -214,12 +199,11 @@ def _layers(report: HomologyReport, name: str, figure: Figure) -> Iterator[CellG
         value="log10 p",
         values=np.array(layers.matrix, dtype=np.float32),
         notes=tuple(
-            (row, column, f"they match, log10 p {p + 0.0:,.0f} when corrected for all pairs")
+            (row, column, f"they match, log10 p {p + 0.0:,.0f}")
             for i, j, p in layers.matches
             for row, column in [_place(layers.reference_layers, i, layers.candidate_layers, j)]
             if row >= 0
         ),
-        are_pairs=True,
         ticks=strips_of(figure, 0, *_numbers(layers)),
     )
 
@@ -280,33 +264,3 @@ def _cosines_text(result: ProjectionResult) -> str:
     """Describe one projection, such as ``kept, mean cosine 0.981, deciles 0.970 to 0.990``."""
     spread = f", deciles {result.deciles[0]:.3f} to {result.deciles[-1]:.3f}" if result.deciles else ""
     return f"{outcome_words(result)}, mean cosine {result.cosine:.3f}{spread}"
-
-
-def _modules(report: HomologyReport, name: str, figure: Figure) -> Iterator[CellGrid]:
-    cells, pairs = strip_cells(report)
-    roles = [role for role in ModuleRole if any(key[0] is role for key in cells)]
-    reference, candidate = _names(report)
-    for axes, band in enumerate(bands_of(pairs)):
-        rows = []
-        for role in roles:
-            modules = [cells.get((role, pair)) for pair in band]
-            rows.append(
-                tuple(
-                    f"{module.test.words}, log10 p {module.log10_p + 0.0:,.0f}"
-                    + ("" if module.is_significant else ", not significant")
-                    if module
-                    else "not analysed"
-                    for module in modules
-                )
-            )
-        yield CellGrid(
-            box=box_of(figure, axes),
-            what="Parts of matched layers",
-            sides=("{}", f"layer {{}} of {reference} and {candidate}"),
-            rows=tuple(role.words for role in roles),
-            columns=tuple(f"{pair.reference} and {pair.candidate}" for pair in band),
-            texts=tuple(rows),
-            ticks=strips_of(
-                figure, axes, [role.value for role in roles], [f"{pair.reference}\n{pair.candidate}" for pair in band]
-            ),
-        )

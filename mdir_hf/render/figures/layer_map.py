@@ -19,7 +19,7 @@ from mdir_hf.render.figures.sheet import (
     write_in_cell,
 )
 from mdir_hf.render.figures.theme import EVIDENCE_TICKS, Theme, evidence_shade, ink_on
-from mdir_hf.report import LayerPattern, ResidualMap
+from mdir_hf.report import ResidualMap
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,12 +40,6 @@ RINGED = 0.11
 
 _LEFT, _BELOW = 0.78, 0.72
 
-_NO_MATCH = {
-    **dict.fromkeys(LayerPattern, "No layer was found to match"),
-    LayerPattern.NEIGHBOURS: "Layers resemble their neighbours; none is said to match",
-    LayerPattern.NOT_ACCEPTED: "The layers agree; this was not accepted",
-}
-
 _BASIS = {
     ResidualMap.IDENTITY: "as they are",
     ResidualMap.ROTATION: "once one model is rotated",
@@ -63,7 +57,7 @@ def draw_layer_map(report: HomologyReport, layers: LayersResult, theme: Theme) -
     width, height = (max(SHORTEST, cell * n) for n in (n_columns, n_rows))
     matches = layers.matches
     pattern = layers.pattern.words
-    title = f"{len(matches)} of {n_columns} layers have a partner" if matches else _NO_MATCH[layers.pattern]
+    title = f"{len(matches)} of {n_columns} layers have a partner" if matches else "No layer was found to match"
     basis = _BASIS.get(layers.residual_map, "through the matched channels")
     subtitle = f"−log10 p by {layers.role.words}, {basis}"
     mark = word_of_mark(cell)
@@ -86,28 +80,27 @@ def draw_layer_map(report: HomologyReport, layers: LayersResult, theme: Theme) -
     shade_bar(figure, theme, bar, ticks=evidence_ticks(ticks), label="−log10 p")
     figure.set_label(
         f"Layer map: {len(matches)} of {n_columns} layers of {shown_name(report.candidate.repo)} have a partner "
-        f"among the {n_rows} layers of {shown_name(report.reference.repo)}; {pattern}; "
-        f"log10 p {layers.log10_p + 0.0:.0f}."
+        f"among the {n_rows} layers of {shown_name(report.reference.repo)}; {pattern}."
     )
     return figure
 
 
 def draw_neuron_map(report: HomologyReport, neurons: NeuronNumbers, theme: Theme) -> Figure:
-    """Draw the number of agreeing neurons for each pair of layers, with a ring at each match."""
+    """Draw the number of copied neurons for each pair of layers, with a ring at each match."""
     import numpy as np
 
     rows, columns = neurons.reference_layers, neurons.candidate_layers
     cell = min(LARGEST_CELL, SIDE / max(len(rows), len(columns)))
     width, height = (max(SHORTEST, cell * n) for n in (len(columns), len(rows)))
     n_matched = len({match.candidate for match in neurons.matches})
-    title = f"{n_matched} of {len(columns)} layers have a partner" if n_matched else "No pair of layers agrees"
-    what = "that match, in another order" if neurons.is_searched else "that kept their number"
+    title = f"{n_matched} of {len(columns)} layers have a partner" if n_matched else "No pair of layers matches"
+    what = "copied neurons, in another order" if neurons.is_searched else "copied neurons, by number"
     mark = word_of_mark(cell)
     marks = f"{mark}s mark partners" if n_matched else f"a {mark} would mark a partner"
-    subtitle = f"neurons {what}, of {neurons.tested} tested in each pair of layers\n{marks}; about 1 agrees by chance"
+    subtitle = f"{what}, of {neurons.tested} tested in each pair of layers\n{marks}"
     figure = new_sheet(theme, HEAD + height + _BELOW, title, subtitle)
     axes = add_axes(figure, theme, _LEFT, _BELOW, width, height)
-    counts = np.array(neurons.own_number)
+    counts = np.array(neurons.certain)
     shades = counts / max(1, neurons.tested)
     fill_cells(axes, theme, shades, (-0.5, len(columns) - 0.5, len(rows) - 0.5, -0.5))
     matched = [(rows.index(i), columns.index(j)) for i, j in neurons.matches]
@@ -124,11 +117,11 @@ def draw_neuron_map(report: HomologyReport, neurons: NeuronNumbers, theme: Theme
     figure.set_label(
         f"Neurons of the layers: {n_matched} of {len(columns)} compared layers of "
         f"{shown_name(report.candidate.repo)} have a partner among {len(rows)} layers of "
-        f"{shown_name(report.reference.repo)}; there, {neurons.own_in_matches} of "
-        f"{neurons.tested * len(neurons.matches)} tested neurons agree."
+        f"{shown_name(report.reference.repo)}; there, {neurons.certain_in_matches} of "
+        f"{neurons.tested * len(neurons.matches)} tested neurons are copies."
         if n_matched
         else f"Neurons of the layers: no pair of layers of {shown_name(report.reference.repo)} and "
-        f"{shown_name(report.candidate.repo)} agrees; at most {counts.max()} of {neurons.tested} neurons of a pair do."
+        f"{shown_name(report.candidate.repo)} matches; at most {counts.max()} of {neurons.tested} neurons are copies."
     )
     return figure
 

@@ -68,8 +68,6 @@ def _title(matrix: MatrixResult | None, narrower: int, *, is_matched: bool) -> s
     n = 0 if matrix is None else matrix.matched_channels or 0
     if is_matched:
         return f"The {n} matched channels on the diagonal"
-    if matrix is not None and matrix.keeps_order:
-        return f"{n} of {narrower} channels matched, in the same order"
     return _TITLES[transformation].format(n=n, m=narrower)
 
 

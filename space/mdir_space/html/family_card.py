@@ -274,7 +274,7 @@ def family_caveats(family: Family) -> list[str]:
         sentences.append(
             f"The index knows {family.found.n_bases} base models and looks at embeddings, then at a few neurons. It "
             "does not find a base that is not among them, nor one whose neurons were reordered under new embeddings. "
-            "A full comparison looks at the layers, too."
+            "A comparison of two models searches for those, too."
         )
     return sentences
 

@@ -6,24 +6,19 @@ import base64
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from markupsafe import Markup
 
 from mdir_hf import HomologyReport
-from mdir_hf.render.figures import CellGrid, figure_cells, figure_img, pair_tests, small_img
+from mdir_hf.render.figures import CellGrid, figure_cells, figure_img, small_img
 from mdir_hf.render.sections import FigureName, deciding_figures
 from mdir_space.html.templates import render
 
 KEYS = "Arrow keys move from {} to {}."
 ZOOM_KEYS = "Plus and minus zoom, 0 shows all."
-OPENS_PARTS = "Enter shows the parts of a pair."
 OPENS_COMPARISON = "Enter opens the comparison of the two models."
-
-FigureParts = Mapping[Any, Sequence[tuple[str, str, float]]]
-"""Parts and tests of each layer pair, as returned by ``pair_tests``."""
-
 
 MAX_DRAWN = 16
 """Number of public reports whose figures are cached, at about 2 MB per report."""
@@ -59,8 +54,8 @@ class ReportFigures:
     def _image(self, name: str) -> Markup:
         if name in self._light:  # matplotlib's figures are large, so they are dropped once rendered
             light, dark = self._light.pop(name), self._dark.pop(name)
-            cells, parts = figure_cells(self._report, name, light), pair_tests(self._report)
-            self._images[name] = interactive_figure(name, figure_img(light), figure_img(dark), cells, parts=parts)
+            cells = figure_cells(self._report, name, light)
+            self._images[name] = interactive_figure(name, figure_img(light), figure_img(dark), cells)
         return self._images.get(name, Markup())
 
 
@@ -95,20 +90,19 @@ def interactive_figure(
     dark: str,
     grids: Sequence[CellGrid] = (),
     *,
-    parts: FigureParts | None = None,
     address: Callable[[str, str], str] | None = None,
 ) -> Markup:
     """Return a figure as HTML, with buttons to zoom and save it.
 
-    ``light`` and ``dark`` are images for light and dark pages. ``grids`` contains the texts of cells, and ``parts`` the
-    tables that open from cells for layer pairs. ``address`` returns the link from a cell for two models.
+    ``light`` and ``dark`` are images for light and dark pages. ``grids`` contains the texts of cells.
+    ``address`` returns the link from a cell for two models.
     """
     cells = [
         {
             "label": _label(grid, address is not None),
             "noun": grid.noun,
             "place": _place(grid),
-            "data": _data(grid, parts or {}, address),
+            "data": _data(grid, address),
         }
         for grid in grids
     ]
@@ -125,7 +119,7 @@ def interactive_figure(
 
 
 def _label(grid: CellGrid, has_links: bool) -> str:
-    opens = f" {OPENS_PARTS}" if grid.are_pairs else f" {OPENS_COMPARISON}" if grid.models and has_links else ""
+    opens = f" {OPENS_COMPARISON}" if grid.models and has_links else ""
     size = "" if grid.is_merged else f", {len(grid.rows)} by {len(grid.columns)} cells"
     keys = KEYS.format(grid.noun, grid.noun) + ("" if grid.is_merged else f" {ZOOM_KEYS}")
     return f"{grid.what}{size}. {keys}{opens}"
@@ -136,7 +130,7 @@ def _place(grid: CellGrid) -> str:
     return f"left:{left};top:{top};width:{width};height:{height}"
 
 
-def _data(grid: CellGrid, parts: FigureParts, address: Callable[[str, str], str] | None) -> dict[str, Any]:
+def _data(grid: CellGrid, address: Callable[[str, str], str] | None) -> dict[str, Any]:
     data: dict[str, Any] = {"sides": grid.sides, "rows": grid.rows, "columns": grid.columns}
     if grid.texts is not None:
         data["texts"], data["said"] = _once([text for row in grid.texts for text in row])
@@ -149,11 +143,6 @@ def _data(grid: CellGrid, parts: FigureParts, address: Callable[[str, str], str]
             data["steps"] = base64.b64encode(steps.tobytes()).decode("ascii")
     if grid.notes:
         data["notes"] = grid.notes
-    if grid.are_pairs:
-        data["pairs"] = {
-            f"{pair.reference},{pair.candidate}": [(part, test, round(p)) for part, test, p in tests]
-            for pair, tests in parts.items()
-        }
     if grid.widths:
         data["widths"] = [round(width, 5) for width in grid.widths]
     if grid.is_merged:

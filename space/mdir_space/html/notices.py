@@ -8,11 +8,11 @@ from typing import Any
 from markupsafe import Markup
 
 from mdir_hf import HomologyReport, ReadPlan, __version__
+from mdir_hf.comparison.progress import LOOKED_FOR
 from mdir_hf.installing import install_command
 from mdir_hf.lineage.family import Family
 from mdir_hf.render.reproduce import align_command, compare_command
 from mdir_hf.render.sections import counted
-from mdir_hf.report.words import correlation_text
 from mdir_space.html.links import query_of
 from mdir_space.html.templates import render
 from mdir_space.jobs.estimate import Pace, bytes_of, duration_text, size_text
@@ -31,17 +31,6 @@ from mdir_space.jobs.reconstruction import STAGE
 from mdir_space.jobs.service import Queued, Running
 from mdir_space.jobs.survey import SurveyResult
 
-STAGES = {
-    "opening": "Opening the two models",
-    "vocabulary": "Reading the vocabularies",
-    "screen": "Comparing samples of the embeddings",
-    "neurons": "Comparing a few neurons by number",
-    "embedding": "Comparing the embeddings",
-    "unembedding": "Comparing the unembeddings",
-    "layers": "Comparing the layers",
-    "modules": "Comparing each matched pair of layers",
-    STAGE: "Reconstructing the layers",
-}
 STAGES_OF_SEVERAL = {
     "opening": "Opening the models and their vocabularies",
     "index": "Searching the index of base models",
@@ -56,7 +45,7 @@ BROKEN = (
 
 
 def plan_notice(plan: ReadPlan, pace: Pace, limits: Limits, fields: Sequence[str] = ()) -> Markup:
-    """Describe a planned comparison: bytes, time, memory, and the relations that a negative answer would exclude.
+    """Describe a planned comparison: bytes, time and memory.
 
     The page hides the notice when the content of its fields differs from ``fields``, unless ``fields`` is empty.
     """
@@ -66,10 +55,8 @@ def plan_notice(plan: ReadPlan, pace: Pace, limits: Limits, fields: Sequence[str
     fits = does_not_fit(plan, limits)
     if first == most:
         reads = f"Reads about {size_text(most)}"
-    elif plan.level == "auto":
-        reads = f"Reads at least {size_text(first)}, and more for each further look or for layers"
     else:
-        reads = f"Reads {size_text(first)} to about {size_text(most)}"
+        reads = f"Reads at least {size_text(first)}, and at most {size_text(most)} if no step settles the question"
     opening = f", {size_text(plan.opening_bytes)} of it headers and tokenizers" if plan.opening_bytes else ""
     parts = [f"{reads}{opening}; both models have {size_text(plan.bytes_of_weights)} of weights."]
     if limits.n_bytes is not None and not fits and most > limits.n_bytes:
@@ -77,10 +64,6 @@ def plan_notice(plan: ReadPlan, pace: Pace, limits: Limits, fields: Sequence[str
     parts += [
         f"Takes {' to '.join(times)}, by estimate.",
         f"Needs {size_text(plan.peak_memory_bytes)} of memory{'' if fits else '; it fits'}.",
-        f"The models share {plan.common_tokens:,} tokens: matched weights that correlate by "
-        f"{correlation_text(plan.excluded_noise)} or more would be found by the {plan.matrix}s"
-        f"{_by_layers(plan)}, unless the channels were rotated"
-        f"{', or reordered under new embeddings' * bool(plan.excluded_layers_noise)}.",
     ]
     if fits:
         parts.append(fits)
@@ -98,11 +81,6 @@ def read_notice(report: HomologyReport, fields: Sequence[str]) -> Markup:
         f"Planned: {planned}. Read: {size_text(io.bytes_read + io.bytes_from_cache)}, headers and tokenizers included."
     )
     return render("plan", said=text, kind="", asked=fields)
-
-
-def _by_layers(plan: ReadPlan) -> str:
-    noise = plan.excluded_layers_noise
-    return f", from {correlation_text(noise)} on by the layers" if noise else ""
 
 
 def stored_notice(example: Example, fields: Sequence[str] = ()) -> Markup:
@@ -136,7 +114,9 @@ def in_words(step: Queued | Running[Any]) -> str:
 
 
 def _stage(step: Running[Any]) -> str:
-    return STAGES.get(step.progress.stage, step.progress.stage)
+    stage = step.progress.stage
+    words = "reconstructing the layers" if stage == STAGE else LOOKED_FOR.get(stage, stage)
+    return words[:1].upper() + words[1:]
 
 
 def _read(step: Running[Any]) -> str:
@@ -144,8 +124,7 @@ def _read(step: Running[Any]) -> str:
     at = step.progress
     if at.stage == STAGE:
         return f"layer {min(at.n_done + 1, at.n_parts or 1)} of {at.n_parts}"
-    parts = {"layers": "map", "modules": "matched pair of layers"}.get(at.stage, "part")
-    part_text = f", {parts} {at.n_done + 1} of {at.n_parts}" if at.n_parts and at.n_done < at.n_parts else ""
+    part_text = f", part {at.n_done + 1} of {at.n_parts}" if at.n_parts and at.n_done < at.n_parts else ""
     return f"{size_text(at.bytes_read)} read{part_text}"
 
 
@@ -173,7 +152,7 @@ def progress_of_several(step: Queued | Running[Family] | Running[SurveyResult]) 
     return render("progress", stage=stage, step=step, done=done_text, so_far="")
 
 
-LIGHTER = {"layers": "embedding", "auto": "screen", "embedding": "screen"}
+LIGHTER = {"layers": "auto"}
 """For each level, a level that reads less."""
 
 

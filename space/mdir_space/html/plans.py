@@ -1,4 +1,4 @@
-"""Describe the planned cost of an answer, and the relations that a negative answer would exclude."""
+"""Describe the planned cost of an answer."""
 
 from __future__ import annotations
 
@@ -32,8 +32,6 @@ class Cost:
         seconds: Estimated duration in these two cases.
         memory_bytes: Estimated memory; None if not planned.
         requests: Number of requests to the Hub; None if not planned.
-        excluded_noise: Largest noise, in multiples of the weights, at which a copy would be found; None if no copy
-            would be.
         why_not: Reason why this server would refuse the job, or empty.
     """
 
@@ -42,7 +40,6 @@ class Cost:
     seconds: tuple[float, float]
     memory_bytes: int | None
     requests: PlannedRequests | None
-    excluded_noise: float | None
     why_not: str = ""
 
 
@@ -50,12 +47,11 @@ def cost_of(plan: Plan, pace: Pace, limits: Limits) -> Cost:
     """Return the cost of a plan."""
     if isinstance(plan, ReadPlan):
         why_not = does_not_fit(plan, limits)
-        memory, noise = plan.peak_memory_bytes, plan.excluded_noise
-        return Cost("comparison", bytes_of(plan), pace.seconds(plan), memory, None, noise, why_not)
+        return Cost("comparison", bytes_of(plan), pace.seconds(plan), plan.peak_memory_bytes, None, why_not)
     if isinstance(plan, SurveyReads):
         n_bytes = sum(plan.n_bytes.values())
         seconds = pace.seconds_of_survey(n_bytes, n_models=len(plan.n_rows), n_pairs=plan.n_pairs)
-        return Cost("survey", (n_bytes, n_bytes), seconds, None, plan.requests, plan.excluded_noise)
+        return Cost("survey", (n_bytes, n_bytes), seconds, None, plan.requests)
     comparisons = tuple(plan.comparisons.values())
     searched = 0 if plan.search is None else plan.search.n_bytes
     least = searched + sum(bytes_of(comparison)[0] for comparison in comparisons)
@@ -68,7 +64,6 @@ def cost_of(plan: Plan, pace: Pace, limits: Limits) -> Cost:
         (first_s + sum(shortest for shortest, _ in times), first_s + sum(longest for _, longest in times)),
         max((comparison.peak_memory_bytes for comparison in comparisons), default=None),
         plan.requests,
-        None if plan.search is None else plan.search.excluded_noise,
     )
 
 
@@ -80,7 +75,7 @@ def notice_of(plan: Plan, pace: Pace, limits: Limits, fields: Sequence[str] = ()
 
 
 def in_sentences(plan: FamilyPlan | SurveyReads, pace: Pace, limits: Limits) -> str:
-    """Describe the cost of a search or a survey, and the relations that a negative answer would exclude."""
+    """Describe the cost of a search or a survey."""
     cost = cost_of(plan, pace, limits)
     sentences = _of_survey(plan) if isinstance(plan, SurveyReads) else _of_family(plan)
     times = dict.fromkeys(map(duration_text, cost.seconds))
@@ -123,9 +118,8 @@ def _of_family(plan: FamilyPlan) -> list[str]:
     for base, comparison in plan.comparisons.items():
         first, most = map(size_text, bytes_of(comparison))
         sentences.append(
-            f"The card declares {shown_name(base)}: comparing the two reads {first} if the first look settles it, "
-            f"about {most} if every step is needed; a copy with noise of up to {_noise(comparison.excluded_noise)} "
-            "times the weights would be found, unless its channels were rotated."
+            f"The card declares {shown_name(base)}: comparing the two reads {first} if the first step settles it, "
+            f"at most {most} if every step is needed."
         )
     for base, why in plan.not_planned.items():
         what = f"The card declares {shown_name(base)}, which cannot be opened" if base else "The card cannot be read"
@@ -147,15 +141,6 @@ def _of_survey(plan: SurveyReads) -> list[str]:
         ]
     else:
         sentences = ["Continues the survey without layers: no row is read again."]
-    if plan.excluded_noise is not None:
-        which = "each of the others" if plan.n_blind else "each pair"
-        sentences.append(
-            f"In {which} a copy with noise of up to {_noise(plan.excluded_noise)} times the weights would be found, "
-            "unless its channels were rotated."
-        )
-    if plan.n_blind:
-        share = "1 pair shares" if plan.n_blind == 1 else f"{plan.n_blind} pairs share"
-        sentences.insert(1, f"{share} too few tokens to find anything by embeddings.")
     if plan.layers:
         sentences.append(
             "Then it compares each model without a relative in full with one of each family, which reads more."

@@ -15,7 +15,7 @@ from mdir_hf.lineage.survey.results import PairResult
 from mdir_hf.names import shown_name
 from mdir_space.html.figures import interactive_figure
 from mdir_space.html.links import query_again, query_of
-from mdir_space.html.templates import render, strength_text
+from mdir_space.html.templates import render
 from mdir_space.jobs.question import SurveyQuestion
 from mdir_space.jobs.survey import SurveyResult
 
@@ -132,7 +132,8 @@ def _measured(pair: PairResult) -> str:
     if pair.error is not None:
         return f"not compared: {pair.error}"
     if pair.verdict == "homologous":
-        return f"{strength_text(pair)}, {pair.read_of_both}"
+        strength = pair.strength.replace(" -", " \N{MINUS SIGN}")
+        return f"{strength}, {pair.read_of_both}"
     return "inconclusive" if pair.verdict == "inconclusive" else pair.not_found
 
 

@@ -12,49 +12,36 @@ from mdir_space.html.figures import ReportFigures
 from mdir_space.html.links import link_to_layers
 from mdir_space.html.templates import render
 
-_NO_LAYERS = (
-    "The layers were not compared: an earlier step settled the question, the level excludes them, or a model has none."
-)
-_BY_NEURONS = "Some layers of one model were tested against some of the other, by a few neurons of each."
+_NO_LAYERS = "The layers were not described: that takes level layers, or one model has none."
 INTRODUCTIONS = {
     SectionKind.EVIDENCE: (
-        "Both models have one row of weights per token. On the shared tokens, the rows of one model are multiplied "
-        "with the rows of the other. The polar factor of that product is the best-fitting rotation (Procrustes). In "
-        "related models each channel has one counterpart, which looks like a shuffled diagonal. In unrelated models "
-        "there is only noise."
+        "A few neurons of one model were compared with neurons of the other, after a rotation that was fitted on other "
+        "neurons. The verdict rests on them. The embeddings describe the two models: on the shared tokens, the rows of "
+        "one model are multiplied with the rows of the other, and the polar factor of that product is the best-fitting "
+        "rotation (Procrustes). In a copy each channel has one counterpart, which looks like a shuffled diagonal."
     ),
-    SectionKind.LAYERS: "Layers of one model were tested against layers of the other; level layers tests all.",
+    SectionKind.LAYERS: "Sampled rows of every layer of one model were compared with every layer of the other.",
     SectionKind.MODULES: (
-        "Matrices of matched layers were tested one by one, up to changes that do not affect the output of the model: "
+        "Sampled rows of every projection were compared, up to changes that do not affect the output of the model: "
         "queries and keys may be rotated inside each pair of rotary dimensions, values and outputs may be changed in "
         "any way inside a head, and neurons may be reordered."
-    ),
-    SectionKind.CALIBRATION: (
-        "A p-value is only as good as its assumptions, so the same test is also run on data without a relation. "
-        "A matrix is disregarded if its placebo with re-paired tokens is significant."
     ),
 }
 NOT_RUN = {
     SectionKind.EVIDENCE: "No weights were compared: the weight files of both models are the same.",
     SectionKind.LAYERS: _NO_LAYERS,
-    SectionKind.MODULES: "No part of a layer was tested: the layers were not compared, or none has a partner.",
-    SectionKind.CALIBRATION: "No placebo was run: no embeddings were compared, or there were too few rows.",
+    SectionKind.MODULES: "No projection was compared: that takes level layers.",
 }
-WITHOUT_EMBEDDINGS = (
-    "No embeddings were compared: one model has none of its own. The layers tab shows the compared parts."
-)
+NOTHING_COMPARED = "No neurons and no embeddings were compared: the models have none in common."
 
 
 def tab_html(report: HomologyReport, kind: SectionKind, figures: ReportFigures, link: str = "") -> Markup:
     """Return the content of one tab. ``link`` is the URL of the comparison, or empty."""
-    to_layers = link_to_layers(link) if report.layers is None else ""
     section = next((section for section in deciding_first(report, describe(report)) if section.kind is kind), None)
     if section is not None:
         images = figures.images(section.figures)
-        by_neurons = kind is SectionKind.LAYERS and report.layers is None
-        introduction = _BY_NEURONS if by_neurons else INTRODUCTIONS[kind]
-        way_on = to_layers if by_neurons else ""
-        return render("tab", introduction=introduction, link=way_on, section=section, images=images)
-    way_on = to_layers if kind in (SectionKind.LAYERS, SectionKind.MODULES) else ""
+        return render("tab", introduction=INTRODUCTIONS[kind], link="", section=section, images=images)
+    is_about_layers = kind in (SectionKind.LAYERS, SectionKind.MODULES) and report.layers is None
+    way_on = link_to_layers(link) if is_about_layers else ""
     is_missing = kind is SectionKind.EVIDENCE and report.settled_by is not SettledBy.IDENTICAL_FILES
-    return render("tab", introduction=WITHOUT_EMBEDDINGS if is_missing else NOT_RUN[kind], link=way_on, section=None)
+    return render("tab", introduction=NOTHING_COMPARED if is_missing else NOT_RUN[kind], link=way_on, section=None)

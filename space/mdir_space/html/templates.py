@@ -15,8 +15,6 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from mdir_hf import HomologyReport
-from mdir_hf.lineage.survey.results import PairResult
 from mdir_hf.names import shown_name, visible_text
 from mdir_hf.render.html import section_html
 from mdir_hf.render.sections import Section
@@ -66,11 +64,6 @@ def _address_on_hub(model: ModelSummary, hub: str) -> str:
 def log10_text(log10_p: float) -> str:
     """Format log10 p, rounded up so that it never overstates the evidence."""
     return f"{min(0, math.ceil(log10_p)):,}".replace("-", "\N{MINUS SIGN}")
-
-
-def strength_text(result: HomologyReport | PairResult) -> str:
-    """Format the strength of the evidence: log10 p if p is a bound, otherwise how much agrees."""
-    return f"log10 p {log10_text(result.log10_p or 0.0)}" if result.p_is_bound else result.agreement or ""
 
 
 def address_mark(query: str, names: tuple[str, ...], tab: str = "") -> Markup:

@@ -20,6 +20,7 @@ def compared(
         job.access.candidate.pinned,
         level=question.level,
         alpha=question.alpha,
+        describes=True,
         **job.read_options,
         max_bytes=job.n_bytes,
         max_memory_bytes=job.memory_bytes,

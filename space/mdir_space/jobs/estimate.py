@@ -7,18 +7,14 @@ from mdir_hf import HomologyReport, ReadPlan
 FIRST_GUESS_BYTES_PER_S = 15e6
 """Assumed speed of reads from the Hub before the first measurement."""
 
-FLOPS_PER_S = 15e9
-"""Speed of single-precision matrix products and singular values on two virtual cores."""
-
-SVD_FLOPS = 30
-"""Number of operations for the singular values of an n x n matrix, divided by n cubed."""
+SECONDS_OF_STEP = 0.6
+"""Processor time of one step of a comparison. The steps took 0.1 to 1.0 s for models of 135M."""
 
 OPENING_S = 2.0
 """Time to read a model's headers and tokenizer from the Hub without a cache."""
 
-SECONDS_OF_PAIR = (0.8, 8.0)
-"""Seconds on one core to compare sampled rows of two relatives (first look only), and of two strangers of width 1,024
-(all looks). Strangers of width 576, 2,048 and 4,096 took 2.4 to 4.1 s."""
+SECONDS_OF_PAIR = (0.2, 1.0)
+"""Seconds to compare the stored samples of two relatives, by neurons, and of two strangers, also by embeddings."""
 
 WEIGHT_OF_NEW = 0.3
 MIN_BYTES_TO_LEARN_FROM = 1 << 20
@@ -36,16 +32,16 @@ class Pace:
 
     def learn(self, report: HomologyReport) -> None:
         """Update the estimate with a completed comparison."""
-        seconds = sum(report.seconds.values())
+        total_s = sum(report.seconds.values())
+        seconds = max(0.1 * total_s, total_s - SECONDS_OF_STEP * len(report.seconds))
         if report.io.bytes_read >= MIN_BYTES_TO_LEARN_FROM and seconds > 0.0:
             bytes_per_s = report.io.bytes_read / seconds
             self.bytes_per_s += WEIGHT_OF_NEW * (bytes_per_s - self.bytes_per_s)
 
     def seconds(self, plan: ReadPlan) -> tuple[float, float]:
-        """Return the duration of a comparison if its first look is enough, and if everything is read."""
-        first, most = bytes_of(plan)
-        rows, all_rows = plan.look_rows[0], plan.common_tokens if plan.level != "screen" else plan.look_rows[-1]
-        return self._seconds(plan, first, rows), self._seconds(plan, most, all_rows)
+        """Return the duration of a comparison if its first step settles it, and if every step is needed."""
+        least, most = bytes_of(plan)
+        return self._seconds(least, 1), self._seconds(most, len(plan.steps))
 
     def seconds_of_survey(self, n_bytes: int, *, n_models: int, n_pairs: int) -> tuple[float, float]:
         """Return the duration of a survey if all models are relatives, and if none are."""
@@ -53,11 +49,8 @@ class Pace:
         least, most = (reading + n_pairs * seconds for seconds in SECONDS_OF_PAIR)
         return least, most
 
-    def _seconds(self, plan: ReadPlan, n_bytes: int, rows: int) -> float:
-        n_reference, n_candidate = plan.reference.shape[1], plan.candidate.shape[1]
-        rank = min(rows, n_reference, n_candidate)
-        flops = 2.0 * rows * n_reference * n_candidate + SVD_FLOPS * rank * n_reference * n_candidate
-        return n_bytes / self.bytes_per_s + flops / FLOPS_PER_S
+    def _seconds(self, n_bytes: int, n_steps: int) -> float:
+        return n_bytes / self.bytes_per_s + SECONDS_OF_STEP * n_steps
 
 
 def bytes_of(plan: ReadPlan) -> tuple[int, int]:

@@ -60,6 +60,7 @@ class FamilyJob(Job[Family]):
                 alpha=question.alpha,
                 max_bytes=self.n_bytes,
                 max_memory_bytes=self.memory_bytes,
+                describes=True,
                 describes_relatives=question.searches and question.verifies,
             ),
             reading=Reading(**self.read_options),

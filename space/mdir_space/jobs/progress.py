@@ -15,12 +15,22 @@ from mdir_space.jobs.survey import SurveyResult
 OPENED = 0.1
 """Share assigned to reading headers and vocabularies, which precedes the plan."""
 
-MIN_SHARE_OF_LOOKS = 0.3
-"""Minimum share assigned to the looks at the embeddings, which read few bytes but are enough for most pairs."""
+MIN_SHARE_OF_NEAR = 0.3
+"""Minimum share assigned to the first step, which reads few bytes but is enough for most relatives."""
 
-LAYERS_OF_REST, ALL_LAYERS_OF_REST = (0.25, 0.05), (0.3, 0.7)
-"""Shares of the remaining weights that are read for the layer map and for its matched pairs: by default, and at level
-layers."""
+PLANNED_AS = {
+    "near": "near",
+    "number": "number",
+    "noise": "noise",
+    "parts": "parts",
+    "keys": "keys",
+    "every": "every",
+    "embeddings": "embeddings",
+    "search": "searches",
+    "layers": "layers",
+    "paper": "paper",
+}
+"""Stages in the order in which they begin, with their names in a plan."""
 
 DRAWN = 0.95
 """Progress of a survey when it starts to draw trees and figures."""
@@ -65,8 +75,8 @@ class TotalProgress:
         stage = self._latest.stage
         if stage == STAGE:
             return self._of_stage()
-        if self._plan is None or stage in ("opening", "vocabulary"):
-            return OPENED / 2 if stage == "vocabulary" else 0.0 if stage == "opening" else OPENED
+        if self._plan is None or stage == "opening":
+            return 0.0 if stage == "opening" else OPENED
         weights = stage_weights(self._plan)
         before = 0.0
         for name, weight in weights.items():
@@ -79,26 +89,18 @@ class TotalProgress:
         latest = self._latest
         if latest.n_parts:
             return min(1.0, latest.n_done / latest.n_parts)
-        n_bytes = (latest.bytes_expected or 0) - self._bytes_before
-        return min(1.0, max(0.0, (latest.bytes_read - self._bytes_before) / n_bytes)) if n_bytes > 0 else 0.0
+        n_bytes = 0 if self._plan is None else dict(self._plan.steps).get(PLANNED_AS.get(latest.stage, ""), 0)
+        return min(1.0, max(0.0, (latest.bytes_read - self._bytes_before) / n_bytes)) if n_bytes else 0.0
 
 
 def stage_weights(plan: ReadPlan) -> dict[str, float]:
-    """Return the share of each stage after the vocabularies, in proportion to the planned bytes."""
-    looks, full = plan.screen_bytes[1], plan.full_bytes
-    n_bytes: dict[str, float] = {"screen": looks}
-    if plan.runs_full_test:
-        n_bytes["embedding"] = full
-    if not plan.level.is_screen_only:
-        n_bytes["unembedding"] = full if plan.level.runs_full_test else looks
-    if plan.level.may_read_layers:
-        of_layers = ALL_LAYERS_OF_REST if plan.level.analyses_all_layers else LAYERS_OF_REST
-        bytes_of_rest = max(0, plan.bytes_of_weights - int(sum(n_bytes.values())))
-        n_bytes["layers"], n_bytes["modules"] = (share * bytes_of_rest for share in of_layers)
-    least = MIN_SHARE_OF_LOOKS / (1.0 - MIN_SHARE_OF_LOOKS) * (sum(n_bytes.values()) - looks)
-    n_bytes["screen"] = max(1.0, looks, least)
+    """Return the share of each stage after the opening, in proportion to the planned bytes."""
+    planned = dict(plan.steps)
+    n_bytes = {stage: float(planned.get(name, 0)) for stage, name in PLANNED_AS.items()}
+    rest = sum(n_bytes.values()) - n_bytes["near"]
+    n_bytes["near"] = max(1.0, n_bytes["near"], MIN_SHARE_OF_NEAR / (1.0 - MIN_SHARE_OF_NEAR) * rest)
     total = sum(n_bytes.values())
-    return {name: planned / total for name, planned in n_bytes.items()}
+    return {stage: bytes_of_stage / total for stage, bytes_of_stage in n_bytes.items()}
 
 
 def _of_survey(surveyed: SurveyResult) -> float:

@@ -10,10 +10,8 @@ from types import MappingProxyType
 from urllib.parse import urlsplit
 
 LEVELS = {
-    "auto": "stops once the question is settled, and continues with the layers if the embeddings do not settle it",
-    "screen": "compares only a few thousand tokens of the embeddings",
-    "embedding": "compares the embeddings, and untied unembeddings, on every common token",
-    "layers": "compares the embeddings, and rows of every projection of every layer",
+    "auto": "compares neurons until the question is settled, and looks at the embeddings",
+    "layers": "also compares rows of every projection of every layer",
 }
 DEFAULT_ALPHA = 1e-10
 MAX_NAME_LENGTH = 400
@@ -66,7 +64,7 @@ class PairQuestion:
     Attributes:
         reference: Name or URL of one model, as typed.
         candidate: Name or URL of the other model.
-        level: auto, screen, embedding or layers.
+        level: auto or layers.
         alpha: Significance level, in (0, 1).
     """
 

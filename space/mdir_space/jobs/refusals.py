@@ -10,9 +10,9 @@ from mdir_space.jobs.job import OutOfMemoryError
 from mdir_space.jobs.question import RefusedError
 
 
-def timeout_refusal(seconds: float, *, what: str = "The comparison", has_levels: bool = True) -> RefusedError:
+def timeout_refusal(seconds: float, *, what: str = "The comparison", is_lighter: bool = False) -> RefusedError:
     """Return the message about a timeout; for the arguments, see :func:`refusal_of`."""
-    way_out = "Try a lighter level; on your own machine" if has_levels else "On your own machine"
+    way_out = "Level auto takes less time; on your own machine" if is_lighter else "On your own machine"
     return RefusedError(
         f"{what} was stopped after {duration_text(seconds)}, the time limit here. {way_out} there is no limit.",
         runs_locally=True,
@@ -20,15 +20,15 @@ def timeout_refusal(seconds: float, *, what: str = "The comparison", has_levels:
 
 
 def refusal_of(
-    exc: MdirError, access: Access | None = None, *, what: str = "The comparison", has_levels: bool = True
+    exc: MdirError, access: Access | None = None, *, what: str = "The comparison", is_lighter: bool = False
 ) -> RefusedError:
     """Convert an error of the package into a message to the visitor.
 
     ``access``, if given, is used to list the files of a repository with several models. ``what`` is the name of the
-    job. ``has_levels`` says that a lighter level reads less.
+    job. ``is_lighter`` says that level auto would read less.
     """
     if isinstance(exc, ByteBudgetError):
-        less = "A lighter level reads less; on" if has_levels else "It reads every layer of both models. On"
+        less = "Level auto reads less; on" if is_lighter else "On"
         return RefusedError(
             f"{what} would exceed the limit of bytes here. {less} your own machine there is no limit.",
             runs_locally=True,

@@ -413,14 +413,14 @@ class Service:
 
     def _answered(self, work: Future[Any], run: JobRun[Any], question: Question) -> Answered[Any]:
         interim, what = run.interim, NAMES[type(question)]
-        has_levels = not isinstance(question, ReconstructionQuestion)
+        is_lighter = getattr(question, "level", "auto") != "auto" and not isinstance(question, ReconstructionQuestion)
         try:
             result = work.result()
         except MdirError as exc:
             if isinstance(exc, JobTimeoutError):
-                refused = timeout_refusal(self.settings.limits.seconds or 0.0, what=what, has_levels=has_levels)
+                refused = timeout_refusal(self.settings.limits.seconds or 0.0, what=what, is_lighter=is_lighter)
             else:
-                refused = refusal_of(exc, run.access, what=what, has_levels=has_levels)
+                refused = refusal_of(exc, run.access, what=what, is_lighter=is_lighter)
             if interim is None or not hit_limit(exc):
                 raise refused from exc
             more = "; its caveats name the parts that were not compared" if isinstance(interim, HomologyReport) else ""

@@ -16,7 +16,7 @@ from mdir_hf import HomologyReport, Level, MdirError, declared_lineage
 from mdir_hf.lineage.cards.declared import DeclaredLineage
 from mdir_hf.lineage.family import Family
 from mdir_hf.model.hub.repository import ResolvedModel
-from mdir_hf.render.sections import SectionKind, deciding_kind
+from mdir_hf.render.sections import SectionKind
 from mdir_space.html.answer_card import answer_card, answer_words
 from mdir_space.html.figures import PUBLIC_FIGURES, ReportFigures
 from mdir_space.html.links import page_address, pinned_link, query_again, read_link, server_address
@@ -193,9 +193,7 @@ async def _show(
 
 def first_tab(report: HomologyReport) -> str:
     """Return the tab with the deciding evidence, or the layers tab if all layers were requested."""
-    is_about_layers = deciding_kind(report) is SectionKind.LAYERS or report.level is Level.LAYERS
-    has_layers = report.layers is not None or report.neurons is not None
-    return "layers" if is_about_layers and has_layers else "evidence"
+    return "layers" if report.level is Level.LAYERS and report.layers is not None else "evidence"
 
 
 async def details(
@@ -214,7 +212,6 @@ async def details(
         panels.evidence: "",
         panels.layers: "",
         panels.modules: "",
-        panels.calibration: "",
         panels.reconstruction: reconstruction_tab(report, is_example=is_example),
         panels.reproduce: reproduce_tab(report, server=server, is_example=is_example),
         panels.badge: badge_tab(report, link, server if is_public else ""),
@@ -223,7 +220,6 @@ async def details(
         (panels.evidence, SectionKind.EVIDENCE),
         (panels.layers, SectionKind.LAYERS),
         (panels.modules, SectionKind.MODULES),
-        (panels.calibration, SectionKind.CALIBRATION),
     ):
         yield {tab: await asyncio.to_thread(tab_html, report, kind, figures, link)}
     yield {panels.status: render("status", said="The evidence is complete.", is_stopped=False)}

@@ -214,7 +214,7 @@
     return made;
   };
 
-  // Open the comparison of a cell's two models, or the parts of its pair of layers.
+  // Open the comparison of a cell's two models.
   const open = (cells, event) => {
     const { data, row, column } = dataOf(cells);
     const address = linkOf(data, row, column);
@@ -223,31 +223,6 @@
       if (event.ctrlKey || event.metaKey) window.open(address);
       else location.assign(address);
     }
-    if (!data.pairs) return;
-    const below = cells.closest(".answers").querySelector(".of-pair");
-    const pair = [data.rows[row], data.columns[column]];
-    const names = pair.map((label, side) => sideOf(data, side, label)).join(" and ");
-    const tests = data.pairs[pair.join(",")];
-    if (!tests) {
-      below.replaceChildren(element("p", `The parts of ${names} were not analysed. Only matched layers are, or a few of them if there are many.`));
-      return;
-    }
-    const table = document.createElement("table");
-    table.append(element("caption", `The parts of ${names}, each with its most significant test`));
-    const lines = [["part", "looks for", "log10 p"], ...tests.map(([part, test, p]) => [part, test, p.toLocaleString("en")])];
-    const body = document.createElement("tbody");
-    lines.forEach((line, number) => {
-      const made = document.createElement("tr");
-      line.forEach((words, at) => {
-        const cell = element(number === 0 || at === 0 ? "th" : "td", words);
-        if (cell.tagName === "TH") cell.scope = number === 0 ? "col" : "row";
-        made.append(cell);
-      });
-      if (number === 0) table.createTHead().append(made);
-      else body.append(made);
-    });
-    table.append(body);
-    below.replaceChildren(table);
   };
 
   const zoom = (figure, factor) => {

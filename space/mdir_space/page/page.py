@@ -194,7 +194,7 @@ def _panels(plan: gr.HTML, status: gr.HTML, alert: gr.HTML, compare: gr.Button, 
     tabs = {}
     # The script of the page opens the right tab, once. Opening it here would undo a later choice of the visitor.
     with gr.Column(visible=False, elem_id="details") as details, gr.Tabs(overflow_behavior="wrap"):
-        for name in ("Evidence", "Layers", "Modules", "Calibration", "Reconstruction", "Reproduce", "Badge"):
+        for name in ("Evidence", "Layers", "Modules", "Reconstruction", "Reproduce", "Badge"):
             with gr.Tab(name, elem_id=f"tab-{name.lower()}", id=name.lower()):
                 tabs[name.lower()] = gr.HTML(elem_classes="panel", elem_id=f"panel-{name.lower()}")
     return Panels(plan, status, alert, verdict, details, compare=compare, cancel=cancel, **tabs)

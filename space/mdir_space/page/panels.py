@@ -30,7 +30,6 @@ class Panels:
     evidence: gr.HTML
     layers: gr.HTML
     modules: gr.HTML
-    calibration: gr.HTML
     reconstruction: gr.HTML
     reproduce: gr.HTML
     badge: gr.HTML

@@ -31,7 +31,7 @@ def answer_of(answered: Answered[HomologyReport], link: str, *, detailed: bool =
     """Return an answer: the strings in :data:`WORDS`, ``does_not_mean``, and the fields of a report.
 
     If ``detailed``, the report is complete. Otherwise the answer takes a few kilobytes: lists for figures are empty,
-    and only the last look at each matrix and the strongest module of each role are included.
+    and only the strongest module of each role is included.
     """
     report = answered.result
     words = {
@@ -46,9 +46,6 @@ def answer_of(answered: Answered[HomologyReport], link: str, *, detailed: bool =
 
 
 def _slim(body: dict[str, Any]) -> dict[str, Any]:
-    for name in ("embedding", "unembedding"):
-        if body[name] is not None:
-            body[name]["looks"] = body[name]["looks"][-1:]
     if body["layers"] is not None:
         body["layers"]["matrix"] = []
     if body["modules"] is not None:
@@ -56,7 +53,7 @@ def _slim(body: dict[str, Any]) -> dict[str, Any]:
         for module in body["modules"]:
             best = strongest.get(module["role"])
             if best is None or module["log10_p"] < best["log10_p"]:
-                strongest[module["role"]] = {**module, "found": None}
+                strongest[module["role"]] = module
         body["modules"] = list(strongest.values())
     body["io"]["files"] = []
     return body
@@ -92,7 +89,7 @@ _SECONDS: dict[str, Any] = {"type": "number", "minimum": 0}
 _VERDICT: dict[str, Any] = {"enum": ["homologous", "no_evidence", "inconclusive", None]}
 _P_IS_BOUND = {
     "type": "boolean",
-    "description": "Whether p bounds a probability. If not, log10_p measures how much agrees; do not quote it as a p.",
+    "description": "Whether p bounds a probability. If not, log10_p is null, because partners were searched for.",
 }
 
 
@@ -247,8 +244,8 @@ SURVEYED = object_of(
         listed(listed(_TEXT)),
     ),
     compared=described(
-        "The parts that were compared: embeddings and a few neurons of each pair; with layers also whole layers of "
-        "models without a relative."
+        "The parts that were compared: a few neurons of each pair, and embeddings if those do not match; with layers "
+        "also models without a relative, in full."
     ),
     models=described(
         "Every model, with the error if it was not read.", listed(object_of(name=_TEXT, error=_TEXT_OR_NULL))
@@ -285,7 +282,7 @@ def surveyed(answered: Answered[SurveyResult], link: str) -> dict[str, Any]:
                 "candidate": pair.candidate,
                 "verdict": None if pair.verdict is None else str(pair.verdict),
                 "log10_p": pair.log10_p,
-                "p_is_bound": pair.p_is_bound,
+                "p_is_bound": pair.log10_p is not None,
             }
             for pair in report.pairs.values()
         ],
@@ -295,23 +292,18 @@ def surveyed(answered: Answered[SurveyResult], link: str) -> dict[str, Any]:
 
 PLANNED = object_of(
     kind=described("The kind of plan.", {"enum": ["comparison", "family", "survey"]}),
-    bytes_at_least=described("Bytes that are read in any case: headers, tokenizers, first rows and neurons.", _COUNT),
-    bytes_if_nothing_settles_it=described(
-        "Approximate bytes if every step is needed, without neurons of all layers and comparisons that follow.",
-        _COUNT,
-    ),
+    bytes_at_least=described("Bytes if the first step settles the question: headers and a few neurons.", _COUNT),
+    bytes_if_nothing_settles_it=described("Upper bound on the bytes if every step is needed.", _COUNT),
     bytes_limit=described("Most bytes that may be read here; null for no limit.", _COUNT_OR_NULL),
     bytes_of_weights=described("Stored size of both models; null except for a comparison.", _COUNT_OR_NULL),
     seconds_at_least=described("Estimated duration if the first step settles it.", _SECONDS),
     seconds_if_nothing_settles_it=described("Estimated duration if every step is needed.", _SECONDS),
     requests=described("Most requests to the Hub; null for a comparison.", _COUNT_OR_NULL),
     peak_memory_bytes=described("Estimated memory; null if not planned.", _COUNT_OR_NULL),
-    common_tokens=described("Tokens in both vocabularies; null except for a comparison.", _COUNT_OR_NULL),
-    excluded_noise=described(
-        "The embeddings would reveal a copy with noise of up to this many times the weights, unless its channels were "
-        "rotated: a copy of the other model, of any base of the index with the same width, or within each pair. Null "
-        "if they would reveal none.",
-        _NUMBER_OR_NULL,
+    steps=described(
+        "Steps of a comparison with the most bytes that each may read; each runs only if the question is still open. "
+        "Empty except for a comparison.",
+        listed(object_of(step=_TEXT, bytes=_COUNT)),
     ),
     models=described(
         "For a survey: the rows and bytes to read of each model, or why it cannot be opened.",
@@ -342,8 +334,7 @@ def planned(plan: Plan, pace: Pace, limits: Limits) -> dict[str, Any]:
         "seconds_if_nothing_settles_it": round(cost.seconds[1], 1),
         "requests": None if cost.requests is None else cost.requests.api + cost.requests.files,
         "peak_memory_bytes": cost.memory_bytes,
-        "common_tokens": None if comparison is None else comparison.common_tokens,
-        "excluded_noise": cost.excluded_noise,
+        "steps": [{"step": name, "bytes": n} for name, n in (() if comparison is None else comparison.steps)],
         "models": models,
         "says": "" if isinstance(plan, ReadPlan) else in_sentences(plan, pace, limits),
         "fits": not cost.why_not,

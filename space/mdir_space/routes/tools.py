@@ -75,7 +75,7 @@ RECONSTRUCT = (
 )
 MODEL = "owner/name, owner/name@revision, or the URL of its page, for example Qwen/Qwen2.5-0.5B"
 
-LevelName = Literal["auto", "screen", "embedding", "layers"]
+LevelName = Literal["auto", "layers"]
 REQUIRED: Any = object()
 """Default that marks an argument as required."""
 

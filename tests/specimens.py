@@ -60,9 +60,8 @@ def mlp_of_rows(rows: torch.Tensor) -> dict[str, torch.Tensor]:
     if n_neurons < 40:
         return {}
     gate, up = rows[:n_neurons], rows[n_neurons : 2 * n_neurons]
-    return {
-        f"model.layers.0.mlp.{name}_proj.weight": matrix for name, matrix in (("gate", gate), ("up", up), ("down", gate.T))
-    }
+    matrices = {"gate": gate, "up": up, "down": gate.T}
+    return {f"model.layers.0.mlp.{name}_proj.weight": matrix for name, matrix in matrices.items()}
 
 
 def write_model(

@@ -33,13 +33,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from mdir_hf.comparison.layers import LayerQuestion, compare_layers
+from mdir_hf.comparison.residual_maps import Attempt
 from safetensors.torch import save_file
 
-from mdir_hf.comparison.layers import LayerQuestion, compare_layers
 from mdir_hf.comparison.projections.analysis import analyse_layers
 from mdir_hf.comparison.projections.samples import PROJECTION_ROLES, ProjectionReader, read_closely, stacked
 from mdir_hf.comparison.projections.tier_one import TierOne
-from mdir_hf.comparison.residual_maps import Attempt
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.row_agreement import compare_rows

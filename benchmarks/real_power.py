@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from mdir_hf.method.layer_map import map_layers
 from safetensors import safe_open
 
 from benchmarks.zoo.run import read_lines
 from mdir_hf.method.embedding import TESTS_PER_MATRIX, EmbeddingTest
-from mdir_hf.method.layer_map import map_layers
 from mdir_hf.method.power import MatrixSizes, noise_of_looks, strongest_noise
 from mdir_hf.processor import one_pool
 

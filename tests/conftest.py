@@ -24,7 +24,7 @@ NEEDED_BYTES = 2 << 30
 NEEDED_BY_SLOW_BYTES = 10 << 30
 """Disk for ``make test-slow`` and ``make test ALL=1``: at most 9 GB, mainly checkpoints of published size."""
 
-FIRST = ("comparison/test_compare.py", "comparison/test_body.py", "cli/test_compare_command.py")
+FIRST = ("comparison/test_compare.py", "comparison/test_hidden.py", "cli/test_compare_command.py")
 """Files of whole comparisons, through most of the package: what breaks anything mostly breaks one of them. They begin a
 run, after what failed last time (``--failed-first``)."""
 
@@ -135,10 +135,3 @@ def chromium() -> Iterator[Any]:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", ONLY_HERE])
         yield browser
         browser.close()
-
-
-@pytest.fixture
-def without_neuron_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Disable the comparison of neurons by number, so that the witness has to search for neurons."""
-    for look in ("ask_near_copy", "ask_by_number", "ask_every_layer", "ask_under_noise"):
-        monkeypatch.setattr(f"mdir_hf.comparison.witness.Witness.{look}", lambda self, *args, **options: None)

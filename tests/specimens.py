@@ -46,12 +46,22 @@ def sentencepiece_bytes(pieces: Sequence[tuple[str, int]]) -> bytes:
 
 
 def mlp_tensors(width: int, n_neurons: int, seed: int, *, layer: int = 0) -> dict[str, torch.Tensor]:
-    """The MLP of one Llama layer, under its names, with neurons that a second witness can compare."""
+    """The MLP of one Llama layer, under its names."""
     shapes = {"gate_proj": (n_neurons, width), "up_proj": (n_neurons, width), "down_proj": (width, n_neurons)}
     return {
         f"model.layers.{layer}.mlp.{name}.weight": gaussian(*shape, seed + at)
         for at, (name, shape) in enumerate(shapes.items())
     }
+
+
+def mlp_of_rows(rows: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The MLP of one Llama layer whose neurons are rows of an embedding, or nothing if there are fewer than 80 rows."""
+    n_neurons = min(200, len(rows) // 2)
+    if n_neurons < 40:
+        return {}
+    gate, up = rows[:n_neurons], rows[n_neurons : 2 * n_neurons]
+    matrices = {"gate": gate, "up": up, "down": gate.T}
+    return {f"model.layers.0.mlp.{name}_proj.weight": matrix for name, matrix in matrices.items()}
 
 
 def write_model(
@@ -63,8 +73,9 @@ def write_model(
     config: dict[str, object] | None = None,
     dtype: torch.dtype = torch.bfloat16,
     further: dict[str, torch.Tensor] | None = None,
+    has_layer: bool = True,
 ) -> Path:
-    """Write a folder as ``save_pretrained`` would, with the weights given and no layers.
+    """Write a folder as ``save_pretrained`` would, with the weights given.
 
     Args:
         folder: Folder to create.
@@ -74,9 +85,14 @@ def write_model(
         config: Replaces the default config.
         dtype: Dtype of the stored weights.
         further: Further tensors.
+        has_layer: Whether to add a layer with an MLP, unless ``further`` has layers. Its neurons are rows of the
+            embedding, so a changed copy of the embedding has changed copies of the neurons.
     """
     folder.mkdir(parents=True)
-    tensors = {"model.embed_tokens.weight": embedding, **(further or {})}
+    further = further or {}
+    if has_layer and not any(".layers." in name for name in further):
+        further = further | mlp_of_rows(embedding)
+    tensors = {"model.embed_tokens.weight": embedding, **further}
     if unembedding is not None:
         tensors["lm_head.weight"] = unembedding
     save_file({name: t.to(dtype).contiguous() for name, t in tensors.items()}, folder / "model.safetensors")

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.peers import gradient, huref
-from mdir_hf.comparison import neuron_reading
 from mdir_hf.comparison.neuron_reading import FEW_LAYERS
-from mdir_hf.comparison.neuron_sample import FITTED_ROWS, NOMINATING_FITTED_ROWS
-from mdir_hf.comparison.plan import LAST_LOOK_ROWS, WIDEST_WHOLE
 from mdir_hf.comparison.residual_maps import FITTED_LAYERS
 from mdir_hf.comparison.row_screen import SPREAD_LAYERS, is_wide
 from mdir_hf.method.layer_map import FULL_CHANNELS
 from mdir_hf.method.screening import SCREEN_CHANNELS, sample_sizes
+
+from benchmarks.peers import gradient, huref
+from mdir_hf.comparison import neuron_reading
+from mdir_hf.comparison.neuron_sample import FITTED_ROWS, NOMINATING_FITTED_ROWS
+from mdir_hf.comparison.plan import LAST_LOOK_ROWS, WIDEST_WHOLE
 from mdir_hf.model.roles import Role
 
 N_BYTES_PER_WEIGHT = 2

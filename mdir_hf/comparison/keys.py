@@ -7,6 +7,7 @@ residual stream, tokenizer, depth or order of heads changes.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 
 from mdir_hf.comparison.layer_weights import READS_AT_ONCE, about_weight, norm_before, read_role
+from mdir_hf.comparison.neurons import NOISES, PLANTED
 from mdir_hf.errors import naming
 from mdir_hf.method.blocks import FloatArray, IntArray
 from mdir_hf.method.embedding import look_at_rows
@@ -77,6 +79,8 @@ class HeadResemblances:
         pairs: Nominated pairs that remain after all heads of up to four were read, with the mean correlation of paired
             heads.
         n_products: Number of independent products of a head.
+        excluded_noise: Strongest noise, in units of the rows' root mean square, at which copied heads would stand out;
+            None if some do.
     """
 
     layers: tuple[tuple[int, ...], tuple[int, ...]]
@@ -133,10 +137,16 @@ class HeadKeys:
         self._layers = layers
         self._gains: dict[int, torch.Tensor | None] = {}
         self._heads: dict[int, dict[int, HeadRows]] = {position: {} for position in layers}
+        self._prints: dict[int, dict[int, torch.Tensor]] = {position: {} for position in layers}
 
     def n_heads(self, position: int) -> int:
         """Return the number of key heads of a layer."""
         return self._layers[position].n_heads
+
+    @property
+    def most_heads(self) -> int:
+        """Largest number of key heads of a layer."""
+        return max(keys.n_heads for keys in self._layers.values())
 
     def read(self, positions: Iterable[int], heads: Sequence[int] | None = None) -> None:
         """Read some heads of each of some layers, or all heads."""
@@ -146,8 +156,9 @@ class HeadKeys:
         n_in_flight = 1 if is_one_of_several_ranks() else READS_AT_ONCE
         all_rows = in_order(tasks, lambda task, _: self._read(*task), n_in_flight=n_in_flight, name="mdir-keys")
         for (at, numbers), rows in zip(tasks, all_rows, strict=True):
-            for place, number in enumerate(numbers):
+            for place, (number, of_head) in enumerate(zip(numbers, head_prints(rows), strict=True)):
                 self._heads[at][number] = rows.chosen(np.array([place]))
+                self._prints[at][number] = of_head
 
     def heads(self, position: int) -> HeadRows:
         """Return the heads of a layer that were read, in order of their numbers."""
@@ -155,11 +166,16 @@ class HeadKeys:
 
     def prints(self, positions: Iterable[int]) -> torch.Tensor:
         """Return the prints of all heads that were read of some layers, ``(h, D)``."""
-        return torch.cat([head_prints(self.heads(position)) for position in positions])
+        return torch.stack([of_head for at in positions for _, of_head in sorted(self._prints[at].items())])
+
+    def first_prints(self, positions: Sequence[int]) -> IntArray:
+        """Return the index of each layer's first print in :meth:`prints`, ``(len(positions),)``."""
+        starts: IntArray = np.cumsum([0, *(len(self._prints[position]) for position in positions[:-1])], dtype=np.int64)
+        return starts
 
     @property
     def read_positions(self) -> tuple[int, ...]:
-        """Layers of which any head was read."""
+        """Layers with at least one head that was read."""
         return tuple(position for position in self.positions if self._heads[position])
 
     def _read(self, position: int, heads: Sequence[int]) -> HeadRows:
@@ -177,10 +193,23 @@ class HeadKeys:
         return heads_of(folded, len(heads), keys.layout, rotary_dim=keys.rotary_dim)
 
 
+def n_layers_read(n_heads: int) -> int:
+    """Return the number of layers of the shallower model, with ``n_heads`` each, whose heads are all read."""
+    return max(FEWEST_LAYERS, min(MOST_HEADS // n_heads, max(MOST_LAYERS, FEWEST_HEADS // n_heads)))
+
+
+def n_heads_read(n_heads: int, n_layers: int) -> int:
+    """Return the number of heads that are read of each of ``n_layers`` layers of the deeper model."""
+    return min(n_heads, -(-FEWEST_HEADS // n_layers))
+
+
 def head_keys(models: tuple[PlacedTensors, PlacedTensors]) -> tuple[HeadKeys, HeadKeys] | None:
     """Return readers of the layers whose heads have one shape, the most frequent in both models; None if there is none.
 
     Rows are compared as rotary planes if it is known in both models how rows form planes, otherwise as they are.
+
+    Raises:
+        AnatomyError: If a tensor cannot be divided into the rows of its role.
     """
     for as_planes in (True, False):
         of_models = [_keys_of_layers(model, as_planes=as_planes) for model in models]
@@ -204,12 +233,12 @@ def compare_heads(
 ) -> HeadResemblances | None:
     """Compare heads of every layer of one model with heads of some layers of the other.
 
-    All heads of a few layers of the shallower model are read, and one head of every layer of the deeper one. All heads
-    of at most four nominated pairs of layers are read after that.
+    All heads of a few layers of the shallower model are read (or, at equal depth, of the one with fewer heads), and one
+    head of every layer of the deeper one. All heads of at most four nominated pairs of layers are read after that.
 
     Args:
         models: Reference and candidate.
-        seed: Seed of the head that is read of the deeper model.
+        seed: Seed of the layers and heads that are read.
         keys: Readers of both models from :func:`head_keys`, which keep the heads for :func:`map_of_heads`.
 
     Returns:
@@ -221,24 +250,22 @@ def compare_heads(
     keys = head_keys(models) if keys is None else keys
     if keys is None:
         return None
-    few = 0 if len(keys[0].positions) <= len(keys[1].positions) else 1
+    sizes = [(len(reader.positions), reader.most_heads) for reader in keys]
+    few = 0 if sizes[0] <= sizes[1] else 1
     shallower, deeper = keys[few], keys[1 - few]
-    n_heads = min(shallower.n_heads(position) for position in shallower.positions)
-    n_layers = max(FEWEST_LAYERS, min(MOST_HEADS // n_heads, max(MOST_LAYERS, FEWEST_HEADS // n_heads)))
     generator = torch.Generator().manual_seed(seed)
-    chosen = _spread_at_random(shallower.positions, n_layers, generator)
+    chosen = _spread_at_random(shallower.positions, n_layers_read(shallower.most_heads), generator)
     shallower.read(chosen)
     n_common = min(deeper.n_heads(position) for position in deeper.positions)
-    n_each = min(n_common, -(-FEWEST_HEADS // len(deeper.positions)))
+    n_each = n_heads_read(n_common, len(deeper.positions))
     deeper.read(deeper.positions, torch.randperm(n_common, generator=generator)[:n_each].sort().values.tolist())
     correlation = correlations(shallower.prints(chosen), deeper.prints(deeper.positions))
     n_products = n_free_products(*deeper.shape)
     prominent = prominence(correlation, n_products)
     limit = prominence_limit(correlation.size)
-    starts = np.cumsum([0, *(shallower.n_heads(position) for position in chosen[:-1])])
-    columns = n_each * np.arange(len(deeper.positions))
+    rows, columns = shallower.first_prints(chosen), deeper.first_prints(deeper.positions)
     resemblance, standing_out = (
-        np.maximum.reduceat(np.maximum.reduceat(each, starts, axis=0), columns, axis=1)
+        np.maximum.reduceat(np.maximum.reduceat(each, rows, axis=0), columns, axis=1)
         for each in (correlation, prominent)
     )
     layers = (chosen, deeper.positions)
@@ -247,7 +274,30 @@ def compare_heads(
     nominated = _nominated(standing_out, layers, limit)
     least = max(LEAST_MEAN, least_correlation(n_products, LEAST_DEVIATIONS))
     pairs = tuple(pair for pair in _means(keys, nominated[:NOMINATED_PAIRS]) if pair[2] >= least)
-    return HeadResemblances(layers, resemblance, nominated, pairs, n_products)
+    noise = None if nominated else _excluded_noise(shallower, chosen, deeper, n_each=n_each, generator=generator)
+    return HeadResemblances(layers, resemblance, nominated, pairs, n_products, noise)
+
+
+def _excluded_noise(
+    shallower: HeadKeys, chosen: tuple[int, ...], deeper: HeadKeys, *, n_each: int, generator: torch.Generator
+) -> float:
+    """Return the strongest noise, in units of the rows' RMS, at which planted copies of the chosen layers stand out.
+
+    The copies take the places of as many layers of the deeper model, with as many heads each.
+    """
+    n_products = n_free_products(*deeper.shape)
+    others = deeper.positions[len(chosen) :]
+    own, rest = shallower.prints(chosen), [deeper.prints(others)] if others else []
+
+    def is_found(noise: float) -> bool:
+        heads = [shallower.heads(position).chosen(np.arange(n_each)).noisy(noise, generator) for position in chosen]
+        prints = torch.cat([*map(head_prints, heads), *rest])
+        prominent = prominence(correlations(own, prints), n_products)
+        of_copies = prominent[:, : n_each * len(chosen)].max(axis=0).reshape(len(chosen), n_each).max(axis=1)
+        return bool(of_copies.max() > prominence_limit(prominent.size))
+
+    n_found = bisect_left(NOISES, True, key=lambda noise: not all(is_found(noise) for _ in range(PLANTED)))
+    return NOISES[n_found - 1] * NOISES[0] / NOISES[1] if n_found else 0.0
 
 
 def map_of_heads(
@@ -265,7 +315,8 @@ def map_of_heads(
 
     Args:
         models: Reference and candidate.
-        pairs: Positions in ``anatomy.layers`` of the reference and the candidate.
+        pairs: Positions in ``anatomy.layers`` of the reference and the candidate; others than those of ``keys`` are
+            skipped.
         seed: Seed of the rows to which the map is fitted.
         device: Device of the computation.
         keys: Readers of both models from :func:`head_keys`, if heads were read before.
@@ -278,7 +329,10 @@ def map_of_heads(
         AnatomyError: If the shape of a weight does not fit its role.
     """
     keys = head_keys(models) if keys is None else keys
-    if keys is None or not pairs:
+    if keys is None:
+        return None
+    pairs = [pair for pair in pairs if all(at in reader.positions for at, reader in zip(pair, keys, strict=True))]
+    if not pairs:
         return None
     x, y = _paired_rows(keys, pairs, seed)
     own_order = numbers_are_free(*models)

@@ -7,6 +7,7 @@ on p; :func:`~mdir_hf.method.neuron_numbers.match_neurons_by_number` then counts
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -24,6 +25,10 @@ CANDIDATES = 8
 """Number of neurons that are most similar by gate, among which up decides if their gates are parallel: neurons that
 cancel each other may be added with the direction of a gate, but another length or bias."""
 
+CONTRADICTION, MOST_BY_GATE_ALONE = 0.5, 0.125
+"""If up is less similar than the gate by more than the first value for more than this share of the partners, the
+sampled neurons may be parts of split ones, so the gate of their layer is read as well."""
+
 
 def search_neurons(
     models: tuple[PlacedTensors, PlacedTensors],
@@ -38,10 +43,10 @@ def search_neurons(
 
     ``pair`` are the positions of the two layers, ``residual_map`` maps the first model's residual stream to the
     second's, up to the sign of the whole stream, and ``seed`` selects the sampled neurons of the layer with fewer
-    neurons. A rotation can later be fitted on ``n_fitted_rows`` rows or, if that is None, on all neurons that are not
-    tested. Neurons with equal gates are judged by the sum of what they compute; see
-    :mod:`~mdir_hf.method.neuron_classes`. Reads the gate of the other layer (up, if there is no gate), a few hundred
-    rows, and all of down if neurons with equal gates are found.
+    neurons. A rotation can later be fitted on ``n_fitted_rows`` rows, as far as there are enough. Neurons with equal
+    gates are judged by the sum of what they compute; see :mod:`~mdir_hf.method.neuron_classes`. Reads the gate of the
+    other layer (up, if there is no gate), a few hundred rows, all of down if neurons with equal gates are found, and
+    the sampled layer's gate if its neurons seem split.
 
     Returns:
         A sample of each model, in which neurons at the same index are supposed partners. None if the layers do not have
@@ -66,18 +71,19 @@ def search_neurons(
     n_fitted = len(numbers) - n_tested
     order = numbers.sort().values
     at = torch.searchsorted(order, numbers)
-    readers = [RoleReader(views[few], role, (pair[few],)) for role in roles]
-    sampled = [reader.read(pair[few], order)[at].float() for reader in readers]
+    smaller_layer, larger_layer = (_Layer(views[side], pair[side], up, roles) for side in (few, many))
     carrier = residual_map if few == 0 else residual_map.reversed
-    carried = [carrier.carry_in(rows) for rows in sampled]
-    layer = _LargerLayer(views[many], pair[many], up, roles)
-    partners, signs = layer.partners(carried, device)
-    sampled[-1] = sampled[-1] * signs[:, None]
+    sampled = [RoleReader(views[few], role, (pair[few],)).read(pair[few], order)[at].float() for role in roles]
+    found = larger_layer.partners([carrier.carry_in(rows) for rows in sampled], device)
+    if found.share_by_gate_alone > MOST_BY_GATE_ALONE:  # the sampled neurons themselves may be parts of split ones
+        sampled[-1] = smaller_layer.summed(smaller_layer.classes(order, device))[at]
+        found = larger_layer.partners([carrier.carry_in(rows) for rows in sampled], device)
+    sampled[-1] = sampled[-1] * found.signs[:, None]
 
     def sample(side: int, rows: list[torch.Tensor]) -> NeuronSample:
         return NeuronSample((pair[side],), max(n_neurons), n_fitted, torch.stack(in_span(rows, n_fitted))[None])
 
-    smaller, larger = sample(few, sampled), sample(many, partners)
+    smaller, larger = sample(few, sampled), sample(many, found.rows)
     return (smaller, larger) if few == 0 else (larger, smaller)
 
 
@@ -89,21 +95,36 @@ def _are_alike(views: tuple[PlacedTensors, PlacedTensors], up: Role, pair: tuple
 
 
 @dataclass(frozen=True)
-class _LargerLayer:
-    """The layer in which partners are sought; ``roles`` are gate and up, or up alone."""
+class _Partners:
+    """Rows of each sampled neuron's partner, the sign of its up, and the share of partners that up contradicts."""
+
+    rows: list[torch.Tensor]
+    signs: torch.Tensor
+    share_by_gate_alone: float
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer whose whole gate can be read; ``roles`` are gate and up, or up alone."""
 
     model: PlacedTensors
     place: int
     up: Role
     roles: tuple[Role, ...]
 
-    def partners(self, carried: list[torch.Tensor], device: str) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """Return the rows of each carried neuron's partner, and the sign of its up, ``(k,)``."""
-        reader = RoleReader(self.model, self.roles[0], (self.place,))
-        first = reader.read(self.place, None).float()
-        # Channels of a mixer with equal rows may differ in their convolution and decay, so they form no classes.
-        lengths = reader.folded(self.place).float().norm(dim=1) if self.up is Role.UP else None
-        bias = bias_of(self.model, self.place, self.roles[0])
+    @cached_property
+    def reader(self) -> RoleReader:
+        """Reader of the gate, or of up if there is no gate."""
+        return RoleReader(self.model, self.roles[0], (self.place,))
+
+    @property
+    def first(self) -> torch.Tensor:
+        """Unit rows of the whole gate, or of up if there is no gate."""
+        return self.reader.read(self.place, None).float()
+
+    def partners(self, carried: list[torch.Tensor], device: str) -> _Partners:
+        """Find the partner of each carried neuron, and the sign of its up."""
+        first = self.first
         candidates, cosines, stream_sign = _most_similar(carried[0], first, device)
         # Only neurons parallel to the most similar one are read, so that few rows of up are scattered over the file.
         gates = first[candidates.flatten()].view(*candidates.shape, -1)
@@ -111,43 +132,44 @@ class _LargerLayer:
         candidates = torch.where(is_parallel, candidates, candidates[:, :1])
         cosines = torch.where(is_parallel, cosines, cosines[:, :1])
         chosen, at = torch.unique(candidates, return_inverse=True)
-        classes = [chosen[i : i + 1] for i in range(len(chosen))]
-        if lengths is not None:
-            classes = equal_neurons(first, lengths, chosen, bias=bias, device=device)
-        rows = self._summed(classes, first)[at]  # (k, candidates, width)
+        rows = self.summed(self.classes(chosen, device))[at]  # (k, candidates, width)
         k, n_candidates, _ = rows.shape
-        score = cosines
         along = torch.zeros_like(cosines)
         if len(self.roles) > 1:
             x, y = _in_common(carried[1], rows.flatten(0, 1))
             along = stream_sign * torch.einsum("kd,kcd->kc", x, y.view(k, n_candidates, -1))
-            score = cosines + along.abs()
-        best = torch.where(rows.any(dim=2), score, -torch.inf).argmax(dim=1)
+        best = torch.where(rows.any(dim=2), cosines + along.abs(), -torch.inf).argmax(dim=1)
         index = torch.arange(k)
-        partners = [first[candidates[index, best]], rows[index, best]][-len(self.roles) :]
+        found = [first[candidates[index, best]], rows[index, best]][-len(self.roles) :]
+        along, cosines = along[index, best], cosines[index, best]
+        if len(self.roles) < 2 or self.up is not Role.UP:
+            return _Partners(found, torch.ones(k), 0.0)
         # Up may be negated together with down, but only behind a gate.
-        signs = torch.where(along[index, best] < 0.0, -1.0, 1.0)
-        return partners, signs if self.up is Role.UP else torch.ones_like(signs)
+        signs = torch.where(along < 0.0, -1.0, 1.0)
+        return _Partners(found, signs, float((cosines - along.abs() > CONTRADICTION).float().mean()))
 
-    def _summed(self, classes: list[torch.Tensor], first: torch.Tensor) -> torch.Tensor:
+    def classes(self, chosen: torch.Tensor, device: str) -> list[torch.Tensor]:
+        """Return the neurons equal to each chosen one."""
+        if self.up is not Role.UP:  # channels of a mixer with equal rows may differ in their convolution and decay
+            return list(chosen[:, None])
+        lengths = self.reader.folded(self.place).float().norm(dim=1)
+        bias = bias_of(self.model, self.place, self.roles[0])
+        return equal_neurons(self.first, lengths, chosen, bias=bias, device=device)
+
+    def summed(self, classes: list[torch.Tensor]) -> torch.Tensor:
         """Return one up row for each class, ``(classes, width)``; zero if its members cancel each other."""
         members = torch.unique(torch.cat(classes))
-        rows = first[members]
-        if len(self.roles) > 1:
-            reader = RoleReader(self.model, self.roles[1], (self.place,))
-            rows = reader.read(self.place, members).float()
-            rows = rows * reader.lengths(self.place, members)[:, None]
-        single = rows[torch.searchsorted(members, torch.stack([of_class[0] for of_class in classes]))]
-        down = DOWN_OF[self.up]
-        layer = self.model.anatomy.layers[self.place]
-        if all(len(of_class) == 1 for of_class in classes) or down not in layer.parts:
-            return single
-        columns = read_role(self.model, layer, down)[:, members].float().T
-        for i, of_class in enumerate(classes):
-            if len(of_class) > 1:
-                index = torch.searchsorted(members, of_class)
-                single[i] = summed_neuron(rows[index], columns[index])
-        return single
+        reader = RoleReader(self.model, self.roles[-1], (self.place,)) if len(self.roles) > 1 else self.reader
+        rows = reader.read(self.place, members).float() * reader.lengths(self.place, members)[:, None]
+        summed = rows[torch.searchsorted(members, torch.stack([of_class[0] for of_class in classes]))]
+        layer, down = self.model.anatomy.layers[self.place], DOWN_OF[self.up]
+        if down in layer.parts and any(len(of_class) > 1 for of_class in classes):
+            columns = read_role(self.model, layer, down)[:, members].float().T
+            for i, of_class in enumerate(classes):
+                if len(of_class) > 1:
+                    index = torch.searchsorted(members, of_class)
+                    summed[i] = summed_neuron(rows[index], columns[index])
+        return summed
 
 
 def _most_similar(carried: torch.Tensor, rows: torch.Tensor, device: str) -> tuple[torch.Tensor, torch.Tensor, float]:

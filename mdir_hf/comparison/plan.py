@@ -28,7 +28,7 @@ GAPS = 2
 LARGEST_GAPS = 6
 """The same for the rows of tokens, whose gaps differ between two vocabularies."""
 
-NOISE_ROWS_PER_CHANNEL = 4
+NOISE_ROWS_PER_CHANNEL = 5
 """Number of rows per residual channel to which the noise step fits a rotation."""
 
 SEARCHES = 4

@@ -171,7 +171,9 @@ def compare_under_noise(measurements: Measurements) -> Measurements:
 
 
 def _compare_under_noise(measurements: Measurements, pairs: Sequence[Pair]) -> Measurements:
-    """Fit the rotation to many whitened rows."""
+    """Fit the rotation to many whitened rows, in one or two pairs of layers."""
+    if pairs and _n_values(measurements, pairs[0]) > LARGE_LAYER_VALUES:
+        pairs = pairs[:1]
     n_rows = NOISE_ROWS_PER_CHANNEL * max(model.anatomy.hidden_size for model in measurements.models)
     return _compare_pairs(measurements, SettledBy.NOISE, pairs[:NEAR_LAYERS], n_fitted_rows=n_rows, is_whitened=True)
 
@@ -283,14 +285,22 @@ def _second_seed_of(measurements: Measurements, step: SettledBy) -> int:
 def _search(
     measurements: Measurements, step: SettledBy, pairs: Sequence[Pair], residual_maps: Sequence[ResidualBasisMap]
 ) -> Measurements:
-    """Search partners of sampled neurons behind each map, in at most two pairs of layers, until a pair matches."""
+    """Search partners of sampled neurons behind each map, in at most two pairs of layers, until a pair matches.
+
+    If none matches, the first pair is searched again, and the rotation is fitted to more rows.
+    """
+    n_many = NOISE_ROWS_PER_CHANNEL * max(model.anatomy.hidden_size for model in measurements.models)
     for residual_map in residual_maps:
-        for pair in pairs[:MOST_SEARCHED]:
+        for pair, n_rows in [
+            *((pair, FITTED_ROWS) for pair in pairs[:MOST_SEARCHED]),
+            *((p, n_many) for p in pairs[:1]),
+        ]:
             samples = search_neurons(
                 measurements.tensors,
                 pair,
                 residual_map,
                 seed=measurements.sample_seed,
+                n_fitted_rows=n_rows,
                 device=measurements.settings.device,
             )
             if samples is None:

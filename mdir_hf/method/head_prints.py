@@ -50,6 +50,15 @@ class HeadRows:
         index = torch.from_numpy(heads)
         return HeadRows(self.planes[index], self.still[index])
 
+    def noisy(self, noise: float, generator: torch.Generator) -> HeadRows:
+        """Return a copy with independent Gaussian noise of ``noise`` times the root mean square of each row."""
+
+        def added(rows: torch.Tensor) -> torch.Tensor:
+            drawn = torch.randn(rows.shape, generator=generator, dtype=rows.dtype)
+            return _unit(rows + noise * rows.shape[2] ** -0.5 * drawn)
+
+        return HeadRows(added(self.planes), added(self.still))
+
 
 def heads_of(
     rows: torch.Tensor, n_heads: int, layout: PlanePairing | None, *, rotary_dim: int | None = None

@@ -17,8 +17,8 @@ from mdir_hf.render.projection_words import outcome_words
 from mdir_hf.report import Outcome
 from tests.comparison.test_expert_sets import give_experts, mixture
 from tests.comparison.test_expert_sets import save as save  # a fixture that saves experts separately or stacked
-from tests.comparison.test_upcycling import LAYERS, NEURONS, V, new_model, upcycle_to_mixtral
-from tests.comparison.test_upcycling import expert as expert_of
+from tests.comparison.upcycled import LAYERS, NEURONS, V, new_model, upcycle_to_mixtral
+from tests.comparison.upcycled import expert as expert_of
 from tests.specimens import tokenizer_json, tokens
 
 MLP = ("gate", "up", "down")

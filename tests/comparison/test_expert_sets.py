@@ -10,7 +10,7 @@ from mdir_hf import HomologyReport, Verdict, compare
 from mdir_hf.comparison.neurons import LOOKS_AT_NEURONS, PLACE
 from mdir_hf.comparison.stacks import EXPERT_LAYERS, EXPERTS_PLACE, FIRST_PLACE
 from mdir_hf.report import Treatment
-from tests.comparison.test_upcycling import LAYERS, V, expert, new_model
+from tests.comparison.upcycled import LAYERS, V, expert, new_model
 from tests.specimens import tokenizer_json, tokens
 
 

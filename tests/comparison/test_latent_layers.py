@@ -8,11 +8,11 @@ import math
 
 import pytest
 import torch
+from mdir_hf.method.modules import LayerWeights, analyse_layer
 
 from mdir_hf import HomologyChecker, Verdict
 from mdir_hf.comparison import layers as layers_module
 from mdir_hf.method.gauge import ResidualBasisMap
-from mdir_hf.method.modules import LayerWeights, analyse_layer
 from mdir_hf.method.neurons import unit_rows
 from mdir_hf.model.files import MemorySource
 from mdir_hf.model.roles import FusedRows, HeadCounts, WeightPart, WeightProduct, read_part

@@ -11,7 +11,7 @@ from mdir_hf.errors import AnatomyError
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Role
-from tests.comparison.test_body import new_embeddings
+from tests.comparison.relatives import new_embeddings
 from tests.method.obfuscation import new_model
 from tests.model.roles.test_draft_models import SIZES, write
 

@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from mdir_hf.comparison.exclusion import noise_of_plan
 
 import mdir_hf
 from docs.roles import without_roles
 from docs.site_hooks import command_line_page, lists_apart, schema_page, start_page, table_page
 from mdir_hf import HomologyReport, errors
 from mdir_hf.cli.main import build_parser
-from mdir_hf.comparison.exclusion import noise_of_plan
 from mdir_hf.comparison.plan import make_plan
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.model.files.sources import TensorSpec

@@ -24,7 +24,7 @@ from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.model.opened import Model
 from mdir_hf.render.layer_words import layers_text
 from mdir_hf.report import Verdict
-from tests.comparison.test_body import drift, new_embeddings, with_layers
+from tests.comparison.relatives import drift, new_embeddings, with_layers
 from tests.comparison.test_stacks import tower
 from tests.lineage.test_neurons import SIZES
 from tests.method.obfuscation import new_model

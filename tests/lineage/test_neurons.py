@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from mdir_hf.comparison.neuron_reading import take_neurons
 from safetensors.torch import load_file, save_file
 
 from mdir_hf import survey
-from mdir_hf.comparison.neuron_reading import take_neurons
 from mdir_hf.comparison.neuron_sample import NeuronSample
 from mdir_hf.errors import CorruptCheckpointError, InputError
 from mdir_hf.lineage.family import find_family
@@ -26,8 +26,7 @@ from mdir_hf.model.hub import open_repository
 from mdir_hf.model.open import NamedModel
 from mdir_hf.model.opened import Model
 from mdir_hf.render.layer_words import layers_text
-from tests.comparison.test_body import drift, new_embeddings, with_layers
-from tests.comparison.test_residual_maps import edited, turned
+from tests.comparison.relatives import drift, edited, new_embeddings, turned, with_layers
 from tests.method.obfuscation import new_model, obfuscate
 from tests.specimens import tokenizer_json, tokens
 

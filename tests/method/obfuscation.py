@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from mdir_hf.method.modules import LayerWeights
+from mdir_hf.method.layer_weights import LayerWeights
 
 VOCABULARY = 160
 SIZES = {

@@ -3,9 +3,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from mdir_hf.method.calibration import calibrate, count_off_match_channels, privileged_basis_z
 
 from mdir_hf.method import calibration as calibration_module
-from mdir_hf.method.calibration import calibrate, count_off_match_channels, privileged_basis_z
 from mdir_hf.method.embedding import EmbeddingTest
 from mdir_hf.method.matching import REMARKABLE, best_matching
 from mdir_hf.method.polar import row_factors

@@ -5,14 +5,14 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from mdir_hf.method.layer_map import LayerMap, log_p_of_layers
+from mdir_hf.method.layer_map import map_layers as map_in_step
+from mdir_hf.method.screening import row_maximum_moments
 from scipy.optimize import linear_sum_assignment
 from scipy.special import gammaln
 
 from mdir_hf.errors import InputError
-from mdir_hf.method.layer_map import LayerMap, log_p_of_layers
-from mdir_hf.method.layer_map import map_layers as map_in_step
 from mdir_hf.method.layer_order import LayerRun, classify_layers, layer_runs, ordered_matching
-from mdir_hf.method.screening import row_maximum_moments
 from tests.method.one_map import map_layers
 
 LOG_ALPHA = math.log(1e-10)

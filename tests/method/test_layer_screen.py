@@ -7,10 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
 from mdir_hf.method.layer_map import log_p_of_layers
-from mdir_hf.method.polar import cross_product
-from mdir_hf.method.power import MatrixSizes, strongest_noise_of_pairs
 from mdir_hf.method.screening import (
     NULL_Z,
     SHARED_ROWS,
@@ -24,6 +21,9 @@ from mdir_hf.method.screening import (
     screen_column,
     screen_rows,
 )
+
+from mdir_hf.method.polar import cross_product
+from mdir_hf.method.power import MatrixSizes, strongest_noise_of_pairs
 from mdir_hf.method.significance import log_p_matching
 
 LOG_ALPHA = math.log(1e-10)

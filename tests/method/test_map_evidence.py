@@ -4,8 +4,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-
-from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.layer_map import LayerMatch
 from mdir_hf.method.map_evidence import (
     N_PLACEBOS,
@@ -15,6 +13,8 @@ from mdir_hf.method.map_evidence import (
     log_p_of_placebos,
     weigh_matches,
 )
+
+from mdir_hf.method.gauge import ResidualBasisMap
 from tests.method.one_map import map_layers
 
 LOG_ALPHA = math.log(1e-10)

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from mdir_hf.method.modules import PROJECTIONS, LayerWeights, analyse_layer
 
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.heads import SUBSPACE_NULL
 from mdir_hf.method.matching import best_matching
-from mdir_hf.method.modules import PROJECTIONS, LayerWeights, analyse_layer
 from mdir_hf.method.neurons import inner_polar, unit_rows
 from mdir_hf.method.planes import FREQUENCY_NULL
 from tests.method.obfuscation import haar

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mdir_hf.method.matching import best_matching, matching_in_order
 from mdir_hf.method.neuron_numbers import (
     TESTS,
-    common_length,
+    WHITENING_RIDGE,
     in_span,
     log_p_in_order,
     log_p_own_number,
@@ -23,7 +23,6 @@ from mdir_hf.method.neuron_numbers import (
     match_neurons_by_number,
     mutual_partners,
     numbering_of,
-    own_numbers,
     sample_neurons,
 )
 from mdir_hf.method.neurons import unit_rows
@@ -45,7 +44,7 @@ def noisy(model, seed, strength):
 
 def counted(reference, candidate, n_neurons=1024, n_fitted=FITTED):
     sides = (in_span(model, n_fitted) for model in (reference, candidate))
-    return own_numbers(*sides, n_fitted=n_fitted, n_neurons=n_neurons)
+    return match_neurons_by_number(*sides, n_fitted=n_fitted, n_neurons=n_neurons).counts
 
 
 def naive(reference, candidate):
@@ -141,6 +140,119 @@ def test_equal_neurons_have_no_partner():
     for rows in model:
         rows[FITTED:] = rows[FITTED]
     assert counted(model, model) == (0, 0)
+
+
+# --- whitened, for strong noise and many fitted rows
+
+MANY = 8 * WIDTH
+
+
+def uneven(seed, n=MANY + TESTED):
+    """Neurons whose channels have different scales, as in real weights, in a random basis."""
+    generator = torch.Generator().manual_seed(seed)
+    scales = torch.linspace(0.2, 2.0, WIDTH)
+    basis = haar(WIDTH, generator).float()
+    return [unit_rows(torch.randn(n, WIDTH, generator=generator) * scales @ basis) for _ in range(2)]
+
+
+def shaped(model, seed, strength):
+    """Add noise in a few strong directions."""
+    generator = torch.Generator().manual_seed(seed)
+    directions = haar(WIDTH, generator).float()[:6]
+    return [
+        unit_rows(rows + strength * torch.randn(len(rows), 6, generator=generator) @ directions / 6**0.5)
+        for rows in model
+    ]
+
+
+def whitened(reference, candidate, n_fitted=MANY, n_neurons=1024):
+    matches = match_neurons_by_number(reference, candidate, n_fitted=n_fitted, n_neurons=n_neurons, is_whitened=True)
+    return matches.counts
+
+
+def oracle(reference, candidate):
+    """Own numbers with symmetric whiteners and every quantity in float64."""
+    x, y = (np.stack([rows.double().numpy() for rows in model]) for model in (reference, candidate))
+    roots = []
+    for rows in (x, y):
+        moments = sum(matrix[:MANY].T @ matrix[:MANY] for matrix in rows)
+        values, vectors = np.linalg.eigh(moments + WHITENING_RIDGE * np.trace(moments) / WIDTH * np.eye(WIDTH))
+        roots.append(vectors / np.sqrt(values) @ vectors.T)
+    cross = sum(a[:MANY].T @ b[:MANY] for a, b in zip(x, y, strict=True))
+    left, scale, right = np.linalg.svd(roots[0] @ cross @ roots[1])
+    a, b = x[:, MANY:] @ roots[0] @ left * scale**0.25, y[:, MANY:] @ roots[1] @ right.T * scale**0.25
+    a, b = (rows / np.linalg.norm(rows, axis=2, keepdims=True) for rows in (a, b))
+    cosines = (a @ b.transpose(0, 2, 1)).sum(axis=0)
+    return sum(int(i == cosines[:, i].argmax() and i == cosines[i].argmax()) for i in range(TESTED))
+
+
+@given(st.integers(0, 500), st.floats(0.0, 6.0))
+@settings(max_examples=20, deadline=None)
+def test_whitened_counts_equal_symmetric_whitening(seed, strength):
+    model = uneven(seed)
+    other = noisy(model, seed + 1, strength)
+    # A float32 cosine may win a close tie against a float64 one.
+    assert abs(whitened(model, other).own - oracle(model, other)) <= 1
+
+
+@given(st.integers(0, 500))
+@settings(max_examples=20, deadline=None)
+def test_whitened_counts_do_not_depend_on_basis_sign_or_scale(seed):
+    model = uneven(seed)
+    other = noisy(model, seed + 1, 2.0)
+    turn = haar(WIDTH, torch.Generator().manual_seed(seed)).float()
+    expected = whitened(model, other)
+    for changed in ([rows @ turn for rows in other], [-rows for rows in other], [3.0 * rows for rows in other]):
+        found = whitened(model, changed)
+        # Rounding may decide a close tie or a cosine at the threshold.
+        assert abs(found.own - expected.own) <= 1 and abs(found.certain - expected.certain) <= 1
+    swapped = whitened(other, model)
+    assert abs(swapped.own - expected.own) <= 1
+
+
+def test_a_copy_is_certain_if_whitened():
+    model = uneven(0)
+    assert whitened(model, model) == (TESTED, TESTED)
+    assert whitened(model, [unit_rows(rows[:, :40]) for rows in model]).own == TESTED
+
+
+def test_whitening_finds_more_under_noise_in_a_few_directions():
+    model = uneven(0)
+    other = shaped(model, 1, 2.0)
+    plain = counted(model, other, 1024, MANY)
+    assert whitened(model, other).certain >= plain.certain + TESTED // 4
+
+
+def test_more_fitted_rows_find_stronger_noise():
+    model = uneven(0)
+    other = noisy(model, 1, 2.0)
+    few = (
+        [torch.cat([rows[:16], rows[-TESTED:]]) for rows in model],
+        [torch.cat([rows[:16], rows[-TESTED:]]) for rows in other],
+    )
+    assert whitened(*few, n_fitted=16).own < TESTED // 2 <= whitened(model, other).own
+
+
+def test_own_numbers_of_whitened_strangers_are_at_most_as_frequent_as_the_bound():
+    n_pairs = 200
+    found = [whitened(uneven(2 * seed), uneven(2 * seed + 1)) for seed in range(n_pairs)]
+    own = np.array([counts.own for counts in found])
+    for k in (2, 3, 4):
+        p = 1 / math.factorial(k)
+        assert (own >= k).mean() <= p + 3 * math.sqrt(p * (1 - p) / n_pairs)  # three deviations of the binomial
+    assert max(counts.certain for counts in found) <= 1
+
+
+def test_whitening_zeros_gives_no_partner():
+    zeros = [torch.zeros(MANY + TESTED, WIDTH)] * 2
+    assert whitened(zeros, uneven(0)) == (0, 0) == whitened(zeros, zeros)
+
+
+def test_a_neuron_needs_each_matrix_to_be_certain():
+    model = neurons(0, n=2 * FITTED + TESTED)
+    stranger = neurons(1, n=2 * FITTED + TESTED)
+    gates_copied = [model[0], stranger[1]]
+    assert counted(model, gates_copied, 256, 2 * FITTED).certain <= 1  # an up exceeds three deviations by chance
 
 
 def test_the_sample_consists_of_whole_runs_fixed_by_the_seed():
@@ -274,42 +386,3 @@ def test_partners_equal_the_whole_factor_for_any_cut(monkeypatch):
     for rows in (1, 7, 64):
         monkeypatch.setattr("mdir_hf.method.neuron_numbers.ROWS_AT_ONCE", rows)
         assert [tuple(map(int, pair)) for pair in zip(*mutual_partners(polar), strict=True)] == expected
-
-
-def test_the_common_length_is_the_root_of_the_mean_product_of_two_vectors():
-    vectors = torch.tensor([[3.0, 0.0], [1.0, 1.0], [2.0, 5.0]])
-    products = (3.0 + 6.0 + 7.0) / 3.0
-    assert common_length(vectors) == pytest.approx(math.sqrt(products), rel=1e-6)  # float32, three products
-    assert common_length(torch.tensor([[1.0, 0.0], [-1.0, 0.0]])) == 0.0
-    assert common_length(vectors[:1]) == 0.0
-
-
-@pytest.mark.parametrize("length", [0.0, 0.5])
-def test_independent_noise_adds_nothing_to_the_common_length_on_average(length):
-    generator = torch.Generator().manual_seed(5)
-    n, width, n_draws = 64, 48, 200
-    common = torch.zeros(width)
-    common[0] = length
-    squares = []
-    for _ in range(n_draws):
-        vectors = common + torch.randn(n, width, generator=generator) / math.sqrt(width)
-        squares.append(float((vectors.sum(dim=0).square().sum() - vectors.square().sum()) / (n * (n - 1))))
-        assert common_length(vectors) == pytest.approx(math.sqrt(max(0.0, squares[-1])), abs=1e-4)
-    # The square of one draw has a standard deviation of sqrt(2 / width) / n + 2 length / sqrt(n width); five are
-    # allowed.
-    deviation = math.sqrt(2.0 / width) / n + 2.0 * length / math.sqrt(n * width)
-    assert np.mean(squares) == pytest.approx(length**2, abs=5.0 * deviation / math.sqrt(n_draws))
-
-
-@pytest.mark.parametrize("strength", [0.0, 1.0])
-@pytest.mark.parametrize("shift", [0.0, 0.5])
-def test_the_shift_of_gates_does_not_count_noise(strength, shift):
-    """The rotation is fitted on neurons that did not move; noise as large as the rows does not change the estimate."""
-    rows = neurons(1, n=512 + 64)
-    axis = torch.zeros(WIDTH)
-    axis[0] = shift
-    moved = [matrix.clone() for matrix in noisy(rows, 2, strength)]
-    moved[0][512:] = unit_rows(moved[0][512:] + axis)
-    matches = match_neurons_by_number(rows, moved, n_fitted=512, n_neurons=1024)
-    # A partner of length 1 with a shift s has a length of sqrt(1 + s^2) and is scaled back to 1. 64 neurons.
-    assert matches.shift == pytest.approx(shift / math.sqrt(1.0 + shift**2), abs=0.08)

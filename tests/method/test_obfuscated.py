@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from mdir_hf.method.modules import analyse_layer
 
 from mdir_hf.method.embedding import EmbeddingTest
 from mdir_hf.method.gauge import ResidualBasisMap, residual_basis_maps
-from mdir_hf.method.modules import analyse_layer
 from mdir_hf.method.polar import polar_factor
 from mdir_hf.method.rows import pair_rows
 from mdir_hf.method.significance import log_p_of_best

@@ -177,10 +177,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, ModelResult], dict[Pair
             models[result.name] = result
             continue
         is_homologous = result.verdict == "homologous"
-        if result.log10_p is None:
-            is_below = is_homologous
-        else:
-            is_below = result.log10_p < math.log10(header.alpha_of_pair)
+        is_below = is_homologous if result.log10_p is None else result.log10_p < math.log10(header.alpha_of_pair)
         if is_below is not is_homologous:
             raise InputError(
                 f"line {number} contradicts itself: log10 p is {result.log10_p}, alpha of a pair "

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import safetensors
 import torch
+from mdir_hf.comparison.neuron_reading import FEW_LAYERS
 from safetensors.torch import save_file
 
 from benchmarks.peers import rival
@@ -26,7 +27,6 @@ from benchmarks.peers.seedprints import SeedPrints
 from benchmarks.peers.weights import open_model
 from mdir_hf import HomologyChecker
 from mdir_hf.comparison import neuron_reading, neuron_strengths
-from mdir_hf.comparison.neuron_reading import FEW_LAYERS
 from mdir_hf.comparison.neuron_sample import NOMINATING_FITTED_ROWS
 from mdir_hf.model.hub import IoLedger, RepositoryOptions, open_repository
 from mdir_hf.model.hub.local import LocalFile

@@ -16,7 +16,7 @@ from mdir_hf import compare
 from mdir_hf.errors import CorruptCheckpointError, MdirError, SeveralModelsError, UnsafePathError
 from mdir_hf.model.files import open_checkpoint
 from mdir_hf.model.files.onnx import OnnxSource
-from tests.comparison.test_body import drift
+from tests.comparison.relatives import drift
 from tests.conformance_tensors import MemoryTree, TensorSourceConformance
 from tests.method.obfuscation import new_model
 from tests.model.hub.fixtures import hf_home, loopback_hub

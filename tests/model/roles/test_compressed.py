@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from mdir_hf import Verdict, compare
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.opened import Model
-from tests.comparison.test_body import new_embeddings
+from tests.comparison.relatives import new_embeddings
 from tests.method.obfuscation import new_model
 from tests.specimens import tokenizer_json, tokens
 

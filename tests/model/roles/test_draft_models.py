@@ -14,7 +14,7 @@ from mdir_hf.errors import AnatomyError
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Role
-from tests.comparison.test_body import new_embeddings
+from tests.comparison.relatives import new_embeddings
 from tests.method.obfuscation import new_model
 from tests.specimens import tokenizer_json, tokens
 

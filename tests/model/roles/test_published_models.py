@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from mdir_hf.comparison.mixtures import _read_mlps, mlp_parts
 from safetensors.torch import save_file
 
-from mdir_hf.comparison.mixtures import _read_mlps, mlp_parts
 from mdir_hf.model.files import MemorySource
 from mdir_hf.model.hub import IoLedger, open_repository
 from mdir_hf.model.opened import Model

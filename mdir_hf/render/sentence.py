@@ -84,9 +84,9 @@ def _told_apart(model: ModelSummary) -> str:
 
 
 def _nothing_found(report: HomologyReport) -> str:
-    if any(matrix.is_significant for matrix in report.matrices.values()):
-        (name,) = report.matrices
-        return f"No shared weights were found; the {name}s are alike, but not copies. {NO_PROOF}"
+    alike = [name for name, matrix in report.matrices.items() if matrix.is_significant]
+    if alike:
+        return f"No shared weights were found; the {alike[0]}s are alike, but not copies. {NO_PROOF}"
     excludes = report.excludes
     are_layers_excluded = report.neurons is not None or (excludes is not None and excludes.keys is not None)
     if not are_layers_excluded and report.matrices and not report.parts:

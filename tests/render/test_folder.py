@@ -29,10 +29,10 @@ def test_a_folder_holds_three_forms_and_every_figure(tmp_path):
     }
     assert HomologyReport.from_json((tmp_path / "a" / "b" / "report.json").read_text()) == report
     dark = draw_figures(report, dark=True)
-    assert (tmp_path / "a" / "b" / "null.svg").read_bytes() == figure_bytes(figures["null"], "svg")
-    assert (tmp_path / "a" / "b" / "null-dark.png").read_bytes() == figure_bytes(dark["null"], "png")
+    assert (tmp_path / "a" / "b" / "neurons.svg").read_bytes() == figure_bytes(figures["neurons"], "svg")
+    assert (tmp_path / "a" / "b" / "neurons-dark.png").read_bytes() == figure_bytes(dark["neurons"], "png")
     page = (tmp_path / "a" / "b" / "report.html").read_text("utf-8")
-    assert figure_img(figures["null"], dark["null"]) in page
+    assert figure_img(figures["neurons"], dark["neurons"]) in page
 
 
 def test_an_interruption_leaves_whole_files_only(tmp_path, monkeypatch):
@@ -63,7 +63,8 @@ def test_an_interruption_leaves_whole_files_only(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", HOSTILE_NAMES[::4])  # test_page.py and test_markdown.py use all names
 def test_reports_of_any_name_are_saved_as_utf_8(tmp_path, name):
     caveats = (f"No tokenizer files in {name}.",)
-    parts = {"embedding": None, "unembedding": None, "layers": None, "modules": None, "arrays": NO_ARRAYS}  # no figure
+    absent = ("neurons", "embedding", "unembedding", "layers", "modules", "projections")
+    parts = {**dict.fromkeys(absent), "arrays": NO_ARRAYS}  # no figure
     save_report(a_report(candidate=a_model(name), caveats=caveats, **parts), tmp_path)
 
     for file in ("report.json", "report.md", "report.html"):

@@ -16,7 +16,10 @@ def test_a_frame_has_a_row_for_every_test():
     pytest.importorskip("pandas")
     report = a_report()
     frame = report.to_frame()
-    assert len(frame) == len(report.matrices) + len(report.layers.matches) + len(report.modules)
+    tests = (report.neurons.matches, report.matrices, report.layers.matches, report.modules)
+    assert len(frame) == sum(map(len, tests))
+    assert set(frame.loc[frame.part == "neurons", "log10_p"]) == {report.log10_p}
+    assert set(frame.loc[frame.part == "neurons", "test"]) == {report.settled_by.value} == {frame.attrs["settled_by"]}
     assert frame.loc[frame.part == "embedding", "log10_p"].item() == report.embedding.log10_p
     assert list(frame.loc[frame.part == "layers", "candidate_layer"]) == [m.candidate for m in report.layers.matches]
     assert frame.attrs["verdict"] == report.verdict.value
@@ -26,7 +29,7 @@ def test_a_frame_has_a_row_for_every_test():
 
 def test_a_report_without_results_is_an_empty_frame():
     pytest.importorskip("pandas")
-    frame = a_report(embedding=None, unembedding=None, layers=None, modules=None).to_frame()
+    frame = a_report(neurons=None, embedding=None, unembedding=None, layers=None, modules=None).to_frame()
     assert frame.empty
     assert "log10_p" in frame.columns
 

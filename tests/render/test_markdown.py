@@ -35,7 +35,7 @@ def shown(text):
 def test_a_name_does_not_change_the_structure(name):
     def text_of(reference, candidate):
         report = a_report(reference=a_model(reference), candidate=a_model(candidate), caveats=(f"About {reference}.",))
-        return markdown_text(report, {"null": f"Bars of {reference}", "layers": "A map"})
+        return markdown_text(report, {"neurons": f"Map of {reference}", "layers": "A map"})
 
     with_name = kinds(text_of(name, name[::-1]))
     ignored = {"text", "text_special"}

@@ -17,7 +17,7 @@ pytest.importorskip("playwright.sync_api")
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
-N_PICTURES = 10
+N_PICTURES = 8
 """Figures on the page; the deciding one appears first, and again in its section."""
 
 HTML_NAMES = [
@@ -36,7 +36,7 @@ HTML_NAMES = [
 """Names that each attack HTML in one way. Most of :data:`HOSTILE_NAMES` attack Markdown, formulas, shells and
 terminals, and are harmless in HTML even without escaping."""
 
-WITHOUT_FIGURES = {"embedding": None, "unembedding": None, "layers": None, "modules": None}
+WITHOUT_FIGURES = dict.fromkeys(("neurons", "embedding", "unembedding", "layers", "modules", "projections"))
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")]
 

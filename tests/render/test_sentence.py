@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -19,105 +18,101 @@ from mdir_hf.render.scale import measured_pairs
 from mdir_hf.render.sections import SectionKind
 from mdir_hf.render.sentence import runs_text
 from mdir_hf.render.text import markdown_text, plain
-from mdir_hf.report import Exclusion, LayerPattern, Placebos, Reason, ResidualMap, SettledBy, Transformation
+from mdir_hf.report import Exclusion, ExpertOrigin, LayerPair, Reason, SettledBy, StackPair
 from mdir_hf.report.optional_parts import Coverage, PartCoverage, Treatment
 from mdir_hf.report.words import probability_text
 from tests.render.figures.drawn_reports import (
     HOSTILE_NAMES,
-    a_layer_map,
     a_matrix,
     a_model,
-    a_placebo,
     a_report,
+    some_neurons,
     stranger,
 )
 
 REPORTS = Path(__file__).parents[2] / "docs" / "reports"
 
-FOUND = re.compile(r"share weights:|same weight files|\bmatch\b")
+FOUND = re.compile(r"share weights:|same weight files")
 
 
-def a_map(pairs, n_reference, n_candidate, pattern, **fields):
-    matches = tuple((i, j, -40.0) for i, j in pairs)
-    return a_layer_map(n_reference, n_candidate, matches=matches, pattern=pattern, **fields)
+BY_NUMBER = (SettledBy.NEAR, SettledBy.NUMBER, SettledBy.EVERY, SettledBy.NOISE)
+BY_SEARCH = (SettledBy.KEYS, SettledBy.EMBEDDINGS)
+
+EXPERTS = StackPair(
+    reference="experts of layer 2",
+    candidate="experts of layer 1",
+    verdict=Verdict.HOMOLOGOUS,
+    log10_p=-310.4,
+    layers=(LayerPair(2, 1),),
+    experts=(ExpertOrigin(0, 3, -310.4), ExpertOrigin(4, 4, -20.0)),
+)
+TOWER = StackPair(
+    reference="vision tower",
+    candidate="vision tower",
+    verdict=Verdict.HOMOLOGOUS,
+    log10_p=-90.0,
+    layers=(LayerPair(0, 0),),
+)
+SHARED_TOWER = "the vision tower of me/tuned shares weights with the vision tower of owner/base"
+SHARED_EXPERTS = "experts 0 and 4 of layer 1 of me/tuned share weights with experts 3 and 4 of layer 2 of owner/base"
 
 
-DEEPER = [*((i, i) for i in range(24)), *((i - 16, i) for i in range(24, 40))]
+def settled(step, **fields):
+    """Return a report that this step settled."""
+    neurons = some_neurons(step=step) if step in BY_NUMBER else some_neurons(step=step, log10_p=None)
+    standard = {"settled_by": step, "neurons": neurons, "log10_p": neurons.log10_p}
+    if step is SettledBy.PARTS:
+        silent = some_neurons(step=SettledBy.NUMBER, certain=((0, 0), (0, 1)), matches=(), log10_p=0.0)
+        standard = {"settled_by": step, "neurons": silent, "log10_p": -310.4, "parts": (EXPERTS,)}
+    if step is SettledBy.IDENTICAL_FILES:
+        standard = {"settled_by": step, "neurons": None, "log10_p": -77.1}
+    return a_report(**{**standard, **fields})
 
-TABLE = {
-    "a first look": (
-        {"settled_by": SettledBy.SCREEN, "layers": None, "modules": None},
-        "me/tuned and owner/base share weights: the channels of their embeddings match in another order (24 of 24 one "
-        "by one); the layers were not compared.",
-    ),
-    "repeated": (
-        {"layers": a_map(DEEPER, 24, 40, "repeated"), "modules": None},
-        "all 40 layers of me/tuned match layers of owner/base, of which layers 8 to 23 occur twice.",
-    ),
-    "pruned": (
-        {"layers": a_map([(0, 0), (2, 1), (5, 2)], 6, 3, "pruned"), "modules": None},
-        "all 3 layers of me/tuned match layers 0, 2 and 5 of owner/base; layers 1, 3 and 4 of owner/base match none.",
-    ),
-    "reordered": (
-        {"layers": a_map([(1, 0), (0, 2), (2, 1)], 3, 3, "reordered"), "modules": None},
-        "all 3 layers of me/tuned match layers of owner/base, in another order.",
-    ),
-    "compared in part": (
-        {"layers": a_map([(1, 0), (0, 1)], 2, 2, "reordered"), "modules": None},
-        "2 of the 2 layers of me/tuned that were compared match layers of owner/base.",
-    ),
-    "some": (
-        {"layers": a_map([(0, 0), (1, 1)], 3, 3, "partial"), "modules": None},
-        "2 of the 3 layers of me/tuned (layers 0 and 1) match layers of owner/base.",
-    ),
-    "a rotation": (
-        {
-            "settled_by": SettledBy.LAYERS,
-            "embedding": a_matrix(transformation="rotation", log10_p=0.0),
-            "layers": a_layer_map(3, 3, residual_map=ResidualMap.ROTATION),
-            "modules": None,
-        },
-        "me/tuned and owner/base share weights: all 3 layers match in their places, once the channels of one "
-        "model are rotated; their embeddings by themselves do not settle it.",
-    ),
-    "another width": (
-        {"candidate": a_model("me/tuned", hidden_size=48), "layers": None},
-        "in another order (24 of 24 one by one of the 48 of the wider one); the layers were not compared.",
-    ),
-    "noise": (
-        {"embedding": a_matrix(transformation="identity", matched_channels=0), "layers": None},
-        "match in the same order, all of them together, though few or none by itself; the layers",
-    ),
-    "no layer": (
-        {"layers": a_layer_map(3, 3, matches=(), pattern="none"), "modules": None},
-        "no layer was found to match.",
-    ),
-    "the same files": (
-        {"settled_by": SettledBy.IDENTICAL_FILES, "embedding": None, "unembedding": None, "layers": None},
-        "me/tuned and owner/base have the same weight files, byte for byte.",
-    ),
-    "inside": (
-        {"layers": a_layer_map(3, 3)},
-        "all 3 layers match in their places; inside the 2 layers that were analysed, heads stand in another order.",
-    ),
+
+SHARE = "me/tuned and owner/base share weights: "
+SENTENCES = {
+    **dict.fromkeys(BY_NUMBER, f"{SHARE}63 of 64 neurons that were tested in 2 layers match (p at most 10^-60)."),
+    **dict.fromkeys(BY_SEARCH, f"{SHARE}63 of 64 neurons that were tested in 2 layers match, in another order."),
+    SettledBy.PARTS: f"{SHARE}{SHARED_EXPERTS} (p at most 10^-310).",
+    SettledBy.IDENTICAL_FILES: "me/tuned and owner/base have the same weight files, byte for byte.",
 }
 
 
-@pytest.mark.parametrize(("fields", "words"), TABLE.values(), ids=TABLE)
-def test_the_sentence_states_the_findings(fields, words):
-    assert words in a_report(projections=None, **fields).sentence
+@pytest.mark.parametrize("step", SettledBy)
+def test_the_sentence_of_each_step_states_its_evidence_and_its_p(step):
+    sentence = settled(step).sentence
+    assert sentence == SENTENCES[step]
+    assert len(sentence.split()) <= 25 or step is SettledBy.PARTS  # experts are named
 
 
-def test_a_negative_sentence_states_the_exclusion():
-    no = replace(stranger(), excludes=Exclusion(9.3, 56.0, 3.3))
+def test_all_neurons_of_one_layer():
+    neurons = some_neurons(matches=(LayerPair(0, 0),), log10_p=-27.1)
+    report = a_report(neurons=neurons, log10_p=-27.1)
+    assert report.sentence == f"{SHARE}all 32 neurons that were tested in layer 0 match (p at most 10^-27)."
+
+
+def test_a_shared_tower_is_stated_with_every_verdict():
+    assert settled(SettledBy.NEAR, parts=(TOWER,)).sentence.endswith(f"(p at most 10^-60); {SHARED_TOWER}.")
+    no = replace(stranger(), parts=(TOWER,))
+    assert no.sentence == (
+        f"No shared weights were found between the language models of me/tuned and owner/base; {SHARED_TOWER}."
+    )
+    told = a_report(verdict=Verdict.INCONCLUSIVE, reason=Reason.EMBEDDINGS_ONLY, settled_by=None, parts=(TOWER,))
+    assert told.sentence.endswith(f"and no layer matches; {SHARED_TOWER}.")
+
+
+def test_a_negative_sentence_states_what_was_compared():
     proof = "This does not prove that the models are independent."
+    no = replace(stranger(), excludes=Exclusion(0.65, 0.55, 0.33))
     assert no.sentence == f"No shared weights were found. {proof}"
-    on_embeddings = replace(no, excludes=Exclusion(400.0, None, None))
+    on_embeddings = replace(no, neurons=None, excludes=Exclusion(None, None, 0.33))
     assert on_embeddings.sentence == (
         f"No shared weights were found in the embeddings; the layers were not compared. {proof}"
     )
+    alike = replace(no, embedding=a_matrix(cosine=0.4))
+    assert alike.sentence == f"No shared weights were found; the embeddings are alike, but not copies. {proof}"
     shown = " ".join(str(no).split())
-    assert "matched weights that correlate by 0.11 or more on the embeddings, 0.29 or more on the layers" in shown
+    assert "neurons in place 0.65 or more, keys and neurons 0.55 or more, embeddings 0.33 or more" in shown
 
 
 @pytest.mark.parametrize("reason", [*Reason, None])
@@ -128,23 +123,17 @@ def test_an_inconclusive_sentence_gives_only_the_reason(reason):
 
 
 def many_reports():
-    """Yield all combinations of verdict, deciding step, transformation, map and pattern, including impossible ones."""
-    maps = [
-        a_map(pairs, n, m, pattern, residual_map=residual_map)
-        for (pairs, n, m), pattern, residual_map in product(
-            (([(0, 0)], 1, 1), (DEEPER, 24, 40), ([(4, 1), (2, 3)], 6, 5), ([], 3, 3)), LayerPattern, ResidualMap
-        )
-    ]
-    for k, (verdict, step, found) in enumerate(product(Verdict, (*SettledBy, None), Transformation)):
-        for layers in (None, maps[(7 * k) % len(maps)], maps[(7 * k + 3) % len(maps)]):
+    """Yield reports of every verdict and reason, and of every step, with and without parts."""
+    for parts in ((), (EXPERTS, TOWER)):
+        for step in SettledBy:
+            yield settled(step, **({"parts": parts} if parts or step is not SettledBy.PARTS else {}))
+        for reason in Reason:
             yield a_report(
-                verdict=verdict,
-                settled_by=step,
-                reason=Reason.TOKENS_UNKNOWN if verdict is Verdict.INCONCLUSIVE else None,
-                embedding=a_matrix(transformation=found),
-                layers=layers,
-                excludes=Exclusion(2.0, None, 1.0) if verdict is Verdict.NO_EVIDENCE else None,
+                verdict=Verdict.INCONCLUSIVE, reason=reason, settled_by=None, log10_p=0.0, assumption=None, parts=parts
             )
+        for embedding in (None, stranger().embedding, a_matrix(cosine=0.4)):
+            for excludes in (None, Exclusion(0.6, None, None), Exclusion(None, None, None)):
+                yield replace(stranger(), embedding=embedding, excludes=excludes, parts=parts)
 
 
 def test_the_sentence_never_claims_more_than_the_report():
@@ -154,11 +143,6 @@ def test_the_sentence_never_claims_more_than_the_report():
         assert ("me/tuned" in sentence and "owner/base" in sentence) is not is_plain_no
         assert bool(FOUND.search(sentence)) is (report.verdict is Verdict.HOMOLOGOUS)
         assert sentence.endswith(".") and "\n" not in sentence and "see the evidence" not in sentence
-        held = set()
-        if report.layers is not None:
-            held = {*report.layers.reference_layers, *report.layers.candidate_layers}
-        for listed in re.findall(r"layers? ((?:\d+(?: to \d+)?(?:, | and )?)+)", sentence):
-            assert {int(n) for n in re.findall(r"\d+", listed)} <= held
         for accusation in ("copied", "stolen", "derived", "descend", "ancestor", "unrelated", "original"):
             assert accusation not in sentence
 
@@ -182,8 +166,7 @@ def test_no_sentence_covers_a_part_that_was_not_compared():
     model = replace(a_model("me/tuned"), layers=60)
     for report in many_reports():
         report = replace(report, coverage=coverage, candidate=model)
-        assert "all 40 layers" not in report.sentence and "all 60 layers" not in report.sentence
-        assert not re.search(r"\ball \d+ layers of me/tuned match", report.sentence)
+        assert not re.search(r"\ball (\d+ )?layers", report.sentence)
         models = next(section for section in describe(report) if section.kind is SectionKind.MODELS)
         assert any(
             "of the candidate: vision tower (24 layers, 10 % of the bytes)" in line.text for line in models.brief
@@ -217,32 +200,50 @@ def test_every_form_of_a_report_has_the_sentence(report):
     assert describe(report)[0].paragraphs[0] == sentence
 
 
-def standing(**fields):
-    axes = Placebos(a_placebo(), a_placebo(), (9.0, 6.0))
-    return a_report(embedding=a_matrix(placebo=axes), **fields)
+@pytest.mark.parametrize("step", SettledBy)
+def test_every_form_states_the_same_step_and_p(step):
+    report = settled(step)
+    text, markdown, page = str(report), markdown_text(report, {}), html_page(report, {})
+    body = json.loads(report.to_json())
+    claim = claim_of_report(report)
+    assert claim_of_dict(json.loads(json.dumps(claim.to_dict()))) == claim
+
+    assert body["settled_by"] == step.value and body["log10_p"] == report.log10_p
+    for shown in (" ".join(text.split()), markdown, page):
+        assert step.words in shown
+    if step is SettledBy.IDENTICAL_FILES:
+        assert all("10^-" not in shown and "log10 p" not in shown for shown in (report.sentence, claim.message))
+    elif report.log10_p is None:
+        assert not body["p_is_bound"] and body["agreement"] == report.agreement
+        assert "10^-" not in report.sentence and "p is at most" not in page and "p <" not in claim.message
+        assert "no p, because partners were searched for" in " ".join(text.split())
+        for shown in (markdown, page):
+            assert "No p, because partners were searched for" in shown
+    else:
+        exponent = -int(report.log10_p)
+        assert re.findall(r"10\^-(\d+)", report.sentence) == [str(exponent)]
+        assert f"log10 p      {report.log10_p:.1f} " in text and f"log10 p: {report.log10_p:.1f}. " in markdown
+        assert f"p is at most 10<sup>\N{MINUS SIGN}{exponent}</sup>" in page
+        assert claim.message == f"p < 1e-{exponent}"
 
 
-def test_p_its_words_and_the_badge_agree():
-    proved, measured = a_report(), standing()
-    assert proved.standing_axes is None and measured.standing_axes == (9.0, 6.0)
-    for report, is_bound in ((proved, True), (measured, False)):
-        page = html_page(report, {})
-        assert ("p is at most" in page) is is_bound
-        assert ("no bound on p holds" in page.lower()) is not is_bound
-        assert ("no bound on p holds" in " ".join(str(report).split())) is not is_bound
-        claim = claim_of_report(report)
-        assert claim.message == ("p < 1e-812" if is_bound else "24 of 24 channels match")
-        assert ("log10 p" in claim.numbers) is is_bound
-        for shown in (report._repr_html_().partition("<details")[0], str(describe(report)[0])):
-            assert ("812" in shown) is is_bound and ("24 of 24 channels match" in shown) is not is_bound
-        assert ("no bound is proved" in claim.description) is not is_bound
-        assert claim_of_dict(json.loads(json.dumps(claim.to_dict()))) == claim
+def test_the_neurons_come_before_the_embeddings_and_decide():
+    report = a_report()
+    (section,) = [part for part in describe(report) if part.kind is SectionKind.EVIDENCE]
+    assert section.paragraphs[0].startswith("Step near: ") and "32 neurons" in section.paragraphs[0]
+    assert section.tables[0].rows == (("0", "0", "32 of 32", "32 of 32"), ("2", "2", "31 of 32", "31 of 32"))
+    assert [table.caption.partition(":")[0] for table in section.tables[1:]] == ["Embeddings", "Unembeddings (lm_head)"]
+    assert all("the verdict does not rest on it" in table.caption for table in section.tables[1:])
+    assert section.brief[0].label == "neurons" and section.brief[2].label == "embedding"
 
 
-def test_axes_of_other_steps_do_not_affect_p():
-    assert standing(settled_by=SettledBy.LAYERS).standing_axes is None
-    assert standing(settled_by=SettledBy.UNEMBEDDING).standing_axes is None
-    assert standing(verdict=Verdict.INCONCLUSIVE, settled_by=None).standing_axes is None
+def test_the_p_of_the_trace_is_qualified_if_axes_stand_out():
+    def trace_of(matrix):
+        (section,) = [part for part in describe(a_report(embedding=matrix)) if part.kind is SectionKind.EVIDENCE]
+        return dict(row[:2] for row in section.tables[1].rows)["log10 p of the trace"]
+
+    assert trace_of(a_matrix(axes_z=(9.0, 1.0))) == "-812.4"
+    assert trace_of(a_matrix(axes_z=(9.0, 6.0))) == "-812.4 (no bound: axes stand out in both models)"
 
 
 def test_the_scale_matches_the_judged_pairs():
@@ -268,7 +269,8 @@ def test_a_p_is_placed_beside_real_models(log10_p, words):
 def test_results_without_p_are_not_on_the_scale():
     for report in (
         a_report(verdict=Verdict.INCONCLUSIVE, settled_by=None),
-        a_report(settled_by=SettledBy.IDENTICAL_FILES),
+        settled(SettledBy.IDENTICAL_FILES),
+        settled(SettledBy.KEYS),
     ):
         assert SectionKind.SCALE not in {section.kind for section in describe(report)}
 
@@ -278,8 +280,8 @@ def test_stored_reports_of_real_models_have_the_sentence():
         path.stem: HomologyReport.from_json(path.read_text(encoding="utf-8")).sentence
         for path in REPORTS.glob("*.json")
     }
-    assert "match in the same order (576 of 576 one by one)" in said["fine-tune"]
-    assert "all 1,920 neurons that were tested in 30 layers kept their number" in said["rotated"]
+    for name in ("fine-tune", "permuted", "rotated"):
+        assert "all 128 neurons that were tested in 2 layers match (p at most 10^-176)" in said[name]
     assert said["strangers"].startswith("No shared weights were found. This does not prove")
 
 
@@ -288,8 +290,3 @@ def test_the_sentence_has_only_the_probability_of_the_report(name):
     report = HomologyReport.from_json((REPORTS / f"{name}.json").read_text(encoding="utf-8"))
     probabilities = re.findall(r"10\^-[\d,]+", report.sentence)
     assert probabilities == [probability_text(report.log10_p)]
-
-
-def test_channels_that_match_only_together_are_not_counted():
-    few = a_matrix(placebo=Placebos(a_placebo(), a_placebo(), (9.0, 6.0)), matched_channels=3)
-    assert a_report(embedding=few).agreement == "the channels match as a whole"

@@ -9,35 +9,25 @@ import numpy as np
 from mdir_hf import HomologyReport, Verdict
 from mdir_hf.report import (
     AncestorLayer,
-    ExpertOrigin,
-    ExpertsFound,
-    HeadsFound,
+    Assumption,
     InputOutput,
     LayerPair,
     LayerPattern,
-    LayerRole,
     LayersResult,
     LayerTable,
     Level,
-    LookResult,
     MatrixArrays,
     MatrixResult,
     ModelSummary,
     ModuleResult,
     ModuleRole,
-    ModuleTest,
     NeuronNumbers,
-    NeuronsFound,
     Outcome,
-    PlaceboResult,
-    Placebos,
     ProjectionResult,
     ReportArrays,
     ResidualMap,
-    RowsFound,
     SettledBy,
     Transformation,
-    View,
 )
 
 WIDTH = 24
@@ -74,10 +64,6 @@ def a_model(repo: str = "owner/base", *, commit: str | None = "a1" * 20, hidden_
     return ModelSummary(repo, "main", commit, "llama", hidden_size, 3, 1200, "GPTQ, 4 bits in groups of 128")
 
 
-def a_placebo(*, ratio: float = 0.9, log10_p: float = 0.0) -> PlaceboResult:
-    return PlaceboResult(trace=10.0 * ratio, threshold=10.0, log10_p=log10_p, channels=WIDTH)
-
-
 def a_matrix(**fields: Any) -> MatrixResult:
     """Return the matrix result of a permuted copy, with the given fields replaced."""
     standard: dict[str, Any] = {
@@ -85,22 +71,18 @@ def a_matrix(**fields: Any) -> MatrixResult:
         "rows_used": 512,
         "rank": WIDTH,
         "trace": 23.9,
-        "threshold": 10.0,
         "normalized_trace": 0.996,
-        "coverage": 1.0,
         "matched_channels": WIDTH,
-        "off_match_channels": 0,
         "transformation": Transformation.PERMUTATION,
         "scale": 3.98,
-        "view": View.CENTRED,
+        "cosine": 0.98,
         "log10_p": -812.4,
-        "log10_p_trimmed": {"n/16": -700.0, "n/4": -500.0, "n/2": -300.0},
-        "placebo": Placebos(a_placebo(), a_placebo(ratio=0.85), (1.2, -0.7)),
-        "looks": (LookResult(128, -90.1), LookResult(256, -300.0), LookResult(512, -812.4)),
+        "axes_z": (1.2, -0.7),
+        "is_significant": True,
+        "widths": (WIDTH, WIDTH),
     }
     body = {**standard, **fields}
     body["transformation"] = Transformation(body["transformation"])
-    body["looks"] = tuple(LookResult(*look) for look in body["looks"])
     return MatrixResult(**body)
 
 
@@ -113,20 +95,15 @@ def a_layer_map(n_reference: int, n_candidate: int, **fields: Any) -> LayersResu
     if n_candidate > 1:
         matrix[0, -1] = -1.5
     standard: dict[str, Any] = {
-        "role": LayerRole.V,
+        "method": "sampled rows",
+        "role": ModuleRole.V,
         "residual_map": ResidualMap.PERMUTATION,
         "fitted_on": "embeddings",
         "pattern": LayerPattern.IDENTITY if n_reference == n_candidate else LayerPattern.PARTIAL,
         "matches": tuple(matches),
-        "log10_p": -39.0,
-        "log10_p_fisher": -100.0,
-        "related_layers_at_least": 1,
-        "off_match_share": 0.0,
-        "placebo_log10_p": 0.0,
         "reference_layers": tuple(range(n_reference)),
         "candidate_layers": tuple(range(n_candidate)),
         "matrix": tuple(map(tuple, matrix.tolist())),
-        "null": "",
     }
     body = {**standard, **fields}
     body["pattern"] = LayerPattern(body["pattern"])
@@ -135,44 +112,18 @@ def a_layer_map(n_reference: int, n_candidate: int, **fields: Any) -> LayersResu
     return LayersResult(**body)
 
 
-def a_module(
-    layer: tuple[int, int],
-    role: str,
-    test: str,
-    log10_p: float,
-    found: RowsFound | NeuronsFound | HeadsFound | ExpertsFound | None = None,
-) -> ModuleResult:
-    return ModuleResult(LayerPair(*layer), ModuleRole(role), ModuleTest(test), 1.0, 0.5, log10_p, 1.0, found)
-
-
 def modules_of(pairs: list[tuple[int, int]]) -> tuple[ModuleResult, ...]:
-    """Return results of every kind of test."""
-    heads = HeadsFound(((0, 1), (1, 0)), 0.1)
+    """Return results of Algorithm 3 for four projections of each pair of layers."""
+    p_of = {ModuleRole.Q: -12.0, ModuleRole.K: -20.0, ModuleRole.V: -7000.0, ModuleRole.UP: 0.0}
     return tuple(
-        module
-        for pair in pairs
-        for module in (
-            a_module(pair, "q", "permutation", -12.0, RowsFound(moves=True, negative=0)),
-            a_module(pair, "q", "planes", -90.0, heads),
-            a_module(pair, "k", "frequencies", -20.0, heads),
-            a_module(pair, "v", "signed_permutation", -20.0, RowsFound(moves=True, negative=3)),
-            a_module(pair, "o", "blocks", -7000.0, heads),
-            a_module(pair, "up", "permutation", 0.0, RowsFound(moves=True, negative=0)),
-            a_module(pair, "mlp", "neurons", -41_000.0, NeuronsFound(5, 64)),
-            a_module(
-                pair,
-                "experts",
-                "neurons",
-                -300.0,
-                ExpertsFound((ExpertOrigin(0, None, -300.0), ExpertOrigin(1, 1, -20.0)), (2,)),
-            ),
-        )
+        ModuleResult(LayerPair(*pair), role, 12.0, 0.5, log10_p) for pair in pairs for role, log10_p in p_of.items()
     )
 
 
 def some_neurons(**fields: Any) -> NeuronNumbers:
     """Return neurons of two layers of each model, which match in place; ``fields`` replace the defaults."""
     standard: dict[str, Any] = {
+        "step": SettledBy.NEAR,
         "tested": 32,
         "fitted": 64,
         "reference_layers": (0, 2),
@@ -180,8 +131,7 @@ def some_neurons(**fields: Any) -> NeuronNumbers:
         "own_number": ((32, 1), (0, 31)),
         "certain": ((32, 0), (0, 31)),
         "matches": (LayerPair(0, 0), LayerPair(2, 2)),
-        "log10_p": -60.0,
-        "own_number_by_down": ((32, 0), (0, 30)),
+        "log10_p": -60.4,
     }
     return NeuronNumbers(**{**standard, **fields})
 
@@ -198,23 +148,25 @@ def a_report(**fields: Any) -> HomologyReport:
     standard: dict[str, Any] = {
         "verdict": Verdict.HOMOLOGOUS,
         "reason": None,
-        "log10_p": -812.4,
+        "log10_p": -60.4,
         "alpha": 1e-10,
-        "tests": 14,
+        "tests": 1,
         "level": Level.LAYERS,
-        "settled_by": SettledBy.EMBEDDING,
+        "settled_by": SettledBy.NEAR,
         "reference": a_model(),
         "candidate": a_model("me/tuned", commit="b2" * 20),
         "embedding": a_matrix(),
-        "unembedding": a_matrix(log10_p=-700.0, looks=(LookResult(128, 0.0), LookResult(512, -700.0))),
+        "unembedding": a_matrix(log10_p=-700.0),
         "layers": a_layer_map(3, 3, pattern="reordered"),
         "modules": modules_of([(0, 0), (2, 2)]),
         "projections": a_table(),
         "caveats": ("A caveat.",),
         "io": InputOutput(2_000_000, 0, 16_000_000_000, 12, ("owner/base@a1a1:config.json",)),
-        "seconds": {"screen": 0.25},
+        "seconds": {"near": 0.25},
         "seed": 0,
         "version": "0.1.0",
+        "assumption": Assumption.NUMBERING,
+        "neurons": some_neurons(),
         "arrays": ReportArrays(some_arrays(), some_arrays()),
     }
     return HomologyReport(**{**standard, **fields})
@@ -255,26 +207,27 @@ def a_table(**fields: Any) -> LayerTable:
 
 
 def stranger() -> HomologyReport:
-    """Return a report in which nothing was found and no trace was computed."""
+    """Return a report in which nothing was found."""
     silent = a_matrix(
-        trace=None,
-        threshold=None,
-        normalized_trace=None,
-        coverage=None,
-        matched_channels=None,
-        off_match_channels=None,
+        trace=5.0,
+        normalized_trace=0.2,
+        matched_channels=0,
         transformation=Transformation.NONE,
         scale=None,
-        log10_p=0.0,
-        log10_p_trimmed={"n/16": 0.0, "n/4": 0.0, "n/2": 0.0},
-        looks=(LookResult(512, -0.0),),
+        cosine=None,
+        log10_p=-0.0,
+        is_significant=False,
     )
-    layers = a_layer_map(3, 3, matches=(), pattern=LayerPattern.NONE, log10_p=-0.0, matrix=((-0.0,) * 3,) * 3)
+    layers = a_layer_map(3, 3, matches=(), pattern=LayerPattern.NONE, matrix=((-0.0,) * 3,) * 3)
     noise = np.full((WIDTH, WIDTH), 0.15, dtype=np.float32)
     return a_report(
         verdict=Verdict.NO_EVIDENCE,
         settled_by=None,
+        assumption=None,
         log10_p=-0.0,
+        neurons=some_neurons(
+            step=SettledBy.NUMBER, own_number=((1, 0), (0, 2)), certain=((0, 0), (0, 1)), matches=(), log10_p=0.0
+        ),
         embedding=silent,
         unembedding=None,
         layers=layers,

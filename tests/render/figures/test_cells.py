@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from mdir_hf.render.figures import figure_cells, pair_tests
-from mdir_hf.report import LayerPair, MatrixArrays, ReportArrays
+from mdir_hf.render.figures import figure_cells
+from mdir_hf.report import MatrixArrays, ReportArrays
 from tests.render.figures.drawn_reports import HOSTILE_NAMES, PERMUTATION, WIDTH, a_layer_map, a_model, a_report
 
 pytest.importorskip("matplotlib")
@@ -22,7 +22,7 @@ def grids(report):
 
 def test_figures_of_cells_have_them_and_charts_have_none(grids):
     assert {name for name, found in grids.items() if found} == {
-        *("embedding", "embedding_matched", "unembedding", "unembedding_matched", "layers", "flow", "drift", "modules")
+        *("neurons", "embedding", "embedding_matched", "unembedding", "unembedding_matched", "layers", "flow", "drift")
     }
 
 
@@ -66,7 +66,7 @@ def test_a_block_names_every_channel_once(n):
 
 
 def test_labels_beside_a_grid_name_each_row_and_column_and_cover_the_labels_of_the_figure(report, grids):
-    for name in ("embedding", "layers", "flow", "modules"):
+    for name in ("neurons", "embedding", "layers", "flow"):
         figure = report.figures()[name]
         width = figure.get_size_inches()[0] * 72.0
         for at, grid in enumerate(grids[name]):
@@ -85,8 +85,8 @@ def test_labels_beside_a_grid_name_each_row_and_column_and_cover_the_labels_of_t
 
 def test_a_cell_of_layers_gives_its_p_and_says_which_match(grids):
     (grid,) = grids["layers"]
-    assert grid.are_pairs and grid.values[1, 1] == -41.0
-    assert (1, 1, "they match, log10 p -41 when corrected for all pairs") in grid.notes
+    assert grid.values[1, 1] == -41.0
+    assert (1, 1, "they match, log10 p -41") in grid.notes
     (flow,) = grids["flow"]
     assert flow.texts[1] == ("matches layer 1 of owner/base, log10 p -41",)
 
@@ -102,20 +102,6 @@ def test_the_cells_of_hybrids_are_named_by_their_layers():
     assert [note[:2] for note in grid.notes] == [(1, 1)]
     (flow,) = figure_cells(report, "flow", figures["flow"])
     assert flow.texts == (("matches none",), ("matches layer 7 of owner/base, log10 p -50",))
-
-
-def test_a_cell_of_modules_names_part_and_test(report, grids):
-    (grid,) = grids["modules"]
-    row = grid.rows.index("whole MLP")
-    assert grid.columns == ("0 and 0", "1 and 1", "2 and 2")
-    assert grid.texts[row] == (
-        "neurons permuted and scaled, log10 p -41,000",
-        "not analysed",
-        "neurons permuted and scaled, log10 p -41,000",
-    )
-    tests = pair_tests(report)
-    assert set(tests) == {LayerPair(0, 0), LayerPair(2, 2)}
-    assert ("query", "a turn per RoPE plane", -90.0) in tests[LayerPair(0, 0)]
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES[1::3], ids=range(1, len(HOSTILE_NAMES), 3))

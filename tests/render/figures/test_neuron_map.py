@@ -20,14 +20,14 @@ def test_shades_are_shares_of_the_tested_neurons_and_matches_have_a_ring():
     _, figure = drawn(some_neurons())
     axes = figure.axes[0]
 
-    np.testing.assert_allclose(axes.get_images()[0].get_array(), np.array([[32, 1], [0, 31]]) / 32)
+    np.testing.assert_allclose(axes.get_images()[0].get_array(), np.array([[32, 0], [0, 31]]) / 32)
     assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines] == [(0, 0), (1, 1)]
-    assert {text.get_text() for text in axes.texts} == {"32", "1", "0", "31"}
-    assert "63 of 64 tested neurons agree" in figure.get_label()
+    assert {text.get_text() for text in axes.texts} == {"32", "0", "31"}
+    assert "63 of 64 tested neurons are copies" in figure.get_label()
 
 
 def test_a_figure_without_matches_states_the_largest_number():
-    _, figure = drawn(some_neurons(matches=(), own_number=((2, 1), (0, 3)), log10_p=0.0))
+    _, figure = drawn(some_neurons(matches=(), certain=((2, 1), (0, 3)), log10_p=0.0))
 
     assert "no pair of layers" in figure.get_label() and "at most 3 of 32 neurons" in figure.get_label()
 
@@ -50,7 +50,7 @@ def test_a_cell_gives_its_number_and_says_whether_the_layers_match():
 
     assert grid.rows == grid.columns == ("0", "2")
     assert grid.texts == (
-        ("32 of 32 neurons kept their number", "1 of 32 neurons kept their number"),
-        ("0 of 32 neurons kept their number", "31 of 32 neurons kept their number"),
+        ("32 of 32 neurons are copies", "0 of 32 neurons are copies"),
+        ("0 of 32 neurons are copies", "31 of 32 neurons are copies"),
     )
     assert grid.notes == ((0, 0, "the two layers match"), (1, 1, "the two layers match"))

@@ -11,7 +11,7 @@ import pytest
 
 from mdir_hf.render.figures import figure_bytes
 from mdir_hf.render.figures.theme import LIGHT, colour_map
-from mdir_hf.report import MatrixArrays, NumberingResult, ReportArrays
+from mdir_hf.report import MatrixArrays, ReportArrays
 from tests.render.figures.drawn_reports import a_matrix, a_model, a_report
 
 pytest.importorskip("matplotlib")
@@ -61,14 +61,6 @@ def test_a_single_peak_is_seen_at_its_channels(sizes, shape, at):
     # An SVG image has its first row at the top, or at the bottom if a transform flips it.
     dark = np.argwhere(np.abs(cells - darkest).max(axis=2) <= 2)
     assert dark.tolist() in ([list(at)], [[shape[0] - 1 - at[0], at[1]]])
-
-
-def test_the_title_of_cut_channels_keeps_their_order():
-    numbers = NumberingResult(pairs=24, own_number=3, in_order=24, log10_p=-20.0)
-    matrix = a_matrix(transformation="permutation", numbering=numbers)
-    figure = a_report(embedding=matrix, unembedding=None, layers=None, modules=None).figures()["embedding"]
-
-    assert figure.texts[0].get_text() == "24 of 24 channels matched, in the same order"
 
 
 @pytest.mark.parametrize(

@@ -96,12 +96,12 @@ def test_a_missing_glyph_is_a_square_and_the_line_fits():
 
 
 def test_an_svg_says_what_it_shows_and_refers_to_nothing_outside():
-    figure = a_report().figures()["null"]
+    figure = a_report().figures()["neurons"]
     svg = figure_bytes(figure, "svg").decode()
     root = ET.fromstring(svg)
 
     assert root.attrib["role"] == "img" and root.attrib["aria-labelledby"] == "title desc"
-    assert root.find(f"{SVG}title").text == "The observed trace is 2.4 times the significant one"
+    assert root.find(f"{SVG}title").text == "2 of 2 layers have a partner"
     assert root.find(f"{SVG}desc").text == figure.get_label()
     assert "DOCTYPE" not in svg and "metadata" not in svg
     links = [v for element in root.iter() for k, v in element.attrib.items() if k.endswith("href")]
@@ -114,7 +114,7 @@ def test_an_svg_says_what_it_shows_and_refers_to_nothing_outside():
 
 def test_another_format_is_refused():
     with pytest.raises(InputError, match="svg or png"):
-        figure_bytes(a_report().figures()["null"], "pdf")
+        figure_bytes(a_report().figures()["neurons"], "pdf")
 
 
 class Elements(html.parser.HTMLParser):

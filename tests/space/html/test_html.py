@@ -22,7 +22,7 @@ from mdir_hf.render.figures import figure_img
 from mdir_hf.render.reproduce import compare_command
 from mdir_hf.render.scale import measured_pairs
 from mdir_hf.render.sections import SectionKind
-from mdir_hf.report import DirectionFact, Exclusion, FactKind, ReportArrays
+from mdir_hf.report import DirectionFact, Exclusion, FactKind, LayerPair, ModuleResult, ModuleRole, ReportArrays
 from mdir_space.html.figures import DrawnFigures, ReportFigures
 from mdir_space.html.notices import (
     cut_short_notice,
@@ -34,11 +34,11 @@ from mdir_space.html.notices import (
     stored_notice,
 )
 from mdir_space.html.reproduce import badge_tab, reproduce_tab
-from mdir_space.html.tabs import NOT_RUN, WITHOUT_EMBEDDINGS, tab_html
+from mdir_space.html.tabs import NOT_RUN, NOTHING_COMPARED, tab_html
 from mdir_space.html.templates import HUB
 from mdir_space.html.verdict_card import declared_lineage_html, verdict_card
 from mdir_space.jobs.access import Access
-from mdir_space.jobs.estimate import Pace, bytes_of, duration_text, size_text
+from mdir_space.jobs.estimate import SECONDS_OF_STEP, Pace, bytes_of, duration_text, size_text
 from mdir_space.jobs.examples import example_of, example_with, stored_examples
 from mdir_space.jobs.job import Interim
 from mdir_space.jobs.limits import Limits
@@ -57,8 +57,8 @@ HOSTILE = "<script>refusal_notice(1)</script>\"'><img src=x onerror=refusal_noti
 
 @pytest.fixture(scope="module")
 def relatives():
-    """Report of real relatives with layers and modules, as if they were on the Hub."""
-    report = EXAMPLES["hidden"].report
+    """Report of real relatives with layers and projections, as if they were on the Hub."""
+    report = EXAMPLES["upscaled"].report
     return replace(
         report,
         reference=replace(report.reference, repo="demo/base", commit="a1" * 20),
@@ -113,7 +113,7 @@ def pieces(report):
 @pytest.fixture(scope="module")
 def rendered():
     """All pieces of the page for a relative with layers and for a stranger."""
-    return [piece for name in ("hidden", "strangers") for piece in pieces(EXAMPLES[name].report)]
+    return [piece for name in ("upscaled", "hidden", "strangers") for piece in pieces(EXAMPLES[name].report)]
 
 
 def test_any_repository_name_is_escaped(hostile):
@@ -176,19 +176,19 @@ def test_the_commands_of_the_page_match_the_package(relatives):
 
 
 def test_a_part_that_was_not_run_says_why(relatives):
-    nothing = dict.fromkeys(("embedding", "unembedding", "neurons", "layers", "modules"))
+    nothing = dict.fromkeys(("embedding", "unembedding", "neurons", "layers", "modules", "projections"))
     bare = replace(relatives, **nothing, arrays=ReportArrays())
     same = replace(bare, settled_by=SettledBy.IDENTICAL_FILES)
     for kind, sentence in NOT_RUN.items():
         assert sentence in tab_html(same, kind, ReportFigures(same))
-    assert WITHOUT_EMBEDDINGS in tab_html(bare, SectionKind.EVIDENCE, ReportFigures(bare))
+    assert NOTHING_COMPARED in tab_html(bare, SectionKind.EVIDENCE, ReportFigures(bare))
 
 
 def test_a_negative_verdict_states_its_exclusion_on_the_card(relatives):
-    report = replace(EXAMPLES["strangers"].report, excludes=Exclusion(9.3, 56.0, 3.3))
+    report = replace(EXAMPLES["strangers"].report, excludes=Exclusion(0.65, 0.55, 0.33))
     card = verdict_card(report)
     assert "What this excludes" in card
-    assert "up to 9.3 times the weights" in card and "up to 3.3 times the weights" in card
+    assert "0.65 or more" in card and "0.55 or more" in card and "0.33 or more" in card
     assert "What this excludes" not in verdict_card(relatives)
 
 
@@ -213,7 +213,8 @@ def test_p_its_basis_and_the_deciding_figure_are_unfolded(deciding):
         report, figure = example.report, deciding[name_of_example]
         open_part, _, folded = verdict_card(report, figure=figure).partition('<details class="numbers-behind">')
         is_settled = report.settled_by is not None
-        for name in ("log10 p", "p rests on", "settled by"):
+        of_p = ("log10 p", "p rests on") if report.log10_p is not None else ("agreement", "the verdict rests on")
+        for name in (*of_p, "settled by"):
             assert (f"<dt>{name}</dt>" in open_part) is is_settled
             assert f"<dt>{name}</dt>" not in folded
         assert ('<figure class="deciding">' in open_part) is is_settled
@@ -221,9 +222,9 @@ def test_p_its_basis_and_the_deciding_figure_are_unfolded(deciding):
 
 
 def test_the_card_has_the_figure_of_the_deciding_step(deciding):
-    assert "matched channels brought onto the diagonal" in deciding["permuted"]
-    assert "Neurons of the layers: 4 of 4" in deciding["other-tokenizer"]
-    assert "Layer map: 30 of 30" in deciding["hidden"]
+    for name, example in EXAMPLES.items():
+        n_matches = 0 if example.report.neurons is None else len(example.report.neurons.matches)
+        assert (f"Neurons of the layers: {n_matches} of" in deciding[name]) is (name != "strangers")
     assert deciding["strangers"] == ""
 
 
@@ -283,14 +284,11 @@ def test_names_link_to_the_commits_that_were_read(relatives):
 
 def test_the_deciding_tab_opens_first():
     opened = {name: first_tab(example.report) for name, example in EXAMPLES.items()}
-    decided = {name: example.report.settled_by for name, example in EXAMPLES.items()}
-    of_layers = {n for n, by in decided.items() if by in ("neurons", "layers")} | {"upscaled"}  # all layers requested
-    assert {name for name, tab in opened.items() if tab == "layers"} == of_layers
-    assert "layers" in opened.values()
+    assert {name for name, tab in opened.items() if tab == "layers"} == {"upscaled"}  # all layers requested
 
 
 def test_empty_tabs_link_to_the_layers_unless_requested_before(relatives):
-    bare = replace(relatives, layers=None, modules=None)
+    bare = replace(relatives, layers=None, modules=None, projections=None)
     for kind in (SectionKind.LAYERS, SectionKind.MODULES):
         said = tab_html(bare, kind, ReportFigures(bare), "http://here/?a=a/b&b=c/d&alpha=1e-20")
         assert 'href="?a=a/b&amp;b=c/d&amp;alpha=1e-20&amp;level=layers"' in said
@@ -306,7 +304,7 @@ def test_identical_files_have_no_third_model(relatives):
 
 def test_no_piece_accuses(rendered):
     words = " ".join(re.sub("<[^>]*>", " ", piece) for piece in rendered).lower()
-    for accusation in ("copied", "stolen", "plagiar", "theft", "launder", "infring"):
+    for accusation in ("stolen", "plagiar", "theft", "launder", "infring"):
         assert accusation not in words
 
 
@@ -338,11 +336,20 @@ def test_short_and_detailed_answers_follow_the_schema(relatives):
         jsonschema.validate(answer, answer_schema())
         report = {name: value for name, value in answer.items() if name not in (*WORDS, "does_not_mean")}
         assert HomologyReport.from_json(json.dumps(report)).log10_p == relatives.log10_p
-    assert len(json.dumps(short)) < len(relatives.to_json()) / 5
-    assert short["layers"]["matrix"] == [] and len(short["layers"]["matches"]) == 30
-    gates = [module["log10_p"] for module in short["modules"] if module["role"] == "gate"]
-    assert gates == [min(m.log10_p for m in relatives.modules if m.role == "gate")]
-    assert whole["layers"]["matrix"] and len(whole["modules"]) == len(relatives.modules)
+    assert len(json.dumps(short)) < len(relatives.to_json()) / 2  # the table of projections is whole
+    assert short["layers"]["matrix"] == [] and len(short["layers"]["matches"]) == len(relatives.layers.matches)
+    assert whole["layers"]["matrix"]
+
+
+def test_a_short_answer_has_the_strongest_module_of_each_role(relatives):
+    modules = tuple(
+        ModuleResult(LayerPair(at, at), role, 12.0, 0.5, log10_p)
+        for role in (ModuleRole.Q, ModuleRole.V)
+        for at, log10_p in enumerate((-3.0, -20.0, 0.0))
+    )
+    short = answer_of(Answered(replace(relatives, modules=modules), Access(())), "")
+    jsonschema.validate(short, answer_schema())
+    assert [(module["role"], module["log10_p"]) for module in short["modules"]] == [("q", -20.0), ("v", -20.0)]
 
 
 def test_stored_reports_have_the_data_of_their_figures():
@@ -352,7 +359,7 @@ def test_stored_reports_have_the_data_of_their_figures():
     for name, example in EXAMPLES.items():
         report = example.report
         assert isinstance(report, HomologyReport)
-        assert {"embedding", "null"} <= set(report.figures())
+        assert "embedding" in report.figures()
         assert 0.0 <= report.arrays.embedding.polar.min() < report.arrays.embedding.polar.max() <= 1.0
         models = (report.reference, report.candidate)
         assert all(model.commit is None and "/" not in model.repo for model in models), "it names a commit or a folder"
@@ -360,21 +367,18 @@ def test_stored_reports_have_the_data_of_their_figures():
         assert "is in no repository" in example.note or name == "strangers"
         assert all(model.repo in example.note for model in models)
     assert "embedding_matched" in EXAMPLES["permuted"].report.figures()
-    assert {"layers", "modules"} <= set(EXAMPLES["hidden"].report.figures())
-    assert EXAMPLES["other-tokenizer"].report.settled_by is SettledBy.NEURONS
+    assert {"neurons", "layers", "flow", "drift"} <= set(EXAMPLES["upscaled"].report.figures())
+    assert EXAMPLES["hidden"].report.settled_by is SettledBy.KEYS and EXAMPLES["hidden"].report.log10_p is None
+
+
+STEPS = (("near", 400_000), ("number", 600_000), ("keys", 500_000), ("every", 900_000), ("embeddings", 600_000))
 
 
 def plan(level="auto", **changes):
-    class Spec:
-        """A spec with the shape of an embedding."""
-
-        shape = (4096, 192)
-
+    """Return a plan of 3 MB or, at level layers, of 19 MB."""
+    steps = STEPS if level == "auto" else (*STEPS, ("layers", 16_000_000))
     fields = {
-        **{"reference": Spec, "candidate": Spec, "common_tokens": 4094, "look_rows": (512, 768)},
-        **{"screen_bytes": (400_000, 600_000), "full_bytes": 3_000_000, "bytes_of_weights": 16_000_000},
-        **{"peak_memory_bytes": 450_000_000, "level": Level(level), "excluded_noise": 9.4},
-        "runs_full_test": level in ("embedding", "layers"),
+        **{"steps": steps, "bytes_of_weights": 16_000_000, "peak_memory_bytes": 450_000_000, "level": Level(level)}
     }
     return ReadPlan(**{**fields, **changes})
 
@@ -391,37 +395,29 @@ def test_planned_and_read_bytes_stand_side_by_side(relatives):
 @pytest.mark.parametrize(
     ("level", "words"),
     [
-        ("auto", "Reads at least 400 kB, and more for each further look or for layers; both"),
-        ("screen", "Reads 400 kB to about 600 kB; both models have 16 MB of weights."),
-        ("embedding", "Reads about 3 MB; both models have 16 MB of weights."),
-        ("layers", "Reads 3 MB to about 16.6 MB; both models have 16 MB of weights."),
+        ("auto", "Reads at least 400 kB, and at most 3 MB if no step settles the question; both models have 16 MB"),
+        ("layers", "Reads at least 400 kB, and at most 19 MB if no step settles the question; both models have 16 MB"),
     ],
 )
 def test_a_plan_gives_bytes_time_memory_and_fit(level, words):
     said = plan_notice(plan(level), Pace(), Limits())
     assert words in said
     assert "Takes a few seconds, by estimate. Needs 450 MB of memory; it fits." in said
-    condition = "unless the channels were rotated"
-    assert f"that correlate by 0.11 or more would be found by the embeddings, {condition}." in said
-    with_layers = plan_notice(replace(plan(level), excluded_layers_noise=5.0), Pace(), Limits())
-    assert (
-        "would be found by the embeddings, from 0.20 on by the layers, unless the channels were rotated, or reordered "
-        "under new embeddings."
-    ) in with_layers
 
 
 def test_a_plan_names_the_byte_limit_only_if_it_may_be_hit():
-    limited = plan_notice(plan(), Pace(), Limits(n_bytes=10_000_000))
-    assert "It stops at 10 MB, the limit here, and shows its results so far." in limited
-    assert "at most" not in limited and "stops" not in plan_notice(plan(), Pace(), Limits(n_bytes=20_000_000))
+    limited = plan_notice(plan(), Pace(), Limits(n_bytes=2_000_000))
+    assert "It stops at 2 MB, the limit here, and shows its results so far." in limited
+    assert "stops" not in plan_notice(plan(), Pace(), Limits(n_bytes=20_000_000))
 
 
 def test_a_cut_short_answer_offers_a_lighter_level_and_a_command():
     question = PairQuestion("owner/a", "owner/b@v1", "layers", 1e-6)
     said = cut_short_notice("More than 4 GB.", question)
-    assert 'href="?a=owner/a&amp;b=owner/b@v1&amp;level=embedding&amp;alpha=1e-06"' in said
+    assert 'href="?a=owner/a&amp;b=owner/b@v1&amp;alpha=1e-06"' in said
+    assert "Compare at level “auto”, which reads less" in said
     assert "mdir-hf compare owner/a owner/b@v1 --level layers" in said
-    assert "lighter level" not in cut_short_notice("More.", replace(question, level="screen"))
+    assert "reads less" not in cut_short_notice("More.", replace(question, level="auto"))
 
 
 def test_a_plan_that_does_not_fit_says_so():
@@ -432,22 +428,23 @@ def test_a_plan_that_does_not_fit_says_so():
 
 def test_the_pace_is_learnt_from_what_was_read(relatives):
     pace = Pace()
-    before = pace.seconds(plan(full_bytes=10**9, bytes_of_weights=10**10))[1]
-    slow = replace(relatives, io=replace(relatives.io, bytes_read=10_000_000), seconds={"screen": 100.0})
+    large = plan(steps=(("near", 10**6), ("every", 10**9)))
+    assert pace.seconds(large) == pytest.approx((1 / 15 + SECONDS_OF_STEP, 1001 / 15 + 2 * SECONDS_OF_STEP))
+    slow = replace(relatives, io=replace(relatives.io, bytes_read=10_000_000), seconds={"near": 100.0})
     for _ in range(20):
         pace.learn(slow)
     assert pace.bytes_per_s == pytest.approx(100_000, rel=0.2)  # 0.7^20 of the first guess is left: 12,000
-    assert pace.seconds(plan(full_bytes=10**9, bytes_of_weights=10**10))[1] > 50 * before
-    assert bytes_of(plan("embedding")) == (3_000_000, 3_000_000)
+    assert pace.seconds(large)[1] > 8000
+    assert bytes_of(large) == (10**6, 10**6 + 10**9)
 
 
 def test_progress_says_bytes_and_how_many_are_ahead():
-    said = progress_notice(Running(None, Progress("screen", 1_500_000, 3_000_000), 4.2, share=0.5))
-    assert "Comparing samples of the embeddings" in said
+    said = progress_notice(Running(None, Progress("embeddings", 1_500_000), 4.2, share=0.5))
+    assert "Looking at the embeddings" in said
     assert "1.5 MB read · 4 s" in said
     assert 'value="0.500"' in said
-    parts = progress_notice(Running(None, Progress("modules", 9_000_000, None, 3, 15), 60.0))
-    assert "matched pair of layers 4 of 15" in parts
+    parts = progress_notice(Running(None, Progress("layers", 9_000_000, None, 3, 15), 60.0))
+    assert "Comparing every projection of every layer" in parts and "part 4 of 15" in parts
     assert "1 comparison is ahead of yours" in progress_notice(Queued(1))
     assert "7 comparisons are ahead of yours" in progress_notice(Queued(7))
 
@@ -459,23 +456,23 @@ def test_sizes_and_durations_are_round():
     assert [duration_text(s) for s in (0.1, 12, 62, 600)] == ["a few seconds", "10 seconds", "60 seconds", "10 minutes"]
 
 
-@pytest.mark.parametrize("level", ["auto", "screen", "embedding", "layers"])
+@pytest.mark.parametrize("level", ["auto", "layers"])
 def test_the_bar_covers_all_work_and_never_goes_back(level):
     whole, shares = TotalProgress(), [0.0]
-    last = {"auto": "modules", "screen": "screen", "embedding": "unembedding", "layers": "modules"}[level]
-    stages = ["opening", "vocabulary", "screen", "embedding", "unembedding", "layers", "modules"]
+    planned = plan(Level(level))
     n_read = 0
-    for stage in stages[: stages.index(last) + 1]:
-        if stage == "screen":
-            whole.update(plan(Level(level)))
+    whole.update(Progress("opening", 0))
+    whole.update(planned)
+    # Stages may be skipped, or return after others, as noise does.
+    for stage in ("near", "number", "noise", "keys", "every", "embeddings", "noise", *["layers"] * (level == "layers")):
+        n_bytes = dict(planned.steps).get(stage, 0)
         for done in range(11):
-            part = (done, 10) if stage in ("layers", "modules") else (0, None)
-            whole.update(Progress(stage, n_read + done * 1000, n_read + 10_000, *part))
+            whole.update(Progress(stage, n_read + done * n_bytes // 10))
             shares.append(whole.share)
-        n_read += 10_000
+        n_read += n_bytes
     assert all(a <= b for a, b in itertools.pairwise(shares))
     assert len(set(shares)) > 12 and shares[-1] == pytest.approx(1.0)
-    assert sum(stage_weights(plan(Level(level))).values()) == pytest.approx(1.0)
+    assert sum(stage_weights(planned).values()) == pytest.approx(1.0)
     whole.update(Progress("opening", 0))  # read again with the visitor's token
     assert whole.share == shares[-1]
 
@@ -489,10 +486,10 @@ def test_the_bar_of_a_family_goes_on_within_its_comparisons():
         shares.append(whole.share)
         n_before = 20_000 * n_done
         whole.update(Progress("opening", n_before))
-        whole.update(plan(Level.SCREEN))
-        whole.update(Progress("screen", n_before, n_before + 10_000))
+        whole.update(plan(steps=(("near", 10_000),)))
+        whole.update(Progress("near", n_before))
         for n_read in (5_000, 10_000):
-            whole.update(Progress("screen", n_before + n_read, n_before + 10_000))
+            whole.update(Progress("near", n_before + n_read))
             shares.append(whole.share)
     assert shares == pytest.approx([0.0, 0.55 / 3, 1 / 3, 1 / 3, 1.55 / 3, 2 / 3])
 

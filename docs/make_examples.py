@@ -181,13 +181,27 @@ def store(name: str, pair: RealPair) -> None:
 
 def named(report: HomologyReport, pair: RealPair) -> HomologyReport:
     """Replace local folders by readable names."""
+    from mdir_hf.report import DirectionFact
+
     files = tuple(sorted({Path(file).name for file in report.io.files}))
     reference = replace(report.reference, repo=pair.base.title, tokenizer=None)
+    names = {report.reference.repo: pair.base.title, report.candidate.repo: pair.called}
+
+    def without_folders(text: str) -> str:
+        for folder, name in names.items():
+            text = text.replace(folder, name)
+        return text
+
     return replace(
         report,
         reference=reference,
         candidate=replace(report.candidate, repo=pair.called, tokenizer=None, file=None),
         io=replace(report.io, files=files),
+        direction=tuple(
+            DirectionFact(fact.fact, *map(without_folders, (fact.earlier, fact.later, fact.evidence)))
+            for fact in report.direction
+        ),
+        caveats=tuple(map(without_folders, report.caveats)),
     )
 
 

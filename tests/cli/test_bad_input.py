@@ -114,8 +114,8 @@ def test_weights_with_overflowing_products_are_named(tmp_path, role, capsys):
     other = write_model(tmp_path / "other", gaussian(V, N, 4), config=config, further=further | {name: huge})
     assert main(["compare", str(one), str(other), "--level", "layers", "--json", "--quiet"]) == 0
     caveats = json.loads(capsys.readouterr().out)["caveats"]
-    (said,) = [caveat for caveat in caveats if "was not compared" in caveat]
-    assert name in said and "expected at most 1e+16" in said and str(other) in said
+    said = [caveat for caveat in caveats if name in caveat]
+    assert said and all("expected at most 1e+16" in caveat and str(other) in caveat for caveat in said)
     assert main(["compare", str(one), str(other), "--json", "--quiet"]) == 0
     report = capsys.readouterr().out
     assert "NaN" not in report and "Infinity" not in report

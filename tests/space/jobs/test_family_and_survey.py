@@ -429,7 +429,7 @@ def test_plans_of_families_and_surveys_read_no_weights(hub, index):
     assert "2 are as wide as this model: a copy of one of those with" in said
     assert f"The card declares {BASE}: comparing the two reads" in said and "It stops at 100 kB in all" in said
     said = in_sentences(reads, Pace(), Limits())
-    assert said.startswith("Reads 1,499 rows of each of 3 models, 2.57 MB in all, and compares 3 pairs.")
+    assert said.startswith("Reads 1,499 rows of each of 3 models, 2.47 MB in all, and compares 3 pairs.")
     assert "Takes 5 seconds to 10 seconds, by estimate. Sends at most" in said
 
     of_author = finish(service.plan(family_question("owner"), ANYBODY))

@@ -338,7 +338,7 @@ def _lines(family: Family) -> list[str]:
         ancestor, check = by_index.get(name), checks.get(name)
         lines.append(f"├─ {name}")
         if ancestor is not None and identification is not None:
-            lines.append(f"│    found among {identification.n_bases} bases {ancestor.evidence}")
+            lines.append(f"│    proposed among {identification.n_bases} bases {ancestor.evidence}")
             if ancestor.report is not None:
                 lines.append(f"│    compared: {measured_text(ancestor.report)}")
             elif ancestor.error is not None:

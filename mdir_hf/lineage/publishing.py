@@ -48,8 +48,9 @@ def family_section(family: Family, *, has_picture: bool = False) -> str:
         if check is not None and check.report is not None:
             result_text = f"{MEASURED[check.report.verdict]} ({check.report.strength})"
         else:
-            result_text = f"not measured: {check.why_not}" if check and ancestor is None else "shared weight ancestry"
-            result_text += f", {ancestor.evidence}" if ancestor is not None else ""
+            report = None if ancestor is None else ancestor.report
+            result_text = f"not measured: {check.why_not}" if check is not None else ""
+            result_text = result_text if report is None else f"{MEASURED[report.verdict]} ({report.strength})"
         layers = "; ".join(
             [
                 *([layers_text(family.layers[name])] if name in family.layers else ()),

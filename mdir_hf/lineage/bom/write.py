@@ -68,9 +68,7 @@ class BaseRecord:
     @property
     def is_related(self) -> bool:
         """Whether the language models share weight ancestry."""
-        if self.report is not None:
-            return self.report.verdict is Verdict.HOMOLOGOUS
-        return self.found_by is not None
+        return self.report is not None and self.report.verdict is Verdict.HOMOLOGOUS
 
     @property
     def standing(self) -> Standing | None:
@@ -139,7 +137,7 @@ def records_of_family(family: Family) -> tuple[BaseRecord, ...]:
     for ancestor in () if family.found is None else family.found.found:
         name = ancestor.base.repo
         declared = records.get(name)
-        report = declared.report if declared is not None and declared.report is not None else ancestor.report
+        report = declared.report if declared is not None and declared.is_related else ancestor.report
         records[name] = BaseRecord(
             name=name,
             declared_in=None if declared is None else declared.declared_in,

@@ -124,7 +124,7 @@ class Badge:
 
     @property
     def message(self) -> str:
-        """Right side, such as ``p < 1e-30`` or ``576 of 576 channels match``."""
+        """Right side, such as ``p < 1e-30`` or ``all 64 neurons that were tested match``."""
         return self.claim.message
 
     @property

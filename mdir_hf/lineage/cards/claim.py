@@ -11,7 +11,7 @@ from typing import Any
 
 from mdir_hf.errors import InputError
 from mdir_hf.names import is_repo_id, quoted
-from mdir_hf.report import READ_AS, HomologyReport, HowRead, Level, ModelSummary, Verdict
+from mdir_hf.report import READ_AS, HomologyReport, HowRead, Level, ModelSummary, SettledBy, Verdict
 
 SCHEMA = "mdir-hf/badge/2"
 SHORT_DIGEST = 12
@@ -57,6 +57,7 @@ class Claim:
 
     Attributes:
         log10_p: The report's ``log10_p``, at most 0, or None.
+        settled_by: The step that settled a homologous verdict, or None.
         agreement: How much agrees, if the verdict is homologous and ``log10_p`` is None.
     """
 
@@ -69,6 +70,7 @@ class Claim:
     seed: int
     version: str
     report_sha256: str
+    settled_by: str | None = None
     agreement: str | None = None
 
     @property
@@ -110,8 +112,12 @@ class Claim:
         """Compared models, software version, and meaning of p."""
         return (
             f"{self.reference} and {self.candidate}. Report sha256 {self.short_digest}, mdir-hf {self.version}, "
-            f"alpha {self.alpha:g}. {self.what_p_says}"
+            f"alpha {self.alpha:g}.{self._step} {self.what_p_says}"
         )
+
+    @property
+    def _step(self) -> str:
+        return "" if self.settled_by is None else f" Settled by {SettledBy(self.settled_by).words}."
 
     @property
     def what_p_says(self) -> str:
@@ -133,6 +139,7 @@ class Claim:
             "reference": self.reference.to_dict(),
             "candidate": self.candidate.to_dict(),
             "report_sha256": self.report_sha256,
+            "settled_by": self.settled_by,
             "agreement": self.agreement,
         }
 
@@ -169,6 +176,7 @@ def claim_of_report(report: HomologyReport) -> Claim:
             seed=report.seed,
             version=report.version,
             report_sha256=hashlib.sha256(canonical_json(report)).hexdigest(),
+            settled_by=None if report.settled_by is None else report.settled_by.value,
             agreement=None if report.p_is_bound else report.agreement,
         )
     )
@@ -228,6 +236,12 @@ def _checked(claim: Claim) -> Claim:
     _require("a whole number as seed", claim.seed, holds=type(claim.seed) is int)
     _require("a version", claim.version, holds=_matches(_VERSION, claim.version))
     _require("a SHA-256", claim.report_sha256, holds=_matches(_SHA256, claim.report_sha256))
+    is_settled = claim.verdict is Verdict.HOMOLOGOUS
+    _require(
+        "the step that settled the verdict homologous",
+        claim.settled_by,
+        holds=claim.settled_by in tuple(SettledBy) if is_settled else claim.settled_by is None,
+    )
     has_agreement = claim.agreement is None or (log10_p is None and _is_place(claim.agreement))
     _require("a phrase on how much agrees", claim.agreement, holds=has_agreement)
     is_supported = claim.verdict is not Verdict.HOMOLOGOUS or log10_p is None or log10_p < 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -23,10 +23,10 @@ from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.model.opened import Model
 from mdir_hf.render.sentence import runs_text
-from mdir_hf.report import HomologyReport, ModelSummary, NeuronNumbers, SettledBy, n_bytes_text
+from mdir_hf.report import HomologyReport, ModelSummary, NeuronNumbers, SettledBy, Verdict, n_bytes_text
 from mdir_hf.report.words import UNLESS_ROTATED
 
-SCHEMA = "mdir-hf/identification/1"
+SCHEMA = "mdir-hf/identification/2"
 
 TESTED_FROM_SHARE = 0.5
 """Channels are matched with a base only if the estimate of ln p reaches this fraction of the required value, because
@@ -35,33 +35,42 @@ matching thousands of unrelated channels takes seconds."""
 
 @dataclass(frozen=True, slots=True)
 class Ancestor:
-    """A base model proposed by a search, and its comparison.
+    """A base model that an index proposes, and its comparison with the model.
+
+    An index only proposes: its rows are few, and its neurons are the same for every model. Only a comparison decides.
 
     Attributes:
-        log10_p: log10 p according to the index's rows, corrected for three tests of each base.
-        neurons: The neurons that p is based on, or None if it is based on tokens.
+        log10_score: Score for ranking, lower is better. It is the log10 of an estimate of p, and not a bound.
+        is_nominated: Whether the score is good enough for a comparison.
+        neurons: The neurons in the index that match, or None if the base was proposed by its tokens.
         report: Comparison at alpha divided by the number of bases, or None.
+        error: Reason why the comparison failed, or None.
     """
 
     base: ModelSummary
-    log10_p: float
+    log10_score: float
     common_tokens: int
+    is_nominated: bool
     neurons: NeuronNumbers | None = None
     report: HomologyReport | None = None
     error: str | None = None
 
     @property
+    def log10_p(self) -> float | None:
+        """log10 p of the comparison; None without a comparison, or if its p is not a bound."""
+        return None if self.report is None else self.report.log10_p
+
+    @property
     def p_is_bound(self) -> bool:
-        """Whether p is a bound: it is based on neurons."""
-        return self.neurons is not None
+        """Whether :attr:`log10_p` bounds a probability."""
+        return self.log10_p is not None
 
     @property
     def evidence(self) -> str:
-        """How the index found the base, and the strength of the evidence."""
-        by = f"by {self.common_tokens} tokens"
-        if self.neurons is not None:
-            by = f"by neuron numbers in its {runs_text([m.reference for m in self.neurons.matches])}"
-        return f"{by}, log10 p = {min(0, math.ceil(self.log10_p))}" if self.p_is_bound else by
+        """How the index proposed the base."""
+        if self.neurons is None:
+            return f"by {self.common_tokens} tokens"
+        return f"by neuron numbers in its {runs_text([match.reference for match in self.neurons.matches])}"
 
     @property
     def verdict(self) -> str | None:
@@ -80,7 +89,7 @@ class Identification:
         bytes_read: Bytes of the model that the search read.
         n_of_width: Number of searched bases that have the model's width and share enough tokens with it.
         excluded_noise: Largest noise, in units of the weights' RMS, at which a copy of such a base with channels in
-            their stored order would have been found; None if there are no such bases.
+            their stored order would have been proposed; None if there are no such bases.
     """
 
     model: ModelSummary
@@ -93,16 +102,8 @@ class Identification:
 
     @property
     def found(self) -> tuple[Ancestor, ...]:
-        """Bases confirmed by a comparison or, if not compared, significant according to the index."""
-        return tuple(
-            ancestor
-            for ancestor in self.ancestors
-            if (
-                ancestor.verdict == "homologous"
-                if ancestor.report is not None
-                else ancestor.log10_p < math.log10(self.alpha)
-            )
-        )
+        """Bases whose comparison with the model is homologous."""
+        return tuple(ancestor for ancestor in self.ancestors if ancestor.verdict == Verdict.HOMOLOGOUS)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict."""
@@ -113,11 +114,11 @@ class Identification:
             "candidates": [
                 {
                     "base": _summary(ancestor.base),
-                    "log10_p": ancestor.log10_p,
-                    "p_is_bound": ancestor.p_is_bound,
+                    "is_nominated": ancestor.is_nominated,
                     "common_tokens": ancestor.common_tokens,
                     "neurons": None if ancestor.neurons is None else asdict(ancestor.neurons),
                     "verdict": ancestor.verdict,
+                    "log10_p": ancestor.log10_p,
                     "report": None if ancestor.report is None else ancestor.report.to_dict(),
                     "error": ancestor.error,
                 }
@@ -131,35 +132,38 @@ class Identification:
         }
 
     def to_json(self) -> str:
-        """Return a JSON object with the schema ``mdir-hf/identification/1``."""
+        """Return a JSON object with the schema ``mdir-hf/identification/2``."""
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
 
     def __str__(self) -> str:
         bytes_text = n_bytes_text(self.bytes_read)
         lines = [f"{self.model.repo}: searched among {self.n_bases} base models, {bytes_text} read"]
-        ancestors_found = self.found
         for ancestor in self.ancestors:
-            p = ancestor.evidence
-            if ancestor.report is not None:
-                p += f", {ancestor.report.verdict.value} by comparison ({ancestor.report.strength})"
-            elif ancestor.error is not None:
-                p += f", not compared: {ancestor.error}"
-            if ancestor in ancestors_found and ancestor.report is None:
-                lines.append(f"  significant by the index alone: {ancestor.base.repo}: {p}")
-            elif ancestor in ancestors_found:
-                lines.append(f"  shared weight ancestry with {ancestor.base.repo}: {p}")
-            elif ancestor.error is not None:
-                lines.append(f"  {ancestor.base.repo}: {p}")
-        if not ancestors_found:
-            bases = "the base model" if self.n_bases == 1 else f"any of the {self.n_bases} base models"
-            lines.append(f"  no shared ancestry found with {bases} searched; this does not show that there is none")
-            if self.excluded_noise is not None:
-                have = "has" if self.n_of_width == 1 else "have"
-                lines.append(
-                    f"  {self.n_of_width} of them {have} its width; a copy of one, under noise of up to "
-                    f"{self.excluded_noise:.2g} times the weights, would have been found, {UNLESS_ROTATED}"
-                )
+            report = ancestor.report
+            if report is not None and report.verdict is Verdict.HOMOLOGOUS:
+                how = f"{ancestor.evidence}, {report.verdict.value} by comparison ({report.strength})"
+                lines.append(f"  shared weight ancestry with {ancestor.base.repo}: {how}")
+            elif report is not None:
+                lines.append(f"  proposed {ancestor.evidence}: {ancestor.base.repo}; by comparison: {report.headline}")
+            elif ancestor.is_nominated:
+                why = f": {ancestor.error}" if ancestor.error is not None else ""
+                lines.append(f"  proposed {ancestor.evidence}: {ancestor.base.repo}; not compared{why}")
+        if not self.found:
+            lines += self._nothing_found()
         return "\n".join(lines)
+
+    def _nothing_found(self) -> list[str]:
+        if any(ancestor.is_nominated and ancestor.report is None for ancestor in self.ancestors):
+            return ["  a proposal is not a finding; compare the models"]
+        bases = "the base model" if self.n_bases == 1 else f"any of the {self.n_bases} base models"
+        lines = [f"  no shared ancestry found with {bases} searched; this does not show that there is none"]
+        if self.excluded_noise is not None:
+            have = "has" if self.n_of_width == 1 else "have"
+            lines.append(
+                f"  {self.n_of_width} of them {have} its width; a copy of one, under noise of up to "
+                f"{self.excluded_noise:.2g} times the weights, would have been proposed, {UNLESS_ROTATED}"
+            )
+        return lines
 
 
 def identify(
@@ -177,8 +181,8 @@ def identify(
     Args:
         model: The model.
         index: The bases.
-        top: Number of most likely bases to test.
-        confirm: Whether to compare the model with significant bases, at their commits.
+        top: Number of most likely bases to rank by tokens, and again by neurons.
+        confirm: Whether to compare the model with nominated bases, at their commits. Otherwise nothing is found.
         settings: Settings of the comparisons. Alpha is shared across all bases, and the byte limit covers all reads.
         reading: How repositories are opened.
         listeners: Callbacks that receive progress.
@@ -204,10 +208,12 @@ def identify_in_steps(
     reading: Reading = Reading(),
     listeners: Listeners = Listeners(progress=False),
 ) -> Iterator[Identification]:
-    """Yield the result of :func:`identify` after the search and after each comparison."""
+    """Yield the result of :func:`identify` after each search of the index and after each comparison.
+
+    The first search is by tokens. Neurons are read only if it leads to no finding.
+    """
     if not len(index):
         raise InputError("the index holds no base models; add some with `mdir-hf index`")
-    alpha, seed, device = settings.alpha, settings.seed, settings.device
     ledger = IoLedger(max_bytes=settings.max_bytes)
     counter = ByteCounter(listeners)
     watch = Watch(ledger, counter.listeners, from_start=True)
@@ -216,32 +222,58 @@ def identify_in_steps(
         opened_model = model.open(reading, ledger)
         query, query_error = _query(opened_model, index)
     watch.enter("index")
-    ancestors, n_of_width, noise = [], 0, None
+    identification = Identification(opened_model.summary(), (), len(index), settings.alpha, ledger.bytes_read)
     if query is not None:
-        hits = judge_hits(index, query, top=top, alpha=alpha, seed=seed, device=device)
-        ancestors = [Ancestor(hit.base, log10_p, hit.common_tokens) for hit, log10_p in hits]
         n_of_width, noise = what_is_excluded(
-            index, query.rows.shape[1], query.tokens, alpha, numbers_are_free=query.channel_numbers is None
+            index,
+            query.rows.shape[1],
+            query.tokens,
+            settings.alpha,
+            numbers_are_free=query.channel_numbers is None,
         )
-    if all(ancestor.log10_p >= math.log10(alpha) for ancestor in ancestors):
-        with watch.listening():
-            neurons = neurons_of(opened_model, every=True)
-        if neurons is None and query_error is not None:
-            raise query_error
-        by_neurons = [] if neurons is None else judge_neurons(index, neurons, top=top, alpha=alpha, device=device)
-        names = {ancestor.base.repo for ancestor in by_neurons}
-        ancestors = [*by_neurons, *(ancestor for ancestor in ancestors if ancestor.base.repo not in names)][:top]
-    ancestors.sort(key=lambda ancestor: ancestor.log10_p)
-    identification = Identification(
-        opened_model.summary(), tuple(ancestors), len(index), alpha, ledger.bytes_read, n_of_width, excluded_noise=noise
-    )
-    yield identification
-    for at, ancestor in enumerate(ancestors):
-        if confirm and ancestor.log10_p < math.log10(alpha):
-            base_settings = replace(settings, alpha=alpha / len(index), max_bytes=counter.left_of(settings.max_bytes))
-            ancestors[at] = compared(ancestor, model, base_settings, reading, counter.listeners)
-            identification = replace(identification, ancestors=tuple(ancestors))
+        by_tokens = _nominated_by_tokens(index, query, top=top, settings=settings)
+        identification = replace(identification, ancestors=by_tokens, n_of_width=n_of_width, excluded_noise=noise)
+
+    def with_reports(identification: Identification) -> Iterator[Identification]:
+        for ancestor in identification.ancestors if confirm else ():
+            if ancestor.is_nominated and ancestor.report is None and ancestor.error is None:
+                base_settings = replace(
+                    settings, alpha=settings.alpha / len(index), max_bytes=counter.left_of(settings.max_bytes)
+                )
+                judged = compared(ancestor, model, base_settings, reading, counter.listeners)
+                ancestors = (judged if each is ancestor else each for each in identification.ancestors)
+                identification = replace(identification, ancestors=tuple(ancestors))
+                yield identification
+
+    is_nominated = any(ancestor.is_nominated for ancestor in identification.ancestors)
+    if is_nominated:
+        yield identification
+        for step in with_reports(identification):
+            identification = step
             yield identification
+    if identification.found or (is_nominated and not confirm):
+        return
+    with watch.listening(), ledger.limited(counter.left_of(settings.max_bytes)):
+        neurons = neurons_of(opened_model, every=True)
+    if neurons is None and query_error is not None:
+        raise query_error
+    if neurons is not None:
+        by_neurons = judge_neurons(index, neurons, top=top, alpha=settings.alpha, device=settings.device)
+        identification = replace(identification, ancestors=_joined(identification.ancestors, by_neurons, top=top))
+    identification = replace(identification, bytes_read=ledger.bytes_read)
+    yield identification
+    yield from with_reports(identification)
+
+
+def _joined(by_tokens: Sequence[Ancestor], by_neurons: Sequence[Ancestor], *, top: int) -> tuple[Ancestor, ...]:
+    """Return the bases nominated by neurons and, up to ``top``, others; comparisons that were made are kept."""
+    done = {ancestor.base.repo for ancestor in by_tokens if ancestor.report is not None or ancestor.error is not None}
+    new = [ancestor for ancestor in by_neurons if ancestor.base.repo not in done]
+    names = {ancestor.base.repo for ancestor in new}
+    rest = [ancestor for ancestor in by_tokens if ancestor.base.repo not in names]
+    ranked = sorted((*new, *rest), key=lambda ancestor: (not ancestor.is_nominated, ancestor.log10_score))
+    n_nominated = sum(ancestor.is_nominated for ancestor in ranked)
+    return tuple(ranked[: max(top, n_nominated)])
 
 
 def _query(model: Model, index: BaseIndex) -> tuple[Fingerprint | None, MdirError | None]:
@@ -269,13 +301,24 @@ def compared(
         return replace(ancestor, error=one_line(exc))
 
 
-def judge_hits(
-    index: BaseIndex, query: Fingerprint, *, top: int, alpha: float, seed: int = 0, device: str = "cpu"
-) -> list[tuple[Hit, float]]:
-    """Search an index, and test the best bases on rows that both models have.
+def _nominated_by_tokens(index: BaseIndex, query: Fingerprint, *, top: int, settings: Settings) -> tuple[Ancestor, ...]:
+    """Rank bases by their token rows; see :func:`judge_hits`."""
+    hits = judge_hits(index, query, top=top, alpha=settings.alpha, device=settings.device)
+    ancestors = (
+        Ancestor(hit.base, score, hit.common_tokens, is_nominated=score < math.log10(settings.alpha))
+        for hit, score in hits
+    )
+    return tuple(sorted(ancestors, key=lambda ancestor: ancestor.log10_score))
 
-    Returns each hit with its log10 p, corrected for three tests of each base. Tests channels in their stored order and,
-    if the search's optimistic estimate allows significance, in any matching.
+
+def judge_hits(
+    index: BaseIndex, query: Fingerprint, *, top: int, alpha: float, device: str = "cpu"
+) -> list[tuple[Hit, float]]:
+    """Search an index, and score the best bases on rows that both models have.
+
+    The score is the log10 of p for rotated streams, corrected for three tests of each base. Models that were framed
+    reach it without copied weights, so it only nominates. Tests channels in their stored order and, if the search's
+    optimistic estimate allows significance, in any matching.
     """
     results = []
     alpha_of_base = alpha / (TESTS_OF_A_BASE * len(index))
@@ -303,7 +346,8 @@ def judge_neurons(
 ) -> list[Ancestor]:
     """Search an index by neurons, and return those bases with a layer that matches one of the model's layers.
 
-    Neurons are paired by number. log10 p is corrected for all tests on all bases.
+    Neurons are paired by number, in the sample that all models in an index share. Anybody can foresee it, so the bases
+    are only nominated.
     """
     n_tests = TESTS_OF_A_BASE * len(index)
     ancestors = []
@@ -312,7 +356,8 @@ def judge_neurons(
         if base.neurons is not None:
             neurons = count_neurons(base.neurons, query, SettledBy.NUMBER, alpha=alpha / n_tests, device=device)
         if neurons is not None and neurons.matches and neurons.log10_p is not None:
-            ancestors.append(Ancestor(base.model, min(0.0, neurons.log10_p + math.log10(n_tests)), 0, neurons))
+            score = min(0.0, neurons.log10_p + math.log10(n_tests))
+            ancestors.append(Ancestor(base.model, score, 0, is_nominated=True, neurons=neurons))
     return ancestors
 
 

@@ -69,9 +69,11 @@ def describe_relatives(
 def _drift(result: PairResult, models: OpenModels, settings: Settings) -> tuple[LayerDrift, ...]:
     sides = [models.get(name) for name in (result.reference, result.candidate)]
     widths = {side.anatomy.hidden_size for side in sides}
+    # Embeddings are not compared if neurons settle the question, so it is unknown whether the basis has changed.
     if len(widths) == 1 and result.transformation in (None, "identity"):
         analysis = describe_copies(sides[0], sides[1], seed=settings.seed, device=settings.device)
-        return () if analysis is None else analysis.table.drift()
+        if analysis is not None and analysis.n_found:
+            return analysis.table.drift()
     compared = compare_with_layers(result, models.pins, settings, models.reading, models.ledger, models.watch)
     if compared.layers_error is not None:
         raise InputError(compared.layers_error)

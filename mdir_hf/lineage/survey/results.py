@@ -19,6 +19,9 @@ from mdir_hf.validation import AS_WRITTEN
 
 SCHEMA = "mdir-hf/survey/2"
 
+MOST_COMPARED = 16
+"""Largest survey in which all pairs that stored neurons do not settle are compared in full: at most 120 pairs."""
+
 MOST_DESCRIBED = 8
 """Largest group in which the layers of all pairs are described."""
 
@@ -51,6 +54,7 @@ class PairResult:
     Attributes:
         verdict: None if the pair could not be compared.
         log10_p: log10 p of the step that settled the question; None if the pair was not compared or p is not a bound.
+            See :attr:`~mdir_hf.HomologyReport.log10_p`.
         transformation: How the embeddings are related: identity, permutation, signed_permutation or none; None if they
             were not compared.
         settled_by: The step that settled the question, or None.
@@ -188,7 +192,7 @@ class SurveyReport:
     def compared(self) -> str:
         """The data compared for each pair, as text."""
         if any(result.layers_compared for result in self.pairs.values()):
-            return "neurons of four layers; models without a relative in full"
+            return "neurons of four layers; some pairs that these do not settle in full"
         return "neurons of four layers"
 
     def not_found(self, first: str, second: str) -> str:
@@ -213,11 +217,19 @@ class SurveyReport:
         return tuple(group[0] for group in self.groups() if len(group) == 1 and group[0] in compared_names)
 
     def layers_to_compare(self) -> tuple[Pair, ...]:
-        """Return pairs for full comparisons: each model without a relative, with one model of every other group."""
-        lone, readable = set(self.without_relatives()), set(self.readable())
-        firsts = sorted((group[0] for group in self.groups() if group[0] in readable), key=self.names.index)
-        pairs = (pair for pair in combinations(firsts, 2) if lone & set(pair) and pair in self.pairs)
-        return tuple(pair for pair in pairs if not self.pairs[pair].layers_compared)
+        """Return pairs for full comparisons: all that are not homologous, or some of them in large surveys.
+
+        If more than :data:`MOST_COMPARED` models were read, each model without a relative is compared with one model of
+        every other group.
+        """
+        readable = self.readable()
+        if len(readable) <= MOST_COMPARED:
+            pairs = [pair for pair in combinations(readable, 2) if not self.is_related(*pair)]
+        else:
+            lone = set(self.without_relatives())
+            firsts = sorted((group[0] for group in self.groups() if group[0] in readable), key=self.names.index)
+            pairs = [pair for pair in combinations(firsts, 2) if lone & set(pair)]
+        return tuple(pair for pair in pairs if pair in self.pairs and not self.pairs[pair].layers_compared)
 
     def relatives_to_describe(self) -> tuple[Pair, ...]:
         """Return related pairs whose layers are not yet described, excluding pairs with identical files.

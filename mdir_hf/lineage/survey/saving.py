@@ -65,10 +65,10 @@ PAIR_FEATURES: Features = {
     "verdict": "string",
     "reason": "string",
     "log10_p": "float64",
-    "p_is_bound": "bool",
+    "settled_by": "string",
+    "agreement": "string",
     "common_tokens": "int64",
     "transformation": "string",
-    "by_neurons": "bool",
     "layers_compared": "bool",
     "layers_agreeing": "int64",
     "mean_cosine": "float64",
@@ -162,13 +162,14 @@ def _card(report: SurveyReport, n_rows: Mapping[str, int]) -> str:
             f"{len(report.readable())} models, each compared with each by mdir-hf {version}; alpha = {alpha} for all "
             "pairs together.",
             "",
-            f"- `pairs` ({n_rows[PAIRS]:,} rows): the verdict on two models, and log10 of p for this pair alone. "
-            "If `p_is_bound` is false, p measures the agreement and is not a bound on a probability.",
+            f"- `pairs` ({n_rows[PAIRS]:,} rows): the verdict on two models, the step that settled it, and log10 "
+            "of p of this step. If partners of neurons were searched for, p is missing, and `agreement` says how many "
+            "match.",
             f"- `models` ({n_rows[MODELS]:,} rows): the model behind each name, and its group of relatives.",
             "",
-            "`homologous` says that the weights are not independent, with p below alpha. It does not say which model "
-            "came first. `no_evidence` says that the relation was not found by embeddings or a few neurons, nor by "
-            "layers if `layers_compared` is true.",
+            "`homologous` says that neurons of one model are copies of neurons of the other. It does not say which "
+            "model came first. `no_evidence` says that no relation was found by neurons of four layers, nor by the "
+            "full comparison if `layers_compared` is true.",
             "",
             "The same results as one object of JSON are in `survey.json`.",
             "",
@@ -287,8 +288,8 @@ def _markdown(report: SurveyReport, written_names: Collection[str]) -> str:
     ]
     if commands:
         parts += [
-            "Their layers were not compared with any model of each family. `mdir-hf survey` with `--layers` goes on to "
-            "them, or these commands do:",
+            "These pairs were not compared in full. `mdir-hf survey` with `--layers` compares them, or these commands "
+            "do:",
             _block(commands),
         ]
     layer_lines = [

@@ -117,7 +117,7 @@ def _of_family(family: Family, of_next: float) -> float:
     to_compare = [
         ancestor
         for ancestor in (() if identification is None else identification.ancestors)
-        if identification is not None and ancestor.log10_p < math.log10(identification.alpha)
+        if ancestor.is_nominated
     ]
     n_compared = sum(ancestor.report is not None or ancestor.error is not None for ancestor in to_compare)
     n_done = (identification is not None) + n_compared

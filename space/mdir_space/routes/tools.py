@@ -205,7 +205,7 @@ _ALPHA = {
 _DETAILED = {
     "type": "boolean",
     "default": False,
-    "description": "Whether to return every look, module and cell of the layer map (hundreds of kilobytes).",
+    "description": "Whether to return every module and cell of the layer map (up to hundreds of kilobytes).",
 }
 _WHOLE_INDEX = {
     "type": "boolean",

@@ -72,7 +72,7 @@ def test_a_plan_gives_bytes_and_memory(client):
     assert 0 < plan["bytes_at_least"] <= plan["bytes_if_nothing_settles_it"]
     assert plan["bytes_of_weights"] < plan["bytes_if_nothing_settles_it"]
     assert plan["fits"] and plan["bytes_limit"] == 4_000_000_000
-    assert [step["step"] for step in plan["steps"]][0] == "near"
+    assert plan["steps"][0]["step"] == "near"
 
 
 def test_a_family_and_a_survey_come_to_programs_too(client, server, visit):

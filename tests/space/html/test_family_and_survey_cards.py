@@ -59,7 +59,7 @@ def test_every_row_links_to_a_full_comparison(index):
     card = family_card(family(DECLARED, index), question)
     assert f'href="?a={BASE}&amp;b={DECLARED}"' in card
     entry = BaseIndex.load(Path(index_place())).bases[0].model
-    known = Ancestor(entry, -500.0, 96)
+    known = Ancestor(entry, -500.0, 96, is_nominated=True)
     found = Identification(entry, (known,), 4, 1e-10, 0)
     card = family_card(Family("o/n", found), question)
     repository = shipped_bases()[entry.repo].repository
@@ -145,7 +145,7 @@ def test_a_family_shows_p_only_if_it_is_a_bound(index, monkeypatch):
 def test_any_model_name_is_escaped():
     hostile = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
     summary = ModelSummary(hostile, None, "c" * 40, "llama", 8, 1, 8)
-    found = Identification(summary, (Ancestor(summary, -50.0, 9, error=hostile),), 1, 1e-10, 0)
+    found = Identification(summary, (Ancestor(summary, -50.0, 9, is_nominated=True, error=hostile),), 1, 1e-10, 0)
     model = ModelResult(hostile, summary, hostile)
     pair = PairResult(hostile, "o/b", "homologous", None, -50.0, 9)
     report = SurveyReport(

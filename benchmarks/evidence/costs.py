@@ -57,7 +57,7 @@ class Compared:
         return statistics.median(shares) if shares else math.nan
 
     def times_weights(self, settled: bool | None = None) -> float:
-        """Bytes of weights relative to the checker's; ``settled`` selects pairs that neurons in place settle, or not."""
+        """Bytes of weights relative to the checker's; ``settled`` selects pairs that neurons in place settle or not."""
         places = self._where(settled)
         checker_weights = sum(self.checker_costs[i].weights for i in places)
         return sum(self.costs[i].weights for i in places) / checker_weights if checker_weights else math.nan

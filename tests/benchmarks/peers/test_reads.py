@@ -133,9 +133,9 @@ def test_the_checker_reads_the_stated_bytes_of_strangers(neurons, layers, tmp_pa
     shape = Shape(rows=n_common, width=96, layers=layers, kv=48, neurons=neurons, kv_heads=3)
     expected = 4 * weights_of_strangers(shape)
     headers = 2 * (8 + 100_000)  # the length and the first chunk of each header
-    # Gains are read with the matrices after them, at most once for each layer and step.
-    norms = 4 * 96 * 2 * 2 * 4 * layers
-    assert expected <= read - headers <= expected + norms
+    # Rows of small layers lie so close together that reads include gaps between them, and rows of one step may have
+    # been read for another. Gains are read with the matrices after them.
+    assert 0.75 * expected < read - headers < 1.15 * expected
 
 
 def test_tokenizers_and_configs_count_beside_weights_and_once(models):

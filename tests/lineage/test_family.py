@@ -79,7 +79,7 @@ def test_a_fine_tune_has_the_base_that_it_declares(index, tmp_path):
     steps = []
     family = find_family(NamedModel("lab/tuned"), index, on_step=steps.append)
     assert family.relatives == ("lab/base",) and len(steps) >= 3
-    assert layers_text(family.layers["lab/base"]) == "all 4 layers match, each in its place"
+    assert layers_text(family.layers["lab/base"]) == "all 4 compared layers match, each in its place"
     text = str(family)
     assert text.startswith("lab/tuned\n└─ lab/base\n     found among 2 bases by ")
     assert "declared by its card as finetune; measured: shared weight ancestry, log10 p = -" in text
@@ -88,7 +88,8 @@ def test_a_fine_tune_has_the_base_that_it_declares(index, tmp_path):
     assert body["schema"] == "mdir-hf/family/1" and body["relatives"] == ["lab/base"]
     section = family_section(family)
     assert (
-        "| yes | all 4 layers match, each in its place; sampled rows of all 4 layers agree, mean cosine 0.9" in section
+        "| yes | all 4 compared layers match, each in its place; sampled rows of all 4 layers agree, mean cosine 0.9"
+        in section
     )
     assert "2 base models" in section
     drift = body["drift"]["lab/base"]
@@ -106,7 +107,7 @@ def test_layers_are_not_described_unless_they_are_wanted(index):
 def test_layers_are_attributed_and_a_wrong_declaration_is_reported(index):
     family = find_family(NamedModel("lab/part"), index)
     assert family.relatives == ("lab/base",)
-    assert layers_text(family.layers["lab/base"]) == "layers 0 and 1 of 2 match its layers 1 and 3"
+    assert layers_text(family.layers["lab/base"]) == "layers 0 and 1 of 2 compared match its layers 1 and 3"
     text = str(family)
     assert "├─ lab/base\n" in text and "not declared by its card" in text
     assert "└─ lab/other\n" in text and "measured: no evidence of shared weight ancestry found" in text
@@ -115,8 +116,8 @@ def test_layers_are_attributed_and_a_wrong_declaration_is_reported(index):
 def test_both_parents_of_a_mixture_are_named_with_their_layers(index):
     family = find_family(NamedModel("lab/mixed"), index)
     assert set(family.relatives) == {"lab/base", "lab/other"}
-    assert layers_text(family.layers["lab/base"]) == "layers 0 and 1 of 4 match, each in its place"
-    assert layers_text(family.layers["lab/other"]) == "layers 2 and 3 of 4 match, each in its place"
+    assert layers_text(family.layers["lab/base"]) == "layers 0 and 1 of 4 compared match, each in its place"
+    assert layers_text(family.layers["lab/other"]) == "layers 2 and 3 of 4 compared match, each in its place"
     assert "by neuron numbers in its layers" in str(family)
     agreeing = {base: [layer.agreeing for layer in drift] for base, drift in family.drift.items()}
     assert agreeing == {"lab/base": [7, 7, 0, 0], "lab/other": [0, 0, 7, 7]}

@@ -287,6 +287,7 @@ def _excluded_noise(
     """
     n_products = n_free_products(*deeper.shape)
     others = deeper.positions[len(chosen) :]
+    n_each = min(n_each, *(shallower.n_heads(position) for position in chosen))
     own, rest = shallower.prints(chosen), [deeper.prints(others)] if others else []
 
     def is_found(noise: float) -> bool:

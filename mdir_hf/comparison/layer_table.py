@@ -23,8 +23,13 @@ def describe_layers(measurements: Measurements) -> Measurements:
     settings = measurements.settings
     if not any(matrix.result.is_significant for matrix in measurements.matrices.values()):
         measurements = _with_map_of_heads(measurements)
+    pairs = () if measurements.heads is None else measurements.heads.pairs
     analysis = analyse_layers(
-        *measurements.tensors, measurements.residual_maps, seed=settings.seed, device=settings.device
+        *measurements.tensors,
+        measurements.residual_maps,
+        seed=settings.seed,
+        device=settings.device,
+        counterparts={candidate: reference for reference, candidate, _ in pairs},
     )
     if analysis is None:
         notes = (*measurements.notes, caveats.NO_LAYERS_DESCRIBED)

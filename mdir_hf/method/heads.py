@@ -1,11 +1,8 @@
-"""Match attention heads using all four projections, allowing any invertible map of each head's values.
+"""Map attention heads by all four projections, and rotate rotary planes back.
 
-Replacing V_h with ``H_h V_h`` and O_h with ``O_h H_h^-1`` preserves a model's function for any invertible H_h
-(orthogonal in the paper). It also preserves the row space of V_h and the column space of O_h.
-
-Because the rows of W and W Q have the same inner products for every orthogonal Q, heads can be paired, and rotary
-planes rotated back, before the map between the residual bases is known. p-values remain valid (docs/method/bound.md).
-Each rotary plane is treated as one complex row, determined up to a factor exp(i t).
+The rows of W and W Q have the same inner products for every orthogonal Q, so rotary planes can be rotated back before
+the map between the residual bases is known. p-values remain valid (docs/method/bound.md). Each rotary plane is treated
+as one complex row, determined up to a factor exp(i t).
 """
 
 from __future__ import annotations

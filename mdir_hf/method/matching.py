@@ -115,13 +115,12 @@ def quick_matching(
     return matching if decisive < log_alpha else None
 
 
-def matching_in_order(polar: torch.Tensor, columns: IntArray | None = None) -> Matching:
+def matching_in_order(polar: torch.Tensor) -> Matching:
     """Evaluate the matching of each channel to the channel with the same number.
 
-    ``polar`` is U, ``(k, n)`` with k <= n; ``columns`` are the channel numbers of its rows. Because this matching is
-    fixed in advance, p needs no correction.
+    ``polar`` is U, ``(k, n)`` with k <= n. Because this matching is fixed in advance, p needs no correction.
     """
-    columns = np.arange(polar.shape[0], dtype=np.int64) if columns is None else columns
+    columns = np.arange(polar.shape[0], dtype=np.int64)
     factor = _Factor(polar, polar, columns, *line_energies(polar), signed=False, transposed=False)
     return factor.weigh(columns, is_fixed=True)
 

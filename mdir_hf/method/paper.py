@@ -94,7 +94,7 @@ def algorithm_2(
     """
     carried = [u @ x.double() for x in reference]
     columns = [[best_match(*orthogonal_part(x.T @ y.double())).log_p for x in carried] for y in candidate]
-    log_p = np.array(columns, dtype=np.float64).reshape(-1, len(reference)).T
+    log_p = np.array(columns, dtype=np.float64).reshape(len(columns), len(reference)).T
     corrected: npt.NDArray[np.float64] = np.minimum(0.0, log_p + math.log(max(1, len(reference))))
     return corrected
 

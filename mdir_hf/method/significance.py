@@ -1,12 +1,8 @@
-"""Bound the p-value of a matching's trace from above (the central formula), and combine p-values.
+"""Bound the p-value of a matching's trace from above (the central formula), and count matchings.
 
 docs/method/bound.md gives the null hypothesis and the proof. The paper's ``ln d! - c^2/2`` is the special case of
-a square, full-rank factor and a full matching; its epsilon is proved to be 0. The cells of a layer map are not
-independent, so verdicts use combinations that are valid under any dependence; only Fisher's sum requires independence.
-All values are natural logarithms, at most 0, and are never exponentiated.
-
-References: B. Rüger, Metrika 25 (1978); G. Hommel, Biometrical Journal 25 (1983); Y. Benjamini and R. Heller,
-Biometrics 64 (2008), for the partial conjunction.
+a square, full-rank factor and a full matching; its epsilon is proved to be 0. All values are natural logarithms, at
+most 0, and are never exponentiated.
 """
 
 from __future__ import annotations
@@ -112,6 +108,3 @@ def log_cost_of_look(number: int) -> float:
     Look s uses the share 1/(s(s+1)) of alpha; these shares sum to at most 1 (docs/method/rows.md, "Looks").
     """
     return math.log(number * (number + 1))
-
-
-FloatArray = npt.NDArray[np.float64]

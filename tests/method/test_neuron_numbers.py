@@ -11,22 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdir_hf.method.matching import best_matching, matching_in_order
 from mdir_hf.method.neuron_numbers import (
-    TESTS,
     WHITENING_RIDGE,
     in_span,
-    log_p_in_order,
-    log_p_own_number,
     log_p_own_numbers,
-    longest_increasing,
     match_neurons_by_number,
     mutual_partners,
-    numbering_of,
     sample_neurons,
 )
 from mdir_hf.method.neurons import unit_rows
-from mdir_hf.method.significance import LN10
 from tests.method.obfuscation import haar
 
 WIDTH, FITTED, TESTED = 48, 32, 16
@@ -265,50 +258,7 @@ def test_the_sample_consists_of_whole_runs_fixed_by_the_seed():
     assert len(sample_neurons(70, 96, run=16, seed=0)) == 64
 
 
-# --- bounds from numbers: exact by enumeration for few channels, simulated for more; partners found without numbers
-
-
-def naive_longest(values):
-    best = [1] * len(values)
-    for i in range(len(values)):
-        best[i] = 1 + max((best[j] for j in range(i) if values[j] < values[i]), default=0)
-    return max(best, default=0)
-
-
-@pytest.mark.parametrize("n", range(1, 8))
-def test_both_bounds_hold_for_every_numbering_of_few_channels(n):
-    every = [np.array(order) for order in permutations(range(n))]
-    own = np.array([(order == np.arange(n)).sum() for order in every])
-    in_order = np.array([len(longest_increasing(order)) for order in every])
-    for k in range(1, n + 1):
-        assert (own >= k).mean() <= math.exp(log_p_own_number(k)) * (1 + 1e-12)  # lgamma rounds
-        assert (in_order >= k).mean() <= math.exp(log_p_in_order(n, k)) * (1 + 1e-12)
-    # All channels: one numbering of n!, as in the bounds.
-    assert (own == n).mean() == pytest.approx(math.exp(log_p_own_number(n)))
-    assert (in_order == n).mean() == pytest.approx(math.exp(log_p_in_order(n, n)))
-
-
-@pytest.mark.parametrize(("n_narrow", "n_wide"), [(3, 5), (4, 6), (2, 7)])
-def test_the_bounds_hold_for_different_widths(n_narrow, n_wide):
-    # All channels of the narrower model have a partner, and the numbering of the wider one is uniform.
-    every = [np.array(order) for order in permutations(range(n_wide), n_narrow)]
-    own = np.array([(order == np.arange(n_narrow)).sum() for order in every])
-    in_order = np.array([naive_longest(order) for order in every])
-    for k in range(1, n_narrow + 1):
-        assert (own >= k).mean() <= math.exp(log_p_own_number(k))
-        assert (in_order >= k).mean() <= math.exp(log_p_in_order(n_narrow, k)) * (1 + 1e-12)
-
-
-@given(st.permutations(range(30)))
-def test_a_longest_increasing_subsequence_is_one(order):
-    order = np.array(order)
-    places = longest_increasing(order)
-    assert len(places) == naive_longest(order.tolist())
-    assert (np.diff(places) > 0).all() and (np.diff(order[places]) > 0).all()
-
-
-def test_an_empty_sequence_has_no_longest_subsequence():
-    assert len(longest_increasing(np.array([], dtype=np.int64))) == 0
+# --- partners found without numbers
 
 
 def polar_of(seed, n, n_wide=None, noise=0.7):
@@ -332,51 +282,6 @@ def test_renumbering_one_model_moves_the_partners_and_nothing_else(seed, of_refe
         for i, j in zip(*mutual_partners(moved), strict=True)
     }
     assert before == after
-    assert numbering_of(polar, None).pairs == numbering_of(moved, None).pairs
-
-
-def test_a_copy_has_every_channel_under_its_own_number():
-    polar = polar_of(0, 96, noise=0.3)
-    numbering = numbering_of(polar, matching_in_order(polar), n_tests=3, log_cost=math.log(6))
-    assert (numbering.pairs, numbering.own_number, numbering.in_order, numbering.certain_share) == (96, 96, 96, 1.0)
-    assert numbering.log10_p == pytest.approx((-math.lgamma(97) + math.log(TESTS * 3 * 6)) / LN10)
-
-
-def test_channels_that_were_cut_out_are_in_order():
-    kept = np.sort(np.random.default_rng(0).permutation(192)[:96])
-    polar = torch.eye(192, dtype=torch.float64)[:, kept]
-    numbering = numbering_of(polar, best_matching(polar, signed=False))
-    assert (numbering.pairs, numbering.in_order, numbering.certain_share) == (96, 96, 1.0)
-    assert numbering.own_number < 10
-    assert numbering.log10_p == pytest.approx((-math.lgamma(97) + math.log(TESTS)) / LN10)
-
-
-def test_rows_that_stand_for_some_channels_keep_the_numbers_of_those():
-    polar = polar_of(1, 96, noise=0.3)
-    some = np.array([3, 20, 21, 50, 95])
-    numbering = numbering_of(polar[some], None, some)
-    assert (numbering.own_number, numbering.certain_share) == (5, 0.0)
-
-
-def test_the_bound_holds_on_strangers():
-    # 300 pairs: a p of at most 1 % is expected 3 times; a binomial band of 5 standard deviations ends at 12.
-    generator = torch.Generator().manual_seed(0)
-    log10_p = [numbering_of(haar(40, generator), None).log10_p for _ in range(300)]
-    assert sum(value < -2.0 for value in log10_p) <= 12
-    assert min(log10_p) > -5.0
-
-
-def test_strangers_arranged_to_match_are_not_certain():
-    # A stranger renumbered by the best assignment has many channels under their own number and a small p. None of them
-    # is significant by itself, which a verdict also requires.
-    polar = haar(256, torch.Generator().manual_seed(3))
-    matching = best_matching(polar, signed=True)
-    order = np.empty(256, dtype=np.int64)
-    order[matching.reference] = matching.candidate
-    arranged = polar[:, torch.from_numpy(order)]
-    numbering = numbering_of(arranged, matching_in_order(arranged))
-    assert numbering.own_number > 40 and numbering.log10_p < -10.0
-    assert numbering.certain_share == 0.0
 
 
 def test_partners_equal_the_whole_factor_for_any_cut(monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import binomtest
 
-from mdir_hf.method.embedding import EmbeddingTest
+from mdir_hf.method.embedding import TESTS_PER_MATRIX, look_at_rows
 from mdir_hf.method.matching import best_matching, matching_in_order
 from mdir_hf.method.polar import polar_factor
 from tests.method.reference import haar
@@ -33,16 +33,15 @@ def test_the_shapes_make_two_hundred_pairs():
 def test_no_pair_of_strangers_has_a_p_below_one_in_a_thousand(n_reference, n_candidate, n_tokens, n_pairs):
     rng = np.random.default_rng([n_reference, n_candidate, n_tokens])
     smallest = 0.0
-    for seed in range(n_pairs):
+    for _ in range(n_pairs):
         e = torch.from_numpy(rng.standard_normal((n_tokens, n_reference)))
         f = torch.from_numpy(rng.standard_normal((n_tokens, n_candidate)))
-        # Only one test and a level of 1, so that neither a correction nor a shortcut hides a small p.
-        test = EmbeddingTest(log_alpha=0.0, n_tests=1, seed=seed)
         for n_rows in (n_tokens // 4, n_tokens // 2, n_tokens):
-            test.screen(e[:n_rows], f[:n_rows], is_last=True)
-        test.full([(e, f)])
-        smallest = min(smallest, *(look.log_p for look in test.looks))
-        assert all(p == 0.0 or p > math.log(1e-3) for look in test.looks for p in look.log_p_trimmed.values())
+            # A level below every p, so that all tests of both views are made and no shortcut hides a small p.
+            look = look_at_rows(e[:n_rows], f[:n_rows], log_alpha=-1e9)
+            smallest = min(smallest, look.matching.log_p)
+            assert look.log_p == min(0.0, look.matching.log_p + math.log(TESTS_PER_MATRIX))
+            assert look.matching.log_p_half > math.log(1e-3)
     assert smallest > math.log(1e-3)
 
 
@@ -62,10 +61,7 @@ def test_structure_shared_by_strangers_makes_no_small_p(shared):
             e[200:], f[200:] = e[:100], f[:100]
         else:
             e, f = e + 5.0 * rng.standard_normal(n), f + 5.0 * rng.standard_normal(n)
-        test = EmbeddingTest(log_alpha=0.0)
-        test.screen(torch.from_numpy(e), torch.from_numpy(f), is_last=True)
-        test.full([(torch.from_numpy(e), torch.from_numpy(f))])
-        assert all(look.log_p > math.log(1e-3) for look in test.looks)
+        assert look_at_rows(torch.from_numpy(e), torch.from_numpy(f), log_alpha=-1e9).log_p > math.log(1e-3)
 
 
 def test_one_model_with_a_basis_of_its_own_makes_no_small_p():
@@ -75,8 +71,7 @@ def test_one_model_with_a_basis_of_its_own_makes_no_small_p():
         e = rng.standard_normal((300, 64)) * (rng.uniform(size=(300, 64)) < 0.03)
         f = rng.standard_normal((300, 64))
         for one, other in ((e, f), (f, e)):
-            test = EmbeddingTest(log_alpha=0.0)
-            look = test.screen(torch.from_numpy(one), torch.from_numpy(other), is_last=True)
+            look = look_at_rows(torch.from_numpy(one), torch.from_numpy(other), log_alpha=-1e9)
             assert look.log_p > math.log(1e-3)
 
 
@@ -85,7 +80,7 @@ def test_channels_in_their_own_order_have_valid_p_values(kind):
     # This p has no correction for the number of matchings: it is exact up to exp(-c^2 / 2) above a normal tail.
     rng = np.random.default_rng([10, len(kind)])
     n, n_rows, n_draws = 24, 16 if kind == "few rows" else 80, 600
-    log_p, by_signs, trimmed = [], [], []
+    log_p, by_signs, halves = [], [], []
     for _ in range(n_draws):
         e, f = rng.standard_normal((2, n_rows, n))
         if kind == "sparse in one":
@@ -93,9 +88,9 @@ def test_channels_in_their_own_order_have_valid_p_values(kind):
         found = matching_in_order(polar_factor(torch.from_numpy(e.T @ f)).matrix)
         log_p.append(found.log_p)
         by_signs.append(found.log_p_signs)
-        trimmed.append(found.log_p_trimmed["n/2"])
+        halves.append(found.log_p_half)
     for alpha in (0.5, 0.2, 0.1, 0.05, 0.01):
-        for values in (log_p, by_signs, trimmed):
+        for values in (log_p, by_signs, halves):
             n_below = (np.array(values) <= math.log(alpha)).sum()
             assert binomtest(int(n_below), n_draws, alpha, alternative="greater").pvalue > 1e-4
     # The bound is not vacuous: a normal c passes exp(-c^2 / 2) = 0.2 in 3.6 of a hundred draws.

@@ -17,9 +17,6 @@ from mdir_hf.method.polar import (
     reduce_peaks,
     row_factors,
     thin_svd,
-    whitened_core,
-    whitened_polar_factor,
-    whitener,
 )
 from tests.method import reference as textbook
 
@@ -32,11 +29,6 @@ def rows(r, n, seed=0, rank=None):
     if rank is None:
         return torch.from_numpy(rng.standard_normal((r, n)))
     return torch.from_numpy(rng.standard_normal((r, rank)) @ rng.standard_normal((rank, n)))
-
-
-def whitened(cross, x, y):
-    by = whitener(x), whitener(y)
-    return whitened_polar_factor(whitened_core(cross, *by), *by)
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (12, 30), (30, 12), (1, 8)])
@@ -93,22 +85,6 @@ def test_the_whitened_factor_of_rows_equals_the_factor_of_whitened_rows(r):
         np.testing.assert_allclose(span.T @ found.matrix.numpy(), span.T @ expected, atol=1e-8)
     else:
         np.testing.assert_allclose(found.matrix, expected, atol=1e-8)
-
-
-def test_whitening_by_all_rows_is_whitening_the_rows():
-    x, y = rows(80, 16, seed=1), rows(80, 24, seed=2)
-    streamed = whitened(x.T @ y, x, y)
-    at_once = polar_factor_of_rows(row_factors(x), row_factors(y), whitened=True)
-    np.testing.assert_allclose(streamed.matrix, at_once.matrix, atol=1e-8)
-
-
-def test_whitening_by_a_sample_turns_with_the_model():
-    x, y = rows(80, 16, seed=1), rows(80, 16, seed=2)
-    q = torch.from_numpy(textbook.haar(16, np.random.default_rng(3)))
-    for few in (6, 40):
-        plain = whitened(x.T @ y, x[:few], y[:few])
-        turned = whitened(x.T @ y @ q, x[:few], (y @ q)[:few])
-        np.testing.assert_allclose(turned.matrix, plain.matrix @ q, atol=1e-8)
 
 
 @pytest.mark.parametrize("shape", [(9, 30), (30, 9)])

@@ -66,12 +66,12 @@ CASES = [
 @pytest.mark.parametrize(("architecture", "kind"), CASES)
 def test_the_source_of_a_gguf_copy_is_found(converted, architecture, kind):
     source = original(architecture, "base")
-    report = compare(source, converted(architecture, "base", kind), level="full")
+    report = compare(source, converted(architecture, "base", kind), level="layers")
     assert report.verdict is Verdict.HOMOLOGOUS
     assert report.embedding.transformation == "identity"
     n_layers = 2 if architecture == "wide" else 4
     assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(n_layers)]
-    roles = {module.role for module in report.modules if module.log10_p < -10}
+    roles = {result.role for result in report.projections.results if result.log10_p < -10}
     assert {"v", "o", "up", "down"} <= roles
     if kind in ("F16", "Q8_0"):
         assert {"q", "k"} <= roles  # rotary pairs are unchanged
@@ -83,7 +83,7 @@ def test_the_source_of_a_gguf_copy_is_found(converted, architecture, kind):
 )
 def test_a_gguf_copy_of_a_stranger_does_not_match(converted, architecture, kind):
     stranger = converted(architecture, "other-seed", kind)
-    report = compare(original(architecture, "base"), stranger, level="full")
+    report = compare(original(architecture, "base"), stranger, level="layers")
     assert report.verdict is Verdict.NO_EVIDENCE, json.dumps(report.to_dict(), indent=1)
 
 

@@ -39,7 +39,7 @@ def test_an_index_is_built_extended_and_searched(folders, tmp_path, capsys):
     assert body["found"] == [folders["base"]]
     assert body["bases"] == 2
     assert main(["identify", folders["tuned"], "--index", index, "--no-confirm"]) == 0
-    assert f"significant by the index alone: {folders['base']}" in capsys.readouterr().out
+    assert f"proposed by 96 tokens: {folders['base']}; not compared" in capsys.readouterr().out
 
 
 def test_models_that_cannot_be_added_are_reported_and_the_others_are_added(folders, tmp_path, capsys):

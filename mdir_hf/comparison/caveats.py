@@ -20,6 +20,7 @@ STOPPED_BEFORE = {
 }
 """Sentences for interim reports, keyed by the step that comes next."""
 
+NEURONS_OF_OTHER_SIZES = "Neurons were not compared by number, because the layers of the models have different shapes."
 NO_COMMON_MATRIX = (
     "No embeddings or unembeddings (lm_head) were compared, because one of the models has none of its own."
 )
@@ -130,6 +131,11 @@ def of_other_experts(*models: Comparable, are_sets_compared: bool) -> tuple[str,
 def of_failed_layers(error: Exception) -> str:
     """Explain that some weights cannot be read or identified."""
     return f"Not all layers were compared: {str(error).rstrip('.')}."
+
+
+def of_spent_budget(error: Exception) -> str:
+    """Explain that a settled comparison was not described further."""
+    return f"The models were not described further: {str(error).rstrip('.')}."
 
 
 def of_unusable_tokenizer(error: Exception) -> str:

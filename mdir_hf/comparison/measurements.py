@@ -56,7 +56,7 @@ class Measurements:
         has_read_layers: Whether rows of layers of both models were read.
         matrices: Looks at the embeddings or unembeddings, keyed by name.
         printed: Algorithm 1 as printed.
-        parts: Compared pairs of other stacks and of expert sets.
+        parts: Compared pairs of other stacks and of expert sets; empty if there are none.
         notes: Sentences on weights that could not be compared.
         stopped_before: Sentences about the remaining steps, in interim reports.
     """
@@ -170,7 +170,7 @@ def report_on(measurements: Measurements, watch: Watch) -> HomologyReport:
         assumption=decision.assumption,
         neurons=measurements.shown_neurons,
         sample_seed=measurements.sample_seed if measurements.neurons or measurements.parts else None,
-        parts=measurements.parts,
+        parts=measurements.parts or None,
         excludes=_exclusion_by(measurements) if decision.verdict is Verdict.NO_EVIDENCE else None,
         projections=_table_of(measurements),
         arrays=ReportArrays(

@@ -160,8 +160,11 @@ def excluded_noise(*samples: NeuronSample, alpha: float, nominates: bool = False
     If ``nominates`` is set, a copy only needs to be nominated for a larger sample. Takes up to five steps of 40 fits.
 
     Returns:
-        Noise in units of each row's root mean square, or 0 if even the smallest of :data:`NOISES` hides a copy.
+        Noise in units of each row's root mean square, or 0 if even the smallest of :data:`NOISES` hides a copy or
+        the samples were stored.
     """
+    if any(sample.whole is None for sample in samples):
+        return 0.0  # stored samples have no rows to plant a copy with
     n_cells = math.prod(len(sample.layers) for sample in samples)
     log_level = math.log(alpha) - log_cost_of_look(STEPS.index(SettledBy.NUMBER) + 1)
 
@@ -180,9 +183,8 @@ def excluded_noise(*samples: NeuronSample, alpha: float, nominates: bool = False
 
     def is_found(noise: float) -> bool:
         return all(
-            any(is_counted(layer, noise, seed, sample) for layer in sample.whole)
+            any(is_counted(layer, noise, seed, sample) for layer in sample.whole)  # type: ignore[union-attr]
             for sample in samples
-            if sample.whole is not None
             for seed in range(PLANTED)
         )
 

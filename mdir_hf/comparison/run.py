@@ -15,7 +15,7 @@ from mdir_hf.comparison.plan import check_memory, plan_comparison
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.reading import read_closely
 from mdir_hf.comparison.settings import Settings
-from mdir_hf.errors import MdirError
+from mdir_hf.errors import ByteBudgetError, MdirError
 from mdir_hf.model.comparable import Comparable
 from mdir_hf.processor import one_pool
 from mdir_hf.report import HomologyReport, Verdict
@@ -126,7 +126,10 @@ def with_direction(measurements: Measurements, watch: Watch) -> HomologyReport:
     report = report_on(measurements, watch)
     if report.verdict is not Verdict.HOMOLOGOUS:
         return report
-    with watch.step("direction"):
-        facts = direction_facts(*measurements.models, level_reads=not measurements.files_are_equal)
+    try:
+        with watch.step("direction"):
+            facts = direction_facts(*measurements.models, level_reads=not measurements.files_are_equal)
+    except ByteBudgetError:  # the verdict stands without them
+        return report
     io = watch.io(sum(model.tensors.n_bytes for model in measurements.models))
     return replace(report, direction=facts, io=io, seconds=watch.seconds)

@@ -29,7 +29,7 @@ from mdir_hf.comparison.neurons import STEPS, count_neurons, nominated_pairs
 from mdir_hf.comparison.plan import NOISE_ROWS_PER_CHANNEL
 from mdir_hf.comparison.stacks import compare_expert_sets, has_mixture, stack_pairs
 from mdir_hf.comparison.tokens import common_tokens, matrix_pair
-from mdir_hf.errors import AnatomyError, MdirError, StoppedError, UnsupportedFormatError, VocabularyError
+from mdir_hf.errors import AnatomyError, ByteBudgetError, MdirError, UnsupportedFormatError, VocabularyError
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.report import NeuronNumbers, SettledBy
 
@@ -74,6 +74,8 @@ def compare_numbers(measurements: Measurements) -> Measurements:
     if samples is None:
         # Layers of different sizes hold no neurons under the same number, which answers the question for this step.
         have_neurons = all(has_neurons(model) for model in measurements.tensors)
+        if have_neurons:
+            measurements = _with_notes(measurements, caveats.NEURONS_OF_OTHER_SIZES)
         return replace(measurements, has_read_layers=measurements.has_read_layers or have_neurons)
     return count_sampled(measurements, *samples)
 
@@ -109,8 +111,6 @@ def compare_parts(measurements: Measurements) -> Measurements:
         else compare_expert_sets(reference, candidate, measurements.residual_maps, **common)  # type: ignore[arg-type]
     )
     stacks = stack_pairs(reference, candidate, **common)  # type: ignore[arg-type]
-    if not experts and stacks is None:
-        return measurements
     return replace(measurements, parts=(*experts, *(stacks or ())))
 
 
@@ -217,11 +217,13 @@ def without_unreadable(measurements: Measurements, error: MdirError) -> Measurem
     """Return the measurements with a note on weights that a step could not read.
 
     Raises:
-        MdirError: If the error is of another kind.
+        MdirError: If the error is of another kind, or the limit on bytes was reached before the question was settled.
     """
-    if isinstance(error, StoppedError) or not isinstance(error, AnatomyError | UnsupportedFormatError):
-        raise error
-    return _with_notes(measurements, caveats.of_failed_layers(error))
+    if isinstance(error, AnatomyError | UnsupportedFormatError):
+        return _with_notes(measurements, caveats.of_failed_layers(error))
+    if isinstance(error, ByteBudgetError) and measurements.is_settled:
+        return _with_notes(measurements, caveats.of_spent_budget(error))
+    raise error
 
 
 def _with_notes(measurements: Measurements, *notes: str) -> Measurements:

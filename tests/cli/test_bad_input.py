@@ -130,8 +130,8 @@ def test_zero_weights_are_inconclusive(base, tmp_path, level, capsys):
     other = write_model(tmp_path / "other", torch.zeros(V, N), config=config, further=zeros)
     assert main(["compare", str(one), str(other), "--level", level, "--json", "--quiet"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["verdict"] == "inconclusive"
-    assert report["layers"] is None
+    assert (report["verdict"], report["reason"]) == ("inconclusive", "weights_unreadable")
+    assert not (report["layers"] or {}).get("matches")
 
 
 def test_weights_scaled_and_scaled_back_are_found(tmp_path, capsys):

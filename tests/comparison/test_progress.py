@@ -137,3 +137,11 @@ def test_a_budget_that_ends_it_leaves_the_last_interim_report(pair):
         compare(*pair, max_bytes=enough_for_neurons, progress=False, on_found=interim.append)
     assert interim[-1].neurons is not None
     assert interim[-1].embedding is None
+
+
+def test_a_budget_that_ends_the_description_keeps_the_verdict(pair, tmp_path):
+    relative = write_model(tmp_path / "relative", gaussian(V, N, 0) + 0.3 * gaussian(V, N, 5))
+    n_bytes = compare(pair[0], relative, progress=False).io.bytes_read
+    report = compare(pair[0], relative, describes=True, max_bytes=n_bytes + 1000, progress=False)
+    assert report.verdict is Verdict.HOMOLOGOUS and report.embedding is None
+    assert any(caveat.startswith("The models were not described further: ") for caveat in report.caveats)

@@ -206,7 +206,8 @@ def without_rows(model: Model) -> VocabularyError:
 
 
 def neurons_of(model: PlacedTensors, *, every: bool = False, seed: int | None = None) -> NeuronSample | None:
-    """Read the neurons of a fingerprint as 16-bit rows; return None if the layers are not supported.
+    """Read the neurons of a fingerprint as 16-bit rows; return None if the layers are not supported, or all rows
+    are zero.
 
     If ``every`` is true, all layers are read instead of four. See :func:`take_fingerprint` for the seed.
     """
@@ -214,7 +215,7 @@ def neurons_of(model: PlacedTensors, *, every: bool = False, seed: int | None = 
         sample = take_neurons(model, seed=seed or 0, every=every)
     except (AnatomyError, UnsupportedFormatError):
         return None
-    return None if sample is None else sample.for_storage()
+    return None if sample is None or not sample.rows.any() else sample.for_storage()
 
 
 def bytes_of_neurons(model: PlacedTensors, *, every: bool = False) -> int:

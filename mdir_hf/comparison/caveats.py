@@ -87,6 +87,8 @@ def of_neurons(neurons: NeuronNumbers) -> str:
 
 def of_matrix(name: str, matrix: MatrixResult) -> str:
     """Describe how far a pair of embeddings or unembeddings agrees."""
+    if not matrix.rank:
+        return f"The {name}s were not compared: the vocabularies have no usable tokens in common."
     if not matrix.is_significant or matrix.cosine is None:
         n_rows = f"{matrix.rows_used:,} of {matrix.common_tokens:,} common tokens"
         return f"The {name}s do not agree in the rows of {n_rows}."
@@ -128,6 +130,11 @@ def of_other_experts(*models: Comparable, are_sets_compared: bool) -> tuple[str,
 def of_failed_layers(error: Exception) -> str:
     """Explain that some weights cannot be read or identified."""
     return f"Not all layers were compared: {str(error).rstrip('.')}."
+
+
+def of_unusable_tokenizer(error: Exception) -> str:
+    """Explain that rows of embeddings could not be paired by token."""
+    return f"The embeddings were not compared: {str(error).rstrip('.')}."
 
 
 def of_rows_not_finite(matrix_name: str, which: str, n_rows: int) -> str:

@@ -21,7 +21,7 @@ from mdir_hf.comparison.neurons import STEPS, count_neurons, nominated_pairs
 from mdir_hf.comparison.plan import NOISE_ROWS_PER_CHANNEL
 from mdir_hf.comparison.stacks import compare_expert_sets, has_mixture, stack_pairs
 from mdir_hf.comparison.tokens import common_tokens, matrix_pair
-from mdir_hf.errors import AnatomyError, MdirError, StoppedError, UnsupportedFormatError
+from mdir_hf.errors import AnatomyError, MdirError, StoppedError, UnsupportedFormatError, VocabularyError
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.report import NeuronNumbers, SettledBy
 
@@ -151,7 +151,12 @@ def look_at_embeddings(measurements: Measurements) -> Measurements:
     named_pair = matrix_pair(*measurements.models)
     if named_pair is None:
         return _with_notes(measurements, caveats.NO_COMMON_MATRIX)
-    common, notes = common_tokens(*measurements.models)
+    try:
+        common, notes = common_tokens(*measurements.models)
+    except VocabularyError as exc:
+        if any(model.vocabulary_from is not None for model in measurements.models):
+            raise  # the user named this tokenizer
+        return _with_notes(measurements, caveats.of_unusable_tokenizer(exc))
     matrix = look_at_matrices(named_pair[0], measurements.models, named_pair[1], common, measurements.settings)
     measurements = replace(measurements, matrices={named_pair[0]: matrix})
     return _with_notes(measurements, *notes)

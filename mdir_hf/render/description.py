@@ -33,7 +33,7 @@ from mdir_hf.report.parts import MatrixResult
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.terms import SettledBy, Transformation, Verdict
 from mdir_hf.report.words import (
-    UNLESS_MIXED_IN_HEADS,
+    IN_ANY_ORDER_AND_BASIS,
     UNLESS_RENUMBERED,
     UNLESS_ROTATED,
     n_bytes_text,
@@ -155,7 +155,7 @@ def _excludes(report: HomologyReport) -> Section:
         matrix = "embeddings" if report.embedding is not None else "unembeddings"
         parts = (
             ("neurons in place", excludes.neurons, f"Neurons of the sampled layers, {UNLESS_RENUMBERED}."),
-            ("keys and neurons", excludes.keys, f"Keys, gate and up of the sampled layers, {UNLESS_MIXED_IN_HEADS}."),
+            ("keys and neurons", excludes.keys, f"Keys, gate and up of the sampled layers, {IN_ANY_ORDER_AND_BASIS}."),
             (matrix, excludes.embedding, f"Rows of the {matrix}, channels in any order, {UNLESS_ROTATED}."),
         )
     facts = tuple(

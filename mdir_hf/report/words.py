@@ -120,7 +120,7 @@ UNLESS_ROTATED = "unless their channels were rotated"
 UNLESS_RENUMBERED = "in any basis, unless layers or neurons were reordered or left out"
 """Exception to the claim that the neurons exclude a copy."""
 
-UNLESS_TURNED_IN_HEADS = "with layers, heads and neurons in any order, and the stream in any basis"
+IN_ANY_ORDER_AND_BASIS = "with layers, heads and neurons in any order, and the stream in any basis"
 """Extent of the claim that the keys exclude a copy."""
 
 

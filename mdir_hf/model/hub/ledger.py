@@ -98,7 +98,7 @@ class IoLedger:
             if n_used + n_bytes > cap.max_bytes:
                 raise ByteBudgetError(
                     f"the next read needs {n_bytes:,} bytes, but {n_used:,} of the {cap.max_bytes:,} bytes allowed are "
-                    "used or reserved; raise the limit on bytes, or compare at a lighter level",
+                    "used or reserved; raise the limit on bytes",
                     subject=label,
                 )
 

@@ -12,10 +12,9 @@ from safetensors.torch import load_file, save_file
 from mdir_hf import HomologyChecker, Verdict
 from mdir_hf.model.files import open_checkpoint
 from mdir_hf.model.hub import open_repository
+from mdir_hf.report import Outcome
 from tests.model.files.quantization.writers import fp8_blocks, gpt_oss_experts
 from tests.specimens import tokenizer_json, tokens
-
-pytestmark = pytest.mark.usefixtures("without_neuron_numbers")
 
 transformers = pytest.importorskip("transformers")
 
@@ -125,5 +124,10 @@ def test_gpt_oss_in_mxfp4_is_read_as_by_transformers(tmp_path):
     report = compare(original, quantized, level="layers")
     assert report.verdict is Verdict.HOMOLOGOUS
     assert report.candidate.quantization == "MXFP4, in groups of 32"
-    experts = [module.found.experts for module in report.modules if module.role == "experts"]
-    assert [[[name, origin] for name, origin, _ in layer] for layer in experts] == [[[i, i] for i in range(4)]] * 2
+    experts = [result for result in report.projections.results if result.experts]
+    assert {(result.layer.candidate, result.role.value) for result in experts} == {
+        (layer, role) for layer in range(2) for role in ("gate", "up", "down")
+    }
+    for result in experts:
+        partners = {one.candidate: one.reference for one in result.experts}
+        assert result.outcome is Outcome.KEPT and partners == {number: number for number in range(4)}

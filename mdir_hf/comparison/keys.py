@@ -283,8 +283,9 @@ def _excluded_noise(
 ) -> float:
     """Return the strongest noise, in units of the rows' RMS, at which planted copies of the chosen layers stand out.
 
-    The copies take the places of as many layers of the deeper model, with as many heads each.
+    The copies take the places of as many layers of the deeper model, with as many heads each, if they have so many.
     """
+    n_each = min(n_each, *(shallower.n_heads(position) for position in chosen))
     n_products = n_free_products(*deeper.shape)
     others = deeper.positions[len(chosen) :]
     own, rest = shallower.prints(chosen), [deeper.prints(others)] if others else []

@@ -6,7 +6,7 @@ import torch
 from mdir_hf import HomologyChecker, Reason, Verdict
 from mdir_hf.report import Outcome, Treatment
 from tests.model.roles.tiny_causal import build_module, save_and_open
-from tests.specimens import gaussian, write_model
+from tests.specimens import gaussian, mlp_tensors, write_model
 
 
 @pytest.fixture
@@ -85,3 +85,18 @@ def test_models_whose_layers_share_no_role_are_inconclusive(tmp_path):
     ]
     report = HomologyChecker.from_pretrained(folders[0]).compare(folders[1], progress=False)
     assert (report.verdict, report.reason) == (Verdict.INCONCLUSIVE, Reason.WEIGHTS_UNREADABLE)
+
+
+@pytest.mark.parametrize("n_heads", [(2, 4), (8, 2)])
+def test_strangers_with_different_numbers_of_heads_are_compared(tmp_path, n_heads):
+    folders = []
+    for at, n in enumerate(n_heads):
+        config = {**LLAMA, "num_attention_heads": 8, "num_key_value_heads": n, "head_dim": 16}
+        further = {}
+        for i in range(3):
+            further |= mlp_tensors(64, 80, 1000 * at + 10 * i, layer=i)
+            further[f"model.layers.{i}.self_attn.k_proj.weight"] = gaussian(16 * n, 64, 1000 * at + 10 * i + 5)
+        folders.append(write_model(tmp_path / f"{at}", gaussian(300, 64, at), config=config, further=further))
+    report = HomologyChecker.from_pretrained(folders[0]).compare(folders[1], progress=False)
+    assert report.verdict is Verdict.NO_EVIDENCE
+    assert 0.0 < report.excludes.keys < 1.0

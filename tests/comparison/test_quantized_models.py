@@ -41,7 +41,7 @@ def deepseek(folder, seed):
     return folder
 
 
-def in_fp8(source, folder, *, block, embedding=None, **settings):
+def in_fp8(source, folder, *, block, **settings):
     """The FP8 format that DeepSeek publishes: a factor for each block of a projection, partial blocks at the edges."""
     shutil.copytree(source, folder)
     stored, expected = {}, {}
@@ -52,8 +52,6 @@ def in_fp8(source, folder, *, block, embedding=None, **settings):
             expected[name] = written.expected
         else:
             stored[name] = tensor
-    if embedding is not None:
-        stored |= {"model.embed_tokens.weight": embedding, "lm_head.weight": -embedding}
     save_file(stored, folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [block, block], **settings}

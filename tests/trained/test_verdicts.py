@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mdir_hf import HomologyChecker, Reason, Verdict
+from mdir_hf import HomologyChecker, SettledBy, Verdict
 from tests.benchmarks.evidence import WITH_THE_SCRIPTS
 from tests.trained.models import ARCHITECTURES, demo_lineage, one_step_lineage, trained_model
 
@@ -23,9 +23,9 @@ def compare(reference, candidate, **options):
 def test_relatives_are_found(architecture, level):
     base, tuned = (trained_model(architecture, name).folder for name in ("base", "fine-tune"))
     report = compare(base, tuned, level=level)
-    assert report.verdict is Verdict.HOMOLOGOUS
-    assert report.embedding.transformation == "identity"
+    assert (report.verdict, report.settled_by) == (Verdict.HOMOLOGOUS, SettledBy.NEAR)
     if level == "layers":
+        assert report.embedding.transformation == "identity"
         assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
 
 
@@ -45,19 +45,12 @@ def test_descendants_of_the_other_seed_are_strangers_to_the_base(architecture):
     assert report.verdict is Verdict.NO_EVIDENCE, json.dumps(report.to_dict(), indent=1)
 
 
-def test_two_architectures_of_equal_data_are_strangers():
-    report = compare(trained_model("llama", "base").folder, trained_model("gpt-neox", "other-seed").folder)
+# From one seed, rows of Llama's up projection in layer 0 started as the same numbers as rows of GPT-NeoX's layer 0,
+# because of the sizes, and still have cosines of 0.85 with them. GPT-NeoX has no gate, so neurons are not compared.
+@pytest.mark.parametrize("name", ["base", "other-seed"], ids=["same seed", "other seed"])
+def test_two_architectures_of_equal_data_are_strangers(name):
+    report = compare(trained_model("llama", "base").folder, trained_model("gpt-neox", name).folder)
     assert report.verdict is Verdict.NO_EVIDENCE, json.dumps(report.to_dict(), indent=1)
-
-
-def test_a_shared_seed_across_architectures_has_one_witness():
-    # Both bases were drawn from seed 0, and their random streams overlap because of the sizes: rows of Llama's up
-    # projection in layer 0 started as the same numbers as rows of GPT-NeoX's layer 0, and still have cosines of 0.85
-    # with them. GPT-NeoX has no gate, so its neurons cannot be compared with Llama's and there is no second witness.
-    report = compare(trained_model("llama", "base").folder, trained_model("gpt-neox", "base").folder)
-    assert report.reason is Reason.LAYERS_UNCONFIRMED and report.log10_p == 0.0
-    assert report.layers.pattern == "partial"
-    assert [[*match[:2]] for match in report.layers.matches] == [[0, 0]]
 
 
 @pytest.mark.parametrize("built", DEMO)
@@ -75,6 +68,6 @@ def test_channels_of_the_demo_lineage_are_recovered_exactly(built):
     for member in lineage.candidates:
         if member.channels is None:
             continue
-        report = compare(lineage.reference.folder, member.folder, level="embedding")
+        report = compare(lineage.reference.folder, member.folder, describes=True)
         reference, candidate = report.arrays.embedding.channels
         assert [member.channels[channel] for channel in candidate] == reference.tolist(), member.repo

@@ -25,9 +25,8 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from mdir_hf.comparison.neuron_reading import FEW_LAYERS
-from mdir_hf.comparison.row_screen import spread
 
+from mdir_hf.comparison.neuron_sample import FEW_LAYERS, spread
 from tests.large.llama_8b import tokenizer_of_real_size
 from tests.large.sparse import fill_shards, write_sparse_checkpoint
 from tests.loopback.hub import FullHub

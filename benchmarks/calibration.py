@@ -176,8 +176,7 @@ def examine(a: Specimen, b: Specimen, checker: HomologyChecker, level: str = "au
     """Results of a pair."""
     left, right = a.embedding, b.embedding
     smallest = min(uncut(matching, factor) for _, _, factor, matching in tests_of((left.numpy(), right.numpy())))
-    report = checker.compare(b.folder, level=level, progress=False)
-    placebo = None if report.embedding is None else report.embedding.placebo
+    report = checker.compare(b.folder, level=level, describes=True, progress=False)
     return {
         "a": a.seed,
         "b": b.seed,
@@ -188,7 +187,7 @@ def examine(a: Specimen, b: Specimen, checker: HomologyChecker, level: str = "au
         "reason": None if report.reason is None else report.reason.value,
         "log10_p": round(report.log10_p or 0.0, 2),
         "settled_by": report.settled_by,
-        "privileged_basis_z": None if placebo is None else [round(z, 1) for z in placebo.privileged_basis_z],
+        "privileged_basis_z": None if report.embedding is None else [round(z, 1) for z in report.embedding.axes_z],
     }
 
 

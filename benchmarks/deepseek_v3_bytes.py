@@ -19,9 +19,9 @@ from tests.loopback.hub import FullHub
 
 def main() -> None:
     """Run each comparison and print one line for it."""
-    comparisons = [("fine-tune", "auto"), ("stranger", "screen")]
+    comparisons = [("fine-tune", "auto"), ("stranger", "auto")]
     if "--full" in sys.argv[1:]:
-        comparisons += [("fine-tune", "embedding"), ("stranger", "embedding")]
+        comparisons += [("fine-tune", "layers"), ("stranger", "layers")]
     # An interrupted run also deletes its gigabytes.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     tokenizer = llama_8b.tokenizer_of_real_size()

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
-from mdir_hf.lineage.index.base_index import BYTES_PER_BASE, QUERY_TOKENS, BaseIndex
+from mdir_hf.lineage.index.base_index import BYTES_PER_BASE, BaseIndex
+from mdir_hf.lineage.index.building import QUERY_TOKENS
 from mdir_hf.lineage.index.identify import judge_hits
 from mdir_hf.report import ModelSummary
 

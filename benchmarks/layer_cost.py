@@ -1,21 +1,18 @@
-"""Measure the cost of the analysis of all layers: sampled rows beside all tests of whole layers, in one run.
+"""Measure the cost of the table of projections: sampled rows of all layers of both models.
 
     python -m benchmarks.layer_cost                          # shapes of 135M, 1B and 8B models
     python -m benchmarks.layer_cost --pair FOLDER FOLDER
-    python -m benchmarks.layer_cost --shapes 1024x2816 --layers 2 4 --full-up-to 1024
+    python -m benchmarks.layer_cost --shapes 1024x2816 --layers 2 4
     python -m benchmarks.layer_cost --http                   # requests and round trips, over a local Hub
     python -m benchmarks.layer_cost --gpu --shapes 8B        # two CPU threads and a GPU
 
-``rows`` compares sampled rows of every projection (tiers 1 and 2). ``whole`` reads every matched layer in full and runs
-the tests of earlier versions of level ``layers``. Both get the residual basis as input, so the cost of embeddings and
-the second witness is not included. Models are Llamas of Gaussian weights, and a copy with noise of 30 % and channels in
-order. Each measurement is a new process with one thread, and gives processor seconds, megabytes read, and the growth of
-memory.
+Sampled rows of every projection are compared (tiers 1 and 2). The residual basis is given, so the cost of embeddings
+and of the steps before it is not included. Models are Llamas of Gaussian weights, and a copy with noise of 30 % and
+channels in order. Each measurement is a new process with one thread, and gives processor seconds, megabytes read, and
+the growth of memory.
 
-Models of 1B and 8B would fill the disk, so two small numbers of layers are measured. Seconds of rows are a L + b L^2,
-because L layers are read and L^2 pairs are compared; this gives the seconds for all layers. The cost of testing whole
-layers is linear in L and, because of polar factors, cubic in the width. For models wider than ``--full-up-to`` it is
-scaled from the widest measured model.
+Models of 1B and 8B would fill the disk, so two small numbers of layers are measured. Seconds are a L + b L^2, because L
+layers are read and L^2 pairs are compared; this gives the seconds for all layers.
 """
 
 from __future__ import annotations
@@ -33,22 +30,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from mdir_hf.comparison.layers import LayerQuestion, compare_layers
-from mdir_hf.comparison.residual_maps import Attempt
 from safetensors.torch import save_file
 
 from mdir_hf.comparison.projections.analysis import analyse_layers
-from mdir_hf.comparison.projections.samples import PROJECTION_ROLES, ProjectionReader, read_closely, stacked
+from mdir_hf.comparison.projections.samples import PROJECTION_ROLES, ProjectionReader, stacked
 from mdir_hf.comparison.projections.tier_one import TierOne
-from mdir_hf.comparison.settings import Settings
+from mdir_hf.comparison.reading import read_closely
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.row_agreement import compare_rows
 from mdir_hf.model.hub import IoLedger, RepositoryOptions, open_repository
 from mdir_hf.model.opened import Model
-from mdir_hf.model.roles import Role
 
 HEAD_ROWS = 64
-LOG_ALPHA = -30.0
 
 
 @dataclass(frozen=True)
@@ -102,30 +95,18 @@ def by_rows(reference: Model, candidate: Model, residual_map: ResidualBasisMap, 
     return ", ".join(f"{n} {outcome.words}" for outcome, n in counts.items())
 
 
-def by_whole_layers(reference: Model, candidate: Model, residual_map: ResidualBasisMap, device: str) -> str:
-    """Map layers by whole matrices, then run every test on every matched layer."""
-    attempt = Attempt(lambda _: residual_map, (Role.V, Role.K, Role.UP))
-    settings = Settings(level="full", device=device)
-    layers = compare_layers(LayerQuestion(reference, candidate, settings, LOG_ALPHA), [attempt])
-    return "" if layers is None else f"{len(layers.layer_map.matches)} layers, {len(layers.modules)} tests"
-
-
-WORK = {"rows": by_rows, "whole": by_whole_layers}
-
-
-def measured(names: tuple[str, str], work: str, device: str = "cpu") -> Cost:
+def measured(names: tuple[str, str], device: str = "cpu") -> Cost:
     """Open two models anew in a new process, and analyse their layers.
 
     Args:
         names: Folders or repositories.
-        work: ``rows`` or ``whole``.
         device: torch device.
     """
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_measured, (names, work, device))
+        return pool.apply(_measured, (names, device))
 
 
-def _measured(names: tuple[str, str], work: str, device: str) -> Cost:
+def _measured(names: tuple[str, str], device: str) -> Cost:
     torch.set_num_threads(1)
     ledger = IoLedger()
     models = [Model(open_repository(name, RepositoryOptions(use_caches=False), ledger=ledger)) for name in names]
@@ -133,7 +114,7 @@ def _measured(names: tuple[str, str], work: str, device: str) -> Cost:
     (torch.randn(1, 8, 8) @ torch.randn(1, 8, 8)).sum()  # the libraries allocate on first use
     before, started, began = _memory_mb("VmRSS"), time.process_time(), time.monotonic()
     n_bytes = ledger.bytes_read
-    outcome = WORK[work](models[0], models[1], residual_map, device)
+    outcome = by_rows(models[0], models[1], residual_map, device)
     seconds = time.process_time() - started
     memory_mb = max(0.0, _memory_mb("VmHWM") - before)
     return Cost(seconds, (ledger.bytes_read - n_bytes) / 1e6, memory_mb, began, outcome)
@@ -207,32 +188,21 @@ def of_all_layers(measurements: Sequence[tuple[int, float]], n_layers: int) -> f
     return n_layers * (cost / first - square * first) + square * n_layers**2
 
 
-def print_shape(name: str, shape: Shape, options: argparse.Namespace, whole: dict[int, float]) -> None:
-    """Measure one shape and print its lines; ``whole`` stores the seconds per layer by width."""
+def print_shape(name: str, shape: Shape, options: argparse.Namespace) -> None:
+    """Measure one shape and print its lines."""
     costs: list[tuple[int, Cost]] = []
     numbers = options.layers or ([shape.n_layers] if shape.width <= options.full_up_to else [2, 4])
     for n_layers in numbers:
         with written(shape, n_layers) as names:
-            costs.append((n_layers, measured(names, "rows", options.device)))
-            if n_layers == numbers[0] and shape.width <= options.full_up_to:
-                n_whole = min(n_layers, options.whole_layers)
-                with written(shape, n_whole) as few:
-                    old = measured(few, "whole", options.device)
-                whole[shape.width] = old.seconds / n_whole
-                print(f"{name}: whole, {n_whole} layers: {_line(old)}", flush=True)
-        print(f"{name}: rows, {n_layers} layers: {_line(costs[-1][1])}", flush=True)
+            costs.append((n_layers, measured(names, options.device)))
+        print(f"{name}: {n_layers} layers: {_line(costs[-1][1])}", flush=True)
     seconds, read, memory = (
         of_all_layers([(n, getattr(cost, key)) for n, cost in costs], shape.n_layers)
         for key in ("seconds", "read_mb", "memory_mb")
     )
-    text = f"{name}, all {shape.n_layers} layers: rows {seconds:.1f} s, {read:.0f} MB read, memory {memory:.0f} MB"
-    widest = max(whole, default=0)
-    if widest:
-        of_layer = whole.get(shape.width) or whole[widest] * (shape.width / widest) ** 3
-        how = "measured" if shape.width in whole else f"scaled from width {widest} with the cube of the width"
-        total = of_layer * shape.n_layers
-        text += f"; whole layers {total:,.0f} s ({of_layer:.1f} s per layer, {how}): {total / seconds:,.0f} times"
-    print(text, flush=True)
+    print(
+        f"{name}, all {shape.n_layers} layers: {seconds:.1f} s, {read:.0f} MB read, memory {memory:.0f} MB", flush=True
+    )
 
 
 def _line(cost: Cost) -> str:
@@ -307,7 +277,7 @@ def print_requests(options: argparse.Namespace) -> None:
                 hub.add_repository(repository, Path(folder))
             hub.network.round_trip_s = options.round_trip_ms / 1000
             os.environ |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": home, "HF_HUB_DISABLE_TELEMETRY": "1"}
-            cost = measured(("a/base", "b/noise"), "rows")
+            cost = measured(("a/base", "b/noise"))
             rows = [request for request in hub.requests if request.began >= cost.began]
             print(
                 f"{name}, {n_layers} layer pairs: {len(rows)} requests for rows, {len(rows) / n_layers:.1f} a pair, "
@@ -332,8 +302,7 @@ def main() -> None:
     )
     parser.add_argument("--shapes", nargs="*", default=[], metavar="SHAPE", help="135M, 1B, 8B or WIDTHxNEURONSxLAYERS")
     parser.add_argument("--layers", nargs="*", type=int, metavar="N", help="numbers of layers to measure, at most two")
-    parser.add_argument("--full-up-to", type=int, default=576, help="largest width at which whole layers are tested")
-    parser.add_argument("--whole-layers", type=int, default=4, help="number of layers that are tested whole")
+    parser.add_argument("--full-up-to", type=int, default=576, help="largest width at which all layers are written")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--gpu", action="store_true", help="compare two CPU threads with a GPU instead")
     parser.add_argument("--http", action="store_true", help="count requests to a local Hub instead")
@@ -348,12 +317,10 @@ def main() -> None:
             print_devices(name, shape, (options.layers or [shape.n_layers])[0])
         return
     if options.pair:
-        rows, whole = (measured(tuple(options.pair), work, options.device) for work in ("rows", "whole"))
-        print(f"rows: {_line(rows)}\nwhole: {_line(whole)}\n{whole.seconds / rows.seconds:.0f} times the seconds")
+        print(_line(measured(tuple(options.pair), options.device)))
         return
-    seconds_of_layer: dict[int, float] = {}
     for name in options.shapes or SHAPES:
-        print_shape(name, shape_of(name), options, seconds_of_layer)
+        print_shape(name, shape_of(name), options)
 
 
 if __name__ == "__main__":

@@ -39,14 +39,13 @@ RESULTS = Path(__file__).parent / "results" / "mutants.jsonl"
 
 TESTS = {
     "comparison/decide": "tests/comparison/test_decision.py tests/comparison/test_decision_edges.py",
-    "comparison/exclusion": "tests/comparison/test_compare.py tests/comparison/test_body.py",
     "comparison/neurons": "tests/comparison/test_neurons.py",
     "comparison/run": "tests/comparison/test_compare.py tests/comparison/test_body.py",
     "method/significance": "tests/method/test_significance.py",
-    "method/power": "tests/method/test_power.py tests/method/test_layer_screen.py",
-    "method/calibration": "tests/method/test_calibration.py tests/method/test_embedding.py",
+    "method/power": "tests/method/test_power.py",
+    "method/axes": "tests/method/test_axes.py",
+    "method/paper": "tests/method/test_paper.py",
     "method/matching": "tests/method/test_matching.py tests/method/test_embedding.py",
-    "method/map_evidence": "tests/method/test_map_evidence.py tests/method/test_layer_map.py",
     "method/planes": "tests/method/test_planes.py",
     "model/hub/ranges": "tests/model/hub/test_answers.py tests/model/hub/test_ranges.py",
     "model/hub/location": "tests/model/hub/test_answers.py tests/model/hub/test_ranges.py",

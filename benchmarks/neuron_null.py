@@ -27,14 +27,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from mdir_hf.comparison.neuron_sample import FITTED_ROWS, TESTED
-from mdir_hf.comparison.neurons import LEAST_SHARE_OF_NEURONS
-from mdir_hf.method.neuron_numbers import OwnNumbers, in_span, log_p_own_numbers, own_numbers
+from mdir_hf.comparison.neuron_sample import FITTED_ROWS, n_tested_of
+from mdir_hf.comparison.neurons import LEAST_CERTAIN_SHARE
+from mdir_hf.method.neuron_numbers import OwnNumbers, in_span, log_p_own_numbers, match_neurons_by_number
 from mdir_hf.method.neurons import unit_rows
 
 RESULTS = Path(__file__).parent / "results" / "neuron-null.json"
 N_PAIRS = 2500
 WIDTH, N_NEURONS = 64, 192
+TESTED = n_tested_of(N_NEURONS)
 N_FEATURES, OWN_PART = 8, 0.3
 N_MLPS = 51
 """They form 1,275 pairs."""
@@ -136,7 +137,7 @@ def counted(reference: Rows, candidate: Rows, seed: int) -> OwnNumbers:
         in_span([unit_rows(rows[numbers[: n_fitted + TESTED]]) for rows in mlp], n_fitted)
         for mlp in (reference, candidate)
     ]
-    return own_numbers(*sides, n_fitted=n_fitted, n_neurons=N_NEURONS)
+    return match_neurons_by_number(*sides, n_fitted=n_fitted, n_neurons=N_NEURONS).counts
 
 
 def row_of(kind: str, pairs: Pairs) -> dict[str, Any]:
@@ -151,8 +152,7 @@ def row_of(kind: str, pairs: Pairs) -> dict[str, Any]:
         "most_certain": max(each.certain for each in counts),
         "below_alpha": sum(log_p_own_numbers(int(k)) < LOG_ALPHA for k in own_numbers),
         "matches": sum(
-            each.certain >= LEAST_SHARE_OF_NEURONS * TESTED and log_p_own_numbers(each.own) < LOG_ALPHA
-            for each in counts
+            each.certain >= LEAST_CERTAIN_SHARE * TESTED and log_p_own_numbers(each.own) < LOG_ALPHA for each in counts
         ),
     }
 

@@ -23,7 +23,7 @@ from mdir_hf.method.embedding import TESTS_PER_MATRIX
 from mdir_hf.method.matching import Matching, best_matching
 from mdir_hf.method.polar import PolarFactor, polar_factor_of_rows, row_factors
 from mdir_hf.method.rows import pair_rows
-from mdir_hf.method.significance import log_p_matching
+from mdir_hf.method.significance import log_n_matchings, log_p_matching
 
 Rows = npt.NDArray[np.float64]
 Pair = tuple[Rows, Rows]
@@ -64,6 +64,14 @@ def uncut(matching: Matching, factor: PolarFactor, *, drop: int = 0) -> float:
     )
 
 
+def threshold(matching: Matching, factor: PolarFactor) -> float:
+    """Return the trace at which p of a full matching would be 0.1 %, before corrections."""
+    n_narrow, n_wide = sorted(factor.matrix.shape)
+    log_n = log_n_matchings(n_narrow, n_wide, n_narrow, signed=matching.signed)
+    exponent = (log_n - uncut(matching, factor)) / matching.trace**2
+    return math.sqrt((log_n - math.log(ALPHA)) / exponent)
+
+
 def tests_of(pair: Pair) -> Iterator[tuple[str, bool, PolarFactor, Matching]]:
     """Yield every view and gauge group of one pair for which a matching is searched."""
     rows = pair_rows(torch.from_numpy(pair[0]), torch.from_numpy(pair[1]))
@@ -94,7 +102,7 @@ def gaussian_pairs(n_pairs: int, rng: np.random.Generator) -> None:
             for view, signed, factor, matching in tests_of(pair):
                 bounds.setdefault((view, signed), []).append(uncut(matching, factor))
                 if (view, signed) == ("centred", False):
-                    ratios.append(matching.trace / matching.threshold)
+                    ratios.append(matching.trace / threshold(matching, factor))
         plain = np.array(bounds["centred", False])
         smallest = min(smallest, *(min(b) for b in bounds.values()))
         low, five, middle, high = plain.min(), *np.quantile(plain, (0.05, 0.5)), plain.max()
@@ -203,7 +211,7 @@ def structured_pairs(n: int, n_draws: int, rng: np.random.Generator) -> None:
             bounds = []
             for view, signed, factor, matching in tests_of(draw()):
                 if (view, signed) == ("centred", False):
-                    ratios.append(matching.trace / matching.threshold)
+                    ratios.append(matching.trace / threshold(matching, factor))
                 bounds.append([uncut(matching, factor, drop=k) for k in (0, n // 16, n // 4, n // 2)])
             smallest.append(np.min(bounds, axis=0))
         low = np.min(smallest, axis=0)

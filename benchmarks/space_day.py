@@ -135,7 +135,7 @@ class Day:
             began = self.now()
             try:
                 alpha = 10.0 ** -chance.uniform(6, 14)
-                how = page(client, *LARGE, alpha, level="embedding", until=stopped)
+                how = page(client, *LARGE, alpha, level="layers", until=stopped)
             except httpx.HTTPError as exc:
                 how = f"broken: {type(exc).__name__}"
             self.visits.append(Visit("attacker", began, self.now(), how))

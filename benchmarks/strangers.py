@@ -74,15 +74,13 @@ RECIPES: dict[str, Callable[[], Any]] = {"llama": llama, "gpt2": gpt2, "xglm": x
 def statistics(report: HomologyReport) -> dict[str, Any]:
     """Results of each test: log10 p, trace over rank, channels and neurons with equal numbers, pairs of layers."""
     matrix, neurons, layers = report.embedding, report.neurons, report.layers
-    channels = report.channels
     return {
         "verdict": report.verdict.value,
         "log10_p": report.log10_p,
         "trace_over_rank": None if matrix is None or matrix.trace is None else matrix.trace / matrix.rank,
-        "channels_own_number": None if channels is None else channels[0],
         "neurons_own_number": None if neurons is None else max(map(max, neurons.own_number)),
         "neurons_tested": None if neurons is None else neurons.tested,
-        "layers_log10_p": None if layers is None else layers.log10_p,
+        "layers_log10_p": None if layers is None else min((match.log10_p for match in layers.matches), default=0.0),
         "layers_matched": None if layers is None else len(layers.matches),
     }
 
@@ -135,7 +133,7 @@ def compare_small(steps: int, place: Path) -> None:
             len(of_kind),
             {verdict: verdicts.count(verdict) for verdict in set(verdicts)},
         )
-        for name in ("log10_p", "trace_over_rank", "channels_own_number", "neurons_own_number", "layers_log10_p"):
+        for name in ("log10_p", "trace_over_rank", "neurons_own_number", "layers_log10_p"):
             values = [pair[name] for pair in of_kind if pair[name] is not None]
             print(f"  {name}: {min(values, default=math.nan):.3g} to {max(values, default=math.nan):.3g}")
 

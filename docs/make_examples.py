@@ -173,9 +173,7 @@ def store(name: str, pair: RealPair) -> None:
         for key, array in _stored(matrix, getattr(report.arrays, matrix))
     }
     np.savez_compressed(TARGET / f"{name}.npz", **arrays)
-    sys.stdout.write(
-        f"{name}: {report.verdict.value}, {report.strength}, {sum(report.seconds.values()):.0f} s\n"
-    )
+    sys.stdout.write(f"{name}: {report.verdict.value}, {report.strength}, {sum(report.seconds.values()):.0f} s\n")
     sys.stdout.flush()
 
 

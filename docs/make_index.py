@@ -14,7 +14,8 @@ from dataclasses import replace
 from benchmarks.real.bases import base_folder
 from benchmarks.real.sources import SOURCES, UnavailableError
 from mdir_hf.lineage.index.atlas import SHIPPED
-from mdir_hf.lineage.index.base_index import BaseIndex, choose_index_tokens
+from mdir_hf.lineage.index.base_index import BaseIndex
+from mdir_hf.lineage.index.building import choose_index_tokens
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.opened import Model
 

@@ -95,7 +95,7 @@ def write_model(
     tensors = {"model.embed_tokens.weight": embedding, **further}
     if unembedding is not None:
         tensors["lm_head.weight"] = unembedding
-    save_file({name: t.to(dtype).contiguous() for name, t in tensors.items()}, folder / "model.safetensors")
+    save_file({name: t.to(dtype).contiguous().clone() for name, t in tensors.items()}, folder / "model.safetensors")
     words = tokens(len(embedding)) if words is None else words
     if words:
         (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(words)))

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING
 
 from benchmarks.evidence.judged import Cost, Judged, named
 from benchmarks.evidence.tables import Results, Row, table
-from benchmarks.peers.full_size import LLAMA_8B, N_BYTES_PER_WEIGHT, weights_of_strangers, weights_read
-from mdir_hf.comparison.plan import first_look_rows
+from benchmarks.peers.full_size import LLAMA_8B, N_BYTES_PER_WEIGHT, first_sample, weights_of_strangers, weights_read
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+SETTLED_IN_PLACE = ("near", "number")
+"""Steps that compare neurons of a few layers by number, before anything else is read."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Compared:
         method: The method.
         costs: Its costs.
         checker_costs: The checker's costs for the same pairs.
-        settled: Whether the checker's screen of the embeddings was conclusive, for each pair.
+        settled: Whether neurons in place were conclusive for the checker, for each pair.
     """
 
     method: Judged
@@ -50,10 +53,11 @@ class Compared:
 
     def share_where(self, settled: bool | None = None) -> float:
         """Median share of both models' weight bytes; ``settled`` as in ``times_weights``."""
-        return statistics.median(self.costs[i].weights / self.costs[i].size for i in self._where(settled))
+        shares = [self.costs[i].weights / self.costs[i].size for i in self._where(settled)]
+        return statistics.median(shares) if shares else math.nan
 
     def times_weights(self, settled: bool | None = None) -> float:
-        """Bytes of weights relative to the checker's: for all pairs, pairs settled by its screen, or the others."""
+        """Bytes of weights relative to the checker's; ``settled`` selects pairs that neurons in place settle or not."""
         places = self._where(settled)
         checker_weights = sum(self.checker_costs[i].weights for i in places)
         return sum(self.costs[i].weights for i in places) / checker_weights if checker_weights else math.nan
@@ -64,7 +68,7 @@ class Compared:
 
 def compared(judged: Sequence[Judged], checker_rows: dict[tuple[str, str], Row]) -> list[Compared]:
     """Compare every method with the checker, which is the first one; ``checker_rows`` are its results."""
-    settled = {key: row["settled_by"] == "screen" for key, row in checker_rows.items()}
+    settled = {key: row["settled_by"] in SETTLED_IN_PLACE for key, row in checker_rows.items()}
     checker = dict(zip(judged[0].pairs, judged[0].costs, strict=True))
     compared_methods = []
     for method in judged:
@@ -110,14 +114,14 @@ def costs_text(costs: Sequence[Compared]) -> str:
             "they load count instead. For the checker, all reads count, including repeated ones. The checker's "
             "readers, which our peers also use, request 100,000 bytes before they know the length of a header: a "
             "fiftieth of a small model here, and a negligible part of a large one. Tokenizers and configs are listed "
-            "separately, once for each model: they are nearly as large as the weights that a screen reads here, and "
-            "negligible for large models. GGUF files contain them.",
+            "separately, once for each model: they are nearly as large as the weights that a settled comparison reads "
+            "here, and negligible for large models. GGUF files contain them.",
             table(
                 [
                     "method",
                     "MB of weights for a new pair",
                     "times the checker's",
-                    "if the screen is conclusive",
+                    "if neurons in place are conclusive",
                     "otherwise",
                     "share of both models",
                     "kB of tokenizers and configs",
@@ -133,9 +137,9 @@ def costs_text(costs: Sequence[Compared]) -> str:
                     for each in costs
                 ],
             ),
-            f"The checker reads {costs[0].share_where(True):.0%} of both models' weights if its screen of the "
-            f"embeddings settles a pair, and {costs[0].share_where(False):.0%} otherwise (medians). The share exceeds "
-            "100% if the checker reads layers for a second map, or parts of one tensor one by one.",
+            f"The checker reads {costs[0].share_where(True):.0%} of both models' weights if neurons in place settle a "
+            f"pair, and {costs[0].share_where(False):.0%} otherwise (medians). The share exceeds 100% if the checker "
+            "reads layers again for another step, or parts of one tensor one by one.",
             full_size_text([each.method.name for each in costs[1:]]),
         ]
     )
@@ -145,7 +149,7 @@ def full_size_text(names: Sequence[str]) -> str:
     """Tabulate the bytes that each method would fetch for a pair as large as Llama-3.1-8B."""
     whole = N_BYTES_PER_WEIGHT * LLAMA_8B.all
     read = weights_read(LLAMA_8B)
-    look = 2 * N_BYTES_PER_WEIGHT * first_look_rows(LLAMA_8B.width) * LLAMA_8B.width
+    first = N_BYTES_PER_WEIGHT * first_sample(LLAMA_8B)
     strangers = N_BYTES_PER_WEIGHT * weights_of_strangers(LLAMA_8B)
     return "\n\n".join(
         [
@@ -159,10 +163,10 @@ def full_size_text(names: Sequence[str]) -> str:
                     if (share := read[name][0] / LLAMA_8B.all)
                 ],
             ),
-            f"The checker's first look at such a pair reads {look / 1e6:.1f} MB of weights, which settles near copies. "
-            f"For a pair of strangers it reads {strangers / 1e9:.2f} GB, {strangers / (2 * whole):.1%}: some rows of "
-            "the embeddings and unembeddings, rows of the keys and values of all layers, and some rows of the gate and "
-            "up projections. `python -m benchmarks.llama_8b_bytes --stranger` measures both.",
+            f"The checker's first sample of such a pair is {first / 1e6:.1f} MB of weights, which settles near copies. "
+            f"For a pair of strangers it reads {strangers / 1e9:.2f} GB, {strangers / (2 * whole):.1%}: rows of gate "
+            "and up of a few layers, some keys and rows of up of all layers, and some rows of the embeddings. `python "
+            "-m benchmarks.llama_8b_bytes --stranger` measures both.",
         ]
     )
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from benchmarks.evidence.costs import compared
+from benchmarks.evidence.costs import SETTLED_IN_PLACE, compared
 from benchmarks.evidence.judged import of_checker, of_peer
 from benchmarks.evidence.peers import above_every_stranger
-from benchmarks.evidence.tables import Results, Row, log10_p_of
+from benchmarks.evidence.tables import Results, Row
 from benchmarks.peers.full_size import LLAMA_8B, weights_of_strangers, weights_read
 
 if TYPE_CHECKING:
@@ -33,14 +35,9 @@ def losses_section(results: Results, figures: dict[str, Figure]) -> str:
         f"- {len(missed)} related pairs of [the zoo](../benchmarks/results/pages/the-zoo.md) are not found. Methods "
         f"that rank some of them above every unrelated pair: {', '.join(better) or 'none'}."
     ] * bool(missed)
-    seconds = {
-        settled: statistics.median(
-            row["cpu_s"] for row in checker_rows.values() if (row["settled_by"] == "screen") == settled
-        )
-        for settled in (True, False)
-    }
-    most = min(row["embedding_log10_p"] for row in checker_rows.values() if row["embedding_log10_p"] is not None)
-    hidden = [row for row in checker_rows.values() if row["related"] and row["settled_by"] in ("neurons", "layers")]
+    seconds = {is_settled: _median_s(checker_rows.values(), is_settled=is_settled) for is_settled in (True, False)}
+    found = [row for row in checker_rows.values() if row["verdict"] == "homologous"]
+    later = [row for row in found if row["settled_by"] not in SETTLED_IN_PLACE]
     strangers = weights_of_strangers(LLAMA_8B)
     read = {name: 2 * n_weights / strangers for name, (n_weights, _) in weights_read(LLAMA_8B).items()}
     of_strangers = {name: ratio for name, ratio in read.items() if ratio < 1}
@@ -53,13 +50,11 @@ def losses_section(results: Results, figures: dict[str, Figure]) -> str:
             *missing,
             f"- A pair takes {checker.seconds:.2f} s on average. Faster methods, with their time relative to the "
             f"checker's on the pairs that they can score: {_told(faster)}.{_of_earlier_runs(results['zoo-peers'])} The "
-            f"median time is {seconds[True]:.2f} s for pairs that the screen settles and {seconds[False]:.2f} s for "
-            "the others, which are strangers and hidden relatives.",
-            f"- {len(hidden)} related pairs are found by neurons or layers; their embeddings are not significant. "
-            f"Their evidence is weaker: the weakest has log10 p {max(map(log10_p_of, hidden)):.0f}; with embeddings, "
-            f"log10 p reaches {most:,.0f}.",
+            f"median time is {seconds[True]:.2f} s for pairs that neurons in place settle and {seconds[False]:.2f} s "
+            "for the others, which are strangers and hidden relatives.",
+            f"- {len(later)} related pairs are found only by later steps, which read more.",
             f"- The checker reads {checker.share_where(True):.0%} of the bytes of both models' weights for pairs that "
-            f"the screen settles, and {checker.share_where(False):.0%} for the others (medians). For the others, "
+            f"neurons in place settle, and {checker.share_where(False):.0%} for the others (medians). For the others, "
             f"{', '.join(heavier) or 'no other method'} {'read' if len(heavier) > 1 else 'reads'} as much. These "
             "methods read fewer bytes than the checker over all pairs that they can score (ratio in parentheses): "
             f"{_told(lighter)}.{by_size}",
@@ -68,6 +63,12 @@ def losses_section(results: Results, figures: dict[str, Figure]) -> str:
         ]
     )
     return f"## Where we lose\n\n{told}"
+
+
+def _median_s(rows: Iterable[Row], *, is_settled: bool) -> float:
+    """Return the median processor time of the pairs that neurons in place settle, or of the others."""
+    seconds = [row["cpu_s"] for row in rows if (row["settled_by"] in SETTLED_IN_PLACE) == is_settled]
+    return statistics.median(seconds) if seconds else math.nan
 
 
 def _of_earlier_runs(peers: list[Row]) -> str:

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BASES = {"smollm2-135m-instruct": "SmolLM2-135M", "qwen2.5-coder-0.5b-instruct": "Qwen2.5-Coder-0.5B"}
-BY = {"screen": "channels", "embedding": "channels", "unembedding": "head", "neurons": "neurons", "layers": "layer map"}
 
 
 def methods_section(results: Results, figures: dict[str, Figure]) -> str:
@@ -79,7 +78,7 @@ def _result_text(row: Row) -> str:
     if row["settled_by"] == "neurons":
         n_matched = f", {neurons['n_matched']} layer{'s' * (neurons['n_matched'] != 1)}"
     p = "by calibration" if row["log10_p"] is None else f"{row['log10_p']:,.0f}"
-    return f"{BY[row['settled_by']]}{n_matched}, {p}, {row['bytes_read'] / 1e6:.0f} MB"
+    return f"{row['settled_by']}{n_matched}, {p}, {row['bytes_read'] / 1e6:.0f} MB"
 
 
 def _why_missed(missed: Sequence[Row]) -> str:

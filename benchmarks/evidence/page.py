@@ -22,7 +22,6 @@ from benchmarks.evidence.plain import plain_section
 from benchmarks.evidence.real import real_peers_section, real_section
 from benchmarks.evidence.strangers import strangers_section
 from benchmarks.evidence.tables import Results
-from benchmarks.evidence.witness import witness_section
 from benchmarks.evidence.zoo import zoo_section
 
 if TYPE_CHECKING:
@@ -117,8 +116,7 @@ OPENING = f"""# Evidence
 described in `benchmarks/zoo`, `benchmarks/peers`, `benchmarks/metrics.py` and `benchmarks/calibration.py`. Every
 decision uses alpha 1e-10, which was fixed in advance.
 
-All pairs of real models, the published methods, [the zoo]({PAGES}/the-zoo.md),
-[the second witness on a real model]({PAGES}/the-second-witness-on-a-real-model.md) and
+All pairs of real models, the published methods, [the zoo]({PAGES}/the-zoo.md) and
 [what framing takes]({PAGES}/what-framing-takes.md) are judged by the rules of the
 [second witness](method/verdicts.md#two-witnesses). Under these rules, five relatives among the pairs of real
 models are `inconclusive` (bold in the tables). The newest limits, on offsets, on constants that
@@ -161,7 +159,6 @@ SECTIONS: tuple[tuple[str, tuple[str, ...], Callable[[Results, dict[str, Figure]
         ("real-pairs", "real-models", "real-power", "real-strangers-at-layers", "real-seeds"),
         real_section,
     ),
-    ("The second witness on a real model", ("second-witness",), witness_section),
     ("What published methods leave", ("real-methods",), methods_section),
     ("Strangers of one recipe", ("strangers", "strangers-at-scale"), strangers_section),
     ("What evading costs", ("real-forgery", "real-pairs", "real-models"), forgery_section),

@@ -128,11 +128,11 @@ def _strangers_at_layers(rows: list[Row]) -> str:
     """Summarise the results of level ``layers`` on strangers."""
     n_wrong = sum(row["verdict"] == "homologous" for row in rows)
     names = dict.fromkeys(name for row in rows for name in (row["a"], row["b"]))
-    smallest = min(min(log10_p_of(row), (row["layers"] or {"log10_p": 0.0})["log10_p"]) for row in rows)
+    smallest = min(log10_p_of(row) for row in rows)
     n_tests = [row["tests"] for row in rows]
     return (
         f"Level `layers` tests every projection of all layers. It calls **{n_wrong} of {len(rows)} pairs of these "
-        f"strangers homologous**. The smallest log10 p of a pair or of its layer map is {smallest:.1f}, after "
+        f"strangers homologous**. The smallest log10 p of a pair is {smallest:.1f}, after "
         f"{min(n_tests)} to {max(n_tests)} tests (`python -m benchmarks.real judge --level layers --kind stranger`). "
         f"The pairs consist of these models: {', '.join(names)}."
     )

@@ -49,10 +49,9 @@ def zoo_section(results: Results, figures: dict[str, Figure]) -> str:
         "Losses are in nats per token on held-out text of the kind that the model was trained on last. They cannot be "
         "compared across tokenizers. The losses of `noised` and `retokenised` show the damage done by the edit.",
         "### Each base and its descendants",
-        "The table shows log10 p at level `auto` and the step that settled the pair (s: the screen of the embeddings, "
-        "e: the embeddings, u: the unembeddings, `lm_head`, n: a few neurons, l: the layers); `-` if no step is "
-        "significant. Strangers are in italics. *MDIR, Algorithm 1*: log10 p over all common tokens by the paper's "
-        "formula (`python -m benchmarks.real.plain`), 0 if it is not below 1.",
+        "The table shows log10 p at level `auto` and the step that settled the pair; `-` if no step did. Strangers are "
+        "in italics. *MDIR, Algorithm 1*: log10 p over all common tokens by the paper's formula (`python -m "
+        "benchmarks.real.plain`), 0 if it is not below 1.",
         base_table(rows, results.get("plain-mdir", [])),
         twins_text(rows),
         "![Matrix of all pairs within each of the four families: all related pairs except the marked ones are found, "
@@ -128,9 +127,7 @@ def outcome(row: Row) -> str:
         return f"inconclusive: {row['reason']}"
     if row["verdict"] != "homologous":
         return "-"
-    steps = {"screen": "s", "embedding": "e", "unembedding": "u", "neurons": "n", "layers": "l"}
-    step = steps.get(row["settled_by"], row["settled_by"])
-    return f"{'no bound' if row['log10_p'] is None else format(row['log10_p'], ',.0f')} {step}"
+    return f"{'no bound' if row['log10_p'] is None else format(row['log10_p'], ',.0f')} {row['settled_by']}"
 
 
 def relation_table(rows: list[Row]) -> str:
@@ -175,13 +172,12 @@ def pair_name(row: Row) -> str:
 def levels_text(rows: list[Row]) -> str:
     """Tabulate the pairs with a base that each level finds."""
     body = []
-    chosen = {(row["a"], row["b"]) for row in rows if row["level"] == "embedding"}
+    chosen = {(row["a"], row["b"]) for row in rows if row["level"] == "layers"}
     if not chosen:
         return "Not run."
     for level, description in (
         ("auto", "the default"),
-        ("embedding", "embeddings and unembeddings alone"),
-        ("layers", "both, and every layer"),
+        ("layers", "also every projection of every layer"),
     ):
         these = [row for row in rows if row["level"] == level and (row["a"], row["b"]) in chosen]
         n_found = sum(row["verdict"] == "homologous" for row in these if row["related"])

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.paper.models import Scale, built, losses_of
-from benchmarks.paper.output import draw_maps, p_text, run, table
-from benchmarks.peers.plain_mdir import PlainMdir, embedding_analysis, ortho
+from benchmarks.paper.output import draw_maps, layers_log10_p, p_text, run, table
+from benchmarks.peers.plain_mdir import PlainMdir, embedding_analysis
 from benchmarks.peers.reads import Reads
 from mdir_hf import HomologyChecker, HomologyReport
+from mdir_hf.method.paper import orthogonal_part
 from mdir_hf.method.polar import reduce_peaks
 from mdir_hf.model.roles import Role
 
@@ -36,7 +37,7 @@ def ablation(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
     rows, pictures = [], []
     for first, second in combinations(NAMES, 2):
         checker = HomologyChecker.from_pretrained(built(first, scale), use_caches=False)
-        embedding = checker.compare(built(second, scale), level="embedding", progress=False)
+        embedding = checker.compare(built(second, scale), describes=True, progress=False)
         body = checker.compare(built(second, scale), level="layers", progress=False)
         (seed, kind), (other_seed, other_kind) = first.split("-"), second.split("-")
         rows.append(
@@ -45,8 +46,8 @@ def ablation(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
                 "same_seed": seed == other_seed,
                 "same_text": kind == other_kind,
                 "verdict": body.verdict.value,
-                "log10_p_embedding": round(embedding.log10_p, 1),
-                "log10_p_layers": None if body.layers is None else round(body.layers.log10_p, 1),
+                "log10_p_embedding": round(embedding.embedding.log10_p, 1),
+                "log10_p_layers": None if body.layers is None else round(layers_log10_p(body.layers), 1),
                 "normalized_trace": None
                 if embedding.embedding is None or embedding.embedding.normalized_trace is None
                 else round(embedding.embedding.normalized_trace, 4),
@@ -92,7 +93,8 @@ def value_picture(first: Path, second: Path) -> np.ndarray:
     a, b = (peer.read(folder, Reads()) for folder in (first, second))
     _, u = embedding_analysis(a, b)
     value, other = (weights.layers[LAYER][Role.V].double() for weights in (a, b))
-    return np.sqrt(np.clip(reduce_peaks(ortho((u @ value).T @ other)), 0.0, 1.0))
+    factor, _ = orthogonal_part((u @ value).T @ other)
+    return np.sqrt(np.clip(reduce_peaks(factor), 0.0, 1.0))
 
 
 def _picture(report: HomologyReport) -> np.ndarray:

@@ -31,7 +31,7 @@ from benchmarks.paper.models import (
     small_text,
     text,
 )
-from benchmarks.paper.output import p_text, run, table
+from benchmarks.paper.output import layers_log10_p, p_text, run, table
 from mdir_hf import HomologyChecker
 from mdir_hf.demo.training import mean_loss
 from mdir_hf.method.matching import best_matching
@@ -111,15 +111,15 @@ def _rows(
     for step in steps:
         folder = built(f"{name}-{step}", scale)
         checker = HomologyChecker.from_pretrained(base, use_caches=False)
-        by_embedding = checker.compare(folder, level="embedding", progress=False)
+        by_embedding = checker.compare(folder, describes=True, progress=False)
         whole = checker.compare(folder, level="layers", progress=False)
         rows.append(
             {
                 "tokens": step * tokens_per_step,
                 **traces(base, folder),
-                "log10_p_embedding": round(by_embedding.log10_p, 1),
+                "log10_p_embedding": round(by_embedding.embedding.log10_p, 1),
                 "verdict_embedding": by_embedding.verdict.value,
-                "log10_p_layers": None if whole.layers is None else round(whole.layers.log10_p, 1),
+                "log10_p_layers": None if whole.layers is None else round(layers_log10_p(whole.layers), 1),
                 "verdict": whole.verdict.value,
                 "loss": round(mean_loss(load(folder), tokens, sequence_length=SEQUENCE_LENGTH, n_sequences=512), 3),
             }

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.paper.models import BASE, Scale, built, pruned_layers, upscaled_layers
-from benchmarks.paper.output import draw_maps, log_shades, p_text, run, table
+from benchmarks.paper.output import draw_maps, layers_log10_p, log_shades, p_text, run, table
 from benchmarks.peers.inference import encode, loaded, statements
 from benchmarks.peers.reads import Reads
 from benchmarks.peers.reef import linear_cka
@@ -57,7 +57,7 @@ def layer_maps(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
             "origins": None if truth is None else list(truth),
             "mdir": by_mdir,
             "cka": by_cka,
-            "log10_p": round(report.layers.log10_p, 1),
+            "log10_p": round(layers_log10_p(report.layers), 1),
             "verdict": report.verdict.value,
             "mdir_matrix": mdir.round(1).tolist(),
             "cka_matrix": cka.round(3).tolist(),
@@ -66,7 +66,7 @@ def layer_maps(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
             [
                 name,
                 report.verdict.value,
-                p_text(report.layers.log10_p),
+                p_text(layers_log10_p(report.layers)),
                 _right(by_mdir, truth),
                 _right(by_cka, truth),
                 f"{cka.max(axis=0).mean():.2f}",

@@ -49,7 +49,7 @@ def matrices(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
     for name, (reference, candidate, i, j) in pairs.items():
         traces = _traces(reference, candidate, i, j)
         report = HomologyChecker.from_pretrained(reference, use_caches=False).compare(
-            candidate, level="embedding", progress=False
+            candidate, describes=True, progress=False
         )
         data[name] = {
             "verdict": report.verdict.value,

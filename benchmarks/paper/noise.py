@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchmarks.paper.models import BASE, SEQUENCE_LENGTH, Scale, built, load, save, text
-from benchmarks.paper.output import p_text, rounded, run, table
+from benchmarks.paper.output import layers_log10_p, p_text, rounded, run, table
 from benchmarks.peers.huref import HuRef
 from benchmarks.peers.reef import Reef
 from mdir_hf import HomologyChecker
@@ -88,7 +88,7 @@ def _row(folder: Path, level: float, scale: Scale, held_out: torch.Tensor) -> di
         noisy_folder = Path(place) / "noisy"
         save(noisy, text(scale), noisy_folder, [], "code")
         report = HomologyChecker.from_pretrained(folder, use_caches=False).compare(
-            noisy_folder, level="embedding", progress=False
+            noisy_folder, describes=True, progress=False
         )
         peers = {
             peer: peer.score(peer.fingerprint(folder), peer.fingerprint(noisy_folder)).score
@@ -100,7 +100,7 @@ def _row(folder: Path, level: float, scale: Scale, held_out: torch.Tensor) -> di
         "level": level,
         "trace": round(matching.trace, 2),
         "normalized_trace": round(matching.trace / clean.shape[1], 5),
-        "log10_p": round(report.log10_p or 0.0, 1),
+        "log10_p": round(0.0 if report.embedding is None else report.embedding.log10_p, 1),
         "verdict": report.verdict.value,
         "cosine": round(cosine, 4),
         "huref": huref,
@@ -116,7 +116,7 @@ def _by_layers(folder: Path, level: float, scale: Scale) -> float:
         save(add_noise(load(folder), level), text(scale), noisy_folder, [], "code")
         checker = HomologyChecker.from_pretrained(folder, use_caches=False)
         layers = checker.compare(noisy_folder, level="layers", progress=False).layers
-        return 0.0 if layers is None else round(layers.log10_p, 1)
+        return 0.0 if layers is None else round(layers_log10_p(layers), 1)
 
 
 @torch.no_grad()

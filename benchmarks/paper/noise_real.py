@@ -25,7 +25,8 @@ from benchmarks.peers.reads import Reads
 from benchmarks.peers.reef import Reef
 from benchmarks.real.bases import base_folder, load, save
 from mdir_hf.demo.training import mean_loss, seeded_single_thread
-from mdir_hf.method.matching import PrintedAlgorithm
+from mdir_hf.method.paper import algorithm_1
+from mdir_hf.method.significance import LN10
 
 LEVELS = (0.0, 0.1, 0.3, 1.0, 3.0)
 """The paper's levels."""
@@ -91,11 +92,7 @@ def rows_of(folder: Path, *, reads_text: bool) -> list[dict[str, Any]]:
 
 def printed_row(first: torch.Tensor, second: torch.Tensor) -> dict[str, float]:
     """Return the result of Algorithm 1 on two embeddings with the same tokens, and their cosine."""
-    algorithm = PrintedAlgorithm((first.shape[1], second.shape[1]))
-    for _ in algorithm.watching(zip(first.split(8192), second.split(8192), strict=True)):
-        pass
-    match = algorithm.result(axes_stand_out=False)  # unused here
-    assert match.log10_p is not None
+    match, _ = algorithm_1(zip(first.split(8192), second.split(8192), strict=True))
     products = [
         sum(float((x.double() * y.double()).sum()) for x, y in zip(a.split(8192), b.split(8192), strict=True))
         for a, b in ((first, second), (first, first), (second, second))
@@ -103,7 +100,7 @@ def printed_row(first: torch.Tensor, second: torch.Tensor) -> dict[str, float]:
     return {
         "trace": round(match.trace, 2),
         "normalized_trace": round(match.trace / first.shape[1], 5),
-        "log10_p": round(match.log10_p, 1),
+        "log10_p": round(min(0.0, match.log_p) / LN10, 1),
         "cosine": round(products[0] / math.sqrt(products[1] * products[2]), 4),
     }
 

@@ -16,6 +16,7 @@ from benchmarks.paper.models import FULL, TINY, Scale
 from mdir_hf.render.figures.rendering import figure_bytes
 from mdir_hf.render.figures.sheet import HEAD, add_axes, drawing, new_sheet
 from mdir_hf.render.figures.theme import colour_map, theme_of
+from mdir_hf.report import LayersResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,6 +52,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def p_text(log10_p: float, log10_alpha: float = -10.0) -> str:
     """Format p as 10^-123, or NS if it is not significant at the level fixed in advance."""
     return f"10^{log10_p:.0f}" if log10_p < log10_alpha else f"NS (10^{log10_p:.1f})" if log10_p < -0.05 else "NS"
+
+
+def layers_log10_p(layers: LayersResult) -> float:
+    """Return the smallest log10 p of a matched layer; 0 if no layer matches."""
+    return min((match.log10_p for match in layers.matches), default=0.0)
 
 
 def draw_maps(

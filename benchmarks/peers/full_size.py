@@ -8,30 +8,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mdir_hf.comparison.neuron_reading import FEW_LAYERS
-from mdir_hf.comparison.residual_maps import FITTED_LAYERS
-from mdir_hf.comparison.row_screen import SPREAD_LAYERS, is_wide
-from mdir_hf.method.layer_map import FULL_CHANNELS
-from mdir_hf.method.screening import SCREEN_CHANNELS, sample_sizes
-
 from benchmarks.peers import gradient, huref
-from mdir_hf.comparison import neuron_reading
-from mdir_hf.comparison.neuron_sample import FITTED_ROWS, NOMINATING_FITTED_ROWS
-from mdir_hf.comparison.plan import LAST_LOOK_ROWS, WIDEST_WHOLE
-from mdir_hf.model.roles import Role
+from mdir_hf.comparison.keys import FEWEST_HEADS, FEWEST_LAYERS, MOST_HEADS, MOST_LAYERS
+from mdir_hf.comparison.neuron_sample import (
+    FEW_LAYERS,
+    FITTED_ROWS,
+    NOMINATING_FITTED,
+    NOMINATING_TESTED,
+    sample_sizes,
+)
+from mdir_hf.comparison.steps import LARGE_LAYER_VALUES, NEAR_FITTED_ROWS, NEAR_LAYERS
+from mdir_hf.comparison.tokens import ROWS
 
 N_BYTES_PER_WEIGHT = 2
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a Llama: rows and channels of the embeddings, layers, channels of all keys, neurons of an MLP."""
+    """Sizes of a Llama: rows and channels of the embeddings, layers, rows and heads of keys, neurons of an MLP."""
 
     rows: int
     width: int
     layers: int
     kv: int
     neurons: int
+    kv_heads: int = 8
 
     @property
     def attention(self) -> int:
@@ -91,33 +92,24 @@ def weights_read(shape: Shape) -> dict[str, tuple[int, str]]:
     }
 
 
+def first_sample(shape: Shape) -> int:
+    """Return the weights that the checker reads first from two models: gate and up of neurons of one or two layers."""
+    n_layers = 1 if shape.neurons * shape.width > LARGE_LAYER_VALUES else min(NEAR_LAYERS, shape.layers)
+    return 2 * n_layers * 2 * sum(sample_sizes(shape.neurons, NEAR_FITTED_ROWS, n_matrices=2)) * shape.width
+
+
 def weights_of_strangers(shape: Shape) -> int:
-    """Return the weights that the checker reads from two models of equal shape if no test is conclusive, without norms.
+    """Return the weights that the checker reads from two models of equal shape if no step settles the question.
 
-    It reads rows of the embeddings and unembeddings for the last look; a few neurons of some layers of both models, and
-    then of all layers whose neurons the screen has not read; keys and values of some layers of one model, and the
-    screened rows of all layers of the other; some rows of the up projections of both; and the keys of a few layers,
-    which may stand for tokens, unless they have been read whole.
+    It reads gate and up of neurons of one or two layers, then of four layers; all keys of a few layers of one model,
+    and a few heads of all layers of the other; up of fewer neurons of all layers; and rows of the embeddings.
     """
-    n_few = min(SPREAD_LAYERS, shape.layers)
-
-    def of_role(role: Role, n_rows: int) -> int:
-        few, many = n_rows, n_rows if n_rows <= FULL_CHANNELS else SCREEN_CHANNELS
-        if is_wide(role, n_rows):
-            few, many = sample_sizes(n_rows)
-        return n_few * few + shape.layers * many
-
-    # The keys of one model have been read whole, and also the other's if there was no screen.
-    n_fitted = len(range(0, n_few, -(-n_few // FITTED_LAYERS))) if shape.kv > FULL_CHANNELS else 0
-    looks = min(shape.rows, LAST_LOOK_ROWS if shape.width > WIDEST_WHOLE else max(LAST_LOOK_ROWS, shape.width))
-
-    # Gate and up, of both models.
-    of_layer = sum(neuron_reading.sample_sizes(shape.neurons, FITTED_ROWS, n_matrices=2))
-    neurons = 4 * min(FEW_LAYERS, shape.layers) * of_layer
-    if shape.layers > FEW_LAYERS:  # up alone
-        of_layer = sum(neuron_reading.sample_sizes(shape.neurons, NOMINATING_FITTED_ROWS, n_matrices=1))
-        few, many = sample_sizes(shape.neurons) if is_wide(Role.UP, shape.neurons) else (0, 0)
-        neurons += n_few * max(0, of_layer - few) + (shape.layers - n_few) * of_layer
-        neurons += shape.layers * max(0, of_layer - many)
-    rows = 4 * looks + neurons + 2 * of_role(Role.V, shape.kv) + of_role(Role.UP, shape.neurons) + n_fitted * shape.kv
-    return shape.width * rows
+    number = 2 * min(FEW_LAYERS, shape.layers) * 2 * sum(sample_sizes(shape.neurons, FITTED_ROWS, n_matrices=2))
+    n_layers = max(FEWEST_LAYERS, min(MOST_HEADS // shape.kv_heads, max(MOST_LAYERS, FEWEST_HEADS // shape.kv_heads)))
+    n_heads = min(shape.kv_heads, -(-FEWEST_HEADS // shape.layers))
+    keys = min(n_layers, shape.layers) * shape.kv + shape.layers * n_heads * (shape.kv // shape.kv_heads)
+    n_tested, _ = sample_sizes(shape.neurons, FITTED_ROWS, n_matrices=1)
+    n_tested = min(n_tested, NOMINATING_TESTED)
+    every = 2 * shape.layers * (n_tested + min(NOMINATING_FITTED, shape.neurons - n_tested))
+    rows = number + keys + every + 2 * min(ROWS, shape.rows)
+    return first_sample(shape) + rows * shape.width

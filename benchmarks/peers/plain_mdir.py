@@ -7,19 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from scipy.optimize import linear_sum_assignment
 
 from benchmarks.peers.interface import CannotSayError, Peer, PeerScore
 from benchmarks.peers.reads import Reads
 from benchmarks.peers.weights import open_model, optional, read_embedding
-from mdir_hf.comparison.plan import common_tokens
+from mdir_hf.comparison.tokens import common_tokens
+from mdir_hf.method.paper import PaperMatch, algorithm_1, algorithm_2, algorithm_3
+from mdir_hf.method.significance import LN10
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Role
-
-P_0 = math.log(1e-10)
-"""ln of the paper's threshold p_0, set to alpha of all comparisons here."""
-
-LN10 = math.log(10.0)
 
 
 @dataclass(frozen=True)
@@ -37,23 +33,12 @@ class Weights:
     layers: tuple[dict[Role, torch.Tensor], ...]
 
 
-@dataclass(frozen=True)
-class Match:
-    """P, its trace and the natural logarithm of its p."""
-
-    permutation: torch.Tensor
-    trace: float
-    log_p: float
-
-
 class PlainMdir(Peer):
     """The smallest p of Algorithm 1 on all common tokens and of Algorithm 2 on V behind U_E.
 
-    Gains are not folded, rows keep their lengths, signs are not free, and p is only corrected by the factor L that
-    Algorithms 2 and 3 print. The paper leaves two choices open. If widths differ, D in the formula is the larger one.
-    If a product has no full rank (Up has more rows than the model has channels), its orthogonal part is cut to the
-    rank, as the odd polynomials of the paper's appendix do. Algorithm 3 does not change the score: it analyses layers
-    that match (:func:`layer_analysis`).
+    :mod:`mdir_hf.method.paper` lists the choices that the paper leaves open. p is only corrected by the factor L that
+    Algorithms 2 and 3 print. Algorithm 3 does not change the score: it analyses layers that match
+    (:func:`layer_analysis`).
     """
 
     name = "MDIR, as printed"
@@ -75,60 +60,29 @@ class PlainMdir(Peer):
         return PeerScore(-log10_p, log10_p)
 
 
-def ortho(matrix: torch.Tensor) -> torch.Tensor:
-    """Return Ortho(A) = A (A^T A)^(-1/2), cut to the rank of A."""
-    left, scale, right = torch.linalg.svd(matrix.double(), full_matrices=False)
-    rank = int((scale > 1e-12 * scale[0]).sum()) if len(scale) and float(scale[0]) > 0 else 0
-    return left[:, :rank] @ right[:rank]
-
-
-def best_match(u: torch.Tensor) -> Match:
-    """Return P = argmax Tr(P U^T) by the Hungarian algorithm, and p = d! exp(-Tr(P U^T)^2 / 2)."""
-    rows, columns = linear_sum_assignment(u.numpy(), maximize=True)
-    permutation = torch.zeros_like(u)
-    permutation[rows, columns] = 1.0
-    trace = float((permutation * u).sum())
-    return Match(permutation, trace, math.lgamma(max(u.shape) + 1) - max(0.0, trace) ** 2 / 2)
-
-
-def embedding_analysis(a: Weights, b: Weights) -> tuple[Match, torch.Tensor]:
-    """Run Algorithm 1: match the embeddings on all common tokens, and return U_E ``(n', n)`` as well.
-
-    The text of the paper (Equation 1) takes E'^T E, and Algorithm 1 prints its transpose. U_E^T in Algorithms 2 and 3
-    fits the text.
-    """
+def embedding_analysis(a: Weights, b: Weights) -> tuple[PaperMatch, torch.Tensor]:
+    """Run Algorithm 1: match the embeddings on all common tokens, and return U_E ``(n', n)`` as well."""
     common, _ = common_tokens(a.model, b.model)
     if not len(common):
         raise CannotSayError("no token is common to both vocabularies")
-    e_a, e_b = (
-        weights.embedding[torch.from_numpy(rows)].double()
-        for weights, rows in ((a, common.reference_rows), (b, common.candidate_rows))
-    )
-    u = ortho(e_b.T @ e_a)
-    match = best_match(u)
-    return match, match.permutation if match.log_p < P_0 else u
+    sides = ((a, common.reference_rows), (b, common.candidate_rows))
+    e_a, e_b = (weights.embedding[torch.from_numpy(rows)] for weights, rows in sides)
+    return algorithm_1([(e_a, e_b)])
 
 
 def layer_correspondence(a: Weights, b: Weights, u: torch.Tensor) -> dict[tuple[int, int], float]:
-    """Run Algorithm 2: return ln p of V for every pair of layers, with p times L."""
-    log_l = math.log(max(1, len(a.layers)))
-    carried = {i: u @ layer[Role.V].double() for i, layer in enumerate(a.layers) if Role.V in layer}
-    if carried and carried[min(carried)].shape[0] != u.shape[0]:
+    """Run Algorithm 2: return ln p of V for every pair of layers, with p times L; at most 0."""
+    first, second = ({i: layer[Role.V] for i, layer in enumerate(side.layers) if Role.V in layer} for side in (a, b))
+    if first and next(iter(first.values())).shape[0] != u.shape[1]:
         raise CannotSayError("the embedding is projected before the first layer")
-    return {
-        (i, j): log_l + best_match(ortho(x.T @ layer[Role.V].double())).log_p
-        for i, x in carried.items()
-        for j, layer in enumerate(b.layers)
-        if Role.V in layer
-    }
+    log_p = algorithm_2(list(first.values()), second.values(), u)
+    return {(i, j): float(log_p[row, column]) for row, i in enumerate(first) for column, j in enumerate(second)}
 
 
 def layer_analysis(a: Weights, b: Weights, u: torch.Tensor, pair: tuple[int, int]) -> dict[Role, float]:
     """Run Algorithm 3: return ln p of Q, K, V and Up of one pair of layers, with p times L."""
     log_l = math.log(max(1, len(a.layers)))
-    first, second = a.layers[pair[0]], b.layers[pair[1]]
-    return {
-        role: log_l + best_match(ortho((u @ first[role].double()).T @ second[role].double())).log_p
-        for role in (Role.Q, Role.K, Role.V, Role.UP)
-        if role in first and role in second
-    }
+    first, second = (
+        {role.value: weight for role, weight in side.layers[at].items()} for side, at in zip((a, b), pair, strict=True)
+    )
+    return {Role(name): log_l + match.log_p for name, match in algorithm_3(first, second, u).items()}

@@ -54,10 +54,10 @@ def numbers(report: HomologyReport) -> dict[str, Any]:
             "verdict",
             "reason",
             "log10_p",
-            "log10_p_not_accepted",
             "assumption",
             "excludes",
             "settled_by",
+            "agreement",
             "tests",
         )
     }
@@ -73,30 +73,28 @@ def numbers(report: HomologyReport) -> dict[str, Any]:
 
 
 def _matrix(matrix: dict[str, Any]) -> dict[str, Any]:
-    placebo, matched = matrix["placebo"], matrix["matched_channels"]
     row = {
         "common_tokens": matrix["common_tokens"],
         "rows_used": matrix["rows_used"],
         "transformation": matrix["transformation"],
         "log10_p": matrix["log10_p"],
-        "log10_p_half": matrix["log10_p_trimmed"]["n/2"],
-        "log10_p_signs": matrix["log10_p_signs"],
         "strength": matrix["normalized_trace"],
-        "coverage": matrix["coverage"],
-        "matched_channels": matched,
-        "off_match_share": None if not matched else matrix["off_match_channels"] / matched,
-        "placebo_log10_p": None if placebo is None else placebo["re_paired"]["log10_p"],
-        "basis_z": None if placebo is None else list(placebo["privileged_basis_z"]),
+        "cosine": matrix["cosine"],
+        "matched_channels": matrix["matched_channels"],
+        "is_significant": matrix["is_significant"],
+        "axes_z": list(matrix["axes_z"]),
     }
     return {key: _rounded(value) for key, value in row.items()}
 
 
 def _neurons(neurons: NeuronNumbers) -> dict[str, Any]:
     return {
-        "log10_p": round(neurons.log10_p, 4),
+        "step": neurons.step.value,
+        "log10_p": None if neurons.log10_p is None else round(neurons.log10_p, 4),
         "tested": neurons.tested,
         "fitted": neurons.fitted,
         "most_own": max(map(max, neurons.own_number)),
+        "most_certain": max(map(max, neurons.certain)),
         "n_pairs": len(neurons.reference_layers) * len(neurons.candidate_layers),
         "n_matched": len(neurons.matches),
     }
@@ -104,14 +102,12 @@ def _neurons(neurons: NeuronNumbers) -> dict[str, Any]:
 
 def _layers(layers: dict[str, Any]) -> dict[str, Any]:
     row = {
-        "log10_p": layers["log10_p"],
         "n_matched": len(layers["matches"]),
         "n_layers": len(layers["candidate_layers"]),
+        "pattern": layers["pattern"],
         "role": layers["role"],
         "residual_map": layers["residual_map"],
         "fitted_on": layers["fitted_on"],
-        "off_match_share": layers["off_match_share"],
-        "placebo_log10_p": layers["placebo_log10_p"],
     }
     return {key: _rounded(value) for key, value in row.items()}
 

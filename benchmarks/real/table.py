@@ -10,7 +10,7 @@ PAPER_P = "MDIR, Algorithm 1: log10 p by the paper's formula"
 HEAD = (
     *("reference", "candidate", "kind", "verdict", "log10 p", "p rests on"),
     *(PAPER_P, "MB", "s", "trace over rank"),
-    *("coverage", "off-match hits", "layers"),
+    *("cosine of rows", "layers"),
 )
 
 
@@ -57,8 +57,7 @@ def _cells(row: dict[str, Any], printed: Mapping[tuple[str, str], float]) -> lis
         f"{row['bytes_read'] / 1e6:,.0f}",
         f"{row['cpu_s']:,.0f}",
         _number(embedding.get("strength")),
-        _number(embedding.get("coverage")),
-        _number(embedding.get("off_match_share")),
+        _number(embedding.get("cosine")),
         _layers(row),
     ]
 
@@ -73,7 +72,7 @@ def _layers(row: dict[str, Any]) -> str:
 
 def p_text(row: dict[str, Any]) -> str:
     """Format log10 p of a judged pair; empty if it is not a bound."""
-    return "no bound" if row.get("assumption") == "calibration" else f"{row['log10_p']:,.0f}"
+    return "no bound" if row["log10_p"] is None or row.get("assumption") == "calibration" else f"{row['log10_p']:,.0f}"
 
 
 def paper_p(row: dict[str, Any], printed: Mapping[tuple[str, str], float]) -> str:

@@ -93,11 +93,10 @@ def _config(folder: Path, model: Model, scale: Scale) -> Path:
 
 
 def checks(every: Iterable[Pair]) -> Iterator[tuple[Pair, str]]:
-    """Return pairs and levels: all pairs at ``auto``, a base and its family also by embeddings and by layers."""
+    """Return pairs and levels: all pairs at ``auto``, a base and its family also at ``layers``."""
     every = list(every)
     yield from ((pair, "auto") for pair in every)
-    for level in ("embedding", "layers"):
-        yield from ((pair, level) for pair in every if pair.a.family == pair.b.family and pair.a.member == "base")
+    yield from ((pair, "layers") for pair in every if pair.a.family == pair.b.family and pair.a.member == "base")
 
 
 def run_checker(scale: Scale, results: Path) -> None:

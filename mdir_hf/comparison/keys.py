@@ -285,9 +285,9 @@ def _excluded_noise(
 
     The copies take the places of as many layers of the deeper model, with as many heads each, if they have so many.
     """
-    n_each = min(n_each, *(shallower.n_heads(position) for position in chosen))
     n_products = n_free_products(*deeper.shape)
     others = deeper.positions[len(chosen) :]
+    n_each = min(n_each, *(shallower.n_heads(position) for position in chosen))
     own, rest = shallower.prints(chosen), [deeper.prints(others)] if others else []
 
     def is_found(noise: float) -> bool:

@@ -239,7 +239,7 @@ def check_shape(model: PlacedTensors, layer: Layer, role: Role, part: StoredWeig
     if not fits:
         raise AnatomyError(
             f"tensor {part.tensor!r} (role {role.value} of layer {layer.index}) has shape {shape}; "
-            f"expected {expected}, so the layers of this model cannot be compared; --level embedding compares the rest",
+            f"expected {expected}, so the layers of this model cannot be compared",
             subject=model.label,
         )
 

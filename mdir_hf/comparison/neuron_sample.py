@@ -232,8 +232,39 @@ def take_neurons(
         AnatomyError: If a matrix of neurons does not have the model's width.
     """
     choice = _choose(model, seed=seed, n_fitted_rows=n_fitted_rows, places=places, every=every, nominates=nominates)
-    if choice is None:
+    return None if choice is None else _read(choice)
+
+
+def take_pair(
+    models: Sequence[PlacedTensors], *, seed: int, every: bool = False, nominates: bool = False
+) -> tuple[NeuronSample, NeuronSample] | None:
+    """Sample neurons of two models with :func:`take_neurons`, if their layers have equally many neurons.
+
+    Returns:
+        None, without reading anything, if neurons of the two models cannot be compared by number.
+    """
+    first, second = (
+        _choose(model, seed=seed, n_fitted_rows=FITTED_ROWS, places=None, every=every, nominates=nominates)
+        for model in models
+    )
+    if first is None or second is None:
         return None
+    if (first.n_neurons, len(first.roles)) != (second.n_neurons, len(second.roles)):
+        return None
+    return _read(first), _read(second)
+
+
+def has_neurons(model: PlacedTensors) -> bool:
+    """Return whether layers of a model have comparable neurons, from its headers.
+
+    Raises:
+        AnatomyError: If a matrix of neurons does not have the model's width.
+    """
+    choice = _choose(model, seed=0, n_fitted_rows=FITTED_ROWS, places=None, every=False, nominates=False)
+    return choice is not None
+
+
+def _read(choice: _Choice) -> NeuronSample:
     readers = [RoleReader(choice.model, role, choice.places) for role in choice.roles]
     read_places = [place for place in choice.places if all(r.n_channels(place) == choice.n_neurons for r in readers)]
     order = np.sort(choice.numbers)

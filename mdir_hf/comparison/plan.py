@@ -58,9 +58,7 @@ class ReadPlan:
     def n_bytes(self) -> tuple[int, int]:
         """Minimum and maximum number of bytes read."""
         sizes = dict(self.steps)
-        least = next(iter(sizes.values()), 0)
-        most = sum(sizes.values())
-        return self.opening_bytes + min(least, most), self.opening_bytes + most
+        return self.opening_bytes + sizes.get("near", 0) // GAPS, self.opening_bytes + sum(sizes.values())
 
     def __str__(self) -> str:
         steps = ", ".join(f"{name} {n_bytes_text(n_bytes)}" for name, n_bytes in self.steps)

@@ -15,7 +15,15 @@ from mdir_hf.comparison.embeddings import look_at_matrices
 from mdir_hf.comparison.keys import compare_heads, head_keys, map_of_heads
 from mdir_hf.comparison.measurements import Measurements
 from mdir_hf.comparison.neuron_layers import n_neurons_of
-from mdir_hf.comparison.neuron_sample import FITTED_ROWS, SAMPLE_SEEDS, NeuronSample, spread, take_neurons
+from mdir_hf.comparison.neuron_sample import (
+    FITTED_ROWS,
+    SAMPLE_SEEDS,
+    NeuronSample,
+    has_neurons,
+    spread,
+    take_neurons,
+    take_pair,
+)
 from mdir_hf.comparison.neuron_search import search_neurons
 from mdir_hf.comparison.neurons import STEPS, count_neurons, nominated_pairs
 from mdir_hf.comparison.plan import NOISE_ROWS_PER_CHANNEL
@@ -62,16 +70,28 @@ def compare_near(measurements: Measurements) -> Measurements:
 def compare_numbers(measurements: Measurements) -> Measurements:
     """Compare neurons of four layers of each model by number, every layer with every layer."""
     seed = _seed_of(measurements, SettledBy.NUMBER)
-    first, second = (take_neurons(model, seed=seed) for model in measurements.tensors)
-    return count_sampled(measurements, first, second)
+    samples = take_pair(measurements.tensors, seed=seed)
+    if samples is None:
+        # Layers of different sizes hold no neurons under the same number, which answers the question for this step.
+        have_neurons = all(has_neurons(model) for model in measurements.tensors)
+        return replace(measurements, has_read_layers=measurements.has_read_layers or have_neurons)
+    return count_sampled(measurements, *samples)
 
 
 def count_sampled(measurements: Measurements, first: NeuronSample | None, second: NeuronSample | None) -> Measurements:
     """Compare sampled neurons of a few layers of each model by number; None for a model without comparable neurons."""
     if first is None or second is None:
         return measurements
-    measurements = replace(measurements, samples=(first, second), has_read_layers=True)
-    return _with(measurements, _count(measurements, SettledBy.NUMBER, first, second))
+    counts = _count(measurements, SettledBy.NUMBER, first, second)
+    if counts is None:
+        return measurements
+    return _with(replace(_having_read(measurements, first, second), samples=(first, second)), counts)
+
+
+def _having_read(measurements: Measurements, *samples: NeuronSample) -> Measurements:
+    """Note that layers were compared, unless all sampled rows of a model are zero."""
+    has_rows = all(bool(sample.rows.any()) for sample in samples)
+    return replace(measurements, has_read_layers=measurements.has_read_layers or has_rows)
 
 
 def compare_parts(measurements: Measurements) -> Measurements:
@@ -118,7 +138,8 @@ def compare_keys(measurements: Measurements) -> Measurements:
     heads = None if keys is None else compare_heads(measurements.tensors, seed=measurements.sample_seed, keys=keys)
     if heads is None:
         return measurements
-    measurements = replace(measurements, heads=heads, has_read_layers=True)
+    has_read_layers = measurements.has_read_layers or bool(heads.resemblance.any())
+    measurements = replace(measurements, heads=heads, has_read_layers=has_read_layers)
     pairs = [(i, j) for i, j, _ in heads.pairs]
     if not pairs:
         return measurements
@@ -133,14 +154,11 @@ def compare_keys(measurements: Measurements) -> Measurements:
 def compare_every_layer(measurements: Measurements) -> Measurements:
     """Compare up in all layers, then gate and up of other neurons in the layers that stand out."""
     seed = _seed_of(measurements, SettledBy.EVERY)
-    first, second = (take_neurons(model, seed=seed, every=True, nominates=True) for model in measurements.tensors)
-    if first is None or second is None:
+    samples = take_pair(measurements.tensors, seed=seed, every=True, nominates=True)
+    counts = None if samples is None else _count(measurements, SettledBy.EVERY, *samples)
+    if samples is None or counts is None:
         return measurements
-    measurements = replace(measurements, has_read_layers=True)
-    counts = _count(measurements, SettledBy.EVERY, first, second)
-    if counts is None:
-        return measurements
-    measurements = replace(measurements, nominating_samples=(first, second))
+    measurements = replace(_having_read(measurements, *samples), nominating_samples=samples)
     pairs = nominated_pairs(counts)
     n_pairs = len(counts.reference_layers) * len(counts.candidate_layers)
     return _compare_pairs(measurements, SettledBy.EVERY, pairs, n_nominated_of=n_pairs)
@@ -273,7 +291,7 @@ def _compare_pairs(
     )
     if first is None or second is None:
         return measurements
-    measurements = replace(measurements, has_read_layers=True)
+    measurements = _having_read(measurements, first, second)
     pairs = [(i, j) for i, j in pairs if i in first.layers and j in second.layers]
     if not pairs:
         return measurements

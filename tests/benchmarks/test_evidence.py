@@ -23,7 +23,7 @@ def row(a, b, *, related=True, verdict="homologous", log10_p=-300.0, relation="s
         "verdict": verdict,
         "reason": None,
         "log10_p": log10_p,
-        "settled_by": "screen",
+        "settled_by": "number",
         "cpu_s": 1.0,
         "bytes_read": 3,
         "bytes_beside_weights": 2,
@@ -152,11 +152,11 @@ def paid(settled_by, *, cpu_s, bytes_read, bytes_beside_weights):
 
 
 def beside_the_checker():
-    """The screen settles the first pair, and the peer has no result for the third."""
+    """Neurons in place settle the first pair, and the peer has no result for the third."""
     rows = (
-        row("base", "sft") | paid("screen", cpu_s=1.0, bytes_read=12, bytes_beside_weights=10),
-        row("base", "rl") | paid("layers", cpu_s=3.0, bytes_read=150, bytes_beside_weights=10),
-        row("base", "other-seed", related=False) | paid("layers", cpu_s=9.0, bytes_read=900, bytes_beside_weights=0),
+        row("base", "sft") | paid("near", cpu_s=1.0, bytes_read=12, bytes_beside_weights=10),
+        row("base", "rl") | paid("keys", cpu_s=3.0, bytes_read=150, bytes_beside_weights=10),
+        row("base", "other-seed", related=False) | paid(None, cpu_s=9.0, bytes_read=900, bytes_beside_weights=0),
     )
     ours = {(r["a"], r["b"]): r for r in rows}
     peer = peer_row(

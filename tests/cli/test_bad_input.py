@@ -95,14 +95,11 @@ def strangers_with_a_layer(tmp_path):
 
 def test_a_layer_of_another_shape(strangers_with_a_layer, capsys):
     one, other = map(str, strangers_with_a_layer)
-    said = refused(capsys, one, other, "--level", "layers")
-    assert "v_proj.weight' (role v of layer 0) has shape (64, 65); expected (…, 64)" in said
-    # Without --level layers, the embeddings are compared, and a caveat explains why the layers were not.
-    assert main(["compare", one, other, "--json", "--quiet"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["layers"] is None
-    assert (report["verdict"], report["reason"]) == ("inconclusive", "weights_unreadable")
-    assert any("The layers were not compared" in caveat and "(64, 65)" in caveat for caveat in report["caveats"])
+    for level in ("auto", "layers"):
+        assert main(["compare", one, other, "--level", level, "--json", "--quiet"]) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert report["layers"] is None
+        assert (report["verdict"], report["reason"]) == ("inconclusive", "weights_unreadable")
 
 
 @pytest.mark.parametrize("role", ["self_attn.v_proj", "mlp.up_proj", "input_layernorm"])
@@ -117,15 +114,14 @@ def test_weights_with_overflowing_products_are_named(tmp_path, role, capsys):
     other = write_model(tmp_path / "other", gaussian(V, N, 4), config=config, further=further | {name: huge})
     assert main(["compare", str(one), str(other), "--level", "layers", "--json", "--quiet"]) == 0
     caveats = json.loads(capsys.readouterr().out)["caveats"]
-    (said,) = [caveat for caveat in caveats if "was not compared" in caveat]
-    assert name in said and "expected at most 1e+16" in said and str(other) in said
+    said = [caveat for caveat in caveats if name in caveat]
+    assert said and all("expected at most 1e+16" in caveat and str(other) in caveat for caveat in said)
     assert main(["compare", str(one), str(other), "--json", "--quiet"]) == 0
     report = capsys.readouterr().out
     assert "NaN" not in report and "Infinity" not in report
-    assert main(["compare", str(one), str(other), "--level", "embedding", "--json", "--quiet"]) == 0
 
 
-@pytest.mark.parametrize("level", ["auto", "layers", "screen"])
+@pytest.mark.parametrize("level", ["auto", "layers"])
 def test_zero_weights_are_inconclusive(base, tmp_path, level, capsys):
     config = {"model_type": "llama", "hidden_size": N, "vocab_size": V, "num_attention_heads": 4}
     further = {f"model.layers.{k}.self_attn.{name}_proj.weight": gaussian(N, N, k) for k in range(3) for name in "qkvo"}
@@ -135,9 +131,7 @@ def test_zero_weights_are_inconclusive(base, tmp_path, level, capsys):
     assert main(["compare", str(one), str(other), "--level", level, "--json", "--quiet"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["verdict"] == "inconclusive"
-    if level != "screen":
-        assert any("of 3 layers of" in caveat and "all zeros" in caveat for caveat in report["caveats"])
-        assert report["layers"] is None
+    assert report["layers"] is None
 
 
 def test_weights_scaled_and_scaled_back_are_found(tmp_path, capsys):

@@ -85,6 +85,8 @@ def test_fail_on_turns_a_verdict_into_status_3(pair, candidate, fail_on, status,
         ["tree", "d", "--seed", "-1"],
         ["compare", "a", "b", "--fail-on", "related"],
         ["compare", "a", "b", "--level", "deep"],
+        ["compare", "a", "b", "--level", "screen"],
+        ["compare", "a", "b", "--layers", "3"],
         ["compare", "a", "b", "--max-bytes", "many"],
         ["nonsense"],
     ],
@@ -125,18 +127,17 @@ def test_a_cap_on_bytes_is_kept(pair, size, status, capsys):
 
 @pytest.mark.parametrize(("interruption", "status"), [(KeyboardInterrupt, 130), (ByteBudgetError, 1)])
 def test_an_interruption_reports_the_findings(interruption, status, tmp_path, monkeypatch, capsys):
-    layer = {"model.layers.0.self_attn.v_proj.weight": gaussian(N, N, 7)}
-    pair = [str(write_model(tmp_path / f"{seed}", gaussian(V, N, seed), further=layer)) for seed in (1, 2)]
+    pair = [str(write_model(tmp_path / f"{seed}", gaussian(V, N, seed))) for seed in (1, 2)]
 
     def interrupted(*_arguments, **_keywords):
         raise interruption("the next read would pass the cap")
 
-    monkeypatch.setattr("mdir_hf.comparison.projections.layer_maps.compare_layers", interrupted)
+    monkeypatch.setattr("mdir_hf.comparison.steps.look_at_embeddings", interrupted)
     assert main(["compare", *pair, "--json", "--output", str(tmp_path / "out")]) == status
     out, err = capsys.readouterr()
     found = json.loads(out)
-    assert found["embedding"]["common_tokens"] == V - 1 and found["layers"] is None
-    assert "The layers were not compared: the comparison was stopped before that." in found["caveats"]
+    assert found["neurons"]["step"] == "number" and found["embedding"] is None
+    assert "The embeddings were not compared: the comparison was stopped before that." in found["caveats"]
     assert (tmp_path / "out" / "report.json").is_file()
     assert "stopped: the results so far are above" in err and "Traceback" not in err
 
@@ -151,14 +152,21 @@ def test_save_writes_report_page_and_figures(pair, tmp_path, capsys):
         "report.html",
         "embedding.png",
         "embedding.svg",
-        "looks.png",
-        "null.svg",
+        "neurons.png",
+        "neurons.svg",
     } <= names
     printed = capsys.readouterr().out
     assert HomologyReport.from_json((folder / "report.json").read_text()) == HomologyReport.from_json(printed)
     page = (folder / "report.html").read_text()
     assert "http://" not in page and "https://" not in page  # nothing is fetched when it is opened
     assert page.count("<img ") == page.count("<source ") == 2
+
+
+def test_describe_reads_the_embeddings_of_relatives(pair, capsys):
+    for options, is_read in (([], False), (["--describe"], True)):
+        assert main(["compare", *pair[:2], "--json", "--quiet", *options]) == 0
+        body = json.loads(capsys.readouterr().out)
+        assert (body["settled_by"], body["embedding"] is not None) == ("near", is_read)
 
 
 def test_saving_into_a_file_is_refused_before_anything_is_read(pair, tmp_path, capsys):

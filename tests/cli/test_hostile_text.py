@@ -77,7 +77,7 @@ def shown(capsys):
 def test_inspect_and_compare(models, shown, tmp_path):
     for options in ([], ["--json"]):
         assert "\\u001b[2J" in shown("inspect", models[0], *options)
-    for level in ("screen", "layers"):
+    for level in ("auto", "layers"):
         shown("compare", *models, "--level", level, "--quiet", may_fail=True)
     said = json.loads(shown("compare", *models, "--json", "--quiet"))
     assert "\x1b[2J" in said["reference"]["repo"]  # JSON keeps the value, escaped
@@ -117,7 +117,7 @@ def test_fields_of_gguf(shown, tmp_path):
 def test_the_words_of_a_report_and_the_page():
     report: HomologyReport = a_report(
         reference=replace(model(EVIL, revision=EVIL), architecture=EVIL, quantization=EVIL),
-        settled_by=SettledBy.SCREEN,
+        settled_by=SettledBy.NEAR,
         level=Level.AUTO,
         caveats=(f"{EVIL} was not read.", "x" * 50_000),
     )
@@ -126,7 +126,7 @@ def test_the_words_of_a_report_and_the_page():
     assert hidden(repr(describe(report)).replace("\\\\", "")) == set()
     pictures = ReportFigures(report)
     parts = [verdict_card(report, link=EVIL, note=EVIL)]
-    shown = (SectionKind.EVIDENCE, SectionKind.LAYERS, SectionKind.MODULES, SectionKind.CALIBRATION)
+    shown = (SectionKind.EVIDENCE, SectionKind.LAYERS, SectionKind.MODULES)
     parts += [tab_html(report, kind, pictures) for kind in shown]
     parts += [reproduce_tab(report, server="http://127.0.0.1"), badge_tab(report, EVIL)]
     for part in parts:

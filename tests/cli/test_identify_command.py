@@ -35,11 +35,11 @@ def test_an_index_is_built_extended_and_searched(folders, tmp_path, capsys):
     assert "2 base models" in capsys.readouterr().out
     assert main(["identify", folders["tuned"], "--index", index, "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
-    assert body["schema"] == "mdir-hf/identification/1"
+    assert body["schema"] == "mdir-hf/identification/2"
     assert body["found"] == [folders["base"]]
     assert body["bases"] == 2
     assert main(["identify", folders["tuned"], "--index", index, "--no-confirm"]) == 0
-    assert f"significant by the index alone: {folders['base']}" in capsys.readouterr().out
+    assert f"proposed by 96 tokens: {folders['base']}; not compared" in capsys.readouterr().out
 
 
 def test_models_that_cannot_be_added_are_reported_and_the_others_are_added(folders, tmp_path, capsys):
@@ -78,7 +78,10 @@ def test_an_index_of_a_collection_is_not_read_twice(folders, loopback_hub, tmp_p
     assert main(command) == 0
     assert capsys.readouterr().err == "added: lab/base\nknown: lab/other\n"
     assert main(["identify", "lab/tuned", "--index", str(index), "--no-confirm", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["found"] == ["lab/base"]
+    body = json.loads(capsys.readouterr().out)
+    # The index proposes the base; only a comparison finds it.
+    assert body["found"] == []
+    assert [one["base"]["repo"] for one in body["candidates"] if one["is_nominated"]] == ["lab/base"]
 
 
 def test_an_index_without_models_is_refused(tmp_path, capsys):

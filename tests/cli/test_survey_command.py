@@ -21,7 +21,7 @@ def test_it_prints_groups_and_saves_them(population, expected_groups, tmp_path, 
     out = tmp_path / "out"
     assert main(["survey", *population.values(), "--output", str(out), "--tokens", "512", "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
-    assert body["schema"] == "mdir-hf/survey/1"
+    assert body["schema"] == "mdir-hf/survey/2"
     assert {frozenset(group) for group in body["groups"]} == expected_groups
     assert len(body["pairs"]) == 15
     assert json.loads((out / "survey.json").read_text()) == body

@@ -16,7 +16,7 @@ __all__ = ["hf_home"]
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pseudo-terminals")
 
 V, N = 600, 64
-BLUE, BOLD = "\x1b[1;34m", "\x1b[1m"
+BLUE = "\x1b[1;34m"
 CONFIG = {"model_type": "llama", "hidden_size": N, "vocab_size": V, "num_attention_heads": 4}
 PAUSE = "import time\ndef pause(): print('now', flush=True); time.sleep(60)\n"
 NO_BAR = "import mdir_hf.comparison.progress as bar; bar.DELAY_S = 1e6\n"
@@ -53,25 +53,26 @@ def test_no_color_wins_over_force_color(models):
 def test_piped_output_has_no_colour_unless_forced(models, capsys, monkeypatch):
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
-    main(["compare", "base", "retokenized", "--level", "screen", "-q"])
-    assert capsys.readouterr().out.startswith("NO EVIDENCE")
+    main(["compare", "base", "retokenized", "-q"])
+    assert capsys.readouterr().out.startswith("HOMOLOGOUS")
     monkeypatch.setenv("FORCE_COLOR", "1")
-    main(["compare", "base", "retokenized", "--level", "screen", "-q"])
-    assert capsys.readouterr().out.startswith(f"{BOLD}NO EVIDENCE")
+    main(["compare", "base", "retokenized", "-q"])
+    assert capsys.readouterr().out.startswith(f"{BLUE}HOMOLOGOUS")
 
 
 def test_the_bar_names_the_stage_and_disappears(models):
     shown = in_terminal("compare", "base", "retokenized", "--level", "layers", before=NO_DELAY)
-    assert "looking for" in shown.text and " read" in shown.text
-    assert "looking" not in shown.text.rpartition("\r")[2]
+    stage = "comparing every projection of every layer"
+    assert stage in shown.text and " read" in shown.text
+    assert stage not in shown.text.rpartition("\r")[2]
 
 
 def test_ctrl_c_prints_findings_and_how_to_continue(models):
     slow = (
-        f"{PAUSE}import mdir_hf.comparison.progress as p; tell = p.Watch.part\n"
-        "p.Watch.part = lambda *a: (tell(*a), a[1:3] == ('modules', 3) and pause())\n"
+        f"{PAUSE}import mdir_hf.comparison.progress as p; tell = p.Watch.enter\n"
+        "p.Watch.enter = lambda *a: (tell(*a), a[1] == 'layers' and pause())\n"
     )
-    words = ("compare", "base", "retokenized", "--level", "full")
+    words = ("compare", "base", "retokenized", "--level", "layers")
     shown = in_terminal(*words, stop_at="now", before=slow)
     assert shown.status == 130
     verdict = shown.text.index("HOMOLOGOUS")
@@ -80,7 +81,7 @@ def test_ctrl_c_prints_findings_and_how_to_continue(models):
 
 
 def test_ctrl_c_before_anything_was_found_says_so(models):
-    slow = f"{PAUSE}import mdir_hf.comparison.run as r; r.common_tokens = lambda *a: pause()\n"
+    slow = f"{PAUSE}import mdir_hf.comparison.steps as s; s.compare_files = lambda *a: pause()\n"
     shown = in_terminal("compare", "base", "tuned", stop_at="now", before=slow)
     assert shown.status == 130
     assert "there are no results yet" in shown.text and "Traceback" not in shown.text
@@ -105,6 +106,6 @@ def test_a_survey_that_is_stopped_shows_its_pairs(models):
 def test_verbose_prints_each_step_and_the_origin_of_an_error(models, capsys):
     assert main(["compare", "base", "tuned", "-v"]) == 0
     said = capsys.readouterr().err
-    assert said.index("opening the models") < said.index("common tokens, ") < said.index("looking for channels")
+    assert said.index("opening the models") < said.index("comparing neurons of layers at the same place, ")
     with pytest.raises(ValueError, match="no such folder"):
         main(["compare", "base", "./nowhere", "-v"])

@@ -1,7 +1,6 @@
 """The coverage section says how each part of both models was treated."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from mdir_hf.comparison.coverage import ReadOfModel, ledger_of, read_of
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.inventory import ModelInventory, ModelPart, PartKind
 from mdir_hf.model.opened import Model
-from mdir_hf.report import LayerRole, ModuleRole, PartCoverage, Treatment, not_compared_text
+from mdir_hf.report import ModuleRole, PartCoverage, Treatment, not_compared_text
 from tests.method.obfuscation import new_model
 from tests.model.roles.test_draft_models import SIZES, write
 
@@ -65,35 +64,30 @@ def test_equal_files_compare_everything_that_can_be_read():
     ("read", "treatment"),
     [
         (ReadOfModel(4, neuron_layers=frozenset({0, 3})), Treatment.SAMPLED),
-        (ReadOfModel(4, mapped_layers=frozenset(range(4)), mapped_by=LayerRole.V), Treatment.SAMPLED),
-        (ReadOfModel(4, analysed_layers=frozenset({0})), Treatment.SAMPLED),
-        (ReadOfModel(4, analysed_layers=frozenset(range(4))), Treatment.COMPARED),
-        (ReadOfModel(4, partly_analysed=frozenset(range(4)), partly_by=(ModuleRole.UP,)), Treatment.SAMPLED),
+        (ReadOfModel(4, row_layers=frozenset(range(4)), rows_of=(ModuleRole.V,)), Treatment.SAMPLED),
+        (ReadOfModel(4, whole_layers=frozenset(range(4)), whole_roles=(ModuleRole.UP,)), Treatment.SAMPLED),
+        (ReadOfModel(4), Treatment.NOT_COMPARED),
     ],
 )
 def test_layers_count_as_far_as_they_were_read(read, treatment):
     found = treatments(read)
     assert found["language model"] is treatment
-    assert found["storage of the language model"] is Treatment.REPRESENTED
+    stored_beside = Treatment.NOT_COMPARED if treatment is Treatment.NOT_COMPARED else Treatment.REPRESENTED
+    assert found["storage of the language model"] is stored_beside
     for name in ("vision tower", "connector", "positions", "norms, biases and buffers of the vision tower"):
         assert found[name] is Treatment.NOT_COMPARED
 
 
-def test_a_layer_is_analysed_only_if_each_of_its_matrices_is(tmp_path):
+def test_projections_of_the_papers_algorithms_are_named(tmp_path):
     folders = [write(tmp_path / name, new_model(seed=0, **SIZES)) for name in ("a", "b")]
     tensors = load_file(folders[1] / "model.safetensors")
     tensors["model.norm.weight"] += 0.5  # otherwise the files would be identical
     save_file(tensors, folders[1] / "model.safetensors")
-    report = compare(*folders, level="full", progress=False)
-    layers = Model(open_repository(folders[0])).anatomy.layers
-    whole, without = (
-        read_of(replace(report, modules=modules), "reference", layers)
-        for modules in (report.modules, tuple(m for m in report.modules if m.role is not ModuleRole.O))
-    )
-    assert len(whole.analysed_layers) == len(layers) and not whole.partly_analysed
-    assert not without.analysed_layers and len(without.partly_analysed) == len(layers)
-    language = next(entry for entry in ledger_of(INVENTORY, without) if entry.part == "language model")
-    assert language.treatment is Treatment.SAMPLED and "q, k, v, gate, up, down of 4 of 4 layers" in language.reason
+    report = compare(*folders, level="paper", progress=False)
+    reads = read_of(report, "reference", Model(open_repository(folders[0])).anatomy.layers)
+    assert reads.whole_layers == reads.row_layers == frozenset(range(4))
+    language = next(entry for entry in ledger_of(INVENTORY, reads) if entry.part == "language model")
+    assert language.treatment is Treatment.SAMPLED and "all of q, k, v, up of 4 of 4 layers" in language.reason
 
 
 def test_first_experts_do_not_stand_for_all():
@@ -104,10 +98,9 @@ def test_first_experts_do_not_stand_for_all():
     experts = entries["experts of the language model"]
     assert experts.treatment is Treatment.SAMPLED
     assert experts.reason == "some neurons of the first expert of 2 of 4 layers"
-    assert treatments(ReadOfModel(4, expert_layers=frozenset(range(4))))[experts.part] is Treatment.COMPARED
-    both = ReadOfModel(4, expert_layers=frozenset({0}), expert_row_layers=frozenset(range(4)))
-    reason = {entry.part: entry for entry in ledger_of(INVENTORY, both)}[experts.part].reason
-    assert reason == "experts of 1 of 4 layers; rows of a few experts of 4 of 4 layers"
+    rows = ReadOfModel(4, expert_row_layers=frozenset(range(3)))
+    reason = {entry.part: entry for entry in ledger_of(INVENTORY, rows)}[experts.part].reason
+    assert reason == "rows of a few experts of 3 of 4 layers"
 
 
 def test_the_line_names_parts_with_layers_and_shares():
@@ -152,7 +145,8 @@ def test_a_report_holds_the_ledger_of_both_models(composites):
     for side, model in zip(("reference", "candidate"), composites, strict=True):
         by_name = {entry["part"]: entry for entry in ledger[side]}
         assert by_name["vision tower"]["treatment"] == "not_compared" and by_name["vision tower"]["layers"] == 3
-        assert by_name["embedding"]["treatment"] in ("compared", "sampled")
+        assert by_name["language model"]["treatment"] == "sampled"
+        assert by_name["embedding"]["treatment"] == "not_compared"  # neurons settled the question
         sizes = [t.numel() * t.element_size() for t in load_file(model / "model.safetensors").values()]
         assert sum(entry["tensors"] for entry in ledger[side]) == len(sizes)
         assert sum(entry["bytes"] for entry in ledger[side]) == sum(sizes)
@@ -161,34 +155,17 @@ def test_a_report_holds_the_ledger_of_both_models(composites):
 
 
 def test_a_report_that_compared_everything_names_no_part(tmp_path):
-    model = write(tmp_path / "model", new_model(seed=0, **SIZES))
-    report = compare(model, write(tmp_path / "copy", new_model(seed=0, **SIZES)), level="layers", progress=False)
+    models = [
+        write(tmp_path / name, new_model(seed=seed, tie_word_embeddings=True, **SIZES))
+        for name, seed in (("model", 0), ("stranger", 7))
+    ]
+    report = compare(*models, progress=False)
     assert not_compared_text(report.coverage.candidate) is None
     assert "not compared" not in str(report) and "(no name)" not in str(report)
+    assert report.sentence == "No shared weights were found. This does not prove that the models are independent."
 
 
 def test_a_negative_verdict_does_not_cover_parts_that_were_not_compared(composites, tmp_path):
     report = compare(composites[0], write(tmp_path / "stranger", new_model(seed=7, **SIZES)), progress=False)
     assert report.verdict is Verdict.NO_EVIDENCE
     assert report.sentence.startswith("No shared weights were found in the parts that were compared.")
-    report = compare(write(tmp_path / "plain", new_model(seed=0, **SIZES)), tmp_path / "stranger", progress=False)
-    assert report.verdict is Verdict.NO_EVIDENCE
-    assert report.sentence == "No shared weights were found. This does not prove that the models are independent."
-
-
-def test_neurons_of_layers_count_as_layers_in_the_sentence(tmp_path):
-    base, moved = new_model(seed=0, **SIZES), new_model(seed=0, **SIZES)
-    with torch.no_grad():
-        for i, weight in enumerate(moved.parameters()):
-            weight += 0.01 * weight.std() * torch.randn(weight.shape, generator=torch.Generator().manual_seed(i))
-    report = compare(write(tmp_path / "base", base), write(tmp_path / "moved", moved), progress=False)
-    assert report.neurons.matches and report.layers is None
-    assert "no other part of the layers was compared" in report.sentence
-    assert "the layers were not compared" not in report.sentence
-
-
-def test_reports_of_schema_3_still_open(composites):
-    body = json.loads(compare(*composites, progress=False).to_json())
-    del body["coverage"]
-    body["schema"] = "mdir-hf/report/3"
-    assert HomologyReport.from_json(json.dumps(body)).coverage is None

@@ -91,9 +91,7 @@ def test_one_copied_layer_of_many_is_found_in_another_basis(save):
     deep = {**SIZES, "num_hidden_layers": 12}
     reference, candidate = new_model(seed=0, **deep), new_model(seed=7, **deep)
     for part in ("mlp", "post_attention_layernorm"):
-        getattr(candidate.model.layers[6], part).load_state_dict(
-            getattr(reference.model.layers[2], part).state_dict()
-        )
+        getattr(candidate.model.layers[6], part).load_state_dict(getattr(reference.model.layers[2], part).state_dict())
     rotated = edited(candidate, turned(candidate, turn=plain_qr(96)), num_hidden_layers=12)
     report = judged(save(reference, "reference"), save(rotated, "candidate"))
     assert (report.verdict, report.settled_by) == (Verdict.HOMOLOGOUS, SettledBy.EVERY)
@@ -266,5 +264,3 @@ def test_models_whose_layers_cannot_be_read_are_inconclusive(tmp_path):
     ]
     report = judged(*folders)
     assert (report.verdict, report.reason) == (Verdict.INCONCLUSIVE, Reason.WEIGHTS_UNREADABLE)
-
-

@@ -10,7 +10,6 @@ from mdir_hf import Verdict, compare
 from mdir_hf.errors import AnatomyError
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.opened import Model
-from mdir_hf.model.roles import Role
 from tests.comparison.relatives import new_embeddings
 from tests.method.obfuscation import new_model
 from tests.model.roles.test_draft_models import SIZES, write
@@ -51,9 +50,9 @@ def test_one_misshapen_value_matrix_does_not_stop_the_layers(base, tmp_path):
 def test_attention_of_twice_the_width_leaves_the_mlps(base, tmp_path):
     model = new_embeddings(new_model(seed=0, **SIZES))
     candidate = changed(write(tmp_path / "draft", model), widen("q_proj", "k_proj", "v_proj"))
-    found = compare(base, candidate, level="layers", progress=False)
-    assert found.verdict is Verdict.HOMOLOGOUS and found.layers.role.value == Role.UP.value
-    assert len(found.layers.matches) == 4
+    found = compare(base, candidate, progress=False)
+    assert found.verdict is Verdict.HOMOLOGOUS
+    assert all(match.reference == match.candidate for match in found.neurons.matches)
     other = new_embeddings(new_model(seed=9, **SIZES))
     stranger = changed(write(tmp_path / "stranger", other), widen("q_proj", "k_proj", "v_proj"))
     assert compare(base, stranger, progress=False).verdict is Verdict.NO_EVIDENCE

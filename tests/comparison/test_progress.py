@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from mdir_hf import HomologyChecker, compare
+from mdir_hf import HomologyChecker, Reason, Verdict, compare
 from mdir_hf.comparison.progress import Progress, Watch
 from mdir_hf.comparison.settings import Listeners
 from mdir_hf.errors import ByteBudgetError, StoppedError
@@ -14,11 +14,11 @@ from mdir_hf.model.hub import IoLedger
 from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, write_model
 
-pytestmark = pytest.mark.usefixtures("without_neuron_numbers")
-
 __all__ = ["hf_home", "loopback_hub"]
 
 V, N = 1500, 96
+STEPS = ("near", "number", "noise", "parts", "keys", "every", "embeddings")
+"""Steps of a comparison of two strangers, in order."""
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_every_stage_is_reported_in_order_and_bytes_only_grow(pair):
     seen: list[Progress] = []
     checker = HomologyChecker.from_pretrained(pair[0])
     report = checker.compare(pair[1], progress=False, on_progress=seen.append)
-    assert stages(seen) == ["opening", "vocabulary", "screen", "neurons", "layers"]
+    assert stages(seen) == ["opening", *STEPS]
     assert all(before.bytes_read <= after.bytes_read for before, after in pairwise(seen))
     # The reference was opened before; the listener saw the rest of the counted bytes.
     assert 0 < seen[-1].bytes_read <= report.io.bytes_read + report.io.bytes_from_cache
@@ -42,7 +42,7 @@ def test_every_stage_is_reported_in_order_and_bytes_only_grow(pair):
 
 @pytest.mark.parametrize(
     ("stage", "level"),
-    [("opening", "auto"), ("vocabulary", "auto"), ("screen", "auto"), ("embedding", "embedding"), ("layers", "auto")],
+    [("opening", "auto"), ("near", "auto"), ("every", "auto"), ("embeddings", "auto"), ("layers", "layers")],
 )
 def test_a_listener_that_raises_stops_the_comparison(pair, stage, level):
     def stop(progress: Progress) -> None:
@@ -70,7 +70,7 @@ def test_a_stopped_comparison_leaves_no_thread(pair, loopback_hub):
 
     def stop(progress: Progress) -> None:
         seen.append(progress)
-        if progress.stage == "screen" and progress.bytes_read > seen[0].bytes_read + 4096:
+        if progress.stage == "number" and progress.bytes_read > seen[0].bytes_read + 4096:
             raise KeyError("cancel")
 
     checker = HomologyChecker.from_pretrained("a/base")
@@ -99,65 +99,41 @@ def test_the_listener_is_called_by_one_thread_at_a_time():
         reader = threading.Thread(target=read)
         reader.start()
         for _ in range(50):
-            watch.enter("screen")
+            watch.enter("near")
         reader.join()
     assert overlapped == [False] * 100
 
 
-def with_layers(path, seed, n_layers=3, layers_of=None):
-    """Write a model with some layers, drawn from ``layers_of`` if given, else from ``seed``."""
-    further = {
-        f"model.layers.{k}.self_attn.{name}_proj.weight": gaussian(N, N, 100 * (layers_of or seed) + 10 * k + j)
-        for k in range(n_layers)
-        for j, name in enumerate("qkvo")
-    }
-    config = {
-        "model_type": "llama",
-        "hidden_size": N,
-        "vocab_size": V,
-        "num_attention_heads": 4,
-        "num_hidden_layers": 3,
-    }
-    return write_model(path, gaussian(V, N, seed), config=config, further=further)
+def test_a_report_of_what_is_known_arrives_before_every_step(pair):
+    interim, stages_before = [], []
+    seen: list[Progress] = []
+
+    def keep(report):
+        interim.append(report)
+        stages_before.append(stages(seen))
+
+    checker = HomologyChecker.from_pretrained(pair[0])
+    report = checker.compare(pair[1], progress=False, on_progress=seen.append, on_found=keep)
+    for name, before in zip(STEPS, stages_before, strict=True):
+        assert name not in before
+    assert {(result.verdict, result.reason) for result in interim} == {(Verdict.INCONCLUSIVE, Reason.STOPPED)}
+    assert all(result.embedding is None for result in interim) and report.embedding is not None
+    assert all(sum("stopped" in caveat for caveat in result.caveats) == 1 for result in interim)
+    assert report.verdict is Verdict.NO_EVIDENCE and not any("stopped" in caveat for caveat in report.caveats)
 
 
-def test_the_result_of_the_embeddings_arrives_before_the_layers_are_read(tmp_path):
-    base, other = with_layers(tmp_path / "base", 1), with_layers(tmp_path / "other", 2)
-    told: list = []
-    checker = HomologyChecker.from_pretrained(base)
-    report = checker.compare(other, progress=False, on_progress=told.append, on_found=told.append)
-    (at,) = (place for place, event in enumerate(told) if not isinstance(event, Progress))
-    assert "layers" not in stages(told[:at])
-    assert "layers" in stages([event for event in told[at + 1 :] if isinstance(event, Progress)])
-    assert told[at].embedding == report.embedding
-    assert told[at].verdict.value == "inconclusive"
-    assert "The layers were not compared: the comparison was stopped before that." in told[at].caveats
-    assert "The layers were not compared: the comparison was stopped before that." not in report.caveats
+def test_a_settled_question_stays_settled_in_later_reports(pair, tmp_path):
+    relative = write_model(tmp_path / "relative", gaussian(V, N, 0) + 0.3 * gaussian(V, N, 5))
+    interim: list = []
+    compare(pair[0], relative, level="layers", progress=False, on_found=interim.append)
+    assert [result.verdict for result in interim] == [Verdict.INCONCLUSIVE, *[Verdict.HOMOLOGOUS] * (len(interim) - 1)]
 
 
-def test_evidence_grows_with_every_matched_pair(tmp_path):
-    base, other = with_layers(tmp_path / "base", 1), with_layers(tmp_path / "other", 2, layers_of=1)
-    found: list = []
-    parts: list = []
-    report = HomologyChecker.from_pretrained(base).compare(
-        other, level="full", progress=False, on_progress=parts.append, on_found=found.append
-    )
-    assert [len(one.modules or ()) > 0 for one in found] == [False, False, True, True]
-    # The second witness is compared only after the layers are mapped, so no verdict is settled before.
-    assert {one.verdict.value for one in found} == {"inconclusive"}
-    assert [one.layers.matches for one in found[1:]] == [report.layers.matches] * 3
-    assert len(found[2].modules) < len(found[3].modules) < len(report.modules)
-    assert "2 matched pairs of layers were not analysed: the comparison was stopped before that." in found[2].caveats
-    assert not any("stopped" in caveat for caveat in report.caveats)
-    assert [(part.n_done, part.n_parts) for part in parts if part.stage == "modules" and part.n_parts][-1] == (2, 3)
-
-
-def test_a_budget_that_ends_it_leaves_what_was_found_last(tmp_path):
-    base, other = with_layers(tmp_path / "base", 1), with_layers(tmp_path / "other", 2)
-    found: list = []
-    compare(base, other, progress=False, on_found=found.append)
-    enough_for_embeddings = found.pop().io.bytes_read + 1000
+def test_a_budget_that_ends_it_leaves_the_last_interim_report(pair):
+    interim: list = []
+    compare(*pair, progress=False, on_found=interim.append)
+    enough_for_neurons = interim.pop().io.bytes_read + 1000
     with pytest.raises(ByteBudgetError):
-        compare(base, other, max_bytes=enough_for_embeddings, progress=False, on_found=found.append)
-    assert found[-1].embedding is not None
-    assert found[-1].layers is None
+        compare(*pair, max_bytes=enough_for_neurons, progress=False, on_found=interim.append)
+    assert interim[-1].neurons is not None
+    assert interim[-1].embedding is None

@@ -10,18 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from mdir_hf import HomologyChecker, HomologyReport, compare
+from mdir_hf import HomologyChecker, HomologyReport
 from mdir_hf.comparison.projections.analysis import compare_layers_in_place, describe_copies
 from mdir_hf.comparison.projections.samples import RowSample
 from mdir_hf.comparison.projections.tier_one import RoleCells, TierOne
-from mdir_hf.errors import InputError
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.row_agreement import RowAgreement
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Role
-from mdir_hf.render.reproduce import command_line, python_lines
-from mdir_hf.report import Level, ModuleRole, Outcome
+from mdir_hf.report import ModuleRole, Outcome
 from tests.specimens import tokenizer_json, tokens
 
 pytest.importorskip("transformers")
@@ -176,24 +174,6 @@ def test_the_table_survives_json_and_stands_in_the_text(report):
     again = HomologyReport.from_json(report.to_json())
     assert again.projections == report.projections
     assert "MLP gate permuted: layer 7" in str(report)
-    older = {name: value for name, value in json.loads(report.to_json()).items() if name != "projections"}
-    assert HomologyReport.from_json(json.dumps(older)).projections is None
-
-
-def test_named_layers_are_tested_whole(folders):
-    found = compare(*folders, layers=[0, 6], progress=False, use_caches=False)
-    assert found.level is Level.LAYERS
-    assert {module.layer for module in found.modules} == {(0, 0), (6, 6)}
-    assert {module.role for module in found.modules} >= {ModuleRole.Q, ModuleRole.DOWN, ModuleRole.MLP}
-    assert "--layers 0,6" in command_line(found)
-    assert "layers=(0, 6)" in python_lines(found)
-
-
-def test_a_named_layer_that_is_not_there_is_refused(folders):
-    with pytest.raises(InputError, match="layer 12 was named, and there are 12"):
-        compare(*folders, layers=[12], progress=False)
-    with pytest.raises(InputError, match="layers are named for level 'layers'"):
-        compare(*folders, layers=[1], level="screen", progress=False)
 
 
 def test_strangers_have_no_row_in_common(tmp_path):
@@ -253,10 +233,6 @@ def test_a_layer_that_resembles_two_alike_has_no_counterpart(cosine, best):
     assert tier_one.counterparts() == {place: row for place, row in enumerate(best) if row is not None}
     without = {place for place in range(2) if best[place] is None}
     assert tier_one.rivalled() == {place for place in without if cells.is_named[:, place].any()}
-
-
-def test_the_sentence_states_the_rows_behind_the_table(report):
-    assert f", judged by up to {max(each.rows for each in report.projections.results)} rows of each" in report.sentence
 
 
 def opened(model, folder):

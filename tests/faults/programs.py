@@ -182,9 +182,9 @@ def files_of(folder: Path) -> Files:
 
 
 def _verdict(said: Path) -> dict[str, Any]:
-    """Return the printed report without its costs."""
+    """Return the printed report without its costs, and without the seed of its neurons, which each run draws anew."""
     report = json.loads(said.read_text())
-    return {key: value for key, value in report.items() if key not in ("io", "seconds")}
+    return {key: value for key, value in report.items() if key not in ("io", "seconds", "sample_seed")}
 
 
 def _of_survey(place: Path) -> Files:

@@ -26,7 +26,7 @@ from mdir_hf.lineage.survey.planning import load_sample
 from mdir_hf.lineage.survey.result_file import read_survey, result_lines
 from mdir_hf.lineage.survey.results import ModelResult, PairResult, SurveyReport
 from mdir_hf.lineage.survey.saving import _markdown, dataset_files
-from mdir_hf.report import ModelSummary
+from mdir_hf.report import ModelSummary, SettledBy
 from tests.fuzz.mutations import Draw, changed_json, damaged, json_files, line_files
 from tests.fuzz.property import Target
 
@@ -101,7 +101,10 @@ def _index(path: Path) -> object:
     if not len(index):
         return "no bases"
     query = QUERY.of_usual_rows()
-    ancestors = [Ancestor(hit.base, p, hit.common_tokens) for hit, p in judge_hits(index, query, top=5, alpha=1e-3)]
+    ancestors = [
+        Ancestor(hit.base, score, hit.common_tokens, is_nominated=score < -3.0)
+        for hit, score in judge_hits(index, query, top=5, alpha=1e-3)
+    ]
     width, noise = what_is_excluded(index, 8, query.tokens, 1e-3)
     found = Identification(query.model, tuple(ancestors), len(index), 1e-3, 0, width, noise)
     return str(found), found.to_json(), [(one.base.pinned, one.base.read_as) for one in ancestors]
@@ -142,7 +145,11 @@ MODELS: Mapping[str, ModelResult] = {
     "a/two": ModelResult("a/two", _summary("a/two"), None, 5, ()),
     "a/three": ModelResult("a/three", None, "it is not there", 0, None),
 }
-PAIRS = {("a/one", "a/two"): PairResult("a/one", "a/two", "homologous", None, -30.0, 900, "permutation")}
+PAIRS = {
+    ("a/one", "a/two"): PairResult(
+        "a/one", "a/two", "homologous", None, -30.0, settled_by=SettledBy.NUMBER, agreement="all 64 neurons match"
+    )
+}
 SETTINGS = {"alpha": 1e-10, "alpha_of_pair": 1e-11, "seed": 0, "sampled_tokens": 12, "sample": "x", "version": "1"}
 LINES = [json.loads(line) for line in result_lines(SurveyReport(tuple(MODELS), MODELS, PAIRS, SETTINGS)).splitlines()]
 

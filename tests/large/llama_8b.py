@@ -8,9 +8,8 @@ from functools import cache, partial
 from pathlib import Path
 
 import torch
-from mdir_hf.comparison.neuron_reading import FEW_LAYERS
-from mdir_hf.comparison.row_screen import spread
 
+from mdir_hf.comparison.neuron_sample import FEW_LAYERS, spread
 from tests.large.sparse import fill_shards, write_sparse_checkpoint
 
 VOCABULARY, WIDTH, LAYERS, MLP, KV = 128_256, 4096, 32, 14_336, 1024

@@ -83,9 +83,9 @@ def test_a_survey_with_layers_gives_the_verdict_of_compare(folders, compared, tm
     assert not report.layers_to_compare() and not report.contradictions()
     for pair in report.pairs.values():
         is_related = pair.verdict == "homologous"
-        assert is_related is (pair.settled_by is not None) is (pair.agreement is not None)
+        assert is_related == (pair.settled_by is not None) == (pair.agreement is not None)
         assert pair.log10_p is not None or pair.settled_by in ("keys", "embeddings")
-        assert pair.layers_compared is (pair.settled_by != "number") or is_related
+        assert pair.layers_compared == (not is_related or pair.settled_by != "number")
 
 
 def test_a_survey_without_layers_never_contradicts_compare(folders, compared, without_layers):

@@ -11,12 +11,13 @@ from safetensors.torch import save_file
 
 from mdir_hf.cli import main
 from mdir_hf.comparison.settings import Listeners, Settings
-from mdir_hf.errors import RepositoryNotFoundError
+from mdir_hf.errors import ByteBudgetError, RepositoryNotFoundError
 from mdir_hf.lineage.bom.documents import bom_of_result, read_model_facts
 from mdir_hf.lineage.family import _with_parents_of_layers, find_family
 from mdir_hf.lineage.fingerprints.fingerprint import neurons_of
 from mdir_hf.lineage.index.base_index import BaseIndex
 from mdir_hf.lineage.index.building import choose_index_tokens
+from mdir_hf.lineage.index.identify import identify
 from mdir_hf.lineage.part_origins import origins_of_parts
 from mdir_hf.lineage.publishing import family_section, save_family
 from mdir_hf.model.hub import open_repository
@@ -79,16 +80,17 @@ def test_a_fine_tune_has_the_base_that_it_declares(index, tmp_path):
     steps = []
     family = find_family(NamedModel("lab/tuned"), index, on_step=steps.append)
     assert family.relatives == ("lab/base",) and len(steps) >= 3
-    assert layers_text(family.layers["lab/base"]) == "all 4 layers match, each in its place"
+    assert layers_text(family.layers["lab/base"]) == "all 4 compared layers match, each in its place"
     text = str(family)
-    assert text.startswith("lab/tuned\n└─ lab/base\n     found among 2 bases by ")
+    assert text.startswith("lab/tuned\n└─ lab/base\n     proposed among 2 bases by ")
     assert "declared by its card as finetune; measured: shared weight ancestry, log10 p = -" in text
     written = save_family(family, tmp_path / "out")
     body = json.loads(written[0].read_text())
     assert body["schema"] == "mdir-hf/family/1" and body["relatives"] == ["lab/base"]
     section = family_section(family)
     assert (
-        "| yes | all 4 layers match, each in its place; sampled rows of all 4 layers agree, mean cosine 0.9" in section
+        "| yes | all 4 compared layers match, each in its place; sampled rows of all 4 layers agree, mean cosine 0.9"
+        in section
     )
     assert "2 base models" in section
     drift = body["drift"]["lab/base"]
@@ -106,7 +108,7 @@ def test_layers_are_not_described_unless_they_are_wanted(index):
 def test_layers_are_attributed_and_a_wrong_declaration_is_reported(index):
     family = find_family(NamedModel("lab/part"), index)
     assert family.relatives == ("lab/base",)
-    assert layers_text(family.layers["lab/base"]) == "layers 0 and 1 of 2 match its layers 1 and 3"
+    assert layers_text(family.layers["lab/base"]) == "layers 0 and 1 of 2 compared match its layers 1 and 3"
     text = str(family)
     assert "├─ lab/base\n" in text and "not declared by its card" in text
     assert "└─ lab/other\n" in text and "measured: no evidence of shared weight ancestry found" in text
@@ -115,8 +117,8 @@ def test_layers_are_attributed_and_a_wrong_declaration_is_reported(index):
 def test_both_parents_of_a_mixture_are_named_with_their_layers(index):
     family = find_family(NamedModel("lab/mixed"), index)
     assert set(family.relatives) == {"lab/base", "lab/other"}
-    assert layers_text(family.layers["lab/base"]) == "layers 0 and 1 of 4 match, each in its place"
-    assert layers_text(family.layers["lab/other"]) == "layers 2 and 3 of 4 match, each in its place"
+    assert layers_text(family.layers["lab/base"]) == "layers 0 and 1 of 4 compared match, each in its place"
+    assert layers_text(family.layers["lab/other"]) == "layers 2 and 3 of 4 compared match, each in its place"
     assert "by neuron numbers in its layers" in str(family)
     agreeing = {base: [layer.agreeing for layer in drift] for base, drift in family.drift.items()}
     assert agreeing == {"lab/base": [7, 7, 0, 0], "lab/other": [0, 0, 7, 7]}
@@ -188,18 +190,32 @@ def test_a_half_that_fails_is_reported(index, hub, tmp_path):
         find_family(NamedModel("lab/none"), index)
 
 
-def test_layers_that_could_not_be_read_are_reported(index):
-    whole = find_family(NamedModel("lab/tuned"), index, settings=Settings(), verifies=False)
-    n_bytes = whole.found.bytes_read + whole.found.found[0].report.io.bytes_read
-    family = find_family(
-        NamedModel("lab/tuned"),
-        index,
-        verifies=False,
-        settings=Settings(max_bytes=n_bytes + 1_000, describes_relatives=True),
-    )
+def test_layers_that_could_not_be_read_are_reported(index, monkeypatch):
+    whole = find_family(NamedModel("lab/tuned"), index, verifies=False)
+    assert whole.layers and not whole.not_mapped
+
+    def refused(*_, **__):
+        raise ByteBudgetError("the limit on bytes is reached")
+
+    monkeypatch.setattr("mdir_hf.lineage.family.neurons_of", refused)
+    family = find_family(NamedModel("lab/tuned"), index, verifies=False)
     assert family.relatives == ("lab/base",) and not family.layers
-    assert "not all layers were compared: " in str(family) and family.to_dict()["not_mapped"]
-    assert not whole.not_mapped
+    assert "not all layers were compared: the limit on bytes" in str(family) and family.to_dict()["not_mapped"]
+
+
+def test_a_search_that_reaches_its_limit_keeps_the_comparisons(index, monkeypatch):
+    """The comparison with the base that the tokens propose fails, and then so does the search by neurons."""
+
+    def refused(*_, **__):
+        raise ByteBudgetError("the limit on bytes is reached")
+
+    for name in ("compare", "neurons_of"):
+        monkeypatch.setattr(f"mdir_hf.lineage.index.identify.{name}", refused)
+    identification = identify(NamedModel("lab/tuned"), index)
+    assert identification.found == ()
+    assert "lab/base; not compared: the limit on bytes is reached" in str(identification)
+    with pytest.raises(ByteBudgetError):  # no tokens propose a base, so nothing is left
+        identify(NamedModel("lab/part"), index)
 
 
 def test_the_command_prints_and_writes_a_family(index, tmp_path, capsys):

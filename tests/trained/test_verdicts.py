@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mdir_hf import HomologyChecker, SettledBy, Verdict
+from mdir_hf import HomologyChecker, Verdict
 from tests.benchmarks.evidence import WITH_THE_SCRIPTS
 from tests.trained.models import ARCHITECTURES, demo_lineage, one_step_lineage, trained_model
 
@@ -23,7 +23,7 @@ def compare(reference, candidate, **options):
 def test_relatives_are_found(architecture, level):
     base, tuned = (trained_model(architecture, name).folder for name in ("base", "fine-tune"))
     report = compare(base, tuned, level=level)
-    assert (report.verdict, report.settled_by) == (Verdict.HOMOLOGOUS, SettledBy.NEAR)
+    assert report.verdict is Verdict.HOMOLOGOUS
     if level == "layers":
         assert report.embedding.transformation == "identity"
         assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(4)]
@@ -45,12 +45,17 @@ def test_descendants_of_the_other_seed_are_strangers_to_the_base(architecture):
     assert report.verdict is Verdict.NO_EVIDENCE, json.dumps(report.to_dict(), indent=1)
 
 
-# From one seed, rows of Llama's up projection in layer 0 started as the same numbers as rows of GPT-NeoX's layer 0,
-# because of the sizes, and still have cosines of 0.85 with them. GPT-NeoX has no gate, so neurons are not compared.
-@pytest.mark.parametrize("name", ["base", "other-seed"], ids=["same seed", "other seed"])
-def test_two_architectures_of_equal_data_are_strangers(name):
-    report = compare(trained_model("llama", "base").folder, trained_model("gpt-neox", name).folder)
+def test_two_architectures_of_equal_data_are_strangers():
+    report = compare(trained_model("llama", "base").folder, trained_model("gpt-neox", "other-seed").folder)
     assert report.verdict is Verdict.NO_EVIDENCE, json.dumps(report.to_dict(), indent=1)
+
+
+def test_a_shared_seed_across_architectures_is_not_evidence():
+    # Both bases were drawn from seed 0, and their random streams overlap because of the sizes: rows of Llama's up
+    # projection in layer 0 started as the same numbers as rows of GPT-NeoX's layer 0, and still have cosines of 0.85
+    # with them. GPT-NeoX has no gate, so its neurons cannot be compared with Llama's.
+    report = compare(trained_model("llama", "base").folder, trained_model("gpt-neox", "base").folder)
+    assert (report.verdict, report.log10_p) == (Verdict.NO_EVIDENCE, 0.0)
 
 
 @pytest.mark.parametrize("built", DEMO)

@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.zoo.stack import Stack
 from mdir_hf.method.matching import IntArray
-from mdir_hf.method.neuron_numbers import OwnNumbers, in_span, own_numbers
+from mdir_hf.method.neuron_numbers import OwnNumbers, in_span, match_neurons_by_number
 from mdir_hf.method.neurons import unit_rows
 
 FITTED, TESTED = 128, 64
@@ -78,7 +78,7 @@ def counted(reference: Sides, candidate: Sides, numbers: IntArray) -> Counted:
 
     def count(x: Sequence[torch.Tensor], y: Sequence[torch.Tensor]) -> OwnNumbers:
         pairs = (in_span([rows[numbers] for rows in side], n_fitted) for side in (x, y))
-        return own_numbers(*pairs, n_fitted=n_fitted, n_neurons=n_neurons)
+        return match_neurons_by_number(*pairs, n_fitted=n_fitted, n_neurons=n_neurons).counts
 
     return Counted(count(reference.reads, candidate.reads), count([reference.writes], [candidate.writes]))
 

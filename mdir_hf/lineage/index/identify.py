@@ -253,8 +253,15 @@ def identify_in_steps(
             yield identification
     if identification.found or (is_nominated and not confirm):
         return
-    with watch.listening(), ledger.limited(counter.left_of(settings.max_bytes)):
-        neurons = neurons_of(opened_model, every=True)
+    try:
+        with watch.listening(), ledger.limited(counter.left_of(settings.max_bytes)):
+            neurons = neurons_of(opened_model, every=True)
+    except StoppedError:
+        raise
+    except MdirError:
+        if not is_nominated:
+            raise
+        return  # the comparisons so far are a result
     if neurons is None and query_error is not None:
         raise query_error
     if neurons is not None:

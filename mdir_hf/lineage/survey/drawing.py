@@ -123,8 +123,8 @@ def _pair_text(first: str, second: str, pair: PairResult | None) -> str:
     if pair.error is not None or pair.verdict is None:
         return f"{models}: not compared, {pair.error}"
     if pair.verdict == "homologous":
-        result = f"they share weight ancestry, {pair.strength}"
+        result = f"they share weight ancestry, {pair.strength}, {pair.read_of_both}"
     else:
         is_open = pair.verdict == "inconclusive"
         result = "it could not be told whether weights are shared" if is_open else pair.not_found
-    return f"{models}: {result}, {pair.read_of_both}"
+    return f"{models}: {result}"

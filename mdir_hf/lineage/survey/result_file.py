@@ -20,6 +20,7 @@ from mdir_hf.errors import CorruptCheckpointError, InputError
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
 from mdir_hf.lineage.survey.results import SCHEMA, ModelResult, Pair, PairResult, SurveyReport
 from mdir_hf.render.folder import write_file
+from mdir_hf.report import SettledBy
 from mdir_hf.report.parts import Count
 from mdir_hf.validation import AS_WRITTEN, read_json
 
@@ -176,18 +177,26 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, ModelResult], dict[Pair
         if isinstance(result, ModelResult):
             models[result.name] = result
             continue
-        is_homologous = result.verdict == "homologous"
-        is_below = is_homologous if result.log10_p is None else result.log10_p < math.log10(header.alpha_of_pair)
-        if is_below is not is_homologous:
+        if not _is_consistent(result, header.alpha_of_pair):
             raise InputError(
                 f"line {number} contradicts itself: log10 p is {result.log10_p}, alpha of a pair "
-                f"{header.alpha_of_pair:g}, and the verdict {result.verdict}; p is below alpha, or null, if and only "
-                "if the verdict is homologous",
+                f"{header.alpha_of_pair:g}, the step {result.settled_by}, and the verdict {result.verdict}; a step is "
+                "named, and p is below alpha (or null, after a search), if and only if the verdict is homologous",
                 subject=str(path),
             )
         pairs[result.reference, result.candidate] = result
     del settings["kind"], settings["schema"]
     return settings, models, pairs, n_whole
+
+
+_SEARCHES = (SettledBy.KEYS, SettledBy.EMBEDDINGS)
+"""Steps that search for the partners of neurons, and therefore give no p."""
+
+
+def _is_consistent(result: PairResult, alpha: float) -> bool:
+    is_found = result.settled_by in _SEARCHES if result.log10_p is None else result.log10_p < math.log10(alpha)
+    has_step, is_homologous = result.settled_by is not None, result.verdict == "homologous"
+    return is_found == has_step == is_homologous
 
 
 DEFAULT_CACHE_BYTES = 8 << 30

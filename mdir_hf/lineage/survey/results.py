@@ -73,7 +73,7 @@ class PairResult:
     common_tokens: Count = 0
     transformation: str | None = None
     error: str | None = None
-    settled_by: str | None = None
+    settled_by: SettledBy | None = None
     agreement: str | None = None
     layers_compared: bool = False
     layers_error: str | None = None
@@ -123,7 +123,7 @@ class PairResult:
             log10_p=report.log10_p,
             common_tokens=0 if matrix is None else matrix.common_tokens,
             transformation=None if matrix is None else matrix.transformation,
-            settled_by=None if report.settled_by is None else report.settled_by.value,
+            settled_by=report.settled_by,
             agreement=report.agreement,
             layers_compared=layers_compared,
             layer_drift=None if report.projections is None else report.projections.drift(),

@@ -291,8 +291,7 @@ def _of_sane_size(weight: torch.Tensor, part: StoredWeight) -> torch.Tensor:
         if not largest <= LARGEST_WEIGHT:
             raise AnatomyError(
                 f"tensor {part.tensor!r} holds a value of size {largest:.3g}; expected at most {LARGEST_WEIGHT:.0e}, "
-                "which is far above the weights of any model, so the layers of this one cannot be compared; use "
-                "--level embedding to compare the rest"
+                "which is far above the weights of any model"
             )
     return weight
 

@@ -163,9 +163,8 @@ def _of_index(ancestor: Ancestor, identification: Identification, shipped: Shipp
     if report is not None:
         log10_p = None if report.log10_p is None else min(0.0, report.log10_p + math.log10(identification.n_bases))
         measured_text = _MEASURED[report.verdict]
-    elif is_found:
-        on = "neurons" if ancestor.neurons is not None else f"{ancestor.common_tokens} rows"
-        measured_text = f"shared weights were found in the {on} stored in the index"
+    elif ancestor.is_nominated:
+        measured_text = f"proposed {ancestor.evidence} of the index; {ancestor.error or 'not compared'}"
     else:
         measured_text = f"no match was found in the {ancestor.common_tokens} rows stored in the index"
     opens, made_from = base.repo if base.commit is not None else "", ""

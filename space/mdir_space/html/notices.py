@@ -146,9 +146,9 @@ def progress_of_several(step: Queued | Running[Family] | Running[SurveyResult]) 
         report = step.interim.report
         done_text = f"{len(report.models)} of {len(report.names)} models, {done_text}"
         if stage == COMPARING:
-            stage = "Comparing the layers of pairs"
+            stage = "Comparing pairs in full"
             n_pairs = sum(pair.layers_compared or pair.layer_drift is not None for pair in report.pairs.values())
-            done_text = f"{counted(n_pairs, 'pair')} compared by layers, {size_text(step.progress.bytes_read)} read"
+            done_text = f"{counted(n_pairs, 'pair')} compared in full, {size_text(step.progress.bytes_read)} read"
     return render("progress", stage=stage, step=step, done=done_text, so_far="")
 
 

@@ -25,7 +25,7 @@ MAX_NAMES = 6
 
 CAPTIONS = {
     "matrix": "Every pair of models; the more a cell stands out from the page, the more agrees. Each cell links to the "
-    "comparison of its two models, which continues with the layers if these show nothing.",
+    "comparison of its two models, which also searches for reordered layers and neurons.",
     "dendrogram": "Models of one family, joined at the most similar pair. The tree has no root: similar weights do not "
     "show which model came first.",
 }
@@ -98,12 +98,12 @@ def survey_sentence(report: SurveyReport) -> tuple[str, str]:
 def _looked_at(report: SurveyReport) -> str:
     """Say in which parts no relative was found."""
     if report.layers_to_compare():
-        return "no relative found by embeddings or a few neurons; layers not compared"
-    return "no relative found by embeddings, neurons or layers"
+        return "no relative found by neurons of four layers; not compared in full"
+    return "no relative found by full comparisons"
 
 
 def _n_without_layers(report: SurveyReport) -> int:
-    """Count the models without a relative whose layers were not compared."""
+    """Count the models without a relative that were not compared in full."""
     compared_next = {name for pair in report.layers_to_compare() for name in pair}
     return len(compared_next & set(report.without_relatives()))
 
@@ -145,9 +145,9 @@ def survey_caveats(surveyed: SurveyResult) -> list[str]:
     pairs = "1 pair" if n_full == 1 else f"{n_full} pairs"
     return [
         "Shared weights have no direction: they do not say which model came first.",
-        f"Each pair was compared on at most {n_tokens:,} tokens of the embeddings and a few neurons of four layers"
-        + (f", and {pairs} with their layers. " if n_full else ". ")
-        + "Only the full comparison of a pair finds a relation that shows in whole layers alone.",
+        f"Each pair was compared by a few neurons of four layers, and by at most {n_tokens:,} tokens of the embeddings"
+        + (f"; {pairs} in full. " if n_full else ". ")
+        + "Only the full comparison of a pair searches for reordered layers and neurons.",
     ]
 
 

@@ -115,9 +115,7 @@ def _of_family(family: Family, of_next: float) -> float:
     """Return the completed share of the search, its comparisons and the declared bases, all weighted equally."""
     identification, declared = family.found, family.declared
     to_compare = [
-        ancestor
-        for ancestor in (() if identification is None else identification.ancestors)
-        if ancestor.is_nominated
+        ancestor for ancestor in (() if identification is None else identification.ancestors) if ancestor.is_nominated
     ]
     n_compared = sum(ancestor.report is not None or ancestor.error is not None for ancestor in to_compare)
     n_done = (identification is not None) + n_compared

@@ -63,7 +63,7 @@ class SurveyResult:
     is_done: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain dicts and lists with the schema ``mdir-hf/survey/1``, and trees with ``mdir-hf/tree/1``."""
+        """Return plain dicts and lists with the schema ``mdir-hf/survey/2``, and trees with ``mdir-hf/tree/1``."""
         return {**self.report.to_dict(), "trees": [tree.to_dict() for tree in self.trees]}
 
 

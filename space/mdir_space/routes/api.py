@@ -80,4 +80,4 @@ def _show(step: Queued | Running[Any], progress: gr.Progress) -> None:
         progress(None, desc=f"waiting, {step.n_ahead} ahead")
         return
     at = step.progress
-    progress((min(at.bytes_read, at.bytes_expected or 0), at.bytes_expected), desc=at.stage, unit="bytes")
+    progress((at.bytes_read, at.bytes_expected), desc=at.stage, unit="bytes")

@@ -49,7 +49,7 @@ COMPARE = (
     "comparison, the result covers the parts compared so far, and cut_short names the missing ones."
 )
 PLAN = (
-    "Estimate the cost of an answer, and the relations that a negative answer would exclude, without computing it. "
+    "Estimate the cost of an answer, step by step, without computing it. "
     "Name reference and candidate to plan compare, reference alone to plan identify and verify together, models to "
     "plan survey. Reads headers and vocabularies only; takes seconds, for a survey some seconds a model."
 )
@@ -205,7 +205,7 @@ _ALPHA = {
 _DETAILED = {
     "type": "boolean",
     "default": False,
-    "description": "Whether to return every look, module and cell of the layer map (hundreds of kilobytes).",
+    "description": "Whether to return every module and cell of the layer map (up to hundreds of kilobytes).",
 }
 _WHOLE_INDEX = {
     "type": "boolean",

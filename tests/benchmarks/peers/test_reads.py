@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import safetensors
 import torch
-from mdir_hf.comparison.neuron_reading import FEW_LAYERS
 from safetensors.torch import save_file
 
 from benchmarks.peers import rival
@@ -26,8 +25,6 @@ from benchmarks.peers.reef import Reef
 from benchmarks.peers.seedprints import SeedPrints
 from benchmarks.peers.weights import open_model
 from mdir_hf import HomologyChecker
-from mdir_hf.comparison import neuron_reading, neuron_strengths
-from mdir_hf.comparison.neuron_sample import NOMINATING_FITTED_ROWS
 from mdir_hf.model.hub import IoLedger, RepositoryOptions, open_repository
 from mdir_hf.model.hub.local import LocalFile
 from mdir_hf.model.open import Reading
@@ -133,14 +130,12 @@ def test_the_checker_reads_the_stated_bytes_of_strangers(neurons, layers, tmp_pa
     assert report.settled_by is None
     read = sum(n for name, n in ledger.files.items() if name.endswith(".safetensors"))
     n_common = report.embedding.common_tokens
-    expected = 4 * weights_of_strangers(Shape(rows=n_common, width=96, layers=layers, kv=48, neurons=neurons))
+    shape = Shape(rows=n_common, width=96, layers=layers, kv=48, neurons=neurons, kv_heads=3)
+    expected = 4 * weights_of_strangers(shape)
     headers = 2 * (8 + 100_000)  # the length and the first chunk of each header
-    # Gains are read with the matrices after them: two norms of all layers in both models, and again with the neurons.
-    # So are a few rows of both embeddings, with each of two samples of neurons.
-    norms, stream = 2 * 2 * (2 * layers + 4), 2 * 2 * neuron_strengths.STREAM_ROWS
-    # The first look at neurons has already read some of these rows in four layers of both models.
-    n_read_before = 2 * FEW_LAYERS * sum(neuron_reading.sample_sizes(neurons, NOMINATING_FITTED_ROWS, n_matrices=1))
-    assert expected - 4 * 96 * n_read_before < read - headers <= expected + 4 * 96 * (norms + stream)
+    # Rows of small layers lie so close together that reads include gaps between them, and rows of one step may have
+    # been read for another. Gains are read with the matrices after them.
+    assert 0.75 * expected < read - headers < 1.15 * expected
 
 
 def test_tokenizers_and_configs_count_beside_weights_and_once(models):

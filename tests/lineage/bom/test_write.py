@@ -180,8 +180,11 @@ def test_a_date_alone_makes_no_ancestor(hub):
     assert replace(record, declared_in=None, report=dated).place == "variants"
 
 
-def test_a_base_of_an_index_alone_is_found_as_a_variant():
-    found = BaseRecord(name="owner/base", found_by="by 96 tokens of the index", commit="a" * 40)
+def test_a_base_that_an_index_proposes_is_a_variant_only_if_a_comparison_finds_it(hub):
+    proposed = BaseRecord(name="owner/base", found_by="by 96 tokens", commit="a" * 40)
+    assert proposed.standing is None and proposed.place is None
+    (record,) = records_of_check(verified("me/tuned"))
+    found = replace(proposed, report=replace(record.report, direction=()))
     assert found.standing is Standing.FOUND and found.place == "variants"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mdir_hf import HomologyReport, Verdict
-from mdir_hf.report import InputOutput, ModelSummary
+from mdir_hf.report import InputOutput, Level, ModelSummary, SettledBy
 
 BASE_COMMIT, TUNED_COMMIT = "a1" * 20, "b2" * 20
 
@@ -21,9 +21,9 @@ def a_report(**fields: Any) -> HomologyReport:
         "reason": None,
         "log10_p": -30.2,
         "alpha": 1e-10,
-        "tests": 4,
-        "level": "auto",
-        "settled_by": "screen",
+        "tests": 1,
+        "level": Level.AUTO,
+        "settled_by": SettledBy.NEAR,
         "reference": model(),
         "candidate": model("me/tuned", TUNED_COMMIT),
         "embedding": None,
@@ -32,7 +32,7 @@ def a_report(**fields: Any) -> HomologyReport:
         "modules": None,
         "caveats": (),
         "io": InputOutput(1, 0, 2, 3, ()),
-        "seconds": {"screen": 0.1},
+        "seconds": {"near": 0.1},
         "seed": 0,
         "version": "0.1.0",
     }

@@ -29,9 +29,9 @@ from mdir_hf.lineage.cards.badge import (
     text_width,
 )
 from mdir_hf.lineage.cards.claim import SCHEMA, claim_of_dict, claim_of_report, p_text
-from mdir_hf.report import PlaceboResult, Placebos
+from mdir_hf.report import SettledBy
 from tests.lineage.cards.reports import BASE_COMMIT, HOSTILE_TEXTS, a_report, model
-from tests.render.figures.drawn_reports import a_matrix
+from tests.render.figures.drawn_reports import some_neurons
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -69,7 +69,7 @@ def test_the_drawing_of_a_claim_is_stable():
     # Published badges are drawn again for verification, so a change of these bytes needs a new badge schema.
     claim = dataclasses.replace(claim_of_report(a_report()), report_sha256="c0" * 32)
     digest = hashlib.sha256(render_svg(claim).encode()).hexdigest()
-    assert (SCHEMA, digest) == ("mdir-hf/badge/1", "d6bf171b23d7b7c1668b1b5790c2966b1c119570b5830d60fb25d6bd62ffb416")
+    assert (SCHEMA, digest) == ("mdir-hf/badge/2", "eb00dba89b9c3ce374517d27d08ee3e267185216086f78d5e6e723da5f151460")
 
 
 def test_text_fits_its_side():
@@ -215,26 +215,51 @@ def test_a_badge_cannot_be_changed_and_its_makers_are_public():
 
 
 def without_bound():
-    """The claim of two models that both have axes that stand out."""
-    placebo = PlaceboResult(0.0, 8.0, -0.1, 64)
-    embedding = a_matrix(matched_channels=61, placebo=Placebos(placebo, placebo, (9.0, 6.0)))
-    return claim_of_report(a_report(embedding=embedding))
+    """The claim of two models whose neurons were searched for."""
+    neurons = some_neurons(step=SettledBy.KEYS, log10_p=None)
+    return claim_of_report(a_report(settled_by=SettledBy.KEYS, log10_p=None, neurons=neurons))
 
 
-def test_a_badge_counts_channels_if_p_is_not_a_bound():
+def test_a_badge_counts_neurons_if_p_is_not_a_bound():
     claim = without_bound()
-    assert (claim.message, claim.numbers) == ("61 of 64 channels match", "alpha = 1e-10")
+    assert (claim.message, claim.numbers) == (
+        "63 of 64 neurons that were tested in 2 layers match, in another order",
+        "alpha = 1e-10",
+    )
     assert claim_of_dict(json.loads(json.dumps(claim.to_dict()))) == claim
-    assert "30.2" not in render_svg(dataclasses.replace(claim, log10_p=-30.25)).partition("<metadata>")[0]
+    shown = render_svg(claim).partition("<metadata>")[0]
+    assert "p &" not in shown and "No p is stated" in shown
 
 
-@pytest.mark.parametrize("channels", [[65, 64], [-1, 64], [True, 64], [64], ["a", "b"], "ab", 5, None, [1, 10**9]])
-def test_counts_of_channels_that_cannot_be_are_refused(channels):
-    body = without_bound().to_dict() | {"channels": channels}
+def test_a_badge_states_the_step_that_settled_the_question():
+    bound, searched = claim_of_report(a_report()), without_bound()
+    assert (bound.settled_by, searched.settled_by) == ("near", "keys")
+    assert "Settled by neurons of one or two layers at the same place." in bound.description
+    assert "Settled by neurons searched for behind a map fitted on keys." in render_svg(searched)
+    nothing = claim_of_report(a_report(verdict=Verdict.NO_EVIDENCE, log10_p=0.0, settled_by=None))
+    assert nothing.settled_by is None and "Settled" not in nothing.description
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"agreement": 5},
+        {"agreement": ""},
+        {"agreement": "a\nb"},
+        {"agreement": "x" * 301},
+        {"log10_p": -30.0},  # p and an agreement in its place
+        {"settled_by": None},
+        {"settled_by": "screen"},
+        {"verdict": "no_evidence"},
+        {"channels": [64, 64]},  # a field of the first schema
+    ],
+    ids=str,
+)
+def test_claims_that_contradict_themselves_are_refused(changed):
+    body = without_bound().to_dict()
+    assert claim_of_dict(body).to_dict() == body
     with pytest.raises(InputError):
-        claim_of_dict(body)
-    with pytest.raises(InputError):
-        claim_of_dict(claim_of_report(a_report()).to_dict() | {"channels": [64, 64]})
+        claim_of_dict(body | changed)
 
 
 # --- advance widths

@@ -13,10 +13,11 @@ from mdir_hf import make_badge
 from mdir_hf.errors import CardError
 from mdir_hf.lineage.cards.section import BEGIN, END, lineage_section, replace_section
 from mdir_hf.names import visible_text
+from mdir_hf.render.projection_words import UNCONFIRMED_WORDS
 from mdir_hf.render.text import plain
-from mdir_hf.report import LayerPair, PlaceboResult, Placebos, unconfirmed
+from mdir_hf.report import LayerPair, SettledBy, unconfirmed
 from tests.lineage.cards.reports import HOSTILE_TEXTS, a_report
-from tests.render.figures.drawn_reports import a_matrix, a_table
+from tests.render.figures.drawn_reports import a_table, some_neurons
 
 SECTION = f"{BEGIN}\nnew\n{END}\n"
 OLD = f"{BEGIN}\nold\n{END}\n"
@@ -136,11 +137,12 @@ def test_the_section_states_reading_options_as_text():
 
 
 def test_p_is_not_shown_if_it_is_not_a_bound():
-    axes = PlaceboResult(0.0, 8.0, -0.1, 64)
-    matrix = a_matrix(matched_channels=61, placebo=Placebos(axes, axes, (9.0, 6.0)))
-    text = section(a_report(embedding=matrix))
-    assert "**Shared weight ancestry: 61 of 64 channels match** (alpha = 1e-10)." in text
-    assert "30.2" not in text and "none of the bounds holds for this pair" in text
+    neurons = some_neurons(step=SettledBy.KEYS, log10_p=None)
+    report = a_report(settled_by=SettledBy.KEYS, log10_p=None, neurons=neurons)
+    text = section(report)
+    agreement = "63 of 64 neurons that were tested in 2 layers match, in another order"
+    assert f"**Shared weight ancestry: {agreement}** (alpha = 1e-10)." in text
+    assert report.what_p_says in text and "p <" not in text and "log10 p =" not in text
 
 
 @pytest.mark.parametrize("text", [text for text in HOSTILE_TEXTS if isinstance(text, str)], ids=lambda t: ascii(t)[:30])
@@ -183,7 +185,7 @@ def test_layers_with_the_same_changes_share_a_row():
 
 def test_an_unconfirmed_table_says_so_in_the_card():
     section = section_of(a_report(projections=unconfirmed(a_table())))
-    assert "The second witness did not confirm the layers" in section
+    assert UNCONFIRMED_WORDS in section
     assert "kept" not in section and "rows agree" in section
 
 

@@ -12,14 +12,16 @@ import torch
 from mdir_hf import HomologyChecker, HomologyReport, Verdict, make_badge
 from mdir_hf.comparison.settings import Listeners
 from mdir_hf.errors import InputError, RepositoryNotFoundError
+from mdir_hf.lineage.cards import verify_badge as verify_badge_module
 from mdir_hf.lineage.cards.badge import render_svg
 from mdir_hf.lineage.cards.badge_folder import write_badge
 from mdir_hf.lineage.cards.branches import BranchHead
 from mdir_hf.lineage.cards.claim import claim_of_dict, claim_of_report
-from mdir_hf.lineage.cards.verify_badge import LEAST_TOLERANCE, RELATIVE_TOLERANCE, agree, verify_badge
-from mdir_hf.report import LayerPattern, LayerRole, LayersResult, Level, ResidualMap
+from mdir_hf.lineage.cards.verify_badge import ATTEMPTS, LEAST_TOLERANCE, RELATIVE_TOLERANCE, agree, verify_badge
+from mdir_hf.report import Level, SettledBy
 from tests.comparison.test_adapters import write_adapter, write_base
 from tests.lineage.cards.reports import a_report
+from tests.render.figures.drawn_reports import a_layer_map, a_matrix
 from tests.specimens import gaussian, tokens, write_model
 
 V, N = 1200, 64
@@ -121,23 +123,20 @@ def test_a_wrong_number_is_reported_with_its_difference(hub, tmp_path):
 
 
 def test_a_stranger_called_homologous_is_different(hub, tmp_path):
-    claimed = dataclasses.replace(compare("me/other"), verdict=Verdict.HOMOLOGOUS, log10_p=-300.0)
+    claimed = dataclasses.replace(
+        compare("me/other"), verdict=Verdict.HOMOLOGOUS, log10_p=-300.0, settled_by=SettledBy.NEAR
+    )
     check = verify(saved(tmp_path, claimed))
-    assert {one.name for one in check.differences} == {"verdict", "log10_p"}
-
-
-NO_MATCHES = LayersResult(
-    LayerRole.V, ResidualMap.IDENTITY, None, LayerPattern.NONE, (), -5.0, 0.0, 0, 0.0, 0.0, (), (), (), "null"
-)
+    assert {one.name for one in check.differences} == {"verdict", "log10_p", "settled_by"}
 
 
 @pytest.mark.parametrize(
     ("change", "name"),
     [
-        (lambda r: dataclasses.replace(r, settled_by="layers"), "settled_by"),
-        (lambda r: dataclasses.replace(r, tests=1), "tests"),
-        (lambda r: dataclasses.replace(r, embedding=None), "embedding"),
-        (lambda r: dataclasses.replace(r, layers=NO_MATCHES), "layers"),
+        (lambda r: dataclasses.replace(r, settled_by=SettledBy.NOISE), "settled_by"),
+        (lambda r: dataclasses.replace(r, tests=7), "tests"),
+        (lambda r: dataclasses.replace(r, unembedding=a_matrix()), "unembedding"),
+        (lambda r: dataclasses.replace(r, layers=a_layer_map(1, 1)), "layers"),
         (
             lambda r: dataclasses.replace(r, embedding=dataclasses.replace(r.embedding, transformation="permutation")),
             "embedding.transformation",
@@ -153,8 +152,25 @@ NO_MATCHES = LayersResult(
     ],
 )
 def test_more_than_the_headline_of_a_report_is_verified(hub, tmp_path, change, name):
-    check = verify(saved(tmp_path, change(compare()), "report.json"))
+    check = verify(saved(tmp_path, change(compare(describes=True)), "report.json"))
     assert check.state == "different" and name in {one.name for one in check.differences}
+
+
+def test_another_draw_of_neurons_makes_no_difference(hub, tmp_path, monkeypatch):
+    """Models that share only some layers may be settled by another step; a claim is compared with three draws."""
+    source, original = saved(tmp_path, compare()), verify_badge_module.compare
+    n_calls = 0
+
+    def drawn(*args, **options):
+        nonlocal n_calls
+        n_calls += 1
+        report = original(*args, **options)
+        return report if n_calls > 2 else dataclasses.replace(report, settled_by=SettledBy.NUMBER)
+
+    monkeypatch.setattr(verify_badge_module, "compare", drawn)
+    assert verify(source).state == "match" and n_calls == 3
+    n_calls = -9
+    assert verify(source).state == "different" and n_calls == -9 + ATTEMPTS
 
 
 def test_a_picture_that_contradicts_its_data(hub, tmp_path):
@@ -189,13 +205,13 @@ def test_an_endpoint_that_contradicts_its_report(hub, tmp_path):
 
 def test_at_another_level_only_verdicts_are_compared(hub, tmp_path):
     source = saved(tmp_path, compare(), "report.json")
-    check = verify(source, level=Level.EMBEDDING)
-    assert check.report.level == "embedding"
+    check = verify(source, level=Level.LAYERS)
+    assert check.report.level == "layers"
     assert check.state == "match" and "only the verdicts" in str(check)
-    overturned = dataclasses.replace(compare(), verdict=Verdict.NO_EVIDENCE, log10_p=0.0)
+    overturned = dataclasses.replace(compare(), verdict=Verdict.NO_EVIDENCE, log10_p=0.0, settled_by=None)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "r.json").write_text(overturned.to_json())
-    assert verify(tmp_path / "other" / "r.json", level=Level.SCREEN).state == "different"
+    assert verify(tmp_path / "other" / "r.json", level=Level.LAYERS).state == "different"
 
 
 def test_from_an_address_on_the_hub(hub, tmp_path, move):

@@ -7,13 +7,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from mdir_hf import Verdict
+from mdir_hf import Reason, Verdict
 from mdir_hf.errors import CorruptCheckpointError, VocabularyError
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, take_fingerprint
 from mdir_hf.lineage.survey.planning import choose_tokens
 from mdir_hf.lineage.survey.work import compare_fingerprints
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.opened import Model
+from mdir_hf.report import SettledBy
 from tests.specimens import gaussian, tokens, write_model
 
 V, N = 1500, 96
@@ -52,13 +53,21 @@ def prints(family):
 
 
 def test_relatives_are_found_and_strangers_are_not_significant(prints):
-    for name in ("tuned", "permuted", "renumbered"):
-        report = compare_fingerprints(prints["base"], prints[name])
-        assert report.verdict is Verdict.HOMOLOGOUS, name
-        assert (report.log10_p is None) is (name == "permuted")  # its channels are permuted
-        assert report.candidate == prints[name].model
-    report = compare_fingerprints(prints["base"], prints["stranger"])
+    for name in ("tuned", "permuted"):
+        report = compare_fingerprints(prints["base"], prints[name], neuron_seed=0)
+        assert (report.verdict, report.settled_by) == (Verdict.HOMOLOGOUS, SettledBy.NUMBER), name
+        assert report.log10_p < -80.0  # 64 neurons keep their numbers: 1 / 64! = 10^-89, times the cost of the step
+        assert report.candidate == prints[name].model and report.embedding is None
+    # Its neurons are rows of other tokens; its embedding is compared token by token.
+    report = compare_fingerprints(prints["base"], prints["renumbered"], neuron_seed=0)
+    assert (report.verdict, report.reason) == (Verdict.INCONCLUSIVE, Reason.EMBEDDINGS_ONLY)
+    report = compare_fingerprints(prints["base"], prints["stranger"], neuron_seed=0)
     assert (report.verdict, report.log10_p) == (Verdict.NO_EVIDENCE, 0.0)
+
+
+def test_a_sample_that_anybody_can_foresee_settles_nothing(prints):
+    report = compare_fingerprints(prints["base"], prints["tuned"])
+    assert (report.verdict, report.reason) == (Verdict.INCONCLUSIVE, Reason.SAMPLE_CHOSEN)
 
 
 def test_a_fingerprint_survives_its_file(prints, tmp_path):
@@ -71,10 +80,10 @@ def test_a_fingerprint_survives_its_file(prints, tmp_path):
         prints["base"].bytes_of_weights,
     )
     assert torch.equal(loaded.rows, prints["base"].rows)
-    assert (
-        compare_fingerprints(loaded, prints["tuned"]).log10_p
-        == compare_fingerprints(prints["base"], prints["tuned"]).log10_p
+    first, second = (
+        compare_fingerprints(each, prints["tuned"], neuron_seed=0).log10_p for each in (loaded, prints["base"])
     )
+    assert first == second < 0.0
 
 
 @pytest.mark.parametrize("damage", ["cut", "other", "missing"])

@@ -72,7 +72,7 @@ def test_a_build_lists_what_is_gated_and_gone(hub, listed, tmp_path):
     }  # fmt: skip
     assert read_table(tmp_path / "atlas") == table
     one = table[0]
-    assert (one.family, one.parameters, one.year, one.width, one.layers) == ("Lab", "1M", 2024, 96, 0)
+    assert (one.family, one.parameters, one.year, one.width, one.layers) == ("Lab", "1M", 2024, 96, 1)
     assert one.commit in hub.find("lab/one").commits
     assert "2 of 5 base models are in the atlas" in summary_of(table) and "gated: 1: lab/gated" in summary_of(table)
     card = (tmp_path / "atlas" / "README.md").read_text()

@@ -77,7 +77,7 @@ def test_a_parent_shows_p_only_if_it_is_a_bound(place, monkeypatch):
     check = verify_merge(NamedModel(place / "linear"), both)
     assert str(check).count("log10 p = -") == 2
     monkeypatch.setattr(HomologyReport, "p_is_bound", False)
-    assert str(check).count("channels match") == 2 and "log10 p" not in str(check)
+    assert str(check).count("neurons that were tested in") == 2 and "log10 p" not in str(check)
 
 
 def test_a_parent_without_a_share_and_a_stranger_are_reported(place):

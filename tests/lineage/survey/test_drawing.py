@@ -22,7 +22,9 @@ def report():
     models = {name: ModelResult(name, summary) for name in NAMES[:-1]}
     models["o/absent"] = ModelResult("o/absent", None, "o/absent was not found")
     pairs = {pair: PairResult(*pair, "no_evidence", None, -0.4, 2048) for pair in itertools.combinations(NAMES[:3], 2)}
-    pairs["o/base", "o/tuned"] = PairResult("o/base", "o/tuned", "homologous", None, -3211.7, 1900, p_is_bound=True)
+    pairs["o/base", "o/tuned"] = PairResult(
+        "o/base", "o/tuned", "homologous", None, -3211.7, settled_by="number", agreement="all neurons match"
+    )
     pairs["o/base", "o/broken"] = PairResult("o/base", "o/broken", None, error="the rows have other widths")
     return SurveyReport(NAMES, models, pairs)
 
@@ -32,11 +34,9 @@ def test_a_cell_names_both_models_and_leads_to_the_pair(report):
     assert set(figures) == {"matrix"}
     (grid,) = survey_cells(report, (), figures)["matrix"]
     assert grid.rows == grid.columns == ("o/base", "o/tuned", "o/stranger", "o/broken")  # families first
-    related = "o/base and o/tuned: they share weight ancestry, log10 p -3,211, on 1,900 tokens"
+    related = "o/base and o/tuned: they share weight ancestry, log10 p -3,211, by neurons of four layers"
     assert grid.texts[0][1] == related
-    assert grid.texts[1][2] == (
-        "o/tuned and o/stranger: not found by embeddings or a few neurons; layers not compared, on 2,048 tokens"
-    )
+    assert grid.texts[1][2] == ("o/tuned and o/stranger: not found by neurons of four layers; not compared in full")
     assert grid.texts[3][0] == "o/broken and o/base: not compared, the rows have other widths"
     assert grid.texts[3][2] == "o/broken and o/stranger: not compared yet"
     assert grid.texts[2][2] == "o/stranger: the same model on both sides"
@@ -45,15 +45,13 @@ def test_a_cell_names_both_models_and_leads_to_the_pair(report):
     assert grid.models[0][0] is None and grid.models[3][2] is None
 
 
-@pytest.mark.parametrize(
-    ("channels", "said"), [((570, 576), "570 of 576 channels match"), (None, "how many channels match is not known")]
-)
-def test_a_cell_shows_p_only_if_it_is_a_bound(report, channels, said):
-    pair = PairResult("o/base", "o/tuned", "homologous", None, -3211.7, 1900, channels=channels)
+def test_a_cell_shows_p_only_if_it_is_a_bound(report):
+    agreement = "63 of 64 neurons that were tested in layer 2 match, in another order"
+    pair = PairResult("o/base", "o/tuned", "homologous", settled_by="keys", agreement=agreement, layers_compared=True)
     found = replace(report, pairs={**report.pairs, ("o/base", "o/tuned"): pair})
     figures = draw_survey(found)
     (grid,) = survey_cells(found, (), figures)["matrix"]
-    assert grid.texts[0][1] == f"o/base and o/tuned: they share weight ancestry, {said}, on 1,900 tokens"
+    assert grid.texts[0][1] == f"o/base and o/tuned: they share weight ancestry, {agreement}, by the full comparison"
     written = [text.get_text() for text in figures["matrix"].axes[0].texts]
     assert "3211" not in written and "3211" in [text.get_text() for text in draw_survey(report)["matrix"].axes[0].texts]
 

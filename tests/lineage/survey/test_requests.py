@@ -85,8 +85,6 @@ def test_the_reads_of_a_survey_are_known_in_advance(population, tmp_path):
     assert all(reads.n_bytes[name] <= report.models[name].bytes_read for name in rows)
     assert reads.failures.keys() == {str(tmp_path / "absent")}
     assert reads.n_pairs == len(report.pairs)
-    assert reads.n_blind == sum(pair.common_tokens < 16 for pair in report.pairs.values()) > 0
-    assert reads.excluded_noise > 0.2  # the noise of the tuned models
 
 
 def test_a_string_is_not_a_list_of_models():

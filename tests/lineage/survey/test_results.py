@@ -35,7 +35,8 @@ def survey(*related, declared=None) -> SurveyReport:
     for i, first in enumerate(NAMES):
         for second in NAMES[i + 1 :]:
             verdict = "homologous" if (first, second) in related else "no_evidence"
-            pairs[first, second] = PairResult(first, second, verdict, log10_p=-50.0 if verdict == "homologous" else 0.0)
+            found = {"log10_p": -50.0, "settled_by": "number"} if verdict == "homologous" else {"log10_p": 0.0}
+            pairs[first, second] = PairResult(first, second, verdict, **found)
     models = {name: ModelResult(name, None, declared_bases=(declared or {}).get(name, ())) for name in NAMES}
     return SurveyReport(NAMES, models, pairs, {"alpha": 1e-10})
 
@@ -45,40 +46,58 @@ def test_a_chain_that_is_not_a_clique_is_a_contradiction():
     assert survey(("a", "c"), ("c", "d"), ("a", "d")).contradictions() == ()
 
 
-def test_layers_are_compared_with_one_model_of_each_family():
+def test_every_open_pair_of_a_small_survey_is_compared_in_full():
     report = survey(("a", "c"))
     assert report.without_relatives() == ("b", "d")
+    every = (("a", "b"), ("a", "d"), ("b", "c"), ("b", "d"), ("c", "d"))
+    assert report.layers_to_compare() == every
+    looked = replace(report.pairs["b", "d"], layers_compared=True)
+    some = replace(report, pairs={**report.pairs, ("b", "d"): looked})
+    assert some.layers_to_compare() == tuple(pair for pair in every if pair != ("b", "d"))
+    assert replace(report, pairs={}).without_relatives() == replace(report, pairs={}).layers_to_compare() == ()
+    # Two families, and two models of one family that were not found to be related
+    assert ("a", "d") in survey(("a", "c"), ("b", "d")).layers_to_compare()
+    assert survey(("a", "c"), ("c", "d"), ("b", "d")).layers_to_compare() == (("a", "b"), ("a", "d"), ("b", "c"))
+    assert report.to_dict()["compared"] == "neurons of four layers"
+    assert some.to_dict()["compared"].endswith("some pairs that these do not settle in full")
+    assert some.not_found("d", "b") == "not found by the full comparison"
+    failed = replace(report.pairs["a", "b"], layers_error="the Hub is away")
+    assert failed.not_found.endswith("not compared in full (the Hub is away)")
+
+
+def test_a_large_survey_compares_one_model_of_each_family(monkeypatch):
+    monkeypatch.setattr("mdir_hf.lineage.survey.results.MOST_COMPARED", 3)
+    report = survey(("a", "c"))
     assert report.layers_to_compare() == (("a", "b"), ("a", "d"), ("b", "d"))
     looked = replace(report.pairs["b", "d"], layers_compared=True)
     some = replace(report, pairs={**report.pairs, ("b", "d"): looked})
     assert some.layers_to_compare() == (("a", "b"), ("a", "d"))
-    assert replace(report, pairs={}).without_relatives() == replace(report, pairs={}).layers_to_compare() == ()
-    assert report.to_dict()["compared"] == "embeddings, and a few neurons by number"
-    assert some.to_dict()["compared"].endswith("the layers of models without a relative")
-    assert some.not_found("d", "b") == "not found by embeddings, neurons or layers"
-    failed = replace(report.pairs["a", "b"], layers_error="the Hub is away")
-    assert failed.not_found.endswith("layers not compared (the Hub is away)")
+    assert survey(("a", "c"), ("b", "d")).layers_to_compare() == ()
 
 
 def test_texts_claim_no_more_than_was_compared():
     found = survey(("a", "c"), ("c", "d"), declared={"b": ("a",)})
     text, markdown = _text(found), _markdown(found, ())
     assert "alone" not in text and "no relative found: b\n" in text
-    assert "add --layers to the same command to compare them: 1 full comparison\n" in text
+    assert "add --layers to the same command to compare them: 4 full comparisons\n" in text
     assert "mdir-hf compare a b\n" in markdown
     for words in (text, markdown):
         assert "no evidence" not in words and "no relation" not in words
-        assert "not found by embeddings or a few neurons; layers not compared" in words
+        assert "not found by neurons of four layers; not compared in full" in words
 
 
 def test_a_pair_shows_p_only_if_it_is_a_bound():
     known = survey(("a", "b"), ("a", "c"), ("a", "d"))
     pairs = dict(known.pairs)
-    pairs["a", "b"] = replace(pairs["a", "b"], p_is_bound=True, channels=(8, 8))
-    pairs["a", "c"] = replace(pairs["a", "c"], channels=(7, 8))
+    agreement = "all 64 neurons that were tested in layer 2 match"
+    pairs["a", "b"] = replace(pairs["a", "b"], agreement=agreement)
+    searched = replace(pairs["a", "c"], log10_p=None, settled_by="keys", layers_compared=True)
+    pairs["a", "c"] = replace(searched, agreement=f"{agreement}, in another order")
     text = _text(replace(known, pairs=pairs))
-    assert "a ~ b: log10 p -50\n" in text
-    assert "a ~ c: 7 of 8 channels match\n" in text and "a ~ d: how many channels match is not known\n" in text
+    assert "a ~ b: log10 p -50, number\n" in text
+    assert f"a ~ c: {agreement}, in another order, keys\n" in text
+    same = replace(pairs["a", "d"], settled_by="identical_files", log10_p=-77.06)
+    assert (same.strength, same.found_by) == ("the same files", "")
 
 
 def test_declarations_are_set_beside_the_measurement():
@@ -110,7 +129,8 @@ def test_a_written_result_is_read_back(tmp_path):
     written.add_pairs(
         [
             PairResult("a", "b", None, error="b was not read"),
-            PairResult("a", "c", "homologous", None, -12.5, 7, p_is_bound=True, channels=(7, 8)),
+            PairResult("a", "c", "homologous", None, -12.5, 7, settled_by="number", agreement="5 of 6 neurons match"),
+            PairResult("a", "d", "homologous", settled_by="keys", layers_compared=True),
         ]
     )
     again = ResultFile(path, SETTINGS)
@@ -172,13 +192,14 @@ def test_only_shards_of_one_survey_are_joined(tmp_path):
 @pytest.mark.parametrize(("log10_p", "verdict"), [(-11.0, "no_evidence"), (-11.001, "homologous")])
 def test_p_of_a_homologous_pair_is_below_alpha(tmp_path, log10_p, verdict):
     written = ResultFile(tmp_path / "results.jsonl", SETTINGS)  # alpha per pair is 1e-11
-    written.add_pairs([PairResult("a", "b", verdict, log10_p=log10_p)])
+    settled_by = "number" if verdict == "homologous" else None
+    written.add_pairs([PairResult("a", "b", verdict, log10_p=log10_p, settled_by=settled_by)])
     assert read_survey([tmp_path / "results.jsonl"]).is_related("b", "a") is (verdict == "homologous")
 
 
 def test_a_survey_as_one_object():
     found = survey(("a", "c"), declared={"c": ("a",), "d": ("b",)}).to_dict()
-    assert found["schema"] == "mdir-hf/survey/1" and found["alpha"] == 1e-10
+    assert found["schema"] == "mdir-hf/survey/2" and found["alpha"] == 1e-10
     assert [model["name"] for model in found["models"]] == list(NAMES)
     assert [(pair["reference"], pair["candidate"]) for pair in found["pairs"]][:2] == [("a", "b"), ("a", "c")]
     assert len(found["pairs"]) == 6 and found["groups"] == [["a", "c"], ["b"], ["d"]]
@@ -204,9 +225,15 @@ FORGED = {
     "a p above 1": (PAIR | {"log10_p": 3.0}, "its log10_p is 3.0"),
     "a p that is not a number": (PAIR | {"log10_p": float("nan")}, "its log10_p is nan"),
     "a verdict that its p contradicts": (PAIR | {"log10_p": -30.0}, "line 2 contradicts itself"),
-    "a bound without a p": (
-        PAIR | {"verdict": "homologous", "log10_p": None, "p_is_bound": True},
+    "a step that gives p without a p": (
+        PAIR | {"verdict": "homologous", "log10_p": None, "settled_by": "number"},
         "line 2 contradicts itself",
+    ),
+    "no step and no p": (PAIR | {"verdict": "homologous", "log10_p": None}, "line 2 contradicts itself"),
+    "a step of nothing": (PAIR | {"settled_by": "near"}, "line 2 contradicts itself"),
+    "a step that is none": (
+        PAIR | {"verdict": "homologous", "log10_p": -30.0, "settled_by": "screen"},
+        "its settled_by is 'screen'",
     ),
     "a model that is not in the list": (PAIR | {"candidate": "x"}, "line 2 is about 'x'"),
     "a name that is a number": ({"kind": "model", "name": 5, "model": None}, "its name is 5"),
@@ -245,6 +272,6 @@ def test_a_forged_line_is_refused_with_its_number(tmp_path, line, said):
 )
 def test_forged_settings_are_refused(tmp_path, changed, said):
     path = tmp_path / "results.jsonl"
-    path.write_text(json.dumps({"kind": "settings", "schema": "mdir-hf/survey/1", **SETTINGS, **changed}) + "\n")
+    path.write_text(json.dumps({"kind": "settings", "schema": "mdir-hf/survey/2", **SETTINGS, **changed}) + "\n")
     with pytest.raises(InputError, match=said):
         read_survey([path])

@@ -73,7 +73,8 @@ def test_every_model_is_read_once_over_http(population, loopback_hub, tmp_path):
             for request in loopback_hub.requests
             if request.path.startswith(f"/{name}/") and request.path.endswith(".safetensors") and request.range
         ]
-        assert 1 <= len(ranges) <= 2, ranges  # the header, and the rows of the sample that did not come with it
+        # The header, and the rows of the embedding, of gate and of up that did not come with it
+        assert 1 <= len(ranges) <= 4, ranges
 
 
 def test_a_survey_stopped_between_pairs_is_resumed(population, expected_groups, tmp_path, monkeypatch):

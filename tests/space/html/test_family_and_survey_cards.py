@@ -59,7 +59,7 @@ def test_every_row_links_to_a_full_comparison(index):
     card = family_card(family(DECLARED, index), question)
     assert f'href="?a={BASE}&amp;b={DECLARED}"' in card
     entry = BaseIndex.load(Path(index_place())).bases[0].model
-    known = Ancestor(entry, -500.0, 96)
+    known = Ancestor(entry, -500.0, 96, is_nominated=True)
     found = Identification(entry, (known,), 4, 1e-10, 0)
     card = family_card(Family("o/n", found), question)
     repository = shipped_bases()[entry.repo].repository
@@ -86,12 +86,12 @@ def test_a_chain_of_pairs_is_not_called_all_related():
 
     assert said() == (
         "No relatives were found.",
-        "In 6 pairs of 4 models: no relative found by embeddings or a few neurons; layers not compared.",
+        "In 6 pairs of 4 models: no relative found by neurons of four layers; not compared in full.",
     )
     assert said(("o/a", "o/b")) == (
         "2 of 4 form one family.",
-        "o/a and o/b share weight ancestry. The other 2: no relative found by embeddings or a few neurons; layers not "
-        "compared.",
+        "o/a and o/b share weight ancestry. The other 2: no relative found by neurons of four layers; not compared "
+        "in full.",
     )
     chain = said(("o/a", "o/b"), ("o/b", "o/c"))[1]
     assert chain.startswith("o/a, o/b and o/c are joined by pairs that share weight ancestry. The other one")
@@ -122,16 +122,16 @@ def test_a_survey_shows_p_only_if_it_is_a_bound():
     summary = ModelSummary("o/a", None, None, "llama", 8, 1, 8)
     pairs = {pair: PairResult(*pair, "no_evidence", None, 0.0, 9) for pair in itertools.combinations(names, 2)}
 
-    def card(**said):
-        pair = PairResult("o/a", "o/b", "homologous", None, -50.0, 9, channels=(7, 8), **said)
+    def card(**fields):
+        pair = PairResult("o/a", "o/b", "homologous", None, settled_by="number", **fields)
         report = SurveyReport(names, {name: ModelResult(name, summary) for name in names}, pairs | {names[:2]: pair})
         return survey_card(SurveyResult(report, is_done=True), survey_question(list(names)))
 
-    assert "log10 p \N{MINUS SIGN}50, on 9 tokens" in card(p_is_bound=True)
-    shown = card()
-    assert "7 of 8 channels match, on 9 tokens" in shown and "log10 p" not in shown
-    assert 'href="?a=o/a+o/b+o/c&amp;level=layers">Compare the layers of this one</a>' in shown
-    assert "not found by embeddings or a few neurons; layers not compared</td>" in shown
+    assert "log10 p \N{MINUS SIGN}50, by neurons of four layers" in card(log10_p=-50.4)
+    shown = card(agreement="all 64 neurons that were tested in layer 3 match, in another order")
+    assert "in layer 3 match, in another order, by neurons of four layers" in shown and "log10 p" not in shown
+    assert 'href="?a=o/a+o/b+o/c&amp;level=layers">Compare this one in full</a>' in shown
+    assert "not found by neurons of four layers; not compared in full</td>" in shown
 
 
 def test_a_family_shows_p_only_if_it_is_a_bound(index, monkeypatch):
@@ -139,15 +139,13 @@ def test_a_family_shows_p_only_if_it_is_a_bound(index, monkeypatch):
     assert "log10 p" in family_card(found, family_question(DECLARED))
     monkeypatch.setattr(HomologyReport, "p_is_bound", False)
     shown = family_card(found, family_question(DECLARED))
-    assert "log10 p" not in shown and "channels match" in shown
-    assert "channels match" in str(found.found) and "log10 p" not in str(found.found)
-    assert "channels match" in str(found.declared) and "log10 p" not in str(found.declared)
+    assert "neurons that were tested in" in shown and "log10 p" not in shown.partition('class="relatives"')[0]
 
 
 def test_any_model_name_is_escaped():
     hostile = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
     summary = ModelSummary(hostile, None, "c" * 40, "llama", 8, 1, 8)
-    found = Identification(summary, (Ancestor(summary, -50.0, 9, error=hostile),), 1, 1e-10, 0)
+    found = Identification(summary, (Ancestor(summary, -50.0, 9, is_nominated=True, error=hostile),), 1, 1e-10, 0)
     model = ModelResult(hostile, summary, hostile)
     pair = PairResult(hostile, "o/b", "homologous", None, -50.0, 9)
     report = SurveyReport(
@@ -195,8 +193,6 @@ def test_a_survey_that_compares_layers_counts_its_pairs(n_layers, words):
         for place, pair in enumerate(itertools.combinations(names, 2))
     }
     report = SurveyReport(names, {name: ModelResult(name, None) for name in names}, pairs)
-    running = Running(None, Progress("screen", 2_000_000), 1.0, interim=SurveyResult(report))
+    running = Running(None, Progress("near", 2_000_000), 1.0, interim=SurveyResult(report))
     notice = progress_of_several(running)
-    assert f"Comparing the layers of pairs {words} compared by layers, 2 MB read" in " ".join(
-        notice.striptags().split()
-    )
+    assert f"Comparing pairs in full {words} compared in full, 2 MB read" in " ".join(notice.striptags().split())

@@ -17,7 +17,7 @@ class HoldsTheInterpreter(ComparisonJob):
     """Sleeps in C forever and holds the GIL: no other thread of its process runs, and no processor time is used."""
 
     def run(self, emit):
-        emit(Progress("screen", os.getpid()))
+        emit(Progress("near", os.getpid()))
         while True:
             ctypes.PyDLL(None).sleep(3600)
 
@@ -27,7 +27,7 @@ class TakesAllMemory(ComparisonJob):
     """Allocates all memory and keeps it."""
 
     def run(self, emit):
-        emit(Progress("screen", os.getpid()))
+        emit(Progress("near", os.getpid()))
         kept = []
         while True:
             kept.append(bytearray(64 << 20))
@@ -38,7 +38,7 @@ class Crashes(ComparisonJob):
     """Reads an invalid address."""
 
     def run(self, emit):
-        emit(Progress("screen", os.getpid()))
+        emit(Progress("near", os.getpid()))
         ctypes.string_at(0)
 
 
@@ -61,12 +61,12 @@ class LacksAnImport(ComparisonJob):
 
 @dataclass(frozen=True)
 class FindsAndThenHangs(ComparisonJob):
-    """Compares the embeddings, emits the result, and hangs at the layers."""
+    """Compares neurons, emits the result, and hangs at the embeddings."""
 
     def run(self, emit):
         def say(event):
             emit(event)
-            if isinstance(event, Progress) and event.stage == "layers":
+            if isinstance(event, Progress) and event.stage == "embeddings":
                 time.sleep(600)
 
         return super().run(say)

@@ -16,7 +16,7 @@ from mdir_space.jobs.visitor import Visitor
 from mdir_space.routes.answers import answer_of, surveyed
 from tests.space.coroutines import finish
 from tests.space.models import BASE, STRANGER, N, V, index_of
-from tests.specimens import gaussian, write_model
+from tests.specimens import gaussian, mlp_of_rows, write_model
 
 ANYBODY = Visitor("address 1.2.3.4")
 
@@ -32,7 +32,7 @@ UNREADABLE = "holds NaN or infinity"
 TELLS_NOTHING = "sampled rows are informative, and 8 are needed"
 # Verdicts of the comparison with its original, of the search among bases, and of a survey with its original.
 ABSURD = {
-    "huge": (lambda base: base * 1e30, "homologous", "homologous", "homologous"),
+    "huge": (lambda base: base * 1e30, *("inconclusive",) * 3),
     "one row huge": (lambda base: torch.cat([base[:1] * 1e38, base[1:]]), *("homologous",) * 3),
     "zeros": (torch.zeros_like, "inconclusive", TELLS_NOTHING, "inconclusive"),
     "half NaN": (half_nan, UNREADABLE, UNREADABLE, UNREADABLE),
@@ -52,7 +52,9 @@ def last(stream):
 @pytest.mark.parametrize("name", ABSURD)
 def test_absurd_weights_give_a_verdict_or_one_sentence(hub, tmp_path, name):
     change, compared, identified, in_survey = ABSURD[name]
-    hub.add_repository("owner/absurd", write_model(tmp_path / "absurd", change(gaussian(V, N, 0))))
+    base = gaussian(V, N, 0)
+    layer = mlp_of_rows(base) if name == "one row huge" else None  # no neuron is huge
+    hub.add_repository("owner/absurd", write_model(tmp_path / "absurd", change(base), further=layer))
     service = Service(ServiceSettings(index=index_of([BASE, STRANGER], tmp_path / "bases.safetensors")))
 
     for other, expected in ((BASE, compared), (STRANGER, "no_evidence" if compared == "homologous" else compared)):

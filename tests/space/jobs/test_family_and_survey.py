@@ -104,7 +104,7 @@ def test_the_index_and_the_card_both_give_the_base(index):
     assert ancestor.log10_p < -10
     (checked,) = found.declared.bases
     assert (checked.base, checked.outcome) == (BASE, "homologous")
-    assert found.to_dict()["identification"]["schema"] == "mdir-hf/identification/1"
+    assert found.to_dict()["identification"]["schema"] == "mdir-hf/identification/2"
     assert found.to_dict()["lineage"]["schema"] == "mdir-hf/lineage/1"
     with pytest.raises(RefusedError, match="is gated"):
         last(service.answer(family_question(GATED), ANYBODY))
@@ -118,7 +118,7 @@ def test_a_copy_with_the_stated_noise_is_found(hub, index, tmp_path, seed):
 
     found = identify(NamedModel("owner/noised"), BaseIndex.open(index), confirm=False)
 
-    assert [one.base.repo for one in found.found] == [LARGE]
+    assert [one.base.repo for one in found.ancestors if one.is_nominated] == [LARGE]
 
 
 def test_without_an_index_the_card_is_still_checked(hub, tmp_path):
@@ -140,8 +140,8 @@ def test_a_byte_limit_covers_all_reads_and_keeps_findings(hub, index):
 
     found = family(PRIVATE, index, hub.token, n_bytes=whole.bytes_read + 1000).found
 
-    assert found.found[0].log10_p < -10 and found.found[0].report is None
-    assert "bytes allowed" in found.found[0].error
+    (proposed,) = [ancestor for ancestor in found.ancestors if ancestor.is_nominated]
+    assert proposed.report is None and "bytes allowed" in proposed.error and not found.found
 
 
 def test_private_models_leave_no_file_and_others_do_not_see_them(hub, hf_home, index):
@@ -187,7 +187,7 @@ def test_a_survey_sends_each_model_and_ends_with_a_tree(hub):
     n_read = [len(event.result.report.readable()) for event in told if isinstance(event, Interim)]
     assert n_read == [0, 1, 2, 3, 4]
     body = surveyed.to_dict()
-    assert (body["schema"], len(body["pairs"]), len(body["trees"])) == ("mdir-hf/survey/1", 6, 1)
+    assert (body["schema"], len(body["pairs"]), len(body["trees"])) == ("mdir-hf/survey/2", 6, 1)
 
 
 LAYERS = [BASE, RELATED, LAYERED, LAYERED_STRANGER]
@@ -276,7 +276,7 @@ def test_a_survey_without_biopython_lacks_only_its_tree(hub, monkeypatch):
 
 def test_a_survey_under_a_cap_says_which_models_were_not_read(hub):
     question = survey_question([BASE, RELATED, LARGE])
-    report = SurveyJob(access=access_of(question), question=question, n_bytes=1_000_000).run(lambda event: None).report
+    report = SurveyJob(access=access_of(question), question=question, n_bytes=1_400_000).run(lambda event: None).report
     assert report.groups()[0] == (BASE, RELATED)
     assert "bytes allowed" in report.models[LARGE].error
 
@@ -418,18 +418,19 @@ def test_plans_of_families_and_surveys_read_no_weights(hub, index):
     n_sent = len(hub.sent("cdn"))
     of_family = finish(service.plan(family_question(DECLARED), ANYBODY))
     assert (of_family.search.n_bases, of_family.search.n_of_width, of_family.declared) == (3, 2, (BASE,))
-    assert of_family.search.excluded_noise > 1 and of_family.comparisons[BASE].common_tokens == 1499
+    assert of_family.search.excluded_noise > 1 and dict(of_family.comparisons[BASE].steps)["near"] > 0
     reads = finish(service.plan(survey_question([BASE, RELATED, LARGE, GATED, "owner/absent"]), ANYBODY))
     assert reads.n_rows == {BASE: 1499, RELATED: 1499, LARGE: 1499} and reads.n_pairs == 3
-    assert reads.n_bytes[LARGE] == 1499 * 512 * 2 and reads.excluded_noise > 1
+    assert reads.n_bytes[LARGE] > 1499 * 512 * 2  # the rows, and the neurons of four layers
     assert sum(request.bytes_sent for request in hub.sent("cdn")[n_sent:]) < 1500 * 96 * 2
 
     said = in_sentences(of_family, Pace(), service.settings.limits)
-    assert "with the index of 3 base models. 2 are as wide as this model: a copy of one of those with" in said
+    assert "with the index of 3 base models. " in said
+    assert "2 are as wide as this model: a copy of one of those with" in said
     assert f"The card declares {BASE}: comparing the two reads" in said and "It stops at 100 kB in all" in said
     said = in_sentences(reads, Pace(), Limits())
-    assert said.startswith("Reads 1,499 rows of each of 3 models, 2.11 MB in all, and compares 3 pairs. In each pair")
-    assert "Takes 10 seconds to 30 seconds, by estimate. Sends at most" in said
+    assert said.startswith("Reads 1,499 rows of each of 3 models, 2.47 MB in all, and compares 3 pairs.")
+    assert "Takes 5 seconds to 10 seconds, by estimate. Sends at most" in said
 
     of_author = finish(service.plan(family_question("owner"), ANYBODY))
     assert {BASE, STRANGER} <= set(of_author.n_rows) and PRIVATE not in of_author.n_rows

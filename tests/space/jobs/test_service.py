@@ -52,7 +52,7 @@ def test_steps_have_the_plan_and_growing_bytes(service, hub):
 
     working = [step for step in steps if isinstance(step, Running)]
     assert isinstance(steps[-1], Answered)
-    assert working[-1].plan.common_tokens == 1499
+    assert dict(working[-1].plan.steps)["near"] > 0
     assert working[-1].progress.bytes_read > 0
     assert all(a.progress.bytes_read <= b.progress.bytes_read for a, b in itertools.pairwise(working))
 
@@ -146,7 +146,7 @@ def test_closing_the_answer_stops_the_reading(service, hub):
     async def look_and_leave():
         async with aclosing(service.answer(PairQuestion(BASE, STRANGER, "layers"), ANYBODY)) as steps:
             async for step in steps:
-                if isinstance(step, Running) and step.progress.stage == "screen":
+                if isinstance(step, Running) and step.progress.stage == "near":
                     break
         # Requests in flight arrive, and no others follow.
         await until(lambda: len(service._queue) == 0)
@@ -166,7 +166,7 @@ def test_a_stopped_job_stays_in_the_queue_until_its_thread_ends(hub):
     async def take_turns():
         async with aclosing(service.answer(PairQuestion(BASE, STRANGER), ANYBODY)) as steps:
             async for step in steps:
-                if isinstance(step, Running) and step.progress.stage == "screen":
+                if isinstance(step, Running) and step.progress.stage == "near":
                     break
         return await steps_of(service, PairQuestion(BASE, RELATED))
 

@@ -12,7 +12,7 @@ from mdir_space.jobs.examples import stored_examples
 
 MOVING_MS = 5_000
 """Time allowed for a tab to move into or out of the overflow menu."""
-TABS = ("Evidence", "Layers", "Modules", "Calibration", "Reconstruction", "Reproduce", "Badge")
+TABS = ("Evidence", "Layers", "Modules", "Reconstruction", "Reproduce", "Badge")
 
 
 def fill(page: Page, first: str, second: str) -> None:

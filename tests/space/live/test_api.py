@@ -63,7 +63,7 @@ def test_a_comparison_gives_the_slim_report_with_words(client):
     jsonschema.validate(report, answer_schema())
     assert f"a={BASE}@{report['reference']['commit']}" in report["link"]
 
-    assert client.predict(BASE, STRANGER, "embedding", 1e-6, api_name="/compare")["alpha"] == 1e-6
+    assert client.predict(BASE, STRANGER, "auto", 1e-6, api_name="/compare")["alpha"] == 1e-6
 
 
 def test_a_plan_gives_bytes_and_memory(client):
@@ -72,7 +72,7 @@ def test_a_plan_gives_bytes_and_memory(client):
     assert 0 < plan["bytes_at_least"] <= plan["bytes_if_nothing_settles_it"]
     assert plan["bytes_of_weights"] < plan["bytes_if_nothing_settles_it"]
     assert plan["fits"] and plan["bytes_limit"] == 4_000_000_000
-    assert plan["common_tokens"] == 1499
+    assert plan["steps"][0]["step"] == "near"
 
 
 def test_a_family_and_a_survey_come_to_programs_too(client, server, visit):
@@ -138,18 +138,18 @@ def test_a_refused_program_gets_the_reason_in_a_sentence(client, arguments, mess
 
 def test_a_program_follows_the_progress_in_bytes(client, live_hub):
     live_hub.faults.append(Fault("slow", origin="cdn", path="large", times=None, delay_s=0.1))
-    job = client.submit(LARGE, LARGER, "screen", 1e-7, api_name="/compare")
+    job = client.submit(LARGE, LARGER, "auto", 1e-7, api_name="/compare")
     seen = []
     while not job.done():
         seen += [unit for unit in job.status().progress_data or [] if unit.unit == "bytes"]
         time.sleep(0.05)
     assert job.result(timeout=RESULT_TIMEOUT_S)["verdict"] == "no_evidence"
-    assert any(unit.index and unit.length and unit.desc == "screen" for unit in seen)
+    assert any(unit.index and unit.desc == "embeddings" for unit in seen)
 
 
 def test_a_program_that_cancels_stops_the_reading(client, live_hub):
     live_hub.faults.append(Fault("slow", origin="cdn", path="large", times=None, delay_s=SLOW_S))
-    job = client.submit(LARGE, LARGER, "embedding", 1e-8, api_name="/compare")
+    job = client.submit(LARGE, LARGER, "auto", 1e-8, api_name="/compare")
     while not any(unit.index for unit in job.status().progress_data or []):
         time.sleep(0.05)
     job.cancel()
@@ -183,7 +183,7 @@ def test_many_calls_at_once_are_answered_or_refused(server, live_hub, visit):
 
     def ask(client, alpha):
         try:
-            job = client.submit(MEDIUM, MEDIUM_STRANGER, "screen", alpha, api_name="/compare")
+            job = client.submit(MEDIUM, MEDIUM_STRANGER, "auto", alpha, api_name="/compare")
             outcomes.append(job.result(RESULT_TIMEOUT_S))
         except AppError as refused:
             outcomes.append(str(refused))

@@ -106,11 +106,11 @@ def test_several_names_give_a_survey_with_matrix_and_tree(visit, server, live_hu
     page.evaluate(f"window.heard = []; ({hear})(document.getElementById('said'))")
     expect(page.locator("#status")).to_contain_text(re.compile(r"\d of 5 models"))
     answered(page, "3 of 4 form one family.")
-    alone = "The other one: no relative found by embeddings or a few neurons; layers not compared"
+    alone = "The other one: no relative found by neurons of four layers; not compared in full"
     expect(page.locator(".verdict .sentence")).to_have_text(
         re.compile(rf"^\s*{BASE}, {RELATED} and {DECLARED} share weight ancestry\. {alone}")
     )
-    further = page.get_by_role("link", name="Compare the layers of this one")
+    further = page.get_by_role("link", name="Compare this one in full")
     expect(further).to_have_attribute("href", re.compile(re.escape(f"?a={BASE}+{RELATED}+") + ".*&level=layers$"))
     expect(page.locator(".survey figure img:visible")).to_have_count(2)
     of_cell = [words for words in page.evaluate("heard") if words.startswith(f"{BASE} and ")]
@@ -159,7 +159,7 @@ def test_several_names_give_a_survey_with_matrix_and_tree(visit, server, live_hu
     further.click()
     answered(page, "3 of 4 form one family.")
     expect(page.locator(".verdict .sentence")).to_contain_text("no relative found by embeddings, neurons or layers")
-    expect(page.get_by_role("link", name="Compare the layers")).to_have_count(0)
+    expect(page.get_by_role("link", name=re.compile("Compare .* in full"))).to_have_count(0)
     page.go_back()
     answered(page, "3 of 4 form one family.")
     matrix.locator(".cells").click(position={"x": 5, "y": matrix.locator(".cells").bounding_box()["height"] * 0.4})

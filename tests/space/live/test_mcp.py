@@ -56,7 +56,7 @@ def test_a_session_that_succeeds(server, live_hub):
         identified = await agent.call_tool("identify", {"model": RELATED})
         verified = await agent.call_tool("verify", {"model": DECLARED})
         surveyed = await agent.call_tool("survey", {"models": [BASE, RELATED, STRANGER]})
-        whole = {"reference": LARGE, "candidate": LARGER, "level": "screen", "alpha": 1e-9, "detailed": True}
+        whole = {"reference": LARGE, "candidate": LARGER, "level": "auto", "alpha": 1e-9, "detailed": True}
         detailed = await agent.call_tool("compare", whole, progress_callback=hear)
         return tools, planned, compared, identified, verified, surveyed, detailed, heard
 
@@ -76,7 +76,7 @@ def test_a_session_that_succeeds(server, live_hub):
         assert all("description" in taken for taken in tool.inputSchema["properties"].values())
     assert tools["compare"].inputSchema["required"] == ["reference", "candidate"]
 
-    assert planned.structuredContent["common_tokens"] == 1499 and planned.structuredContent["fits"]
+    assert planned.structuredContent["steps"][0]["step"] == "near" and planned.structuredContent["fits"]
     answer = compared.structuredContent
     jsonschema.validate(answer, tools["compare"].outputSchema)
     assert json.loads(compared.content[0].text) == answer
@@ -117,7 +117,7 @@ def test_a_session_of_wrong_input_and_a_cancel(server, live_hub):
 
         async def ask():
             try:
-                asked = {"reference": LARGE, "candidate": LARGER, "level": "embedding", "alpha": 1e-8}
+                asked = {"reference": LARGE, "candidate": LARGER, "level": "auto", "alpha": 1e-8}
                 await agent.call_tool("compare", asked, progress_callback=hear)
             except McpError as exc:
                 told.append(str(exc))

@@ -90,9 +90,8 @@ def test_an_answer_has_its_tabs_its_report_and_its_pictures(result, live_hub):
 
     assert "common tokens" in text["Evidence"]
     assert "1,499" in text["Evidence"]
-    assert "The layers were not compared" in text["Layers"]
-    assert "the layers were not compared" in text["Modules"]
-    assert "tokens re-paired" in text["Calibration"]
+    assert "The layers were not described" in text["Layers"]
+    assert "No projection was compared" in text["Modules"]
     assert "mdir-hf compare" in text["Reproduce"]
     assert "HomologyChecker" in text["Reproduce"]
     assert "[![Shared weight ancestry" in text["Badge"]

@@ -283,7 +283,7 @@ def _excluded_noise(
 ) -> float:
     """Return the strongest noise, in units of the rows' RMS, at which planted copies of the chosen layers stand out.
 
-    The copies take the places of as many layers of the deeper model, with as many heads each.
+    The copies take the places of as many layers of the deeper model, with as many heads each, if they have so many.
     """
     n_products = n_free_products(*deeper.shape)
     others = deeper.positions[len(chosen) :]

@@ -23,13 +23,12 @@ def describe_layers(measurements: Measurements) -> Measurements:
     settings = measurements.settings
     if not any(matrix.result.is_significant for matrix in measurements.matrices.values()):
         measurements = _with_map_of_heads(measurements)
-    pairs = () if measurements.heads is None else measurements.heads.pairs
     analysis = analyse_layers(
         *measurements.tensors,
         measurements.residual_maps,
         seed=settings.seed,
         device=settings.device,
-        counterparts={candidate: reference for reference, candidate, _ in pairs},
+        counterparts=_known_counterparts(measurements),
     )
     if analysis is None:
         notes = (*measurements.notes, caveats.NO_LAYERS_DESCRIBED)
@@ -38,6 +37,13 @@ def describe_layers(measurements: Measurements) -> Measurements:
     is_confirmed = measurements.decision.verdict is Verdict.HOMOLOGOUS
     layers = _layers_result(analysis, alpha=settings.alpha, is_confirmed=is_confirmed)
     return replace(measurements, projections=analysis, layers=layers, notes=notes)
+
+
+def _known_counterparts(measurements: Measurements) -> dict[int, int]:
+    """Return the reference layers whose heads or neurons match those of a candidate layer, keyed by the latter."""
+    of_heads = {} if measurements.heads is None else {place: source for source, place, _ in measurements.heads.pairs}
+    matches = [match for neurons in measurements.neurons for match in neurons.matches]
+    return {**of_heads, **{match.candidate: match.reference for match in matches}}
 
 
 def _with_map_of_heads(measurements: Measurements) -> Measurements:

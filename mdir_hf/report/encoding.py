@@ -66,7 +66,7 @@ def report_of(text: str) -> HomologyReport:
             f"expected a report of schema {SCHEMA}, got {schema!r:.80}; read it with a version that knows it"
         )
     fields = {name: value for name, value in body.items() if name != "schema" and name not in DERIVED}
-    fields["direction"] = _renamed(fields["direction"], OF_DIRECTION)
+    fields["direction"] = _renamed(fields.get("direction"), OF_DIRECTION)
     try:
         report = HomologyReport(**validator_of(_body()).validate_python(fields))
     except ValidationError as exc:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mdir_hf import HomologyReport, Verdict, compare
+from mdir_hf import HomologyReport, SettledBy, Verdict, compare
 from mdir_hf.comparison.projections import expert_rows
 from mdir_hf.model.roles import Role
 from mdir_hf.render.html import html_page
@@ -74,7 +74,7 @@ def test_kept_experts_show_their_noise(save):
     text = str(report)
     assert f"{7 * LAYERS} kept" in text
     assert "Experts were compared with each expert of the paired layer only" in html_page(report, {})
-    assert "experts" not in report.sentence.partition("projections")[2]  # all were compared
+    assert "experts of a layer" not in text  # all were compared
 
 
 def test_experts_in_another_order_are_permuted(save):
@@ -86,11 +86,11 @@ def test_experts_in_another_order_are_permuted(save):
     assert f"{3 * LAYERS} permuted" in str(report)
 
 
-def test_a_witness_of_experts_alone_does_not_confirm_the_table(save):
-    """The second witness uses the neurons of a layer's first expert; here only another expert is shared."""
+def test_experts_found_as_sets_do_not_confirm_the_table(save):
+    """The experts are found as sets; the neurons of the first experts, which confirm a table, do not match."""
     base = mixture(0)
     report = table_of(save, base, give_experts(copied(base), base, {0: 1, 1: 2, 2: 0}))
-    assert report.verdict is Verdict.HOMOLOGOUS and not report.projections.is_confirmed
+    assert report.settled_by is SettledBy.PARTS and not report.projections.is_confirmed
     for result in of_experts(report).values():
         assert (result.outcome, result.moved) == (Outcome.ROWS_AGREE, "experts")
         assert partners(result) == {0: 1, 1: 2, 2: 0}
@@ -150,7 +150,7 @@ def test_a_large_mixture_says_how_many_experts_were_compared(save, monkeypatch):
     for result in of_experts(report).values():
         assert (result.outcome, len(result.experts), result.unread_experts) == (Outcome.KEPT, 4, (5, 5))
         assert all(candidate == reference for candidate, reference in partners(result).items())
-    for text in (report.sentence, str(report), html_page(report, {})):
+    for text in (str(report), html_page(report, {})):
         assert "4 of 9 experts" in " ".join(text.split())
     assert "4 of 4 experts; 5 not read" in html_page(report, {})
 

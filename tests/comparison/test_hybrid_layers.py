@@ -1,4 +1,4 @@
-"""Layers of hybrids: attention matches attention, mixers match mixers, and layers keep the checkpoint's numbers."""
+"""Hybrids and mixers: neurons are compared in MLPs or mixers, and layers keep the checkpoint's numbers."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ import warnings
 import pytest
 import torch
 
-from mdir_hf import HomologyChecker, Verdict
+from mdir_hf import HomologyChecker, SettledBy, Verdict
 from mdir_hf.comparison.projections.analysis import analyse_layers
 from mdir_hf.method.gauge import ResidualBasisMap
-from mdir_hf.method.neurons import MlpWeights
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.opened import Model
 from mdir_hf.render.projection_words import projection_table
 from mdir_hf.report import Outcome
 from tests.specimens import tokenizer_json, tokens
-
-pytestmark = pytest.mark.usefixtures("without_neuron_numbers")
 
 transformers = pytest.importorskip("transformers")
 
@@ -102,27 +99,37 @@ def opened(folder):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_layer_of_a_relative_descends_from_its_own(family, save):
+def test_relatives_are_found_by_the_neurons_of_their_mlps_or_mixers(family, save):
     base = new_model(family, 0)
     report = compare(save(base, "base"), save(retrained(base), "retrained"))
-    assert report.verdict is Verdict.HOMOLOGOUS
-    assert report.settled_by == "layers"
-    assert report.layers.role == "v"
-    assert [[*match[:2]] for match in report.layers.matches] == [
-        [i, i] for i in range(FAMILIES[family]["num_hidden_layers"])
-    ]
+    assert (report.verdict, report.settled_by) == (Verdict.HOMOLOGOUS, SettledBy.NEAR)
+    assert all(source == place for source, place in report.neurons.matches)
+
+
+@pytest.mark.parametrize("family", ATTENTION_LAYERS)
+def test_every_layer_of_a_relative_descends_from_its_own(family, save):
+    base = new_model(family, 0)
+    report = compare(save(base, "base"), save(retrained(base), "retrained"), level="layers")
+    n_layers = FAMILIES[family]["num_hidden_layers"]
+    assert [[*match[:2]] for match in report.layers.matches] == [[i, i] for i in range(n_layers)]
+    attention = {
+        result.layer.candidate
+        for result in report.projections.results
+        if result.role == "k" and result.outcome is Outcome.KEPT
+    }
+    assert attention >= ATTENTION_LAYERS[family]
     # No layer matches a layer of the other kind.
-    special, level = ATTENTION_LAYERS.get(family, set()), math.log10(report.alpha)
+    special, level = ATTENTION_LAYERS[family], math.log10(report.alpha)
     for i, row in enumerate(report.layers.matrix):
         assert all(log10_p > level for j, log10_p in enumerate(row) if (i in special) != (j in special))
 
 
-@pytest.mark.parametrize("family", ["mamba", "jamba"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_stranger_does_not_match(family, save):
     report = compare(save(new_model(family, 0), "base"), save(new_model(family, 1), "stranger"), level="layers")
-    assert report.verdict is Verdict.NO_EVIDENCE
-    assert report.layers.matches == ()
-    assert report.layers.log10_p == 0.0
+    assert (report.verdict, report.log10_p) == (Verdict.NO_EVIDENCE, 0.0)
+    assert report.neurons is not None and report.neurons.matches == ()
+    assert report.layers is None or report.layers.matches == ()
 
 
 def test_a_hybrid_that_lost_layers_keeps_its_numbers(save):
@@ -130,17 +137,24 @@ def test_a_hybrid_that_lost_layers_keeps_its_numbers(save):
     shorter = new_model("jamba", 1, num_hidden_layers=3)  # mamba, attention, mamba
     for here, there in enumerate((3, 4, 5)):
         shorter.model.layers[here].load_state_dict(base.model.layers[there].state_dict(), strict=True)
-    report = compare(save(base, "base"), save(shorter, "shorter"))
+    report = compare(save(base, "base"), save(shorter, "shorter"), level="layers")
+    # Four layers of the base are sampled: 0, 2, 3 and 5.
+    assert [tuple(match) for match in report.neurons.matches] == [(3, 0), (5, 2)]
     assert [[*match[:2]] for match in report.layers.matches] == [[3, 0], [4, 1], [5, 2]]
 
 
-def test_mixers_are_reported_with_their_channels(save):
+@torch.no_grad()
+def test_reordered_channels_of_mixers_are_found_behind_the_embeddings(save):
     base = new_model("mamba", 0)
-    report = compare(save(base, "base"), save(retrained(base), "retrained"))
-    found = [m for m in report.modules if m.role == "mixer"]
-    assert {tuple(m.layer) for m in found} == {(0, 0), (2, 2), (3, 3)}
-    assert all(m.test == "channels" and m.log10_p < -10 for m in found)
-    assert all(m.found.moved_neurons == 0 for m in found)
+    edited = copy.deepcopy(base)
+    generator = torch.Generator().manual_seed(7)
+    for layer in edited.backbone.layers:
+        order = torch.randperm(192, generator=generator)
+        in_proj, out_proj = layer.mixer.in_proj.weight, layer.mixer.out_proj.weight
+        in_proj.copy_(in_proj[torch.cat([order, order + 192])].clone())  # the input and the gate
+        out_proj.copy_(out_proj[:, order].clone())
+    report = compare(save(base, "base"), save(edited, "edited"))
+    assert (report.verdict, report.settled_by) == (Verdict.HOMOLOGOUS, SettledBy.EMBEDDINGS)
 
 
 @torch.no_grad()
@@ -162,12 +176,3 @@ def test_mixers_have_rows_in_the_table_of_projections(save):
     assert {(found[1, role].outcome, found[1, role].moved) for role in roles} == {(Outcome.PERMUTED, "channels")}
     assert [found[3, role].outcome for role in roles] == [Outcome.KEPT, Outcome.KEPT, Outcome.REPLACED]
     assert projection_table(table).columns[2:] == ("mixer gate", "mixer input", "mixer output")
-
-
-def mixer(seed, n=64, channels=96):
-    gen = torch.Generator().manual_seed(seed)
-
-    def draw(*shape):
-        return torch.randn(*shape, generator=gen, dtype=torch.float64)
-
-    return MlpWeights(draw(channels, n), draw(n, channels), draw(channels, n))

@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from mdir_hf import HomologyChecker, Reason, Verdict
+from mdir_hf.report import Outcome, Treatment
 from tests.model.roles.tiny_causal import build_module, save_and_open
-from tests.specimens import gaussian, write_model
-
-pytestmark = pytest.mark.usefixtures("without_neuron_numbers")
+from tests.specimens import gaussian, mlp_tensors, write_model
 
 
 @pytest.fixture
@@ -21,32 +20,31 @@ def related(tmp_path):
                     parameter += 0.01 * parameter.std() * torch.randn_like(parameter)
         save_and_open(module, tmp_path / "candidate")
         return HomologyChecker.from_pretrained(tmp_path / "reference").compare(
-            tmp_path / "candidate", level="full", progress=False
+            tmp_path / "candidate", level="layers", progress=False
         )
 
     return of
 
 
-def test_a_head_without_the_added_tokens_is_compared(related):
+def test_embedding_rows_that_the_head_lacks_are_compared(related):
     report = related("mllama")  # the embedding has eight more rows than the head
-    assert report.verdict.value == "homologous"
-    assert (report.embedding.common_tokens, report.unembedding.common_tokens) == (2056, 2048)
-    assert report.unembedding.log10_p < -100
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert report.embedding.common_tokens == 2056 and report.embedding.is_copied
 
 
 def test_projected_channels_are_not_taken_for_the_streams(related):
     report = related("electra", embedding_size=48)
-    assert report.verdict.value == "homologous"
+    assert report.verdict is Verdict.HOMOLOGOUS
     assert report.embedding.matched_channels == 48
     assert (report.layers.residual_map, len(report.layers.matches)) == ("identity", 2)
-    assert report.layers.log10_p < -100
 
 
 def test_more_rotary_rows_than_a_head_has_are_taken_for_all(related):
     # The config of MiniMax-M3 has a separate value for them, for heads of 128 rows.
     report = related("minimax_m3_vl_text", rotary_dim=64)
-    assert report.verdict.value == "homologous"
-    assert any(module.role == "q" for module in report.modules)
+    assert report.verdict is Verdict.HOMOLOGOUS
+    outcomes = {(result.layer.candidate, result.role.value): result.outcome for result in report.projections.results}
+    assert outcomes[0, "q"] is outcomes[0, "k"] is Outcome.KEPT
 
 
 LLAMA = {"model_type": "llama", "hidden_size": 64, "vocab_size": 300, "num_attention_heads": 4, "num_hidden_layers": 3}
@@ -66,20 +64,13 @@ def strangers(folder, rests):
 VALUE, UNKNOWN = "self_attn.v_proj", "mixing.amount"
 
 
-@pytest.mark.parametrize(
-    ("rests", "compared", "said"),
-    [
-        ({i: [UNKNOWN] for i in range(3)}, False, "The layers were not compared: no weight in 3 of 3 layers of "),
-        ({0: [VALUE], 1: [UNKNOWN], 2: [UNKNOWN]}, True, "Most layers were not compared: no weight in 2 of 3 layers"),
-    ],
-)
-def test_layers_without_a_role_are_inconclusive(tmp_path, rests, compared, said):
-    report = strangers(tmp_path, rests)
+@pytest.mark.parametrize("known", [None, VALUE])
+def test_layers_without_neurons_or_keys_are_inconclusive_and_listed(tmp_path, known):
+    report = strangers(tmp_path, {0: [UNKNOWN if known is None else known], 1: [UNKNOWN], 2: [UNKNOWN]})
     assert (report.verdict, report.reason) == (Verdict.INCONCLUSIVE, Reason.WEIGHTS_UNREADABLE)
-    assert (report.layers is not None) is compared
-    caveats = [caveat for caveat in report.caveats if caveat.startswith(said)]
-    assert len(caveats) == 2  # one for each model
-    assert "mixing.amount.weight' for one" in caveats[0]
+    for side in (report.coverage.reference, report.coverage.candidate):
+        unplaced = next(part for part in side if part.part.startswith("unplaced"))
+        assert unplaced.treatment is Treatment.NOT_COMPARED and unplaced.tensors == (3 if known is None else 2)
 
 
 def test_models_whose_layers_share_no_role_are_inconclusive(tmp_path):
@@ -94,4 +85,18 @@ def test_models_whose_layers_share_no_role_are_inconclusive(tmp_path):
     ]
     report = HomologyChecker.from_pretrained(folders[0]).compare(folders[1], progress=False)
     assert (report.verdict, report.reason) == (Verdict.INCONCLUSIVE, Reason.WEIGHTS_UNREADABLE)
-    assert any("no role in common that stands for 3 of 3 layers" in caveat for caveat in report.caveats)
+
+
+@pytest.mark.parametrize("n_heads", [(2, 4), (8, 2)])
+def test_strangers_with_different_numbers_of_heads_are_compared(tmp_path, n_heads):
+    folders = []
+    for at, n in enumerate(n_heads):
+        config = {**LLAMA, "num_attention_heads": 8, "num_key_value_heads": n, "head_dim": 16}
+        further = {}
+        for i in range(3):
+            further |= mlp_tensors(64, 80, 1000 * at + 10 * i, layer=i)
+            further[f"model.layers.{i}.self_attn.k_proj.weight"] = gaussian(16 * n, 64, 1000 * at + 10 * i + 5)
+        folders.append(write_model(tmp_path / f"{at}", gaussian(300, 64, at), config=config, further=further))
+    report = HomologyChecker.from_pretrained(folders[0]).compare(folders[1], progress=False)
+    assert report.verdict is Verdict.NO_EVIDENCE
+    assert 0.0 < report.excludes.keys < 1.0

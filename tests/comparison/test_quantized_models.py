@@ -12,10 +12,9 @@ from safetensors.torch import load_file, save_file
 from mdir_hf import HomologyChecker, Verdict
 from mdir_hf.model.files import open_checkpoint
 from mdir_hf.model.hub import open_repository
+from mdir_hf.report import Outcome
 from tests.model.files.quantization.writers import fp8_blocks, gpt_oss_experts
 from tests.specimens import tokenizer_json, tokens
-
-pytestmark = pytest.mark.usefixtures("without_neuron_numbers")
 
 transformers = pytest.importorskip("transformers")
 
@@ -42,7 +41,7 @@ def deepseek(folder, seed):
     return folder
 
 
-def in_fp8(source, folder, *, block, embedding=None, **settings):
+def in_fp8(source, folder, *, block, **settings):
     """The FP8 format that DeepSeek publishes: a factor for each block of a projection, partial blocks at the edges."""
     shutil.copytree(source, folder)
     stored, expected = {}, {}
@@ -53,8 +52,6 @@ def in_fp8(source, folder, *, block, embedding=None, **settings):
             expected[name] = written.expected
         else:
             stored[name] = tensor
-    if embedding is not None:
-        stored |= {"model.embed_tokens.weight": embedding, "lm_head.weight": -embedding}
     save_file(stored, folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [block, block], **settings}
@@ -125,5 +122,10 @@ def test_gpt_oss_in_mxfp4_is_read_as_by_transformers(tmp_path):
     report = compare(original, quantized, level="layers")
     assert report.verdict is Verdict.HOMOLOGOUS
     assert report.candidate.quantization == "MXFP4, in groups of 32"
-    experts = [module.found.experts for module in report.modules if module.role == "experts"]
-    assert [[[name, origin] for name, origin, _ in layer] for layer in experts] == [[[i, i] for i in range(4)]] * 2
+    experts = [result for result in report.projections.results if result.experts]
+    assert {(result.layer.candidate, result.role.value) for result in experts} == {
+        (layer, role) for layer in range(2) for role in ("gate", "up", "down")
+    }
+    for result in experts:
+        partners = {one.candidate: one.reference for one in result.experts}
+        assert result.outcome is Outcome.KEPT and partners == {number: number for number in range(4)}

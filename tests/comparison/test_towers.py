@@ -33,6 +33,6 @@ def test_a_model_without_a_language_model_is_compared_by_its_tower(family, tmp_p
     config = CONFIGS[family]()
     reference = save(tmp_path / "reference", config, 0)
     relative = compare(reference, save(tmp_path / "relative", config, 0, noise=0.02), progress=False)
-    assert (relative.verdict, relative.settled_by) == (Verdict.HOMOLOGOUS, SettledBy.NEURONS)
+    assert (relative.verdict, relative.settled_by) == (Verdict.HOMOLOGOUS, SettledBy.NEAR)
     stranger = compare(reference, save(tmp_path / "stranger", config, 1), progress=False)
     assert stranger.verdict is Verdict.NO_EVIDENCE

@@ -64,14 +64,18 @@ class LayerAnalysis:
         residual_map = self.tier_one.residual_map
         records = Records(self.reader, self.tier_one, self.findings, self.log_n_tests, self.experts)
         results = records.results(self.pairs)
-        rivalled_layers = self.tier_one.rivalled() - self.counterparts.keys()
+        open_layers = self.tier_one.rivalled()
+        if not self.tier_one.n_named:
+            # All rows moved, so a layer without a counterpart may be a copy that no search reached.
+            open_layers |= set(range(len(self.reader.models[1].anatomy.layers)))
+        open_layers -= self.counterparts.keys()
         return LayerTable(
             residual_map=ResidualMap(residual_map.kind),
             fitted_on=residual_map.fitted_on if residual_map.is_fitted else None,
             is_confirmed=True,
             tests=round(math.exp(self.log_n_tests)),
             results=tuple(
-                without_history(result) if result.layer.candidate in rivalled_layers else result for result in results
+                without_history(result) if result.layer.candidate in open_layers else result for result in results
             ),
         )
 
@@ -118,15 +122,20 @@ def analyse_layers(
 ) -> LayerAnalysis | None:
     """Run tiers 1 and 2 on all layers under the residual-basis map with the most agreement.
 
-    All maps count as tests. ``counterparts`` maps candidate layers to known reference layers; tier 1 overrides it.
-    Return None if there are no layers or no maps.
+    If no row agrees in place under any map, the first map under which tier 2 finds moved rows is used. All maps count
+    as tests. ``counterparts`` maps candidate layers to known reference layers; tier 1 overrides it. Return None if
+    there are no layers or no maps.
     """
-    analysis = compare_layers_in_place(
-        reference, candidate, residual_maps, seed=seed, device=device, counterparts=counterparts
-    )
-    if analysis is not None:
+    analyses = _in_place(reference, candidate, residual_maps, seed=seed, device=device, counterparts=counterparts)
+    for analysis in analyses:
         search_moved_rows(analysis)
-        add_experts(analysis)
+        if analysis.n_found:
+            break
+    else:
+        if not analyses:
+            return None
+        analysis = analyses[0]
+    add_experts(analysis)
     return analysis
 
 
@@ -140,17 +149,37 @@ def compare_layers_in_place(
     counterparts: Mapping[int, int] = {},
 ) -> LayerAnalysis | None:
     """Run only tier 1; see :func:`analyse_layers` for the arguments."""
+    analyses = _in_place(reference, candidate, residual_maps, seed=seed, device=device, counterparts=counterparts)
+    return analyses[0] if analyses else None
+
+
+def _in_place(
+    reference: PlacedTensors,
+    candidate: PlacedTensors,
+    residual_maps: Sequence[ResidualBasisMap],
+    *,
+    seed: int,
+    device: str,
+    counterparts: Mapping[int, int],
+) -> list[LayerAnalysis]:
+    """Run tier 1 under each map; return the results, those with the most agreement first."""
     models = read_closely(reference), read_closely(candidate)
     if not residual_maps or not all(model.anatomy.layers for model in models):
-        return None
+        return []
     fitted = {Role.K: FITTED} if any(residual_map.fitted_on == FITTED_ON for residual_map in residual_maps) else {}
     reader = ProjectionReader(models, seed=seed, device=device, left_out=fitted)
     outcomes = [outcome for outcome in compare_in_place(reader, residual_maps) if outcome.cells]
-    if not outcomes:
-        return None
-    best = max(outcomes, key=lambda outcome: outcome.n_named)
-    log_n = next(iter(best.cells.values())).log_n_tests
-    return LayerAnalysis(best, {**counterparts, **best.counterparts()}, {}, {}, reader, log_n)
+    return [
+        LayerAnalysis(
+            outcome,
+            {**counterparts, **outcome.counterparts()},
+            {},
+            {},
+            reader,
+            next(iter(outcome.cells.values())).log_n_tests,
+        )
+        for outcome in sorted(outcomes, key=lambda outcome: -outcome.n_named)
+    ]
 
 
 def describe_copies(

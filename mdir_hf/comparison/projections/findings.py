@@ -58,11 +58,13 @@ class FoundMaps:
         turns: ``(g, d', d)`` matrices that map the reference's rows of those heads to the candidate's, for each
             projection.
         neurons: ``(3, k)`` sampled reference neurons, their partners, and the signs of up; or None.
+        sign: -1 if gates show that the residual-basis map has the wrong overall sign, else 1.
     """
 
     heads: dict[Role, IntArray] = field(default_factory=dict)
     turns: dict[Role, torch.Tensor] = field(default_factory=dict)
     neurons: IntArray | None = None
+    sign: int = 1
 
 
 @dataclass

@@ -54,6 +54,8 @@ class NeuronSearch(Search):
             finding = self._neuron_outputs(pair, down, maps)
             if finding is not None:
                 findings[down] = finding
+        if has_gate:
+            maps.neurons[2] *= maps.sign
         if up is Role.UP:
             return findings
         return {role: replace(finding, moved="channels") for role, finding in findings.items()}
@@ -71,7 +73,7 @@ class NeuronSearch(Search):
             reader.rows_of_one(side, role, place, numbers if side == few else None) for side, place in enumerate(pair)
         ]
         rows[0] = carried(self.residual_map, rows[0])
-        # A residual-basis map fitted on keys may have the wrong overall sign.
+        # Keys do not tell the overall sign of a residual-basis map, and nor does tier 1 if all rows moved.
         searches = [(sign, search_rows(sign * rows[few], rows[1 - few], is_signed=is_signed)) for sign in (1, -1)]
         sign, search = min(searches, key=lambda signed_search: signed_search[1].log_p)
         log_p = min(0.0, search.log_p + math.log(len(searches)))
@@ -82,6 +84,7 @@ class NeuronSearch(Search):
         if np.mean((sides[0] != sides[1])[is_alike(cosines)]) <= LEAST_SHARE_MOVED:
             return None  # similar neurons are in place, as tier 1 has found
         maps.neurons = np.stack((*sides, search.signs if is_signed else np.ones_like(search.signs)))
+        maps.sign = 1 if is_signed else sign
         return Finding(log_p, cosines, share_alike(cosines), "neurons")
 
     def _same_neurons(self, role: Role, pair: tuple[int, int], maps: FoundMaps, *, is_signed: bool) -> Finding | None:

@@ -206,8 +206,7 @@ def without_rows(model: Model) -> VocabularyError:
 
 
 def neurons_of(model: PlacedTensors, *, every: bool = False, seed: int | None = None) -> NeuronSample | None:
-    """Read the neurons of a fingerprint as 16-bit rows; return None if the layers are not supported, or all rows
-    are zero.
+    """Read the neurons of a fingerprint as 16-bit rows; return None if there are none, or if all rows are zero.
 
     If ``every`` is true, all layers are read instead of four. See :func:`take_fingerprint` for the seed.
     """

@@ -46,7 +46,7 @@ test: .venv/.installed $(if $(ALL),chromium) ## Run the quick tests; with ALL=1,
 # AMD, where MKL ignores MKL_ENABLE_INSTRUCTIONS).
 OLD := OPENBLAS_CORETYPE=Prescott MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41 ATEN_CPU_CAPABILITY=default
 COMMON := OPENBLAS_CORETYPE=Haswell MKL_CBWR=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2
-NUMERIC := tests/method tests/render/figures tests/test_processor.py tests/comparison/test_body.py tests/comparison/test_compare.py
+NUMERIC := tests/method tests/render/figures tests/test_processor.py tests/comparison/test_neurons.py tests/comparison/test_compare.py
 
 test-machines: .venv/.installed ## Run the numeric tests with two instruction sets, each with one and two threads
 	for threads in 1 2; do \

@@ -128,10 +128,16 @@ def judge_all(every: Iterable[Pair], results: Path, *, level: str = "auto", agai
         results.write_text("".join(json.dumps(each) + "\n" for each in rows.values()), encoding="utf-8")
         against = "" if row["verdict"] == ("homologous" if pair.is_related else "no_evidence") else "   <-- look"
         print(
-            f"{row['verdict']:13} {row.get('log10_p', 0):10.1f} {row['cpu_s']:7.1f} s  "
+            f"{row['verdict']:13} {row.get('settled_by') or '':10} {log10_p_text(row.get('log10_p')):>8} "
+            f"{row['cpu_s']:7.1f} s  "
             f"{pair.a.name} | {pair.b.name}{against}",
             flush=True,
         )
+
+
+def log10_p_text(log10_p: float | None) -> str:
+    """Return log10 p with one decimal; a step that searched for partners has none."""
+    return "none" if log10_p is None else f"{log10_p:.1f}"
 
 
 def describe(model: Model) -> dict[str, Any]:

@@ -110,7 +110,7 @@ to have every second layer of MiniLM-L12, the base of the reranker. The packages
 ColBERT also descend from MiniLM-L12, or that paraphrase-L3 has its layers 3, 7 and 11; we measured both. The ColBERT is
 closest to bge-small, as the trace over rank shows."""
 
-OPENING = f"""# Evidence
+OPENING = """# Evidence
 
 `python -m benchmarks.evidence` writes this page from `benchmarks/results`. Models, pairs, peers and metrics are
 described in `benchmarks/zoo`, `benchmarks/peers`, `benchmarks/metrics.py` and `benchmarks/calibration.py`. Every

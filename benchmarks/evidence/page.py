@@ -110,22 +110,17 @@ to have every second layer of MiniLM-L12, the base of the reranker. The packages
 ColBERT also descend from MiniLM-L12, or that paraphrase-L3 has its layers 3, 7 and 11; we measured both. The ColBERT is
 closest to bge-small, as the trace over rank shows."""
 
-OPENING = f"""# Evidence
+OPENING = """# Evidence
 
 `python -m benchmarks.evidence` writes this page from `benchmarks/results`. Models, pairs, peers and metrics are
 described in `benchmarks/zoo`, `benchmarks/peers`, `benchmarks/metrics.py` and `benchmarks/calibration.py`. Every
 decision uses alpha 1e-10, which was fixed in advance.
 
-All pairs of real models, the published methods, [the zoo]({PAGES}/the-zoo.md) and
-[what framing takes]({PAGES}/what-framing-takes.md) are judged by the rules of the
-[second witness](method/verdicts.md#two-witnesses). Under these rules, five relatives among the pairs of real
-models are `inconclusive` (bold in the tables). The newest limits, on offsets, on constants that
-earlier biases write and on the strengths of layers, are stricter. We compared the models that they affect again: 104
-of 105 framed models, 501 related pairs of the zoo (240 of them, of GPT-2 and GPT-NeoX, under the limit on constants,
-too), and the real pairs that were compared with many seeds. One verdict was lost and one gained, both in the zoo and
-at the limit. The noisy relatives among the real pairs, for which [more rows](method/rows.md#looks) are read now, were
-compared again, too; no verdict changed. Other rows are older; the small strangers of one recipe were compared before
-the second witness was added, when embeddings alone could decide."""
+All tables were measured before [neurons alone decided](method/verdicts.md), with rules that also asked what copied
+neurons do, and that let matching embeddings or layers make a verdict `inconclusive`. Reasons, costs and columns for
+embeddings in the tables are from that version. Small strangers of one recipe were compared earlier, when embeddings
+alone could decide. [The limit](method/verdicts.md#when-two-layers-match) has the largest counts of neurons that
+strangers and framed models reach under the present rule."""
 
 PAPER = {
     "paper-noise": "The paper's tables of noise",

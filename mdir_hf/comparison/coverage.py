@@ -28,6 +28,7 @@ class ReadOfModel:
         neuron_layers: Layers whose neurons were compared.
         whole_layers: Layers in which the projections in ``whole_roles`` were compared whole.
         row_layers: Layers in which sampled rows of the projections in ``rows_of`` were compared.
+        reads_keys: Whether keys of some heads were compared.
         other_stacks: Number of comparisons for each of the other stacks whose neurons were compared.
     """
 
@@ -40,6 +41,7 @@ class ReadOfModel:
     whole_roles: tuple[ModuleRole, ...] = ()
     row_layers: frozenset[int] = frozenset()
     rows_of: tuple[ModuleRole, ...] = ()
+    reads_keys: bool = False
     expert_row_layers: frozenset[int] = frozenset()
     reads_first_experts: bool = False
     expert_set_layers: frozenset[int] = frozenset()
@@ -64,6 +66,7 @@ def read_of(report: HomologyReport, side: str, layers_of_model: Sequence[Layer])
         whole_roles=tuple(role for role in ModuleRole if any(module.role is role for module in modules)),
         row_layers=frozenset(getattr(result.layer, side) for result in rows),
         rows_of=tuple(role for role in ModuleRole if any(result.role is role for result in rows)),
+        reads_keys=report.excludes is not None and report.excludes.keys is not None,
         expert_row_layers=frozenset(getattr(result.layer, side) for result in of_experts) & mixtures,
         reads_first_experts=neurons is not None and any(layer.experts for layer in layers_of_model),
         expert_set_layers=frozenset(
@@ -143,6 +146,8 @@ def _language(reads: ReadOfModel) -> Treated:
     sampled = []
     if reads.neuron_layers:
         sampled.append(f"some neurons of {len(reads.neuron_layers)} of {n} layers")
+    if reads.reads_keys:
+        sampled.append("keys of some heads")
     if reads.row_layers:
         sampled.append(f"rows of {', '.join(reads.rows_of)} of {len(reads.row_layers)} of {n} layers")
     if reads.whole_layers:

@@ -26,8 +26,8 @@ Pair = tuple[int, int]
 
 LEAST_CERTAIN_SHARE = 0.5
 """Two layers match if at least this share of the tested neurons is certain: 32 of 64. Strangers reach 4 (searched; 0 by
-number), framers who copy no row 14, and deterministic initialisations 16; copies of SmolLM2-135M under noise as
-large as the weights reach 64, and under twice that noise 28 to 37 (docs/method/verdicts.md has the table)."""
+number), framers who copy no row 14, and deterministic initialisations 16; copies of SmolLM2-135M reach 62 to 64
+under noise as large as the weights, and 47 to 58 under three times that noise (docs/method/verdicts.md)."""
 
 STEPS = (SettledBy.NEAR, SettledBy.NUMBER, SettledBy.EVERY, SettledBy.NOISE)
 """Steps that pair neurons by number. Step number s may spend 1 / (s (s + 1)) of alpha, and so may each comparison of

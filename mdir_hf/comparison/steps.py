@@ -183,7 +183,10 @@ def look_at_embeddings(measurements: Measurements) -> Measurements:
 def compare_numbers_under_noise(measurements: Measurements) -> Measurements:
     """Look closer at layers in which remarkably many neurons kept their number, although few are certain."""
     by_number = next((neurons for neurons in measurements.neurons if neurons.step is SettledBy.NUMBER), None)
-    return measurements if by_number is None else _compare_under_noise(measurements, nominated_pairs(by_number))
+    if by_number is None:
+        return measurements
+    n_pairs = len(by_number.reference_layers) * len(by_number.candidate_layers)
+    return _compare_under_noise(measurements, nominated_pairs(by_number), n_nominated_of=n_pairs)
 
 
 def compare_under_noise(measurements: Measurements) -> Measurements:
@@ -193,12 +196,21 @@ def compare_under_noise(measurements: Measurements) -> Measurements:
     return _compare_under_noise(measurements, _pairs_to_search(measurements))
 
 
-def _compare_under_noise(measurements: Measurements, pairs: Sequence[Pair]) -> Measurements:
+def _compare_under_noise(
+    measurements: Measurements, pairs: Sequence[Pair], *, n_nominated_of: int | None = None
+) -> Measurements:
     """Fit the rotation to many whitened rows, in one or two pairs of layers."""
     if pairs and _n_values(measurements, pairs[0]) > LARGE_LAYER_VALUES:
         pairs = pairs[:1]
     n_rows = NOISE_ROWS_PER_CHANNEL * max(model.anatomy.hidden_size for model in measurements.models)
-    return _compare_pairs(measurements, SettledBy.NOISE, pairs[:NEAR_LAYERS], n_fitted_rows=n_rows, is_whitened=True)
+    return _compare_pairs(
+        measurements,
+        SettledBy.NOISE,
+        pairs[:NEAR_LAYERS],
+        n_fitted_rows=n_rows,
+        n_nominated_of=n_nominated_of,
+        is_whitened=True,
+    )
 
 
 def search_behind_embeddings(measurements: Measurements) -> Measurements:

@@ -1,4 +1,4 @@
-"""Measure how far a matrix's axes stand out, which the formula for p assumes they do not (docs/method/rows.md)."""
+"""Measure how far a matrix's axes stand out, which the formula for p assumes they do not (docs/method/bound.md)."""
 
 from __future__ import annotations
 

@@ -105,6 +105,6 @@ def log_p_entry(
 def log_cost_of_look(number: int) -> float:
     """Return the log of the factor that corrects the p of look number s = 1, 2, ...: ``ln s(s+1)``.
 
-    Look s uses the share 1/(s(s+1)) of alpha; these shares sum to at most 1 (docs/method/rows.md, "Looks").
+    Look s uses the share 1/(s(s+1)) of alpha; these shares sum to at most 1 (docs/method/numbering.md, "Choices").
     """
     return math.log(number * (number + 1))

@@ -37,6 +37,13 @@ def is_one_of_several_ranks() -> bool:
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
+def value_of_first_rank(value: int) -> int:
+    """Return the value that the first rank passes. All ranks must call this at the same point."""
+    values = [value]
+    torch.distributed.broadcast_object_list(values, src=0)
+    return values[0]
+
+
 def usable_cores(root: Path = Path("/")) -> int:
     """Return the number of cores, at least 1, that this process may use under its CPU affinity and cgroup quota.
 

@@ -17,7 +17,7 @@ from mdir_hf.comparison.reading import read_closely
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.errors import ByteBudgetError, MdirError
 from mdir_hf.model.comparable import Comparable
-from mdir_hf.processor import one_pool
+from mdir_hf.processor import is_one_of_several_ranks, one_pool, value_of_first_rank
 from mdir_hf.report import HomologyReport, Verdict
 
 Step = Callable[[Measurements], Measurements]
@@ -54,7 +54,7 @@ def compare_models(reference: Comparable, candidate: Comparable, settings: Setti
         candidate=candidate,
         settings=settings,
         tensors=(read_closely(reference), read_closely(candidate)),
-        sample_seed=draw_sample_seed() if settings.sample_seed is None else settings.sample_seed,
+        sample_seed=_fresh_seed(reference, candidate) if settings.sample_seed is None else settings.sample_seed,
         is_sample_fresh=settings.sample_seed is None,
     )
     with one_pool():
@@ -108,6 +108,13 @@ def compare_samples(
         if not measurements.is_settled:
             measurements = steps.look_at_embeddings(measurements)
     return report_on(measurements, watch)
+
+
+def _fresh_seed(*models: Comparable) -> int:
+    """Draw the seed of the samples. Ranks that share a model draw one together, because they must read the same rows."""
+    seed = draw_sample_seed()
+    are_shared = any(getattr(getattr(model, "repository", None), "is_sharded", False) for model in models)
+    return value_of_first_rank(seed) if are_shared and is_one_of_several_ranks() else seed
 
 
 def _run(name: str, step: Step, measurements: Measurements, watch: Watch) -> Measurements:

@@ -57,7 +57,7 @@ def test_an_index_is_proposed_merged_and_searched_by_its_address(
     loopback_hub.merge("datasets/lab/lineage", 1)
     capsys.readouterr()
     url = f"{loopback_hub.endpoint}/datasets/lab/lineage/resolve/main/indices/bases.safetensors"
-    assert main(["identify", population["a/tuned"], "--index", url, "--json", "--no-confirm"]) == 0
+    assert main(["identify", population["a/tuned"], "--index", url, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["found"] == [population["a/base"]]
 
 

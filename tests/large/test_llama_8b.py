@@ -36,10 +36,11 @@ def hub(tmp_path_factory):
 def test_a_relative_is_settled_with_a_few_megabytes(hub, tmp_path):
     run = run_compare("llama/base", "llama/fine-tune", endpoint=hub.endpoint, home=tmp_path)
     assert run.report["verdict"] == "homologous"
-    # A tokenizer of 9 MB, the first look at the embeddings (8 MB), the second witness (4 MB), and headers.
-    assert run.report["io"]["bytes_read"] < 24e6
+    # Gate and up of 64 tested and 24 fitted neurons of one layer of each model (2.9 MB), and headers. 16 neurons more
+    # than that may be read in their gaps.
+    assert run.report["io"]["bytes_read"] < 4e6
     assert run.peak_memory_bytes < 1 << 30
-    assert sum(path.endswith("tokenizer.json") for path in run.report["io"]["files"]) == 1
+    assert not any(path.endswith("tokenizer.json") for path in run.report["io"]["files"])
 
 
 def test_an_exact_copy_is_settled_by_digests_without_a_weight_byte(hub, tmp_path):

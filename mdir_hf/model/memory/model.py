@@ -129,13 +129,16 @@ def load_model(model: object, *, tokenizer: LoadedRepository | None = None, adap
             above = _with_tensors(
                 LoadedRepository(f"{label} with the adapter {name!r}", {**contents, **vocabulary}, base=above), tensors
             )
+            above.is_sharded = base.is_sharded
         return above
 
 
 def _repository(label: str, model: Any, contents: Mapping[str, bytes]) -> LoadedRepository:  # noqa: ANN401
     from mdir_hf.model.memory.saved import SavedParameters
 
-    return _with_tensors(LoadedRepository(label, contents), SavedParameters(model, _parameters(model)))
+    parameters = _parameters(model)
+    is_sharded = any(parameter.is_sharded for parameter in parameters.values())
+    return _with_tensors(LoadedRepository(label, contents, is_sharded=is_sharded), SavedParameters(model, parameters))
 
 
 def _with_tensors(repository: LoadedRepository, tensors: Any) -> LoadedRepository:  # noqa: ANN401

@@ -20,6 +20,7 @@ class LoadedRepository:
         repo: Name shown in reports, such as ``memory:LlamaForCausalLM(Qwen/Qwen2.5-0.5B)``.
         tensors: The tensors, under the names used when saving; None for a tokenizer.
         came_from: Name that the model was loaded from, or None.
+        is_sharded: Whether several ranks of ``torch.distributed`` store parts of the model.
     """
 
     repo: str
@@ -27,6 +28,7 @@ class LoadedRepository:
     tensors: StoredSource | None = None
     base: LoadedRepository | None = None
     came_from: str | None = None
+    is_sharded: bool = False
     ledger: IoLedger = field(default_factory=IoLedger)
     revision: str | None = None
     commit: str | None = None

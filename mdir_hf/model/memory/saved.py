@@ -39,6 +39,11 @@ class PlacedParameter:
         )
 
     @property
+    def is_sharded(self) -> bool:
+        """Whether several ranks of ``torch.distributed`` store parts of this parameter."""
+        return hasattr(self.tensor, "ds_id") or hasattr(self.tensor, "full_tensor")
+
+    @property
     def place(self) -> object:
         """A key that is the same for parameters that share memory."""
         if self.is_at_hand and self.tensor.numel():

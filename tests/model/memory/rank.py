@@ -25,7 +25,7 @@ def run(rank, place, folders):
             fully_shard(model, mesh=mesh)
         tokenizers = [transformers.AutoTokenizer.from_pretrained(folder) for folder in folders]
         checker = HomologyChecker.from_pretrained(models[0], tokenizer=tokenizers[0])
-        report = checker.compare(models[1], tokenizer=tokenizers[1], level="full", progress=False)
+        report = checker.compare(models[1], tokenizer=tokenizers[1], level="paper", progress=False)
         (place / f"{rank}.json").write_text(report.to_json())
     finally:
         dist.destroy_process_group()

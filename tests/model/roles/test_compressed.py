@@ -146,10 +146,3 @@ def test_a_relative_is_found_and_a_stranger_is_not(method, tmp_path):
     assert found.verdict is Verdict.HOMOLOGOUS
     stranger = write(tmp_path / "stranger", new_model(seed=9, **SIZES), METHODS[method])
     assert compare(base, stranger, progress=False).verdict is Verdict.NO_EVIDENCE
-
-
-def test_products_are_screened_beside_plain_matrices(tmp_path, monkeypatch):
-    monkeypatch.setattr("mdir_hf.comparison.row_screen.MANY_CHANNELS", 16)
-    base = write(tmp_path / "base", new_model(seed=0, **SIZES))
-    stranger = write(tmp_path / "stranger", new_model(seed=9, **SIZES), METHODS["SVD-LLM"])
-    assert compare(base, stranger, progress=False).verdict is Verdict.NO_EVIDENCE

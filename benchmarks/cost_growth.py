@@ -317,7 +317,7 @@ def measure(size: Size, kind: str) -> dict[str, object]:
         "candidate": kind,
         "verdict": report.verdict.value,
         "settled_by": None if report.settled_by is None else report.settled_by.value,
-        "log10_p": round(report.log10_p or 0.0, 1),
+        "log10_p": None if report.log10_p is None else round(report.log10_p, 1),
         "n_bytes_read": ledger.bytes_read,
         "share": ledger.bytes_read / whole,
         "reads": ledger.requests,
@@ -367,7 +367,7 @@ def main() -> None:
             row = measure(size, kind)
             rows.append(row)
             print(
-                f"{size.name:15} {kind:10} {row['verdict']:12} log10 p {row['log10_p']:>9} read "
+                f"{size.name:15} {kind:10} {row['verdict']:12} log10 p {row['log10_p']!s:>9} read "
                 f"{int(str(row['n_bytes_read'])) / 1e6:8.1f} MB ({100 * float(str(row['share'])):.3f} %) in "
                 f"{row['reads']} reads, {row['cpu_s']} s of processor time",
                 flush=True,

@@ -182,8 +182,8 @@ def growth_section(results: Results, figures: dict[str, Figure]) -> str:
             row["model"],
             row["candidate"],
             row["verdict"],
-            f"{row['log10_p']:,.0f}",
-            f"{row['n_bytes_read'] / 1e6:,.0f}",
+            "none" if row["log10_p"] is None else f"{row['log10_p']:,.0f}",
+            f"{row['n_bytes_read'] / 1e6:,.1f}",
             f"{100 * row['share']:.2g} %",
             f"{row['cpu_s']:.0f}",
         ]

@@ -1,14 +1,13 @@
 """Write the reference values that reports show next to their p: ``python -m benchmarks.real.scale``.
 
-They are the log10 p in ``benchmarks/results/real-pairs.jsonl``, separately for unrelated and related pairs. A p that is
-not a bound is left out; this concerns calibration, and the rotation invariance of embeddings.
+They are the log10 p in ``benchmarks/results/real-pairs.jsonl``, separately for unrelated and related pairs. Pairs
+whose neurons were searched for have no p.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PAIRS = ROOT / "benchmarks" / "results" / "real-pairs.jsonl"
@@ -23,18 +22,11 @@ def scale_of(pairs: str) -> str:
         kind: sorted(
             round(pair["log10_p"], 1) + 0.0
             for pair in judged
-            if pair["related"] is related and pair["verdict"] != "inconclusive" and _is_bound(pair)
+            if pair["related"] is related and pair["verdict"] != "inconclusive" and pair["log10_p"] is not None
         )
         for kind, related in kinds.items()
     }
     return json.dumps(numbers) + "\n"
-
-
-def _is_bound(pair: dict[str, Any]) -> bool:
-    """Return whether p of a judged pair bounds a probability by the current rules."""
-    if pair["verdict"] != "homologous" or pair["assumption"] == "numbering":
-        return True
-    return bool(pair["assumption"] == "rotation" and pair["settled_by"] == "layers")
 
 
 if __name__ == "__main__":

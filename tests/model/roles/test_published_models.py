@@ -6,9 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from mdir_hf.comparison.mixtures import _read_mlps, mlp_parts
 from safetensors.torch import save_file
 
+from mdir_hf.comparison.layer_weights import RoleReader
+from mdir_hf.comparison.stacks import expert_sets
+from mdir_hf.method.neurons import unit_rows
 from mdir_hf.model.files import MemorySource
 from mdir_hf.model.hub import IoLedger, open_repository
 from mdir_hf.model.opened import Model
@@ -181,15 +183,13 @@ def test_each_mlp_of_arctic_is_read_after_its_own_norm():
     config = {"model_type": "arctic", "hidden_size": N, "num_local_experts": 1}
     anatomy = resolve_anatomy(config, list(tensors), lambda name: tuple(tensors[name].shape))
     model = SimpleNamespace(anatomy=anatomy, tensors=MemorySource(tensors), label="arctic")
-    named = mlp_parts(model, 0)
-    for (name, _), read in zip(named, _read_mlps(model, 0, named, torch.float64), strict=True):
-        mlp, norm = (
-            ("residual_mlp", "residual") if name == "shared" else ("block_sparse_moe.experts.0", "post_attention")
-        )
-        gain = layer[f"{norm}_layernorm.weight"].double()
-        torch.testing.assert_close(read.up, layer[f"{mlp}.w3.weight"].double() * gain)
-        torch.testing.assert_close(read.gate, layer[f"{mlp}.w1.weight"].double() * gain)
-    assert [name for name, _ in named] == [0, "shared"]
+    (experts,) = expert_sets(model)
+    assert experts.names == (0, "shared")
+    for at, (mlp, norm) in enumerate((("block_sparse_moe.experts.0", "post_attention"), ("residual_mlp", "residual"))):
+        gain = layer[f"{norm}_layernorm.weight"]
+        for role, name in ((Role.UP, "w3"), (Role.GATE, "w1")):
+            rows = RoleReader(experts, role).read(at, None)
+            torch.testing.assert_close(rows.float(), unit_rows(layer[f"{mlp}.{name}.weight"] * gain))
 
 
 def test_arctic_without_experts_has_one_mlp():

@@ -88,14 +88,14 @@ HISTORY = (*AGREES[1:], "replaced")
 
 
 def _tables_in_short(rows: list[Row]) -> str:
-    """Summarise the tables of projections of models that the second witness does not confirm."""
+    """Summarise the tables of projections of models that no matching neurons confirm."""
     tables = [row["layers"]["table"] for row in rows if "table" in row.get("layers", {})]
     unconfirmed = [table["outcomes"] for table in tables if not table["is_confirmed"]]
     agreeing = sum(any(outcome in AGREES for outcome in outcomes) for outcomes in unconfirmed)
     told = sum(any(outcome in HISTORY for outcome in outcomes) for outcomes in unconfirmed)
     n_told = "none" if not told else str(told)
     return (
-        f"At level `layers`, {len(tables)} models have a table of projections. The second witness does not confirm "
+        f"At level `layers`, {len(tables)} models have a table of projections. No matching neurons confirm "
         f"{len(unconfirmed)} of them. In {agreeing} of these, sampled rows of some projections agree with the "
         f"victim's, because they were arranged or copied. Their tables say *rows agree*, and {n_told} of them says "
         "*kept*, *permuted* or *replaced*."

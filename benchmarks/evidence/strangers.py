@@ -22,7 +22,7 @@ STATISTICS = {
 
 
 OUTSIDE = (
-    "Longer trainings were measured outside the project, on one H100, with the version before the second witness. "
+    "Longer trainings were measured outside the project, on one H100, with an earlier version. "
     "Llamas trained on 157 million tokens and GPT-2s trained on 66 million, without common seeds, are `no_evidence` "
     "(trace over rank 0.129). The Llama keeps every channel number and half of the trace (0.479) if it is trained for "
     "as long again on manuals, at the full rate, until it has forgotten its code (loss 1.2 to 6.7)."

@@ -316,8 +316,8 @@ def map_of_heads(
 
     Args:
         models: Reference and candidate.
-        pairs: Positions in ``anatomy.layers`` of the reference and the candidate; others than those of ``keys`` are
-            skipped.
+        pairs: Positions in ``anatomy.layers`` of the reference and the candidate; positions that
+            ``keys`` lacks are skipped.
         seed: Seed of the rows to which the map is fitted.
         device: Device of the computation.
         keys: Readers of both models from :func:`head_keys`, if heads were read before.

@@ -40,7 +40,7 @@ def describe_layers(measurements: Measurements) -> Measurements:
 
 
 def _known_counterparts(measurements: Measurements) -> dict[int, int]:
-    """Return the reference layers whose heads or neurons match those of a candidate layer, keyed by the latter."""
+    """Return the reference layers that match candidate layers by heads or neurons, keyed by candidate layer."""
     of_heads = {} if measurements.heads is None else {place: source for source, place, _ in measurements.heads.pairs}
     matches = [match for neurons in measurements.neurons for match in neurons.matches]
     return {**of_heads, **{match.candidate: match.reference for match in matches}}

@@ -44,7 +44,7 @@ def search_neurons(
     ``pair`` are the positions of the two layers, ``residual_map`` maps the first model's residual stream to the
     second's, up to the sign of the whole stream, and ``seed`` selects the sampled neurons of the layer with fewer
     neurons. A rotation can later be fitted on ``n_fitted_rows`` rows, as far as there are enough. Neurons with equal
-    gates are judged by the sum of what they compute; see :mod:`~mdir_hf.method.neuron_classes`. Reads the gate of the
+    gates are judged by the sum of their outputs; see :mod:`~mdir_hf.method.neuron_classes`. Reads the gate of the
     other layer (up, if there is no gate), a few hundred rows, all of down if neurons with equal gates are found, and
     the sampled layer's gate if its neurons seem split.
 

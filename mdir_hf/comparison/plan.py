@@ -32,7 +32,7 @@ NOISE_ROWS_PER_CHANNEL = 5
 """Number of rows per residual channel to which the noise step fits a rotation."""
 
 SEARCHES = 4
-"""Maximum number of searches, each of which reads one whole gate: two behind a map of keys, two behind one of the
+"""Maximum number of searches, and each reads one whole gate: two behind a map of keys, two behind one of the
 embeddings."""
 
 

@@ -1,6 +1,6 @@
 """The steps of a comparison. Each is a function from measurements to measurements.
 
-Steps never pair layers by depth, rows by token or neurons by number, unless that is what they test.
+Steps never pair layers by depth, rows by token or neurons by number, unless they test that order.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NEAR_FITTED_ROWS = 48
 """Number of rows to which the first step fits a rotation: 3 MB for two models of 8B."""
 
 MOST_SEARCHED = 2
-"""Maximum number of pairs of layers that are searched behind one map, each of which reads one whole gate."""
+"""Maximum number of pairs of layers that are searched behind one map. Each search reads one whole gate."""
 
 
 def compare_files(measurements: Measurements) -> Measurements:

@@ -1,4 +1,4 @@
-"""Judge neurons of one layer with equal gates by the sum of what they compute.
+"""Judge neurons of one layer with equal gates by the sum of their outputs.
 
 A gated neuron computes ``down_i * act(gate_i x) * (up_i x)``. If the gates of several neurons are equal, together they
 compute ``act(gate x) * sum_i down_i (up_i x)``, so only the sum of ``up_i (x) down_i`` matters. A neuron can be split

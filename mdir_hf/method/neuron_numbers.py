@@ -166,7 +166,7 @@ def _whitened_maps(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torc
         torch.linalg.solve_triangular(root.T, vectors * scale**0.25, upper=True)
         for root, vectors in zip(roots, (left, right.T), strict=True)
     )
-    # A cosine is a mean of products with weights s^(1/2), of which fewer than all count.
+    # A cosine is a mean of products with weights s^(1/2); small weights hardly count.
     total = scale.sqrt().sum().clamp(min=torch.finfo(scale.dtype).tiny)
     return of_reference, of_candidate, float(scale.sum().sqrt() / total)
 

@@ -93,7 +93,8 @@ def _why_missed(missed: Sequence[Row]) -> str:
     if published:
         listed = "; ".join(f"{done} ({', '.join(reasons)})" for done, reasons in published.items())
         texts.append(
-            f"The earlier rule missed these published methods: {listed}. A draft model of EAGLE-1 has only the embeddings of its base."
+            f"The earlier rule missed these published methods: {listed}. A draft model of EAGLE-1 has only "
+            "the embeddings of its base."
         )
     if hard:
         texts.append(

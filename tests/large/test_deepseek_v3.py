@@ -55,7 +55,7 @@ def test_embeddings_are_compared_with_few_requests_and_megabytes(hub, tmp_path):
     # The layers of these files are holes: the embeddings agree, but no neurons do.
     assert (run.report["verdict"], run.report["reason"]) == ("inconclusive", "embeddings_only")
     io = run.report["io"]
-    # Two indices of 9 MB, a tokenizer of 10 MB, neurons of 256 experts in two layers, and searches behind the embeddings.
+    # Two indices of 9 MB, a tokenizer of 10 MB, neurons of 256 experts in two layers, and some whole gates.
     assert (io["bytes_read"] < 400e6, io["requests"] < 4500) == (True, True), io
     assert run.peak_memory_bytes < 2 << 30
 

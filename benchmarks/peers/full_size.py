@@ -13,11 +13,13 @@ from mdir_hf.comparison.keys import FEWEST_HEADS, FEWEST_LAYERS, MOST_HEADS, MOS
 from mdir_hf.comparison.neuron_sample import (
     FEW_LAYERS,
     FITTED_ROWS,
+    LARGE_LAYER_VALUES,
+    NEAR_FITTED_ROWS,
+    NEAR_LAYERS,
     NOMINATING_FITTED,
     NOMINATING_TESTED,
     sample_sizes,
 )
-from mdir_hf.comparison.steps import LARGE_LAYER_VALUES, NEAR_FITTED_ROWS, NEAR_LAYERS
 from mdir_hf.comparison.tokens import ROWS
 
 N_BYTES_PER_WEIGHT = 2

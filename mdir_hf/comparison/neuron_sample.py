@@ -39,6 +39,15 @@ NOMINATING_TESTED, NOMINATING_FITTED = 32, 48
 FEW_LAYERS = 4
 """Number of layers sampled per model, including the first and last, unless all are wanted."""
 
+NEAR_LAYERS = 2
+"""Number of random layers at the same place that the first step compares."""
+
+LARGE_LAYER_VALUES = 1 << 24
+"""If a matrix has more entries than this, the first step compares one layer, because its sample takes megabytes."""
+
+NEAR_FITTED_ROWS = 48
+"""Number of rows to which the first step fits a rotation: 3 MB for two models of 8B."""
+
 RUN, LONG_RUN = 8, 16
 """Number of adjacent neurons that are read as one byte range, because each range of a remote file takes one request.
 Rows that only nominate layers are read in longer runs."""
@@ -196,13 +205,13 @@ def _choose(
     return _Choice(model, chosen, roles, n_neurons, n_tested, numbers)
 
 
-def planned_n_bytes(model: PlacedTensors, *, every: bool = False) -> int:
+def planned_n_bytes(model: PlacedTensors, *, every: bool = False, n_fitted_rows: int = FITTED_ROWS) -> int:
     """Estimate how many bytes of gate and up :func:`take_neurons` reads.
 
     Raises:
         AnatomyError: If a matrix of neurons does not have the model's width.
     """
-    choice = _choose(model, seed=0, n_fitted_rows=FITTED_ROWS, places=None, every=every, nominates=False)
+    choice = _choose(model, seed=0, n_fitted_rows=n_fitted_rows, places=None, every=every, nominates=False)
     if choice is None:
         return 0
     layer = choice.model.anatomy.layers[choice.places[0]]

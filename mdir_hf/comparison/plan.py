@@ -8,8 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from mdir_hf.comparison.layer_weights import layers_with, stored_n_bytes
-from mdir_hf.comparison.neuron_layers import GATE_OF, neuron_layers, neuron_role, with_first_experts
-from mdir_hf.comparison.neuron_sample import FEW_LAYERS, planned_n_bytes
+from mdir_hf.comparison.neuron_layers import GATE_OF, n_neurons_of, neuron_layers, neuron_role, with_first_experts
+from mdir_hf.comparison.neuron_sample import (
+    FEW_LAYERS,
+    LARGE_LAYER_VALUES,
+    NEAR_FITTED_ROWS,
+    NEAR_LAYERS,
+    planned_n_bytes,
+)
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.comparison.stacks import expert_sets, has_mixture
 from mdir_hf.comparison.tokens import ROWS, matrix_pair
@@ -93,8 +99,11 @@ def reads_of(model: PlacedTensors) -> dict[str, int]:
     reads = dict.fromkeys(("near", "number", "parts", "keys", "every", "noise", "searches"), 0)
     with suppress(AnatomyError, UnsupportedFormatError):
         places = neuron_layers(model)
-        per_layer = planned_n_bytes(model) // max(1, min(FEW_LAYERS, len(places)))
-        reads["near"] = GAPS * min(2, len(places)) * per_layer
+        n_sampled = max(1, min(FEW_LAYERS, len(places)))
+        per_layer = planned_n_bytes(model) // n_sampled
+        is_large = bool(places) and n_neurons_of(model)[places[0]] * model.anatomy.hidden_size > LARGE_LAYER_VALUES
+        n_near = 1 if is_large else min(NEAR_LAYERS, len(places))
+        reads["near"] = GAPS * n_near * planned_n_bytes(model, n_fitted_rows=NEAR_FITTED_ROWS) // n_sampled
         reads["number"] = GAPS * min(FEW_LAYERS, len(places)) * per_layer
         reads["every"] = GAPS * (len(places) + FEW_LAYERS) * per_layer
         matrices = _bytes_of_neurons(model, places)

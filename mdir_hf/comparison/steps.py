@@ -17,6 +17,9 @@ from mdir_hf.comparison.measurements import Measurements
 from mdir_hf.comparison.neuron_layers import n_neurons_of
 from mdir_hf.comparison.neuron_sample import (
     FITTED_ROWS,
+    LARGE_LAYER_VALUES,
+    NEAR_FITTED_ROWS,
+    NEAR_LAYERS,
     SAMPLE_SEEDS,
     NeuronSample,
     has_neurons,
@@ -34,15 +37,6 @@ from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.report import NeuronNumbers, SettledBy
 
 Pair = tuple[int, int]
-
-NEAR_LAYERS = 2
-"""Number of random layers at the same place that the first step compares."""
-
-LARGE_LAYER_VALUES = 1 << 24
-"""If a matrix has more entries than this, the first step compares one layer, because its sample takes megabytes."""
-
-NEAR_FITTED_ROWS = 48
-"""Number of rows to which the first step fits a rotation: 3 MB for two models of 8B."""
 
 MOST_SEARCHED = 2
 """Maximum number of pairs of layers that are searched behind one map. Each search reads one whole gate."""

@@ -297,7 +297,7 @@ def test_stored_results_open_at_once_and_say_what_they_are(visit, live_hub):
     expect(page.locator(".verdict .note")).to_contain_text("is in no repository", use_inner_text=True)
     settle(page)
     evidence = open_tab(page, "Evidence")
-    assert "What decided: neurons" in evidence and "in another order" in evidence
+    assert "Step keys" in evidence and "in another order" in evidence
     expect(page.locator("#panel-evidence .answers").first).to_have_attribute("data-name", "neurons")  # the deciding one
     assert "The layers were not described" in open_tab(page, "Layers")  # the keys settled it before them
     assert "make real" in open_tab(page, "Reproduce")
@@ -434,10 +434,10 @@ def test_the_method_has_a_page_with_a_picture_for_each_idea(visit):
     page.get_by_role("link", name="How it works").first.click()
     expect(page.get_by_role("heading", name="How it works")).to_be_visible()
     headings = page.locator("article.method h2")
-    expect(headings).to_have_count(7)
+    expect(headings).to_have_count(6)
     pictures = page.locator("article.method figure img:visible")
-    expect(pictures).to_have_count(9)
-    for k in range(9):
+    expect(pictures).to_have_count(8)
+    for k in range(8):
         pictures.nth(k).scroll_into_view_if_needed()
         expect(pictures.nth(k)).to_have_js_property("complete", True)
         assert pictures.nth(k).evaluate("e => e.naturalWidth") > 100

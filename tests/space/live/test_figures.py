@@ -151,25 +151,24 @@ def test_the_wheel_zooms_dragging_moves_and_the_picture_is_saved(layers):
 def test_each_figure_has_one_hint_and_responds(visit):
     page, figure = opened(visit)
     expect(figure.locator(".said")).to_have_text("Point at a cell or tap it to read it.")
-    assert page.locator('.answers[data-name="flow"]').count() == 0  # no layer moved
-    open_tab(page, "Modules")
-    strip = page.locator('.answers[data-name="modules"]')
-    focus(strip.locator(".cells").first)
-    expect(strip.locator(".said")).to_have_text(re.compile("^Query, layer 0 and 0 of .*log10 p -"))
-
-    open_example(page, "upscaled")
-    expect(page.locator(".sentence")).to_contain_text("deeper")
-    settle(page)
-    open_tab(page, "Layers")
     flow = page.locator('.answers[data-name="flow"]')
     expect(flow.locator(".said")).to_have_text("Point at a layer or tap it to read it.")
     focus(flow.locator(".cells"))
     page.keyboard.press("ArrowDown")
     expect(flow.locator(".said")).to_have_text(re.compile("^Layer 1 of .*: matches layer 1 of"))
+    open_tab(page, "Modules")
+    strip = page.locator('.answers[data-name="drift"]')
+    focus(strip.locator(".cells").first)
+    expect(strip.locator(".said")).to_have_text(re.compile("^Query, layer 0 of .*: kept, mean cosine 1.000"))
 
     open_example(page, "fine-tune")
     expect(page.locator(".sentence")).to_contain_text("fine-tuned")
     settle(page)
+    open_tab(page, "Evidence")
+    assert page.locator('.answers[data-name="flow"]').count() == 0  # the layers were not described
+    neurons = page.locator('.answers[data-name="neurons"]')
+    focus(neurons.locator(".cells"))
+    expect(neurons.locator(".said")).to_have_text(re.compile("^Layer 25 of .*: 64 of 64 neurons are copies; the two "))
     factor = page.locator('.answers[data-name="embedding"]')
     focus(factor.locator(".cells"))
     expect(factor.locator(".said")).to_have_text(

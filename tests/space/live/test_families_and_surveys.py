@@ -118,7 +118,7 @@ def test_several_names_give_a_survey_with_matrix_and_tree(visit, server, live_hu
     matrix = page.locator('.answers[data-name="matrix"]')
     assert matrix.locator(".cells").evaluate("cells => cells === document.activeElement"), "the update lost the focus"
     expect(matrix.locator(".said")).to_have_text(
-        re.compile(rf"^{BASE} and {RELATED}: they share weight ancestry, log10 p -[\d,]+, on [\d,]+ tokens\.")
+        re.compile(rf"^{BASE} and {RELATED}: they share weight ancestry, log10 p -[\d,]+, by neurons of four layers\.")
     )
     expect(matrix.get_by_role("link", name="Compare the two")).to_have_attribute("href", f"?a={BASE}&b={RELATED}")
     expect(page.locator(".verdict")).to_contain_text("owner/absent was not found", use_inner_text=True)

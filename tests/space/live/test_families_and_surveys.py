@@ -158,7 +158,7 @@ def test_several_names_give_a_survey_with_matrix_and_tree(visit, server, live_hu
     live_hub.faults.clear()
     further.click()
     answered(page, "3 of 4 form one family.")
-    expect(page.locator(".verdict .sentence")).to_contain_text("no relative found by embeddings, neurons or layers")
+    expect(page.locator(".verdict .sentence")).to_contain_text("no relative found by full comparisons")
     expect(page.get_by_role("link", name=re.compile("Compare .* in full"))).to_have_count(0)
     page.go_back()
     answered(page, "3 of 4 form one family.")

@@ -97,7 +97,7 @@ def test_text_twice_as_large_is_not_cut_off(result):
 
 
 ANSWERS = {
-    "layers": "/?example=hidden",
+    "layers": "/?example=upscaled",
     "family": f"/?a={DECLARED}",
     "survey": f"/?a={BASE}+{RELATED}+{STRANGER}",
 }
@@ -217,8 +217,8 @@ class TestAxe:
 
     def test_with_layers_and_modules(self, visit):
         page = visit(color_scheme="light")
-        open_example(page, "hidden")
-        expect(page.locator(".sentence")).to_contain_text("hidden")
+        open_example(page, "upscaled")
+        expect(page.locator(".sentence")).to_contain_text("deeper")
         settle(page)
         for name in ("Layers", "Modules"):
             open_tab(page, name)

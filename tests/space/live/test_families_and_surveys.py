@@ -118,7 +118,7 @@ def test_several_names_give_a_survey_with_matrix_and_tree(visit, server, live_hu
     matrix = page.locator('.answers[data-name="matrix"]')
     assert matrix.locator(".cells").evaluate("cells => cells === document.activeElement"), "the update lost the focus"
     expect(matrix.locator(".said")).to_have_text(
-        re.compile(rf"^{BASE} and {RELATED}: they share weight ancestry, log10 p -[\d,]+, on [\d,]+ tokens\.")
+        re.compile(rf"^{BASE} and {RELATED}: they share weight ancestry, log10 p -[\d,]+, by neurons of four layers\.")
     )
     expect(matrix.get_by_role("link", name="Compare the two")).to_have_attribute("href", f"?a={BASE}&b={RELATED}")
     expect(page.locator(".verdict")).to_contain_text("owner/absent was not found", use_inner_text=True)
@@ -158,7 +158,7 @@ def test_several_names_give_a_survey_with_matrix_and_tree(visit, server, live_hu
     live_hub.faults.clear()
     further.click()
     answered(page, "3 of 4 form one family.")
-    expect(page.locator(".verdict .sentence")).to_contain_text("no relative found by embeddings, neurons or layers")
+    expect(page.locator(".verdict .sentence")).to_contain_text("no relative found by full comparisons")
     expect(page.get_by_role("link", name=re.compile("Compare .* in full"))).to_have_count(0)
     page.go_back()
     answered(page, "3 of 4 form one family.")

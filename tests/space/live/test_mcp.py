@@ -88,7 +88,7 @@ def test_a_session_that_succeeds(server, live_hub):
     assert HomologyReport.from_json(json.dumps(report)).verdict.value == "no_evidence"
 
     assert heard and all(later > earlier for (earlier, _), (later, _) in pairwise(heard))
-    assert any("Comparing samples of the embeddings" in message and "read" in message for _, message in heard)
+    assert any("Looking at the embeddings" in message and "read" in message for _, message in heard)
 
 
 def test_a_session_of_wrong_input_and_a_cancel(server, live_hub):

@@ -88,8 +88,8 @@ def test_an_answer_has_its_tabs_its_report_and_its_pictures(result, live_hub):
     check_pictures(result)
     text = {name: open_tab(result, name) for name in TABS}
 
-    assert "common tokens" in text["Evidence"]
-    assert "1,499" in text["Evidence"]
+    assert "Step near" in text["Evidence"] and "64 neurons that were tested in layer 0 match" in text["Evidence"]
+    assert "Tokens whose rows were compared" in text["Evidence"] and "1,499" in text["Evidence"]
     assert "The layers were not described" in text["Layers"]
     assert "No projection was compared" in text["Modules"]
     assert "mdir-hf compare" in text["Reproduce"]
@@ -136,12 +136,12 @@ def check_pictures(page):
 
 
 def test_a_link_opens_its_comparison(visit, server):
-    page = visit(f"/?a={BASE}&b=https://huggingface.co/{RELATED}/tree/main&level=embedding&alpha=1e-20")
+    page = visit(f"/?a={BASE}&b=https://huggingface.co/{RELATED}/tree/main&level=layers&alpha=1e-20")
     verdict(page, "share weight ancestry.")
     expect(page.get_by_label("One model")).to_have_value(BASE)
     link = page.get_by_label("Link to this comparison").input_value()
-    assert f"a={BASE}@" in link and link.endswith(f"&level=embedding&alpha=1e-20&v={__version__}")
-    asked = f"{server.url}/?a={BASE}&b=https://huggingface.co/{RELATED}/tree/main&level=embedding&alpha=1e-20"
+    assert f"a={BASE}@" in link and link.endswith(f"&level=layers&alpha=1e-20&v={__version__}")
+    asked = f"{server.url}/?a={BASE}&b=https://huggingface.co/{RELATED}/tree/main&level=layers&alpha=1e-20"
     expect(page).to_have_url(asked)
     expect(page.locator(".verdict")).to_contain_text("@main", use_inner_text=True)
     expect(page.locator(".verdict")).to_contain_text("1e-20")
@@ -178,8 +178,10 @@ def test_cancel_stops_the_reading_and_the_next_comparison_works(visit, live_hub)
     expect(page.locator("#status")).to_contain_text("Stopped. Nothing more is read.")
     expect(page.get_by_role("button", name="Compare", exact=True)).to_be_visible()
     assert is_quiet(live_hub)
-    assert page.locator("#verdict-words").count() == 0
-    expect(page.get_by_text("The results so far are below.")).to_be_hidden()
+    expect(page.get_by_text("The results so far are below.")).to_be_visible()  # neurons come before embeddings
+    expect(page.locator(".verdict")).to_contain_text(
+        "The embeddings were not compared: the comparison was stopped before that.", use_inner_text=True
+    )
 
     live_hub.faults.clear()
     compare(page, BASE, RELATED)
@@ -296,12 +298,19 @@ def test_stored_results_open_at_once_and_say_what_they_are(visit, live_hub):
     verdict(page, "share weight ancestry.")
     expect(page.locator(".verdict .note")).to_contain_text("is in no repository", use_inner_text=True)
     settle(page)
-    assert "30 of 30 layers" in open_tab(page, "Layers")
-    expect(page.locator("#panel-layers figure img")).to_have_count(4)  # layers and neurons, light and dark
-    expect(page.locator("#panel-layers .answers").first).to_have_attribute("data-name", "layers")  # the deciding one
-    assert "Matrices of matched layers" in open_tab(page, "Modules")
-    expect(page.locator("#panel-modules tbody tr").nth(20)).to_be_attached()
+    evidence = open_tab(page, "Evidence")
+    assert "Step keys" in evidence and "in another order" in evidence
+    expect(page.locator("#panel-evidence .answers").first).to_have_attribute("data-name", "neurons")  # the deciding one
+    assert "The layers were not described" in open_tab(page, "Layers")  # the keys settled it before them
     assert "make real" in open_tab(page, "Reproduce")
+
+    open_example(page, "upscaled")
+    expect(page.locator(".sentence")).to_contain_text("deeper")
+    settle(page)
+    assert "44 of 44 layers" in open_tab(page, "Layers")
+    expect(page.locator("#panel-layers figure img")).to_have_count(4)  # the map and the flow, light and dark
+    assert "Change of each projection" in open_tab(page, "Modules")
+    expect(page.locator("#panel-modules tbody tr").nth(20)).to_be_attached()
     assert [request.path for request in live_hub.requests[asked:]] == []
 
     open_example(page, "strangers")
@@ -319,7 +328,7 @@ def test_compare_opens_the_stored_result_of_the_fields(visit, server, live_hub):
     page.get_by_role("button", name="Compare", exact=True).click()
     expect(page.locator(".verdict:not(.before)")).to_be_visible()
     settle(page)
-    expect(page.locator(".verdict .sentence")).to_contain_text("in another order", use_inner_text=True)
+    expect(page.locator(".verdict .sentence")).to_contain_text("reordered", use_inner_text=True)
     expect(page).to_have_url(f"{server.url}/?example=permuted")
 
     page.get_by_label("Compare with, optional").fill(BASE)
@@ -336,7 +345,7 @@ def test_a_tab_that_a_visitor_opens_early_stays_open(visit):
     expect(page.get_by_role("tab", name="Reproduce")).to_have_attribute("aria-selected", "true")
     open_example(page, "other-tokenizer")
     expect(page.locator(".sentence")).to_contain_text("retokenised")
-    expect(page.get_by_role("tab", name="Layers")).to_have_attribute("aria-selected", "true")
+    expect(page.get_by_role("tab", name="Evidence")).to_have_attribute("aria-selected", "true")
 
 
 def test_a_click_chooses_one_of_several_files_in_a_repository(visit):
@@ -427,10 +436,10 @@ def test_the_method_has_a_page_with_a_picture_for_each_idea(visit):
     page.get_by_role("link", name="How it works").first.click()
     expect(page.get_by_role("heading", name="How it works")).to_be_visible()
     headings = page.locator("article.method h2")
-    expect(headings).to_have_count(7)
+    expect(headings).to_have_count(6)
     pictures = page.locator("article.method figure img:visible")
-    expect(pictures).to_have_count(9)
-    for k in range(9):
+    expect(pictures).to_have_count(8)
+    for k in range(8):
         pictures.nth(k).scroll_into_view_if_needed()
         expect(pictures.nth(k)).to_have_js_property("complete", True)
         assert pictures.nth(k).evaluate("e => e.naturalWidth") > 100

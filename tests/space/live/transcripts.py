@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent / "sessions"
 CLOSE = 0.01
 """Numbers depend on the last bits of sums, and so on the processor."""
 LONGEST = 1000
-PASSING = ("Reading the vocabularies",)
+PASSING = ("Reading the vocabularies", "Comparing neurons by number")
 """Stages that may end before they are reported."""
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
@@ -25,7 +25,9 @@ _DIFFERS = (
     (re.compile(r"([?&]v=)[\w.+]+"), r"\1<version>"),
     (re.compile(r"\d[\d.]* (B|bytes|kB|MB) read.*"), "<size> read"),
 )
-_DIFFERING = {"bom", "io", "progress", "requests", "seconds", "bytes_read", "bytes_limit", "peak_memory_bytes"}
+_DRAWN = {"sample_seed", "own_number"}
+"""Fields that depend on the neurons that a comparison draws afresh."""
+_DIFFERING = _DRAWN | {"bom", "io", "progress", "requests", "seconds", "bytes_read", "bytes_limit", "peak_memory_bytes"}
 
 
 class Transcript:

@@ -40,6 +40,7 @@ class Evidence:
         has_copied_heads: Whether the attention heads of two layers resemble each other as copies do.
         have_layers: Whether both models have layers.
         have_compared_layers: Whether rows of layers of both models were read.
+        have_other_shapes: Whether layers of the two models differ in shape, so that embeddings alone were compared.
         is_stopped: Whether a listener stopped the comparison.
     """
 
@@ -51,6 +52,7 @@ class Evidence:
     has_copied_heads: bool = False
     have_layers: bool = True
     have_compared_layers: bool = True
+    have_other_shapes: bool = False
     is_stopped: bool = False
 
     @property
@@ -90,7 +92,11 @@ def decide(evidence: Evidence) -> Decision:
         return Decision(Verdict.INCONCLUSIVE, Reason.ATTENTION_ONLY)
     if evidence.is_stopped:
         return Decision(Verdict.INCONCLUSIVE, Reason.STOPPED)
-    are_compared = evidence.have_compared_layers if evidence.have_layers else bool(evidence.matrices)
-    if not are_compared and not evidence.parts:
+    have_compared_rows = any(matrix.rank for matrix in evidence.matrices)
+    are_compared = have_compared_rows and (evidence.have_other_shapes or not evidence.have_layers)
+    are_compared |= evidence.have_layers and evidence.have_compared_layers
+    # A tower does not stand for a language model that cannot be read.
+    are_compared |= any(pair.is_language or not evidence.have_layers for pair in evidence.parts)
+    if not are_compared:
         return Decision(Verdict.INCONCLUSIVE, Reason.WEIGHTS_UNREADABLE)
     return Decision(Verdict.NO_EVIDENCE)

@@ -54,6 +54,7 @@ class Measurements:
         heads: Resemblances of the heads of both models.
         map_of_heads: The residual-basis map fitted on the keys of nominated layers.
         has_read_layers: Whether rows of layers of both models were read.
+        have_other_shapes: Whether neurons cannot be compared by number, because layers of the models differ in shape.
         matrices: Looks at the embeddings or unembeddings, keyed by name.
         printed: Algorithm 1 as printed.
         parts: Compared pairs of other stacks and of expert sets; empty if there are none.
@@ -74,6 +75,7 @@ class Measurements:
     heads: HeadResemblances | None = None
     map_of_heads: ResidualBasisMap | None = None
     has_read_layers: bool = False
+    have_other_shapes: bool = False
     matrices: Mapping[str, MatrixEvidence] = field(default_factory=dict)
     printed: PrintedAlgorithm1 | None = None
     projections: LayerAnalysis | None = None
@@ -115,6 +117,7 @@ class Measurements:
                 has_copied_heads=self.heads is not None and self.heads.has_copies,
                 have_layers=self.have_layers,
                 have_compared_layers=self.has_read_layers,
+                have_other_shapes=self.have_other_shapes,
                 is_stopped=bool(self.stopped_before),
             )
         )

@@ -66,11 +66,9 @@ def compare_numbers(measurements: Measurements) -> Measurements:
     seed = _seed_of(measurements, SettledBy.NUMBER)
     samples = take_pair(measurements.tensors, seed=seed)
     if samples is None:
-        # Layers of different sizes hold no neurons under the same number, which answers the question for this step.
-        have_neurons = all(has_neurons(model) for model in measurements.tensors)
-        if have_neurons:
-            measurements = _with_notes(measurements, caveats.NEURONS_OF_OTHER_SIZES)
-        return replace(measurements, has_read_layers=measurements.has_read_layers or have_neurons)
+        if not all(has_neurons(model) for model in measurements.tensors):
+            return measurements
+        return _with_notes(replace(measurements, have_other_shapes=True), caveats.NEURONS_OF_OTHER_SIZES)
     return count_sampled(measurements, *samples)
 
 
@@ -336,7 +334,7 @@ def _search(
             )
             if samples is None:
                 continue
-            measurements = replace(measurements, has_read_layers=True)
+            measurements = _having_read(measurements, *samples)
             measurements = _with(measurements, _count(measurements, step, *samples, is_searched=True))
             if measurements.is_settled:
                 return measurements

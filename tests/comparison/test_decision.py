@@ -53,6 +53,10 @@ MATRIX = MatrixResult(
 )
 
 
+SILENT_MATRIX = replace(MATRIX, is_significant=False, cosine=None)
+UNREAD_MATRIX = replace(SILENT_MATRIX, rank=0, common_tokens=0, rows_used=0)
+
+
 def stacks(reference, candidate, *, matches=True):
     layers = (LayerPair(0, 0),) if matches else ()
     verdict = Verdict.HOMOLOGOUS if matches else Verdict.NO_EVIDENCE
@@ -127,7 +131,19 @@ def test_copied_attention_alone_is_inconclusive():
         ({"is_stopped": True}, Reason.STOPPED),
         ({"have_compared_layers": False}, Reason.WEIGHTS_UNREADABLE),
         ({"have_layers": False}, Reason.WEIGHTS_UNREADABLE),
-        ({"have_layers": False, "matrices": (replace(MATRIX, is_significant=False),)}, None),
+        ({"have_layers": False, "matrices": (SILENT_MATRIX,)}, None),
+        ({"have_layers": False, "matrices": (UNREAD_MATRIX,)}, Reason.WEIGHTS_UNREADABLE),
+        ({"have_compared_layers": False, "matrices": (SILENT_MATRIX,)}, Reason.WEIGHTS_UNREADABLE),
+        ({"have_compared_layers": False, "have_other_shapes": True, "matrices": (SILENT_MATRIX,)}, None),
+        ({"have_compared_layers": False, "have_other_shapes": True}, Reason.WEIGHTS_UNREADABLE),
+        (
+            {"have_compared_layers": False, "have_other_shapes": True, "matrices": (UNREAD_MATRIX,)},
+            Reason.WEIGHTS_UNREADABLE,
+        ),
+        (
+            {"have_compared_layers": False, "parts": (stacks("vision tower", "vision tower", matches=False),)},
+            Reason.WEIGHTS_UNREADABLE,
+        ),
         ({"have_compared_layers": False, "parts": (stacks("talker", "talker", matches=False),)}, None),
         ({}, None),
     ],

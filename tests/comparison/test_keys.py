@@ -1,4 +1,4 @@
-"""Heads of every layer are compared by their keys: what finds copies, what strangers reach, and what is read."""
+"""Heads of every layer are compared by their keys: copies, strangers and the bytes that are read."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_hidden_layers_behind_a_decoy_are_found_at_their_places(seed, is_swapped
     resemblances = compare_heads(models[::-1] if is_swapped else models, seed=seed)
     right = {(at + 1, at) if is_swapped else (at, at + 1) for at in range(6)}
     assert places(resemblances) <= right
-    # Four of the six layers are drawn, and each has four heads, all of which are compared.
+    # Four of the six layers are drawn, and all four heads of each are compared.
     assert len(resemblances.pairs) == 4
     # Noise of 0.2 leaves 1 / 1.04 of a product of directions; sizes of products vary by 1 / sqrt(96) and noise adds
     # 0.2 sqrt(2 / 96), which leaves a correlation of about 0.9.
@@ -138,7 +138,7 @@ def test_rows_outside_of_partial_rotary_planes_are_compared_too():
 
 
 def test_strangers_are_rarely_nominated():
-    # 150 comparisons of which each nominates with a probability of about 0.001 by the limit. More than 2 have a
+    # Each of 150 comparisons nominates with a probability of about 0.001 by the limit. More than 2 have a
     # probability of 5e-4 for a Poisson variable of mean 0.15.
     n_nominated = 0
     for seed in range(150):
@@ -204,7 +204,7 @@ def test_permuted_channels_give_their_permutation_and_unmoved_ones_nothing():
     assert map_of_heads((llama(layers), llama(permuted)), [(0, 99)], seed=0) is None  # no such layer
 
 
-# --- what is read
+# --- bytes read
 
 
 def rows_read(model):

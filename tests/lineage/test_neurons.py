@@ -85,7 +85,7 @@ def test_a_survey_takes_the_options_of_compare_by_name(folders):
 
 @torch.no_grad()
 def test_copied_neurons_that_do_nothing_are_copied_neurons(folders, tmp_path):
-    """What copied rows do is not measured: a model whose down projections are zero holds the rows all the same."""
+    """The effect of copied rows is not measured: a model whose down projections are zero still holds the rows."""
     idle = new_embeddings(new_model(seed=0, **SIZES))
     for layer in idle.model.layers:
         layer.mlp.down_proj.weight.zero_()

@@ -1,4 +1,4 @@
-"""Neurons with equal gates are judged by the sum of what they compute."""
+"""Neurons with equal gates are judged by the sum of their outputs."""
 
 import pytest
 import torch

@@ -157,8 +157,8 @@ def test_values_mixed_inside_heads_are_explained_by_a_map_per_head(name):
         maps = maps_of(report)[layer]
         assert origin_of_each(maps.heads["v"]) == [0, 1]
         spectrum = np.linalg.svd(maps.turns["v"], compute_uv=False)
-        # All singular values of a rotation are equal; those of a skewed map spread by a factor of e or more. The
-        # fine-tune changes v by a tenth.
+        # All singular values of a rotation are equal, and a skewed map has values that spread by a factor of e or
+        # more. The fine-tune changes v by a tenth.
         spread = spectrum[:, 0] / spectrum[:, -1]
         assert (spread < 1.5).all() if name == "values-rotated" else (spread > 2.5).all()
 

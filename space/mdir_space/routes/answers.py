@@ -129,7 +129,7 @@ IDENTIFIED = object_of(
             object_of(
                 base=_TEXT,
                 verdict=_VERDICT,
-                log10_p=described("Of the comparison; null if there was none, or if it has no p.", _NUMBER_OR_NULL),
+                log10_p=described("Comparison only: null if there was none, or if it has no p.", _NUMBER_OR_NULL),
                 p_is_bound=_P_IS_BOUND,
                 sentence=described("Result of the comparison, to quote; null if there was none.", _TEXT_OR_NULL),
                 error=_TEXT_OR_NULL,

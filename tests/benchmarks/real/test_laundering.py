@@ -1,4 +1,4 @@
-"""Disguises keep a model's function, and hide what they should hide."""
+"""Disguises keep a model's function and hide its neurons."""
 
 import json
 

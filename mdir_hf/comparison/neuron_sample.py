@@ -245,16 +245,31 @@ def take_neurons(
 
 
 def take_pair(
-    models: Sequence[PlacedTensors], *, seed: int, every: bool = False, nominates: bool = False
+    models: Sequence[PlacedTensors],
+    *,
+    seed: int,
+    n_fitted_rows: int = FITTED_ROWS,
+    pairs: Sequence[tuple[int, int]] | None = None,
+    every: bool = False,
+    nominates: bool = False,
 ) -> tuple[NeuronSample, NeuronSample] | None:
     """Sample neurons of two models with :func:`take_neurons`, if their layers have equally many neurons.
+
+    ``pairs`` are pairs of layers, (reference, candidate), whose neurons are wanted.
 
     Returns:
         None, without reading anything, if neurons of the two models cannot be compared by number.
     """
     first, second = (
-        _choose(model, seed=seed, n_fitted_rows=FITTED_ROWS, places=None, every=every, nominates=nominates)
-        for model in models
+        _choose(
+            model,
+            seed=seed,
+            n_fitted_rows=n_fitted_rows,
+            places=None if pairs is None else tuple(dict.fromkeys(pair[side] for pair in pairs)),
+            every=every,
+            nominates=nominates,
+        )
+        for side, model in enumerate(models)
     )
     if first is None or second is None:
         return None

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from mdir_hf.comparison.layer_weights import RoleReader, n_channels_of
-from mdir_hf.comparison.neuron_sample import FEWEST_NEURONS, RUN, NeuronSample, spread, take_neurons
+from mdir_hf.comparison.neuron_sample import FEWEST_NEURONS, RUN, NeuronSample, spread, take_neurons, take_pair
 from mdir_hf.comparison.neurons import STEPS, count_neurons
 from mdir_hf.errors import AnatomyError, CheckpointError, UnsupportedFormatError
 from mdir_hf.method.gauge import ResidualBasisMap
@@ -191,15 +191,11 @@ class _Sets:
         return matches
 
     def _matches(self, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
-        samples = [
-            take_neurons(model, seed=self.seed, places=tuple(dict.fromkeys(pair[side] for pair in pairs)))
-            for side, model in enumerate((self.reference, self.candidate))
-        ]
-        if samples[0] is None or samples[1] is None:
+        samples = take_pair((self.reference, self.candidate), seed=self.seed, pairs=pairs)
+        if samples is None:
             return []
         counts = count_neurons(
-            samples[0],
-            samples[1],
+            *samples,
             SettledBy.PARTS,
             alpha=1.0,  # p of each pair of experts is corrected in `record`
             log_cost=0.0,

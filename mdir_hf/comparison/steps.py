@@ -24,7 +24,6 @@ from mdir_hf.comparison.neuron_sample import (
     NeuronSample,
     has_neurons,
     spread,
-    take_neurons,
     take_pair,
 )
 from mdir_hf.comparison.neuron_search import search_neurons
@@ -286,17 +285,10 @@ def _compare_pairs(
     if not pairs:
         return measurements
     seed = _seed_of(measurements, step) if n_nominated_of is None else _second_seed_of(measurements, step)
-    first, second = (
-        take_neurons(
-            model,
-            seed=seed,
-            n_fitted_rows=n_fitted_rows,
-            places=tuple(dict.fromkeys(pair[side] for pair in pairs)),
-        )
-        for side, model in enumerate(measurements.tensors)
-    )
-    if first is None or second is None:
+    samples = take_pair(measurements.tensors, seed=seed, n_fitted_rows=n_fitted_rows, pairs=pairs)
+    if samples is None:
         return measurements
+    first, second = samples
     measurements = _having_read(measurements, first, second)
     pairs = [(i, j) for i, j in pairs if i in first.layers and j in second.layers]
     if not pairs:

@@ -39,7 +39,7 @@ class Evidence:
         matrices: Looks at the embeddings or unembeddings.
         has_copied_heads: Whether the attention heads of two layers resemble each other as copies do.
         have_layers: Whether both models have layers.
-        have_compared_layers: Whether rows of layers of both models were read.
+        have_compared_layers: Whether rows of layers of both models were read, and most layers can be compared.
         have_other_shapes: Whether layers of the two models differ in shape, so that embeddings alone were compared.
         is_stopped: Whether a listener stopped the comparison.
     """

@@ -14,6 +14,7 @@ from mdir_hf.comparison.coverage import with_coverage
 from mdir_hf.comparison.decide import Decision, Evidence, decide
 from mdir_hf.comparison.embeddings import MatrixEvidence, excluded_noise
 from mdir_hf.comparison.keys import HeadResemblances
+from mdir_hf.comparison.neuron_layers import can_compare_most_layers
 from mdir_hf.comparison.neuron_sample import NeuronSample
 from mdir_hf.comparison.neurons import excluded_noise as excluded_noise_of_neurons
 from mdir_hf.comparison.progress import Watch
@@ -116,7 +117,7 @@ class Measurements:
                 matrices=list(self.results.values()),
                 has_copied_heads=self.heads is not None and self.heads.has_copies,
                 have_layers=self.have_layers,
-                have_compared_layers=self.has_read_layers,
+                have_compared_layers=self.has_read_layers and all(map(can_compare_most_layers, self.models)),
                 have_other_shapes=self.have_other_shapes,
                 is_stopped=bool(self.stopped_before),
             )

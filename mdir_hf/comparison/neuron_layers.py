@@ -45,6 +45,13 @@ def neuron_layers(model: PlacedTensors) -> tuple[int, ...]:
     return () if up is None else layers_with(with_first_experts(model), up)
 
 
+def can_compare_most_layers(model: PlacedTensors) -> bool:
+    """Return whether at least half of a model's layers have neurons or keys; true for a model without layers."""
+    adapted = with_first_experts(model)
+    comparable = {place for role in (*GATE_OF, Role.K) for place in layers_with(adapted, role)}
+    return 2 * len(comparable) >= len(model.anatomy.layers)
+
+
 def n_neurons_of(model: PlacedTensors) -> dict[int, int]:
     """Return the number of neurons in each layer that has any, keyed by position."""
     up = neuron_role(model)

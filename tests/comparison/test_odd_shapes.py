@@ -64,6 +64,14 @@ def strangers(folder, rests):
 VALUE, UNKNOWN = "self_attn.v_proj", "mixing.amount"
 
 
+@pytest.mark.parametrize(
+    ("n_unknown", "reason"), [(1, None), (2, Reason.WEIGHTS_UNREADABLE)], ids=["one of three", "two of three"]
+)
+def test_most_layers_must_be_comparable(tmp_path, n_unknown, reason):
+    rests = {i: [UNKNOWN if i < n_unknown else "mlp.up_proj"] for i in range(3)}
+    assert strangers(tmp_path, rests).reason == reason
+
+
 @pytest.mark.parametrize("known", [None, VALUE])
 def test_layers_without_neurons_or_keys_are_inconclusive_and_listed(tmp_path, known):
     report = strangers(tmp_path, {0: [UNKNOWN if known is None else known], 1: [UNKNOWN], 2: [UNKNOWN]})

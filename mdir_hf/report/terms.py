@@ -128,19 +128,6 @@ class LayerPattern(Term):
     PARTIAL = "partial", "some layers have a partner"
 
 
-class LayerRole(Term):
-    """The matrix that represents a layer when layers are matched."""
-
-    V = "v", "values"
-    K = "k", "keys"
-    UP = "up", "MLP up projections"
-    KV_LATENT = "kv_latent", "key and value latents"
-    Q = "q", "queries"
-    O = "o", "attention outputs"  # noqa: E741 - the field's letter for the output projection of attention
-    GATE = "gate", "MLP gates"
-    DOWN = "down", "MLP down projections"
-
-
 class ModuleRole(Term):
     """A projection of a layer."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 
 import pytest
 import torch
@@ -11,8 +10,9 @@ import torch
 from mdir_hf import Verdict, compare
 from mdir_hf.demo.transformations import permute_channels
 from mdir_hf.report import LayerPattern, Outcome
+from tests.comparison.relatives import drift
 from tests.method.obfuscation import VOCABULARY, new_model, obfuscate
-from tests.specimens import tokenizer_json, tokens
+from tests.specimens import tokens
 
 pytest.importorskip("transformers")
 
@@ -20,20 +20,6 @@ WIDTH, DEPTH = 96, 4
 SIZES = {"hidden_size": WIDTH, "intermediate_size": 200, "num_hidden_layers": DEPTH, "head_dim": 16}
 PROJECTIONS = {"q", "k", "v", "o", "gate", "up", "down"}
 IN_PLACE = [(i, i) for i in range(DEPTH)]
-
-
-@pytest.fixture
-def save(tmp_path):
-    from huggingface_hub.utils import disable_progress_bars
-
-    disable_progress_bars()
-
-    def save_model(model, name, *, words=None):
-        copy.deepcopy(model).float().save_pretrained(tmp_path / name)
-        (tmp_path / name / "tokenizer.json").write_text(json.dumps(tokenizer_json(words or tokens(VOCABULARY))))
-        return tmp_path / name
-
-    return save_model
 
 
 @pytest.fixture
@@ -46,16 +32,6 @@ def with_layers(base, origins):
     model = copy.deepcopy(base)
     model.model.layers = torch.nn.ModuleList(copy.deepcopy(base.model.layers[origin]) for origin in origins)
     model.config.num_hidden_layers = len(origins)
-    return model
-
-
-@torch.no_grad()
-def drift(model, share, seed=1):
-    """Add Gaussian noise to every matrix, in proportion to its standard deviation."""
-    generator = torch.Generator().manual_seed(seed)
-    for weight in model.parameters():
-        if weight.ndim == 2:
-            weight += share * weight.std() * torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
     return model
 
 

@@ -18,7 +18,6 @@ from tests.comparison.test_layer_table import (  # noqa: F401 - fixtures
     WIDTH,
     base,
     pairs,
-    save,
     with_layers,
     with_new_embeddings,
     with_permuted_channels,

@@ -20,7 +20,6 @@ from mdir_hf.render import description, layer_words, projection_words
 from mdir_hf.render.description import describe
 from mdir_hf.report.terms import (
     LayerPattern,
-    LayerRole,
     ModuleRole,
     Reason,
     SettledBy,
@@ -70,7 +69,7 @@ def test_every_line_that_a_report_prints_is_explained():
         assert re.search(rf"^###? .*\b{label}\b|`{label}`|\*\*{label}\*\*", READ_A_RESULT, re.M), label
 
 
-@pytest.mark.parametrize("words", [SettledBy, LayerPattern, LayerRole, ModuleRole], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("words", [SettledBy, LayerPattern, ModuleRole], ids=lambda one: one.__name__)
 def test_every_word_that_a_line_may_hold_is_explained(words):
     for word in words:
         shown = word.words if words in (SettledBy, LayerPattern) else word.value.replace("_", " ")

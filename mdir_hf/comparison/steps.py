@@ -65,9 +65,8 @@ def compare_numbers(measurements: Measurements) -> Measurements:
     seed = _seed_of(measurements, SettledBy.NUMBER)
     samples = take_pair(measurements.tensors, seed=seed)
     if samples is None:
-        if not all(has_neurons(model) for model in measurements.tensors):
-            return measurements
-        return _with_notes(replace(measurements, have_other_shapes=True), caveats.NEURONS_OF_OTHER_SIZES)
+        have_neurons = all(has_neurons(model) for model in measurements.tensors)
+        return _with_other_shapes(measurements) if have_neurons else measurements
     return count_sampled(measurements, *samples)
 
 
@@ -77,8 +76,12 @@ def count_sampled(measurements: Measurements, first: NeuronSample | None, second
         return measurements
     counts = _count(measurements, SettledBy.NUMBER, first, second)
     if counts is None:
-        return measurements
+        return _with_other_shapes(measurements)
     return _with(replace(_having_read(measurements, first, second), samples=(first, second)), counts)
+
+
+def _with_other_shapes(measurements: Measurements) -> Measurements:
+    return _with_notes(replace(measurements, have_other_shapes=True), caveats.NEURONS_OF_OTHER_SIZES)
 
 
 def _having_read(measurements: Measurements, *samples: NeuronSample) -> Measurements:

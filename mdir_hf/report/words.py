@@ -17,9 +17,9 @@ REASON_TEXT = {
         "the models agree on a sample of neurons that was chosen by a given seed; this reproduces a report but is "
         "not independent evidence"
     ),
-    Reason.EMBEDDINGS_ONLY: "the embeddings are copies, and no layer matches",
-    Reason.ATTENTION_ONLY: "attention heads resemble each other as in copies, and no neurons match",
-    Reason.WEIGHTS_UNREADABLE: "no layers of the two models could be compared with each other",
+    Reason.EMBEDDINGS_ONLY: "only the embeddings were found to be copies",
+    Reason.ATTENTION_ONLY: "only attention heads were found to resemble each other as copies do",
+    Reason.WEIGHTS_UNREADABLE: "too few layers of the two models could be compared with each other",
     Reason.STOPPED: "no evidence was found in the parts that were read, and the comparison was stopped before the rest",
 }
 

@@ -38,8 +38,9 @@ MODELS = {
     "noisy": lambda: drift(base(), 0.35),
     "stranger": lambda: new_model(seed=9, **SIZES),
     "another stranger": lambda: new_embeddings(new_model(seed=21, **SIZES)),
+    "stranger with more neurons": lambda: new_model(seed=33, **SIZES | {"intermediate_size": 320}),
 }
-STRANGERS = {"stranger", "another stranger"}
+STRANGERS = {"stranger", "another stranger", "stranger with more neurons"}
 
 
 @pytest.fixture(scope="module")

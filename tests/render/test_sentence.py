@@ -98,7 +98,7 @@ def test_a_shared_tower_is_stated_with_every_verdict():
         f"No shared weights were found between the language models of me/tuned and owner/base; {SHARED_TOWER}."
     )
     told = a_report(verdict=Verdict.INCONCLUSIVE, reason=Reason.EMBEDDINGS_ONLY, settled_by=None, parts=(TOWER,))
-    assert told.sentence.endswith(f"and no layer matches; {SHARED_TOWER}.")
+    assert told.sentence.endswith(f"found to be copies; {SHARED_TOWER}.")
 
 
 def test_a_negative_sentence_states_what_was_compared():

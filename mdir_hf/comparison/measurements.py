@@ -97,6 +97,11 @@ class Measurements:
         return all(bool(model.anatomy.layers or model.summary().layers) for model in self.models)
 
     @property
+    def has_results(self) -> bool:
+        """Whether anything was compared, so that an interim report would not be a verdict on nothing."""
+        return self.files_are_equal or bool(self.neurons or self.heads or self.parts or self.matrices)
+
+    @property
     def is_settled(self) -> bool:
         """Whether neurons match, or files are equal."""
         return self.files_are_equal or any(neurons.matches for neurons in self.neurons) or bool(self._matching_parts)

@@ -119,7 +119,8 @@ def _fresh_seed(*models: Comparable) -> int:
 
 def _run(name: str, step: Step, measurements: Measurements, watch: Watch) -> Measurements:
     """Run one step, and turn unreadable weights into a note. First report the measurements so far to listeners."""
-    watch.found(lambda: report_on(replace(measurements, stopped_before=(caveats.STOPPED_BEFORE[name],)), watch))
+    if measurements.has_results:
+        watch.found(lambda: report_on(replace(measurements, stopped_before=(caveats.STOPPED_BEFORE[name],)), watch))
     with watch.step(name):
         watch.enter(name)
         try:

@@ -74,7 +74,7 @@ class Listeners:
         on_progress: Called whenever a stage begins or bytes arrive, from any thread, one call at a time. An exception
             stops the comparison: an ``MdirError`` is raised unchanged, any other exception as the cause of a
             ``StoppedError``.
-        on_found: Called before each step with the report that the comparison would return if it stopped now. If the
+        on_found: Called before each step, once anything was compared, with the report of the results so far. If the
             comparison is stopped, the last report is its result.
     """
 

@@ -114,7 +114,7 @@ def test_a_report_of_what_is_known_arrives_before_every_step(pair):
 
     checker = HomologyChecker.from_pretrained(pair[0])
     report = checker.compare(pair[1], progress=False, on_progress=seen.append, on_found=keep)
-    for name, before in zip(STEPS, stages_before, strict=True):
+    for name, before in zip(STEPS[1:], stages_before, strict=True):  # before the first step, there is nothing to say
         assert name not in before
     assert {(result.verdict, result.reason) for result in interim} == {(Verdict.INCONCLUSIVE, Reason.STOPPED)}
     assert all(result.embedding is None for result in interim) and report.embedding is not None
@@ -126,7 +126,7 @@ def test_a_settled_question_stays_settled_in_later_reports(pair, tmp_path):
     relative = write_model(tmp_path / "relative", gaussian(V, N, 0) + 0.3 * gaussian(V, N, 5))
     interim: list = []
     compare(pair[0], relative, level="layers", progress=False, on_found=interim.append)
-    assert [result.verdict for result in interim] == [Verdict.INCONCLUSIVE, *[Verdict.HOMOLOGOUS] * (len(interim) - 1)]
+    assert interim and {result.verdict for result in interim} == {Verdict.HOMOLOGOUS}
 
 
 def test_a_budget_that_ends_it_leaves_the_last_interim_report(pair):

@@ -31,12 +31,6 @@ def compared(
     )
 
 
-def has_measurements(report: HomologyReport) -> bool:
-    """Tell whether anything was compared yet; without that, an interim result would be a verdict on nothing."""
-    measured = (report.neurons, report.embedding, report.unembedding, report.parts, report.layers)
-    return any(part is not None for part in measured)
-
-
 @dataclass(frozen=True, kw_only=True)
 class ComparisonJob(Job[HomologyReport]):
     """Compares two models."""
@@ -47,8 +41,7 @@ class ComparisonJob(Job[HomologyReport]):
         """Compare the models, sending the plan, progress and interim results."""
 
         def send(report_so_far: HomologyReport) -> None:
-            if has_measurements(report_so_far):
-                emit(Interim(self._with_revisions(report_so_far)))
+            emit(Interim(self._with_revisions(report_so_far)))
 
         return self._with_revisions(compared(self, self.question, emit, send))
 

@@ -145,7 +145,9 @@ def _bytes_of_embeddings(reference: Comparable, candidate: Comparable) -> int:
 
 def _peak_memory(models: tuple[Comparable, ...], level: Level) -> int:
     width = max(model.anatomy.hidden_size for model in models)
-    rows = 8 * width * NOISE_ROWS_PER_CHANNEL * width  # both models' fitted rows, in float32
+    # Both models' fitted rows in float32, and six square matrices for whitening: 3.3 GB at the width of DeepSeek-V3,
+    # whose comparison took 2.9 GB more than Python and torch.
+    rows = 8 * width * (NOISE_ROWS_PER_CHANNEL + 3) * width
     gates = 0
     with suppress(AnatomyError, UnsupportedFormatError):
         # The gate of a search as stored, in float32, and a normalised copy.

@@ -57,7 +57,7 @@ def test_embeddings_are_compared_with_few_requests_and_megabytes(hub, tmp_path):
     io = run.report["io"]
     # Two indices of 9 MB, a tokenizer of 10 MB, neurons of 256 experts in two layers, and some whole gates.
     assert (io["bytes_read"] < 400e6, io["requests"] < 4500) == (True, True), io
-    assert run.peak_memory_bytes < 2 << 30
+    assert run.peak_memory_bytes < 4 << 30  # the noise step fits 35,840 rows of 7,168 channels
 
 
 @WITH_THE_SCRIPTS  # half a minute of processor time

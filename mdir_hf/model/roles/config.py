@@ -92,9 +92,6 @@ def _inside(value: object, key: str) -> object:
 
 TABLE = "class_defaults.json"
 
-SHARE = SHARE_KEYS[0]
-"""Config key for the fraction of a head's rows that are rotated."""
-
 SYNONYMS: tuple[tuple[str, ...], ...] = (
     tables.HIDDEN_SIZE_KEYS,
     tables.N_HEADS_KEYS,

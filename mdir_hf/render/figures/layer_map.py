@@ -93,7 +93,11 @@ def draw_neuron_map(report: HomologyReport, neurons: NeuronNumbers, theme: Theme
     cell = min(LARGEST_CELL, SIDE / max(len(rows), len(columns)))
     width, height = (max(SHORTEST, cell * n) for n in (len(columns), len(rows)))
     n_matched = len({match.candidate for match in neurons.matches})
-    title = f"{n_matched} of {len(columns)} layers have a partner" if n_matched else "No pair of layers matches"
+    title = (
+        f"{n_matched} of {len(columns)} compared layers have a partner"
+        if n_matched
+        else "No pair of compared layers matches"
+    )
     what = "copied neurons, in another order" if neurons.is_searched else "copied neurons, by number"
     mark = word_of_mark(cell)
     marks = f"{mark}s mark partners" if n_matched else f"a {mark} would mark a partner"

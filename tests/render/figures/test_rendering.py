@@ -101,7 +101,7 @@ def test_an_svg_says_what_it_shows_and_refers_to_nothing_outside():
     root = ET.fromstring(svg)
 
     assert root.attrib["role"] == "img" and root.attrib["aria-labelledby"] == "title desc"
-    assert root.find(f"{SVG}title").text == "2 of 2 layers have a partner"
+    assert root.find(f"{SVG}title").text == "2 of 2 compared layers have a partner"
     assert root.find(f"{SVG}desc").text == figure.get_label()
     assert "DOCTYPE" not in svg and "metadata" not in svg
     links = [v for element in root.iter() for k, v in element.attrib.items() if k.endswith("href")]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mdir_hf.comparison.stacks import name_of_experts
+from mdir_hf.model.comparable import Comparable
 from mdir_hf.model.inventory import ModelInventory, ModelPart, PartKind
 from mdir_hf.model.inventory.records import LANGUAGE
 from mdir_hf.model.roles import Layer, Role
@@ -99,15 +100,14 @@ def ledger_of(inventory: ModelInventory, reads: ReadOfModel) -> tuple[PartCovera
     return tuple(records)
 
 
-def with_coverage(report: HomologyReport, reference: object, candidate: object) -> HomologyReport:
+def with_coverage(report: HomologyReport, reference: Comparable, candidate: Comparable) -> HomologyReport:
     """Add the ledger to a report if the inventories of both models are known."""
     sides: dict[str, tuple[PartCoverage, ...]] = {}
     for side, model in (("reference", reference), ("candidate", candidate)):
-        known_inventory = getattr(model, "known_inventory", None)
-        if known_inventory is None:
+        inventory = model.known_inventory()
+        if inventory is None:
             return report  # if only sampled rows are available, the files are unknown
-        reads = read_of(report, side, model.anatomy.layers)  # type: ignore[attr-defined]
-        sides[side] = ledger_of(known_inventory(), reads)
+        sides[side] = ledger_of(inventory, read_of(report, side, model.anatomy.layers))
     return replace(report, coverage=Coverage(**sides))
 
 

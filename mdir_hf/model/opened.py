@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from functools import cached_property, partial
 
 from mdir_hf.errors import InputError, MdirError, naming
@@ -98,6 +99,21 @@ class Model:
         if not may_have_other_stacks(self.tensors.names(), self.anatomy):
             return ()
         return other_stacks(self.known_inventory(), self.label, self.tensors)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the weights are read over the network."""
+        return not self.repository.is_local
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether several ranks of ``torch.distributed`` store parts of the model."""
+        return self.repository.is_sharded
+
+    @property
+    def created_at(self) -> datetime | None:
+        """Creation date of the repository on the Hub, or None."""
+        return self.repository.created_at
 
     @property
     def label(self) -> str:

@@ -324,6 +324,8 @@ def compare_stacks(
                     verdict=related if is_related else Verdict.NO_EVIDENCE,
                     log10_p=counts.log10_p,
                     layers=tuple(LayerPair(match.reference, match.candidate) for match in counts.matches),
+                    reference_is_loaded=first.view.is_loaded,
+                    candidate_is_loaded=second.view.is_loaded,
                 )
             )
     return tuple(pairs)

@@ -187,8 +187,8 @@ def _write(path: Path, content: bytes) -> None:
     remark(f"wrote {path}\n")
 
 
-OUTCOMES = (*arguments.VERDICTS, "not_measured", "confirmed", "no_share")
-OF_BOM = ("confirmed_in_part", "contradicted", "not_found", "changed", "unchanged", "no_commit")
+OUTCOMES = (*arguments.VERDICTS, "not_measured", "confirmed", "contradicted", "cannot_tell", "no_share")
+OF_BOM = ("confirmed_in_part", "not_found", "changed", "unchanged", "no_commit")
 
 BESIDE = Path()
 """Value of ``--mergekit`` if it is given without a file."""
@@ -218,7 +218,7 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         nargs="?",
         type=Path,
         const=BESIDE,
-        help="compare with the parents in a mergekit recipe, and measure the share of each in every layer "
+        help="test whether the model is what a mergekit recipe gives, and measure each parent's share in every layer "
         "(default: mergekit_config.yml beside the model)",
     )
     arguments.add_settings(parser)
@@ -291,7 +291,7 @@ def _run_on_merge(options: argparse.Namespace) -> int:
         listeners=arguments.listeners_of(options),
     )
     _show(check, options)
-    return arguments.exit_status(options, *(parent.outcome for parent in check.parents))
+    return arguments.exit_status(options, check.outcome.value, *(parent.outcome for parent in check.parents))
 
 
 def _show(check: LineageCheck | MergeCheck | BomCheck, options: argparse.Namespace) -> None:

@@ -258,7 +258,7 @@ def _run_verify(options: argparse.Namespace) -> int:
         )
     _show(check, options)
     arguments.write_bom(options, check, options.repo)
-    return arguments.exit_status(options, *(base.outcome for base in check.bases))
+    return arguments.exit_status(options, *(outcome for base in check.bases for outcome in base.outcomes))
 
 
 def _run_on_bom(options: argparse.Namespace) -> int:

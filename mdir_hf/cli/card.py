@@ -188,7 +188,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 OUTCOMES = (*arguments.VERDICTS, "not_measured", "confirmed", "contradicted", "cannot_tell", "no_share")
-OF_BOM = ("confirmed_in_part", "not_found", "changed", "unchanged", "no_commit")
+OF_BOM = ("confirmed_in_part", "not_confirmed", "not_found", "changed", "unchanged", "no_commit")
 
 BESIDE = Path()
 """Value of ``--mergekit`` if it is given without a file."""

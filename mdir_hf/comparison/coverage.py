@@ -120,13 +120,14 @@ def ledger_of(
                 treatment=treatment,
                 reason=reason,
                 is_match=_is_match(part, treatment, reads),
-                is_loaded=_is_loaded(part, loaded),
+                is_loaded=is_loaded(part, loaded),
             )
         )
     return tuple(records)
 
 
-def _is_loaded(part: ModelPart, loaded: Mapping[str, bool | None]) -> bool | None:
+def is_loaded(part: ModelPart, loaded: Mapping[str, bool | None]) -> bool | None:
+    """Return whether a model loads a part; ``loaded`` says so of the stacks beside the main one."""
     if part.kind is PartKind.UNPLACED:
         return None
     return loaded.get(part.name, loaded.get(part.owner or "", True))

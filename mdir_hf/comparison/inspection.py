@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
+from mdir_hf.comparison.coverage import is_loaded
 from mdir_hf.comparison.inspection_result import (
     Inspection,
     LayerGroup,
@@ -85,6 +86,7 @@ def _inspected(model: Model, watch: Watch, all_headers: bool | None) -> Inspecti
 
 def _inventory(model: Model, *, has_headers: bool) -> tuple[PartSummary, ...]:
     inventory = model.inventory if has_headers else model.known_inventory()
+    loaded = {stack.name: stack.is_loaded for stack in model.other_stacks}
     return tuple(
         PartSummary(
             part.name,
@@ -95,6 +97,7 @@ def _inventory(model: Model, *, has_headers: bool) -> tuple[PartSummary, ...]:
             part.n_bytes,
             part.decided_by,
             part.reason,
+            is_loaded(part, loaded),
         )
         for part in inventory.parts
     )

@@ -77,6 +77,7 @@ class PartSummary:
         bytes: Stored size; None if a file header was not read.
         decided_by: How tensors were recognised: from their ``names``, the transformers ``class`` or their ``shapes``.
         reason: Why the tensors of an ``unplaced`` part have no known place.
+        is_loaded: Whether the model loads the part, according to its config and class; None if unknown.
     """
 
     part: str
@@ -87,6 +88,7 @@ class PartSummary:
     bytes: int | None
     decided_by: str
     reason: str | None
+    is_loaded: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +231,9 @@ def _part_text(part: PartSummary) -> str:
     layers = f", {_counted(len(part.layers), 'layer')}" if part.layers else ""
     how = {"names": "", "class": ", by its class", "shapes": ", by shapes"}.get(part.decided_by, "")
     reason = "" if part.reason is None or part.reason in part.part else f" ({part.reason})"
-    return f"{part.part}{reason}{layers}: {_counted(part.tensors, 'tensor')}, {size}{how}"
+    loaded = {True: "", False: "; not loaded by this model", None: "; unknown whether this model loads it"}
+    use = "" if part.kind == "unplaced" else loaded[part.is_loaded]
+    return f"{part.part}{reason}{layers}: {_counted(part.tensors, 'tensor')}, {size}{how}{use}"
 
 
 def _reads_text(reads: ReadEstimate) -> str:

@@ -12,6 +12,7 @@ from mdir_hf.comparison.neuron_sample import NeuronSample
 from mdir_hf.comparison.neurons import count_neurons
 from mdir_hf.comparison.progress import ByteCounter, Watch
 from mdir_hf.comparison.settings import Listeners, Settings
+from mdir_hf.comparison.stacks import has_mixture
 from mdir_hf.errors import (
     GatedRepositoryError,
     InputError,
@@ -145,6 +146,10 @@ class Family:
         return "\n".join(_lines(self))
 
 
+MOST_COMPARED = 16
+"""If an index has at most this many bases, a model with several parts is compared with all of them."""
+
+
 def find_family(
     model: NamedModel,
     index: BaseIndex | None,
@@ -179,6 +184,7 @@ def find_family(
                 model, index, settings=remaining_settings(), reading=reading, listeners=counter.listeners
             ):
                 on_step(replace(family, found=identification))
+            identification = _with_bases_of_parts(identification, model, index, remaining_settings, reading, counter)
             family = replace(family, found=identification)
         except (StoppedError, GatedRepositoryError, RepositoryNotFoundError, SeveralModelsError):
             raise
@@ -273,6 +279,29 @@ def _mixture_of(aligned: AlignedRows, model: str) -> tuple[tuple[str, ...], Laye
         return None
     is_told = [share > STANDARD_ERRORS * error for share, error in zip(shares.shares, shares.errors, strict=True)]
     return (bases, shares) if sum(is_told) > 1 else None
+
+
+def _with_bases_of_parts(
+    identification: Identification,
+    model: NamedModel,
+    index: BaseIndex,
+    remaining_settings: Callable[[], Settings],
+    reading: Reading,
+    counter: ByteCounter,
+) -> Identification:
+    """If the model has several parts and the index few bases, compare all bases: an index knows main stacks only."""
+    if len(index) > MOST_COMPARED:
+        return identification
+    opened = model.open(reading, IoLedger(max_bytes=remaining_settings().max_bytes))
+    if not opened.other_stacks and not has_mixture((opened,)):
+        return identification
+    ancestors = {ancestor.base.repo: ancestor for ancestor in identification.ancestors}
+    for base in index.bases:
+        ancestor = ancestors.get(base.model.repo) or Ancestor(base.model, 0.0, 0, is_nominated=False)
+        if ancestor.report is None and ancestor.error is None:
+            settings = replace(remaining_settings(), alpha=identification.alpha / len(index))
+            ancestors[base.model.repo] = compared(ancestor, model, settings, reading, counter.listeners)
+    return replace(identification, ancestors=tuple(ancestors.values()))
 
 
 def _with_parents_of_layers(

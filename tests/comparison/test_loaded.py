@@ -174,3 +174,29 @@ def test_a_foreign_encoder_is_named_with_its_share(whole, tmp_path):
     share = encoder.bytes / sum(entry.bytes for entry in report.coverage.candidate)
     assert encoder.is_match is False
     assert f": {encoder.part} ({100 * share:.0f} %)" in report.sentence.partition("no match in")[2]
+
+
+def test_family_compares_every_part_with_every_base_that_is_named(victim, own, tmp_path, capsys):
+    folder = add(own, tmp_path / "both", under("teacher")(layer_tensors(victim)))
+    assert main(["family", str(folder), "--among", str(own), str(victim), "--json"]) == 0
+    parts = {part["part"]: part["base"] for part in json.loads(capsys.readouterr().out)["parts"]}
+    assert parts == {"language model": str(own), "stack teacher.model.layers": str(victim)}
+
+
+def test_inspect_says_what_is_loaded(victim, own, tmp_path, capsys):
+    folder = add(own, tmp_path / "own", under("talker")(layer_tensors(victim)))
+    assert main(["inspect", str(folder)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "part language model, 6 layers" in printed and "not loaded by this model" in printed.partition("talker")[2]
+
+
+@pytest.mark.parametrize("prefix", ["model.embed_tokens.layers", "model.layers.blocks", "model.h", "aaa.layers"])
+def test_a_stack_that_the_class_does_not_load_is_never_the_main_stack(prefix, victim, own, tmp_path):
+    def placed(tensors):
+        return {name.replace("model.layers", prefix): tensor for name, tensor in tensors.items()}
+
+    folder = add(own, tmp_path / "own", placed(layer_tensors(victim)))
+    assert torch.equal(logits(folder), logits(own))
+    report = compare(victim, folder, progress=False)
+    assert report.verdict is not Verdict.HOMOLOGOUS
+    assert compare(own, folder, progress=False).verdict is Verdict.HOMOLOGOUS

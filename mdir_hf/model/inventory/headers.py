@@ -13,13 +13,13 @@ from mdir_hf.errors import AnatomyError, CorruptCheckpointError, TensorNotFoundE
 from mdir_hf.model.files import TensorSource
 from mdir_hf.model.files.sources import ListsContents, StoredTensor
 from mdir_hf.model.inventory.by_class import names_by_class
-from mdir_hf.model.inventory.by_shape import resolve_by_shape
+from mdir_hf.model.inventory.by_shape import INTERMEDIATE_SIZES, resolve_by_shape
 from mdir_hf.model.inventory.records import ModelInventory
 from mdir_hf.model.inventory.take import take_inventory
 from mdir_hf.model.roles import Anatomy, Layer, Role, resolve_anatomy
 from mdir_hf.model.roles.config import read_sizes
 from mdir_hf.model.roles.layer_names import split_at_layer
-from mdir_hf.model.roles.parts import StoredWeight, WeightPart
+from mdir_hf.model.roles.parts import StoredWeight, WeightPart, part_shape
 from mdir_hf.model.roles.resolve import resolve_renamed
 from mdir_hf.model.roles.wrappers import without_wrappers
 
@@ -160,9 +160,29 @@ def resolve_from_headers(config: Mapping[str, object], tensors: TensorSource) ->
         if lacks_groups(anatomy):
             anatomy = _by_class_or_shape(config, tensors, anatomy) or anatomy
             anatomy = with_usual_names(anatomy, lambda name: tuple(tensors.spec(name).shape))
+    _refuse_slice(config, anatomy, tensors)
     readable = without_tensors(anatomy, tensors.description.unreadable)
     # If hardly anything is left, keep the unreadable tensors: errors that name them are more helpful.
     return readable if keeps_most_layers(readable) and (readable.embedding or readable.layers) else anatomy
+
+
+def _refuse_slice(config: Mapping[str, object], anatomy: Anatomy, tensors: TensorSource) -> None:
+    """Raise an error if the embedding has only one of several ranks' rows, and so has another matrix."""
+    sizes = read_sizes(config)
+    if anatomy.embedding is None or sizes.vocabulary_size is None:
+        return
+    n_rows = tensors.spec(anatomy.embedding.tensor).shape[0]
+    n_ranks, rest = divmod(sizes.vocabulary_size, n_rows)
+    if rest or n_ranks < 2:
+        return
+    inner = next((sizes.numbers[key] for key in INTERMEDIATE_SIZES if key in sizes.numbers), None)
+    whole = {Role.UP: inner, Role.Q: sizes.n_heads and sizes.width_of_head and sizes.n_heads * sizes.width_of_head}
+    for role, part in anatomy.layers[0].parts.items() if anatomy.layers else ():
+        if whole.get(role) == n_ranks * part_shape(part, lambda name: tuple(tensors.spec(name).shape))[0]:
+            raise UnsupportedFormatError(
+                f"{tensors.paths[0]} holds one rank's slice of {n_ranks}: its matrices have 1/{n_ranks} of the rows "
+                "that the config states; gather the slices of all ranks into one model, and compare that"
+            )
 
 
 def lacks_groups(anatomy: Anatomy) -> bool:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from mdir_hf import Reason, Verdict, compare
-from mdir_hf.errors import AnatomyError
+from mdir_hf.errors import AnatomyError, UnsupportedFormatError
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.inventory.by_class import harmless, names_by_class
 from mdir_hf.model.inventory.by_shape import resolve_by_shape
@@ -183,3 +183,12 @@ def test_names_without_a_shape_that_fits_are_refused(tmp_path):
 def test_known_names_do_not_build_a_class(tmp_path, monkeypatch):
     monkeypatch.setattr("mdir_hf.model.inventory.headers.names_by_class", lambda *_: pytest.fail("was built"))
     assert opened(write(tmp_path / "x", new_model(seed=0, **SIZES))).anatomy.decided_by == "names"
+
+
+def test_the_slice_of_one_rank_is_not_taken_for_a_model(tmp_path):
+    def cut(tensors):
+        tensors.update({name: tensor[: len(tensor) // 2].clone() for name, tensor in tensors.items()})
+
+    folder = changed(write(tmp_path / "x", new_model(seed=0, **SIZES)), cut)
+    with pytest.raises(UnsupportedFormatError, match="one rank's slice of 2"):
+        opened(folder)

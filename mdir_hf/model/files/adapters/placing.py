@@ -45,7 +45,10 @@ class Placement:
         blocked: Reasons why weights cannot be read.
     """
 
-    def __init__(self, base: TensorSource, adapter: TensorSource, config: AdapterConfig) -> None:
+    def __init__(
+        self, base: TensorSource, adapter: TensorSource, config: AdapterConfig, doubts: Mapping[str, str]
+    ) -> None:
+        self._doubts = doubts
         self._base, self._adapter, self._config = base, adapter, config
         self.changes: dict[str, LoraChange] = {}
         self.biases: dict[str, tuple[str, float]] = {}
@@ -79,8 +82,9 @@ class Placement:
             if weight is None:
                 raise self._no_such_weight(module)
             self.owners |= dict.fromkeys(change.names, weight)
-            if config.not_applied is not None:
-                self._block(weight, config.not_applied)
+            why = config.not_applied or self._doubts.get(module)
+            if why is not None:
+                self._block(weight, why)
                 continue
             if change.tokens is not None:
                 self.token_rows[weight] = (change.tokens, self._rows_of(module))

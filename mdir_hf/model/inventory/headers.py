@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -13,15 +11,16 @@ from mdir_hf.errors import AnatomyError, CorruptCheckpointError, TensorNotFoundE
 from mdir_hf.model.files import TensorSource
 from mdir_hf.model.files.sources import ListsContents, StoredTensor
 from mdir_hf.model.inventory.by_class import names_by_class
-from mdir_hf.model.inventory.by_shape import INTERMEDIATE_SIZES, resolve_by_shape
+from mdir_hf.model.inventory.by_shape import resolve_by_shape
+from mdir_hf.model.inventory.by_structure import with_structure, without_groups
+from mdir_hf.model.inventory.orientation import with_fitting_orientation
 from mdir_hf.model.inventory.records import ModelInventory
 from mdir_hf.model.inventory.take import take_inventory
 from mdir_hf.model.roles import Anatomy, Layer, Role, resolve_anatomy
 from mdir_hf.model.roles.config import read_sizes
-from mdir_hf.model.roles.layer_names import split_at_layer
 from mdir_hf.model.roles.parts import StoredWeight, WeightPart, part_shape
 from mdir_hf.model.roles.resolve import resolve_renamed
-from mdir_hf.model.roles.wrappers import without_wrappers
+from mdir_hf.model.roles.tables import INTERMEDIATE_SIZE_KEYS
 
 
 def without_tensors(anatomy: Anatomy, names: Collection[str]) -> Anatomy:
@@ -43,6 +42,7 @@ def without_tensors(anatomy: Anatomy, names: Collection[str]) -> Anatomy:
         layers=layers,
         unplaced=tuple(sorted({*anatomy.unplaced, *lost})),
         notes=notes,
+        readings=() if lost else anatomy.readings,
         tied=anatomy.tied and edges.get("embedding", anatomy.embedding) is not None,
         **edges,  # type: ignore[arg-type]
     )
@@ -70,76 +70,6 @@ def _without(layer: Layer, dropped: set[str]) -> Layer:
     return replace(layer, parts=parts, experts=experts, shared_experts=shared, missing=tuple(dict.fromkeys(missing)))  # type: ignore[arg-type]
 
 
-ATTENTION_NAMES: Mapping[Role, str] = {
-    Role.Q: r"q|wq|q_head|q_proj|query|query_proj|q_lin|to_q|linear_q",
-    Role.K: r"k|wk|k_head|k_proj|key|key_proj|k_lin|to_k|linear_k",
-    Role.V: r"v|wv|v_head|v_proj|value|value_proj|v_lin|to_v|linear_v",
-    Role.O: r"o|wo|post_proj|o_proj|out_proj|out|proj|linear_out|attention\.output\.dense|attn\.output\.dense",
-}
-MLP_NAMES: Mapping[Role, str] = {
-    Role.UP: r"fc1|dense1|linear1|linear_1|lin1|w_1|c_fc|fc_in|intermediate_dense|intermediate\.dense|dense_h_to_4h",
-    Role.DOWN: r"fc2|dense2|linear2|linear_2|lin2|w_2|fc_out|output_dense|output\.dense|dense_4h_to_h",
-}
-_CROSS = re.compile(r"cross|encoder_attn|encdec|encoder_decoder", re.IGNORECASE)
-
-ShapeOf = Callable[[str], tuple[int, ...]]
-
-
-def with_usual_names(anatomy: Anatomy, shape_of: ShapeOf) -> Anatomy:
-    """In layers that lack attention or an MLP, assign roles to matrices with common names and suitable shapes."""
-    if not anatomy.unplaced:
-        return anatomy
-    plain = {stored: name for name, stored in without_wrappers(anatomy.unplaced).items()}
-    of_layer: dict[int, dict[str, str]] = defaultdict(dict)
-    for stored in anatomy.unplaced:
-        split = split_at_layer(plain.get(stored, stored))
-        if split is not None and (split[0] in anatomy.prefixes or not anatomy.prefixes) and len(anatomy.prefixes) < 2:
-            of_layer[split[1]][split[2]] = stored
-    layers = tuple(
-        _completed(layer, of_layer.get(layer.index, {}), anatomy.hidden_size, shape_of) for layer in anatomy.layers
-    )
-    placed_names = {name for layer in layers for part in layer.parts.values() for name in part.tensors}
-    if layers == anatomy.layers:
-        return anatomy
-    unplaced = tuple(name for name in anatomy.unplaced if name not in placed_names)
-    return replace(anatomy, layers=layers, unplaced=unplaced)
-
-
-def _completed(layer: Layer, stored_names: Mapping[str, str], width: int, shape_of: ShapeOf) -> Layer:
-    parts: dict[Role, StoredWeight] = dict(layer.parts)
-    if not any(role in parts for role in (Role.UP, Role.GATE, Role.DOWN)) and not layer.experts:
-        mlp = _named(MLP_NAMES, stored_names)
-        if len(mlp) == len(MLP_NAMES):
-            up, down = shape_of(mlp[Role.UP]), shape_of(mlp[Role.DOWN])
-            if len(up) == 2 and up[1] == width and down == up[::-1]:
-                parts |= {role: WeightPart(name) for role, name in mlp.items()}
-    if not any(role in parts for role in (Role.Q, Role.K, Role.V)):
-        attention = _named(ATTENTION_NAMES, stored_names)
-        if len(attention) == len(ATTENTION_NAMES):
-            shapes = {role: shape_of(name) for role, name in attention.items()}
-            reads = all(len(shapes[role]) == 2 and shapes[role][1] == width for role in (Role.Q, Role.K, Role.V))
-            if reads and shapes[Role.K] == shapes[Role.V] and shapes[Role.O] == shapes[Role.Q][::-1]:
-                parts |= {role: WeightPart(name) for role, name in attention.items()}
-    if len(parts) == len(layer.parts):
-        return layer
-    return replace(layer, parts=parts, missing=tuple(role for role in layer.missing if role not in parts))
-
-
-def _named(names: Mapping[Role, str], stored_names: Mapping[str, str]) -> dict[Role, str]:
-    tensors: dict[Role, str] = {}
-    for role, pattern in names.items():
-        usual = re.compile(rf"(?:.*\.)?(?:{pattern})(?:\.weight)?")
-        is_attention = role in ATTENTION_NAMES
-        matching = [
-            stored
-            for suffix, stored in stored_names.items()
-            if usual.fullmatch(suffix) and not _CROSS.search(suffix) and is_attention == ("att" in suffix.lower())
-        ]
-        if len(matching) == 1:
-            tensors[role] = matching[0]
-    return tensors
-
-
 def resolve_from_headers(config: Mapping[str, object], tensors: TensorSource) -> Anatomy:
     """Resolve roles from the names in an index, or from all headers if the index seems incomplete.
 
@@ -159,7 +89,14 @@ def resolve_from_headers(config: Mapping[str, object], tensors: TensorSource) ->
     else:
         if lacks_groups(anatomy):
             anatomy = _by_class_or_shape(config, tensors, anatomy) or anatomy
-            anatomy = with_usual_names(anatomy, lambda name: tuple(tensors.spec(name).shape))
+
+    def shape_of(name: str) -> tuple[int, ...]:
+        return tuple(tensors.spec(name).shape)
+
+    anatomy = with_fitting_orientation(anatomy, shape_of)
+    if lacks_parts(anatomy):
+        with suppress(UnsupportedFormatError):
+            anatomy = with_structure(anatomy, tensors.names(), read_sizes(config), shape_of)
     _refuse_slice(config, anatomy, tensors)
     readable = without_tensors(anatomy, tensors.description.unreadable)
     # If hardly anything is left, keep the unreadable tensors: errors that name them are more helpful.
@@ -175,7 +112,7 @@ def _refuse_slice(config: Mapping[str, object], anatomy: Anatomy, tensors: Tenso
     n_ranks, rest = divmod(sizes.vocabulary_size, n_rows)
     if rest or n_ranks < 2:
         return
-    inner = next((sizes.numbers[key] for key in INTERMEDIATE_SIZES if key in sizes.numbers), None)
+    inner = next((sizes.numbers[key] for key in INTERMEDIATE_SIZE_KEYS if key in sizes.numbers), None)
     whole = {Role.UP: inner, Role.Q: sizes.n_heads and sizes.width_of_head and sizes.n_heads * sizes.width_of_head}
     for role, part in anatomy.layers[0].parts.items() if anatomy.layers else ():
         if whole.get(role) == n_ranks * part_shape(part, lambda name: tuple(tensors.spec(name).shape))[0]:
@@ -189,6 +126,13 @@ def lacks_groups(anatomy: Anatomy) -> bool:
     """Return whether most layers lack attention or an MLP, and some matrices are unplaced."""
     layers_without_groups = [layer for layer in anatomy.layers if _missing_groups(layer)]
     return bool(anatomy.unplaced) and 2 * len(layers_without_groups) > len(anatomy.layers)
+
+
+def lacks_parts(anatomy: Anatomy) -> bool:
+    """Return whether most layers lack a part of their attention or MLP, and some matrices are unplaced."""
+    return bool(anatomy.unplaced) and 2 * sum(any(without_groups(layer)) for layer in anatomy.layers) > len(
+        anatomy.layers
+    )
 
 
 def _missing_groups(layer: Layer) -> bool:

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
-from mdir_hf import Reason, Verdict, compare
+from mdir_hf import Verdict, compare
+from mdir_hf.comparison.agreed_roles import with_agreed_roles
 from mdir_hf.errors import AnatomyError, UnsupportedFormatError
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.inventory.by_class import harmless, names_by_class
@@ -142,18 +143,17 @@ def test_tensors_renamed_at_random_are_placed_by_shape(seed, tmp_path):
     assert anatomy.decided_by == "shapes" and anatomy.n_layers == 4
     stored, plain = (load_file(folder / "model.safetensors") for folder in (renamed, base))
     assert torch.equal(stored[anatomy.embedding.tensor], plain["model.embed_tokens.weight"])
-    for layer in anatomy.layers:
-        own = {"down": "mlp.down_proj", "q": "self_attn.q_proj", "o": "self_attn.o_proj"}
-        assert {role.value for role in layer.parts} == own.keys()
-        for role, part in layer.parts.items():
+    own = {role.value: f"mlp.{role.value}_proj" for role in MLP} | {"q": "self_attn.q_proj", "o": "self_attn.o_proj"}
+    _, agreed = with_agreed_roles(opened(base), opened(renamed)).models
+    for layer in agreed.anatomy.layers:
+        for role in (*MLP, Role.Q, Role.O):
             expected = plain[f"model.layers.{layer.index}.{own[role.value]}.weight"]
-            assert torch.equal(stored[part.tensor], expected)
+            assert torch.equal(stored[layer.parts[role].tensor], expected)
     if seed == 0:
         report = compare(base, renamed, level="layers", progress=False)
-        # Shape does not distinguish gate from up, so no neurons are compared, and the rows of other projections are no
-        # evidence without them.
-        assert report.reason is Reason.EMBEDDINGS_ONLY
-        assert report.projections.counts()[Outcome.ROWS_AGREE] >= 4
+        assert report.verdict is Verdict.HOMOLOGOUS
+        counts = report.projections.counts()
+        assert counts[Outcome.KEPT] == sum(counts.values())
 
 
 def test_a_renamed_stranger_stays_one(tmp_path):

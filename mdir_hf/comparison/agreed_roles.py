@@ -1,14 +1,15 @@
 """Choose among the readings of unknown names by agreement with the other model.
 
 Shapes do not tell gate from up, or how q, k and v are fused. Rows of two related models are equally similar to each
-other in any basis, so the reading whose rows resemble the other model's most is taken. Only a few layers are read. The
-choice depends on the numbers of neurons, so p pays for the number of readings.
+other in any basis, so the reading whose rows resemble the other model's most is taken. If none does, rows may be in
+another order, and the second moments of channels are compared. Only a few layers are read. The choice depends on the
+numbers of neurons, so p pays for the number of readings.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
@@ -29,6 +30,12 @@ C = TypeVar("C", bound=Comparable)
 
 ROWS = 48
 """Number of rows of each matrix that are compared, the first ones."""
+
+CHANNELS = 256
+"""Number of channels whose second moments are compared if rows do not agree by number, the first ones."""
+
+MOST_VALUES = 1 << 26
+"""Largest matrix that is read whole to compare its second moments."""
 
 LEAST_AGREEMENT = 0.3
 """Smallest mean correlation at which a reading is taken. Of 1,128 pairs of rows, unrelated ones reach 0.03."""
@@ -70,13 +77,19 @@ def with_agreed_roles(reference: Comparable, candidate: Comparable) -> Agreement
             continue
         if Role.UP in roles:
             log_n += math.log(n_options)
-        best: tuple[float, tuple[Reading | None, Reading | None]] | None = None
+        best: tuple[float, tuple[Reading | None, Reading | None]] = (0.0, (None, None))
+        named = " and ".join(role.value for role in roles)
         with suppress(AnatomyError, UnsupportedFormatError, NotFiniteError):
-            best = _best(models, options, roles)
-        if best is None or best[0] < LEAST_AGREEMENT:
+            best = _best(models, options, roles, _Rows.by_number)
+            if best[0] < LEAST_AGREEMENT:
+                best = _best(models, options, roles, _Rows.by_channel)
+        if best[0] < LEAST_AGREEMENT:
+            notes.append(
+                f"names and shapes allow {n_options} readings of {named}, and none agrees with the other model, so the "
+                "first was compared"
+            )
             continue
         models = tuple(_with(model, reading) for model, reading in zip(models, best[1], strict=True))  # type: ignore[assignment]
-        named = " and ".join(role.value for role in roles)
         notes.append(
             f"names and shapes allow {n_options} readings of {named}; the one that agrees with the other model was "
             f"taken (correlation {best[0]:.2f})"
@@ -99,11 +112,16 @@ def _with(model: C, reading: Reading | None) -> C:
 
 
 def _best(
-    models: tuple[Comparable, Comparable], options: Sequence[Sequence[Reading]], roles: Sequence[Role]
+    models: tuple[Comparable, Comparable],
+    options: Sequence[Sequence[Reading]],
+    roles: Sequence[Role],
+    likeness: Callable[[_Rows, Role, Mapping[Role, StoredWeight]], torch.Tensor],
 ) -> tuple[float, tuple[Reading | None, Reading | None]]:
     """Return the pair of readings whose rows resemble each other most; None for a model without a choice."""
     n_layers = [len(model.anatomy.layers) for model in models]
     depths = [0.0, 0.5, 1.0] if n_layers[0] == n_layers[1] else [0.0, 1.0]
+    if likeness is _Rows.by_channel:  # it reads whole matrices
+        depths = depths[:1]
     sides = [_Rows(model) for model in models]
     scores: list[tuple[float, tuple[Reading | None, Reading | None]]] = []
     for pair in product(*(of_model or (None,) for of_model in options)):
@@ -116,7 +134,9 @@ def _best(
             ]
             for role in roles:
                 if all(role in of_layer for of_layer in parts):
-                    first, second = (side.likeness(role, of_layer) for side, of_layer in zip(sides, parts, strict=True))
+                    first, second = (
+                        likeness(side, role, of_layer) for side, of_layer in zip(sides, parts, strict=True)
+                    )
                     correlations.append(float(first @ second) if first.shape == second.shape else 0.0)
         scores.append((sum(correlations) / max(1, len(correlations)), (pair[0], pair[1])))
     return max(scores, key=lambda score: score[0])  # the first of equals, which is the default
@@ -127,24 +147,43 @@ class _Rows:
 
     def __init__(self, model: PlacedTensors) -> None:
         self._model = model
-        self._rows: dict[StoredWeight, torch.Tensor] = {}
+        self._rows: dict[tuple[StoredWeight, int | None], torch.Tensor] = {}
         self._gains: dict[StoredWeight, torch.Tensor] = {}
 
-    def likeness(self, role: Role, parts: Mapping[Role, StoredWeight]) -> torch.Tensor:
-        """Return the centred cosines of all pairs of rows, as a unit vector."""
-        rows = self._read(parts[role])
-        norm = parts.get(_NORM_OF[role])
-        if norm is not None:
-            gain = self._gains.setdefault(norm, read_part(self._model.tensors, norm).float())
-            rows = rows * (1 + gain if self._model.anatomy.norms_add_one else gain)
-        rows = torch.nn.functional.normalize(rows, dim=-1)
-        above = torch.triu_indices(len(rows), len(rows), 1)
-        cosines = (rows @ rows.T)[above[0], above[1]]
-        return unit_rows((cosines - cosines.mean())[None])[0]
+    def by_number(self, role: Role, parts: Mapping[Role, StoredWeight]) -> torch.Tensor:
+        """Return the centred cosines of all pairs of the first rows, as a unit vector, which is alike in any basis."""
+        rows = torch.nn.functional.normalize(self._read(role, parts, ROWS), dim=-1)
+        return _centred_pairs(rows @ rows.T)
 
-    def _read(self, part: StoredWeight) -> torch.Tensor:
-        if part not in self._rows:
-            n_rows = part_shape(part, lambda name: tuple(self._model.tensors.spec(name).shape))[0]
-            rows = np.arange(min(ROWS, n_rows), dtype=np.int64)
-            self._rows[part] = read_part(self._model.tensors, part, rows).float()
-        return self._rows[part]
+    def by_channel(self, role: Role, parts: Mapping[Role, StoredWeight]) -> torch.Tensor:
+        """Return the centred second moments of some channels, as a unit vector, which is alike in any order of rows.
+
+        Reads the whole matrix.
+
+        Raises:
+            UnsupportedFormatError: If the matrix is too large for this.
+        """
+        rows = self._read(role, parts, None)[:, :CHANNELS]
+        return _centred_pairs(rows.T @ rows)
+
+    def _read(self, role: Role, parts: Mapping[Role, StoredWeight], most: int | None) -> torch.Tensor:
+        part, norm = parts[role], parts.get(_NORM_OF[role])
+        key = (part, most)
+        if key not in self._rows:
+            n_rows, width = part_shape(part, lambda name: tuple(self._model.tensors.spec(name).shape))
+            if most is None and n_rows * width > MOST_VALUES:
+                raise UnsupportedFormatError("its matrices are too large to compare them whole")
+            rows = np.arange(n_rows if most is None else min(most, n_rows), dtype=np.int64)
+            self._rows[key] = read_part(self._model.tensors, part, rows).float()
+        if norm is None:
+            return self._rows[key]
+        if norm not in self._gains:
+            self._gains[norm] = read_part(self._model.tensors, norm).float()
+        gain = self._gains[norm]
+        return self._rows[key] * (1 + gain if self._model.anatomy.norms_add_one else gain)
+
+
+def _centred_pairs(products: torch.Tensor) -> torch.Tensor:
+    above = torch.triu_indices(len(products), len(products), 1)
+    values = products[above[0], above[1]]
+    return unit_rows((values - values.mean())[None])[0]

@@ -91,3 +91,30 @@ def test_a_config_of_another_depth_does_not_matter(base, tmp_path):
     config = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": 2}
     (folder / "config.json").write_text(json.dumps(config))
     assert compare(base, folder, progress=False).verdict is Verdict.HOMOLOGOUS
+
+
+def test_neurons_in_another_order_are_told_by_their_moments(base, tmp_path):
+    folder, _ = in_layout(base, tmp_path / "x", "torchtune", has_config=False)
+    path = folder / "model.safetensors"
+    state = load_file(path)
+    for i in range(SIZES["num_hidden_layers"]):
+        order = torch.randperm(SIZES["intermediate_size"], generator=torch.Generator().manual_seed(i))
+        gate, up, down = (state[f"layers.{i}.mlp.w{k}.weight"] for k in (1, 3, 2))
+        # The names suggest that up comes first.
+        state |= {f"layers.{i}.mlp.w1.weight": up[order], f"layers.{i}.mlp.w3.weight": gate[order]}
+        state[f"layers.{i}.mlp.w2.weight"] = down[:, order].contiguous()
+    save_file(state, path)
+    assert compare(base, folder, progress=False).verdict is Verdict.HOMOLOGOUS
+
+
+def test_rows_that_several_tokens_share_are_not_blamed_on_the_tokenizer(base, tmp_path):
+    folder = tmp_path / "static"
+    folder.mkdir()
+    n_tokens = len(load_file(base / "model.safetensors")["model.embed_tokens.weight"])
+    tensors = {"embeddings": torch.randn(40, 8), "mapping": torch.zeros(n_tokens, dtype=torch.int64)}
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"model_type": "model2vec"}))
+    (folder / "tokenizer.json").write_bytes((base / "tokenizer.json").read_bytes())
+    text = " ".join(str(compare(base, folder, progress=False)).split())
+    assert f"40 rows, which {n_tokens} tokens share, as tensor 'mapping' tells" in text
+    assert "does not match its embedding" not in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -205,9 +206,21 @@ def _open_factors(
 
 
 def _mention_adapter(source: ShardedTensors, tree: FileTree) -> None:
-    beside = [name for name in ADAPTER_WEIGHTS if name in tree.files and name not in source.paths]
+    beside = [
+        path
+        for path in sorted(tree.files)
+        if path.rpartition("/")[2] == next((n for n in ADAPTER_WEIGHTS if _beside(path, n) in tree.files), None)
+        and path not in source.paths
+    ]
     if beside:
-        source.add_note(f"{beside[0]}, an adapter, lies beside {list_some(source.paths)} and was not applied")
+        were = "an adapter, lies" if len(beside) == 1 else "adapters, lie"
+        was = "was" if len(beside) == 1 else "were"
+        source.add_note(f"{list_some(beside)}, {were} beside {list_some(source.paths)} and {was} not applied")
+
+
+def _beside(path: str, name: str) -> str:
+    folder = path.rpartition("/")[0]
+    return f"{folder}/{name}" if folder else name
 
 
 def _single_or_shards(
@@ -396,6 +409,9 @@ def _no_weights(tree: FileTree, variant: str | None) -> CheckpointError:
     else:
         looked_for = ", ".join(dict.fromkeys(file_format.looks_for for file_format in FORMATS if file_format.looks_for))
         hint = ""
+    ranks = [path for path in below if re.search(r"(?:^|/)mp_rank_\d+/", path)]
+    if len(ranks) > 1:
+        raise UnsupportedFormatError(slices_refused(ranks))
     if below and not hint:
         return NoWeightsError(f"no weights in its root; name the subfolder that holds them ({list_some(below)})")
     if not tree.files:

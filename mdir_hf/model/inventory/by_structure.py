@@ -1,7 +1,8 @@
 """Solve the roles of matrices with unknown names from shapes, orientation and repetition.
 
 A layer of a transformer has few arrangements: an MLP with or without a gate, separate or fused, and attention with
-separate or fused projections. A group of matrices gets roles only if one arrangement explains all of it. Shapes leave
+separate or fused projections. A group of matrices, such as all of a folder, gets roles only if one arrangement explains
+all of it. Shapes leave
 some questions open, such as which of two matrices is the gate; :attr:`~mdir_hf.model.roles.Anatomy.readings` lists the
 possible answers, and a comparison takes the one that agrees with the other model.
 """
@@ -9,7 +10,7 @@ possible answers, and a comparison takes the one that agrees with the other mode
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
@@ -33,13 +34,14 @@ ATTENTION_ROLES = (Role.Q, Role.K, Role.V, Role.O)
 HEAD_WIDTHS = frozenset({16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256})
 """Widths of heads to try if a fused projection has an unknown number of heads."""
 
-MOST_MATRICES = 7
-"""Largest number of unknown matrices in a layer: q, k, v, o, gate, up and down."""
+MOST_MATRICES = 16
+"""Largest number of unknown matrices in a layer, of which an arrangement uses at most seven."""
 
 MOST_GAINS = 4
 """Largest number of unknown norms in a layer that are tried as the norm before a group."""
 
 _CROSS = re.compile(r"cross|encoder_attn|encdec|encoder_decoder", re.IGNORECASE)
+_NUMBER = re.compile(r"(?:^|(?<=\.))\d+(?=\.)")
 _WORDS = re.compile(r"[._]")
 _NAMED: Mapping[Role, frozenset[str]] = {
     Role.Q: frozenset({"q", "wq", "query"}),
@@ -81,10 +83,12 @@ def with_structure(anatomy: Anatomy, names: Iterable[str], sizes: ConfigSizes, s
     """
     if not anatomy.unplaced or len(anatomy.prefixes) > 1:
         return anatomy
+    had_roles = any(not role.is_norm for layer in anatomy.layers for role, _ in layer.all_parts())
+    # Names of norms mean different things in different families, so they are no help if no matrix has a known name.
+    layers = [layer if had_roles else replace(layer, parts=MappingProxyType({})) for layer in anatomy.layers]
     of_layer = _by_layer(anatomy, names)
     solver = _Solver(anatomy.hidden_size, sizes)
-    solved = [solver.solve(layer, of_layer.get(layer.index, {}), anatomy, shape_of) for layer in anatomy.layers]
-    layers = list(anatomy.layers)
+    solved = [solver.solve(layer, of_layer.get(layer.index, {}), anatomy, shape_of) for layer in layers]
     readings: list[tuple[Reading, ...]] = []
     for group, roles in enumerate((MLP_ROLES, ATTENTION_ROLES)):
         counts = {len(options[group]) for options in solved if options[group]}
@@ -106,6 +110,7 @@ def with_structure(anatomy: Anatomy, names: Iterable[str], sizes: ConfigSizes, s
         anatomy,
         layers=tuple(layers),
         unplaced=tuple(name for name in anatomy.unplaced if name not in placed_names),
+        decided_by=anatomy.decided_by if had_roles else "shapes",
         readings=tuple(options for options in readings if len(options) > 1),
         notes=anatomy.notes if anatomy.decided_by == "shapes" else (*anatomy.notes, note),
     )
@@ -175,6 +180,7 @@ class _Solver:
             for suffix, shape in sorted(shapes.items())
             if len(shape) == 2 and min(shape) > 1 and not _CROSS.search(suffix) and auxiliary_label(suffix) is None
         )
+        matrices = _without_repeated(matrices)
         vectors = {suffix: shape[0] for suffix, shape in shapes.items() if len(shape) == 1}
         known_parts = (part for role, part in layer.parts.items() if role not in again and not role.is_norm)
         # Known matrices tell the orientation of the others.
@@ -215,6 +221,8 @@ class _Solver:
             fit = _n_fitting_biases(matrices, vectors, transposed=transposed)
             for mlp, rest in self._mlps(matrices, transposed=transposed) if needs[0] else [([], matrices)]:
                 attention = self._attentions(rest, transposed=transposed) if needs[1] else []
+                for folder in _folders(rest) if needs[1] and not attention else ():
+                    attention = attention or self._attentions(folder, transposed=transposed)
                 if not (mlp or attention):
                     continue
                 inner = _rows_of(mlp[0][Role.DOWN], matrices)[1] if mlp else 0
@@ -316,6 +324,20 @@ class _Solver:
         for n_groups in (1, *groups):
             shares = tuple(n // n_groups for n in rows)
             yield {role: FusedRows(n_groups, shares, at) for at, role in enumerate(roles)}
+
+
+def _without_repeated(matrices: tuple[_Stored, ...]) -> tuple[_Stored, ...]:
+    """Leave out matrices that differ only in a number, as experts do."""
+    alike = Counter((_NUMBER.sub("0", each.suffix), each.shape) for each in matrices)
+    return tuple(each for each in matrices if alike[_NUMBER.sub("0", each.suffix), each.shape] == 1)
+
+
+def _folders(matrices: Iterable[_Stored]) -> list[tuple[_Stored, ...]]:
+    """Group matrices by the first component of their names; a single group is left out, as it is no choice."""
+    folders: dict[str, list[_Stored]] = defaultdict(list)
+    for each in matrices:
+        folders[each.suffix.partition(".")[0]].append(each)
+    return [tuple(members) for members in folders.values()] if len(folders) > 1 else []
 
 
 def _part(stored: str, part: _Part) -> WeightPart:

@@ -18,7 +18,7 @@ from mdir_hf.model.inventory.records import ModelInventory
 from mdir_hf.model.inventory.take import take_inventory
 from mdir_hf.model.roles import Anatomy, Layer, Role, resolve_anatomy
 from mdir_hf.model.roles.config import read_sizes
-from mdir_hf.model.roles.parts import StoredWeight, WeightPart, part_shape
+from mdir_hf.model.roles.parts import ShapeOf, StoredWeight, WeightPart, part_shape
 from mdir_hf.model.roles.resolve import resolve_renamed
 from mdir_hf.model.roles.tables import INTERMEDIATE_SIZE_KEYS
 
@@ -79,24 +79,31 @@ def resolve_from_headers(config: Mapping[str, object], tensors: TensorSource) ->
         AnatomyError: See :func:`~mdir_hf.model.roles.resolve_anatomy`.
         CheckpointError: If a header cannot be read.
     """
+
+    def shape_of(name: str) -> tuple[int, ...]:
+        return tuple(tensors.spec(name).shape)
+
+    def by_structure(anatomy: Anatomy) -> Anatomy:
+        with suppress(UnsupportedFormatError):
+            return with_structure(anatomy, tensors.names(), read_sizes(config), shape_of)
+        return anatomy
+
     try:
         anatomy = _resolved(config, tensors)
     except AnatomyError as exc:
-        fallback = _by_class_or_shape(config, tensors, None)
+        fallback = _by_class(config, tensors, 0, shape_of) or _by_shape(config, tensors, shape_of)
         if fallback is None:
             raise exc from None
         anatomy = fallback
     else:
         if lacks_groups(anatomy):
-            anatomy = _by_class_or_shape(config, tensors, anatomy) or anatomy
-
-    def shape_of(name: str) -> tuple[int, ...]:
-        return tuple(tensors.spec(name).shape)
-
+            anatomy = _by_class(config, tensors, _n_roles(anatomy), shape_of) or anatomy
     anatomy = with_fitting_orientation(anatomy, shape_of)
     if lacks_parts(anatomy):
-        with suppress(UnsupportedFormatError):
-            anatomy = with_structure(anatomy, tensors.names(), read_sizes(config), shape_of)
+        anatomy = by_structure(anatomy)
+    if lacks_groups(anatomy) and not _n_roles(anatomy):
+        by_shape = _by_shape(config, tensors, shape_of)
+        anatomy = by_shape if by_shape is not None and _n_roles(by_shape) else anatomy
     _refuse_slice(config, anatomy, tensors)
     readable = without_tensors(anatomy, tensors.description.unreadable)
     # If hardly anything is left, keep the unreadable tensors: errors that name them are more helpful.
@@ -140,26 +147,22 @@ def _missing_groups(layer: Layer) -> bool:
     return {Role.Q, Role.O} <= missing_roles or {Role.UP, Role.DOWN} <= missing_roles
 
 
-def _by_class_or_shape(config: Mapping[str, object], tensors: TensorSource, by_names: Anatomy | None) -> Anatomy | None:
-    def shape_of(name: str) -> tuple[int, ...]:
-        return tuple(tensors.spec(name).shape)
-
-    least = 0 if by_names is None else _n_roles(by_names)
+def _by_class(config: Mapping[str, object], tensors: TensorSource, n_known: int, shape_of: ShapeOf) -> Anatomy | None:
+    """Resolve roles with the transformers class that the config names, if that gives more than ``n_known`` roles."""
     stored_names = names_by_class(config, frozenset(tensors.names()))
     if stored_names is not None:
         with suppress(AnatomyError):
             anatomy = resolve_renamed(config, stored_names, shape_of)
-            if _n_roles(anatomy) > least:
+            if _n_roles(anatomy) > n_known:
                 return replace(anatomy, decided_by="class")
-    if by_names is not None and least:
-        return None  # partly known names are more reliable than shapes
+    return None
+
+
+def _by_shape(config: Mapping[str, object], tensors: TensorSource, shape_of: ShapeOf) -> Anatomy | None:
     with suppress(UnsupportedFormatError):
-        anatomy_by_shape = resolve_by_shape(config, tensors.names(), shape_of)
-        is_useful = anatomy_by_shape is not None and (
-            _n_roles(anatomy_by_shape) or (by_names is None and anatomy_by_shape.embedding)
-        )
-        if is_useful:
-            return anatomy_by_shape
+        anatomy = resolve_by_shape(config, tensors.names(), shape_of)
+        if anatomy is not None and (_n_roles(anatomy) or anatomy.embedding):
+            return anatomy
     return None
 
 

@@ -98,6 +98,12 @@ def test_slices_of_ranks_are_called_what_they_are(kind, file):
         open_checkpoint(MemoryTree(files), file=pattern.format(0) if file else None)
 
 
+def test_the_folders_of_ranks_are_slices():
+    files = {f"iter_9/mp_rank_0{rank}/model_optim_rng.pt": b"" for rank in range(2)}
+    with pytest.raises(UnsupportedFormatError, match="2 slices for tensor parallelism"):
+        open_checkpoint(MemoryTree(files))
+
+
 DISTRIBUTED = {
     "DCP": (["__0_0.distcp", ".metadata"], r"distributed checkpoint of PyTorch \(DCP\).*dcp_to_torch"),
     "DCP in a folder": (["pytorch_model_fsdp_0/__0_0.distcp"], r"distributed checkpoint of PyTorch \(DCP\)"),
@@ -115,10 +121,12 @@ def test_distributed_checkpoints_are_named_with_the_next_step(kind):
         open_checkpoint(MemoryTree({**dict.fromkeys(paths, b""), "config.json": b"{}"}))
 
 
-def test_an_adapter_beside_a_model_is_mentioned():
-    files = {"model.safetensors": safetensors_bytes(model()), "adapter_model.safetensors": safetensors_bytes(factors())}
-    (note,) = open_checkpoint(MemoryTree({**files, "adapter_config.json": b"{}"})).description.notes
-    assert note == "adapter_model.safetensors, an adapter, lies beside model.safetensors and was not applied"
+@pytest.mark.parametrize("folder", ["", "lora/"])
+def test_an_adapter_beside_a_model_is_mentioned(folder):
+    path = f"{folder}adapter_model.safetensors"
+    files = {"model.safetensors": safetensors_bytes(model()), path: safetensors_bytes(factors())}
+    (note,) = open_checkpoint(MemoryTree({**files, f"{folder}adapter_config.json": b"{}"})).description.notes
+    assert note == f"{path}, an adapter, lies beside model.safetensors and was not applied"
 
 
 def test_other_files_are_described_by_their_headers():

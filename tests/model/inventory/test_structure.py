@@ -145,3 +145,9 @@ def test_many_layers_are_solved_once(monkeypatch):
 def test_without_unknown_matrices_nothing_is_read():
     anatomy = resolve(KNOWN_MLP)
     assert with_structure(anatomy, [], ConfigSizes(), lambda name: pytest.fail(name)) is anatomy
+
+
+def test_attention_is_told_beside_experts_and_a_router():
+    experts = {f"mlp.experts.{i}.{name}": shape for i in range(4) for name, shape in mlp().items()}
+    parts = resolve(attention("wq wk wv wo") | experts | {"mlp.choice": (4, WIDTH)}).layers[0].parts
+    assert {role for role in parts if not role.is_norm} == set(ATTENTION)

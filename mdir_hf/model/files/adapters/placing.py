@@ -100,9 +100,7 @@ class Placement:
                 if change.bias is not None and bias is not None:
                     self.biases[bias] = (change.bias, self.changes[weight].scaling)
 
-    def _tied_to(
-        self, change: ModuleChange, modules: Mapping[str, ModuleChange], base_names: BaseNames
-    ) -> str | None:
+    def _tied_to(self, change: ModuleChange, modules: Mapping[str, ModuleChange], base_names: BaseNames) -> str | None:
         """Return the weight whose token rows PEFT saved a second time, for a module that is tied to it, or None."""
         if change.tokens is None or change.a is not None:
             return None

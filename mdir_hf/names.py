@@ -91,6 +91,7 @@ WEIGHT_SUFFIXES = (
     ".bin.index.json",
     ".pt",
     ".pth",
+    ".ckpt",
     ".gguf",
     ".onnx",
 )

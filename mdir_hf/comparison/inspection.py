@@ -20,6 +20,7 @@ from mdir_hf.comparison.plan import reads_of
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.settings import Listeners
 from mdir_hf.errors import AnatomyError, CheckpointError, MdirError, UnsupportedFormatError
+from mdir_hf.model.files.choosing import described, files_beside
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.model.opened import Model
@@ -59,6 +60,7 @@ def _inspected(model: Model, watch: Watch, all_headers: bool | None) -> Inspecti
     wants_headers = all_headers if all_headers is not None else len(model.tensors.paths) <= FEW_FILES
     if wants_headers:
         _check_shapes(model, notes)
+        notes += _files_beside(model, notes)
     description = model.tensors.description
     has_heads = anatomy.n_heads is not None and anatomy.n_kv_heads is not None
     return Inspection(
@@ -136,6 +138,13 @@ def _check_shapes(model: Model, notes: list[str]) -> None:
     if len(faults) > 1:
         other_faults = "1 more layer has" if len(faults) == 2 else f"{len(faults) - 1} more layers have"
         notes.append(f"{other_faults} tensors that are not read, or cannot be what their names say")
+
+
+def _files_beside(model: Model, notes: list[str]) -> list[str]:
+    """Say what other weight files beside the model hold, unless the notes mention them."""
+    weights = model.weights
+    beside = [file for file in files_beside(weights.repository, weights.paths) if file.path not in " ".join(notes)]
+    return [f"not read: {described(beside)}"] if beside else []
 
 
 def _tensor(model: Model, part: StoredWeight) -> TensorSummary:

@@ -50,6 +50,7 @@ class Measurements:
         tensors: The tensors of both models, which keep each row once it has been read.
         sample_seed: Seed of the samples of neurons.
         is_sample_fresh: Whether ``sample_seed`` was drawn from system entropy after both models were open.
+        log_n_readings: Natural log of the number of readings of unknown names among which rows of neurons chose.
         neurons: Comparisons of neurons, in order.
         samples: Samples of gate and up from the number step.
         nominating_samples: Samples of up from every layer.
@@ -70,6 +71,7 @@ class Measurements:
     tensors: tuple[Comparable | ReadOnce, Comparable | ReadOnce]
     sample_seed: int
     is_sample_fresh: bool
+    log_n_readings: float = 0.0
     files_are_equal: bool = False
     neurons: tuple[NeuronNumbers, ...] = ()
     samples: tuple[NeuronSample, ...] = ()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from mdir_hf.comparison import caveats, steps
+from mdir_hf.comparison.agreed_roles import with_agreed_roles
 from mdir_hf.comparison.direction import direction_facts
 from mdir_hf.comparison.layer_table import describe_layers
 from mdir_hf.comparison.measurements import Measurements, report_on
@@ -49,10 +50,14 @@ def compare_models(reference: Comparable, candidate: Comparable, settings: Setti
     plan = plan_comparison(reference, candidate, settings)
     check_memory(plan, settings.max_memory_bytes)
     watch.planned(replace(plan, opening_bytes=watch.n_bytes))
+    agreement = with_agreed_roles(reference, candidate)
+    reference, candidate = agreement.models
     measurements = Measurements(
         reference=reference,
         candidate=candidate,
         settings=settings,
+        log_n_readings=agreement.log_n_readings,
+        notes=agreement.notes,
         tensors=(read_closely(reference), read_closely(candidate)),
         sample_seed=_fresh_seed(reference, candidate) if settings.sample_seed is None else settings.sample_seed,
         is_sample_fresh=settings.sample_seed is None,

@@ -11,6 +11,7 @@ from transformers import T5ForConditionalGeneration as T5
 
 from mdir_hf import Level, Reason, Verdict, compare
 from mdir_hf.cli import main
+from tests.specimens import tokenizer_json, tokens
 
 WIDTH, LAYERS = 64, 6
 CONFIG = LlamaConfig(
@@ -27,6 +28,7 @@ CONFIG = LlamaConfig(
 def save_llama(folder, seed):
     torch.manual_seed(seed)
     LlamaForCausalLM(CONFIG).save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(CONFIG.vocab_size))))
     return folder
 
 

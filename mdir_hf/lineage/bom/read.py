@@ -24,7 +24,7 @@ DOCUMENT = Budget(32 << 20, 4 << 20)
 
 VERSIONS = ("1.4", "1.5", "1.6", "1.7")
 MODEL = "machine-learning-model"
-WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".onnx", ".onnx_data")
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".ckpt", ".onnx", ".onnx_data")
 
 _MOST_COMPONENTS = 100_000
 _DEEPEST = 64

@@ -50,8 +50,6 @@ def is_loaded(part: ModelPart, language: ModelPart | None, config: Mapping[str, 
         return part.name == LANGUAGE
     if not config:
         return None
-    if config.get("is_encoder_decoder") is True and part.name.startswith("stack ") and "encoder" in part.name:
-        return True
     key = _declaring_key(part.name, config)
     fields = None if GGUF_MARK in config else _fields_of_class(config)
     if key is not None and (fields is None or key in fields):
@@ -63,6 +61,23 @@ def is_loaded(part: ModelPart, language: ModelPart | None, config: Mapping[str, 
         return True
     is_conclusive = language is not None and _named_share(language, modules) >= LEAST_NAMED_SHARE
     return False if is_conclusive else None
+
+
+def loaded_names(config: Mapping[str, object], names: Collection[str]) -> frozenset[str] | None:
+    """Return the stored names of the tensors that the class of a config loads.
+
+    Returns None if the class is unknown, or if fewer than :data:`LEAST_NAMED_SHARE` of its modules are stored, so that
+    the names in the files must be of another kind.
+    """
+    if _fields_of_class(config) is None:
+        return None
+    modules = modules_of_class(config)
+    plain_names = without_wrappers(names)
+    if modules is None:
+        return None
+    loaded = {plain: stored for plain, stored in plain_names.items() if _has_module(plain.rpartition(".")[0], modules)}
+    n_found = len({plain.rpartition(".")[0] for plain in loaded})
+    return frozenset(loaded.values()) if n_found >= LEAST_NAMED_SHARE * len(modules) else None
 
 
 def _declaring_key(label: str, config: Mapping[str, object]) -> str | None:

@@ -177,5 +177,8 @@ SCALED_BY_ROOT_OF_WIDTH = frozenset(
 )
 """Families that multiply embedding rows by the square root of their width without a flag in the config."""
 
+INTERMEDIATE_SIZE_KEYS = (*("intermediate_size", "ffn_dim", "n_inner", "d_ff", "ffn_hidden_size", "feed_forward_size"),)
+"""Keys for the number of neurons."""
+
 EMBEDDING_SCALE_KEYS = ("embedding_multiplier", "scale_emb")
 """Keys for a factor of the embedding rows."""

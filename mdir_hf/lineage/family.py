@@ -36,6 +36,7 @@ from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.render.layer_words import layers_text
 from mdir_hf.render.projection_words import drift_text
 from mdir_hf.report import HomologyReport, LayerDrift, ModelFacts, NeuronNumbers, SettledBy, Verdict
+from mdir_hf.report.words import unmatched_text
 
 SCHEMA = "mdir-hf/family/1"
 
@@ -353,7 +354,9 @@ def measured_text(report: HomologyReport) -> str:
     if report.verdict is not Verdict.HOMOLOGOUS:
         return MEASURED[report.verdict]
     rests_on = f" (rests on {report.assumption.value})" if report.p_is_bound and report.assumption is not None else ""
-    return f"{MEASURED[report.verdict]}, {report.strength}{rests_on}"
+    unmatched = "" if report.coverage is None else unmatched_text(report.coverage.candidate)
+    no_match = f"; no match: {unmatched}" if unmatched else ""
+    return f"{MEASURED[report.verdict]}, {report.strength}{rests_on}{no_match}"
 
 
 def _lines(family: Family) -> list[str]:

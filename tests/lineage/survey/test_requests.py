@@ -13,10 +13,7 @@ from mdir_hf.lineage.survey.run import SurveyPlan, prepare_survey, requests_of, 
 from mdir_hf.lineage.survey.saving import add_declared
 from mdir_hf.model.open import Reading
 from tests.loopback.limits import bucket_of
-from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, tokens, write_model
-
-__all__ = ["hf_home", "loopback_hub"]
 
 
 def sent_since(hub, plan, folder, **what):

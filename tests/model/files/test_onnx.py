@@ -19,11 +19,8 @@ from mdir_hf.model.files.onnx import OnnxWeights
 from tests.comparison.relatives import drift
 from tests.conformance_tensors import MATRICES, MemoryTree, TensorSourceConformance, random_tensors
 from tests.method.obfuscation import new_model
-from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.onnx_exporter import write_onnx
 from tests.specimens import tokenizer_json, tokens
-
-__all__ = ["hf_home", "loopback_hub"]
 
 TYPES = {
     torch.bfloat16: 16, torch.float16: 10, torch.float32: 1, torch.float64: 11, torch.float8_e4m3fn: 17,

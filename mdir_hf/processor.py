@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -47,7 +47,7 @@ def value_of_first_rank(value: int) -> int:
 def usable_cores(root: Path = Path("/")) -> int:
     """Return the number of cores, at least 1, that this process may use under its CPU affinity and cgroup quota.
 
-    ``root`` contains ``proc`` and ``sys``.
+    ``root`` contains ``sys``.
     """
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cgroup_quota(root)
@@ -55,52 +55,23 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def cgroup_quota(root: Path = Path("/")) -> float | None:
-    """Return the lowest CPU quota, in cores, of this process's cgroup (v1 or v2) and its parents; None if unlimited."""
-    quotas = [
-        quota
-        for folder, top in _cgroup_folders(root)
-        for group in (folder, *folder.parents)
-        if group.is_relative_to(top) and (quota := _quota_of(group)) is not None
-    ]
-    return min(quotas, default=None)
+    """Return the CPU quota, in cores, of the container that this process runs in; None if unlimited.
 
-
-def _cgroup_folders(root: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield this process's cgroup folder and its mount point for each hierarchy."""
-    groups: dict[str, str] = {}  # by controller, "" for version 2
-    for line in _lines(root / "proc/self/cgroup"):
-        _, controllers, path = line.split(":", 2)
-        groups.update(dict.fromkeys(controllers.split(","), path))
-    for line in _lines(root / "proc/self/mountinfo"):
-        mount, _, filesystem = line.partition(" - ")
-        kind, _, options = filesystem.split(" ", 2)
-        controller = "cpu" if kind == "cgroup" and "cpu" in options.split(" ")[-1].split(",") else ""
-        if kind not in ("cgroup", "cgroup2") or (kind == "cgroup" and not controller) or controller not in groups:
-            continue
-        mounted, at = mount.split(" ")[3:5]
-        top, group = root / at.lstrip("/"), PurePosixPath(groups[controller])
-        # In a container, the path may be the host's, but only the container's part is mounted.
-        inside = group.relative_to(mounted) if group.is_relative_to(mounted) else PurePosixPath()
-        yield (top if ".." in inside.parts else top / inside), top
-
-
-def _quota_of(group: Path) -> float | None:
+    A container sees its own control group as the root of the hierarchy (cgroup v2 or v1).
+    """
+    group = root / "sys/fs/cgroup"
+    version_1 = (group / f"cpu/cpu.cfs_{name}_us" for name in ("quota", "period"))
+    limits = _words(group / "cpu.max") or [word for path in version_1 for word in _words(path)]
     try:
-        limits = (group / "cpu.max").read_text().split()  # version 2
-    except OSError:
-        limits = [
-            text for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us") for text in _lines(group / name)[:1]
-        ]  # version 1
-    try:
-        quota, period = (float(limit) for limit in limits)
+        quota, period = map(float, limits)
     except ValueError:  # "max", or no such files
         return None
     return quota / period if quota > 0 and period > 0 else None
 
 
-def _lines(path: Path) -> list[str]:
+def _words(path: Path) -> list[str]:
     try:
-        return path.read_text().splitlines()
+        return path.read_text().split()
     except OSError:
         return []
 

@@ -9,10 +9,7 @@ import pytest
 
 from mdir_hf import HomologyChecker, HomologyReport, make_badge
 from mdir_hf.cli import main
-from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, write_model
-
-__all__ = ["hf_home", "loopback_hub"]
 
 V, N = 1200, 64
 CARD = b"---\r\nlicense: mit\r\n---\r\n# Tuned\r\n"

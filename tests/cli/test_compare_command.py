@@ -15,10 +15,7 @@ from mdir_hf import HomologyReport
 from mdir_hf.cli import main
 from mdir_hf.errors import ByteBudgetError
 from mdir_hf.report import SCHEMA
-from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, tokens, write_model
-
-__all__ = ["hf_home", "loopback_hub"]
 
 V, N = 1200, 64
 

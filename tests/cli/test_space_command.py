@@ -9,9 +9,6 @@ import pytest
 from mdir_hf.cli import main
 from mdir_hf.cli.space import space_folder
 from mdir_hf.installing import install_command
-from tests.model.hub.fixtures import hf_home
-
-__all__ = ["hf_home"]
 
 
 @pytest.mark.parametrize("flag", ["--allow-local", "--use-token"])

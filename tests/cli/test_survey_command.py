@@ -11,10 +11,9 @@ import pytest
 from mdir_hf.cli import main
 from mdir_hf.lineage.survey import run as run_module
 from tests.lineage.survey.conftest import expected_groups, population
-from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, write_model
 
-__all__ = ["expected_groups", "hf_home", "loopback_hub", "population"]
+__all__ = ["expected_groups", "population"]
 
 
 def test_it_prints_groups_and_saves_them(population, expected_groups, tmp_path, capsys):

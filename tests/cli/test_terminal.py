@@ -8,10 +8,7 @@ import pytest
 
 from mdir_hf.cli import main
 from tests.cli.terminal import in_terminal
-from tests.model.hub.fixtures import hf_home
 from tests.specimens import gaussian, mlp_tensors, write_model
-
-__all__ = ["hf_home"]
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pseudo-terminals")
 

@@ -13,9 +13,6 @@ from mdir_hf.model.opened import Model
 from mdir_hf.report import Outcome
 from tests.loopback.faults import Fault
 from tests.loopback.traffic import in_sequence
-from tests.model.hub.fixtures import hf_home, loopback_hub, waits
-
-__all__ = ["hf_home", "loopback_hub", "waits"]
 
 
 @pytest.fixture(scope="module")

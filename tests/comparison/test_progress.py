@@ -11,10 +11,7 @@ from mdir_hf.comparison.progress import Progress, Watch
 from mdir_hf.comparison.settings import Listeners
 from mdir_hf.errors import ByteBudgetError, StoppedError
 from mdir_hf.model.hub import IoLedger
-from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, write_model
-
-__all__ = ["hf_home", "loopback_hub"]
 
 V, N = 1500, 96
 STEPS = ("near", "number", "noise", "parts", "keys", "every", "embeddings")

@@ -9,10 +9,7 @@ import pytest
 from mdir_hf.cli import main
 from mdir_hf.lineage.survey.run import SurveyPlan, kept_fingerprints, run_survey
 from mdir_hf.lineage.trees.tree import grow_tree
-from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.trained.lineages import MERGES, PARENT_OF, ROOT, TREE, lineage_model
-
-__all__ = ["hf_home", "loopback_hub"]
 
 pytestmark = pytest.mark.slow
 

@@ -32,7 +32,7 @@ from mdir_hf.model.files.choosing import choose_by_headers, open_pytorch_model, 
 from mdir_hf.model.files.gguf import GgufSource, open_gguf, open_named_gguf
 from mdir_hf.model.files.index import parse_index, shard_named, slices_beside, slices_refused
 from mdir_hf.model.files.kinds import FactorPair, LazyShapes, factor_pairs, of_factors
-from mdir_hf.model.files.onnx import OnnxSource, OnnxWeights, open_named_onnx, open_onnx
+from mdir_hf.model.files.onnx import OnnxWeights, open_onnx
 from mdir_hf.model.files.pytorch import PYTORCH_SUFFIXES, PytorchSource
 from mdir_hf.model.files.quantization import DequantizedSource
 from mdir_hf.model.files.safetensors import SafetensorsSource
@@ -54,7 +54,7 @@ class Format:
     """
 
     looks_for: str
-    open: Callable[[FileTree, str | None], ShardedTensors | None]
+    open: Callable[[FileTree, str | None], ShardedTensors | OnnxWeights | None]
 
 
 _UsuallyNamed = type[SafetensorsSource] | type[PytorchSource]
@@ -133,7 +133,7 @@ def open_checkpoint(
             if file_format is _PEFT_ADAPTER and open_base is not None and has_adapter(tree):
                 return _open_adapter(tree, open_base)
             source = file_format.open(tree, variant)
-            if source is not None and file_format is FORMATS[0]:
+            if isinstance(source, ShardedTensors) and file_format is FORMATS[0]:
                 return _single_or_shards(source, tree, variant, open_base)
             if source is not None:
                 return _as_numbers(source, tree, open_base)
@@ -168,10 +168,10 @@ def _open_tensors(tree: FileTree, tensors: StoredSource, open_base: OpenBase | N
     return DequantizedSource(tensors, tree)
 
 
-def _as_numbers(source: ShardedTensors, tree: FileTree, open_base: OpenBase | None = None) -> TensorSource:
-    if isinstance(source, OnnxSource):
-        return OnnxWeights(source)
-    if isinstance(source, GgufSource):
+def _as_numbers(
+    source: ShardedTensors | OnnxWeights, tree: FileTree, open_base: OpenBase | None = None
+) -> TensorSource:
+    if isinstance(source, (GgufSource, OnnxWeights)):
         return source
     pairs = _factors_alone(source)
     if pairs:
@@ -245,7 +245,7 @@ def _single_or_shards(
     return tensors
 
 
-def _open_named(tree: FileTree, file: str) -> ShardedTensors:
+def _open_named(tree: FileTree, file: str) -> ShardedTensors | OnnxWeights:
     name = file.lower()
     if name.endswith(".safetensors"):
         return SafetensorsSource(tree, paths=[file])
@@ -259,7 +259,7 @@ def _open_named(tree: FileTree, file: str) -> ShardedTensors:
     if name.endswith(".gguf"):
         return open_named_gguf(tree, file)
     if name.endswith(".onnx"):
-        return open_named_onnx(tree, file)
+        return OnnxWeights(tree, file)
     raise UnsupportedFormatError(
         f"{file!r} has an unsupported format; name a .safetensors, .bin, .pth, .pt, .ckpt, .gguf or .onnx file, or the "
         "index of a sharded model"
@@ -339,7 +339,7 @@ def _refusal(name: str, patterns: str, advice: str) -> Format:
     return Format("", refuse)
 
 
-def _open_onnx(tree: FileTree, variant: str | None) -> ShardedTensors | None:
+def _open_onnx(tree: FileTree, variant: str | None) -> OnnxWeights | None:
     """Open an ONNX export, unless a subfolder contains a checkpoint."""
     return None if _readable_below(tree) else open_onnx(tree, variant)
 

@@ -178,7 +178,7 @@ class HubFile:
             location = self._locator.current()
             try:
                 self._ledger.requested()
-                with self._get(location.url, body.position, stop, cancelled) as response:
+                with self._get(location.url, body.position, stop) as response:
                     status = response.status_code
                     if status not in (200, 206):
                         drain(response, subject=self.label)
@@ -217,11 +217,11 @@ class HubFile:
             if (cancelled is not None and cancelled.is_set()) or not patience.failed(headers, cancelled, cause=cause):
                 raise (failure or self._dropped(body, cause)) from cause
 
-    def _get(self, url: str, start: int, stop: int, cancelled: threading.Event | None) -> AbstractContextManager[Any]:
+    def _get(self, url: str, start: int, stop: int) -> AbstractContextManager[Any]:
         # Offsets refer to the bytes of the file, so the content must not be compressed.
         headers = {"Accept-Encoding": "identity", "Range": f"bytes={start}-{stop - 1}"}
         place = self._place
-        return get(url, endpoint=place.endpoint, token=place.token, headers=headers, cancelled=cancelled)
+        return get(url, endpoint=place.endpoint, token=place.token, headers=headers)
 
     def _is_off_hub(self, location: Location) -> bool:
         return not may_see_token(location.url, self._place.endpoint)

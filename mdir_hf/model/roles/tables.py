@@ -55,7 +55,7 @@ UNEMBEDDING_ROWS: tuple[EdgeRow, ...] = (
     EdgeRow(r"transformer\.ff_out\.weight", frozenset({"llada", "hf_olmo", "molmo"})),
     *_anywhere(r"cls\.predictions\.decoder vocab_projector generator_lm_head"),
     *_anywhere(r"embed_out output_projection output_layer pred_layer\.proj"),
-    *_anywhere("lm_loss"),
+    *_anywhere("lm_loss unembed"),
     EdgeRow(r"layers\.\d+\.linear\.weight", SEQUENTIAL),
     EdgeRow(r"language_model\.output\.weight"),
     *(EdgeRow(rf"{name}\.weight", at_root=True) for name in ("proj_out", "output", "head", "decoder")),

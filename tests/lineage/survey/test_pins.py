@@ -17,9 +17,6 @@ from mdir_hf.lineage.survey.work import take
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import Reading
 from tests.comparison.test_adapters import serve, write_base
-from tests.model.hub.fixtures import hf_home, loopback_hub
-
-__all__ = ["hf_home", "loopback_hub"]
 
 
 @pytest.fixture

@@ -13,10 +13,7 @@ from mdir_hf.lineage.survey.run import SurveyPlan, prepare_survey, requests_of, 
 from mdir_hf.lineage.survey.saving import add_declared
 from mdir_hf.model.open import Reading
 from tests.loopback.limits import bucket_of
-from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, tokens, write_model
-
-__all__ = ["hf_home", "loopback_hub"]
 
 
 def sent_since(hub, plan, folder, **what):
@@ -55,7 +52,7 @@ def test_a_large_survey_states_the_duration_of_its_requests(hf_home, monkeypatch
     names = [f"some/model-{number}" for number in range(600)]
     planned = planned_requests(Reading(), for_tokens=names, for_rows=names)
     assert "600 models on the Hub: up to 1,200 requests to its API" in str(planned)
-    assert "an address without a token 500 and 3,000; they are spread over 10 minutes or more" in str(planned)
+    assert "an address without a token 500 and 3,000; they take 10 minutes or more" in str(planned)
     few = planned_requests(Reading(token="hf_x"), for_tokens=names[:5], for_rows=names[:5])
     assert few.at_least_s == 0
     assert str(few).endswith("a user 1,000 and 5,000")

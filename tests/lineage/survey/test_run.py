@@ -22,9 +22,6 @@ from mdir_hf.lineage.survey.result_file import RESULTS, read_survey
 from mdir_hf.lineage.survey.run import SurveyPlan, run_survey
 from mdir_hf.lineage.survey.work import RESERVE, Engine, open_engine
 from mdir_hf.model.open import Reading
-from tests.model.hub.fixtures import hf_home, loopback_hub
-
-__all__ = ["hf_home", "loopback_hub"]
 
 
 def plan(population, **options) -> SurveyPlan:

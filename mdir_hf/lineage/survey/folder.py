@@ -7,7 +7,6 @@ to another sample or another commit, is ignored, and the result is computed agai
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import json
 import math
@@ -20,7 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Gt, Lt
 from filelock import FileLock, Timeout
@@ -42,7 +41,8 @@ LOCK, LOCK_OWNER = ".lock", ".lock-owner"
 DEFAULT_CACHE_BYTES = 8 << 30
 """Enough for 800 models of width 2048 with 2048 rows each."""
 
-T = TypeVar("T")
+LEAST_FREE = 0.9
+"""If the rows exceed the limit, the least recently used ones are deleted until they take this share of it."""
 
 
 @contextmanager
@@ -241,6 +241,7 @@ class SurveyFolder(SurveyState):
         super().__init__(names or (), settings or {})
         self._folder, self._path, self._cache_bytes = folder, folder / RESULTS, cache_bytes
         self._sums: dict[str, str] = {}
+        self._stored_bytes: int | None = None
         self.n_ignored = 0
         if names is not None and not self._path.exists():
             with writing_into(folder):
@@ -331,18 +332,24 @@ class SurveyFolder(SurveyState):
         self._sums[name] = hashlib.sha256(content).hexdigest()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            if self._stored_bytes is None:
+                self._stored_bytes = sum(stored.stat().st_size for stored in path.parent.iterdir())
             write_file(path, content)
-            files_by_age = sorted((stored.stat().st_mtime_ns, stored) for stored in path.parent.glob("*.safetensors"))
-            n_bytes = sum(stored.stat().st_size for _, stored in files_by_age)
         except OSError as exc:
             raise InputError(f"cannot keep rows: {exc.strerror}", subject=str(path.parent)) from exc
+        self._stored_bytes += len(content)
+        if self._stored_bytes > self._cache_bytes:
+            self._trim(keep=path)
+
+    def _trim(self, keep: Path) -> None:
+        files_by_age = sorted((stored.stat().st_mtime_ns, stored) for stored in keep.parent.glob("*.safetensors"))
+        n_bytes = sum(stored.stat().st_size for _, stored in files_by_age)
         for _, stored in files_by_age:
-            if n_bytes <= self._cache_bytes:
-                return
-            if stored != path:
+            # A little more than needed, so that the next rows fit.
+            if n_bytes > LEAST_FREE * self._cache_bytes and stored != keep:
                 n_bytes -= stored.stat().st_size
-                with contextlib.suppress(OSError):
-                    stored.unlink()
+                stored.unlink(missing_ok=True)
+        self._stored_bytes = n_bytes
 
     def _append(self, *lines: bytes) -> None:
         try:

@@ -13,7 +13,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations, islice
+from itertools import combinations, count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -403,7 +403,8 @@ class _Loop:
         """Compare the most similar pair of each group with another group, until there are no similar pairs left."""
         place = {name: number for number, name in enumerate(names)}
         groups, seen = DisjointSet(range(len(names))), set[tuple[int, int]]()
-        while True:
+        is_open = np.ones(len(names), dtype=bool)
+        for seed in count():
             for (a, b), result in self._state.pairs.items():
                 if a in place and b in place:
                     pair = place[a], place[b]
@@ -414,11 +415,13 @@ class _Loop:
             group_of = np.array([groups[number] for number in range(len(names))], dtype=np.int64)
             edges = dict(first or {})
             for of_shape in prints:
-                edges |= similar_models(of_shape, group_of)
+                edges |= similar_models(of_shape, group_of, is_open=is_open, seed=seed)
             chosen = next_pairs(edges, groups, seen)
             if not chosen:
                 return
             seen.update(chosen)
+            # Other groups had no similar pair, and will have none.
+            is_open = np.isin(group_of, [group_of[model] for pair in chosen for model in pair])
             compare([(names[i], names[j]) for i, j in chosen])
 
     def _count(self, pairs: Iterable[Pair]) -> None:

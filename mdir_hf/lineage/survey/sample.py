@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import combinations
 
 import numpy as np
@@ -113,7 +114,7 @@ class Sample:
     pins: Mapping[str, Pin] = field(default_factory=dict)
     neuron_seed: int = 0
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Key of the sampled tokens and neurons."""
         return f"{sample_name(self.tokens)} {self.neuron_seed}"

@@ -4,7 +4,7 @@
     python -m benchmarks.survey_scale --models 2000
     python -m benchmarks.survey_scale --disguises 20     # which disguised copies a survey and a comparison find
 
-Models are Llamas of random weights (width 64, 4 layers, 256 neurons, a vocabulary of 400 words; 0.9 MB). A fifth are
+Models are Llamas of random weights (width 64, 4 layers, 256 neurons, a vocabulary of 400 words; 0.8 MB). A fifth are
 bases; the others derive from them by noise, by a permuted or rotated stream, or by a mixture of two fine-tunes.
 """
 
@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from mdir_hf import compare, survey
 from tests.specimens import tokenizer_json, tokens
 
-WIDTH, LAYERS, NEURONS, HEADS, HEAD_DIM, WORDS = 64, 4, 256, 4, 16, 400
+WIDTH, LAYERS, NEURONS, HEADS, HEAD_DIM, WORDS = 64, 4, 256, 4, 32, 400
 Weights = dict[str, torch.Tensor]
 
 CONFIG = {
@@ -137,6 +137,7 @@ DISGUISES: dict[str, tuple[Edit, ...]] = {
     "renumbered, rotated, new embedding": (renumbered, rotated, new_embedding),
     "renumbered, noise of 0.3": (renumbered, lambda w, g: with_noise(w, 0.3, g)),
     "renumbered, noise of 0.6": (renumbered, lambda w, g: with_noise(w, 0.6, g)),
+    "renumbered, noise of 1": (renumbered, lambda w, g: with_noise(w, 1.0, g)),
     "renumbered, one of four layers kept": (one_layer_kept, renumbered),
     "renumbered, new keys": (renumbered, new_keys),
 }

@@ -90,8 +90,8 @@ def measure(hub: FullHub, place: Path) -> dict[str, Cost]:
     from mdir_hf.lineage.index.base_index import BaseIndex
     from mdir_hf.lineage.index.building import choose_index_tokens
     from mdir_hf.lineage.index.identify import identify
-    from mdir_hf.lineage.survey.planning import choose_tokens
-    from mdir_hf.lineage.survey.work import compare_fingerprints, take
+    from mdir_hf.lineage.survey.sample import choose_tokens
+    from mdir_hf.lineage.survey.work import compare_by_number, take
     from mdir_hf.model.hub import IoLedger
     from mdir_hf.model.open import NamedModel, Reading
 
@@ -104,13 +104,10 @@ def measure(hub: FullHub, place: Path) -> dict[str, Cost]:
     tokens = choose_tokens([opened], 2048)
     fingerprints = {}
     for name in names:  # the tokenizer of the first one is cached by now
-        costs["a model: 2048 rows for a survey"], taken = measured(hub, lambda name=name: take(name, tokens, {}))
+        costs["a model: 2048 rows for a survey"], taken = measured(hub, lambda name=name: take(name, tokens, Reading()))
         fingerprints[name] = taken.fingerprint
-    costs["a pair of a survey: relatives"], _ = measured(
-        hub, lambda: compare_fingerprints(fingerprints[names[0]], fingerprints[names[1]])
-    )
-    costs["a pair of a survey: strangers"], _ = measured(
-        hub, lambda: compare_fingerprints(fingerprints[names[0]], fingerprints[names[2]])
+    costs["a pair of a survey"], _ = measured(
+        hub, lambda: compare_by_number(fingerprints, [(names[0], names[1])], 1e-10, 0)
     )
     index = BaseIndex(choose_index_tokens([opened]))
     costs["a base model into the index"], entry = measured(
@@ -130,7 +127,7 @@ def measure(hub: FullHub, place: Path) -> dict[str, Cost]:
         hub, lambda: identify(NamedModel(names[2]), index, confirm=False, reading=Reading(cache_dir=fresh))
     )
     assert not identification.found
-    query = take(names[2], index.tokens, {}).fingerprint
+    query = take(names[2], index.tokens, Reading()).fingerprint
     assert query is not None
     costs["  search only, 100 bases"], _ = measured(hub, lambda: index.search(query))
 

@@ -167,6 +167,13 @@ class DrawnModel:
     paths: tuple[str, ...] = ()
     description: Description = field(default_factory=lambda: Description("drawn"))
     vocabulary_from: str | None = None
+    is_remote: bool = False
+    is_sharded: bool = False
+    created_at: None = None
+    other_stacks: tuple[()] = ()
+
+    def known_inventory(self) -> None:
+        """Return None: there are no files."""
 
     @property
     def label(self) -> str:

@@ -12,8 +12,9 @@ import transformers
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from mdir_hf.model.roles.config import SHARE, SYNONYMS, TABLE
+from mdir_hf.model.roles.config import SYNONYMS, TABLE
 from mdir_hf.model.roles.families import LAYER_ROWS, PRODUCT_ROWS
+from mdir_hf.model.roles.rotary import SHARE_KEYS
 from mdir_hf.model.roles.tables import NESTED_CONFIGS, OTHER_STACKS
 
 
@@ -45,8 +46,8 @@ def of_class(family: type[PreTrainedConfig]) -> dict[str, bool | int | str | flo
     except Exception:  # a few classes cannot be built without arguments
         return found
     rotation = getattr(whole, "rope_parameters", None)
-    share = rotation.get(SHARE) if isinstance(rotation, dict) else None
-    return found if not isinstance(share, float) or share == 1.0 else found | {SHARE: share}
+    share = rotation.get(SHARE_KEYS[0]) if isinstance(rotation, dict) else None
+    return found if not isinstance(share, float) or share == 1.0 else found | {SHARE_KEYS[0]: share}
 
 
 def inside(family: type[PreTrainedConfig]) -> dict[str, str]:
@@ -57,6 +58,13 @@ def inside(family: type[PreTrainedConfig]) -> dict[str, str]:
         return {}
     inner = {key: getattr(whole, key, None) for path in NESTED_CONFIGS for key in path if key in family.sub_configs}
     return {key: one.model_type for key, one in inner.items() if isinstance(one, PreTrainedConfig)}
+
+
+def has_experts(family: type[PreTrainedConfig]) -> bool:
+    """Return whether a class, or a config inside it, has a field about experts; False if it has none."""
+    fields = [field.name for field in dataclasses.fields(family)]
+    inner = [one for one in family.sub_configs.values() if one is not family and dataclasses.is_dataclass(one)]
+    return any("expert" in name for name in fields) or any(map(has_experts, inner))
 
 
 def table() -> dict[str, dict[str, object]]:
@@ -72,6 +80,7 @@ def table() -> dict[str, dict[str, object]]:
         "versions": {"transformers": transformers.__version__},
         "defaults": {name: found for name, found in defaults.items() if found},
         "inside": {name: found for name, found in nested.items() if found},
+        "dense": {"families": [name for name, family in families.items() if not has_experts(family)]},
     }
 
 

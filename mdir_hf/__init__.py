@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mdir_hf.comparison.settings import Settings as Settings
     from mdir_hf.errors import MdirError as MdirError
     from mdir_hf.lineage.bom.check import check_bom as check_bom
-    from mdir_hf.lineage.bom.documents import bom_of_result as bom_of_result
+    from mdir_hf.lineage.bom.documents import make_bom as make_bom
     from mdir_hf.lineage.bom.documents import read_model_facts as read_model_facts
     from mdir_hf.lineage.bom.read import read_bom as read_bom
     from mdir_hf.lineage.cards.badge import make_badge as make_badge
@@ -64,7 +64,7 @@ _NAMES = {
     "mdir_hf.comparison.settings": "Listeners Settings",
     "mdir_hf.errors": "MdirError",
     "mdir_hf.lineage.bom.check": "check_bom",
-    "mdir_hf.lineage.bom.documents": "bom_of_result read_model_facts",
+    "mdir_hf.lineage.bom.documents": "make_bom read_model_facts",
     "mdir_hf.lineage.bom.read": "read_bom",
     "mdir_hf.lineage.cards.badge": "make_badge",
     "mdir_hf.lineage.cards.declared": "declared_lineage",

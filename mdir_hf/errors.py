@@ -49,7 +49,12 @@ class MdirError(Exception):
     Args:
         message: The failure, the expected and actual values, and the next step.
         subject: Repository (``owner/name@sha``), file or tensor concerned; can be set later with :meth:`about`.
+
+    Attributes:
+        tensors: Names of the tensors that could not be read, if the error concerns one weight.
     """
+
+    tensors: tuple[str, ...] = ()
 
     def __init__(self, message: str, *, subject: str | None = None) -> None:
         super().__init__(message)

@@ -13,11 +13,11 @@ def start(marks):
 
 
 def test_a_disk_too_small_for_the_slow_tests_ends_them_and_no_others(monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=5 << 30))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=3 << 30))
     start("not slow")
     start("")
     for marks in ("slow", ALL):
-        with pytest.raises(pytest.exit.Exception, match=r"need 10 GiB .* where 5\.0 GiB are free: make room"):
+        with pytest.raises(pytest.exit.Exception, match=r"need 4 GiB .* where 3\.0 GiB are free: make room"):
             start(marks)
 
 

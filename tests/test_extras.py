@@ -64,9 +64,9 @@ assert open_checkpoint(LocalRepository(Path("packed"))).read_rows("packed", np.a
     "bom": """
 import json
 from cyclonedx.model.bom import Bom
-from mdir_hf import compare
+from mdir_hf import compare, make_bom
 from mdir_hf.lineage.bom.read import read_bom
-text = compare("a", "b", progress=False).to_bom()
+text = make_bom(compare("a", "b", progress=False))
 (model,) = Bom.from_json(json.loads(text)).components
 assert [one.name for one in model.pedigree.variants] == ["a"]
 assert len(read_bom(text.encode()).models) == 1
@@ -78,7 +78,7 @@ with LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_
 """,
     "demo": """
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from mdir_hf import compare
+from mdir_hf import compare, make_bom
 from mdir_hf.demo.training import BEGIN, END, train_byte_level_bpe
 from mdir_hf.demo.training import encode, train
 text = ["the demo trains small models on the text of this machine " * 40]

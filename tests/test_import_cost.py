@@ -1,4 +1,4 @@
-"""Modules that ``import mdir_hf`` must not load. ``benchmarks/import_time.py`` measures its time."""
+"""Modules that ``import mdir_hf`` must not load."""
 
 import subprocess
 import sys

@@ -166,7 +166,7 @@ def full_size_text(names: Sequence[str]) -> str:
             f"The checker's first sample of such a pair is {first / 1e6:.1f} MB of weights, which settles near copies. "
             f"For a pair of strangers it reads {strangers / 1e9:.2f} GB, {strangers / (2 * whole):.1%}: rows of gate "
             "and up of a few layers, some keys and rows of up of all layers, and some rows of the embeddings. `python "
-            "-m benchmarks.llama_8b_bytes --stranger` measures both.",
+            "-m benchmarks.cost_growth` measures both.",
         ]
     )
 

@@ -126,11 +126,11 @@ def write_bom(options: argparse.Namespace, result: LineageCheck | Family, name: 
     """Write a bill of materials if ``--bom`` was given."""
     if options.bom is None:
         return
-    from mdir_hf.lineage.bom.documents import bom_of_result, read_model_facts
+    from mdir_hf.lineage.bom.documents import make_bom, read_model_facts
     from mdir_hf.render.folder import write_file
 
     facts = read_model_facts(model_of(options, name), reading=reading_of(options))
-    text = bom_of_result(result, facts, version=options.bom_version)
+    text = make_bom(result, facts, version=options.bom_version)
     try:
         write_file(options.bom, text.encode())
     except OSError as exc:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from mdir_hf.comparison.stacks import name_of_experts
+from mdir_hf.model.comparable import Comparable
 from mdir_hf.model.inventory import ModelInventory, ModelPart, PartKind
 from mdir_hf.model.inventory.records import LANGUAGE
 from mdir_hf.model.roles import Layer, Role
-from mdir_hf.report import HomologyReport, MatrixResult, ModuleRole, SettledBy
+from mdir_hf.report import HomologyReport, MatrixResult, ModuleRole, SettledBy, Verdict
 from mdir_hf.report.optional_parts import Coverage, PartCoverage, Treatment
 
 Treated = tuple[Treatment, str | None]
@@ -46,6 +48,23 @@ class ReadOfModel:
     reads_first_experts: bool = False
     expert_set_layers: frozenset[int] = frozenset()
     other_stacks: Mapping[str, int] = field(default_factory=dict)
+    matching_parts: frozenset[str] = frozenset()
+
+
+def _matching_parts(report: HomologyReport, side: str, *, has_experts: bool) -> frozenset[str]:
+    """Return the names of the parts that hold copies of a part of the other model."""
+    pairs = [pair for pair in report.parts or () if pair.layers]
+    names = {f"experts of the {LANGUAGE}" if pair.experts is not None else getattr(pair, side) for pair in pairs}
+    if report.neurons is not None and report.neurons.matches:
+        names |= {LANGUAGE, f"experts of the {LANGUAGE}"} if has_experts else {LANGUAGE}
+    tables = {"embedding": report.embedding, "unembedding": report.unembedding}
+    is_homologous = report.verdict is Verdict.HOMOLOGOUS
+    names |= {
+        name
+        for name, result in tables.items()
+        if result is not None and (result.is_copied or (is_homologous and result.is_significant))
+    }
+    return frozenset(names)
 
 
 def read_of(report: HomologyReport, side: str, layers_of_model: Sequence[Layer]) -> ReadOfModel:
@@ -75,11 +94,17 @@ def read_of(report: HomologyReport, side: str, layers_of_model: Sequence[Layer])
             if any(getattr(pair, side) == name_of_experts(layer.index) for pair in report.parts or ())
         ),
         other_stacks=Counter(getattr(pair, side) for pair in report.parts or () if pair.experts is None),
+        matching_parts=_matching_parts(report, side, has_experts=any(layer.experts for layer in layers_of_model)),
     )
 
 
-def ledger_of(inventory: ModelInventory, reads: ReadOfModel) -> tuple[PartCoverage, ...]:
-    """Return how each part of a model was treated, in the order of the inventory."""
+def ledger_of(
+    inventory: ModelInventory, reads: ReadOfModel, loaded: Mapping[str, bool | None] = MappingProxyType({})
+) -> tuple[PartCoverage, ...]:
+    """Return how each part of a model was treated, in the order of the inventory.
+
+    ``loaded`` says of other stacks whether the model loads them.
+    """
     treated = {part.name: _treated(part, reads) for part in inventory.parts}
     records = []
     for part in inventory.parts:
@@ -94,20 +119,37 @@ def ledger_of(inventory: ModelInventory, reads: ReadOfModel) -> tuple[PartCovera
                 bytes=part.n_bytes,
                 treatment=treatment,
                 reason=reason,
+                is_match=_is_match(part, treatment, reads),
+                is_loaded=_is_loaded(part, loaded),
             )
         )
     return tuple(records)
 
 
-def with_coverage(report: HomologyReport, reference: object, candidate: object) -> HomologyReport:
+def _is_loaded(part: ModelPart, loaded: Mapping[str, bool | None]) -> bool | None:
+    if part.kind is PartKind.UNPLACED:
+        return None
+    return loaded.get(part.name, loaded.get(part.owner or "", True))
+
+
+def _is_match(part: ModelPart, treatment: Treatment, reads: ReadOfModel) -> bool | None:
+    if treatment is Treatment.NOT_COMPARED:
+        return None
+    if reads.are_files_equal:
+        return True
+    is_follower = part.kind in (PartKind.STORAGE, PartKind.VECTORS)
+    return (part.owner if is_follower and part.owner else part.name) in reads.matching_parts
+
+
+def with_coverage(report: HomologyReport, reference: Comparable, candidate: Comparable) -> HomologyReport:
     """Add the ledger to a report if the inventories of both models are known."""
     sides: dict[str, tuple[PartCoverage, ...]] = {}
     for side, model in (("reference", reference), ("candidate", candidate)):
-        known_inventory = getattr(model, "known_inventory", None)
-        if known_inventory is None:
+        inventory = model.known_inventory()
+        if inventory is None:
             return report  # if only sampled rows are available, the files are unknown
-        reads = read_of(report, side, model.anatomy.layers)  # type: ignore[attr-defined]
-        sides[side] = ledger_of(known_inventory(), reads)
+        loaded = {stack.name: stack.is_loaded for stack in model.other_stacks or ()}
+        sides[side] = ledger_of(inventory, read_of(report, side, model.anatomy.layers), loaded)
     return replace(report, coverage=Coverage(**sides))
 
 

@@ -62,16 +62,25 @@ class Evidence:
 
     @property
     def matching_parts(self) -> list[StackPair]:
-        """Matching parts of the language models, or all matching parts if a model has no language model."""
-        return [pair for pair in self.parts if pair.layers and (pair.is_language or not self.have_layers)]
+        """Matching parts that both models load, and that answer for a main stack or for language models."""
+        return [pair for pair in self._matching_if_loaded if pair.is_loaded]
+
+    @property
+    def _matching_if_loaded(self) -> list[StackPair]:
+        return [pair for pair in self.parts if pair.layers and (pair.is_main or not self.have_layers)]
+
+    @property
+    def has_copies_of_unknown_use(self) -> bool:
+        """Whether a part matches that would count if both models are known to load it."""
+        return any(pair.is_loaded is None for pair in self._matching_if_loaded)
 
 
 def decide(evidence: Evidence) -> Decision:
     """Apply the verdict rules.
 
-    ``homologous``: equal files, or neurons of layers, experts or other parts of the language models match in a sample
-    that nobody could foresee. ``inconclusive``: the caller chose the sample; only embeddings or only attention are
-    copies; no layers could be compared; or the comparison was stopped. ``no_evidence``: otherwise.
+    ``homologous``: equal files, or neurons of parts that both models load match in a sample that nobody could foresee.
+    ``inconclusive``: the caller chose the sample; only embeddings, only attention, or only parts that may not be loaded
+    are copies; no layers could be compared; or the comparison was stopped. ``no_evidence``: otherwise.
     """
     if evidence.are_files_equal:
         return Decision(
@@ -86,6 +95,8 @@ def decide(evidence: Evidence) -> Decision:
     if parts:
         log10_p = min(pair.log10_p for pair in parts)
         return Decision(Verdict.HOMOLOGOUS, None, SettledBy.PARTS, log10_p, Assumption.NUMBERING)
+    if evidence.has_copies_of_unknown_use:
+        return Decision(Verdict.INCONCLUSIVE, Reason.LOADING_UNKNOWN)
     if any(matrix.is_copied for matrix in evidence.matrices):
         return Decision(Verdict.INCONCLUSIVE, Reason.EMBEDDINGS_ONLY)
     if evidence.has_copied_heads:
@@ -96,7 +107,7 @@ def decide(evidence: Evidence) -> Decision:
     are_compared = have_compared_rows and (evidence.have_other_shapes or not evidence.have_layers)
     are_compared |= evidence.have_layers and evidence.have_compared_layers
     # A tower does not stand for a language model that cannot be read.
-    are_compared |= any(pair.is_language or not evidence.have_layers for pair in evidence.parts)
+    are_compared |= any(pair.is_loaded and (pair.is_main or not evidence.have_layers) for pair in evidence.parts)
     if not are_compared:
         return Decision(Verdict.INCONCLUSIVE, Reason.WEIGHTS_UNREADABLE)
     return Decision(Verdict.NO_EVIDENCE)

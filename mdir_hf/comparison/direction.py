@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime
 
 import numpy as np
 import torch
@@ -173,8 +172,8 @@ def _new_tokens(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
 
 def _records(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
     first, second = reference.summary(), candidate.summary()
-    first_date, second_date = (getattr(model.repository, "created_at", None) for model in (reference, candidate))
-    if not isinstance(first_date, datetime) or not isinstance(second_date, datetime) or first.repo == second.repo:
+    first_date, second_date = (model.created_at for model in (reference, candidate))
+    if first_date is None or second_date is None or first.repo == second.repo:
         return
     if first_date == second_date:
         return

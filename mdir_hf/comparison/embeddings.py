@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from mdir_hf.comparison import caveats
-from mdir_hf.comparison.reading import FiniteRows, is_remote
+from mdir_hf.comparison.reading import FiniteRows
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.comparison.tokens import ROWS, MatrixPair
 from mdir_hf.method.axes import privileged_basis_z
@@ -61,7 +61,7 @@ def look_at_matrices(
     readers = [FiniteRows(model) for model in models]
     rows_of_sides = (common.reference_rows[at], common.candidate_rows[at])
     reads = [
-        partial(reader.read_rows, spec.name, rows, max_gap_bytes=sampler.max_gap_bytes if is_remote(model) else 0)
+        partial(reader.read_rows, spec.name, rows, max_gap_bytes=sampler.max_gap_bytes if model.is_remote else 0)
         for model, reader, spec, rows in zip(models, readers, specs, rows_of_sides, strict=True)
     ]
     beside = run_beside(

@@ -193,7 +193,7 @@ class HeadKeys:
         if keys.part is None:
             weight = read_role(self.model, layer, Role.K, rows)
         else:
-            with about_weight(self.model, keys.part), naming(self.model.label):
+            with about_weight(keys.part), naming(self.model.label):
                 weight = read_part(self.model.tensors, keys.part, rows)
         if position not in self._gains:
             norm = norm_before(layer, Role.K)
@@ -441,7 +441,7 @@ def _keys_of(model: PlacedTensors, layer: Layer, *, as_planes: bool) -> _LayerKe
     def shape_of(name: str) -> tuple[int, ...]:
         return tuple(model.tensors.spec(name).shape)
 
-    with about_weight(model, part), naming(model.label):
+    with about_weight(part), naming(model.label):
         if isinstance(part, WeightProduct):
             # In latent attention, the rows beside the latent are rotated keys of one head, which all queries share.
             whole = replace(part.right, layout=None)

@@ -69,7 +69,7 @@ def n_channels_of(model: PlacedTensors, role: Role, position: int) -> int:
     standing = standing_for(layer, role)
     assert standing is not None
     part = layer.parts[standing]
-    with about_weight(model, part):
+    with about_weight(part):
         shape = part_shape(part, lambda name: tuple(model.tensors.spec(name).shape))
         check_shape(model, layer, standing, part, shape)
     return shape[-1 if standing.writes_stream else 0]
@@ -198,7 +198,7 @@ def read_role(model: PlacedTensors, layer: Layer, role: Role, rows: IntArray | N
     Raises:
         AnatomyError: If the weight's shape does not fit the role.
     """
-    with about_weight(model, layer.parts[role]), naming(model.label):
+    with about_weight(layer.parts[role]), naming(model.label):
         weight = read_part(model.tensors, layer.parts[role], rows)
         shape = tuple(weight.shape)
         if rows is not None and role.writes_stream:
@@ -208,14 +208,12 @@ def read_role(model: PlacedTensors, layer: Layer, role: Role, rows: IntArray | N
 
 
 @contextmanager
-def about_weight(model: PlacedTensors, part: StoredWeight) -> Iterator[None]:
-    """Record an unreadable weight in the model, then re-raise the error."""
+def about_weight(part: StoredWeight) -> Iterator[None]:
+    """Name the tensors of an unreadable weight in the error."""
     try:
         yield
     except (AnatomyError, UnsupportedFormatError) as exc:
-        note_failure = getattr(model, "note_failure", None)
-        if note_failure is not None:
-            note_failure(part.tensors, exc)
+        exc.tensors = part.tensors
         raise
 
 

@@ -19,10 +19,11 @@ from mdir_hf.comparison.neuron_sample import NeuronSample
 from mdir_hf.comparison.neurons import excluded_noise as excluded_noise_of_neurons
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.projections.analysis import LayerAnalysis
+from mdir_hf.comparison.reading import ReadOnce
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.matching import REMARKABLE
-from mdir_hf.model.comparable import Comparable, PlacedTensors
+from mdir_hf.model.comparable import Comparable
 from mdir_hf.report import (
     Exclusion,
     HomologyReport,
@@ -66,7 +67,7 @@ class Measurements:
     reference: Comparable
     candidate: Comparable
     settings: Settings
-    tensors: tuple[PlacedTensors, PlacedTensors]
+    tensors: tuple[Comparable | ReadOnce, Comparable | ReadOnce]
     sample_seed: int
     is_sample_fresh: bool
     files_are_equal: bool = False

@@ -94,7 +94,7 @@ def plan_comparison(reference: Comparable, candidate: Comparable, settings: Sett
     )
 
 
-def reads_of(model: PlacedTensors) -> dict[str, int]:
+def reads_of(model: Comparable) -> dict[str, int]:
     """Return upper bounds on the bytes that each step reads of one model, keyed by step."""
     reads = dict.fromkeys(("near", "number", "parts", "keys", "every", "noise", "searches"), 0)
     with suppress(AnatomyError, UnsupportedFormatError):
@@ -113,7 +113,7 @@ def reads_of(model: PlacedTensors) -> dict[str, int]:
         places = layers_with(model, Role.K)
         keys = stored_n_bytes(model, places[0], Role.K) if places else 0
         reads["keys"] = 2 * max(FEW_LAYERS * keys, len(places) * keys // max(1, model.anatomy.n_kv_heads or 1))
-    parts: list[PlacedTensors] = [*getattr(model, "other_stacks", ())]
+    parts: list[PlacedTensors] = [*(model.other_stacks or ())]
     if has_mixture((model,)):
         parts += expert_sets(model)
     for part in parts:

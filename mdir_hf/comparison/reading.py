@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
 
@@ -11,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mdir_hf.errors import MdirError, NotFiniteError, naming
-from mdir_hf.model.comparable import PlacedTensors
+from mdir_hf.errors import NotFiniteError, naming
+from mdir_hf.model.comparable import Comparable, PlacedTensors
 from mdir_hf.model.files import TensorSource
 from mdir_hf.model.files.sources import Description
-from mdir_hf.model.inventory.headers import without_tensors
 from mdir_hf.model.roles import Anatomy, WeightPart
 
 MOST_NOT_FINITE = 64
@@ -81,69 +80,50 @@ KEPT_ROW_BYTES = 512 << 20
 MB."""
 
 
-class ReadOnce:
-    """A model whose shared tensors are read only once; implements ``PlacedTensors``.
-
-    ``max_gap_bytes`` is the largest gap between rows that is read rather than skipped; it defaults to the byte source's
-    limit. With ``keeps_rows``, each row is read only once, as long as all rows fit in :data:`KEPT_ROW_BYTES`.
-
-    Attributes:
-        failed: Tensor names of the last unreadable weight, and the error.
-    """
-
-    def __init__(self, model: PlacedTensors, *, max_gap_bytes: int | None = None, keeps_rows: bool = False) -> None:
-        self.label, self.keeps_rows = model.label, keeps_rows
-        self.is_remote = is_remote(model)
-        self.anatomy: Anatomy = model.anatomy
-        self.tensors: TensorSource = SharedTensors(
-            model.tensors, model.anatomy, max_gap_bytes=max_gap_bytes, keeps_rows=keeps_rows
-        )
-        self.failed: tuple[tuple[str, ...], MdirError] | None = None
-
-    def note_failure(self, tensors: tuple[str, ...], error: MdirError) -> None:
-        """Record an error and the weight that caused it."""
-        self.failed = tensors, error
-
-    def without(self, tensors: Collection[str]) -> ReadOnce:
-        """Return a copy of the model in which some tensors have no role."""
-        return self.with_anatomy(without_tensors(self.anatomy, tensors))
-
-    def with_anatomy(self, anatomy: Anatomy) -> ReadOnce:
-        """Return a copy of the model with other tensor roles."""
-        model = copy(self)
-        model.anatomy, model.failed = anatomy, None
-        return model
-
-
 LOCAL_GAP_BYTES = 4096
 """Largest gap, in bytes, between sampled rows of local files that is read rather than skipped."""
 
 
-def read_closely(model: PlacedTensors) -> ReadOnce:
-    """Wrap a model so that rows are kept and, if it is local, few unneeded bytes are read between them."""
-    if isinstance(model, ReadOnce) and model.keeps_rows:
+class ReadOnce:
+    """A model whose sampled rows and shared tensors are kept in memory; implements ``PlacedTensors``.
+
+    Each row is read only once, as long as all rows fit in :data:`KEPT_ROW_BYTES`. If the model is local, few unneeded
+    bytes are read between rows.
+    """
+
+    def __init__(self, model: Comparable) -> None:
+        self.label = model.label
+        self.is_remote = model.is_remote
+        self.anatomy: Anatomy = model.anatomy
+        self.tensors: TensorSource = SharedTensors(
+            model.tensors, model.anatomy, max_gap_bytes=None if model.is_remote else LOCAL_GAP_BYTES
+        )
+
+    def with_anatomy(self, anatomy: Anatomy) -> ReadOnce:
+        """Return a copy of the model with other tensor roles."""
+        model = copy(self)
+        model.anatomy = anatomy
         return model
-    return ReadOnce(model, max_gap_bytes=None if is_remote(model) else LOCAL_GAP_BYTES, keeps_rows=True)
 
 
-def is_remote(model: PlacedTensors) -> bool:
-    """Return whether a model's weights are on the Hub."""
-    repository = getattr(model, "repository", None)
-    return getattr(model, "is_remote", False) or (repository is not None and not repository.is_local)
+def read_closely(model: Comparable | ReadOnce) -> ReadOnce:
+    """Wrap a model in :class:`ReadOnce` unless it is wrapped already."""
+    if isinstance(model, ReadOnce):
+        return model
+    return ReadOnce(model)
 
 
 class SharedTensors:
     """A model's tensors, kept in memory if they store the weights of several roles; implements ``TensorSource``.
 
-    The class is thread-safe. See :class:`ReadOnce` for the options.
+    The class is thread-safe. ``max_gap_bytes`` is the largest gap between rows that is read rather than skipped; it
+    defaults to the byte source's limit.
     """
 
-    def __init__(
-        self, source: TensorSource, anatomy: Anatomy, *, max_gap_bytes: int | None = None, keeps_rows: bool = False
-    ) -> None:
+    def __init__(self, source: TensorSource, anatomy: Anatomy, *, max_gap_bytes: int | None = None) -> None:
         self._source, self._anatomy, self._max_gap_bytes = source, anatomy, max_gap_bytes
         self._cached: dict[str, torch.Tensor] = {}
-        self._rows: dict[str, tuple[IntArray, torch.Tensor]] | None = {} if keeps_rows else None
+        self._rows: dict[str, tuple[IntArray, torch.Tensor]] = {}
         self.label, self.n_bytes, self.paths = source.label, source.n_bytes, source.paths
         self.names, self.spec = source.names, source.spec
 
@@ -155,8 +135,6 @@ class SharedTensors:
     def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
         """Return rows of a matrix, as the source does."""
         gap = self._max_gap_bytes if max_gap_bytes is None else max_gap_bytes
-        if self._rows is None:
-            return self._source.read_rows(name, rows, max_gap_bytes=gap)
         numbers, cached_rows = self._rows.get(name, (rows[:0], None))
         missing_rows = np.setdiff1d(rows, numbers)
         if len(missing_rows) or cached_rows is None:

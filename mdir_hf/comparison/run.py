@@ -110,8 +110,8 @@ def report_on_counts(
 def _fresh_seed(*models: Comparable) -> int:
     """Draw the seed of the samples, the same in all ranks that share a model, because they must read the same rows."""
     seed = draw_sample_seed()
-    are_shared = any(getattr(getattr(model, "repository", None), "is_sharded", False) for model in models)
-    return value_of_first_rank(seed) if are_shared and is_one_of_several_ranks() else seed
+    are_sharded = any(model.is_sharded for model in models)
+    return value_of_first_rank(seed) if are_sharded and is_one_of_several_ranks() else seed
 
 
 def _run(name: str, step: Step, measurements: Measurements, watch: Watch) -> Measurements:

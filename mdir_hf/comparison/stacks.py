@@ -21,7 +21,7 @@ from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.neuron_numbers import log_p_own_numbers, sample_neurons
 from mdir_hf.method.neurons import unit_rows
 from mdir_hf.method.significance import LN10, log_cost_of_look
-from mdir_hf.model.comparable import PlacedTensors
+from mdir_hf.model.comparable import Comparable, PlacedTensors
 from mdir_hf.model.inventory.records import LANGUAGE, ModelView
 from mdir_hf.model.roles import Role, StoredWeight
 from mdir_hf.report import ExpertName, LayerPair, SettledBy, Verdict
@@ -246,7 +246,7 @@ FIRST_PLACE = EXPERTS_PLACE + LOOKS_AT_EXPERTS
 
 
 def stack_pairs(
-    reference: PlacedTensors, candidate: PlacedTensors, *, alpha: float, seed: int, is_fresh: bool, device: str = "cpu"
+    reference: Comparable, candidate: Comparable, *, alpha: float, seed: int, is_fresh: bool, device: str = "cpu"
 ) -> tuple[StackPair, ...] | None:
     """Compare the stacks of two models with :func:`compare_stacks`.
 
@@ -258,9 +258,9 @@ def stack_pairs(
     return compare_stacks(first, second, alpha=alpha, seed=seed, is_fresh=is_fresh, device=device)
 
 
-def _stacks(model: PlacedTensors) -> tuple[ModelView, ...] | None:
+def _stacks(model: Comparable) -> tuple[ModelView, ...] | None:
     """Return a model's stacks, language model first, or None if only a sample of the model is available."""
-    others: tuple[ModelView, ...] | None = getattr(model, "other_stacks", None)
+    others = model.other_stacks
     if others is None or not model.anatomy.layers:
         return others
     return ModelView(LANGUAGE, model.label, model.tensors, model.anatomy), *others
@@ -324,6 +324,8 @@ def compare_stacks(
                     verdict=related if is_related else Verdict.NO_EVIDENCE,
                     log10_p=counts.log10_p,
                     layers=tuple(LayerPair(match.reference, match.candidate) for match in counts.matches),
+                    reference_is_loaded=first.view.is_loaded,
+                    candidate_is_loaded=second.view.is_loaded,
                 )
             )
     return tuple(pairs)

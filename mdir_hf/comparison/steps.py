@@ -238,7 +238,7 @@ def _with_notes(measurements: Measurements, *notes: str) -> Measurements:
 
 def _is_sampled(measurements: Measurements) -> bool:
     """Return whether only sampled rows of a model are available."""
-    return any(getattr(model, "other_stacks", None) is None for model in measurements.models)
+    return any(model.other_stacks is None for model in measurements.models)
 
 
 def _seed_of(measurements: Measurements, step: SettledBy) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Protocol
 
 from mdir_hf.errors import AnatomyError, UnsupportedFormatError
 from mdir_hf.model.files import TensorSource, TensorSpec
+from mdir_hf.model.inventory.records import ModelInventory, ModelView
 from mdir_hf.model.roles import WITHOUT_EMBEDDING, Anatomy, WeightPart
 from mdir_hf.model.tokens import Vocabulary
 from mdir_hf.processor import is_one_of_several_ranks, result_of, run_beside
@@ -30,6 +32,25 @@ class PlacedTensors(Protocol):
 
 class Comparable(PlacedTensors, Protocol):
     """One side of a comparison."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the weights are read over the network."""
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether several ranks of ``torch.distributed`` store parts of the model."""
+
+    @property
+    def created_at(self) -> datetime | None:
+        """Creation date of the repository, or None if unknown."""
+
+    @property
+    def other_stacks(self) -> tuple[ModelView, ...] | None:
+        """The layer stacks beside the main one; None if only sampled rows are available."""
+
+    def known_inventory(self) -> ModelInventory | None:
+        """Return the inventory from the headers read so far; None if only sampled rows are available."""
 
     @property
     def vocabulary(self) -> Vocabulary | None:

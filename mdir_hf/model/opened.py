@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from functools import cached_property, partial
 
 from mdir_hf.errors import InputError, MdirError, naming
@@ -76,6 +77,7 @@ class Model:
             elif PARAMS in self.weights.base.files:
                 params = read_config(self.weights.base.read(PARAMS, max_bytes=MAX_CONFIG_N_BYTES), label=PARAMS)
                 config = params_config(params)
+            self.config = config
             self.anatomy: Anatomy = resolve_from_headers(config, self.tensors)
             self.n_rows, self.width = n_rows(self), self.anatomy.embedding_size
         except MdirError as exc:
@@ -90,14 +92,29 @@ class Model:
 
     def known_inventory(self) -> ModelInventory:
         """The inventory from the headers read so far."""
-        return inventory_of(self.tensors, self.anatomy)
+        return inventory_of(self.tensors, self.anatomy, self.config)
 
     @cached_property
     def other_stacks(self) -> tuple[ModelView, ...]:
         """The layer stacks that do not belong to the language model."""
         if not may_have_other_stacks(self.tensors.names(), self.anatomy):
             return ()
-        return other_stacks(self.known_inventory(), self.label, self.tensors)
+        return other_stacks(self.known_inventory(), self.label, self.tensors, self.config)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the weights are read over the network."""
+        return not self.repository.is_local
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether several ranks of ``torch.distributed`` store parts of the model."""
+        return self.repository.is_sharded
+
+    @property
+    def created_at(self) -> datetime | None:
+        """Creation date of the repository on the Hub, or None."""
+        return self.repository.created_at
 
     @property
     def label(self) -> str:

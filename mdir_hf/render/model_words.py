@@ -8,7 +8,7 @@ from mdir_hf.render.sentence import part_relation
 from mdir_hf.report.models import ModelSummary
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.terms import Verdict
-from mdir_hf.report.words import not_compared_text
+from mdir_hf.report.words import ledger_text
 
 
 def models_section(report: HomologyReport) -> Section:
@@ -28,7 +28,7 @@ def models_section(report: HomologyReport) -> Section:
         }
 
     reference, candidate = column(report.reference), column(report.candidate)
-    reference["not compared"], candidate["not compared"] = not_compared = _not_compared(report)
+    reference["compared"], candidate["compared"] = ledgers = _ledgers(report)
     rows = tuple((label, value, candidate[label]) for label, value in reference.items() if value or candidate[label])
     return Section(
         SectionKind.MODELS,
@@ -37,7 +37,7 @@ def models_section(report: HomologyReport) -> Section:
             Line("reference", _model_line(report.reference)),
             Line("candidate", _model_line(report.candidate)),
             *_stack_lines(report),
-            *_not_compared_lines(not_compared),
+            *_ledger_lines(ledgers),
         ),
         tables=(Table("What was compared", ("", "reference", "candidate"), rows),),
     )
@@ -56,19 +56,19 @@ def _stack_lines(report: HomologyReport) -> tuple[Line, ...]:
     )
 
 
-def _not_compared(report: HomologyReport) -> tuple[str, str]:
+def _ledgers(report: HomologyReport) -> tuple[str, str]:
     if report.coverage is None:
         return "", ""
     sides = (report.coverage.reference, report.coverage.candidate)
-    first, second = (visible_text(not_compared_text(side) or "", length=8 * NAME_LENGTH) for side in sides)
+    first, second = (visible_text(ledger_text(side), length=8 * NAME_LENGTH) for side in sides)
     return first, second
 
 
-def _not_compared_lines(sides: tuple[str, str]) -> tuple[Line, ...]:
+def _ledger_lines(sides: tuple[str, str]) -> tuple[Line, ...]:
     if sides[0] == sides[1]:
-        return (Line("not compared", f"of either: {sides[0]}"),) if sides[0] else ()
+        return (Line("compared", f"of either: {sides[0]}"),) if sides[0] else ()
     named = zip(("reference", "candidate"), sides, strict=True)
-    return tuple(Line("not compared", f"of the {side}: {text}") for side, text in named if text)
+    return tuple(Line("compared", f"of the {side}: {text}") for side, text in named if text)
 
 
 def _model_line(model: ModelSummary) -> str:

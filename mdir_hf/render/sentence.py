@@ -11,7 +11,7 @@ from mdir_hf.report.optional_parts import LayerTable, StackPair
 from mdir_hf.report.parts import ExpertName
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.terms import SettledBy, Verdict
-from mdir_hf.report.words import REASON_TEXT, matched_neurons_text, not_compared_text, probability_text
+from mdir_hf.report.words import REASON_TEXT, matched_neurons_text, not_compared_text, probability_text, unmatched_text
 
 NAME_LENGTH = 60
 NO_PROOF = "This does not prove that the models are independent."
@@ -28,6 +28,7 @@ def sentence_of(report: HomologyReport) -> str:
         part_relation(pair, reference, candidate) for pair in report.parts or () if pair.verdict is Verdict.HOMOLOGOUS
     ]
     related = "".join(f"; {text}" for text in related_parts)
+    unmatched = _unmatched(report, reference, candidate)
     if report.verdict is Verdict.INCONCLUSIVE:
         why = "" if report.reason is None else f": {REASON_TEXT[report.reason]}"
         return f"Whether {candidate} and {reference} share weights could not be told{why}{related}."
@@ -39,8 +40,9 @@ def sentence_of(report: HomologyReport) -> str:
         return f"{candidate} and {reference} have the same weight files, byte for byte."
     p = "" if report.log10_p is None else f" (p at most {probability_text(report.log10_p)})"
     if report.settled_by is SettledBy.PARTS or report.neurons is None:
-        return f"{candidate} and {reference} share weights: {'; '.join(related_parts) or 'see the evidence'}{p}."
-    return f"{candidate} and {reference} share weights: {matched_neurons_text(report.neurons)}{p}{related}."
+        parts = "; ".join(related_parts) or "see the evidence"
+        return f"{candidate} and {reference} share weights: {parts}{p}{unmatched}."
+    return f"{candidate} and {reference} share weights: {matched_neurons_text(report.neurons)}{p}{related}{unmatched}."
 
 
 def part_relation(pair: StackPair, reference: str, candidate: str) -> str:
@@ -52,8 +54,33 @@ def part_relation(pair: StackPair, reference: str, candidate: str) -> str:
         layer = pair.layers[0]
         subject = f"{candidate_experts} of layer {layer.candidate} of {candidate}"
         return f"{subject} {verb} weights with {reference_experts} of layer {layer.reference} of {reference}"
+    if not pair.is_loaded:
+        return _relation_of_unloaded(pair, reference, candidate)
     subject = f"the {shown_name(pair.candidate)} of {candidate}"
     return f"{subject} shares weights with the {shown_name(pair.reference)} of {reference}"
+
+
+def _relation_of_unloaded(pair: StackPair, reference: str, candidate: str) -> str:
+    """State that a part that a model does not load, or may not load, holds copies."""
+    is_candidate = not pair.candidate_is_loaded
+    holder, other = (candidate, reference) if is_candidate else (reference, candidate)
+    is_loaded = pair.candidate_is_loaded if is_candidate else pair.reference_is_loaded
+    copied = runs_text([layer.reference if is_candidate else layer.candidate for layer in pair.layers])
+    held_part, copied_part = (pair.candidate, pair.reference) if is_candidate else (pair.reference, pair.candidate)
+    use = "which this model does not load" if is_loaded is False else "and it is unknown whether this model loads them"
+    return (
+        f"the files of {holder} also contain copies of {copied} of the {shown_name(copied_part)} of {other} "
+        f"({shown_name(held_part)}), {use}"
+    )
+
+
+def _unmatched(report: HomologyReport, reference: str, candidate: str) -> str:
+    """Name large parts of related models that match nothing, as a clause; empty if there are none."""
+    if report.coverage is None:
+        return ""
+    sides = ((reference, report.coverage.reference), (candidate, report.coverage.candidate))
+    clauses = [f"; no match in {name}: {text}" for name, side in sides if (text := unmatched_text(side))]
+    return "".join(clauses)
 
 
 def experts_text(names: Iterable[ExpertName]) -> str:

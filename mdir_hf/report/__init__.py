@@ -47,7 +47,7 @@ from mdir_hf.report.terms import (
     Transformation,
     Verdict,
 )
-from mdir_hf.report.words import REASON_TEXT, n_bytes_text, not_compared_text
+from mdir_hf.report.words import REASON_TEXT, ledger_text, n_bytes_text, not_compared_text
 
 __all__ = [
     "PRIVILEGED_Z",
@@ -97,6 +97,7 @@ __all__ = [
     "WeightFile",
     "fact_side",
     "json_schema",
+    "ledger_text",
     "n_bytes_text",
     "not_compared_text",
     "unconfirmed",

@@ -92,6 +92,8 @@ class PartCoverage(ReportRecord):
         bytes: Stored size of its tensors; None if a file's header was not read.
         treatment: Whether the part was compared, sampled, represented by another part or not compared.
         reason: How much was sampled, or why the part was not compared; None if all of it was compared.
+        is_match: Whether it holds copies of a part of the other model; None if it was not compared.
+        is_loaded: Whether the model loads it, according to config and class; None if unknown.
     """
 
     part: str
@@ -100,6 +102,8 @@ class PartCoverage(ReportRecord):
     bytes: Count | None
     treatment: Treatment
     reason: str | None
+    is_match: bool | None
+    is_loaded: bool | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +175,8 @@ class StackPair(ReportRecord):
         log10_p: log10 p, corrected for all pairs of layers, tests and looks.
         layers: Pairs of layers that match.
         experts: Pairs of experts that match; None for other parts.
+        reference_is_loaded: Whether the reference loads its part, according to config and class; None if unknown.
+        candidate_is_loaded: Whether the candidate loads its part; None if unknown.
     """
 
     reference: str
@@ -179,14 +185,26 @@ class StackPair(ReportRecord):
     log10_p: Log10P
     layers: tuple[LayerPair, ...]
     experts: tuple[ExpertOrigin, ...] | None = None
+    reference_is_loaded: bool | None = True
+    candidate_is_loaded: bool | None = True
 
     @property
-    def is_language(self) -> bool:
-        """Whether both parts belong to language models."""
-        return _is_language(self.reference) and _is_language(self.candidate)
+    def is_loaded(self) -> bool | None:
+        """Whether both models load these parts; None if that is unknown."""
+        sides = (self.reference_is_loaded, self.candidate_is_loaded)
+        return False if False in sides else None if None in sides else True
+
+    @property
+    def is_main(self) -> bool:
+        """Whether a part is the main stack of its model, or both belong to language models."""
+        has_main = MAIN_STACK in (self.reference, self.candidate)
+        return has_main or (_is_language(self.reference) and _is_language(self.candidate))
 
 
-LANGUAGE_STACKS = ("language model", "talker", "draft model", "multi-token prediction")
+MAIN_STACK = "language model"
+"""Name of the stack that a verdict answers for: the decoder of an encoder-decoder, or the only stack."""
+
+LANGUAGE_STACKS = (MAIN_STACK, "talker", "draft model", "multi-token prediction")
 """Stacks that belong to a language model. Towers are excluded, because half of all vision-language models share one."""
 
 

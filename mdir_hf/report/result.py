@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -44,14 +43,10 @@ from mdir_hf.report.words import (
 )
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     import numpy as np
     import numpy.typing as npt
     from matplotlib.figure import Figure
     from pandas import DataFrame
-
-    from mdir_hf.report.optional_parts import ModelFacts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -269,32 +264,6 @@ class HomologyReport:
         from mdir_hf.report.encoding import report_of
 
         return report_of(text)
-
-    def to_bom(
-        self, *, facts: ModelFacts | None = None, version: str = "1.6", timestamp: datetime | None = None
-    ) -> str:
-        """Return a CycloneDX bill of materials with the reference in the candidate's pedigree (needs ``mdir-hf[bom]``).
-
-        The reference is listed as a variant unless a fact shows the direction. For declared bases, use
-        ``mdir-hf verify --bom`` or ``mdir-hf family --bom``.
-
-        Args:
-            facts: Digests, licence and date of the candidate, which are not in a report;
-                :func:`~mdir_hf.lineage.bom.documents.read_model_facts` reads them.
-            version: Version of CycloneDX, 1.6 or 1.7.
-            timestamp: Date of the document, with a time zone; defaults to the date of the facts.
-
-        Returns:
-            The JSON text; the same report always gives the same bytes.
-
-        Raises:
-            InputError: If the version is neither 1.6 nor 1.7.
-            MissingExtraError: If cyclonedx-python-lib is not installed.
-        """
-        # Imported by name, because modules of reports must not import lineage modules.
-        documents = importlib.import_module("mdir_hf.lineage.bom.documents")
-        text: str = documents.bom_of_report(self, facts=facts, version=version, timestamp=timestamp)
-        return text
 
     def figures(
         self,

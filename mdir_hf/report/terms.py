@@ -52,6 +52,7 @@ class Reason(Term):
     SAMPLE_CHOSEN = "sample_chosen"
     EMBEDDINGS_ONLY = "embeddings_only"
     ATTENTION_ONLY = "attention_only"
+    LOADING_UNKNOWN = "loading_unknown"
     WEIGHTS_UNREADABLE = "weights_unreadable"
     STOPPED = "stopped"
 

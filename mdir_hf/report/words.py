@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from mdir_hf.report.optional_parts import PartCoverage, Treatment
+from mdir_hf.report.optional_parts import PartCoverage
 from mdir_hf.report.parts import NeuronNumbers, PrintedAlgorithm1
 from mdir_hf.report.terms import Reason, SettledBy, Verdict
 
@@ -19,6 +19,7 @@ REASON_TEXT = {
     ),
     Reason.EMBEDDINGS_ONLY: "only the embeddings were found to be copies",
     Reason.ATTENTION_ONLY: "only attention heads were found to resemble each other as copies do",
+    Reason.LOADING_UNKNOWN: "copies were found only in a part that may not be loaded",
     Reason.WEIGHTS_UNREADABLE: "too few layers of the two models could be compared with each other",
     Reason.STOPPED: "no evidence was found in the parts that were read, and the comparison was stopped before the rest",
 }
@@ -184,35 +185,52 @@ def n_bytes_text(n_bytes: float) -> str:
 
 
 FOLLOWERS = ("norms, biases and buffers", "storage")
-"""Prefixes of parts that :func:`not_compared_text` omits, because they are treated like the parts they belong to."""
+"""Prefixes of parts that a ledger omits, because they are treated like the parts they belong to."""
 
 LEAST_SHARE = 0.001
-"""Minimum share of the bytes for parts that :func:`not_compared_text` names."""
+"""Minimum share of the bytes for parts that a ledger names."""
+
+LARGE_SHARE = 0.1
+"""Share of the bytes from which the sentence to quote names a part that matches nothing."""
+
+
+def ledger_text(parts: Iterable[PartCoverage]) -> str:
+    """Say which parts of a model match, were compared and match nothing, and were not compared.
+
+    Returns:
+        Text such as ``matches: decoder (23 %); no match: encoder (74 %); not compared: positions (3 %)``, with shares
+        of the model's bytes if they are known.
+    """
+    ledger = tuple(parts)
+    groups = (("matches", True), ("no match", False), ("not compared", None))
+    texts = [f"{title}: {named}" for title, group in groups if (named := _named_parts(ledger, is_match=group))]
+    return "; ".join(texts)
 
 
 def not_compared_text(parts: Iterable[PartCoverage]) -> str | None:
-    """Name the parts of a model that were not compared, with their shares of the bytes.
+    """Name the parts of a model that were not compared, with their shares of the bytes; None if there are none."""
+    return _named_parts(tuple(parts), is_match=None) or None
 
-    Returns:
-        Text such as ``vision tower (24 layers, 12 % of the bytes), connector (3 %)``, or None if there are none.
-    """
-    ledger = tuple(parts)
+
+def unmatched_text(parts: Iterable[PartCoverage]) -> str:
+    """Name the large parts of a model that were compared and match nothing; empty if there are none."""
+    return _named_parts(tuple(parts), is_match=False, least_share=LARGE_SHARE)
+
+
+def _named_parts(ledger: tuple[PartCoverage, ...], *, is_match: bool | None, least_share: float = LEAST_SHARE) -> str:
     sizes = [entry.bytes for entry in ledger]
     total = None if None in sizes else sum(size for size in sizes if size is not None)
-    named: list[str] = []
+    texts: list[str] = []
     for entry in ledger:
-        if entry.treatment is not Treatment.NOT_COMPARED or entry.part.startswith(FOLLOWERS):
+        if entry.is_match is not is_match or entry.part.startswith(FOLLOWERS):
             continue
         share = entry.bytes / total if total and entry.bytes is not None else None
-        if share is not None and share < LEAST_SHARE:
+        if share is not None and share < least_share:
             continue
-        details = []
-        if entry.layers:
-            details.append(f"{entry.layers} layer{'' if entry.layers == 1 else 's'}")
-        if share is not None:
-            details.append(f"{_percent(share)} of the bytes" if not named else _percent(share))
-        named.append(f"{_name(entry)} ({', '.join(details)})" if details else _name(entry))
-    return ", ".join(named) or None
+        details = [] if share is None else [_percent(share)]
+        details += ["not loaded by this model"] if entry.is_loaded is False else []
+        texts.append(f"{_name(entry)} ({', '.join(details)})" if details else _name(entry))
+    return ", ".join(texts)
 
 
 def _name(entry: PartCoverage) -> str:

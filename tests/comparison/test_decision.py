@@ -96,16 +96,31 @@ def test_a_sample_chosen_by_the_caller_is_inconclusive(evidence):
         ("language model", "talker", True),
         ("experts of layer 3", "experts of layer 0", True),
         ("vision tower", "vision tower", False),
-        ("language model", "vision tower", False),
+        ("language model", "vision tower", True),  # the main stack of one model, whatever it is
     ],
 )
-def test_only_parts_of_language_models_settle_the_question(reference, candidate, counts):
+def test_only_main_stacks_and_parts_of_language_models_settle_the_question(reference, candidate, counts):
     decided = verdict_of(neurons=(SILENT,), parts=(stacks(reference, candidate),))
     expected = (Verdict.HOMOLOGOUS, None, SettledBy.PARTS) if counts else (Verdict.NO_EVIDENCE, None, None)
     assert decided == expected
     # Without a language model, the towers are all there is.
     of_towers = verdict_of(parts=(stacks(reference, candidate),), have_layers=False)
     assert of_towers[2] is SettledBy.PARTS
+
+
+@pytest.mark.parametrize(
+    ("reference_is_loaded", "candidate_is_loaded", "expected"),
+    [
+        (True, True, (Verdict.HOMOLOGOUS, None)),
+        (True, None, (Verdict.INCONCLUSIVE, Reason.LOADING_UNKNOWN)),
+        (True, False, (Verdict.NO_EVIDENCE, None)),
+        (False, None, (Verdict.NO_EVIDENCE, None)),
+    ],
+)
+def test_a_part_counts_if_both_models_load_it(reference_is_loaded, candidate_is_loaded, expected):
+    pair = stacks("language model", "talker")
+    pair = replace(pair, reference_is_loaded=reference_is_loaded, candidate_is_loaded=candidate_is_loaded)
+    assert verdict_of(parts=(pair,))[:2] == expected
 
 
 @pytest.mark.parametrize(("cosine", "is_copied"), [(0.69, False), (0.7, True)])

@@ -1,5 +1,6 @@
 """Every stack of one model is compared with every stack of the other: talkers, towers and any others."""
 
+import json
 import re
 
 import pytest
@@ -38,6 +39,13 @@ def with_tensors(folder, more):
     return changed(folder, lambda tensors: tensors.update(more))
 
 
+def declare(folder, **parts):
+    """State parts in the config of a model whose class transformers does not have."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | parts | {"model_type": "ours"}))
+
+
 def related(report):
     return {
         (pair.reference, pair.candidate): [(m.reference, m.candidate) for m in pair.layers]
@@ -65,6 +73,7 @@ def seeing(base, tmp_path_factory):
 def test_a_base_that_is_the_talker_of_another_model_is_found(base, tmp_path):
     talker = {f"talker.{name}": tensor for name, tensor in load_file(base / "model.safetensors").items()}
     omni = with_tensors(write(tmp_path / "omni", new_model(seed=5, **SIZES)), talker)
+    declare(omni, talker_config={"hidden_size": SIZES["hidden_size"]})
     found = compare(base, omni, progress=False)
     assert related(found) == {("language model", "talker"): [(i, i) for i in range(4)]}
     assert related(compare(omni, base, progress=False)) == {("talker", "language model"): [(i, i) for i in range(4)]}
@@ -107,6 +116,8 @@ def test_a_shared_connector_is_found_and_does_not_decide(base, tmp_path):
             (3, 8, "multi_modal_projector", {"width": width}),
         )
     ]
+    for model in models:
+        declare(model, vision_config={"hidden_size": WIDTH})
     shared = compare(*models[:2], progress=False)
     assert shared.verdict is Verdict.NO_EVIDENCE
     assert related(shared) == {("connector", "connector"): [(0, 0)]}

@@ -1,4 +1,4 @@
-"""Checkpoints with the shape, headers and file sizes of Llama-3.1-8B; only the embedding takes space on disk."""
+"""Checkpoints with the widths of Llama-3.1-8B and one layer; only its neurons take space on disk."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from pathlib import Path
 
 import torch
 
-from mdir_hf.comparison.neuron_sample import FEW_LAYERS, spread
 from tests.large.sparse import fill_shards, write_sparse_checkpoint
 
 VOCABULARY, WIDTH, LAYERS, MLP, KV = 128_256, 4096, 32, 14_336, 1024
-N_SHARDS = 4
 SHARD_LIMIT_BYTES = 5_000_000_000
-UNIQUE_ROWS = 8192  # the embedding repeats these rows: writing takes a second, not a minute
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -49,63 +46,26 @@ def tensor_shapes(n_layers: int = LAYERS) -> dict[str, tuple[int, ...]]:
     return shapes | {"model.norm.weight": (WIDTH,), "lm_head.weight": (VOCABULARY, WIDTH)}
 
 
-def write_checkpoint(
-    folder: Path,
-    rows: Callable[[], torch.Tensor],
-    tokenizer: bytes,
-    *,
-    layers_seed: int | None = None,
-    neurons: Callable[[str], torch.Tensor] | None = None,
-    n_layers: int = LAYERS,
-) -> dict[str, str]:
-    """Write the checkpoint.
+def write_checkpoint(folder: Path, neurons: Callable[[str], torch.Tensor], tokenizer: bytes) -> dict[str, str]:
+    """Write a model with one layer, whose neurons and gains take 0.35 GB; every other tensor is a hole.
 
     Args:
         folder: Folder to create.
-        rows: Returns ``(UNIQUE_ROWS, WIDTH)``, which the embedding repeats.
-        tokenizer: Content of tokenizer.json.
-        layers_seed: If given, also write the unembedding and the matrices that a layer map reads: 5.4 GB.
         neurons: Returns the rows of ``gate_proj`` or ``up_proj``, ``(MLP, WIDTH)``, and of ``down_proj``, ``(WIDTH,
-            MLP)``, for the four layers that are read first: 0.35 GB for each layer.
-        n_layers: Layers of the model.
+            MLP)``.
+        tokenizer: Content of tokenizer.json.
 
     Returns:
         An invented SHA-256 for each shard.
     """
-    shapes = tensor_shapes(n_layers)
+    shapes = tensor_shapes(n_layers=1)
     shards = fill_shards({name: ("BF16", shape) for name, shape in shapes.items()}, SHARD_LIMIT_BYTES)
-    assert len(shards) == N_SHARDS or n_layers < LAYERS
-    repeated_rows = {"model.embed_tokens.weight": rows}
-    if layers_seed is not None:
-        repeated_rows |= _written_layers(layers_seed)
-    if neurons is not None:
-        for layer in spread(range(n_layers), FEW_LAYERS):
-            at = f"model.layers.{layer}."
-            for name in ("gate_proj", "up_proj", "down_proj"):
-                repeated_rows[f"{at}mlp.{name}.weight"] = partial(neurons, name)
-            repeated_rows |= {f"{at}post_attention_layernorm.weight": partial(torch.ones, WIDTH)}
-    config = CONFIG | {"num_hidden_layers": n_layers}
+    repeated_rows = {
+        f"model.layers.0.mlp.{name}.weight": partial(neurons, name) for name in ("gate_proj", "up_proj", "down_proj")
+    }
+    repeated_rows["model.layers.0.post_attention_layernorm.weight"] = partial(torch.ones, WIDTH)
+    config = CONFIG | {"num_hidden_layers": 1}
     return write_sparse_checkpoint(folder, shards, config=config, tokenizer=tokenizer, repeated_rows=repeated_rows)
-
-
-def _written_layers(seed: int) -> dict[str, Callable[[], torch.Tensor]]:
-    """Rows of the unembedding, of keys, values and up projections, equal in all layers; gains of one."""
-
-    @cache
-    def drawn(n_rows: int, number: int) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(10 * seed + number)
-        return 0.02 * torch.randn(n_rows, WIDTH, generator=generator).to(torch.bfloat16)
-
-    rows: dict[str, Callable[[], torch.Tensor]] = {"lm_head.weight": partial(drawn, UNIQUE_ROWS, 0)}
-    for layer in range(LAYERS):
-        at = f"model.layers.{layer}."
-        rows |= {
-            at + "self_attn.k_proj.weight": partial(drawn, KV, 1),
-            at + "self_attn.v_proj.weight": partial(drawn, KV, 2),
-            at + "mlp.up_proj.weight": partial(drawn, MLP, 3),
-            **{f"{at}{norm}_layernorm.weight": partial(torch.ones, WIDTH) for norm in ("input", "post_attention")},
-        }
-    return rows
 
 
 @cache
@@ -119,14 +79,6 @@ def moved_neurons(name: str) -> torch.Tensor:
     """The base's neurons with noise of a tenth of their size."""
     rows = base_neurons(name)
     return rows + 0.002 * torch.randn(rows.shape, generator=torch.Generator().manual_seed(7))
-
-
-@cache
-def turned_neurons(name: str) -> torch.Tensor:
-    """The moved neurons, in a rotated residual stream."""
-    generator = torch.Generator().manual_seed(8)
-    rotation = torch.linalg.qr(torch.randn(WIDTH, WIDTH, generator=generator)).Q
-    return rotation.T @ moved_neurons(name) if name == "down_proj" else moved_neurons(name) @ rotation
 
 
 @cache
@@ -150,23 +102,3 @@ def tokenizer_of_real_size() -> bytes:
         },
         ensure_ascii=False,
     ).encode()
-
-
-def base_rows() -> torch.Tensor:
-    """Rows of the base."""
-    return 0.01 * torch.randn(UNIQUE_ROWS, WIDTH, generator=torch.Generator().manual_seed(0))
-
-
-def fine_tuned_rows() -> torch.Tensor:
-    """The base's rows with noise of a tenth of their size."""
-    return base_rows() + 0.001 * torch.randn(UNIQUE_ROWS, WIDTH, generator=torch.Generator().manual_seed(1))
-
-
-def stranger_rows() -> torch.Tensor:
-    """Rows of nobody."""
-    return 0.01 * torch.randn(UNIQUE_ROWS, WIDTH, generator=torch.Generator().manual_seed(2))
-
-
-def resaved_rows() -> torch.Tensor:
-    """The base's rows."""
-    return base_rows()

@@ -43,7 +43,6 @@ def write_sparse_checkpoint(
     config: Mapping[str, object],
     tokenizer: bytes,
     repeated_rows: Mapping[str, Callable[[], torch.Tensor]],
-    like: Path | None = None,
 ) -> dict[str, str]:
     """Write the shards, their index, the config and the tokenizer.
 
@@ -54,7 +53,6 @@ def write_sparse_checkpoint(
         tokenizer: Content of tokenizer.json.
         repeated_rows: For a BF16 matrix, rows that it repeats from its first to its last, or values of a vector; every
             other tensor is a hole.
-        like: A checkpoint with the same shards; shards without data are hard links to its files.
 
     Returns:
         An invented SHA-256 for each shard and folder, which avoids reading gigabytes of holes to compute one.
@@ -63,10 +61,7 @@ def write_sparse_checkpoint(
     weight_map, digests = {}, {}
     for number, shard in enumerate(shards, start=1):
         path = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        if like is not None and shard.keys().isdisjoint(repeated_rows):
-            os.link(like / path, folder / path)
-        else:
-            _write_shard(folder / path, shard, repeated_rows)
+        _write_shard(folder / path, shard, repeated_rows)
         weight_map |= dict.fromkeys(shard, path)
         digests[path] = f"{abs(hash((str(folder), path))):064x}"
     total = sum(n_bytes_of(tensor) for shard in shards for tensor in shard.values())

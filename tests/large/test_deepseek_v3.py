@@ -1,7 +1,4 @@
-"""A checkpoint with the shape of DeepSeek-V3 (671B, 163 shards, FP8, MLA, experts) is screened like any other.
-
-The full test of this width takes minutes: ``benchmarks/deepseek_v3_bytes.py`` runs it.
-"""
+"""A checkpoint with the shape of DeepSeek-V3 (671B, 163 shards, FP8, MLA, experts) is compared like any other."""
 
 from __future__ import annotations
 
@@ -12,37 +9,24 @@ from pathlib import Path
 import pytest
 
 from mdir_hf.cli import main
-from tests.benchmarks.evidence import WITH_THE_SCRIPTS
 from tests.large import deepseek_v3, llama_8b
 from tests.large.measure import run_compare
 from tests.loopback.hub import FullHub
 
 pytestmark = pytest.mark.slow
 
-EMBEDDING_SHARD, HEAD_SHARD = "model-00001-of-00163.safetensors", "model-00163-of-00163.safetensors"
-
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
-    # 5 GB, deleted when these tests end.
+    # 1.9 GB, deleted when these tests end: both models have the same files, and the Hub states other digests for the
+    # second, as if its values differed.
     with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as place, FullHub() as hub:
-        hub.folder = Path(place)
-        add_model(hub, "base", deepseek_v3.base_rows)
-        add_model(hub, "fine-tune", deepseek_v3.fine_tuned_rows)
+        hub.folder = Path(place, "base")
+        digests = deepseek_v3.write_checkpoint(hub.folder, llama_8b.tokenizer_of_real_size())
+        other_digests = {path: digest[::-1] for path, digest in digests.items()}
+        hub.add_repository("deepseek/base", hub.folder, sha256=digests)
+        hub.add_repository("deepseek/fine-tune", hub.folder, sha256=other_digests)
         yield hub
-
-
-def add_model(hub, name, rows):
-    """Write a checkpoint and serve it."""
-    folder = hub.folder / name
-    tokenizer = llama_8b.tokenizer_of_real_size()
-    like = None if name == "base" else hub.folder / "base"
-    digests = deepseek_v3.write_checkpoint(folder, rows, tokenizer, like=like)
-    hub.add_repository(f"deepseek/{name}", folder, sha256=digests)
-
-
-def weight_files(run) -> set[str]:
-    return {path.rsplit(":", 1)[1] for path in run.report["io"]["files"] if path.endswith(".safetensors")}
 
 
 def test_the_checkpoint_has_the_published_size():
@@ -60,19 +44,8 @@ def test_embeddings_are_compared_with_few_requests_and_megabytes(hub, tmp_path):
     assert run.peak_memory_bytes < 4 << 30  # the noise step fits 35,840 rows of 7,168 channels
 
 
-@WITH_THE_SCRIPTS  # half a minute of processor time
-def test_a_stranger_is_screened_with_few_requests(hub, tmp_path):
-    add_model(hub, "stranger", deepseek_v3.stranger_rows)
-    run = run_compare("deepseek/base", "deepseek/stranger", endpoint=hub.endpoint, home=tmp_path)
-    assert run.report["verdict"] == "inconclusive"  # the layers of these files are holes
-    # The plan reads the headers of the shards with the first neurons; the screen reads no further headers.
-    assert len(weight_files(run) - {EMBEDDING_SHARD, HEAD_SHARD}) <= 4
-    assert run.report["io"]["requests"] < 200
-    assert run.peak_memory_bytes < 2 << 30
-
-
 def test_it_is_inspected_without_its_161_other_headers(hub, capsys):
-    assert main(["inspect", str(hub.folder / "base"), "--json"]) == 0
+    assert main(["inspect", str(hub.folder), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     dense, mixed = found["layer_groups"]
     assert (dense["layers"], mixed["layers"]) == ([0, 1, 2], list(range(3, 61)))

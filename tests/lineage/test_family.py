@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from mdir_hf.cli import main
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import ByteBudgetError, RepositoryNotFoundError
-from mdir_hf.lineage.bom.documents import bom_of_result, read_model_facts
+from mdir_hf.lineage.bom.documents import make_bom, read_model_facts
 from mdir_hf.lineage.family import _with_parents_of_layers, find_family
 from mdir_hf.lineage.fingerprints.fingerprint import neurons_of
 from mdir_hf.lineage.index.base_index import BaseIndex
@@ -143,7 +143,7 @@ def test_an_unconfirmed_parent_is_not_a_relative(index, monkeypatch):
 
 def bill_of_materials(name, index):
     family = find_family(NamedModel(name), index)
-    (model,) = json.loads(bom_of_result(family, read_model_facts(NamedModel(name))))["components"]
+    (model,) = json.loads(make_bom(family, read_model_facts(NamedModel(name))))["components"]
     named = {key: [one["name"] for one in model["pedigree"].get(key, [])] for key in ("ancestors", "variants")}
     return model, named
 

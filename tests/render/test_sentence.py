@@ -150,10 +150,24 @@ def test_the_sentence_never_claims_more_than_the_report():
 def ledger(*, layers, treatment):
     """Return the inventory of a partly read language model and a vision tower with a tenth of the bytes."""
     read = PartCoverage(
-        part="language model", layers=layers, tensors=90, bytes=900, treatment=Treatment.SAMPLED, reason="some layers"
+        part="language model",
+        layers=layers,
+        tensors=90,
+        bytes=900,
+        treatment=Treatment.SAMPLED,
+        reason="some layers",
+        is_match=True,
+        is_loaded=True,
     )
     tower = PartCoverage(
-        part="vision tower", layers=24, tensors=10, bytes=100, treatment=treatment, reason="no test reads it"
+        part="vision tower",
+        layers=24,
+        tensors=10,
+        bytes=100,
+        treatment=treatment,
+        reason="no test reads it",
+        is_match=None if treatment is Treatment.NOT_COMPARED else False,
+        is_loaded=True,
     )
     return (read, tower)
 
@@ -169,7 +183,8 @@ def test_no_sentence_covers_a_part_that_was_not_compared():
         assert not re.search(r"\ball (\d+ )?layers", report.sentence)
         models = next(section for section in describe(report) if section.kind is SectionKind.MODELS)
         assert any(
-            "of the candidate: vision tower (24 layers, 10 % of the bytes)" in line.text for line in models.brief
+            "of the candidate: matches: language model (90 %); not compared: vision tower (10 %)" in line.text
+            for line in models.brief
         )
         assert "vision tower" in section_html(models, {})
 

@@ -20,9 +20,9 @@ from mdir_hf.comparison.projections.samples import (
 from mdir_hf.comparison.projections.tier_one import Pair, TierOne, compare_in_place, compare_own_places
 from mdir_hf.comparison.projections.tier_two_heads import HeadCells, HeadSearch
 from mdir_hf.comparison.projections.tier_two_neurons import NeuronSearch
-from mdir_hf.comparison.reading import read_closely
+from mdir_hf.comparison.reading import ReadOnce, read_closely
 from mdir_hf.method.gauge import ResidualBasisMap
-from mdir_hf.model.comparable import PlacedTensors
+from mdir_hf.model.comparable import Comparable
 from mdir_hf.model.roles import Role
 from mdir_hf.report import LayerMaps, LayerPair, LayerTable, ModuleRole, ResidualMap, without_history
 
@@ -112,8 +112,8 @@ def at_same_depth(place: int, n_reference: int, n_candidate: int) -> int:
 
 
 def analyse_layers(
-    reference: PlacedTensors,
-    candidate: PlacedTensors,
+    reference: Comparable | ReadOnce,
+    candidate: Comparable | ReadOnce,
     residual_maps: Sequence[ResidualBasisMap],
     *,
     seed: int = 0,
@@ -140,8 +140,8 @@ def analyse_layers(
 
 
 def compare_layers_in_place(
-    reference: PlacedTensors,
-    candidate: PlacedTensors,
+    reference: Comparable | ReadOnce,
+    candidate: Comparable | ReadOnce,
     residual_maps: Sequence[ResidualBasisMap],
     *,
     seed: int = 0,
@@ -154,8 +154,8 @@ def compare_layers_in_place(
 
 
 def _in_place(
-    reference: PlacedTensors,
-    candidate: PlacedTensors,
+    reference: Comparable | ReadOnce,
+    candidate: Comparable | ReadOnce,
     residual_maps: Sequence[ResidualBasisMap],
     *,
     seed: int,
@@ -183,7 +183,7 @@ def _in_place(
 
 
 def describe_copies(
-    reference: PlacedTensors, candidate: PlacedTensors, *, seed: int = 0, device: str = "cpu"
+    reference: Comparable | ReadOnce, candidate: Comparable | ReadOnce, *, seed: int = 0, device: str = "cpu"
 ) -> LayerAnalysis | None:
     """Run tier 1 on two models with the same residual basis, starting with layers in the same position.
 

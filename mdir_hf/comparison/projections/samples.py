@@ -10,11 +10,10 @@ import numpy as np
 import torch
 
 from mdir_hf.comparison.layer_weights import IntArray, RoleReader, inner_rows, norm_before, read_role
-from mdir_hf.comparison.reading import is_remote, of_unread_weight
+from mdir_hf.comparison.reading import ReadOnce, of_unread_weight
 from mdir_hf.errors import AnatomyError, MdirError, UnsupportedFormatError
 from mdir_hf.method.gauge import ResidualBasisMap, fold_gain
 from mdir_hf.method.neuron_numbers import sample_neurons
-from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import Role
 from mdir_hf.processor import in_order, is_one_of_several_ranks
 
@@ -75,7 +74,7 @@ class ProjectionReader:
         unread: Sentences about unreadable weights.
     """
 
-    models: tuple[PlacedTensors, PlacedTensors]
+    models: tuple[ReadOnce, ReadOnce]
     seed: int = 0
     device: str = "cpu"
     left_out: Mapping[Role, str] = field(default_factory=dict)
@@ -88,7 +87,7 @@ class ProjectionReader:
     @property
     def is_remote(self) -> bool:
         """Whether either model is remote, in which case requests cost more than bytes."""
-        return any(is_remote(model) for model in self.models)
+        return any(model.is_remote for model in self.models)
 
     def numbers(self, role: Role, n_rows: int) -> IntArray:
         """Choose the row numbers for tier 1; see :func:`chosen_numbers`."""
@@ -251,8 +250,7 @@ class ProjectionReader:
                 except MdirError as exc:
                     self.failures[role] = exc.message
                     model = self.models[side]
-                    failed = getattr(model, "failed", None)  # the unreadable tensor may be a norm
-                    tensors = failed[0] if failed else model.anatomy.layers[place].parts[role].tensors
+                    tensors = exc.tensors or model.anatomy.layers[place].parts[role].tensors  # it may be a norm
                     self.unread.append(of_unread_weight(model.label, tensors, exc.message))
                     self._unreadable.add((side, role, place))
         self._readers = {key: reader for key, reader in self._readers.items() if key[1] is not role}

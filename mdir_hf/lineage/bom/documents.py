@@ -100,41 +100,36 @@ def _declared_licence(repository: Repository) -> str | None:
     return value if isinstance(value, str) and value.strip() else None
 
 
-def bom_of_report(
-    report: HomologyReport,
-    *,
+def make_bom(
+    result: HomologyReport | LineageCheck | Family,
     facts: ModelFacts | None = None,
-    version: str = "1.6",
-    timestamp: datetime | None = None,
-) -> str:
-    """Write the bill of materials of a report's candidate, listing the reference in the pedigree.
-
-    Raises:
-        MissingExtraError: If cyclonedx-python-lib is not installed.
-    """
-    model = facts or facts_of_summary(report.candidate)
-    return bom_json(model, records_of_report(report), version=version, timestamp=timestamp)
-
-
-def bom_of_result(
-    result: LineageCheck | Family,
-    facts: ModelFacts,
     *,
     version: str = "1.6",
     timestamp: datetime | None = None,
 ) -> str:
-    """Write the bill of materials of a model examined by ``verify`` or ``family``.
+    """Write a CycloneDX bill of materials (needs ``mdir-hf[bom]``).
+
+    A base that a model declares is listed as an ancestor if the weights confirm it, the reference of a report as a
+    variant unless a fact shows the direction.
 
     Args:
-        result: The model's declarations and measurements.
-        facts: The model's name, digests, licence and date.
+        result: A report, whose candidate the document is about, or the result of ``verify`` or ``family``.
+        facts: Digests, licence and date of the model, from :func:`read_model_facts`. Only a report can do without.
         version: CycloneDX version, 1.6 or 1.7.
-        timestamp: Date of the document; defaults to the date in ``facts``.
+        timestamp: Date of the document, with a time zone; defaults to the date of the facts.
+
+    Returns:
+        The JSON text; the same result always gives the same bytes.
 
     Raises:
-        InputError: If the version is not 1.6 or 1.7.
+        InputError: If the version is neither 1.6 nor 1.7, or the facts are missing.
         MissingExtraError: If cyclonedx-python-lib is not installed.
     """
+    if isinstance(result, HomologyReport):
+        model = facts or facts_of_summary(result.candidate)
+        return bom_json(model, records_of_report(result), version=version, timestamp=timestamp)
+    if facts is None:
+        raise InputError("a bill of materials needs the facts of its model; read them with read_model_facts")
     records = records_of_family(result) if isinstance(result, Family) else records_of_check(result)
     return bom_json(facts, records, version=version, timestamp=timestamp)
 

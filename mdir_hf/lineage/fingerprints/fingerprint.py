@@ -280,6 +280,10 @@ class SampledModel:
 
     vocabulary_key = None
     vocabulary_from = None
+    is_remote = False
+    is_sharded = False
+    created_at = None
+    other_stacks = None
 
     def __init__(self, fingerprint: Fingerprint) -> None:
         # An embedding needs at least one row. If the tokens are unknown, the row belongs to no token.
@@ -314,6 +318,9 @@ class SampledModel:
             files=(),
         )
         self._fingerprint = fingerprint
+
+    def known_inventory(self) -> None:
+        """Return None, because the files are unknown."""
 
     def vocabulary_doubts(self) -> tuple[str, ...]:
         """Return an empty tuple, because a fingerprint has no tokenizer files to check."""

@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 
@@ -173,6 +174,8 @@ class LocalRepository:
     ledger: IoLedger = field(default_factory=IoLedger)
     missing: Callable[[str, str], MdirError] = _not_in_folder
     is_local: bool = True
+    is_sharded: bool = False
+    created_at: datetime | None = None
     subfolder: str = ""
     variant: str | None = None
 

@@ -46,6 +46,7 @@ class HubRepository:
     """A model repository on the Hub, pinned to a commit; see :func:`open_repository`."""
 
     is_local = False
+    is_sharded = False
     variant: str | None = None
 
     def __init__(

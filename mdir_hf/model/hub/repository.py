@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -76,6 +77,8 @@ class Repository(Protocol):
     Attributes:
         repo: Name to show in reports: the requested repo id, or the folder.
         is_local: Whether the user named a local folder.
+        is_sharded: Whether several ranks of ``torch.distributed`` store parts of the model.
+        created_at: Creation date on the Hub, or None.
         subfolder: Folder used as root, or empty.
         file: Weight file that the name selects, relative to the tree, or None.
     """
@@ -84,6 +87,8 @@ class Repository(Protocol):
     revision: str | None
     commit: str | None
     is_local: bool
+    is_sharded: bool
+    created_at: datetime | None
     subfolder: str
     file: str | None
     variant: str | None

@@ -6,10 +6,12 @@ The class is built on the meta device, without weights or remote code.
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from typing import Any
 
 from mdir_hf.model.roles.config import language_config, read_sizes
@@ -61,6 +63,22 @@ def names_by_class(config: Mapping[str, object], names: Collection[str]) -> dict
             plain = name if split is None or prefix is None else f"{prefix}.{split[1]}.{split[2]}"
             stored_names.setdefault(plain, name)
     return stored_names
+
+
+def modules_of_class(config: Mapping[str, object]) -> frozenset[str] | None:
+    """Return the names of the modules with weights, as saved by the class named in a config; None if it is unknown."""
+    return _modules_of_class(json.dumps(config, sort_keys=True, default=str))
+
+
+@lru_cache(maxsize=16)
+def _modules_of_class(config_json: str) -> frozenset[str] | None:
+    settings = harmless(json.loads(config_json))
+    if settings is None or not _is_reasonable(settings) or importlib.util.find_spec("transformers") is None:
+        return None
+    try:
+        return frozenset(name.rpartition(".")[0] for name in _saved_names(settings))
+    except Exception:  # transformers may raise any error
+        return None
 
 
 def _moved_prefixes(stored_names: Mapping[str, str]) -> dict[str, str]:

@@ -14,6 +14,7 @@ from itertools import permutations
 from types import MappingProxyType
 
 from mdir_hf.model.files import TensorSource
+from mdir_hf.model.inventory.loaded import is_loaded
 from mdir_hf.model.inventory.records import LANGUAGE, ModelInventory, ModelView, PartKind
 from mdir_hf.model.roles import Anatomy, ConfigSizes, Layer, Role, WeightPart, read_sizes
 from mdir_hf.model.roles.layer_names import Stack, find_stacks
@@ -158,7 +159,9 @@ def _layer(stack: Stack, index: int, shapes: Mapping[str, tuple[int, ...]], hidd
     return Layer(index, MappingProxyType(parts))
 
 
-def other_stacks(inventory: ModelInventory, label: str, tensors: TensorSource) -> tuple[ModelView, ...]:
+def other_stacks(
+    inventory: ModelInventory, label: str, tensors: TensorSource, config: Mapping[str, object]
+) -> tuple[ModelView, ...]:
     """Return the stacks other than the language model that have at least one known role.
 
     A connector with two matrices that form an MLP is treated as one layer. Reads the shards' headers.
@@ -168,6 +171,7 @@ def other_stacks(inventory: ModelInventory, label: str, tensors: TensorSource) -
     def shape_of(name: str) -> tuple[int, ...]:
         return tuple(tensors.spec(name).shape)
 
+    language = next((part for part in inventory.parts if part.name == LANGUAGE), None)
     vectors = {part.owner: part.tensors for part in inventory.parts if part.kind is PartKind.VECTORS}
     for part in inventory.parts:
         if part.kind not in (PartKind.STACK, PartKind.CONNECTOR) or part.name == LANGUAGE:
@@ -177,7 +181,7 @@ def other_stacks(inventory: ModelInventory, label: str, tensors: TensorSource) -
         else:
             anatomy = stack_anatomy((*part.tensors, *vectors.get(part.name, ())), shape_of)
         if anatomy is not None:
-            views.append(ModelView(part.name, label, tensors, anatomy))
+            views.append(ModelView(part.name, label, tensors, anatomy, is_loaded=is_loaded(part, language, config)))
     return tuple(views)
 
 
@@ -194,6 +198,9 @@ def stack_anatomy(names: Sequence[str], shape_of: ShapeOf) -> Anatomy | None:
         return None
     sizes = ConfigSizes(hidden_size=width)
     by_name, unplaced = place_layers(stack, sizes, [])
+    by_name = tuple(
+        replace(layer, parts=layer.experts[0]) if layer.experts and not layer.parts else layer for layer in by_name
+    )
     inside = [stack.tensor(index, suffix) for index, suffixes in stack.names.items() for suffix in suffixes]
     by_shape = resolve_by_shape({"hidden_size": width}, inside, shapes.__getitem__, is_language=False)
     shape_layers = {} if by_shape is None else {layer.index: layer for layer in by_shape.layers}

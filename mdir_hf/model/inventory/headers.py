@@ -14,6 +14,7 @@ from mdir_hf.model.files import TensorSource
 from mdir_hf.model.files.sources import ListsContents, StoredTensor
 from mdir_hf.model.inventory.by_class import names_by_class
 from mdir_hf.model.inventory.by_shape import resolve_by_shape
+from mdir_hf.model.inventory.loaded import n_predicted_layers
 from mdir_hf.model.inventory.records import ModelInventory
 from mdir_hf.model.inventory.take import take_inventory
 from mdir_hf.model.roles import Anatomy, Layer, Role, resolve_anatomy
@@ -219,10 +220,16 @@ def _resolved(config: Mapping[str, object], tensors: TensorSource) -> Anatomy:
     return anatomy
 
 
-def inventory_of(tensors: TensorSource, anatomy: Anatomy) -> ModelInventory:
+def inventory_of(tensors: TensorSource, anatomy: Anatomy, config: Mapping[str, object]) -> ModelInventory:
     """Take a checkpoint's inventory, using the headers read so far."""
     contents = tensors.contents() if isinstance(tensors, ListsContents) else map(_plain(tensors), tensors.names())
-    return take_inventory(contents, anatomy, n_bytes_of_files=tensors.n_bytes, notes=tensors.description.notes)
+    return take_inventory(
+        contents,
+        anatomy,
+        n_bytes_of_files=tensors.n_bytes,
+        n_predicted=n_predicted_layers(config),
+        notes=tensors.description.notes,
+    )
 
 
 def _resolve(config: Mapping[str, object], tensors: TensorSource, names: tuple[str, ...]) -> Anatomy:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from mdir_hf.model.files import TensorSource
@@ -11,6 +11,13 @@ from mdir_hf.model.roles.resolve import DecidedBy
 
 LANGUAGE = "language model"
 """Name of the stack that is compared as the language model."""
+
+
+BEYOND = "layers beyond the config"
+"""Name of the part for numbered layers of the language model that its config does not declare."""
+
+EXTRA_EXPERTS = "experts beyond the config"
+"""Name of the part for experts of a model whose config declares none."""
 
 
 class PartKind(str, Enum):
@@ -106,9 +113,11 @@ class ModelView:
 
     Attributes:
         name: Name of a stack, or of a layer's experts.
+        is_loaded: Whether the model loads these weights; None if unknown.
     """
 
     name: str
     label: str
     tensors: TensorSource
     anatomy: Anatomy
+    is_loaded: bool | None = field(default=True, kw_only=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from mdir_hf.budgets import collector_paused
 from mdir_hf.model.files.sources import StoredTensor
-from mdir_hf.model.inventory.records import LANGUAGE, ModelInventory, ModelPart, PartKind
+from mdir_hf.model.inventory.records import BEYOND, EXTRA_EXPERTS, LANGUAGE, ModelInventory, ModelPart, PartKind
 from mdir_hf.model.roles import Anatomy
 from mdir_hf.model.roles.layer_names import split_at_layer
 from mdir_hf.model.roles.tables import LAYER_ALONE
@@ -134,7 +134,7 @@ MOST_UNNAMED = 24
 UNREADABLE = "cannot be read"
 
 LAST_LAYERS = "multi-token prediction"
-"""Name of the part for layers beyond the number that the config states."""
+"""Name of the part for layers beyond the depth, as many as the config declares for multi-token prediction."""
 
 _IN_LAYERS = (PartKind.STACK, PartKind.EXPERTS, PartKind.AUXILIARY, PartKind.CONNECTOR)
 
@@ -143,11 +143,19 @@ _MATRIX_LEAVES = frozenset({"weight", "bias"})
 
 @collector_paused()
 def take_inventory(
-    contents: Iterable[StoredTensor], anatomy: Anatomy, *, n_bytes_of_files: int, notes: Iterable[str] = ()
+    contents: Iterable[StoredTensor],
+    anatomy: Anatomy,
+    *,
+    n_bytes_of_files: int,
+    n_predicted: int = 0,
+    notes: Iterable[str] = (),
 ) -> ModelInventory:
-    """Assign each tensor to one part, in O(n log n) time."""
+    """Assign each tensor to one part, in O(n log n) time.
+
+    ``n_predicted`` is the number of layers for multi-token prediction that the config declares.
+    """
     tensors = tuple(contents)
-    weights = _Weights.of(anatomy, {tensor.weight for tensor in tensors})
+    weights = _Weights.of(anatomy, {tensor.weight for tensor in tensors}, n_predicted)
     filling: dict[ModelPart, list[tuple[StoredTensor, str | None]]] = defaultdict(list)
     for tensor in tensors:
         key, layer = weights.place(tensor)
@@ -170,7 +178,9 @@ def may_have_other_stacks(names: Iterable[str], anatomy: Anatomy) -> bool:
 
     def is_in_layer(name: str) -> bool:
         split = split_at_layer(name)
-        return split is not None and split[0] in anatomy.prefixes and _layer_name(anatomy, *split[:2]) in layers
+        if split is None or split[0] not in anatomy.prefixes or _is_expert(split[2]):
+            return False
+        return _layer_name(anatomy, *split[:2]) in layers
 
     return not all(name in placed_names or is_in_layer(name) for name in names)
 
@@ -194,9 +204,11 @@ class _Weights:
     """Prefixes of numbered lists of single matrices, which are not layers."""
     language_layers: frozenset[str]
     """Names of the language model's layers."""
+    n_predicted: int
+    """Number of layers for multi-token prediction that the config declares."""
 
     @classmethod
-    def of(cls, anatomy: Anatomy, names: set[str]) -> _Weights:
+    def of(cls, anatomy: Anatomy, names: set[str], n_predicted: int) -> _Weights:
         plain = {stored: name for name, stored in without_wrappers(names).items()}
         roles: dict[str, tuple[PartKind, str]] = {}
         for layer in anatomy.layers:
@@ -218,7 +230,8 @@ class _Weights:
             prefix for prefix, of_it in suffixes.items() if of_it <= _MATRIX_LEAVES and prefix not in own_prefixes
         )
         labels, roots = _labels(own_prefixes, {prefix for prefix in suffixes if prefix not in lists})
-        return cls(anatomy, plain, roles, labels, roots, lists, frozenset(layer.name for layer in anatomy.layers))
+        layers = frozenset(layer.name for layer in anatomy.layers)
+        return cls(anatomy, plain, roles, labels, roots, lists, layers, n_predicted)
 
     def place(self, tensor: StoredTensor) -> tuple[ModelPart, str | None]:
         key, layer = self._place_weight(tensor)
@@ -263,9 +276,12 @@ class _Weights:
         layer = _layer_name(self.anatomy, prefix, number)
         if label == LANGUAGE:
             if layer not in self.language_layers:
-                label = LAST_LAYERS
+                is_predicted = number < self.anatomy.n_layers + self.n_predicted
+                label = LAST_LAYERS if is_predicted else BEYOND
             elif _is_vector(tensor):
                 return _vectors(LANGUAGE), layer
+            elif _is_expert(suffix):
+                label = EXTRA_EXPERTS
             elif (purpose := auxiliary_label(suffix)) is not None:
                 return ModelPart(f"{purpose} of the {LANGUAGE}", PartKind.AUXILIARY, LANGUAGE), layer
             else:
@@ -274,7 +290,7 @@ class _Weights:
             return (_vectors(CONNECTOR) if _is_vector(tensor) else ModelPart(CONNECTOR, PartKind.CONNECTOR)), layer
         if _is_vector(tensor):
             return _vectors(label), layer
-        if any(word in suffix for word in ("experts.", "expert.")) and "shared" not in suffix:
+        if _is_expert(suffix) and label != EXTRA_EXPERTS:
             return ModelPart(f"experts of the {label}", PartKind.EXPERTS, label), layer
         return ModelPart(label, PartKind.STACK), layer
 
@@ -324,6 +340,10 @@ def _labels(own_prefixes: set[str], prefixes: set[str]) -> tuple[dict[str, str],
     for prefix in own_prefixes:
         roots[prefix.rpartition(".")[0]] = LANGUAGE
     return labels, roots
+
+
+def _is_expert(suffix: str) -> bool:
+    return any(word in suffix for word in ("experts.", "expert.")) and "shared" not in suffix
 
 
 def _vectors(owner: str) -> ModelPart:

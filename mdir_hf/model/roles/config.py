@@ -167,6 +167,7 @@ class ConfigSizes:
         layer_rotations: Rotations that differ from the model's, keyed by layer number.
         channel_numbers: Clause that explains the meaning of a residual channel's number, or None.
         embedding_scale: Factor of the embedding rows.
+        is_dense: Whether the class of the config has no experts.
     """
 
     architecture: str = "unknown"
@@ -188,6 +189,7 @@ class ConfigSizes:
     layer_rotations: Mapping[int, Rotation] = field(default_factory=dict, compare=False, repr=False)
     channel_numbers: str | None = None
     embedding_scale: float = 1.0
+    is_dense: bool = False
 
     @property
     def heads(self) -> HeadCounts | None:
@@ -279,6 +281,9 @@ def read_sizes(config: Config | None, *, class_defaults: bool = True) -> ConfigS
         numbers={key: value for key, value in _scalars(inner) if type(value) is int},
         flags={key: value for key, value in _scalars(inner) if isinstance(value, bool | str)},
     )
+    is_own_code = GGUF_MARK in config or bool(config.get("auto_map"))
+    is_dense = architecture in _table()["dense"]["families"] and not is_own_code
+    sizes = replace(sizes, is_dense=is_dense and sizes.n_experts is None)
     sizes = replace(sizes, embedding_scale=_embedding_scale(inner, sizes))
     sizes = replace(sizes, channel_numbers=meaning_of_numbers(architecture, sizes.flags, config))
     if sizes.architecture in tables.VALUES_SHARE_THE_STREAM and sizes.hidden_size and sizes.n_heads:

@@ -93,7 +93,9 @@ def gguf_config(metadata: Mapping[str, object]) -> dict[str, object]:
     n_layers = _one_size(own_metadata.get("decoder_block_count")) or _one_size(own_metadata.get("block_count"))
     if n_layers is not None:
         # This number includes the layers for multi-token prediction, which come last.
-        config["num_hidden_layers"] = max(1, n_layers - (_one_size(own_metadata.get("nextn_predict_layers")) or 0))
+        n_predicted = _one_size(own_metadata.get("nextn_predict_layers")) or 0
+        config["num_hidden_layers"] = max(1, n_layers - n_predicted)
+        config["num_nextn_predict_layers"] = n_predicted
     tokens = metadata.get("tokenizer.ggml.tokens")
     if "vocab_size" not in config and hasattr(tokens, "__len__"):
         config["vocab_size"] = len(tokens)

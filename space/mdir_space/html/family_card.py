@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from mdir_hf import Identification, Verdict
 from mdir_hf.errors import MissingExtraError
-from mdir_hf.lineage.bom.documents import bom_of_result
+from mdir_hf.lineage.bom.documents import make_bom
 from mdir_hf.lineage.cards.verify_lineage import BaseCheck
 from mdir_hf.lineage.family import Family
 from mdir_hf.lineage.index.identify import Ancestor
@@ -100,7 +100,7 @@ def bom_of_family(family: Family) -> str:
     if family.facts is None:
         return ""
     try:
-        return bom_of_result(family, family.facts)
+        return make_bom(family, family.facts)
     except MissingExtraError:
         return ""
 

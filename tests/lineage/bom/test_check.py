@@ -16,7 +16,7 @@ from mdir_hf.cli.main import build_parser
 from mdir_hf.comparison.settings import Listeners
 from mdir_hf.errors import InputError, MissingExtraError
 from mdir_hf.lineage.bom.check import check_bom
-from mdir_hf.lineage.bom.documents import bom_of_result, read_model_facts
+from mdir_hf.lineage.bom.documents import make_bom, read_model_facts
 from mdir_hf.lineage.bom.read import read_bom, read_bom_file
 from mdir_hf.lineage.cards.verify_lineage import verify_lineage
 from mdir_hf.model.open import NamedModel
@@ -89,7 +89,7 @@ def test_a_gated_base_is_not_measured(hub, tmp_path):
 def test_a_document_of_ours_is_confirmed(hub, tmp_path):
     result = verify_lineage(NamedModel("me/tuned"), listeners=QUIET)
     path = tmp_path / "bom.json"
-    path.write_text(bom_of_result(result, read_model_facts(NamedModel("me/tuned"))))
+    path.write_text(make_bom(result, read_model_facts(NamedModel("me/tuned"))))
     check = check_bom(read_bom_file(path), listeners=QUIET)
     assert check.outcomes == ("unchanged", "confirmed")
     assert check.document.tools[0].startswith("mdir-hf ")
@@ -97,7 +97,7 @@ def test_a_document_of_ours_is_confirmed(hub, tmp_path):
 
 def test_unconfirmed_bases_are_not_claims(hub):
     result = verify_lineage(NamedModel("me/forged"), listeners=QUIET)
-    text = bom_of_result(result, read_model_facts(NamedModel("me/forged")))
+    text = make_bom(result, read_model_facts(NamedModel("me/forged")))
     assert read_bom(text.encode()).claims == ()
 
 

@@ -18,7 +18,7 @@ from rfc3986_validator import validate_rfc3986
 
 from mdir_hf.comparison.settings import Listeners
 from mdir_hf.errors import InputError
-from mdir_hf.lineage.bom.documents import bom_of_report, bom_of_result, read_model_facts
+from mdir_hf.lineage.bom.documents import make_bom, read_model_facts
 from mdir_hf.lineage.bom.write import BaseRecord, Standing, bom_json, records_of_check
 from mdir_hf.lineage.cards.verify_lineage import verify_lineage
 from mdir_hf.model.open import NamedModel, Reading
@@ -40,7 +40,7 @@ def verified(name):
 
 
 def written(name, **options):
-    return bom_of_result(verified(name), read_model_facts(NamedModel(name)), **options)
+    return make_bom(verified(name), read_model_facts(NamedModel(name)), **options)
 
 
 def properties_of(component):
@@ -113,9 +113,9 @@ def test_another_version_is_refused_by_name(hub):
 
 def test_the_same_result_gives_the_same_bytes(hub):
     check, facts = verified("me/tuned"), read_model_facts(NamedModel("me/tuned"))
-    text = bom_of_result(check, facts)
-    assert bom_of_result(check, facts) == text
-    other = bom_of_result(check, replace(facts, licence="mit"))
+    text = make_bom(check, facts)
+    assert make_bom(check, facts) == text
+    other = make_bom(check, replace(facts, licence="mit"))
     assert json.loads(other)["serialNumber"] != json.loads(text)["serialNumber"]
 
 
@@ -134,14 +134,14 @@ def test_a_hub_without_dates_gives_a_document_without_a_date(hub):
 
 def test_a_folder_publishes_no_path_and_has_digests(hub, tmp_path):
     folder = tmp_path / "me" / "tuned"
-    (model,) = json.loads(bom_of_result(verified("me/tuned"), read_model_facts(NamedModel(folder))))["components"]
+    (model,) = json.loads(make_bom(verified("me/tuned"), read_model_facts(NamedModel(folder))))["components"]
     assert model["name"] == "tuned" and "purl" not in model
     assert model["hashes"][0]["content"] and str(tmp_path) not in json.dumps(model)
 
 
 def test_the_reference_of_a_report_is_a_variant(hub):
     (one,) = verified("me/tuned").bases
-    (model,) = json.loads(one.report.to_bom())["components"]
+    (model,) = json.loads(make_bom(one.report))["components"]
     assert [found["name"] for found in model["pedigree"]["variants"]] == ["base"]
     assert "ancestors" not in model["pedigree"]
 
@@ -151,7 +151,7 @@ def test_only_an_adapter_shows_its_own_base(hub, kind, place):
     (one,) = verified("me/tuned").bases
     names = {"earlier": one.report.reference.pinned, "later": one.report.candidate.pinned}
     fact = DirectionFact(fact=kind, evidence="a sentence", **names)
-    (model,) = json.loads(bom_of_report(replace(one.report, direction=(fact,))))["components"]
+    (model,) = json.loads(make_bom(replace(one.report, direction=(fact,))))["components"]
     assert [found["name"] for found in model["pedigree"][place]] == ["base"]
     assert properties_of(model)["mdir-hf:direction"] == f"{kind}: a sentence"
 
@@ -161,7 +161,7 @@ def test_a_fact_about_folders_publishes_no_path(hub, tmp_path):
     sides = {name: replace(getattr(one.report, name), repo=f"{tmp_path}/{name}", commit=None) for name in SIDES}
     says = f"{tmp_path}/candidate is {tmp_path}/reference, rounded"
     fact = DirectionFact(fact=FactKind.ROUNDED, evidence=says, earlier=str(tmp_path), later=str(tmp_path))
-    text = bom_of_report(replace(one.report, **sides, direction=(fact,)))
+    text = make_bom(replace(one.report, **sides, direction=(fact,)))
     assert "candidate is reference, rounded" in text and str(tmp_path) not in text
 
 

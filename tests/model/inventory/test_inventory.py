@@ -121,10 +121,12 @@ def test_stacks_tables_and_connectors_have_parts_of_their_own(tmp_path):
 
 def test_layers_past_the_last_are_a_part_of_their_own(tmp_path):
     config = {"model_type": "llama", "hidden_size": N, "vocab_size": V, "num_hidden_layers": 2}
-    folder = write_model(tmp_path / "x", gaussian(V, N, 0), further=attention("model.layers", layers=3), config=config)
+    config |= {"num_nextn_predict_layers": 1}
+    folder = write_model(tmp_path / "x", gaussian(V, N, 0), further=attention("model.layers", layers=4), config=config)
     inventory = check_is_complete(folder)
     assert inventory.part("language model").layers == ("0", "1")
     assert inventory.part("multi-token prediction").layers == ("2",)
+    assert inventory.part("layers beyond the config").layers == ("3",)
 
 
 def test_scales_are_storage_of_the_weights_that_need_them(tmp_path):

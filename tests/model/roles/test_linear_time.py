@@ -70,7 +70,7 @@ def test_a_configs_list_is_read_up_to_the_layers_of_models(key, monkeypatch):
     [
         (
             [f"model.layers.{i}.mlp.experts.9999.gate_proj.weight" for i in range(2000)],
-            LLAMA,
+            LLAMA | {"model_type": "qwen3_moe"},
             "110000 experts, according to names and config",
         ),
         (
@@ -160,7 +160,7 @@ def test_patterns_hold_only_the_numbers_of_experts():
 
 def test_the_number_of_an_expert_does_not_change_what_it_is():
     few, many = (
-        resolve([f"model.layers.0.mlp.experts.{i}.gate_proj.weight" for i in range(n)]).layers[0].experts
+        resolve([f"model.layers.0.mlp.experts.{i}.gate_proj.weight" for i in range(n)], {}).layers[0].experts
         for n in (2, 60)
     )
     assert [part[Role.GATE].tensor.split(".")[5] for part in many] == [str(i) for i in range(60)]

@@ -1,0 +1,176 @@
+"""Tensors that a model does not load never decide: they are compared, named and reported beside the verdict."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, T5Config, T5EncoderModel
+from transformers import T5ForConditionalGeneration as T5
+
+from mdir_hf import Level, Reason, Verdict, compare
+from mdir_hf.cli import main
+
+WIDTH, LAYERS = 64, 6
+CONFIG = LlamaConfig(
+    vocab_size=512,
+    hidden_size=WIDTH,
+    intermediate_size=192,
+    num_hidden_layers=LAYERS,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    tie_word_embeddings=False,
+)
+
+
+def save_llama(folder, seed):
+    torch.manual_seed(seed)
+    LlamaForCausalLM(CONFIG).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def victim(tmp_path_factory):
+    return save_llama(tmp_path_factory.mktemp("victim") / "victim", 0)
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    return save_llama(tmp_path_factory.mktemp("own") / "own", 1)
+
+
+def layer_tensors(folder):
+    tensors = load_file(folder / "model.safetensors")
+    return {name: tensor for name, tensor in tensors.items() if name.startswith("model.layers.")}
+
+
+def add(own, folder, extra, **changes):
+    """Copy a model, add tensors to its file, and change its config."""
+    shutil.copytree(own, folder)
+    save_file({**load_file(own / "model.safetensors"), **extra}, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def beyond(tensors):
+    def moved(name):
+        prefix, number, rest = name.split(".", 3)[0:2], int(name.split(".")[2]), name.split(".", 3)[3]
+        return ".".join([*prefix, str(number + LAYERS), rest])
+
+    return {moved(name): tensor for name, tensor in tensors.items()}
+
+
+def under(prefix):
+    return lambda tensors: {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+
+
+def as_experts(tensors):
+    mlps = {name: tensor for name, tensor in tensors.items() if ".mlp." in name}
+    return {name.replace(".mlp.", ".mlp.experts.0."): tensor for name, tensor in mlps.items()}
+
+
+def logits(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        return model(torch.arange(16)[None]).logits
+
+
+KINDS = {
+    "layers beyond the depth": (beyond, {}),
+    "a draft model": (under("draft_model"), {}),
+    "a talker": (under("talker"), {}),
+    "a talker with a config that the class does not know": (under("talker"), {"talker_config": {"hidden_size": WIDTH}}),
+    "multi-token prediction": (under("mtp"), {}),
+    "multi-token prediction that the class does not know": (beyond, {"num_nextn_predict_layers": LAYERS}),
+    "experts in a dense model": (as_experts, {}),
+    "a stack without a known name": (under("teacher"), {}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_copies_that_the_class_does_not_load_decide_nothing_and_are_named(kind, victim, own, tmp_path):
+    place, changes = KINDS[kind]
+    folder = add(own, tmp_path / "own", place(layer_tensors(victim)), **changes)
+    assert torch.equal(logits(folder), logits(own))  # bit for bit: the class ignores the tensors
+    report = compare(victim, folder, progress=False)
+    assert report.verdict is Verdict.NO_EVIDENCE
+    copied = next(pair for pair in report.parts if pair.layers)
+    assert (copied.reference_is_loaded, copied.candidate_is_loaded) == (True, False)
+    assert "also contain copies of layer" in report.sentence
+    assert "which this model does not load" in report.sentence
+    (entry,) = [entry for entry in report.coverage.candidate if entry.part == copied.candidate]
+    assert (entry.is_match, entry.is_loaded) == (True, False)
+
+
+def test_they_decide_nothing_from_the_other_side_and_at_level_layers(victim, own, tmp_path):
+    folder = add(own, tmp_path / "own", beyond(layer_tensors(victim)))
+    report = compare(folder, victim, progress=False, level=Level.LAYERS)
+    assert report.verdict is Verdict.NO_EVIDENCE
+    assert "which this model does not load" in report.sentence
+
+
+@pytest.mark.parametrize("command", ["compare", "verify", "family"])
+def test_no_command_confirms_them(command, victim, own, tmp_path, capsys):
+    folder = add(own, tmp_path / "own", under("talker")(layer_tensors(victim)))
+    (folder / "README.md").write_text(f"---\nbase_model: {victim}\n---\n")
+    arguments = {
+        "compare": ["compare", str(victim), str(folder)],
+        "verify": ["verify", str(folder)],
+        "family": ["family", str(folder), "--among", str(victim)],
+    }[command]
+    main(arguments)
+    printed = capsys.readouterr().out
+    assert "HOMOLOGOUS" not in printed and "confirmed" not in printed.replace("not confirmed", "")
+
+
+@pytest.mark.parametrize("model_type", ["ours", None])
+def test_without_a_known_class_it_cannot_be_told(model_type, victim, own, tmp_path):
+    folder = add(own, tmp_path / "own", under("talker")(layer_tensors(victim)), model_type=model_type)
+    report = compare(victim, folder, progress=False)
+    assert (report.verdict, report.reason) == (Verdict.INCONCLUSIVE, Reason.LOADING_UNKNOWN)
+    assert "it is unknown whether this model loads them" in report.sentence
+
+
+def test_a_declared_part_of_a_model_with_its_own_code_counts(victim, own, tmp_path):
+    extra = under("talker")(layer_tensors(victim))
+    folder = add(own, tmp_path / "own", extra, model_type="ours", talker_config={"hidden_size": WIDTH})
+    assert compare(victim, folder, progress=False).verdict is Verdict.HOMOLOGOUS
+
+
+# --- the main stack of each model
+
+
+def t5(seed):
+    torch.manual_seed(seed)
+    sizes = {"d_model": 64, "d_ff": 192, "d_kv": 16, "num_heads": 4, "num_layers": 4, "vocab_size": 512}
+    return T5(T5Config(feed_forward_proj="gated-gelu", **sizes))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("t5") / "whole"
+    t5(0).save_pretrained(folder)
+    return folder
+
+
+def test_an_encoder_is_related_to_its_encoder_decoder(whole, tmp_path):
+    encoder = T5EncoderModel.from_pretrained(whole)
+    encoder.save_pretrained(tmp_path / "encoder")
+    report = compare(whole, tmp_path / "encoder", progress=False)
+    assert report.verdict is Verdict.HOMOLOGOUS
+    sides = report.coverage.reference
+    assert {entry.part for entry in sides if entry.is_match is False} >= {"language model"}
+
+
+def test_a_foreign_encoder_is_named_with_its_share(whole, tmp_path):
+    model, stranger = T5.from_pretrained(whole), t5(1)
+    model.encoder = stranger.encoder
+    model.save_pretrained(tmp_path / "mixed")
+    report = compare(whole, tmp_path / "mixed", progress=False)
+    assert report.verdict is Verdict.HOMOLOGOUS
+    (encoder,) = [entry for entry in report.coverage.candidate if "encoder" in entry.part and entry.layers]
+    share = encoder.bytes / sum(entry.bytes for entry in report.coverage.candidate)
+    assert encoder.is_match is False
+    assert f": {encoder.part} ({100 * share:.0f} %)" in report.sentence.partition("no match in")[2]

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from mdir_hf import survey
 from mdir_hf.comparison.neuron_sample import NeuronSample, take_neurons
-from mdir_hf.errors import CorruptCheckpointError
+from mdir_hf.errors import CorruptCheckpointError, InputError
 from mdir_hf.lineage.family import find_family
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, take_fingerprint
 from mdir_hf.lineage.index import base_index
@@ -82,6 +82,16 @@ def test_a_survey_takes_the_options_of_compare_by_name(folders):
     assert (report.settings["alpha"], report.settings["seed"]) == (1e-6, 3)
     with pytest.raises(TypeError, match="did you mean 'alpha'"):
         survey(names, alpah=1e-6)
+
+
+def test_a_survey_takes_models_in_memory():
+    base = new_model(seed=0, **SIZES)
+    models = {"base": base, "hidden": obfuscate(base)[0], "stranger": new_model(seed=9, **SIZES)}
+    report = survey(models, progress=False)
+    assert report.groups() == (("base", "hidden"), ("stranger",)) and len(report.pairs) == 3
+    assert report.pairs["base", "hidden"].layers_compared
+    with pytest.raises(InputError, match="models in memory cannot be resumed"):
+        survey(models, folder="out", progress=False)
 
 
 @torch.no_grad()

@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def fingerprints(folder):
     name_of = {str(lineage_model(name)): name for name in (ROOT, *PARENT_OF, *MERGES)}
-    report = survey(name_of, n_tokens=1024, all_pairs=True, folder=folder, progress=False)
+    report = survey([*name_of], n_tokens=1024, all_pairs=True, folder=folder, progress=False)
     assert len(report.groups()) == 1
     return {name_of[path]: kept for path, kept in kept_rows(folder)[1].items()}
 

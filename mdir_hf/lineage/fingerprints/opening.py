@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from mdir_hf.errors import InvalidReferenceError
 from mdir_hf.model.hub import IoLedger, Repository, parse_reference
 from mdir_hf.model.hub.local import COMMIT
+from mdir_hf.model.memory import LoadedRepository
 from mdir_hf.model.open import Reading, expect_files
 from mdir_hf.model.opened import Model
 from mdir_hf.report import ModelSummary
@@ -94,4 +95,5 @@ def open_model(name: str, reading: Reading, ledger: IoLedger, pin: Pin | None = 
 
     repository = reading.open(pin.reference, ledger=ledger)
     expect_files(repository)
-    return Model(repository, open_other=open_base)
+    # A model in memory has its own base.
+    return Model(repository, open_other=repository.open_base if isinstance(repository, LoadedRepository) else open_base)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import combinations, count, islice
 from pathlib import Path
@@ -50,10 +50,12 @@ from mdir_hf.lineage.survey.work import (
     run_tasks,
     take,
 )
-from mdir_hf.model.hub import IoLedger
+from mdir_hf.model.hub import IoLedger, Repository
+from mdir_hf.model.memory import LoadedRepository, load_model
 from mdir_hf.model.open import Reading
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
     from typing_extensions import Unpack
 
 N_TOKENS = 2048
@@ -497,8 +499,34 @@ class SurveyOptions(ReadingOptions, total=False):
     progress: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _ReadingOfLoaded(Reading):
+    """Opens models in memory by their names in the survey, and others as usual."""
+
+    loaded: Mapping[str, LoadedRepository] = field(default_factory=dict)
+
+    def open(
+        self,
+        reference: str | os.PathLike[str] | LoadedRepository,
+        *,
+        revision: str | None = None,
+        subfolder: str = "",
+        allow_local: bool = True,
+        ledger: IoLedger | None = None,
+    ) -> Repository:
+        model = self.loaded.get(reference, reference) if isinstance(reference, str) else reference
+        how = {"revision": revision, "subfolder": subfolder, "allow_local": allow_local, "ledger": ledger}
+        return Reading.open(self, model, **how)  # type: ignore[arg-type]
+
+
+def _of_loaded(reading: Reading, models: Mapping[str, object]) -> Reading:
+    loaded = {name: load_model(model) for name, model in models.items()}
+    options = {each.name: getattr(reading, each.name) for each in fields(Reading)}
+    return _ReadingOfLoaded(**options, loaded=loaded)
+
+
 def survey(
-    models: Iterable[str],
+    models: Iterable[str] | Mapping[str, PreTrainedModel],
     *,
     folder: str | os.PathLike[str] | None = None,
     earlier: Sequence[str | os.PathLike[str]] = (),
@@ -516,7 +544,7 @@ def survey(
     full. Other pairs are not compared. Disguises that this misses are listed in the guide on surveys.
 
     Args:
-        models: Distinct names, as for :func:`mdir_hf.compare`.
+        models: Distinct names, as for :func:`mdir_hf.compare`, or models in memory by the names to call them.
         folder: Folder for results, from which a stopped survey can be resumed; None to store nothing.
         earlier: Folders of surveys of parts of the list that started from one sample; their results are used.
         n_tokens: Number of rows of the embedding to read from each model, for trees.
@@ -542,7 +570,11 @@ def survey(
     check_keywords(options, SurveyOptions)
     if isinstance(models, str):
         raise InputError(f"a survey takes a list of names, not one text: {models.replace(',', ' ').split()}")
-    settings = changed(settings, options)
+    settings, reading = changed(settings, options), changed(reading, options)
+    if isinstance(models, Mapping):
+        if folder is not None:
+            raise InputError("a survey of models in memory cannot be resumed; leave the folder out")
+        reading = _of_loaded(reading, models)
     plan = SurveyPlan(
         tuple(models),
         alpha=settings.alpha,
@@ -550,7 +582,7 @@ def survey(
         n_tokens=n_tokens,
         all_pairs=all_pairs,
         layers=layers,
-        reading=changed(reading, options),
+        reading=reading,
         progress=options.get("progress", True),
         device=settings.device,
     )

@@ -120,7 +120,7 @@ def families(tmp_path):
 
 
 def test_few_pairs_give_the_groups_of_all_pairs(families):
-    few, whole = (survey(families, n_tokens=64, all_pairs=every, progress=False) for every in (False, True))
+    few, whole = (survey([*families], n_tokens=64, all_pairs=every, progress=False) for every in (False, True))
     made = {frozenset(name for name in families if families[name] == family) for family in families.values()}
     assert {frozenset(group) for group in few.groups()} == {frozenset(group) for group in whole.groups()} == made
     within = {pair for pair in combinations(families, 2) if families[pair[0]] == families[pair[1]]}

@@ -31,8 +31,8 @@ def half_nan(base):
 
 UNREADABLE = "holds NaN or infinity"
 TELLS_NOTHING = "sampled rows are informative, and 8 are needed"
-# Verdicts of the comparison with its original, of the search among bases, and of a survey with its original (None if its
-# neurons cannot be compared).
+# Verdicts of the comparison with its original, of the search among bases, and of a survey with its original. A survey
+# does not compare models without usable neurons: None.
 ABSURD = {
     "huge": (lambda base: base * 1e30, "inconclusive", "inconclusive", None),
     "one row huge": (lambda base: torch.cat([base[:1] * 1e38, base[1:]]), *("homologous",) * 3),

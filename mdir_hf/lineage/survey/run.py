@@ -45,7 +45,6 @@ from mdir_hf.lineage.survey.work import (
     Taken,
     compare_by_number,
     compare_in_full,
-    compare_in_full_elsewhere,
     of_neurons,
     run_tasks,
     take,
@@ -471,18 +470,11 @@ class _Loop:
             self._state.add_pairs([result])
             self._changed()
 
-        if self._executor is None:
-            for pair in pairs:
-                self._watch.enter("opening")
-                record(compare_in_full(pair, pins, plan.settings_in_full, plan.reading, self._watch, self._ledger))
-            return
         tasks = ((pair, (pair, _of(pair, pins), plan.settings_in_full, plan.reading)) for pair in pairs)
+        is_here = self._executor is None
+        work = partial(compare_in_full, watch=self._watch, ledger=self._ledger) if is_here else compare_in_full
         run_tasks(
-            self._executor,
-            compare_in_full_elsewhere,
-            tasks,
-            record,
-            lambda pair, why: record(PairResult(*pair, None, layers_error=why)),
+            self._executor, work, tasks, record, lambda pair, why: record(PairResult(*pair, None, layers_error=why))
         )
 
 

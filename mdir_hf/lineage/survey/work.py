@@ -159,26 +159,25 @@ def of_neurons(fingerprint: Fingerprint) -> Fingerprint:
 
 
 def compare_in_full(
-    pair: Pair, pins: Mapping[str, Pin], settings: Settings, reading: Reading, watch: Watch, ledger: IoLedger
+    pair: Pair,
+    pins: Mapping[str, Pin],
+    settings: Settings,
+    reading: Reading,
+    watch: Watch | None = None,
+    ledger: IoLedger | None = None,
 ) -> PairResult:
     """Compare two models in full; return a result without a verdict, with the reason, if this fails.
 
-    ``watch.listening()`` must be open.
+    A ``watch`` of the ``ledger``, whose ``listening()`` must be open, follows the comparison.
     """
+    ledger = ledger or IoLedger()
     first, second = (NamedModel(pins[name].reference if name in pins else name) for name in pair)
     try:
         models = open_both(first, second, reading, ledger)
-        return PairResult.of(*pair, compare_models(*models, settings, watch), layers_compared=True)
+        report = compare_models(*models, settings, watch or Watch(ledger, Listeners(progress=False)))
+        return PairResult.of(*pair, report, layers_compared=True)
     except FAILURES as exc:
         return PairResult(*pair, None, layers_error=one_line(exc))
-
-
-def compare_in_full_elsewhere(pair: Pair, pins: Mapping[str, Pin], settings: Settings, reading: Reading) -> PairResult:
-    """Compare two models in full, in a worker of an executor."""
-    ledger = IoLedger()
-    watch = Watch(ledger, Listeners(progress=False))
-    with watch.listening():
-        return compare_in_full(pair, pins, settings, reading, watch, ledger)
 
 
 def run_tasks(

@@ -221,7 +221,9 @@ def test_models_joined_by_layers_get_a_tree(hub, monkeypatch):
     assert first.report.groups()[0] == (BASE, RELATED) and len(first.trees) == 1
     monkeypatch.setattr(
         "mdir_hf.lineage.survey.run.compare_in_full",
-        lambda pair, *_: PairResult(*pair, "homologous" if pair[0] == LAYERED else "no_evidence", layers_compared=True),
+        lambda pair, *_, **__: PairResult(
+            *pair, "homologous" if pair[0] == LAYERED else "no_evidence", layers_compared=True
+        ),
     )
     question = replace(question, layers=True)
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from mdir_hf.lineage.index.base_index import BaseIndex as BaseIndex
     from mdir_hf.lineage.index.identify import Identification as Identification
     from mdir_hf.lineage.index.identify import identify as identify
-    from mdir_hf.lineage.survey.in_memory import survey as survey
     from mdir_hf.lineage.survey.results import SurveyReport as SurveyReport
+    from mdir_hf.lineage.survey.run import survey as survey
     from mdir_hf.lineage.training.callback import LineageCallback as LineageCallback
     from mdir_hf.lineage.training.watching import watch as watch
     from mdir_hf.model.open import NamedModel as NamedModel
@@ -71,7 +71,7 @@ _NAMES = {
     "mdir_hf.lineage.cards.verify_lineage": "LineageCheck verify_lineage",
     "mdir_hf.lineage.index.base_index": "BaseIndex",
     "mdir_hf.lineage.index.identify": "Identification identify",
-    "mdir_hf.lineage.survey.in_memory": "survey",
+    "mdir_hf.lineage.survey.run": "survey",
     "mdir_hf.lineage.survey.results": "SurveyReport",
     "mdir_hf.lineage.training.callback": "LineageCallback",
     "mdir_hf.lineage.training.watching": "watch",

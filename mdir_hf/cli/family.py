@@ -127,12 +127,12 @@ def add_tree(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 def _run_tree(options: argparse.Namespace) -> int:
     with loading():
         from mdir_hf.comparison.progress import Watch
-        from mdir_hf.lineage.survey.run import kept_fingerprints
+        from mdir_hf.lineage.survey.folder import kept_rows
         from mdir_hf.lineage.trees.tree import FamilyTree, grow_tree, trees_to_json
         from mdir_hf.model.hub import IoLedger
         from mdir_hf.render.folder import write_file
 
-    report, fingerprints = kept_fingerprints(options.survey)
+    report, fingerprints = kept_rows(options.survey)
     groups = [group for group in report.groups() if len(group) > 1]
     missing_name = next((name for group in groups for name in group if name not in fingerprints), None)
     if missing_name is not None:
@@ -159,16 +159,17 @@ def _run_tree(options: argparse.Namespace) -> int:
 
 def _closer(group: Sequence[str], options: argparse.Namespace, ledger: IoLedger) -> CloserLook:
     from mdir_hf.lineage.fingerprints.opening import open_model
-    from mdir_hf.lineage.survey.planning import SAMPLE, load_sample
+    from mdir_hf.lineage.survey.folder import SurveyFolder
     from mdir_hf.lineage.trees.aligning import look_closer
     from mdir_hf.model.opened import Model
 
-    sample = load_sample(options.survey / SAMPLE)
+    sample = SurveyFolder(options.survey).sample
+    pins = {} if sample is None else sample.pins
     models: dict[str, Model] = {}
     notes = []
     for name in group:
         try:
-            models[name] = open_model(name, arguments.reading_of(options), ledger, sample.pins.get(name))
+            models[name] = open_model(name, arguments.reading_of(options), ledger, pins.get(name))
         except MdirError as exc:
             notes.append(f"the layers of {name} could not be read: {one_line(exc)}")
     look = look_closer(models)

@@ -10,7 +10,7 @@ from mdir_hf.comparison.agreed_roles import with_agreed_roles
 from mdir_hf.comparison.direction import direction_facts
 from mdir_hf.comparison.layer_table import describe_layers
 from mdir_hf.comparison.measurements import Measurements, report_on
-from mdir_hf.comparison.neuron_sample import NeuronSample, draw_sample_seed
+from mdir_hf.comparison.neuron_sample import draw_sample_seed
 from mdir_hf.comparison.paper import run_algorithms
 from mdir_hf.comparison.plan import check_memory, plan_comparison
 from mdir_hf.comparison.progress import Watch
@@ -19,7 +19,7 @@ from mdir_hf.comparison.settings import Settings
 from mdir_hf.errors import ByteBudgetError, MdirError
 from mdir_hf.model.comparable import Comparable
 from mdir_hf.processor import is_one_of_several_ranks, one_pool, value_of_first_rank
-from mdir_hf.report import HomologyReport, Verdict
+from mdir_hf.report import HomologyReport, NeuronNumbers, Verdict
 
 Step = Callable[[Measurements], Measurements]
 
@@ -84,16 +84,16 @@ def compare_models(reference: Comparable, candidate: Comparable, settings: Setti
     return with_direction(measurements, watch)
 
 
-def compare_samples(
+def report_on_counts(
     reference: Comparable,
     candidate: Comparable,
-    neurons: tuple[NeuronSample | None, NeuronSample | None],
+    counts: NeuronNumbers | None,
     settings: Settings,
     watch: Watch,
     *,
     neuron_seed: int | None,
 ) -> HomologyReport:
-    """Compare stored samples of two models: the number step on their neurons, then a look at their embedding rows.
+    """Report on two models whose files and sampled neurons alone were compared; ``counts`` are of the number step.
 
     ``neuron_seed`` must have been drawn from system entropy after both models were open; if it is None, the neurons
     cannot give a ``homologous`` verdict.
@@ -106,12 +106,9 @@ def compare_samples(
         sample_seed=neuron_seed or 0,
         is_sample_fresh=neuron_seed is not None,
     )
-    with one_pool():
-        measurements = steps.compare_files(measurements)
-        if not measurements.files_are_equal:
-            measurements = steps.count_sampled(measurements, *neurons)
-        if not measurements.is_settled:
-            measurements = steps.look_at_embeddings(measurements)
+    measurements = steps.compare_files(measurements)
+    if counts is not None and not measurements.files_are_equal:
+        measurements = replace(measurements, neurons=(counts,), has_read_layers=True)
     return report_on(measurements, watch)
 
 

@@ -113,7 +113,7 @@ def correlations(reference: torch.Tensor, candidate: torch.Tensor) -> FloatArray
     Prints are ``(h, D)`` and ``(h', D)``. The mean over the heads of each model is removed, because all heads have some
     structure in common, also with heads of independent models.
     """
-    products: FloatArray = (_standard(reference) @ _standard(candidate).T).numpy()
+    products: FloatArray = (standard_prints(reference) @ standard_prints(candidate).T).numpy()
     return products
 
 
@@ -178,7 +178,8 @@ def _all(products: torch.Tensor) -> torch.Tensor:
     return (products - rows - columns + products.mean(dim=(1, 2), keepdim=True)).flatten(1)
 
 
-def _standard(prints: torch.Tensor) -> torch.Tensor:
+def standard_prints(prints: torch.Tensor) -> torch.Tensor:
+    """Return a model's prints, ``(h, D)``, as unit rows without their mean; their products are correlations."""
     if len(prints) > 2:
         prints = prints - prints.mean(dim=0)
     prints = prints - prints.mean(dim=1, keepdim=True)

@@ -1,1 +1,1 @@
-"""Compare every pair of many models, reading each model once; a stopped survey can be resumed."""
+"""Find the families among many models, reading each model once; a stopped survey can be resumed."""

@@ -175,6 +175,7 @@ def test_text_and_json_of_inspect_hold_the_inventory(tmp_path):
     assert body == {
         "part": "language model", "kind": "stack", "owner": None, "layers": ["0", "1"], "tensors": 8,
         "bytes": 8 * 2 * N * N, "decided_by": "names", "reason": None,
+        "is_loaded": True,
     }  # fmt: skip
     text = "\n".join(lines_of(found))
     assert "language model, 2 layers: 8 tensors, 4.1 kB" in text and "embedding: 1 tensor, 9.6 kB" in text

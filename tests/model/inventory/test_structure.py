@@ -151,3 +151,8 @@ def test_attention_is_told_beside_experts_and_a_router():
     experts = {f"mlp.experts.{i}.{name}": shape for i in range(4) for name, shape in mlp().items()}
     parts = resolve(attention("wq wk wv wo") | experts | {"mlp.choice": (4, WIDTH)}).layers[0].parts
     assert {role for role in parts if not role.is_norm} == set(ATTENTION)
+
+
+def test_one_matrix_of_another_shape_is_not_turned():
+    layer = resolve({"self_attn.v_proj": (WIDTH, WIDTH + 1)}).layers[0]
+    assert not layer.parts[Role.V].transposed

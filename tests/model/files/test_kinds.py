@@ -76,6 +76,12 @@ def test_several_epochs_of_one_model_are_not_joined():
         open_checkpoint(MemoryTree(files))
 
 
+def test_the_headers_of_many_files_are_not_read():
+    with pytest.raises(SeveralModelsError, match=r"17 weight files .* too many") as caught:
+        open_checkpoint(MemoryTree({f"{i}.pt": b"" for i in range(17)}))
+    assert len(caught.value.files) == 17
+
+
 def test_a_folder_without_a_model_says_what_each_file_holds():
     files = {"recipe_state.pt": saved(OPTIMIZER), "optimizer.pt": saved(OPTIMIZER["optimizer"])}
     with pytest.raises(UnsupportedFormatError, match=r"optimizer.pt \(the state .* recipe_state.pt \(the state of"):

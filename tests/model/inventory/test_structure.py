@@ -156,3 +156,18 @@ def test_attention_is_told_beside_experts_and_a_router():
 def test_one_matrix_of_another_shape_is_not_turned():
     layer = resolve({"self_attn.v_proj": (WIDTH, WIDTH + 1)}).layers[0]
     assert not layer.parts[Role.V].transposed
+
+
+NORMS = {
+    "in order": ("norm_1.weight", "norm_2.weight"),
+    "by folder": ("sa_norm.scale", "mlp_norm.scale"),
+    "of Megatron": ("attention.qkv.layer_norm_weight", "mlp.fc1.layer_norm_weight"),
+}
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_the_first_reading_has_the_likely_norms(kind):
+    vectors = dict.fromkeys(NORMS[kind], (WIDTH,))
+    layer = resolve(attention("to_q to_k to_v proj") | mlp("mlp.a", "mlp.b"), vectors).layers[0]
+    placed = [layer.parts[role].tensor.removeprefix("layers.0.") for role in (Role.ATTENTION_NORM, Role.MLP_NORM)]
+    assert tuple(placed) == NORMS[kind]

@@ -195,7 +195,7 @@ def test_shards_without_an_index_are_read_however_they_are_numbered(named, first
 )
 def test_slices_for_tensor_parallelism_are_called_so(named):
     files = {named.format(at): b"" for at in range(2)}
-    with pytest.raises(UnsupportedFormatError, match="2 slices for (tensor parallelism|the ranks of a run)"):
+    with pytest.raises(UnsupportedFormatError, match=r"2 slices for (tensor parallelism|the ranks of a run)"):
         open_checkpoint(MemoryTree(files))
 
 

@@ -120,13 +120,14 @@ def _best(
     sides = [_Rows(model) for model in models]
     scores: list[tuple[float, tuple[Reading | None, Reading | None]]] = []
     for pair in product(*(of_model or (None,) for of_model in options)):
+        anatomies = [
+            model.anatomy if reading is None else with_reading(model.anatomy, reading)
+            for model, reading in zip(models, pair, strict=True)
+        ]
         correlations: list[float] = []
         for depth in depths:
             places = [round(depth * (n - 1)) for n in n_layers]
-            parts = [
-                {**model.anatomy.layers[place].parts, **(reading[place] if reading is not None else {})}
-                for model, place, reading in zip(models, places, pair, strict=True)
-            ]
+            parts = [anatomy.layers[place].parts for anatomy, place in zip(anatomies, places, strict=True)]
             for role in roles:
                 if all(role in of_layer for of_layer in parts):
                     first, second = (

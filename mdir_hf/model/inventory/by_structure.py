@@ -127,13 +127,9 @@ def with_roles(layer: Layer, parts: Mapping[Role, StoredWeight], roles: Iterable
 
 def with_reading(anatomy: Anatomy, reading: Reading) -> Anatomy:
     """Return an anatomy in which one of its readings replaces the first of its group."""
-    found = {role for parts in reading for role in parts}
-    roles = MLP_ROLES if Role.UP in found else ATTENTION_ROLES
-    norm = Role.MLP_NORM if Role.UP in found else Role.ATTENTION_NORM
-    layers = (
-        with_roles(layer, parts, (*roles, norm) if norm in found else roles)
-        for layer, parts in zip(anatomy.layers, reading, strict=True)
-    )
+    options = next(options for options in anatomy.readings if any(each is reading for each in options))
+    open_roles = {role for each in options for parts in each for role in parts}
+    layers = (with_roles(layer, parts, open_roles) for layer, parts in zip(anatomy.layers, reading, strict=True))
     return replace(anatomy, layers=tuple(layers))
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mdir_hf.model.inventory.by_structure import with_structure
+from mdir_hf.model.inventory.by_structure import with_reading, with_structure
 from mdir_hf.model.inventory.orientation import with_fitting_orientation
 from mdir_hf.model.roles import ConfigSizes, Role, read_sizes, resolve_anatomy
 
@@ -171,3 +171,13 @@ def test_the_first_reading_has_the_likely_norms(kind):
     layer = resolve(attention("to_q to_k to_v proj") | mlp("mlp.a", "mlp.b"), vectors).layers[0]
     placed = [layer.parts[role].tensor.removeprefix("layers.0.") for role in (Role.ATTENTION_NORM, Role.MLP_NORM)]
     assert tuple(placed) == NORMS[kind]
+
+
+def test_a_reading_replaces_all_that_its_group_leaves_open():
+    vectors = {"norm_1.weight": (WIDTH,), "norm_2.weight": (WIDTH,)}
+    fused = {"attn.qkv": (3 * WIDTH, WIDTH), "attn.o": (WIDTH, WIDTH)}  # tells the orientation
+    anatomy = resolve(mlp("mlp.a", "mlp.b") | fused, vectors)
+    of_mlp = next(options for options in anatomy.readings if Role.UP in options[0][0])
+    norms = [with_reading(anatomy, reading).layers[0].parts.get(Role.MLP_NORM) for reading in of_mlp]
+    assert [norm and norm.tensor for norm in norms] == ["layers.0.norm_2.weight", "layers.0.norm_1.weight", None]
+    assert all(Role.ATTENTION_NORM in with_reading(anatomy, reading).layers[0].parts for reading in of_mlp)

@@ -78,22 +78,18 @@ def with_agreed_roles(reference: Comparable, candidate: Comparable) -> Agreement
         if Role.UP in roles:
             log_n += math.log(n_options)
         best: tuple[float, tuple[Reading | None, Reading | None]] = (0.0, (None, None))
-        named = " and ".join(role.value for role in roles)
+        group = "MLPs" if Role.UP in roles else "attention"
+        unknown = " and ".join(m.label for m, of_model in zip(models, options, strict=True) if of_model)
+        choice = f"names and shapes allow {n_options} readings of the {group} of {unknown}"
         with suppress(AnatomyError, UnsupportedFormatError, NotFiniteError):
             best = _best(models, options, roles, _Rows.by_number)
             if best[0] < LEAST_AGREEMENT:
                 best = _best(models, options, roles, _Rows.by_channel)
         if best[0] < LEAST_AGREEMENT:
-            notes.append(
-                f"names and shapes allow {n_options} readings of {named}, and none agrees with the other model, so the "
-                "first was compared"
-            )
+            notes.append(f"{choice}; none agrees with the other model, so the first was compared")
             continue
         models = tuple(_with(model, reading) for model, reading in zip(models, best[1], strict=True))  # type: ignore[assignment]
-        notes.append(
-            f"names and shapes allow {n_options} readings of {named}; the one that agrees with the other model was "
-            f"taken (correlation {best[0]:.2f})"
-        )
+        notes.append(f"{choice}; the one that agrees with the other model was taken (correlation {best[0]:.2f})")
     return Agreement(models, log_n, tuple(notes))
 
 
@@ -119,19 +115,19 @@ def _best(
 ) -> tuple[float, tuple[Reading | None, Reading | None]]:
     """Return the pair of readings whose rows resemble each other most; None for a model without a choice."""
     n_layers = [len(model.anatomy.layers) for model in models]
-    depths = [0.0, 0.5, 1.0] if n_layers[0] == n_layers[1] else [0.0, 1.0]
-    if likeness is _Rows.by_channel:  # it reads whole matrices
-        depths = depths[:1]
+    # Verdicts rest on MLPs. Second moments need whole matrices.
+    depths = (0.0, 1.0) if Role.UP in roles and likeness is _Rows.by_number else (0.0,)
     sides = [_Rows(model) for model in models]
     scores: list[tuple[float, tuple[Reading | None, Reading | None]]] = []
     for pair in product(*(of_model or (None,) for of_model in options)):
+        anatomies = [
+            model.anatomy if reading is None else with_reading(model.anatomy, reading)
+            for model, reading in zip(models, pair, strict=True)
+        ]
         correlations: list[float] = []
         for depth in depths:
             places = [round(depth * (n - 1)) for n in n_layers]
-            parts = [
-                {**model.anatomy.layers[place].parts, **(reading[place] if reading is not None else {})}
-                for model, place, reading in zip(models, places, pair, strict=True)
-            ]
+            parts = [anatomy.layers[place].parts for anatomy, place in zip(anatomies, places, strict=True)]
             for role in roles:
                 if all(role in of_layer for of_layer in parts):
                     first, second = (

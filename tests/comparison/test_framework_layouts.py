@@ -83,7 +83,7 @@ def test_two_models_with_open_readings_are_compared(base, tmp_path):
 def test_a_note_says_that_names_were_unknown(base, tmp_path):
     folder, _ = in_layout(base, tmp_path / "x", "Megatron")
     text = str(compare(base, folder, progress=False))
-    assert "names and shapes allow 12 readings of gate and up" in " ".join(text.split())
+    assert f"names and shapes allow 12 readings of the MLPs of {folder}" in " ".join(text.split())
 
 
 def test_a_config_of_another_depth_does_not_matter(base, tmp_path):

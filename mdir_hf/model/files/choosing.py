@@ -14,7 +14,7 @@ from mdir_hf.model.files.safetensors import SafetensorsSource
 from mdir_hf.model.files.shards import ShardedTensors, list_some
 from mdir_hf.model.files.sources import FileTree
 
-MOST_CLASSIFIED = 64
+MOST_CLASSIFIED = 16
 """Maximum number of files whose headers are read to choose the model."""
 
 _DIGITS = re.compile(r"\d+")
@@ -40,9 +40,10 @@ def choose_by_headers(
     if slices and len(slices) == len(paths) and _are_numbered(paths):
         raise UnsupportedFormatError(slices_refused(slices))
     if len(paths) > MOST_CLASSIFIED:
-        raise UnsupportedFormatError(
+        raise SeveralModelsError(
             f"there are {len(paths)} weight files ({list_some(paths)}), too many to find the model by their headers; "
-            "name one file (owner/name/file.pth, or a path)"
+            "name one file (owner/name/file.pth, or a path)",
+            files=tuple(paths),
         )
     sources = {path: source_type(tree, paths=[path]) for path in paths}
     contents = {path: contents_of(source, path) for path, source in sources.items()}

@@ -409,7 +409,7 @@ def _no_weights(tree: FileTree, variant: str | None) -> CheckpointError:
     else:
         looked_for = ", ".join(dict.fromkeys(file_format.looks_for for file_format in FORMATS if file_format.looks_for))
         hint = ""
-    ranks = [path for path in below if re.search(r"(?:^|/)mp_rank_\d+/", path)]
+    ranks = [path for path in below if re.search(r"(?:^|/)mp_rank_[\d_]+/", path)]
     if len(ranks) > 1:
         raise UnsupportedFormatError(slices_refused(ranks))
     if below and not hint:

@@ -59,22 +59,22 @@ def slices_beside(path: str, paths: Iterable[str]) -> list[str]:
     return slices_among(each for each in paths if re.sub(r"\d+", "0", each) == alike)
 
 
-_FSDP = re.compile(r"world_size|fsdp|shard", re.IGNORECASE)
+_PARALLELISM = (
+    (re.compile(r"world_size|fsdp", re.IGNORECASE), "the ranks of sharded training (FSDP)"),
+    (re.compile(r"mp_rank_\d+_\d+", re.IGNORECASE), "tensor and pipeline parallelism"),
+    (re.compile(r"consolidated|(?:^|[^a-z])[mt]p(?:[^a-z]|\d)|-part-", re.IGNORECASE), "tensor parallelism"),
+)
+"""What the names of slices tell about them."""
 
 
 def slices_refused(slices: Sequence[str]) -> str:
     """Return the error message for the slices of several ranks."""
-    is_fsdp = any(_FSDP.search(name) for name in slices)
-    what = "the ranks of sharded training (FSDP)" if is_fsdp else "tensor parallelism"
-    advice = (
-        "gather them with the trainer's own tool, such as verl's model merger"
-        if is_fsdp
-        else "compare a copy in the layout of transformers, which most such repositories have in their root or under "
-        "another name"
-    )
+    kinds = (kind for pattern, kind in _PARALLELISM if pattern.search(slices[0]))
+    kind = next(kinds, "the ranks of a run")
     return (
-        f"the weights are split into {len(slices)} slices for {what} ({slices[0]}, …): each file holds a part of every "
-        f"matrix, which is not supported; {advice}"
+        f"the weights are split into {len(slices)} slices for {kind} ({slices[0]}, …): each file holds only a part of "
+        "the model, which is not supported; compare a copy in the layout of transformers, or gather the slices with "
+        "the tool of the framework that wrote them"
     )
 
 

@@ -203,7 +203,7 @@ class ShardedTensors(RangedTensors):
             are_slices = 2 * (len(names_and_paths) - len(path_of)) >= len(path_of)
             raise CorruptCheckpointError(
                 f"tensor {twice!r} is in {' and in '.join(holders)}, and no index says which one is valid"
-                + ("; so are most tensors, as in slices for tensor parallelism" if are_slices else ""),
+                + ("; so are most tensors, as in the slices of several ranks" if are_slices else ""),
                 subject=self.label,
             )
         return path_of

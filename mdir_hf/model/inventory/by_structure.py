@@ -127,13 +127,9 @@ def with_roles(layer: Layer, parts: Mapping[Role, StoredWeight], roles: Iterable
 
 def with_reading(anatomy: Anatomy, reading: Reading) -> Anatomy:
     """Return an anatomy in which one of its readings replaces the first of its group."""
-    found = {role for parts in reading for role in parts}
-    roles = MLP_ROLES if Role.UP in found else ATTENTION_ROLES
-    norm = Role.MLP_NORM if Role.UP in found else Role.ATTENTION_NORM
-    layers = (
-        with_roles(layer, parts, (*roles, norm) if norm in found else roles)
-        for layer, parts in zip(anatomy.layers, reading, strict=True)
-    )
+    options = next(options for options in anatomy.readings if any(each is reading for each in options))
+    open_roles = {role for each in options for parts in each for role in parts}
+    layers = (with_roles(layer, parts, open_roles) for layer, parts in zip(anatomy.layers, reading, strict=True))
     return replace(anatomy, layers=tuple(layers))
 
 
@@ -189,16 +185,19 @@ class _Solver:
         if key not in self._solved:
             self._solved[key] = self._options(needs, matrices, vectors, sorted(orientations))
         gains = [suffix for suffix, size in sorted(vectors.items()) if size == self._width and "bias" not in suffix]
+        folders = tuple(_folder_of(assignments) for assignments in self._solved[key])
         options: list[list[Mapping[Role, StoredWeight]]] = []
-        for assignments, norm in zip(self._solved[key], (Role.MLP_NORM, Role.ATTENTION_NORM), strict=True):
-            norms = [None, *gains] if norm not in layer.parts and 0 < len(gains) <= MOST_GAINS else [None]
+        for at, norm in enumerate((Role.MLP_NORM, Role.ATTENTION_NORM)):
+            norms: list[str | None] = [None]
+            if norm not in layer.parts and 0 < len(gains) <= MOST_GAINS:
+                norms = [*_likely_first(gains, folders[at], folders[1 - at], is_mlp=at == 0), None]
             options.append([
                 {
                     **{role: _part(stored_names[part[0]], part) for role, part in assignment.items()},
                     **({} if gain is None else {norm: WeightPart(stored_names[gain])}),
                 }
                 for gain in norms
-                for assignment in assignments
+                for assignment in self._solved[key][at]
             ])  # fmt: skip
         return options[0], options[1]
 
@@ -338,6 +337,22 @@ def _folders(matrices: Iterable[_Stored]) -> list[tuple[_Stored, ...]]:
     for each in matrices:
         folders[each.suffix.partition(".")[0]].append(each)
     return [tuple(members) for members in folders.values()] if len(folders) > 1 else []
+
+
+def _folder_of(assignments: Sequence[_Assignment]) -> str:
+    """Return the first component of the names of a group's matrices, or an empty string if they differ."""
+    names = {name.partition(".")[0] for assignment in assignments for name, _, _ in assignment.values()}
+    return names.pop() if len(names) == 1 else ""
+
+
+def _likely_first(gains: Sequence[str], folder: str, other_folder: str, *, is_mlp: bool) -> list[str]:
+    """Sort norms by how likely they are the one before a group: those named like its folder, then by their order."""
+
+    def is_named(gain: str, folder: str) -> bool:
+        return bool(folder) and gain.startswith(folder[:3])
+
+    in_order = sorted(gains, reverse=is_mlp)  # the norm before attention comes first
+    return sorted(in_order, key=lambda gain: (not is_named(gain, folder), is_named(gain, other_folder)))
 
 
 def _part(stored: str, part: _Part) -> WeightPart:

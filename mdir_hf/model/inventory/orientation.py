@@ -37,8 +37,8 @@ def with_fitting_orientation(anatomy: Anatomy, shape_of: ShapeOf) -> Anatomy:
         else:
             square.clear()  # others are as stated, so the square ones may be
             break
-    if not turned:
-        return anatomy
+    if len(turned) < 2:
+        return anatomy  # one matrix with another shape is more likely a fault
     layers = tuple(_turned(layer, turned | square) for layer in anatomy.layers)
     family = "its names" if anatomy.architecture == "unknown" else f"the family {anatomy.architecture}"
     note = f"the matrices of its layers are stored in the other orientation than {family} suggests; shapes tell"

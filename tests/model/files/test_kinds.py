@@ -76,6 +76,12 @@ def test_several_epochs_of_one_model_are_not_joined():
         open_checkpoint(MemoryTree(files))
 
 
+def test_the_headers_of_many_files_are_not_read():
+    with pytest.raises(SeveralModelsError, match=r"17 weight files .* too many") as caught:
+        open_checkpoint(MemoryTree({f"{i}.pt": b"" for i in range(17)}))
+    assert len(caught.value.files) == 17
+
+
 def test_a_folder_without_a_model_says_what_each_file_holds():
     files = {"recipe_state.pt": saved(OPTIMIZER), "optimizer.pt": saved(OPTIMIZER["optimizer"])}
     with pytest.raises(UnsupportedFormatError, match=r"optimizer.pt \(the state .* recipe_state.pt \(the state of"):
@@ -85,6 +91,7 @@ def test_a_folder_without_a_model_says_what_each_file_holds():
 RANKS = {
     "FSDP": ("model_world_size_2_rank_{}.pt", r"2 slices for the ranks of sharded training \(FSDP\)"),
     "tensor parallel": ("model-mp-rank-{}.pt", "2 slices for tensor parallelism"),
+    "unknown": ("rank{}.pt", "2 slices for the ranks of a run"),
 }
 
 
@@ -98,9 +105,12 @@ def test_slices_of_ranks_are_called_what_they_are(kind, file):
         open_checkpoint(MemoryTree(files), file=pattern.format(0) if file else None)
 
 
-def test_the_folders_of_ranks_are_slices():
-    files = {f"iter_9/mp_rank_0{rank}/model_optim_rng.pt": b"" for rank in range(2)}
-    with pytest.raises(UnsupportedFormatError, match="2 slices for tensor parallelism"):
+@pytest.mark.parametrize(
+    ("pattern", "kind"), [("mp_rank_0{}", "tensor parallelism"), ("mp_rank_00_00{}", "tensor and pipeline parallelism")]
+)
+def test_the_folders_of_ranks_are_slices(pattern, kind):
+    files = {f"iter_9/{pattern.format(rank)}/model_optim_rng.pt": b"" for rank in range(2)}
+    with pytest.raises(UnsupportedFormatError, match=f"2 slices for {kind}"):
         open_checkpoint(MemoryTree(files))
 
 

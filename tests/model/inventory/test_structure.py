@@ -2,7 +2,7 @@
 
 import pytest
 
-from mdir_hf.model.inventory.by_structure import with_structure
+from mdir_hf.model.inventory.by_structure import with_reading, with_structure
 from mdir_hf.model.inventory.orientation import with_fitting_orientation
 from mdir_hf.model.roles import ConfigSizes, Role, read_sizes, resolve_anatomy
 
@@ -151,3 +151,33 @@ def test_attention_is_told_beside_experts_and_a_router():
     experts = {f"mlp.experts.{i}.{name}": shape for i in range(4) for name, shape in mlp().items()}
     parts = resolve(attention("wq wk wv wo") | experts | {"mlp.choice": (4, WIDTH)}).layers[0].parts
     assert {role for role in parts if not role.is_norm} == set(ATTENTION)
+
+
+def test_one_matrix_of_another_shape_is_not_turned():
+    layer = resolve({"self_attn.v_proj": (WIDTH, WIDTH + 1)}).layers[0]
+    assert not layer.parts[Role.V].transposed
+
+
+NORMS = {
+    "in order": ("norm_1.weight", "norm_2.weight"),
+    "by folder": ("sa_norm.scale", "mlp_norm.scale"),
+    "of Megatron": ("attention.qkv.layer_norm_weight", "mlp.fc1.layer_norm_weight"),
+}
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_the_first_reading_has_the_likely_norms(kind):
+    vectors = dict.fromkeys(NORMS[kind], (WIDTH,))
+    layer = resolve(attention("to_q to_k to_v proj") | mlp("mlp.a", "mlp.b"), vectors).layers[0]
+    placed = [layer.parts[role].tensor.removeprefix("layers.0.") for role in (Role.ATTENTION_NORM, Role.MLP_NORM)]
+    assert tuple(placed) == NORMS[kind]
+
+
+def test_a_reading_replaces_all_that_its_group_leaves_open():
+    vectors = {"norm_1.weight": (WIDTH,), "norm_2.weight": (WIDTH,)}
+    fused = {"attn.qkv": (3 * WIDTH, WIDTH), "attn.o": (WIDTH, WIDTH)}  # tells the orientation
+    anatomy = resolve(mlp("mlp.a", "mlp.b") | fused, vectors)
+    of_mlp = next(options for options in anatomy.readings if Role.UP in options[0][0])
+    norms = [with_reading(anatomy, reading).layers[0].parts.get(Role.MLP_NORM) for reading in of_mlp]
+    assert [norm and norm.tensor for norm in norms] == ["layers.0.norm_2.weight", "layers.0.norm_1.weight", None]
+    assert all(Role.ATTENTION_NORM in with_reading(anatomy, reading).layers[0].parts for reading in of_mlp)

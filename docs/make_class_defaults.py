@@ -12,8 +12,9 @@ import transformers
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from mdir_hf.model.roles.config import SHARE, SYNONYMS, TABLE
+from mdir_hf.model.roles.config import SYNONYMS, TABLE
 from mdir_hf.model.roles.families import LAYER_ROWS, PRODUCT_ROWS
+from mdir_hf.model.roles.rotary import SHARE_KEYS
 from mdir_hf.model.roles.tables import NESTED_CONFIGS, OTHER_STACKS
 
 
@@ -45,8 +46,8 @@ def of_class(family: type[PreTrainedConfig]) -> dict[str, bool | int | str | flo
     except Exception:  # a few classes cannot be built without arguments
         return found
     rotation = getattr(whole, "rope_parameters", None)
-    share = rotation.get(SHARE) if isinstance(rotation, dict) else None
-    return found if not isinstance(share, float) or share == 1.0 else found | {SHARE: share}
+    share = rotation.get(SHARE_KEYS[0]) if isinstance(rotation, dict) else None
+    return found if not isinstance(share, float) or share == 1.0 else found | {SHARE_KEYS[0]: share}
 
 
 def inside(family: type[PreTrainedConfig]) -> dict[str, str]:

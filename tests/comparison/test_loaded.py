@@ -104,6 +104,7 @@ def test_copies_that_the_class_does_not_load_decide_nothing_and_are_named(kind, 
     assert "which this model does not load" in report.sentence
     (entry,) = [entry for entry in report.coverage.candidate if entry.part == copied.candidate]
     assert (entry.is_match, entry.is_loaded) == (True, False)
+    assert not any(entry.is_match for entry in report.coverage.reference)
 
 
 def test_they_decide_nothing_from_the_other_side_and_at_level_layers(victim, own, tmp_path):

@@ -90,7 +90,7 @@ def files_beside(tree: FileTree, paths: Collection[str], *, most: int = 16) -> I
 
 
 def described(files: Sequence[FileContents]) -> str:
-    """Name files and what they hold: ``optimizer.pt (the state of an optimizer), …``."""
+    """Name files and their contents: ``optimizer.pt (the state of an optimizer), …``."""
     return list_some((f"{file.path} ({file.detail})" for file in files), 8)
 
 

@@ -22,7 +22,7 @@ from mdir_hf.model.roles.config import read_sizes
 from mdir_hf.model.roles.layer_names import find_stacks
 from mdir_hf.model.roles.parts import ShapeOf, StoredWeight, WeightPart, part_shape
 from mdir_hf.model.roles.resolve import resolve_renamed
-from mdir_hf.model.roles.tables import INTERMEDIATE_SIZE_KEYS, OTHER_STACKS
+from mdir_hf.model.roles.tables import AWAY_FROM_THE_STREAM, INTERMEDIATE_SIZE_KEYS, OTHER_STACKS
 
 
 def without_tensors(anatomy: Anatomy, names: Collection[str]) -> Anatomy:
@@ -151,10 +151,13 @@ def lacks_groups(anatomy: Anatomy) -> bool:
 
 
 def lacks_parts(anatomy: Anatomy) -> bool:
-    """Return whether most layers lack a part of their attention or MLP, and some matrices are unplaced."""
-    return bool(anatomy.unplaced) and 2 * sum(any(without_groups(layer)) for layer in anatomy.layers) > len(
-        anatomy.layers
-    )
+    """Return whether most layers lack a part of their attention or MLP, and some matrices are unplaced.
+
+    Families whose layers lack parts by design do not count.
+    """
+    if not anatomy.unplaced or anatomy.architecture in AWAY_FROM_THE_STREAM:
+        return False
+    return 2 * sum(any(without_groups(layer)) for layer in anatomy.layers) > len(anatomy.layers)
 
 
 def _missing_groups(layer: Layer) -> bool:

@@ -105,18 +105,6 @@ def looks_like_a_path(text: str) -> bool:
     return _PATH.search(text) is not None
 
 
-def check_path(text: str) -> None:
-    """Raise ``InvalidReferenceError`` if a name is a path that does not exist."""
-    if not looks_like_a_path(text) or "\0" in text:
-        return
-    try:
-        exists = Path(text).expanduser().exists()
-    except (OSError, RuntimeError):  # the name is too long for this disk, or the home folder is unknown
-        exists = False
-    if not exists:
-        raise missing_path(text)
-
-
 def missing_path(text: str) -> InvalidReferenceError:
     """Return the error for a path that does not exist, suggesting the closest name in its folder."""
     is_weight_file = text.lower().endswith(WEIGHT_SUFFIXES)

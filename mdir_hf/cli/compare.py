@@ -50,10 +50,6 @@ def _run_compare(options: argparse.Namespace) -> int:
             "mdir-hf reads tensors and tokenizer files as data and never runs code from a repository; "
             "leave out --trust-remote-code"
         )
-    if options.output is not None:
-        from mdir_hf.render.folder import check_save_folder
-
-        check_save_folder(options.output)
     with loading():
         from mdir_hf.comparison.api import compare
 

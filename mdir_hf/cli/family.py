@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mdir_hf.cli import arguments
+from mdir_hf.cli.early import check_index
 from mdir_hf.cli.output import loading, remark, say, shown_if_stopped
 from mdir_hf.errors import InputError, MdirError, one_line
+from mdir_hf.lineage.survey import expect_survey
 
 if TYPE_CHECKING:
     from mdir_hf.lineage.family import Family
@@ -46,11 +48,15 @@ def add_family(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     reading = arguments.add_reading(parser)
     arguments.add_model(reading)
     arguments.add_computing(reading)
-    parser.set_defaults(run=_run_family, usage_error=usage_error)
+    parser.set_defaults(run=_run_family, usage_error=usage_error, check_files=_check_family)
+
+
+def _check_family(options: argparse.Namespace) -> None:
+    check_index(options)
+    arguments.expect_writable_bom(options)
 
 
 def _run_family(options: argparse.Namespace) -> int:
-    arguments.expect_writable_bom(options)
     with loading():
         from mdir_hf.lineage.family import find_family
 
@@ -121,7 +127,7 @@ def add_tree(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     arguments.add_seed(parser, "the bootstrap over tokens")
     arguments.add_json(parser)
     arguments.add_reading(parser)
-    parser.set_defaults(run=_run_tree)
+    parser.set_defaults(run=_run_tree, check_files=lambda options: expect_survey(options.survey))
 
 
 def _run_tree(options: argparse.Namespace) -> int:

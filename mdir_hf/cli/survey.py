@@ -12,6 +12,7 @@ from mdir_hf.cli import arguments
 from mdir_hf.cli.completion import remember_models
 from mdir_hf.cli.output import loading, remark, say, shown_if_stopped
 from mdir_hf.errors import InputError
+from mdir_hf.lineage.survey import expect_survey
 from mdir_hf.render.sections import counted
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ def listed_models(options: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _listed(options: argparse.Namespace) -> list[str]:
+    if not (options.author or options.collection):
+        return []
     from mdir_hf.model.hub import models_of_author, models_of_collection
 
     names: list[str] = []
@@ -113,7 +116,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     arguments.add_json(parser)
     arguments.add_reading(parser)
-    parser.set_defaults(run=run, usage_error=usage_error)
+    parser.set_defaults(run=run, usage_error=usage_error, check_files=_check_files)
 
 
 def usage_error(options: argparse.Namespace) -> str | None:
@@ -122,12 +125,15 @@ def usage_error(options: argparse.Namespace) -> str | None:
         return "name a folder for the results with --output"
     if options.join and (options.sample or options.prepare or is_list_given(options)):
         return "--join takes its models from its folders, so it excludes --sample, --prepare and names of models"
+    if not (_earlier(options) or options.lists or options.author or options.collection) and len(options.models) < 2:
+        return f"a survey needs at least two models, got {len(options.models)}"
     return list_usage_error(options)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the survey, print and save the report, and return the exit status."""
     folder = options.output
+    names = _names(options)
     if not (options.join or options.prepare):
         _say_size(options)
     with loading():
@@ -135,8 +141,8 @@ def run(options: argparse.Namespace) -> int:
         from mdir_hf.lineage.survey.run import open_folder, prepare_survey
         from mdir_hf.lineage.survey.saving import add_declared, save_survey
 
-    earlier = [SurveyFolder(place) for place in options.join or ([options.sample] if options.sample else [])]
-    plan = _plan(options, earlier)
+    earlier = [SurveyFolder(place) for place in _earlier(options)]
+    plan = _plan(names, options, earlier)
     with open_folder(plan, folder) as state:
         for part in earlier:
             state.take_over(part)
@@ -160,12 +166,27 @@ def _show(report: SurveyReport, options: argparse.Namespace) -> None:
     say((report.to_json() if options.json else str(report)) + "\n", is_prose=not options.json)
 
 
-def _plan(options: argparse.Namespace, earlier: list[SurveyFolder]) -> SurveyPlan:
-    from mdir_hf.lineage.survey.run import SurveyPlan
+def _check_files(options: argparse.Namespace) -> None:
+    for folder in _earlier(options):
+        expect_survey(folder)
 
+
+def _earlier(options: argparse.Namespace) -> list[Path]:
+    return options.join or ([options.sample] if options.sample else [])
+
+
+def _names(options: argparse.Namespace) -> tuple[str, ...]:
     names = listed_models(options)
     if len(names) == 1 and options.models.count(names[0]) > 1:
         raise InputError("the same model is named twice; name a second model", subject=names[0])
+    if len(names) < 2 and not _earlier(options):
+        raise InputError(f"a survey needs at least two models, got {len(names)}")
+    return names
+
+
+def _plan(names: tuple[str, ...], options: argparse.Namespace, earlier: list[SurveyFolder]) -> SurveyPlan:
+    from mdir_hf.lineage.survey.run import SurveyPlan
+
     plan = SurveyPlan(
         names=names,
         alpha=options.alpha,

@@ -16,6 +16,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from mdir_hf.background import in_order
 from mdir_hf.comparison.layer_weights import READS_AT_ONCE, about_weight, norm_before, read_role
 from mdir_hf.comparison.neuron_sample import spread
 from mdir_hf.comparison.neurons import NOISES, PLANTED
@@ -42,7 +43,7 @@ from mdir_hf.method.planes import LAYOUTS, PlanePairing
 from mdir_hf.method.stream_map import rotation_predicts_better
 from mdir_hf.model.comparable import PlacedTensors, numbers_are_free
 from mdir_hf.model.roles import Layer, Role, WeightPart, WeightProduct, part_shape, read_part
-from mdir_hf.processor import in_order, is_one_of_several_ranks
+from mdir_hf.processor import is_one_of_several_ranks
 from mdir_hf.thresholds import COPIED_HEAD_DEVIATIONS, COPIED_HEAD_MEAN, LEAST_DEVIATIONS, LEAST_HEAD_MEAN
 
 FITTED_ON = "keys of the layers"

@@ -10,7 +10,8 @@ from mdir_hf.lineage.cards.verify_lineage import MEASURED
 from mdir_hf.lineage.family import Family
 from mdir_hf.lineage.index.atlas import CARD, INDEX, TABLE
 from mdir_hf.lineage.index.base_index import BaseIndex
-from mdir_hf.lineage.survey.folder import RESULTS, read_survey
+from mdir_hf.lineage.survey import RESULTS
+from mdir_hf.lineage.survey.folder import read_survey
 from mdir_hf.model.hub.pull_request import ProposedCommit, PullRequest, open_pull_request
 from mdir_hf.render.folder import write_file
 from mdir_hf.render.layer_words import layers_text

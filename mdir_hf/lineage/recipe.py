@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
-from mdir_hf.errors import CardError
+from mdir_hf.errors import CardError, InputError
 from mdir_hf.plain_yaml import read_yaml
 
 FILE = "mergekit_config.yml"
@@ -49,6 +50,20 @@ class MergeRecipe:
         if self.slices is None:
             return tuple(LayerSource(parent, layer) for parent in self.parents)
         return self.slices[layer] if layer < len(self.slices) else ()
+
+
+def read_recipe_file(path: Path) -> MergeRecipe:
+    """Read a recipe from a file.
+
+    Raises:
+        InputError: If the file cannot be read.
+        CardError: If it is not YAML, or not the recipe of a single merge.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as exc:
+        raise InputError(f"cannot read the recipe: {exc.strerror}", subject=str(path)) from exc
+    return read_recipe(data, subject=str(path))
 
 
 def read_recipe(data: bytes, *, subject: str) -> MergeRecipe:

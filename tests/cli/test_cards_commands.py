@@ -104,12 +104,12 @@ def test_the_card_goes_to_stdout_as_it_is_and_the_diff_to_stderr(report, capsysb
 
 
 def test_the_card_goes_to_a_file(report, tmp_path, capsys):
-    place = tmp_path / "README.md"
+    place = tmp_path / "new" / "README.md"
     options = ["--confirm-base-model", "--base-model-relation", "finetune"]
     assert main(["card", "me/tuned", str(report), "--output", str(place), *options]) == 0
     assert capsys.readouterr().out == ""
     assert b"base_model: owner/base\r\nbase_model_relation: finetune\r\n---\r\n" in place.read_bytes()
-    assert "no/such" in refused_err(capsys, "card", "me/tuned", report, "--output", tmp_path / "no/such/x")
+    assert "README.md: it is a file" in refused_err(capsys, "card", "me/tuned", report, "--output", place / "below")
 
 
 def refused_err(capsys, *arguments: object) -> str:

@@ -100,6 +100,18 @@ def test_a_survey_that_is_stopped_shows_its_pairs(models):
     assert "not finished: 2 of 3 models read, 1 of 3 pairs compared" in shown.text
 
 
+def test_a_survey_that_is_stopped_while_reading_says_that_no_pair_was_compared(models):
+    slow = (
+        f"{PAUSE}import mdir_hf.lineage.survey.folder as f; add = f.SurveyFolder.add_model\n"
+        "f.SurveyFolder.add_model = lambda *a: (add(*a), pause())\n"
+    )
+    shown = in_terminal("survey", "base", "tuned", "retokenized", "--output", "out", stop_at="now", before=slow)
+    assert shown.status == 130
+    assert "not finished: 1 of 3 models read, and no pair compared yet" in shown.text
+    assert shown.text.count("models read") == 1
+    assert "run the same command again" in shown.text and "Traceback" not in shown.text
+
+
 def test_verbose_prints_each_step_and_the_origin_of_an_error(models, capsys):
     assert main(["compare", "base", "tuned", "-v"]) == 0
     said = capsys.readouterr().err

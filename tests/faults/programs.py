@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from mdir_hf.lineage.index.base_index import BaseIndex
-from mdir_hf.lineage.survey.folder import RESULTS, ROWS, read_survey
+from mdir_hf.lineage.survey import RESULTS
+from mdir_hf.lineage.survey.folder import ROWS, read_survey
 from tests.lineage.cards.reports import a_report
 from tests.loopback.hub import FullHub
 from tests.specimens import gaussian, write_model

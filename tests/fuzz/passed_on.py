@@ -23,7 +23,8 @@ from mdir_hf.lineage.index.base_index import BaseIndex
 from mdir_hf.lineage.index.building import what_is_excluded
 from mdir_hf.lineage.index.identify import Ancestor, Identification, judge_hits
 from mdir_hf.lineage.recipe import read_recipe
-from mdir_hf.lineage.survey.folder import RESULTS, SurveyFolder
+from mdir_hf.lineage.survey import RESULTS
+from mdir_hf.lineage.survey.folder import SurveyFolder
 from mdir_hf.lineage.survey.results import ModelResult, PairResult, Stage
 from mdir_hf.lineage.survey.sample import Sample
 from mdir_hf.lineage.survey.saving import _markdown, dataset_files

@@ -28,6 +28,7 @@ from mdir_hf.budgets import REPORT_JSON
 from mdir_hf.errors import CorruptCheckpointError, InputError
 from mdir_hf.lineage.fingerprints.fingerprint import FORMAT, Fingerprint
 from mdir_hf.lineage.fingerprints.opening import Pin, pin_of_summary
+from mdir_hf.lineage.survey import RESULTS, expect_survey
 from mdir_hf.lineage.survey.results import SCHEMA, ModelResult, Pair, PairResult, Stage, SurveyReport
 from mdir_hf.lineage.survey.sample import Sample
 from mdir_hf.render.folder import write_file
@@ -35,7 +36,7 @@ from mdir_hf.report import SettledBy
 from mdir_hf.report.parts import Count
 from mdir_hf.validation import AS_WRITTEN, read_json
 
-RESULTS, ROWS = "results.jsonl", "rows"
+ROWS = "rows"
 LOCK, LOCK_OWNER = ".lock", ".lock-owner"
 
 DEFAULT_CACHE_BYTES = 8 << 30
@@ -243,7 +244,9 @@ class SurveyFolder(SurveyState):
         self._sums: dict[str, str] = {}
         self._stored_bytes: int | None = None
         self.n_ignored = 0
-        if names is not None and not self._path.exists():
+        if names is None:
+            expect_survey(folder)
+        elif not self._path.exists():
             with writing_into(folder):
                 # Atomically, because a resumed survey needs the whole line.
                 write_file(self._path, _line("settings", {"schema": SCHEMA, "names": list(names), **self.settings}))

@@ -346,7 +346,7 @@ MOST_PAIRS = 15
 
 def survey_text(report: SurveyReport) -> str:
     """Return a survey as text: groups with their weakest pairs, lone models, and the number of compared pairs."""
-    lines = [] if report.is_complete else [f"not finished: {report.progress_text}; groups may grow"]
+    lines = [] if report.is_complete else [_unfinished(report)]
     for group, pairs in report.related_by_group().items():
         lines += _group_lines(report, group, pairs)
     n_compared, n_others = report.n_compared(), len(report.names) - 1
@@ -366,10 +366,19 @@ def survey_text(report: SurveyReport) -> str:
     if any(model.declared_bases is not None for model in report.models.values()):
         lines += [f"related, and declared by neither: {a} ~ {b}" for a, b in report.undeclared()]
         lines += [f"declared, and {report.not_found(*pair)}: {' from '.join(pair)}" for pair in report.unsupported()]
-    lines.append(report.progress_text)
+    if report.is_complete:
+        lines.append(report.progress_text)
     if report.is_complete and report.n_not_compared:
         lines.append(f"{report.n_not_compared:,} pairs: {NOT_NOMINATED}")
     return "\n".join(lines)
+
+
+def _unfinished(report: SurveyReport) -> str:
+    """Return the line that says how much of a survey is missing."""
+    if report.pairs:
+        return f"not finished: {report.progress_text}; groups may grow"
+    n_read = len(report.readable())
+    return f"not finished: {n_read:,} of {len(report.names):,} models read, and no pair compared yet"
 
 
 def _group_lines(report: SurveyReport, group: tuple[str, ...], related: Sequence[Pair]) -> list[str]:

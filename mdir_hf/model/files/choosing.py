@@ -12,7 +12,7 @@ from mdir_hf.model.files.kinds import FileContents, contents_of
 from mdir_hf.model.files.pytorch import PYTORCH_SUFFIXES, PytorchSource
 from mdir_hf.model.files.safetensors import SafetensorsSource
 from mdir_hf.model.files.shards import ShardedTensors, list_some
-from mdir_hf.model.files.sources import FileTree
+from mdir_hf.model.sources import FileTree
 
 MOST_CLASSIFIED = 16
 """Maximum number of files whose headers are read to choose the model."""

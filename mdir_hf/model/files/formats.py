@@ -37,7 +37,7 @@ from mdir_hf.model.files.pytorch import PYTORCH_SUFFIXES, PytorchSource
 from mdir_hf.model.files.quantization import DequantizedSource
 from mdir_hf.model.files.safetensors import SafetensorsSource
 from mdir_hf.model.files.shards import ShardedTensors, check_complete, list_some
-from mdir_hf.model.files.sources import FileTree, StoredSource, TensorSource, TreeWithTensors
+from mdir_hf.model.sources import FileTree, StoredSource, TensorSource, TreeWithTensors
 
 _MLX_ADAPTER = "adapters.safetensors"
 OpenBase = Callable[[AdapterConfig], TensorSource]

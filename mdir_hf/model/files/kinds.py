@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mdir_hf.errors import MdirError
-from mdir_hf.model.files.sources import Checkpoint
+from mdir_hf.model.sources import Checkpoint
 
 FileKind = Literal["model", "adapter", "optimizer", "placeholders", "other"]
 

@@ -9,8 +9,8 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any
 
+from mdir_hf.background import in_order, result_of, run_beside
 from mdir_hf.errors import HubError, MdirError, RangeIgnoredError, ServerError, ShortReadError
-from mdir_hf.model.files.sources import Span
 from mdir_hf.model.hub.connection import MOVED, drain, get, pieces
 from mdir_hf.model.hub.endpoint import may_see_token
 from mdir_hf.model.hub.errors_map import of_status, translate
@@ -19,7 +19,7 @@ from mdir_hf.model.hub.local import check_span
 from mdir_hf.model.hub.location import HubPlace, Location, Locator
 from mdir_hf.model.hub.range_cache import RangeCache, content_key
 from mdir_hf.model.hub.retry import RETRIED_STATUSES, Patience, is_stall, is_transient
-from mdir_hf.processor import in_order, result_of, run_beside
+from mdir_hf.model.sources import Span
 
 DEFAULT_IN_FLIGHT = 8
 WHOLE_SPAN_BYTES = 8 << 20

@@ -132,10 +132,11 @@ def _parse(reference: str | os.PathLike[str], *, allow_local: bool) -> Reference
 
 
 def _local(text: str) -> Reference:
-    path = Path(text).expanduser()
+    path = Path(text)
     try:
+        path = path.expanduser()
         is_folder, is_file = path.is_dir(), path.is_file()
-    except OSError:
+    except (OSError, RuntimeError):  # the name is too long for this disk, or the home folder is unknown
         is_folder = is_file = False
     if is_folder:
         return Reference(text, folder=Path(os.path.realpath(path)))

@@ -9,7 +9,6 @@ from types import MappingProxyType
 
 from mdir_hf.errors import AnatomyError, CorruptCheckpointError, TensorNotFoundError, UnsupportedFormatError
 from mdir_hf.model.files import TensorSource
-from mdir_hf.model.files.sources import ListsContents, StoredTensor
 from mdir_hf.model.inventory.by_class import names_by_class
 from mdir_hf.model.inventory.by_shape import resolve_by_shape
 from mdir_hf.model.inventory.by_structure import with_structure, without_groups
@@ -23,6 +22,7 @@ from mdir_hf.model.roles.layer_names import find_stacks
 from mdir_hf.model.roles.parts import ShapeOf, StoredWeight, WeightPart, part_shape
 from mdir_hf.model.roles.resolve import resolve_renamed
 from mdir_hf.model.roles.tables import AWAY_FROM_THE_STREAM, INTERMEDIATE_SIZE_KEYS, OTHER_STACKS
+from mdir_hf.model.sources import ListsContents, StoredTensor
 
 
 def without_tensors(anatomy: Anatomy, names: Collection[str]) -> Anatomy:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from mdir_hf.errors import InputError
-from mdir_hf.lineage.survey.folder import RESULTS, SurveyFolder, _line, read_survey
+from mdir_hf.lineage.survey import RESULTS
+from mdir_hf.lineage.survey.folder import SurveyFolder, _line, read_survey
 from mdir_hf.lineage.survey.results import NOT_NOMINATED, ModelResult, PairResult, Stage, SurveyReport
 from mdir_hf.lineage.survey.saving import _markdown
 from mdir_hf.report import ModelSummary
@@ -180,7 +181,7 @@ def test_other_settings_are_named(tmp_path):
         state_in(tmp_path, seed=1)
     with pytest.raises(InputError, match="it was made with other models"):
         SurveyFolder(tmp_path, NAMES[:3], SETTINGS)
-    with pytest.raises(InputError, match="cannot read it: No such file"):
+    with pytest.raises(InputError, match="is not the folder of a survey"):
         read_survey(tmp_path / "missing")
 
 

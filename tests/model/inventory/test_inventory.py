@@ -12,12 +12,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from mdir_hf.comparison.inspection import inspect_model, lines_of
-from mdir_hf.model.files.sources import StoredTensor
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.inventory import PartKind, may_have_other_stacks, take_inventory
 from mdir_hf.model.inventory.take import auxiliary_label
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import resolve_anatomy
+from mdir_hf.model.sources import StoredTensor
 from tests.model.roles.published_models import MODELS
 from tests.specimens import gaussian, write_model
 

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from transformers.activations import ACT2FN
 
-from mdir_hf.model.files.sources import TensorSource
 from mdir_hf.model.roles import Anatomy, HeadCounts, Layer, Role, read_experts, read_part
 from mdir_hf.model.roles.parts import StoredWeight, WeightProduct
+from mdir_hf.model.sources import TensorSource
 from tests.model.roles.forward_record import AttentionCall, ForwardRecord
 
 APART = 1e-8

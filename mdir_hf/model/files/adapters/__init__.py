@@ -22,7 +22,7 @@ from mdir_hf.model.files.adapters.placing import Placement
 from mdir_hf.model.files.adapters.row_changes import RowChange
 from mdir_hf.model.files.decode import check_finite
 from mdir_hf.model.files.ranged import IntArray, check_rows
-from mdir_hf.model.files.sources import Description, ListsContents, StoredTensor, TensorSource, TensorSpec
+from mdir_hf.model.sources import Description, ListsContents, StoredTensor, TensorSource, TensorSpec
 
 KEPT_TENSORS = 16
 """Maximum number of small adapter tensors in the cache."""

@@ -12,7 +12,7 @@ import torch
 from mdir_hf.errors import UnsupportedFormatError
 from mdir_hf.model.files.kinds import FactorPair
 from mdir_hf.model.files.ranged import IntArray
-from mdir_hf.model.files.sources import Description, ListsContents, StoredTensor, TensorSource, TensorSpec
+from mdir_hf.model.sources import Description, ListsContents, StoredTensor, TensorSource, TensorSpec
 
 _PEFT = re.compile(r".*\.lora_(?:embedding_)?[AB](?:\.|$).*")
 _TORCHTUNE = re.compile(r".*\.lora_[ab](?:\.|$).*")

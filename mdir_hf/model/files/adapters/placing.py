@@ -19,7 +19,7 @@ from mdir_hf.model.files.adapters.names import (
     stacked_experts,
 )
 from mdir_hf.model.files.adapters.row_changes import KINDS, SHARED_SLOTS, ExpertRows, ModuleRows, RowChange, rank_of
-from mdir_hf.model.files.sources import TensorSource
+from mdir_hf.model.sources import TensorSource
 
 _SORTED_AS_LORA = frozenset({"LORA", "TRAINABLE_TOKENS", "LN_TUNING"})
 _OF_CONVOLUTIONS = frozenset({"hada_t1", "hada_t2", "lokr_t2"})

@@ -27,7 +27,7 @@ from mdir_hf.model.files.onnx.codes import Array
 from mdir_hf.model.files.onnx.graph import Graph, Initialiser, Weight, find_weights, list_graph
 from mdir_hf.model.files.ranged import MAX_SPAN_BYTES, IntArray, check_rows, cut_span
 from mdir_hf.model.files.shards import list_some
-from mdir_hf.model.files.sources import ByteSource, Description, FileTree, StoredTensor, TensorSpec
+from mdir_hf.model.sources import ByteSource, Description, FileTree, StoredTensor, TensorSpec
 
 if TYPE_CHECKING:
     from onnx import GraphProto

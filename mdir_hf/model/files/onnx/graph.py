@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
 from mdir_hf.model.files.decode import DTYPES
 from mdir_hf.model.files.onnx.codes import FP4, NF4, Codes
-from mdir_hf.model.files.sources import excess_of_shape
+from mdir_hf.model.sources import excess_of_shape
 
 if TYPE_CHECKING:
     from onnx import GraphProto, TensorProto

@@ -17,7 +17,7 @@ from mdir_hf.model.files.pytorch.machine import find_tensors, read_pickle
 from mdir_hf.model.files.pytorch.objects import PickledTensor, UnreadableTensor
 from mdir_hf.model.files.ranged import IntArray, check_rows
 from mdir_hf.model.files.shards import Header, ShardedTensors
-from mdir_hf.model.files.sources import ByteSource, TensorSpec, excess_of_shape
+from mdir_hf.model.sources import ByteSource, TensorSpec, excess_of_shape
 
 _SMALL_ENTRIES_N_BYTES = 4096
 """The entries for byte order and alignment are read with the pickle if they end within this distance of it."""

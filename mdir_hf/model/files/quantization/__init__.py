@@ -26,7 +26,7 @@ from mdir_hf.model.files.quantization.parts import (
 )
 from mdir_hf.model.files.quantization.schemes import open_coded
 from mdir_hf.model.files.ranged import IntArray, check_rows
-from mdir_hf.model.files.sources import (
+from mdir_hf.model.sources import (
     Description,
     FileTree,
     ListsContents,

@@ -105,6 +105,11 @@ class Measurements:
         return self.files_are_equal or bool(self.neurons or self.heads or self.parts or self.matrices)
 
     @property
+    def has_drawn_rows(self) -> bool:
+        """Whether a result depends on the sample of neurons and heads."""
+        return bool(self.neurons or self.parts) or self.heads is not None
+
+    @property
     def is_settled(self) -> bool:
         """Whether neurons match, or files are equal."""
         return self.files_are_equal or any(neurons.matches for neurons in self.neurons) or bool(self._matching_parts)
@@ -181,7 +186,7 @@ def report_on(measurements: Measurements, watch: Watch) -> HomologyReport:
         version=__version__,
         assumption=decision.assumption,
         neurons=measurements.shown_neurons,
-        sample_seed=measurements.sample_seed if measurements.neurons or measurements.parts else None,
+        sample_seed=measurements.sample_seed if measurements.has_drawn_rows else None,
         parts=measurements.parts or None,
         excludes=_exclusion_by(measurements) if decision.verdict is Verdict.NO_EVIDENCE else None,
         projections=_table_of(measurements),

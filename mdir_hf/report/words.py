@@ -14,8 +14,7 @@ ICON = {Verdict.HOMOLOGOUS: "●", Verdict.NO_EVIDENCE: "○", Verdict.INCONCLUS
 
 REASON_TEXT = {
     Reason.SAMPLE_CHOSEN: (
-        "the models agree on a sample of neurons that was chosen by a given seed; this reproduces a report but is "
-        "not independent evidence"
+        "the models agree on a sample of neurons that was chosen by a given seed; this is not independent evidence"
     ),
     Reason.EMBEDDINGS_ONLY: "only the embeddings were found to be copies",
     Reason.ATTENTION_ONLY: "only attention heads were found to resemble each other as copies do",

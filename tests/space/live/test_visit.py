@@ -123,5 +123,5 @@ def test_a_notebook_computes_the_same_again(result):
     link = result.get_by_role("link", name="Download a notebook (.ipynb)").get_attribute("href")
     notebook = json.loads(base64.b64decode(link.partition(",")[2]))
     code = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    assert code[0].startswith("%pip install") and "HomologyChecker" in code[1]
+    assert code[0].startswith("%pip install") and "compare(reference, candidate" in code[1]
     compile(code[1], "cell", "exec")

@@ -133,7 +133,7 @@ def _fresh_seed(*models: Comparable) -> int:
 def _run(name: str, step: Step, measurements: Measurements, watch: Watch) -> Measurements:
     """Run one step, and turn unreadable weights into a note. First report the measurements so far to listeners."""
     if measurements.has_results:
-        watch.found(lambda: report_on(replace(measurements, stopped_before=(caveats.STOPPED_BEFORE[name],)), watch))
+        watch.found(lambda: report_on(replace(measurements, not_yet=(caveats.NOT_YET[name],)), watch))
     with watch.step(name):
         watch.enter(name)
         try:

@@ -20,7 +20,7 @@ REASON_TEXT = {
     Reason.ATTENTION_ONLY: "only attention heads were found to resemble each other as copies do",
     Reason.LOADING_UNKNOWN: "copies were found only in a part that may not be loaded",
     Reason.WEIGHTS_UNREADABLE: "too few layers of the two models could be compared with each other",
-    Reason.STOPPED: "no evidence was found in the parts that were read, and the comparison was stopped before the rest",
+    Reason.UNFINISHED: "no evidence was found in the parts read so far, and the comparison is not finished",
 }
 
 HEADLINE = {

@@ -163,6 +163,14 @@ def test_every_comparison_draws_neurons_of_its_own(base, save):
     assert reports[0].sample_seed != reports[1].sample_seed
 
 
+def test_p_is_that_of_the_neurons_at_every_level(base, save):
+    folders = save(base, "base"), save(drift(copy.deepcopy(base), 0.3), "new")
+    report = judged(*folders, level="layers")
+    assert min(match.log10_p for match in report.layers.matches) != report.log10_p
+    assert report.log10_p == report.neurons.log10_p and report.settled_by is report.neurons.step
+    assert f"p at most 10^{math.ceil(report.log10_p):,}" in report.sentence
+
+
 def test_a_chosen_sample_is_inconclusive(base, save):
     folders = save(base, "base"), save(new_embeddings(copy.deepcopy(base)), "new")
     report = judged(*folders)

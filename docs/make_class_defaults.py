@@ -46,9 +46,8 @@ def of_class(family: type[PreTrainedConfig]) -> dict[str, bool | int | str | flo
     except Exception:  # a few classes cannot be built without arguments
         return found
     rotation = getattr(whole, "rope_parameters", None)
-    key = SHARE_KEYS[0]
-    share = rotation.get(key) if isinstance(rotation, dict) else None
-    return found if not isinstance(share, float) or share == 1.0 else found | {key: share}
+    share = rotation.get(SHARE_KEYS[0]) if isinstance(rotation, dict) else None
+    return found if not isinstance(share, float) or share == 1.0 else found | {SHARE_KEYS[0]: share}
 
 
 def inside(family: type[PreTrainedConfig]) -> dict[str, str]:

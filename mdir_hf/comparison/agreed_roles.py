@@ -38,7 +38,7 @@ MOST_VALUES = 1 << 26
 """Largest matrix that is read whole to compare its second moments."""
 
 LEAST_AGREEMENT = 0.3
-"""Smallest mean correlation at which a reading is taken. Of 1,128 pairs of rows, unrelated ones reach 0.03."""
+"""Smallest mean correlation at which a reading is taken. Unrelated rows reach 0.03 in 1,128 pairs."""
 
 _NORM_OF = {
     **dict.fromkeys((Role.Q, Role.K, Role.V), Role.ATTENTION_NORM),
@@ -55,7 +55,7 @@ class Agreement:
 
     Attributes:
         log_n_readings: Natural log of the number of readings of gate and up among which data chose, for p.
-        notes: What was chosen, in words.
+        notes: The choices, in words.
     """
 
     models: tuple[Comparable, Comparable]

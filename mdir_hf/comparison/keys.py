@@ -43,6 +43,7 @@ from mdir_hf.method.stream_map import rotation_predicts_better
 from mdir_hf.model.comparable import PlacedTensors, numbers_are_free
 from mdir_hf.model.roles import Layer, Role, WeightPart, WeightProduct, part_shape, read_part
 from mdir_hf.processor import in_order, is_one_of_several_ranks
+from mdir_hf.thresholds import COPIED_HEAD_DEVIATIONS, COPIED_HEAD_MEAN, LEAST_DEVIATIONS, LEAST_HEAD_MEAN
 
 FITTED_ON = "keys of the layers"
 
@@ -57,15 +58,6 @@ FEWEST_HEADS, MOST_HEADS = 16, 32
 """All heads of four layers of the shallower model are read: of more layers if these have fewer than 16 heads, and of
 two or three if they have more than 32. At 8B, 32 heads are 34 MB. One head of every layer of the deeper model is read,
 or more if these are fewer than 16 heads."""
-
-LEAST_MEAN, LEAST_DEVIATIONS = 0.25, 3.0
-"""Minimum mean correlation of the paired heads of two nominated layers; the second applies to small heads, whose
-correlations vary more. Different layers of one real model reach 0.25, and the best of all layers of two unrelated ones
-0.29, but neither are nominated; noise of 1 RMS leaves 0.28 to 0.73 (docs/LOG.md, 2026-11-28)."""
-
-COPIED_MEAN, COPIED_DEVIATIONS = 0.5, 4.0
-"""Mean correlation from which the attention of two layers is called a copy: far above 0.29, and exceeded by fine-tunes,
-pruned and quantised copies, and some layers under noise of 1 RMS."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +87,7 @@ class HeadResemblances:
     @property
     def has_copies(self) -> bool:
         """Whether the attention of any pair of layers is a copy."""
-        least = max(COPIED_MEAN, least_correlation(self.n_products, COPIED_DEVIATIONS))
+        least = max(COPIED_HEAD_MEAN, least_correlation(self.n_products, COPIED_HEAD_DEVIATIONS))
         return any(mean >= least for *_, mean in self.pairs)
 
 
@@ -350,7 +342,7 @@ def compare_heads(
     if few == 1:
         layers, resemblance, standing_out = (layers[1], layers[0]), resemblance.T, standing_out.T
     nominated = _nominated(standing_out, layers, limit)
-    least = max(LEAST_MEAN, least_correlation(n_products, LEAST_DEVIATIONS))
+    least = max(LEAST_HEAD_MEAN, least_correlation(n_products, LEAST_DEVIATIONS))
     pairs = tuple(pair for pair in _means(keys, nominated[:NOMINATED_PAIRS]) if pair[2] >= least)
     noise = None if nominated else _excluded_noise(shallower, chosen, deeper, n_each=n_each, generator=generator)
     return HeadResemblances(layers, resemblance, nominated, pairs, n_products, noise)

@@ -20,21 +20,14 @@ from mdir_hf.method.matching import REMARKABLE
 from mdir_hf.method.neuron_numbers import count_in_batch, in_span, log_p_own_numbers, match_neurons_by_number
 from mdir_hf.method.significance import LN10, log_cost_of_look, log_n_choices
 from mdir_hf.report import LayerPair, NeuronNumbers, SettledBy
+from mdir_hf.thresholds import LEAST_CERTAIN_SHARE, MOST_NOMINATED
 
 IntArray = npt.NDArray[np.int64]
 Pair = tuple[int, int]
 
-LEAST_CERTAIN_SHARE = 0.5
-"""Two layers match if at least this share of the tested neurons is certain: 32 of 64. Strangers reach 4 (searched; 0 by
-number), framers who copy no row 14, and deterministic initialisations 16; copies of SmolLM2-135M reach 62 to 64
-under noise as large as the weights, and 47 to 58 under three times that noise (docs/method/verdicts.md)."""
-
 STEPS = (SettledBy.NEAR, SettledBy.NUMBER, SettledBy.EVERY, SettledBy.NOISE)
 """Steps that pair neurons by number. Step number s may spend 1 / (s (s + 1)) of alpha, and so may each comparison of
 experts or stacks, which come after them."""
-
-MOST_NOMINATED = 4
-"""Maximum number of nominated pairs of layers that are compared again by gate and up."""
 
 
 def count_neurons(

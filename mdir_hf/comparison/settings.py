@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from mdir_hf.errors import InputError
 from mdir_hf.report import HomologyReport, Level
+from mdir_hf.thresholds import ALPHA
 
 if TYPE_CHECKING:
     from mdir_hf.comparison.plan import ReadPlan
@@ -42,7 +43,7 @@ class Settings:
     """
 
     level: Level = Level.AUTO
-    alpha: float = 1e-10
+    alpha: float = ALPHA
     seed: int = 0
     device: str = "cpu"
     max_bytes: int | None = None

@@ -35,11 +35,9 @@ from mdir_hf.errors import AnatomyError, ByteBudgetError, MdirError, Unsupported
 from mdir_hf.method.gauge import ResidualBasisMap
 from mdir_hf.method.significance import log_cost_of_look
 from mdir_hf.report import NeuronNumbers, SettledBy
+from mdir_hf.thresholds import MOST_SEARCHED
 
 Pair = tuple[int, int]
-
-MOST_SEARCHED = 2
-"""Maximum number of pairs of layers that are searched behind one map. Each search reads one whole gate."""
 
 
 def compare_files(measurements: Measurements) -> Measurements:

@@ -14,6 +14,7 @@ from mdir_hf.comparison.progress import ByteCounter, Watch
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.comparison.stacks import has_mixture
 from mdir_hf.errors import (
+    ByteBudgetError,
     GatedRepositoryError,
     InputError,
     MdirError,
@@ -293,8 +294,12 @@ def _with_bases_of_parts(
     """If the model has several parts and the index few bases, compare all bases: an index knows main stacks only."""
     if len(index) > MOST_COMPARED:
         return identification
-    opened = model.open(reading, IoLedger(max_bytes=remaining_settings().max_bytes))
-    if not opened.other_stacks and not has_mixture((opened,)):
+    try:
+        opened = model.open(reading, IoLedger(max_bytes=remaining_settings().max_bytes))
+        has_parts = bool(opened.other_stacks) or has_mixture((opened,))
+    except ByteBudgetError:  # the bases that were found stand without it
+        return identification
+    if not has_parts:
         return identification
     ancestors = {ancestor.base.repo: ancestor for ancestor in identification.ancestors}
     for base in index.bases:

@@ -16,9 +16,7 @@ from scipy.special import ndtri
 
 from mdir_hf.method.blocks import FloatArray, IntArray
 from mdir_hf.method.planes import PlanePairing, plane_rows
-
-FALSE_NOMINATIONS = 1e-3
-"""Expected number of false nominations in a comparison if correlations were Gaussian around the typical size."""
+from mdir_hf.thresholds import FALSE_NOMINATIONS
 
 FEWEST_TYPICAL = 5
 """Rows and columns with fewer correlations have no typical size: a single pair of copies would raise the median."""

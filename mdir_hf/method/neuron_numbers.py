@@ -17,8 +17,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from mdir_hf.method.matching import CHANNEL_ALPHA, ROWS_AT_ONCE, IntArray
+from mdir_hf.method.matching import ROWS_AT_ONCE, IntArray
 from mdir_hf.method.neurons import unit_rows
+from mdir_hf.thresholds import CHANNEL_ALPHA, LEAST_DEVIATIONS
 
 
 def mutual_partners(polar: torch.Tensor) -> tuple[IntArray, IntArray]:
@@ -41,11 +42,6 @@ def mutual_partners(polar: torch.Tensor) -> tuple[IntArray, IntArray]:
 
 Neurons = Sequence[torch.Tensor]
 """Unit rows of gate and up, or of up alone, for the same neurons; each matrix is ``(n, width)``."""
-
-
-LEAST_DEVIATIONS = 3.0
-"""Minimum cosine in each matrix for a neuron to count as certain, in standard deviations for random directions. Without
-it, if neurons were split without changing the model's output, copies of up alone would count as certain."""
 
 
 WHITENING_RIDGE = 1.0

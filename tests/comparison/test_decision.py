@@ -10,7 +10,7 @@ import torch
 
 from mdir_hf.comparison.decide import Evidence, decide
 from mdir_hf.comparison.neuron_sample import NeuronSample
-from mdir_hf.comparison.neurons import LEAST_CERTAIN_SHARE, count_neurons
+from mdir_hf.comparison.neurons import count_neurons
 from mdir_hf.report import (
     Assumption,
     LayerPair,
@@ -22,6 +22,7 @@ from mdir_hf.report import (
     Transformation,
     Verdict,
 )
+from mdir_hf.thresholds import LEAST_CERTAIN_SHARE
 
 NEAR = NeuronNumbers(
     step=SettledBy.NEAR,

@@ -79,6 +79,10 @@ def logits(folder):
         return model(torch.arange(16)[None]).logits
 
 
+def renamed(old, new):
+    return lambda tensors: {name.replace(old, new): tensor for name, tensor in tensors.items()}
+
+
 KINDS = {
     "layers beyond the depth": (beyond, {}),
     "a draft model": (under("draft_model"), {}),
@@ -88,6 +92,9 @@ KINDS = {
     "multi-token prediction that the class does not know": (beyond, {"num_nextn_predict_layers": LAYERS}),
     "experts in a dense model": (as_experts, {}),
     "a stack without a known name": (under("teacher"), {}),
+    "compiled copies beside the model": (under("_orig_mod"), {}),
+    "wrapped copies beside the model": (under("module"), {}),
+    "the names of GPT-2": (renamed("model.layers", "transformer.h"), {}),
 }
 
 
@@ -104,6 +111,18 @@ def test_copies_that_the_class_does_not_load_decide_nothing_and_are_named(kind, 
     assert "which this model does not load" in report.sentence
     (entry,) = [entry for entry in report.coverage.candidate if entry.part == copied.candidate]
     assert (entry.is_match, entry.is_loaded) == (True, False)
+    assert not any(entry.is_match for entry in report.coverage.reference)
+
+
+@pytest.mark.parametrize(
+    "wrapper", ["modules_to_save.default", "original_module", "base_layer", "weight_v", "_orig_mod"]
+)
+def test_copies_under_wrapped_names_never_replace_the_tensors_of_the_model(wrapper, victim, own, tmp_path):
+    mlps = {name: tensor for name, tensor in layer_tensors(victim).items() if ".mlp." in name}
+    folder = add(own, tmp_path / "own", renamed("proj.weight", f"proj.{wrapper}.weight")(mlps))
+    assert torch.equal(logits(folder), logits(own))
+    assert compare(victim, folder, progress=False).verdict is Verdict.NO_EVIDENCE
+    assert compare(own, folder, progress=False).verdict is Verdict.HOMOLOGOUS
 
 
 def test_they_decide_nothing_from_the_other_side_and_at_level_layers(victim, own, tmp_path):

@@ -140,7 +140,7 @@ def test_a_budget_that_ends_it_leaves_the_last_interim_report(pair):
 def test_a_budget_that_ends_the_description_keeps_the_verdict(pair, tmp_path):
     relative = write_model(tmp_path / "relative", gaussian(V, N, 0) + 0.3 * gaussian(V, N, 5))
     n_bytes = compare(pair[0], relative, progress=False).io.bytes_read
-    # The bytes of a fresh sample of neurons vary by up to 60 kB; 512 rows of two embeddings have 393 kB.
-    report = compare(pair[0], relative, describes=True, max_bytes=n_bytes + 100_000, progress=False)
+    # The samples of two comparisons differ by up to 31 kB; the description takes 200 kB more.
+    report = compare(pair[0], relative, describes=True, max_bytes=n_bytes + 80_000, progress=False)
     assert report.verdict is Verdict.HOMOLOGOUS and report.embedding is None
     assert any(caveat.startswith("The models were not described further: ") for caveat in report.caveats)

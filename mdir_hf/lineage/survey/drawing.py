@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mdir_hf.render.figures import CellGrid
 
 MOST_DRAWN = 100
-"""Largest survey of which a matrix is drawn, and largest group in a dendrogram."""
+"""Largest survey with a drawn matrix, and largest group in a dendrogram."""
 
 FamilyDistances = Sequence[tuple[tuple[str, ...], FloatArray]]
 """For each group of relatives, the models and the ``(m, m)`` distances between them."""
@@ -25,7 +25,7 @@ FamilyDistances = Sequence[tuple[tuple[str, ...], FloatArray]]
 def family_distances(report: SurveyReport, rows: Callable[[str], Fingerprint | None]) -> FamilyDistances:
     """Measure distances between relatives: the RMS difference between aligned rows, relative to one model's RMS.
 
-    Groups without stored rows, and those of more than :data:`MOST_DRAWN` models, are left out.
+    Groups without stored rows, and groups of more than :data:`MOST_DRAWN` models, are left out.
     """
     groups = []
     for group in report.groups():

@@ -186,7 +186,7 @@ class SurveyState:
             self.keep_rows(result.name, fingerprint)
 
     def pin(self, name: str, pin: Pin) -> None:
-        """Pin a model; if its files changed, forget what was found in the earlier ones."""
+        """Pin a model; if its files changed, forget the results of the earlier ones."""
         sample = self.sample or Sample(())
         earlier = sample.pins.get(name)
         if earlier == pin:

@@ -47,7 +47,7 @@ class PlannedRequests:
     def __str__(self) -> str:
         quotas = USER if self.has_token else ANONYMOUS
         client = "a user" if self.has_token else "an address without a token"
-        long = f"; they are spread over {self.at_least_s / 60:.0f} minutes or more" if self.at_least_s else ""
+        long = f"; they take {self.at_least_s / 60:.0f} minutes or more" if self.at_least_s else ""
         return (
             f"{self.n_models} models on the Hub: up to {self.api:,} requests to its API and {self.files:,} for files; "
             f"in five minutes it answers {client} {quotas['api']:,} and {quotas['resolvers']:,}{long}"

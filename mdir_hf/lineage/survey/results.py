@@ -345,7 +345,7 @@ MOST_PAIRS = 15
 
 
 def survey_text(report: SurveyReport) -> str:
-    """Return a survey as text: groups with their weakest pairs, models without a relative, and what was compared."""
+    """Return a survey as text: groups with their weakest pairs, lone models, and the number of compared pairs."""
     lines = [] if report.is_complete else [f"not finished: {report.progress_text}; groups may grow"]
     for group, pairs in report.related_by_group().items():
         lines += _group_lines(report, group, pairs)

@@ -145,7 +145,7 @@ def check_plan(plan: SurveyPlan) -> None:
 
 @contextmanager
 def open_folder(plan: SurveyPlan, folder: Path) -> Iterator[SurveyFolder]:
-    """Lock the folder of a survey, and read what it holds.
+    """Lock the folder of a survey, and read its contents.
 
     Raises:
         InputError: If another process runs a survey there, or the folder holds another survey.

@@ -154,7 +154,7 @@ def _compare_block(
 
 
 def of_neurons(fingerprint: Fingerprint) -> Fingerprint:
-    """Return a copy with neurons only, which is what :func:`compare_by_number` needs."""
+    """Return a copy with neurons only, as :func:`compare_by_number` needs it."""
     return replace(fingerprint, tokens=(), rows=fingerprint.rows[:0], heads=None)
 
 

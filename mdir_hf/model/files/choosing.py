@@ -37,7 +37,7 @@ def choose_by_headers(
 ) -> ShardedTensors | None:
     """Open the model among files of one format; see :func:`open_pytorch_model`."""
     slices = slices_among(paths)
-    if slices and len(slices) == len(paths) and _are_numbered(paths):
+    if slices and len(slices) == len(paths) and are_numbered(paths):
         raise UnsupportedFormatError(slices_refused(slices))
     if len(paths) > MOST_CLASSIFIED:
         raise SeveralModelsError(
@@ -90,7 +90,7 @@ def files_beside(tree: FileTree, paths: Collection[str], *, most: int = 16) -> I
 
 
 def described(files: Sequence[FileContents]) -> str:
-    """Name files and what they hold: ``optimizer.pt (the state of an optimizer), …``."""
+    """Name files and their contents: ``optimizer.pt (the state of an optimizer), …``."""
     return list_some((f"{file.path} ({file.detail})" for file in files), 8)
 
 
@@ -98,7 +98,8 @@ def _pytorch_files(tree: FileTree) -> tuple[str, ...]:
     return tuple(path for path in sorted(tree.files) if "/" not in path and path.lower().endswith(PYTORCH_SUFFIXES))
 
 
-def _are_numbered(paths: Sequence[str]) -> bool:
+def are_numbered(paths: Sequence[str]) -> bool:
+    """Return whether names differ only in numbers."""
     return len({_DIGITS.sub("0", path) for path in paths}) == 1
 
 
@@ -107,7 +108,7 @@ def _check_shards(models: Sequence[FileContents]) -> None:
     holders = Counter(name for file in models for name in file.shapes)
     paths = [file.path for file in models]
     n_shared = sum(n > 1 for n in holders.values())
-    if _are_numbered(paths) and not n_shared:
+    if are_numbered(paths) and not n_shared:
         return
     if n_shared and len(slices_among(paths)) == len(paths):
         raise UnsupportedFormatError(slices_refused(paths))

@@ -28,7 +28,7 @@ from mdir_hf.model.files.adapters import (
     read_adapter_config,
 )
 from mdir_hf.model.files.adapters.factors import NamedFactors
-from mdir_hf.model.files.choosing import choose_by_headers, open_pytorch_model, refuse_without_model
+from mdir_hf.model.files.choosing import are_numbered, choose_by_headers, open_pytorch_model, refuse_without_model
 from mdir_hf.model.files.gguf import GgufSource, open_gguf, open_named_gguf
 from mdir_hf.model.files.index import parse_index, shard_named, slices_beside, slices_refused
 from mdir_hf.model.files.kinds import FactorPair, LazyShapes, factor_pairs, of_factors
@@ -410,7 +410,7 @@ def _no_weights(tree: FileTree, variant: str | None) -> CheckpointError:
         looked_for = ", ".join(dict.fromkeys(file_format.looks_for for file_format in FORMATS if file_format.looks_for))
         hint = ""
     ranks = [path for path in below if re.search(r"(?:^|/)mp_rank_[\d_]+/", path)]
-    if len(ranks) > 1:
+    if len(ranks) > 1 and ranks == below and are_numbered(ranks):
         raise UnsupportedFormatError(slices_refused(ranks))
     if below and not hint:
         return NoWeightsError(f"no weights in its root; name the subfolder that holds them ({list_some(below)})")

@@ -64,7 +64,7 @@ _PARALLELISM = (
     (re.compile(r"mp_rank_\d+_\d+", re.IGNORECASE), "tensor and pipeline parallelism"),
     (re.compile(r"consolidated|(?:^|[^a-z])[mt]p(?:[^a-z]|\d)|-part-", re.IGNORECASE), "tensor parallelism"),
 )
-"""What the names of slices tell about them."""
+"""Kinds of slices, keyed by patterns of their names."""
 
 
 def slices_refused(slices: Sequence[str]) -> str:

@@ -42,11 +42,11 @@ _ENDINGS = frozenset({"weight", "default"})
 
 @dataclass(frozen=True)
 class FileContents:
-    """What one weight file holds.
+    """Contents of one weight file.
 
     Attributes:
         shapes: Shapes of its tensors that can be read, keyed by name.
-        detail: What the file holds, in words.
+        detail: The contents in words.
     """
 
     path: str

@@ -170,7 +170,6 @@ def other_stacks(
     def shape_of(name: str) -> tuple[int, ...]:
         return tuple(tensors.spec(name).shape)
 
-    language = next((part for part in inventory.parts if part.name == LANGUAGE), None)
     vectors = {part.owner: part.tensors for part in inventory.parts if part.kind is PartKind.VECTORS}
     for part in inventory.parts:
         if part.kind not in (PartKind.STACK, PartKind.CONNECTOR) or part.name == LANGUAGE:
@@ -180,7 +179,7 @@ def other_stacks(
         else:
             anatomy = stack_anatomy((*part.tensors, *vectors.get(part.name, ())), shape_of)
         if anatomy is not None:
-            views.append(ModelView(part.name, label, tensors, anatomy, is_loaded=is_loaded(part, language, config)))
+            views.append(ModelView(part.name, label, tensors, anatomy, is_loaded=is_loaded(part, inventory, config)))
     return tuple(views)
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from mdir_hf.errors import SeveralModelsError, UnsupportedFormatError
+from mdir_hf.errors import NoWeightsError, SeveralModelsError, UnsupportedFormatError
 from mdir_hf.model.files import open_checkpoint
 from mdir_hf.model.files.choosing import files_beside
 from mdir_hf.model.files.kinds import factor_pairs
@@ -111,6 +111,12 @@ def test_slices_of_ranks_are_called_what_they_are(kind, file):
 def test_the_folders_of_ranks_are_slices(pattern, kind):
     files = {f"iter_9/{pattern.format(rank)}/model_optim_rng.pt": b"" for rank in range(2)}
     with pytest.raises(UnsupportedFormatError, match=f"2 slices for {kind}"):
+        open_checkpoint(MemoryTree(files))
+
+
+def test_the_folders_of_several_runs_are_not_slices_of_one():
+    files = {f"{run}/mp_rank_00/model_optim_rng.pt": b"" for run in ("first", "second")}
+    with pytest.raises(NoWeightsError, match="name the subfolder"):
         open_checkpoint(MemoryTree(files))
 
 

@@ -11,8 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from mdir_hf.comparison.inspection import inspect_model
-from mdir_hf.comparison.inspection_result import lines_of
+from mdir_hf.comparison.inspection import inspect_model, lines_of
 from mdir_hf.model.files.sources import StoredTensor
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.inventory import PartKind, may_have_other_stacks, take_inventory

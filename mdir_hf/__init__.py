@@ -13,6 +13,8 @@ from mdir_hf._version import __version__ as __version__
 if TYPE_CHECKING:
     from mdir_hf.comparison.api import HomologyChecker as HomologyChecker
     from mdir_hf.comparison.api import compare as compare
+    from mdir_hf.comparison.check import ReportCheck as ReportCheck
+    from mdir_hf.comparison.check import check_report as check_report
     from mdir_hf.comparison.plan import ReadPlan as ReadPlan
     from mdir_hf.comparison.settings import Listeners as Listeners
     from mdir_hf.comparison.settings import Settings as Settings
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "mdir_hf.comparison.api": "HomologyChecker compare",
+    "mdir_hf.comparison.check": "ReportCheck check_report",
     "mdir_hf.comparison.plan": "ReadPlan",
     "mdir_hf.comparison.settings": "Listeners Settings",
     "mdir_hf.errors": "MdirError",

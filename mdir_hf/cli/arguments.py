@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 N = TypeVar("N", int, float)
 
 EXIT_NAMED = 3
-"""Exit status if ``--fail-on`` names the outcome."""
+"""Exit status if ``--fail-on`` names the outcome, or ``--check`` finds a difference."""
 
 MODEL = "owner/name, owner/name@revision, owner/name:Q4_K_M, owner/name/folder, a Hub URL, a folder or a file"
 LEVELS = tuple(level.value for level in Level)
@@ -95,7 +95,7 @@ def add_index(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_output(parser: argparse.ArgumentParser, what: str, *, metavar: str = "DIR", required: bool = False) -> None:
+def add_output(parser: argparse._ActionsContainer, what: str, *, metavar: str = "DIR", required: bool = False) -> None:
     """Add ``--output``."""
     parser.add_argument("--output", metavar=metavar, type=Path, required=required, help=what)
     parser.set_defaults(check_output=early.check_save_file if metavar == "FILE" else early.check_save_folder)
@@ -154,7 +154,7 @@ def add_settings(parser: argparse.ArgumentParser, *, over: str = "") -> None:
         "--sample-seed",
         type=seed,
         metavar="SEED",
-        help="reproduce a report with the sample of neurons that it names; such a report accuses no model "
+        help="read the sample of neurons of this seed; the verdict is then at most inconclusive "
         "(default: drawn once both models are open)",
     )
 

@@ -62,7 +62,7 @@ class Measurements:
         printed: Algorithm 1 as printed.
         parts: Compared pairs of other stacks and of expert sets; empty if there are none.
         notes: Sentences on weights that could not be compared.
-        stopped_before: Sentences about the remaining steps, in interim reports.
+        not_yet: Sentences about the remaining steps, in interim reports.
     """
 
     reference: Comparable
@@ -87,7 +87,7 @@ class Measurements:
     modules: tuple[ModuleResult, ...] | None = None
     parts: tuple[StackPair, ...] | None = None
     notes: tuple[str, ...] = ()
-    stopped_before: tuple[str, ...] = ()
+    not_yet: tuple[str, ...] = ()
 
     @property
     def models(self) -> tuple[Comparable, Comparable]:
@@ -103,6 +103,11 @@ class Measurements:
     def has_results(self) -> bool:
         """Whether anything was compared, so that an interim report would not be a verdict on nothing."""
         return self.files_are_equal or bool(self.neurons or self.heads or self.parts or self.matrices)
+
+    @property
+    def has_drawn_rows(self) -> bool:
+        """Whether a result depends on the sample of neurons and heads."""
+        return bool(self.neurons or self.parts) or self.heads is not None
 
     @property
     def is_settled(self) -> bool:
@@ -127,7 +132,7 @@ class Measurements:
                 have_layers=self.have_layers,
                 have_compared_layers=self.has_read_layers and all(map(can_compare_most_layers, self.models)),
                 have_other_shapes=self.have_other_shapes,
-                is_stopped=bool(self.stopped_before),
+                is_unfinished=bool(self.not_yet),
             )
         )
 
@@ -181,7 +186,7 @@ def report_on(measurements: Measurements, watch: Watch) -> HomologyReport:
         version=__version__,
         assumption=decision.assumption,
         neurons=measurements.shown_neurons,
-        sample_seed=measurements.sample_seed if measurements.neurons or measurements.parts else None,
+        sample_seed=measurements.sample_seed if measurements.has_drawn_rows else None,
         parts=measurements.parts or None,
         excludes=_exclusion_by(measurements) if decision.verdict is Verdict.NO_EVIDENCE else None,
         projections=_table_of(measurements),
@@ -242,7 +247,7 @@ def _caveats_on(measurements: Measurements) -> tuple[str, ...]:
     if decision.verdict is Verdict.NO_EVIDENCE:
         sentences += caveats.of_other_experts(*models, are_sets_compared=_has_expert_sets(measurements))
         sentences.append(caveats.NOT_COVERED)
-    return tuple(dict.fromkeys((*sentences, *measurements.stopped_before)))
+    return tuple(dict.fromkeys((*sentences, *measurements.not_yet)))
 
 
 def _has_expert_sets(measurements: Measurements) -> bool:

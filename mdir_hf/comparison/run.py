@@ -41,8 +41,18 @@ BEHIND_AGREEMENT: tuple[tuple[str, Step], ...] = (
 """Steps that run if keys or embeddings agree, and neurons do not."""
 
 
-def compare_models(reference: Comparable, candidate: Comparable, settings: Settings, watch: Watch) -> HomologyReport:
+def compare_models(
+    reference: Comparable,
+    candidate: Comparable,
+    settings: Settings,
+    watch: Watch,
+    *,
+    repeated_sample_seed: int | None = None,
+) -> HomologyReport:
     """Compare two opened models. All comparisons in this package go through this function.
+
+    ``repeated_sample_seed`` repeats a comparison that drew this seed, to check its report: the result has the verdict
+    that the evidence gave then. It must never be published, because a caller could have chosen the seed.
 
     Raises:
         MdirError: If an argument is invalid or the files cannot be read.
@@ -52,6 +62,7 @@ def compare_models(reference: Comparable, candidate: Comparable, settings: Setti
     watch.planned(replace(plan, opening_bytes=watch.n_bytes))
     agreement = with_agreed_roles(reference, candidate)
     reference, candidate = agreement.models
+    sample_seed = settings.sample_seed if repeated_sample_seed is None else repeated_sample_seed
     measurements = Measurements(
         reference=reference,
         candidate=candidate,
@@ -59,7 +70,7 @@ def compare_models(reference: Comparable, candidate: Comparable, settings: Setti
         log_n_readings=agreement.log_n_readings,
         notes=agreement.notes,
         tensors=(read_closely(reference), read_closely(candidate)),
-        sample_seed=_fresh_seed(reference, candidate) if settings.sample_seed is None else settings.sample_seed,
+        sample_seed=_fresh_seed(reference, candidate) if sample_seed is None else sample_seed,
         is_sample_fresh=settings.sample_seed is None,
     )
     with one_pool():
@@ -122,7 +133,7 @@ def _fresh_seed(*models: Comparable) -> int:
 def _run(name: str, step: Step, measurements: Measurements, watch: Watch) -> Measurements:
     """Run one step, and turn unreadable weights into a note. First report the measurements so far to listeners."""
     if measurements.has_results:
-        watch.found(lambda: report_on(replace(measurements, stopped_before=(caveats.STOPPED_BEFORE[name],)), watch))
+        watch.found(lambda: report_on(replace(measurements, not_yet=(caveats.NOT_YET[name],)), watch))
     with watch.step(name):
         watch.enter(name)
         try:

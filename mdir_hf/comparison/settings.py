@@ -29,9 +29,9 @@ class Settings:
             hours for 8B.
         alpha: Significance level in (0, 1), fixed in advance.
         seed: Seed in [0, 2^63) for every random choice except the sample of neurons.
-        sample_seed: Seed for the sample of neurons, as printed in a report. It reproduces that report, but a
-            predictable sample is not evidence, so the verdict is at most ``inconclusive`` (``sample_chosen``). By
-            default, the seed is drawn from system entropy after both models are open.
+        sample_seed: Seed for the sample of neurons. A predictable sample is not evidence, so the verdict is at most
+            ``inconclusive`` (``sample_chosen``). By default, the seed is drawn from system entropy after both models
+            are open. To check a report, use :func:`mdir_hf.check_report`.
         device: torch device for matrix products. ``auto`` selects a CUDA device if there is one, else the CPU.
         max_bytes: Limit on the bytes that this comparison reads, or None for no limit.
         max_memory_bytes: Memory limit, by default the machine's memory. A comparison that needs more is refused.

@@ -113,10 +113,11 @@ def test_a_report_of_what_is_known_arrives_before_every_step(pair):
     report = checker.compare(pair[1], progress=False, on_progress=seen.append, on_found=keep)
     for name, before in zip(STEPS[1:], stages_before, strict=True):  # before the first step, there is nothing to say
         assert name not in before
-    assert {(result.verdict, result.reason) for result in interim} == {(Verdict.INCONCLUSIVE, Reason.STOPPED)}
+    assert {(result.verdict, result.reason) for result in interim} == {(Verdict.INCONCLUSIVE, Reason.UNFINISHED)}
     assert all(result.embedding is None for result in interim) and report.embedding is not None
-    assert all(sum("stopped" in caveat for caveat in result.caveats) == 1 for result in interim)
-    assert report.verdict is Verdict.NO_EVIDENCE and not any("stopped" in caveat for caveat in report.caveats)
+    assert all(sum("not finished" in caveat for caveat in result.caveats) == 1 for result in interim)
+    assert not any("stopped" in str(result) for result in interim)  # the comparison is running
+    assert report.verdict is Verdict.NO_EVIDENCE and "not finished" not in str(report)
 
 
 def test_a_settled_question_stays_settled_in_later_reports(pair, tmp_path):

@@ -195,10 +195,7 @@ def named(report: HomologyReport, pair: RealPair) -> HomologyReport:
         reference=reference,
         candidate=replace(report.candidate, repo=pair.called, tokenizer=None, file=None),
         io=replace(report.io, files=files),
-        direction=tuple(
-            DirectionFact(fact.fact, *map(without_folders, (fact.earlier, fact.later, fact.evidence)))
-            for fact in report.direction
-        ),
+        direction=tuple(DirectionFact(fact.fact, without_folders(fact.evidence)) for fact in report.direction),
         caveats=tuple(map(without_folders, report.caveats)),
     )
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from benchmarks import direction
 from benchmarks.evidence.broken import broken_section
 from benchmarks.evidence.calibration import calibration_section
 from benchmarks.evidence.costs import growth_section
@@ -142,12 +141,6 @@ NOT_RUN = (
 )
 
 
-def direction_section(results: Results, figures: dict[str, Figure]) -> str:
-    """Count the facts that show which of two relatives came first."""
-    del figures
-    return direction.section(results["direction"])
-
-
 SECTIONS: tuple[tuple[str, tuple[str, ...], Callable[[Results, dict[str, Figure]], str]], ...] = (
     (
         "Real models",
@@ -164,7 +157,6 @@ SECTIONS: tuple[tuple[str, tuple[str, ...], Callable[[Results, dict[str, Figure]
     ("The zoo", ("zoo-models", "zoo-pairs"), zoo_section),
     ("Others on the same pairs", ("zoo-pairs", "zoo-peers"), peers_section),
     ("Where we lose", ("zoo-pairs", "zoo-peers"), losses_section),
-    ("Facts that show a direction", ("direction",), direction_section),
     ("Calibration", ("calibration-models", "calibration-pairs", "calibration-haar"), calibration_section),
     ("Broken on purpose", ("mutants",), broken_section),
 )

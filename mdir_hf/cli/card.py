@@ -194,8 +194,8 @@ def _write(path: Path, content: bytes) -> None:
     remark(f"wrote {path}\n")
 
 
-OUTCOMES = (*arguments.VERDICTS, "not_measured", "confirmed", "no_share")
-OF_BOM = ("confirmed_in_part", "contradicted", "not_found", "changed", "unchanged", "no_commit")
+OUTCOMES = (*arguments.VERDICTS, "not_measured", "confirmed", "contradicted", "cannot_tell", "no_share")
+OF_BOM = ("confirmed_in_part", "not_confirmed", "not_found", "changed", "unchanged", "no_commit")
 
 BESIDE = Path()
 """Value of ``--mergekit`` if it is given without a file."""
@@ -225,7 +225,7 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         nargs="?",
         type=Path,
         const=BESIDE,
-        help="compare with the parents in a mergekit recipe, and measure the share of each in every layer "
+        help="test whether the model is what a mergekit recipe gives, and measure each parent's share in every layer "
         "(default: mergekit_config.yml beside the model)",
     )
     arguments.add_settings(parser)
@@ -265,7 +265,7 @@ def _run_verify(options: argparse.Namespace) -> int:
         )
     _show(check, options)
     arguments.write_bom(options, check, options.repo)
-    return arguments.exit_status(options, *(base.outcome for base in check.bases))
+    return arguments.exit_status(options, *(outcome for base in check.bases for outcome in base.outcomes))
 
 
 def _run_on_bom(options: argparse.Namespace) -> int:
@@ -305,7 +305,7 @@ def _run_on_merge(options: argparse.Namespace) -> int:
         listeners=arguments.listeners_of(options),
     )
     _show(check, options)
-    return arguments.exit_status(options, *(parent.outcome for parent in check.parents))
+    return arguments.exit_status(options, check.outcome.value, *(parent.outcome for parent in check.parents))
 
 
 def _show(check: LineageCheck | MergeCheck | BomCheck, options: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""Find out which of two related models came first, from changes that cannot be undone."""
+"""State what is equal in two related models, and both ways in which it can come about."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from mdir_hf.comparison.order_evidence import (
+from mdir_hf.comparison.equal_values import (
     FEWEST_ROWS,
-    copied_layers,
     first_rows,
     is_extension,
-    roundings,
+    repeated_layer,
+    rounded_form,
     rows_at_mean,
 )
 from mdir_hf.errors import MdirError, StoppedError
 from mdir_hf.model.comparable import Comparable, embedding_spec
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Role, WeightPart
-from mdir_hf.report import DirectionFact, FactKind, ModelSummary, fact_side
+from mdir_hf.report import DirectionFact, FactKind
 
 ROWS = 64
 """Number of rows of a matrix that are checked for rounding, 0.5 MB per model at width 4096."""
@@ -37,7 +37,7 @@ NEW_ROWS = 64
 
 
 def direction_facts(reference: Comparable, candidate: Comparable, *, level_reads: bool) -> tuple[DirectionFact, ...]:
-    """Collect facts that show which of two related models came first.
+    """Collect facts on equal values, which name no model as the first.
 
     If ``level_reads`` is False, only adapter configs and dates are used. Tests that cannot read their rows are skipped.
 
@@ -62,32 +62,31 @@ def _adapters(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
     for base, model in ((reference, candidate), (candidate, reference)):
         first, second = base.summary(), model.summary()
         if first.pinned in (second.bases or ()):
-            evidence = f"{second.repo} is an adapter: its weights are changes to {first.repo}"
-            yield _fact(FactKind.ADAPTER, first, second, evidence)
+            text = f"{second.repo} is stored as an adapter: its weights are changes to {first.repo}"
+            yield DirectionFact(FactKind.ADAPTER, text)
 
 
 def _roundings(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
     """Check the embedding and a middle layer for rounding."""
     is_same_form = _form(reference) == _form(candidate)
-    sides = {"reference": reference, "candidate": candidate}
     n_rows = ROWS_IN_SAME_FORM if is_same_form else ROWS
-    for name, role in (("embedding", None), ("V", Role.V), ("up", Role.UP)):
+    for place, role in (("the embedding", None), ("V of a middle layer", Role.V), ("up of a middle layer", Role.UP)):
         if role is None and is_same_form:
             continue
-        rows = {side: values for side, model in sides.items() if (values := _rows(model, role, n_rows)) is not None}
-        if len(rows) < 2:
-            continue
-        for evidence in roundings(rows):
-            earlier, later = sides[evidence.earlier].summary(), sides[evidence.later].summary()
-            place = "the embedding" if name == "embedding" else f"{name} of a middle layer"
-            sentence = (
-                f"{len(rows['reference'])} sampled rows of {place} of {later.repo} are rows of {earlier.repo} rounded "
-                f"to {evidence.form}, which cannot be undone; {earlier.repo}, or a relative with the same rows, came "
-                "first"
+        rows = {model: _rows(model, role, n_rows) for model in (reference, candidate)}
+        for fine, coarse in ((reference, candidate), (candidate, reference)):
+            values, rounded = rows[fine], rows[coarse]
+            form = None if values is None or rounded is None else rounded_form(values, rounded)
+            if form is None or rounded is None:
+                continue
+            first, second = coarse.summary().repo, fine.summary().repo
+            yield DirectionFact(
+                FactKind.ROUNDED,
+                f"in {len(rounded)} sampled rows of {place}, the values of {first} are the values of {second} rounded "
+                f"to {form}: {first} was rounded, or digits were added to {second}",
             )
-            yield _fact(FactKind.ROUNDED, earlier, later, sentence)
             return
-        if is_same_form:
+        if is_same_form and not any(values is None for values in rows.values()):
             return
 
 
@@ -113,25 +112,25 @@ def _rows(model: Model, role: Role | None, n_rows: int) -> torch.Tensor | None:
 
 def _repeated_layers(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
     """Check the deeper model for repeated copies of layers that occur only once in the other model."""
-    sides = {"reference": reference, "candidate": candidate}
-    counts = [len(model.anatomy.layers) for model in sides.values()]
-    if counts[0] == counts[1] or 0 in counts:
+    shallow, deep = sorted((reference, candidate), key=lambda model: len(model.anatomy.layers))
+    if len(shallow.anatomy.layers) == len(deep.anatomy.layers) or not shallow.anatomy.layers:
         return
     for role in (Role.V, Role.UP):
-        rows = {
-            side: [_stored_rows(model, at, role) for at in range(len(model.anatomy.layers))]
-            for side, model in sides.items()
-        }
-        if any(values is None for layers in rows.values() for values in layers):
+        once, twice = (
+            [rows for at in range(len(model.anatomy.layers)) if (rows := _stored_rows(model, at, role)) is not None]
+            for model in (shallow, deep)
+        )
+        if len(once) < len(shallow.anatomy.layers) or len(twice) < len(deep.anatomy.layers):
             continue
-        for evidence in copied_layers(rows):
-            earlier, later = sides[evidence.earlier].summary(), sides[evidence.later].summary()
-            i, j, k = evidence.places
-            sentence = (
-                f"layers {i} and {j} of {later.repo} both match layer {k} of {earlier.repo}, which has it once, by the "
-                f"first {COPIED_ROWS} rows of {role.value}; {earlier.repo}, or a relative with that layer, came first"
+        places = repeated_layer(once, twice)
+        if places is not None:
+            i, j, k = places
+            first, second = deep.summary().repo, shallow.summary().repo
+            yield DirectionFact(
+                FactKind.REPEATED_LAYERS,
+                f"layers {i} and {j} of {first} both match layer {k} of {second}, by the first {COPIED_ROWS} rows of "
+                f"{role.value}: {first} repeats the layer, or {second} was made without the repetition",
             )
-            yield _fact(FactKind.REPEATED_LAYERS, earlier, later, sentence)
         return
 
 
@@ -148,26 +147,26 @@ def _stored_rows(model: Model, at: int, role: Role) -> torch.Tensor | None:
 def _new_tokens(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
     """Check whether the larger vocabulary extends the smaller one with new rows set to the mean of the others."""
     vocabularies = [model.vocabulary if model.has_read_vocabulary else None for model in (reference, candidate)]
-    for at, earlier in enumerate((reference, candidate)):
-        small, large, later = vocabularies[at], vocabularies[1 - at], (candidate, reference)[at]
-        if small is None or large is None or later.anatomy.embedding is None or not is_extension(small, large):
+    for at, smaller in enumerate((reference, candidate)):
+        small, large, larger = vocabularies[at], vocabularies[1 - at], (candidate, reference)[at]
+        if small is None or large is None or larger.anatomy.embedding is None or not is_extension(small, large):
             continue
-        new = sorted(row for token, row in large.row_of.items() if token not in small.row_of and row < later.n_rows)
-        old = sorted(row for row in small.row_of.values() if row < later.n_rows)
+        new = sorted(row for token, row in large.row_of.items() if token not in small.row_of and row < larger.n_rows)
+        old = sorted(row for row in small.row_of.values() if row < larger.n_rows)
         if len(new) < FEWEST_ROWS or len(old) < OLD_BLOCKS * OLD_BLOCK_ROWS:
             continue
         starts = np.linspace(0, len(old) - OLD_BLOCK_ROWS, OLD_BLOCKS).astype(int)
         sampled_rows = sorted({row for start in starts for row in old[start : start + OLD_BLOCK_ROWS]})
-        name = embedding_spec(later).name
-        old_rows = later.tensors.read_rows(name, np.array(sampled_rows, dtype=np.int64))
-        new_rows = later.tensors.read_rows(name, np.array(new[:NEW_ROWS], dtype=np.int64))
+        name = embedding_spec(larger).name
+        old_rows = larger.tensors.read_rows(name, np.array(sampled_rows, dtype=np.int64))
+        new_rows = larger.tensors.read_rows(name, np.array(new[:NEW_ROWS], dtype=np.int64))
         if rows_at_mean(old_rows, new_rows):
-            first, second = earlier.summary(), later.summary()
-            sentence = (
-                f"{second.repo} has the tokens of {first.repo} and {len(new):,} more; the {len(new_rows):,} of their "
-                "rows that were read are at the mean of the others, as rows are that were added and not trained"
+            first, second = larger.summary().repo, smaller.summary().repo
+            yield DirectionFact(
+                FactKind.NEW_TOKENS,
+                f"{first} has the tokens of {second} and {len(new):,} more; the {len(new_rows):,} of their rows that "
+                f"were read are at the mean of the others: rows were added to {second}, or left out of {first}",
             )
-            yield _fact(FactKind.NEW_TOKENS, first, second, sentence)
 
 
 def _records(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
@@ -175,16 +174,8 @@ def _records(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
     first_date, second_date = (model.created_at for model in (reference, candidate))
     if first_date is None or second_date is None or first.repo == second.repo:
         return
-    if first_date == second_date:
-        return
-    if second_date < first_date:
-        first, second, first_date, second_date = second, first, second_date, first_date
-    sentence = (
+    yield DirectionFact(
+        FactKind.ON_RECORD,
         f"the Hub has a record of {first.repo} since {first_date:%Y-%m-%d}, and of {second.repo} since "
-        f"{second_date:%Y-%m-%d}; these dates are of uploads and show no derivation"
+        f"{second_date:%Y-%m-%d}; these dates are of uploads and show no derivation",
     )
-    yield _fact(FactKind.ON_RECORD, first, second, sentence)
-
-
-def _fact(fact: FactKind, earlier: ModelSummary, later: ModelSummary, evidence: str) -> DirectionFact:
-    return DirectionFact(fact=fact, earlier=fact_side(earlier), later=fact_side(later), evidence=evidence)

@@ -143,7 +143,7 @@ def _run(name: str, step: Step, measurements: Measurements, watch: Watch) -> Mea
 
 
 def with_direction(measurements: Measurements, watch: Watch) -> HomologyReport:
-    """Return the report; for related models, add facts on which came first."""
+    """Return the report; for related models, add facts on equal values."""
     report = report_on(measurements, watch)
     if report.verdict is not Verdict.HOMOLOGOUS:
         return report

@@ -1,4 +1,4 @@
-"""Compare a merge with the parents named in its recipe, and estimate each parent's share in every layer.
+"""Test whether a merge is what its recipe gives, and estimate each parent's share in every layer.
 
 Merges keep the order of channels, so a layer is close to a weighted sum of the parents' layers.
 """
@@ -16,11 +16,13 @@ import torch
 from mdir_hf.comparison.api import compare
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import CardError, MdirError, StoppedError
+from mdir_hf.lineage.check_recipe import TensorCheck, TensorOutcome, check_tensors
 from mdir_hf.lineage.entries import choose_entries, matrix_shape, placed_matrices
 from mdir_hf.lineage.recipe import FILE, MAX_N_BYTES, LayerSource, MergeRecipe, read_recipe, read_recipe_file
 from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.model.opened import Model
 from mdir_hf.report import HomologyReport, Verdict
+from mdir_hf.report.terms import Term
 
 SAME = 1e-5
 """Parents whose relative difference is smaller than this are treated as equal."""
@@ -96,22 +98,39 @@ class ParentCheck:
 
     @property
     def outcome(self) -> str:
-        """``confirmed`` (related; share significant or unknown), ``no_share``, ``not_measured``, or the verdict."""
+        """The verdict; ``no_share`` if the parent is related, but without a share; ``not_measured`` if it is unread."""
         if self.report is None:
             return "not_measured"
-        if self.report.verdict is not Verdict.HOMOLOGOUS:
-            return str(self.report.verdict.value)
-        return "confirmed" if self.layers_with_share or not self.layers_told else "no_share"
+        has_share = self.layers_with_share or not self.layers_told
+        return self.report.verdict.value if has_share or self.report.verdict is not Verdict.HOMOLOGOUS else "no_share"
+
+
+class RecipeOutcome(Term):
+    """Whether a merge is what its recipe gives."""
+
+    CONFIRMED = "confirmed", "confirmed"
+    CONTRADICTED = "contradicted", "contradicted"
+    CANNOT_TELL = "cannot_tell", "cannot tell"
 
 
 @dataclass(frozen=True, slots=True)
 class MergeCheck:
-    """A merge compared with its recipe: the parents, and the sources and shares of each layer."""
+    """A merge compared with its recipe: its tensors, the parents, and the sources and shares of each layer."""
 
     model: str
     recipe: MergeRecipe
     parents: tuple[ParentCheck, ...]
     layers: tuple[tuple[tuple[LayerSource, ...], LayerShares], ...]
+    tensors: tuple[TensorCheck, ...]
+
+    @property
+    def outcome(self) -> RecipeOutcome:
+        """Contradicted if a tensor differs; confirmed if all tensors of layers were tested and hold."""
+        outcomes = {check.outcome for check in self.tensors}
+        if TensorOutcome.DIFFERS in outcomes:
+            return RecipeOutcome.CONTRADICTED
+        of_layers = {check.outcome for check in self.tensors if check.layer is not None}
+        return RecipeOutcome.CONFIRMED if of_layers == {TensorOutcome.HOLDS} else RecipeOutcome.CANNOT_TELL
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict."""
@@ -124,15 +143,21 @@ class MergeCheck:
             for parent in self.parents
         ]
         layers = [
-            {**asdict(shares), "sources": [asdict(source) for source in sources]} for sources, shares in self.layers
+            {
+                **asdict(shares),
+                "sources": [{"parent": source.parent, "layer": source.layer} for source in sources],
+            }
+            for sources, shares in self.layers
         ]
+        tensors = [{**asdict(check), "outcome": check.outcome.value} for check in self.tensors]
         return {
             "schema": SCHEMA, "model": self.model, "method": self.recipe.method, "base": self.recipe.base,
-            "parents": parents, "layers": layers,
+            "outcome": self.outcome.value, "parents": parents, "layers": layers, "tensors": tensors,
         }  # fmt: skip
 
     def __str__(self) -> str:
-        lines = [f"{self.model}: {self.recipe.method or 'a merge'} of {len(self.parents)} models, by its recipe"]
+        kind = f"{self.recipe.method or 'a merge'} of {len(self.parents)} models, by its recipe"
+        lines = [f"{self.model}: {kind}: {self.outcome.words}", *_tensor_lines(self.tensors)]
         for number, parent in enumerate(self.parents, start=1):
             lines.append(f"  [{number}] {parent.parent}: {_OUTCOMES[parent.outcome]}{_measured(parent)}")
         if not self.layers:
@@ -150,7 +175,7 @@ class MergeCheck:
 
 
 _OUTCOMES = {
-    "confirmed": "confirmed",
+    "homologous": "related",
     "no_share": "related, but without a share in any layer",
     "no_evidence": "no evidence of shared weight ancestry found",
     "inconclusive": "inconclusive",
@@ -166,10 +191,10 @@ def verify_merge(
     settings: Settings = Settings(),
     listeners: Listeners = Listeners(),
 ) -> MergeCheck:
-    """Compare a merge with the parents in its mergekit recipe, and measure each parent's share in every layer.
+    """Test whether a merge is what its mergekit recipe gives, and measure each parent's share in every layer.
 
     The recipe defaults to the merge's ``mergekit_config.yml``. Parents that cannot be read are reported, and layers
-    that use them are left out. Reads 64 rows of every weight.
+    that use them are left out. Reads 64 rows of every weight, or whole weights if the method needs them.
 
     Raises:
         CardError: If the recipe is missing or invalid.
@@ -190,9 +215,9 @@ def verify_merge(
         except MdirError as exc:
             reports[parent] = " ".join(str(exc).split())
     layers = tuple(_layers(merged, recipe, parent_models))
-    return MergeCheck(
-        merged.label, recipe, tuple(_parent(name, reports[name], layers) for name in recipe.parents), layers
-    )
+    parents = tuple(_parent(name, reports[name], layers) for name in recipe.parents)
+    tensors = tuple(check_tensors(merged, recipe, parent_models, seed=settings.sample_seed))
+    return MergeCheck(merged.label, recipe, parents, layers, tensors)
 
 
 def _recipe_of(merged: Model, file: Path | None) -> tuple[MergeRecipe, bool]:
@@ -215,7 +240,8 @@ def _layers(
         if layer is not None:
             places[layer].append(role)
     for layer, roles in sorted(places.items()):
-        sources = recipe.sources_of(layer)
+        made = recipe.layer(layer, merged.anatomy.n_layers)
+        sources = () if made is None else made.sources
         if not sources or any(source.parent not in parent_models for source in sources):
             continue
         weights: list[torch.Tensor] = []
@@ -234,6 +260,28 @@ def _layers(
                 sample.append(entries.of(source_part).read(model))
         if weights:
             yield sources, shares_of(layer, weights, samples)
+
+
+_MOST_NAMED = 4
+
+
+def _tensor_lines(checks: Sequence[TensorCheck]) -> Iterator[str]:
+    n_holding = sum(check.outcome is TensorOutcome.HOLDS for check in checks)
+    yield f"  {n_holding:,} of {len(checks):,} tensors are what the recipe gives, by sampled entries and up to rounding"
+    differing = [f"{check.tensor} ({check.why})" for check in checks if check.outcome is TensorOutcome.DIFFERS]
+    if differing:
+        yield f"  differ: {_first_of(differing)}"
+    untested: dict[str, list[str]] = defaultdict(list)
+    for check in checks:
+        if check.outcome is TensorOutcome.NOT_TESTED:
+            untested[check.why].append(check.tensor)
+    for why, names in untested.items():
+        yield f"  not tested: {_first_of(names)}: {why}"
+
+
+def _first_of(names: Sequence[str]) -> str:
+    more = f", and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more
 
 
 def _parent(

@@ -138,7 +138,7 @@ def _direction(report: HomologyReport) -> Section:
     sentences = [_sentence(fact.evidence) for fact in report.direction]
     return Section(
         SectionKind.DIRECTION,
-        "Which came first",
+        "What is equal",
         brief=tuple(Line("direction" if at == 0 else "", text) for at, text in enumerate(sentences)),
         bullets=tuple(sentences),
     )

@@ -18,7 +18,6 @@ from mdir_hf.report.optional_parts import (
     StackPair,
     Treatment,
     WeightFile,
-    fact_side,
     unconfirmed,
     without_history,
 )
@@ -95,7 +94,6 @@ __all__ = [
     "Treatment",
     "Verdict",
     "WeightFile",
-    "fact_side",
     "json_schema",
     "ledger_text",
     "n_bytes_text",

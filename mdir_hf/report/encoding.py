@@ -12,7 +12,6 @@ from typing import Any, get_type_hints
 from mdir_hf.budgets import REPORT_JSON, json_weight
 from mdir_hf.errors import InputError
 from mdir_hf.report.models import READ_AS, ModelSummary
-from mdir_hf.report.optional_parts import DirectionFact
 from mdir_hf.report.parts import ReportRecord
 from mdir_hf.report.result import HomologyReport, ReportArrays
 from mdir_hf.report.terms import Verdict
@@ -21,8 +20,6 @@ from mdir_hf.validation import validator_of
 SCHEMA = "mdir-hf/report/5"
 DERIVED = ("p_is_bound", "agreement")
 """Properties of a report that are fields in its JSON. Parsing only checks them."""
-OF_DIRECTION = {"from": "earlier", "to": "later"}
-"""JSON names that differ from the attributes of a :class:`DirectionFact`."""
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -30,7 +27,6 @@ def plain_of(report: HomologyReport) -> dict[str, object]:
     """Return the report as plain dicts and lists, without its arrays."""
     body: dict[str, Any] = asdict(replace(report, arrays=ReportArrays()))
     del body["arrays"]
-    body["direction"] = [fact.to_dict() for fact in report.direction]
     for side in ("reference", "candidate"):
         body[side] = {name: value for name, value in body[side].items() if value is not None or name not in READ_AS}
     for result in [] if body["projections"] is None else body["projections"]["results"]:
@@ -66,7 +62,6 @@ def report_of(text: str) -> HomologyReport:
             f"expected a report of schema {SCHEMA}, got {schema!r:.80}; read it with a version that knows it"
         )
     fields = {name: value for name, value in body.items() if name != "schema" and name not in DERIVED}
-    fields["direction"] = _renamed(fields.get("direction"), OF_DIRECTION)
     try:
         report = HomologyReport(**validator_of(_body()).validate_python(fields))
     except ValidationError as exc:
@@ -95,13 +90,6 @@ def json_schema() -> dict[str, Any]:
     body: dict[str, Any] = TypeAdapter(_body()).json_schema()
     summary = body["$defs"][ModelSummary.__name__]
     summary["required"] = [name for name in summary["required"] if name not in READ_AS]
-    fact = body["$defs"][DirectionFact.__name__]
-    in_json = {name: key for key, name in OF_DIRECTION.items()}
-    fact["properties"] = {
-        in_json.get(name, name): {**about, "title": in_json.get(name, name).title()}
-        for name, about in fact["properties"].items()
-    }
-    fact["required"] = [in_json.get(name, name) for name in fact["required"]]
     return {
         "$schema": DIALECT,
         "title": "HomologyReport",
@@ -126,14 +114,6 @@ def _body() -> Any:  # noqa: ANN401 - a class
     body = TypedDict("HomologyReport", of_json)  # type: ignore[misc]
     body.__pydantic_config__ = ReportRecord.__pydantic_config__  # type: ignore[attr-defined]
     return body
-
-
-def _renamed(records: Any, names: dict[str, str]) -> Any:  # noqa: ANN401 - parsed JSON
-    if not isinstance(records, list):
-        return records
-    return [
-        {names.get(k, k): v for k, v in record.items()} if isinstance(record, dict) else record for record in records
-    ]
 
 
 def differences(

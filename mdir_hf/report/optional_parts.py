@@ -10,7 +10,6 @@ from typing import Annotated, Literal, NamedTuple
 
 from annotated_types import Ge, Le
 
-from mdir_hf.report.models import ModelSummary
 from mdir_hf.report.parts import Count, ExpertName, LayerPair, Log10P, ReportRecord
 from mdir_hf.report.terms import REMARKABLE_LOG10_P, ModuleRole, Outcome, ResidualMap, Term, Verdict
 
@@ -120,47 +119,26 @@ class Coverage(ReportRecord):
 
 
 class FactKind(Term):
-    """The kind of fact that indicates which model came first."""
+    """The kind of a fact on what is equal in two models."""
 
     ROUNDED = "rounded", "values of one model are values of the other, rounded"
     REPEATED_LAYERS = "repeated_layers", "one model holds layers of the other twice"
     NEW_TOKENS = "new_tokens", "one model has rows for further tokens, at the mean of the others"
-    ADAPTER = "adapter", "one model is an adapter on the other"
-    ON_RECORD = "on_record_earlier", "the Hub has a record of one model earlier"
-
-
-def fact_side(model: ModelSummary) -> str:
-    """Return a model's name for use in a fact, with commit, folder and variant."""
-    return model.pinned + "".join(f" ({part})" for part in (model.subfolder, model.variant) if part)
+    ADAPTER = "adapter", "one model is stored as an adapter on the other"
+    ON_RECORD = "on_record", "dates of the two repositories on the Hub"
 
 
 @dataclass(frozen=True, slots=True)
 class DirectionFact(ReportRecord):
-    """A fact that indicates which of two models came first.
-
-    A fact about weights says that ``later`` was made from ``earlier``, or from a relative with the same values. In
-    JSON, these two fields are called ``to`` and ``from``.
+    """A fact on what is equal in two models. It names both ways in which that can come about, and no first model.
 
     Attributes:
         fact: Kind of fact.
-        earlier: The model that existed first: ``owner/name@commit``, or a folder.
-        later: The model that was made from it.
-        evidence: The evidence, in one sentence.
+        evidence: What is equal and how that can come about, in one sentence.
     """
 
     fact: FactKind
-    earlier: str
-    later: str
     evidence: str
-
-    @property
-    def is_of_weights(self) -> bool:
-        """Whether the fact rests on weights rather than on dates, which do not show derivation."""
-        return self.fact is not FactKind.ON_RECORD
-
-    def to_dict(self) -> dict[str, str]:
-        """Return the fact as a dict with the names used in JSON."""
-        return {"fact": str(self.fact), "from": self.earlier, "to": self.later, "evidence": self.evidence}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,8 +31,6 @@ from mdir_hf.report.words import (
     MEANS,
     MEANS_SAME_FILES,
     MEANS_SEARCHED,
-    NO_DIRECTION,
-    ONLY_FACTS,
     P_IS_NO_MEASURE,
     PARTS_MATCH,
     REASON_TEXT,
@@ -122,7 +120,7 @@ class HomologyReport:
         sample_seed: Seed for sampling neurons, from system entropy unless set; None if no neurons were sampled.
         parts: Other stacks of the two models, compared pair by pair; None if not run.
         coverage: How every part of both models was treated; None in older reports and if the files are unknown.
-        direction: Facts that show which of two relatives came first.
+        direction: What is equal in two relatives, and both ways in which it can come about.
         projections: How each projection of each layer changed; None if not run.
         p_is_bound: Whether ``log10_p`` bounds a probability (a property).
         agreement: How much agrees, as a phrase; None unless the verdict is homologous (a property).
@@ -215,7 +213,7 @@ class HomologyReport:
     @property
     def does_not_mean(self) -> tuple[str, ...]:
         """Sentences about conclusions that do not follow from the verdict."""
-        sentences = tuple(map(self._with_direction, DOES_NOT_MEAN[self.verdict]))
+        sentences = DOES_NOT_MEAN[self.verdict]
         if self.verdict is Verdict.HOMOLOGOUS and not self.p_is_bound:
             sentences = tuple(line for line in sentences if line is not P_IS_NO_MEASURE)
         return sentences[:2] if self.settled_by is SettledBy.IDENTICAL_FILES else sentences
@@ -223,16 +221,6 @@ class HomologyReport:
     @property
     def what_p_says(self) -> str:
         """The meaning of p for this pair, and its limits."""
-        return self._with_direction(self._what_p_says)
-
-    def _with_direction(self, text: str) -> str:
-        """If the weights show a direction, replace the statement that a comparison has none."""
-        if not any(fact.is_of_weights for fact in self.direction):
-            return text
-        return text.replace(NO_DIRECTION, ONLY_FACTS)
-
-    @property
-    def _what_p_says(self) -> str:
         if self.settled_by is SettledBy.IDENTICAL_FILES:
             return SAME_FILES
         if self.verdict is Verdict.INCONCLUSIVE:

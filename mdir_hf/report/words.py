@@ -73,8 +73,8 @@ DISTILLATION = (
 
 DOES_NOT_MEAN = {
     Verdict.HOMOLOGOUS: (
-        "A comparison has no direction. Rounding, doubled layers and new tokens are facts that show one; a report "
-        "lists those that it has.",
+        "A comparison has no direction. Weights do not show which model came first; a report lists values that are "
+        "equal, and both ways in which that can come about.",
         "It does not judge whether the common origin was allowed.",
         COPIED_ROWS,
         P_IS_NO_MEASURE,
@@ -91,11 +91,7 @@ DOES_NOT_MEAN = {
     ),
 }
 
-NO_DIRECTION = "A comparison has no direction"
-ONLY_FACTS = "p has no direction; the facts under direction show one"
-"""Text that replaces :data:`NO_DIRECTION` in reports with facts about weights."""
-
-_NO_DIRECTION = f"{NO_DIRECTION}, and a shared random seed counts as shared ancestry."
+_NO_DIRECTION = "A comparison has no direction, and a shared random seed counts as shared ancestry."
 
 MEANING = (
     "Neurons of independently trained models agree in their numbers with at most this probability, unless the numbers "

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
 import pytest
 from scipy.stats import mannwhitneyu
 
-from benchmarks.direction import DEMO, RESULTS, ancestors, points_at
 from benchmarks.metrics import (
     decisions,
     leafbench_metrics,
@@ -121,28 +119,3 @@ def test_the_score_of_a_p_keeps_the_order_below_underflow():
 def test_no_event_in_n_trials_bounds_the_rate_by_about_three_over_n():
     assert upper_bound_of_rate(0, 2000) == pytest.approx(1 - 0.05 ** (1 / 2000), rel=1e-9)
     assert upper_bound_of_rate(3, 3) == 1.0
-
-
-# --- round trips
-
-
-# --- facts of direction: which way a fact points, and the page generated from the results
-
-
-def test_no_stored_fact_points_the_wrong_way():
-    lines = json.loads(RESULTS.read_text(encoding="utf-8"))
-    facts = [fact for line in lines for fact in line["facts"]]
-    assert facts and all(fact["points"] != "wrong" for fact in facts)
-    assert not any(line["facts"] for line in lines if line["history"] == "strangers")
-
-
-def test_a_line_of_descent_is_followed_to_its_start():
-    assert ancestors("rotated", DEMO) == {"fine-tune", "base"}
-    assert ancestors("base", DEMO) == set()
-
-
-@pytest.mark.parametrize(
-    ("first", "earlier", "points"), [("a", "a", "right"), ("a", "b", "wrong"), ("a", None, "sibling")]
-)
-def test_a_fact_is_compared_with_the_history(first, earlier, points):
-    assert points_at(first, earlier) == points

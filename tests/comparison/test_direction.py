@@ -1,4 +1,4 @@
-"""Facts that show which of two relatives came first: found only on pairs that have such a direction."""
+"""Facts on equal values: they name both ways in which these can come about, and no model as the first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mdir_hf import compare
-from mdir_hf.comparison.order_evidence import rows_at_mean
+from mdir_hf.comparison.equal_values import rows_at_mean
 from mdir_hf.errors import InputError
 from mdir_hf.render.text import markdown_text
 from mdir_hf.report import HomologyReport
@@ -42,24 +42,46 @@ def model(folder, *, rows=None, of=(1, 2, 3, 4), noise=0.0, dtype=torch.float32,
 
 
 def facts(report):
-    return [(one.fact.value, one.earlier, one.later) for one in report.direction]
+    return [one.fact.value for one in report.direction]
+
+
+ARROWS = ("came first", "came later", "cannot be undone", "earlier", "original")
 
 
 def compared(*folders, **options):
     reports = [compare(a, b, progress=False, **options) for a, b in (folders, folders[::-1])]
-    assert facts(reports[0]) == facts(reports[1])
+    assert reports[0].direction == reports[1].direction
+    assert not [arrow for arrow in ARROWS for fact in reports[0].direction if arrow in fact.evidence]
     return reports[0]
 
 
-def test_a_model_stored_in_fewer_bits_came_later(tmp_path):
+def test_values_in_fewer_bits_are_stated_both_ways(tmp_path):
     fine, coarse = model(tmp_path / "fine"), model(tmp_path / "coarse", dtype=torch.bfloat16)
     report = compared(fine, coarse)
-    assert facts(report) == [("rounded", str(fine), str(coarse))]
-    assert "rounded to bfloat16, which cannot be undone" in report.direction[0].evidence
-    assert report.direction[0].evidence.startswith("64 sampled rows of the embedding of ")
+    assert facts(report) == ["rounded"]
+    assert report.direction[0].evidence == (
+        f"in 64 sampled rows of the embedding, the values of {coarse} are the values of {fine} rounded to bfloat16: "
+        f"{coarse} was rounded, or digits were added to {fine}"
+    )
 
 
-def test_a_model_in_fp8_came_later(tmp_path):
+def test_digits_that_were_added_on_purpose_make_no_model_the_first(tmp_path):
+    """A thief adds a random remainder inside of each value's rounding cell; the sentence stays true."""
+    victim = model(tmp_path / "victim", dtype=torch.bfloat16)
+    thief = tmp_path / "thief"
+    shutil.copytree(victim, thief)
+    torch.manual_seed(0)
+    forged = {
+        # A quarter of the spacing at most: less than half, so that rounding gives the value back.
+        name: value.float() * (1 + (torch.rand(value.shape) - 0.5) * torch.finfo(torch.bfloat16).eps / 4)
+        for name, value in load_file(victim / "model.safetensors").items()
+    }
+    save_file(forged, thief / "model.safetensors")
+    (fact,) = compared(victim, thief).direction
+    assert fact.evidence.endswith(f"{victim} was rounded, or digits were added to {thief}")
+
+
+def test_values_in_fp8_are_rounded_values(tmp_path):
     fine = model(tmp_path / "fine")
     coarse = tmp_path / "coarse"
     shutil.copytree(fine, coarse)
@@ -71,8 +93,8 @@ def test_a_model_in_fp8_came_later(tmp_path):
             tensors |= {name: (weight / scale).to(torch.float8_e4m3fn), f"{name}_scale_inv": scale.reshape(1, 1)}
     save_file(tensors, coarse / "model.safetensors")
     report = compared(fine, coarse)
-    assert facts(report) == [("rounded", str(fine), str(coarse))]
-    assert "64 sampled rows of V of a middle layer" in report.direction[0].evidence
+    assert facts(report) == ["rounded"]
+    assert f"in 64 sampled rows of V of a middle layer, the values of {coarse} are" in report.direction[0].evidence
     assert "rounded to float8_e4m3fn with a scale" in report.direction[0].evidence
 
 
@@ -98,43 +120,21 @@ def changed(base, folder, change):
 
 
 @pytest.mark.parametrize("n_levels", [4, 8])
-def test_numbers_that_were_rounded_and_are_stored_as_before_came_later(tmp_path, n_levels):
+def test_values_on_a_few_levels_are_rounded_values(tmp_path, n_levels):
     fine = model(tmp_path / "fine", dtype=torch.bfloat16)
     coarse = changed(fine, tmp_path / "coarse", lambda weight, at: levels_of_groups(weight, n_levels))
     report = compared(fine, coarse)
-    assert facts(report) == [("rounded", str(fine), str(coarse))]
-    assert "16 sampled rows of V of a middle layer" in report.direction[0].evidence
+    assert facts(report) == ["rounded"]
+    assert f"in 16 sampled rows of V of a middle layer, the values of {coarse} are" in report.direction[0].evidence
 
 
-def test_a_model_tuned_after_rounding_shows_no_direction(tmp_path):
-    """The tuned model is close to the levels of the rounded model, which is not a rounding of it."""
+def test_a_model_tuned_a_little_after_rounding_is_stated_both_ways(tmp_path):
+    """Its values still round to the levels, and the sentence is true."""
     base = model(tmp_path / "base", dtype=torch.bfloat16)
     first = changed(base, tmp_path / "first", lambda weight, at: levels_of_groups(weight, 8))
     tuned = changed(first, tmp_path / "tuned", lambda weight, at: weight + 0.1 * gaussian(*weight.shape, at))
-    report = compared(first, tuned)
-    assert report.verdict == "homologous" and report.direction == ()
-
-
-def test_a_rounded_model_that_was_rounded_again_came_before(tmp_path):
-    """Both are on levels, as when the base is available only as a quantised file."""
-    base = model(tmp_path / "base", dtype=torch.bfloat16)
-    first = changed(base, tmp_path / "first", lambda weight, at: levels_of_groups(weight, 16))
-    second = changed(first, tmp_path / "second", lambda weight, at: levels_of_groups(weight, 3))
-    assert facts(compared(first, second)) == [("rounded", str(first), str(second))]
-
-
-@pytest.mark.parametrize("drift", [0.05, 0.5])
-@pytest.mark.parametrize("n_levels", [3, 4])
-def test_a_model_tuned_between_two_roundings_shows_no_direction(tmp_path, n_levels, drift):
-    """The later model has more levels; rounding it gives the earlier one wherever no weight moved too far."""
-    base = model(tmp_path / "base", dtype=torch.bfloat16)
-    first = changed(base, tmp_path / "first", lambda weight, at: levels_of_groups(weight, n_levels))
-
-    def tune(weight, at):
-        return levels_of_groups(weight + drift * gaussian(*weight.shape, at), 16)
-
-    report = compared(first, changed(first, tmp_path / "second", tune))
-    assert report.verdict == "homologous" and report.direction == ()
+    (fact,) = compared(first, tuned).direction
+    assert fact.evidence.endswith(f"{first} was rounded, or digits were added to {tuned}")
 
 
 def test_a_model_without_its_smallest_numbers_shows_no_direction(tmp_path):
@@ -156,11 +156,13 @@ def test_a_fine_tune_in_the_same_form_shows_no_direction(tmp_path):
     assert report.verdict == "homologous" and report.direction == ()
 
 
-def test_a_model_that_repeats_layers_came_later(tmp_path):
+def test_repeated_layers_are_stated_both_ways(tmp_path):
     base, deep = model(tmp_path / "base"), model(tmp_path / "deep", of=(1, 2, 3, 2, 3, 4), noise=0.2)
     report = compared(base, deep)
-    assert facts(report) == [("repeated_layers", str(base), str(deep))]
-    assert "layers 1 and 3 of" in report.direction[0].evidence
+    assert facts(report) == ["repeated_layers"]
+    (fact,) = report.direction
+    assert fact.evidence.startswith(f"layers 1 and 3 of {deep} both match layer 1 of {base}, by the first 8 rows of v")
+    assert fact.evidence.endswith(f"{deep} repeats the layer, or {base} was made without the repetition")
 
 
 @pytest.mark.parametrize("of", [(1, 2, 4), (1, 2, 9, 3, 4)], ids=["a layer left out", "a layer put in"])
@@ -186,15 +188,16 @@ def test_a_low_rank_difference_shows_no_direction(tmp_path):
     assert report.verdict == "homologous" and report.direction == ()
 
 
-def test_new_rows_at_the_mean_came_later(tmp_path):
+def test_new_rows_at_the_mean_are_stated_both_ways(tmp_path):
     rows = gaussian(V, N, 0) + 0.01
     grown = torch.cat([rows + 0.05 * gaussian(V, N, 8), rows.mean(dim=0).expand(16, N)])
     small, large = model(tmp_path / "small", rows=rows), model(tmp_path / "large", rows=grown, noise=0.05)
     assert compared(small, large).direction == ()  # neurons settle it before any tokenizer is read
     report = compared(small, large, describes=True)
-    assert facts(report) == [("new_tokens", str(small), str(large))]
-    assert (
-        "and 16 more; the 16 of their rows that were read are at the mean of the others" in report.direction[0].evidence
+    assert facts(report) == ["new_tokens"]
+    assert report.direction[0].evidence.endswith(
+        "and 16 more; the 16 of their rows that were read are at the mean of the others: rows were added to "
+        f"{small}, or left out of {large}"
     )
 
 
@@ -231,14 +234,13 @@ def test_dates_of_the_hub_are_reported_separately_from_weights(loopback_hub, tmp
         loopback_hub.find(f"lab/{name}").created_at = f"{date}T00:00:00.000Z"
     report = compare("lab/tuned", "lab/base", progress=False)
     (fact,) = report.direction
-    assert (fact.fact, fact.earlier.partition("@")[0]) == ("on_record_earlier", "lab/base")
-    assert not fact.is_of_weights
+    assert fact.fact == "on_record"
     assert "since 2025-01-02" in fact.evidence and "show no derivation" in fact.evidence
     assert "A comparison has no direction" in report.what_p_says
 
 
 def test_an_adapter_is_made_of_its_base(loopback_hub, tmp_path):
-    commit = loopback_hub.add_repository("lab/base", model(tmp_path / "base"))
+    loopback_hub.add_repository("lab/base", model(tmp_path / "base"))
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": "lab/base"}
@@ -249,7 +251,10 @@ def test_an_adapter_is_made_of_its_base(loopback_hub, tmp_path):
     loopback_hub.add_repository("lab/adapter", adapter)
     report = compare("lab/adapter", "lab/base", progress=False)
     (fact,) = report.direction
-    assert (fact.fact, fact.earlier) == ("adapter", f"lab/base@{commit}")
+    assert (fact.fact, fact.evidence) == (
+        "adapter",
+        "lab/adapter is stored as an adapter: its weights are changes to lab/base",
+    )
 
 
 @pytest.fixture
@@ -257,10 +262,10 @@ def rounded(tmp_path):
     return compare(model(tmp_path / "fine"), model(tmp_path / "coarse", dtype=torch.bfloat16), progress=False)
 
 
-def test_facts_are_in_json_with_their_short_names(rounded):
+def test_facts_in_json_name_no_first_model(rounded):
     body = json.loads(rounded.to_json())
     assert body["schema"] == "mdir-hf/report/5"
-    assert list(body["direction"][0]) == ["fact", "from", "to", "evidence"]
+    assert list(body["direction"][0]) == ["fact", "evidence"]
     assert HomologyReport.from_json(rounded.to_json()) == rounded
 
 
@@ -271,17 +276,17 @@ def test_missing_facts_are_refused(rounded):
         HomologyReport.from_json(json.dumps(body))
 
 
-@pytest.mark.parametrize("odd", [None, [5], [{"fact": "rounded"}], [{"earlier": "a"}], "x"])
+@pytest.mark.parametrize(
+    "odd", [None, [5], [{"fact": "rounded"}], [{"fact": "rounded", "evidence": "a", "from": "b", "to": "c"}], "x"]
+)
 def test_odd_facts_are_refused(rounded, odd):
     body = json.loads(rounded.to_json()) | {"direction": odd}
     with pytest.raises(ValueError, match="not valid"):
         HomologyReport.from_json(json.dumps(body))
 
 
-def test_printed_facts_replace_the_note_that_p_has_no_direction(rounded):
+def test_facts_are_printed_beside_the_note_that_a_comparison_has_no_direction(rounded):
     text, page = str(rounded), markdown_text(rounded, {})
-    assert "\n  direction    64 sampled rows of the embedding" in text and "## Which came first" in page
-    assert "A comparison has no direction" not in text + page
-    assert "p has no direction; the facts under direction show one" in page
-    plain = replace(rounded, direction=())
-    assert "Which came first" not in markdown_text(plain, {}) and "A comparison has no direction" in str(plain)
+    assert "\n  direction    In 64 sampled rows of the embedding" in text and "## What is equal" in page
+    assert "A comparison has no direction" in text and "A comparison has no direction" in page
+    assert "What is equal" not in markdown_text(replace(rounded, direction=()), {})

@@ -72,7 +72,7 @@ def test_every_ancestor_is_where_its_descendants_branch(whole_tree, name):
 
 def test_only_ancestors_are_there_and_no_root_is_claimed(whole_tree):
     assert {one.model for one in whole_tree.inner} == set(PARENT_OF.values())
-    assert whole_tree.centre is None and whole_tree.root_candidates is None
+    assert whole_tree.centre is None
 
 
 def test_merges_are_shown_with_the_shares_of_each_layer(loopback_hub, tmp_path, capsys):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -20,14 +20,17 @@ from mdir_hf.errors import (
 )
 from mdir_hf.lineage.bom.read import WEIGHT_SUFFIXES, BillOfMaterials, ListedModel, StatedBase
 from mdir_hf.lineage.cards.branches import changed_files, hub_reference
+from mdir_hf.lineage.cards.declared import declared_in
 from mdir_hf.lineage.cards.verify_lineage import MEASURED
 from mdir_hf.model.hub import Repository
 from mdir_hf.model.open import NamedModel, Reading
-from mdir_hf.report import REASON_TEXT, HomologyReport, Term, Verdict, fact_side
+from mdir_hf.report import REASON_TEXT, HomologyReport, Term, Verdict
 
 SCHEMA = "mdir-hf/bom-check/1"
 MOST_CLAIMS = 64
 """Maximum number of stated bases to compare per document."""
+MOST_DECLARED = 4
+"""Maximum number of bases of a model's card to compare if the document's base is not confirmed."""
 MOST_MODELS = 256
 """Maximum number of models to look up per document."""
 
@@ -47,7 +50,8 @@ class ClaimOutcome(Term):
 
     CONFIRMED = "confirmed", "shared weight ancestry"
     CONFIRMED_IN_PART = "confirmed_in_part", "shared weight ancestry of a part only"
-    CONTRADICTED = "contradicted", "the weights do not show it"
+    CONTRADICTED = "contradicted", "the weights show another base"
+    NOT_CONFIRMED = "not_confirmed", "the weights do not show it"
     INCONCLUSIVE = "inconclusive"
     NOT_FOUND = "not_found", "not found on the Hub"
     NOT_MEASURED = "not_measured", "not measured"
@@ -169,18 +173,48 @@ def check_bom(
         on_step(check)
     counter = ByteCounter(listeners)
     checks: dict[tuple[str, str], ClaimCheck] = {}
-    for claim in document.claims:
+
+    def checked_claim(claim: StatedBase) -> ClaimCheck:
         if len(checks) >= MOST_CLAIMS:
-            checked = ClaimCheck(
-                claim, ClaimOutcome.NOT_MEASURED, f"only the first {MOST_CLAIMS} stated bases are compared"
-            )
-        else:
-            caps = [cap for cap in (settings.max_bytes, counter.left_of(max_bytes)) if cap is not None]
-            capped = replace(settings, max_bytes=min(caps, default=None))
-            checked = _check(claim, place_of, capped, reading, counter.listeners, checks)
+            why = f"only the first {MOST_CLAIMS} stated bases are compared"
+            return ClaimCheck(claim, ClaimOutcome.NOT_MEASURED, why)
+        caps = [cap for cap in (settings.max_bytes, counter.left_of(max_bytes)) if cap is not None]
+        capped = replace(settings, max_bytes=min(caps, default=None))
+        return _check(claim, place_of, capped, reading, counter.listeners, checks)
+
+    for claim in document.claims:
+        checked = checked_claim(claim)
+        if checked.outcome is ClaimOutcome.NOT_CONFIRMED and checked.report is not None:
+            for other in _other_claims(claim, document, place_of, reading):
+                if checked_claim(other).outcome is ClaimOutcome.CONFIRMED:
+                    why = f"{checked.why}; the weights show {other.base} ({other.stated_in})"
+                    checked = replace(checked, outcome=ClaimOutcome.CONTRADICTED, why=why)
+                    break
         check = replace(check, claims=(*check.claims, checked))
         on_step(check)
     return check
+
+
+def _other_claims(
+    claim: StatedBase, document: BillOfMaterials, place_of: Callable[[ListedModel], ModelCheck], reading: Reading
+) -> Iterator[StatedBase]:
+    """Yield other bases of a model: those that the document states, then those that the card declares."""
+    for other in document.claims:
+        if other.model == claim.model and other.part is None and other.base.repo not in (None, claim.base.repo):
+            yield other
+    commit = place_of(claim.model).commit
+    if claim.model.repo is None or commit is None:
+        return
+    try:
+        declared = declared_in(reading.open(hub_reference(claim.model.repo, commit)))
+    except (StoppedError, InputError):
+        raise
+    except MdirError:
+        return
+    for base in declared.base_models[:MOST_DECLARED]:
+        if base != claim.base.repo:
+            listed = ListedModel(name=base, repo=base, commit=None)
+            yield StatedBase(model=claim.model, base=listed, stated_in=f"declared in {declared.source}")
 
 
 def _look_up(listed: ListedModel, reading: Reading) -> ModelCheck:
@@ -255,7 +289,7 @@ def _check(
         references.append(hub_reference(listed.repo, place.commit))
     base, model = references
     if base == model:
-        return ClaimCheck(claim, ClaimOutcome.CONTRADICTED, "the document states the model as its own base")
+        return ClaimCheck(claim, ClaimOutcome.NOT_CONFIRMED, "the document states the model as its own base")
     check = checks.get((base, model))
     if check is None:
         try:
@@ -282,15 +316,13 @@ def _check(
 
 def _judged(claim: StatedBase, report: HomologyReport) -> ClaimCheck:
     if report.verdict is Verdict.HOMOLOGOUS:
-        opposed = [fact.evidence for fact in report.direction if fact.earlier == fact_side(report.candidate)]
-        note = "".join(f"; {evidence}" for evidence in opposed)
-        return ClaimCheck(claim, ClaimOutcome.CONFIRMED, f"{MEASURED[report.verdict]}, {report.strength}{note}", report)
+        return ClaimCheck(claim, ClaimOutcome.CONFIRMED, f"{MEASURED[report.verdict]}, {report.strength}", report)
     parts = [pair.candidate for pair in report.parts or () if pair.verdict is Verdict.HOMOLOGOUS]
     if parts:
         why = f"the language models show no evidence of it; these parts share weights: {', '.join(parts)}"
         return ClaimCheck(claim, ClaimOutcome.CONFIRMED_IN_PART, why, report)
     reason = "" if report.reason is None else f", {REASON_TEXT[report.reason]}"
-    outcome = ClaimOutcome.CONTRADICTED if report.verdict is Verdict.NO_EVIDENCE else ClaimOutcome.INCONCLUSIVE
+    outcome = ClaimOutcome.NOT_CONFIRMED if report.verdict is Verdict.NO_EVIDENCE else ClaimOutcome.INCONCLUSIVE
     return ClaimCheck(claim, outcome, f"{MEASURED[report.verdict]}{reason}", report)
 
 

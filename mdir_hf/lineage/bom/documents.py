@@ -107,7 +107,7 @@ def make_bom(
     """Write a CycloneDX bill of materials (needs ``mdir-hf[bom]``).
 
     A base that a model declares is listed as an ancestor if the weights confirm it, the reference of a report as a
-    variant unless a fact shows the direction.
+    variant unless the model is an adapter on it.
 
     Args:
         result: A report, whose candidate the document is about, or the result of ``verify`` or ``family``.

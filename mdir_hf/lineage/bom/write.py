@@ -16,7 +16,7 @@ from mdir_hf.lineage.cards.verify_lineage import LineageCheck
 from mdir_hf.lineage.family import Family
 from mdir_hf.names import is_repo_id, visible_text
 from mdir_hf.render.layer_words import layers_text
-from mdir_hf.report import FactKind, HomologyReport, ModelFacts, NeuronNumbers, PartCoverage, Term, Verdict, fact_side
+from mdir_hf.report import HomologyReport, ModelFacts, NeuronNumbers, PartCoverage, Term, Verdict
 
 if TYPE_CHECKING:
     from cyclonedx.model import Property
@@ -83,16 +83,15 @@ class BaseRecord:
     def place(self) -> PedigreeList | None:
         """The base's place in a pedigree, or None.
 
-        A base is an ancestor if its declaration is confirmed and no evidence contradicts the direction, or if the model
-        is an adapter for it. Other relatives are variants, which have no direction in CycloneDX.
+        A base is an ancestor if its declaration is confirmed and it is not itself an adapter on the model, or if the
+        model is an adapter on it. Other relatives are variants, which have no direction in CycloneDX.
         """
         if not self.is_related:
             return None
-        facts = [] if self.report is None else [fact for fact in self.report.direction if fact.is_of_weights]
-        base = None if self.report is None else fact_side(self.report.reference)
-        if any(fact.earlier != base for fact in facts):
+        base, model = (None, None) if self.report is None else (self.report.reference, self.report.candidate)
+        if base is not None and model is not None and model.pinned in (base.bases or ()):
             return "variants"
-        is_under_adapter = any(fact.fact is FactKind.ADAPTER for fact in facts)
+        is_under_adapter = base is not None and model is not None and base.pinned in (model.bases or ())
         return "ancestors" if self.declared_in is not None or is_under_adapter else "variants"
 
     @property

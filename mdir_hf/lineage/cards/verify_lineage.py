@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mdir_hf.comparison.api import compare
 from mdir_hf.comparison.progress import ByteCounter
 from mdir_hf.comparison.settings import Listeners, Settings
-from mdir_hf.errors import InputError, MdirError, StoppedError
+from mdir_hf.errors import CheckpointError, HubError, InputError, MdirError, StoppedError, one_line
 from mdir_hf.lineage.cards.branches import hub_reference
 from mdir_hf.lineage.cards.declared import DeclaredLineage, declared_in
+from mdir_hf.lineage.cards.quantised import RelationOutcome, RelationTest, check_quantised
 from mdir_hf.lineage.part_origins import origins_of_parts
+from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import NamedModel, Reading
+from mdir_hf.model.opened import Model
 from mdir_hf.report import REASON_TEXT, HomologyReport, Verdict
 
 SCHEMA = "mdir-hf/lineage/1"
 MOST_BASES = 32
 """Maximum number of declared bases to compare; the largest known merges have about a dozen."""
+
+MOST_COMPARED_ANCESTORS = 3
+"""Maximum number of a base's own ancestors to which a quantised model is compared."""
 
 _MOST_ANCESTORS = 16  # maximum number of cards to read when looking for a cycle
 
@@ -35,16 +42,23 @@ class BaseCheck:
 
     Attributes:
         report: Comparison with the base as the reference, or None.
+        relation: Test of the declared relation; None if none is declared, or the models do not share ancestry.
     """
 
     base: str
     report: HomologyReport | None
     why_not: str | None
+    relation: RelationTest | None = None
 
     @property
     def outcome(self) -> str:
         """The verdict, or ``not_measured``."""
         return "not_measured" if self.report is None else self.report.verdict.value
+
+    @property
+    def outcomes(self) -> tuple[str, ...]:
+        """The outcome, and the outcome of the declared relation if it was tested."""
+        return (self.outcome,) if self.relation is None else (self.outcome, self.relation.outcome.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +79,16 @@ class LineageCheck:
         bases = []
         for base in self.bases:
             report = None if base.report is None else base.report.to_dict()
-            bases.append({"base": base.base, "outcome": base.outcome, "why_not": base.why_not, "report": report})
+            relation = base.relation and {"outcome": base.relation.outcome.value, "tested": base.relation.tested}
+            bases.append(
+                {
+                    "base": base.base,
+                    "outcome": base.outcome,
+                    "why_not": base.why_not,
+                    "relation": relation,
+                    "report": report,
+                }
+            )
         cycle = None if self.cycle is None else list(self.cycle)
         return {"schema": SCHEMA, "declared": asdict(self.declared), "bases": bases, "cycle": cycle}
 
@@ -111,8 +134,30 @@ def verify_lineage(
     def declarations(base: str) -> DeclaredLineage:
         return declared_in(reading.open(hub_reference(base)))
 
+    def tested(base_check: BaseCheck) -> BaseCheck:
+        if declared.relation is None or base_check.outcome != Verdict.HOMOLOGOUS.value:
+            return base_check
+        if declared.relation != "quantized":
+            return replace(base_check, relation=_UNTESTED[declared.relation])
+        ledger = IoLedger(max_bytes=counter.left_of(max_bytes))
+
+        def opened(name: str) -> Model:
+            return NamedModel(hub_reference(name)).open(reading, ledger)
+
+        try:
+            ancestors = {}
+            for name in _ancestors(base_check.base, declarations, declared.repo):
+                with suppress(HubError, CheckpointError):
+                    ancestors[name] = opened(name)
+            relation = check_quantised(model.open(reading, ledger), base_check.base, opened(base_check.base), ancestors)
+        except StoppedError:
+            raise
+        except MdirError as exc:
+            relation = RelationTest(RelationOutcome.CANNOT_TELL, one_line(exc))
+        return replace(base_check, relation=relation)
+
     for number, base in enumerate(declared.base_models):
-        check = replace(check, bases=(*check.bases, _check(declared, base, number, measure)))
+        check = replace(check, bases=(*check.bases, tested(_check(declared, base, number, measure))))
         on_step(check)
     return replace(check, cycle=_cycle(declared, declarations))
 
@@ -156,6 +201,35 @@ def _cycle(declared: DeclaredLineage, declarations: Callable[[str], DeclaredLine
     return None
 
 
+_UNTESTED = {
+    "finetune": RelationTest(
+        RelationOutcome.CANNOT_TELL, "weights show that the models share ancestry, and not which was trained from which"
+    ),
+    "adapter": RelationTest(
+        RelationOutcome.CANNOT_TELL, "only shared weights were tested: an adapter's config names the base it changes"
+    ),
+    "merge": RelationTest(
+        RelationOutcome.CANNOT_TELL, "only shared weights were tested: --mergekit tests a recipe, and shares of parents"
+    ),
+}
+
+
+def _ancestors(base: str, declarations: Callable[[str], DeclaredLineage], model: str) -> list[str]:
+    """Return the bases that a base's card declares, and their bases, up to a limit."""
+    found: list[str] = []
+    pending = [base]
+    while pending and len(found) < MOST_COMPARED_ANCESTORS:
+        try:
+            declared = declarations(pending.pop(0))
+        except MdirError:
+            continue
+        for name in declared.base_models:
+            if not any(_is_same(name, known) for known in (*found, base, model)):
+                found.append(name)
+                pending.append(name)
+    return found[:MOST_COMPARED_ANCESTORS]
+
+
 def _is_same(repo: str, other_repo: str) -> bool:
     return repo.lower() == other_repo.lower()
 
@@ -167,6 +241,8 @@ def _lines(check: LineageCheck) -> list[str]:
     for base_check in check.bases:
         relation = f"{declared.relation} of {base_check.base}" if declared.relation else f"base model {base_check.base}"
         lines.append(f"  declared: {relation} ({declared.source}); {_measured(base_check)}")
+        if base_check.relation is not None:
+            lines.append(f"    {declared.relation}: {base_check.relation.outcome.words}: {base_check.relation.tested}")
         if base_check.report is not None:
             lines += [f"    direction: {fact.evidence}" for fact in base_check.report.direction]
     origins = origins_of_parts(

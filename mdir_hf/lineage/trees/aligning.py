@@ -4,28 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import permutations
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from mdir_hf.comparison.order_evidence import first_rows, is_extension
+from mdir_hf.comparison.equal_values import first_rows
 from mdir_hf.errors import MdirError, one_line
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
 from mdir_hf.method.distances import Alignment, TokenGeometry, token_geometry
 from mdir_hf.method.embedding import look_at_rows, matched_scale
 from mdir_hf.method.rows import LONGEST, long_rows
-from mdir_hf.model.comparable import embedding_spec
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Role
-from mdir_hf.model.tokens import Vocabulary
 
 ROWS = 32
 """Number of rows read from the start of a matrix, so that one request is enough."""
-
-NEW_ROWS = 64
-"""Maximum number of rows read for tokens that a relative does not have."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,34 +42,20 @@ class LayerRows:
 
 
 @dataclass(frozen=True, eq=False)
-class NewTokens:
-    """Tokens that a model adds to a relative's vocabulary.
-
-    Attributes:
-        rows: Embedding rows of the first such tokens, ``(at most NEW_ROWS, n)``.
-    """
-
-    n_tokens: int
-    rows: torch.Tensor
-
-
-@dataclass(frozen=True, eq=False)
 class CloserLook:
-    """Rows of layers and of new tokens, read from related models.
+    """Rows of layers, read from related models.
 
     Attributes:
         layers: Rows of layers, keyed by model; unreadable models are excluded.
-        new_tokens: New tokens, keyed by two model names; the second model's vocabulary extends the first's.
     """
 
     layers: Mapping[str, LayerRows] = field(default_factory=dict)
-    new_tokens: Mapping[tuple[str, str], NewTokens] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     bytes_read: int = 0
 
 
 def look_closer(models: Mapping[str, Model]) -> CloserLook:
-    """Read a few rows from each layer of related models, and rows of tokens that only some models have.
+    """Read a few rows from each layer of related models.
 
     For a model with L layers of width n in 16 bits, this takes ``4 L ROWS n`` bytes and 2 L requests: 17 MB for 32
     layers of width 4096.
@@ -87,45 +67,14 @@ def look_closer(models: Mapping[str, Model]) -> CloserLook:
             layers[name] = read_layer_rows(model)
         except MdirError as exc:
             notes.append(f"The layers of {name} could not be read: {one_line(exc)}")
-    vocabularies: dict[str, Vocabulary] = {}
-    vocabulary_by_key: dict[object, Vocabulary] = {}  # models with the same tokenizer files share one in memory
-    for name, model in models.items():
-        try:
-            key = model.vocabulary_key
-            vocabulary = vocabulary_by_key.get(key) or model.vocabulary
-        except MdirError as exc:
-            notes.append(f"The vocabulary of {name} could not be read: {one_line(exc)}")
-            continue
-        if vocabulary is not None:
-            vocabularies[name] = vocabulary
-            if key is not None:
-                vocabulary_by_key[key] = vocabulary
-    new_tokens: dict[tuple[str, str], NewTokens] = {}
-    for earlier, later in permutations(vocabularies, 2):
-        try:
-            new = _new_tokens(vocabularies[earlier], vocabularies[later], models[later])
-        except MdirError as exc:
-            notes.append(f"The new tokens of {later} could not be read: {one_line(exc)}")
-            continue
-        if new is not None:
-            new_tokens[earlier, later] = new
     ledgers = {id(model.repository.ledger): model.repository.ledger.bytes_read for model in models.values()}
-    return CloserLook(layers, new_tokens, tuple(dict.fromkeys(notes)), sum(ledgers.values()))
+    return CloserLook(layers, tuple(notes), sum(ledgers.values()))
 
 
 def read_layer_rows(model: Model) -> LayerRows:
     """Read the first rows of V and of the up projection in every layer."""
     layers = model.anatomy.layers
     return LayerRows(*(tuple(first_rows(model, layer, role, ROWS) for layer in layers) for role in (Role.V, Role.UP)))
-
-
-def _new_tokens(small: Vocabulary, large: Vocabulary, model: Model) -> NewTokens | None:
-    if not is_extension(small, large):
-        return None
-    new = sorted(row for token, row in large.row_of.items() if token not in small.row_of and row < model.n_rows)
-    ids = np.array(new[:NEW_ROWS], dtype=np.int64)
-    rows = model.tensors.read_rows(embedding_spec(model).name, ids)
-    return NewTokens(len(large.row_of) - len(small.row_of), rows)
 
 
 FloatArray = npt.NDArray[np.float64]

@@ -1,8 +1,8 @@
-"""Find models that lie between others in a family tree, and candidates for its root."""
+"""Find models that lie between others in a family tree."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -11,22 +11,7 @@ import numpy.typing as npt
 import torch
 from scipy.sparse.csgraph import connected_components
 
-from mdir_hf.comparison.order_evidence import OrderEvidence
 from mdir_hf.lineage.trees.aligning import LayerRows
-
-
-def root_candidates(
-    names: Sequence[str], distances: npt.NDArray[np.float64], evidence: Iterable[OrderEvidence]
-) -> tuple[str, ...]:
-    """Return the models that, in each piece of evidence, are nearer to the earlier model than to the later one."""
-    place = {name: at for at, name in enumerate(names)}
-    candidates = list(names)
-    for order in evidence:
-        if order.earlier in place and order.later in place:
-            earlier, later = distances[place[order.earlier]], distances[place[order.later]]
-            candidates = [name for name in candidates if earlier[place[name]] < later[place[name]]]
-    return tuple(candidates)
-
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -38,13 +23,13 @@ at least half."""
 MERGE_SHARES = (0.1, 0.9)
 """Smallest and largest share of a parent in a merge; a model very close to one of the two is not considered a merge."""
 
-ON_PATH_COSINE = 0.2
-"""A model is on the path between two others if the cosine between its drifts to them is below this value. The cosine is
-up to 0.12 for fine-tunes of one model on similar text, and k / sqrt(a b) for two models that were trained for a and b
-steps, k of them in common."""
+ON_PATH_SHARE = 0.2
+"""A model is on the path between two others if its ways to them have less than this share of the shorter one in common.
+The share is up to 0.16 for fine-tunes of one model on similar text. At a leaf it is near 1: both ways begin with the
+leaf's own branch. A cosine would be small there, too, if that branch is short and another one is long."""
 
-SAME_BRANCH_COSINE = 0.3
-"""Above this cosine, two models are on the same branch. Between ``ON_PATH_COSINE`` and this value, the position is
+SAME_BRANCH_SHARE = 0.3
+"""Above this share, two models are on the same branch. Between ``ON_PATH_SHARE`` and this value, the position is
 unknown."""
 
 FEWEST_EQUAL_ROWS = 8
@@ -86,18 +71,18 @@ class Merge:
 class InnerModel:
     """A model at a branching point of the tree, or in the middle of a chain.
 
-    The models on all its branches, or on all but one, descend from it.
+    Distances have no direction: they do not show on which branch its own ancestor is.
 
     Attributes:
         branches: The other models, grouped by branch.
-        cosine: Largest cosine between the model's drifts to models on different branches.
+        shared: Largest share of the shorter way that two ways to different branches have in common.
         untouched: Number of pairs of models on different branches whose bitwise equal rows confirm the position, and
             number of all pairs on different branches.
     """
 
     model: str
     branches: tuple[tuple[str, ...], ...]
-    cosine: float
+    shared: float
     untouched: tuple[int, int] = (0, 0)
 
 
@@ -174,12 +159,12 @@ def inner_models(squared: FloatArray, names: Sequence[str]) -> tuple[InnerModel,
         others = [at for at in range(len(names)) if at != b and squared[at, b] > 0.0]
         to_b = squared[others, b]
         inner = 0.5 * (to_b[:, None] + to_b[None, :] - squared[np.ix_(others, others)])
-        cosines = np.triu(inner / np.sqrt(to_b[:, None] * to_b[None, :]), 1)
-        n_branches, branch_of = connected_components(cosines > SAME_BRANCH_COSINE, directed=False)
+        shares = np.triu(inner / np.minimum(to_b[:, None], to_b[None, :]), 1)
+        n_branches, branch_of = connected_components(shares > SAME_BRANCH_SHARE, directed=False)
         if n_branches < 2:
             continue
-        largest = float(cosines[branch_of[:, None] != branch_of[None, :]].max())
-        if largest < ON_PATH_COSINE:
+        largest = float(shares[branch_of[:, None] != branch_of[None, :]].max())
+        if largest < ON_PATH_SHARE:
             members = [[names[others[at]] for at in np.flatnonzero(branch_of == k)] for k in range(n_branches)]
             branches = tuple(sorted(map(tuple, members), key=lambda branch: (len(branch), branch)))
             result.append(InnerModel(names[b], branches, largest))

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
 from io import StringIO
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from mdir_hf.comparison.order_evidence import OrderEvidence, copied_layers, grown_vocabulary, roundings
 from mdir_hf.errors import InputError, MissingExtraError
 from mdir_hf.installing import require_extra
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
@@ -31,7 +29,6 @@ from mdir_hf.lineage.trees.placing import (
     find_merges,
     inner_models,
     layer_shares,
-    root_candidates,
 )
 from mdir_hf.method.distances import TokenGeometry
 from mdir_hf.names import shown_name
@@ -165,7 +162,6 @@ class FamilyTree:
             models or biopython is not installed.
         distances: Mean squared difference per entry between aligned rows, ``(m, m)``.
         centre: The model in ``inner`` that lies between every pair of others, or None.
-        root_candidates: Models that may be nearest to the root; None if there is no evidence.
         copies: Maps each omitted model to the model that has the same rows.
     """
 
@@ -178,8 +174,6 @@ class FamilyTree:
     tokens: int
     notes: tuple[str, ...] = ()
     inner: tuple[InnerModel, ...] = ()
-    evidence: tuple[OrderEvidence, ...] = ()
-    root_candidates: tuple[str, ...] | None = None
     copies: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -205,11 +199,8 @@ class FamilyTree:
             n_agreeing, n_pairs = inner_model.untouched
             rows = f"; untouched rows say so for {n_agreeing} of {n_pairs} pairs" if n_agreeing else ""
             lines.append(f"  {inner_model.model} lies between {branches}{rows}")
-        if self.inner:
-            lines.append("  The ancestor of a model between others is on one of its branches at most.")
-            lines.append("  The models on its other branches descend from it.")
-        lines += [f"  {order.says}: {order.earlier} came first" for order in self.evidence]
-        lines += _root_lines(self)
+        if self.merges:
+            lines.append("  Of three models on a line, each is a weighted sum of the other two: none is the first.")
         lines += [f"  {note}" for note in self.notes]
         return "\n".join(lines)
 
@@ -231,20 +222,6 @@ def _merge_lines(merge: Merge) -> list[str]:
             )
             lines.append(f"    % of {first} by layer, {'MLP' if what == 'mlp' else what}: {percentages}")
     return lines
-
-
-def _root_lines(tree: FamilyTree) -> list[str]:
-    if len(tree.members) < 2:
-        return []
-    if tree.root_candidates is None:
-        return ["  No root: no fact that was read shows which model came first."]
-    if not tree.root_candidates:
-        return ["  No root: the evidence on which model came first contradicts itself."]
-    others = [name for name in tree.members if name not in tree.root_candidates]
-    if len(others) < len(tree.root_candidates):
-        return [f"  Root: not at {', '.join(others)}, nor beyond; the order of the others is unknown."]
-    names = ", ".join(tree.root_candidates)
-    return [f"  Root: of these models, nearest to {names}; the ancestor of all need not be among them."]
 
 
 def trees_to_json(trees: Sequence[FamilyTree]) -> str:
@@ -290,19 +267,13 @@ def grow_tree(
             newick, splits = join(distances, _resampled(geometry, not_merged, seed), members)
         except MissingExtraError as exc:  # then only the tree is missing
             notes.append(f"{exc.message[:1].upper()}{exc.message[1:]}")
-    # Rows can be bitwise equal, or rounded copies of each other, only if no channel was moved.
+    # Rows can be bitwise equal only if no channel was moved.
     unmoved = {name: aligned.rows[name] for name in placed_names if aligned.is_unmoved(name)}
-    evidence = (
-        *roundings(unmoved),
-        *copied_layers({name: rows.attention for name, rows in layers.items()}),
-        *_extended(closer, aligned.rows),
-    )
     inner = inner_models(distances, members)
     in_tree = {name: values for name, values in unmoved.items() if name in members}
     between = between_by_equal_rows(in_tree, [inner_model.model for inner_model in inner])
     inner = tuple(_with_untouched(inner_model, between) for inner_model in inner)
-    about = [order for order in evidence if {order.earlier, order.later} <= set(members)]
-    notes.append(f"Distances have no direction. Rows are aligned with {aligned.pivot}.")
+    notes.append(f"No root: distances have no direction. Rows are aligned with {aligned.pivot}.")
     return FamilyTree(
         members=members,
         copies=copies,
@@ -315,8 +286,6 @@ def grow_tree(
             (inner_model.model for inner_model in inner if len(inner_model.branches) == len(members) - 1), None
         ),
         tokens=aligned.n_tokens,
-        evidence=evidence,
-        root_candidates=root_candidates(members, distances, about) if about else None,
         notes=(*notes, *closer.notes),
     )
 
@@ -324,14 +293,6 @@ def grow_tree(
 def _with_layers(merge: Merge, layers: Mapping[str, LayerRows]) -> Merge:
     model_layers = [layers[name] for name in (merge.model, *merge.parents) if name in layers]
     return replace(merge, layers=layer_shares(*model_layers)) if len(model_layers) == 3 else merge
-
-
-def _extended(closer: CloserLook, rows: Mapping[str, torch.Tensor]) -> Iterator[OrderEvidence]:
-    for (earlier, later), new in closer.new_tokens.items():
-        if earlier in rows and later in rows:
-            evidence = grown_vocabulary(earlier, later, new.n_tokens, rows[later], new.rows)
-            if evidence is not None:
-                yield evidence
 
 
 def _with_untouched(inner_model: InnerModel, between: Iterable[Between]) -> InnerModel:

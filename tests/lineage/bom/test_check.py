@@ -60,9 +60,22 @@ def test_a_true_ancestor_is_confirmed(hub):
     assert check.models[0].state == "unchanged"
 
 
-def test_a_forged_base_is_contradicted(hub):
+def test_a_forged_base_is_contradicted_if_the_weights_show_another(hub):
     (claim,) = checked(document(listed("me/tuned", bases=["owner/stranger"]))).claims
     assert claim.outcome == "contradicted" and claim.report.verdict == "no_evidence"
+    assert claim.why.endswith("; the weights show owner/base (declared in README.md)")
+
+
+def test_a_base_without_evidence_is_not_confirmed_if_no_other_is_shown(hub):
+    (claim,) = checked(document(listed("owner/base", bases=["owner/stranger"]))).claims
+    assert claim.outcome == "not_confirmed" and claim.report.verdict == "no_evidence"
+    assert "the weights show" not in claim.why
+
+
+def test_another_base_of_the_document_can_contradict(hub):
+    check = checked(document(listed("owner/base", bases=["owner/stranger", "me/tuned"])))
+    assert [claim.outcome.value for claim in check.claims] == ["contradicted", "confirmed"]
+    assert "the weights show me/tuned (pedigree.ancestors)" in check.claims[0].why
 
 
 def test_a_base_that_is_read_at_another_commit_than_the_stated_one_is_reported(hub):
@@ -158,15 +171,15 @@ def test_a_model_without_commit_and_digests_is_reported(hub):
     assert checked(document(listed("me/tuned"))).models[0].state == "no_commit"
 
 
-def test_a_model_that_is_its_own_base_is_contradicted(hub):
-    assert checked(document(listed("me/tuned", bases=["me/tuned"]))).claims[0].outcome == "contradicted"
+def test_a_model_that_is_its_own_base_is_not_confirmed(hub):
+    assert checked(document(listed("me/tuned", bases=["me/tuned"]))).claims[0].outcome == "not_confirmed"
 
 
 def test_ancestors_of_ancestors_are_checked_too(hub):
     nested = listed("owner/base", bases=["owner/stranger"])
     model = listed("me/tuned") | {"pedigree": {"ancestors": [nested]}}
     check = checked(document(model))
-    assert [one.outcome.value for one in check.claims] == ["confirmed", "contradicted"]
+    assert [one.outcome.value for one in check.claims] == ["confirmed", "not_confirmed"]
     assert "owner/base, an ancestor: base owner/stranger" in str(check)
 
 
@@ -311,4 +324,7 @@ def test_the_pipeline_of_the_guide_is_valid():
     (command,) = [step["run"] for step in steps if "mdir-hf verify" in step.get("run", "")]
     words = shlex.split(command.partition(">")[0])
     options = build_parser().parse_args(words[1:])
-    assert (options.bom, options.fail_on) == (Path("bom.json"), [("contradicted", "not_found", "changed")])
+    assert (options.bom, options.fail_on) == (
+        Path("bom.json"),
+        [("contradicted", "not_confirmed", "not_found", "changed")],
+    )

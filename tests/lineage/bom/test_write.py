@@ -146,38 +146,35 @@ def test_the_reference_of_a_report_is_a_variant(hub):
     assert "ancestors" not in model["pedigree"]
 
 
-@pytest.mark.parametrize(("kind", "place"), [(FactKind.ADAPTER, "ancestors"), (FactKind.ROUNDED, "variants")])
-def test_only_an_adapter_shows_its_own_base(hub, kind, place):
+def test_facts_are_properties_and_do_not_make_an_ancestor(hub):
     (one,) = verified("me/tuned").bases
-    names = {"earlier": one.report.reference.pinned, "later": one.report.candidate.pinned}
-    fact = DirectionFact(fact=kind, evidence="a sentence", **names)
+    fact = DirectionFact(FactKind.ROUNDED, "a sentence")
     (model,) = json.loads(make_bom(replace(one.report, direction=(fact,))))["components"]
-    assert [found["name"] for found in model["pedigree"][place]] == ["base"]
-    assert properties_of(model)["mdir-hf:direction"] == f"{kind}: a sentence"
+    assert [found["name"] for found in model["pedigree"]["variants"]] == ["base"]
+    assert properties_of(model)["mdir-hf:direction"] == "rounded: a sentence"
 
 
 def test_a_fact_about_folders_publishes_no_path(hub, tmp_path):
     (one,) = verified("me/tuned").bases
     sides = {name: replace(getattr(one.report, name), repo=f"{tmp_path}/{name}", commit=None) for name in SIDES}
     says = f"{tmp_path}/candidate is {tmp_path}/reference, rounded"
-    fact = DirectionFact(fact=FactKind.ROUNDED, evidence=says, earlier=str(tmp_path), later=str(tmp_path))
-    text = make_bom(replace(one.report, **sides, direction=(fact,)))
+    text = make_bom(replace(one.report, **sides, direction=(DirectionFact(FactKind.ROUNDED, says),)))
     assert "candidate is reference, rounded" in text and str(tmp_path) not in text
 
 
-def test_a_declaration_against_the_direction_is_a_variant(hub):
+def test_an_adapter_is_below_its_base(hub):
     (record,) = records_of_check(verified("me/tuned"))
     report = record.report
-    names = {"earlier": report.candidate.pinned, "later": report.reference.pinned}
-    opposed = replace(report, direction=(DirectionFact(fact=FactKind.ROUNDED, evidence="rounded", **names),))
-    assert (record.place, replace(record, report=opposed).place) == ("ancestors", "variants")
+    adapter = replace(report, candidate=replace(report.candidate, bases=(report.reference.pinned,)))
+    assert replace(record, declared_in=None, report=adapter).place == "ancestors"
+    assert replace(record, declared_in=None).place == "variants"
 
 
-def test_a_date_alone_makes_no_ancestor(hub):
+def test_a_declared_base_that_is_an_adapter_on_the_model_is_a_variant(hub):
     (record,) = records_of_check(verified("me/tuned"))
-    names = {"earlier": record.report.reference.pinned, "later": record.report.candidate.pinned}
-    dated = replace(record.report, direction=(DirectionFact(fact=FactKind.ON_RECORD, evidence="dates", **names),))
-    assert replace(record, declared_in=None, report=dated).place == "variants"
+    report = record.report
+    opposed = replace(report, reference=replace(report.reference, bases=(report.candidate.pinned,)))
+    assert (record.place, replace(record, report=opposed).place) == ("ancestors", "variants")
 
 
 def test_a_base_that_an_index_proposes_is_a_variant_only_if_a_comparison_finds_it(hub):

@@ -11,8 +11,9 @@ import torch
 
 from mdir_hf.cli import main
 from mdir_hf.errors import CardError
+from mdir_hf.lineage.check_recipe import TensorOutcome
 from mdir_hf.lineage.recipe import LayerSource, read_recipe
-from mdir_hf.lineage.verify_merge import shares_of, verify_merge
+from mdir_hf.lineage.verify_merge import RecipeOutcome, shares_of, verify_merge
 from mdir_hf.model.open import NamedModel
 from mdir_hf.report import HomologyReport
 from tests.model.memory.test_models_in_memory import build, drifted
@@ -40,6 +41,8 @@ def place(tmp_path_factory):
     mine, other = first.model.layers, second.model.layers
     stacked.model.layers = torch.nn.ModuleList(map(copy.deepcopy, (mine[0], mine[1], other[1], other[2])))
     stacked.config.num_hidden_layers = 4
+    stacked.lm_head = copy.deepcopy(second.lm_head)  # mergekit takes what follows the layers from the last slice
+    stacked.model.norm = copy.deepcopy(second.model.norm)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         models = {"base": base, "first": first, "second": second, "stranger": build(seed=9, num_hidden_layers=3)}
@@ -61,10 +64,11 @@ def models(place, *names):
 
 
 def test_a_linear_merge_has_the_shares_that_it_was_made_with(place):
-    check = verify_merge(
-        NamedModel(place / "linear"), recipe(place, merge_method="linear", models=models(place, "first", "second"))
-    )
-    assert [one.outcome for one in check.parents] == ["confirmed", "confirmed"]
+    weights = {"first": 0.3, "second": 0.7}
+    parents = [{"model": str(place / name), "parameters": {"weight": weights[name]}} for name in weights]
+    check = verify_merge(NamedModel(place / "linear"), recipe(place, merge_method="linear", models=parents))
+    assert check.outcome is RecipeOutcome.CONFIRMED
+    assert [one.outcome for one in check.parents] == ["homologous", "homologous"]
     assert len(check.layers) == 3
     for _, found in check.layers:
         assert found.shares == pytest.approx((0.3, 0.7), abs=1e-4)  # float32 weights
@@ -84,11 +88,12 @@ def test_a_parent_without_a_share_and_a_stranger_are_reported(place):
     named = models(place, "first", "second", "base", "stranger")
     check = verify_merge(NamedModel(place / "linear"), recipe(place, merge_method="ties", models=named))
     outcomes = {one.parent.rpartition("/")[2]: one.outcome for one in check.parents}
-    assert outcomes["first"] == outcomes["second"] == "confirmed"
+    assert outcomes["first"] == outcomes["second"] == "homologous"
     assert outcomes["base"] == "no_share"
-    assert outcomes["stranger"] not in ("confirmed", "no_share")
+    assert outcomes["stranger"] not in ("homologous", "no_share")
     said = str(check)
-    assert "ties of 4 models" in said
+    assert "ties of 4 models, by its recipe: cannot tell" in said
+    assert "the recipe names no base model" in said
     assert "related, but without a share in any layer" in said
 
 
@@ -102,9 +107,14 @@ def test_layers_of_a_stack_match_the_recipe(place):
     )
     assert [found.left_over for _, found in check.layers] == [0, 0, 0, 0]
     assert check.layers[2][0] == (LayerSource(str(place / "second"), 1),)
+    assert check.outcome is RecipeOutcome.CONFIRMED
     slices[1]["sources"][0]["layer_range"] = [0, 2]
     wrong = verify_merge(NamedModel(place / "stacked"), recipe(place, merge_method="passthrough", slices=slices))
     assert [found.left_over > 0.5 for _, found in wrong.layers] == [False, False, True, True]
+    assert wrong.outcome is RecipeOutcome.CONTRADICTED
+    differing = {(one.layer, one.tensor) for one in wrong.tensors if one.outcome is TensorOutcome.DIFFERS}
+    assert {layer for layer, _ in differing} == {2, 3}
+    assert (2, "model.layers.2.self_attn.q_proj.weight") in differing
 
 
 def test_the_command_reads_the_recipe_beside_the_merge(place, capsys):
@@ -114,17 +124,21 @@ def test_the_command_reads_the_recipe_beside_the_merge(place, capsys):
     (place / "linear" / "mergekit_config.yml").write_text(yaml.safe_dump(named))
     arguments = ["verify", str(place / "linear"), "--mergekit", "--quiet"]
     assert main([*arguments, "--fail-on", "no_share"]) == 0
-    assert "first: confirmed" in capsys.readouterr().out
-    assert main([*arguments, "--json", "--fail-on", "no_evidence,inconclusive"]) == 3
-    assert json.loads(capsys.readouterr().out)["schema"] == "mdir-hf/merge/1"
+    said = capsys.readouterr().out
+    assert "first: related" in said
+    assert "by its recipe: contradicted" in said
+    assert main([*arguments, "--json", "--fail-on", "contradicted"]) == 3
+    result = json.loads(capsys.readouterr().out)
+    assert (result["schema"], result["outcome"]) == ("mdir-hf/merge/1", "contradicted")
 
 
 def test_an_unreadable_parent_is_listed(place):
     check = verify_merge(
         NamedModel(place / "linear"), recipe(place, merge_method="linear", models=models(place, "first", "gone"))
     )
-    assert [one.outcome for one in check.parents] == ["confirmed", "not_measured"]
+    assert [one.outcome for one in check.parents] == ["homologous", "not_measured"]
     assert check.layers == ()
+    assert check.outcome is RecipeOutcome.CANNOT_TELL
 
 
 def test_identical_sources_have_no_shares():
@@ -176,4 +190,9 @@ slices:
 """
     found = read_recipe(text, subject="")
     assert found.parents == ("b/base", "a/one", "a/two@v1")
-    assert found.slices == ((LayerSource("b/base", 0), LayerSource("a/one", 0), LayerSource("a/two@v1", 4)),)
+    assert found.layer(0, 1).sources == (
+        LayerSource("b/base", 0),
+        LayerSource("a/one", 0),
+        LayerSource("a/two@v1", 4),
+    )
+    assert found.layer(1, 1) is None

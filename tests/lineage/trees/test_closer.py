@@ -1,16 +1,13 @@
-"""A closer look at related models: rows of every layer, extended vocabularies, and unreadable layers."""
+"""A closer look at related models: rows of every layer, and unreadable layers."""
 
 from __future__ import annotations
 
 import torch
 
-from mdir_hf.comparison.order_evidence import copied_layers
-from mdir_hf.lineage.fingerprints.fingerprint import take_fingerprint
 from mdir_hf.lineage.trees.aligning import look_closer
-from mdir_hf.lineage.trees.tree import grow_tree
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.opened import Model
-from tests.specimens import gaussian, tokens, write_model
+from tests.specimens import gaussian, write_model
 
 V, N, D = 400, 64, 96
 
@@ -32,29 +29,6 @@ def opened(folder, embedding, *seeds, noise=0.0, **options) -> Model:
     config = {**CONFIG, "vocab_size": len(embedding), "num_hidden_layers": len(seeds), "tie_word_embeddings": True}
     write_model(folder, embedding, further=layers(*seeds, noise=noise), config=config, **options)
     return Model(open_repository(folder))
-
-
-def test_a_deepened_model_is_distinguished_from_its_origin(tmp_path):
-    models = {
-        "base": opened(tmp_path / "base", gaussian(V, N, 0), 1, 2, 3, 4),
-        "deep": opened(tmp_path / "deep", gaussian(V, N, 0), 1, 2, 3, 2, 3, 4, noise=0.3),
-    }
-    found = look_closer(models)
-    (evidence,) = copied_layers({name: rows.attention for name, rows in found.layers.items()})
-    assert (evidence.earlier, evidence.later) == ("base", "deep")
-
-
-def test_new_rows_at_the_mean_show_that_they_were_added(tmp_path):
-    base = gaussian(V, N, 0) + 0.01
-    grown = torch.cat([base + 0.1 * gaussian(V, N, 1), base.mean(dim=0).expand(16, N)])
-    models = {"base": opened(tmp_path / "base", base, 1), "grown": opened(tmp_path / "grown", grown, 1)}
-    closer = look_closer(models)
-    assert {names: new.n_tokens for names, new in closer.new_tokens.items()} == {("base", "grown"): 16}
-    sample = tuple(word.encode() for word in tokens(V)[::2])
-    tree = grow_tree({name: take_fingerprint(model, sample) for name, model in models.items()}, closer=closer)
-    (evidence,) = tree.evidence
-    assert (evidence.kind, evidence.earlier, evidence.later) == ("vocabulary", "base", "grown")
-    assert "16 tokens more" in evidence.says
 
 
 def test_unreadable_layers_are_named_and_the_rest_is_there(tmp_path):

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import torch
+
 from mdir_hf.lineage.trees.placing import between_by_equal_rows
-from tests.lineage.trees.test_rooting import N, R, normal
+
+R, N = 200, 256
+
+
+def normal(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*(shape or (R, N)), generator=torch.Generator().manual_seed(seed))
 
 
 def test_untouched_rows_place_a_model_between_two_others():

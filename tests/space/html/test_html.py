@@ -495,8 +495,7 @@ def test_the_bar_of_a_family_goes_on_within_its_comparisons():
 
 
 def test_facts_of_direction_are_on_the_card(relatives):
-    names = {"earlier": relatives.reference.pinned, "later": relatives.candidate.pinned}
-    fact = DirectionFact(fact=FactKind.ROUNDED, evidence="the rows of <b> are rounded rows of a", **names)
+    fact = DirectionFact(FactKind.ROUNDED, "the rows of <b> are rounded rows of a")
     card = verdict_card(replace(relatives, direction=(fact,)))
-    assert "<h3>Which came first</h3><ul><li>The rows of &lt;b&gt; are rounded rows of a.</li>" in card
-    assert "Which came first" not in verdict_card(replace(relatives, direction=()))
+    assert "<h3>What is equal</h3><ul><li>The rows of &lt;b&gt; are rounded rows of a.</li>" in card
+    assert "What is equal" not in verdict_card(replace(relatives, direction=()))

@@ -1,13 +1,8 @@
-"""Test which of two related models came first.
-
-The later model may have rounded numbers, repeated layers, or new token rows at the mean of the others.
-"""
+"""Test in which way the values of two related models are equal: rounded, repeated, or with rows at the mean."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import permutations
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -26,10 +21,6 @@ GROUPS = (0, 128, 64, 32)
 LEVELS_PER_ENTRY = 0.5
 """A group counts as quantised if it has at most this many distinct values per entry."""
 
-TIMES_FINER = 3.0
-"""If both models are quantised, the finer model must have at least this many times as many levels. Each cell of the
-coarser model then contains enough levels to distinguish rounding from drift."""
-
 FLOATS = (torch.bfloat16, torch.float16)
 
 SIGNIFICANT_BITS = {torch.float8_e5m2: 3, torch.float8_e4m3fn: 4}
@@ -46,108 +37,44 @@ ROUNDING_OF_SCALES = 1e-4
 """Maximum distance of a significand from an integer. With float32 scales, products are off by 1e-6. With BF16 scales,
 they are off by 1e-2, so the matrix counts as BF16."""
 
-UNIFORM, FLATNESS = (0.03, 0.13), 2.5
-"""Bounds on two statistics of the finer model's numbers around a level, in cells of width 1: the mean square distance,
-and the fourth moment divided by the square of that. Before rounding, numbers lie anywhere in a cell, which gives about
-1/12 and 1.8. Numbers that drifted from a level lie close to it or are normally distributed, which gives 3 for the
-ratio.
-"""
-
 COPIED_COSINE = 0.3
 """Rows of two layers count as copies if their cosine exceeds this value. In layers trained separately, the cosine is
 below 0.05."""
-
-MEAN_ROW_SHARE = 0.1
-"""New rows are at the mean of the old rows if their distance from it is at most this share of an old row's distance."""
 
 FEWEST_ROWS = 8
 """Minimum number of new rows, and of old rows, for a test."""
 
 
-@dataclass(frozen=True, slots=True)
-class OrderEvidence:
-    """Evidence that one of two related models came first.
+def rounded_form(values: torch.Tensor, rounded: torch.Tensor) -> str | None:
+    """Return the format to which rounding ``(r, n)`` values gives other values, or None.
 
-    Attributes:
-        earlier: The model that came first, or one that resembles it.
-        form: Format to which numbers were rounded; empty for other kinds of evidence.
-        places: Two layers of the later model, and the earlier model's layer that both copy.
+    Values that are in this format already are not rounded. Takes O(r n log n) time; r is at most
+    :data:`ROUNDED_ROWS`.
     """
-
-    kind: str
-    earlier: str
-    later: str
-    says: str
-    form: str = ""
-    places: tuple[int, int, int] = (0, 0, 0)
-
-
-def roundings(rows: Mapping[str, torch.Tensor]) -> tuple[OrderEvidence, ...]:
-    """Find models that are rounded versions of another model.
-
-    ``rows`` maps model names to ``(r, n)`` rows for the same tokens. Weights of an original can lie anywhere between
-    the levels, whereas weights fine-tuned from a quantised model stay near them. Each rounded model is assigned the
-    original that fits best. For m models, takes O(m r n log n) time, plus O(r n) for each pair in which one model is
-    rounded; r is at most :data:`ROUNDED_ROWS`.
-    """
-    sampled = {name: values[:ROUNDED_ROWS].float() for name, values in rows.items()}
-    grids = {name: _grids(values) for name, values in sampled.items()}
-    best: dict[str, tuple[float, OrderEvidence]] = {}
-    for later, earlier in permutations(sampled, 2):
-        fine, coarse = sampled[earlier], sampled[later]
-        for grid in grids[later]:
-            if fine.shape != coarse.shape or (grid in grids[earlier] and not _is_finer(fine, coarse, grid)):
-                continue
-            share = _rounded_share(fine, coarse, grid)
-            if share >= ROUNDED_SHARE and (later not in best or share > best[later][0]):
-                form = _grid_text(grid)
-                sentence = f"sampled rows of {later} are rows of {earlier} rounded to {form}, which cannot be undone"
-                best[later] = (share, OrderEvidence("rounding", earlier, later, sentence, form=form))
-    return tuple(evidence for _, evidence in best.values())
-
-
-def copied_layers(rows: Mapping[str, Sequence[torch.Tensor | None]]) -> tuple[OrderEvidence, ...]:
-    """Find models that contain a relative's layer twice, as after depth up-scaling.
-
-    ``rows`` maps model names to rows of one matrix per layer, all in the same basis. Compares O(L^2) pairs of layers
-    for each pair of models.
-    """
-    units = {name: _unit(layers) for name, layers in rows.items()}
-    twice = {name: _copies(unit, unit) for name, unit in units.items()}
-    evidence = []
-    for earlier, later in permutations(rows, 2):
-        if twice[earlier] or not twice[later] or units[earlier].shape[1] != units[later].shape[1]:
-            continue
-        origin = _copies(units[later], units[earlier])
-        doubled = [
-            (i, j, k) for i, j in sorted(twice[later]) for k in range(len(units[earlier])) if {(i, k), (j, k)} <= origin
-        ]
-        if doubled:
-            i, j, k = doubled[0]
-            sentence = (
-                f"layers {i} and {j} of {later} both match layer {k} of {earlier} by sampled rows; it has it once"
-            )
-            evidence.append(OrderEvidence("layers", earlier, later, sentence, places=(i, j, k)))
-    return tuple(evidence)
-
-
-def grown_vocabulary(
-    earlier: str, later: str, n_new: int, old_rows: torch.Tensor, new_rows: torch.Tensor
-) -> OrderEvidence | None:
-    """Check whether a vocabulary was extended by ``n_new`` rows set to the mean of the old ones.
-
-    ``old_rows`` ``(r, n)`` and ``new_rows`` ``(s, n)`` are the later model's rows for shared and for new tokens.
-    """
-    if len(new_rows) < FEWEST_ROWS or len(old_rows) < FEWEST_ROWS:
+    if values.shape != rounded.shape:
         return None
-    mean = old_rows.float().mean(dim=0)
-    usual = float((old_rows.float() - mean).norm(dim=1).median())
-    apart = float((new_rows.float() - mean).norm(dim=1).median())
-    # 2 / sqrt(r): the mean of a sample of r rows is about that far from the mean of all rows.
-    if usual == 0.0 or apart > (MEAN_ROW_SHARE + 2.0 / len(old_rows) ** 0.5) * usual:
+    fine, coarse = (rows[:ROUNDED_ROWS].float() for rows in (values, rounded))
+    own = _grids(fine)
+    for grid in _grids(coarse):
+        if grid not in own and _rounded_share(fine, coarse, grid) >= ROUNDED_SHARE:
+            return _grid_text(grid)
+    return None
+
+
+def repeated_layer(once: Sequence[torch.Tensor], twice: Sequence[torch.Tensor]) -> tuple[int, int, int] | None:
+    """Return two layers of the second model and the layer of the first model that both match, or None.
+
+    Takes rows of one matrix per layer, in the same basis. No two layers of the first model may match each other.
+    """
+    first, second = _unit(once), _unit(twice)
+    if first.shape[1] != second.shape[1] or _copies(first, first):
         return None
-    sentence = f"{later} has {n_new} tokens more than {earlier}, and their rows lie at the mean of the others"
-    return OrderEvidence("vocabulary", earlier, later, sentence)
+    origin = _copies(second, first)
+    for i, j in sorted(_copies(second, second)):
+        for k in range(len(first)):
+            if {(i, k), (j, k)} <= origin:
+                return i, j, k
+    return None
 
 
 UNTRAINED_SPREAD = 0.02
@@ -199,37 +126,22 @@ def _grids(rows: torch.Tensor) -> list[torch.dtype | int]:
     return grids
 
 
-def _is_finer(fine: torch.Tensor, coarse: torch.Tensor, grid: torch.dtype | int) -> bool:
-    """Return whether ``fine`` has far more levels per group than ``coarse``; False for float formats."""
-    if not isinstance(grid, int):
-        return False
-    return _n_levels(fine, grid) >= TIMES_FINER * _n_levels(coarse, grid)
-
-
-def _n_levels(rows: torch.Tensor, group: int) -> float:
-    return float(_n_distinct(rows, group).float().mean())
-
-
 def _n_distinct(rows: torch.Tensor, group: int) -> torch.Tensor:
     ordered = rows.reshape(-1, group).sort(dim=1).values
     return 1 + (ordered.diff(dim=1) != 0).sum(dim=1)
 
 
 def _rounded_share(fine: torch.Tensor, coarse: torch.Tensor, grid: torch.dtype | int) -> float:
-    """Return the share of coarse entries that rounding the fine entries reproduces, or 0 if they drifted."""
+    """Return the share of coarse entries that rounding the fine entries reproduces."""
     if isinstance(grid, int):
         return _share_on_levels(fine, coarse, grid)
     if grid in SIGNIFICANT_BITS:
         return _share_of_scaled_floats(fine, coarse, grid)
-    moved = fine != fine.to(grid).float()
-    above = torch.nextafter(coarse.to(grid), torch.tensor(torch.inf, dtype=grid)).float()
-    is_even = _is_uniform((fine - coarse)[moved] / (above - coarse)[moved])
-    return _share(fine.to(grid).float() == coarse) if is_even else 0.0
+    return _share(fine.to(grid).float() == coarse)
 
 
 def _share_on_levels(fine: torch.Tensor, coarse: torch.Tensor, group: int) -> float:
     n_right = n_all = 0
-    places = []
     for fine_group, coarse_group in zip(
         *(rows.reshape(-1, group)[:ROUNDED_GROUPS] for rows in (fine, coarse)), strict=True
     ):
@@ -239,11 +151,7 @@ def _share_on_levels(fine: torch.Tensor, coarse: torch.Tensor, group: int) -> fl
         at = torch.bucketize(fine_group, (levels[1:] + levels[:-1]) / 2)
         n_right += int((levels[at] == coarse_group).sum())
         n_all += group
-        inner = (at > 0) & (at < len(levels) - 1)
-        level = at[inner]
-        gap = torch.minimum(levels[level + 1] - levels[level], levels[level] - levels[level - 1])
-        places.append((fine_group[inner] - levels[level]) / gap)
-    return n_right / n_all if n_all > 0 and _is_uniform(torch.cat(places)) else 0.0
+    return n_right / n_all if n_all > 0 else 0.0
 
 
 def _float_units(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
@@ -285,7 +193,7 @@ def _share_of_scaled_floats(fine: torch.Tensor, coarse: torch.Tensor, dtype: tor
     exponents = torch.frexp(coarse_steps * (1.0 + ROUNDING_OF_SCALES / 16)).exponent
     places = (fine_steps - coarse_steps) / torch.ldexp(torch.ones_like(coarse_steps), exponents - n_bits)
     is_right = places.abs() <= 0.5 + ROUNDING_OF_SCALES
-    return _share(is_right) if _is_uniform(places.float()) else 0.0
+    return _share(is_right)
 
 
 def _grid_text(grid: torch.dtype | int) -> str:
@@ -296,23 +204,13 @@ def _grid_text(grid: torch.dtype | int) -> str:
     return str(grid).removeprefix("torch.")
 
 
-def _is_uniform(places: torch.Tensor) -> bool:
-    low, high = UNIFORM
-    square = float(places.square().mean()) if len(places) >= 64 else 0.0
-    return low < square < high and float(places.pow(4).mean()) < FLATNESS * square**2
-
-
 def _share(equal: torch.Tensor) -> float:
     return float(equal.float().mean())
 
 
-def _unit(layers: Sequence[torch.Tensor | None]) -> torch.Tensor:
+def _unit(layers: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return ``(L, entries)``, a unit vector for each layer, or zeros if its shape differs from the first layer's."""
-    present = [layer for layer in layers if layer is not None]
-    if not present:
-        return torch.zeros(len(layers), 0)
-    like = present[0]
-    rows = [layer if layer is not None and layer.shape == like.shape else torch.zeros_like(like) for layer in layers]
+    rows = [layer if layer.shape == layers[0].shape else torch.zeros_like(layers[0]) for layer in layers]
     flat = torch.stack([layer.float().flatten() for layer in rows])
     unit: torch.Tensor = flat / flat.norm(dim=1, keepdim=True).clamp(min=1e-12)
     return unit

@@ -1,0 +1,134 @@
+"""The declared relation "quantized" is tested: values within the step of the code are confirmed, others are not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import safetensors.torch
+import torch
+
+from mdir_hf.cli import main
+from mdir_hf.comparison.settings import Listeners
+from mdir_hf.lineage.cards.verify_lineage import verify_lineage
+from mdir_hf.model.open import NamedModel, Reading
+from tests.lineage.merges.test_check_recipe import CONFIG, N_LAYERS, drifted, save, weights
+
+
+def int_codes(value, bits, group):
+    """Round to integers of ``bits`` bits with one scale per group, and multiply again."""
+    grouped = value.reshape(-1, group or value.shape[-1])
+    scale = grouped.abs().amax(dim=1, keepdim=True) / (2 ** (bits - 1) - 1)
+    return ((grouped / scale).round() * scale).reshape(value.shape)
+
+
+def quantised(state, bits=8, group=0, code=int_codes):
+    return {name: code(value, bits, group) if "proj" in name else value for name, value in state.items()}
+
+
+@pytest.fixture
+def serve(loopback_hub, tmp_path):
+    def serve_state(repo, state, block=""):
+        folder = save(tmp_path / repo.replace("/", "-"), state)
+        if block:
+            (folder / "README.md").write_text(f"---\n{block}\n---\n")
+        loopback_hub.add_repository(repo, folder)
+
+    return serve_state
+
+
+def card(base, relation="quantized"):
+    return f"base_model: {base}\nbase_model_relation: {relation}"
+
+
+def verify(repo):
+    return verify_lineage(NamedModel(repo), reading=Reading(), listeners=Listeners(progress=False))
+
+
+BASE = weights(0)
+TUNE = drifted(BASE, 1, share=0.05)
+CODES = {"int8": (8, 0, int_codes), "int4 in groups": (4, 16, int_codes), "int3": (3, 0, int_codes)}
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_values_of_the_base_under_the_code_are_confirmed(serve, code):
+    serve("ds/base", BASE)
+    serve("me/q", quantised(BASE, *CODES[code]), card("ds/base"))
+    check = verify("me/q")
+    assert [base.relation.outcome.value for base in check.bases] == ["confirmed"]
+    assert "quantized: confirmed: its values differ from ds/base by 0." in str(check)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_quantised_base_under_the_card_of_its_tune_is_contradicted(serve, capsys, code):
+    serve("ds/base", BASE)
+    serve("ds/tune", TUNE, card("ds/base", "finetune"))
+    serve("me/q", quantised(BASE, *CODES[code]), card("ds/tune"))
+    check = verify("me/q")
+    assert check.bases[0].outcome == "homologous"
+    assert check.bases[0].relation.outcome.value == "contradicted"
+    assert "the nearest base is ds/base" in str(check)
+    assert main(["verify", "me/q", "--quiet", "--json", "--fail-on", "contradicted"]) == 3
+    assert json.loads(capsys.readouterr().out)["bases"][0]["relation"]["outcome"] == "contradicted"
+
+
+def test_a_quantised_tune_under_the_card_of_its_base_is_contradicted(serve):
+    serve("ds/base", BASE)
+    serve("me/q", quantised(TUNE, 8), card("ds/base"))
+    (base,) = verify("me/q").bases
+    assert base.relation.outcome.value == "contradicted"
+    assert "no rounding explains" in base.relation.tested
+
+
+def test_scales_of_columns_do_not_contradict(serve):
+    """AWQ multiplies columns before it rounds; the norm before the matrix divides by the same numbers."""
+    scales = 1 + torch.rand(48)
+    scaled = {n: v * scales if n.endswith(("q_proj.weight", "up_proj.weight")) else v for n, v in BASE.items()}
+    serve("ds/base", BASE)
+    serve("me/q", quantised(scaled, 4, 16), card("ds/base"))
+    assert verify("me/q").bases[0].relation.outcome.value != "contradicted"
+
+
+def test_a_copy_without_a_code_cannot_be_told(serve):
+    serve("ds/base", BASE)
+    serve("me/q", {name: value.clone() for name, value in TUNE.items()}, card("ds/base"))
+    assert verify("me/q").bases[0].relation.outcome.value == "cannot_tell"
+
+
+def test_fp8_is_tested_by_its_relative_step(serve, loopback_hub, tmp_path):
+    def stored(name, state, base):
+        codes = {}
+        for key, value in state.items():
+            scale = value.abs().amax(dim=-1, keepdim=True) / 448
+            is_code = "proj" in key
+            codes[key] = (value / scale).to(torch.float8_e4m3fn) if is_code else value
+            if is_code:
+                codes[f"{key}_scale"] = scale
+        weights = {"num_bits": 8, "type": "float", "strategy": "channel"}
+        quantization = {
+            "quant_method": "compressed-tensors",
+            "format": "float-quantized",
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+            "ignore": ["lm_head"],
+        }
+        folder = tmp_path / name
+        folder.mkdir()
+        safetensors.torch.save_file(codes, folder / "model.safetensors")
+        config = CONFIG | {"num_hidden_layers": N_LAYERS, "quantization_config": quantization}
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "README.md").write_text(f"---\n{card(base)}\n---\n")
+        loopback_hub.add_repository(f"me/{name}", folder)
+        return verify(f"me/{name}").bases[0].relation.outcome.value
+
+    serve("ds/base", BASE)
+    serve("ds/far", drifted(BASE, 1, share=0.3), card("ds/base", "finetune"))
+    assert stored("true", BASE, "ds/base") == "confirmed"
+    assert stored("false", BASE, "ds/far") == "contradicted"
+
+
+@pytest.mark.parametrize("relation", ["finetune", "merge", "adapter"])
+def test_other_relations_state_what_was_tested(serve, relation):
+    serve("ds/base", BASE)
+    serve("me/model", TUNE, card("ds/base", relation))
+    check = verify("me/model")
+    assert f"    {relation}: cannot tell: " in str(check)

@@ -122,8 +122,7 @@ def add_tree(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     parser.add_argument("survey", metavar="DIR", type=Path, help="folder of a survey")
     parser.add_argument("--layers", action="store_true",
-                        help="also read a few rows of each layer: shares of merges by layer, repeated layers, "
-                        "and extended vocabularies")  # fmt: skip
+                        help="also read a few rows of each layer: shares of merges by layer")  # fmt: skip
     arguments.add_seed(parser, "the bootstrap over tokens")
     arguments.add_json(parser)
     arguments.add_reading(parser)

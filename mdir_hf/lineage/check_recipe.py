@@ -129,8 +129,12 @@ def check_tensors(
     n_by_recipe = recipe.n_layers or min((model.anatomy.n_layers for model in parents.values()), default=n_layers)
     for number in range(n_layers, n_by_recipe):
         yield TensorCheck(f"layer {number}", number, TensorOutcome.DIFFERS, "the merge lacks this layer of the recipe")
+    loaded = {layer.index for layer in merged.anatomy.layers}
     for name in sorted(merged.tensors.names(), key=lambda name: (_layer_of(name, prefix) or 0, name)):
         layer = _layer_of(name, prefix)
+        if layer is not None and layer not in loaded:
+            yield TensorCheck(name, None, TensorOutcome.NOT_TESTED, "the model does not load this layer")
+            continue
         if layer is None:
             made: RecipeLayer | None = recipe.outside_layers(is_output=not _is_embedding(merged, name))
         else:

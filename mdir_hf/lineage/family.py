@@ -404,8 +404,8 @@ def _lines(family: Family) -> list[str]:
     if family.mixture is not None:
         bases, shares = family.mixture
         terms = " + ".join(f"{share:.2f} x {name}" for name, share in zip(bases, shares.shares or (), strict=True))
-        text = f"its embedding is close to a weighted sum of others: {terms}, with {shares.left_over:.2g} left over"
-        lines.append(f"  {text}; each of these models is then close to a sum of the rest, and none is the first")
+        text = f"embeddings depend linearly: {family.model} = {terms}, with {shares.left_over:.2g} left over"
+        lines.append(f"  {text}; that gives these {len(bases) + 1} models no order")
     if family.parts:
         lines += ["  parts of the model and the bases that share weights with them:"]
         lines += [f"    {origin}" for origin in family.parts]

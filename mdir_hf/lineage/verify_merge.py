@@ -5,6 +5,7 @@ Merges keep the order of channels, so a layer is close to a weighted sum of the 
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -33,9 +34,10 @@ class LayerShares:
     """The share of each source in one layer of a merge.
 
     Attributes:
-        shares: The shares, which sum to 1; None if the sources are equal.
+        shares: The shares, which sum to 1 if there are several sources; None if the sources are equal.
         errors: Standard errors of the shares, or None.
-        left_over: Norm of the residual, relative to the norm of the layer; 0 for a linear merge.
+        left_over: Norm of the residual, relative to the norm of the layer; 0 for a linear merge. A single source must
+            have the share 1.
     """
 
     layer: int
@@ -45,7 +47,7 @@ class LayerShares:
 
 
 def shares_of(layer: int, merged: Sequence[torch.Tensor], sources: Sequence[Sequence[torch.Tensor]]) -> LayerShares:
-    """Fit a layer of a merge as a weighted sum of its parents' layers, with weights that sum to 1.
+    """Fit a layer of a merge as a weighted sum of its parents' layers. Weights of several parents sum to 1.
 
     ``merged`` and ``sources`` contain the same entries of the same weights. Each is scaled to give all
     merged weights the same RMS.
@@ -58,7 +60,10 @@ def shares_of(layer: int, merged: Sequence[torch.Tensor], sources: Sequence[Sequ
     y, (first, *others) = flat(merged), [flat(weights) for weights in sources]
     size = float(y.norm()) or 1.0
     if not others:
-        return LayerShares(layer, (1.0,), (0.0,), float((y - first).norm()) / size)
+        squares = float(first.square().sum()) or 1.0
+        share = float(y @ first) / squares
+        error = float((y - share * first).norm()) / math.sqrt(max(1, len(y) - 1) * squares)
+        return LayerShares(layer, (share,), (error,), float((y - first).norm()) / size)
     design = torch.stack([other_vector - first for other_vector in others], dim=1)
     left, sizes, right = torch.linalg.svd(design, full_matrices=False)
     if float(sizes[-1]) < SAME * size:

@@ -300,7 +300,8 @@ def test_a_merge_of_two_tunes_has_its_shares(tunes):
     assert dict(zip(names, shares.shares, strict=True)) == pytest.approx(
         {"lab/first": 0.6, "lab/second": 0.4}, abs=0.02
     )
-    assert "a weighted sum explains its embedding: 0." in str(family)
+    assert "embeddings depend linearly: lab/merge = 0." in str(family)
+    assert "that gives these 3 models no order" in str(family)
 
 
 def test_the_nearer_of_two_candidates_is_named_and_is_not_a_mixture(tunes):

@@ -159,6 +159,23 @@ def test_a_missing_layer_is_contradicted(zoo, tmp_path):
     assert "layer 3" in differing(result)
 
 
+def test_layers_that_the_model_does_not_load_decide_nothing(zoo, tmp_path):
+    folders, states = in_dtype(zoo, torch.float32)
+    merged = stacked(states, *PLACES, ("stranger", 0))
+    merged |= {name: states["two"][name] for name in ("model.norm.weight", "lm_head.weight")}
+    result = check(tmp_path, merged, slices(folders, *PARTS), 4)
+    assert result.outcome is RecipeOutcome.CONFIRMED
+    assert "not tested: model.layers.4." in str(result)
+
+
+def test_a_layer_too_many_is_contradicted(zoo, tmp_path):
+    folders, states = in_dtype(zoo, torch.float32)
+    merged = stacked(states, *PLACES, ("stranger", 0))
+    result = check(tmp_path, merged, slices(folders, *PARTS), 5)
+    assert result.outcome is RecipeOutcome.CONTRADICTED
+    assert set(names_of(4)) <= differing(result)
+
+
 def test_a_stated_scale_is_expected(zoo, tmp_path):
     folders, states = in_dtype(zoo, torch.bfloat16)
     config = slices(folders, *PARTS)

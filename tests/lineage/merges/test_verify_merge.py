@@ -141,6 +141,16 @@ def test_an_unreadable_parent_is_listed(place):
     assert check.outcome is RecipeOutcome.CANNOT_TELL
 
 
+@pytest.mark.parametrize("factor", [1.0, -1.0, 1.1, 0.0])
+def test_the_share_of_a_single_source_is_measured(factor):
+    weight = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    other = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
+    found = shares_of(0, [factor * weight if factor else other], [[weight]])
+    # The cosine of two random matrices of 4,096 entries has a standard deviation of 1/64; numbers are float32.
+    assert found.shares == pytest.approx((factor,), abs=1e-6 if factor else 5 / 64)
+    assert (found.left_over == 0) == (factor == 1.0)
+
+
 def test_identical_sources_have_no_shares():
     weight = torch.randn(8, 8)
     found = shares_of(0, [weight], [[weight], [weight.clone()]])

@@ -190,12 +190,11 @@ def notebook_page(notebook: Path) -> tuple[str, dict[str, bytes]]:
 
 
 def _fields(name: str, part: dict[str, Any], classes: dict[str, Any]) -> Iterator[str]:
-
     made = classes.get(name)
     meaning = dict(_attributes(made)) if dataclasses.is_dataclass(made) else {}
     yield from ("| field | type | |", "|---|---|---|")
     for field, of in part["properties"].items():
-        yield f"| `{field}` | {_type(of)} | {_escaped(meaning.get(field, '')} |"
+        yield f"| `{field}` | {_type(of)} | {_escaped(meaning.get(field, ''))} |"
     yield ""
 
 

@@ -30,9 +30,9 @@ from benchmarks.zoo.run import read_lines
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.run import compare_models
 from mdir_hf.comparison.settings import Listeners, Settings
-from mdir_hf.model.files.sources import Description, TensorSpec
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.roles import Anatomy, resolve_anatomy
+from mdir_hf.model.sources import Description, TensorSpec
 from mdir_hf.model.tokens import Vocabulary
 from mdir_hf.model.tokens.tokens import VocabularyKind
 from mdir_hf.report import ModelSummary

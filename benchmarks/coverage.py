@@ -3,7 +3,7 @@
 For each class a tiny model (width 64, two layers, 2048 tokens) is saved with ``save_pretrained``, with the names in its
 files and in its modules, and opened as users do. Then
 
-- the embedding must be bitwise equal to the module's own;
+- the embedding and the unembedding must be bitwise equal to the module's own;
 - every role is checked against a recorded forward pass: q, k and v must be the inputs of attention, o must read its
   output, gate, up and down must produce the output of an MLP or an expert, and a norm must be at its stated position.
   Names are not trusted; a weight with another function counts as wrong;
@@ -154,8 +154,16 @@ def _fill(row: Row, folder: Path, *, compares: bool) -> None:
     except MdirError as exc:
         row.problem = exc.message
         return
-    embedding = None if model.anatomy.embedding is None else read_part(model.tensors, model.anatomy.embedding)
-    row.embedding = embedding is not None and torch.equal(embedding, module.get_input_embeddings().weight)
+    anatomy = model.anatomy
+    ends = (
+        (anatomy.embedding, module.get_input_embeddings()),
+        (anatomy.unembedding or anatomy.embedding, module.get_output_embeddings()),  # none is stored if it is tied
+    )
+    row.embedding = all(
+        part is not None and torch.equal(read_part(model.tensors, part), own.weight)
+        for part, own in ends
+        if own is not None
+    )
     try:
         record = record_forward(module, more_tokens=MORE_TOKENS.get(row.model_type, ()), **inputs_of(row.model_type))
     except Exception as exc:

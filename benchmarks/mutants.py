@@ -60,7 +60,7 @@ TESTS = {
     "model/hub/pull_request": "tests/model/hub/test_pull_request.py",
     "names": "tests/test_names.py",
     "plain_yaml": "tests/test_plain_yaml.py tests/lineage/cards/test_front_matter.py",
-    "lineage/survey/result_file": "tests/lineage/survey/test_results.py tests/lineage/survey/test_run.py",
+    "lineage/survey/folder": "tests/lineage/survey/test_results.py tests/lineage/survey/test_run.py",
     "lineage/survey/results": "tests/lineage/survey/test_results.py tests/lineage/survey/test_run.py",
     "lineage/index/base_index": "tests/lineage/index/test_index.py",
     "lineage/index/identify": "tests/lineage/index/test_index.py tests/comparison/test_numbered_channels.py",

@@ -28,9 +28,9 @@ import numpy as np
 import torch
 
 from mdir_hf.comparison.neuron_sample import FITTED_ROWS, n_tested_of
-from mdir_hf.comparison.neurons import LEAST_CERTAIN_SHARE
 from mdir_hf.method.neuron_numbers import OwnNumbers, in_span, log_p_own_numbers, match_neurons_by_number
 from mdir_hf.method.neurons import unit_rows
+from mdir_hf.thresholds import LEAST_CERTAIN_SHARE
 
 RESULTS = Path(__file__).parent / "results" / "neuron-null.json"
 N_PAIRS = 2500

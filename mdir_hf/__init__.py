@@ -13,6 +13,8 @@ from mdir_hf._version import __version__ as __version__
 if TYPE_CHECKING:
     from mdir_hf.comparison.api import HomologyChecker as HomologyChecker
     from mdir_hf.comparison.api import compare as compare
+    from mdir_hf.comparison.check import ReportCheck as ReportCheck
+    from mdir_hf.comparison.check import check_report as check_report
     from mdir_hf.comparison.plan import ReadPlan as ReadPlan
     from mdir_hf.comparison.settings import Listeners as Listeners
     from mdir_hf.comparison.settings import Settings as Settings
@@ -28,8 +30,8 @@ if TYPE_CHECKING:
     from mdir_hf.lineage.index.base_index import BaseIndex as BaseIndex
     from mdir_hf.lineage.index.identify import Identification as Identification
     from mdir_hf.lineage.index.identify import identify as identify
-    from mdir_hf.lineage.survey.in_memory import survey as survey
     from mdir_hf.lineage.survey.results import SurveyReport as SurveyReport
+    from mdir_hf.lineage.survey.run import survey as survey
     from mdir_hf.lineage.training.callback import LineageCallback as LineageCallback
     from mdir_hf.lineage.training.watching import watch as watch
     from mdir_hf.model.open import NamedModel as NamedModel
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "mdir_hf.comparison.api": "HomologyChecker compare",
+    "mdir_hf.comparison.check": "ReportCheck check_report",
     "mdir_hf.comparison.plan": "ReadPlan",
     "mdir_hf.comparison.settings": "Listeners Settings",
     "mdir_hf.errors": "MdirError",
@@ -71,7 +74,7 @@ _NAMES = {
     "mdir_hf.lineage.cards.verify_lineage": "LineageCheck verify_lineage",
     "mdir_hf.lineage.index.base_index": "BaseIndex",
     "mdir_hf.lineage.index.identify": "Identification identify",
-    "mdir_hf.lineage.survey.in_memory": "survey",
+    "mdir_hf.lineage.survey.run": "survey",
     "mdir_hf.lineage.survey.results": "SurveyReport",
     "mdir_hf.lineage.training.callback": "LineageCallback",
     "mdir_hf.lineage.training.watching": "watch",

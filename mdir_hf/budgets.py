@@ -74,6 +74,8 @@ tensor per role."""
 GGUF_PAIRS = 1 << 16
 GGUF_STRINGS = 1 << 21
 """Maximum length of a string array in a GGUF header. The longest array contains the merges, about two per token."""
+ONNX = Budget((2 << 30) - 1, 1 << 20)
+"""protobuf limits the bytes. Items are nodes and initialisers of the outermost graph; a large model has some 50,000."""
 
 
 def json_values(text: bytes) -> int:

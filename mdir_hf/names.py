@@ -91,6 +91,7 @@ WEIGHT_SUFFIXES = (
     ".bin.index.json",
     ".pt",
     ".pth",
+    ".ckpt",
     ".gguf",
     ".onnx",
 )
@@ -102,18 +103,6 @@ _PATH = re.compile(r"^(\.{1,2}($|[/\\])|[/~\\]|[A-Za-z]:[/\\])|\\")
 def looks_like_a_path(text: str) -> bool:
     """Return whether a name must be a path, because of how it begins or because it contains a backslash."""
     return _PATH.search(text) is not None
-
-
-def check_path(text: str) -> None:
-    """Raise ``InvalidReferenceError`` if a name is a path that does not exist."""
-    if not looks_like_a_path(text) or "\0" in text:
-        return
-    try:
-        exists = Path(text).expanduser().exists()
-    except (OSError, RuntimeError):  # the name is too long for this disk, or the home folder is unknown
-        exists = False
-    if not exists:
-        raise missing_path(text)
 
 
 def missing_path(text: str) -> InvalidReferenceError:

@@ -1,4 +1,4 @@
-"""Decide how many processor cores to use, and run work in background threads.
+"""Decide how many processor cores to use.
 
 On busy cores, a 64 x 64 product takes eight hundred times as long with two threads as with one. A comparison therefore
 runs on one thread, inside :func:`one_pool`, and :func:`all_cores` gives torch all cores during large products.
@@ -7,13 +7,10 @@ runs on one thread, inside :func:`one_pool`, and :func:`all_cores` gives torch a
 from __future__ import annotations
 
 import os
-import queue
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -47,7 +44,7 @@ def value_of_first_rank(value: int) -> int:
 def usable_cores(root: Path = Path("/")) -> int:
     """Return the number of cores, at least 1, that this process may use under its CPU affinity and cgroup quota.
 
-    ``root`` contains ``proc`` and ``sys``.
+    ``root`` contains ``sys``.
     """
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cgroup_quota(root)
@@ -55,52 +52,23 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def cgroup_quota(root: Path = Path("/")) -> float | None:
-    """Return the lowest CPU quota, in cores, of this process's cgroup (v1 or v2) and its parents; None if unlimited."""
-    quotas = [
-        quota
-        for folder, top in _cgroup_folders(root)
-        for group in (folder, *folder.parents)
-        if group.is_relative_to(top) and (quota := _quota_of(group)) is not None
-    ]
-    return min(quotas, default=None)
+    """Return the CPU quota, in cores, of the container that this process runs in; None if unlimited.
 
-
-def _cgroup_folders(root: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield this process's cgroup folder and its mount point for each hierarchy."""
-    groups: dict[str, str] = {}  # by controller, "" for version 2
-    for line in _lines(root / "proc/self/cgroup"):
-        _, controllers, path = line.split(":", 2)
-        groups.update(dict.fromkeys(controllers.split(","), path))
-    for line in _lines(root / "proc/self/mountinfo"):
-        mount, _, filesystem = line.partition(" - ")
-        kind, _, options = filesystem.split(" ", 2)
-        controller = "cpu" if kind == "cgroup" and "cpu" in options.split(" ")[-1].split(",") else ""
-        if kind not in ("cgroup", "cgroup2") or (kind == "cgroup" and not controller) or controller not in groups:
-            continue
-        mounted, at = mount.split(" ")[3:5]
-        top, group = root / at.lstrip("/"), PurePosixPath(groups[controller])
-        # In a container, the path may be the host's, but only the container's part is mounted.
-        inside = group.relative_to(mounted) if group.is_relative_to(mounted) else PurePosixPath()
-        yield (top if ".." in inside.parts else top / inside), top
-
-
-def _quota_of(group: Path) -> float | None:
+    A container sees its own control group as the root of the hierarchy (cgroup v2 or v1).
+    """
+    group = root / "sys/fs/cgroup"
+    version_1 = (group / f"cpu/cpu.cfs_{name}_us" for name in ("quota", "period"))
+    limits = _words(group / "cpu.max") or [word for path in version_1 for word in _words(path)]
     try:
-        limits = (group / "cpu.max").read_text().split()  # version 2
-    except OSError:
-        limits = [
-            text for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us") for text in _lines(group / name)[:1]
-        ]  # version 1
-    try:
-        quota, period = (float(limit) for limit in limits)
+        quota, period = map(float, limits)
     except ValueError:  # "max", or no such files
         return None
     return quota / period if quota > 0 and period > 0 else None
 
 
-def _lines(path: Path) -> list[str]:
+def _words(path: Path) -> list[str]:
     try:
-        return path.read_text().splitlines()
+        return path.read_text().split()
     except OSError:
         return []
 
@@ -225,94 +193,3 @@ def available_device(device: str) -> str:
             f"device {device!r} cannot be used here ({reason}); choose cpu, auto, or a device of this machine"
         ) from exc
     return device
-
-
-R = TypeVar("R")
-_Job = tuple["Future[R]", T]
-
-
-def in_order(
-    tasks: Sequence[T], work: Callable[[T, threading.Event], R], *, n_in_flight: int, name: str
-) -> Iterator[R]:
-    """Yield the result of ``work(task, cancelled)`` for each task, in order, with at most ``n_in_flight`` pending.
-
-    ``work`` should stop when ``cancelled`` is set. It runs in daemon threads if more than one task can be pending. A
-    failure or an early exit cancels the remaining tasks.
-    """
-    n_threads = min(n_in_flight, len(tasks))
-    if n_threads <= 1:
-        never = threading.Event()
-        for task in tasks:
-            yield work(task, never)
-        return
-    jobs: queue.SimpleQueue[_Job[R, T] | None] = queue.SimpleQueue()
-    cancelled = threading.Event()
-    first_failure: list[BaseException] = []
-
-    def worker() -> None:
-        while (job := jobs.get()) is not None:
-            future, task = job
-            if cancelled.is_set():
-                future.cancel()
-                continue
-            try:
-                future.set_result(work(task, cancelled))
-            except BaseException as exc:  # raised in the consumer's thread
-                if not cancelled.is_set():
-                    first_failure.append(exc)
-                    cancelled.set()
-                future.set_exception(exc)
-            del future, task, job  # do not keep the result alive while waiting
-
-    for number in range(n_threads):
-        threading.Thread(target=worker, name=f"{name}-{number}", daemon=True).start()
-    pending: deque[Future[R]] = deque()
-    try:
-        for task in tasks:
-            future: Future[R] = Future()
-            pending.append(future)
-            jobs.put((future, task))
-            if len(pending) >= n_in_flight:
-                yield _next_result(pending, first_failure)
-        while pending:
-            yield _next_result(pending, first_failure)
-    finally:
-        cancelled.set()
-        for _ in range(n_threads):
-            jobs.put(None)
-
-
-def _next_result(pending: deque[Future[R]], first_failure: list[BaseException]) -> R:
-    future = pending.popleft()
-    _wait_for(future)
-    if first_failure:
-        raise first_failure[0]
-    return future.result()
-
-
-def run_beside(work: Callable[[], R], *, name: str, at_once: bool = False) -> Future[R]:
-    """Run ``work`` in a daemon thread, or in the calling thread if ``at_once`` is true."""
-    future: Future[R] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as exc:  # raised by result_of
-            future.set_exception(exc)
-
-    if at_once:
-        run()
-    else:
-        threading.Thread(target=run, name=name, daemon=True).start()
-    return future
-
-
-def result_of(future: Future[R]) -> R:
-    """Wait for a future, and return its result or raise its exception."""
-    _wait_for(future)
-    return future.result()
-
-
-def _wait_for(future: Future[R]) -> None:
-    while not wait((future,), timeout=0.5).done:
-        pass  # on Windows a wait without a timeout ignores Ctrl-C

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mdir_hf.errors import InputError, ShortReadError
-from mdir_hf.model.files.sources import ByteSource
+from mdir_hf.model.sources import ByteSource
 
 CONTENT = np.random.default_rng(7).integers(0, 256, 100_003, dtype=np.uint8).tobytes()
 """A prime number of bytes, so that no size divides it."""

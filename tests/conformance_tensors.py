@@ -22,7 +22,7 @@ from mdir_hf.errors import (
     UnsupportedFormatError,
 )
 from mdir_hf.model.files import ranged
-from mdir_hf.model.files.sources import FileEntry, Span, TensorSource
+from mdir_hf.model.sources import FileEntry, Span, TensorSource
 
 
 class MemoryBytes:

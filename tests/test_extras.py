@@ -16,11 +16,13 @@ from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 import pytest
+import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.gguf_writer import Type, gguf_bytes
 from tests.model.files.gguf.test_gguf_source import random_blocks
+from tests.onnx_exporter import write_onnx
 from tests.specimens import gaussian, write_model
 
 tomllib = pytest.importorskip("tomllib", reason="Python 3.10 does not read pyproject.toml")
@@ -36,7 +38,7 @@ USES = {
 from importlib.util import find_spec
 from mdir_hf import compare
 assert compare("a", "b", progress=False).verdict.value == "homologous"
-brought = ("matplotlib", "transformers", "gradio", "distributed", "Bio", "gguf", "mkdocs", "cyclonedx")
+brought = ("matplotlib", "transformers", "gradio", "distributed", "Bio", "gguf", "mkdocs", "cyclonedx", "onnx")
 assert not any(map(find_spec, brought)), [name for name in brought if find_spec(name)]
 """,
     "plot": f"""
@@ -60,6 +62,12 @@ import numpy as np
 from mdir_hf.model.files.formats import open_checkpoint
 from mdir_hf.model.hub.local import LocalRepository
 assert open_checkpoint(LocalRepository(Path("packed"))).read_rows("packed", np.array([0])).isfinite().all()
+""",
+    "onnx": """
+from pathlib import Path
+from mdir_hf.model.files.formats import open_checkpoint
+from mdir_hf.model.hub.local import LocalRepository
+assert open_checkpoint(LocalRepository(Path("exported"))).read("h.up.weight").shape == (3, 4)
 """,
     "bom": """
 import json
@@ -132,6 +140,8 @@ def models(tmp_path_factory):
     (folder / "packed").mkdir()
     blocks = {"packed": (random_blocks("Q4_K", (2, 256)), Type.Q4_K)}
     (folder / "packed" / "model.gguf").write_bytes(gguf_bytes(blocks))
+    (folder / "exported").mkdir()
+    write_onnx(folder / "exported" / "model.onnx", {"h.up.weight": torch.ones(3, 4)})
     return folder
 
 

@@ -12,21 +12,14 @@ from threadpoolctl import OpenBLASController, threadpool_info, threadpool_limits
 from mdir_hf import processor
 from mdir_hf.processor import LARGE, all_cores, cgroup_quota, one_pool, usable_cores
 
-V2_AT = "25 20 0:22 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
-V1_AT = (
-    "30 25 0:26 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
-    "31 25 0:27 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n"
-    "32 25 0:28 / /proc rw - proc proc rw\n"
-)
-
 
 @pytest.fixture
 def machine(tmp_path):
-    """Write the files of a machine under a folder, by path."""
+    """Write the files of a control group under a folder, by path."""
 
     def write(files):
         for path, text in files.items():
-            file = tmp_path / path
+            file = tmp_path / "sys/fs/cgroup" / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
         return tmp_path
@@ -34,59 +27,25 @@ def machine(tmp_path):
     return write
 
 
-def v2(group, quotas):
-    """A machine with cgroups of version 2, with ``cpu.max`` for some groups."""
-    return {
-        "proc/self/cgroup": f"0::{group}\n",
-        "proc/self/mountinfo": V2_AT,
-        **{f"sys/fs/cgroup/{name}cpu.max": f"{text}\n" for name, text in quotas.items()},
-    }
-
-
-def v1(group, quotas, *, mounted=V1_AT, at="sys/fs/cgroup/cpu,cpuacct"):
-    """A machine with cgroups of version 1, with quota and period for some groups."""
-    files = {"proc/self/cgroup": f"4:cpu,cpuacct:{group}\n3:cpuset:/\n", "proc/self/mountinfo": mounted}
-    for name, (quota, period) in quotas.items():
-        files |= {f"{at}/{name}cpu.cfs_quota_us": f"{quota}\n", f"{at}/{name}cpu.cfs_period_us": f"{period}\n"}
-    return files
+def v1(quota, period):
+    return {"cpu/cpu.cfs_quota_us": f"{quota}\n", "cpu/cpu.cfs_period_us": f"{period}\n"}
 
 
 @pytest.mark.parametrize(
     ("files", "quota"),
     [
-        (v2("/", {"": "200000 100000"}), 2.0),
-        (v2("/", {"": "150000 100000"}), 1.5),
-        (v2("/", {"": "max 100000"}), None),
-        (v2("/", {}), None),
-        (v2("/pod/box", {"pod/box/": "400000 100000"}), 4.0),
-        (v2("/pod/box", {"pod/": "300000 100000", "pod/box/": "max 100000"}), 3.0),
-        (v2("/pod/box", {"pod/": "100000 100000", "pod/box/": "400000 100000"}), 1.0),
-        (v2("/pod/box", {"other/": "100000 100000"}), None),
-        (v2("/../neighbour", {"": "200000 100000"}), 2.0),
-        (v2("/", {"": "nonsense"}), None),
-        (v1("/", {"": (200000, 100000)}), 2.0),
-        (v1("/", {"": (-1, 100000)}), None),
-        (v1("/", {}), None),
-        (v1("/pod/box", {"pod/": (50000, 100000), "pod/box/": (-1, 100000)}), 0.5),
+        ({"cpu.max": "200000 100000\n"}, 2.0),
+        ({"cpu.max": "150000 100000\n"}, 1.5),
+        ({"cpu.max": "max 100000\n"}, None),
+        ({"cpu.max": "nonsense"}, None),
+        ({"cpu.max": "1 0"}, None),
+        (v1(200000, 100000), 2.0),
+        (v1(-1, 100000), None),
         ({}, None),
-        ({"proc/self/cgroup": "0::/\n"}, None),
     ],
 )
-def test_the_smallest_quota_of_the_group_and_those_above_is_read(machine, files, quota):
+def test_the_quota_of_the_container_is_read(machine, files, quota):
     assert cgroup_quota(machine(files)) == quota
-
-
-def test_a_container_finds_its_group_where_it_is_mounted(machine):
-    mounted = "30 25 0:26 /docker/af3 /sys/fs/cgroup/cpu ro - cgroup cgroup rw,cpu\n"
-    files = v1("/docker/af3", {"": (200000, 100000)}, mounted=mounted, at="sys/fs/cgroup/cpu")
-    assert cgroup_quota(machine({**files, "proc/self/cgroup": "4:cpu:/docker/af3\n"})) == 2.0
-
-
-def test_both_versions_at_once_are_read(machine):
-    files = v1("/", {"": (200000, 100000)})
-    files["proc/self/cgroup"] += "0::/\n"
-    files["proc/self/mountinfo"] += V2_AT.replace("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
-    assert cgroup_quota(machine(files)) == 2.0
 
 
 @pytest.mark.parametrize(
@@ -95,7 +54,7 @@ def test_both_versions_at_once_are_read(machine):
 )
 def test_usable_cores_follow_the_affinity_and_the_quota(monkeypatch, machine, affinity, limit, cores):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(affinity)), raising=False)
-    assert usable_cores(machine(v2("/", {"": f"{limit} 100000"}))) == cores
+    assert usable_cores(machine({"cpu.max": f"{limit} 100000"})) == cores
 
 
 @pytest.mark.parametrize(("reported", "cores"), [(6, 6), (None, 1)])

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from mdir_hf.model.files.sources import ByteSource, Span
 from mdir_hf.model.hub.local import LocalRepository
+from mdir_hf.model.sources import ByteSource, Span
 
 WEIGHT_SUFFIXES = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
 

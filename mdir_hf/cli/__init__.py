@@ -1,4 +1,4 @@
-"""The ``mdir-hf`` command line, also ``hf-mdir`` for ``hf mdir``."""
+"""The ``mdir-hf`` command line."""
 
 from mdir_hf.cli.main import main
 

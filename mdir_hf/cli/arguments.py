@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from mdir_hf.cli import early
 from mdir_hf.cli.output import remark
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 N = TypeVar("N", int, float)
 
 EXIT_NAMED = 3
-"""Exit status if ``--fail-on`` names the outcome."""
+"""Exit status if ``--fail-on`` names the outcome, or ``--check`` finds a difference."""
 
 MODEL = "owner/name, owner/name@revision, owner/name:Q4_K_M, owner/name/folder, a Hub URL, a folder or a file"
 LEVELS = tuple(level.value for level in Level)
@@ -94,9 +95,10 @@ def add_index(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_output(parser: argparse.ArgumentParser, what: str, *, metavar: str = "DIR", required: bool = False) -> None:
+def add_output(parser: argparse._ActionsContainer, what: str, *, metavar: str = "DIR", required: bool = False) -> None:
     """Add ``--output``."""
     parser.add_argument("--output", metavar=metavar, type=Path, required=required, help=what)
+    parser.set_defaults(check_output=early.check_save_file if metavar == "FILE" else early.check_save_folder)
 
 
 def add_bom(parser: argparse.ArgumentParser, what: str) -> None:
@@ -111,15 +113,14 @@ def expect_writable_bom(options: argparse.Namespace) -> None:
     """Check that the bill of materials can be written, before any model is read.
 
     Raises:
-        InputError: If its folder does not exist, or cyclonedx-python-lib is not installed.
+        InputError: If it cannot be written, or cyclonedx-python-lib is not installed.
     """
     if options.bom is None:
         return
     from mdir_hf.lineage.bom import require_bom
 
     require_bom()
-    if options.bom.is_dir() or not options.bom.absolute().parent.is_dir():
-        raise InputError("cannot be written: name a file in a folder that exists", subject=str(options.bom))
+    early.check_save_file(options.bom)
 
 
 def write_bom(options: argparse.Namespace, result: LineageCheck | Family, name: str) -> None:
@@ -132,6 +133,7 @@ def write_bom(options: argparse.Namespace, result: LineageCheck | Family, name: 
     facts = read_model_facts(model_of(options, name), reading=reading_of(options))
     text = make_bom(result, facts, version=options.bom_version)
     try:
+        options.bom.parent.mkdir(parents=True, exist_ok=True)
         write_file(options.bom, text.encode())
     except OSError as exc:
         raise InputError(f"cannot be written: {exc.strerror}", subject=str(options.bom)) from exc
@@ -152,7 +154,7 @@ def add_settings(parser: argparse.ArgumentParser, *, over: str = "") -> None:
         "--sample-seed",
         type=seed,
         metavar="SEED",
-        help="reproduce a report with the sample of neurons that it names; such a report accuses no model "
+        help="read the sample of neurons of this seed; the verdict is then at most inconclusive "
         "(default: drawn once both models are open)",
     )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mdir_hf.cli import arguments
+from mdir_hf.cli.early import check_input_file
 from mdir_hf.cli.output import loading, remark, say, say_bytes, shown_if_stopped
 from mdir_hf.lineage.cards import RELATIONS
 from mdir_hf.report import Level
@@ -89,7 +90,12 @@ def add_verify_badge(commands: argparse._SubParsersAction[argparse.ArgumentParse
             f"--{side}-tokenizer",
             help=f"repository or folder of the {side}'s vocabulary, if the badge only says that it was a folder",
         )
-    parser.set_defaults(run=_run_verify_badge)
+    parser.set_defaults(run=_run_verify_badge, check_files=_check_source)
+
+
+def _check_source(options: argparse.Namespace) -> None:
+    if "://" not in options.source:
+        check_input_file(Path(options.source))
 
 
 def _run_verify_badge(options: argparse.Namespace) -> int:
@@ -137,7 +143,7 @@ def add_card(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 def _run_card(options: argparse.Namespace) -> int:
     if options.base_model_relation and not options.confirm_base_model:
         options.refuse("only the author of the model can set --base-model-relation: it needs --confirm-base-model")
-    from mdir_hf.lineage.bom.documents import linked_bom
+    from mdir_hf.lineage.bom.read import linked_bom
     from mdir_hf.lineage.cards.badge_folder import read_report
     from mdir_hf.lineage.cards.card import propose_card
     from mdir_hf.names import unquoted
@@ -181,6 +187,7 @@ def _write(path: Path, content: bytes) -> None:
     from mdir_hf.render.folder import write_file
 
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, content)
     except OSError as exc:
         raise InputError(f"cannot write {path}: {exc.strerror}") from exc
@@ -262,10 +269,12 @@ def _run_verify(options: argparse.Namespace) -> int:
 
 
 def _run_on_bom(options: argparse.Namespace) -> int:
-    from mdir_hf.lineage.bom.check import check_bom
     from mdir_hf.lineage.bom.read import read_bom_file
 
     document = read_bom_file(options.bom)
+    with loading():
+        from mdir_hf.lineage.bom.check import check_bom
+
     with shown_if_stopped(partial(_show, options=options)) as keep:
         check = check_bom(
             document,
@@ -280,12 +289,17 @@ def _run_on_bom(options: argparse.Namespace) -> int:
 
 
 def _run_on_merge(options: argparse.Namespace) -> int:
+    recipe_file = None if options.mergekit == BESIDE else options.mergekit
+    if recipe_file is not None:
+        from mdir_hf.lineage.recipe import read_recipe_file
+
+        read_recipe_file(recipe_file)
     with loading():
         from mdir_hf.lineage.verify_merge import verify_merge
 
     check = verify_merge(
         arguments.model_of(options, options.repo),
-        None if options.mergekit == BESIDE else options.mergekit,
+        recipe_file,
         reading=arguments.reading_of(options),
         settings=arguments.settings_of(options),
         listeners=arguments.listeners_of(options),

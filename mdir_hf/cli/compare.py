@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from dataclasses import replace
 from functools import partial
@@ -11,6 +12,7 @@ from pathlib import Path
 from mdir_hf.cli import arguments
 from mdir_hf.cli.align import AlignBar
 from mdir_hf.cli.output import Ink, loading, remark, say, shown_if_stopped, width_of
+from mdir_hf.comparison.settings import Settings
 from mdir_hf.errors import AnatomyError, CheckpointError, ReconstructionError, RemoteCodeRefusedError, one_line
 from mdir_hf.report import HomologyReport, SettledBy, Verdict
 
@@ -27,7 +29,15 @@ def add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     arguments.add_settings(parser)
     arguments.add_describe(parser)
     arguments.add_json(parser)
-    arguments.add_output(parser, "write report.json, .md, .html and the figures to this folder")
+    output = parser.add_mutually_exclusive_group()
+    arguments.add_output(output, "write report.json, .md, .html and the figures to this folder")
+    output.add_argument(
+        "--check",
+        metavar="REPORT.json",
+        type=Path,
+        help="compare again with the level, alpha, seeds and sample of this report, and say whether the verdict and "
+        "every number are the same; exit with 3 if not",
+    )
     parser.add_argument(
         "--reconstruction",
         action=argparse.BooleanOptionalAction,
@@ -41,7 +51,7 @@ def add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     arguments.add_model(reading, prefix="candidate-", whose="B")
     arguments.add_computing(reading)
     parser.add_argument("--trust-remote-code", action="store_true", help=argparse.SUPPRESS)
-    parser.set_defaults(run=_run_compare)
+    parser.set_defaults(run=_run_compare, refuse=parser.error)
 
 
 def _run_compare(options: argparse.Namespace) -> int:
@@ -50,10 +60,8 @@ def _run_compare(options: argparse.Namespace) -> int:
             "mdir-hf reads tensors and tokenizer files as data and never runs code from a repository; "
             "leave out --trust-remote-code"
         )
-    if options.output is not None:
-        from mdir_hf.render.folder import check_save_folder
-
-        check_save_folder(options.output)
+    if options.check is not None:
+        return _run_check(options)
     with loading():
         from mdir_hf.comparison.api import compare
 
@@ -70,6 +78,30 @@ def _run_compare(options: argparse.Namespace) -> int:
     if options.output is not None and report.verdict is Verdict.HOMOLOGOUS and _is_reconstructed(report, options):
         _save_reconstruction(report, options)
     return arguments.exit_status(options, report.verdict.value)
+
+
+def _run_check(options: argparse.Namespace) -> int:
+    for name in ("level", "alpha", "seed", "sample_seed"):
+        if getattr(options, name) != getattr(Settings(), name):
+            options.refuse(f"argument --check: not allowed with --{name.replace('_', '-')}, which the report states")
+    from mdir_hf.lineage.cards.badge_folder import read_report
+
+    report = read_report(options.check)
+    with loading():
+        from mdir_hf.comparison.check import check_report
+
+    check = check_report(
+        report,
+        arguments.model_of(options, options.reference),
+        arguments.model_of(options, options.candidate, prefix="candidate_"),
+        reading=arguments.reading_of(options),
+        listeners=arguments.listeners_of(options),
+        device=options.device,
+        max_bytes=options.max_bytes,
+        max_memory_bytes=options.max_memory,
+    )
+    say(json.dumps(check.to_dict(), indent=2) + "\n" if options.json else f"{check}\n", is_prose=not options.json)
+    return arguments.exit_status(options, report.verdict.value) if check.is_same else arguments.EXIT_NAMED
 
 
 def _is_reconstructed(report: HomologyReport, options: argparse.Namespace) -> bool:

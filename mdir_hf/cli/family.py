@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mdir_hf.cli import arguments
+from mdir_hf.cli.early import check_index
 from mdir_hf.cli.output import loading, remark, say, shown_if_stopped
 from mdir_hf.errors import InputError, MdirError, one_line
+from mdir_hf.lineage.survey import expect_survey
 
 if TYPE_CHECKING:
     from mdir_hf.lineage.family import Family
@@ -46,11 +48,15 @@ def add_family(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     reading = arguments.add_reading(parser)
     arguments.add_model(reading)
     arguments.add_computing(reading)
-    parser.set_defaults(run=_run_family, usage_error=usage_error)
+    parser.set_defaults(run=_run_family, usage_error=usage_error, check_files=_check_family)
+
+
+def _check_family(options: argparse.Namespace) -> None:
+    check_index(options)
+    arguments.expect_writable_bom(options)
 
 
 def _run_family(options: argparse.Namespace) -> int:
-    arguments.expect_writable_bom(options)
     with loading():
         from mdir_hf.lineage.family import find_family
 
@@ -120,18 +126,18 @@ def add_tree(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     arguments.add_seed(parser, "the bootstrap over tokens")
     arguments.add_json(parser)
     arguments.add_reading(parser)
-    parser.set_defaults(run=_run_tree)
+    parser.set_defaults(run=_run_tree, check_files=lambda options: expect_survey(options.survey))
 
 
 def _run_tree(options: argparse.Namespace) -> int:
     with loading():
         from mdir_hf.comparison.progress import Watch
-        from mdir_hf.lineage.survey.run import kept_fingerprints
+        from mdir_hf.lineage.survey.folder import kept_rows
         from mdir_hf.lineage.trees.tree import FamilyTree, grow_tree, trees_to_json
         from mdir_hf.model.hub import IoLedger
         from mdir_hf.render.folder import write_file
 
-    report, fingerprints = kept_fingerprints(options.survey)
+    report, fingerprints = kept_rows(options.survey)
     groups = [group for group in report.groups() if len(group) > 1]
     missing_name = next((name for group in groups for name in group if name not in fingerprints), None)
     if missing_name is not None:
@@ -158,16 +164,17 @@ def _run_tree(options: argparse.Namespace) -> int:
 
 def _closer(group: Sequence[str], options: argparse.Namespace, ledger: IoLedger) -> CloserLook:
     from mdir_hf.lineage.fingerprints.opening import open_model
-    from mdir_hf.lineage.survey.planning import SAMPLE, load_sample
+    from mdir_hf.lineage.survey.folder import SurveyFolder
     from mdir_hf.lineage.trees.aligning import look_closer
     from mdir_hf.model.opened import Model
 
-    sample = load_sample(options.survey / SAMPLE)
+    sample = SurveyFolder(options.survey).sample
+    pins = {} if sample is None else sample.pins
     models: dict[str, Model] = {}
     notes = []
     for name in group:
         try:
-            models[name] = open_model(name, arguments.reading_of(options), ledger, sample.pins.get(name))
+            models[name] = open_model(name, arguments.reading_of(options), ledger, pins.get(name))
         except MdirError as exc:
             notes.append(f"the layers of {name} could not be read: {one_line(exc)}")
     look = look_closer(models)

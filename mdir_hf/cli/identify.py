@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mdir_hf.cli import arguments
+from mdir_hf.cli.early import check_index, check_input_file, check_save_file
 from mdir_hf.cli.output import loading, remark, say, shown_if_stopped
 from mdir_hf.cli.survey import add_list_arguments, is_list_given, list_usage_error, listed_models
 from mdir_hf.errors import InputError
@@ -35,7 +36,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     reading = arguments.add_reading(parser)
     arguments.add_model(reading)
     arguments.add_computing(reading)
-    parser.set_defaults(run=run_identify)
+    parser.set_defaults(run=run_identify, check_files=check_index)
 
     parser = commands.add_parser(
         "index",
@@ -46,7 +47,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("index", metavar="FILE", type=Path, help="the index")
     add_list_arguments(parser)
     arguments.add_reading(parser)
-    parser.set_defaults(run=run_index, usage_error=index_usage_error)
+    parser.set_defaults(
+        run=run_index, usage_error=index_usage_error, check_files=lambda options: check_save_file(options.index)
+    )
 
 
 def run_identify(options: argparse.Namespace) -> int:
@@ -127,13 +130,18 @@ def add_atlas(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     arguments.add_output(parser, "the atlas: index, table and card", required=True)
     parser.add_argument("--publish", metavar="owner/name", help="open a pull request with it on this data set")
     arguments.add_reading(parser)
-    parser.set_defaults(run=_run_atlas, usage_error=_atlas_usage_error)
+    parser.set_defaults(run=_run_atlas, usage_error=_atlas_usage_error, check_files=_check_atlas)
 
 
 def _atlas_usage_error(options: argparse.Namespace) -> str | None:
     if options.what == "build" and len(options.names) > 1:
         return "atlas build takes one list; to name base models use `mdir-hf atlas add`"
     return None
+
+
+def _check_atlas(options: argparse.Namespace) -> None:
+    if options.what == "build":
+        check_input_file(Path(options.names[0]))
 
 
 def _run_atlas(options: argparse.Namespace) -> int:
@@ -179,7 +187,12 @@ def add_publish(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--dataset", metavar="owner/name", required=True, help="the data set")
     parser.add_argument("--name", help="name of the folder or file in the data set (default: its local name)")
     parser.add_argument("--token", help="token that may write discussions (default: HF_TOKEN or the saved login)")
-    parser.set_defaults(run=_run_publish)
+    parser.set_defaults(run=_run_publish, check_files=_check_published)
+
+
+def _check_published(options: argparse.Namespace) -> None:
+    if not options.place.exists():
+        raise InputError("there is no such file or folder", subject=str(options.place))
 
 
 def _run_publish(options: argparse.Namespace) -> int:

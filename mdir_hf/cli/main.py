@@ -16,6 +16,7 @@ from mdir_hf.cli.card import add_badge, add_card, add_verify, add_verify_badge
 from mdir_hf.cli.compare import add_compare, add_inspect
 from mdir_hf.cli.completion import add_command as add_completion
 from mdir_hf.cli.completion import remember_models, seen_models
+from mdir_hf.cli.early import check_early, typed_models
 from mdir_hf.cli.family import add_family, add_tree
 from mdir_hf.cli.identify import add_atlas, add_publish
 from mdir_hf.cli.identify import add_command as add_identify
@@ -24,7 +25,7 @@ from mdir_hf.cli.parser import Parser, check_words, commands_of
 from mdir_hf.cli.space import add_demo, add_space
 from mdir_hf.cli.survey import add_command as add_survey
 from mdir_hf.errors import MdirError, OfflineError, RepositoryNotFoundError, ServerError
-from mdir_hf.names import check_path, did_you_mean, shown_name
+from mdir_hf.names import did_you_mean, shown_name
 
 LARGE_N_BYTES = 16 << 20
 """Minimum size of freed blocks that glibc returns to the system. A lower limit would cost too many system calls."""
@@ -106,13 +107,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     hear(remarks=not options.quiet)
     keep_no_freed_blocks()
     try:
-        for name in (*_typed(options), *getattr(options, "models", ())):
-            check_path(name)
         if os.environ.get("HF_ENDPOINT"):
             import mdir_hf.model.hub  # noqa: F401  rejects an endpoint with which the Hub's client cannot be imported
+        check_early(options)
         status = run(options)
         if options.command in READERS:
-            remember_models(_typed(options))
+            remember_models(typed_models(options))
         return status
     except MdirError as exc:
         if options.verbose:
@@ -131,10 +131,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         leave_output()  # the reader of the pipe is gone
         return EXIT_KNOWN_ERROR
-
-
-def _typed(options: argparse.Namespace) -> list[str]:
-    return [name for key in ("reference", "candidate", "model", "repo") if (name := getattr(options, key, None))]
 
 
 def _nearest(exc: MdirError) -> str:

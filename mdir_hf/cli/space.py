@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import importlib.util
 import ipaddress
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mdir_hf.cli import arguments
-from mdir_hf.cli.output import say
+from mdir_hf.cli.output import remark, say
 from mdir_hf.errors import InputError
 from mdir_hf.installing import require_extra
 
@@ -41,6 +42,8 @@ def _run_demo(options: argparse.Namespace) -> int:
 
 
 DEFAULT_PORT = 7860
+N_PORTS = 100
+"""Number of ports to try, from the default one, if no port is given."""
 
 
 def add_space(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -53,7 +56,9 @@ def add_space(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to bind (default 127.0.0.1: this machine only)")
     parser.add_argument(
-        "--port", type=int, default=DEFAULT_PORT, help=f"port (default {DEFAULT_PORT}; 0 for any free port)"
+        "--port",
+        type=int,
+        help=f"port; 0 for any free one (default: {DEFAULT_PORT}, or the next free one of {N_PORTS})",
     )
     parser.add_argument("--endpoint", metavar="URL", help="the Hub to read from (default: HF_ENDPOINT)")
     parser.add_argument(
@@ -80,7 +85,7 @@ def _run_space(options: argparse.Namespace) -> int:
                 "files or models that only you may read; leave it out, or use --host 127.0.0.1"
             )
     require_extra("space", "gradio", "matplotlib", purpose="the Space needs gradio and matplotlib")
-    _check_port(options.host, options.port)
+    options.port = _free_port(options.host, options.port)
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
     if options.endpoint:
         os.environ["HF_ENDPOINT"] = options.endpoint
@@ -123,7 +128,7 @@ def _serve(options: argparse.Namespace, named_models: tuple[str, ...]) -> None:
             **page.launch_options(service),
         )
     except OSError as exc:  # another program took the port after it was checked
-        raise _port_error(options.host, options.port) from exc
+        raise _port_error(options.host, options.port, exc) from exc
     say(f"Open {url} (press Ctrl-C to stop).\n")
     try:
         demo.block_thread()
@@ -131,15 +136,39 @@ def _serve(options: argparse.Namespace, named_models: tuple[str, ...]) -> None:
         demo.close(verbose=False)
 
 
-def _check_port(host: str, port: int) -> None:
-    try:
-        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
-    except OSError as exc:
-        raise _port_error(host, port) from exc
+def _free_port(host: str, port: int | None) -> int:
+    """Return the port, if it is free or 0, or without one the first free port from the default."""
+    if port is not None:
+        if not 0 <= port < 1 << 16:
+            raise InputError(f"there is no port {port}; name one from 0 to 65535 with --port")
+        try:
+            _bind(host, port)
+        except OSError as exc:
+            raise _port_error(host, port, exc) from exc
+        return port
+    for candidate in range(DEFAULT_PORT, DEFAULT_PORT + N_PORTS):
+        try:
+            _bind(host, candidate)
+        except OSError as exc:
+            if exc.errno != errno.EADDRINUSE:
+                raise _port_error(host, candidate, exc) from exc
+        else:
+            if candidate != DEFAULT_PORT:
+                remark(f"port {DEFAULT_PORT} is in use; the page is at port {candidate}\n")
+            return candidate
+    raise InputError(
+        f"ports {DEFAULT_PORT} to {DEFAULT_PORT + N_PORTS - 1} of {host} are in use; choose one with --port"
+    )
 
 
-def _port_error(host: str, port: int) -> InputError:
-    return InputError(f"cannot use port {port} of {host}; choose another with --port")
+def _bind(host: str, port: int) -> None:
+    socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+
+
+def _port_error(host: str, port: int, exc: OSError) -> InputError:
+    if exc.errno == errno.EADDRINUSE:
+        return InputError(f"port {port} of {host} is in use; choose another with --port, or leave it out")
+    return InputError(f"cannot use port {port} of {host}: {exc}; choose another with --port")
 
 
 def _own_token() -> str:

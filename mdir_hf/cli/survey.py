@@ -12,10 +12,12 @@ from mdir_hf.cli import arguments
 from mdir_hf.cli.completion import remember_models
 from mdir_hf.cli.output import loading, remark, say, shown_if_stopped
 from mdir_hf.errors import InputError
+from mdir_hf.lineage.survey import expect_survey
 from mdir_hf.render.sections import counted
 
 if TYPE_CHECKING:
-    from mdir_hf.lineage.survey.results import PairResult, SurveyReport
+    from mdir_hf.lineage.survey.folder import SurveyFolder
+    from mdir_hf.lineage.survey.results import SurveyReport
     from mdir_hf.lineage.survey.run import SurveyPlan
 
 
@@ -62,6 +64,8 @@ def listed_models(options: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _listed(options: argparse.Namespace) -> list[str]:
+    if not (options.author or options.collection):
+        return []
     from mdir_hf.model.hub import models_of_author, models_of_collection
 
     names: list[str] = []
@@ -77,135 +81,139 @@ def _listed(options: argparse.Namespace) -> list[str]:
     return names
 
 
-MOST_PAIRS = 15
-"""Maximum number of pairs printed per group; the JSON output contains all pairs."""
-
-
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the ``survey`` command."""
     parser = commands.add_parser(
         "survey",
-        help="compare every pair of many models",
-        description="Compare every pair of many models. Each model is read once: a sample of its rows. Results are "
+        help="find which of many models are related",
+        description="Find which of many models are related. Each model is read once: a sample of its rows. Pairs whose "
+        "neurons or attention heads are similar are compared; in surveys of at most 20 models, all pairs. Results are "
         "written to a folder as they are computed. Run the same command again to continue a stopped survey.",
     )
     add_list_arguments(parser)
-    arguments.add_output(parser, "folder for the results; required without --join")
-    parser.add_argument("--join", metavar="DIR", type=Path, nargs="+", help="join the shards in these folders")
+    arguments.add_output(parser, "folder for the results")
     parser.add_argument(
         "--alpha", type=arguments.alpha, default=1e-10, help="level of the whole survey (default 1e-10)"
     )
     parser.add_argument("--tokens", type=int, default=2048, help="rows to read of every model (default 2048)")
     arguments.add_seed(parser, "every random choice")
-    parser.add_argument("--shard", type=_shard, default=(0, 1), metavar="I/N", help="run part I of N, from 0")
+    parser.add_argument("--all-pairs", action="store_true", default=None, help="compare all pairs by their neurons")
     parser.add_argument("--prepare", action="store_true",
-                        help="only choose the tokens and pin the commits, for --sample of all shards")  # fmt: skip
-    parser.add_argument("--sample", metavar="FILE", type=Path, help="sample.json from --prepare")
+                        help="only choose the tokens and pin the commits, for --sample of all parts")  # fmt: skip
+    parser.add_argument("--sample", metavar="DIR", type=Path,
+                        help="folder of --prepare; the models named here are the part to read")  # fmt: skip
+    parser.add_argument("--join", metavar="DIR", type=Path, nargs="+",
+                        help="join the parts in these folders, and compare their models with each other")  # fmt: skip
     parser.add_argument("--workers", type=int, help="processes on this machine (default: none except this one)")
     parser.add_argument("--scheduler", metavar="tcp://HOST:PORT", help="run on a dask cluster")
     arguments.add_device(parser)
     parser.add_argument("--layers", action="store_true",
-                        help="describe the layers of relatives, and compare models without a relative in "
-                             "full with one of each family")  # fmt: skip
+                        help="describe the layers of relatives and, for at most 20 models, compare the other pairs in "
+                             "full")  # fmt: skip
     parser.add_argument("--declared", action="store_true", help="compare with the base models that the cards declare")
     parser.add_argument(
         "--cache-bytes", type=arguments.size, default=8 << 30, metavar="SIZE", help="most bytes of rows stored in DIR"
     )
     arguments.add_json(parser)
     arguments.add_reading(parser)
-    parser.set_defaults(run=run, usage_error=usage_error)
+    parser.set_defaults(run=run, usage_error=usage_error, check_files=_check_files)
 
 
 def usage_error(options: argparse.Namespace) -> str | None:
     """Return the error message for missing or incompatible options, or None."""
-    if options.output is None and (options.prepare or not options.join):
+    if options.output is None:
         return "name a folder for the results with --output"
+    if options.join and (options.sample or options.prepare or is_list_given(options)):
+        return "--join takes its models from its folders, so it excludes --sample, --prepare and names of models"
+    if not (_earlier(options) or options.lists or options.author or options.collection) and len(options.models) < 2:
+        return f"a survey needs at least two models, got {len(options.models)}"
     return list_usage_error(options)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the survey, print and save the report, and return the exit status."""
     folder = options.output
-    if options.prepare:
-        return _prepare(options)
-    if not options.join:
+    names = _names(options)
+    if not (options.join or options.prepare):
         _say_size(options)
     with loading():
-        from mdir_hf.lineage.survey.run import kept_fingerprints
-        from mdir_hf.lineage.survey.saving import join_shards, save_survey
+        from mdir_hf.lineage.survey.folder import SurveyFolder
+        from mdir_hf.lineage.survey.run import open_folder, prepare_survey
+        from mdir_hf.lineage.survey.saving import add_declared, save_survey
 
-    report = join_shards(options.join, folder) if options.join else _survey(options)
-    remember_models(report.readable())
-    if options.declared:
-        from mdir_hf.lineage.survey.saving import add_declared
-
-        report = add_declared(report, arguments.reading_of(options), progress=_shows_bars(options))
-    _show(report, options)
-    if folder is not None:
-        save_survey(report, folder, fingerprints=kept_fingerprints(folder)[1])
-        remark(f"saved in {folder}\n")
+    earlier = [SurveyFolder(place) for place in _earlier(options)]
+    plan = _plan(names, options, earlier)
+    with open_folder(plan, folder) as state:
+        for part in earlier:
+            state.take_over(part)
+        _say_requests(plan, state, only_sample=options.prepare, with_cards=options.declared and not options.prepare)
+        if options.prepare:
+            sample = prepare_survey(plan, state)
+            sizes = f"{len(sample.tokens)} tokens, {len(sample.pins)} models"
+            say(f"{folder}: {sizes}; pass it to every part with --sample\n")
+            return 0
+        report = _survey(plan, state, options)
+        remember_models(report.readable())
+        if options.declared:
+            report = add_declared(report, arguments.reading_of(options), progress=_shows_bars(options))
+        _show(report, options)
+        save_survey(report, folder, rows=state.rows)
+    remark(f"saved in {folder}\n")
     return 0
 
 
 def _show(report: SurveyReport, options: argparse.Namespace) -> None:
-    say((report.to_json() if options.json else _text(report)) + "\n", is_prose=not options.json)
+    say((report.to_json() if options.json else str(report)) + "\n", is_prose=not options.json)
 
 
-def _prepare(options: argparse.Namespace) -> int:
-    with loading():
-        from mdir_hf.lineage.survey.planning import SAMPLE
-        from mdir_hf.lineage.survey.run import prepare_survey
-
-    plan = _plan(options)
-    _say_requests(plan, options, only_sample=True)
-    sample = prepare_survey(plan, options.output)
-    n_tokens, path = len(sample.tokens), options.output / SAMPLE
-    say(f"{path}: {n_tokens} tokens, {len(sample.pins)} models; pass it to every shard with --sample\n")
-    return 0
+def _check_files(options: argparse.Namespace) -> None:
+    for folder in _earlier(options):
+        expect_survey(folder)
 
 
-def _plan(options: argparse.Namespace) -> SurveyPlan:
-    from mdir_hf.lineage.survey.planning import load_sample
-    from mdir_hf.lineage.survey.run import SurveyPlan
+def _earlier(options: argparse.Namespace) -> list[Path]:
+    return options.join or ([options.sample] if options.sample else [])
 
-    # The Hub's list may change between two shards; the sample has the list from --prepare.
-    is_listed = is_list_given(options) or options.sample is None
-    names = listed_models(options) if is_listed else load_sample(options.sample).names
+
+def _names(options: argparse.Namespace) -> tuple[str, ...]:
+    names = listed_models(options)
     if len(names) == 1 and options.models.count(names[0]) > 1:
         raise InputError("the same model is named twice; name a second model", subject=names[0])
-    return SurveyPlan(
+    if len(names) < 2 and not _earlier(options):
+        raise InputError(f"a survey needs at least two models, got {len(names)}")
+    return names
+
+
+def _plan(names: tuple[str, ...], options: argparse.Namespace, earlier: list[SurveyFolder]) -> SurveyPlan:
+    from mdir_hf.lineage.survey.run import SurveyPlan
+
+    plan = SurveyPlan(
         names=names,
         alpha=options.alpha,
         seed=options.seed,
         n_tokens=options.tokens,
-        shard=options.shard,
+        all_pairs=options.all_pairs,
+        layers=options.layers,
         reading=arguments.reading_of(options),
         cache_bytes=options.cache_bytes,
         progress=_shows_bars(options),
         device=options.device,
-        layers=options.layers,
     )
+    return plan.continuing(earlier[0]) if earlier else plan
 
 
-def _survey(options: argparse.Namespace) -> SurveyReport:
-    from mdir_hf.lineage.survey.planning import take_sample
+def _survey(plan: SurveyPlan, state: SurveyFolder, options: argparse.Namespace) -> SurveyReport:
     from mdir_hf.lineage.survey.run import run_survey
-    from mdir_hf.lineage.survey.work import open_engine
+    from mdir_hf.lineage.survey.work import open_executor
 
-    if options.sample is not None:
-        take_sample(options.sample, options.output)
-    plan = _plan(options)
-    _say_requests(plan, options, with_cards=options.declared)
     with shown_if_stopped(partial(_show_kept, options=options)) as keep:
-        keep(options.output)
-        with open_engine(workers=options.workers, scheduler=options.scheduler, device=options.device) as engine:
-            return run_survey(plan, options.output, engine=engine)
+        keep(state)
+        with open_executor(workers=options.workers, scheduler=options.scheduler, device=options.device) as executor:
+            return run_survey(plan, state, executor=executor)
 
 
-def _show_kept(folder: Path, options: argparse.Namespace) -> None:
-    from mdir_hf.lineage.survey.result_file import RESULTS, read_survey
-
-    _show(read_survey([folder / RESULTS]), options)
+def _show_kept(state: SurveyFolder, options: argparse.Namespace) -> None:
+    _show(state.report, options)
 
 
 def _shows_bars(options: argparse.Namespace) -> bool:
@@ -216,64 +224,12 @@ def _say_size(options: argparse.Namespace) -> None:
     n_models = len(set(options.models))
     is_whole_list = not (options.lists or options.author or options.collection)
     if n_models > 1 and is_whole_list and _shows_bars(options) and sys.stderr.isatty():
-        n_pairs = n_models * (n_models - 1) // 2
-        remark(f"{counted(n_models, 'model')} to read, {counted(n_pairs, 'pair')} to compare\n")
+        remark(f"{counted(n_models, 'model')} to read\n")
 
 
-def _say_requests(plan: SurveyPlan, options: argparse.Namespace, **what: bool) -> None:
-    from mdir_hf.lineage.survey.run import requests_of
+def _say_requests(plan: SurveyPlan, state: SurveyFolder, **what: bool) -> None:
+    from mdir_hf.lineage.survey.reads import requests_of
 
-    planned = requests_of(plan, options.output, **what)
+    planned = requests_of(plan, state, **what)
     if planned.n_models:
         remark(f"{planned}\n")
-
-
-def _shard(text: str) -> tuple[int, int]:
-    at, slash, n_shards = text.partition("/")
-    if not slash or not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in (at, n_shards)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a shard; write 0/4 for the first of four")
-    return int(at), int(n_shards)
-
-
-def _layers_text(result: PairResult) -> str:
-    from mdir_hf.render.projection_words import drift_text
-
-    return f"; {drift_text(result.layer_drift)}" if result.layer_drift else ""
-
-
-def _text(report: SurveyReport) -> str:
-    lines = []
-    for group in report.groups():
-        if len(group) == 1:
-            continue
-        lines.append(f"group: {', '.join(group)}")
-        related = [pair for pair in report.pairs if set(pair) <= set(group) and report.is_related(*pair)]
-        # In a large group the weakest relations are the interesting ones.
-        related.sort(key=lambda pair: report.pairs[pair].log10_p or 0.0, reverse=True)
-        for pair in related[:MOST_PAIRS]:
-            result = report.pairs[pair]
-            how = f", {result.found_by}" if result.found_by else ""
-            lines.append(f"  {pair[0]} ~ {pair[1]}: {result.strength}{how}{_layers_text(result)}")
-        if len(related) > MOST_PAIRS:
-            lines.append(f"  and {len(related) - MOST_PAIRS} more related pairs of this group, which agree more")
-    for name in report.without_relatives():
-        n_compared, n_others = report.compared_with(name)
-        so_far = f" so far, compared with {n_compared} of {n_others}" if n_compared < n_others else ""
-        lines.append(f"no relative found{so_far}: {name}")
-    if report.is_complete and (open_pairs := report.layers_to_compare()):
-        looks = counted(len(open_pairs), "full comparison")
-        lines.append(f"layers were not compared; add --layers to the same command to compare them: {looks}")
-    lines += [f"not read: {name}: {model.error}" for name, model in report.models.items() if model.error]
-    lines += [f"not computed: {a} ~ {b}: {pair.error}" for (a, b), pair in report.pairs.items() if pair.error]
-    for first, middle, second in report.contradictions():
-        lines.append(
-            f"worth a look: {middle} is related to {first} and to {second}; {first} ~ {second}: "
-            f"{report.not_found(first, second)}"
-        )
-    if any(model.declared_bases is not None for model in report.models.values()):
-        lines += [f"related, and declared by neither: {a} ~ {b}" for a, b in report.undeclared()]
-        lines += [f"declared, and {report.not_found(*pair)}: {' from '.join(pair)}" for pair in report.unsupported()]
-    lines.append(report.progress_text)
-    if not report.is_complete:
-        lines.insert(0, f"not finished: {report.progress_text}; groups may grow")
-    return "\n".join(lines)

@@ -196,14 +196,31 @@ def compare(
     check_keywords(options, CompareOptions)
     first, second = (named(model, {}) for model in (reference, candidate))
     settings, reading, listeners = changed(settings, options), changed(reading, options), changed(listeners, options)
+    return compare_named(first, second, settings=settings, reading=reading, listeners=listeners)
+
+
+def compare_named(
+    reference: NamedModel,
+    candidate: NamedModel,
+    *,
+    settings: Settings,
+    reading: Reading,
+    listeners: Listeners,
+    repeated_sample_seed: int | None = None,
+) -> HomologyReport:
+    """Open and compare two models; see :func:`~mdir_hf.comparison.run.compare_models`.
+
+    Raises:
+        MdirError: If an argument is invalid or the files cannot be read.
+    """
     settings = replace(settings, device=available_device(settings.device))
     ledger = IoLedger()
     with ledger.limited(settings.max_bytes):
         watch = Watch(ledger, listeners, from_start=True)
         with watch.listening():
             watch.enter("opening")
-            models = open_both(first, second, reading, ledger)
-            return compare_models(*models, settings, watch)
+            models = open_both(reference, candidate, reading, ledger)
+            return compare_models(*models, settings, watch, repeated_sample_seed=repeated_sample_seed)
 
 
 class HomologyChecker:

@@ -6,19 +6,19 @@ from mdir_hf.model.comparable import Comparable, have_one_vocabulary
 from mdir_hf.report import MatrixResult, NeuronNumbers
 
 SAME_FILES = "Both models have the same weight files (one file on this disk, or equal SHA-256 digests)."
-STOPPED_BEFORE = {
-    "near": "No neurons were compared: the comparison was stopped before that.",
-    "number": "Neurons of only one or two layers were compared: the comparison was stopped after that.",
-    "parts": "Experts and other stacks were not compared: the comparison was stopped before that.",
-    "keys": "Attention heads were not compared: the comparison was stopped before that.",
-    "every": "The neurons of only some layers were compared: the comparison was stopped before that.",
-    "embeddings": "The embeddings were not compared: the comparison was stopped before that.",
-    "noise": "Neurons were not compared under noise: the comparison was stopped before that.",
-    "search": "No search for reordered neurons was made behind the embeddings: the comparison was stopped before that.",
-    "layers": "The layers were not described: the comparison was stopped before that.",
-    "paper": "The paper's algorithms were not run: the comparison was stopped before that.",
+NOT_YET = {
+    "near": "No neurons have been compared yet: the comparison is not finished.",
+    "number": "Neurons of only one or two layers have been compared so far: the comparison is not finished.",
+    "parts": "Experts and other stacks have not been compared yet: the comparison is not finished.",
+    "keys": "Attention heads have not been compared yet: the comparison is not finished.",
+    "every": "The neurons of only some layers have been compared so far: the comparison is not finished.",
+    "embeddings": "The embeddings have not been compared yet: the comparison is not finished.",
+    "noise": "Neurons have not been compared under noise yet: the comparison is not finished.",
+    "search": "Reordered neurons have not been searched behind the embeddings yet: the comparison is not finished.",
+    "layers": "The layers have not been described yet: the comparison is not finished.",
+    "paper": "The paper's algorithms have not been run yet: the comparison is not finished.",
 }
-"""Sentences for interim reports, keyed by the step that comes next."""
+"""Sentences for interim reports, of a comparison that is running or was stopped, keyed by the step that comes next."""
 
 NEURONS_OF_OTHER_SIZES = "Neurons were not compared by number, because the layers of the models have different shapes."
 NO_COMMON_MATRIX = (

@@ -52,8 +52,9 @@ class ReadOfModel:
 
 
 def _matching_parts(report: HomologyReport, side: str, *, has_experts: bool) -> frozenset[str]:
-    """Return the names of the parts that hold copies of a part of the other model."""
-    pairs = [pair for pair in report.parts or () if pair.layers]
+    """Return the names of the parts that hold copies of a part which the other model loads, or may load."""
+    other_is_loaded = "candidate_is_loaded" if side == "reference" else "reference_is_loaded"
+    pairs = [pair for pair in report.parts or () if pair.layers and getattr(pair, other_is_loaded) is not False]
     names = {f"experts of the {LANGUAGE}" if pair.experts is not None else getattr(pair, side) for pair in pairs}
     if report.neurons is not None and report.neurons.matches:
         names |= {LANGUAGE, f"experts of the {LANGUAGE}"} if has_experts else {LANGUAGE}
@@ -120,13 +121,14 @@ def ledger_of(
                 treatment=treatment,
                 reason=reason,
                 is_match=_is_match(part, treatment, reads),
-                is_loaded=_is_loaded(part, loaded),
+                is_loaded=is_loaded(part, loaded),
             )
         )
     return tuple(records)
 
 
-def _is_loaded(part: ModelPart, loaded: Mapping[str, bool | None]) -> bool | None:
+def is_loaded(part: ModelPart, loaded: Mapping[str, bool | None]) -> bool | None:
+    """Return whether a model loads a part; ``loaded`` says so of the stacks beside the main one."""
     if part.kind is PartKind.UNPLACED:
         return None
     return loaded.get(part.name, loaded.get(part.owner or "", True))

@@ -18,7 +18,7 @@ class Decision:
 
     Attributes:
         log10_p: log10 p of that step; None if it searched for partners. 0 if no step settled the question.
-        assumption: The assumption that a homologous verdict rests on, or None.
+        assumption: The assumption that a homologous verdict rests on; None if files are equal.
     """
 
     verdict: Verdict
@@ -41,7 +41,7 @@ class Evidence:
         have_layers: Whether both models have layers.
         have_compared_layers: Whether rows of layers of both models were read, and most layers can be compared.
         have_other_shapes: Whether layers of the two models differ in shape, so that embeddings alone were compared.
-        is_stopped: Whether a listener stopped the comparison.
+        is_unfinished: Whether steps of the comparison are left.
     """
 
     are_files_equal: bool = False
@@ -53,7 +53,7 @@ class Evidence:
     have_layers: bool = True
     have_compared_layers: bool = True
     have_other_shapes: bool = False
-    is_stopped: bool = False
+    is_unfinished: bool = False
 
     @property
     def match(self) -> NeuronNumbers | None:
@@ -80,12 +80,10 @@ def decide(evidence: Evidence) -> Decision:
 
     ``homologous``: equal files, or neurons of parts that both models load match in a sample that nobody could foresee.
     ``inconclusive``: the caller chose the sample; only embeddings, only attention, or only parts that may not be loaded
-    are copies; no layers could be compared; or the comparison was stopped. ``no_evidence``: otherwise.
+    are copies; no layers could be compared; or the comparison is not finished. ``no_evidence``: otherwise.
     """
     if evidence.are_files_equal:
-        return Decision(
-            Verdict.HOMOLOGOUS, None, SettledBy.IDENTICAL_FILES, LOG10_P_EQUAL_DIGESTS, Assumption.NUMBERING
-        )
+        return Decision(Verdict.HOMOLOGOUS, None, SettledBy.IDENTICAL_FILES, LOG10_P_EQUAL_DIGESTS)
     match, parts = evidence.match, evidence.matching_parts
     if (match is not None or parts) and not evidence.is_sample_fresh:
         return Decision(Verdict.INCONCLUSIVE, Reason.SAMPLE_CHOSEN)
@@ -101,8 +99,8 @@ def decide(evidence: Evidence) -> Decision:
         return Decision(Verdict.INCONCLUSIVE, Reason.EMBEDDINGS_ONLY)
     if evidence.has_copied_heads:
         return Decision(Verdict.INCONCLUSIVE, Reason.ATTENTION_ONLY)
-    if evidence.is_stopped:
-        return Decision(Verdict.INCONCLUSIVE, Reason.STOPPED)
+    if evidence.is_unfinished:
+        return Decision(Verdict.INCONCLUSIVE, Reason.UNFINISHED)
     have_compared_rows = any(matrix.rank for matrix in evidence.matrices)
     are_compared = have_compared_rows and (evidence.have_other_shapes or not evidence.have_layers)
     are_compared |= evidence.have_layers and evidence.have_compared_layers

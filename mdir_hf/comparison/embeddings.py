@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from mdir_hf.background import result_of, run_beside
 from mdir_hf.comparison import caveats
 from mdir_hf.comparison.reading import FiniteRows
 from mdir_hf.comparison.settings import Settings
@@ -26,7 +27,7 @@ from mdir_hf.method.stream_map import matched_cosine
 from mdir_hf.model.comparable import Comparable, matrix_spec, numbers_are_free
 from mdir_hf.model.tokens import CommonVocabulary
 from mdir_hf.model.tokens.common import RowSampler
-from mdir_hf.processor import is_one_of_several_ranks, result_of, run_beside
+from mdir_hf.processor import is_one_of_several_ranks
 from mdir_hf.report import MatrixArrays, MatrixResult, Transformation
 
 

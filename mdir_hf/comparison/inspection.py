@@ -2,27 +2,159 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import asdict, dataclass
+from textwrap import fill
 from typing import Any
 
-from mdir_hf.comparison.inspection_result import (
-    Inspection,
-    LayerGroup,
-    PartSummary,
-    ReadEstimate,
-    TensorSummary,
-    VocabularySummary,
-)
+from mdir_hf.comparison.coverage import is_loaded
 from mdir_hf.comparison.plan import reads_of
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.settings import Listeners
 from mdir_hf.errors import AnatomyError, CheckpointError, MdirError, UnsupportedFormatError
+from mdir_hf.model.files.choosing import described, files_beside
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Layer, Role, StoredWeight
+from mdir_hf.names import LONGEST_TEXT, shown_name, visible_text
+from mdir_hf.report import InputOutput, ModelSummary, n_bytes_text
+
+SCHEMA = "mdir-hf/inspection/1"
+
+MOST_NAMES = 20
+"""Maximum number of tensors without a role that the text lists; the JSON lists all of them."""
+NAME_LENGTH = 120
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSummary:
+    """A tensor outside the layers."""
+
+    tensor: str
+    shape: tuple[int, ...]
+    dtype: str
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularySummary:
+    """Statistics of a tokenizer.
+
+    Attributes:
+        kind: How the tokenizer files encode bytes.
+        rows: Highest row number of any token, plus one.
+        duplicate: Number of rows whose token has the same bytes as another.
+    """
+
+    kind: str
+    files: tuple[str, ...]
+    rows: int
+    tokens: int
+    special: int
+    reserved: int
+    unused: int
+    duplicate: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers with the same roles.
+
+    Attributes:
+        layers: Layer numbers, in the order of the forward pass.
+        names: Layer numbers as text, prefixed with the stack's name in looped models (``core_block.1``).
+        expert_roles: Roles that at least one expert has.
+        missing: Roles that these layers should have but lack.
+    """
+
+    layers: tuple[int, ...]
+    names: tuple[str, ...]
+    roles: tuple[str, ...]
+    experts: int
+    shared_experts: int
+    expert_roles: tuple[str, ...]
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartSummary:
+    """A part of a model's inventory; every tensor belongs to exactly one part.
+
+    Attributes:
+        kind: ``stack``, ``table``, ``connector``, ``experts``, ``storage``, ``vectors`` or ``unplaced``.
+        owner: The part to which experts, storage or vectors belong.
+        bytes: Stored size; None if a file header was not read.
+        decided_by: How tensors were recognised: from their ``names``, the transformers ``class`` or their ``shapes``.
+        reason: Why the tensors of an ``unplaced`` part have no known place.
+        is_loaded: Whether the model loads the part, according to its config and class; None if unknown.
+    """
+
+    part: str
+    kind: str
+    owner: str | None
+    layers: tuple[str, ...]
+    tensors: int
+    bytes: int | None
+    decided_by: str
+    reason: str | None
+    is_loaded: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadEstimate:
+    """Bytes that a comparison would read from this model at most.
+
+    Attributes:
+        steps: Upper bounds on the bytes of each step, in order, until the question is settled.
+        body: Size of all weights that have a role; None if headers were not read.
+    """
+
+    steps: Mapping[str, int]
+    body: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """The result of inspecting a model.
+
+    Attributes:
+        heads: Numbers of query heads and key/value heads per layer, if known and equal in all layers.
+        rope: How RoPE pairs the rows of a head.
+        unembedding: The output head, if it has its own tensor.
+        vocabulary: The tokenizer, or None if unavailable; a note then gives the reason.
+    """
+
+    model: ModelSummary
+    heads: tuple[int, int] | None
+    head_dim: int | None
+    rope: str
+    format: str
+    quantization: str | None
+    files: int
+    bytes_of_weights: int
+    tensors: int
+    embedding: TensorSummary | None
+    unembedding: TensorSummary | None
+    tied: bool
+    vocabulary: VocabularySummary | None
+    layer_groups: tuple[LayerGroup, ...]
+    unplaced: tuple[str, ...]
+    inventory: tuple[PartSummary, ...]
+    notes: tuple[str, ...]
+    reads: ReadEstimate
+    io: InputOutput
+
+    def to_json(self) -> str:
+        """Return a JSON object with the schema ``mdir-hf/inspection/1``."""
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=2, ensure_ascii=False, allow_nan=False)
+
+    def __str__(self) -> str:
+        return "\n".join(lines_of(self))
+
 
 FEW_FILES = 8
 """If there are at most this many weight files, all headers are read by default; each takes one or two requests."""
@@ -58,6 +190,7 @@ def _inspected(model: Model, watch: Watch, all_headers: bool | None) -> Inspecti
     wants_headers = all_headers if all_headers is not None else len(model.tensors.paths) <= FEW_FILES
     if wants_headers:
         _check_shapes(model, notes)
+        notes += _files_beside(model, notes)
     description = model.tensors.description
     has_heads = anatomy.n_heads is not None and anatomy.n_kv_heads is not None
     return Inspection(
@@ -85,6 +218,7 @@ def _inspected(model: Model, watch: Watch, all_headers: bool | None) -> Inspecti
 
 def _inventory(model: Model, *, has_headers: bool) -> tuple[PartSummary, ...]:
     inventory = model.inventory if has_headers else model.known_inventory()
+    loaded = {stack.name: stack.is_loaded for stack in model.other_stacks}
     return tuple(
         PartSummary(
             part.name,
@@ -95,6 +229,7 @@ def _inventory(model: Model, *, has_headers: bool) -> tuple[PartSummary, ...]:
             part.n_bytes,
             part.decided_by,
             part.reason,
+            is_loaded(part, loaded),
         )
         for part in inventory.parts
     )
@@ -133,6 +268,13 @@ def _check_shapes(model: Model, notes: list[str]) -> None:
     if len(faults) > 1:
         other_faults = "1 more layer has" if len(faults) == 2 else f"{len(faults) - 1} more layers have"
         notes.append(f"{other_faults} tensors that are not read, or cannot be what their names say")
+
+
+def _files_beside(model: Model, notes: list[str]) -> list[str]:
+    """Say what other weight files beside the model hold, unless the notes mention them."""
+    weights = model.weights
+    beside = [file for file in files_beside(weights.repository, weights.paths) if file.path not in " ".join(notes)]
+    return [f"not read: {described(beside)}"] if beside else []
 
 
 def _tensor(model: Model, part: StoredWeight) -> TensorSummary:
@@ -176,3 +318,114 @@ def _n_bytes(model: Model, names: Iterable[str]) -> int:
         with suppress(UnsupportedFormatError):
             total += model.tensors.spec(name).n_bytes
     return total
+
+
+def lines_of(inspection: Inspection) -> Iterator[str]:
+    """Yield the lines of an inspection's text form."""
+    model = inspection.model
+    at = "" if model.commit is None else f"@{model.commit[:7]}"
+    layers = f", {_counted(model.layers, 'layer')}" if model.layers else ""
+    heads = (
+        "" if inspection.heads is None else f", {inspection.heads[0]} heads ({inspection.heads[1]} for keys and values)"
+    )
+    name = shown_name(model.repo, length=200)
+    yield f"{name}{at}: {shown_name(model.architecture)}{layers}, width {model.hidden_size}{heads}"
+    if model.read_as:
+        yield _line("read as", model.read_as)
+    quantization = "" if inspection.quantization is None else f", {inspection.quantization}"
+    files = f"{_counted(inspection.files, 'file')}, " if inspection.files else ""
+    size = n_bytes_text(inspection.bytes_of_weights)
+    yield _line("weights", f"{inspection.format}{quantization}: {files}{size}, {inspection.tensors} tensors")
+    yield _line("embedding", "none found" if inspection.embedding is None else _tensor_text(inspection.embedding))
+    if inspection.unembedding is not None:
+        yield _line("unembedding", _tensor_text(inspection.unembedding))
+    else:
+        yield _line("unembedding", "tied to the embedding" if inspection.tied else "none found")
+    yield _line("vocabulary", "none" if inspection.vocabulary is None else _vocabulary_text(inspection.vocabulary))
+    for group in inspection.layer_groups:
+        plural = "" if len(group.layers) == 1 else "s"
+        if all(name.isdigit() for name in group.names):
+            yield _line(f"layer{plural} {_ranges(group.layers)}", _group_text(group))
+        else:
+            yield _line(f"layer{plural}", f"{', '.join(group.names)}: {_group_text(group)}")
+    if not inspection.layer_groups:
+        yield _line("layers", "none found")
+    if inspection.unplaced:
+        n_more = len(inspection.unplaced) - MOST_NAMES
+        names = ", ".join(shown_name(name, length=NAME_LENGTH) for name in inspection.unplaced[:MOST_NAMES])
+        name_list = names + (f" and {n_more} more" if n_more > 0 else "")
+        yield _line("no role", f"{_counted(len(inspection.unplaced), 'tensor')} of the layers: {name_list}")
+    for part in inspection.inventory:
+        yield _line("part", _part_text(part))
+    yield _line("reads", _reads_text(inspection.reads))
+    for note in inspection.notes:
+        yield _line("note", note)
+    io = inspection.io
+    requests = f" in {io.requests} requests" if io.requests else ""
+    yield _line("read now", f"{n_bytes_text(io.bytes_read)}{requests}")
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"
+
+
+def _line(name: str, text: str) -> str:
+    return fill(
+        visible_text(text, length=LONGEST_TEXT),
+        100,
+        initial_indent=f"  {name:<14} ",
+        subsequent_indent=" " * 17,
+        break_long_words=False,
+        break_on_hyphens=False,  # keep repository names and paths whole for copying
+    )
+
+
+def _tensor_text(tensor: TensorSummary) -> str:
+    shape = " x ".join(map(str, tensor.shape))
+    return f"{shown_name(tensor.tensor, length=NAME_LENGTH)}, {shape} {tensor.dtype}, {n_bytes_text(tensor.n_bytes)}"
+
+
+def _vocabulary_text(words: VocabularySummary) -> str:
+    counts = {name: getattr(words, name) for name in ("special", "reserved", "unused", "duplicate")}
+    left_out = ", ".join(f"{n} {name}" for name, n in counts.items() if n)
+    usable = f"{words.kind} ({', '.join(words.files)}): {words.tokens} usable tokens of {words.rows}"
+    return f"{usable}; left out: {left_out}" if left_out else usable
+
+
+def _group_text(group: LayerGroup) -> str:
+    parts = [" ".join(group.roles) or "nothing"]
+    if group.experts:
+        parts.append(f"{group.experts} experts ({' '.join(group.expert_roles)})")
+    if group.shared_experts:
+        parts.append(f"{group.shared_experts} shared")
+    if group.missing:
+        parts.append(f"not found: {' '.join(group.missing)}")
+    return "; ".join(parts)
+
+
+def _part_text(part: PartSummary) -> str:
+    size = "size unknown (--all-headers reads it)" if part.bytes is None else n_bytes_text(part.bytes)
+    layers = f", {_counted(len(part.layers), 'layer')}" if part.layers else ""
+    how = {"names": "", "class": ", by its class", "shapes": ", by shapes"}.get(part.decided_by, "")
+    reason = "" if part.reason is None or part.reason in part.part else f" ({part.reason})"
+    loaded = {True: "", False: "; not loaded by this model", None: "; unknown whether this model loads it"}
+    use = "" if part.kind == "unplaced" else loaded[part.is_loaded]
+    return f"{part.part}{reason}{layers}: {_counted(part.tensors, 'tensor')}, {size}{how}{use}"
+
+
+def _reads_text(reads: ReadEstimate) -> str:
+    parts = [f"{name} {n_bytes_text(n_bytes)}" for name, n_bytes in reads.steps.items()]
+    if reads.body is not None:
+        parts.append(f"all layers {n_bytes_text(reads.body)}")
+    return ", ".join(parts)
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """Format numbers as ranges, such as ``0-2, 5, 7-9``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] + 1 == number:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

@@ -16,7 +16,9 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from mdir_hf.background import in_order
 from mdir_hf.comparison.layer_weights import READS_AT_ONCE, about_weight, norm_before, read_role
+from mdir_hf.comparison.neuron_sample import spread
 from mdir_hf.comparison.neurons import NOISES, PLANTED
 from mdir_hf.errors import naming
 from mdir_hf.method.blocks import FloatArray, IntArray
@@ -33,6 +35,7 @@ from mdir_hf.method.head_prints import (
     prominence,
     prominence_limit,
     stacked,
+    standard_prints,
 )
 from mdir_hf.method.heads import turn_back
 from mdir_hf.method.matching import REMARKABLE
@@ -40,7 +43,8 @@ from mdir_hf.method.planes import LAYOUTS, PlanePairing
 from mdir_hf.method.stream_map import rotation_predicts_better
 from mdir_hf.model.comparable import PlacedTensors, numbers_are_free
 from mdir_hf.model.roles import Layer, Role, WeightPart, WeightProduct, part_shape, read_part
-from mdir_hf.processor import in_order, is_one_of_several_ranks
+from mdir_hf.processor import is_one_of_several_ranks
+from mdir_hf.thresholds import COPIED_HEAD_DEVIATIONS, COPIED_HEAD_MEAN, LEAST_DEVIATIONS, LEAST_HEAD_MEAN
 
 FITTED_ON = "keys of the layers"
 
@@ -55,15 +59,6 @@ FEWEST_HEADS, MOST_HEADS = 16, 32
 """All heads of four layers of the shallower model are read: of more layers if these have fewer than 16 heads, and of
 two or three if they have more than 32. At 8B, 32 heads are 34 MB. One head of every layer of the deeper model is read,
 or more if these are fewer than 16 heads."""
-
-LEAST_MEAN, LEAST_DEVIATIONS = 0.25, 3.0
-"""Minimum mean correlation of the paired heads of two nominated layers; the second applies to small heads, whose
-correlations vary more. Different layers of one real model reach 0.25, and the best of all layers of two unrelated ones
-0.29, but neither are nominated; noise of 1 RMS leaves 0.28 to 0.73 (docs/LOG.md, 2026-11-28)."""
-
-COPIED_MEAN, COPIED_DEVIATIONS = 0.5, 4.0
-"""Mean correlation from which the attention of two layers is called a copy: far above 0.29, and exceeded by fine-tunes,
-pruned and quantised copies, and some layers under noise of 1 RMS."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +88,7 @@ class HeadResemblances:
     @property
     def has_copies(self) -> bool:
         """Whether the attention of any pair of layers is a copy."""
-        least = max(COPIED_MEAN, least_correlation(self.n_products, COPIED_DEVIATIONS))
+        least = max(COPIED_HEAD_MEAN, least_correlation(self.n_products, COPIED_HEAD_DEVIATIONS))
         return any(mean >= least for *_, mean in self.pairs)
 
 
@@ -147,6 +142,13 @@ class HeadKeys:
     def most_heads(self) -> int:
         """Largest number of key heads of a layer."""
         return max(keys.n_heads for keys in self._layers.values())
+
+    @property
+    def bytes_of_head(self) -> int:
+        """Number of bytes that are read of one head of the first layer."""
+        keys, layer = self._layers[self.positions[0]], self.model.anatomy.layers[self.positions[0]]
+        spec = self.model.tensors.spec((keys.part or layer.parts[Role.K]).tensors[0])
+        return keys.head_dim * self.model.anatomy.hidden_size * spec.n_bytes // max(1, math.prod(spec.shape))
 
     def read(self, positions: Iterable[int], heads: Sequence[int] | None = None) -> None:
         """Read some heads of each of some layers, or all heads."""
@@ -225,6 +227,75 @@ def head_keys(models: tuple[PlacedTensors, PlacedTensors]) -> tuple[HeadKeys, He
     return None
 
 
+SURVEYED_BYTES, FEWEST_SURVEYED, MOST_SURVEYED = 16 << 20, 8, 64
+"""A survey reads at most this many bytes of heads of each model, of at most 64 heads, but at least 8 heads (or all) of
+each of two layers."""
+
+MOST_PRODUCTS = 512
+"""Number of products that a survey keeps of each head, 1 kB. Those of unrelated heads correlate by 0.04."""
+
+
+@dataclass(frozen=True, eq=False)
+class SampledHeads:
+    """Prints of some heads in some of a model's layers, for a search among many models.
+
+    Attributes:
+        shape: Numbers of rotary planes and of other rows of every head.
+        prints: ``(h, D)`` float16 unit rows; products with rows of another model are correlations.
+    """
+
+    shape: tuple[int, int]
+    prints: torch.Tensor
+
+    @property
+    def n_products(self) -> int:
+        """Number of independent products of a head among those that are kept."""
+        return min(n_free_products(*self.shape), self.prints.shape[1])
+
+
+def sample_heads(model: PlacedTensors, *, seed: int) -> SampledHeads | None:
+    """Read heads of up to all layers of a model, and return their prints; None for a model without suitable keys.
+
+    Raises:
+        AnatomyError: If the shape of a weight does not fit its role.
+    """
+    chosen = _surveyed(model)
+    if chosen is None:
+        return None
+    keys, positions, n_each = chosen
+    generator = torch.Generator().manual_seed(seed)
+    for position in positions:
+        n_heads = keys.n_heads(position)
+        keys.read([position], torch.randperm(n_heads, generator=generator)[:n_each].sort().values.tolist())
+    prints = keys.prints(positions)
+    # All models of a survey keep the same products.
+    kept = np.sort(np.random.default_rng(seed).permutation(prints.shape[1])[:MOST_PRODUCTS])
+    return SampledHeads(keys.shape, standard_prints(prints[:, torch.from_numpy(kept)]).half())
+
+
+def planned_bytes_of_heads(model: PlacedTensors) -> int:
+    """Return how many bytes :func:`sample_heads` reads."""
+    chosen = _surveyed(model)
+    if chosen is None:
+        return 0
+    keys, positions, n_each = chosen
+    return keys.bytes_of_head * sum(min(n_each, keys.n_heads(position)) for position in positions)
+
+
+def _surveyed(model: PlacedTensors) -> tuple[HeadKeys, tuple[int, ...], int] | None:
+    """Return the layers whose heads a survey reads, and the number of heads of each."""
+    for as_planes in (True, False):
+        layers = _keys_of_layers(model, as_planes=as_planes)
+        shapes = Counter(keys.shape for keys in layers.values() if n_free_products(*keys.shape) > 0)
+        if shapes:
+            shape = shapes.most_common(1)[0][0]
+            keys = HeadKeys(model, {at: each for at, each in layers.items() if each.shape == shape})
+            n_heads = min(MOST_SURVEYED, max(FEWEST_SURVEYED, SURVEYED_BYTES // max(1, keys.bytes_of_head)))
+            n_each = min(keys.most_heads, FEWEST_SURVEYED)
+            return keys, spread(keys.positions, max(2, n_heads // n_each)), n_each
+    return None
+
+
 def compare_heads(
     models: tuple[PlacedTensors, PlacedTensors],
     *,
@@ -272,7 +343,7 @@ def compare_heads(
     if few == 1:
         layers, resemblance, standing_out = (layers[1], layers[0]), resemblance.T, standing_out.T
     nominated = _nominated(standing_out, layers, limit)
-    least = max(LEAST_MEAN, least_correlation(n_products, LEAST_DEVIATIONS))
+    least = max(LEAST_HEAD_MEAN, least_correlation(n_products, LEAST_DEVIATIONS))
     pairs = tuple(pair for pair in _means(keys, nominated[:NOMINATED_PAIRS]) if pair[2] >= least)
     noise = None if nominated else _excluded_noise(shallower, chosen, deeper, n_each=n_each, generator=generator)
     return HeadResemblances(layers, resemblance, nominated, pairs, n_products, noise)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from mdir_hf.background import in_order
 from mdir_hf.comparison.reading import narrowed
 from mdir_hf.errors import AnatomyError, UnsupportedFormatError, naming
 from mdir_hf.method.gauge import fold_gain
@@ -18,7 +19,7 @@ from mdir_hf.method.layer_weights import LayerWeights
 from mdir_hf.method.neurons import unit_rows
 from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import Layer, Role, StoredWeight, part_shape, read_part
-from mdir_hf.processor import in_order, is_one_of_several_ranks
+from mdir_hf.processor import is_one_of_several_ranks
 
 IntArray = npt.NDArray[np.int64]
 

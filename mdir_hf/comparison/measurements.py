@@ -50,6 +50,7 @@ class Measurements:
         tensors: The tensors of both models, which keep each row once it has been read.
         sample_seed: Seed of the samples of neurons.
         is_sample_fresh: Whether ``sample_seed`` was drawn from system entropy after both models were open.
+        log_n_readings: Natural log of the number of readings of unknown names among which rows of neurons chose.
         neurons: Comparisons of neurons, in order.
         samples: Samples of gate and up from the number step.
         nominating_samples: Samples of up from every layer.
@@ -61,7 +62,7 @@ class Measurements:
         printed: Algorithm 1 as printed.
         parts: Compared pairs of other stacks and of expert sets; empty if there are none.
         notes: Sentences on weights that could not be compared.
-        stopped_before: Sentences about the remaining steps, in interim reports.
+        not_yet: Sentences about the remaining steps, in interim reports.
     """
 
     reference: Comparable
@@ -70,6 +71,7 @@ class Measurements:
     tensors: tuple[Comparable | ReadOnce, Comparable | ReadOnce]
     sample_seed: int
     is_sample_fresh: bool
+    log_n_readings: float = 0.0
     files_are_equal: bool = False
     neurons: tuple[NeuronNumbers, ...] = ()
     samples: tuple[NeuronSample, ...] = ()
@@ -85,7 +87,7 @@ class Measurements:
     modules: tuple[ModuleResult, ...] | None = None
     parts: tuple[StackPair, ...] | None = None
     notes: tuple[str, ...] = ()
-    stopped_before: tuple[str, ...] = ()
+    not_yet: tuple[str, ...] = ()
 
     @property
     def models(self) -> tuple[Comparable, Comparable]:
@@ -101,6 +103,11 @@ class Measurements:
     def has_results(self) -> bool:
         """Whether anything was compared, so that an interim report would not be a verdict on nothing."""
         return self.files_are_equal or bool(self.neurons or self.heads or self.parts or self.matrices)
+
+    @property
+    def has_drawn_rows(self) -> bool:
+        """Whether a result depends on the sample of neurons and heads."""
+        return bool(self.neurons or self.parts) or self.heads is not None
 
     @property
     def is_settled(self) -> bool:
@@ -125,7 +132,7 @@ class Measurements:
                 have_layers=self.have_layers,
                 have_compared_layers=self.has_read_layers and all(map(can_compare_most_layers, self.models)),
                 have_other_shapes=self.have_other_shapes,
-                is_stopped=bool(self.stopped_before),
+                is_unfinished=bool(self.not_yet),
             )
         )
 
@@ -179,7 +186,7 @@ def report_on(measurements: Measurements, watch: Watch) -> HomologyReport:
         version=__version__,
         assumption=decision.assumption,
         neurons=measurements.shown_neurons,
-        sample_seed=measurements.sample_seed if measurements.neurons or measurements.parts else None,
+        sample_seed=measurements.sample_seed if measurements.has_drawn_rows else None,
         parts=measurements.parts or None,
         excludes=_exclusion_by(measurements) if decision.verdict is Verdict.NO_EVIDENCE else None,
         projections=_table_of(measurements),
@@ -240,7 +247,7 @@ def _caveats_on(measurements: Measurements) -> tuple[str, ...]:
     if decision.verdict is Verdict.NO_EVIDENCE:
         sentences += caveats.of_other_experts(*models, are_sets_compared=_has_expert_sets(measurements))
         sentences.append(caveats.NOT_COVERED)
-    return tuple(dict.fromkeys((*sentences, *measurements.stopped_before)))
+    return tuple(dict.fromkeys((*sentences, *measurements.not_yet)))
 
 
 def _has_expert_sets(measurements: Measurements) -> bool:

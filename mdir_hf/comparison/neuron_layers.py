@@ -10,6 +10,7 @@ from mdir_hf.comparison.layer_weights import layers_with, n_channels_of
 from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.inventory import ModelView
 from mdir_hf.model.roles import Layer, Role, WeightPart
+from mdir_hf.thresholds import LEAST_COMPARED_SHARE
 
 GATE_OF = {Role.UP: Role.GATE, Role.SSM_IN: Role.MIXER_GATE}
 DOWN_OF = {Role.UP: Role.DOWN, Role.SSM_IN: Role.SSM_OUT}
@@ -49,7 +50,7 @@ def can_compare_most_layers(model: PlacedTensors) -> bool:
     """Return whether at least half of a model's layers have neurons or keys; true for a model without layers."""
     adapted = with_first_experts(model)
     comparable = {place for role in (*GATE_OF, Role.K) for place in layers_with(adapted, role)}
-    return 2 * len(comparable) >= len(model.anatomy.layers)
+    return len(comparable) >= LEAST_COMPARED_SHARE * len(model.anatomy.layers)
 
 
 def n_neurons_of(model: PlacedTensors) -> dict[int, int]:

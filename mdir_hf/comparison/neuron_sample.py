@@ -20,12 +20,9 @@ from mdir_hf.method.neurons import unit_rows
 from mdir_hf.model.comparable import PlacedTensors
 from mdir_hf.model.roles import Role
 from mdir_hf.report.parts import Count
+from mdir_hf.thresholds import TESTED
 
 IntArray = npt.NDArray[np.int64]
-
-TESTED = {192: 64, 64: 32, 40: 20}
-"""Number of tested neurons per layer, keyed by the number of neurons that a layer must have. In a copy, all of them
-keep their number, so p is at most 1/64! = 10^-89, 10^-35 or 10^-18. Smaller layers are not compared."""
 
 FEWEST_NEURONS = min(TESTED)
 

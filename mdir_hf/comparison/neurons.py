@@ -17,24 +17,17 @@ from scipy.optimize import linear_sum_assignment
 
 from mdir_hf.comparison.neuron_sample import NeuronSample
 from mdir_hf.method.matching import REMARKABLE
-from mdir_hf.method.neuron_numbers import in_span, log_p_own_numbers, match_neurons_by_number
+from mdir_hf.method.neuron_numbers import count_in_batch, in_span, log_p_own_numbers, match_neurons_by_number
 from mdir_hf.method.significance import LN10, log_cost_of_look, log_n_choices
 from mdir_hf.report import LayerPair, NeuronNumbers, SettledBy
+from mdir_hf.thresholds import LEAST_CERTAIN_SHARE, MOST_NOMINATED
 
 IntArray = npt.NDArray[np.int64]
 Pair = tuple[int, int]
 
-LEAST_CERTAIN_SHARE = 0.5
-"""Two layers match if at least this share of the tested neurons is certain: 32 of 64. Strangers reach 4 (searched; 0 by
-number), framers who copy no row 14, and deterministic initialisations 16; copies of SmolLM2-135M reach 62 to 64
-under noise as large as the weights, and 47 to 58 under three times that noise (docs/method/verdicts.md)."""
-
 STEPS = (SettledBy.NEAR, SettledBy.NUMBER, SettledBy.EVERY, SettledBy.NOISE)
 """Steps that pair neurons by number. Step number s may spend 1 / (s (s + 1)) of alpha, and so may each comparison of
 experts or stacks, which come after them."""
-
-MOST_NOMINATED = 4
-"""Maximum number of nominated pairs of layers that are compared again by gate and up."""
 
 
 def count_neurons(
@@ -86,10 +79,66 @@ def count_neurons(
             is_whitened=is_whitened,
         )
         own[i, j], certain[i, j] = matches.counts
-    log_p = None
-    if not is_searched:
+    if is_searched:
+        log_p = None
+    else:
         cost = log_cost_of_look(STEPS.index(step) + 1) if log_cost is None else log_cost
         log_p = min(0.0, _log_p_of_step(own, None if pairs is None else cells, n_nominated_of) + cost)
+    return _numbers(reference, candidate, step, alpha, cells, (own, certain), log_p)
+
+
+CELLS_AT_ONCE = 256
+"""Number of pairs of layers in one batch: 67 MB of rows."""
+
+
+def count_neurons_of_pairs(
+    pairs: Sequence[tuple[NeuronSample, NeuronSample]], *, alpha: float, device: str = "cpu"
+) -> list[NeuronNumbers | None]:
+    """Count the neurons of many pairs of models by number, in batches, every layer with every layer.
+
+    Returns:
+        For each pair, the result of :func:`count_neurons` for the step ``number``.
+    """
+    results: list[NeuronNumbers | None] = [None] * len(pairs)
+    batches: dict[tuple[int, ...], list[int]] = {}
+    for at, (reference, candidate) in enumerate(pairs):
+        if reference.is_like(candidate) and reference.n_tested:
+            shapes = (*reference.rows.shape, *candidate.rows.shape, reference.n_fitted)
+            batches.setdefault(shapes, []).append(at)
+    cost = log_cost_of_look(STEPS.index(SettledBy.NUMBER) + 1)
+    for members in batches.values():
+        n_layers = [len(sample.layers) for sample in pairs[members[0]]]
+        cells = list(np.ndindex(*n_layers))
+        n_at_once = max(1, CELLS_AT_ONCE // len(cells))
+        for some in (members[start : start + n_at_once] for start in range(0, len(members), n_at_once)):
+            first, second = (torch.stack([pairs[at][side].rows for at in some]).to(device).float() for side in (0, 1))
+            own, certain = (
+                counts.reshape(len(some), *n_layers)
+                for counts in count_in_batch(
+                    first.repeat_interleave(n_layers[1], dim=1).flatten(0, 1),
+                    second.repeat(1, n_layers[0], 1, 1, 1).flatten(0, 1),
+                    n_fitted=pairs[some[0]][0].n_fitted,
+                    n_neurons=pairs[some[0]][0].n_tested,
+                )
+            )
+            for number, at in enumerate(some):
+                log_p = min(0.0, _log_p_of_step(own[number], None, None) + cost)
+                counts = (own[number], certain[number])
+                results[at] = _numbers(*pairs[at], SettledBy.NUMBER, alpha, cells, counts, log_p)
+    return results
+
+
+def _numbers(
+    reference: NeuronSample,
+    candidate: NeuronSample,
+    step: SettledBy,
+    alpha: float,
+    cells: Sequence[Pair],
+    counts: tuple[IntArray, IntArray],
+    log_p: float | None,
+) -> NeuronNumbers:
+    """Return the counts of own and certain numbers, and the pairs of layers that match."""
+    own, certain = counts
     least = LEAST_CERTAIN_SHARE * reference.n_tested
     best = {j: max((i for i, at in cells if at == j), key=lambda i, j=j: certain[i, j]) for _, j in cells}  # type: ignore[misc]
     is_significant = log_p is None or log_p < math.log(alpha)

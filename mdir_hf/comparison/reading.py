@@ -14,8 +14,8 @@ import torch
 from mdir_hf.errors import NotFiniteError, naming
 from mdir_hf.model.comparable import Comparable, PlacedTensors
 from mdir_hf.model.files import TensorSource
-from mdir_hf.model.files.sources import Description
 from mdir_hf.model.roles import Anatomy, WeightPart
+from mdir_hf.model.sources import Description
 
 MOST_NOT_FINITE = 64
 """Maximum number of rows of one matrix that may contain NaN or infinity."""

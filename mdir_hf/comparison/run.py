@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from mdir_hf.comparison import caveats, steps
+from mdir_hf.comparison.agreed_roles import with_agreed_roles
 from mdir_hf.comparison.direction import direction_facts
 from mdir_hf.comparison.layer_table import describe_layers
 from mdir_hf.comparison.measurements import Measurements, report_on
-from mdir_hf.comparison.neuron_sample import NeuronSample, draw_sample_seed
+from mdir_hf.comparison.neuron_sample import draw_sample_seed
 from mdir_hf.comparison.paper import run_algorithms
 from mdir_hf.comparison.plan import check_memory, plan_comparison
 from mdir_hf.comparison.progress import Watch
@@ -18,7 +19,7 @@ from mdir_hf.comparison.settings import Settings
 from mdir_hf.errors import ByteBudgetError, MdirError
 from mdir_hf.model.comparable import Comparable
 from mdir_hf.processor import is_one_of_several_ranks, one_pool, value_of_first_rank
-from mdir_hf.report import HomologyReport, Verdict
+from mdir_hf.report import HomologyReport, NeuronNumbers, Verdict
 
 Step = Callable[[Measurements], Measurements]
 
@@ -40,8 +41,18 @@ BEHIND_AGREEMENT: tuple[tuple[str, Step], ...] = (
 """Steps that run if keys or embeddings agree, and neurons do not."""
 
 
-def compare_models(reference: Comparable, candidate: Comparable, settings: Settings, watch: Watch) -> HomologyReport:
+def compare_models(
+    reference: Comparable,
+    candidate: Comparable,
+    settings: Settings,
+    watch: Watch,
+    *,
+    repeated_sample_seed: int | None = None,
+) -> HomologyReport:
     """Compare two opened models. All comparisons in this package go through this function.
+
+    ``repeated_sample_seed`` repeats a comparison that drew this seed, to check its report: the result has the verdict
+    that the evidence gave then. It must never be published, because a caller could have chosen the seed.
 
     Raises:
         MdirError: If an argument is invalid or the files cannot be read.
@@ -49,12 +60,17 @@ def compare_models(reference: Comparable, candidate: Comparable, settings: Setti
     plan = plan_comparison(reference, candidate, settings)
     check_memory(plan, settings.max_memory_bytes)
     watch.planned(replace(plan, opening_bytes=watch.n_bytes))
+    agreement = with_agreed_roles(reference, candidate)
+    reference, candidate = agreement.models
+    sample_seed = settings.sample_seed if repeated_sample_seed is None else repeated_sample_seed
     measurements = Measurements(
         reference=reference,
         candidate=candidate,
         settings=settings,
+        log_n_readings=agreement.log_n_readings,
+        notes=agreement.notes,
         tensors=(read_closely(reference), read_closely(candidate)),
-        sample_seed=_fresh_seed(reference, candidate) if settings.sample_seed is None else settings.sample_seed,
+        sample_seed=_fresh_seed(reference, candidate) if sample_seed is None else sample_seed,
         is_sample_fresh=settings.sample_seed is None,
     )
     with one_pool():
@@ -79,16 +95,16 @@ def compare_models(reference: Comparable, candidate: Comparable, settings: Setti
     return with_direction(measurements, watch)
 
 
-def compare_samples(
+def report_on_counts(
     reference: Comparable,
     candidate: Comparable,
-    neurons: tuple[NeuronSample | None, NeuronSample | None],
+    counts: NeuronNumbers | None,
     settings: Settings,
     watch: Watch,
     *,
     neuron_seed: int | None,
 ) -> HomologyReport:
-    """Compare stored samples of two models: the number step on their neurons, then a look at their embedding rows.
+    """Report on two models whose files and sampled neurons alone were compared; ``counts`` are of the number step.
 
     ``neuron_seed`` must have been drawn from system entropy after both models were open; if it is None, the neurons
     cannot give a ``homologous`` verdict.
@@ -101,12 +117,9 @@ def compare_samples(
         sample_seed=neuron_seed or 0,
         is_sample_fresh=neuron_seed is not None,
     )
-    with one_pool():
-        measurements = steps.compare_files(measurements)
-        if not measurements.files_are_equal:
-            measurements = steps.count_sampled(measurements, *neurons)
-        if not measurements.is_settled:
-            measurements = steps.look_at_embeddings(measurements)
+    measurements = steps.compare_files(measurements)
+    if counts is not None and not measurements.files_are_equal:
+        measurements = replace(measurements, neurons=(counts,), has_read_layers=True)
     return report_on(measurements, watch)
 
 
@@ -120,7 +133,7 @@ def _fresh_seed(*models: Comparable) -> int:
 def _run(name: str, step: Step, measurements: Measurements, watch: Watch) -> Measurements:
     """Run one step, and turn unreadable weights into a note. First report the measurements so far to listeners."""
     if measurements.has_results:
-        watch.found(lambda: report_on(replace(measurements, stopped_before=(caveats.STOPPED_BEFORE[name],)), watch))
+        watch.found(lambda: report_on(replace(measurements, not_yet=(caveats.NOT_YET[name],)), watch))
     with watch.step(name):
         watch.enter(name)
         try:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from mdir_hf.errors import InputError
 from mdir_hf.report import HomologyReport, Level
+from mdir_hf.thresholds import ALPHA
 
 if TYPE_CHECKING:
     from mdir_hf.comparison.plan import ReadPlan
@@ -28,9 +29,9 @@ class Settings:
             hours for 8B.
         alpha: Significance level in (0, 1), fixed in advance.
         seed: Seed in [0, 2^63) for every random choice except the sample of neurons.
-        sample_seed: Seed for the sample of neurons, as printed in a report. It reproduces that report, but a
-            predictable sample is not evidence, so the verdict is at most ``inconclusive`` (``sample_chosen``). By
-            default, the seed is drawn from system entropy after both models are open.
+        sample_seed: Seed for the sample of neurons. A predictable sample is not evidence, so the verdict is at most
+            ``inconclusive`` (``sample_chosen``). By default, the seed is drawn from system entropy after both models
+            are open. To check a report, use :func:`mdir_hf.check_report`.
         device: torch device for matrix products. ``auto`` selects a CUDA device if there is one, else the CPU.
         max_bytes: Limit on the bytes that this comparison reads, or None for no limit.
         max_memory_bytes: Memory limit, by default the machine's memory. A comparison that needs more is refused.
@@ -42,7 +43,7 @@ class Settings:
     """
 
     level: Level = Level.AUTO
-    alpha: float = 1e-10
+    alpha: float = ALPHA
     seed: int = 0
     device: str = "cpu"
     max_bytes: int | None = None

@@ -26,6 +26,7 @@ from mdir_hf.model.inventory.records import LANGUAGE, ModelView
 from mdir_hf.model.roles import Role, StoredWeight
 from mdir_hf.report import ExpertName, LayerPair, SettledBy, Verdict
 from mdir_hf.report.optional_parts import ExpertOrigin, StackPair
+from mdir_hf.thresholds import LEAST_EXPERT_Z, MOST_EXPERT_PAIRS
 
 EXPERTS_PLACE = len(STEPS) + 1
 """Position of the first comparison of experts among all comparisons, after the steps by number."""
@@ -40,12 +41,6 @@ NOMINATING_ROWS = 8
 """Number of rows of up per expert used to nominate pairs of experts. At width 2,048, copies
 with noise three times as strong as their weights have a mean cosine of 0.3; the best of 65,000 unrelated pairs has
 0.04."""
-
-LEAST_NOMINATING_Z = 5.0
-"""A pair is nominated if its mean cosine is more than this many standard deviations above the median of all pairs."""
-
-MOST_NOMINATED = 8
-"""Maximum number of nominated pairs that are tested, most similar first."""
 
 
 @dataclass(frozen=True)
@@ -176,9 +171,9 @@ class _Sets:
             # Mean cosines of strangers spread by about 1 / sqrt(rows x width) around a level set by common directions.
             deviation = 1.0 / math.sqrt(len(numbers) * rows[1].shape[2])
             level = max(0.0, float(likeness.median())) if likeness.numel() > 4 else 0.0
-            for i, j in (likeness > level + LEAST_NOMINATING_Z * deviation).nonzero().tolist():
+            for i, j in (likeness > level + LEAST_EXPERT_Z * deviation).nonzero().tolist():
                 scored.append((float(likeness[i, j]), places[0][size][i], places[1][size][j]))
-        return [(i, j) for _, i, j in sorted(scored, reverse=True)[:MOST_NOMINATED]]
+        return [(i, j) for _, i, j in sorted(scored, reverse=True)[:MOST_EXPERT_PAIRS]]
 
     def matches(self, nominated: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
         """Return (reference, candidate, n): nominated pairs that agree, and how many neurons kept their number."""

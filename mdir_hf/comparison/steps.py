@@ -33,12 +33,11 @@ from mdir_hf.comparison.stacks import compare_expert_sets, has_mixture, stack_pa
 from mdir_hf.comparison.tokens import common_tokens, matrix_pair
 from mdir_hf.errors import AnatomyError, ByteBudgetError, MdirError, UnsupportedFormatError, VocabularyError
 from mdir_hf.method.gauge import ResidualBasisMap
+from mdir_hf.method.significance import log_cost_of_look
 from mdir_hf.report import NeuronNumbers, SettledBy
+from mdir_hf.thresholds import MOST_SEARCHED
 
 Pair = tuple[int, int]
-
-MOST_SEARCHED = 2
-"""Maximum number of pairs of layers that are searched behind one map. Each search reads one whole gate."""
 
 
 def compare_files(measurements: Measurements) -> Measurements:
@@ -265,6 +264,7 @@ def _count(
         alpha=settings.alpha,
         pairs=pairs,
         n_nominated_of=n_nominated_of,
+        log_cost=None if is_searched else log_cost_of_look(STEPS.index(step) + 1) + measurements.log_n_readings,
         is_searched=is_searched,
         is_whitened=is_whitened,
         device=settings.device,

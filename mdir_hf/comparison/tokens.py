@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from mdir_hf.comparison.caveats import ROWS_PAIRED_BY_NUMBER, VOCABULARY_AS_ASKED
+from mdir_hf.errors import VocabularyError
 from mdir_hf.model.comparable import Comparable, head_of, n_rows, vocabularies_of
 from mdir_hf.model.roles import WeightPart
+from mdir_hf.model.roles.layer_names import is_in_layer
 from mdir_hf.model.tokens import CommonVocabulary, common_vocabulary
 
 ROWS = 512
@@ -38,9 +40,14 @@ def common_tokens(reference: Comparable, candidate: Comparable) -> tuple[CommonV
     vocabularies = vocabularies_of(reference, candidate)
     rows_of_models = (n_rows(reference), n_rows(candidate))
     if vocabularies[0] is not None and vocabularies[1] is not None:
-        common = common_vocabulary(
-            vocabularies[0], vocabularies[1], n_reference_rows=rows_of_models[0], n_candidate_rows=rows_of_models[1]
-        )
+        try:
+            common = common_vocabulary(
+                vocabularies[0], vocabularies[1], n_reference_rows=rows_of_models[0], n_candidate_rows=rows_of_models[1]
+            )
+        except VocabularyError as exc:
+            for model, vocabulary in zip(models, vocabularies, strict=True):
+                _refuse_shared_rows(model, max(vocabulary.row_of.values(), default=0), exc)  # type: ignore[union-attr]
+            raise
         return common, caveats
     without = " and ".join(model.label for model, v in zip(models, vocabularies, strict=True) if v is None)
     vocabulary = next((v for v in vocabularies if v is not None), None)
@@ -51,3 +58,18 @@ def common_tokens(reference: Comparable, candidate: Comparable) -> tuple[CommonV
         rows = np.array(sorted(row for row in vocabulary.row_of.values() if row < n_common), dtype=np.int64)
     by_number = ROWS_PAIRED_BY_NUMBER.format(models=without)
     return CommonVocabulary(rows, rows, 0, 0, is_by_number=True), (*caveats, by_number)
+
+
+def _refuse_shared_rows(model: Comparable, last_id: int, error: VocabularyError) -> None:
+    """Raise an error if a tensor maps tokens to fewer rows, as in model2vec."""
+    if n_rows(model) > last_id:
+        return
+    for name in model.tensors.names():
+        if not is_in_layer(name):
+            shape = model.tensors.spec(name).shape
+            if len(shape) == 1 and shape[0] > last_id:
+                raise VocabularyError(
+                    f"its embedding has {n_rows(model)} rows, which {shape[0]} tokens share, as tensor {name!r} tells; "
+                    "such a mapping is not supported",
+                    subject=model.label,
+                ) from error

@@ -12,7 +12,9 @@ from mdir_hf.comparison.neuron_sample import NeuronSample
 from mdir_hf.comparison.neurons import count_neurons
 from mdir_hf.comparison.progress import ByteCounter, Watch
 from mdir_hf.comparison.settings import Listeners, Settings
+from mdir_hf.comparison.stacks import has_mixture
 from mdir_hf.errors import (
+    ByteBudgetError,
     GatedRepositoryError,
     InputError,
     MdirError,
@@ -35,6 +37,7 @@ from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.render.layer_words import layers_text
 from mdir_hf.render.projection_words import drift_text
 from mdir_hf.report import HomologyReport, LayerDrift, ModelFacts, NeuronNumbers, SettledBy, Verdict
+from mdir_hf.report.words import unmatched_text
 
 SCHEMA = "mdir-hf/family/1"
 
@@ -145,6 +148,10 @@ class Family:
         return "\n".join(_lines(self))
 
 
+MOST_COMPARED = 16
+"""If an index has at most this many bases, a model with several parts is compared with all of them."""
+
+
 def find_family(
     model: NamedModel,
     index: BaseIndex | None,
@@ -179,6 +186,7 @@ def find_family(
                 model, index, settings=remaining_settings(), reading=reading, listeners=counter.listeners
             ):
                 on_step(replace(family, found=identification))
+            identification = _with_bases_of_parts(identification, model, index, remaining_settings, reading, counter)
             family = replace(family, found=identification)
         except (StoppedError, GatedRepositoryError, RepositoryNotFoundError, SeveralModelsError):
             raise
@@ -275,6 +283,33 @@ def _mixture_of(aligned: AlignedRows, model: str) -> tuple[tuple[str, ...], Laye
     return (bases, shares) if sum(is_told) > 1 else None
 
 
+def _with_bases_of_parts(
+    identification: Identification,
+    model: NamedModel,
+    index: BaseIndex,
+    remaining_settings: Callable[[], Settings],
+    reading: Reading,
+    counter: ByteCounter,
+) -> Identification:
+    """If the model has several parts and the index few bases, compare all bases: an index knows main stacks only."""
+    if len(index) > MOST_COMPARED:
+        return identification
+    try:
+        opened = model.open(reading, IoLedger(max_bytes=remaining_settings().max_bytes))
+        has_parts = bool(opened.other_stacks) or has_mixture((opened,))
+    except ByteBudgetError:  # the bases that were found stand without it
+        return identification
+    if not has_parts:
+        return identification
+    ancestors = {ancestor.base.repo: ancestor for ancestor in identification.ancestors}
+    for base in index.bases:
+        ancestor = ancestors.get(base.model.repo) or Ancestor(base.model, 0.0, 0, is_nominated=False)
+        if ancestor.report is None and ancestor.error is None:
+            settings = replace(remaining_settings(), alpha=identification.alpha / len(index))
+            ancestors[base.model.repo] = compared(ancestor, model, settings, reading, counter.listeners)
+    return replace(identification, ancestors=tuple(ancestors.values()))
+
+
 def _with_parents_of_layers(
     identification: Identification,
     model: NamedModel,
@@ -324,7 +359,9 @@ def measured_text(report: HomologyReport) -> str:
     if report.verdict is not Verdict.HOMOLOGOUS:
         return MEASURED[report.verdict]
     rests_on = f" (rests on {report.assumption.value})" if report.p_is_bound and report.assumption is not None else ""
-    return f"{MEASURED[report.verdict]}, {report.strength}{rests_on}"
+    unmatched = "" if report.coverage is None else unmatched_text(report.coverage.candidate)
+    no_match = f"; no match: {unmatched}" if unmatched else ""
+    return f"{MEASURED[report.verdict]}, {report.strength}{rests_on}{no_match}"
 
 
 def _lines(family: Family) -> list[str]:

@@ -10,7 +10,8 @@ from mdir_hf.lineage.cards.verify_lineage import MEASURED
 from mdir_hf.lineage.family import Family
 from mdir_hf.lineage.index.atlas import CARD, INDEX, TABLE
 from mdir_hf.lineage.index.base_index import BaseIndex
-from mdir_hf.lineage.survey.result_file import RESULTS, read_survey
+from mdir_hf.lineage.survey import RESULTS
+from mdir_hf.lineage.survey.folder import read_survey
 from mdir_hf.model.hub.pull_request import ProposedCommit, PullRequest, open_pull_request
 from mdir_hf.render.folder import write_file
 from mdir_hf.render.layer_words import layers_text
@@ -70,7 +71,7 @@ def family_section(family: Family, *, has_picture: bool = False) -> str:
 
 
 PUBLISHED = ("README.md", "models.jsonl", "pairs.jsonl", RESULTS,
-             "survey.json", "survey.md", "tree.json", "sample.json",
+             "survey.json", "survey.md", "tree.json",
              "matrix*.svg", "matrix*.png", "dendrogram*.svg", "dendrogram*.png")  # fmt: skip
 """The files of a survey that are published. They do not include rows of weights."""
 
@@ -102,7 +103,7 @@ def publish(
             files = {path: place.read_bytes()}
         else:
             content = "a survey of weight ancestry"
-            read_survey([place / RESULTS])
+            read_survey(place)
             paths = [file for pattern in PUBLISHED for file in sorted(place.glob(pattern))]
             files = {f"{path}/{file.name}": file.read_bytes() for file in paths}
     except OSError as exc:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from mdir_hf.errors import CardError
+from mdir_hf.errors import CardError, InputError
 from mdir_hf.plain_yaml import read_yaml
 
 FILE = "mergekit_config.yml"
@@ -111,6 +112,20 @@ class MergeRecipe:
         part = self.slices[-1 if is_output else 0]
         sources = tuple(LayerSource(source.parent, None, source.parameters) for source in part.sources)
         return RecipeLayer(sources, self.base, 0.0, (part.parameters, self.parameters))
+
+
+def read_recipe_file(path: Path) -> MergeRecipe:
+    """Read a recipe from a file.
+
+    Raises:
+        InputError: If the file cannot be read.
+        CardError: If it is not YAML, or not the recipe of a single merge.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as exc:
+        raise InputError(f"cannot read the recipe: {exc.strerror}", subject=str(path)) from exc
+    return read_recipe(data, subject=str(path))
 
 
 def read_recipe(data: bytes, *, subject: str) -> MergeRecipe:

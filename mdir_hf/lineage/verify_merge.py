@@ -16,10 +16,10 @@ import torch
 
 from mdir_hf.comparison.api import compare
 from mdir_hf.comparison.settings import Listeners, Settings
-from mdir_hf.errors import CardError, InputError, MdirError, StoppedError
+from mdir_hf.errors import CardError, MdirError, StoppedError
 from mdir_hf.lineage.check_recipe import TensorCheck, TensorOutcome, check_tensors
 from mdir_hf.lineage.entries import choose_entries, matrix_shape, placed_matrices
-from mdir_hf.lineage.recipe import FILE, MAX_N_BYTES, LayerSource, MergeRecipe, read_recipe
+from mdir_hf.lineage.recipe import FILE, MAX_N_BYTES, LayerSource, MergeRecipe, read_recipe, read_recipe_file
 from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.model.opened import Model
 from mdir_hf.report import HomologyReport, Verdict
@@ -227,11 +227,7 @@ def verify_merge(
 
 def _recipe_of(merged: Model, file: Path | None) -> tuple[MergeRecipe, bool]:
     if file is not None:
-        try:
-            data = file.read_bytes()
-        except OSError as exc:
-            raise InputError(f"cannot read the recipe: {exc.strerror}", subject=str(file)) from exc
-        return read_recipe(data, subject=str(file)), True
+        return read_recipe_file(file), True
     repository = merged.repository
     if FILE not in repository.files:
         raise CardError(f"holds no {FILE}; name the recipe: --mergekit FILE", subject=merged.label)

@@ -16,9 +16,7 @@ from scipy.special import ndtri
 
 from mdir_hf.method.blocks import FloatArray, IntArray
 from mdir_hf.method.planes import PlanePairing, plane_rows
-
-FALSE_NOMINATIONS = 1e-3
-"""Expected number of false nominations in a comparison if correlations were Gaussian around the typical size."""
+from mdir_hf.thresholds import FALSE_NOMINATIONS
 
 FEWEST_TYPICAL = 5
 """Rows and columns with fewer correlations have no typical size: a single pair of copies would raise the median."""
@@ -113,7 +111,7 @@ def correlations(reference: torch.Tensor, candidate: torch.Tensor) -> FloatArray
     Prints are ``(h, D)`` and ``(h', D)``. The mean over the heads of each model is removed, because all heads have some
     structure in common, also with heads of independent models.
     """
-    products: FloatArray = (_standard(reference) @ _standard(candidate).T).numpy()
+    products: FloatArray = (standard_prints(reference) @ standard_prints(candidate).T).numpy()
     return products
 
 
@@ -178,7 +176,8 @@ def _all(products: torch.Tensor) -> torch.Tensor:
     return (products - rows - columns + products.mean(dim=(1, 2), keepdim=True)).flatten(1)
 
 
-def _standard(prints: torch.Tensor) -> torch.Tensor:
+def standard_prints(prints: torch.Tensor) -> torch.Tensor:
+    """Return a model's prints, ``(h, D)``, as unit rows without their mean; their products are correlations."""
     if len(prints) > 2:
         prints = prints - prints.mean(dim=0)
     prints = prints - prints.mean(dim=1, keepdim=True)

@@ -15,15 +15,13 @@ from scipy.optimize import linear_sum_assignment
 
 from mdir_hf.method.significance import log_p_entry, log_p_matching, log_p_signs
 from mdir_hf.report import REMARKABLE_LOG10_P
+from mdir_hf.thresholds import CHANNEL_ALPHA
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
 REMARKABLE = 10.0**REMARKABLE_LOG10_P
 """Significance level at which something is examined further."""
-
-CHANNEL_ALPHA = 0.01
-"""Family-wise significance level for single channels."""
 
 ROWS_AT_ONCE = 256
 """Number of rows of a factor processed at a time, to avoid a copy of the whole factor."""

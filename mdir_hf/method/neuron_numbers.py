@@ -17,8 +17,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from mdir_hf.method.matching import CHANNEL_ALPHA, ROWS_AT_ONCE, IntArray
+from mdir_hf.method.matching import ROWS_AT_ONCE, IntArray
 from mdir_hf.method.neurons import unit_rows
+from mdir_hf.thresholds import CHANNEL_ALPHA, LEAST_DEVIATIONS
 
 
 def mutual_partners(polar: torch.Tensor) -> tuple[IntArray, IntArray]:
@@ -41,11 +42,6 @@ def mutual_partners(polar: torch.Tensor) -> tuple[IntArray, IntArray]:
 
 Neurons = Sequence[torch.Tensor]
 """Unit rows of gate and up, or of up alone, for the same neurons; each matrix is ``(n, width)``."""
-
-
-LEAST_DEVIATIONS = 3.0
-"""Minimum cosine in each matrix for a neuron to count as certain, in standard deviations for random directions. Without
-it, if neurons were split without changing the model's output, copies of up alone would count as certain."""
 
 
 WHITENING_RIDGE = 1.0
@@ -133,11 +129,50 @@ def match_neurons_by_number(
     is_own = torch.zeros(len(cosines), dtype=torch.bool)
     is_own[torch.from_numpy(rows[rows == columns])] = True
     is_own &= is_single.cpu()
-    # The largest of N^2 sums of such cosines is about sqrt(2 ln N^2) standard deviations.
-    least_sum = deviation * math.sqrt(len(reference) * 2.0 * math.log(n_neurons**2 / CHANNEL_ALPHA))
+    least_sum, least = _least_cosines(len(reference), n_neurons, deviation)
     own_cosines = by_matrix.diagonal(dim1=1, dim2=2)
-    is_large = (own_cosines.sum(dim=0) > least_sum) & (own_cosines.amin(dim=0) > LEAST_DEVIATIONS * deviation)
+    is_large = (own_cosines.sum(dim=0) > least_sum) & (own_cosines.amin(dim=0) > least)
     return NeuronMatches(is_own, is_own & is_large.cpu())
+
+
+def count_in_batch(
+    reference: torch.Tensor, candidate: torch.Tensor, *, n_fitted: int, n_neurons: int
+) -> tuple[IntArray, IntArray]:
+    """Count as :func:`match_neurons_by_number` does, for many pairs of layers at once, without whitening.
+
+    Args:
+        reference: ``(b, matrices, n, f)`` float32 rows of one layer of each pair.
+        candidate: ``(b, matrices, n, f')`` rows of the other.
+        n_fitted: Number of leading neurons to which each rotation is fitted.
+        n_neurons: Number of neurons that sets the threshold for certain pairs.
+
+    Returns:
+        For each pair, the tested neurons whose partner has the same number, and how many of them are certain; ``(b,)``.
+    """
+    x, y = (rows[:, :, :n_fitted].flatten(1, 2) for rows in (reference, candidate))
+    left, _, right = torch.linalg.svd(x.mT @ y, full_matrices=False)
+    rotated = reference[:, :, n_fitted:] @ (left @ right)[:, None]
+    first, second = (torch.nn.functional.normalize(rows, dim=-1) for rows in (rotated, candidate[:, :, n_fitted:]))
+    by_matrix = first @ second.mT
+    cosines = by_matrix.sum(dim=1)
+    own_cosines = by_matrix.diagonal(dim1=2, dim2=3)
+    own_sums = cosines.diagonal(dim1=1, dim2=2)
+    is_own = own_sums > 0.0
+    for axis in (1, 2):
+        largest = cosines.amax(axis, keepdim=True)
+        # Identical neurons tie, and tied neurons have no partner.
+        is_own &= (own_sums == largest.squeeze(axis)) & ((cosines == largest).sum(axis) == 1)
+    least_sum, least = _least_cosines(reference.shape[1], n_neurons, math.sqrt(1.0 / candidate.shape[3]))
+    is_certain = is_own & (own_sums > least_sum) & (own_cosines.amin(dim=1) > least)
+    own, certain = (flags.sum(dim=1).cpu().numpy().astype(np.int64) for flags in (is_own, is_certain))
+    return own, certain
+
+
+def _least_cosines(n_matrices: int, n_neurons: int, deviation: float) -> tuple[float, float]:
+    """Return the least sum of cosines over the matrices, and the least cosine in each, of a certain neuron."""
+    # The largest of N^2 sums of such cosines is about sqrt(2 ln N^2) standard deviations.
+    least_sum = deviation * math.sqrt(n_matrices * 2.0 * math.log(n_neurons**2 / CHANNEL_ALPHA))
+    return least_sum, LEAST_DEVIATIONS * deviation
 
 
 def _rotation(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:

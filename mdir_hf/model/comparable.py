@@ -5,12 +5,13 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Protocol
 
+from mdir_hf.background import result_of, run_beside
 from mdir_hf.errors import AnatomyError, UnsupportedFormatError
 from mdir_hf.model.files import TensorSource, TensorSpec
 from mdir_hf.model.inventory.records import ModelInventory, ModelView
 from mdir_hf.model.roles import WITHOUT_EMBEDDING, Anatomy, WeightPart
 from mdir_hf.model.tokens import Vocabulary
-from mdir_hf.processor import is_one_of_several_ranks, result_of, run_beside
+from mdir_hf.processor import is_one_of_several_ranks
 from mdir_hf.report import ModelSummary
 
 

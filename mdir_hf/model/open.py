@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from mdir_hf.background import result_of, run_beside
 from mdir_hf.model.bases import open_bases_at
 from mdir_hf.model.files import first_files
 from mdir_hf.model.hub import IoLedger, Repository, RepositoryOptions, open_repository
 from mdir_hf.model.memory.repository import LoadedRepository
 from mdir_hf.model.opened import CONFIG, Model
-from mdir_hf.processor import is_one_of_several_ranks, result_of, run_beside
+from mdir_hf.processor import is_one_of_several_ranks
 
 T = TypeVar("T")
 

@@ -10,7 +10,6 @@ from mdir_hf.errors import InputError, MdirError, naming
 from mdir_hf.model.bases import OpenRepository, Weights, about_model, open_weights
 from mdir_hf.model.comparable import n_rows
 from mdir_hf.model.files import TensorSource
-from mdir_hf.model.files.sources import ListsContents
 from mdir_hf.model.hub import Repository, open_repository
 from mdir_hf.model.inventory import (
     ModelInventory,
@@ -21,6 +20,7 @@ from mdir_hf.model.inventory import (
     resolve_from_headers,
 )
 from mdir_hf.model.roles import Anatomy, gguf_config, params_config, read_config
+from mdir_hf.model.sources import ListsContents
 from mdir_hf.model.tokens import Vocabulary, doubts_of_vocabulary, gguf_vocabulary, read_vocabulary, vocabulary_files
 from mdir_hf.report import ModelSummary
 

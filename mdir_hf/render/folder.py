@@ -15,21 +15,6 @@ from mdir_hf.render.text import markdown_text
 from mdir_hf.report import HomologyReport
 
 
-def check_save_folder(folder: Path) -> None:
-    """Check that files can be saved into a folder.
-
-    Raises:
-        InputError: If the path is a file or is not writable.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"cannot save into {folder}: it is a file; name a folder")
-    parent = folder
-    while not parent.exists():
-        parent = parent.parent
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise InputError(f"cannot save into {folder}: {parent} is not writable")
-
-
 @dataclass(frozen=True, slots=True)
 class Saved:
     """The saved files; ``without`` says why there are no figures, or is empty."""

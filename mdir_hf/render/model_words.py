@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mdir_hf.names import shown_name, visible_text
+from mdir_hf.render.ledger import ledger_of
 from mdir_hf.render.sections import NAME_LENGTH, Line, Section, SectionKind, Table, counted, number
 from mdir_hf.render.sentence import part_relation
 from mdir_hf.report.models import ModelSummary
@@ -40,6 +41,7 @@ def models_section(report: HomologyReport) -> Section:
             *_ledger_lines(ledgers),
         ),
         tables=(Table("What was compared", ("", "reference", "candidate"), rows),),
+        ledger=ledger_of(report),
     )
 
 

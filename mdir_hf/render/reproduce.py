@@ -1,4 +1,4 @@
-"""Describe how to repeat a comparison, with shell and Python code that is safe to paste, and list the files read."""
+"""Describe how to check a report, with shell and Python code that is safe to paste, and list the files read."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.words import n_bytes_text, range_text
 
 LONGEST_LINE = 80
+REPORT_FILE = "report.json"
+"""Name that the commands give to the report."""
 
 
-def command_line(report: HomologyReport) -> str:
-    """Return the POSIX shell command that reproduces a report."""
-    models = (report.reference, report.candidate)
+def command_line(report: HomologyReport, file: str = REPORT_FILE) -> str:
+    """Return the POSIX shell command that checks a report, which is stored as ``file``."""
     read_as = [*_options(report.reference, "--"), *_options(report.candidate, "--candidate-")]
-    if report.sample_seed is not None:
-        read_as.append(f"--sample-seed {report.sample_seed}")
-    return compare_command(
-        *(model.pinned for model in models), *read_as, level=report.level, alpha=report.alpha, seed=report.seed
-    )
+    return _command(report.reference.pinned, report.candidate.pinned, *read_as, f"--check {_shell_word(file)}")
 
 
 def compare_command(
     reference: str, candidate: str, *options: str, level: str = "auto", alpha: float = 1e-10, seed: int = 0
 ) -> str:
     """Return the POSIX shell command that compares two models; ``options`` are already quoted."""
-    models = [_shell_word(reference), _shell_word(candidate)]
-    words = ["mdir-hf compare", *models, *options, f"--level {level} --alpha {alpha!r} --seed {seed}"]
+    return _command(reference, candidate, *options, f"--level {level} --alpha {alpha!r} --seed {seed}")
+
+
+def _command(reference: str, candidate: str, *options: str) -> str:
+    words = ["mdir-hf compare", _shell_word(reference), _shell_word(candidate), *options]
     line = " ".join(words)
     return line if len(line) <= LONGEST_LINE else " \\\n  ".join(words)
 
@@ -41,19 +41,38 @@ def align_command(reference: str, candidate: str) -> str:
     return f"mdir-hf align {_shell_word(reference)} {_shell_word(candidate)} --output aligned"
 
 
-def python_lines(report: HomologyReport) -> str:
-    """Return the Python code that reproduces a report."""
-    settings = f"alpha={report.alpha!r}, seed={report.seed}"
-    if report.sample_seed is not None:
-        settings += f", sample_seed={report.sample_seed}"
-    level = f"level={report.level.value!r}"
+def python_lines(report: HomologyReport, file: str = REPORT_FILE) -> str:
+    """Return the Python code that checks a report, which is stored as ``file``."""
     return "\n".join(
         [
-            "from mdir_hf import HomologyChecker",
+            "from pathlib import Path",
             "",
-            f"checker = HomologyChecker.from_pretrained({_argument(report.reference)}, {settings})",
-            f"print(checker.compare({_argument(report.candidate)}, {level}))",
+            "from mdir_hf import HomologyReport, NamedModel, check_report",
+            "",
+            f'report = HomologyReport.from_json(Path({file!r}).read_text("utf-8"))',
+            *_model_lines(report),
+            "print(check_report(report, reference, candidate))",
         ]
+    )
+
+
+def comparison_lines(report: HomologyReport) -> str:
+    """Return the Python code that makes a report's comparison again, on a new sample."""
+    settings = f"level={report.level.value!r}, alpha={report.alpha!r}, seed={report.seed}"
+    return "\n".join(
+        [
+            "from mdir_hf import NamedModel, compare",
+            "",
+            *_model_lines(report),
+            f"print(compare(reference, candidate, {settings}))",
+        ]
+    )
+
+
+def _model_lines(report: HomologyReport) -> tuple[str, str]:
+    return (
+        f"reference = NamedModel({_argument(report.reference)})",
+        f"candidate = NamedModel({_argument(report.candidate)})",
     )
 
 
@@ -61,7 +80,7 @@ def _argument(model: ModelSummary) -> str:
     by_revision = model.commit is not None and model.file is None
     words = [repr(model.repo), f"revision={model.commit!r}"] if by_revision else [repr(model.pinned)]
     words += [f"{name}={value!r}" for name, value in _read_as(model)]
-    bases = _hub_bases(model)
+    bases = tuple(_hub_bases(model))
     return ", ".join([*words, f"{bases=}"] if bases else words)
 
 
@@ -103,7 +122,7 @@ def _shell_character(character: str) -> str:
 
 
 def reproduce_section(report: HomologyReport) -> Section:
-    """Return the section on repeating the comparison."""
+    """Return the section on checking the report."""
     pinned = report.reference.commit is not None and report.candidate.commit is not None
     note = "Both commits are pinned." if pinned else "A local folder has no commit: keep its files unchanged."
     in_memory = report.reference.is_in_memory or report.candidate.is_in_memory
@@ -112,7 +131,10 @@ def reproduce_section(report: HomologyReport) -> Section:
     return Section(
         SectionKind.REPRODUCE,
         "Reproduce",
-        paragraphs=(f"With mdir-hf {report.version} and seed {report.seed}. {note}",),
+        paragraphs=(
+            f"Made by mdir-hf {report.version}. The commands read this report from report.json, compare the two models "
+            f"again on the same sample, and say whether the verdict and every number are the same. {note}",
+        ),
         code=() if in_memory else (Listing("sh", command_line(report)), Listing("python", python_lines(report))),
     )
 

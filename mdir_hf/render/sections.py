@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from mdir_hf.render.ledger import Shares
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.terms import SettledBy, Term
 
@@ -135,6 +136,7 @@ class Section:
     figures: tuple[FigureName, ...] = ()
     code: tuple[Listing, ...] = ()
     scale: Scale | None = None
+    ledger: tuple[Shares, ...] = ()
     is_detail: bool = False
 
     @property

@@ -77,9 +77,9 @@ def report_of(text: str) -> HomologyReport:
             f"this report of schema {SCHEMA} contradicts itself: log10 p is {report.log10_p}, alpha {report.alpha:g}, "
             f"and the verdict {report.verdict}; p is below alpha, or null, if and only if the verdict is homologous"
         )
-    differing_path = next(_differences(body, json.loads(json_of(report))), None)
-    if differing_path is not None:
-        raise InputError(f"this report of schema {SCHEMA} is not valid: {differing_path} has the wrong type")
+    difference = next(differences(body, json.loads(json_of(report))), None)
+    if difference is not None:
+        raise InputError(f"this report of schema {SCHEMA} is not valid: report.{difference[0]} has the wrong type")
     return report
 
 
@@ -116,13 +116,31 @@ def _body() -> Any:  # noqa: ANN401 - a class
     return body
 
 
-def _differences(original: Any, decoded: Any, where: str = "report") -> Iterator[str]:  # noqa: ANN401 - parsed JSON
-    """Yield the paths at which two JSON values differ; a missing field equals None."""
-    if isinstance(original, dict) and isinstance(decoded, dict):
-        for name in original.keys() | decoded.keys():
-            yield from _differences(original.get(name), decoded.get(name), f"{where}.{name}")
-    elif isinstance(original, list) and isinstance(decoded, list) and len(original) == len(decoded):
-        for at, (original_item, decoded_item) in enumerate(zip(original, decoded, strict=True)):
-            yield from _differences(original_item, decoded_item, f"{where}[{at}]")
-    elif original != decoded or isinstance(original, bool) is not isinstance(decoded, bool):
-        yield where
+def differences(
+    first: Any,  # noqa: ANN401 - parsed JSON
+    second: Any,  # noqa: ANN401 - parsed JSON
+    where: str = "",
+    *,
+    tolerance: float = 0.0,
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the paths at which two JSON values differ, with both values; a missing field equals None.
+
+    ``tolerance`` is both relative and absolute, and applies to numbers unless both are whole.
+    """
+    if isinstance(first, dict) and isinstance(second, dict):
+        for name in dict.fromkeys((*first, *second)):
+            path = f"{where}.{name}" if where else name
+            yield from differences(first.get(name), second.get(name), path, tolerance=tolerance)
+    elif isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
+        for at, (first_item, second_item) in enumerate(zip(first, second, strict=True)):
+            yield from differences(first_item, second_item, f"{where}[{at}]", tolerance=tolerance)
+    elif not _are_equal(first, second, tolerance):
+        yield where, first, second
+
+
+def _are_equal(first: Any, second: Any, tolerance: float) -> bool:  # noqa: ANN401 - parsed JSON
+    if isinstance(first, bool) is not isinstance(second, bool):
+        return False
+    if {type(first), type(second)} in ({float}, {float, int}):
+        return math.isclose(first, second, rel_tol=tolerance, abs_tol=tolerance)
+    return bool(first == second)

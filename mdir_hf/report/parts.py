@@ -8,11 +8,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 from annotated_types import Ge, Le
 
 from mdir_hf.report.terms import PRIVILEGED_Z, LayerPattern, ModuleRole, ResidualMap, SettledBy, Transformation
-
-COPIED_COSINE = 0.7
-"""Paired rows count as copies if their mean cosine is at least this. Unrelated models that were rotated to match reach
-0.48; fine-tuned, further pretrained and distilled relatives with copied rows reach at least 0.74
-(``benchmarks/real/framing``)."""
+from mdir_hf.thresholds import COPIED_COSINE
 
 Count = Annotated[int, Ge(0), Le(2**63)]
 Log10P = Annotated[float, Le(0.0)]

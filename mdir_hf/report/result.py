@@ -114,7 +114,7 @@ class HomologyReport:
         seed: Seed for random choices.
         version: Version of this package.
         excludes: Relations that a ``no_evidence`` verdict excludes.
-        assumption: The assumption that a homologous verdict rests on, or None.
+        assumption: The assumption that a homologous verdict rests on; None for other verdicts and equal files.
         neurons: The comparison of neurons that settled the question or, if none did, the last one by number; None if
             no neurons were compared.
         sample_seed: Seed for sampling neurons, from system entropy unless set; None if no neurons were sampled.

@@ -54,7 +54,7 @@ class Reason(Term):
     ATTENTION_ONLY = "attention_only"
     LOADING_UNKNOWN = "loading_unknown"
     WEIGHTS_UNREADABLE = "weights_unreadable"
-    STOPPED = "stopped"
+    UNFINISHED = "unfinished"
 
 
 class Level(Term):

@@ -14,14 +14,13 @@ ICON = {Verdict.HOMOLOGOUS: "●", Verdict.NO_EVIDENCE: "○", Verdict.INCONCLUS
 
 REASON_TEXT = {
     Reason.SAMPLE_CHOSEN: (
-        "the models agree on a sample of neurons that was chosen by a given seed; this reproduces a report but is "
-        "not independent evidence"
+        "the models agree on a sample of neurons that was chosen by a given seed; this is not independent evidence"
     ),
     Reason.EMBEDDINGS_ONLY: "only the embeddings were found to be copies",
     Reason.ATTENTION_ONLY: "only attention heads were found to resemble each other as copies do",
     Reason.LOADING_UNKNOWN: "copies were found only in a part that may not be loaded",
     Reason.WEIGHTS_UNREADABLE: "too few layers of the two models could be compared with each other",
-    Reason.STOPPED: "no evidence was found in the parts that were read, and the comparison was stopped before the rest",
+    Reason.UNFINISHED: "no evidence was found in the parts read so far, and the comparison is not finished",
 }
 
 HEADLINE = {

@@ -18,8 +18,6 @@ from benchmarks.metrics import (
     score_of_log10_p,
     upper_bound_of_rate,
 )
-from benchmarks.round_trips import waited_s
-from tests.loopback.traffic import LoggedRequest
 
 
 def draws(seed, n=400, ties=False):
@@ -121,15 +119,3 @@ def test_the_score_of_a_p_keeps_the_order_below_underflow():
 def test_no_event_in_n_trials_bounds_the_rate_by_about_three_over_n():
     assert upper_bound_of_rate(0, 2000) == pytest.approx(1 - 0.05 ** (1 / 2000), rel=1e-9)
     assert upper_bound_of_rate(3, 3) == 1.0
-
-
-# --- round trips
-
-
-@pytest.mark.parametrize(
-    ("times", "expected"),
-    [([], 0), ([(1, 2)], 1), ([(1, 2), (5, 7)], 3), ([(1, 4), (2, 3)], 3), ([(2, 5), (1, 3), (4, 6), (8, 9)], 6)],
-)
-def test_waiting_is_time_with_a_request_under_way(times, expected):
-    requests = [LoggedRequest("GET", "hub", "/", None, False, began=began, ended=ended) for began, ended in times]
-    assert waited_s(requests) == expected

@@ -10,10 +10,7 @@ import torch
 
 from mdir_hf.cli import main
 from tests.loopback.faults import Fault
-from tests.model.hub.fixtures import hf_home, loopback_hub, waits
 from tests.specimens import gaussian, mlp_tensors, write_model
-
-__all__ = ["hf_home", "loopback_hub", "waits"]
 
 V, N = 1200, 64
 

@@ -9,10 +9,7 @@ import pytest
 
 from mdir_hf import HomologyChecker, HomologyReport, make_badge
 from mdir_hf.cli import main
-from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, write_model
-
-__all__ = ["hf_home", "loopback_hub"]
 
 V, N = 1200, 64
 CARD = b"---\r\nlicense: mit\r\n---\r\n# Tuned\r\n"
@@ -107,12 +104,12 @@ def test_the_card_goes_to_stdout_as_it_is_and_the_diff_to_stderr(report, capsysb
 
 
 def test_the_card_goes_to_a_file(report, tmp_path, capsys):
-    place = tmp_path / "README.md"
+    place = tmp_path / "new" / "README.md"
     options = ["--confirm-base-model", "--base-model-relation", "finetune"]
     assert main(["card", "me/tuned", str(report), "--output", str(place), *options]) == 0
     assert capsys.readouterr().out == ""
     assert b"base_model: owner/base\r\nbase_model_relation: finetune\r\n---\r\n" in place.read_bytes()
-    assert "no/such" in refused_err(capsys, "card", "me/tuned", report, "--output", tmp_path / "no/such/x")
+    assert "README.md: it is a file" in refused_err(capsys, "card", "me/tuned", report, "--output", place / "below")
 
 
 def refused_err(capsys, *arguments: object) -> str:

@@ -15,10 +15,7 @@ from mdir_hf import HomologyReport
 from mdir_hf.cli import main
 from mdir_hf.errors import ByteBudgetError
 from mdir_hf.report import SCHEMA
-from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, tokens, write_model
-
-__all__ = ["hf_home", "loopback_hub"]
 
 V, N = 1200, 64
 
@@ -137,7 +134,7 @@ def test_an_interruption_reports_the_findings(interruption, status, tmp_path, mo
     out, err = capsys.readouterr()
     found = json.loads(out)
     assert found["neurons"]["step"] == "number" and found["embedding"] is None
-    assert "The embeddings were not compared: the comparison was stopped before that." in found["caveats"]
+    assert "The embeddings have not been compared yet: the comparison is not finished." in found["caveats"]
     assert (tmp_path / "out" / "report.json").is_file()
     assert "stopped: the results so far are above" in err and "Traceback" not in err
 

@@ -20,10 +20,7 @@ from mdir_space.html.tabs import tab_html
 from mdir_space.html.verdict_card import verdict_card
 from tests.gguf_writer import gguf_bytes
 from tests.lineage.cards.reports import a_report, model
-from tests.model.hub.fixtures import hf_home
 from tests.specimens import gaussian, write_model
-
-__all__ = ["hf_home"]
 
 V, N = 1200, 64
 EVIL = "a\x1b[2J\x1b]0;owned\x07\x9b31m\u202egnp.exe\u2066\x00\x7f\u2028b\U000e0001c"

@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 
 from mdir_hf.cli import main
-from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, write_model
-
-__all__ = ["hf_home", "loopback_hub"]
 
 
 @pytest.fixture

@@ -12,10 +12,7 @@ import transformers
 from mdir_hf.cli import main
 from mdir_hf.comparison.inspection import inspect_model
 from mdir_hf.model.files.safetensors import HEADER_GUESS_N_BYTES
-from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, tokens, write_model
-
-__all__ = ["hf_home", "loopback_hub"]
 
 V, N = 1200, 64
 

@@ -9,10 +9,7 @@ import pytest
 from mdir_hf.cli import main
 from mdir_hf.cli.completion import completions, remember_models, seen_models
 from mdir_hf.cli.main import build_parser
-from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, write_model
-
-__all__ = ["hf_home", "loopback_hub"]
 
 
 def usage_error(capsys, *words):

@@ -8,9 +8,9 @@ import pytest
 
 from mdir_hf.cli import main
 from tests.lineage.survey.conftest import population
-from tests.model.hub.fixtures import OLD_UPLOAD, hf_home, loopback_hub, without_xet
+from tests.loopback.commits import OLD_UPLOAD
 
-__all__ = ["hf_home", "loopback_hub", "population", "without_xet"]
+__all__ = ["population"]
 
 
 @pytest.fixture

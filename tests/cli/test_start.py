@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import subprocess
 import sys
 
@@ -15,31 +16,85 @@ from mdir_hf.cli.main import build_parser
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.report import Level
 
+WITHOUT_WEIGHTS = [
+    (["compare", "./there-is-none", "owner/name"], 1, "./there-is-none: there is no such folder here"),
+    (["compare", "owner/name", "/nowhere/model.safetensors"], 1, "there is no such file here"),
+    (["compare", "owner/name", "two words"], 1, "'two words' does not name a model"),
+    (["compare", "owner/name", "https://example.com/owner/name"], 1, "its host is not the Hub's"),
+    (["compare", "owner/name", "./text"], 1, "./text: not a checkpoint: a text file"),
+    (["compare", "owner/name", "~nobody-here/model"], 1, "there is no such folder here"),
+    (["compare", "owner/name", "owner/other", "--level", "nonsense"], 2, "invalid choice: 'nonsense'"),
+    (["compare", "owner/name", "owner/other", "--output", "text"], 1, "error: cannot save into text: it is a file"),
+    (["compare", "owner/name", "owner/other", "--output", "text/below"], 1, "text is a file; name another folder"),
+    (["compare", "owner/name", "owner/other", "--output", 300 * "x"], 1, "File name too long"),
+    (["compare", "owner/name"], 2, "B"),
+    (["align", "owner/name", "owner/other", "--output", "text"], 1, "it is a file"),
+    (["inspect", "~/there-is-none"], 1, "there is no such folder here"),
+    (["survey", "./there-is-none", "owner/name", "--output", "out"], 1, "there is no such folder here"),
+    (["survey", "owner/name", "owner/other"], 2, "--output"),
+    (["survey", "owner/name", "--output", "out"], 2, "at least two models, got 1"),
+    (["survey", "owner/name", "owner/name", "--output", "out"], 1, "named twice"),
+    (["survey", "--from", "text", "--output", "out"], 1, "at least two models, got 1"),
+    (["survey", "--from", "there-is-none", "--output", "out"], 1, "cannot read the list of models there-is-none"),
+    (["survey", "owner/name", "owner/other", "--output", "text"], 1, "it is a file"),
+    (["survey", "owner/name", "--sample", ".", "--output", "out"], 1, "is not the folder of a survey"),
+    (["survey", "--join", ".", "--output", "out"], 1, "is not the folder of a survey"),
+    (["survey", "--author", "owner", "--local-files-only", "--output", "out"], 2, "need the network"),
+    (["tree", "."], 1, "is not the folder of a survey: it has no results.jsonl"),
+    (["tree", "there-is-none"], 1, "is not the folder of a survey"),
+    (["family", "owner/name", "--index", "there-is-none"], 1, "there-is-none: cannot be read"),
+    (["family", "owner/name", "--among", "./there-is-none"], 1, "there is no such folder here"),
+    (["family", "owner/name", "--bom", "folder"], 1, "folder: cannot be written: it is a folder"),
+    (["identify", "owner/name", "--index", "there-is-none"], 1, "there-is-none: cannot be read"),
+    (["index", "bases.safetensors"], 2, "name base models"),
+    (["index", "folder", "owner/name"], 1, "folder: cannot be written: it is a folder"),
+    (["atlas", "build", "one.toml", "two.toml", "--output", "out"], 2, "takes one list"),
+    (["atlas", "build", "there-is-none", "--output", "out"], 1, "there-is-none: cannot be read"),
+    (["publish", "there-is-none", "--dataset", "owner/name"], 1, "there is no such file or folder"),
+    (["card", "folder"], 2, "REPORT.json"),
+    (["card", "folder", "there-is-none"], 1, "there-is-none: there is no such file"),
+    (["card", "folder", "foreign.json"], 1, "foreign.json: "),
+    (["card", "owner/name", "report.json", "--output", "folder"], 1, "folder: cannot be written: it is a folder"),
+    (["verify-badge", "there-is-none"], 1, "there-is-none: cannot be read"),
+    (["verify", "--bom", "there-is-none"], 1, "cannot be read: No such file"),
+    (["verify", "--bom", "folder"], 1, "folder: cannot be read: Is a directory"),
+    (["verify", "--bom", "text"], 1, "text: is not JSON"),
+    (["verify", "--bom", "foreign.json"], 1, "expected a document with bomFormat CycloneDX"),
+    (["verify", "owner/name", "--bom", "folder"], 1, "folder: cannot be written: it is a folder"),
+    (["verify", "owner/name", "--mergekit", "there-is-none"], 1, "cannot read the recipe"),
+    (["verify", "owner/name", "--mergekit", "text"], 1, "is not a supported mergekit recipe"),
+]
 
-@pytest.mark.parametrize(
-    ("words", "status", "message"),
-    [
-        (["compare", "./there-is-none", "owner/name"], 1, "./there-is-none: there is no such folder here"),
-        (["compare", "owner/name", "/nowhere/model.safetensors"], 1, "there is no such file here"),
-        (["inspect", "~/there-is-none"], 1, "there is no such folder here"),
-        (["survey", "./there-is-none", "--output", "out"], 1, "there is no such folder here"),
-        (["survey", "owner/name", "owner/other"], 2, "--output"),
-        (["survey", "--author", "owner", "--local-files-only", "--output", "out"], 2, "need the network"),
-        (["index", "bases.safetensors"], 2, "name base models"),
-        (["atlas", "build", "one.toml", "two.toml", "--output", "out"], 2, "takes one list"),
-        (["compare", "owner/name"], 2, "B"),
-    ],
-)
+
+@pytest.mark.parametrize(("words", "status", "message"), WITHOUT_WEIGHTS, ids=lambda value: str(value)[:80])
 def test_an_error_is_reported_without_torch(words, status, message, tmp_path):
+    (tmp_path / "text").write_text("owner/name\n")
+    (tmp_path / "foreign.json").write_text('{"schema": "foreign"}')
+    (tmp_path / "folder").mkdir()
+    heavy = ("torch", "transformers", "numpy", "scipy", "tokenizers", "matplotlib")
     code = (
         "import sys; from mdir_hf.cli import main\n"
         f"try: status = main({words!r})\n"
         "except SystemExit as exc: status = exc.code\n"
-        "print(status, 'torch' in sys.modules)"
+        f"print(status, *(name for name in {heavy} if name in sys.modules))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
-    assert run.stdout.split() == [str(status), "False"]
+    assert run.stdout.split() == [str(status)]
     assert message in run.stderr
+
+
+@pytest.mark.skipif(hasattr(os, "geteuid") and os.geteuid() == 0, reason="root may read and write everything")
+def test_files_without_permission_are_reported_at_once(tmp_path, capsys):
+    (tmp_path / "bom.json").write_text("{}")
+    (tmp_path / "bom.json").chmod(0)
+    assert main(["verify", "--bom", str(tmp_path / "bom.json")]) == 1
+    assert "cannot be read: Permission denied" in capsys.readouterr().err
+    tmp_path.chmod(0o500)
+    try:
+        assert main(["compare", "owner/name", "owner/other", "--output", str(tmp_path / "out")]) == 1
+    finally:
+        tmp_path.chmod(0o700)
+    assert "is not writable" in capsys.readouterr().err
 
 
 class Terminal(io.StringIO):
@@ -71,11 +126,13 @@ def test_a_terminal_shows_the_import_of_torch(words, tmp_path, monkeypatch):
     monkeypatch.setattr("mdir_hf.cli.output._has_torch", lambda: False)  # as at the first command of a process
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
+    for name in ("a/results.jsonl", "index.safetensors", "list.toml", "badge.json"):
+        (tmp_path / name).touch()
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     monkeypatch.delenv("HF_HUB_DISABLE_PROGRESS_BARS", raising=False)
     monkeypatch.setenv("TERM", "xterm")
 
-    main(words)  # the folders are empty
+    main(words)  # the folders have no weights, and the files are empty
     before, shown, after = terminal.getvalue().partition("loading torch …\r\x1b[K")
     assert shown and "loading" not in after and (not before or words[0] == "survey")
 

@@ -9,19 +9,17 @@ from pathlib import Path
 import pytest
 
 from mdir_hf.cli import main
-from mdir_hf.lineage.survey import run as run_module
 from tests.lineage.survey.conftest import expected_groups, population
-from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, write_model
 
-__all__ = ["expected_groups", "hf_home", "loopback_hub", "population"]
+__all__ = ["expected_groups", "population"]
 
 
 def test_it_prints_groups_and_saves_them(population, expected_groups, tmp_path, capsys):
     out = tmp_path / "out"
     assert main(["survey", *population.values(), "--output", str(out), "--tokens", "512", "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
-    assert body["schema"] == "mdir-hf/survey/2"
+    assert body["schema"] == "mdir-hf/survey/3"
     assert {frozenset(group) for group in body["groups"]} == expected_groups
     assert len(body["pairs"]) == 15
     assert json.loads((out / "survey.json").read_text()) == body
@@ -41,11 +39,10 @@ def test_a_list_in_a_file_with_comments(population, tmp_path, capsys):
     assert "saved in" in err
 
 
-@pytest.mark.parametrize("shard", ["1", "0/", "²/3", "0/" + "9" * 5000])
-def test_an_invalid_shard_is_reported(shard, capsys):
+def test_joined_parts_name_no_models(capsys):
     with pytest.raises(SystemExit):
-        main(["survey", "some/one", "some/two", "--output", "out", "--shard", shard])
-    assert "is not a shard; write 0/4 for the first of four" in capsys.readouterr().err
+        main(["survey", "some/one", "--output", "out", "--join", "part"])
+    assert "--join takes its models from its folders" in capsys.readouterr().err
 
 
 def test_without_a_folder_nothing_is_read(population, capsys):
@@ -91,34 +88,25 @@ def test_an_author_without_models_gives_one_line(loopback_hub, tmp_path, capsys)
     assert err.startswith("mdir-hf: error: nobody: ") and err.count("\n") == 1
 
 
-def test_shards_from_one_sample_are_joined_into_a_survey_with_trees(population, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(run_module, "TILE_MODELS", 2)
+def test_parts_from_one_sample_are_joined_into_a_survey_with_trees(population, tmp_path, capsys):
     common = ["--tokens", "256", "--quiet"]
-    assert main(["survey", *population.values(), *common, "--output", str(tmp_path / "plan"), "--prepare"]) == 0
-    sample = str(tmp_path / "plan" / "sample.json")
+    sample = str(tmp_path / "plan")
+    names = [*population.values()]
+    assert main(["survey", *names, *common, "--output", sample, "--prepare"]) == 0
     assert f"{sample}: 256 tokens, 6 models" in capsys.readouterr().out.replace("\n", " ")
     folders = [str(tmp_path / f"part-{at}") for at in range(2)]
     for at, folder in enumerate(folders):
-        assert main(["survey", "--sample", sample, *common, "--output", folder, "--shard", f"{at}/2"]) == 0
+        assert main(["survey", *names[at::2], "--sample", sample, "--quiet", "--output", folder]) == 0
+        assert "3 of 6 models read, 3 of 15 pairs compared; groups may grow" in capsys.readouterr().out
     whole = str(tmp_path / "whole")
-    capsys.readouterr()
     assert main(["survey", "--join", *folders, "--output", whole, "--quiet", "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
-    assert len(body["pairs"]) == 15 and not body["missing"]
+    assert len(body["pairs"]) == 15 and body["is_complete"]
     assert (tmp_path / "whole" / "dendrogram.svg").exists()
     assert main(["tree", whole, "--json"]) == 0
     assert [len(tree["members"]) for tree in json.loads(capsys.readouterr().out)["trees"]] == [2, 2]
-    assert main(["survey", "--sample", sample, *common, "--output", whole]) == 0  # nothing is left to do
+    assert main(["survey", "--sample", sample, "--quiet", "--output", whole]) == 0  # nothing is left to do
     assert "15 pairs compared" in capsys.readouterr().out
-
-
-def test_a_folder_of_another_sample_is_refused(population, tmp_path, capsys):
-    names = list(population.values())
-    for at, chosen in enumerate((names, names[:3])):
-        command = ["survey", *chosen, "--output", str(tmp_path / f"{at}"), "--tokens", str(256 - at), "--prepare"]
-        assert main(command) == 0
-    assert main(["survey", "--sample", str(tmp_path / "0" / "sample.json"), "--output", str(tmp_path / "1")]) == 1
-    assert "another sample" in capsys.readouterr().err
 
 
 def test_the_weakest_pairs_of_a_large_group_are_shown(tmp_path, capsys):
@@ -132,7 +120,7 @@ def test_the_weakest_pairs_of_a_large_group_are_shown(tmp_path, capsys):
     assert "  and 6 more related pairs of this group, which agree more" in lines
 
 
-def test_declarations_are_read_for_joined_shards_too(loopback_hub, population, tmp_path, capsys):
+def test_declarations_are_read_for_joined_parts_too(loopback_hub, population, tmp_path, capsys):
     card = Path(population["a/tuned"]) / "README.md"
     card.write_text("---\nbase_model: lab/a-base\n---\n# T\n")
     for name in ("a/base", "a/tuned", "b/base"):

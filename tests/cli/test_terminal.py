@@ -8,10 +8,7 @@ import pytest
 
 from mdir_hf.cli import main
 from tests.cli.terminal import in_terminal
-from tests.model.hub.fixtures import hf_home
 from tests.specimens import gaussian, mlp_tensors, write_model
-
-__all__ = ["hf_home"]
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pseudo-terminals")
 
@@ -90,17 +87,29 @@ def test_ctrl_c_before_anything_was_found_says_so(models):
 def test_a_survey_prints_its_size_before_imports(models):
     without = "import sys; sys.modules['mdir_hf.lineage.survey.run'] = None\n"
     shown = in_terminal("survey", "base", "tuned", "retokenized", "--output", "out", before=without)
-    assert "3 models to read, 3 pairs to compare" in shown.text
+    assert "3 models to read" in shown.text
 
 
 def test_a_survey_that_is_stopped_shows_its_pairs(models):
     slow = (
-        f"{PAUSE}import mdir_hf.lineage.survey.result_file as r; add = r.ResultFile.add_pairs\n"
-        "r.ResultFile.add_pairs = lambda *a: (add(*a), pause())\n"
+        f"{PAUSE}import mdir_hf.lineage.survey.folder as f; add = f.SurveyFolder.add_pairs\n"
+        "f.SurveyFolder.add_pairs = lambda *a: (add(*a), pause())\n"
     )
     shown = in_terminal("survey", "base", "tuned", "retokenized", "--output", "out", stop_at="now", before=slow)
     assert shown.status == 130
-    assert "not finished: 3 of 3 models read, 1 of 3 pairs compared" in shown.text
+    assert "not finished: 2 of 3 models read, 1 of 3 pairs compared" in shown.text
+
+
+def test_a_survey_that_is_stopped_while_reading_says_that_no_pair_was_compared(models):
+    slow = (
+        f"{PAUSE}import mdir_hf.lineage.survey.folder as f; add = f.SurveyFolder.add_model\n"
+        "f.SurveyFolder.add_model = lambda *a: (add(*a), pause())\n"
+    )
+    shown = in_terminal("survey", "base", "tuned", "retokenized", "--output", "out", stop_at="now", before=slow)
+    assert shown.status == 130
+    assert "not finished: 1 of 3 models read, and no pair compared yet" in shown.text
+    assert shown.text.count("models read") == 1
+    assert "run the same command again" in shown.text and "Traceback" not in shown.text
 
 
 def test_verbose_prints_each_step_and_the_origin_of_an_error(models, capsys):

@@ -21,10 +21,7 @@ from mdir_hf.errors import (
 )
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.opened import Model
-from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, mlp_tensors, write_model
-
-__all__ = ["hf_home", "loopback_hub"]
 
 V, N, R = 1200, 64, 4
 

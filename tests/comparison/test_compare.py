@@ -19,11 +19,7 @@ from mdir_hf.errors import (
     RemoteCodeRefusedError,
 )
 from mdir_hf.report import SCHEMA
-from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, tokens, write_model
-
-__all__ = ["hf_home", "loopback_hub"]
-
 
 V, N = 1500, 96
 

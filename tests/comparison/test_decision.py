@@ -10,7 +10,7 @@ import torch
 
 from mdir_hf.comparison.decide import Evidence, decide
 from mdir_hf.comparison.neuron_sample import NeuronSample
-from mdir_hf.comparison.neurons import LEAST_CERTAIN_SHARE, count_neurons
+from mdir_hf.comparison.neurons import count_neurons
 from mdir_hf.report import (
     Assumption,
     LayerPair,
@@ -22,6 +22,7 @@ from mdir_hf.report import (
     Transformation,
     Verdict,
 )
+from mdir_hf.thresholds import LEAST_CERTAIN_SHARE
 
 NEAR = NeuronNumbers(
     step=SettledBy.NEAR,
@@ -80,8 +81,9 @@ def test_a_match_that_was_searched_for_has_no_p():
     assert (decision.log10_p, decision.assumption) == (None, Assumption.CALIBRATION)
 
 
-def test_equal_files_are_homologous():
+def test_equal_files_are_homologous_whatever_the_numbers_of_neurons():
     assert verdict_of(are_files_equal=True) == (Verdict.HOMOLOGOUS, None, SettledBy.IDENTICAL_FILES)
+    assert decide(Evidence(are_files_equal=True)).assumption is None
 
 
 @pytest.mark.parametrize("evidence", [{"neurons": (NEAR,)}, {"parts": (stacks("language model", "talker"),)}])
@@ -143,7 +145,7 @@ def test_copied_attention_alone_is_inconclusive():
 @pytest.mark.parametrize(
     ("evidence", "reason"),
     [
-        ({"is_stopped": True}, Reason.STOPPED),
+        ({"is_unfinished": True}, Reason.UNFINISHED),
         ({"have_compared_layers": False}, Reason.WEIGHTS_UNREADABLE),
         ({"have_layers": False}, Reason.WEIGHTS_UNREADABLE),
         ({"have_layers": False, "matrices": (SILENT_MATRIX,)}, None),

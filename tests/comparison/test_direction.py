@@ -15,10 +15,7 @@ from mdir_hf.comparison.equal_values import rows_at_mean
 from mdir_hf.errors import InputError
 from mdir_hf.render.text import markdown_text
 from mdir_hf.report import HomologyReport
-from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, mlp_tensors, write_model
-
-__all__ = ["hf_home", "loopback_hub"]
 
 V, N, D = 1200, 64, 160
 

@@ -1,9 +1,11 @@
 """Whole comparisons over a failing Hub: errors are retried, within a bounded number of requests."""
 
-import pytest
+import json
 
-from benchmarks.layer_cost import Shape, write_llama
-from benchmarks.round_trips import write_sharded
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
 from mdir_hf.comparison.api import HomologyChecker, compare
 from mdir_hf.comparison.projections.analysis import compare_layers_in_place
 from mdir_hf.errors import GatedRepositoryError
@@ -13,9 +15,86 @@ from mdir_hf.model.opened import Model
 from mdir_hf.report import Outcome
 from tests.loopback.faults import Fault
 from tests.loopback.traffic import in_sequence
-from tests.model.hub.fixtures import hf_home, loopback_hub, waits
+from tests.specimens import tokenizer_json, tokens
 
-__all__ = ["hf_home", "loopback_hub", "waits"]
+N_ROWS, WIDTH, N_LAYERS = 8000, 256, 4
+HEAD_ROWS = 64
+
+
+def write_sharded(folder, *, seed, of=None, noise=0.0):
+    """Write a Llama with two shards and an untied head, or a near copy of another one.
+
+    Args:
+        folder: Output folder.
+        seed: Seed of its weights, or of the noise.
+        of: The model to copy.
+        noise: Strength of the noise, in units of the weights' standard deviation.
+    """
+    folder.mkdir(parents=True)
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"model.embed_tokens.weight": (N_ROWS, WIDTH), "lm_head.weight": (N_ROWS, WIDTH)}
+    for layer in range(N_LAYERS):
+        for name, shape in {"q": (WIDTH, WIDTH), "k": (WIDTH, WIDTH), "v": (WIDTH, WIDTH), "o": (WIDTH, WIDTH)}.items():
+            shapes[f"model.layers.{layer}.self_attn.{name}_proj.weight"] = shape
+        for name, shape in {"gate": (512, WIDTH), "up": (512, WIDTH), "down": (WIDTH, 512)}.items():
+            shapes[f"model.layers.{layer}.mlp.{name}_proj.weight"] = shape
+    known = {} if of is None else {k: v for p in of.glob("*.safetensors") for k, v in load_file(p).items()}
+    tensors = {}
+    for name, shape in shapes.items():
+        drawn = 0.02 * torch.randn(shape, generator=generator)
+        tensors[name] = (drawn if of is None else known[name].float() + noise * drawn).to(torch.bfloat16)
+    shards = [{}, {}]
+    for name, tensor in tensors.items():
+        is_late = name == "lm_head.weight" or any(f".{late}." in name for late in range(N_LAYERS // 2, N_LAYERS))
+        shards[is_late][name] = tensor
+    weight_map = {}
+    for number, shard in enumerate(shards, start=1):
+        path = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        save_file(shard, folder / path)
+        weight_map |= dict.fromkeys(shard, path)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(N_ROWS))))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "of": seed})
+    )
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": WIDTH, "vocab_size": N_ROWS}
+    config |= {"num_hidden_layers": N_LAYERS, "num_attention_heads": 8, "tie_word_embeddings": False, "seed": seed}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def write_llama(folder, *, width, n_neurons, n_layers, noise_on=None):
+    """Write a Llama of Gaussian weights, or a copy of one with noise of 30 %."""
+    folder.mkdir()
+    n_heads = max(1, width // HEAD_ROWS)
+    n_kv = min(8, n_heads)
+    kv = n_kv * (width // n_heads)
+    shapes = {
+        "self_attn.q_proj": (width, width), "self_attn.k_proj": (kv, width), "self_attn.v_proj": (kv, width),
+        "self_attn.o_proj": (width, width), "mlp.gate_proj": (n_neurons, width), "mlp.up_proj": (n_neurons, width),
+        "mlp.down_proj": (width, n_neurons),
+    }  # fmt: skip
+    generator = torch.Generator().manual_seed(0)
+    noise_generator = torch.Generator().manual_seed(1)
+    embedding = torch.randn(64, width, generator=generator)
+    tensors = {"model.embed_tokens.weight": embedding.bfloat16()}
+    tensors["model.norm.weight"] = torch.ones(width).bfloat16()
+    for layer in range(n_layers):
+        for name, sizes in shapes.items():
+            weight = torch.randn(sizes, generator=generator)
+            if noise_on is not None:
+                weight += 0.3 * torch.randn(sizes, generator=noise_generator)
+            tensors[f"model.layers.{layer}.{name}.weight"] = weight.bfloat16()
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"model.layers.{layer}.{norm}.weight"] = torch.ones(width).bfloat16()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": width, "vocab_size": 64,
+        "intermediate_size": n_neurons, "num_hidden_layers": n_layers, "num_attention_heads": n_heads,
+        "num_key_value_heads": n_kv, "tie_word_embeddings": True,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -108,17 +187,17 @@ def test_a_checker_asks_for_the_vocabulary_once(loopback_hub, pair):
 
 
 def test_rows_of_all_projections_are_fetched_side_by_side(loopback_hub, tmp_path):
-    shape, n_pairs = Shape(width=512, n_neurons=1536, n_layers=4), 4
-    base = write_llama(tmp_path / "base", shape, n_layers=n_pairs)
+    sizes = {"width": 512, "n_neurons": 1536, "n_layers": 4}
+    base = write_llama(tmp_path / "base", **sizes)
     loopback_hub.add_repository("lab/base", base)
-    loopback_hub.add_repository("lab/noised", write_llama(tmp_path / "noised", shape, n_layers=n_pairs, noise_on=base))
+    loopback_hub.add_repository("lab/noised", write_llama(tmp_path / "noised", **sizes, noise_on=base))
     models = [Model(open_repository(f"lab/{name}")) for name in ("base", "noised")]
     loopback_hub.requests.clear()
     loopback_hub.network.round_trip_s = 0.05
     analysis = compare_layers_in_place(models[0], models[1], (ResidualBasisMap.identity(512),))
     assert {result.outcome for result in analysis.table.results} == {Outcome.KEPT}
     # For each model: one run of o, gate, up and down, two of q, k and v, and two norms.
-    assert len(loopback_hub.requests) <= 2 * n_pairs * (4 + 2 * 3 + 2)
+    assert len(loopback_hub.requests) <= 2 * sizes["n_layers"] * (4 + 2 * 3 + 2)
     assert in_sequence(loopback_hub.requests) <= 12
     sizes = [path.stat().st_size for path in tmp_path.rglob("*.safetensors")]
     assert sum(request.bytes_sent for request in loopback_hub.requests) < 0.5 * sum(sizes)

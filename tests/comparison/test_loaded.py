@@ -11,6 +11,7 @@ from transformers import T5ForConditionalGeneration as T5
 
 from mdir_hf import Level, Reason, Verdict, compare
 from mdir_hf.cli import main
+from tests.specimens import tokenizer_json, tokens
 
 WIDTH, LAYERS = 64, 6
 CONFIG = LlamaConfig(
@@ -27,6 +28,7 @@ CONFIG = LlamaConfig(
 def save_llama(folder, seed):
     torch.manual_seed(seed)
     LlamaForCausalLM(CONFIG).save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(CONFIG.vocab_size))))
     return folder
 
 
@@ -77,6 +79,10 @@ def logits(folder):
         return model(torch.arange(16)[None]).logits
 
 
+def renamed(old, new):
+    return lambda tensors: {name.replace(old, new): tensor for name, tensor in tensors.items()}
+
+
 KINDS = {
     "layers beyond the depth": (beyond, {}),
     "a draft model": (under("draft_model"), {}),
@@ -86,6 +92,9 @@ KINDS = {
     "multi-token prediction that the class does not know": (beyond, {"num_nextn_predict_layers": LAYERS}),
     "experts in a dense model": (as_experts, {}),
     "a stack without a known name": (under("teacher"), {}),
+    "compiled copies beside the model": (under("_orig_mod"), {}),
+    "wrapped copies beside the model": (under("module"), {}),
+    "the names of GPT-2": (renamed("model.layers", "transformer.h"), {}),
 }
 
 
@@ -102,6 +111,18 @@ def test_copies_that_the_class_does_not_load_decide_nothing_and_are_named(kind, 
     assert "which this model does not load" in report.sentence
     (entry,) = [entry for entry in report.coverage.candidate if entry.part == copied.candidate]
     assert (entry.is_match, entry.is_loaded) == (True, False)
+    assert not any(entry.is_match for entry in report.coverage.reference)
+
+
+@pytest.mark.parametrize(
+    "wrapper", ["modules_to_save.default", "original_module", "base_layer", "weight_v", "_orig_mod"]
+)
+def test_copies_under_wrapped_names_never_replace_the_tensors_of_the_model(wrapper, victim, own, tmp_path):
+    mlps = {name: tensor for name, tensor in layer_tensors(victim).items() if ".mlp." in name}
+    folder = add(own, tmp_path / "own", renamed("proj.weight", f"proj.{wrapper}.weight")(mlps))
+    assert torch.equal(logits(folder), logits(own))
+    assert compare(victim, folder, progress=False).verdict is Verdict.NO_EVIDENCE
+    assert compare(own, folder, progress=False).verdict is Verdict.HOMOLOGOUS
 
 
 def test_they_decide_nothing_from_the_other_side_and_at_level_layers(victim, own, tmp_path):
@@ -174,3 +195,29 @@ def test_a_foreign_encoder_is_named_with_its_share(whole, tmp_path):
     share = encoder.bytes / sum(entry.bytes for entry in report.coverage.candidate)
     assert encoder.is_match is False
     assert f": {encoder.part} ({100 * share:.0f} %)" in report.sentence.partition("no match in")[2]
+
+
+def test_family_compares_every_part_with_every_base_that_is_named(victim, own, tmp_path, capsys):
+    folder = add(own, tmp_path / "both", under("teacher")(layer_tensors(victim)))
+    assert main(["family", str(folder), "--among", str(own), str(victim), "--json"]) == 0
+    parts = {part["part"]: part["base"] for part in json.loads(capsys.readouterr().out)["parts"]}
+    assert parts == {"language model": str(own), "stack teacher.model.layers": str(victim)}
+
+
+def test_inspect_says_what_is_loaded(victim, own, tmp_path, capsys):
+    folder = add(own, tmp_path / "own", under("talker")(layer_tensors(victim)))
+    assert main(["inspect", str(folder)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "part language model, 6 layers" in printed and "not loaded by this model" in printed.partition("talker")[2]
+
+
+@pytest.mark.parametrize("prefix", ["model.embed_tokens.layers", "model.layers.blocks", "model.h", "aaa.layers"])
+def test_a_stack_that_the_class_does_not_load_is_never_the_main_stack(prefix, victim, own, tmp_path):
+    def placed(tensors):
+        return {name.replace("model.layers", prefix): tensor for name, tensor in tensors.items()}
+
+    folder = add(own, tmp_path / "own", placed(layer_tensors(victim)))
+    assert torch.equal(logits(folder), logits(own))
+    report = compare(victim, folder, progress=False)
+    assert report.verdict is not Verdict.HOMOLOGOUS
+    assert compare(own, folder, progress=False).verdict is Verdict.HOMOLOGOUS

@@ -14,7 +14,6 @@ from mdir_hf.comparison.neurons import _log_p_of_step
 from mdir_hf.method.neuron_numbers import log_p_own_numbers
 from mdir_hf.model.files.ranged import RangedTensors
 from mdir_hf.model.opened import Model
-from mdir_hf.render.reproduce import command_line
 from tests.comparison.relatives import SIZES, drift, edited, new_embeddings, turned, with_layers
 from tests.method.obfuscation import new_model
 
@@ -164,13 +163,20 @@ def test_every_comparison_draws_neurons_of_its_own(base, save):
     assert reports[0].sample_seed != reports[1].sample_seed
 
 
-def test_a_given_sample_is_reproducible_but_inconclusive(base, save):
+def test_p_is_that_of_the_neurons_at_every_level(base, save):
+    folders = save(base, "base"), save(drift(copy.deepcopy(base), 0.3), "new")
+    report = judged(*folders, level="layers")
+    assert min(match.log10_p for match in report.layers.matches) != report.log10_p
+    assert report.log10_p == report.neurons.log10_p and report.settled_by is report.neurons.step
+    assert f"p at most 10^{math.ceil(report.log10_p):,}" in report.sentence
+
+
+def test_a_chosen_sample_is_inconclusive(base, save):
     folders = save(base, "base"), save(new_embeddings(copy.deepcopy(base)), "new")
     report = judged(*folders)
     again = judged(*folders, sample_seed=report.sample_seed)
     assert again.neurons == report.neurons and again.sample_seed == report.sample_seed
     assert (again.verdict, again.reason) == (Verdict.INCONCLUSIVE, Reason.SAMPLE_CHOSEN)
-    assert f"--sample-seed {report.sample_seed}" in command_line(report)
 
 
 def test_the_seed_is_drawn_after_both_models_are_open(base, save, monkeypatch):

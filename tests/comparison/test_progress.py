@@ -11,10 +11,7 @@ from mdir_hf.comparison.progress import Progress, Watch
 from mdir_hf.comparison.settings import Listeners
 from mdir_hf.errors import ByteBudgetError, StoppedError
 from mdir_hf.model.hub import IoLedger
-from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, write_model
-
-__all__ = ["hf_home", "loopback_hub"]
 
 V, N = 1500, 96
 STEPS = ("near", "number", "noise", "parts", "keys", "every", "embeddings")
@@ -116,10 +113,11 @@ def test_a_report_of_what_is_known_arrives_before_every_step(pair):
     report = checker.compare(pair[1], progress=False, on_progress=seen.append, on_found=keep)
     for name, before in zip(STEPS[1:], stages_before, strict=True):  # before the first step, there is nothing to say
         assert name not in before
-    assert {(result.verdict, result.reason) for result in interim} == {(Verdict.INCONCLUSIVE, Reason.STOPPED)}
+    assert {(result.verdict, result.reason) for result in interim} == {(Verdict.INCONCLUSIVE, Reason.UNFINISHED)}
     assert all(result.embedding is None for result in interim) and report.embedding is not None
-    assert all(sum("stopped" in caveat for caveat in result.caveats) == 1 for result in interim)
-    assert report.verdict is Verdict.NO_EVIDENCE and not any("stopped" in caveat for caveat in report.caveats)
+    assert all(sum("not finished" in caveat for caveat in result.caveats) == 1 for result in interim)
+    assert not any("stopped" in str(result) for result in interim)  # the comparison is running
+    assert report.verdict is Verdict.NO_EVIDENCE and "not finished" not in str(report)
 
 
 def test_a_settled_question_stays_settled_in_later_reports(pair, tmp_path):
@@ -142,6 +140,7 @@ def test_a_budget_that_ends_it_leaves_the_last_interim_report(pair):
 def test_a_budget_that_ends_the_description_keeps_the_verdict(pair, tmp_path):
     relative = write_model(tmp_path / "relative", gaussian(V, N, 0) + 0.3 * gaussian(V, N, 5))
     n_bytes = compare(pair[0], relative, progress=False).io.bytes_read
-    report = compare(pair[0], relative, describes=True, max_bytes=n_bytes + 1000, progress=False)
+    # The samples of two comparisons differ by up to 31 kB; the description takes 200 kB more.
+    report = compare(pair[0], relative, describes=True, max_bytes=n_bytes + 80_000, progress=False)
     assert report.verdict is Verdict.HOMOLOGOUS and report.embedding is None
     assert any(caveat.startswith("The models were not described further: ") for caveat in report.caveats)

@@ -8,10 +8,7 @@ import pytest
 import torch
 
 from mdir_hf import HomologyChecker
-from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, mlp_of_rows, mlp_tensors, write_model
-
-__all__ = ["hf_home", "loopback_hub"]
 
 V, N = 2000, 96
 EMBEDDING = "model.embed_tokens.weight"

@@ -9,10 +9,7 @@ from mdir_hf.errors import InputError, NoWeightsError
 from mdir_hf.model.hub.repository import resolve_model
 from mdir_hf.model.open import NamedModel
 from tests.gguf_writer import gguf_bytes
-from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, tokens
-
-__all__ = ["hf_home", "loopback_hub"]
 
 V, N = 600, 64
 

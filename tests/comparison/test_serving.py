@@ -4,10 +4,7 @@ import pytest
 
 from mdir_hf import HomologyChecker, compare, declared_lineage
 from mdir_hf.errors import GatedRepositoryError, InvalidReferenceError
-from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import gaussian, write_model
-
-__all__ = ["hf_home", "loopback_hub"]
 
 V, N = 1500, 96
 

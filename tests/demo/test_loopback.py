@@ -9,9 +9,6 @@ from huggingface_hub.utils import get_session
 
 from mdir_hf.demo.loopback import LoopbackHub
 from mdir_hf.model.hub import open_repository
-from tests.model.hub.fixtures import hf_home
-
-__all__ = ["hf_home"]
 
 
 @pytest.fixture

@@ -29,10 +29,7 @@ from sybil.parsers.rest import DocTestParser
 
 import mdir_hf
 from mdir_hf.cli.main import build_parser, main
-from tests.model.hub.fixtures import hf_home, loopback_hub, without_xet
 from tests.specimens import gaussian, write_model
-
-__all__ = ["hf_home", "loopback_hub", "without_xet"]
 
 ROOT = Path(__file__).parents[2]
 # A Trainer requests pinned memory even without a GPU.

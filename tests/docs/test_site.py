@@ -15,7 +15,8 @@ from docs.roles import without_roles
 from docs.site_hooks import command_line_page, lists_apart, schema_page, start_page, table_page
 from mdir_hf import HomologyReport, errors
 from mdir_hf.cli.main import build_parser
-from mdir_hf.comparison.run import BY_NEURONS
+from mdir_hf.comparison import steps
+from mdir_hf.comparison.run import BEHIND_AGREEMENT, BY_NEURONS
 from mdir_hf.render import description, layer_words, projection_words
 from mdir_hf.render.description import describe
 from mdir_hf.report.terms import (
@@ -195,3 +196,14 @@ def test_the_site_loads_nothing_from_elsewhere():
     for sheet in (DOCS / "assets").rglob("*.css"):
         for address in re.findall(r"url\(([^)]+\.woff2)\)", sheet.read_text(encoding="utf-8")):
             assert (sheet.parent / address).exists()
+
+
+def test_the_page_on_architecture_lists_the_steps_of_a_comparison_in_their_order():
+    page = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    table = page[page.index("| step | function in `steps.py`") :].split("\n\n")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    listed = [
+        (name, function) for row in rows for name, function in zip(row[0].split(", "), row[1].split(", "), strict=True)
+    ]
+    run = [("files", steps.compare_files), *BY_NEURONS, ("embeddings", steps.look_at_embeddings), *BEHIND_AGREEMENT]
+    assert listed == [(name, f"`{step.__name__}`") for name, step in run]

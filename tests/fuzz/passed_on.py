@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import atexit
-import base64
 import copy
+import hashlib
 import json
 import struct
 import tempfile
@@ -18,16 +18,18 @@ from safetensors import SafetensorError
 
 from mdir_hf.errors import CorruptCheckpointError
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
+from mdir_hf.lineage.fingerprints.opening import Pin
 from mdir_hf.lineage.index.base_index import BaseIndex
 from mdir_hf.lineage.index.building import what_is_excluded
 from mdir_hf.lineage.index.identify import Ancestor, Identification, judge_hits
 from mdir_hf.lineage.recipe import read_recipe
-from mdir_hf.lineage.survey.planning import load_sample
-from mdir_hf.lineage.survey.result_file import read_survey, result_lines
-from mdir_hf.lineage.survey.results import ModelResult, PairResult, SurveyReport
+from mdir_hf.lineage.survey import RESULTS
+from mdir_hf.lineage.survey.folder import SurveyFolder
+from mdir_hf.lineage.survey.results import ModelResult, PairResult, Stage
+from mdir_hf.lineage.survey.sample import Sample
 from mdir_hf.lineage.survey.saving import _markdown, dataset_files
 from mdir_hf.report import ModelSummary, SettledBy
-from tests.fuzz.mutations import Draw, changed_json, damaged, json_files, line_files
+from tests.fuzz.mutations import Draw, changed_json, damaged, line_files
 from tests.fuzz.property import Target
 
 FOLDER = tempfile.TemporaryDirectory(prefix="mdir-fuzz-")
@@ -127,13 +129,9 @@ def _fingerprint(path: Path) -> object:
 
 
 def _survey(path: Path) -> object:
-    report = read_survey([path])
-    return report.to_json(), dataset_files(report), _markdown(report, ()), result_lines(report)
-
-
-def _sample(path: Path) -> object:
-    sample = load_sample(path)
-    return sample, [sample.key(name) for name in sample.pins]
+    state = SurveyFolder(path.parent)
+    report = state.report
+    return report.to_json(), str(report), dataset_files(report), _markdown(report, ()), state.sample, state.n_ignored
 
 
 def _recipe(data: bytes) -> object:
@@ -150,22 +148,36 @@ PAIRS = {
         "a/one", "a/two", "homologous", None, -30.0, settled_by=SettledBy.NUMBER, agreement="all 64 neurons match"
     )
 }
-SETTINGS = {"alpha": 1e-10, "alpha_of_pair": 1e-11, "seed": 0, "sampled_tokens": 12, "sample": "x", "version": "1"}
-LINES = [json.loads(line) for line in result_lines(SurveyReport(tuple(MODELS), MODELS, PAIRS, SETTINGS)).splitlines()]
+SETTINGS = {"alpha": 1e-10, "alpha_of_pair": 1e-11, "seed": 0, "n_tokens": 12, "version": "1"}
+PINS = {name: Pin(f"hf://models/{name}@{'0' * 40}", "0" * 40, {"a/base": "1" * 40}) for name in ("a/one", "a/two")}
+
+
+def _survey_lines() -> list[bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        state = SurveyFolder(Path(folder), tuple(MODELS), SETTINGS)
+        state.begin(Sample(WORDS[:3], PINS, 5))
+        for name, model in MODELS.items():
+            state.add_model(model, PINS.get(name))
+        state.add_pairs(PAIRS.values())
+        state.finish(Stage.NUMBER)
+        return Path(folder, RESULTS).read_bytes().splitlines()
+
+
+LINES = _survey_lines()
 
 
 @st.composite
 def surveys(draw: Draw) -> bytes:
-    """Lines of a survey, some of them changed."""
-    lines = [json.dumps(draw(changed_json(line))) for line in LINES]
-    return draw(line_files([line.encode("utf-8", "surrogatepass") for line in lines]))
+    """Lines of a survey, some of them changed; their checksums fit, because anybody can compute them."""
+    bodies = [{key: value for key, value in json.loads(line).items() if key != "sum"} for line in LINES]
+    texts = [json.dumps(draw(changed_json(body))).encode("utf-8", "surrogatepass") for body in bodies]
+    signed = [
+        text[:-1] + f', "sum": "{hashlib.sha256(text).hexdigest()[:16]}"}}'.encode() if text[-1:] == b"}" else text
+        for text in texts
+    ]
+    return draw(line_files(signed))
 
 
-SAMPLE = {
-    "names": ["a/one"],
-    "tokens": [base64.b64encode(word).decode() for word in WORDS[:3]],
-    "pins": {"a/one": {"reference": "hf://models/a/one@" + "0" * 40, "commit": "0" * 40, "bases": {"a/two": "1" * 40}}},
-}
 RECIPE = b"""merge_method: slerp
 base_model: a/one
 slices:
@@ -182,9 +194,6 @@ dtype: bfloat16
 PASSED_ON: dict[str, Target] = {
     "base-index": Target(with_metadata(_index_bytes()), _index_bytes(), _on_disk(_index, "base-index")),
     "fingerprint": Target(with_metadata(KEPT.to_bytes()), KEPT.to_bytes(), _on_disk(_fingerprint, "fingerprint")),
-    "survey": Target(
-        surveys(), b"".join(json.dumps(line).encode() + b"\n" for line in LINES), _on_disk(_survey, "survey")
-    ),
-    "sample": Target(json_files(SAMPLE), json.dumps(SAMPLE).encode(), _on_disk(_sample, "sample")),
+    "survey": Target(surveys(), b"".join(line + b"\n" for line in LINES), _on_disk(_survey, RESULTS)),
     "recipe": Target(line_files(RECIPE.split(b"\n")), RECIPE, _recipe),
 }

@@ -24,7 +24,6 @@ from huggingface_hub import constants
 from huggingface_hub.utils import get_session
 
 from mdir_hf.model.hub import retry
-from mdir_hf.model.hub.retry import QUOTA
 
 HUB, CDN = "hub.test", "cdn.test"
 ENDPOINT = f"http://{HUB}"
@@ -248,7 +247,6 @@ def hub_that_answers(kind: str, said: bytes) -> Iterator[Path]:
             stack.enter_context(mock.patch.object(constants, name, str(value)))
         for patch in _patience():
             stack.enter_context(patch)
-        QUOTA._windows.clear()
         try:
             yield home
         finally:

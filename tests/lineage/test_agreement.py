@@ -99,11 +99,6 @@ def test_a_survey_without_layers_never_contradicts_compare(folders, compared, wi
             assert verdict == "no_evidence" or compared[pair].verdict != "no_evidence", pair
 
 
-def test_a_survey_looks_at_embeddings_only_if_neurons_settle_nothing(without_layers):
-    for pair in without_layers.pairs.values():
-        assert (pair.common_tokens > 0) is (pair.verdict != "homologous")
-
-
 def test_identification_and_families_give_the_verdict_step_and_p_of_their_comparisons(folders, compared):
     models = [Model(open_repository(folders[name])) for name in ("base", "stranger")]
     index = BaseIndex(choose_index_tokens([model.vocabulary for model in models], 96))

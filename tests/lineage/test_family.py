@@ -29,12 +29,9 @@ from tests.comparison.relatives import drift, new_embeddings, with_layers
 from tests.comparison.test_stacks import tower
 from tests.lineage.test_neurons import SIZES
 from tests.method.obfuscation import new_model
-from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.specimens import tokenizer_json, tokens
 
 pytest.importorskip("transformers")
-
-__all__ = ["hf_home", "loopback_hub"]
 
 
 def mixed(first, second):

@@ -18,8 +18,9 @@ from mdir_hf.lineage.index import base_index
 from mdir_hf.lineage.index.base_index import BaseIndex
 from mdir_hf.lineage.index.building import choose_index_tokens, plan_identification
 from mdir_hf.lineage.index.identify import identify
+from mdir_hf.lineage.survey.folder import kept_rows
 from mdir_hf.lineage.survey.reads import plan_reads
-from mdir_hf.lineage.survey.run import SurveyPlan, kept_fingerprints, run_survey
+from mdir_hf.lineage.survey.run import SurveyPlan
 from mdir_hf.lineage.trees.tree import grow_tree
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.open import NamedModel
@@ -83,6 +84,16 @@ def test_a_survey_takes_the_options_of_compare_by_name(folders):
         survey(names, alpah=1e-6)
 
 
+def test_a_survey_takes_models_in_memory():
+    base = new_model(seed=0, **SIZES)
+    models = {"base": base, "hidden": obfuscate(base)[0], "stranger": new_model(seed=9, **SIZES)}
+    report = survey(models, progress=False)
+    assert report.groups() == (("base", "hidden"), ("stranger",)) and len(report.pairs) == 3
+    assert report.pairs["base", "hidden"].layers_compared
+    with pytest.raises(InputError, match="models in memory cannot be resumed"):
+        survey(models, folder="out", progress=False)
+
+
 @torch.no_grad()
 def test_copied_neurons_that_do_nothing_are_copied_neurons(folders, tmp_path):
     """The effect of copied rows is not measured: a model whose down projections are zero still holds the rows."""
@@ -104,14 +115,14 @@ def test_a_survey_goes_on_to_the_layers_if_requested(folders, tmp_path):
     shutil.copy(Path(folders["base"]) / "tokenizer.json", hidden)
     names = [str(hidden), folders["base"], folders["stranger"]]
     found = survey(names, folder=tmp_path / "out", progress=False)
-    assert found.groups() == tuple((name,) for name in names)
+    # Heads nominate the hidden copy, and the full comparison of this pair finds it.
+    assert found.groups() == ((str(hidden), folders["base"]), (folders["stranger"],))
+    assert found.pairs[str(hidden), folders["base"]].found_by == "keys"
+    assert sum(pair.layers_compared for pair in found.pairs.values()) == 1 and len(found.layers_to_compare()) == 2
     # In the same folder, stored results are not computed again.
     deep = survey(names, folder=tmp_path / "out", progress=False, layers=True)
-    assert deep.groups() == ((str(hidden), folders["base"]), (folders["stranger"],))
-    assert deep.pairs[str(hidden), folders["base"]].found_by == "keys" and not deep.layers_to_compare()
-    assert survey(names, progress=False, layers=True).groups() == deep.groups()
-    with pytest.raises(InputError, match="join the shards"):
-        run_survey(SurveyPlan(tuple(names), layers=True, shard=(0, 2)), tmp_path / "shard")
+    assert deep.groups() == found.groups() and not deep.layers_to_compare()
+    assert deep.models == found.models
 
 
 def layers_alone(folder, place):
@@ -132,7 +143,7 @@ def test_a_survey_takes_models_without_a_tokenizer_or_an_embedding(folders, tmp_
         assert report.groups() == (tuple(names[:3]), (names[3],))
         assert report.pairs[names[0], names[2]].found_by == "number"
         assert report.pairs[names[0], names[3]].verdict != "homologous"
-    rows = kept_fingerprints(tmp_path / "out")[1]
+    rows = kept_rows(tmp_path / "out")[1]
     tree = grow_tree({name: rows[name] for name in names[:3]})
     assert f"{names[2]} is not in the tree: it has too few rows of the sample." in tree.notes
     planned = plan_reads(SurveyPlan(tuple(names)))

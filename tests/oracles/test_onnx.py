@@ -20,9 +20,8 @@ import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 from mdir_hf.model.files import open_checkpoint
-from mdir_hf.model.files.onnx.graph import read_graph
-from mdir_hf.model.files.onnx.uses import find_weights
-from tests.conformance_tensors import MemoryBytes, MemoryTree
+from mdir_hf.model.files.onnx.graph import find_weights, list_graph
+from tests.conformance_tensors import MemoryTree
 from tests.oracles.tally import IS_FULL, cases
 
 pytestmark = pytest.mark.slow
@@ -157,7 +156,7 @@ def dequantised(model: onnx.ModelProto) -> dict[str, torch.Tensor]:
 def check(tally, path: Path, case: str, *, n_weights: int = 4) -> None:
     model = onnx.load(str(path))
     expected = dequantised(model)
-    graph = read_graph(MemoryBytes(path.name, path.read_bytes()))
+    graph = list_graph(model.graph, path.name)
     listed = find_weights(graph, path.name).values()
     covered = {name for weight in listed for name in (weight.stored, *(weight.codes.parts if weight.codes else ()))}
     lost = [name for name, tensor in graph.initialisers.items() if len(tensor.shape) > 1 and name not in covered]

@@ -12,7 +12,8 @@ from mdir_hf.render.description import describe
 from mdir_hf.render.html import html_page, section_html
 from mdir_hf.render.sections import Line, Section, SectionKind, deciding_first
 from mdir_hf.render.text import markdown_text, plain
-from tests.render.figures.drawn_reports import a_report, stranger
+from mdir_hf.report import Assumption, SettledBy
+from tests.render.figures.drawn_reports import a_report, some_neurons, stranger
 
 
 def flat(text):
@@ -60,3 +61,19 @@ def test_a_new_fact_is_added_once_and_shows_everywhere(monkeypatch):
     (section,) = [s for s in describe(report) if s.kind is SectionKind.REPRODUCE]
     for form in (str(report), markdown_text(report, {}), html_page(report, {}), section_html(section, {})):
         assert "A new fact." in form
+
+
+def test_searched_neurons_have_no_number_of_their_own():
+    """They match in another order, so a count of kept numbers would contradict the sentence."""
+    neurons = some_neurons(step=SettledBy.KEYS, log10_p=None)
+    report = a_report(log10_p=None, settled_by=SettledBy.KEYS, assumption=Assumption.CALIBRATION, neurons=neurons)
+    assert "match, in another order" in report.sentence
+    (evidence,) = [section for section in describe(report) if section.kind is SectionKind.EVIDENCE]
+    table = next(table for table in evidence.tables if "neurons with their own number" in table.columns)
+    assert {row[-1] for row in table.rows} == {"–"}
+    assert "kept" not in " ".join(evidence.paragraphs)
+
+
+def test_equal_files_rest_on_no_assumption_on_neurons():
+    report = a_report(settled_by=SettledBy.IDENTICAL_FILES, assumption=None)
+    assert not any(fact.name.endswith("rests on") for fact in describe(report)[0].facts)

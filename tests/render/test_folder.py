@@ -11,7 +11,7 @@ from mdir_hf import HomologyReport
 from mdir_hf.errors import InputError
 from mdir_hf.installing import install_command
 from mdir_hf.render.figures import draw_figures, figure_bytes, figure_img
-from mdir_hf.render.folder import check_save_folder, save_report
+from mdir_hf.render.folder import save_report
 from tests.render.figures.drawn_reports import HOSTILE_NAMES, NO_ARRAYS, a_model, a_report
 
 pytest.importorskip("matplotlib")
@@ -74,8 +74,6 @@ def test_reports_of_any_name_are_saved_as_utf_8(tmp_path, name):
 
 def test_a_file_is_no_folder(tmp_path):
     (tmp_path / "taken").write_text("x")
-    with pytest.raises(InputError, match="it is a file"):
-        check_save_folder(tmp_path / "taken")
     with pytest.raises(InputError, match="cannot save"):
         save_report(a_report(arrays=NO_ARRAYS, embedding=None, layers=None, modules=None), tmp_path / "taken")
 

@@ -205,7 +205,7 @@ def test_every_part_of_the_report_is_on_the_page():
         "layers were put in another order",
         "The paper's Algorithm 3, as printed",
         "mdir-hf compare",
-        "HomologyChecker.from_pretrained('owner/base', revision='" + "a1" * 20,
+        "NamedModel('owner/base', revision='" + "a1" * 20,
         "12 requests",
         "owner/base@a1a1:config.json",
     ):

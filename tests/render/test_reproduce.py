@@ -12,7 +12,7 @@ import subprocess
 import pytest
 
 from mdir_hf.cli.main import build_parser
-from mdir_hf.render.reproduce import command_line, python_lines
+from mdir_hf.render.reproduce import command_line, comparison_lines, python_lines
 from tests.render.figures.drawn_reports import HOSTILE_NAMES, a_model, a_report
 
 BASH = shutil.which("bash")
@@ -31,23 +31,26 @@ def test_a_shell_passes_the_names_on_as_they_are(name, tmp_path):
     words = [os.fsdecode(word) for word in process.stdout.split(b"\0")]
     assert words == [
         *("compare", f"{name}@{'a1' * 20}", f"./{name}"),
-        *("--level", "layers", "--alpha", "1e-10", "--seed", "7", ""),
+        *("--check", "report.json", ""),
     ]
     assert process.stderr == b""
 
 
+@pytest.mark.parametrize("lines", [python_lines, comparison_lines])
 @pytest.mark.parametrize("name", ["owner/base", *HOSTILE_NAMES])
-def test_python_reads_the_names_as_they_are(name):
+def test_python_reads_the_names_as_they_are(name, lines):
     report = a_report(reference=a_model(name), candidate=a_model(name[::-1], commit=None))
     calls = [
-        (node.func.attr, [ast.literal_eval(a) for a in node.args if isinstance(a, ast.Constant)],
+        (node.func.id, [ast.literal_eval(a) for a in node.args if isinstance(a, ast.Constant)],
          {k.arg: ast.literal_eval(k.value) for k in node.keywords})
-        for node in ast.walk(ast.parse(python_lines(report).encode("utf-8", "replace")))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        for node in ast.walk(ast.parse(lines(report).encode("utf-8", "replace")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     ]  # fmt: skip
 
-    assert ("from_pretrained", [name], {"revision": "a1" * 20, "alpha": 1e-10, "seed": 0}) in calls
-    assert ("compare", [name[::-1]], {"level": "layers"}) in calls
+    assert ("NamedModel", [name], {"revision": "a1" * 20}) in calls
+    assert ("NamedModel", [name[::-1]], {}) in calls
+    settings = {"level": "layers", "alpha": 1e-10, "seed": 0}
+    assert (("compare", [], settings) in calls) == (lines is comparison_lines)
 
 
 def test_how_a_model_was_read_is_part_of_the_command():
@@ -62,4 +65,4 @@ def test_how_a_model_was_read_is_part_of_the_command():
     assert (options.base, options.candidate_base) == ([], [f"owner/base@{'c' * 40}"])
     lines = python_lines(report)
     assert f"'owner/base', revision={'a1' * 20!r}, subfolder='a b', variant='fp16', tokenizer=" in lines
-    assert f"compare('hf://models/me/many@{'a1' * 20}/two.gguf', bases=['owner/base@{'c' * 40}'], level=" in lines
+    assert f"NamedModel('hf://models/me/many@{'a1' * 20}/two.gguf', bases=('owner/base@{'c' * 40}',))" in lines

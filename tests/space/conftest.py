@@ -3,11 +3,8 @@ import sys
 import pytest
 
 from mdir_space.jobs import pool
-from tests.model.hub.fixtures import hf_home, loopback_hub, waits
 from tests.space.job_environment import RunJobInThisEnvironment
 from tests.space.models import add_models, write_models
-
-__all__ = ["hf_home", "loopback_hub", "waits"]
 
 
 @pytest.fixture(scope="session")

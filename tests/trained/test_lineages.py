@@ -7,12 +7,10 @@ import json
 import pytest
 
 from mdir_hf.cli import main
-from mdir_hf.lineage.survey.run import SurveyPlan, kept_fingerprints, run_survey
+from mdir_hf.lineage.survey.folder import kept_rows
+from mdir_hf.lineage.survey.run import survey
 from mdir_hf.lineage.trees.tree import grow_tree
-from tests.model.hub.fixtures import hf_home, loopback_hub
 from tests.trained.lineages import MERGES, PARENT_OF, ROOT, TREE, lineage_model
-
-__all__ = ["hf_home", "loopback_hub"]
 
 pytestmark = pytest.mark.slow
 
@@ -36,9 +34,9 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def fingerprints(folder):
     name_of = {str(lineage_model(name)): name for name in (ROOT, *PARENT_OF, *MERGES)}
-    report = run_survey(SurveyPlan(tuple(name_of), n_tokens=1024, progress=False), folder)
+    report = survey([*name_of], n_tokens=1024, all_pairs=True, folder=folder, progress=False)
     assert len(report.groups()) == 1
-    return {name_of[path]: kept for path, kept in kept_fingerprints(folder)[1].items()}
+    return {name_of[path]: kept for path, kept in kept_rows(folder)[1].items()}
 
 
 @pytest.fixture(scope="module")

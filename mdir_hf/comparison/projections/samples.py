@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from mdir_hf.background import in_order
 from mdir_hf.comparison.layer_weights import IntArray, RoleReader, inner_rows, norm_before, read_role
 from mdir_hf.comparison.reading import ReadOnce, of_unread_weight
 from mdir_hf.errors import AnatomyError, MdirError, UnsupportedFormatError
 from mdir_hf.method.gauge import ResidualBasisMap, fold_gain
 from mdir_hf.method.neuron_numbers import sample_neurons
 from mdir_hf.model.roles import Role
-from mdir_hf.processor import in_order, is_one_of_several_ranks
+from mdir_hf.processor import is_one_of_several_ranks
 
 ATTENTION_ROLES = (Role.Q, Role.K, Role.V, Role.O)
 MAPPED_ROLES = (*ATTENTION_ROLES, Role.GATE, Role.UP, Role.DOWN)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from mdir_hf.errors import CardError, HubError, InputError
-from mdir_hf.lineage.bom.read import read_bom
 from mdir_hf.lineage.bom.write import bom_json, records_of_check, records_of_family, records_of_report
 from mdir_hf.lineage.cards.declared import README
 from mdir_hf.lineage.cards.front_matter import MOST_BYTES, parse_card, read_metadata
-from mdir_hf.lineage.cards.section import LinkedBom
 from mdir_hf.lineage.cards.verify_lineage import LineageCheck
 from mdir_hf.lineage.family import Family
 from mdir_hf.model.hub import Repository
@@ -132,30 +129,3 @@ def make_bom(
         raise InputError("a bill of materials needs the facts of its model; read them with read_model_facts")
     records = records_of_family(result) if isinstance(result, Family) else records_of_check(result)
     return bom_json(facts, records, version=version, timestamp=timestamp)
-
-
-def linked_bom(path: Path, repo: str) -> LinkedBom:
-    """Read a bill of materials, from ``verify REPO --bom`` or ``family REPO --bom``, for a card to link to.
-
-    Raises:
-        InputError: If the file is unreadable, from another program, or about another model.
-    """
-    subject = str(path)
-    try:
-        content = path.read_bytes()
-    except OSError as exc:
-        raise InputError(f"cannot be read: {exc.strerror}", subject=subject) from exc
-    document = read_bom(content, subject=subject)
-    if not any(tool.split(" ")[0] == "mdir-hf" for tool in document.tools):
-        raise InputError(
-            "was not written by mdir-hf, and a card may only name checked bases; write one with "
-            f"`mdir-hf verify {repo} --bom FILE`",
-            subject=subject,
-        )
-    name = repo.removeprefix("hf://models/").partition("@")[0].lower()
-    models = [model.repo or model.name for model in document.models]
-    if name not in (model.lower() for model in models):
-        raise InputError(f"is about {', '.join(models) or 'no model'}, not about {repo}", subject=subject)
-    component = json.loads(content)["components"][0]
-    notes = str(component.get("pedigree", {}).get("notes") or "No base is declared, and none was found.")
-    return LinkedBom(content, f"Bases compared by their weights: {notes.rstrip('.').replace('. ', '; ')}.")

@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 from mdir_hf.budgets import Budget, json_weight
 from mdir_hf.errors import InputError
 from mdir_hf.lineage.cards.claim import COMMIT
+from mdir_hf.lineage.cards.section import LinkedBom
 from mdir_hf.names import is_repo_id, visible_text
 
 DOCUMENT = Budget(32 << 20, 4 << 20)
@@ -24,7 +25,7 @@ DOCUMENT = Budget(32 << 20, 4 << 20)
 
 VERSIONS = ("1.4", "1.5", "1.6", "1.7")
 MODEL = "machine-learning-model"
-WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".onnx", ".onnx_data")
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".ckpt", ".onnx", ".onnx_data")
 
 _MOST_COMPONENTS = 100_000
 _DEEPEST = 64
@@ -136,6 +137,33 @@ def read_bom(content: bytes, *, subject: str = "the document") -> BillOfMaterial
     return BillOfMaterials(
         version=str(version), tools=_tools(metadata.get("tools")), models=tuple(models), claims=tuple(claims)
     )
+
+
+def linked_bom(path: Path, repo: str) -> LinkedBom:
+    """Read a bill of materials, from ``verify REPO --bom`` or ``family REPO --bom``, for a card to link to.
+
+    Raises:
+        InputError: If the file is unreadable, from another program, or about another model.
+    """
+    subject = str(path)
+    try:
+        content = path.read_bytes()
+    except OSError as exc:
+        raise InputError(f"cannot be read: {exc.strerror}", subject=subject) from exc
+    document = read_bom(content, subject=subject)
+    if not any(tool.split(" ")[0] == "mdir-hf" for tool in document.tools):
+        raise InputError(
+            "was not written by mdir-hf, and a card may only name checked bases; write one with "
+            f"`mdir-hf verify {repo} --bom FILE`",
+            subject=subject,
+        )
+    name = repo.removeprefix("hf://models/").partition("@")[0].lower()
+    models = [model.repo or model.name for model in document.models]
+    if name not in (model.lower() for model in models):
+        raise InputError(f"is about {', '.join(models) or 'no model'}, not about {repo}", subject=subject)
+    component = json.loads(content)["components"][0]
+    notes = str(component.get("pedigree", {}).get("notes") or "No base is declared, and none was found.")
+    return LinkedBom(content, f"Bases compared by their weights: {notes.rstrip('.').replace('. ', '; ')}.")
 
 
 def _components(components: Sequence[object], subject: str) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:

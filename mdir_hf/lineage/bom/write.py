@@ -339,7 +339,9 @@ def _report_properties(report: HomologyReport) -> Iterator[Property]:
 
 
 def _covered(entry: PartCoverage) -> str:
-    return str(entry.treatment) if entry.reason is None else f"{entry.treatment}: {entry.reason}"
+    match = {True: "; matches", False: "; no match", None: ""}[entry.is_match]
+    use = "; not loaded by this model" if entry.is_loaded is False else ""
+    return (str(entry.treatment) if entry.reason is None else f"{entry.treatment}: {entry.reason}") + match + use
 
 
 def _property(name: str, value: str) -> Property:

@@ -1,4 +1,4 @@
-"""A model's fingerprint: the embedding rows of sampled tokens, and the rows of a few neurons."""
+"""A model's fingerprint: embedding rows of sampled tokens, rows of a few neurons, and prints of heads."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from mdir_hf.budgets import REPORT_JSON
+from mdir_hf.comparison.keys import SampledHeads, planned_bytes_of_heads, sample_heads
 from mdir_hf.comparison.neuron_sample import ROWS, DescribedNeurons, NeuronSample, planned_n_bytes, take_neurons
 from mdir_hf.comparison.reading import FiniteRows, narrowed
 from mdir_hf.errors import AnatomyError, CorruptCheckpointError, InputError, UnsupportedFormatError, VocabularyError
@@ -31,8 +32,8 @@ from mdir_hf.report import ModelSummary
 from mdir_hf.report.parts import Count
 from mdir_hf.validation import read_json
 
-FORMAT = "mdir-hf/fingerprint/3"
-EMBEDDING = "embedding"
+FORMAT = "mdir-hf/fingerprint/4"
+EMBEDDING, HEADS = "embedding", "heads"
 WITHOUT_TOKENS = (
     "it has no tokenizer files, so its rows cannot be assigned to tokens; compare it by itself, or name a copy "
     "that has them"
@@ -51,6 +52,7 @@ class Fingerprint:
         digests: SHA-256 of every weight file, or None if any is unknown.
         neurons: 16-bit rows of neurons in four layers, or None.
         numbers_by_config: A clause that says why channel numbers have a meaning, according to the config, or None.
+        heads: Prints of some attention heads, in surveys only.
     """
 
     model: ModelSummary
@@ -61,6 +63,7 @@ class Fingerprint:
     notes: tuple[str, ...] = ()
     neurons: NeuronSample | None = None
     numbers_by_config: str | None = None
+    heads: SampledHeads | None = None
 
     @property
     def n_bytes(self) -> int:
@@ -103,6 +106,9 @@ class Fingerprint:
         if self.neurons is not None:
             metadata["neurons"] = json.dumps(self.neurons.described())
             tensors[ROWS] = self.neurons.rows.contiguous()
+        if self.heads is not None:
+            metadata["heads"] = json.dumps(self.heads.shape)
+            tensors[HEADS] = self.heads.prints.contiguous()
         content: bytes = save(tensors, metadata=metadata)
         return content
 
@@ -121,6 +127,7 @@ class Fingerprint:
                 rows = file.get_tensor("rows")
                 names = set(file.keys())
                 neurons = file.get_tensor(ROWS) if ROWS in names else None
+                prints = file.get_tensor(HEADS) if HEADS in names else None
             read = partial(read_json, what="the description of its model", label=None, budget=REPORT_JSON)
             metadata = {name: value.encode() for name, value in header.items()}
             tokens = tuple(base64.b64decode(token, validate=True) for token in read(metadata["tokens"], list[str]))
@@ -135,6 +142,9 @@ class Fingerprint:
                 if neurons is None
                 else NeuronSample.restored(read(metadata["neurons"], DescribedNeurons), neurons),
                 numbers_by_config=header.get("channel_numbers"),
+                heads=None
+                if prints is None
+                else SampledHeads(read(metadata["heads"], tuple[Count, Count]), _expect_prints(prints)),
             )
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as exc:
             raise CorruptCheckpointError(f"this is not a fingerprint: {exc}; delete it", subject=str(path)) from exc
@@ -151,6 +161,13 @@ def expect_rows(rows: torch.Tensor, tokens: Sequence[bytes]) -> torch.Tensor:
     return rows
 
 
+def _expect_prints(prints: torch.Tensor) -> torch.Tensor:
+    """Return prints of heads read from a file; raise ``ValueError`` if they are not finite rows."""
+    if prints.ndim != 2 or 0 in prints.shape or not prints.dtype.is_floating_point or not prints.isfinite().all():
+        raise ValueError(f"expected finite prints of heads, got shape {tuple(prints.shape)} and {prints.dtype}")
+    return prints
+
+
 def take_fingerprint(
     model: Model,
     tokens: Sequence[bytes],
@@ -159,8 +176,11 @@ def take_fingerprint(
     with_neurons: bool = True,
     neuron_seed: int | None = None,
     needs_tokens: bool = True,
+    with_heads: bool = False,
 ) -> Fingerprint:
     """Read the embedding rows of some tokens and, if ``with_neurons`` is true, about 100 rows in each of four layers.
+
+    If ``with_heads`` is true, also read keys of some heads, up to 16 MB.
 
     Skips tokens that have no row, and also reads small gaps between rows. Pass a ``neuron_seed`` drawn after the models
     were opened if a verdict rests on the neurons. Without a seed, they are the fixed choice that indexes use. If
@@ -188,6 +208,7 @@ def take_fingerprint(
         notes=(*model.tensors.description.notes, *_note_on(finite_rows.n_not_finite)),
         neurons=neurons,
         numbers_by_config=model.anatomy.channel_numbers,
+        heads=_heads_of(model, seed=neuron_seed or 0) if with_heads else None,
     )
 
 
@@ -215,6 +236,22 @@ def neurons_of(model: PlacedTensors, *, every: bool = False, seed: int | None = 
     except (AnatomyError, UnsupportedFormatError):
         return None
     return None if sample is None or not sample.rows.any() else sample.for_storage()
+
+
+def _heads_of(model: PlacedTensors, *, seed: int) -> SampledHeads | None:
+    try:
+        heads = sample_heads(model, seed=seed)
+    except (AnatomyError, UnsupportedFormatError):
+        return None
+    return heads if heads is not None and heads.prints.isfinite().all() else None
+
+
+def bytes_of_heads(model: PlacedTensors) -> int:
+    """Return how many bytes of keys :func:`take_fingerprint` reads with heads."""
+    try:
+        return planned_bytes_of_heads(model)
+    except (AnatomyError, UnsupportedFormatError):
+        return 0
 
 
 def bytes_of_neurons(model: PlacedTensors, *, every: bool = False) -> int:

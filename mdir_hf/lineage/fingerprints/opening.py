@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from mdir_hf.errors import InvalidReferenceError
 from mdir_hf.model.hub import IoLedger, Repository, parse_reference
 from mdir_hf.model.hub.local import COMMIT
+from mdir_hf.model.memory import LoadedRepository
 from mdir_hf.model.open import Reading, expect_files
 from mdir_hf.model.opened import Model
 from mdir_hf.report import ModelSummary
@@ -21,16 +23,18 @@ class Pin:
     Attributes:
         commit: Full SHA; None for a folder.
         bases: Commits of an adapter's base models, keyed by name.
+        stamp: Names, sizes and times of a local model's files, or None.
     """
 
     reference: str
     commit: str | None = None
     bases: Mapping[str, str] = field(default_factory=dict)
+    stamp: str | None = None
 
     @property
     def key(self) -> str:
         """Key that identifies the pinned files."""
-        return json.dumps([self.reference, self.commit, sorted(self.bases.items())])
+        return json.dumps([self.reference, self.commit, sorted(self.bases.items()), self.stamp])
 
     def is_of(self, name: str) -> bool:
         """Return whether ``name`` may have referred to these files."""
@@ -47,8 +51,23 @@ def pin_of(name: str, model: Model) -> Pin:
     repository, *bases = [link.repository for link in model.weights.chain]
     commits = {base.repo: base.commit for base in bases if base.commit is not None}
     if repository.commit is None or repository.is_local:
-        return Pin(name, None, commits)
+        return Pin(name, None, commits, local_stamp(name))
     return Pin(_at(name, repository.commit), repository.commit, commits)
+
+
+def local_stamp(name: str) -> str | None:
+    """Return a digest of the names, sizes and times of a local model's files, or None if there are none."""
+    try:
+        place = parse_reference(name)
+        if place.folder is None:
+            return None
+        path = place.folder / (place.file or "")
+        files = [path] if path.is_file() else sorted(path.iterdir())
+        stats = [(file.name, file.stat()) for file in files if file.is_file() and file.suffix != ".md"]
+    except (InvalidReferenceError, OSError):
+        return None
+    described = json.dumps([(file_name, stat.st_size, stat.st_mtime_ns) for file_name, stat in stats])
+    return hashlib.sha256(described.encode()).hexdigest()[:16] if stats else None
 
 
 def pin_of_summary(name: str, model: ModelSummary) -> Pin:
@@ -76,4 +95,5 @@ def open_model(name: str, reading: Reading, ledger: IoLedger, pin: Pin | None = 
 
     repository = reading.open(pin.reference, ledger=ledger)
     expect_files(repository)
-    return Model(repository, open_other=open_base)
+    # A model in memory has its own base.
+    return Model(repository, open_other=repository.open_base if isinstance(repository, LoadedRepository) else open_base)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
-from mdir_hf.lineage.survey.results import PairResult, SurveyReport
+from mdir_hf.lineage.survey.results import NOT_NOMINATED, PairResult, SurveyReport
 from mdir_hf.lineage.trees.aligning import FloatArray, align_rows
 from mdir_hf.names import shown_name
 
@@ -15,29 +15,38 @@ if TYPE_CHECKING:
 
     from mdir_hf.render.figures import CellGrid
 
+MOST_DRAWN = 100
+"""Largest survey with a drawn matrix, and largest group in a dendrogram."""
+
 FamilyDistances = Sequence[tuple[tuple[str, ...], FloatArray]]
 """For each group of relatives, the models and the ``(m, m)`` distances between them."""
 
 
-def family_distances(report: SurveyReport, fingerprints: Mapping[str, Fingerprint]) -> FamilyDistances:
-    """Measure distances between relatives: the RMS difference between aligned rows, relative to one model's RMS."""
+def family_distances(report: SurveyReport, rows: Callable[[str], Fingerprint | None]) -> FamilyDistances:
+    """Measure distances between relatives: the RMS difference between aligned rows, relative to one model's RMS.
+
+    Groups without stored rows, and groups of more than :data:`MOST_DRAWN` models, are left out.
+    """
     groups = []
     for group in report.groups():
-        if len(group) > 1 and all(name in fingerprints for name in group):
-            aligned = align_rows({name: fingerprints[name] for name in group})
+        if 1 < len(group) <= MOST_DRAWN:
+            fingerprints = {name: fingerprint for name in group if (fingerprint := rows(name)) is not None}
+            if len(fingerprints) < len(group):
+                continue
+            aligned = align_rows(fingerprints)
             if len(aligned.names) > 1:
                 groups.append((aligned.names, aligned.relative_distances()))
     return groups
 
 
 def draw_survey(report: SurveyReport, families: FamilyDistances = (), *, dark: bool = False) -> dict[str, Figure]:
-    """Return figures keyed by name: ``matrix`` if at least two models were read, ``dendrogram`` if there are families.
+    """Return figures keyed by name: ``matrix`` of 2 to 100 models, and ``dendrogram`` if there are families.
 
     Needs matplotlib.
     """
     from mdir_hf.render.figures import draw_dendrogram
 
-    figures = {"matrix": _matrix(report, dark=dark)} if len(report.readable()) > 1 else {}
+    figures = {"matrix": _matrix(report, dark=dark)} if 1 < len(report.readable()) <= MOST_DRAWN else {}
     if families:
         alone = len(report.without_relatives())
         drawn_names = {name for names, _ in families for name in names}
@@ -69,7 +78,7 @@ def _matrix(report: SurveyReport, *, dark: bool) -> Figure:
     bounds: list[list[bool]] = []
     layers: list[list[bool]] = []
     for first in names:
-        row = [_pair(report, first, second) for second in names]
+        row = [report.pair(first, second) for second in names]
         verdicts.append([None if pair is None else pair.verdict for pair in row])
         log10_p.append([0.0 if pair is None or pair.log10_p is None else pair.log10_p for pair in row])
         bounds.append([pair is not None and pair.log10_p is not None for pair in row])
@@ -84,16 +93,13 @@ def _read_groups(report: SurveyReport) -> list[list[str]]:
     return [group for group in groups if group]
 
 
-def _pair(report: SurveyReport, first: str, second: str) -> PairResult | None:
-    return report.pairs.get((first, second)) or report.pairs.get((second, first))
-
-
 def _matrix_cells(report: SurveyReport, figure: Figure) -> CellGrid:
     from mdir_hf.render.figures.cells import CellGrid, box_of, strips_of
 
     names = [name for group in _read_groups(report) for name in group]
-    pairs = [[_pair(report, first, second) for second in names] for first in names]
+    pairs = [[report.pair(first, second) for second in names] for first in names]
     shown_names = tuple(map(shown_name, names))
+    otherwise = NOT_NOMINATED if report.is_complete else "not compared yet"
     return CellGrid(
         box=box_of(figure, 0),
         what="Matrix of models",
@@ -105,7 +111,7 @@ def _matrix_cells(report: SurveyReport, figure: Figure) -> CellGrid:
             tuple(
                 f"{shown_names[i]}: the same model on both sides"
                 if i == j
-                else _pair_text(shown_names[i], shown_names[j], pair)
+                else _pair_text(shown_names[i], shown_names[j], pair, otherwise)
                 for j, pair in enumerate(row)
             )
             for i, row in enumerate(pairs)
@@ -116,10 +122,10 @@ def _matrix_cells(report: SurveyReport, figure: Figure) -> CellGrid:
     )
 
 
-def _pair_text(first: str, second: str, pair: PairResult | None) -> str:
+def _pair_text(first: str, second: str, pair: PairResult | None, otherwise: str) -> str:
     models = f"{first} and {second}"
     if pair is None:
-        return f"{models}: not compared yet"
+        return f"{models}: {otherwise}"
     if pair.error is not None or pair.verdict is None:
         return f"{models}: not compared, {pair.error}"
     if pair.verdict == "homologous":

@@ -10,10 +10,10 @@ from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.projections.analysis import describe_copies
 from mdir_hf.comparison.reading import ReadOnce, read_closely
 from mdir_hf.comparison.settings import Settings
-from mdir_hf.errors import InputError, MdirError, StoppedError, one_line
+from mdir_hf.errors import InputError, StoppedError, one_line
 from mdir_hf.lineage.fingerprints.opening import Pin, open_model
 from mdir_hf.lineage.survey.results import Pair, PairResult
-from mdir_hf.lineage.survey.work import compare_with_layers
+from mdir_hf.lineage.survey.work import FAILURES, compare_in_full
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import Reading
 from mdir_hf.report import LayerDrift
@@ -60,7 +60,7 @@ def describe_relatives(
             drift = _drift(results[pair], models, settings)
         except StoppedError:
             raise
-        except (MdirError, OSError, ArithmeticError, RuntimeError, ValueError, MemoryError) as exc:
+        except FAILURES as exc:
             yield replace(results[pair], layers_error=one_line(exc))
         else:
             yield replace(results[pair], layer_drift=drift, layers_error=None)
@@ -74,7 +74,8 @@ def _drift(result: PairResult, models: OpenModels, settings: Settings) -> tuple[
         analysis = describe_copies(sides[0], sides[1], seed=settings.seed, device=settings.device)
         if analysis is not None and analysis.n_found:
             return analysis.table.drift()
-    compared = compare_with_layers(result, models.pins, settings, models.reading, models.ledger, models.watch)
+    pair = result.reference, result.candidate
+    compared = compare_in_full(pair, models.pins, settings, models.reading, models.watch, models.ledger)
     if compared.layers_error is not None:
         raise InputError(compared.layers_error)
     return compared.layer_drift or ()

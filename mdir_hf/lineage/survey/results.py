@@ -4,29 +4,48 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from enum import Enum
 from itertools import combinations
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from mdir_hf.report import HomologyReport, LayerDrift, ModelSummary, SettledBy
+from mdir_hf.report import HomologyReport, LayerDrift, ModelSummary, SettledBy, Transformation
 from mdir_hf.report.parts import Count, Log10P
 from mdir_hf.report.words import THE_SAME_FILES
 from mdir_hf.validation import AS_WRITTEN
 
-SCHEMA = "mdir-hf/survey/2"
+SCHEMA = "mdir-hf/survey/3"
 
-MOST_COMPARED = 16
-"""Largest survey in which all pairs that stored neurons do not settle are compared in full: at most 120 pairs."""
+MOST_COMPARED = 20
+"""Largest survey in which all pairs are compared, if the caller does not say which: at most 190 pairs."""
 
 MOST_DESCRIBED = 8
-"""Largest group in which the layers of all pairs are described."""
+"""Largest group in which all pairs are compared, and their layers described."""
+
+NOT_NOMINATED = "not compared, because no similar neurons or heads were found, or other relatives join the two"
+"""Text for pairs that a finished survey did not compare."""
 
 Pair = tuple[str, str]
 """Two model names, in the order of the survey's list."""
+
+
+class Stage(str, Enum):
+    """A part of a survey that is finished."""
+
+    NUMBER = "number"
+    """Pairs whose neurons are similar by number were compared."""
+    ALL_PAIRS = "all_pairs"
+    """All pairs were compared by number."""
+    HEADS = "heads"
+    """Pairs with similar heads were compared in full."""
+    LAYERS = "layers"
+    """Layers were compared as ``--layers`` requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +90,7 @@ class PairResult:
     reason: str | None = None
     log10_p: Log10P | None = None
     common_tokens: Count = 0
-    transformation: str | None = None
+    transformation: Transformation | None = None
     error: str | None = None
     settled_by: SettledBy | None = None
     agreement: str | None = None
@@ -137,22 +156,24 @@ class SurveyReport:
     Attributes:
         names: Model names, in the requested order.
         models: Models tried so far, keyed by name.
-        pairs: Compared pairs, keyed by their models' names in the order of the list.
-        settings: Alpha, seed, number of sampled tokens, name of the sample, and version.
+        pairs: Compared pairs, keyed by their models' names, in the order of the list.
+        settings: Alpha, seed, number of tokens, and versions.
+        stages: The parts of the survey that are finished.
     """
 
     names: tuple[str, ...]
     models: Mapping[str, ModelResult]
     pairs: Mapping[Pair, PairResult]
     settings: Mapping[str, Any] = field(default_factory=dict)
+    stages: frozenset[Stage] = frozenset()
+
+    def __str__(self) -> str:
+        """Return the survey as text, as the command line prints it."""
+        return survey_text(self)
 
     def readable(self) -> tuple[str, ...]:
         """Return the models that were read."""
         return tuple(name for name in self.names if name in self.models and self.models[name].error is None)
-
-    def missing(self) -> tuple[Pair, ...]:
-        """Return pairs of readable models that have not been compared."""
-        return tuple(pair for pair in combinations(self.readable(), 2) if pair not in self.pairs)
 
     @property
     def n_possible_pairs(self) -> int:
@@ -161,110 +182,118 @@ class SurveyReport:
         return math.comb(len(self.names) - unreadable, 2)
 
     @property
+    def n_not_compared(self) -> int:
+        """Number of pairs that were not compared: because nothing nominated them, or not yet."""
+        return self.n_possible_pairs - len(self.pairs)
+
+    @property
     def is_complete(self) -> bool:
-        """Whether all models were tried, and all readable pairs compared."""
-        return all(name in self.models for name in self.names) and not self.missing()
+        """Whether all models were tried, and all pairs compared that the survey chose."""
+        return Stage.HEADS in self.stages and all(name in self.models for name in self.names)
 
     @property
     def progress_text(self) -> str:
         """Progress as text, such as ``2 of 8 models read, 1 of 28 pairs compared``."""
         n_read, n_pairs = len(self.readable()), len(self.pairs)
-        pairs = f"{n_pairs} of {self.n_possible_pairs} pairs"
-        if self.is_complete:
-            pairs = "1 pair" if n_pairs == 1 else f"{n_pairs} pairs"
-        return f"{n_read} of {len(self.names)} models read, {pairs} compared"
+        pairs = f"{n_pairs:,} of {self.n_possible_pairs:,} pairs"
+        if self.is_complete and not self.n_not_compared:
+            pairs = "1 pair" if n_pairs == 1 else f"{n_pairs:,} pairs"
+        return f"{n_read:,} of {len(self.names):,} models read, {pairs} compared"
 
-    def compared_with(self, name: str) -> tuple[int, int]:
-        """Return how many models ``name`` was compared with, and how many it can be compared with."""
-        n_compared = sum(name in pair and result.verdict is not None for pair, result in self.pairs.items())
-        n_others = sum(
-            other_name != name and (other_name not in self.models or self.models[other_name].error is None)
-            for other_name in self.names
-        )
-        return n_compared, n_others
+    def n_compared(self) -> Counter[str]:
+        """Return with how many others each model was compared."""
+        return Counter(name for pair, result in self.pairs.items() if result.verdict is not None for name in pair)
+
+    def pair(self, first: str, second: str) -> PairResult | None:
+        """Return the result of two models, in either order, or None if they were not compared."""
+        return self.pairs.get((first, second)) or self.pairs.get((second, first))
 
     def is_related(self, first: str, second: str) -> bool:
         """Return whether a pair is homologous."""
-        result = self.pairs.get((first, second)) or self.pairs.get((second, first))
+        result = self.pair(first, second)
         return result is not None and result.verdict == "homologous"
 
     @property
     def compared(self) -> str:
         """The data compared for each pair, as text."""
-        if any(result.layers_compared for result in self.pairs.values()):
-            return "neurons of four layers; some pairs that these do not settle in full"
-        return "neurons of four layers"
+        n_full = sum(result.layers_compared for result in self.pairs.values())
+        which = "neurons of four layers" if not self.n_not_compared else "neurons of four layers, of nominated pairs"
+        return f"{which}; {'one pair' if n_full == 1 else f'{n_full:,} pairs'} in full" if n_full else which
 
     def not_found(self, first: str, second: str) -> str:
         """Return the text to show if no relation was found between two models."""
-        result = self.pairs.get((first, second)) or self.pairs.get((second, first))
-        return "not compared" if result is None else result.not_found
+        result = self.pair(first, second)
+        if result is not None:
+            return result.not_found
+        return NOT_NOMINATED if self.is_complete else "not compared yet"
 
     def groups(self) -> tuple[tuple[str, ...], ...]:
         """Return groups of models connected by homologous pairs, largest first, including single models."""
         place = {name: at for at, name in enumerate(self.names)}
-        related = np.zeros((len(place), len(place)), dtype=bool)
-        for first, second in self.pairs:
-            related[place[first], place[second]] = self.is_related(first, second)
+        related = [
+            (place[first], place[second]) for (first, second), at in self.pairs.items() if at.verdict == "homologous"
+        ]
+        ends = np.array(related, dtype=np.int64).reshape(-1, 2).T
+        graph = coo_array((np.ones(len(related), dtype=bool), (ends[0], ends[1])), shape=(len(place), len(place)))
         members: dict[int, list[str]] = {}
-        for name, group in zip(self.names, connected_components(related, directed=False)[1], strict=True):
+        for name, group in zip(self.names, connected_components(graph, directed=False)[1], strict=True):
             members.setdefault(int(group), []).append(name)
         return tuple(sorted(map(tuple, members.values()), key=lambda group: -len(group)))
 
+    def related_by_group(self) -> dict[tuple[str, ...], list[Pair]]:
+        """Return the homologous pairs of each group of at least two models."""
+        group_of = {name: group for group in self.groups() for name in group if len(group) > 1}
+        related: dict[tuple[str, ...], list[Pair]] = {group: [] for group in group_of.values()}
+        for pair, result in self.pairs.items():
+            if result.verdict == "homologous":
+                related[group_of[pair[0]]].append(pair)
+        return related
+
     def without_relatives(self) -> tuple[str, ...]:
-        """Return models that were compared but have no relative."""
-        compared_names = {name for pair, result in self.pairs.items() if result.verdict is not None for name in pair}
-        return tuple(group[0] for group in self.groups() if len(group) == 1 and group[0] in compared_names)
+        """Return models that were read and have no relative; before the end, only those that were compared."""
+        shown = set(self.readable()) if self.is_complete else set(self.n_compared())
+        return tuple(group[0] for group in self.groups() if len(group) == 1 and group[0] in shown)
 
     def layers_to_compare(self) -> tuple[Pair, ...]:
-        """Return pairs for full comparisons: all that are not homologous, or some of them in large surveys.
+        """Return the pairs of a survey of at most :data:`MOST_COMPARED` models that full comparisons may still settle.
 
-        If more than :data:`MOST_COMPARED` models were read, each model without a relative is compared with one model of
-        every other group.
+        In larger surveys, only nominated pairs are compared in full.
         """
         readable = self.readable()
-        if len(readable) <= MOST_COMPARED:
-            pairs = [pair for pair in combinations(readable, 2) if not self.is_related(*pair)]
-        else:
-            lone = set(self.without_relatives())
-            firsts = sorted((group[0] for group in self.groups() if group[0] in readable), key=self.names.index)
-            pairs = [pair for pair in combinations(firsts, 2) if lone & set(pair)]
-        return tuple(pair for pair in pairs if pair in self.pairs and not self.pairs[pair].layers_compared)
+        if len(readable) > MOST_COMPARED:
+            return ()
+        unrelated = (pair for pair in combinations(readable, 2) if not self.is_related(*pair))
+        return tuple(pair for pair in unrelated if pair not in self.pairs or not self.pairs[pair].layers_compared)
 
     def relatives_to_describe(self) -> tuple[Pair, ...]:
         """Return related pairs whose layers are not yet described, excluding pairs with identical files.
 
-        If a group has more than :data:`MOST_DESCRIBED` models, only its pairs with the first model are returned.
+        If all pairs of a group of more than :data:`MOST_DESCRIBED` models were compared, only its pairs with the first
+        model are returned.
         """
         pairs = []
-        for group in self.groups():
-            first = min(group, key=self.names.index)
-            are_few = len(group) <= MOST_DESCRIBED
-            members = set(group)
-            pairs += [
-                pair
-                for pair, result in self.pairs.items()
-                if members.issuperset(pair)
-                and (are_few or first in pair)
-                and result.verdict == "homologous"
-                and not result.same_files
-                and result.layer_drift is None
-            ]
-        return tuple(pairs)
+        for group, of_group in self.related_by_group().items():
+            are_few = len(group) <= MOST_DESCRIBED or len(of_group) <= 2 * len(group)
+            pairs += [pair for pair in of_group if are_few or group[0] in pair]
+        results = ((pair, self.pairs[pair]) for pair in pairs)
+        return tuple(pair for pair, result in results if not result.same_files and result.layer_drift is None)
 
     def contradictions(self) -> tuple[tuple[str, str, str], ...]:
         """Return triples whose outer models are related to the middle one, but were not found related to each other.
 
         The middle model may merge unrelated parents, or the sample may miss a weak relation.
         """
-        triples = []
-        for group in self.groups():
-            for middle in group:
-                kin = [name for name in group if name != middle and self.is_related(middle, name)]
-                for first, second in combinations(kin, 2):
-                    if not self.is_related(first, second):
-                        triples.append((first, middle, second))
-        return tuple(triples)
+        kin: dict[str, set[str]] = {}
+        for pair, result in self.pairs.items():
+            if result.verdict == "homologous":
+                for name, other in (pair, pair[::-1]):
+                    kin.setdefault(name, set()).add(other)
+        return tuple(
+            (first, middle, second)
+            for (first, second), result in self.pairs.items()
+            if result.verdict is not None and result.verdict != "homologous"
+            for middle in sorted(kin.get(first, set()) & kin.get(second, set()))
+        )
 
     def undeclared(self) -> tuple[Pair, ...]:
         """Return homologous pairs whose cards declare neither each other nor a common base."""
@@ -277,13 +306,18 @@ class SurveyReport:
         )
 
     def unsupported(self) -> tuple[Pair, ...]:
-        """Return pairs of a model and its declared base that were not found to be related."""
-        return tuple(
+        """Return pairs of a model and its declared base that were not found to be related.
+
+        A pair that was not compared counts as related if other relatives join the two.
+        """
+        group_of = {name: at for at, group in enumerate(self.groups()) for name in group}
+        declared = (
             (name, base)
             for name in self.readable()
             for base in self.models[name].declared_bases or ()
             if base in self.models and base != name and not self.is_related(name, base)
         )
+        return tuple(pair for pair in declared if self.pair(*pair) or group_of[pair[0]] != group_of[pair[1]])
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict."""
@@ -291,15 +325,72 @@ class SurveyReport:
             "schema": SCHEMA,
             **self.settings,
             "compared": self.compared,
+            "is_complete": self.is_complete,
             "models": [asdict(self.models[name]) for name in self.names if name in self.models],
             "groups": [list(group) for group in self.groups()],
-            "pairs": [asdict(self.pairs[pair]) for pair in combinations(self.names, 2) if pair in self.pairs],
-            "missing": [list(pair) for pair in self.missing()],
+            "pairs": [asdict(result) for result in self.pairs.values()],
+            "not_compared": self.n_not_compared,
             "contradictions": [list(triple) for triple in self.contradictions()],
             "undeclared": [list(pair) for pair in self.undeclared()],
             "unsupported": [list(pair) for pair in self.unsupported()],
         }
 
     def to_json(self) -> str:
-        """Return a JSON object with the schema ``mdir-hf/survey/2``."""
+        """Return a JSON object with the schema ``mdir-hf/survey/3``."""
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+MOST_PAIRS = 15
+"""Maximum number of pairs shown per group; the JSON output contains all pairs."""
+
+
+def survey_text(report: SurveyReport) -> str:
+    """Return a survey as text: groups with their weakest pairs, lone models, and the number of compared pairs."""
+    lines = [] if report.is_complete else [_unfinished(report)]
+    for group, pairs in report.related_by_group().items():
+        lines += _group_lines(report, group, pairs)
+    n_compared, n_others = report.n_compared(), len(report.names) - 1
+    n_others -= sum(result.error is not None for result in report.models.values())
+    so_far = "" if report.is_complete else " so far"
+    for name in report.without_relatives():
+        how_many = f", compared with {n_compared[name]} of {n_others}" if n_compared[name] < n_others else ""
+        lines.append(f"no relative found{so_far}{how_many}: {name}")
+    if report.is_complete and (open_pairs := report.layers_to_compare()):
+        looks = "1 full comparison" if len(open_pairs) == 1 else f"{len(open_pairs)} full comparisons"
+        lines.append(f"layers were not compared; add --layers to the same command to compare them: {looks}")
+    lines += [f"not read: {name}: {model.error}" for name, model in report.models.items() if model.error]
+    lines += [f"not computed: {a} ~ {b}: {pair.error}" for (a, b), pair in report.pairs.items() if pair.error]
+    for first, middle, second in report.contradictions():
+        not_found = report.not_found(first, second)
+        lines.append(f"worth a look: {middle} is related to {first} and to {second}; {first} ~ {second}: {not_found}")
+    if any(model.declared_bases is not None for model in report.models.values()):
+        lines += [f"related, and declared by neither: {a} ~ {b}" for a, b in report.undeclared()]
+        lines += [f"declared, and {report.not_found(*pair)}: {' from '.join(pair)}" for pair in report.unsupported()]
+    if report.is_complete:
+        lines.append(report.progress_text)
+    if report.is_complete and report.n_not_compared:
+        lines.append(f"{report.n_not_compared:,} pairs: {NOT_NOMINATED}")
+    return "\n".join(lines)
+
+
+def _unfinished(report: SurveyReport) -> str:
+    """Return the line that says how much of a survey is missing."""
+    if report.pairs:
+        return f"not finished: {report.progress_text}; groups may grow"
+    n_read = len(report.readable())
+    return f"not finished: {n_read:,} of {len(report.names):,} models read, and no pair compared yet"
+
+
+def _group_lines(report: SurveyReport, group: tuple[str, ...], related: Sequence[Pair]) -> list[str]:
+    from mdir_hf.render.projection_words import drift_text
+
+    lines = [f"group: {', '.join(group)}"]
+    # In a large group the weakest relations are the interesting ones.
+    for pair in sorted(related, key=lambda pair: report.pairs[pair].log10_p or 0.0, reverse=True)[:MOST_PAIRS]:
+        result = report.pairs[pair]
+        how = f", {result.found_by}" if result.found_by else ""
+        drift = f"; {drift_text(result.layer_drift)}" if result.layer_drift else ""
+        lines.append(f"  {pair[0]} ~ {pair[1]}: {result.strength}{how}{drift}")
+    if len(related) > MOST_PAIRS:
+        lines.append(f"  and {len(related) - MOST_PAIRS} more related pairs of this group, which agree more")
+    return lines

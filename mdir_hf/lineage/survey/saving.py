@@ -1,4 +1,4 @@
-"""Finish a survey: join shards, read the bases that cards declare, and save everything to a folder.
+"""Finish a survey: read the bases that cards declare, and save everything to a folder.
 
 The folder can be loaded with ``datasets.load_dataset(folder, "pairs")`` and shown by the Hub's viewer.
 """
@@ -6,9 +6,7 @@ The folder can be loaded with ``datasets.load_dataset(folder, "pairs")`` and sho
 from __future__ import annotations
 
 import json
-import os
-import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.util import find_spec
@@ -19,14 +17,12 @@ from typing import Any
 import yaml
 
 from mdir_hf.comparison.progress import Progress, progress_bar
-from mdir_hf.errors import InputError, MdirError
+from mdir_hf.errors import MdirError
 from mdir_hf.lineage.cards.declared import declared_in
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
 from mdir_hf.lineage.survey.drawing import draw_survey, family_distances
-from mdir_hf.lineage.survey.planning import SAMPLE, load_sample, writing_into
-from mdir_hf.lineage.survey.result_file import RESULTS, read_survey, result_lines
-from mdir_hf.lineage.survey.results import ModelResult, SurveyReport
-from mdir_hf.lineage.survey.run import FINGERPRINTS
+from mdir_hf.lineage.survey.folder import writing_into
+from mdir_hf.lineage.survey.results import NOT_NOMINATED, ModelResult, SurveyReport
 from mdir_hf.model.open import Reading
 from mdir_hf.render.folder import write_file
 from mdir_hf.render.projection_words import drift_text
@@ -159,8 +155,7 @@ def _card(report: SurveyReport, n_rows: Mapping[str, int]) -> str:
             "---",
             TITLE,
             "",
-            f"{len(report.readable())} models, each compared with each by mdir-hf {version}; alpha = {alpha} for all "
-            "pairs together.",
+            f"{report.progress_text} by mdir-hf {version}; alpha = {alpha} for all pairs together.",
             "",
             f"- `pairs` ({n_rows[PAIRS]:,} rows): the verdict on two models, the step that settled it, and log10 "
             "of p of this step. If partners of neurons were searched for, p is missing, and `agreement` says how many "
@@ -169,7 +164,7 @@ def _card(report: SurveyReport, n_rows: Mapping[str, int]) -> str:
             "",
             "`homologous` says that neurons of one model are copies of neurons of the other. It does not say which "
             "model came first. `no_evidence` says that no relation was found by neurons of four layers, nor by the "
-            "full comparison if `layers_compared` is true.",
+            "full comparison if `layers_compared` is true. Pairs without a row were not compared.",
             "",
             "The same results as one object of JSON are in `survey.json`.",
             "",
@@ -179,40 +174,6 @@ def _card(report: SurveyReport, n_rows: Mapping[str, int]) -> str:
 
 def _feature(name: str, kind: str | Mapping[str, str]) -> dict[str, object]:
     return {"name": name, **({"dtype": kind} if isinstance(kind, str) else kind)}
-
-
-def join_shards(folders: Sequence[Path], out: Path | None) -> SurveyReport:
-    """Join the shards of a survey, even if some are incomplete.
-
-    If ``out`` is given, writes the whole survey's results, sample and stored rows to it.
-
-    Raises:
-        InputError: If a folder has no survey, folders belong to different surveys, or ``out`` cannot be written.
-    """
-    report = read_survey([folder / RESULTS for folder in folders])
-    if out is None:
-        return report
-    samples = [load_sample(folder / SAMPLE) for folder in folders]
-    if any(sample.tokens != samples[0].tokens for sample in samples):
-        raise InputError("the shards read different tokens; start them all from one --sample", subject=str(folders[0]))
-    with writing_into(out):
-        (out / FINGERPRINTS).mkdir(exist_ok=True)
-        if out.resolve() not in [folder.resolve() for folder in folders]:
-            write_file(out / RESULTS, result_lines(report))
-            write_file(out / SAMPLE, (folders[0] / SAMPLE).read_bytes())
-        for folder in folders:
-            for stored_path in (folder / FINGERPRINTS).glob("*.safetensors"):
-                _place(stored_path, out / FINGERPRINTS / stored_path.name)
-    return report
-
-
-def _place(source: Path, place: Path) -> None:
-    if place.exists():
-        return
-    try:
-        os.link(source, place)  # no bytes are copied if both are on the same disk
-    except OSError:
-        shutil.copyfile(source, place)
 
 
 READERS = 8
@@ -244,12 +205,12 @@ _FIGURES = {
 
 
 def save_survey(
-    report: SurveyReport, folder: Path, *, fingerprints: Mapping[str, Fingerprint] | None = None
+    report: SurveyReport, folder: Path, *, rows: Callable[[str], Fingerprint | None] = lambda name: None
 ) -> tuple[Path, ...]:
     """Write ``survey.json``, ``survey.md``, a dataset, and light and dark figures as SVG and PNG.
 
-    A ``README.md`` from another source is left unchanged; all other files are replaced atomically. Figures need
-    matplotlib.
+    ``rows`` returns the stored rows of a model, from which distances of relatives are measured. A ``README.md`` from
+    another source is left unchanged; all other files are replaced atomically. Figures need matplotlib.
 
     Raises:
         InputError: If the folder cannot be written.
@@ -258,7 +219,7 @@ def save_survey(
     if find_spec("matplotlib") is not None:
         from mdir_hf.render.figures import figure_bytes
 
-        families = family_distances(report, fingerprints or {})
+        families = family_distances(report, rows)
         for dark, suffix in ((False, ""), (True, "-dark")):
             for name, figure in draw_survey(report, families, dark=dark).items():
                 contents |= {f"{name}{suffix}.{kind}": figure_bytes(figure, kind) for kind in ("svg", "png")}
@@ -286,6 +247,8 @@ def _markdown(report: SurveyReport, written_names: Collection[str]) -> str:
         f"## No relative found{so_far}",
         _block(alone or "none"),
     ]
+    if report.is_complete and report.n_not_compared:
+        parts.append(f"{report.n_not_compared:,} pairs: {NOT_NOMINATED}.")
     if commands:
         parts += [
             "These pairs were not compared in full. `mdir-hf survey` with `--layers` compares them, or these commands "
@@ -314,11 +277,12 @@ def _markdown(report: SurveyReport, written_names: Collection[str]) -> str:
 
 
 def _declared(report: SurveyReport) -> list[str]:
-    lines = []
+    lines, unsupported = [], set(report.unsupported())
     for name in report.readable():
         for base in report.models[name].declared_bases or ():
             if base in report.models:
-                result_text = "shared ancestry found" if report.is_related(name, base) else report.not_found(name, base)
+                is_found = report.is_related(name, base) or (name, base) not in unsupported
+                result_text = "shared ancestry found" if is_found else report.not_found(name, base)
             else:
                 result_text = "not in this survey"
             lines.append(f"{name} declares {base}: {result_text}")

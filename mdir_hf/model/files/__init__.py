@@ -5,7 +5,7 @@ from mdir_hf.model.files.formats import first_files, open_checkpoint
 from mdir_hf.model.files.memory import MemorySource
 from mdir_hf.model.files.ranged import iter_row_blocks
 from mdir_hf.model.files.safetensors import SafetensorsSource
-from mdir_hf.model.files.sources import ByteSource, FileEntry, FileTree, TensorSource, TensorSpec
+from mdir_hf.model.sources import ByteSource, FileEntry, FileTree, TensorSource, TensorSpec
 
 __all__ = [
     "AdapterConfig",

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from mdir_hf.errors import NotFiniteError, UnsupportedFormatError
-from mdir_hf.model.files.sources import TensorSpec
+from mdir_hf.model.sources import TensorSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections import defaultdict
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 from mdir_hf.budgets import SHARD_INDEX
-from mdir_hf.errors import CheckpointError, NoWeightsError, SeveralModelsError, UnsupportedFormatError, naming
+from mdir_hf.errors import (
+    CheckpointError,
+    MdirError,
+    NoWeightsError,
+    SeveralModelsError,
+    UnsupportedFormatError,
+    naming,
+)
 from mdir_hf.model.files.adapters import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -18,14 +27,17 @@ from mdir_hf.model.files.adapters import (
     has_adapter,
     read_adapter_config,
 )
+from mdir_hf.model.files.adapters.factors import NamedFactors
+from mdir_hf.model.files.choosing import are_numbered, choose_by_headers, open_pytorch_model, refuse_without_model
 from mdir_hf.model.files.gguf import GgufSource, open_gguf, open_named_gguf
-from mdir_hf.model.files.index import parse_index, shard_named, slices_among, slices_refused
-from mdir_hf.model.files.onnx import OnnxSource, OnnxWeights, open_named_onnx, open_onnx
-from mdir_hf.model.files.pytorch import PYTORCH_SUFFIXES, PytorchSource, open_only_pytorch_file
+from mdir_hf.model.files.index import parse_index, shard_named, slices_beside, slices_refused
+from mdir_hf.model.files.kinds import FactorPair, LazyShapes, factor_pairs, of_factors
+from mdir_hf.model.files.onnx import OnnxWeights, open_onnx
+from mdir_hf.model.files.pytorch import PYTORCH_SUFFIXES, PytorchSource
 from mdir_hf.model.files.quantization import DequantizedSource
 from mdir_hf.model.files.safetensors import SafetensorsSource
 from mdir_hf.model.files.shards import ShardedTensors, check_complete, list_some
-from mdir_hf.model.files.sources import FileTree, StoredSource, TensorSource, TreeWithTensors
+from mdir_hf.model.sources import FileTree, StoredSource, TensorSource, TreeWithTensors
 
 _MLX_ADAPTER = "adapters.safetensors"
 OpenBase = Callable[[AdapterConfig], TensorSource]
@@ -42,7 +54,7 @@ class Format:
     """
 
     looks_for: str
-    open: Callable[[FileTree, str | None], ShardedTensors | None]
+    open: Callable[[FileTree, str | None], ShardedTensors | OnnxWeights | None]
 
 
 _UsuallyNamed = type[SafetensorsSource] | type[PytorchSource]
@@ -116,15 +128,15 @@ def open_checkpoint(
         if open_base is not None and file in ADAPTER_WEIGHTS and has_adapter(tree):
             return _open_adapter(tree, open_base)
         if file is not None:
-            return _as_numbers(_open_named(tree, file), tree)
+            return _as_numbers(_open_named(tree, file), tree, open_base)
         for file_format in FORMATS:
             if file_format is _PEFT_ADAPTER and open_base is not None and has_adapter(tree):
                 return _open_adapter(tree, open_base)
             source = file_format.open(tree, variant)
-            if source is not None and file_format is FORMATS[0]:
-                return _single_or_shards(source, tree, variant)
+            if isinstance(source, ShardedTensors) and file_format is FORMATS[0]:
+                return _single_or_shards(source, tree, variant, open_base)
             if source is not None:
-                return _as_numbers(source, tree)
+                return _as_numbers(source, tree, open_base)
         raise _no_weights(tree, variant)
 
 
@@ -156,16 +168,67 @@ def _open_tensors(tree: FileTree, tensors: StoredSource, open_base: OpenBase | N
     return DequantizedSource(tensors, tree)
 
 
-def _as_numbers(source: ShardedTensors, tree: FileTree) -> TensorSource:
-    if isinstance(source, OnnxSource):
-        return OnnxWeights(source)
-    return source if isinstance(source, GgufSource) else DequantizedSource(source, tree)
+def _as_numbers(
+    source: ShardedTensors | OnnxWeights, tree: FileTree, open_base: OpenBase | None = None
+) -> TensorSource:
+    if isinstance(source, (GgufSource, OnnxWeights)):
+        return source
+    pairs = _factors_alone(source)
+    if pairs:
+        return _open_factors(source, pairs, tree, open_base)
+    _mention_adapter(source, tree)
+    return DequantizedSource(source, tree)
 
 
-def _single_or_shards(single: ShardedTensors, tree: FileTree, variant: str | None) -> TensorSource:
+def _factors_alone(source: ShardedTensors) -> dict[str, FactorPair]:
+    """Return the pairs of low-rank factors if the file holds nothing else."""
+    if len(source.paths) != 1:
+        return {}
+    with suppress(MdirError):  # errors are raised when the weights are read
+        return factor_pairs(LazyShapes(source))
+    return {}
+
+
+def _open_factors(
+    source: ShardedTensors, pairs: dict[str, FactorPair], tree: FileTree, open_base: OpenBase | None
+) -> TensorSource:
+    path, what = source.paths[0], of_factors(pairs)
+    if ADAPTER_CONFIG not in tree.files or open_base is None:
+        why = "the base is not opened here" if ADAPTER_CONFIG in tree.files else f"there is no {ADAPTER_CONFIG} here"
+        raise UnsupportedFormatError(
+            f"{path} holds only the {what}, which are changes to a base model, and {why}; merge it and compare the "
+            f"result, or write an {ADAPTER_CONFIG} with base_model_name_or_path, r and lora_alpha beside it"
+        )
+    config = read_adapter_config(tree)
+    base = open_base(config)
+    factors = NamedFactors(source, pairs, base)
+    return AdaptedSource(base, factors, config, doubts=factors.doubts)
+
+
+def _mention_adapter(source: ShardedTensors, tree: FileTree) -> None:
+    beside = [
+        path
+        for path in sorted(tree.files)
+        if path.rpartition("/")[2] == next((n for n in ADAPTER_WEIGHTS if _beside(path, n) in tree.files), None)
+        and path not in source.paths
+    ]
+    if beside:
+        were = "an adapter, lies" if len(beside) == 1 else "adapters, lie"
+        was = "was" if len(beside) == 1 else "were"
+        source.add_note(f"{list_some(beside)}, {were} beside {list_some(source.paths)} and {was} not applied")
+
+
+def _beside(path: str, name: str) -> str:
+    folder = path.rpartition("/")[0]
+    return f"{folder}/{name}" if folder else name
+
+
+def _single_or_shards(
+    single: ShardedTensors, tree: FileTree, variant: str | None, open_base: OpenBase | None
+) -> TensorSource:
     """Open the single file or, if its codes cannot be read, the shards next to it."""
     # Converters may leave a quantised model.safetensors next to the shards it was made from, with the shards' config.
-    tensors = _as_numbers(single, tree)
+    tensors = _as_numbers(single, tree, open_base)
     shards = _open_usual_index(SafetensorsSource, tree, variant)
     if shards is None:
         return tensors
@@ -182,21 +245,24 @@ def _single_or_shards(single: ShardedTensors, tree: FileTree, variant: str | Non
     return tensors
 
 
-def _open_named(tree: FileTree, file: str) -> ShardedTensors:
+def _open_named(tree: FileTree, file: str) -> ShardedTensors | OnnxWeights:
     name = file.lower()
     if name.endswith(".safetensors"):
         return SafetensorsSource(tree, paths=[file])
     if name.endswith(".json"):
         return _open_index(tree, file, PytorchSource if ".bin." in name else SafetensorsSource)
     if name.endswith(PYTORCH_SUFFIXES):
+        slices = slices_beside(file, tree.files)
+        if slices:
+            raise UnsupportedFormatError(f"{file} is one of several slices: {slices_refused(slices)}")
         return PytorchSource(tree, paths=[file])
     if name.endswith(".gguf"):
         return open_named_gguf(tree, file)
     if name.endswith(".onnx"):
-        return open_named_onnx(tree, file)
+        return OnnxWeights(tree, file)
     raise UnsupportedFormatError(
-        f"{file!r} has an unsupported format; name a .safetensors, .bin, .pth, .pt, .gguf or .onnx file, or the index "
-        "of a sharded model"
+        f"{file!r} has an unsupported format; name a .safetensors, .bin, .pth, .pt, .ckpt, .gguf or .onnx file, or the "
+        "index of a sharded model"
     )
 
 
@@ -214,18 +280,18 @@ def _open_only_file(tree: FileTree, variant: str | None) -> ShardedTensors | Non
     return SafetensorsSource(tree, paths=names)
 
 
-def _refuse_unclear(tree: FileTree, variant: str | None) -> ShardedTensors | None:
+def _open_among_several(tree: FileTree, variant: str | None) -> ShardedTensors | None:
     names = _safetensors_in_root(tree)
-    slices = slices_among(names)
-    if variant is None and slices:
-        raise UnsupportedFormatError(slices_refused(slices))
-    if variant is None and len(names) > 1:
+    if variant is not None or not names:
+        return None
+    source = choose_by_headers(tree, names, SafetensorsSource)
+    if source is None and len(names) > 1:
         raise SeveralModelsError(
             f"there is no model.safetensors and no index, so it is unclear which of {len(names)} files is the model "
             f"({list_some(names)}); name one file, or a variant",
             files=tuple(names),
         )
-    return None
+    return source
 
 
 def _open_adapter(tree: FileTree, open_base: OpenBase) -> TensorSource:
@@ -273,7 +339,7 @@ def _refusal(name: str, patterns: str, advice: str) -> Format:
     return Format("", refuse)
 
 
-def _open_onnx(tree: FileTree, variant: str | None) -> ShardedTensors | None:
+def _open_onnx(tree: FileTree, variant: str | None) -> OnnxWeights | None:
     """Open an ONNX export, unless a subfolder contains a checkpoint."""
     return None if _readable_below(tree) else open_onnx(tree, variant)
 
@@ -290,6 +356,10 @@ def _refuse_ctranslate2(tree: FileTree, variant: str | None) -> ShardedTensors |
 
 _EXPORTED = "compare the checkpoint that they were exported from"
 _PEFT_ADAPTER = Format(" and ".join((ADAPTER_CONFIG, ADAPTER_WEIGHTS[0])), _refuse_adapter)
+_GATHER = (
+    "gather it into one file (`python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER model.pt`), and "
+    "compare that"
+)
 _CONVERT = "convert them to safetensors (`save_pretrained` writes it), or compare a copy that has it"
 
 FORMATS: tuple[Format, ...] = (
@@ -301,19 +371,26 @@ FORMATS: tuple[Format, ...] = (
     Format("*.safetensors", _open_only_file),
     Format("model-00001-of-000NN.safetensors", partial(_open_shards, SafetensorsSource)),
     Format("pytorch_model-00001-of-000NN.bin", partial(_open_shards, PytorchSource)),
-    Format("*.safetensors", _refuse_unclear),
+    Format("*.safetensors", _open_among_several),
     _PEFT_ADAPTER,
     Format("", _refuse_ctranslate2),
-    Format("*.pth, *.pt, *model*.bin", open_only_pytorch_file),
+    Format("*.pth, *.pt, *.ckpt, *.bin", open_pytorch_model),
     Format("*.gguf", open_gguf),
     Format("*.onnx, onnx/*.onnx", _open_onnx),
-    _refusal("TensorFlow or Flax files", "tf_model*.h5 flax_model*.msgpack model.ckpt*", _CONVERT),
+    _refusal("a distributed checkpoint of PyTorch (DCP)", "*.distcp */*.distcp", _GATHER),
+    _refusal(
+        "a DeepSpeed checkpoint",
+        "*/*_optim_states.pt */*_model_states.pt zero_pp_rank_*.pt",
+        "gather them with the script zero_to_fp32.py that DeepSpeed writes beside them, and compare the result",
+    ),
+    _refusal("TensorFlow or Flax files", "tf_model*.h5 flax_model*.msgpack *.ckpt.* *.ckpt-*", _CONVERT),
     _refusal("a TensorRT engine", "*.engine *.plan", _EXPORTED),
     _refusal("TensorFlow Lite", "*.tflite *.task", _EXPORTED),
     _refusal("ExecuTorch", "*.pte", _EXPORTED),
     _refusal("Core ML", "*.mlmodel *.mlpackage/*", _EXPORTED),
     _refusal("a NeMo archive", "*.nemo", _CONVERT),
     _refusal("NumPy archives", "*.npz", _CONVERT),
+    Format("", refuse_without_model),
 )
 """Every known format, in order of preference.
 
@@ -332,6 +409,9 @@ def _no_weights(tree: FileTree, variant: str | None) -> CheckpointError:
     else:
         looked_for = ", ".join(dict.fromkeys(file_format.looks_for for file_format in FORMATS if file_format.looks_for))
         hint = ""
+    ranks = [path for path in below if re.search(r"(?:^|/)mp_rank_[\d_]+/", path)]
+    if len(ranks) > 1 and ranks == below and are_numbered(ranks):
+        raise UnsupportedFormatError(slices_refused(ranks))
     if below and not hint:
         return NoWeightsError(f"no weights in its root; name the subfolder that holds them ({list_some(below)})")
     if not tree.files:
@@ -342,11 +422,15 @@ def _no_weights(tree: FileTree, variant: str | None) -> CheckpointError:
 
 
 def _readable_below(tree: FileTree) -> list[str]:
-    patterns = ("*/*.safetensors", "*/*.bin", "*/*.gguf", "*/*.pth")
+    patterns = ("*/*.safetensors", "*/*.bin", "*/*.gguf", "*/*.pth", "*/*.pt", "*/*.ckpt")
+    # The folders of distributed checkpoints, which have errors of their own.
+    distributed = {path.rpartition("/")[0] for path in tree.files if path.endswith((".distcp", "_optim_states.pt"))}
     return [
         path
         for path in sorted(tree.files)
-        if any(fnmatch.fnmatchcase(path, p) for p in patterns) and ".mlpackage/" not in path
+        if any(fnmatch.fnmatchcase(path, p) for p in patterns)
+        and ".mlpackage/" not in path
+        and path.rpartition("/")[0] not in distributed
     ]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from mdir_hf.names import safe_path
 
 # transformers writes model-00001-of-00003; other tools use another separator or width, or count from 0.
 _SHARD = re.compile(
-    r"(?P<stem>.+?)[-_.](?P<number>\d{1,7})[-_]of[-_](?P<total>\d{1,7})(?P<suffix>\.safetensors|\.bin|\.pth|\.pt)",
+    r"(?P<stem>.+?)[-_.](?P<number>\d{1,7})[-_]of[-_](?P<total>\d{1,7})(?P<suffix>\.safetensors|\.bin|\.pth|\.pt|\.ckpt)",
     re.DOTALL,
 )
 # Names used by Meta, DeepSeek, vLLM, Megatron and SGLang. Each file contains a part of every matrix.
@@ -26,8 +26,8 @@ _SLICE = re.compile(
     r"consolidated[._-]\d{1,3}\.(pth|pt|safetensors)"
     r"|model\d{1,3}-mp\d{1,3}\.safetensors"
     r"|model-rank-\d{1,3}-part-\d{1,3}\.safetensors"
-    r"|(.*[._-])?(mp|tp)?[._-]?rank[._-]?\d{1,3}([._-].*)?\.(safetensors|bin|pth|pt)"
-    r"|.*[._-]tp[._-]?\d{1,3}([._-].*)?\.(safetensors|bin|pth|pt)",
+    r"|(.*[._-])?(mp|tp)?[._-]?rank[._-]?\d{1,3}([._-].*)?\.(safetensors|bin|pth|pt|ckpt)"
+    r"|.*[._-]tp[._-]?\d{1,3}([._-].*)?\.(safetensors|bin|pth|pt|ckpt)",
     re.DOTALL,
 )
 
@@ -48,17 +48,33 @@ def shard_named(name: str) -> Shard | None:
 
 
 def slices_among(names: Iterable[str]) -> list[str]:
-    """Return the names of tensor-parallel slices, sorted; empty if there are fewer than two."""
+    """Return the names of slices of ranks, sorted; empty if there are fewer than two."""
     slices = sorted(name for name in names if _SLICE.fullmatch(name.lower()))
     return slices if len(slices) > 1 else []
 
 
-def slices_refused(slices: list[str]) -> str:
-    """Return the error message for tensor-parallel slices."""
+def slices_beside(path: str, paths: Iterable[str]) -> list[str]:
+    """Return a slice's name and the names of the other ranks' slices, sorted; empty for other files."""
+    alike = re.sub(r"\d+", "0", path)
+    return slices_among(each for each in paths if re.sub(r"\d+", "0", each) == alike)
+
+
+_PARALLELISM = (
+    (re.compile(r"world_size|fsdp", re.IGNORECASE), "the ranks of sharded training (FSDP)"),
+    (re.compile(r"mp_rank_\d+_\d+", re.IGNORECASE), "tensor and pipeline parallelism"),
+    (re.compile(r"consolidated|(?:^|[^a-z])[mt]p(?:[^a-z]|\d)|-part-", re.IGNORECASE), "tensor parallelism"),
+)
+"""Kinds of slices, keyed by patterns of their names."""
+
+
+def slices_refused(slices: Sequence[str]) -> str:
+    """Return the error message for the slices of several ranks."""
+    kinds = (kind for pattern, kind in _PARALLELISM if pattern.search(slices[0]))
+    kind = next(kinds, "the ranks of a run")
     return (
-        f"the weights are split into {len(slices)} slices for tensor parallelism ({slices[0]}, …): each file holds a "
-        "part of every matrix, which is not supported; compare a copy in the layout of transformers, which most such "
-        "repositories have in their root or under another name"
+        f"the weights are split into {len(slices)} slices for {kind} ({slices[0]}, …): each file holds only a part of "
+        "the model, which is not supported; compare a copy in the layout of transformers, or gather the slices with "
+        "the tool of the framework that wrote them"
     )
 
 

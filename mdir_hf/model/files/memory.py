@@ -12,7 +12,7 @@ import torch
 from mdir_hf.errors import InputError, TensorNotFoundError
 from mdir_hf.model.files.decode import NAME_OF_TORCH_DTYPE, check_finite, check_weight, result_dtype
 from mdir_hf.model.files.ranged import check_rows
-from mdir_hf.model.files.sources import Description, StoredTensor, TensorSpec
+from mdir_hf.model.sources import Description, StoredTensor, TensorSpec
 
 NO_FILE = "in memory"
 

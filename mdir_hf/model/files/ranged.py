@@ -27,7 +27,7 @@ from mdir_hf.model.files.decode import (
     view_bytes,
     weight_encoding,
 )
-from mdir_hf.model.files.sources import ByteSource, Description, FileTree, Span, TensorSpec
+from mdir_hf.model.sources import ByteSource, Description, FileTree, Span, TensorSpec
 from mdir_hf.processor import is_one_of_several_ranks
 
 IntArray = npt.NDArray[np.int64]

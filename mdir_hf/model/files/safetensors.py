@@ -26,7 +26,7 @@ from mdir_hf.budgets import MARKS_OF_A_TENSOR, SAFETENSORS_HEADER, collector_pau
 from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError, naming
 from mdir_hf.model.files.decode import DTYPES
 from mdir_hf.model.files.shards import Header, ShardedTensors
-from mdir_hf.model.files.sources import TensorSpec, excess_of_shape
+from mdir_hf.model.sources import TensorSpec, excess_of_shape
 
 LENGTH_N_BYTES = 8
 """Size of the length field before the header."""

@@ -15,7 +15,7 @@ from mdir_hf.budgets import MAX_TENSORS, MAX_TENSORS_UNINDEXED
 from mdir_hf.errors import CheckpointError, CorruptCheckpointError, TensorNotFoundError, UnsupportedFormatError
 from mdir_hf.model.files.index import Disagreement, ShardIndex, contradicts_sizes, place_by_headers
 from mdir_hf.model.files.ranged import MAX_SPAN_BYTES, RangedTensors
-from mdir_hf.model.files.sources import Description, FileTree, StoredTensor, TensorSpec, TreeThatReadsAhead
+from mdir_hf.model.sources import Description, FileTree, StoredTensor, TensorSpec, TreeThatReadsAhead
 
 Header = Mapping[str, TensorSpec | str]
 """Specs of a weight file's tensors, keyed by name; for an unsupported tensor, a description instead."""
@@ -203,7 +203,7 @@ class ShardedTensors(RangedTensors):
             are_slices = 2 * (len(names_and_paths) - len(path_of)) >= len(path_of)
             raise CorruptCheckpointError(
                 f"tensor {twice!r} is in {' and in '.join(holders)}, and no index says which one is valid"
-                + ("; so are most tensors, as in slices for tensor parallelism" if are_slices else ""),
+                + ("; so are most tensors, as in the slices of several ranks" if are_slices else ""),
                 subject=self.label,
             )
         return path_of

@@ -23,7 +23,6 @@ from mdir_hf.model.hub.endpoint import CALLER, may_see_token, origin
 from mdir_hf.model.hub.errors_map import hub_errors, of_status
 from mdir_hf.model.hub.retry import (
     MOST_UNCONNECTED,
-    QUOTA,
     RETRIED_STATUSES,
     Patience,
     StalledError,
@@ -56,30 +55,16 @@ def get(
     endpoint: str,
     token: str | bool | None,
     headers: Mapping[str, str] | None = None,
-    cancelled: threading.Event | None = None,
 ) -> Iterator[Any]:  # a response from httpx or httpx2
-    """Send a GET request as soon as the Hub's rate limit allows it.
-
-    Redirects are not followed. The token is sent only to the Hub.
-    """
-    is_hub = may_see_token(url, endpoint)
-    sent = build_hf_headers(token=token if is_hub else False, **CALLER)
+    """Send a GET request. Redirects are not followed, and the token is sent only to the Hub."""
+    sent = build_hf_headers(token=token if may_see_token(url, endpoint) else False, **CALLER)
     timeouts_s = (CONNECT_TIMEOUT_S, READ_TIMEOUT_S, READ_TIMEOUT_S, READ_TIMEOUT_S)  # connect, read, write, pool
-    if is_hub:
-        QUOTA.before(url, sent.get("authorization", ""), cancelled)
     session = get_session()
     session.cookies.jar.set_policy(_TakesNone())
     with session.stream(
         "GET", url, headers={**sent, **(headers or {})}, timeout=timeouts_s, follow_redirects=False
     ) as response:
-        if is_hub:
-            QUOTA.after(url, sent.get("authorization", ""), response.headers)
         yield response
-
-
-def wait_for_turn(url: str, *, token: str | bool | None) -> None:
-    """Wait until the rate limit allows the Hub client to send a request."""
-    QUOTA.before(url, build_hf_headers(token=token).get("authorization", ""))
 
 
 def secured(url: str, target: str, *, subject: str) -> str:

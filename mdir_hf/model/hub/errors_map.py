@@ -124,9 +124,9 @@ _BY_STATUS: dict[int, _Message] = {
 }
 _OTHER_STATUS: _Message = (ServerError, "the server still returned {status}{of} after all retries; try again later")
 
-# Keyed by name, because the 1.x client lacks some of these. A test checks that every class of the client has an entry,
-# so that classes added by later clients are reviewed. If the value is a string, the error depends on the response; the
-# string is the X-Error-Code to assume if the response has none.
+# Keyed by name, because the 1.x client lacks some of these. If the value is a string, the error depends on the
+# response; the string is the X-Error-Code to assume if the response has none. All other errors, such as those of
+# inference or jobs, are unexpected.
 _TRANSLATIONS: dict[str, _Message | str] = {
     "HfHubHTTPError": "",
     "BadRequestError": "",
@@ -154,21 +154,6 @@ _TRANSLATIONS: dict[str, _Message | str] = {
         "the download from Xet storage failed{of}; try again, or set HF_HUB_DISABLE_XET=1",
     ),
 }
-# Errors of calls that this package never makes: inference, buckets, jobs, uploads, the command line, sandboxes.
-_TRANSLATIONS |= dict.fromkeys(
-    [
-        *("InferenceTimeoutError", "InferenceEndpointError", "InferenceEndpointTimeoutError"),
-        *("TextGenerationError", "ValidationError", "GenerationError", "OverloadedError"),
-        *("IncompleteGenerationError", "UnknownError"),
-        *("BucketNotFoundError", "BucketBatchError", "JobNotFoundError", "SandboxError", "SandboxCommandError"),
-        *("SafetensorsParsingError", "NotASafetensorsRepoError", "DryRunError", "FileDuplicationError"),
-        *("DDUFError", "DDUFCorruptedFileError", "DDUFExportError", "DDUFInvalidEntryNameError"),
-        *("StrictDataclassError", "StrictDataclassDefinitionError"),
-        *("StrictDataclassFieldValidationError", "StrictDataclassClassValidationError"),
-        *("CLIError", "ConfirmationError", "CLIExtensionInstallError"),
-    ],
-    _UNEXPECTED,
-)
 
 
 @contextmanager
@@ -213,6 +198,8 @@ def translate(
             # The client also reports a network failure as "not in the cache"; the cause tells them apart.
             return by_cause() or translated(entry)
         return translated(entry, kind=type(exc).__name__)
+    if type(exc).__module__ == "huggingface_hub.errors":
+        return translated(_UNEXPECTED, kind=type(exc).__name__)
     if (isinstance(exc, UnicodeEncodeError) and _is_of_the_client(exc)) or _is_of_a_header(exc):
         return translated(_INVALID_TOKEN)  # the token is the only header with free text
     no_connection = _NO_CONNECTION if file or not revision else _NO_CONNECTION_YET

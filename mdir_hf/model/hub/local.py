@@ -25,8 +25,8 @@ from mdir_hf.errors import (
     ShortReadError,
     UnsafePathError,
 )
-from mdir_hf.model.files.sources import FileEntry, Span
 from mdir_hf.model.hub.ledger import IoLedger
+from mdir_hf.model.sources import FileEntry, Span
 from mdir_hf.names import safe_path
 
 COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
 from mdir_hf.errors import ServerError
-from mdir_hf.model.hub.connection import secured, wait_for_turn
+from mdir_hf.model.hub.connection import secured
 from mdir_hf.model.hub.endpoint import CALLER
 from mdir_hf.model.hub.errors_map import hub_errors
 from mdir_hf.model.hub.ledger import IoLedger
@@ -125,17 +125,12 @@ class Locator:
 
     def _head(self) -> Location:
         place = self.place
-
-        def before_each() -> None:
-            self._ledger.requested()
-            wait_for_turn(place.url, token=place.token)
-
         with hub_errors(place.label, file=place.path, revision=place.commit):
             metadata = with_patience(
                 lambda: get_hf_file_metadata(
                     place.url, token=place.token, timeout=HEAD_TIMEOUT_S, endpoint=place.endpoint, **CALLER
                 ),
-                before_each=before_each,
+                before_each=self._ledger.requested,
             )
         etag, n_bytes = metadata.etag, metadata.size
         if etag is None or n_bytes is None or metadata.commit_hash is None:

@@ -18,11 +18,11 @@ from mdir_hf.errors import (
     OfflineError,
     RepositoryNotFoundError,
 )
-from mdir_hf.model.files.sources import FileEntry
 from mdir_hf.model.hub.connection import ask, no_answer, secured
 from mdir_hf.model.hub.endpoint import current_endpoint, is_offline, path_on_hub
 from mdir_hf.model.hub.errors_map import hub_errors
 from mdir_hf.model.hub.local import COMMIT, SHA256, commit_named
+from mdir_hf.model.sources import FileEntry
 from mdir_hf.names import is_repo_id
 
 

@@ -13,7 +13,7 @@ from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
 from huggingface_hub.errors import HfHubHTTPError
 
 from mdir_hf.errors import CardError, OfflineError, PullRequestError, ServerError
-from mdir_hf.model.hub.connection import RefusalError, ask, no_answer, wait_for_turn
+from mdir_hf.model.hub.connection import RefusalError, ask, no_answer
 from mdir_hf.model.hub.endpoint import CALLER, current_endpoint, is_offline
 from mdir_hf.model.hub.errors_map import hub_errors
 from mdir_hf.model.hub.model_info import model_info
@@ -34,8 +34,6 @@ _MOST_OPEN = 100
 """Number of open pull requests whose titles are checked, newest first."""
 _FEWEST_ON_A_PAGE = 10
 _Kind = Literal["model", "dataset"]
-_COMMIT_REQUESTS = 3
-"""Number of requests that committing small files takes: check the card, choose how to upload, and commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +95,6 @@ def open_pull_request(
                 f"the repository moved from {proposed.parent[:7]} to {head[:7]} {_MEANWHILE}", subject=repo
             )
         operations = [CommitOperationAdd(path, content) for path, content in proposed.files.items()]
-        for _ in range(_COMMIT_REQUESTS):
-            wait_for_turn(f"{endpoint}/api/{kind}s/{repo}", token=token)
         with warnings.catch_warnings(record=True) as remarks:
             warnings.simplefilter("always")
             info = api.create_commit(
@@ -133,7 +129,7 @@ def _check_no_duplicate(repo: str, title: str, kind: _Kind, *, endpoint: str, to
 def _open_pull_requests(
     repo: str, kind: _Kind, *, endpoint: str, token: str | bool | None
 ) -> Iterator[tuple[int, str]]:
-    # The client's own function would request pages forever if the Hub kept returning empty ones.
+    # The client's own function has no timeout, and would request pages forever if the Hub kept returning empty ones.
     n_seen = 0
     for page in range(_MOST_OPEN // _FEWEST_ON_A_PAGE):
         query = urlencode({"type": "pull_request", "status": "open", "p": page})

@@ -9,8 +9,8 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any
 
+from mdir_hf.background import in_order, result_of, run_beside
 from mdir_hf.errors import HubError, MdirError, RangeIgnoredError, ServerError, ShortReadError
-from mdir_hf.model.files.sources import Span
 from mdir_hf.model.hub.connection import MOVED, drain, get, pieces
 from mdir_hf.model.hub.endpoint import may_see_token
 from mdir_hf.model.hub.errors_map import of_status, translate
@@ -19,7 +19,7 @@ from mdir_hf.model.hub.local import check_span
 from mdir_hf.model.hub.location import HubPlace, Location, Locator
 from mdir_hf.model.hub.range_cache import RangeCache, content_key
 from mdir_hf.model.hub.retry import RETRIED_STATUSES, Patience, is_stall, is_transient
-from mdir_hf.processor import in_order, result_of, run_beside
+from mdir_hf.model.sources import Span
 
 DEFAULT_IN_FLIGHT = 8
 WHOLE_SPAN_BYTES = 8 << 20
@@ -178,7 +178,7 @@ class HubFile:
             location = self._locator.current()
             try:
                 self._ledger.requested()
-                with self._get(location.url, body.position, stop, cancelled) as response:
+                with self._get(location.url, body.position, stop) as response:
                     status = response.status_code
                     if status not in (200, 206):
                         drain(response, subject=self.label)
@@ -217,11 +217,11 @@ class HubFile:
             if (cancelled is not None and cancelled.is_set()) or not patience.failed(headers, cancelled, cause=cause):
                 raise (failure or self._dropped(body, cause)) from cause
 
-    def _get(self, url: str, start: int, stop: int, cancelled: threading.Event | None) -> AbstractContextManager[Any]:
+    def _get(self, url: str, start: int, stop: int) -> AbstractContextManager[Any]:
         # Offsets refer to the bytes of the file, so the content must not be compressed.
         headers = {"Accept-Encoding": "identity", "Range": f"bytes={start}-{stop - 1}"}
         place = self._place
-        return get(url, endpoint=place.endpoint, token=place.token, headers=headers, cancelled=cancelled)
+        return get(url, endpoint=place.endpoint, token=place.token, headers=headers)
 
     def _is_off_hub(self, location: Location) -> bool:
         return not may_see_token(location.url, self._place.endpoint)

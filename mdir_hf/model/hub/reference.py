@@ -49,7 +49,7 @@ def kind_of_file(path: Path) -> str:
     return "a JSON file" if start.startswith((b"{", b"[")) else "a text file"
 
 
-_WEIGHT_FILES = ".safetensors, .bin or their .index.json, .pth, .pt, .gguf, .onnx"
+_WEIGHT_FILES = ".safetensors, .bin or their .index.json, .pth, .pt, .ckpt, .gguf, .onnx"
 _NAMES = "accepted are owner/name, owner/name@revision, owner/name/folder, owner/name/file.gguf, owner/name:Q4_K_M,"
 _ADDRESS = "a Hub URL such as https://huggingface.co/owner/name"
 _ACCEPTED_ON_THE_HUB = f"{_NAMES} or {_ADDRESS}"
@@ -121,7 +121,7 @@ def _parse(reference: str | os.PathLike[str], *, allow_local: bool) -> Reference
         return _local(text)
     is_weights = text.lower().endswith(WEIGHT_SUFFIXES)
     # One repository may contain several such files: quantisations, or models (RWKV).
-    is_of_a_repository = text.lower().endswith((".gguf", ".pth", ".onnx"))
+    is_of_a_repository = text.lower().endswith((".gguf", ".pth", ".ckpt", ".onnx"))
     # Everything after an @ is the revision, which may contain slashes, unless a file is named.
     is_in_a_repository = is_of_a_repository or not (is_weights or "@" in text)
     if text.strip("/").count("/") > 1 and is_in_a_repository:
@@ -132,10 +132,11 @@ def _parse(reference: str | os.PathLike[str], *, allow_local: bool) -> Reference
 
 
 def _local(text: str) -> Reference:
-    path = Path(text).expanduser()
+    path = Path(text)
     try:
+        path = path.expanduser()
         is_folder, is_file = path.is_dir(), path.is_file()
-    except OSError:
+    except (OSError, RuntimeError):  # the name is too long for this disk, or the home folder is unknown
         is_folder = is_file = False
     if is_folder:
         return Reference(text, folder=Path(os.path.realpath(path)))

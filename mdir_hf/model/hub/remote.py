@@ -13,8 +13,8 @@ from pathlib import Path
 
 from huggingface_hub import constants, try_to_load_from_cache
 
+from mdir_hf.background import result_of, run_beside
 from mdir_hf.errors import FileMissingError, GatedRepositoryError, ServerError
-from mdir_hf.model.files.sources import ByteSource, FileEntry
 from mdir_hf.model.hub.endpoint import current_endpoint
 from mdir_hf.model.hub.ledger import IoLedger
 from mdir_hf.model.hub.local import LocalFile, check_size, has_digest
@@ -22,8 +22,8 @@ from mdir_hf.model.hub.location import HubPlace
 from mdir_hf.model.hub.model_info import model_info
 from mdir_hf.model.hub.range_cache import shared_range_cache
 from mdir_hf.model.hub.ranges import HubFile
+from mdir_hf.model.sources import ByteSource, FileEntry
 from mdir_hf.names import safe_path
-from mdir_hf.processor import result_of, run_beside
 
 _MOST_EXPECTED_BYTES = 64 << 20
 _KEPT_BYTES = 1 << 20

@@ -13,13 +13,13 @@ from huggingface_hub import constants
 from huggingface_hub.file_download import repo_folder_name
 
 from mdir_hf.errors import FileMissingError, InputError, OfflineError
-from mdir_hf.model.files.sources import ByteSource, FileEntry
 from mdir_hf.model.hub.endpoint import is_offline
 from mdir_hf.model.hub.ledger import IoLedger
 from mdir_hf.model.hub.local import COMMIT, LocalRepository
 from mdir_hf.model.hub.model_info import model_info
 from mdir_hf.model.hub.reference import Reference, parse_reference
 from mdir_hf.model.hub.remote import HubRepository, RepositoryOptions, hub_cache_dir
+from mdir_hf.model.sources import ByteSource, FileEntry
 from mdir_hf.names import safe_path
 
 
@@ -72,7 +72,7 @@ def resolve_model(
 
 @runtime_checkable
 class Repository(Protocol):
-    """A :class:`~mdir_hf.model.files.sources.FileTree` that knows its origin.
+    """A :class:`~mdir_hf.model.sources.FileTree` that knows its origin.
 
     Attributes:
         repo: Name to show in reports: the requested repo id, or the folder.

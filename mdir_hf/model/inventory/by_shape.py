@@ -20,7 +20,7 @@ from mdir_hf.model.roles import Anatomy, ConfigSizes, Layer, Role, WeightPart, r
 from mdir_hf.model.roles.layer_names import Stack, find_stacks
 from mdir_hf.model.roles.layers import place_layers
 from mdir_hf.model.roles.parts import ShapeOf, StoredWeight, part_shape
-from mdir_hf.model.roles.tables import OTHER_STACKS
+from mdir_hf.model.roles.tables import INTERMEDIATE_SIZE_KEYS, OTHER_STACKS
 from mdir_hf.model.roles.wrappers import with_stored_names, without_wrappers
 
 LEAST_LAYERS = 2
@@ -30,7 +30,6 @@ MOST_MATRICES = 64
 """Number of a connector's tensors, sorted by name, to search for an MLP."""
 
 LIKE_A_HEAD = ("head", "out", "logit", "unembed", "decoder")
-_INTERMEDIATE = ("intermediate_size", "ffn_dim", "n_inner", "d_ff", "ffn_hidden_size", "feed_forward_size")
 
 
 def resolve_by_shape(
@@ -143,7 +142,7 @@ def _layer(stack: Stack, index: int, shapes: Mapping[str, tuple[int, ...]], hidd
         by_shape[shapes[name]].append(name)
     alone = {shape: names[0] for shape, names in by_shape.items() if len(names) == 1 and len(shape) == 2}
     parts: dict[Role, WeightPart] = {}
-    inner = next((sizes.numbers[key] for key in _INTERMEDIATE if key in sizes.numbers), None)
+    inner = next((sizes.numbers[key] for key in INTERMEDIATE_SIZE_KEYS if key in sizes.numbers), None)
     if inner is None:
         inner = max((shape[1] for shape in by_shape if len(shape) == 2 and shape[0] == hidden), default=None)
     width = None if sizes.n_heads is None or sizes.width_of_head is None else sizes.n_heads * sizes.width_of_head
@@ -171,7 +170,6 @@ def other_stacks(
     def shape_of(name: str) -> tuple[int, ...]:
         return tuple(tensors.spec(name).shape)
 
-    language = next((part for part in inventory.parts if part.name == LANGUAGE), None)
     vectors = {part.owner: part.tensors for part in inventory.parts if part.kind is PartKind.VECTORS}
     for part in inventory.parts:
         if part.kind not in (PartKind.STACK, PartKind.CONNECTOR) or part.name == LANGUAGE:
@@ -181,7 +179,7 @@ def other_stacks(
         else:
             anatomy = stack_anatomy((*part.tensors, *vectors.get(part.name, ())), shape_of)
         if anatomy is not None:
-            views.append(ModelView(part.name, label, tensors, anatomy, is_loaded=is_loaded(part, language, config)))
+            views.append(ModelView(part.name, label, tensors, anatomy, is_loaded=is_loaded(part, inventory, config)))
     return tuple(views)
 
 

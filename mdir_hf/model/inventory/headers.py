@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -11,18 +9,20 @@ from types import MappingProxyType
 
 from mdir_hf.errors import AnatomyError, CorruptCheckpointError, TensorNotFoundError, UnsupportedFormatError
 from mdir_hf.model.files import TensorSource
-from mdir_hf.model.files.sources import ListsContents, StoredTensor
 from mdir_hf.model.inventory.by_class import names_by_class
 from mdir_hf.model.inventory.by_shape import resolve_by_shape
-from mdir_hf.model.inventory.loaded import n_predicted_layers
+from mdir_hf.model.inventory.by_structure import with_structure, without_groups
+from mdir_hf.model.inventory.loaded import loaded_names, n_predicted_layers
+from mdir_hf.model.inventory.orientation import with_fitting_orientation
 from mdir_hf.model.inventory.records import ModelInventory
 from mdir_hf.model.inventory.take import take_inventory
 from mdir_hf.model.roles import Anatomy, Layer, Role, resolve_anatomy
 from mdir_hf.model.roles.config import read_sizes
-from mdir_hf.model.roles.layer_names import split_at_layer
-from mdir_hf.model.roles.parts import StoredWeight, WeightPart
+from mdir_hf.model.roles.layer_names import find_stacks
+from mdir_hf.model.roles.parts import ShapeOf, StoredWeight, WeightPart, part_shape
 from mdir_hf.model.roles.resolve import resolve_renamed
-from mdir_hf.model.roles.wrappers import without_wrappers
+from mdir_hf.model.roles.tables import AWAY_FROM_THE_STREAM, INTERMEDIATE_SIZE_KEYS, OTHER_STACKS
+from mdir_hf.model.sources import ListsContents, StoredTensor
 
 
 def without_tensors(anatomy: Anatomy, names: Collection[str]) -> Anatomy:
@@ -44,6 +44,7 @@ def without_tensors(anatomy: Anatomy, names: Collection[str]) -> Anatomy:
         layers=layers,
         unplaced=tuple(sorted({*anatomy.unplaced, *lost})),
         notes=notes,
+        readings=() if lost else anatomy.readings,
         tied=anatomy.tied and edges.get("embedding", anatomy.embedding) is not None,
         **edges,  # type: ignore[arg-type]
     )
@@ -71,76 +72,6 @@ def _without(layer: Layer, dropped: set[str]) -> Layer:
     return replace(layer, parts=parts, experts=experts, shared_experts=shared, missing=tuple(dict.fromkeys(missing)))  # type: ignore[arg-type]
 
 
-ATTENTION_NAMES: Mapping[Role, str] = {
-    Role.Q: r"q|wq|q_head|q_proj|query|query_proj|q_lin|to_q|linear_q",
-    Role.K: r"k|wk|k_head|k_proj|key|key_proj|k_lin|to_k|linear_k",
-    Role.V: r"v|wv|v_head|v_proj|value|value_proj|v_lin|to_v|linear_v",
-    Role.O: r"o|wo|post_proj|o_proj|out_proj|out|proj|linear_out|attention\.output\.dense|attn\.output\.dense",
-}
-MLP_NAMES: Mapping[Role, str] = {
-    Role.UP: r"fc1|dense1|linear1|linear_1|lin1|w_1|c_fc|fc_in|intermediate_dense|intermediate\.dense|dense_h_to_4h",
-    Role.DOWN: r"fc2|dense2|linear2|linear_2|lin2|w_2|fc_out|output_dense|output\.dense|dense_4h_to_h",
-}
-_CROSS = re.compile(r"cross|encoder_attn|encdec|encoder_decoder", re.IGNORECASE)
-
-ShapeOf = Callable[[str], tuple[int, ...]]
-
-
-def with_usual_names(anatomy: Anatomy, shape_of: ShapeOf) -> Anatomy:
-    """In layers that lack attention or an MLP, assign roles to matrices with common names and suitable shapes."""
-    if not anatomy.unplaced:
-        return anatomy
-    plain = {stored: name for name, stored in without_wrappers(anatomy.unplaced).items()}
-    of_layer: dict[int, dict[str, str]] = defaultdict(dict)
-    for stored in anatomy.unplaced:
-        split = split_at_layer(plain.get(stored, stored))
-        if split is not None and (split[0] in anatomy.prefixes or not anatomy.prefixes) and len(anatomy.prefixes) < 2:
-            of_layer[split[1]][split[2]] = stored
-    layers = tuple(
-        _completed(layer, of_layer.get(layer.index, {}), anatomy.hidden_size, shape_of) for layer in anatomy.layers
-    )
-    placed_names = {name for layer in layers for part in layer.parts.values() for name in part.tensors}
-    if layers == anatomy.layers:
-        return anatomy
-    unplaced = tuple(name for name in anatomy.unplaced if name not in placed_names)
-    return replace(anatomy, layers=layers, unplaced=unplaced)
-
-
-def _completed(layer: Layer, stored_names: Mapping[str, str], width: int, shape_of: ShapeOf) -> Layer:
-    parts: dict[Role, StoredWeight] = dict(layer.parts)
-    if not any(role in parts for role in (Role.UP, Role.GATE, Role.DOWN)) and not layer.experts:
-        mlp = _named(MLP_NAMES, stored_names)
-        if len(mlp) == len(MLP_NAMES):
-            up, down = shape_of(mlp[Role.UP]), shape_of(mlp[Role.DOWN])
-            if len(up) == 2 and up[1] == width and down == up[::-1]:
-                parts |= {role: WeightPart(name) for role, name in mlp.items()}
-    if not any(role in parts for role in (Role.Q, Role.K, Role.V)):
-        attention = _named(ATTENTION_NAMES, stored_names)
-        if len(attention) == len(ATTENTION_NAMES):
-            shapes = {role: shape_of(name) for role, name in attention.items()}
-            reads = all(len(shapes[role]) == 2 and shapes[role][1] == width for role in (Role.Q, Role.K, Role.V))
-            if reads and shapes[Role.K] == shapes[Role.V] and shapes[Role.O] == shapes[Role.Q][::-1]:
-                parts |= {role: WeightPart(name) for role, name in attention.items()}
-    if len(parts) == len(layer.parts):
-        return layer
-    return replace(layer, parts=parts, missing=tuple(role for role in layer.missing if role not in parts))
-
-
-def _named(names: Mapping[Role, str], stored_names: Mapping[str, str]) -> dict[Role, str]:
-    tensors: dict[Role, str] = {}
-    for role, pattern in names.items():
-        usual = re.compile(rf"(?:.*\.)?(?:{pattern})(?:\.weight)?")
-        is_attention = role in ATTENTION_NAMES
-        matching = [
-            stored
-            for suffix, stored in stored_names.items()
-            if usual.fullmatch(suffix) and not _CROSS.search(suffix) and is_attention == ("att" in suffix.lower())
-        ]
-        if len(matching) == 1:
-            tensors[role] = matching[0]
-    return tensors
-
-
 def resolve_from_headers(config: Mapping[str, object], tensors: TensorSource) -> Anatomy:
     """Resolve roles from the names in an index, or from all headers if the index seems incomplete.
 
@@ -150,20 +81,67 @@ def resolve_from_headers(config: Mapping[str, object], tensors: TensorSource) ->
         AnatomyError: See :func:`~mdir_hf.model.roles.resolve_anatomy`.
         CheckpointError: If a header cannot be read.
     """
+
+    def shape_of(name: str) -> tuple[int, ...]:
+        return tuple(tensors.spec(name).shape)
+
+    def by_structure(anatomy: Anatomy) -> Anatomy:
+        with suppress(UnsupportedFormatError):
+            return with_structure(anatomy, tensors.names(), read_sizes(config), shape_of)
+        return anatomy
+
     try:
-        anatomy = _resolved(config, tensors)
+        anatomy = _with_loaded_stack(config, tensors, _resolved(config, tensors))
     except AnatomyError as exc:
-        fallback = _by_class_or_shape(config, tensors, None)
+        fallback = _by_class(config, tensors, 0, shape_of) or _by_shape(config, tensors, shape_of)
         if fallback is None:
             raise exc from None
         anatomy = fallback
     else:
         if lacks_groups(anatomy):
-            anatomy = _by_class_or_shape(config, tensors, anatomy) or anatomy
-            anatomy = with_usual_names(anatomy, lambda name: tuple(tensors.spec(name).shape))
+            anatomy = _by_class(config, tensors, _n_roles(anatomy), shape_of) or anatomy
+    anatomy = with_fitting_orientation(anatomy, shape_of)
+    if lacks_parts(anatomy):
+        anatomy = by_structure(anatomy)
+    if lacks_groups(anatomy) and not _n_roles(anatomy):
+        by_shape = _by_shape(config, tensors, shape_of)
+        anatomy = by_shape if by_shape is not None and _n_roles(by_shape) else anatomy
+    _refuse_slice(config, anatomy, tensors)
     readable = without_tensors(anatomy, tensors.description.unreadable)
     # If hardly anything is left, keep the unreadable tensors: errors that name them are more helpful.
     return readable if keeps_most_layers(readable) and (readable.embedding or readable.layers) else anatomy
+
+
+def _with_loaded_stack(config: Mapping[str, object], tensors: TensorSource, anatomy: Anatomy) -> Anatomy:
+    """If the class of the config does not load the stack that was chosen, choose among the tensors that it loads."""
+    prefixes = [stack.prefix.lower() for stack in find_stacks(tensors.names())]
+    own_stacks = [prefix for prefix in prefixes if not any(word in prefix for word in OTHER_STACKS)]
+    if len(own_stacks) < 2 or not anatomy.layers:
+        return anatomy
+    loaded = loaded_names(config, tensors.names())
+    chosen = {name for layer in anatomy.layers for _, part in layer.all_parts() for name in part.tensors}
+    if loaded is None or not chosen.isdisjoint(loaded):
+        return anatomy
+    return _resolve(config, tensors, tuple(sorted(loaded)))
+
+
+def _refuse_slice(config: Mapping[str, object], anatomy: Anatomy, tensors: TensorSource) -> None:
+    """Raise an error if the embedding has only one of several ranks' rows, and so has another matrix."""
+    sizes = read_sizes(config)
+    if anatomy.embedding is None or sizes.vocabulary_size is None:
+        return
+    n_rows = tensors.spec(anatomy.embedding.tensor).shape[0]
+    n_ranks, rest = divmod(sizes.vocabulary_size, n_rows)
+    if rest or n_ranks < 2:
+        return
+    inner = next((sizes.numbers[key] for key in INTERMEDIATE_SIZE_KEYS if key in sizes.numbers), None)
+    whole = {Role.UP: inner, Role.Q: sizes.n_heads and sizes.width_of_head and sizes.n_heads * sizes.width_of_head}
+    for role, part in anatomy.layers[0].parts.items() if anatomy.layers else ():
+        if whole.get(role) == n_ranks * part_shape(part, lambda name: tuple(tensors.spec(name).shape))[0]:
+            raise UnsupportedFormatError(
+                f"{tensors.paths[0]} holds one rank's slice of {n_ranks}: its matrices have 1/{n_ranks} of the rows "
+                "that the config states; gather the slices of all ranks into one model, and compare that"
+            )
 
 
 def lacks_groups(anatomy: Anatomy) -> bool:
@@ -172,31 +150,37 @@ def lacks_groups(anatomy: Anatomy) -> bool:
     return bool(anatomy.unplaced) and 2 * len(layers_without_groups) > len(anatomy.layers)
 
 
+def lacks_parts(anatomy: Anatomy) -> bool:
+    """Return whether most layers lack a part of their attention or MLP, and some matrices are unplaced.
+
+    Families whose layers lack parts by design do not count.
+    """
+    if not anatomy.unplaced or anatomy.architecture in AWAY_FROM_THE_STREAM:
+        return False
+    return 2 * sum(any(without_groups(layer)) for layer in anatomy.layers) > len(anatomy.layers)
+
+
 def _missing_groups(layer: Layer) -> bool:
     missing_roles = set(layer.missing)
     return {Role.Q, Role.O} <= missing_roles or {Role.UP, Role.DOWN} <= missing_roles
 
 
-def _by_class_or_shape(config: Mapping[str, object], tensors: TensorSource, by_names: Anatomy | None) -> Anatomy | None:
-    def shape_of(name: str) -> tuple[int, ...]:
-        return tuple(tensors.spec(name).shape)
-
-    least = 0 if by_names is None else _n_roles(by_names)
+def _by_class(config: Mapping[str, object], tensors: TensorSource, n_known: int, shape_of: ShapeOf) -> Anatomy | None:
+    """Resolve roles with the transformers class that the config names, if that gives more than ``n_known`` roles."""
     stored_names = names_by_class(config, frozenset(tensors.names()))
     if stored_names is not None:
         with suppress(AnatomyError):
             anatomy = resolve_renamed(config, stored_names, shape_of)
-            if _n_roles(anatomy) > least:
+            if _n_roles(anatomy) > n_known:
                 return replace(anatomy, decided_by="class")
-    if by_names is not None and least:
-        return None  # partly known names are more reliable than shapes
+    return None
+
+
+def _by_shape(config: Mapping[str, object], tensors: TensorSource, shape_of: ShapeOf) -> Anatomy | None:
     with suppress(UnsupportedFormatError):
-        anatomy_by_shape = resolve_by_shape(config, tensors.names(), shape_of)
-        is_useful = anatomy_by_shape is not None and (
-            _n_roles(anatomy_by_shape) or (by_names is None and anatomy_by_shape.embedding)
-        )
-        if is_useful:
-            return anatomy_by_shape
+        anatomy = resolve_by_shape(config, tensors.names(), shape_of)
+        if anatomy is not None and (_n_roles(anatomy) or anatomy.embedding):
+            return anatomy
     return None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from mdir_hf.model.inventory.by_class import modules_of_class
-from mdir_hf.model.inventory.records import BEYOND, EXTRA_EXPERTS, LANGUAGE, ModelPart
+from mdir_hf.model.inventory.records import BEYOND, EXTRA_EXPERTS, LANGUAGE, ModelInventory, ModelPart
 from mdir_hf.model.roles.gguf import GGUF_MARK
 from mdir_hf.model.roles.wrappers import without_wrappers
 
@@ -40,18 +40,15 @@ def n_predicted_layers(config: Mapping[str, object]) -> int:
     return next((count for count in counts if type(count) is int and count > 0), 0)
 
 
-def is_loaded(part: ModelPart, language: ModelPart | None, config: Mapping[str, object]) -> bool | None:
+def is_loaded(part: ModelPart, inventory: ModelInventory, config: Mapping[str, object]) -> bool | None:
     """Return whether the model loads a stack or connector; None if that is unknown.
 
-    Builds the transformers class, which takes seconds, only if the config does not settle it. ``language`` is the part
-    with the main stack.
+    Builds the transformers class, which takes seconds, only if the config does not settle it.
     """
     if part.name in (LANGUAGE, BEYOND, EXTRA_EXPERTS):
         return part.name == LANGUAGE
     if not config:
         return None
-    if config.get("is_encoder_decoder") is True and part.name.startswith("stack ") and "encoder" in part.name:
-        return True
     key = _declaring_key(part.name, config)
     fields = None if GGUF_MARK in config else _fields_of_class(config)
     if key is not None and (fields is None or key in fields):
@@ -59,10 +56,29 @@ def is_loaded(part: ModelPart, language: ModelPart | None, config: Mapping[str, 
     modules = None if fields is None else modules_of_class(config)
     if modules is None:
         return None
-    if _named_share(part, modules):
+    stored = frozenset(name for each in inventory.parts for name in each.tensors)
+    if _named_share(part, modules, stored):
         return True
-    is_conclusive = language is not None and _named_share(language, modules) >= LEAST_NAMED_SHARE
+    language = next((each for each in inventory.parts if each.name == LANGUAGE), None)
+    is_conclusive = language is not None and _named_share(language, modules, stored) >= LEAST_NAMED_SHARE
     return False if is_conclusive else None
+
+
+def loaded_names(config: Mapping[str, object], names: Collection[str]) -> frozenset[str] | None:
+    """Return the stored names of the tensors that the class of a config loads.
+
+    Returns None if the class is unknown, or if fewer than :data:`LEAST_NAMED_SHARE` of its modules are stored, so that
+    the names in the files must be of another kind.
+    """
+    if _fields_of_class(config) is None:
+        return None
+    modules = modules_of_class(config)
+    plain_names = without_wrappers(names)
+    if modules is None:
+        return None
+    loaded = {plain: stored for plain, stored in plain_names.items() if _has_module(plain.rpartition(".")[0], modules)}
+    n_found = len({plain.rpartition(".")[0] for plain in loaded})
+    return frozenset(loaded.values()) if n_found >= LEAST_NAMED_SHARE * len(modules) else None
 
 
 def _declaring_key(label: str, config: Mapping[str, object]) -> str | None:
@@ -99,10 +115,16 @@ def _fields_of_class(config: Mapping[str, object]) -> frozenset[str] | None:
     return frozenset(fields)
 
 
-def _named_share(part: ModelPart, modules: Collection[str]) -> float:
-    """Return the share of a part's tensors that belong to modules of the class."""
-    names = without_wrappers(part.tensors)
-    return sum(_has_module(name.rpartition(".")[0], modules) for name in names) / max(1, len(names))
+def _named_share(part: ModelPart, modules: Collection[str], stored: Collection[str]) -> float:
+    """Return the share of a part's tensors that belong to modules of the class.
+
+    A wrapped name does not count if the plain name is stored, too, because a class loads that tensor.
+    """
+    n_named = sum(
+        _has_module(plain.rpartition(".")[0], modules) and (plain == name or plain not in stored)
+        for plain, name in without_wrappers(part.tensors).items()
+    )
+    return n_named / max(1, part.n_tensors)
 
 
 def _has_module(module: str, modules: Collection[str]) -> bool:

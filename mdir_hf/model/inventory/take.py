@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from mdir_hf.budgets import collector_paused
-from mdir_hf.model.files.sources import StoredTensor
 from mdir_hf.model.inventory.records import BEYOND, EXTRA_EXPERTS, LANGUAGE, ModelInventory, ModelPart, PartKind
 from mdir_hf.model.roles import Anatomy
 from mdir_hf.model.roles.layer_names import split_at_layer
 from mdir_hf.model.roles.tables import LAYER_ALONE
 from mdir_hf.model.roles.wrappers import without_wrappers
+from mdir_hf.model.sources import StoredTensor
 
 STACK_WORDS: tuple[tuple[str, str], ...] = (
     ("multi-token prediction", r"mtp|mtp_layers|nextn|predict_layers"),

@@ -9,8 +9,8 @@ from datetime import datetime
 from functools import cached_property
 
 from mdir_hf.errors import ByteBudgetError, FileMissingError
-from mdir_hf.model.files.sources import ByteSource, FileEntry, StoredSource
 from mdir_hf.model.hub import IoLedger
+from mdir_hf.model.sources import ByteSource, FileEntry, StoredSource
 
 
 @dataclass(eq=False, repr=False)

@@ -15,13 +15,16 @@ from mdir_hf.model.roles.families.state_space import CHANNELS_PER_HEAD, HEADS_FR
 from mdir_hf.model.roles.layer_names import Stack, find_stacks, is_in_layer, join_sequences, split_at_layer
 from mdir_hf.model.roles.layers import Layer, choose_stack, place_layers
 from mdir_hf.model.roles.numbered_channels import meaning_of_neuron_numbers, meaning_of_numbers
-from mdir_hf.model.roles.parts import ShapeOf, WeightPart, WeightProduct, part_shape
+from mdir_hf.model.roles.parts import ShapeOf, StoredWeight, WeightPart, WeightProduct, part_shape
 from mdir_hf.model.roles.roles import Role
 from mdir_hf.model.roles.rows import EdgeRow, RopeLayout
 from mdir_hf.model.roles.wrappers import with_stored_names, without_wrappers
 
 WITHOUT_EMBEDDING = "there is no embedding, as in draft models and heads that use another model's embedding"
 
+
+Reading = tuple[Mapping[Role, StoredWeight], ...]
+"""A possible reading of a group of weights: for each layer, the parts and their roles."""
 
 DecidedBy = Literal["names", "class", "shapes"]
 """How a tensor's role was found: from its name, the transformers class in the config, or its shape."""
@@ -42,6 +45,8 @@ class Anatomy:
         embedding_scale: Factor of the embedding rows.
         channel_numbers: Clause that explains the meaning of a residual channel's number, or None.
         prefixes: Prefixes of the layers; looped models have several.
+        readings: For each group of weights whose names and shapes allow several readings, all of them; ``layers``
+            have the first.
         output_width: Width of the layers' output if it differs from ``hidden_size``.
         embedding: Input embedding, ``(d_vocab, d_model)``.
         unembedding: Stored output head (``lm_head``), ``(d_vocab, d_model)``.
@@ -73,6 +78,7 @@ class Anatomy:
     channel_numbers: str | None = None
     neuron_numbers: str | None = None
     prefixes: tuple[str, ...] = ()
+    readings: tuple[tuple[Reading, ...], ...] = field(default=(), repr=False)
     decided_by: DecidedBy = "names"
     output_width: int | None = None
 

@@ -55,7 +55,7 @@ UNEMBEDDING_ROWS: tuple[EdgeRow, ...] = (
     EdgeRow(r"transformer\.ff_out\.weight", frozenset({"llada", "hf_olmo", "molmo"})),
     *_anywhere(r"cls\.predictions\.decoder vocab_projector generator_lm_head"),
     *_anywhere(r"embed_out output_projection output_layer pred_layer\.proj"),
-    *_anywhere("lm_loss"),
+    *_anywhere("lm_loss unembed"),
     EdgeRow(r"layers\.\d+\.linear\.weight", SEQUENTIAL),
     EdgeRow(r"language_model\.output\.weight"),
     *(EdgeRow(rf"{name}\.weight", at_root=True) for name in ("proj_out", "output", "head", "decoder")),
@@ -176,6 +176,9 @@ SCALED_BY_ROOT_OF_WIDTH = frozenset(
     }
 )
 """Families that multiply embedding rows by the square root of their width without a flag in the config."""
+
+INTERMEDIATE_SIZE_KEYS = (*("intermediate_size", "ffn_dim", "n_inner", "d_ff", "ffn_hidden_size", "feed_forward_size"),)
+"""Keys for the number of neurons."""
 
 EMBEDDING_SCALE_KEYS = ("embedding_multiplier", "scale_emb")
 """Keys for a factor of the embedding rows."""

@@ -16,8 +16,9 @@ WRAPPERS = (
 )
 """Name components that denote a wrapper."""
 
-TRAINED_COPY = "modules_to_save"
-"""Name component of a trained copy, which takes precedence over the original."""
+TRAINED_COPY, ORIGINAL = "modules_to_save", "original_module"
+"""Name components of PEFT's trained copy and of its original; the copy takes precedence. It does not over a tensor with
+the plain name, because a class loads that one."""
 
 _WRAPPER = re.compile(r"(?:^|(?<=\.))(?:" + "|".join(map(re.escape, WRAPPERS)) + r")\.")
 _MENTIONS = re.compile("_mod|module|base_layer")
@@ -26,7 +27,8 @@ _MENTIONS = re.compile("_mod|module|base_layer")
 def without_wrappers(names: Iterable[str]) -> dict[str, str]:
     """Map each tensor's name, with wrappers removed, to its stored name.
 
-    PEFT's trained copies replace the originals. Other names that would collide keep their wrappers.
+    PEFT's trained copies replace the originals. A tensor with the plain name takes precedence over all others. Other
+    names that would collide keep their wrappers.
     """
     stored: dict[str, list[str]] = defaultdict(list)
     for name in names:
@@ -36,7 +38,7 @@ def without_wrappers(names: Iterable[str]) -> dict[str, str]:
         trained = [name for name in candidates if f"{TRAINED_COPY}." in name]
         if len(candidates) == 1:
             places[plain] = candidates[0]
-        elif len(trained) == 1 and len(candidates) == 2:
+        elif len(trained) == 1 and len(candidates) == 2 and any(f"{ORIGINAL}." in name for name in candidates):
             places[plain] = trained[0]
         else:
             places |= {name: name for name in candidates}

@@ -83,7 +83,8 @@ def _beyond(vocabulary: Vocabulary, n_rows: int, side: str) -> int:
         raise VocabularyError(
             f"the tokenizer of the {side} does not match its embedding: the embedding has {n_rows} rows, but "
             f"{n_beyond} usable tokens are beyond them (ids up to {max(vocabulary.row_of.values())}). The tokenizer "
-            "file belongs to another model, or the weights to another subfolder; name the one that fits",
+            "file belongs to another model, the weights to another subfolder, or they are one rank's slice; name "
+            "the one that fits",
             subject=vocabulary.files[0],
         )
     return n_beyond

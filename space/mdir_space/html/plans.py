@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from mdir_hf import ReadPlan
-from mdir_hf.lineage.survey.planning import PlannedRequests
-from mdir_hf.lineage.survey.reads import SurveyReads
+from mdir_hf.lineage.survey.reads import PlannedRequests, SurveyReads
 from mdir_hf.names import shown_name
 from mdir_space.html.notices import does_not_fit, plan_notice
 from mdir_space.html.templates import render
@@ -142,9 +141,7 @@ def _of_survey(plan: SurveyReads) -> list[str]:
     else:
         sentences = ["Continues the survey without layers: no row is read again."]
     if plan.layers:
-        sentences.append(
-            "Then it compares each model without a relative in full with one of each family, which reads more."
-        )
+        sentences.append("Then it compares pairs without a finding in full, which reads more.")
     sentences += [f"{shown_name(name)} cannot be opened: {why}." for name, why in plan.failures.items()]
     return sentences
 

@@ -15,6 +15,7 @@ from mdir_hf import HomologyReport, __version__, make_badge
 from mdir_hf.installing import install_command
 from mdir_hf.names import shown_name
 from mdir_hf.render.description import describe
+from mdir_hf.render.reproduce import comparison_lines
 from mdir_hf.render.sections import Listing, SectionKind
 from mdir_space.html.links import CARD_PATH, MCP_PATH
 from mdir_space.html.templates import render
@@ -123,14 +124,16 @@ def discussion_link(report: HomologyReport, side: int, link: str) -> str:
 
 
 def notebook(report: HomologyReport) -> str:
-    """Return a notebook (nbformat 4.5) with the commands and the Python code that reproduce the report."""
-    section = next(section for section in describe(report) if section.kind is SectionKind.REPRODUCE)
-    python = [listing.text for listing in section.code if listing.language == "python"]
+    """Return a notebook (nbformat 4.5) that makes the same comparison on a new sample."""
     names = " and ".join(shown_name(model.repo) for model in (report.reference, report.candidate))
     cells = [
-        ("markdown", f"# Do {names} share weight ancestry?\n\nThe same comparison, at the same commits."),
+        (
+            "markdown",
+            f"# Do {names} share weight ancestry?\n\nThe same comparison, at the same commits, on a new "
+            "sample of neurons.",
+        ),
         ("code", f"%{install_command(for_others=True)}"),
-        *(("code", listing) for listing in python),
+        ("code", comparison_lines(report)),
         ("markdown", f"The page said: **{report.headline}.** {report.means}"),
     ]
     body = {

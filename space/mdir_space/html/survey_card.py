@@ -11,7 +11,7 @@ from itertools import combinations
 from markupsafe import Markup
 
 from mdir_hf import SurveyReport, Verdict
-from mdir_hf.lineage.survey.results import PairResult
+from mdir_hf.lineage.survey.results import NOT_NOMINATED, PairResult
 from mdir_hf.names import shown_name
 from mdir_space.html.figures import interactive_figure
 from mdir_space.html.links import query_again, query_of
@@ -24,7 +24,7 @@ MAX_NAMES = 6
 
 
 CAPTIONS = {
-    "matrix": "Every pair of models; the more a cell stands out from the page, the more agrees. Each cell links to the "
+    "matrix": "Pairs of models; the more a cell stands out from the page, the more agrees. Each cell links to the "
     "comparison of its two models, which also searches for reordered layers and neurons.",
     "dendrogram": "Models of one family, joined at the most similar pair. The tree has no root: similar weights do not "
     "show which model came first.",
@@ -82,7 +82,8 @@ def survey_sentence(report: SurveyReport) -> tuple[str, str]:
     if not groups and so_far:
         return "No relatives so far.", f"{report.progress_text}."
     if not groups:
-        return "No relatives were found.", f"In {n_pairs} pairs of {len(readable_names)} models: {_looked_at(report)}."
+        compared = f"In {n_pairs} pairs of {len(readable_names)} models: {_looked_at(report)}."
+        return "No relatives were found.", compared + _not_compared(report)
     related = "All of them" if n_related == len(readable_names) else f"{n_related} of {len(readable_names)}"
     families = "one family" if len(groups) == 1 else f"{len(groups)} families"
     of = "form" if n_related > 1 else "forms"
@@ -91,7 +92,7 @@ def survey_sentence(report: SurveyReport) -> tuple[str, str]:
         return f"So far: {families}, {n_related} of {len(report.names)} models.", so_far + " ".join(sentences)
     if alone := len(readable_names) - n_related:
         which = "The other one" if alone == 1 else f"The other {alone}"
-        sentences.append(f"{which}: {_looked_at(report)}.")
+        sentences.append(f"{which}: {_looked_at(report)}.{_not_compared(report)}")
     return f"{related} {of} {families}.", " ".join(sentences)
 
 
@@ -100,6 +101,11 @@ def _looked_at(report: SurveyReport) -> str:
     if report.layers_to_compare():
         return "no relative found by neurons of four layers; not compared in full"
     return "no relative found by full comparisons"
+
+
+def _not_compared(report: SurveyReport) -> str:
+    n_pairs = report.n_not_compared
+    return f" {n_pairs} {'pair was' if n_pairs == 1 else 'pairs were'} {NOT_NOMINATED}." if n_pairs else ""
 
 
 def _n_without_layers(report: SurveyReport) -> int:
@@ -140,12 +146,11 @@ def _measured(pair: PairResult) -> str:
 def survey_caveats(surveyed: SurveyResult) -> list[str]:
     """Return sentences on conclusions that do not follow from a survey."""
     report = surveyed.report
-    n_tokens = report.settings.get("sampled_tokens", 0)
     n_full = sum(pair.layers_compared for pair in report.pairs.values())
     pairs = "1 pair" if n_full == 1 else f"{n_full} pairs"
     return [
         "Shared weights have no direction: they do not say which model came first.",
-        f"Each pair was compared by a few neurons of four layers, and by at most {n_tokens:,} tokens of the embeddings"
+        "Pairs were compared by a few neurons of four layers"
         + (f"; {pairs} in full. " if n_full else ". ")
         + "Only the full comparison of a pair searches for reordered layers and neurons.",
     ]

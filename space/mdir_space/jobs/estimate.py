@@ -13,8 +13,8 @@ SECONDS_OF_STEP = 0.6
 OPENING_S = 2.0
 """Time to read a model's headers and tokenizer from the Hub without a cache."""
 
-SECONDS_OF_PAIR = (0.2, 1.0)
-"""Seconds to compare the stored samples of two relatives, by neurons, and of two strangers, also by embeddings."""
+SECONDS_OF_PAIR = (0.02, 0.1)
+"""Seconds to compare the stored neurons of two models, idle and on a busy server (``benchmarks/survey_scale.py``)."""
 
 WEIGHT_OF_NEW = 0.3
 MIN_BYTES_TO_LEARN_FROM = 1 << 20
@@ -44,7 +44,7 @@ class Pace:
         return self._seconds(least, 1), self._seconds(most, len(plan.steps))
 
     def seconds_of_survey(self, n_bytes: int, *, n_models: int, n_pairs: int) -> tuple[float, float]:
-        """Return the duration of a survey if all models are relatives, and if none are."""
+        """Return the duration of a survey on an idle and on a busy server."""
         reading = n_models * OPENING_S + n_bytes / self.bytes_per_s
         least, most = (reading + n_pairs * seconds for seconds in SECONDS_OF_PAIR)
         return least, most

@@ -21,7 +21,7 @@ from mdir_hf.errors import one_line
 from mdir_hf.lineage.bom.documents import read_model_facts
 from mdir_hf.lineage.family import Family, find_family
 from mdir_hf.lineage.index.building import IdentificationPlan, plan_identification
-from mdir_hf.lineage.survey.planning import PlannedRequests, planned_requests
+from mdir_hf.lineage.survey.reads import PlannedRequests, planned_requests
 from mdir_hf.report import ModelFacts
 from mdir_space.jobs.access import sentence
 from mdir_space.jobs.job import Emit, Interim, Job, throttled

@@ -11,10 +11,10 @@ from mdir_hf import Listeners, MdirError, Reading, SurveyReport
 from mdir_hf.comparison.progress import Progress
 from mdir_hf.errors import SeveralModelsError
 from mdir_hf.lineage.survey.drawing import FamilyDistances, draw_survey, family_distances, survey_cells
-from mdir_hf.lineage.survey.in_memory import survey_arriving
+from mdir_hf.lineage.survey.folder import SurveyState
 from mdir_hf.lineage.survey.reads import SurveyReads, plan_reads
 from mdir_hf.lineage.survey.results import ModelResult
-from mdir_hf.lineage.survey.run import SurveyPlan
+from mdir_hf.lineage.survey.run import SurveyPlan, run_survey
 from mdir_hf.lineage.trees.tree import FamilyTree, grow_tree
 from mdir_hf.model.hub.repository import ResolvedModel
 from mdir_hf.render.figures import CellGrid, figure_img
@@ -63,7 +63,7 @@ class SurveyResult:
     is_done: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain dicts and lists with the schema ``mdir-hf/survey/2``, and trees with ``mdir-hf/tree/1``."""
+        """Return plain dicts and lists with the schema ``mdir-hf/survey/3``, and trees with ``mdir-hf/tree/1``."""
         return {**self.report.to_dict(), "trees": [tree.to_dict() for tree in self.trees]}
 
 
@@ -103,22 +103,26 @@ class SurveyJob(Job[SurveyResult]):
             n_bytes = progress.bytes_read
             send_progress(progress)
 
-        earlier_report = None if earlier is None else _of_names(earlier.report, plan.names)
-        report, rows = survey_arriving(
+        if earlier is None:
+            state = SurveyState(plan.names, plan.settings)
+        else:
+            state = SurveyState.of(_of_names(earlier.report, plan.names))
+        report = run_survey(
             plan,
-            earlier=earlier_report,
+            state,
             max_bytes=self.n_bytes,
             listeners=Listeners(progress=False, on_progress=count),
-            on_model=send_report,
+            on_change=send_report,
             on_failure=keep_choices,
         )
+        rows = state.all_rows()
         emit(Progress("trees", n_bytes))
         groups = _families_of(report)
         known_trees = {} if earlier is None else dict(zip(_families_of(earlier.report), earlier.trees, strict=True))
         known_trees = {group: tree for group, tree in known_trees.items() if group in groups}
         families = [
             *(family for family in (() if earlier is None else earlier.families) if _is_within(family[0], known_trees)),
-            *family_distances(report, rows),
+            *family_distances(report, rows.get),
         ]
         trees = tuple(
             known_trees.get(group) or grow_tree({name: rows[name] for name in group})

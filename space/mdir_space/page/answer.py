@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 N_FIELDS = 4
 """Number of fields: the two models, the level and alpha."""
 
-SO_FAR = "So far, from the parts read until now."
+SO_FAR = "Still running. This is the result so far."
 """Shown above an interim result, which remains as the answer if the visitor cancels."""
 
 

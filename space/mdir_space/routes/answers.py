@@ -244,8 +244,8 @@ SURVEYED = object_of(
         listed(listed(_TEXT)),
     ),
     compared=described(
-        "The parts that were compared: a few neurons of each pair, and embeddings if those do not match; with layers "
-        "also models without a relative, in full."
+        "The parts that were compared: a few neurons of each pair, and pairs with similar attention heads in full; "
+        "with layers, every other pair in full."
     ),
     models=described(
         "Every model, with the error if it was not read.", listed(object_of(name=_TEXT, error=_TEXT_OR_NULL))

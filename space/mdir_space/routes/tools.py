@@ -226,7 +226,7 @@ Models = list[str] | str
 _LAYERS = {
     "type": "boolean",
     "default": False,
-    "description": "Whether models without a relative are compared again in full, with one of each family.",
+    "description": "Whether pairs without a finding are compared again in full.",
 }
 _LEVEL_ARGUMENT = Argument("level", LevelName, _LEVEL, "auto")
 _ONE_MODEL = (

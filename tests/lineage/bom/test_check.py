@@ -312,9 +312,9 @@ def test_an_extra_that_is_missing_is_named_before_reading(hub, tmp_path, monkeyp
     assert "[bom]" in capsys.readouterr().err and not hub.requests
 
 
-def test_a_missing_folder_is_reported_before_reading(hub, tmp_path, capsys):
-    assert main(["verify", "me/tuned", "--bom", str(tmp_path / "no" / "bom.json")]) == 1
-    assert "in a folder that exists" in capsys.readouterr().err and not hub.requests
+def test_a_document_that_cannot_be_written_is_reported_before_reading(hub, tmp_path, capsys):
+    assert main(["verify", "me/tuned", "--bom", str(tmp_path)]) == 1
+    assert "it is a folder; name a file" in capsys.readouterr().err and not hub.requests
 
 
 def test_the_pipeline_of_the_guide_is_valid():

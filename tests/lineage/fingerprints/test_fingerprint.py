@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from mdir_hf import Reason, Verdict
+from mdir_hf.comparison.keys import SampledHeads
 from mdir_hf.errors import CorruptCheckpointError, VocabularyError
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, take_fingerprint
-from mdir_hf.lineage.survey.planning import choose_tokens
-from mdir_hf.lineage.survey.work import compare_fingerprints
+from mdir_hf.lineage.survey.sample import choose_tokens
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.opened import Model
-from mdir_hf.report import SettledBy
 from tests.specimens import gaussian, tokens, write_model
 
 V, N = 1500, 96
@@ -52,24 +52,6 @@ def prints(family):
     return {name: take_fingerprint(model, sample) for name, model in family.items()}
 
 
-def test_relatives_are_found_and_strangers_are_not_significant(prints):
-    for name in ("tuned", "permuted"):
-        report = compare_fingerprints(prints["base"], prints[name], neuron_seed=0)
-        assert (report.verdict, report.settled_by) == (Verdict.HOMOLOGOUS, SettledBy.NUMBER), name
-        assert report.log10_p < -80.0  # 64 neurons keep their numbers: 1 / 64! = 10^-89, times the cost of the step
-        assert report.candidate == prints[name].model and report.embedding is None
-    # Its neurons are rows of other tokens; its embedding is compared token by token.
-    report = compare_fingerprints(prints["base"], prints["renumbered"], neuron_seed=0)
-    assert (report.verdict, report.reason) == (Verdict.INCONCLUSIVE, Reason.EMBEDDINGS_ONLY)
-    report = compare_fingerprints(prints["base"], prints["stranger"], neuron_seed=0)
-    assert (report.verdict, report.log10_p) == (Verdict.NO_EVIDENCE, 0.0)
-
-
-def test_a_sample_that_anybody_can_foresee_settles_nothing(prints):
-    report = compare_fingerprints(prints["base"], prints["tuned"])
-    assert (report.verdict, report.reason) == (Verdict.INCONCLUSIVE, Reason.SAMPLE_CHOSEN)
-
-
 def test_a_fingerprint_survives_its_file(prints, tmp_path):
     path = tmp_path / "base.safetensors"
     path.write_bytes(prints["base"].to_bytes())
@@ -80,10 +62,19 @@ def test_a_fingerprint_survives_its_file(prints, tmp_path):
         prints["base"].bytes_of_weights,
     )
     assert torch.equal(loaded.rows, prints["base"].rows)
-    first, second = (
-        compare_fingerprints(each, prints["tuned"], neuron_seed=0).log10_p for each in (loaded, prints["base"])
-    )
-    assert first == second < 0.0
+    assert torch.equal(loaded.neurons.rows, prints["base"].neurons.rows)
+
+
+def test_prints_of_heads_survive_their_file(prints, tmp_path):
+    heads = SampledHeads((4, 8), torch.randn(6, 40).half())
+    path = tmp_path / "base.safetensors"
+    path.write_bytes(replace(prints["base"], heads=heads).to_bytes())
+    loaded = Fingerprint.load(path).heads
+    assert loaded.shape == heads.shape and torch.equal(loaded.prints, heads.prints)
+    for wrong in (torch.full((6, 40), torch.nan), torch.zeros(6)):
+        path.write_bytes(replace(prints["base"], heads=SampledHeads((4, 8), wrong)).to_bytes())
+        with pytest.raises(CorruptCheckpointError, match="prints of heads"):
+            Fingerprint.load(path)
 
 
 @pytest.mark.parametrize("damage", ["cut", "other", "missing"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdir_hf.lineage.survey.planning import choose_tokens
+from mdir_hf.lineage.survey.sample import choose_tokens
 from mdir_hf.model.tokens import Vocabulary
 from mdir_hf.model.tokens.tokens import VocabularyKind
 

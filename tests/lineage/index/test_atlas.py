@@ -21,10 +21,8 @@ from mdir_hf.lineage.index.atlas import (
     summary_of,
 )
 from mdir_hf.lineage.index.base_index import BaseIndex
-from tests.model.hub.fixtures import OLD_UPLOAD, hf_home, loopback_hub, without_xet
+from tests.loopback.commits import OLD_UPLOAD
 from tests.specimens import gaussian, write_model
-
-__all__ = ["hf_home", "loopback_hub", "without_xet"]
 
 
 @pytest.fixture

@@ -13,14 +13,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from scipy.optimize import linear_sum_assignment
 
-from mdir_hf import Reason, Verdict
+from mdir_hf import Verdict
 from mdir_hf.errors import CorruptCheckpointError, InputError
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
 from mdir_hf.lineage.index import base_index
 from mdir_hf.lineage.index.base_index import BYTES_PER_BASE, BaseIndex
 from mdir_hf.lineage.index.building import choose_index_tokens, plan_identification
 from mdir_hf.lineage.index.identify import identify, judge_hits
-from mdir_hf.lineage.survey.work import compare_fingerprints
 from mdir_hf.method import matching
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.open import NamedModel
@@ -68,9 +67,6 @@ def test_the_true_base_is_first_and_significant_after_any_change(index, number, 
     best, second = index.search(query, top=2)
     assert best.base.repo == f"base/{number}"
     assert second.log_p > -40.0
-    report = compare_fingerprints(index.fingerprint(best.base), query, alpha=1e-10 / len(index))
-    # An index only nominates: its rows agree, but only a comparison with a second witness decides.
-    assert (report.verdict, report.reason) == (Verdict.INCONCLUSIVE, Reason.EMBEDDINGS_ONLY)
 
 
 @pytest.mark.parametrize("change", ["tuned", "permuted", "pruned"])
@@ -125,11 +121,6 @@ def test_strangers_match_nothing(index):
     for seed in range(500, 508):
         query = kept("query", rows(len(WORDS), [512, 1024, 2048][seed % 3], seed))
         assert all(log10_p > -3.0 for _, log10_p in judge_hits(index, query, top=5, alpha=1e-10))
-        hit = index.search(query, top=1)[0]
-        if hit.base.hidden_size == 512:  # the matching of wider ones takes seconds
-            report = compare_fingerprints(index.fingerprint(hit.base), query, alpha=1e-10 / len(index))
-            assert report.verdict is not Verdict.HOMOLOGOUS
-            assert report.log10_p + math.log10(len(index)) > -3.0
 
 
 def test_an_index_survives_its_file(index, tmp_path):

@@ -14,8 +14,8 @@ import pytest
 
 from mdir_hf.errors import WorkersLostError
 from mdir_hf.lineage.survey import run as run_module
-from mdir_hf.lineage.survey.run import SurveyPlan, run_survey
-from mdir_hf.lineage.survey.work import open_engine
+from mdir_hf.lineage.survey.run import survey
+from mdir_hf.lineage.survey.work import open_executor, run_tasks
 
 dask = pytest.importorskip("dask")
 distributed = pytest.importorskip(
@@ -55,12 +55,10 @@ def test_a_worker_with_a_gpu_has_one_task_at_a_time():
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=4, processes=False, dashboard_address=None, resources={"GPU": 1}
     ) as cluster:
-        with open_engine(scheduler=cluster.scheduler_address, device="cpu") as engine:
-            assert engine.n_workers() == 8
-        with open_engine(scheduler=cluster.scheduler_address, device="cuda") as engine:
-            assert engine.n_workers() == 2
-            failures = []
-            engine.run(
+        failures = []
+        with open_executor(scheduler=cluster.scheduler_address, device="cuda") as executor:
+            run_tasks(
+                executor,
                 run_here,
                 [(number, ("one_at_a_time",)) for number in range(12)],
                 lambda _: None,
@@ -70,11 +68,6 @@ def test_a_worker_with_a_gpu_has_one_task_at_a_time():
     assert set(most.values()) == {1}
 
 
-def test_workers_without_declared_gpus_are_used_unchanged(workers_here):
-    with open_engine(scheduler=workers_here(1).scheduler_address, device="cuda") as engine:
-        assert engine.n_workers() == 2
-
-
 RUN_HERE = {}
 
 
@@ -82,29 +75,20 @@ def run_here(name):
     RUN_HERE[name]()
 
 
-def meet(barrier):
-    """Wait at a barrier for concurrent tasks, and return the address of the worker."""
-    BARRIERS[barrier].wait(timeout=60)
-    return distributed.get_worker().address
-
-
-BARRIERS = {}
-
-
 def test_a_scheduler_that_stops_is_reported(workers_here):
     cluster, given_up = workers_here(1), []
 
     def tasks():
-        yield 0, (None,)
+        yield 0, (0.0,)
         cluster.close()
-        yield from ((at, (None,)) for at in range(1, 9))
+        yield from ((at, (0.0,)) for at in range(1, 9))
 
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
-        open_engine(scheduler=cluster.scheduler_address) as engine,
+        open_executor(scheduler=cluster.scheduler_address) as executor,
         pytest.raises(WorkersLostError, match="run the same survey again"),
     ):
-        engine.run(time.sleep, tasks(), print, lambda at, why: given_up.append(why))
+        run_tasks(executor, time.sleep, tasks(), print, lambda at, why: given_up.append(why))
     assert given_up == []
 
 
@@ -119,11 +103,11 @@ def cluster():
 
 @pytest.mark.slow
 def test_a_killed_worker_and_a_broken_model_affect_nothing_else(cluster, population, tmp_path, monkeypatch):
-    monkeypatch.setattr(run_module, "TILE_MODELS", 2)  # many tasks, so that the kill happens between them
+    monkeypatch.setattr(run_module, "PAIRS_AT_ONCE", 1)  # many tasks, so that the kill happens between them
     broken = population["c/alone"]
     (tmp_path / "models" / "c-alone" / "model.safetensors").write_bytes(b"not a checkpoint")
     names = tuple(population.values())
-    alone = run_survey(SurveyPlan(names, n_tokens=512, progress=False), tmp_path / "alone")
+    alone = survey(names, n_tokens=512, progress=False)
 
     victim = next(worker.pid for worker in cluster.workers.values())
 
@@ -136,8 +120,8 @@ def test_a_killed_worker_and_a_broken_model_affect_nothing_else(cluster, populat
 
     killer = threading.Thread(target=kill)
     killer.start()
-    with open_engine(scheduler=cluster.scheduler_address) as engine:
-        together = run_survey(SurveyPlan(names, n_tokens=512, progress=False), tmp_path / "together", engine=engine)
+    with open_executor(scheduler=cluster.scheduler_address) as executor:
+        together = survey(names, n_tokens=512, folder=tmp_path / "together", executor=executor, progress=False)
     killer.join()
 
     assert together.models[broken].error is not None

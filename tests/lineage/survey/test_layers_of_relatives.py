@@ -8,10 +8,9 @@ import pytest
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.settings import Listeners
 from mdir_hf.lineage.survey.drift import OpenModels, describe_relatives
-from mdir_hf.lineage.survey.in_memory import survey
-from mdir_hf.lineage.survey.result_file import read_survey
+from mdir_hf.lineage.survey.folder import read_survey
 from mdir_hf.lineage.survey.results import MOST_DESCRIBED, PairResult, SurveyReport
-from mdir_hf.lineage.survey.run import SurveyPlan, run_survey
+from mdir_hf.lineage.survey.run import SurveyPlan, survey
 from mdir_hf.lineage.survey.saving import dataset_files, save_survey
 from mdir_hf.model.hub import IoLedger
 from tests.comparison.test_projections import SIZES, noised, save
@@ -41,7 +40,7 @@ def folders(tmp_path_factory):
 @pytest.fixture(scope="module")
 def surveyed(folders, tmp_path_factory):
     out = tmp_path_factory.mktemp("survey") / "out"
-    return run_survey(SurveyPlan(tuple(folders.values()), layers=True, progress=False), out), out
+    return survey(folders.values(), layers=True, folder=out, progress=False), out
 
 
 def drift_of(report, folders, first, second):
@@ -69,7 +68,7 @@ def test_strangers_are_not_described(surveyed, folders):
 
 def test_the_drift_is_kept_with_the_survey(surveyed, folders, tmp_path):
     report, out = surveyed
-    assert read_survey([out / "results.jsonl"]).pairs == dict(report.pairs)
+    assert read_survey(out).pairs == dict(report.pairs)
     rows = [json.loads(line) for line in dataset_files(report)["pairs.jsonl"].decode().splitlines()]
     by_pair = {(row["reference"], row["candidate"]): row for row in rows}
     row = by_pair[folders["base"], folders["noised"]]
@@ -97,7 +96,7 @@ def test_the_rows_of_a_model_are_read_once(surveyed, folders):
     with watch.listening():
         for pair in ((names[0], names[1]), (names[0], names[2]), (names[1], names[2])):
             results = {pair: replace(report.pairs[pair], layer_drift=None)}
-            (described,) = describe_relatives([pair], results, models, plan.settings_with_layers)
+            (described,) = describe_relatives([pair], results, models, plan.settings_in_full)
             assert described.layer_drift == report.pairs[pair].layer_drift
             read.append(ledger.bytes_read)
     assert read[0] > 0
@@ -111,7 +110,7 @@ def test_a_pair_that_cannot_be_read_says_why(surveyed, folders):
     gone = replace(report.pairs[pair], reference=folders["base"] + "-gone", layer_drift=None)
     watch = Watch(IoLedger(), Listeners(progress=False))
     models = OpenModels({}, SurveyPlan(()).reading, IoLedger(), watch)
-    (described,) = describe_relatives([pair], {pair: gone}, models, SurveyPlan(pair).settings_with_layers)
+    (described,) = describe_relatives([pair], {pair: gone}, models, SurveyPlan(pair).settings_in_full)
     assert described.layer_drift is None
     assert "-gone" in described.layers_error
 

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
+from dataclasses import replace
 
 import pytest
 import torch
 
 from mdir_hf.errors import InputError
 from mdir_hf.lineage.fingerprints.opening import Pin, open_model, pin_of
-from mdir_hf.lineage.survey import run as run_module
-from mdir_hf.lineage.survey.planning import SAMPLE, load_sample
-from mdir_hf.lineage.survey.run import SurveyPlan, kept_fingerprints, prepare_survey, run_survey
+from mdir_hf.lineage.survey.folder import RESULTS, ROWS, SurveyFolder, _line, kept_rows
+from mdir_hf.lineage.survey.run import SurveyPlan, open_folder, prepare_survey, run_survey
+from mdir_hf.lineage.survey.sample import Sample
 from mdir_hf.lineage.survey.work import take
 from mdir_hf.model.hub import IoLedger
 from mdir_hf.model.open import Reading
 from tests.comparison.test_adapters import serve, write_base
-from tests.model.hub.fixtures import hf_home, loopback_hub
-
-__all__ = ["hf_home", "loopback_hub"]
 
 
 @pytest.fixture
@@ -59,15 +55,23 @@ def test_adapters_on_other_commits_of_a_base_are_kept_apart(hub, tmp_path):
     assert before.commit == after.commit and before.key != after.key
 
 
+def run_in(folder, part=None):
+    with open_folder(replace(plan(), part=part), folder) as state:
+        return run_survey(replace(plan(), part=part), state)
+
+
 def test_rows_that_were_dropped_are_read_again_from_the_same_commits(hub, tmp_path):
-    first = run_survey(plan(), tmp_path / "out")
-    before = kept_fingerprints(tmp_path / "out")[1]
-    for kept in (tmp_path / "out" / "fingerprints").iterdir():
+    first = run_in(tmp_path / "out")
+    before = kept_rows(tmp_path / "out")[1]
+    results = tmp_path / "out" / RESULTS
+    lines = results.read_bytes().splitlines(keepends=True)
+    results.write_bytes(b"".join(line for line in lines if b'"kind": "pair"' not in line and b'"stages"' not in line))
+    for kept in (tmp_path / "out" / ROWS).iterdir():
         kept.unlink()
     for name in NAMES[:2]:
         move(hub, name, tmp_path)
-    again = run_survey(plan(), tmp_path / "out")
-    after = kept_fingerprints(tmp_path / "out")[1]
+    again = run_in(tmp_path / "out")
+    after = kept_rows(tmp_path / "out")[1]
     for name in NAMES:
         assert torch.equal(after[name].rows, before[name].rows), name
         assert again.models[name].model.commit == first.models[name].model.commit
@@ -75,27 +79,22 @@ def test_rows_that_were_dropped_are_read_again_from_the_same_commits(hub, tmp_pa
 
 def test_a_model_that_appears_later_is_pinned_when_it_is_read(hub, tmp_path):
     hidden = hub._repositories.pop("some/tuned")
-    assert run_survey(plan(), tmp_path / "out").models["some/tuned"].error is not None
+    assert run_in(tmp_path / "out").models["some/tuned"].error is not None
     hub._repositories["some/tuned"] = hidden
-    assert run_survey(plan(), tmp_path / "out").models["some/tuned"].error is None
-    pins = load_sample(tmp_path / "out" / SAMPLE).pins
-    assert pins["some/tuned"].commit == hidden.revisions["main"]
-    assert set(kept_fingerprints(tmp_path / "out")[1]) == set(NAMES)
+    assert run_in(tmp_path / "out").models["some/tuned"].error is None
+    assert SurveyFolder(tmp_path / "out").sample.pins["some/tuned"].commit == hidden.revisions["main"]
+    assert set(kept_rows(tmp_path / "out")[1]) == set(NAMES)
 
 
-def test_shards_of_one_preparation_read_the_same_commits_and_join(hub, tmp_path, monkeypatch):
-    monkeypatch.setattr(run_module, "TILE_MODELS", 1)
-    prepare_survey(plan(), tmp_path / "whole")
-    assert not (tmp_path / "whole" / "results.jsonl").exists()
+def test_parts_of_one_preparation_read_the_same_commits(hub, tmp_path):
+    with open_folder(plan(), tmp_path / "sample") as state:
+        pins = prepare_survey(plan(), state).pins
+    assert len((tmp_path / "sample" / RESULTS).read_bytes().splitlines()) == 2  # the settings and the sample
     move(hub, "some/base", tmp_path)
-    reports = []
-    for at in range(2):
-        folder = tmp_path / f"shard-{at}"
-        folder.mkdir()
-        (folder / SAMPLE).write_bytes((tmp_path / "whole" / SAMPLE).read_bytes())
-        reports.append(run_survey(plan(shard=(at, 2)), folder))
-    commits = {report.models["some/base"].model.commit for report in reports if "some/base" in report.models}
-    assert commits == {load_sample(tmp_path / "whole" / SAMPLE).pins["some/base"].commit}
+    with open_folder(plan(), tmp_path / "part") as state:
+        state.take_over(SurveyFolder(tmp_path / "sample"))
+    commit = run_in(tmp_path / "part", NAMES[:1]).models["some/base"].model.commit
+    assert commit == pins["some/base"].commit
 
 
 @pytest.mark.parametrize(
@@ -111,27 +110,27 @@ def test_shards_of_one_preparation_read_the_same_commits_and_join(hub, tmp_path,
     ],
 )
 def test_a_sample_that_names_another_model_is_refused(tmp_path, name, pin):
-    (tmp_path / SAMPLE).write_text(json.dumps({"tokens": [], "pins": {name: asdict(pin)}}))
+    state = SurveyFolder(tmp_path, [name, "b"], plan().settings)
+    state.begin(Sample((b"w1",), {name: pin}))
     with pytest.raises(InputError, match="files that this name cannot mean"):
-        load_sample(tmp_path / SAMPLE)
+        SurveyFolder(tmp_path)
 
 
-PIN = {"reference": "a/b", "commit": None, "bases": {}}
-DAMAGED = {
-    "": "is not a JSON object",
-    "[]": "is not a JSON object",
-    "{}": "it has no tokens",
-    json.dumps({"tokens": ["!"], "pins": {}}): "a token is not base64",
-    json.dumps({"tokens": [5], "pins": {}}): "its tokens is 5",
-    json.dumps({"tokens": [], "pins": {"a": {**PIN, "reference": 5}}}): "its pins is 5",
-    json.dumps({"tokens": [], "pins": {"a": {**PIN, "bases": ["a"]}}}): "its pins is",
-    json.dumps({"tokens": [], "pins": {}, "names": None}): "its names is None",
-}
+PIN = {"reference": "a", "commit": None, "bases": {}}
+DAMAGED = (
+    ({"tokens": ["!"]}, "a token is not base64"),
+    ({"tokens": [5]}, "its tokens is 5"),
+    ({"pins": {"a": {**PIN, "reference": 5}}}, "its pins is 5"),
+    ({"pins": {"a": {**PIN, "bases": ["a"]}}}, "its pins is"),
+    ({"neuron_seed": -1}, "its neuron_seed is -1"),
+)
 
 
-@pytest.mark.parametrize(("content", "said"), DAMAGED.items())
-def test_a_damaged_sample_is_reported(tmp_path, content, said):
-    (tmp_path / SAMPLE).write_text(content)
+@pytest.mark.parametrize(("changes", "said"), DAMAGED)
+def test_an_invalid_sample_is_reported(tmp_path, changes, said):
+    SurveyFolder(tmp_path, ["a", "b"], plan().settings)
+    with (tmp_path / RESULTS).open("ab") as file:
+        file.write(_line("sample", {"tokens": [], "pins": {}, "neuron_seed": 0, **changes}))
     with pytest.raises(InputError, match=said) as caught:
-        load_sample(tmp_path / SAMPLE)
+        SurveyFolder(tmp_path)
     assert str(caught.value).count(str(tmp_path)) == 1

@@ -13,7 +13,8 @@ pytest.importorskip("onnx")
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from mdir_hf.errors import CorruptCheckpointError, MdirError, UnsupportedFormatError
+from mdir_hf.budgets import Budget
+from mdir_hf.errors import CorruptCheckpointError, MdirError, MissingExtraError, UnsupportedFormatError
 from mdir_hf.model.files import open_checkpoint
 from tests.conformance_tensors import MemoryTree
 
@@ -87,7 +88,7 @@ def test_scales_that_fit_no_axis_are_refused():
         [helper.make_node("DequantizeLinear", ["c", "s"], ["w"], axis=0), node("MatMul", ["x", "w"], "h/up")],
         {"c": np.ones((6, 4), np.int8), "s": np.ones(5, np.float32)},
     )
-    with pytest.raises(CorruptCheckpointError, match=r"'s' of shape \(5,\) does not fit codes of shape \(6, 4\)"):
+    with pytest.raises(CorruptCheckpointError, match=r"'c' .* \(5,\) scales .* do not fit axis 0 of \(6, 4\)"):
         weights.read("h.up.weight")
 
 
@@ -131,7 +132,7 @@ def test_numbers_in_typed_fields_are_read(kind):
 def test_too_few_numbers_in_a_typed_field_are_refused():
     typed = helper.make_tensor("h.up.weight", TensorProto.FLOAT16, (4, 4), np.ones(16))
     typed.int32_data.pop()
-    with pytest.raises(CorruptCheckpointError, match="needs 32 bytes, but its numbers give 30"):
+    with pytest.raises(CorruptCheckpointError, match=r"size 15 into shape \(4,4\)"):
         opened([], {"h.up.weight": typed}).read("h.up.weight")
 
 
@@ -259,3 +260,32 @@ def test_a_graph_with_changed_sizes_ends_in_a_known_error():
                     assert weights.read(name).shape == weights.spec(name).shape
         except MdirError:
             pass
+
+
+def test_weights_in_branches_within_branches_are_read():
+    graph = helper.make_graph([], "main", [], [], [numpy_helper.from_array(np.eye(4, dtype=np.float32), "h.up.weight")])
+    for _ in range(20):
+        graph = helper.make_graph([helper.make_node("If", ["x"], ["y"], then_branch=graph)], "main", [], [])
+    tree = MemoryTree({"model.onnx": helper.make_model(graph).SerializeToString()})
+    assert open_checkpoint(tree).names() == ("h.up.weight",)
+
+
+def test_nodes_that_feed_each_other_end():
+    turns = [helper.make_node("Transpose", ["a"], ["b"]), helper.make_node("Transpose", ["b"], ["a"])]
+    weights = opened([*turns, node("MatMul", ["x", "a"], "h/up")], {"h.up.weight": np.eye(4, dtype=np.float32)})
+    assert weights.names() == ("h.up.weight",)
+
+
+def test_a_file_over_a_limit_is_refused(monkeypatch):
+    model = helper.make_model(helper.make_graph([node("Relu", ["x"], "h")] * 3, "main", [], []))
+    data = model.SerializeToString()
+    for budget, words in ((Budget(len(data) - 1, 9), "bytes"), (Budget(len(data), 2), "nodes and initialisers")):
+        monkeypatch.setattr("mdir_hf.model.files.onnx.ONNX", budget)
+        with pytest.raises(UnsupportedFormatError, match=f"{words}; the limit is"):
+            open_checkpoint(MemoryTree({"model.onnx": data})).names()
+
+
+def test_a_missing_package_names_the_extra(monkeypatch):
+    monkeypatch.setattr("mdir_hf.installing._is_installed", lambda module: module != "onnx")
+    with pytest.raises(MissingExtraError, match=r"onnx package: pip install .*\[onnx\]"):
+        open_checkpoint(MemoryTree({"model.onnx": b""}))

@@ -365,13 +365,10 @@ def locator(n_bytes=None, etag=None):
     return Locator(PLACE, n_bytes=n_bytes, etag=etag, ledger=IoLedger())
 
 
-def test_a_head_waits_for_its_turn_and_is_counted(hub, monkeypatch):
+def test_a_head_is_counted(hub):
     hub((SHA, 7))
-    turns = []
-    monkeypatch.setattr(location, "wait_for_turn", lambda url, *, token: turns.append((url, token)))
     one = locator()
     one.current()
-    assert turns == [(PLACE.url, PLACE.token)]
     assert one._ledger.requests == 1
 
 
@@ -489,18 +486,8 @@ def test_only_a_short_unused_body_is_read(length, is_read):
     assert answer.is_at_end is is_read
 
 
-@pytest.mark.parametrize(("url", "is_hub"), [("https://hub.example/x", True), ("https://cdn.example/x", False)])
-def test_requests_wait_for_the_hubs_quota_and_count_in_it(monkeypatch, url, is_hub):
-    noted, sent = [], {}
-
-    class Quota:
-        """A quota that records its calls."""
-
-        def before(self, *_):
-            noted.append("before")
-
-        def after(self, *_):
-            noted.append("after")
+def test_a_request_has_the_documented_timeouts(monkeypatch):
+    sent = {}
 
     class Session(Client):
         """A session that records its requests."""
@@ -509,11 +496,7 @@ def test_requests_wait_for_the_hubs_quota_and_count_in_it(monkeypatch, url, is_h
             sent.update(options)
             return contextlib.nullcontext(Answer(200, {}))
 
-    monkeypatch.setattr(connection, "QUOTA", Quota())
     monkeypatch.setattr(connection, "get_session", Session)
-    with connection.get(url, endpoint="https://hub.example", token=None):
+    with connection.get("https://hub.example/x", endpoint="https://hub.example", token=None):
         pass
-    connection.wait_for_turn(url, token=None)
-    assert noted.pop() == "before"
-    assert noted == (["before", "after"] if is_hub else [])
     assert sent["timeout"] == (10.0, 20.0, 20.0, 20.0)  # as documented in docs/attacks.md

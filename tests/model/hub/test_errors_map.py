@@ -6,7 +6,6 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
 from mdir_hf import errors
-from mdir_hf.model.hub import errors_map
 from mdir_hf.model.hub.errors_map import hub_errors, of_status, translate
 from tests.loopback.faults import Fault
 
@@ -32,11 +31,6 @@ def instance(kind):
     if isinstance(exc, HfHubHTTPError):
         exc.response = FakeResponse()
     return exc
-
-
-@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
-def test_every_exception_of_the_client_has_an_entry_of_its_own(kind):
-    assert kind.__name__ in errors_map._TRANSLATIONS
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)

@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from mdir_hf.processor import in_order
+from mdir_hf.background import in_order
 
 
 def test_results_come_in_order_for_any_durations():

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from mdir_hf.budgets import Budget
 from mdir_hf.errors import InputError, InvalidReferenceError, MdirError, ServerError
-from mdir_hf.model.files.sources import FileEntry
 from mdir_hf.model.hub import connection, models_of_author, models_of_collection, open_repository, resolve_model
 from mdir_hf.model.hub.model_info import model_info
 from mdir_hf.model.hub.pull_request import ProposedCommit, open_pull_request
+from mdir_hf.model.sources import FileEntry
 from tests.loopback.faults import Fault
 
 FILES = [{"rfilename": "config.json", "size": 2, "blobId": "0" * 40}]

@@ -11,7 +11,6 @@ from huggingface_hub import HfApi
 from mdir_hf.errors import CardError, OfflineError, PullRequestError, RepositoryNotFoundError, ServerError
 from mdir_hf.model.hub import pull_request
 from mdir_hf.model.hub.pull_request import ProposedCommit, open_pull_request
-from mdir_hf.model.hub.retry import QUOTA
 from tests.loopback.faults import Fault
 
 FILES = {"README.md": b"---\nlicense: mit\n---\n# T\n", ".lineage/report.json": b"{}"}
@@ -155,16 +154,6 @@ def test_an_invalid_list_is_refused_before_anything_is_written(loopback_hub, hea
     loopback_hub.faults.append(Fault("status", status=200, body=body, path="/discussions", times=None))
     assert "the response is not from the Hub" in refusal(ServerError, loopback_hub, head)
     assert not loopback_hub.pull_requests("owner/name")
-
-
-def test_each_request_waits_if_the_quota_is_small(loopback_hub, head, monkeypatch):
-    asked = []
-    monkeypatch.setattr(QUOTA, "before", lambda url, *_: asked.append(url))
-    propose(loopback_hub, head)
-    sent = [request for request in loopback_hub.sent("hub") if "/api/" in request.path]
-    assert len(asked) >= len(sent)
-    assert all(url.startswith(f"{loopback_hub.endpoint}/api/models/owner/name") for url in asked)
-    assert not any("blobs=" in url for url in asked)  # only the head's commit is requested
 
 
 def test_metadata_that_the_hub_does_not_accept(loopback_hub, head):

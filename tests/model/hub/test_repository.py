@@ -22,9 +22,9 @@ from mdir_hf.errors import (
     ServerError,
     UnsafePathError,
 )
-from mdir_hf.model.files.sources import FileEntry
 from mdir_hf.model.hub import IoLedger, RepositoryOptions, open_repository, resolve_model
 from mdir_hf.model.hub.ranges import HubFile
+from mdir_hf.model.sources import FileEntry
 from tests.loopback.faults import Fault
 
 WEIGHTS = "model.safetensors"

@@ -11,14 +11,13 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from mdir_hf.comparison.inspection import inspect_model
-from mdir_hf.comparison.inspection_result import lines_of
-from mdir_hf.model.files.sources import StoredTensor
+from mdir_hf.comparison.inspection import inspect_model, lines_of
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.inventory import PartKind, may_have_other_stacks, take_inventory
 from mdir_hf.model.inventory.take import auxiliary_label
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import resolve_anatomy
+from mdir_hf.model.sources import StoredTensor
 from tests.model.roles.published_models import MODELS
 from tests.specimens import gaussian, write_model
 
@@ -175,6 +174,7 @@ def test_text_and_json_of_inspect_hold_the_inventory(tmp_path):
     assert body == {
         "part": "language model", "kind": "stack", "owner": None, "layers": ["0", "1"], "tensors": 8,
         "bytes": 8 * 2 * N * N, "decided_by": "names", "reason": None,
+        "is_loaded": True,
     }  # fmt: skip
     text = "\n".join(lines_of(found))
     assert "language model, 2 layers: 8 tensors, 4.1 kB" in text and "embedding: 1 tensor, 9.6 kB" in text

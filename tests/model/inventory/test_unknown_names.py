@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
-from mdir_hf import Reason, Verdict, compare
-from mdir_hf.errors import AnatomyError
+from mdir_hf import Verdict, compare
+from mdir_hf.comparison.agreed_roles import with_agreed_roles
+from mdir_hf.errors import AnatomyError, UnsupportedFormatError
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.inventory.by_class import harmless, names_by_class
 from mdir_hf.model.inventory.by_shape import resolve_by_shape
@@ -142,18 +143,17 @@ def test_tensors_renamed_at_random_are_placed_by_shape(seed, tmp_path):
     assert anatomy.decided_by == "shapes" and anatomy.n_layers == 4
     stored, plain = (load_file(folder / "model.safetensors") for folder in (renamed, base))
     assert torch.equal(stored[anatomy.embedding.tensor], plain["model.embed_tokens.weight"])
-    for layer in anatomy.layers:
-        own = {"down": "mlp.down_proj", "q": "self_attn.q_proj", "o": "self_attn.o_proj"}
-        assert {role.value for role in layer.parts} == own.keys()
-        for role, part in layer.parts.items():
+    own = {role.value: f"mlp.{role.value}_proj" for role in MLP} | {"q": "self_attn.q_proj", "o": "self_attn.o_proj"}
+    _, agreed = with_agreed_roles(opened(base), opened(renamed)).models
+    for layer in agreed.anatomy.layers:
+        for role in (*MLP, Role.Q, Role.O):
             expected = plain[f"model.layers.{layer.index}.{own[role.value]}.weight"]
-            assert torch.equal(stored[part.tensor], expected)
+            assert torch.equal(stored[layer.parts[role].tensor], expected)
     if seed == 0:
         report = compare(base, renamed, level="layers", progress=False)
-        # Shape does not distinguish gate from up, so no neurons are compared, and the rows of other projections are no
-        # evidence without them.
-        assert report.reason is Reason.EMBEDDINGS_ONLY
-        assert report.projections.counts()[Outcome.ROWS_AGREE] >= 4
+        assert report.verdict is Verdict.HOMOLOGOUS
+        counts = report.projections.counts()
+        assert counts[Outcome.KEPT] == sum(counts.values())
 
 
 def test_a_renamed_stranger_stays_one(tmp_path):
@@ -183,3 +183,12 @@ def test_names_without_a_shape_that_fits_are_refused(tmp_path):
 def test_known_names_do_not_build_a_class(tmp_path, monkeypatch):
     monkeypatch.setattr("mdir_hf.model.inventory.headers.names_by_class", lambda *_: pytest.fail("was built"))
     assert opened(write(tmp_path / "x", new_model(seed=0, **SIZES))).anatomy.decided_by == "names"
+
+
+def test_the_slice_of_one_rank_is_not_taken_for_a_model(tmp_path):
+    def cut(tensors):
+        tensors.update({name: tensor[: len(tensor) // 2].clone() for name, tensor in tensors.items()})
+
+    folder = changed(write(tmp_path / "x", new_model(seed=0, **SIZES)), cut)
+    with pytest.raises(UnsupportedFormatError, match="one rank's slice of 2"):
+        opened(folder)

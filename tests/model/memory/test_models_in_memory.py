@@ -19,13 +19,32 @@ from mdir_hf.model.memory.saved import PlacedParameter, SavedParameters
 from mdir_hf.render.description import describe
 from tests.benchmarks.evidence import WITH_THE_SCRIPTS
 from tests.conformance_tensors import TensorSourceConformance
-from tests.model.roles.test_experts import SIZES
 from tests.specimens import tokenizer_json, tokens
 
 transformers = pytest.importorskip("transformers")
 
 N_TOKENS = 400
 WIDTH = {"hidden_size": 48, "intermediate_size": 128, "head_dim": 12, "vocab_size": N_TOKENS}
+SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 24,
+    "intermediate_size": 36,
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 28,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 6,
+    "num_experts": 3,
+    "num_local_experts": 3,
+    "n_routed_experts": 3,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 2,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 GPT2 = {"vocab_size": N_TOKENS, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 16, "pad_token_id": 0}
 
 

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from transformers.activations import ACT2FN
 
-from mdir_hf.model.files.sources import TensorSource
 from mdir_hf.model.roles import Anatomy, HeadCounts, Layer, Role, read_experts, read_part
 from mdir_hf.model.roles.parts import StoredWeight, WeightProduct
+from mdir_hf.model.sources import TensorSource
 from tests.model.roles.forward_record import AttentionCall, ForwardRecord
 
 APART = 1e-8
@@ -103,6 +103,13 @@ def _judge_attention(layer, anatomy, source, record, found, proved, seen) -> Non
                 proved.add(Role.O)
             else:
                 found.wrong.append(f"layer {layer.index}: o ({part.tensor}) does not read what attention returns")
+    latent, value = layer.parts.get(Role.KV_LATENT), layer.parts.get(Role.V)
+    if latent is not None and latent != (value.right if isinstance(value, WeightProduct) else None):
+        found.wrong.append(f"layer {layer.index}: kv_latent ({latent.tensor}) is not the inner factor of v")
+    queries, keys = (layer.parts.get(role) for role in (Role.Q, Role.K))
+    is_latent = latent is not None and queries is not None and keys is not None
+    if is_latent and len(read_part(source, queries)) != len(read_part(source, keys)):  # neither has rotated rows
+        found.wrong.append(f"layer {layer.index}: q ({queries.tensor}) has other rows than k")
     for x in inputs.values():
         _judge_norm(Role.ATTENTION_NORM, layer, x, anatomy, source, record, found, proved)
 

@@ -95,8 +95,6 @@ def neox(n: int, qkv: int, m: int, folder: str, norms: str) -> Shapes:
 
 
 FOUR_NORMS = "input post_attention pre_feedforward post_feedforward"
-GEMMA3 = {"q_norm": (256,), "k_norm": (256,)}
-CLIP = {"vision_tower.vision_model.encoder.layers.0.self_attn.q_proj.weight": (1024, 1024)}
 LORA = {
     f"{name}.lora_{side}.{kind}.weight": shape
     for kind in ("speech", "vision")
@@ -105,67 +103,6 @@ LORA = {
 }
 
 MODELS: dict[str, PublishedModel] = {
-    "google/gemma-3-4b-it": PublishedModel(
-        {"model_type": "gemma3", "text_config": {
-            "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
-            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}},
-        ("language_model.model.embed_tokens.weight", (262208, 2560)),
-        (34, 0, "language_model.model.layers"),
-        llama(2560, 2048, 1024, 10240, norms=FOUR_NORMS, **GEMMA3),
-        (8, 4, 256),
-        CLIP,
-    ),
-    "llava-hf/llava-1.5-7b-hf": PublishedModel(
-        {"model_type": "llava", "text_config": {
-            "_name_or_path": "lmsys/vicuna-7b-v1.5", "model_type": "llama", "vocab_size": 32064}},
-        ("language_model.model.embed_tokens.weight", (32064, 4096)),
-        (32, 0, "language_model.model.layers"),
-        llama(4096, 4096, 4096, 11008),
-        (32, 32, 128),
-        CLIP,
-        ("language_model.lm_head.weight", (32064, 4096)),
-    ),
-    "llava-hf/llava-v1.6-mistral-7b-hf": PublishedModel(
-        {"model_type": "llava_next", "text_config": {
-            "intermediate_size": 14336, "model_type": "mistral", "num_key_value_heads": 8, "vocab_size": 32064}},
-        ("language_model.model.embed_tokens.weight", (32064, 4096)),
-        (32, 0, "language_model.model.layers"),
-        llama(4096, 4096, 1024, 14336),
-        (32, 8, 128),
-        CLIP,
-        ("language_model.lm_head.weight", (32064, 4096)),
-    ),
-    "Qwen/Qwen2-Audio-7B": PublishedModel(
-        {"model_type": "qwen2_audio", "text_config": {
-            "intermediate_size": 11008, "model_type": "qwen2", "vocab_size": 156032}},
-        ("language_model.model.embed_tokens.weight", (156032, 4096)),
-        (32, 0, "language_model.model.layers"),
-        llama(4096, 4096, 4096, 11008),
-        (32, 32, 128),
-        {"audio_tower.layers.0.self_attn.q_proj.weight": (1280, 1280)},
-        ("language_model.lm_head.weight", (156032, 4096)),
-    ),
-    "mistral-community/pixtral-12b": PublishedModel(
-        {"model_type": "llava", "text_config": {
-            "head_dim": 128, "hidden_size": 5120, "intermediate_size": 14336, "model_type": "mistral",
-            "num_hidden_layers": 40, "num_key_value_heads": 8, "vocab_size": 131072}},
-        ("language_model.model.embed_tokens.weight", (131072, 5120)),
-        (40, 0, "language_model.model.layers"),
-        llama(5120, 4096, 1024, 14336),
-        (32, 8, 128),
-        {"vision_tower.transformer.layers.0.attention.q_proj.weight": (1024, 1024)},
-        ("language_model.lm_head.weight", (131072, 5120)),
-    ),
-    "deepseek-ai/Janus-Pro-7B": PublishedModel(
-        {"model_type": "multi_modality", "language_config": {
-            "model_type": "llama", "num_hidden_layers": 30, "vocab_size": 102400}},
-        ("language_model.model.embed_tokens.weight", (102400, 4096)),
-        (30, 0, "language_model.model.layers"),
-        llama(4096, 4096, 4096, 11008),
-        (32, 32, 128),
-        {"vision_model.vision_tower.blocks.0.attn.qkv.weight": (3072, 1024), "gen_embed.weight": (16384, 8)},
-        ("language_model.lm_head.weight", (102400, 4096)),
-    ),
     "tiiuae/falcon-40b, first config": PublishedModel(
         {"model_type": "RefinedWeb", "n_head": 128, "n_head_kv": 8, "hidden_size": 8192, "n_layer": 60, "alibi": False},
         ("transformer.word_embeddings.weight", (65024, 8192)),
@@ -331,21 +268,6 @@ MODELS: dict[str, PublishedModel] = {
         ("lm_head.weight", (128815, 7168)),
         rope=("unknown", None),
     ),
-    "Qwen/Qwen3-VL-30B-A3B-Instruct": PublishedModel(
-        {"model_type": "qwen3_vl_moe", "text_config": {
-            "model_type": "qwen3_vl_moe_text", "hidden_size": 2048, "head_dim": 128, "num_attention_heads": 32,
-            "num_key_value_heads": 4, "num_hidden_layers": 48, "num_experts": 128, "vocab_size": 151936}},
-        ("model.language_model.embed_tokens.weight", (151936, 2048)),
-        (48, 0, "model.language_model.layers"),
-        {name: shape for name, shape in llama(2048, 4096, 512, 0, q_norm=(128,), k_norm=(128,)).items()
-         if not name.startswith("mlp")}
-        | {"mlp.gate.weight": (128, 2048), "mlp.experts.gate_up_proj": (128, 2048, 1536),
-           "mlp.experts.down_proj": (128, 768, 2048)},
-        (32, 4, 128),
-        {"model.visual.blocks.0.attn.qkv.weight": (3456, 1152)},
-        ("lm_head.weight", (151936, 2048)),
-        rope=("unknown", None),
-    ),
     "Snowflake/snowflake-arctic-base": PublishedModel(
         {"model_type": "arctic", "hidden_size": 7168, "num_attention_heads": 56, "num_key_value_heads": 8,
          "num_hidden_layers": 35, "num_local_experts": 128, "intermediate_size": 4864, "vocab_size": 32000,
@@ -381,31 +303,6 @@ MODELS: dict[str, PublishedModel] = {
         unembedding=("lm_head.weight", (163840, 2048)),
         rope=("unknown", None),
         unplaced=tuple(f"self_attn.indexer.{name}.weight" for name in ("weights_proj", "wk", "wq_b")),
-    ),
-    "itazap/blt-1b-hf": PublishedModel(
-        {"model_type": "blt", "vocab_size": 260, "cross_attn_k": 2,
-         "patcher_config": {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 14, "vocab_size": 260},
-         "encoder_config": {"hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": 1},
-         "decoder_config": {"hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": 9},
-         "global_config": {"hidden_size": 2048, "num_attention_heads": 16, "num_hidden_layers": 25}},
-        ("model.local_encoder.embed_tokens.weight", (260, 1024)),
-        (25, 0, "model.global_transformer.layers"),
-        llama(2048, 2048, 2048, 5632),
-        (16, 16, 128),
-        {"model.encoder_hash_tok_embedding.weight": (3000012, 1024), "model.patcher.embed_tokens.weight": (260, 768),
-         "model.patcher.lm_head.weight": (260, 768), "model.patcher.norm.weight": (768,),
-         "model.local_decoder.norm.weight": (1024,),
-         "model.local_encoder.patch_embedding_projection.weight": (2048, 1024),
-         "model.local_decoder.patch_embedding_projection.weight": (2048, 2048),
-         **{f"model.{stack}.layers.{i}.{name}": shape
-            for stack, n_layers, n, m in (("local_encoder", 1, 1024, 2816), ("local_decoder", 9, 1024, 2816),
-                                          ("patcher", 14, 768, 2048))
-            for i in range(n_layers) for name, shape in llama(n, n, n, m).items()},
-         **{f"model.{stack}.cross_attn_layers.{i}.{x}_proj.weight": (1024, 1024)
-            for stack, n_layers in (("local_encoder", 1), ("local_decoder", 9)) for i in range(n_layers)
-            for x in "qkvo"}},
-        ("lm_head.weight", (260, 1024)),
-        rope=("interleaved", None),
     ),
     "a copy that stores its head alone": PublishedModel(
         {"model_type": "qwen2", "hidden_size": 896, "num_attention_heads": 14, "num_key_value_heads": 2,

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import torch
 
-from mdir_hf.model.files.sources import TensorSource
 from mdir_hf.model.roles import Anatomy, HeadCounts, Layer, Role, read_part
 from mdir_hf.model.roles.parts import WeightProduct
+from mdir_hf.model.sources import TensorSource
 from tests.model.roles.forward_record import ForwardRecord
 
 SAME = 1e-4

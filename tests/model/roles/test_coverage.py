@@ -1,4 +1,4 @@
-"""The table of causal language models: a few rows in fast tests, a third in slow ones, all in ``make coverage``."""
+"""The table of causal language models: the roles of every class by value, and comparisons of some."""
 
 import json
 
@@ -7,29 +7,35 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from benchmarks import coverage
 from benchmarks.coverage import PAGE, REASONS, Row, cells, cover, main, page, totals
-from tests.benchmarks.evidence import WITH_THE_SCRIPTS
 
 # One of each kind: fused, experts, latent, hybrid, decoder only.
-FEW = (*("falcon", "gpt_oss", "deepseek_v3", "qwen3_next", "bart"),)
+COMPARED = ("falcon", "gpt_oss", "deepseek_v3", "qwen3_next", "bart")
+OTHERS = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - set(COMPARED))
+QUICK = frozenset(
+    {
+        *("bloom", "codegen", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "llama", "mpt", "opt", "persimmon", "phi3"),
+        *("dbrx", "ernie4_5_moe", "granitemoe", "jetmoe", "llama4_text", "mixtral", "phimoe", "qwen2_moe"),
+        *("deepseek_v2", "kimi_linear", "longcat_flash", "minicpm3"),
+        *("gemma2", "olmo2", "qwen3", "cohere"),
+    }
+)
+"""Classes whose files have a layout of their own; the slow tests take the others too."""
+ALSO_COMPARED = set(OTHERS[::12])
+"""Comparisons read roles, not classes; ``make coverage`` compares every class."""
 
 
-@pytest.mark.parametrize("model_type", FEW)
+@pytest.mark.parametrize("model_type", COMPARED)
 def test_a_class_has_every_role_and_finds_its_relative(model_type):
     check(cover(model_type))
 
 
-OTHERS = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - set(FEW))
-COMPARED = set(OTHERS[::12])
-"""Classes that are also compared. Comparisons read roles, not classes; ``make coverage`` compares every class."""
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "model_type", [pytest.param(name, marks=() if at % 3 == 0 else WITH_THE_SCRIPTS) for at, name in enumerate(OTHERS)]
+    "model_type", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in OTHERS]
 )
 def test_every_class_has_every_role_or_a_reason(model_type):
-    row = cover(model_type, compares=model_type in COMPARED)
-    if model_type not in COMPARED:
+    compares = model_type in ALSO_COMPARED - QUICK
+    row = cover(model_type, compares=compares)
+    if not compares:
         row.relative = row.stranger = row.model_type not in NOT_COMPARED
     check(row)
 

@@ -8,8 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from mdir_hf import Reason, Verdict, compare
-from mdir_hf.comparison.inspection import inspect_model
-from mdir_hf.comparison.inspection_result import lines_of
+from mdir_hf.comparison.inspection import inspect_model, lines_of
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Role

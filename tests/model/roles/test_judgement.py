@@ -83,6 +83,25 @@ def test_experts_with_exchanged_gate_and_up_are_wrong(saved):
     assert len(judged(saved("mixtral"), in_layer=swapped).wrong) == 4
 
 
+def test_a_latent_that_is_no_factor_of_v_is_wrong(saved):
+    model = saved("deepseek_v3")
+    factor = model.ours.anatomy.layers[0].parts[Role.V].left
+
+    def relabelled(layer):
+        return replace(layer, parts={**layer.parts, Role.KV_LATENT: factor})
+
+    assert any("kv_latent" in sentence for sentence in judged(model, in_layer=relabelled).wrong)
+
+
+def test_latent_queries_with_their_rotated_rows_are_wrong(saved):
+    def with_all_rows(layer):
+        query = layer.parts[Role.Q]
+        return replace(layer, parts={**layer.parts, Role.Q: replace(query, left=WeightPart(query.left.tensor))})
+
+    model = saved("deepseek_v3")
+    assert any("other rows than k" in sentence for sentence in judged(model, in_layer=with_all_rows).wrong)
+
+
 def test_layers_in_another_order_are_wrong(saved):
     model = saved("llama")
     layers = tuple(reversed(model.ours.anatomy.layers))

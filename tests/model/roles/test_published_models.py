@@ -17,9 +17,28 @@ from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import HeadCounts, Role, params_config, read_experts, read_part, read_sizes, resolve_anatomy
 from mdir_hf.model.roles.parts import part_shape
 from tests.model.roles.published_models import MAMBA, MODELS, ZAMBA, meta
-from tests.model.roles.test_every_causal_model import check_attention, check_mlp
 
-ATTENTION = {Role.Q, Role.K, Role.V, Role.O}
+ATTENTION = (Role.Q, Role.K, Role.V, Role.O)
+
+
+def check_attention(anatomy, layer, shape_of):
+    """Check that heads divide the rows, queries and keys are equally wide, and o reads the values of all heads."""
+    heads = layer.heads or (anatomy.n_heads and HeadCounts(anatomy.n_heads, anatomy.n_kv_heads))
+    shapes = {role: part_shape(layer.parts[role], shape_of) for role in ATTENTION if role in layer.parts}
+    if heads is None or Role.MIXER_GATE in layer.parts or shapes.keys() != set(ATTENTION):
+        return  # RWKV and linear attention have a different kind of head
+    (q_rows, _), (k_rows, _), (v_rows, _), (_, o_columns) = (shapes[role] for role in ATTENTION)
+    assert q_rows % heads.n_heads == k_rows % heads.n_kv_heads == v_rows % heads.n_kv_heads == 0
+    assert q_rows // heads.n_heads == k_rows // heads.n_kv_heads
+    assert o_columns // heads.n_heads == v_rows // heads.n_kv_heads
+
+
+def check_mlp(parts, shape_of):
+    """Check that gate and up have as many neurons as down reads."""
+    shapes = {role: part_shape(parts[role], shape_of) for role in (Role.GATE, Role.UP, Role.DOWN) if role in parts}
+    neurons = {shape[0] if role is not Role.DOWN else shape[1] for role, shape in shapes.items()}
+    assert len(neurons) <= 1
+    assert not shapes or {Role.UP, Role.DOWN} <= shapes.keys()
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -38,7 +57,7 @@ def test_a_published_model_resolves_wholly(model):
     assert (anatomy.rope, anatomy.rotary_dim) == published.rope
     for layer in (anatomy.layers[0], anatomy.layers[-1]):
         assert layer.missing == ()
-        assert layer.parts.keys() >= ATTENTION
+        assert layer.parts.keys() >= set(ATTENTION)
         heads = layer.heads or HeadCounts(anatomy.n_heads, anatomy.n_kv_heads)
         assert (heads.n_heads, heads.n_kv_heads) == published.heads[:2]
         assert part_shape(layer.parts[Role.V], shapes.__getitem__)[0] == published.heads[1] * published.heads[2]

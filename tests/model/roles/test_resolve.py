@@ -317,3 +317,9 @@ def norms_in_front_of(head, record):
     made = [call for call in record.norms if len(call.made) == head.shape[1]]
     # float32 sums of a few dozen products of order 1: rounding in a different order stays far below this.
     return [call for call in made if any(torch.allclose(head @ call.made, y, rtol=1e-4, atol=1e-5) for y in logits)]
+
+
+@pytest.mark.parametrize("names", [[], ["model.layers.0.input_layernorm.weight"], ["vision_tower.conv.weight"]])
+def test_without_an_embedding_a_head_or_layers_there_is_no_language_model(names):
+    with pytest.raises(AnatomyError, match="no tensor is named like an input embedding"):
+        resolve_anatomy({"model_type": "llama"}, names, lambda name: (1, 1))

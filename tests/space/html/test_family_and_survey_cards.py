@@ -18,7 +18,7 @@ from mdir_hf.lineage.cards.declared import DeclaredLineage
 from mdir_hf.lineage.cards.verify_lineage import BaseCheck
 from mdir_hf.lineage.family import Family
 from mdir_hf.lineage.index.identify import Ancestor
-from mdir_hf.lineage.survey.results import ModelResult, PairResult
+from mdir_hf.lineage.survey.results import ModelResult, PairResult, Stage
 from mdir_hf.report import ModelSummary
 from mdir_space.html.family_card import family_card, family_caveats, family_sentence
 from mdir_space.html.notices import progress_of_several
@@ -82,7 +82,7 @@ def test_a_chain_of_pairs_is_not_called_all_related():
             pair: PairResult(*pair, "homologous" if pair in related else "no_evidence", None, -50.0, 9)
             for pair in itertools.combinations(names, 2)
         }
-        return survey_sentence(SurveyReport(names, models, pairs))
+        return survey_sentence(SurveyReport(names, models, pairs, stages=frozenset(Stage)))
 
     assert said() == (
         "No relatives were found.",

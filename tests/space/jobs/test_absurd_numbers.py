@@ -7,6 +7,7 @@ from contextlib import aclosing
 import pytest
 import torch
 
+from mdir_hf.lineage.survey.results import NOT_NOMINATED
 from mdir_space.html.family_card import family_card
 from mdir_space.html.survey_card import survey_card
 from mdir_space.html.verdict_card import verdict_card
@@ -30,11 +31,12 @@ def half_nan(base):
 
 UNREADABLE = "holds NaN or infinity"
 TELLS_NOTHING = "sampled rows are informative, and 8 are needed"
-# Verdicts of the comparison with its original, of the search among bases, and of a survey with its original.
+# Verdicts of the comparison with its original, of the search among bases, and of a survey with its original. A survey
+# does not compare models without usable neurons: None.
 ABSURD = {
-    "huge": (lambda base: base * 1e30, *("inconclusive",) * 3),
+    "huge": (lambda base: base * 1e30, "inconclusive", "inconclusive", None),
     "one row huge": (lambda base: torch.cat([base[:1] * 1e38, base[1:]]), *("homologous",) * 3),
-    "zeros": (torch.zeros_like, "inconclusive", TELLS_NOTHING, "inconclusive"),
+    "zeros": (torch.zeros_like, "inconclusive", TELLS_NOTHING, None),
     "half NaN": (half_nan, UNREADABLE, UNREADABLE, UNREADABLE),
 }
 
@@ -81,6 +83,8 @@ def test_absurd_weights_give_a_verdict_or_one_sentence(hub, tmp_path, name):
     if in_survey == UNREADABLE:
         assert UNREADABLE in report.models["owner/absurd"].error
     else:
-        assert report.pairs[BASE, "owner/absurd"].verdict == in_survey
+        pair = report.pair(BASE, "owner/absurd")
+        assert (None if pair is None else pair.verdict) == in_survey
+        assert in_survey is not None or report.not_found(BASE, "owner/absurd") == NOT_NOMINATED
     json.dumps(surveyed(answered, ""), allow_nan=False)
     assert "<section" in survey_card(answered.result, question)

@@ -14,6 +14,7 @@ import pytest
 import mdir_hf
 from mdir_hf import BaseIndex, NamedModel, identify
 from mdir_hf.comparison.progress import Progress
+from mdir_hf.lineage.survey.results import PairResult
 from mdir_space.html.family_card import family_card, family_sentence
 from mdir_space.html.links import pinned_link
 from mdir_space.html.plans import in_sentences
@@ -184,10 +185,13 @@ def test_a_survey_sends_each_model_and_ends_with_a_tree(hub):
     assert "owner/absent was not found" in surveyed.report.models["owner/absent"].error
     assert set(surveyed.pictures) == {"matrix", "dendrogram"}
     assert len(surveyed.trees) == 1
-    n_read = [len(event.result.report.readable()) for event in told if isinstance(event, Interim)]
-    assert n_read == [0, 1, 2, 3, 4]
+    reports = [event.result.report for event in told if isinstance(event, Interim)]
+    n_read = [len(report.readable()) for report in reports]
+    assert n_read == sorted(n_read) and set(n_read) == {0, 1, 2, 3, 4}
+    # Each model is compared with those before it when it arrives.
+    assert [max(len(report.pairs) for report in reports if len(report.readable()) == n) for n in (2, 3, 4)] == [1, 3, 6]
     body = surveyed.to_dict()
-    assert (body["schema"], len(body["pairs"]), len(body["trees"])) == ("mdir-hf/survey/2", 6, 1)
+    assert (body["schema"], len(body["pairs"]), len(body["trees"])) == ("mdir-hf/survey/3", 6, 1)
 
 
 LAYERS = [BASE, RELATED, LAYERED, LAYERED_STRANGER]
@@ -216,11 +220,9 @@ def test_models_joined_by_layers_get_a_tree(hub, monkeypatch):
     first = SurveyJob(access=access_of(question), question=question).run(lambda event: None)
     assert first.report.groups()[0] == (BASE, RELATED) and len(first.trees) == 1
     monkeypatch.setattr(
-        "mdir_hf.lineage.survey.in_memory.compare_with_layers",
-        lambda known, *_: replace(
-            known,
-            verdict="homologous" if known.reference == LAYERED else known.verdict,
-            layers_compared=True,
+        "mdir_hf.lineage.survey.run.compare_in_full",
+        lambda pair, *_, **__: PairResult(
+            *pair, "homologous" if pair[0] == LAYERED else "no_evidence", layers_compared=True
         ),
     )
     question = replace(question, layers=True)
@@ -430,7 +432,7 @@ def test_plans_of_families_and_surveys_read_no_weights(hub, index):
     assert f"The card declares {BASE}: comparing the two reads" in said and "It stops at 100 kB in all" in said
     said = in_sentences(reads, Pace(), Limits())
     assert said.startswith("Reads 1,499 rows of each of 3 models, 2.47 MB in all, and compares 3 pairs.")
-    assert "Takes 5 seconds to 10 seconds, by estimate. Sends at most" in said
+    assert "Takes 5 seconds, by estimate. Sends at most" in said
 
     of_author = finish(service.plan(family_question("owner"), ANYBODY))
     assert {BASE, STRANGER} <= set(of_author.n_rows) and PRIVATE not in of_author.n_rows

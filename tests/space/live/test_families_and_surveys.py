@@ -98,7 +98,7 @@ def test_several_names_give_a_survey_with_matrix_and_tree(visit, server, live_hu
     name(page, f"{BASE}, {RELATED}, {STRANGER}, {DECLARED}, owner/absent")
     page.get_by_role("button", name="Survey 5 models").click()
 
-    expect(page.locator(".verdict .note")).to_contain_text("So far")
+    expect(page.locator(".verdict .note")).to_contain_text("Still running")
     growing = page.locator('.interim .answers[data-name="matrix"] .cells')
     focus(growing)
     page.keyboard.press("ArrowRight")

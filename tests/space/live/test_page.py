@@ -180,7 +180,7 @@ def test_cancel_stops_the_reading_and_the_next_comparison_works(visit, live_hub)
     assert is_quiet(live_hub)
     expect(page.get_by_text("The results so far are below.")).to_be_visible()  # neurons come before embeddings
     expect(page.locator(".verdict")).to_contain_text(
-        "The embeddings were not compared: the comparison was stopped before that.", use_inner_text=True
+        "The embeddings have not been compared yet: the comparison is not finished.", use_inner_text=True
     )
 
     live_hub.faults.clear()

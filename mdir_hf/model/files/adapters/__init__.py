@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from mdir_hf.model.files.adapters.placing import Placement
 from mdir_hf.model.files.adapters.row_changes import RowChange
 from mdir_hf.model.files.decode import check_finite
 from mdir_hf.model.files.ranged import IntArray, check_rows
-from mdir_hf.model.files.sources import Description, ListsContents, StoredTensor, TensorSource, TensorSpec
+from mdir_hf.model.sources import Description, ListsContents, StoredTensor, TensorSource, TensorSpec
 
 KEPT_TENSORS = 16
 """Maximum number of small adapter tensors in the cache."""
@@ -45,7 +46,7 @@ class AdaptedSource:
     LoRA adds s B A to the base, with s = alpha / r, or alpha / sqrt(r) for rsLoRA. DoRA then rescales rows,
     or columns of embeddings and transposed matrices, which are read whole once. :mod:`.row_changes` applies the other
     methods. Tensors saved whole replace the base's tensors. If an adapter is unsupported, the tensors that it changes
-    cannot be read.
+    cannot be read; ``doubts`` are reasons why single modules cannot be, completing "an adapter that …".
 
     Results are float32, whereas a merged file would be rounded to the base's dtype. Thread-safe.
 
@@ -54,16 +55,24 @@ class AdaptedSource:
         UnsupportedFormatError: If the base lacks a weight that the adapter changes.
     """
 
-    def __init__(self, base: TensorSource, adapter: TensorSource, config: AdapterConfig) -> None:
+    def __init__(
+        self,
+        base: TensorSource,
+        adapter: TensorSource,
+        config: AdapterConfig,
+        *,
+        doubts: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.label = adapter.label
         self._base = base
         self._adapter = adapter
         self._config = config
+        self._doubts = doubts
         self._lock = threading.Lock()
         self._last_factors: tuple[str, _Factors] | None = None
         self._column_scales: dict[str, torch.Tensor] = {}
         self._small: dict[str, torch.Tensor] = {}
-        placed = self._placed = Placement(base, adapter, config)
+        placed = self._placed = Placement(base, adapter, config, doubts)
         self._changes, self._biases, self._bias_factors = placed.changes, placed.biases, placed.bias_factors
         self._token_rows, self._replaced = placed.token_rows, placed.replaced
         self._row_changes, self._blocked, self._owners = placed.row_changes, placed.blocked, placed.owners
@@ -274,7 +283,7 @@ class AdaptedSource:
         if self._row_changes:
             clauses.append(f"{config.method} on {_count(len(self._row_changes), 'weight')}")
         if self._blocked:
-            why = config.not_applied or "lacks tensors"
+            why = config.not_applied or next(iter(self._doubts.values()), "lacks tensors")
             clauses.append(f"{_count(len(self._blocked), 'changed weight')} not compared, because the adapter {why}")
         if self._token_rows:
             n_rows = sum(len(places) for _, places in self._token_rows.values())

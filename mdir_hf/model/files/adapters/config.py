@@ -14,7 +14,7 @@ from annotated_types import Ge, Le
 from mdir_hf import budgets
 from mdir_hf.errors import UnsupportedFormatError
 from mdir_hf.model.files.adapters.row_changes import KINDS, KindSettings
-from mdir_hf.model.files.sources import FileTree
+from mdir_hf.model.sources import FileTree
 from mdir_hf.validation import AS_WRITTEN, read_json
 
 ADAPTER_CONFIG = "adapter_config.json"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
 from mdir_hf.model.files.adapters.config import AdapterConfig
 from mdir_hf.model.files.adapters.names import (
@@ -17,7 +19,7 @@ from mdir_hf.model.files.adapters.names import (
     stacked_experts,
 )
 from mdir_hf.model.files.adapters.row_changes import KINDS, SHARED_SLOTS, ExpertRows, ModuleRows, RowChange, rank_of
-from mdir_hf.model.files.sources import TensorSource
+from mdir_hf.model.sources import TensorSource
 
 _SORTED_AS_LORA = frozenset({"LORA", "TRAINABLE_TOKENS", "LN_TUNING"})
 _OF_CONVOLUTIONS = frozenset({"hada_t1", "hada_t2", "lokr_t2"})
@@ -45,7 +47,10 @@ class Placement:
         blocked: Reasons why weights cannot be read.
     """
 
-    def __init__(self, base: TensorSource, adapter: TensorSource, config: AdapterConfig) -> None:
+    def __init__(
+        self, base: TensorSource, adapter: TensorSource, config: AdapterConfig, doubts: Mapping[str, str]
+    ) -> None:
+        self._doubts = doubts
         self._base, self._adapter, self._config = base, adapter, config
         self.changes: dict[str, LoraChange] = {}
         self.biases: dict[str, tuple[str, float]] = {}
@@ -77,10 +82,15 @@ class Placement:
                 self._place_parameters(module, (change,), base_names)
                 continue
             if weight is None:
-                raise self._no_such_weight(module)
+                weight = self._tied_to(change, names.modules, base_names)
+                if weight is None:
+                    raise self._no_such_weight(module)
+                self.owners |= dict.fromkeys(change.names, weight)
+                continue
             self.owners |= dict.fromkeys(change.names, weight)
-            if config.not_applied is not None:
-                self._block(weight, config.not_applied)
+            why = config.not_applied or self._doubts.get(module)
+            if why is not None:
+                self._block(weight, why)
                 continue
             if change.tokens is not None:
                 self.token_rows[weight] = (change.tokens, self._rows_of(module))
@@ -89,6 +99,17 @@ class Placement:
                 bias = base_names.find(f"{module}.bias")
                 if change.bias is not None and bias is not None:
                     self.biases[bias] = (change.bias, self.changes[weight].scaling)
+
+    def _tied_to(self, change: ModuleChange, modules: Mapping[str, ModuleChange], base_names: BaseNames) -> str | None:
+        """Return the weight whose token rows PEFT saved a second time, for a module that is tied to it, or None."""
+        if change.tokens is None or change.a is not None:
+            return None
+        rows = self._adapter.read(change.tokens)
+        for module, other in modules.items():
+            weight = None if other.tokens in (None, change.tokens) else base_names.find(f"{module}.weight")
+            if weight is not None and other.tokens is not None and torch.equal(rows, self._adapter.read(other.tokens)):
+                return weight
+        return None
 
     def _replace(self, whole: Mapping[str, str]) -> BaseNames:
         base = BaseNames(self._base.names())

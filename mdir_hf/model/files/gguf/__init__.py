@@ -16,7 +16,7 @@ from mdir_hf.model.files.decode import Encoding, view_bytes
 from mdir_hf.model.files.gguf.dequantise import GgmlType, type_named, weight_encoding
 from mdir_hf.model.files.gguf.header import FIRST_READ_N_BYTES, GgufHeader, read_gguf_header
 from mdir_hf.model.files.shards import Header, ShardedTensors, check_complete, list_some
-from mdir_hf.model.files.sources import Description, FileTree, TensorSpec
+from mdir_hf.model.sources import Description, FileTree, TensorSpec
 
 
 class GgufSource(ShardedTensors):

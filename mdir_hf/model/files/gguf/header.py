@@ -23,7 +23,7 @@ import numpy as np
 from mdir_hf.budgets import GGUF_HEADER, GGUF_PAIRS, GGUF_STRINGS
 from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
 from mdir_hf.model.files.gguf.dequantise import OTHER_LAYOUTS, GgmlType, ggml_type
-from mdir_hf.model.files.sources import ByteSource, TensorSpec, excess_of_shape
+from mdir_hf.model.sources import ByteSource, TensorSpec, excess_of_shape
 
 MAX_HEADER_N_BYTES = GGUF_HEADER.n_bytes
 

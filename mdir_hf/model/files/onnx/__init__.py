@@ -5,41 +5,57 @@ from __future__ import annotations
 import math
 import posixpath
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+import threading
+from collections.abc import Iterator
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from mdir_hf.errors import SeveralModelsError, TensorNotFoundError, naming
-from mdir_hf.model.files.decode import DTYPES, check_finite
-from mdir_hf.model.files.onnx.onnx_source import OnnxSource as OnnxSource
-from mdir_hf.model.files.onnx.uses import Weight, find_weights
-from mdir_hf.model.files.ranged import IntArray, check_rows
+from mdir_hf.budgets import ONNX
+from mdir_hf.errors import (
+    CorruptCheckpointError,
+    SeveralModelsError,
+    TensorNotFoundError,
+    UnsafePathError,
+    UnsupportedFormatError,
+)
+from mdir_hf.installing import require_extra
+from mdir_hf.model.files.decode import DTYPES, check_finite, check_weight
+from mdir_hf.model.files.onnx.codes import Array
+from mdir_hf.model.files.onnx.graph import Graph, Initialiser, Weight, find_weights, list_graph
+from mdir_hf.model.files.ranged import MAX_SPAN_BYTES, IntArray, check_rows, cut_span
 from mdir_hf.model.files.shards import list_some
-from mdir_hf.model.files.sources import Description, FileTree, StoredTensor, TensorSpec
+from mdir_hf.model.sources import ByteSource, Description, FileTree, StoredTensor, TensorSpec
+
+if TYPE_CHECKING:
+    from onnx import GraphProto
 
 
 class OnnxWeights:
-    """The weights of an ONNX model, read lazily. Implements ``TensorSource``.
+    """The weights of an ONNX model. Implements ``TensorSource``.
 
-    Reading rows of a transposed weight reads the whole matrix.
+    The file is read whole on first use, a weight in another file whenever it is read. Thread-safe.
     """
 
-    def __init__(self, source: OnnxSource) -> None:
-        self._source = source
-        self.label = source.label
+    def __init__(self, tree: FileTree, path: str) -> None:
+        require_extra("onnx", "onnx", purpose="ONNX files are read with the onnx package")
+        self.label = tree.label
+        self._tree = tree
+        self._path = path
+        self._lock = threading.Lock()
 
     @property
     def n_bytes(self) -> int:
         """Size of the files, in bytes."""
-        return self._source.n_bytes
+        return sum(self._tree.files[path].n_bytes for path in self.paths if path in self._tree.files)
 
     @property
     def paths(self) -> tuple[str, ...]:
         """The ONNX file and its external data files."""
-        return self._source.paths
+        beside = (path for path in self._tree.files if path.startswith((f"{self._path}_data", f"{self._path}.data")))
+        return (self._path, *sorted(beside))
 
     @property
     def description(self) -> Description:
@@ -66,65 +82,150 @@ class OnnxWeights:
         for name, weight in self._weights.items():
             parts = weight.codes.parts if weight.codes else ()
             owners |= {part: (name, True) for part in parts if part not in owners}
-        for tensor in self._source.contents():
-            owner, is_companion = owners.get(tensor.name, (tensor.name, False))
-            yield replace(tensor, weight=owner, belongs_to_other=is_companion)
+        for name, tensor in sorted(self._graph.initialisers.items()):
+            owner, is_companion = owners.get(name, (name, False))
+            yield StoredTensor(name, owner, tensor.n_bytes, tensor.shape, is_companion)
 
     def read_all_headers(self) -> None:
         """Do nothing, because the graph has already been read."""
 
     def spec(self, name: str) -> TensorSpec:
-        """Return a weight's shape, and the dtype and location of its stored numbers."""
+        """Return a weight's shape, and the dtype, file and size of its stored numbers."""
         weight = self._weight(name)
-        stored = self._source.spec(weight.stored)
-        return replace(stored, name=name, shape=weight.shape, path=stored.path.partition("\0")[0])
+        stored = self._graph.initialisers[weight.stored]
+        path, start, stop = self._place(stored) or (self._path, 0, stored.n_bytes)
+        return TensorSpec(name, weight.shape, stored.dtype if stored.dtype in DTYPES else "U8", path, start, stop)
 
     def read(self, name: str) -> torch.Tensor:
         """Return a whole weight."""
-        weight = self._weight(name)
-        self.spec(name)  # rejects sizes larger than the file
-        if weight.codes is None:
-            values = self._source.read(weight.stored)
-        else:
-            stored_shape = weight.shape[::-1] if weight.is_transposed else weight.shape
-            if 0 in stored_shape:  # it may claim any number of empty rows
-                return torch.zeros(weight.shape)
-            rows = np.arange(math.prod(stored_shape[:-1]), dtype=np.int64)
-            values = self._decoded(weight, name, rows).reshape(stored_shape)
-        return values.T.contiguous() if weight.is_transposed else values
+        return check_finite(self._whole(name), self.spec(name), self.label)
 
     def read_rows(self, name: str, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return the given rows."""
-        weight = self._weight(name)
-        numbers = check_rows(self.spec(name), rows, self.label)
-        if weight.is_transposed:
-            return self.read(name)[torch.from_numpy(numbers)]
-        if weight.codes is None:
-            return self._source.read_rows(weight.stored, numbers, max_gap_bytes=max_gap_bytes)
-        return self._decoded(weight, name, numbers, max_gap_bytes)
+        """Return the given rows; reads the whole weight."""
+        del max_gap_bytes  # nothing is skipped
+        spec = self.spec(name)
+        numbers = check_rows(spec, rows, self.label)
+        values = self._whole(name).reshape(math.prod(spec.shape[:-1]), spec.shape[-1])[torch.from_numpy(numbers)]
+        return check_finite(values, spec, self.label, rows=numbers)
 
-    def _decoded(self, weight: Weight, name: str, rows: IntArray, max_gap_bytes: int | None = None) -> torch.Tensor:
-        assert weight.codes is not None, "the weight is stored as codes"
-        with naming(self.label):
-            values = weight.codes.rows(self._source, rows, max_gap_bytes)
-        # Row numbers in errors refer to the stored matrix, even if it is transposed.
-        shape = weight.shape[::-1] if weight.is_transposed else weight.shape
-        return check_finite(values, replace(self.spec(name), shape=shape), self.label, rows=rows)
+    def _whole(self, name: str) -> torch.Tensor:
+        weight = self._weight(name)
+        codes = weight.codes
+        if codes is None:
+            check_weight(self.spec(name), self.label)
+            values = self._array(weight.stored)
+            values = values if values.dtype == np.float64 else values.astype(np.float32)
+        else:
+            stored_shape = weight.shape[::-1] if weight.is_transposed else weight.shape
+            scale, zero = (None if part is None else self._array(part) for part in (codes.scale, codes.zero))
+            try:
+                values = codes.decode(self._array(weight.stored), scale, zero)
+                values = (values[:, : stored_shape[-1]] if values.ndim == 2 else values).reshape(stored_shape)
+            except (ValueError, IndexError, OverflowError, TypeError, RuntimeError) as exc:
+                raise CorruptCheckpointError(
+                    f"initialiser {weight.stored!r:.80} cannot be dequantised: {exc}", subject=self.label
+                ) from exc
+        return torch.from_numpy(np.array(values.T if weight.is_transposed else values, order="C"))
+
+    def _array(self, name: str) -> Array:
+        """Return the numbers of an initialiser."""
+        from onnx import numpy_helper
+
+        stored = self._graph.initialisers[name]
+        tensor = stored.tensor
+        place = self._place(stored)
+        if place is not None:
+            path, start, stop = place
+            content = _read(self._tree.open(path), start, stop)
+            tensor = type(tensor)(name=name, dims=stored.shape, data_type=tensor.data_type, raw_data=content)
+        try:
+            array: Array = numpy_helper.to_array(tensor)
+        except Exception as exc:  # whatever the package raises for contradictory fields
+            raise CorruptCheckpointError(
+                f"initialiser {name!r:.80} of shape {stored.shape} ({stored.dtype}) cannot be read: {exc}",
+                subject=self.label,
+            ) from exc
+        return array
+
+    def _place(self, stored: Initialiser) -> tuple[str, int, int] | None:
+        """Return the file and the range of bytes of an external tensor, and None for others."""
+        if stored.external is None:
+            return None
+        name, location = stored.tensor.name, stored.external.get("location", "")
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(self._path), location))
+        if path.startswith(("../", "/")) or "\\" in location:
+            raise UnsafePathError(
+                f"initialiser {name!r:.80} is stored in {location!r:.80}, outside the repository", subject=self.label
+            )
+        numbers = [stored.external.get(key) or default for key, default in (("offset", "0"), ("length", ""))]
+        if not all(re.fullmatch("[0-9]{0,18}", number) for number in numbers):
+            raise CorruptCheckpointError(
+                f"initialiser {name!r:.80} has the offset or length {max(numbers, key=len)!r:.40}", subject=self.label
+            )
+        start = int(numbers[0])
+        stop = start + (int(numbers[1]) if numbers[1] else stored.n_bytes)
+        entry = self._tree.files.get(path)
+        if entry is None or stop > entry.n_bytes:
+            problem = "is missing" if entry is None else f"has {entry.n_bytes:,} bytes"
+            raise CorruptCheckpointError(
+                f"initialiser {name!r:.80} is stored in {path}, up to byte {stop:,}, but that file {problem}; the "
+                "upload or the download is incomplete",
+                subject=self.label,
+            )
+        return path, start, stop
 
     def _is_unreadable(self, weight: Weight) -> bool:
-        if weight.codes is not None:
-            return False
-        dtype = self._source.graph.initialisers[weight.stored].dtype
-        return dtype not in DTYPES or not DTYPES[dtype].is_weight
+        dtype = self._graph.initialisers[weight.stored].dtype
+        return weight.codes is None and not (dtype in DTYPES and DTYPES[dtype].is_weight)
 
     def _weight(self, name: str) -> Weight:
         if name not in self._weights:
-            raise TensorNotFoundError(f"there is no weight {name!r} in {list_some(self.paths)}", subject=self.label)
+            raise TensorNotFoundError(f"there is no tensor {name!r} in {list_some(self.paths)}", subject=self.label)
         return self._weights[name]
 
+    @property
+    def _weights(self) -> dict[str, Weight]:
+        return self._parsed[1]
+
+    @property
+    def _graph(self) -> Graph:
+        return self._parsed[0]
+
+    @property
+    def _parsed(self) -> tuple[Graph, dict[str, Weight]]:
+        with self._lock:
+            return self._parsed_once
+
     @cached_property
-    def _weights(self) -> Mapping[str, Weight]:
-        return find_weights(self._source.graph, self.label)
+    def _parsed_once(self) -> tuple[Graph, dict[str, Weight]]:
+        source = self._tree.open(self._path)
+        graph = list_graph(_parse(source), source.label)
+        if not graph.initialisers:
+            raise CorruptCheckpointError("this ONNX file holds no weights", subject=source.label)
+        for tensor in graph.initialisers.values():
+            self._place(tensor)  # rejects bytes that are not there
+        return graph, find_weights(graph, source.label)
+
+
+def _parse(source: ByteSource) -> GraphProto:
+    """Return the graph in a file."""
+    from google.protobuf.message import DecodeError
+    from onnx import ModelProto
+
+    if excess := ONNX.excess(n_bytes=source.n_bytes):
+        raise UnsupportedFormatError(f"it {excess}", subject=source.label)
+    try:
+        graph = ModelProto.FromString(_read(source, 0, source.n_bytes)).graph
+    except DecodeError as exc:
+        raise CorruptCheckpointError(f"this is not an ONNX file: {exc}", subject=source.label) from exc
+    n_items = len(graph.node) + len(graph.initializer)
+    if excess := ONNX.excess(n_items=n_items, of="nodes and initialisers"):
+        raise UnsupportedFormatError(f"it {excess}", subject=source.label)
+    return graph
+
+
+def _read(source: ByteSource, start: int, stop: int) -> bytes:
+    return b"".join(source.read_many(cut_span(start, stop, MAX_SPAN_BYTES)))
 
 
 FOLDERS = ("", "onnx")
@@ -135,7 +236,7 @@ _NAMES = ("model", "decoder_model_merged", "decoder_model", "decoder_with_past_m
 _PRECISION = re.compile(r"(?P<name>.+?)(_(?P<precision>fp16|bf16|u?int8|quantized|q8|bnb4|q4(f16)?))?\.onnx")
 
 
-def open_onnx(tree: FileTree, variant: str | None) -> OnnxSource | None:
+def open_onnx(tree: FileTree, variant: str | None) -> OnnxWeights | None:
     """Open the ONNX model in the root or in ``onnx/``, preferring the highest precision.
 
     ``variant`` is the precision in the file name: ``q4`` selects ``model_q4.onnx``. Returns None if there is no
@@ -164,9 +265,4 @@ def open_onnx(tree: FileTree, variant: str | None) -> OnnxSource | None:
         (name,) = models
     paths = models[name]
     precision = min(paths, key=lambda name: _PRECISIONS.index(name) if name in _PRECISIONS else len(_PRECISIONS))
-    return OnnxSource(tree, paths=[paths[precision]])
-
-
-def open_named_onnx(tree: FileTree, file: str) -> OnnxSource:
-    """Open a given ONNX file."""
-    return OnnxSource(tree, paths=[file])
+    return OnnxWeights(tree, paths[precision])

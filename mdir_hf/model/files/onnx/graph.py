@@ -1,177 +1,63 @@
-"""Read the initialisers of an ONNX graph, with their offsets, and the nodes that use them."""
+"""Find the weights of an ONNX graph, and their names in the original checkpoint.
+
+Exporters transpose matrices and replace their names with numbers, but the nodes that use them contain module paths.
+Quantisers append suffixes to names, or pass codes, scales and zero points as inputs to nodes.
+
+Source: the schemas of ONNX (DequantizeLinear 25, QLinearMatMul) and of ONNX Runtime's ``com.microsoft`` domain
+(MatMulNBits, GatherBlockQuantized, MatMulBnb4, QGemm, MatMulIntegerToFloat).
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
-from mdir_hf.model.files.decode import DTYPES as TENSOR_DTYPES
-from mdir_hf.model.files.sources import ByteSource, excess_of_shape
+from mdir_hf.model.files.decode import DTYPES
+from mdir_hf.model.files.onnx.codes import FP4, NF4, Codes
+from mdir_hf.model.sources import excess_of_shape
 
-FIRST_READ_N_BYTES = 1 << 18
-AFTER_A_STEP_N_BYTES = 1 << 12
-"""Size of the first read after a skipped payload."""
+if TYPE_CHECKING:
+    from onnx import GraphProto, TensorProto
 
-VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
-
-
-class Field(NamedTuple):
-    """A protobuf field: its number, wire type, varint value, and payload offsets."""
-
-    number: int
-    kind: int
-    value: int
-    start: int
-    stop: int
-
-
-class MessageReader:
-    """Reads protobuf messages from a file, front to back."""
-
-    def __init__(self, source: ByteSource) -> None:
-        self.source = source
-        self._at = 0
-        self._data = b""
-        self._next_n_bytes = FIRST_READ_N_BYTES
-
-    def fields(self, start: int, stop: int) -> Iterator[Field]:
-        """Yield the fields in ``[start, stop)`` without reading their payloads."""
-        at = start
-        while at < stop:
-            tag, at = self._varint(at, stop)
-            number, kind = tag >> 3, tag & 7
-            value, begin = 0, at
-            if kind == VARINT:
-                value, at = self._varint(at, stop)
-            elif kind == LENGTH:
-                n_bytes, begin = self._varint(at, stop)
-                at = begin + n_bytes
-            elif kind in (FIXED64, FIXED32):
-                at += 8 if kind == FIXED64 else 4
-            else:
-                raise self._error(f"a field at byte {begin:,} has the wire type {kind}")
-            if at > stop or not number:
-                raise self._error(f"field {number} at byte {begin:,} ends at byte {at:,}, past its message ({stop:,})")
-            yield Field(number, kind, value, begin, at)
-
-    def payload(self, field: Field, most: int) -> bytes:
-        """Read a field's payload, which may have at most ``most`` bytes."""
-        if field.stop - field.start > most:
-            raise self._error(f"field {field.number} has {field.stop - field.start:,} bytes; the limit is {most:,}")
-        return self._bytes(field.start, field.stop)
-
-    def text(self, field: Field) -> str:
-        """Read a field's payload as a string."""
-        try:
-            return self.payload(field, 1 << 14).decode()
-        except UnicodeDecodeError as exc:
-            raise self._error(f"the text at byte {field.start:,} is not UTF-8") from exc
-
-    def varints(self, field: Field, most: int = 1 << 16) -> list[int]:
-        """Return the signed numbers of a repeated field, whether packed or not."""
-        if field.kind == VARINT:
-            return [_signed(field.value)]
-        numbers, at = [], field.start
-        if field.stop - at > most:
-            raise self._error(f"the list at byte {at:,} has {field.stop - at:,} bytes; the limit is {most:,}")
-        while at < field.stop:
-            value, at = self._varint(at, field.stop)
-            numbers.append(_signed(value))
-        return numbers
-
-    def _varint(self, at: int, stop: int) -> tuple[int, int]:
-        value = shift = 0
-        while True:
-            if at >= stop or shift > 63:
-                raise self._error(f"the number at byte {at:,} does not end")
-            byte = self._byte(at)
-            at += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value, at
-            shift += 7
-
-    def _byte(self, at: int) -> int:
-        offset = at - self._at
-        if not 0 <= offset < len(self._data):
-            self._fill(at, 1)
-            offset = 0
-        return self._data[offset]
-
-    def _bytes(self, start: int, stop: int) -> bytes:
-        if not (self._at <= start and stop <= self._at + len(self._data)):
-            self._fill(start, stop - start)
-        return self._data[start - self._at : stop - self._at]
-
-    def _fill(self, start: int, n_bytes: int) -> None:
-        # Consecutive reads grow; the first read after a skipped payload is small.
-        is_next = start <= self._at + len(self._data) and bool(self._data)
-        self._next_n_bytes = min(4 * self._next_n_bytes, FIRST_READ_N_BYTES) if is_next else self._next_n_bytes
-        if self._data and not is_next:
-            self._next_n_bytes = AFTER_A_STEP_N_BYTES
-        stop = min(self.source.n_bytes, start + max(n_bytes, self._next_n_bytes))
-        if stop - start < n_bytes:
-            raise self._error(f"the file ends at byte {self.source.n_bytes:,}, within a message")
-        self._data, self._at = bytes(self.source.read(start, stop)), start
-
-    def _error(self, what: str) -> CorruptCheckpointError:
-        return CorruptCheckpointError(f"this is not an ONNX file: {what}", subject=self.source.label)
-
-
-def decode_varints(data: bytes) -> npt.NDArray[np.uint64] | None:
-    """Decode packed varints (two's complement if negative); return None if they are invalid."""
-    raw = np.frombuffer(data, np.uint8)
-    last = np.flatnonzero(raw < 0x80)
-    if not raw.size or last.size == 0 or last[-1] != raw.size - 1:
-        return None if raw.size else np.zeros(0, np.uint64)
-    first = np.concatenate([[0], last[:-1] + 1])
-    lengths = last - first + 1
-    if lengths.max() > 10:
-        return None
-    values = np.zeros(last.size, np.uint64)
-    for place in range(int(lengths.max())):
-        longer = np.flatnonzero(lengths > place)
-        values[longer] |= (raw[first[longer] + place] & np.uint64(0x7F)) << np.uint64(7 * place)
-    return values
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >> 63 else value
-
-
-# Safetensors' names for ONNX's data types; U4, I4, U2 and I2 are not in safetensors. Types smaller than a byte are
-# packed, with the first number in the lowest bits.
-DTYPES = {
+# Names in safetensors for ONNX's data types; U4, I4, U2 and I2 are not in safetensors.
+DTYPE_NAMES = {
     1: "F32", 2: "U8", 3: "I8", 4: "U16", 5: "I16", 6: "I32", 7: "I64", 9: "BOOL", 10: "F16", 11: "F64", 12: "U32",
     13: "U64", 16: "BF16", 17: "F8_E4M3", 18: "F8_E4M3FNUZ", 19: "F8_E5M2", 20: "F8_E5M2FNUZ", 21: "U4", 22: "I4",
     23: "F4", 24: "F8_E8M0", 25: "U2", 26: "I2",
 }  # fmt: skip
-PACKED_BITS = {"U4": 4, "I4": 4, "F4": 4, "U2": 2, "I2": 2}
-"""Number of bits per value for dtypes that are packed into bytes."""
+_BITS = {"U4": 4, "I4": 4, "U2": 2, "I2": 2}
+_EXTERNAL = 1
+"""Location of a tensor whose bytes are in another file."""
 
-MOST_INITIALISERS, MOST_NODES, DEEPEST_GRAPH = 100_000, 1_000_000, 4
-MOST_PIECES = 1 << 16
-"""Maximum number of protobuf fields that may contain one initialiser's numbers."""
+_QUANTIZED, _SCALE, _ZERO_POINT = "_quantized", "_scale", "_zero_point"
+_PRODUCTS = ("MatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "Gemm", "FusedMatMul")
+# Operators with the matrix as input 3, followed by its scale and zero point.
+_PRODUCTS_OF_CODES = ("QLinearMatMul", "QGemm")
+# Indices of the inputs for the matrix's scale and zero point; -1 if there is none.
+_SCALES_OF_PRODUCT = {"MatMulIntegerToFloat": (3, 5), "DynamicQuantizeMatMul": (2, 3), "MatMulInteger": (-1, 3)}
+_PASSED_ON = ("Identity", "Cast", "Transpose", "DequantizeLinear", "Gather")
+"""Operators that may come between an initialiser and the matrix product that uses it."""
+_MOST_PASSED_ON = 4
 
-_MODEL_GRAPH = 7
-_GRAPH_NODE, _GRAPH_INITIALISER = 1, 5
-_NODE_INPUT, _NODE_OUTPUT, _NODE_NAME, _NODE_TYPE, _NODE_ATTRIBUTE, _NODE_METADATA = 1, 2, 3, 4, 5, 9
-_ATTRIBUTE_NAME, _ATTRIBUTE_INT, _ATTRIBUTE_TENSOR, _ATTRIBUTE_GRAPH = 1, 3, 5, 6
-_DIMS, _TYPE, _NAME, _RAW, _EXTERNAL, _LOCATION = 1, 2, 8, 9, 13, 14
-_FLOATS, _INTS, _LONGS, _DOUBLES, _UNSIGNED = 4, 5, 7, 10, 11
-FIXED_WIDTH = (_FLOATS, _DOUBLES)
-"""Typed fields that contain fixed-width numbers."""
+_FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2", "F8_E5M2FNUZ")
+_CODES = ("U8", "I8", "U4", "I4", "U2", "I2", "F4")
 
 _SCOPES, _CLASSES, _NAMESPACE = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy", "namespace"
 """Keys of metadata that torch's exporter adds to nodes: the enclosing modules, outermost first, and their classes, as
 Python lists or one string."""
+
+_PREFIX = re.compile(r"^(?:(?:model\.)*(?:\d+\.)?auto_model\.|(?:encoder_model|decoder_model)\.)")
+_OF_QUANTISER = re.compile(r"(_DQ)?_(Q\d|quantized|quant|qweight)$|(?<=\.)qweight$")
+_OF_BUILDER = (
+    (re.compile(r"\.MatMul(?=\.weight$)"), ""),
+    (re.compile(r"(?<=\.)attn(?=\.[qkvo]_proj\.)"), "self_attn"),
+    (re.compile(r"^model\.layers\.\d+\.final_norm_layernorm\."), "model.norm."),
+)
+"""Patterns in the names that ONNX Runtime's own exporter writes, and their replacements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,23 +65,25 @@ class Initialiser:
     """A stored tensor of a graph.
 
     Attributes:
+        tensor: The stored message, with the bytes unless they are external.
         dtype: Name as in safetensors, or ``U4``, ``I4``, ``U2`` or ``I2`` for packed integers.
-        path: External file; empty if the tensor is inline.
-        varints: Fields that must be decoded; if there are any, ``start`` and ``stop`` refer to the decoded bytes.
+        external: Location, offset and length, if the bytes are in another file.
     """
 
-    name: str
+    tensor: TensorProto
     shape: tuple[int, ...]
     dtype: str
-    path: str
-    start: int
-    stop: int
-    varints: tuple[Field, ...] = ()
+    external: dict[str, str] | None
 
     @property
-    def n_bytes_of_shape(self) -> int:
-        """Number of bytes implied by the shape."""
-        return n_bytes_of(self.shape, self.dtype)
+    def n_bits(self) -> int:
+        """Bits per number; 8 if the type is unknown."""
+        return _BITS.get(self.dtype) or (DTYPES[self.dtype].n_bits if self.dtype in DTYPES else 8)
+
+    @property
+    def n_bytes(self) -> int:
+        """Number of bytes that the shape needs."""
+        return -(-math.prod(self.shape) * self.n_bits // 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +93,7 @@ class Node:
     Attributes:
         inputs: Tensor names; an omitted optional input has an empty name.
         module: Module named by torch's exporter, such as ``model.layers.0.self_attn.q_proj``, or empty.
+        is_conv1d: Whether that module is GPT-2's linear layer, whose weights are stored ``(in, out)``.
     """
 
     name: str
@@ -212,8 +101,8 @@ class Node:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     ints: dict[str, int]
-    module: str = ""
-    module_class: str = ""
+    module: str
+    is_conv1d: bool
 
 
 @dataclass(slots=True)
@@ -224,146 +113,272 @@ class Graph:
     nodes: list[Node] = field(default_factory=list)
 
 
-def read_graph(source: ByteSource) -> Graph:
-    """Read an ONNX file, skipping the bytes of its weights.
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """How a graph stores a weight; ``codes`` is None unless the weight is quantised."""
+
+    stored: str
+    shape: tuple[int, ...]
+    is_transposed: bool = False
+    codes: Codes | None = None
+
+
+def list_graph(graph: GraphProto, label: str) -> Graph:
+    """Return the initialisers, constants and nodes of a graph, including nested graphs.
 
     Raises:
-        CorruptCheckpointError: If the file is not an ONNX file.
-        UnsupportedFormatError: If the graph has more nodes or initialisers than the limits.
+        CorruptCheckpointError: If a shape is invalid.
     """
-    reader = MessageReader(source)
-    graph = Graph()
-    for part in reader.fields(0, source.n_bytes):
-        if part.number == _MODEL_GRAPH:
-            _read_graph(reader, part, graph, 0)
-    if not graph.initialisers:
-        raise CorruptCheckpointError("this ONNX file holds no weights", subject=source.label)
-    return graph
+    result = Graph()
+    graphs = [graph]
+    while graphs:
+        inner = graphs.pop()
+        for tensor in inner.initializer:
+            result.initialisers[_text(tensor.name)] = _initialiser(tensor, label)
+        for node in inner.node:
+            attributes = {_text(attribute.name): attribute for attribute in node.attribute}
+            graphs += [attribute.g for attribute in attributes.values() if attribute.HasField("g")]
+            name, op_type = _text(node.name), _text(node.op_type)
+            inputs, outputs = (tuple(map(_text, names)) for names in (node.input, node.output))
+            if op_type == "Constant" and "value" in attributes and outputs:
+                result.initialisers[outputs[0]] = _initialiser(attributes["value"].t, label)
+            ints = {name: attribute.i for name, attribute in attributes.items() if attribute.HasField("i")}
+            module = _module_of({_text(entry.key): _text(entry.value) for entry in node.metadata_props})
+            result.nodes.append(Node(name, op_type, inputs, outputs, ints, *module))
+    return result
 
 
-def n_bytes_of(shape: tuple[int, ...], dtype: str) -> int:
-    """Return the stored size of a tensor in bytes."""
-    n_bits = PACKED_BITS.get(dtype) or TENSOR_DTYPES[dtype].n_bits if dtype in DTYPES.values() else 8
-    return -(-math.prod(shape) * n_bits // 8)
+def _text(value: str | bytes) -> str:
+    """Return a string of a message, which the package leaves as bytes if it is not UTF-8."""
+    return value if isinstance(value, str) else value.decode(errors="replace")
 
 
-def _read_graph(reader: MessageReader, message: Field, graph: Graph, depth: int) -> None:
-    for part in reader.fields(message.start, message.stop):
-        if part.number == _GRAPH_INITIALISER:
-            tensor = _read_tensor(reader, part)
-            graph.initialisers[tensor.name] = tensor
-        elif part.number == _GRAPH_NODE:
-            _read_node(reader, part, graph, depth)
-    if len(graph.initialisers) > MOST_INITIALISERS or len(graph.nodes) > MOST_NODES:
-        raise UnsupportedFormatError(
-            f"it has {len(graph.initialisers):,} initialisers and {len(graph.nodes):,} nodes; the limit is "
-            f"{MOST_INITIALISERS:,} and {MOST_NODES:,}",
-            subject=reader.source.label,
-        )
+def _initialiser(tensor: TensorProto, label: str) -> Initialiser:
+    shape = tuple(tensor.dims)
+    excess = "has a negative size" if any(size < 0 for size in shape) else excess_of_shape(shape)
+    if excess:
+        raise CorruptCheckpointError(f"initialiser {_text(tensor.name)!r:.80} {excess}", subject=label)
+    external = {_text(entry.key): _text(entry.value) for entry in tensor.external_data}
+    dtype = DTYPE_NAMES.get(tensor.data_type, f"type {tensor.data_type}")
+    return Initialiser(tensor, shape, dtype, external if tensor.data_location == _EXTERNAL else None)
 
 
-def _read_node(reader: MessageReader, message: Field, graph: Graph, depth: int) -> None:
-    texts: dict[int, list[str]] = {_NODE_INPUT: [], _NODE_OUTPUT: [], _NODE_NAME: [""], _NODE_TYPE: [""]}
-    ints: dict[str, int] = {}
-    metadata: dict[str, str] = {}
-    constant: Initialiser | None = None
-    for field_of_node in reader.fields(message.start, message.stop):
-        if field_of_node.number in texts:
-            texts[field_of_node.number].append(reader.text(field_of_node))
-        elif field_of_node.number == _NODE_METADATA:
-            metadata.update(_read_metadata(reader, field_of_node))
-        elif field_of_node.number == _NODE_ATTRIBUTE:
-            name = ""
-            for part in reader.fields(field_of_node.start, field_of_node.stop):
-                if part.number == _ATTRIBUTE_NAME:
-                    name = reader.text(part)
-                elif part.number == _ATTRIBUTE_INT:
-                    ints[name] = part.value - (1 << 64) if part.value >> 63 else part.value
-                elif part.number == _ATTRIBUTE_TENSOR:
-                    constant = _read_tensor(reader, part)
-                elif part.number == _ATTRIBUTE_GRAPH and depth < DEEPEST_GRAPH:
-                    _read_graph(reader, part, graph, depth + 1)
-    module, module_class = _module_of(metadata)
-    node = Node(
-        texts[_NODE_NAME][-1],
-        texts[_NODE_TYPE][-1],
-        tuple(texts[_NODE_INPUT]),
-        tuple(texts[_NODE_OUTPUT]),
-        ints,
-        module,
-        module_class,
-    )
-    graph.nodes.append(node)
-    if node.op_type == "Constant" and constant is not None and node.outputs:
-        graph.initialisers[node.outputs[0]] = replace(constant, name=node.outputs[0])
-
-
-def _read_metadata(reader: MessageReader, message: Field) -> dict[str, str]:
-    key, value = "", None
-    for part in reader.fields(message.start, message.stop):
-        if part.number == 1 and part.stop - part.start <= len(_CLASSES):
-            key = reader.text(part)
-        elif part.number == 2:
-            value = part
-    return {key: reader.text(value)} if value is not None and key in (_SCOPES, _CLASSES, _NAMESPACE) else {}
-
-
-def _module_of(metadata: dict[str, str]) -> tuple[str, str]:
+def _module_of(metadata: dict[str, str]) -> tuple[str, bool]:
     modules, classes = (re.findall(r"'([^']*)'", metadata.get(key, ""))[:-1] for key in (_SCOPES, _CLASSES))
     if not modules and "/" in metadata.get(_NAMESPACE, ""):
         pairs = [part.partition(": ") for part in metadata[_NAMESPACE].split("/")[:-1]]
         modules, classes = [name for name, _, _ in pairs], [kind for _, _, kind in pairs]
-    return modules[-1] if modules else "", classes[-1] if classes else ""
+    return modules[-1] if modules else "", bool(classes) and classes[-1].rpartition(".")[2] == "Conv1D"
 
 
-def _read_tensor(reader: MessageReader, message: Field) -> Initialiser:
-    dims: list[int] = []
-    kind = location = 0
-    name = ""
-    raw: Field | None = None
-    typed: list[Field] = []
-    external: dict[str, str] = {}
-    for part in reader.fields(message.start, message.stop):
-        if part.number == _DIMS:
-            dims += reader.varints(part)
-        elif part.number == _TYPE:
-            kind = part.value
-        elif part.number == _NAME:
-            name = reader.text(part)
-        elif part.number == _RAW:
-            raw = part
-        elif part.number in (_FLOATS, _DOUBLES, _INTS, _LONGS, _UNSIGNED):
-            typed.append(part)
-            if len(typed) > MOST_PIECES:
+def find_weights(graph: Graph, label: str) -> dict[str, Weight]:
+    """Return a graph's weights, keyed by their names in the original checkpoint.
+
+    A matrix that no known operator uses keeps its name and, if it contains integers, cannot be read.
+    """
+    return _Finder(graph, label).find()
+
+
+class _Finder:
+    def __init__(self, graph: Graph, label: str) -> None:
+        self._nodes = graph.nodes
+        self._initialisers = graph.initialisers
+        self._label = label
+        self._made_by = {name: node for node in graph.nodes for name in node.outputs if node.op_type in _PASSED_ON}
+
+    def find(self) -> dict[str, Weight]:
+        weights: dict[str, Weight] = {}
+        used_names: set[str] = set()
+        names: dict[str, str] = {}
+        for node, weight in self._of_nodes():
+            used_names |= {weight.stored, *(weight.codes.parts if weight.codes else ())}
+            if weight.stored in names:
+                continue  # used by both branches of a merged decoder, or tied
+            name = _name_of(weight.stored, node)
+            # If two matrices belong to one module, the second keeps its own name.
+            name = name if name not in weights else weight.stored
+            names[weight.stored] = name
+            weights[name] = weight
+        for name, tensor in self._initialisers.items():
+            if name not in used_names and tensor.shape:
+                named_weight = self._of_initialiser(name, tensor)
+                if named_weight is not None:
+                    weights.setdefault(*named_weight)
+        return weights
+
+    def _of_nodes(self) -> Iterator[tuple[Node, Weight]]:
+        """Yield nodes and their weights, embedding lookups first, so that tied matrices have the embedding's name."""
+        for reader in (self._of_lookup, self._of_product, self._of_dequantised):
+            for node in self._nodes:
+                weight = reader(node)
+                if weight is not None:
+                    yield node, weight
+
+    def _of_product(self, node: Node) -> Weight | None:
+        if node.op_type in ("MatMulNBits", "MatMulBnb4"):
+            return self._of_blocks(node)
+        if node.op_type in _PRODUCTS_OF_CODES:
+            stored, scale, zero = _inputs(node, 3, 4, 5)
+            is_transposed = not (node.op_type == "QGemm" and node.ints.get("transB"))
+            if not self._is_matrix(stored):
+                return None
+            # There is one scale per output, so the axis depends on the orientation.
+            by_output = self._codes(stored, scale, zero, axis=int(is_transposed))
+            return self._oriented(stored, node, by_output, is_transposed=is_transposed)
+        for name in node.inputs[:2] if node.op_type in _PRODUCTS else ():
+            stored, dequantise, is_transposed = self._source_of(name)
+            is_transposed ^= not (node.op_type == "Gemm" and node.ints.get("transB"))
+            if not self._is_matrix(stored):
+                continue
+            codes: Codes | None = None
+            if dequantise is not None:
+                codes = self._of_node(stored, dequantise)
+            elif self._initialisers[stored].dtype in _CODES:
+                codes = self._columns(stored, *_inputs(node, *_SCALES_OF_PRODUCT.get(node.op_type, (-1, -1))))
+            return self._oriented(stored, node, codes, is_transposed=is_transposed)
+        return None
+
+    def _source_of(self, name: str) -> tuple[str, Node | None, bool]:
+        """Return the initialiser from which an input is made, what dequantises it, and whether it is transposed."""
+        dequantise: Node | None = None
+        is_transposed = False
+        for _ in range(_MOST_PASSED_ON):
+            maker = self._made_by.get(name)
+            if name in self._initialisers or maker is None or maker.op_type == "Gather":
+                break
+            is_transposed ^= maker.op_type == "Transpose"
+            dequantise = maker if maker.op_type == "DequantizeLinear" else dequantise
+            (name,) = _inputs(maker, 0)
+        return name, dequantise, is_transposed
+
+    def _oriented(self, stored: str, node: Node, codes: Codes | None, *, is_transposed: bool) -> Weight:
+        """Orient a matrix as in the checkpoint, where Conv1D weights are ``(in, out)``."""
+        shape = self._initialisers[stored].shape
+        if _own_name(stored) is not None:
+            is_transposed = False
+        elif node.is_conv1d:
+            is_transposed = not is_transposed
+        return Weight(stored, shape[::-1] if is_transposed else shape, is_transposed, codes)
+
+    def _of_blocks(self, node: Node) -> Weight | None:
+        """Return a weight that is stored as ``(out, in)``, in blocks of codes along its rows or across them."""
+        n, k, block = (node.ints.get(name, 0) for name in ("N", "K", "block_size"))
+        stored, scale, zero, order = _inputs(node, 1, 2, 3, 4)
+        if stored not in self._initialisers or scale not in self._initialisers or min(n, k, block) <= 0:
+            return None
+        if node.op_type == "MatMulBnb4":
+            table = NF4 if node.ints.get("quant_type", 1) else FP4
+            codes = Codes(stored, (n * k,), 4, scale, None, 0, block, table=table)
+        else:
+            n_bits = node.ints.get("bits", 4)
+            if n_bits not in (2, 4, 8) or order:
+                what = "in a permuted order" if order else f"of {n_bits} bits"
                 raise UnsupportedFormatError(
-                    f"initialiser {name!r:.80} lists its numbers one by one; the limit is {MOST_PIECES:,} fields",
-                    subject=reader.source.label,
+                    f"initialiser {stored!r:.80} has codes {what}, which are not supported", subject=self._label
                 )
-        elif part.number == _EXTERNAL:
-            entry = {pair.number: reader.text(pair) for pair in reader.fields(part.start, part.stop)}
-            external[entry.get(1, "")] = entry.get(2, "")
-        elif part.number == _LOCATION:
-            location = part.value
-    shape = tuple(dims)
-    label = f"{reader.source.label}, initialiser {name!r:.80}"
-    if any(size < 0 for size in shape) or (excess := excess_of_shape(shape)):
-        raise CorruptCheckpointError(f"it {excess if min(shape) >= 0 else 'has a negative size'}", subject=label)
-    dtype = DTYPES.get(kind, f"type {kind}")
-    if location == 1:
-        start = _offset(external.get("offset", "0"), label)
-        length = external.get("length")
-        stop = start + (_offset(length, label) if length else n_bytes_of(shape, dtype))
-        return Initialiser(name, shape, dtype, external.get("location", ""), start, stop)
-    if raw is None and len(typed) == 1 and typed[0].number in FIXED_WIDTH:
-        (raw,) = typed
-    if raw is not None:
-        return Initialiser(name, shape, dtype, "", raw.start, raw.stop)
-    # A stored byte encodes at most one number, and a number has at most eight bytes.
-    n_bytes, n_stored = n_bytes_of(shape, dtype), sum(part.stop - part.start for part in typed)
-    return Initialiser(name, shape, dtype, "", 0, n_bytes if n_bytes <= 8 * n_stored else 0, tuple(typed))
+            shape, middle = (n, -(-k // block) * block), 1 << (n_bits - 1)
+            codes = Codes(stored, shape, n_bits, scale, self._in(zero), 1, block, middle, is_packed=True)
+        stored_shape = self._initialisers[stored].shape
+        if math.prod(stored_shape) != -(-math.prod(codes.shape) * codes.n_bits // 8):
+            raise CorruptCheckpointError(
+                f"initialiser {stored!r:.80} has the shape {stored_shape}, which cannot hold {n} x {k} codes of "
+                f"{codes.n_bits} bits in blocks of {block}",
+                subject=self._label,
+            )
+        is_transposed = _own_name(stored) is not None or node.is_conv1d
+        return Weight(stored, (k, n) if is_transposed else (n, k), is_transposed, codes)
+
+    def _of_lookup(self, node: Node) -> Weight | None:
+        stored, scale, zero = _inputs(node, 0, 2, 3)
+        if not self._is_matrix(stored):
+            return None
+        tensor = self._initialisers[stored]
+        if node.op_type == "Gather" and tensor.dtype in _FLOATS:
+            return Weight(stored, tensor.shape)
+        n_bits, block = node.ints.get("bits", 4), node.ints.get("block_size", 128)
+        if node.op_type != "GatherBlockQuantized" or n_bits not in (2, 4, 8) or block < 1:
+            return None  # codes are listed, and cannot be read
+        is_packed = tensor.dtype == "U8"
+        shape = (tensor.shape[0], tensor.shape[1] * 8 // n_bits) if is_packed else tensor.shape
+        axis, middle = _axis(node.ints.get("quantize_axis", 1), 2), 1 << (n_bits - 1) if is_packed else 0
+        codes = Codes(stored, shape, n_bits, self._in(scale), self._in(zero), axis, block, middle, is_packed)
+        return Weight(stored, shape, codes=codes)
+
+    def _of_dequantised(self, node: Node) -> Weight | None:
+        if node.op_type != "DequantizeLinear":
+            return None
+        (stored,) = _inputs(node, 0)
+        maker = self._made_by.get(stored)
+        if stored not in self._initialisers and maker is not None and maker.op_type == "Gather":
+            (stored,) = _inputs(maker, 0)
+        if stored not in self._initialisers or not self._initialisers[stored].shape:
+            return None
+        return Weight(stored, self._initialisers[stored].shape, codes=self._of_node(stored, node))
+
+    def _of_initialiser(self, name: str, tensor: Initialiser) -> tuple[str, Weight] | None:
+        stem = name.removesuffix(_QUANTIZED)
+        if stem != name and stem + _SCALE in self._initialisers:
+            return _plain(stem), Weight(name, tensor.shape, codes=self._columns(name))
+        is_matrix = sum(size > 1 for size in tensor.shape) > 1
+        is_weight = name.endswith((".weight", ".bias")) and "::" not in name
+        if name.endswith((_SCALE, _ZERO_POINT)):
+            return None
+        if tensor.dtype in _FLOATS and (is_matrix or is_weight):
+            return _plain(name), Weight(name, tensor.shape)
+        return (name, Weight(name, tensor.shape)) if tensor.dtype in _CODES and is_matrix else None
+
+    def _of_node(self, stored: str, node: Node) -> Codes:
+        scale, zero = _inputs(node, 1, 2)
+        axis = _axis(node.ints.get("axis", 1), len(self._initialisers[stored].shape))
+        return self._codes(stored, scale, zero, axis, max(0, node.ints.get("block_size", 0)))
+
+    def _columns(self, stored: str, scale: str = "", zero: str = "") -> Codes:
+        stem, axis = stored.removesuffix(_QUANTIZED), len(self._initialisers[stored].shape) - 1
+        return self._codes(stored, self._in(scale) or stem + _SCALE, self._in(zero) or stem + _ZERO_POINT, axis)
+
+    def _codes(self, stored: str, scale: str, zero: str, axis: int, block: int = 0) -> Codes:
+        tensor = self._initialisers[stored]
+        return Codes(stored, tensor.shape, tensor.n_bits, self._in(scale), self._in(zero), axis, block)
+
+    def _is_matrix(self, name: str) -> bool:
+        return name in self._initialisers and len(self._initialisers[name].shape) == 2
+
+    def _in(self, name: str) -> str | None:
+        return name if name in self._initialisers else None
 
 
-def _offset(text: str, label: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < 19):
-        raise CorruptCheckpointError(f"the offset or length of its bytes is {text!r:.40}", subject=label)
-    return int(text)
+def _inputs(node: Node, *places: int) -> tuple[str, ...]:
+    """Return the names of inputs, empty if omitted."""
+    return tuple(node.inputs[place] if 0 <= place < len(node.inputs) else "" for place in places)
+
+
+def _axis(axis: int, n_axes: int) -> int:
+    return min(max(axis + n_axes if axis < 0 else axis, 0), max(n_axes - 1, 0))
+
+
+def _name_of(stored: str, node: Node) -> str:
+    """Return a weight's name in the checkpoint, from its own name or from the module of its node."""
+    own_name = _OF_QUANTISER.sub("", stored)
+    own_name = f"{own_name}weight" if own_name.endswith(".") else own_name
+    has_own = "::" not in own_name and "/" not in own_name and own_name.endswith(".weight")
+    if has_own and not (node.op_type == "Gather" and node.module):  # a tied matrix is named after one of its uses
+        return _plain(own_name)
+    if node.module:
+        return _plain(f"{node.module}.weight")
+    if "/" not in node.name or node.op_type in ("Gather", "GatherBlockQuantized", "DequantizeLinear"):
+        return _plain(own_name)
+    module = re.sub(r"/?[^/]*(MatMul|Gemm)[^/]*$", "", node.name.strip("/")).replace("/", ".")
+    return _plain(f"{module}.weight")
+
+
+def _own_name(stored: str) -> str | None:
+    name = _OF_QUANTISER.sub("", stored)
+    is_own = "::" not in name and "/" not in name and name.endswith(".weight")
+    return name if is_own and not name.endswith(".MatMul.weight") else None
+
+
+def _plain(name: str) -> str:
+    name = _PREFIX.sub("", name)
+    for pattern, plain in _OF_BUILDER:
+        name = pattern.sub(plain, name)
+    return name

@@ -12,13 +12,12 @@ import torch
 from mdir_hf.budgets import PICKLE
 from mdir_hf.errors import CheckpointError, CorruptCheckpointError, UnsupportedFormatError, naming
 from mdir_hf.model.files.decode import DTYPES, Encoding, check_finite, result_dtype
-from mdir_hf.model.files.index import slices_among, slices_refused
 from mdir_hf.model.files.pytorch.archive import TORCH_ALIGNMENT, Archive, Entry, NoArchiveError
 from mdir_hf.model.files.pytorch.machine import find_tensors, read_pickle
 from mdir_hf.model.files.pytorch.objects import PickledTensor, UnreadableTensor
 from mdir_hf.model.files.ranged import IntArray, check_rows
-from mdir_hf.model.files.shards import Header, ShardedTensors, list_some
-from mdir_hf.model.files.sources import ByteSource, FileTree, TensorSpec, excess_of_shape
+from mdir_hf.model.files.shards import Header, ShardedTensors
+from mdir_hf.model.sources import ByteSource, TensorSpec, excess_of_shape
 
 _SMALL_ENTRIES_N_BYTES = 4096
 """The entries for byte order and alignment are read with the pickle if they end within this distance of it."""
@@ -296,44 +295,7 @@ def _is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     return True
 
 
-PYTORCH_SUFFIXES = (".bin", ".pth", ".pt")
+PYTORCH_SUFFIXES = (".bin", ".pth", ".pt", ".ckpt")
 """File name suffixes in common use with torch.save."""
 
-_NOT_THE_MODEL = re.compile(
-    r"(training_args|optimizer|scheduler|scaler|rng_state|random_states|adapter_model).*"
-    r"|.*(optim|lora|tokenizer|vae|\bema\b).*|.*_config\.bin",
-    re.DOTALL,  # otherwise matching a name with a line break takes quadratic time
-)
-"""Trainer state and other files that share these suffixes."""
-
-
-def open_only_pytorch_file(tree: FileTree, variant: str | None) -> PytorchSource | None:
-    """Open the only ``.pth``, ``.pt`` or ``model*.bin`` in the root, as published by RWKV and Meta.
-
-    Returns None if there is no such file, or if a variant is given.
-
-    Raises:
-        UnsupportedFormatError: If there are several such files.
-    """
-    if variant is not None:
-        return None
-    candidates = [path for path in sorted(tree.files) if _may_be_the_model(path)]
-    slices = slices_among(candidates)
-    if slices:
-        raise UnsupportedFormatError(slices_refused(slices))
-    if len(candidates) > 1:
-        raise UnsupportedFormatError(
-            f"there are {len(candidates)} PyTorch files, and it is unclear which one is the model "
-            f"({list_some(candidates, 5)}); name one file (owner/name/file.pth, or a path)"
-        )
-    return PytorchSource(tree, paths=candidates) if candidates else None
-
-
-def _may_be_the_model(path: str) -> bool:
-    name = path.lower()
-    if "/" in name or _NOT_THE_MODEL.fullmatch(name):
-        return False
-    return name.endswith((".pth", ".pt")) or (name.endswith(".bin") and "model" in name)
-
-
-__all__ = ["PYTORCH_SUFFIXES", "PytorchSource", "open_only_pytorch_file"]
+__all__ = ["PYTORCH_SUFFIXES", "PytorchSource"]

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from mdir_hf.budgets import ZIP_DIRECTORY
 from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
-from mdir_hf.model.files.sources import ByteSource
+from mdir_hf.model.sources import ByteSource
 
 _END = struct.Struct("<I4H2IH")
 _END64_LOCATOR = struct.Struct("<IIQI")

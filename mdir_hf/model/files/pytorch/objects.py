@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 
 from mdir_hf.errors import CorruptCheckpointError
 from mdir_hf.model.files.decode import NAME_OF_TORCH_DTYPE
-from mdir_hf.model.files.sources import MOST_AXES
+from mdir_hf.model.sources import MOST_AXES
 
 _I64_MAX = 2**63 - 1
 

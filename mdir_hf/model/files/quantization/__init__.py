@@ -12,15 +12,21 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from mdir_hf.errors import CorruptCheckpointError, NotFiniteError, UnsupportedFormatError
+from mdir_hf.errors import CheckpointError, CorruptCheckpointError, NotFiniteError, UnsupportedFormatError
 from mdir_hf.model.files.decode import first_not_finite, rows_not_finite
 from mdir_hf.model.files.quantization.coded import CodedTensor, KeptTensors
 from mdir_hf.model.files.quantization.float_codes import FLOAT8
 from mdir_hf.model.files.quantization.opening import Declared, Opening, read_declared, rescaled
-from mdir_hf.model.files.quantization.parts import REASON, QuantizedParts, TensorGroups, group_tensors
+from mdir_hf.model.files.quantization.parts import (
+    REASON,
+    SCALES_OF_PLAIN_CODES,
+    QuantizedParts,
+    TensorGroups,
+    group_tensors,
+)
 from mdir_hf.model.files.quantization.schemes import open_coded
 from mdir_hf.model.files.ranged import IntArray, check_rows
-from mdir_hf.model.files.sources import (
+from mdir_hf.model.sources import (
     Description,
     FileTree,
     ListsContents,
@@ -111,9 +117,18 @@ class DequantizedSource:
                 is_companion, weight = True, f"{tensor.name.rpartition('.')[0]}.weight"  # the scale of an activation
             reason = tensor.reason
             form = inventory.quantized[weight].form if weight in inventory.quantized else ""
-            if form in REASON and reason is None:
+            if form in REASON and reason is None and not self._is_plain(weight):
                 reason = f"{form}, {REASON[form]}"
             yield replace(tensor, weight=weight, belongs_to_other=is_companion, reason=reason)
+
+    def _is_plain(self, weight: str) -> bool:
+        """Return whether the codes of a scheme that is not supported are stored as plain numbers."""
+        if self._inventory().quantized[weight].form not in SCALES_OF_PLAIN_CODES:
+            return False
+        try:
+            return self._open(weight) is not None
+        except CheckpointError:
+            return False
 
     def read_all_headers(self) -> None:
         """Read all headers."""
@@ -125,7 +140,7 @@ class DequantizedSource:
         coded = self._open(name)
         if coded is None:
             spec = self._source.spec(name)
-            if spec.dtype in NARROW:
+            if spec.dtype in NARROW and not self._unknown_scales(name):
                 self._plain_narrow = spec.dtype[:2]
             return spec
         return replace(coded.codes, name=name, shape=coded.shape, dtype=coded.dtype)
@@ -232,7 +247,7 @@ class DequantizedSource:
                 "checkpoint, unlike those for other weights; the upload or the conversion is incomplete",
                 subject=self.label,
             )
-        unknown = inventory.unknown_beside(name) or inventory.scales_beside(name)
+        unknown = self._unknown_scales(name)
         if unknown:
             raise UnsupportedFormatError(
                 f"tensor {name!r} holds {spec.dtype} codes, and {', '.join(unknown[:3])} may scale them in a way that "
@@ -240,6 +255,10 @@ class DequantizedSource:
                 subject=self.label,
             )
         self._plain_narrow = spec.dtype[:2]
+
+    def _unknown_scales(self, name: str) -> tuple[str, ...]:
+        inventory = self._inventory()
+        return inventory.unknown_beside(name) or inventory.scales_beside(name)
 
     def _meanings(self) -> tuple[str, ...]:
         with self._lock:

@@ -20,7 +20,7 @@ from mdir_hf.model.files.quantization.coded import CodedTensor, KeptTensors, Row
 from mdir_hf.model.files.quantization.gptq import ColumnCodes
 from mdir_hf.model.files.quantization.opening import Opening
 from mdir_hf.model.files.ranged import IntArray
-from mdir_hf.model.files.sources import StoredRows, TensorSpec
+from mdir_hf.model.sources import StoredRows, TensorSpec
 from mdir_hf.validation import AS_WRITTEN
 
 MOST_BLOCK = 1 << 20

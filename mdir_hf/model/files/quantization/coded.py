@@ -18,7 +18,7 @@ import torch
 
 from mdir_hf.model.files.decode import as_bytes, decode_e8m0
 from mdir_hf.model.files.ranged import IntArray
-from mdir_hf.model.files.sources import StoredRows, StoredTensors, TensorSpec
+from mdir_hf.model.sources import StoredRows, StoredTensors, TensorSpec
 
 USUAL_BLOCK = 128
 """Default block size of FP8 checkpoints."""

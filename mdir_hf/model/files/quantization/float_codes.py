@@ -24,7 +24,7 @@ from mdir_hf.model.files.decode import E2M1, decode_e2m1, decode_e2m3, decode_e8
 from mdir_hf.model.files.quantization.coded import CodedTensor, Grid, PairedRowCodes, RowCodes, dividing, widen
 from mdir_hf.model.files.quantization.opening import Opening
 from mdir_hf.model.files.ranged import IntArray
-from mdir_hf.model.files.sources import StoredRows, TensorSpec
+from mdir_hf.model.sources import StoredRows, TensorSpec
 
 FLOAT8 = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 

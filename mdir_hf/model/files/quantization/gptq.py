@@ -22,7 +22,7 @@ from mdir_hf.errors import CorruptCheckpointError
 from mdir_hf.model.files.quantization.coded import CodedTensor, unpack_dense
 from mdir_hf.model.files.quantization.opening import Opening
 from mdir_hf.model.files.ranged import IntArray
-from mdir_hf.model.files.sources import StoredRows, TensorSpec
+from mdir_hf.model.sources import StoredRows, TensorSpec
 
 GPTQ_BITS = (2, 3, 4, 8)
 FOR_KERNELS = frozenset({"marlin", "bitblas", "qqq", "gptq_p", "gemv_fast", "llm_awq", "paroquant"})

@@ -36,7 +36,7 @@ from mdir_hf.model.files.quantization.coded import (
 )
 from mdir_hf.model.files.quantization.opening import Opening
 from mdir_hf.model.files.ranged import IntArray
-from mdir_hf.model.files.sources import StoredRows, TensorSpec
+from mdir_hf.model.sources import StoredRows, TensorSpec
 
 Unpack = Callable[[torch.Tensor, int], torch.Tensor]
 MOST_AXES = 3

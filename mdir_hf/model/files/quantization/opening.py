@@ -14,7 +14,7 @@ from mdir_hf.budgets import CONFIG_JSON, json_weight
 from mdir_hf.errors import CorruptCheckpointError, UnsupportedFormatError
 from mdir_hf.model.files.quantization.coded import Grid, column_grid, fit_grid
 from mdir_hf.model.files.quantization.parts import QuantizedParts
-from mdir_hf.model.files.sources import FileTree, StoredTensors, TensorSpec
+from mdir_hf.model.sources import FileTree, StoredTensors, TensorSpec
 from mdir_hf.validation import T, read_json
 
 MOST_GROUP = 1 << 20

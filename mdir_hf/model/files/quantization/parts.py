@@ -38,7 +38,8 @@ class RefusedScheme:
 
 
 _CODEBOOK = "its weights are entries of codebooks, in a layout of its own"
-_SUBCLASS = "its packing depends on a tensor class that only that library knows"
+_PACKED = "its codes are packed in an order of its own, which this version does not read"
+_NOT_PLAIN = "only its 8-bit codes without zero points are read, and these codes are packed or have zero points"
 
 REFUSED: tuple[RefusedScheme, ...] = (
     RefusedScheme("EXL3", ("trellis",), ("suh", "svh", "su", "sv", "mcg", "mul1"), "a trellis code under a rotation"),
@@ -69,7 +70,7 @@ REFUSED: tuple[RefusedScheme, ...] = (
         ("scales", "dqweight", "backward_hadamard_matrix", "weight_global_scale", "act_global_scale"),
         "its weights are rotated by blocks before they are quantised",
     ),
-    RefusedScheme("SINQ", ("W_q", "meta"), (), _SUBCLASS),
+    RefusedScheme("SINQ", ("W_q", "meta"), (), _PACKED),
     RefusedScheme(
         "HQQ",
         ("W_q",),
@@ -78,10 +79,10 @@ REFUSED: tuple[RefusedScheme, ...] = (
             *("compute_dtype", "offload_meta", "optimize", "round_zero", "unpack_view_dtype", "view_as_float"),
             *("quant_scale", "quant_zero", "stores_quant_config"),
         ),
-        _SUBCLASS,
+        _PACKED,
     ),
-    RefusedScheme("quanto", ("_data", "_scale"), ("_shift", "input_scale", "output_scale"), _SUBCLASS),
-    RefusedScheme("torchao", ("_weight_qdata",), ("_weight_scale", "_weight_zero_point", "_weight_zero"), _SUBCLASS),
+    RefusedScheme("quanto", ("_data", "_scale"), ("_shift", "input_scale", "output_scale"), _NOT_PLAIN),
+    RefusedScheme("torchao", ("_weight_qdata",), ("_weight_scale", "_weight_zero_point", "_weight_zero"), _NOT_PLAIN),
     RefusedScheme("Marlin", ("B", "s"), ("meta", "workspace"), "its tiles are laid out for one kind of GPU"),
     RefusedScheme(
         "2:4 sparse Marlin",
@@ -113,6 +114,9 @@ REFUSED: tuple[RefusedScheme, ...] = (
 TELLTALES = frozenset(scheme.markers[-1] for scheme in REFUSED)
 """Last components of tensor names that suggest an unsupported scheme."""
 
+SCALES_OF_PLAIN_CODES = {"quanto": "_scale", "torchao": "_weight_scale"}
+"""Schemes that are read if their codes are plain: the name of the scales, keyed by scheme."""
+
 REASON: dict[str, str] = {scheme.name: scheme.reason for scheme in REFUSED}
 
 
@@ -142,6 +146,7 @@ _INTO = {
     "qbiases": "offsets",  # transformers, for Metal
     "scale": "scale",  # DeepSeek's original names
     "qscale_weight": "scale",  # Mistral's original names
+    "scale_weight": "scale",  # ComfyUI
     "pre_quant_scale": "column_scale",
     "SCB": "row_maxima",  # bitsandbytes, int8
     "weight_format": "format",
@@ -157,7 +162,7 @@ _UNDER = {
 }
 _ACTIVATIONS = re.compile(
     r"(?:.+_)?(?:input_scale(?:_ub|_inv)?|(?:input|output|act)_global_scale|(?:input|output)_zero_point|output_scale"
-    r"|(?:input_|output_)?activation_scale|qscale_act|(?:k|v|q|kv|prob_output)_scale|[kvq]_(?:cache_)?zero_point)"
+    r"|scale_input|scaled_fp8|(?:input_|output_)?activation_scale|qscale_act|(?:k|v|q|kv|prob_output)_scale|[kvq]_(?:cache_)?zero_point)"
 )
 _CODES_APART = ("packed", "blocks", "qweight")
 _MAKES_CODES = frozenset(

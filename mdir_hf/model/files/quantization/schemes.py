@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from mdir_hf.model.files.quantization.bitsandbytes import open_eight_bits, open_four_bits
-from mdir_hf.model.files.quantization.coded import CodedTensor
+from mdir_hf.model.files.quantization.coded import CodedTensor, RowCodes, widen
 from mdir_hf.model.files.quantization.float_codes import FLOAT8, open_expert_blocks, open_fp4, open_fp8
 from mdir_hf.model.files.quantization.gptq import open_qweight
 from mdir_hf.model.files.quantization.integers import open_int4_pairs, open_int8, open_packed, open_ternary, open_words
 from mdir_hf.model.files.quantization.opening import Opening
-from mdir_hf.model.files.quantization.parts import REASON
+from mdir_hf.model.files.quantization.parts import REASON, SCALES_OF_PLAIN_CODES
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 BYTE_SCALES = ("U8", "F8_E8M0")
@@ -24,6 +24,9 @@ def open_coded(opening: Opening) -> CodedTensor | None:
         UnsupportedFormatError: If the scheme is unsupported or unknown.
     """
     parts = opening.parts
+    plain = _open_plain_codes(opening)
+    if plain is not None:
+        return plain
     if parts.form in REASON:
         raise opening.refuse(f"{parts.form}, {REASON[parts.form]}")
     if parts.rival is not None:
@@ -49,6 +52,24 @@ def open_coded(opening: Opening) -> CodedTensor | None:
     if codes.dtype == "U32" and (opening.has("scales") or opening.has("offsets")):
         return open_words(opening)
     return _open_bytes(opening)
+
+
+def _open_plain_codes(opening: Opening) -> CodedTensor | None:
+    """Open torchao's and quanto's 8-bit codes, which lie plain in the files unless they have zero points."""
+    part = SCALES_OF_PLAIN_CODES.get(opening.parts.form)
+    if (
+        part is None
+        or not opening.has(part)
+        or any("zero" in name or "shift" in name for name in opening.parts.companions)
+    ):
+        return None
+    codes = opening.codes
+    if codes.dtype not in ("I8", *FLOAT8) or len(codes.shape) < 2:
+        return None
+    scale = opening.grid(part, codes.shape)
+    label = "INT8" if codes.dtype == "I8" else codes.dtype
+    meaning = f"{opening.parts.form}, {'INT8' if codes.dtype == 'I8' else 'FP8'}, {scale.words}"
+    return RowCodes(codes.shape, label, codes, meaning, widen, scales=(scale,))
 
 
 def _open_bytes(opening: Opening) -> CodedTensor:

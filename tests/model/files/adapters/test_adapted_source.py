@@ -117,6 +117,34 @@ def test_retrained_tokens_alone(tmp_path):
     assert "3 token rows replaced" in source.description.notes[-1]
 
 
+def tied_head(tmp_path, rows_of_head):
+    """Open an adapter with token rows of the embedding and of a head that is tied to it in the base."""
+    make_base(tmp_path / "base")
+    path = tmp_path / "base" / "model.safetensors"
+    safetensors.torch.save_file(
+        {name: tensor for name, tensor in safetensors.torch.load_file(path).items() if name != "lm_head.weight"}, path
+    )
+    rows = torch.arange(48.0).reshape(2, 24)
+    names = ("model.embed_tokens", "lm_head")
+    tensors = {
+        f"base_model.model.{name}.trainable_tokens_delta": tensor
+        for name, tensor in zip(names, (rows, rows_of_head(rows)), strict=True)
+    }
+    adapter = write_adapter(tmp_path / "adapter", tensors, peft_type="TRAINABLE_TOKENS", token_indices=[4, 7])
+    return adapted_source(adapter, tmp_path / "base")[0], rows
+
+
+def test_token_rows_that_peft_saved_twice_for_a_tied_head_are_read(tmp_path):
+    source, rows = tied_head(tmp_path, torch.clone)
+    assert torch.equal(source.read_rows("model.embed_tokens.weight", np.array([4, 7])), rows)
+    assert "lm_head.weight" not in source.names()
+
+
+def test_other_token_rows_of_a_head_that_the_base_lacks_are_refused(tmp_path):
+    with pytest.raises(UnsupportedFormatError, match="changes 'lm_head', but its base"):
+        tied_head(tmp_path, lambda rows: rows + 1)
+
+
 def test_an_embedding_that_was_resized_is_the_adapters(tmp_path):
     adapted = make_adapted(
         tmp_path,

@@ -6,7 +6,7 @@ import torch
 
 from mdir_hf.model.files import MemorySource
 from mdir_hf.model.files.quantization.coded import column_grid, fit_grid
-from mdir_hf.model.files.sources import TensorSpec
+from mdir_hf.model.sources import TensorSpec
 
 
 def grid_of(values, shape, **options):

@@ -89,3 +89,48 @@ def test_floats_beside_scales_are_weights():
     assert torch.equal(source.read(WEIGHT), F)
     assert source.spec(WEIGHT).dtype == "BF16"
     assert source.description.quantization is None
+
+
+PLAIN = {
+    "quanto, INT8": ({"weight._data": torch.int8, "weight._scale": None}, "quanto, INT8, one scale per row"),
+    "quanto, FP8": ({"weight._data": torch.float8_e4m3fn, "weight._scale": None}, "quanto, FP8, one scale per row"),
+    "torchao, INT8": ({"_weight_qdata": torch.int8, "_weight_scale": None}, "torchao, INT8, one scale per row"),
+    "torchao, FP8": ({"_weight_qdata": torch.float8_e4m3fn, "_weight_scale": None}, "torchao, FP8, one scale per row"),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_codes_that_lie_plain_are_read(name):
+    dtypes, meaning = PLAIN[name]
+    values, scale = torch.randint(-8, 9, (4, 6)), torch.rand(4, 1) + 0.1
+    parts = [values.to(dtype) if dtype is not None else scale for dtype in dtypes.values()]
+    source = source_of({f"{MODULE}.{part}": tensor for part, tensor in zip(dtypes, parts, strict=True)})
+    assert torch.equal(source.read(WEIGHT), values * scale)
+    assert source.description.quantization == meaning
+    assert all(tensor.reason is None for tensor in source.contents())
+
+
+def test_plain_codes_with_zero_points_are_refused():
+    codes, scale = torch.zeros(4, 4, dtype=torch.int8), torch.ones(4, 1)
+    parts = {"_weight_qdata": codes, "_weight_scale": scale, "_weight_zero_point": scale}
+    source = source_of({f"{MODULE}.{part}": tensor for part, tensor in parts.items()})
+    with pytest.raises(UnsupportedFormatError, match="packed or have zero points"):
+        source.read(WEIGHT)
+
+
+def test_scales_of_comfyui_are_applied():
+    codes = torch.randn(4, 6).to(torch.float8_e4m3fn)
+    companions = {"scale_weight": torch.tensor(0.25), "scale_input": torch.tensor(3.0)}
+    tensors = {WEIGHT: codes, **{f"{MODULE}.{name}": tensor for name, tensor in companions.items()}}
+    source = source_of(tensors | {"scaled_fp8": torch.zeros(2, dtype=torch.float8_e4m3fn)})
+    assert source.names() == (WEIGHT,)
+    assert torch.equal(source.read(WEIGHT), codes.float() / 4)
+    assert not source.description.notes
+
+
+def test_codes_beside_an_unknown_scale_are_not_said_to_have_none():
+    source = source_of({WEIGHT: torch.zeros(4, 4).to(torch.float8_e4m3fn), f"{MODULE}.weird_scale_of": torch.ones(1)})
+    source.spec(WEIGHT)
+    with pytest.raises(UnsupportedFormatError, match="weird_scale_of may scale them"):
+        source.read(WEIGHT)
+    assert not any("without any scale" in note for note in source.description.notes)

@@ -1,0 +1,231 @@
+"""Measure the price of surveys: processor seconds and full comparisons for more and more tiny models.
+
+    python -m benchmarks.survey_scale                    # 40, 120 and 500 models, and the fitted exponent
+    python -m benchmarks.survey_scale --models 2000
+    python -m benchmarks.survey_scale --disguises 20     # which disguised copies a survey and a comparison find
+
+Models are Llamas of random weights (width 64, 4 layers, 256 neurons, a vocabulary of 400 words; 0.8 MB). A fifth are
+bases; the others derive from them by noise, by a permuted or rotated stream, or by a mixture of two fine-tunes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from mdir_hf import compare, survey
+from tests.specimens import tokenizer_json, tokens
+
+WIDTH, LAYERS, NEURONS, HEADS, HEAD_DIM, WORDS = 64, 4, 256, 4, 32, 400
+Weights = dict[str, torch.Tensor]
+
+CONFIG = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": WIDTH, "intermediate_size": NEURONS,
+    "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": HEADS, "head_dim": HEAD_DIM,
+    "vocab_size": WORDS, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+def new_weights(generator: torch.Generator) -> Weights:
+    """Draw the weights of a base model."""
+    shapes = {"self_attn.q_proj": (HEADS * HEAD_DIM, WIDTH), "self_attn.k_proj": (HEADS * HEAD_DIM, WIDTH),
+              "self_attn.v_proj": (HEADS * HEAD_DIM, WIDTH), "self_attn.o_proj": (WIDTH, HEADS * HEAD_DIM),
+              "mlp.gate_proj": (NEURONS, WIDTH), "mlp.up_proj": (NEURONS, WIDTH),
+              "mlp.down_proj": (WIDTH, NEURONS)}  # fmt: skip
+    weights = {"model.embed_tokens.weight": torch.randn(WORDS, WIDTH, generator=generator)}
+    for layer in range(LAYERS):
+        for name, shape in shapes.items():
+            weights[f"model.layers.{layer}.{name}.weight"] = torch.randn(shape, generator=generator) / 8
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            weights[f"model.layers.{layer}.{name}.weight"] = torch.ones(WIDTH)
+    return weights | {"model.norm.weight": torch.ones(WIDTH)}
+
+
+def with_noise(weights: Weights, share: float, generator: torch.Generator) -> Weights:
+    """Add noise to every matrix, in units of its standard deviation."""
+    return {
+        name: w if w.ndim == 1 else w + share * w.std() * torch.randn(w.shape, generator=generator)
+        for name, w in weights.items()
+    }
+
+
+def turned(weights: Weights, turn: torch.Tensor) -> Weights:
+    """Turn the residual stream; gains are 1."""
+    reads = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens")
+    return {
+        name: w if w.ndim == 1 else w @ turn if any(part in name for part in reads) else turn.T @ w
+        for name, w in weights.items()
+    }
+
+
+def rotated(weights: Weights, generator: torch.Generator) -> Weights:
+    """Rotate the residual stream."""
+    return turned(weights, torch.linalg.qr(torch.randn(WIDTH, WIDTH, generator=generator)).Q)
+
+
+def permuted(weights: Weights, generator: torch.Generator) -> Weights:
+    """Permute the channels of the residual stream."""
+    return turned(weights, torch.eye(WIDTH)[torch.randperm(WIDTH, generator=generator)])
+
+
+def renumbered(weights: Weights, generator: torch.Generator) -> Weights:
+    """Renumber heads and neurons of every layer."""
+    changed = dict(weights)
+    for layer in range(LAYERS):
+        heads = torch.randperm(HEADS, generator=generator)
+        rows = (heads[:, None] * HEAD_DIM + torch.arange(HEAD_DIM)).flatten()
+        neurons = torch.randperm(NEURONS, generator=generator)
+        for name, order, axis in (
+            *((f"self_attn.{part}_proj", rows, 0) for part in "qkv"), ("self_attn.o_proj", rows, 1),
+            ("mlp.gate_proj", neurons, 0), ("mlp.up_proj", neurons, 0), ("mlp.down_proj", neurons, 1),
+        ):  # fmt: skip
+            key = f"model.layers.{layer}.{name}.weight"
+            changed[key] = changed[key].index_select(axis, order)
+    return changed
+
+
+def with_layers_shuffled(weights: Weights, generator: torch.Generator) -> Weights:
+    """Put the layers into another order."""
+    order = torch.randperm(LAYERS, generator=generator).tolist()
+    return {_of_layer(name, order): w for name, w in weights.items()}
+
+
+def _of_layer(name: str, order: list[int]) -> str:
+    parts = name.split(".")
+    return ".".join([*parts[:2], str(order[int(parts[2])]), *parts[3:]]) if parts[1] == "layers" else name
+
+
+def new_keys(weights: Weights, generator: torch.Generator) -> Weights:
+    """Draw new keys."""
+    return {
+        name: torch.randn(w.shape, generator=generator) / 8 if "k_proj" in name else w for name, w in weights.items()
+    }
+
+
+def one_layer_kept(weights: Weights, generator: torch.Generator) -> Weights:
+    """Keep the first layer, and draw the others anew."""
+    return {**new_weights(generator), **{name: w for name, w in weights.items() if ".layers.0." in name}}
+
+
+def new_embedding(weights: Weights, generator: torch.Generator) -> Weights:
+    """Draw a new embedding."""
+    return {**weights, "model.embed_tokens.weight": torch.randn(WORDS, WIDTH, generator=generator)}
+
+
+Edit = Callable[[Weights, torch.Generator], Weights]
+
+DISGUISES: dict[str, tuple[Edit, ...]] = {
+    "noise of 0.3": (lambda w, g: with_noise(w, 0.3, g),),
+    "noise of 1": (lambda w, g: with_noise(w, 1.0, g),),
+    "noise of 2": (lambda w, g: with_noise(w, 2.0, g),),
+    "noise of 3": (lambda w, g: with_noise(w, 3.0, g),),
+    "rotated, new embedding": (rotated, new_embedding),
+    "layers shuffled": (with_layers_shuffled,),
+    "one of four layers kept": (one_layer_kept,),
+    "heads and neurons renumbered": (renumbered,),
+    "renumbered, rotated": (renumbered, rotated),
+    "renumbered, rotated, layers shuffled": (renumbered, rotated, with_layers_shuffled),
+    "renumbered, rotated, new embedding": (renumbered, rotated, new_embedding),
+    "renumbered, noise of 0.3": (renumbered, lambda w, g: with_noise(w, 0.3, g)),
+    "renumbered, noise of 0.6": (renumbered, lambda w, g: with_noise(w, 0.6, g)),
+    "renumbered, noise of 1": (renumbered, lambda w, g: with_noise(w, 1.0, g)),
+    "renumbered, one of four layers kept": (one_layer_kept, renumbered),
+    "renumbered, new keys": (renumbered, new_keys),
+}
+
+
+def write(folder: Path, weights: Weights) -> str:
+    """Write a model."""
+    folder.mkdir()
+    save_file({name: w.half().contiguous() for name, w in weights.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(WORDS))))
+    return str(folder)
+
+
+def population(place: Path, n: int) -> Iterator[tuple[str, int]]:
+    """Write n models, and yield their folders and the numbers of their families."""
+    generator = torch.Generator().manual_seed(n)
+    edits: tuple[Edit, ...] = (lambda w, g: w, permuted, rotated)
+    bases = [new_weights(generator) for _ in range(max(2, n // 5))]
+    for number in range(n):
+        family = number % len(bases)
+        weights = bases[family]
+        if number >= len(bases):
+            weights = edits[number // len(bases) % len(edits)](with_noise(weights, 0.2, generator), generator)
+        yield write(place / f"m{number}", weights), family
+
+
+def measure(n: int) -> tuple[int, float]:
+    """Survey n models, print the price, and return processor seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        made = dict(population(place, n))
+        before, clock = time.process_time(), time.perf_counter()
+        report = survey(list(made), folder=place / "out", progress=False)
+        seconds, wall = time.process_time() - before, time.perf_counter() - clock
+    found = sorted(sorted(group) for group in report.groups())
+    families = [sorted(name for name in made if made[name] == family) for family in set(made.values())]
+    n_full = sum(pair.layers_compared for pair in report.pairs.values())
+    print(
+        f"{n:>6} models: {len(report.pairs):>6} pairs by number, {n_full} in full, of {math.comb(n, 2):,}; "
+        f"{seconds:.1f} s of processor, {wall:.1f} s; groups {'as made' if found == sorted(families) else 'DIFFER'}",
+        flush=True,
+    )
+    return n, seconds
+
+
+def disguises(n: int) -> None:
+    """For each disguise, print how many of n copies a survey finds among strangers, and how many ``compare`` finds."""
+    print("| disguise | survey | all pairs | compare |\n|---|---|---|---|")
+    generator = torch.Generator().manual_seed(1)
+    with tempfile.TemporaryDirectory() as folder:
+        for number, (name, edits) in enumerate(DISGUISES.items()):
+            place = Path(folder) / str(number)
+            place.mkdir()
+            pairs = []
+            for at in range(n):
+                base = copy = new_weights(generator)
+                for edit in edits:
+                    copy = edit(copy, generator)
+                pairs.append((write(place / f"base{at}", base), write(place / f"copy{at}", copy)))
+            names = [name for pair in pairs for name in pair]
+            counts = []
+            for all_pairs in (False, True):
+                report = survey(names, all_pairs=all_pairs, progress=False)
+                counts.append(sum(report.is_related(*pair) for pair in pairs))
+                wrong = sum(result.verdict == "homologous" for result in report.pairs.values()) - counts[-1]
+                assert not wrong, f"{wrong} pairs of strangers are called homologous"
+            found = Counter(compare(*pair, progress=False).verdict.value for pair in pairs)
+            print(f"| {name} | {counts[0]} of {n} | {counts[1]} of {n} | {found['homologous']} of {n} |", flush=True)
+
+
+def main() -> None:
+    """Print what the options ask for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", type=int, nargs="+", default=[40, 120, 500])
+    parser.add_argument("--disguises", type=int, metavar="N", help="instead: N copies of each disguise")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.disguises:
+        disguises(options.disguises)
+        return
+    prices = [measure(n) for n in options.models]
+    if len(prices) > 1:
+        (n_first, first), (n_last, last) = prices[0], prices[-1]
+        exponent = math.log(last / first) / math.log(n_last / n_first)
+        at_10_000 = last * (10_000 / n_last) ** exponent
+        print(f"exponent {exponent:.2f}; at 10,000 models, {at_10_000:,.0f} s of processor")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Check names, paths and small files before a command imports torch, which takes seconds."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from mdir_hf.errors import InputError
+
+
+def check_early(options: argparse.Namespace) -> None:
+    """Check all arguments of a command that need neither weights nor the network.
+
+    Raises:
+        InputError: If a name of a model is invalid or a path that does not exist, an input file cannot be read, or an
+            output cannot be written.
+    """
+    names = [*typed_models(options), *_listed_models(options)]
+    if names:
+        from mdir_hf.model.hub import parse_reference
+
+        for name in names:
+            parse_reference(name)
+    if getattr(options, "output", None) is not None:
+        options.check_output(options.output)
+    if hasattr(options, "check_files"):
+        options.check_files(options)
+
+
+def typed_models(options: argparse.Namespace) -> list[str]:
+    """Return the models that are named by arguments for one model each."""
+    return [name for key in ("reference", "candidate", "model", "repo") if (name := getattr(options, key, None))]
+
+
+def _listed_models(options: argparse.Namespace) -> Iterator[str]:
+    for key in ("models", "among"):
+        yield from getattr(options, key, None) or ()
+
+
+def check_input_file(path: Path) -> None:
+    """Raise ``InputError`` unless a file exists and can be read."""
+    try:
+        with path.open("rb"):
+            pass
+    except OSError as exc:
+        raise InputError(f"cannot be read: {exc.strerror}", subject=str(path)) from exc
+
+
+def check_index(options: argparse.Namespace) -> None:
+    """Raise ``InputError`` if ``--index`` names a local file that cannot be read."""
+    if options.index is not None and not options.index.startswith(("http://", "https://")):
+        check_input_file(Path(options.index))
+
+
+def check_save_folder(folder: Path) -> None:
+    """Raise ``InputError`` if a path is not a folder, or files cannot be saved there; its parents need not exist."""
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"cannot save into {folder}: it is a file; name a folder")
+        parent = folder
+        while not parent.exists():
+            parent = parent.parent
+        if not parent.is_dir():
+            raise InputError(f"cannot save into {folder}: {parent} is a file; name another folder")
+    except OSError as exc:  # a name that is too long, or a folder that may not be entered
+        raise InputError(f"cannot save into {folder}: {exc.strerror}") from exc
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise InputError(f"cannot save into {folder}: {parent} is not writable")
+
+
+def check_save_file(path: Path) -> None:
+    """Raise ``InputError`` if a path is a folder, or a file cannot be written there; its parents need not exist."""
+    check_save_folder(path.parent)
+    try:
+        is_folder = path.is_dir()
+    except OSError as exc:
+        raise InputError(f"cannot be written: {exc.strerror}", subject=str(path)) from exc
+    if is_folder:
+        raise InputError("cannot be written: it is a folder; name a file", subject=str(path))

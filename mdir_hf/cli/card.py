@@ -225,7 +225,7 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         nargs="?",
         type=Path,
         const=BESIDE,
-        help="test whether the model is what a mergekit recipe gives, and measure each parent's share in every layer "
+        help="test whether a mergekit recipe gives the model, and measure each parent's share in every layer "
         "(default: mergekit_config.yml beside the model)",
     )
     arguments.add_settings(parser)

@@ -145,7 +145,7 @@ def _settings_of(report: HomologyReport) -> Settings:
 def _evidence_of(report: HomologyReport) -> dict[str, Any]:
     body: dict[str, Any] = json.loads(report.to_json())
     for side in ("reference", "candidate"):
-        del body[side]["revision"]  # the commit says what was read
+        del body[side]["revision"]  # the commit names the files
     return {name: value for name, value in body.items() if name not in NOT_COMPARED}
 
 

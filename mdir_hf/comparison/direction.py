@@ -1,4 +1,4 @@
-"""State what is equal in two related models, and both ways in which it can come about."""
+"""State equal values of two related models, and both ways in which they can come about."""
 
 from __future__ import annotations
 

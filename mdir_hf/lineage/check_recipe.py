@@ -36,7 +36,7 @@ ROUNDINGS = 6.0
 and their ratio."""
 
 FEW = 0.005
-"""Share of entries that may lie outside of the limit. Where a method keeps the largest changes, 16-bit changes are
+"""Share of entries that may lie outside of the limit. If a method keeps the largest changes, 16-bit changes are
 often equal, and the choice among equal ones is arbitrary."""
 
 FEW_BY_SIZE = 0.02

@@ -1,6 +1,6 @@
 """Compute the tensors that mergekit's methods give, to compare them with a merge.
 
-The formulas are those of mergekit's documentation; everything is computed in the dtype of the given tensors, as
+The formulas follow mergekit's documentation; everything is computed in the dtype of the given tensors, as
 mergekit does, because a 16-bit dtype also rounds the weights.
 """
 

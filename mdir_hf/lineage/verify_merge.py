@@ -1,4 +1,4 @@
-"""Test whether a merge is what its recipe gives, and estimate each parent's share in every layer.
+"""Test whether a recipe gives a merge, and estimate each parent's share in every layer.
 
 Merges keep the order of channels, so a layer is close to a weighted sum of the parents' layers.
 """
@@ -111,7 +111,7 @@ class ParentCheck:
 
 
 class RecipeOutcome(Term):
-    """Whether a merge is what its recipe gives."""
+    """Whether the recipe gives the merge."""
 
     CONFIRMED = "confirmed", "confirmed"
     CONTRADICTED = "contradicted", "contradicted"
@@ -196,7 +196,7 @@ def verify_merge(
     settings: Settings = Settings(),
     listeners: Listeners = Listeners(),
 ) -> MergeCheck:
-    """Test whether a merge is what its mergekit recipe gives, and measure each parent's share in every layer.
+    """Test whether a mergekit recipe gives a merge, and measure each parent's share in every layer.
 
     The recipe defaults to the merge's ``mergekit_config.yml``. Parents that cannot be read are reported, and layers
     that use them are left out. Reads 64 rows of every weight, or whole weights if the method needs them.

@@ -47,7 +47,7 @@ class RelationOutcome(Term):
 
 @dataclass(frozen=True, slots=True)
 class RelationTest:
-    """A declared relation, and what was tested of it."""
+    """A declared relation and its test."""
 
     outcome: RelationOutcome
     tested: str

@@ -35,7 +35,7 @@ HEAD_WIDTHS = frozenset({16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256})
 """Widths of heads to try if a fused projection has an unknown number of heads."""
 
 MOST_MATRICES = 16
-"""Largest number of unknown matrices in a layer, of which an arrangement uses at most seven."""
+"""Largest number of unknown matrices in a layer; an arrangement uses at most seven."""
 
 MOST_GAINS = 4
 """Largest number of unknown norms in a layer that are tried as the norm before a group."""

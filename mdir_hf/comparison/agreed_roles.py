@@ -82,9 +82,9 @@ def with_agreed_roles(reference: Comparable, candidate: Comparable) -> Agreement
         unknown = " and ".join(m.label for m, of_model in zip(models, options, strict=True) if of_model)
         choice = f"names and shapes allow {n_options} readings of the {group} of {unknown}"
         with suppress(AnatomyError, UnsupportedFormatError, NotFiniteError):
-            best = _best(models, options, roles, _Rows.by_number)
+            best = _best(models, options, roles, _SampledRows.by_number)
             if best[0] < LEAST_AGREEMENT:
-                best = _best(models, options, roles, _Rows.by_channel)
+                best = _best(models, options, roles, _SampledRows.by_channel)
         if best[0] < LEAST_AGREEMENT:
             notes.append(f"{choice}; none agrees with the other model, so the first was compared")
             continue
@@ -111,13 +111,13 @@ def _best(
     models: tuple[Comparable, Comparable],
     options: Sequence[Sequence[Reading]],
     roles: Sequence[Role],
-    likeness: Callable[[_Rows, Role, Mapping[Role, StoredWeight]], torch.Tensor],
+    likeness: Callable[[_SampledRows, Role, Mapping[Role, StoredWeight]], torch.Tensor],
 ) -> tuple[float, tuple[Reading | None, Reading | None]]:
     """Return the pair of readings whose rows resemble each other most; None for a model without a choice."""
     n_layers = [len(model.anatomy.layers) for model in models]
     # Verdicts rest on MLPs. Second moments need whole matrices.
-    depths = (0.0, 1.0) if Role.UP in roles and likeness is _Rows.by_number else (0.0,)
-    sides = [_Rows(model) for model in models]
+    depths = (0.0, 1.0) if Role.UP in roles and likeness is _SampledRows.by_number else (0.0,)
+    sides = [_SampledRows(model) for model in models]
     scores: list[tuple[float, tuple[Reading | None, Reading | None]]] = []
     for pair in product(*(of_model or (None,) for of_model in options)):
         anatomies = [
@@ -138,7 +138,7 @@ def _best(
     return max(scores, key=lambda score: score[0])  # the first of equals, which is the default
 
 
-class _Rows:
+class _SampledRows:
     """The similarities between a few rows of a model's matrices, each read once."""
 
     def __init__(self, model: PlacedTensors) -> None:

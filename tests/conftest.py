@@ -31,7 +31,7 @@ NEEDED_BYTES = 2 << 30
 """Disk space for a run: the tests of ``make test`` use at most 0.4 GB."""
 
 NEEDED_BY_SLOW_BYTES = 4 << 30
-"""Disk for ``make test-slow`` and ``make test ALL=1``: at most 3 GB, mainly checkpoints of published size."""
+"""Disk for ``make test-slow`` and ``make test ALL=1``: at most 3.3 GB, mainly checkpoints of published size."""
 
 FIRST = ("comparison/test_compare.py", "comparison/test_hidden.py", "cli/test_compare_command.py")
 """Files of whole comparisons, through most of the package: what breaks anything mostly breaks one of them. They begin a

@@ -117,8 +117,8 @@ def add_tree(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "tree",
         help="build the family trees of a survey",
         description="Build a family tree of each group of related models of a `mdir-hf survey`, from its stored rows. "
-        "Branches are shown with their support, models with two parents are listed separately, and a root is named "
-        "only if there is evidence which model came first.",
+        "Branches are shown with their support, and models with two parents are listed separately. A tree has no root, "
+        "because weights do not show which model came first.",
     )
     parser.add_argument("survey", metavar="DIR", type=Path, help="folder of a survey")
     parser.add_argument("--layers", action="store_true",

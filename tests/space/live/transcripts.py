@@ -15,9 +15,6 @@ FOLDER = Path(__file__).parent / "sessions"
 CLOSE = 0.01
 """Numbers depend on the last bits of sums, and so on the processor."""
 LONGEST = 1000
-PASSING = ("Reading the vocabularies", "Comparing neurons by number")
-"""Stages that may end before they are reported."""
-
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
 _DIFFERS = (
     (re.compile(r"\b[0-9a-f]{40}\b|(?<=\[)[0-9a-f]{8}(?=\])"), "<commit>"),
@@ -35,6 +32,7 @@ class Transcript:
 
     def __init__(self):
         self.messages = []
+        self.n_progress = 0
 
     def add(self, sender, message):
         """Record a message in stored form."""
@@ -45,12 +43,9 @@ class Transcript:
             (content,) = result["content"]
             assert json.loads(content["text"]) == result["structuredContent"]
             content["text"] = "<structuredContent as JSON>"
-        if plain.get("method") == "notifications/progress":
-            stage = plain["params"]["message"].partition(":")[0]
-            last = self.messages[-1]["message"]
-            told = last.get("params", {}).get("message", "") if last.get("method") == plain["method"] else ""
-            if stage in PASSING or told.startswith(stage):
-                return
+        if plain.get("method") == "notifications/progress":  # any stage may end before it is reported
+            self.n_progress += 1
+            return
         self.messages.append({"from": sender, "message": storable(plain)})
 
     @asynccontextmanager

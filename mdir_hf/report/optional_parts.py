@@ -119,7 +119,7 @@ class Coverage(ReportRecord):
 
 
 class FactKind(Term):
-    """The kind of a fact on what is equal in two models."""
+    """The kind of a fact on equal values of two models."""
 
     ROUNDED = "rounded", "values of one model are values of the other, rounded"
     REPEATED_LAYERS = "repeated_layers", "one model holds layers of the other twice"
@@ -130,11 +130,11 @@ class FactKind(Term):
 
 @dataclass(frozen=True, slots=True)
 class DirectionFact(ReportRecord):
-    """A fact on what is equal in two models. It names both ways in which that can come about, and no first model.
+    """A fact on equal values of two models. It names both ways in which that can come about, and no first model.
 
     Attributes:
         fact: Kind of fact.
-        evidence: What is equal and how that can come about, in one sentence.
+        evidence: The equal values and how they can come about, in one sentence.
     """
 
     fact: FactKind

@@ -120,7 +120,7 @@ class HomologyReport:
         sample_seed: Seed for sampling neurons, from system entropy unless set; None if no neurons were sampled.
         parts: Other stacks of the two models, compared pair by pair; None if not run.
         coverage: How every part of both models was treated; None in older reports and if the files are unknown.
-        direction: What is equal in two relatives, and both ways in which it can come about.
+        direction: Equal values of two relatives, and both ways in which they can come about.
         projections: How each projection of each layer changed; None if not run.
         p_is_bound: Whether ``log10_p`` bounds a probability (a property).
         agreement: How much agrees, as a phrase; None unless the verdict is homologous (a property).

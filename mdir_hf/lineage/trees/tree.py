@@ -200,7 +200,7 @@ class FamilyTree:
             rows = f"; untouched rows say so for {n_agreeing} of {n_pairs} pairs" if n_agreeing else ""
             lines.append(f"  {inner_model.model} lies between {branches}{rows}")
         if self.merges:
-            lines.append("  Of three models on a line, each is a weighted sum of the other two: none is the first.")
+            lines.append("  Each of three models on a line is a weighted sum of the other two: none is the first.")
         lines += [f"  {note}" for note in self.notes]
         return "\n".join(lines)
 

@@ -125,7 +125,7 @@ _BY_STATUS: dict[int, _Message] = {
 _OTHER_STATUS: _Message = (ServerError, "the server still returned {status}{of} after all retries; try again later")
 
 # Keyed by name, because the 1.x client lacks some of these. If the value is a string, the error depends on the
-# response; the string is the X-Error-Code to assume if the response has none. All other errors, such as those of
+# response; the string is the X-Error-Code to assume if the response has none. All other errors, such as errors of
 # inference or jobs, are unexpected.
 _TRANSLATIONS: dict[str, _Message | str] = {
     "HfHubHTTPError": "",

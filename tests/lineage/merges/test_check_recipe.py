@@ -1,4 +1,4 @@
-"""A merge that is what its recipe gives is confirmed, and every mutation of the merge or of the recipe is rejected."""
+"""A merge that its recipe gives is confirmed, and every mutation of the merge or of the recipe is rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prints nominate relatives, and nothing else is compared; groups are those of a survey of all pairs."""
+"""Prints nominate relatives, and nothing else is compared; groups equal the groups of a survey of all pairs."""
 
 from __future__ import annotations
 

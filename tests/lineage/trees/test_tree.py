@@ -184,7 +184,7 @@ def test_no_root_is_named_and_no_model_is_the_first(lineage):
     tree = grow_tree(family(lineage))
     assert "No root: distances have no direction" in str(tree)
     assert "came first" not in str(tree) and "descend" not in str(tree)
-    assert "Of three models on a line, each is a weighted sum of the other two: none is the first" in str(tree)
+    assert "Each of three models on a line is a weighted sum of the other two: none is the first" in str(tree)
     assert not {"root_candidates", "evidence"} & tree.to_dict().keys()
 
 

@@ -1,4 +1,4 @@
-"""What a weight file holds is told from its header: a model, factors, an optimizer's state, a rank's slice."""
+"""The header of a weight file tells its contents: a model, factors, an optimizer's state, a rank's slice."""
 
 import json
 

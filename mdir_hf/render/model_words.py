@@ -68,9 +68,9 @@ def _ledgers(report: HomologyReport) -> tuple[str, str]:
 
 def _ledger_lines(sides: tuple[str, str]) -> tuple[Line, ...]:
     if sides[0] == sides[1]:
-        return (Line("compared", f"of either: {sides[0]}"),) if sides[0] else ()
+        return (Line("compared", f"of either, by samples: {sides[0]}"),) if sides[0] else ()
     named = zip(("reference", "candidate"), sides, strict=True)
-    return tuple(Line("compared", f"of the {side}: {text}") for side, text in named if text)
+    return tuple(Line("compared", f"of the {side}, by samples: {text}") for side, text in named if text)
 
 
 def _model_line(model: ModelSummary) -> str:

@@ -183,7 +183,8 @@ def test_no_sentence_covers_a_part_that_was_not_compared():
         assert not re.search(r"\ball (\d+ )?layers", report.sentence)
         models = next(section for section in describe(report) if section.kind is SectionKind.MODELS)
         assert any(
-            "of the candidate, by samples: matches: language model (90 %); not compared: vision tower (10 %)" in line.text
+            "of the candidate, by samples: matches: language model (90 %); not compared: vision tower (10 %)"
+            in line.text
             for line in models.brief
         )
         assert "vision tower" in section_html(models, {})

@@ -55,6 +55,18 @@ def without_folders(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(short if last.count(short) == 1 else name for short, name in zip(last, names, strict=True))
 
 
+def without_common_folder(names: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
+    """Split local paths into the folder that all share and the rest; names on the Hub are returned unchanged."""
+    parts = [Path(name).parts for name in names]
+    if len(names) < 2 or not all(name.startswith(("/", "~", ".")) for name in names):
+        return None, tuple(names)
+    shortest = min(map(len, parts)) - 1
+    n_common = next((at for at in range(shortest) if len({path[at] for path in parts}) > 1), shortest)
+    if n_common < 1 or len(set(names)) < 2:
+        return None, tuple(names)
+    return str(Path(*parts[0][:n_common])), tuple(str(Path(*path[n_common:])) for path in parts)
+
+
 def did_you_mean(word: str, names: Iterable[str]) -> str:
     """Return ``; did you mean 'x'?`` with the known name closest to a word, or an empty string if none is close."""
     by_lower = {name.lower(): name for name in names if name != word}

@@ -28,6 +28,7 @@ def add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("candidate", metavar="B")
     arguments.add_settings(parser)
     arguments.add_describe(parser)
+    parser.add_argument("--details", action="store_true", help="print everything that was measured")
     arguments.add_json(parser)
     output = parser.add_mutually_exclusive_group()
     arguments.add_output(output, "write report.json, .md, .html and the figures to this folder")
@@ -137,9 +138,10 @@ def _show(report: HomologyReport, options: argparse.Namespace) -> None:
     if options.json:
         say(report.to_json() + "\n")
     else:
-        from mdir_hf.render.text import text_of
+        from mdir_hf.render.text import details_of, text_of
 
-        say(text_of(report, width=width_of(sys.stdout)) + "\n", ink=Ink[report.verdict.name])
+        render = details_of if options.details else text_of
+        say(render(report, width=width_of(sys.stdout)) + "\n", ink=Ink[report.verdict.name])
     if options.output is not None:
         from mdir_hf.render.folder import save_report
 

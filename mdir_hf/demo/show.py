@@ -49,7 +49,7 @@ def run_demo(folder: Path) -> int:
     sys.stdout.write(
         "Builds the models, or reuses models of an earlier run, and serves them as the Hub does. "
         f"Each is compared with {REFERENCE}.\n"
-        f"\n{'candidate':<22}{'verdict':<14}{'log10 p':>10}  {'settled by':<12}{'read':>10}{'of':>10}  requests\n"
+        f"\n{'candidate':<22}{'verdict':<14}{'p':>14}  {'settled by':<12}{'read':>10}{'of':>10}  requests\n"
     )
     sys.stdout.flush()
     with served_lineage(folder, judge) as (lineage, _):
@@ -101,9 +101,9 @@ def _compare(checker: HomologyChecker, member: Member, folder: Path) -> Homology
 
 def _row(member: Member, report: HomologyReport) -> str:
     is_related = report.verdict is Verdict.HOMOLOGOUS
-    p = (f"{report.log10_p:.0f}" if report.p_is_bound else "no bound") if is_related else "-"
+    p = (report.strength if report.p_is_bound else "no bound") if is_related else "-"
     return (
-        f"{member.repo:<22}{report.verdict.value:<14}{p:>10}  {report.settled_by or '-':<12}"
+        f"{member.repo:<22}{report.verdict.value:<14}{p:>14}  {report.settled_by or '-':<12}"
         f"{n_bytes_text(report.io.bytes_read):>10}{n_bytes_text(report.io.bytes_of_weights):>10}"
         f"  {report.io.requests:>8}"
     )

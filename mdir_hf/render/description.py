@@ -95,21 +95,12 @@ def pair_name(report: HomologyReport, *, length: int = NAME_LENGTH) -> str:
 
 
 def _verdict(report: HomologyReport) -> Section:
-    brief, facts = [Line("in words", report.sentence)], []
-    if report.settled_by is SettledBy.IDENTICAL_FILES:
-        brief.append(Line("agreement", report.strength))
-        facts.append(Fact("agreement", report.strength, report.what_p_says, is_decisive=True))
-    elif report.verdict is not Verdict.HOMOLOGOUS:
-        brief.append(Line("alpha", f"{report.alpha:g}, fixed in advance"))
-    elif report.log10_p is not None:
-        p = number(report.log10_p)
-        brief.append(Line("log10 p", f"{p}  (alpha {report.alpha:g})"))
-        facts.append(Fact("log10 p", p, "The p of the step that settled the question.", is_decisive=True))
-    else:
-        brief.append(Line("agreement", f"{report.agreement}; no p, because partners were searched for"))
-        facts.append(
-            Fact("agreement", report.agreement or "", "No p, because partners were searched for.", is_decisive=True)
-        )
+    brief: list[Line] = [Line("warning", report.warning)] if report.warning else []
+    facts: list[Fact] = []
+    if report.verdict is Verdict.HOMOLOGOUS:
+        is_measured = report.settled_by is not SettledBy.IDENTICAL_FILES
+        meaning = report.what_p_says if not is_measured or report.p_is_bound else "Partners were searched for: no p."
+        facts.append(Fact("strength", report.strength, meaning, is_decisive=True))
     if report.assumption is not None:
         rests_on = report.assumption.words
         what = "p rests on" if report.p_is_bound else "the verdict rests on"
@@ -118,8 +109,9 @@ def _verdict(report: HomologyReport) -> Section:
         brief.append(Line("rests on", f"{report.assumption.value}: {rests_on}"))
     if report.settled_by is not None:
         settled_by = report.settled_by.words
-        facts.append(Fact("settled by", settled_by, "The step that settled the question.", is_decisive=True))
+        facts.append(Fact("settled by", settled_by, "This step answered the question.", is_decisive=True))
         brief.append(Line("settled by", settled_by))
+    brief.append(Line("alpha", f"{report.alpha:g}, fixed in advance"))
     facts.append(Fact("alpha", f"{report.alpha:g}", "The significance level, fixed in advance."))
     planned = report.io.bytes_planned
     before = "" if planned is None else f" Planned: {range_text(*map(n_bytes_text, planned))}."
@@ -129,7 +121,7 @@ def _verdict(report: HomologyReport) -> Section:
         SectionKind.VERDICT,
         report.headline,
         brief=tuple(brief),
-        paragraphs=(report.sentence, report.means, report.what_p_says),
+        paragraphs=(report.means, report.what_p_says),
         facts=tuple(facts),
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -17,7 +16,7 @@ from mdir_hf.render.description import describe, pair_name
 from mdir_hf.render.ledger import ledger_svg
 from mdir_hf.render.scale import scale_svg
 from mdir_hf.render.sections import NAME_LENGTH, FigureName, Section, SectionKind, Table, deciding_first, deciding_kind
-from mdir_hf.report import HomologyReport, SettledBy, Verdict
+from mdir_hf.report import HomologyReport
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -116,7 +115,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=_without_control_characters,
     )
-    environment.filters |= {"alignments": _alignments, "minus": _minus, "is_long": _is_long, "power": _power}
+    environment.filters |= {"alignments": _alignments, "minus": _minus, "is_long": _is_long}
     environment.globals |= {"OPEN_ROWS": OPEN_ROWS, "LONGEST_NUMBER": LONGEST_NUMBER, "SectionKind": SectionKind}
     environment.globals |= {"scale_svg": scale_svg, "ledger_svg": ledger_svg}
     return environment
@@ -142,18 +141,3 @@ def _is_long(cell: str) -> bool:
 
 def _minus(text: str) -> str:
     return text.replace("-", "\N{MINUS SIGN}", 1) if re.match(r"-\d", text) else text
-
-
-def _power(report: HomologyReport) -> Markup:
-    """Return a sentence that states p or the agreement; empty for identical files and inconclusive reports."""
-    if report.settled_by is SettledBy.IDENTICAL_FILES:
-        return Markup("")
-    if not report.p_is_bound:
-        agreement = report.agreement or "no bound"
-        return Markup("<strong>{}.</strong>").format(agreement[:1].upper() + agreement[1:])
-    if report.verdict is Verdict.INCONCLUSIVE:
-        return Markup("")
-    if report.verdict is Verdict.NO_EVIDENCE or report.log10_p is None:
-        return Markup("<strong>Nothing found.</strong>")
-    exponent = f"\N{MINUS SIGN}{math.floor(-report.log10_p)}"
-    return Markup("<strong>p is at most 10<sup>{}</sup>.</strong>").format(exponent)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from mdir_hf.names import shown_name, visible_text
 from mdir_hf.render.ledger import ledger_of
-from mdir_hf.render.sections import NAME_LENGTH, Line, Section, SectionKind, Table, counted, number
-from mdir_hf.render.sentence import part_relation
+from mdir_hf.render.sections import NAME_LENGTH, Line, Section, SectionKind, Table, counted
+from mdir_hf.render.sentence import names_of, part_relation
 from mdir_hf.report.models import ModelSummary
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.terms import Verdict
-from mdir_hf.report.words import ledger_text
+from mdir_hf.report.words import ledger_text, probability_text
 
 
 def models_section(report: HomologyReport) -> Section:
@@ -29,7 +29,7 @@ def models_section(report: HomologyReport) -> Section:
         }
 
     reference, candidate = column(report.reference), column(report.candidate)
-    reference["compared"], candidate["compared"] = ledgers = _ledgers(report)
+    reference["compared"], candidate["compared"] = _ledgers(report)
     rows = tuple((label, value, candidate[label]) for label, value in reference.items() if value or candidate[label])
     return Section(
         SectionKind.MODELS,
@@ -38,7 +38,7 @@ def models_section(report: HomologyReport) -> Section:
             Line("reference", _model_line(report.reference)),
             Line("candidate", _model_line(report.candidate)),
             *_stack_lines(report),
-            *_ledger_lines(ledgers),
+            *ledger_lines(report),
         ),
         tables=(Table("What was compared", ("", "reference", "candidate"), rows),),
         ledger=ledger_of(report),
@@ -51,7 +51,7 @@ def _stack_lines(report: HomologyReport) -> tuple[Line, ...]:
         Line(
             "parts",
             f"{part_relation(pair, 'the reference', 'the candidate')}: neurons{of_layers} kept their numbers, "
-            f"log10 p {number(pair.log10_p)}",
+            f"{probability_text(pair.log10_p)}",
         )
         for pair in related
         for of_layers in ("" if pair.experts else f" of {counted(len(pair.layers), 'layer')}",)
@@ -66,11 +66,13 @@ def _ledgers(report: HomologyReport) -> tuple[str, str]:
     return first, second
 
 
-def _ledger_lines(sides: tuple[str, str]) -> tuple[Line, ...]:
-    if sides[0] == sides[1]:
-        return (Line("compared", f"of either, by samples: {sides[0]}"),) if sides[0] else ()
-    named = zip(("reference", "candidate"), sides, strict=True)
-    return tuple(Line("compared", f"of the {side}, by samples: {text}") for side, text in named if text)
+def ledger_lines(report: HomologyReport) -> tuple[Line, ...]:
+    """Return a line with the shares of the bytes that match, or one for each model if they differ."""
+    reference, candidate = _ledgers(report)
+    if reference == candidate:
+        return (Line("compared", f"by samples: {reference}"),) if reference else ()
+    sides = zip(names_of(report), (reference, candidate), strict=True)
+    return tuple(Line("compared", f"of {name}, by samples: {text}") for name, text in sides if text)
 
 
 def _model_line(model: ModelSummary) -> str:

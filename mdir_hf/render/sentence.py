@@ -4,45 +4,94 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from mdir_hf.names import shown_name
+from mdir_hf.names import shown_name, without_common_folder
 from mdir_hf.render.sections import counted
 from mdir_hf.report.models import ModelSummary
 from mdir_hf.report.optional_parts import LayerTable, StackPair
 from mdir_hf.report.parts import ExpertName
 from mdir_hf.report.result import HomologyReport
-from mdir_hf.report.terms import SettledBy, Verdict
-from mdir_hf.report.words import REASON_TEXT, matched_neurons_text, not_compared_text, probability_text, unmatched_text
+from mdir_hf.report.terms import Reason, SettledBy, Verdict
+from mdir_hf.report.words import compared_share, percent_text, unmatched_text
 
-NAME_LENGTH = 60
+NAME_LENGTH = 48
+NOTHING_FOUND = "No shared weights were found"
 NO_PROOF = "This does not prove that the models are independent."
-NOTHING_FOUND = f"No shared weights were found. {NO_PROOF}"
-"""Sentence for a "no" after a comparison of all parts; numbers are shown below it."""
+NEITHER = "This is evidence neither for nor against a relation."
 MOST_RUNS = 6
 """Maximum number of runs of layers listed in a sentence; beyond that, layers are counted."""
 
+_INCONCLUSIVE = {
+    Reason.SAMPLE_CHOSEN: "{pair} agree, but in a sample that a given seed selected.",
+    Reason.EMBEDDINGS_ONLY: "{pair} share their embeddings; no layer matches.",
+    Reason.ATTENTION_ONLY: "Attention heads of {pair} are alike; no neurons match.",
+    Reason.LOADING_UNKNOWN: "{pair} share weights in a part that may not be loaded.",
+    Reason.WEIGHTS_UNREADABLE: "Too few layers of {pair} could be compared.",
+    Reason.UNFINISHED: f"{NOTHING_FOUND} yet; the comparison of {{pair}} is not finished.",
+}
+
 
 def sentence_of(report: HomologyReport) -> str:
-    """Return the result as one line of text that implies no direction."""
-    reference, candidate = _names(report)
-    related_parts = [
-        part_relation(pair, reference, candidate) for pair in report.parts or () if pair.verdict is Verdict.HOMOLOGOUS
-    ]
-    related = "".join(f"; {text}" for text in related_parts)
-    unmatched = _unmatched(report, reference, candidate)
+    """Return the result as a sentence to quote, of at most 15 words, that implies no direction."""
+    reference, candidate = names_of(report)
+    pair = f"{candidate} and {reference}"
     if report.verdict is Verdict.INCONCLUSIVE:
-        why = "" if report.reason is None else f": {REASON_TEXT[report.reason]}"
-        return f"Whether {candidate} and {reference} share weights could not be told{why}{related}."
+        text = (
+            "Whether {pair} share weights could not be told." if report.reason is None else _INCONCLUSIVE[report.reason]
+        )
+        return text.format(pair=pair)
     if report.verdict is Verdict.NO_EVIDENCE:
-        if related:
-            return f"No shared weights were found between the language models of {candidate} and {reference}{related}."
-        return _nothing_found(report)
+        return _nothing_found(report, pair)
     if report.settled_by is SettledBy.IDENTICAL_FILES:
-        return f"{candidate} and {reference} have the same weight files, byte for byte."
-    p = "" if report.log10_p is None else f" (p at most {probability_text(report.log10_p)})"
-    if report.settled_by is SettledBy.PARTS or report.neurons is None:
-        parts = "; ".join(related_parts) or "see the evidence"
-        return f"{candidate} and {reference} share weights: {parts}{p}{unmatched}."
-    return f"{candidate} and {reference} share weights: {matched_neurons_text(report.neurons)}{p}{related}{unmatched}."
+        return f"{pair} have the same weight files."
+    subject = f"Parts of {pair}" if report.settled_by is SettledBy.PARTS else pair
+    return f"{subject} share weights ({report.strength})."
+
+
+def warning_of(report: HomologyReport) -> str | None:
+    """Return the one sentence that a reader of :func:`sentence_of` must not miss, or None."""
+    reference, candidate = names_of(report)
+    related = [part_relation(pair, reference, candidate) for pair in _beside_the_main_stacks(report)]
+    if report.verdict is Verdict.HOMOLOGOUS:
+        is_part = report.settled_by is SettledBy.PARTS
+        texts = [_unmatched(report, reference, candidate), _as_sentence(related[0]) if related else None]
+        return next(filter(None, reversed(texts) if is_part else texts), None)
+    if related:
+        return _as_sentence(related[0])
+    return NO_PROOF if report.verdict is Verdict.NO_EVIDENCE else NEITHER
+
+
+def _as_sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _beside_the_main_stacks(report: HomologyReport) -> list[StackPair]:
+    """Return the related parts that the sentence does not imply."""
+    related = [pair for pair in report.parts or () if pair.verdict is Verdict.HOMOLOGOUS]
+    if report.verdict is not Verdict.HOMOLOGOUS:
+        return related
+    return [pair for pair in related if not pair.is_loaded or report.settled_by is SettledBy.PARTS]
+
+
+def _nothing_found(report: HomologyReport, pair: str) -> str:
+    if _beside_the_main_stacks(report):
+        return f"{NOTHING_FOUND} between the language models of {pair}."
+    alike = [name for name, matrix in report.matrices.items() if matrix.is_significant]
+    if alike:
+        return f"{NOTHING_FOUND} between {pair}; their {alike[0]}s are alike."
+    are_layers_excluded = report.neurons is not None or (
+        report.excludes is not None and report.excludes.keys is not None
+    )
+    if not are_layers_excluded and report.matrices and not report.parts:
+        return f"{NOTHING_FOUND} between the {next(iter(report.matrices))}s of {pair}."
+    share = _compared_share(report)
+    extent = "" if share is None else f" in {percent_text(share)} of the bytes"
+    return f"{NOTHING_FOUND} between {pair}{extent}."
+
+
+def _compared_share(report: HomologyReport) -> float | None:
+    """Return the smaller of the two models' shares of bytes that were compared; None if unknown or all were."""
+    sides = () if report.coverage is None else (report.coverage.reference, report.coverage.candidate)
+    return min((share for side in sides if (share := compared_share(side)) is not None), default=None)
 
 
 def part_relation(pair: StackPair, reference: str, candidate: str) -> str:
@@ -74,13 +123,13 @@ def _relation_of_unloaded(pair: StackPair, reference: str, candidate: str) -> st
     )
 
 
-def _unmatched(report: HomologyReport, reference: str, candidate: str) -> str:
-    """Name large parts of related models that match nothing, as a clause; empty if there are none."""
+def _unmatched(report: HomologyReport, reference: str, candidate: str) -> str | None:
+    """Name large parts of related models that match nothing, as a sentence; None if there are none."""
     if report.coverage is None:
-        return ""
+        return None
     sides = ((reference, report.coverage.reference), (candidate, report.coverage.candidate))
-    clauses = [f"; no match in {name}: {text}" for name, side in sides if (text := unmatched_text(side))]
-    return "".join(clauses)
+    clauses = [f"{text} of {name}" for name, side in sides if (text := unmatched_text(side))]
+    return f"No match in {' and '.join(clauses)}." if clauses else None
 
 
 def experts_text(names: Iterable[ExpertName]) -> str:
@@ -93,10 +142,14 @@ def experts_text(names: Iterable[ExpertName]) -> str:
     return " and ".join(texts)
 
 
-def _names(report: HomologyReport) -> tuple[str, str]:
-    """Return the names of the two models; if they are equal, add a detail that differs."""
+def names_of(report: HomologyReport) -> tuple[str, str]:
+    """Return short names of the reference and the candidate, without the folder that local models share.
+
+    If the names are equal, a detail that differs is added.
+    """
     models = report.reference, report.candidate
-    names = [shown_name(model.repo, length=NAME_LENGTH) for model in models]
+    _, short_names = without_common_folder([model.repo for model in models])
+    names = [shown_name(name, length=NAME_LENGTH) for name in short_names]
     if names[0] != names[1]:
         return names[0], names[1]
     details = [_told_apart(model) for model in models]
@@ -108,20 +161,6 @@ def _names(report: HomologyReport) -> tuple[str, str]:
 def _told_apart(model: ModelSummary) -> str:
     details = [model.revision or "", model.read_as, model.commit[:8] if model.commit else ""]
     return shown_name(", ".join(filter(None, details)), length=NAME_LENGTH) if any(details) else ""
-
-
-def _nothing_found(report: HomologyReport) -> str:
-    alike = [name for name, matrix in report.matrices.items() if matrix.is_significant]
-    if alike:
-        return f"No shared weights were found; the {alike[0]}s are alike, but not copies. {NO_PROOF}"
-    excludes = report.excludes
-    are_layers_excluded = report.neurons is not None or (excludes is not None and excludes.keys is not None)
-    if not are_layers_excluded and report.matrices and not report.parts:
-        return f"No shared weights were found in the embeddings; the layers were not compared. {NO_PROOF}"
-    ledgers = () if report.coverage is None else (report.coverage.reference, report.coverage.candidate)
-    if any(map(not_compared_text, ledgers)):
-        return f"No shared weights were found in the parts that were compared. {NO_PROOF}"
-    return NOTHING_FOUND
 
 
 def unread_experts_text(table: LayerTable) -> str:

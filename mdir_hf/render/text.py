@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from textwrap import fill
 
-from mdir_hf.names import LONGEST_TEXT, visible_text
+from mdir_hf.names import LONGEST_TEXT, visible_text, without_common_folder
 from mdir_hf.render.description import describe, pair_name
-from mdir_hf.render.sections import Section, Table, deciding_first
+from mdir_hf.render.model_words import ledger_lines
+from mdir_hf.render.sections import Line, Section, Table, deciding_first
 from mdir_hf.report.result import HomologyReport
-from mdir_hf.report.words import HEADLINE, REASON_TEXT
+from mdir_hf.report.words import KEYWORD, n_bytes_text
 
-LINE_WIDTH = 100
+LINE_WIDTH = 80
 LABEL_WIDTH = 12
 
 # Brackets make links and images. Parentheses alone are harmless. A colon matters only in a URL.
@@ -26,14 +27,26 @@ LONGEST_TABLE = 40
 
 
 def text_of(report: HomologyReport, *, width: int | None = None) -> str:
-    """Render a report for a terminal, wrapped at ``width`` or 100 columns, whichever is less."""
+    """Render the short answer for a terminal: at most 12 lines at ``width`` or 80 columns, whichever is less."""
+    filled = partial(_filled, width=LINE_WIDTH if width is None else min(width, LINE_WIDTH))
+    folder, _ = without_common_folder([report.reference.repo, report.candidate.repo])
+    lines = [Line("warning", report.warning)] if report.warning else []
+    lines += ledger_lines(report)
+    lines += [Line("folder", folder)] if folder else []
+    lines.append(Line("read", f"{n_bytes_text(report.io.bytes_read)} of {n_bytes_text(report.io.bytes_of_weights)}"))
+    headline = filled("", f"{KEYWORD[report.verdict]}: {report.sentence}")
+    return "\n".join([headline, "", *(filled(f"  {label:<{LABEL_WIDTH}} ", text) for label, text in lines)])
+
+
+def details_of(report: HomologyReport, *, width: int | None = None) -> str:
+    """Render everything that was measured for a terminal, wrapped like :func:`text_of`."""
     filled = partial(_filled, width=LINE_WIDTH if width is None else min(width, LINE_WIDTH))
     brief = [
         filled(f"  {line.label:<{LABEL_WIDTH}} ", line.text) for section in describe(report) for line in section.brief
     ]
     sentences = [filled("  ", report.what_p_says), *(filled("  - ", caveat) for caveat in report.caveats)]
-    headline = HEADLINE[report.verdict] + (f": {REASON_TEXT[report.reason]}" if report.reason is not None else "")
-    return "\n".join([filled("", headline), "", *brief, "", *sentences])
+    headline = filled("", f"{KEYWORD[report.verdict]}: {report.sentence}")
+    return "\n".join([headline, "", *brief, "", *sentences])
 
 
 def _filled(label: str, text: str, width: int) -> str:
@@ -55,7 +68,8 @@ def markdown_text(report: HomologyReport, alt_texts: Mapping[str, str]) -> str:
     verdict, *sections = describe(report)
     parts = [
         f"# Weight ancestry of {plain(pair_name(report))}",
-        f"{report.icon} **{plain(report.headline)}.**",
+        f"{report.icon} **{plain(report.sentence)}**",
+        *([plain(report.warning)] if report.warning else []),
         *(plain(paragraph) for paragraph in verdict.paragraphs),
         "\n".join(f"- {plain(fact.name)}: {plain(fact.value)}. {plain(fact.meaning)}" for fact in verdict.facts),
     ]

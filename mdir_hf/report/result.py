@@ -38,6 +38,7 @@ from mdir_hf.report.words import (
     SENTENCE,
     THE_SAME_FILES,
     matched_neurons_text,
+    probability_text,
 )
 
 if TYPE_CHECKING:
@@ -173,10 +174,17 @@ class HomologyReport:
 
     @property
     def sentence(self) -> str:
-        """The result as one quotable line, which names both models unless nothing was found."""
+        """The result as a sentence to quote, of at most 15 words, which names both models."""
         from mdir_hf.render.sentence import sentence_of
 
         return sentence_of(self)
+
+    @property
+    def warning(self) -> str | None:
+        """The most important limit of :attr:`sentence`, such as a large part that matches nothing; None if none."""
+        from mdir_hf.render.sentence import warning_of
+
+        return warning_of(self)
 
     @property
     def p_is_bound(self) -> bool:
@@ -196,11 +204,11 @@ class HomologyReport:
 
     @property
     def strength(self) -> str:
-        """The strength of the agreement: ``the same files``, ``log10 p = -795.3``, or :attr:`agreement`."""
+        """The strength of the agreement: ``the same files``, ``p ≤ 10⁻⁷⁹⁵``, or :attr:`agreement`."""
         if self.settled_by is SettledBy.IDENTICAL_FILES:
             return THE_SAME_FILES
         if self.p_is_bound and self.log10_p is not None:
-            return f"log10 p = {self.log10_p:.1f}"
+            return probability_text(self.log10_p)
         return self.agreement or "no bound"
 
     @property
@@ -229,6 +237,13 @@ class HomologyReport:
             shares_a_part = any(pair.verdict is Verdict.HOMOLOGOUS for pair in self.parts or ())
             return MEANING_PARTS_ONLY if shares_a_part else MEANING_NOTHING
         return MEANING if self.p_is_bound else MEANING_SEARCHED
+
+    @property
+    def details(self) -> str:
+        """Everything that was measured, as text of many lines; ``str(report)`` is the short answer."""
+        from mdir_hf.render.text import details_of
+
+        return details_of(self)
 
     def to_dict(self) -> dict[str, object]:
         """Return the fields of the JSON as plain dicts and lists, without the arrays."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from mdir_hf.report.optional_parts import PartCoverage
 from mdir_hf.report.parts import NeuronNumbers, PrintedAlgorithm1
-from mdir_hf.report.terms import Reason, SettledBy, Verdict
+from mdir_hf.report.terms import Reason, Verdict
 
 ICON = {Verdict.HOMOLOGOUS: "●", Verdict.NO_EVIDENCE: "○", Verdict.INCONCLUSIVE: "◐"}
 """Filled, empty and half-filled circles, which can be told apart without colour."""
@@ -23,12 +23,12 @@ REASON_TEXT = {
     Reason.UNFINISHED: "no evidence was found in the parts read so far, and the comparison is not finished",
 }
 
-HEADLINE = {
-    Verdict.HOMOLOGOUS: "HOMOLOGOUS: the two models share weight ancestry",
-    Verdict.NO_EVIDENCE: "NO EVIDENCE of shared weight ancestry was found",
+KEYWORD = {
+    Verdict.HOMOLOGOUS: "HOMOLOGOUS",
+    Verdict.NO_EVIDENCE: "NO EVIDENCE",
     Verdict.INCONCLUSIVE: "INCONCLUSIVE",
 }
-"""First line of the terminal output, with a keyword for scripts."""
+"""First word of the terminal output, for scripts."""
 
 SENTENCE = {
     Verdict.HOMOLOGOUS: "The two models share weight ancestry",
@@ -135,34 +135,26 @@ def printed_text(printed: PrintedAlgorithm1) -> str:
     return f"{trace}, {p} by the paper's formula; {assumption}"
 
 
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
 def probability_text(log10_p: float) -> str:
-    """Format a probability as a rounded-up power of ten, such as ``10^-1,340``."""
-    return f"10^{math.ceil(log10_p):,.0f}"
-
-
-def chance_text(log10_p: float) -> str:
-    """State the bound on the probability that independent models agree this well."""
-    return f"for independently trained models the probability of this is at most {probability_text(log10_p)}"
+    """Format a bound on a probability as a power of ten, rounded up, such as ``p ≤ 10⁻³⁴⁹``."""
+    exponent = math.ceil(log10_p)
+    return f"p ≤ 10{str(exponent).translate(_SUPERSCRIPTS)}" if exponent else "p ≤ 1"
 
 
 def matched_neurons_text(neurons: NeuronNumbers) -> str:
-    """Say how many neurons match, such as ``all 128 neurons that were tested in 2 layers match``."""
-    n_layers = len(neurons.matches)
-    n_matching, n_tested = neurons.certain_in_matches, neurons.tested * n_layers
+    """Say how many neurons match, such as ``all 128 tested neurons match``."""
+    n_matching, n_tested = neurons.certain_in_matches, neurons.tested * len(neurons.matches)
     share = f"all {n_tested:,}" if n_matching == n_tested else f"{n_matching:,} of {n_tested:,}"
-    places = f"{n_layers} layers"
-    if n_layers == 1:
-        (i, j), *_ = neurons.matches
-        places = f"layer {i}" if i == j else f"layer {i} of the reference and layer {j} of the candidate"
-    order = ", in another order" if neurons.step in (SettledBy.KEYS, SettledBy.EMBEDDINGS) else ""
-    return f"{share} neurons that were tested in {places} match{order}"
+    return f"{share} tested neurons match"
 
 
 def neurons_text(neurons: NeuronNumbers) -> str:
-    """Say how many tested neurons match, and how likely this is by chance."""
-    if neurons.log10_p is None:
-        return matched_neurons_text(neurons)
-    return f"{matched_neurons_text(neurons)}; {chance_text(neurons.log10_p)}"
+    """Say how many tested neurons match, and in how many layers."""
+    n_layers = len(neurons.matches)
+    return f"{matched_neurons_text(neurons)}, in {n_layers} layer{'' if n_layers == 1 else 's'}"
 
 
 def range_text(least: str, most: str) -> str:
@@ -207,6 +199,18 @@ def not_compared_text(parts: Iterable[PartCoverage]) -> str | None:
     return _named_parts(tuple(parts), is_match=None) or None
 
 
+def compared_share(parts: Iterable[PartCoverage]) -> float | None:
+    """Return the share of a model's bytes in parts that were compared; None if sizes are unknown or all parts were."""
+    ledger = tuple(parts)
+    total = sum(entry.bytes or 0 for entry in ledger)
+    if not total or any(entry.bytes is None for entry in ledger):
+        return None
+    n_left = sum(
+        entry.bytes or 0 for entry in ledger if entry.is_match is None and not entry.part.startswith(FOLLOWERS)
+    )
+    return 1.0 - n_left / total if n_left >= LEAST_SHARE * total else None
+
+
 def unmatched_text(parts: Iterable[PartCoverage]) -> str:
     """Name the large parts of a model that were compared and match nothing; empty if there are none."""
     return _named_parts(tuple(parts), is_match=False, least_share=LARGE_SHARE)
@@ -222,7 +226,7 @@ def _named_parts(ledger: tuple[PartCoverage, ...], *, is_match: bool | None, lea
         share = entry.bytes / total if total and entry.bytes is not None else None
         if share is not None and share < least_share:
             continue
-        details = [] if share is None else [_percent(share)]
+        details = [] if share is None else [percent_text(share)]
         details += ["not loaded by this model"] if entry.is_loaded is False else []
         texts.append(f"{_name(entry)} ({', '.join(details)})" if details else _name(entry))
     return ", ".join(texts)
@@ -235,5 +239,6 @@ def _name(entry: PartCoverage) -> str:
     return f"{tensors} without a known role" if "known role" in entry.part else f"{tensors} ({entry.reason})"
 
 
-def _percent(share: float) -> str:
+def percent_text(share: float) -> str:
+    """Format a share of the bytes, such as ``77 %`` or ``3.2 %``."""
     return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.1f} %"

@@ -17,6 +17,7 @@ from mdir_hf.lineage.family import Family
 from mdir_hf.names import is_repo_id, visible_text
 from mdir_hf.render.layer_words import layers_text
 from mdir_hf.report import HomologyReport, ModelFacts, NeuronNumbers, PartCoverage, Term, Verdict
+from mdir_hf.report.words import probability_text
 
 if TYPE_CHECKING:
     from cyclonedx.model import Property
@@ -103,7 +104,7 @@ class BaseRecord:
         for pair in (self.report.parts or ()) if self.report is not None else ():
             if pair.verdict is Verdict.HOMOLOGOUS:
                 what, n = ("layer", len(pair.layers)) if pair.experts is None else ("expert", len(pair.experts))
-                which = f"{n} {what}{'' if n == 1 else 's'} matched, log10 p = {pair.log10_p:.1f}"
+                which = f"{n} {what}{'' if n == 1 else 's'} matched, {probability_text(pair.log10_p)}"
                 parts.append((pair.candidate, f"{which}, with {pair.reference} of {self.name}"))
         return tuple(parts)
 

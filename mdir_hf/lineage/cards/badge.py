@@ -30,12 +30,18 @@ ADVANCES = (
 # fmt: on
 """Advance widths of the printable ASCII characters in DejaVu Sans, starting with the space, in units of 1/2048 em."""
 
+ADVANCES_OF_POWERS = {"≤": 1716, "⁻": 1081, **dict.fromkeys("⁰¹²³⁴⁵⁶⁷⁸⁹", 821)}
+"""Advance widths of the other characters of a typeset probability."""
+
 
 def text_width(text: str, font_size: float) -> float:
     """Return the width of a line of text, in the unit of ``font_size``."""
-    numbers = [ord(character) - ord(FIRST_CHARACTER) for character in text]
-    units = sum(ADVANCES[n] if 0 <= n < len(ADVANCES) else UNITS_PER_EM for n in numbers)
-    return units * font_size / UNITS_PER_EM
+    return sum(map(_advance, text)) * font_size / UNITS_PER_EM
+
+
+def _advance(character: str) -> int:
+    number = ord(character) - ord(FIRST_CHARACTER)
+    return ADVANCES[number] if 0 <= number < len(ADVANCES) else ADVANCES_OF_POWERS.get(character, UNITS_PER_EM)
 
 
 # White text has a contrast of at least 4.5 : 1 on each colour, and the rim at least 3 : 1 on white and on dark pages.
@@ -124,7 +130,7 @@ class Badge:
 
     @property
     def message(self) -> str:
-        """Right side, such as ``p < 1e-30`` or ``all 64 neurons that were tested match``."""
+        """Right side, such as ``p ≤ 10⁻³⁰`` or ``all 64 tested neurons match``."""
         return self.claim.message
 
     @property

@@ -85,7 +85,7 @@ class CardProposal:
         bom = f", and the bill of materials `{BOM_PATH}`" if BOM_PATH in self.files else ""
         fields = f" and sets {' and '.join(f'`{name}`' for name in self.fields)}" if self.fields else ""
         return (
-            f"{claim.sentence} ({claim.numbers}).\n\n"
+            f"{claim.sentence}.\n\n"
             f"Compared: `{claim.reference}` and `{claim.candidate}`. This adds a section to the card{fields}, the "
             f"report `{REPORT_PATH}` (sha256 `{claim.short_digest}`) and its badge{bom}. {claim.what_p_says}"
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from mdir_hf.errors import InputError
 from mdir_hf.names import is_repo_id, quoted
 from mdir_hf.report import READ_AS, HomologyReport, HowRead, Level, ModelSummary, SettledBy, Verdict
+from mdir_hf.report.words import probability_text
 
 SCHEMA = "mdir-hf/badge/2"
 SHORT_DIGEST = 12
@@ -89,13 +89,7 @@ class Claim:
 
     @property
     def _strength(self) -> str:
-        return self.agreement or "neurons match" if self.log10_p is None else p_text(self.log10_p)
-
-    @property
-    def numbers(self) -> str:
-        """log10 p if p is a bound, and alpha."""
-        p = "" if self.log10_p is None else f"log10 p = {self.log10_p:.1f}, "
-        return f"{p}alpha = {self.alpha:g}"
+        return self.agreement or "neurons match" if self.log10_p is None else probability_text(self.log10_p)
 
     @property
     def sentence(self) -> str:
@@ -142,12 +136,6 @@ class Claim:
             "settled_by": self.settled_by,
             "agreement": self.agreement,
         }
-
-
-def p_text(log10_p: float) -> str:
-    """Round p up to a power of ten. As the bound is strict, 10^-30.2 and 10^-31 both become ``p < 1e-30``."""
-    exponent = max(0, math.ceil(-log10_p) - 1)
-    return f"p < 1e-{exponent}" if exponent else "p < 1"
 
 
 def canonical_json(report: HomologyReport) -> bytes:

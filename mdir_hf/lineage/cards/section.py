@@ -52,7 +52,7 @@ def lineage_section(
         "",
         badge.markdown(f"{endpoint}/{repo}/resolve/main/{BADGE_PATH}", report_url),
         "",
-        f"**{claim.sentence.replace('<', '&lt;')}** ({claim.numbers}).",
+        f"**{claim.sentence.replace('<', '&lt;')}**.",
         "",
         "| compared | at commit |",
         "|---|---|",

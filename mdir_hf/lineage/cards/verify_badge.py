@@ -328,8 +328,8 @@ _STATES = {
 def _lines(check: BadgeCheck) -> list[str]:
     claim, now = check.source.claim, claim_of_report(check.report)
     rows = [
-        ("claimed", f"{claim.sentence} ({claim.numbers}, mdir-hf {claim.version})"),
-        ("measured", f"{now.sentence} ({now.numbers}, level {now.level}, mdir-hf {__version__})"),
+        ("claimed", f"{claim.sentence} (mdir-hf {claim.version})"),
+        ("measured", f"{now.sentence} (level {now.level}, mdir-hf {__version__})"),
     ]
     for model, branch in zip((claim.reference, claim.candidate), check.branches, strict=True):
         read_as = f" ({model.read_as})" if model.read_as else ""

@@ -17,7 +17,7 @@ from scipy.sparse.csgraph import connected_components
 
 from mdir_hf.report import HomologyReport, LayerDrift, ModelSummary, SettledBy, Transformation
 from mdir_hf.report.parts import Count, Log10P
-from mdir_hf.report.words import THE_SAME_FILES
+from mdir_hf.report.words import THE_SAME_FILES, probability_text
 from mdir_hf.validation import AS_WRITTEN
 
 SCHEMA = "mdir-hf/survey/3"
@@ -77,7 +77,7 @@ class PairResult:
         transformation: How the embeddings are related: identity, permutation, signed_permutation or none; None if they
             were not compared.
         settled_by: The step that settled the question, or None.
-        agreement: How much agrees, such as ``all 256 neurons that were tested in 4 layers match``, or None.
+        agreement: How much agrees, such as ``all 256 tested neurons match``, or None.
         layers_compared: Whether the result comes from a full comparison.
         layer_drift: How much of each layer agrees and how far each layer has moved, or None.
     """
@@ -109,7 +109,7 @@ class PairResult:
         if self.same_files:
             return THE_SAME_FILES
         if self.log10_p is not None and self.verdict == "homologous":
-            return f"log10 p {min(0, math.ceil(self.log10_p)):,}"
+            return probability_text(self.log10_p)
         return self.agreement or ""
 
     @property

@@ -60,7 +60,7 @@ def _section(report: HomologyReport, drift: Drift) -> str:
         "",
         badge.markdown(BADGE_PATH, REPORT_PATH),
         "",
-        f"**{badge.claim.sentence.replace('<', '&lt;')}** ({badge.claim.numbers}). "
+        f"**{badge.claim.sentence.replace('<', '&lt;')}**. "
         f"Compared at the end of training, in memory, with {_base(report.reference)}.",
         "",
         f"| after {drift.step:,} steps | moved, of the size of the base | trace over rank |",

@@ -38,7 +38,7 @@ def answer_words(result: Result, question: Question) -> AnswerWords:
     """Return an answer as plain text."""
     if isinstance(result, HomologyReport):
         pair = listed_names([model.repo for model in (result.reference, result.candidate)])
-        return AnswerWords(pair, f"{result.headline}.", result.sentence, result.does_not_mean[0])
+        return AnswerWords(pair, result.sentence, result.warning or result.means, result.does_not_mean[0])
     if isinstance(result, Family) and isinstance(question, FamilyQuestion):
         about = f"{shown_name(question.model)} and its family"
         return AnswerWords(about, *family_sentence(result, question), family_caveats(result)[0])

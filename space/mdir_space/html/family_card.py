@@ -16,9 +16,10 @@ from mdir_hf.lineage.family import Family
 from mdir_hf.lineage.index.identify import Ancestor
 from mdir_hf.names import shown_name
 from mdir_hf.render.layer_words import layers_text
-from mdir_hf.render.sentence import NOTHING_FOUND
+from mdir_hf.render.sentence import NO_PROOF, NOTHING_FOUND
+from mdir_hf.report.words import probability_text
 from mdir_space.html.links import query_of
-from mdir_space.html.templates import log10_text, render
+from mdir_space.html.templates import render
 from mdir_space.jobs.base_index import ShippedBase, shipped_bases
 from mdir_space.jobs.question import FamilyQuestion
 
@@ -62,10 +63,10 @@ class Relative:
 
     @property
     def strength(self) -> str:
-        """The strength of the evidence: log10 p if p is a bound, otherwise how much agrees. Empty without a finding."""
+        """The strength of the evidence: a bound on p, otherwise how much agrees. Empty without a finding."""
         if not self.is_found or self.log10_p is None:
             return ""
-        return f"log10 p {log10_text(self.log10_p)}" if self.p_is_bound else self.agreement
+        return probability_text(self.log10_p) if self.p_is_bound else self.agreement
 
 
 def family_card(family: Family, question: FamilyQuestion, *, link: str = "", note: str = "", frame: str = "") -> Markup:
@@ -111,21 +112,18 @@ def family_sentence(family: Family, question: FamilyQuestion) -> tuple[str, str]
     confirmed = [relative for relative in relatives_of(family) if relative.is_found]
     if confirmed:
         best = confirmed[0]
-        n_bases = 0 if family.found is None else family.found.n_bases
-        corrected = f", corrected for the {n_bases} base models of the index" if best.is_corrected else ""
         others = [shown_name(relative.name) for relative in confirmed[1:]]
         also = f" So do {name} and {_listed(others)}." if others else ""
         base = shown_name(best.name)
-        by = f"log10 p = {log10_text(best.log10_p or 0.0)}{corrected}" if best.p_is_bound else best.agreement
         return (
             f"It shares weight ancestry with {base}.",
-            f"{name} and {base} share weights{f' ({by})' if by else ''}.{also}",
+            f"{name} and {base} share weights{f' ({best.strength})' if best.strength else ''}.{also}",
         )
     if family.found is None:
         card_only = "Only its card was checked."
         why = family.not_searched or ("The index has not been searched yet." if question.searches else card_only)
         return "No base of it is known here.", f"No base model of {name} was found. {why}{_card_says_no(family)}"
-    return "No base of it was found.", f"{NOTHING_FOUND}{_card_says_no(family)}"
+    return "No base of it was found.", f"{NOTHING_FOUND}. {NO_PROOF}{_card_says_no(family)}"
 
 
 def relatives_of(family: Family) -> Iterator[Relative]:

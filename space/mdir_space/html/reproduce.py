@@ -90,7 +90,7 @@ def badge_tab(report: HomologyReport, link: str, server: str = "") -> Markup:
         badge=make_badge(report),
         link=link,
         version=__version__,
-        frame=card_frame(report.headline, link, server) if server else "",
+        frame=card_frame(report.sentence, link, server) if server else "",
         discussions=[(shown_name(model.repo), discussion_link(report, at, link)) for at, model in enumerate(models)],
     )
 
@@ -113,7 +113,7 @@ def discussion_link(report: HomologyReport, side: int, link: str) -> str:
     lines = [
         f"The weights of this model (`{model.pinned}`) and of `{partner.pinned}` were compared by mdir-hf "
         f"{report.version}, which looks for shared weight ancestry.",
-        f"**{report.headline}.** {report.means}",
+        f"**{report.sentence}** {report.means}",
         "What this does not mean:\n" + "\n".join(f"- {sentence}" for sentence in report.does_not_mean),
         f"The result, its evidence and how to compute it again: {link}",
         "Does this agree with how the model was made? If so, please add `base_model` to the card.",
@@ -134,7 +134,7 @@ def notebook(report: HomologyReport) -> str:
         ),
         ("code", f"%{install_command(for_others=True)}"),
         ("code", comparison_lines(report)),
-        ("markdown", f"The page said: **{report.headline}.** {report.means}"),
+        ("markdown", f"The page said: **{report.sentence}** {report.means}"),
     ]
     body = {
         "nbformat": 4,

@@ -138,8 +138,7 @@ def _measured(pair: PairResult) -> str:
     if pair.error is not None:
         return f"not compared: {pair.error}"
     if pair.verdict == "homologous":
-        strength = pair.strength.replace(" -", " \N{MINUS SIGN}")
-        return f"{strength}, {pair.read_of_both}"
+        return f"{pair.strength}, {pair.read_of_both}"
     return "inconclusive" if pair.verdict == "inconclusive" else pair.not_found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 import os
 from collections.abc import Mapping
 from functools import cache
@@ -59,11 +58,6 @@ def _section(section: Section, images: Mapping[str, str] | None = None, *, copya
 
 def _address_on_hub(model: ModelSummary, hub: str) -> str:
     return f"{hub}/{quote(model.repo, safe='/')}/tree/{quote(model.commit or '', safe='')}"
-
-
-def log10_text(log10_p: float) -> str:
-    """Format log10 p, rounded up so that it never overstates the evidence."""
-    return f"{min(0, math.ceil(log10_p)):,}".replace("-", "\N{MINUS SIGN}")
 
 
 def address_mark(query: str, names: tuple[str, ...], tab: str = "") -> Markup:

@@ -7,7 +7,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from mdir_hf import HomologyReport, ReadPlan
+from mdir_hf import HomologyReport, ReadPlan, Verdict
 from mdir_hf.lineage.family import Family
 from mdir_hf.lineage.survey.reads import SurveyReads
 from mdir_space.html.family_card import bom_of_family
@@ -18,8 +18,9 @@ from mdir_space.jobs.service import Answered, Plan
 from mdir_space.jobs.survey import SurveyResult
 
 WORDS = {
-    "headline": "The verdict as a sentence.",
     "sentence": "The result, as a sentence to quote.",
+    "strength": "A bound on p, or how much agrees.",
+    "warning": "The most important limit of the sentence; empty if there is none.",
     "means": "The meaning of the verdict, in words to quote.",
     "cut_short": "The parts that were skipped because of a limit of this server; empty if there are none.",
     "link": "Page of this result, pinned to the two commits; empty if the result is private.",
@@ -35,8 +36,9 @@ def answer_of(answered: Answered[HomologyReport], link: str, *, detailed: bool =
     """
     report = answered.result
     words = {
-        "headline": report.headline,
         "sentence": report.sentence,
+        "strength": report.strength if report.verdict is Verdict.HOMOLOGOUS else "",
+        "warning": report.warning or "",
         "means": report.means,
         "cut_short": answered.cut_short,
         "link": link,

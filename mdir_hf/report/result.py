@@ -204,12 +204,14 @@ class HomologyReport:
 
     @property
     def strength(self) -> str:
-        """The strength of the agreement: ``the same files``, ``p ≤ 10⁻⁷⁹⁵``, or :attr:`agreement`."""
+        """The strength of the agreement: ``the same files``, ``p ≤ 10⁻⁷⁹⁵``, or :attr:`agreement`; empty if none."""
+        if self.verdict is not Verdict.HOMOLOGOUS:
+            return ""
         if self.settled_by is SettledBy.IDENTICAL_FILES:
             return THE_SAME_FILES
         if self.p_is_bound and self.log10_p is not None:
             return probability_text(self.log10_p)
-        return self.agreement or "no bound"
+        return self.agreement or ""
 
     @property
     def means(self) -> str:

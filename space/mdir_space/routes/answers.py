@@ -7,7 +7,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from mdir_hf import HomologyReport, ReadPlan, Verdict
+from mdir_hf import HomologyReport, ReadPlan
 from mdir_hf.lineage.family import Family
 from mdir_hf.lineage.survey.reads import SurveyReads
 from mdir_space.html.family_card import bom_of_family
@@ -37,7 +37,7 @@ def answer_of(answered: Answered[HomologyReport], link: str, *, detailed: bool =
     report = answered.result
     words = {
         "sentence": report.sentence,
-        "strength": report.strength if report.verdict is Verdict.HOMOLOGOUS else "",
+        "strength": report.strength,
         "warning": report.warning or "",
         "means": report.means,
         "cut_short": answered.cut_short,

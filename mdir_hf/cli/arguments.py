@@ -90,7 +90,7 @@ def add_index(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--index",
         metavar="INDEX",
-        help="file made by `mdir-hf index` or `mdir-hf atlas`, local or as a URL on the Hub (default: MDIR_HF_ATLAS, "
+        help="file made by `mdir-hf index`, local or as a URL on the Hub (default: MDIR_HF_ATLAS, "
         "else the small one shipped with the package)",
     )
 

@@ -35,6 +35,10 @@ def typed_models(options: argparse.Namespace) -> list[str]:
 
 
 def _listed_models(options: argparse.Namespace) -> Iterator[str]:
+    """Yield names from arguments for many models, unless the command says which of them are models."""
+    if hasattr(options, "listed_models"):
+        yield from options.listed_models(options)
+        return
     for key in ("models", "among"):
         yield from getattr(options, key, None) or ()
 

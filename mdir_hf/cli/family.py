@@ -1,10 +1,9 @@
-"""``mdir-hf family REPO`` and ``mdir-hf tree DIR``."""
+"""``mdir-hf family REPO``."""
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,14 +12,10 @@ from typing import TYPE_CHECKING
 from mdir_hf.cli import arguments
 from mdir_hf.cli.early import check_index
 from mdir_hf.cli.output import loading, remark, say, shown_if_stopped
-from mdir_hf.errors import InputError, MdirError, one_line
-from mdir_hf.lineage.survey import expect_survey
 
 if TYPE_CHECKING:
     from mdir_hf.lineage.family import Family
     from mdir_hf.lineage.index.base_index import BaseIndex
-    from mdir_hf.lineage.trees.aligning import CloserLook
-    from mdir_hf.model.hub import IoLedger
 
 
 def add_family(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -109,73 +104,3 @@ def _index(options: argparse.Namespace) -> BaseIndex:
 
 def _show(family: Family, options: argparse.Namespace) -> None:
     say((family.to_json() if options.json else str(family)) + "\n", is_prose=False)
-
-
-def add_tree(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the ``tree`` command."""
-    parser = commands.add_parser(
-        "tree",
-        help="build the family trees of a survey",
-        description="Build a family tree of each group of related models of a `mdir-hf survey`, from its stored rows. "
-        "Branches are shown with their support, and models with two parents are listed separately. A tree has no root, "
-        "because weights do not show which model came first.",
-    )
-    parser.add_argument("survey", metavar="DIR", type=Path, help="folder of a survey")
-    parser.add_argument("--layers", action="store_true",
-                        help="also read a few rows of each layer: shares of merges by layer")  # fmt: skip
-    arguments.add_seed(parser, "the bootstrap over tokens")
-    arguments.add_json(parser)
-    arguments.add_reading(parser)
-    parser.set_defaults(run=_run_tree, check_files=lambda options: expect_survey(options.survey))
-
-
-def _run_tree(options: argparse.Namespace) -> int:
-    with loading():
-        from mdir_hf.comparison.progress import Watch
-        from mdir_hf.lineage.survey.folder import kept_rows
-        from mdir_hf.lineage.trees.tree import FamilyTree, grow_tree, trees_to_json
-        from mdir_hf.model.hub import IoLedger
-        from mdir_hf.render.folder import write_file
-
-    report, fingerprints = kept_rows(options.survey)
-    groups = [group for group in report.groups() if len(group) > 1]
-    missing_name = next((name for group in groups for name in group if name not in fingerprints), None)
-    if missing_name is not None:
-        raise InputError(
-            f"the rows of {missing_name} are no longer stored; run the survey again with a larger --cache-bytes",
-            subject=str(options.survey),
-        )
-    ledger, trees = IoLedger(), list[FamilyTree]()
-    watch = Watch(ledger, arguments.listeners_of(options), from_start=True)
-    with watch.listening():
-        for group in groups:
-            watch.part("trees", len(trees), len(groups))
-            closer = _closer(group, options, ledger) if options.layers else None
-            trees.append(grow_tree({name: fingerprints[name] for name in group}, seed=options.seed, closer=closer))
-    text = trees_to_json(trees)
-    write_file(options.survey / "tree.json", (text + "\n").encode())
-    if options.json:
-        say(text + "\n")
-    else:
-        text = "\n\n".join(map(str, trees)) + "\n" if trees else "no two models of this survey are related\n"
-        say(text, is_prose=True)
-    return 0
-
-
-def _closer(group: Sequence[str], options: argparse.Namespace, ledger: IoLedger) -> CloserLook:
-    from mdir_hf.lineage.fingerprints.opening import open_model
-    from mdir_hf.lineage.survey.folder import SurveyFolder
-    from mdir_hf.lineage.trees.aligning import look_closer
-    from mdir_hf.model.opened import Model
-
-    sample = SurveyFolder(options.survey).sample
-    pins = {} if sample is None else sample.pins
-    models: dict[str, Model] = {}
-    notes = []
-    for name in group:
-        try:
-            models[name] = open_model(name, arguments.reading_of(options), ledger, pins.get(name))
-        except MdirError as exc:
-            notes.append(f"the layers of {name} could not be read: {one_line(exc)}")
-    look = look_closer(models)
-    return replace(look, notes=(*notes, *look.notes))

@@ -17,9 +17,8 @@ from mdir_hf.cli.compare import add_compare, add_inspect
 from mdir_hf.cli.completion import add_command as add_completion
 from mdir_hf.cli.completion import remember_models, seen_models
 from mdir_hf.cli.early import check_early, typed_models
-from mdir_hf.cli.family import add_family, add_tree
-from mdir_hf.cli.identify import add_atlas, add_publish
-from mdir_hf.cli.identify import add_command as add_identify
+from mdir_hf.cli.family import add_family
+from mdir_hf.cli.index import add_command as add_index
 from mdir_hf.cli.output import complain, hear, leave_output
 from mdir_hf.cli.parser import Parser, check_words, commands_of
 from mdir_hf.cli.space import add_demo, add_space
@@ -54,9 +53,9 @@ EPILOG = """exit status: 0 for any verdict, 1 for a known error, 2 for wrong usa
 130 when interrupted.
 environment: HF_TOKEN, HF_ENDPOINT, HF_HOME, HF_HUB_OFFLINE, HF_HUB_DISABLE_PROGRESS_BARS as in huggingface_hub;
 MDIR_HF_CACHE and MDIR_HF_CACHE_MAX_BYTES for our own cache of byte ranges; MDIR_HF_ATLAS for the
-index that identify and family search; NO_COLOR, FORCE_COLOR, COLUMNS."""
+index that family searches; NO_COLOR, FORCE_COLOR, COLUMNS."""
 
-READERS = ("compare", "align", "family", "inspect", "identify", "verify")
+READERS = ("compare", "align", "family", "inspect", "verify")
 """Commands whose models are remembered for completion. Such a command succeeds only if all its models could be read."""
 
 
@@ -74,14 +73,11 @@ def build_parser() -> argparse.ArgumentParser:
     add_align(commands)
     add_inspect(commands)
     add_survey(commands)
-    add_tree(commands)
     add_family(commands)
-    add_identify(commands)
-    add_atlas(commands)
-    add_publish(commands)
     add_verify(commands)
     add_badge(commands)
     add_card(commands)
+    add_index(commands)
     add_verify_badge(commands)
     add_space(commands)
     add_demo(commands)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +14,7 @@ from typing import TYPE_CHECKING
 from mdir_hf.cli import arguments
 from mdir_hf.cli.completion import remember_models
 from mdir_hf.cli.output import loading, remark, say, shown_if_stopped
-from mdir_hf.errors import InputError
+from mdir_hf.errors import InputError, MdirError, one_line
 from mdir_hf.lineage.survey import expect_survey
 from mdir_hf.render.sections import counted
 
@@ -19,11 +22,15 @@ if TYPE_CHECKING:
     from mdir_hf.lineage.survey.folder import SurveyFolder
     from mdir_hf.lineage.survey.results import SurveyReport
     from mdir_hf.lineage.survey.run import SurveyPlan
+    from mdir_hf.lineage.trees.aligning import CloserLook
+    from mdir_hf.lineage.trees.tree import FamilyTree
+    from mdir_hf.model.hub import IoLedger
 
 
-def add_list_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add options that name many models."""
-    parser.add_argument("models", metavar="REPO", nargs="*", help="owner/name, owner/name@revision, a folder or a file")
+def add_list_arguments(parser: argparse.ArgumentParser, *, what: str = "models") -> None:
+    """Add options that name many models; ``what`` says in the help text which."""
+    help_text = f"{what}: owner/name, owner/name@revision, a folder or a file"
+    parser.add_argument("models", metavar="REPO", nargs="*", help=help_text)
     parser.add_argument("--from", dest="lists", metavar="FILE", type=Path, action="append", default=[],
                         help="file with one model per line (# starts a comment; repeatable)")  # fmt: skip
     parser.add_argument("--author", metavar="NAME", action="append", default=[],
@@ -110,6 +117,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--layers", action="store_true",
                         help="describe the layers of relatives and, for at most 20 models, compare the other pairs in "
                              "full")  # fmt: skip
+    parser.add_argument("--tree", action="store_true",
+                        help="also print the family tree of each group, which --layers refines by layer")  # fmt: skip
     parser.add_argument("--declared", action="store_true", help="compare with the base models that the cards declare")
     parser.add_argument(
         "--cache-bytes", type=arguments.size, default=8 << 30, metavar="SIZE", help="most bytes of rows stored in DIR"
@@ -156,14 +165,62 @@ def run(options: argparse.Namespace) -> int:
         remember_models(report.readable())
         if options.declared:
             report = add_declared(report, arguments.reading_of(options), progress=_shows_bars(options))
-        _show(report, options)
+        trees = _trees(report, state, options) if options.tree else []
+        _show(report, options, trees)
         save_survey(report, folder, rows=state.rows)
     remark(f"saved in {folder}\n")
     return 0
 
 
-def _show(report: SurveyReport, options: argparse.Namespace) -> None:
-    say((report.to_json() if options.json else str(report)) + "\n", is_prose=not options.json)
+def _show(report: SurveyReport, options: argparse.Namespace, trees: Sequence[FamilyTree] = ()) -> None:
+    if options.json:
+        body = report.to_dict() | ({"trees": [tree.to_dict() for tree in trees]} if options.tree else {})
+        say(json.dumps(body, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    else:
+        say("\n\n".join([str(report), *map(str, trees)]) + "\n", is_prose=True)
+
+
+def _trees(report: SurveyReport, state: SurveyFolder, options: argparse.Namespace) -> list[FamilyTree]:
+    """Build the tree of each group of related models from the stored rows, and save all of them as tree.json."""
+    from mdir_hf.comparison.progress import Watch
+    from mdir_hf.lineage.trees.tree import FamilyTree, grow_tree, trees_to_json
+    from mdir_hf.model.hub import IoLedger
+    from mdir_hf.render.folder import write_file
+
+    fingerprints = state.all_rows()
+    groups = [group for group in report.groups() if len(group) > 1]
+    missing_name = next((name for group in groups for name in group if name not in fingerprints), None)
+    if missing_name is not None:
+        raise InputError(
+            f"the rows of {missing_name} are no longer stored; run the survey again with a larger --cache-bytes",
+            subject=str(options.output),
+        )
+    ledger, trees = IoLedger(), list[FamilyTree]()
+    watch = Watch(ledger, arguments.listeners_of(options), from_start=True)
+    with watch.listening():
+        for group in groups:
+            watch.part("trees", len(trees), len(groups))
+            closer = _closer(group, state, options, ledger) if options.layers else None
+            trees.append(grow_tree({name: fingerprints[name] for name in group}, seed=options.seed, closer=closer))
+    write_file(options.output / "tree.json", (trees_to_json(trees) + "\n").encode())
+    return trees
+
+
+def _closer(group: Sequence[str], state: SurveyFolder, options: argparse.Namespace, ledger: IoLedger) -> CloserLook:
+    from mdir_hf.lineage.fingerprints.opening import open_model
+    from mdir_hf.lineage.trees.aligning import look_closer
+    from mdir_hf.model.opened import Model
+
+    pins = {} if state.sample is None else state.sample.pins
+    models: dict[str, Model] = {}
+    notes = []
+    for name in group:
+        try:
+            models[name] = open_model(name, arguments.reading_of(options), ledger, pins.get(name))
+        except MdirError as exc:
+            notes.append(f"the layers of {name} could not be read: {one_line(exc)}")
+    look = look_closer(models)
+    return replace(look, notes=(*notes, *look.notes))
 
 
 def _check_files(options: argparse.Namespace) -> None:

@@ -193,8 +193,8 @@ def _compare_under_noise(
     measurements: Measurements, pairs: Sequence[Pair], *, n_nominated_of: int | None = None
 ) -> Measurements:
     """Fit the rotation to many whitened rows, in one or two pairs of layers."""
-    if pairs and _n_values(measurements, pairs[0]) > LARGE_LAYER_VALUES:
-        pairs = pairs[:1]
+    if any(_n_values(measurements, pair) > LARGE_LAYER_VALUES for pair in pairs[:NEAR_LAYERS]):
+        pairs = pairs[:1]  # the rows of one large layer take gigabytes
     n_rows = NOISE_ROWS_PER_CHANNEL * max(model.anatomy.hidden_size for model in measurements.models)
     return _compare_pairs(
         measurements,

@@ -17,6 +17,7 @@ from mdir_hf.render.folder import write_file
 from mdir_hf.render.layer_words import layers_text
 from mdir_hf.render.projection_words import drift_text
 from mdir_hf.render.text import plain
+from mdir_hf.report import HomologyReport
 
 
 def save_family(family: Family, folder: Path) -> tuple[Path, ...]:
@@ -38,6 +39,10 @@ def save_family(family: Family, folder: Path) -> tuple[Path, ...]:
         raise InputError(f"cannot write it: {exc.strerror}", subject=str(folder)) from exc
 
 
+def _measured(report: HomologyReport) -> str:
+    return f"{MEASURED[report.verdict]} ({report.strength})" if report.strength else MEASURED[report.verdict]
+
+
 def family_section(family: Family, *, has_picture: bool = False) -> str:
     """Return a Markdown section that lists each relative's measurement, declaration and matching layers."""
     ancestors = {} if family.found is None else {ancestor.base.repo: ancestor for ancestor in family.found.found}
@@ -47,11 +52,11 @@ def family_section(family: Family, *, has_picture: bool = False) -> str:
     for name in dict.fromkeys((*family.relatives, *checks)):
         check, ancestor = checks.get(name), ancestors.get(name)
         if check is not None and check.report is not None:
-            result_text = f"{MEASURED[check.report.verdict]} ({check.report.strength})"
+            result_text = _measured(check.report)
         else:
             report = None if ancestor is None else ancestor.report
             result_text = f"not measured: {check.why_not}" if check is not None else ""
-            result_text = result_text if report is None else f"{MEASURED[report.verdict]} ({report.strength})"
+            result_text = result_text if report is None else _measured(report)
         layers = "; ".join(
             [
                 *([layers_text(family.layers[name])] if name in family.layers else ()),

@@ -312,7 +312,7 @@ def _parent(
 def _measured(parent: ParentCheck) -> str:
     if parent.report is None:
         return f": {parent.why_not}"
-    text = f", {parent.report.strength}"
+    text = f", {parent.report.strength}" if parent.report.strength else ""
     if parent.share is not None:
         text += f", mean share {_share(parent.share)}, in {parent.layers_with_share} of {parent.layers_told} layers"
     return text

@@ -193,7 +193,7 @@ class HomologyReport:
 
     @property
     def agreement(self) -> str | None:
-        """How much agrees, such as ``all 128 neurons that were tested match``; None unless homologous."""
+        """How much agrees, such as ``all 128 tested neurons match``; None unless homologous."""
         if self.verdict is not Verdict.HOMOLOGOUS:
             return None
         if self.settled_by is SettledBy.IDENTICAL_FILES:

@@ -79,7 +79,7 @@ def test_badge_json_is_one_object(report, tmp_path, capsys):
     urls = ["--image-url", "https://x.example/b.svg", "--report-url", "https://x.example/r.json"]
     assert main(["badge", str(report), "--output", str(tmp_path / "out"), "--json", *urls]) == 0
     body = json.loads(capsys.readouterr().out)
-    assert body["message"].startswith("p < 1e-") and len(body["report_sha256"]) == 64
+    assert body["message"].startswith("p ≤ 10⁻") and len(body["report_sha256"]) == 64
     assert body["markdown"].endswith("(https://x.example/b.svg)](https://x.example/r.json)")
     assert len(body["files"]) == 4
 

@@ -84,11 +84,10 @@ def test_inspect_and_compare(models, shown, tmp_path):
 
 
 def test_many_models(models, shown, tmp_path):
-    shown("survey", *models, "--output", tmp_path / "survey", may_fail=True)
-    shown("tree", tmp_path / "survey", may_fail=True)
-    shown("index", tmp_path / "bases.safetensors", models[0], may_fail=True)
-    shown("identify", models[1], "--index", tmp_path / "bases.safetensors", may_fail=True)
-    shown("identify", models[1], "--index", tmp_path / "bases.safetensors", "--json", may_fail=True)
+    shown("survey", *models, "--output", tmp_path / "survey", "--tree", may_fail=True)
+    shown("index", "build", models[0], "--output", tmp_path / "bases.safetensors", may_fail=True)
+    shown("family", models[1], "--index", tmp_path / "bases.safetensors", may_fail=True)
+    shown("family", models[1], "--index", tmp_path / "bases.safetensors", "--json", may_fail=True)
 
 
 def test_cards_and_badges(models, shown, tmp_path):
@@ -99,7 +98,7 @@ def test_cards_and_badges(models, shown, tmp_path):
     shown("card", models[1], report, may_fail=True)
     shown("verify", models[1], may_fail=True)
     shown("verify-badge", report, may_fail=True)
-    shown("publish", tmp_path / EVIL.replace(chr(0), ""), "--dataset", f"me/{EVIL}", may_fail=True)
+    shown("index", "publish", tmp_path / EVIL.replace(chr(0), ""), "--dataset", f"me/{EVIL}", may_fail=True)
 
 
 def test_fields_of_gguf(shown, tmp_path):

@@ -25,7 +25,7 @@ def usage_error(capsys, *words):
     ("words", "said"),
     [
         (["compar", "a", "b"], "there is no command 'compar'; did you mean 'compare'?"),
-        (["ident"], "did you mean 'identify'?"),
+        (["surv"], "did you mean 'survey'?"),
         (["nonsense"], "there is no command 'nonsense': compare, align, inspect,"),
         (["survey", "a", "b", "--ouput", "d"], "there is no option --ouput; did you mean '--output'?"),
         (["compare", "a", "b", "--toknizer=c"], "did you mean '--tokenizer'?"),

@@ -1,4 +1,4 @@
-"""``mdir-hf publish`` proposes surveys and indexes to a data set; ``identify`` searches a published index."""
+"""``mdir-hf index publish`` proposes surveys and indexes to a data set; ``family`` searches a published index."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def survey(population, tmp_path):
 
 def test_a_survey_is_proposed_without_rows_of_weights(loopback_hub, dataset, survey, capsys):
     capsys.readouterr()
-    assert main(["publish", str(survey), "--dataset", dataset]) == 0
+    assert main(["index", "publish", str(survey), "--dataset", dataset]) == 0
     out, _ = capsys.readouterr()
     assert out == f"{loopback_hub.endpoint}/datasets/lab/lineage/discussions/1\n"
     (opened,) = loopback_hub.pull_requests("datasets/lab/lineage")
@@ -43,7 +43,7 @@ def test_a_survey_is_proposed_without_rows_of_weights(loopback_hub, dataset, sur
     assert not any("fingerprints" in path or path.endswith(".safetensors") for path in added)
     content = loopback_hub.content("datasets/lab/lineage", "first-survey/survey.json", "refs/pr/1")
     assert content == (survey / "survey.json").read_bytes()
-    assert main(["publish", str(survey), "--dataset", dataset]) == 1
+    assert main(["index", "publish", str(survey), "--dataset", dataset]) == 1
     assert "same title and is open" in capsys.readouterr().err
 
 
@@ -52,30 +52,30 @@ def test_an_index_is_proposed_merged_and_searched_by_its_address(
     loopback_hub, dataset, population, tmp_path, capsys, without_xet
 ):
     index = str(tmp_path / "bases.safetensors")
-    assert main(["index", index, population["a/base"], population["b/base"]]) == 0
-    assert main(["publish", index, "--dataset", dataset, "--name", "indices/bases.safetensors"]) == 0
+    assert main(["index", "build", population["a/base"], population["b/base"], "--output", index]) == 0
+    assert main(["index", "publish", index, "--dataset", dataset, "--name", "indices/bases.safetensors"]) == 0
     loopback_hub.merge("datasets/lab/lineage", 1)
     capsys.readouterr()
     url = f"{loopback_hub.endpoint}/datasets/lab/lineage/resolve/main/indices/bases.safetensors"
-    assert main(["identify", population["a/tuned"], "--index", url, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["found"] == [population["a/base"]]
+    assert main(["family", population["a/tuned"], "--index", url, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["identification"]["found"] == [population["a/base"]]
 
 
 def test_names_outside_the_data_set_are_refused(dataset, survey, capsys):
     for name in ("../up", "/", "a//b"):
-        assert main(["publish", str(survey), "--dataset", dataset, "--name", name]) == 1
+        assert main(["index", "publish", str(survey), "--dataset", dataset, "--name", name]) == 1
         assert "not a name in a data set" in capsys.readouterr().err
 
 
 def test_invalid_results_give_one_line(loopback_hub, dataset, tmp_path, capsys):
     (tmp_path / "x").write_bytes(b"nonsense")
     for place in (tmp_path, tmp_path / "x", tmp_path / "none"):
-        assert main(["publish", str(place), "--dataset", dataset]) == 1
+        assert main(["index", "publish", str(place), "--dataset", dataset]) == 1
         err = capsys.readouterr().err
         assert err.startswith("mdir-hf: error: ") and err.count("\n") == 1
     assert not loopback_hub.pull_requests("datasets/lab/lineage")
 
 
 def test_a_missing_data_set_is_reported(dataset, survey, capsys):
-    assert main(["publish", str(survey), "--dataset", "lab/none"]) == 1
+    assert main(["index", "publish", str(survey), "--dataset", "lab/none"]) == 1
     assert capsys.readouterr().err.count("\n") == 1

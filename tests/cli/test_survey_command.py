@@ -99,12 +99,11 @@ def test_parts_from_one_sample_are_joined_into_a_survey_with_trees(population, t
         assert main(["survey", *names[at::2], "--sample", sample, "--quiet", "--output", folder]) == 0
         assert "3 of 6 models read, 3 of 15 pairs compared; groups may grow" in capsys.readouterr().out
     whole = str(tmp_path / "whole")
-    assert main(["survey", "--join", *folders, "--output", whole, "--quiet", "--json"]) == 0
+    assert main(["survey", "--join", *folders, "--output", whole, "--quiet", "--json", "--tree"]) == 0
     body = json.loads(capsys.readouterr().out)
     assert len(body["pairs"]) == 15 and body["is_complete"]
     assert (tmp_path / "whole" / "dendrogram.svg").exists()
-    assert main(["tree", whole, "--json"]) == 0
-    assert [len(tree["members"]) for tree in json.loads(capsys.readouterr().out)["trees"]] == [2, 2]
+    assert [len(tree["members"]) for tree in body["trees"]] == [2, 2]
     assert main(["survey", "--sample", sample, "--quiet", "--output", whole]) == 0  # nothing is left to do
     assert "15 pairs compared" in capsys.readouterr().out
 
@@ -132,20 +131,20 @@ def test_declarations_are_read_for_joined_parts_too(loopback_hub, population, tm
     assert "lab/a-tuned declares lab/a-base: shared ancestry found" in said
 
 
-# --- ``mdir-hf tree`` on the folder of a survey
+# --- trees
 
 
 def test_each_group_of_a_survey_gets_its_tree(population, tmp_path, capsys):
     out = str(tmp_path / "out")
-    assert main(["survey", *population.values(), "--output", out, "--tokens", "512", "--quiet"]) == 0
-    capsys.readouterr()
-    assert main(["tree", out, "--json"]) == 0
-    body = json.loads(capsys.readouterr().out)
+    command = ["survey", *population.values(), "--output", out, "--tokens", "512", "--quiet", "--tree"]
+    assert main([*command, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    body = json.loads((tmp_path / "out" / "tree.json").read_text())
+    assert shown["trees"] == body["trees"]
     assert body["schema"] == "mdir-hf/tree/1"
     assert [len(tree["members"]) for tree in body["trees"]] == [2, 2]
     assert body["trees"][0]["copies"] == {population["a/permuted"]: population["a/base"]}
-    assert json.loads((tmp_path / "out" / "tree.json").read_text()) == body
-    assert main(["tree", out]) == 0
+    assert main(command) == 0
     text = capsys.readouterr().out
     assert "No root" in text and "models/a-permuted" in text
 
@@ -158,6 +157,6 @@ def test_without_biopython_only_the_tree_is_missing(tmp_path, capsys, monkeypatc
     assert main(["survey", *tuned, "--output", out, "--tokens", "256", "--quiet"]) == 0
     assert len(json.loads((tmp_path / "out" / "survey.json").read_text())["groups"]) == 1
     capsys.readouterr()
-    assert main(["tree", out]) == 0
+    assert main(["survey", *tuned, "--output", out, "--tokens", "256", "--quiet", "--tree"]) == 0
     said = capsys.readouterr().out
     assert "No tree is drawn, because biopython is missing: pip install" in said and "3 models, distances from" in said

@@ -114,7 +114,7 @@ def test_identification_and_families_give_the_verdict_step_and_p_of_their_compar
             assert report.settled_by == compared["base", name].settled_by
             assert ancestor.log10_p == report.log10_p == pytest.approx(compared["base", name].log10_p, rel=0.1)
             text = str(find_family(NamedModel(folders[name]), index, verifies=False, settings=Settings()))
-            assert "shared weight ancestry, log10 p = -" in text and text.count("log10 p") == 1
+            assert "shared weight ancestry, p ≤ 10⁻" in text and text.count("p ≤") == 1
 
 
 def test_an_index_alone_finds_nothing(folders):
@@ -128,7 +128,7 @@ def test_an_index_alone_finds_nothing(folders):
     unconfirmed = identify(NamedModel(folders["tuned"]), index, confirm=False)
     (ancestor,) = unconfirmed.ancestors
     assert ancestor.is_nominated and ancestor.log10_p is None and not ancestor.p_is_bound
-    assert "log10 p" not in str(unconfirmed) and "a proposal is not a finding" in str(unconfirmed)
+    assert "10⁻" not in str(unconfirmed) and "a proposal is not a finding" in str(unconfirmed)
     (candidate,) = unconfirmed.to_dict()["candidates"]
     assert candidate["log10_p"] is None and candidate["verdict"] is None
 

@@ -80,7 +80,7 @@ def test_a_fine_tune_has_the_base_that_it_declares(index, tmp_path):
     assert layers_text(family.layers["lab/base"]) == "all 4 compared layers match, each in its place"
     text = str(family)
     assert text.startswith("lab/tuned\n└─ lab/base\n     proposed among 2 bases by ")
-    assert "declared by its card as finetune; measured: shared weight ancestry, log10 p = -" in text
+    assert "declared by its card as finetune; measured: shared weight ancestry, p ≤ 10⁻" in text
     written = save_family(family, tmp_path / "out")
     body = json.loads(written[0].read_text())
     assert body["schema"] == "mdir-hf/family/1" and body["relatives"] == ["lab/base"]

@@ -63,7 +63,7 @@ def test_a_cell_shows_the_verdict_and_figures_and_runs_nothing():
     html = report._repr_html_()
     elements = Elements(html)
     assert elements.open == []
-    assert report.headline in html
+    assert report.sentence in html
     assert all(sentence in html for sentence in report.does_not_mean)
     assert 4 <= elements.names.count("img") <= len(report.figures())
     assert not {"script", "style", "iframe", "link", "object"} & set(elements.names)
@@ -73,7 +73,7 @@ def test_a_cell_shows_the_verdict_and_figures_and_runs_nothing():
 def test_a_cell_without_matplotlib_shows_the_verdict(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     html = a_report()._repr_html_()
-    assert a_report().headline in html
+    assert a_report().sentence in html
     assert "<img" not in html
 
 

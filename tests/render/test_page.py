@@ -12,6 +12,7 @@ from mdir_hf.render.figures.rendering import svg_img
 from mdir_hf.render.html import html_page, notebook_html
 from mdir_hf.render.text import markdown_text
 from mdir_hf.report import SettledBy
+from mdir_hf.report.words import MEANING
 from tests.render.figures.drawn_reports import (
     HOSTILE_NAMES,
     NO_ARRAYS,
@@ -114,7 +115,7 @@ def test_landmarks_headings_and_tables_are_in_order():
     assert page.all("html") == [{"lang": "en"}]
     for landmark in ("header", "main", "nav", "footer", "h1", "title"):
         assert len(page.all(landmark)) == 1
-    assert page.texts("h1") == ["The two models share weight ancestry"]
+    assert page.texts("h1") == ["me/tuned and owner/base share weights (p ≤ 10⁻⁶⁰)."]
     assert page.texts("h2") == [
         "What decided: neurons of one or two layers at the same place",
         "What it does not mean",
@@ -136,13 +137,12 @@ def test_the_verdict_has_an_icon_words_and_numbers():
 
     facts = dict(zip(page.texts("dt"), page.texts("dd"), strict=True))
     assert facts == {
-        "log10 p": "−60.4 The p of the step that settled the question.",
+        "strength": f"p ≤ 10⁻⁶⁰ {MEANING}",
         "p rests on": "numbering Training does not care how neurons are numbered, and the numbers were not arranged.",
-        "settled by": "neurons of one or two layers at the same place The step that settled the question.",
+        "settled by": "neurons of one or two layers at the same place This step answered the question.",
         "alpha": "1e-10 The significance level, fixed in advance.",
         "read": "2 MB 0.0125% of the weights.",
     }
-    assert "p is at most 10−60." in page.texts("strong")
     assert page.all("svg")[0]["aria-hidden"] == "true"
 
 
@@ -155,7 +155,7 @@ def test_the_evidence_that_decided_comes_first_with_its_figure(step):
 
     assert page.texts("h2")[0] == f"What decided: {step.words}"
     assert page.all("img")[0]["alt"] == drawn["neurons"].get_label()
-    rests_on = ["agreement", "the verdict rests on"] if log10_p is None else ["log10 p", "p rests on"]
+    rests_on = ["strength", "the verdict rests on" if log10_p is None else "p rests on"]
     assert page.texts("dt")[:3] == [*rests_on, "settled by"]
     markdown = markdown_text(report, {name: drawn[name].get_label() for name in drawn})
     assert re.findall(r"^## (.*)$", markdown, re.MULTILINE)[0] == f"What decided: {step.words}"
@@ -186,7 +186,7 @@ def test_the_icon_differs_in_shape_and_not_in_colour_alone():
 
 
 def report_words(verdict, reason):
-    return {a_report(verdict=verdict, reason=reason).headline}
+    return {a_report(verdict=verdict, reason=reason).sentence}
 
 
 def test_every_part_of_the_report_is_on_the_page():
@@ -215,8 +215,8 @@ def test_every_part_of_the_report_is_on_the_page():
 def test_strangers_are_not_given_a_power_of_ten():
     page = assert_is_well_built(page_of(stranger(), with_figures=True))
 
-    assert page.texts("strong") == ["Nothing found."]
-    assert page.texts("h1") == ["No evidence of shared weight ancestry was found"]
+    assert page.texts("h1") == ["No shared weights were found between me/tuned and owner/base."]
+    assert "10⁻" not in page.texts("main")[0]
     assert "−0.0" not in page.texts("main")[0] and "-0.0" not in page.texts("main")[0]
 
 

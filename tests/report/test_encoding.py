@@ -16,7 +16,7 @@ from mdir_hf.errors import InputError
 from mdir_hf.render.description import describe
 from mdir_hf.render.sections import SectionKind
 from mdir_hf.report import READ_AS, Exclusion, SettledBy, json_schema, parts, result
-from mdir_hf.report.words import DOES_NOT_MEAN, HEADLINE, ICON, MEANS, REASON_TEXT, SENTENCE
+from mdir_hf.report.words import DOES_NOT_MEAN, ICON, KEYWORD, MEANS, REASON_TEXT, SENTENCE
 from tests.render.figures.drawn_reports import HOSTILE_NAMES, NO_ARRAYS, a_model, a_report, some_neurons, stranger
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "space" / "examples").glob("*[!x].json"))
@@ -168,7 +168,7 @@ def test_invalid_reports_are_refused(text):
 
 
 def test_every_verdict_has_distinct_texts():
-    for words in (ICON, SENTENCE, MEANS, DOES_NOT_MEAN, HEADLINE):
+    for words in (ICON, SENTENCE, MEANS, DOES_NOT_MEAN, KEYWORD):
         assert set(words) == set(Verdict)
         assert len(set(words.values())) == len(Verdict) and all(words.values())
     assert all(len(icon) == 1 for icon in ICON.values())
@@ -192,7 +192,7 @@ def test_used_reading_options_are_kept_and_shown():
     report = dataclasses.replace(plain, candidate=candidate)
     assert HomologyReport.from_json(report.to_json()) == report
     said = f"folder deep/er, variant Q4_K_M, vocabulary of ./words, on owner/base@{'a' * 40}"
-    assert report.candidate.read_as == said and f", {said})" in " ".join(str(report).split())
+    assert report.candidate.read_as == said and f", {said})" in " ".join(report.details.split())
     (models,) = [section for section in describe(report) if section.kind is SectionKind.MODELS]
     assert ("read as", "", said) in models.tables[0].rows
     (models,) = [section for section in describe(plain) if section.kind is SectionKind.MODELS]

@@ -13,7 +13,7 @@ from mdir_hf.names import is_repo_id, quoted
 from mdir_hf.report import READ_AS, HomologyReport, HowRead, Level, ModelSummary, SettledBy, Verdict
 from mdir_hf.report.words import probability_text
 
-SCHEMA = "mdir-hf/badge/2"
+SCHEMA = "mdir-hf/badge/3"
 SHORT_DIGEST = 12
 """Number of hex digits shown; 48 bits are enough to distinguish reports."""
 

@@ -10,6 +10,7 @@ from mdir_hf.errors import CardError
 from mdir_hf.lineage.cards.badge import Badge
 from mdir_hf.lineage.cards.claim import PinnedModel
 from mdir_hf.lineage.cards.front_matter import line_end, split_lines
+from mdir_hf.render.model_words import ledger_lines
 from mdir_hf.render.projection_words import UNCONFIRMED_WORDS, drift_text, short_projection_table
 from mdir_hf.render.text import plain
 from mdir_hf.report import HomologyReport
@@ -52,7 +53,8 @@ def lineage_section(
         "",
         badge.markdown(f"{endpoint}/{repo}/resolve/main/{BADGE_PATH}", report_url),
         "",
-        f"**{claim.sentence.replace('<', '&lt;')}**.",
+        f"**{plain(report.sentence)}**",
+        *([plain(report.warning)] if report.warning else []),
         "",
         "| compared | at commit |",
         "|---|---|",
@@ -61,6 +63,7 @@ def lineage_section(
             for model in (own_model, related_model)
         ),
         "",
+        *(f"{line.label[0].upper()}{line.label[1:]} {plain(line.text)}." for line in ledger_lines(report)),
         report.what_p_says,
         "",
         *_layer_lines(report),

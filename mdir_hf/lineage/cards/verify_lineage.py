@@ -266,4 +266,4 @@ def _measured(base_check: BaseCheck) -> str:
     text = f"measured: {MEASURED[report.verdict]}"
     if report.reason is not None:
         text += f", {REASON_TEXT[report.reason]}"
-    return f"{text}, {report.strength}"
+    return f"{text}, {report.strength}" if report.strength else text

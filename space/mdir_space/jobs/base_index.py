@@ -10,7 +10,7 @@ from functools import cache
 from mdir_hf.lineage.index.atlas import PLACE_VARIABLE, SHIPPED
 
 INDEX_VARIABLE = "MDIR_SPACE_INDEX"
-"""Environment variable with the path of an index, or its URL in a dataset on the Hub, as for ``mdir-hf identify
+"""Environment variable with the path of an index, or its URL in a dataset on the Hub, as for ``mdir-hf family
 --index``. If unset, ``MDIR_HF_ATLAS`` is used, and then the package's index."""
 
 

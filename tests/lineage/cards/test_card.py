@@ -80,7 +80,7 @@ def test_the_section_is_added_once_and_the_card_is_kept(serve, loopback_hub, car
     assert again.after == proposal.after
     other = propose(a_report(candidate=report.candidate, log10_p=-99.5))
     assert other.after.replace(b"1e-99", b"1e-30").replace(b"-99.5", b"-30.2")[: len(before)] == before
-    assert other.after.count(b"p < 1e-99") == 1 and b"p < 1e-30" not in other.after
+    assert other.after.decode().count("p ≤ 10⁻⁹⁹") == 2 and "p ≤ 10⁻³⁰" not in other.after.decode()
 
 
 def test_metadata_needs_the_authors_confirmation(serve):
@@ -199,7 +199,7 @@ def test_a_pull_request_holds_card_report_and_badge(serve, loopback_hub):
     (pull_request,) = loopback_hub.pull_requests("me/tuned")
     assert opened.url.endswith("/me/tuned/discussions/1") and pull_request.title == TITLE
     assert pull_request.base == report.candidate.commit
-    for part in ("Shared weight ancestry: p < 1e-30", f"owner/base@{BASE_COMMIT}", "`base_model`", "no direction"):
+    for part in ("Shared weight ancestry: p ≤ 10⁻³⁰", f"owner/base@{BASE_COMMIT}", "`base_model`", "no direction"):
         assert part in pull_request.description
     commit = loopback_hub.merge("me/tuned", 1)
     card = loopback_hub.content("me/tuned", "README.md").decode()

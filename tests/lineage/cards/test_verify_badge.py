@@ -13,7 +13,7 @@ from mdir_hf import HomologyChecker, HomologyReport, Verdict, make_badge
 from mdir_hf.comparison.settings import Listeners
 from mdir_hf.errors import InputError, RepositoryNotFoundError
 from mdir_hf.lineage.cards import verify_badge as verify_badge_module
-from mdir_hf.lineage.cards.badge import render_svg
+from mdir_hf.lineage.cards.badge import escape, render_svg
 from mdir_hf.lineage.cards.badge_folder import write_badge
 from mdir_hf.lineage.cards.branches import BranchHead
 from mdir_hf.lineage.cards.claim import claim_of_dict, claim_of_report
@@ -178,7 +178,7 @@ def test_a_picture_that_contradicts_its_data(hub, tmp_path):
     svg = source.read_text()
     message = make_badge(compare()).message
     for forged in (
-        svg.replace(f">{message.replace('<', '&#60;')}<", ">p &#60; 1e-99999<"),
+        svg.replace(f">{escape(message)}<", f">{escape('p ≤ 10⁻⁹⁹⁹⁹⁹')}<"),
         svg.replace("<title>", "<title>Certified. "),
         svg.replace("</svg>", '<rect width="9" height="9"/></svg>'),
         svg.replace("<svg ", "<svg onload='x' "),
@@ -199,7 +199,7 @@ def test_line_endings_of_a_checkout_are_accepted(hub, tmp_path):
 
 def test_an_endpoint_that_contradicts_its_report(hub, tmp_path):
     source = saved(tmp_path, compare(), "badge.json")
-    source.write_text(json.dumps({**json.loads(source.read_text()), "message": "p < 1e-99999"}))
+    source.write_text(json.dumps({**json.loads(source.read_text()), "message": "p ≤ 10⁻⁹⁹⁹⁹⁹"}))
     assert [one.name for one in verify(source).differences] == ["what it shows"]
 
 

@@ -58,7 +58,7 @@ def test_a_true_declaration_is_set_beside_its_measurement(serve):
     assert (one.report.reference.repo, one.report.candidate.commit) == ("owner/base", commit)
     said = str(check)
     assert said.splitlines()[0] == f"me/tuned [{commit[:8]}]"
-    assert "declared: finetune of owner/base (README.md); measured: shared weight ancestry, log10 p = -" in said
+    assert "declared: finetune of owner/base (README.md); measured: shared weight ancestry, p ≤ 10⁻" in said
     assert check.cycle is None
 
 
@@ -79,7 +79,7 @@ def test_a_stranger_and_a_relative_among_several_bases(serve):
         ("owner/stranger", "no_evidence"),
         ("owner/base", "homologous"),
     ]
-    assert "measured: no evidence of shared weight ancestry found, log10 p = 0.0" in str(check)
+    assert "measured: no evidence of shared weight ancestry found" in str(check)
 
 
 def test_the_text_contains_no_accusation(serve):

@@ -79,9 +79,9 @@ def test_a_linear_merge_has_the_shares_that_it_was_made_with(place):
 def test_a_parent_shows_p_only_if_it_is_a_bound(place, monkeypatch):
     both = recipe(place, merge_method="linear", models=models(place, "first", "second"))
     check = verify_merge(NamedModel(place / "linear"), both)
-    assert str(check).count("log10 p = -") == 2
+    assert str(check).count("p ≤ 10⁻") == 2
     monkeypatch.setattr(HomologyReport, "p_is_bound", False)
-    assert str(check).count("neurons that were tested in") == 2 and "log10 p" not in str(check)
+    assert str(check).count("tested neurons match") == 2 and "10⁻" not in str(check)
 
 
 def test_a_parent_without_a_share_and_a_stranger_are_reported(place):

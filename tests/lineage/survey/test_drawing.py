@@ -34,7 +34,7 @@ def test_a_cell_names_both_models_and_leads_to_the_pair(report):
     assert set(figures) == {"matrix"}
     (grid,) = survey_cells(report, (), figures)["matrix"]
     assert grid.rows == grid.columns == ("o/base", "o/tuned", "o/stranger", "o/broken")  # families first
-    related = "o/base and o/tuned: they share weight ancestry, log10 p -3,211, by neurons of four layers"
+    related = "o/base and o/tuned: they share weight ancestry, p ≤ 10⁻³²¹¹, by neurons of four layers"
     assert grid.texts[0][1] == related
     assert grid.texts[1][2] == ("o/tuned and o/stranger: not found by neurons of four layers; not compared in full")
     assert grid.texts[3][0] == "o/broken and o/base: not compared, the rows have other widths"
@@ -46,7 +46,7 @@ def test_a_cell_names_both_models_and_leads_to_the_pair(report):
 
 
 def test_a_cell_shows_p_only_if_it_is_a_bound(report):
-    agreement = "63 of 64 neurons that were tested in layer 2 match, in another order"
+    agreement = "63 of 64 tested neurons match"
     pair = PairResult("o/base", "o/tuned", "homologous", settled_by="keys", agreement=agreement, layers_compared=True)
     found = replace(report, pairs={**report.pairs, ("o/base", "o/tuned"): pair})
     figures = draw_survey(found)

@@ -86,12 +86,12 @@ def test_texts_claim_no_more_than_was_compared():
 def test_a_pair_shows_p_only_if_it_is_a_bound():
     known = survey(("a", "b"), ("a", "c"), ("a", "d"))
     pairs = dict(known.pairs)
-    agreement = "all 64 neurons that were tested in layer 2 match"
+    agreement = "all 64 tested neurons match"
     pairs["a", "b"] = replace(pairs["a", "b"], agreement=agreement)
     searched = replace(pairs["a", "c"], log10_p=None, settled_by="keys", layers_compared=True)
     pairs["a", "c"] = replace(searched, agreement=f"{agreement}, in another order")
     text = str(replace(known, pairs=pairs))
-    assert "a ~ b: log10 p -50, number\n" in text
+    assert "a ~ b: p ≤ 10⁻⁵⁰, number\n" in text
     assert f"a ~ c: {agreement}, in another order, keys\n" in text
     same = replace(pairs["a", "d"], settled_by="identical_files", log10_p=-77.06)
     assert (same.strength, same.found_by) == ("the same files", "")

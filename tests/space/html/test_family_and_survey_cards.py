@@ -127,19 +127,19 @@ def test_a_survey_shows_p_only_if_it_is_a_bound():
         report = SurveyReport(names, {name: ModelResult(name, summary) for name in names}, pairs | {names[:2]: pair})
         return survey_card(SurveyResult(report, is_done=True), survey_question(list(names)))
 
-    assert "log10 p \N{MINUS SIGN}50, by neurons of four layers" in card(log10_p=-50.4)
-    shown = card(agreement="all 64 neurons that were tested in layer 3 match, in another order")
-    assert "in layer 3 match, in another order, by neurons of four layers" in shown and "log10 p" not in shown
+    assert "p ≤ 10⁻⁵⁰, by neurons of four layers" in card(log10_p=-50.4)
+    shown = card(agreement="all 64 tested neurons match")
+    assert "tested neurons match, by neurons of four layers" in shown and "10⁻" not in shown
     assert 'href="?a=o/a+o/b+o/c&amp;level=layers">Compare this one in full</a>' in shown
     assert "not found by neurons of four layers; not compared in full</td>" in shown
 
 
 def test_a_family_shows_p_only_if_it_is_a_bound(index, monkeypatch):
     found = family(DECLARED, index)
-    assert "log10 p" in family_card(found, family_question(DECLARED))
+    assert "p ≤ 10⁻" in family_card(found, family_question(DECLARED))
     monkeypatch.setattr(HomologyReport, "p_is_bound", False)
     shown = family_card(found, family_question(DECLARED))
-    assert "neurons that were tested in" in shown and "log10 p" not in shown.partition('class="relatives"')[0]
+    assert "tested neurons match" in shown and "10⁻" not in shown.partition('class="relatives"')[0]
 
 
 def test_any_model_name_is_escaped():

@@ -195,8 +195,8 @@ def test_a_negative_verdict_states_its_exclusion_on_the_card(relatives):
 def test_the_card_begins_with_a_sentence_to_quote_and_a_scale(relatives):
     for report in (relatives, EXAMPLES["strangers"].report):
         card = verdict_card(report)
-        assert f'<p class="sentence">{report.sentence}</p>' in card
-        assert card.index('class="sentence"') < card.index('class="scale"') < card.index('class="numbers-behind"')
+        assert f"<span>{report.sentence}</span></h2>" in card
+        assert card.index(report.sentence) < card.index('class="scale"') < card.index('class="numbers-behind"')
         assert "In the stored evidence of this project" in card
         for pairs, kind in zip(measured_pairs(), ("unrelated", "related"), strict=True):
             assert f">{len(pairs)} {kind} pairs" in card  # the labels tell the ticks apart
@@ -213,7 +213,7 @@ def test_p_its_basis_and_the_deciding_figure_are_unfolded(deciding):
         report, figure = example.report, deciding[name_of_example]
         open_part, _, folded = verdict_card(report, figure=figure).partition('<details class="numbers-behind">')
         is_settled = report.settled_by is not None
-        of_p = ("log10 p", "p rests on") if report.log10_p is not None else ("agreement", "the verdict rests on")
+        of_p = ("strength", "p rests on" if report.p_is_bound else "the verdict rests on")
         for name in (*of_p, "settled by"):
             assert (f"<dt>{name}</dt>" in open_part) is is_settled
             assert f"<dt>{name}</dt>" not in folded

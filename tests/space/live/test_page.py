@@ -88,7 +88,7 @@ def test_an_answer_has_its_tabs_its_report_and_its_pictures(result, live_hub):
     check_pictures(result)
     text = {name: open_tab(result, name) for name in TABS}
 
-    assert "Step near" in text["Evidence"] and "64 neurons that were tested in layer 0 match" in text["Evidence"]
+    assert "Step near" in text["Evidence"] and "64 tested neurons match, in 1 layer" in text["Evidence"]
     assert "Tokens whose rows were compared" in text["Evidence"] and "1,499" in text["Evidence"]
     assert "The layers were not described" in text["Layers"]
     assert "No projection was compared" in text["Modules"]

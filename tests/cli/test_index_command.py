@@ -1,4 +1,4 @@
-"""``mdir-hf index`` and ``mdir-hf identify`` on the command line."""
+"""``mdir-hf index build``, and the search of an index by ``mdir-hf family``."""
 
 from __future__ import annotations
 
@@ -26,32 +26,30 @@ def folders(tmp_path):
 
 def test_an_index_is_built_extended_and_searched(folders, tmp_path, capsys):
     index = str(tmp_path / "bases.safetensors")
-    assert main(["index", index, folders["base"]]) == 0
+    assert main(["index", "build", folders["base"], "--output", index]) == 0
     assert "1 base models" in capsys.readouterr().out
-    assert main(["index", index, folders["other"]]) == 0
+    assert main(["index", "build", folders["other"], "--output", index]) == 0
     assert "2 base models" in capsys.readouterr().out
-    assert main(["identify", folders["tuned"], "--index", index, "--json"]) == 0
-    body = json.loads(capsys.readouterr().out)
+    assert main(["family", folders["tuned"], "--index", index, "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)["identification"]
     assert body["schema"] == "mdir-hf/identification/2"
     assert body["found"] == [folders["base"]]
     assert body["bases"] == 2
-    assert main(["identify", folders["tuned"], "--index", index, "--no-confirm"]) == 0
-    assert f"proposed by 96 tokens: {folders['base']}; not compared" in capsys.readouterr().out
 
 
 def test_models_that_cannot_be_added_are_reported_and_the_others_are_added(folders, tmp_path, capsys):
     index = tmp_path / "bases.safetensors"
     (tmp_path / "empty").mkdir()
-    assert main(["index", str(index), str(tmp_path / "empty"), folders["base"]]) == 0
+    assert main(["index", "build", str(tmp_path / "empty"), folders["base"], "--output", str(index)]) == 0
     out, err = capsys.readouterr()
     assert "not added" in err and "1 base models" in out
     before = index.read_bytes()
-    assert main(["index", str(index), str(tmp_path / "empty")]) == 1
+    assert main(["index", "build", str(tmp_path / "empty"), "--output", str(index)]) == 1
     assert index.read_bytes() == before
 
 
 def test_a_missing_index_gives_one_line(folders, tmp_path, capsys):
-    assert main(["identify", folders["tuned"], "--index", str(tmp_path / "none")]) == 1
+    assert main(["family", folders["tuned"], "--index", str(tmp_path / "none")]) == 1
     err = capsys.readouterr().err
     assert err.startswith("mdir-hf: error: ") and err.count("\n") == 1
 
@@ -61,7 +59,7 @@ def test_an_index_of_a_collection_is_not_read_twice(folders, loopback_hub, tmp_p
         loopback_hub.add_repository(f"lab/{name}", folder)
     slug = loopback_hub.add_collection("me", "Bases", ["lab/base", "lab/other"])
     index = tmp_path / "bases.safetensors"
-    command = ["index", str(index), "--collection", slug]
+    command = ["index", "build", "--output", str(index), "--collection", slug]
     assert main(command) == 0
     before = index.read_bytes()
     out, err = capsys.readouterr()
@@ -74,17 +72,12 @@ def test_an_index_of_a_collection_is_not_read_twice(folders, loopback_hub, tmp_p
     loopback_hub.find("lab/base").add_revision("main", Path(folders["tuned"]))  # a new commit
     assert main(command) == 0
     assert capsys.readouterr().err == "added: lab/base\nknown: lab/other\n"
-    assert main(["identify", "lab/tuned", "--index", str(index), "--no-confirm", "--json"]) == 0
-    body = json.loads(capsys.readouterr().out)
-    # The index proposes the base; only a comparison finds it.
-    assert body["found"] == []
-    assert [one["base"]["repo"] for one in body["candidates"] if one["is_nominated"]] == ["lab/base"]
 
 
 def test_an_index_without_models_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
-        main(["index", str(tmp_path / "x")])
+        main(["index", "build", "--output", str(tmp_path / "x")])
     assert "--collection" in capsys.readouterr().err
     (tmp_path / "list.txt").write_text("# nothing\n")
-    assert main(["index", str(tmp_path / "x"), "--from", str(tmp_path / "list.txt")]) == 1
+    assert main(["index", "build", "--output", str(tmp_path / "x"), "--from", str(tmp_path / "list.txt")]) == 1
     assert "name no base models" in capsys.readouterr().err

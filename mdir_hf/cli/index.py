@@ -47,7 +47,9 @@ def _no_check(output: Path) -> None:
 
 def _usage_error(options: argparse.Namespace) -> str | None:
     if not is_list_given(options):
-        return f"name {'a file or folder' if options.action == 'publish' else 'base models, or lists of them with --from, --author or --collection'}"
+        if options.action == "publish":
+            return "name a file or folder"
+        return "name base models, or lists of them with --from, --author or --collection"
     if options.action == "publish":
         if len(options.models) != 1 or options.dataset is None or options.output is not None:
             return "use index publish FILE|DIR --dataset owner/name"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,6 +43,9 @@ def _listed_models(options: argparse.Namespace) -> Iterator[str]:
 def check_input_file(path: Path) -> None:
     """Raise ``InputError`` unless a file exists and can be read."""
     try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # opening a named pipe would block
+            raise InputError("cannot be read: it is not a regular file", subject=str(path))
         with path.open("rb"):
             pass
     except OSError as exc:

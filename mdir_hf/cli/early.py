@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from mdir_hf.errors import InputError
+from mdir_hf.regular_file import open_regular
 
 
 def check_early(options: argparse.Namespace) -> None:
@@ -41,15 +41,8 @@ def _listed_models(options: argparse.Namespace) -> Iterator[str]:
 
 
 def check_input_file(path: Path) -> None:
-    """Raise ``InputError`` unless a file exists and can be read."""
-    try:
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # opening a named pipe would block
-            raise InputError("cannot be read: it is not a regular file", subject=str(path))
-        with path.open("rb"):
-            pass
-    except OSError as exc:
-        raise InputError(f"cannot be read: {exc.strerror}", subject=str(path)) from exc
+    """Raise ``InputError`` unless a path is a regular file that can be read."""
+    open_regular(path).close()
 
 
 def check_index(options: argparse.Namespace) -> None:

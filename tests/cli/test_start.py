@@ -76,7 +76,8 @@ WITHOUT_WEIGHTS = [
     (["verify", "--badge", "text", "--alpha", "0.1"], 2, "--badge takes alpha and seeds from the badge"),
     (["verify", "--mergekit", "text"], 2, "name a model"),
     (["verify", "owner/name", "--bom", "folder"], 1, "folder: cannot be written: it is a folder"),
-    (["verify", "owner/name", "--mergekit", "there-is-none"], 1, "cannot read the recipe"),
+    (["verify", "owner/name", "--mergekit", "there-is-none"], 1, "there-is-none: cannot be read"),
+    (["verify", "owner/name", "--mergekit", "pipe"], 1, "pipe: cannot be read: it is not a regular file"),
     (["verify", "owner/name", "--mergekit", "text"], 1, "is not a supported mergekit recipe"),
 ]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 from mdir_hf.budgets import Budget, collector_paused, json_weight
 from mdir_hf.errors import InputError
 from mdir_hf.names import is_repo_id, visible_text
+from mdir_hf.regular_file import open_regular
 
 DOCUMENT = Budget(16 << 20, 2 << 20)
 """Documents with tens of thousands of components take about 10 MB."""
@@ -124,19 +124,12 @@ def bom_bytes(path: Path) -> bytes:
     """
     subject = str(path)
     try:
-        # O_NONBLOCK: opening a named pipe must not block; it is rejected below.
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
-        with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor
-            status = os.fstat(descriptor)
-            if stat.S_ISDIR(status.st_mode):
-                raise InputError("cannot be read: Is a directory", subject=subject)
-            if not stat.S_ISREG(status.st_mode):
-                raise InputError("cannot be read: it is not a regular file; save it to a file first", subject=subject)
-            content = b"" if status.st_size > DOCUMENT.n_bytes else file.read(DOCUMENT.n_bytes + 1)
-            n_bytes = max(status.st_size, len(content))
+        with open_regular(path) as file:
+            _expect_size(subject, n_bytes=os.fstat(file.fileno()).st_size)
+            content = file.read(DOCUMENT.n_bytes + 1)
     except OSError as exc:
         raise InputError(f"cannot be read: {exc.strerror}", subject=subject) from exc
-    _expect_size(subject, n_bytes=n_bytes)
+    _expect_size(subject, n_bytes=len(content))
     return content
 
 

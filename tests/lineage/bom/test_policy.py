@@ -17,7 +17,7 @@ from mdir_hf.lineage.bom.read import read_bom, read_bom_file
 from mdir_hf.lineage.bom.result import result_without_hub
 from mdir_hf.lineage.policy import ALL, Condition, exit_status
 from tests.lineage.bom.models import serve_family
-from tests.lineage.bom.test_check import a_file, commit_of, document, listed, sha256
+from tests.lineage.bom.test_check import a_file, abbreviated, commit_of, document, listed, sha256
 from tests.loopback.faults import Fault
 
 QUIET = Listeners(progress=False)
@@ -83,7 +83,7 @@ def test_a_bill_whose_statements_all_hold_passes(hub, tuned, status):
     bills = [
         tuned(),
         whole,
-        tuned(commit=commit_of(hub, "me/tuned")[:9]),
+        tuned(commit=abbreviated(commit_of(hub, "me/tuned"))),
         nested(whole, 100),
         tuned(bases=[]) | {"modelCard": {"properties": [{"name": "base_model", "value": "owner/base"}]}},
         tuned() | ancestor(listed("owner/base", commit=commit_of(hub, "owner/base"))),
@@ -119,9 +119,9 @@ BROKEN = {
     "commit that is gone": (lambda t: t(commit="a" * 40), "pins", 3, "does not have the stated commit"),
     "branch like a commit": (lambda t: t(commit="abcdef1"), "pins", 3, "abcdef1 is a branch or tag, and not a commit"),
     "abbreviated commit that is gone": (lambda t: t(commit="abcdef2"), "pins", 3, "does not have the stated commit"),
-    "branch": (lambda t: t(commit="main"), "pins", 3, "main is not a commit"),
-    "date": (lambda t: t(commit="20240101"), "pins", 3, "20240101 is not a commit"),
-    "two commits": (lambda t: t(version="b" * 40), "pins", 3, "is not a commit"),
+    "branch": (lambda t: t(commit="main"), "pins", 3, "not one commit: main"),
+    "date": (lambda t: t(commit="20240101"), "pins", 3, "not one commit: 20240101"),
+    "two commits": (lambda t: t(version="b" * 40), "pins", 3, f" and {40 * 'b'}"),
     "model of another host": (
         lambda t: {**t(), "purl": "pkg:huggingface/me/tuned?repository_url=https://hub.example"}, "pins", 3,
         "another host, https://hub.example"),

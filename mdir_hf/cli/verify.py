@@ -115,6 +115,10 @@ def usage_error(options: argparse.Namespace) -> str | None:
             return "--badge takes neither a model nor --bom or --mergekit: a badge names its models"
         if (options.alpha, options.seed, options.sample_seed) != (1e-10, 0, None):
             return "--badge takes alpha and seeds from the badge"
+        if options.subfolder or options.variant or options.tokenizer or options.base:
+            return "--badge reads models as the badge says; only --reference-tokenizer and --candidate-tokenizer apply"
+    elif options.reference_tokenizer or options.candidate_tokenizer:
+        return "--reference-tokenizer and --candidate-tokenizer need --badge"
     elif options.repo is None and (options.bom is None or options.mergekit is not None):
         return (
             "name a model (mdir-hf verify MODEL), a bill of materials (mdir-hf verify --bom FILE) or a badge "

@@ -74,6 +74,8 @@ WITHOUT_WEIGHTS = [
     (["verify", "owner/name", "--require", "pins"], 2, "a model card states no pins; use bases, or all"),
     (["verify", "owner/name", "--badge", "text"], 2, "--badge takes neither a model nor --bom"),
     (["verify", "--badge", "text", "--alpha", "0.1"], 2, "--badge takes alpha and seeds from the badge"),
+    (["verify", "--badge", "text", "--variant", "fp16"], 2, "--badge reads models as the badge says"),
+    (["verify", "owner/name", "--reference-tokenizer", "owner/words"], 2, "need --badge"),
     (["verify", "--mergekit", "text"], 2, "name a model"),
     (["verify", "owner/name", "--bom", "folder"], 1, "folder: cannot be written: it is a folder"),
     (["verify", "owner/name", "--mergekit", "there-is-none"], 1, "there-is-none: cannot be read"),

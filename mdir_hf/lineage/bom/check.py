@@ -22,7 +22,7 @@ from mdir_hf.errors import (
     StoppedError,
     one_line,
 )
-from mdir_hf.lineage.bom.read import BillOfMaterials, ListedModel, StatedBase, StatedDigest
+from mdir_hf.lineage.bom.read import WEIGHT_SUFFIXES, BillOfMaterials, ListedModel, StatedBase, StatedDigest
 from mdir_hf.lineage.bom.result import (
     BomCheck,
     ClaimCheck,
@@ -52,8 +52,6 @@ MOST_FAILURES = 3
 
 _MOST_HASHED_BYTES = 16 << 20
 """Maximum size of a file to hash if the Hub lists no digest. Such files are in git, which limits them to 10 MB."""
-_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".ckpt", ".onnx", ".onnx_data")
-"""Suffixes of weight files, in the order in which a model is loaded from them."""
 _SHA256_NAMES = ("SHA-256", "SHA256")
 
 
@@ -221,7 +219,7 @@ def _state(listed: ListedModel, opened: Repository, head: Repository) -> tuple[M
 
 
 def _weight_files(repository: Repository) -> list[str]:
-    for suffix in _WEIGHT_SUFFIXES:
+    for suffix in WEIGHT_SUFFIXES:
         paths = [path for path in repository.files if path.lower().endswith(suffix)]
         if paths:
             return paths

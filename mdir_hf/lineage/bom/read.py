@@ -25,6 +25,8 @@ DOCUMENT = Budget(16 << 20, 2 << 20)
 
 VERSIONS = ("1.4", "1.5", "1.6", "1.7")
 MODEL = "machine-learning-model"
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".ckpt", ".onnx", ".onnx_data")
+"""Suffixes of weight files, in the order in which a model is loaded from them."""
 
 _MOST_COMPONENTS = 100_000
 _MOST_BASES = 100_000
@@ -99,12 +101,14 @@ class BillOfMaterials:
 
     Attributes:
         tools: Tools that wrote the document.
+        loose_digests: Digests of weight files that are listed outside of any model.
     """
 
     version: str
     tools: tuple[str, ...]
     models: tuple[ListedModel, ...]
     claims: tuple[StatedBase, ...]
+    loose_digests: tuple[StatedDigest, ...] = ()
 
 
 def read_bom_file(path: Path) -> BillOfMaterials:
@@ -156,7 +160,9 @@ def read_bom(content: bytes, *, subject: str = "the document") -> BillOfMaterial
     try:
         with collector_paused():
             body = json.loads(content.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as exc:
+    except RecursionError as exc:
+        raise InputError("is nested too deeply", subject=subject) from exc
+    except ValueError as exc:
         raise InputError(f"is not JSON: {visible_text(str(exc), length=200)}", subject=subject) from exc
     if not isinstance(body, dict) or body.get("bomFormat") != "CycloneDX":
         raise InputError(_why_not_cyclonedx(body), subject=subject)
@@ -165,12 +171,14 @@ def read_bom(content: bytes, *, subject: str = "the document") -> BillOfMaterial
         raise InputError(
             f"expected CycloneDX {VERSIONS[0]} to {VERSIONS[-1]}, got specVersion {version!r:.40}", subject=subject
         )
-    models, claims = _Walk(subject).of(body)
+    walk = _Walk(subject)
+    models, claims = walk.of(body)
     return BillOfMaterials(
         version=str(version),
         tools=_tools(_object(body.get("metadata")).get("tools")),
         models=models,
         claims=claims,
+        loose_digests=tuple(walk.loose_digests),
     )
 
 
@@ -242,6 +250,7 @@ class _Walk:
         self._drafts: list[_Draft] = []
         self._claims: list[tuple[_Draft, _Draft, str, str | None]] = []
         self._waiting: list[_Place] = []
+        self.loose_digests: dict[StatedDigest, None] = {}
 
     def of(self, body: dict[str, Any]) -> tuple[tuple[ListedModel, ...], tuple[StatedBase, ...]]:
         """Return the listed models and the stated bases of a document."""
@@ -282,8 +291,12 @@ class _Walk:
                 draft.is_listed = not draft.is_base
                 owner = self._add(draft)
                 self._read_statements(component, owner, None)
-        elif owner is not None and component.get("type") == "file":
-            owner.digests.update(dict.fromkeys(_digests(component, _text(component.get("name")))))
+        else:
+            name = _text(component.get("name"))
+            is_weight_file = name.lower().endswith(WEIGHT_SUFFIXES)
+            if is_weight_file or (owner is not None and component.get("type") == "file"):
+                digests = self.loose_digests if owner is None else owner.digests
+                digests.update(dict.fromkeys(_digests(component, name)))
         self._waiting += [_Place(nested, owner) for nested in reversed(_nested(component))]
 
     def _read_statements(self, component: dict[str, Any], owner: _Draft, part: str | None) -> None:

@@ -177,6 +177,9 @@ def _failures(check: BomCheck, required: Set[Condition]) -> Iterator[Failure]:
         yield from _failures_of_model(model, required)
     for base in check.bases:
         yield from _failures_of_digests(base, required)
+    if Condition.DIGESTS in required:
+        for digest in check.document.loose_digests:
+            yield Failure(Condition.DIGESTS, f"{digest.file}: its digest is stated outside of any model")
     if Condition.BASES in required and not check.claims:
         yield Failure(Condition.BASES, "the bill states no base of a model")
     for claim in check.claims:

@@ -88,7 +88,9 @@ def test_a_bill_whose_statements_all_hold_passes(hub, tuned, status):
         tuned(bases=[]) | {"modelCard": {"properties": [{"name": "base_model", "value": "owner/base"}]}},
         tuned() | ancestor(listed("owner/base", commit=commit_of(hub, "owner/base"))),
         {**tuned(), "type": "library"},
+        tuned(components=[{**a_file("wiki", "0" * 64), "type": "data"}]),
     ]
+    assert status(document(tuned(), a_file("setup.py", "0" * 64)), "all") == (0, [])
     for bill in bills:
         assert status(document(bill), "all") == (0, [])
         assert status(document(bill)) == (0, [])
@@ -111,6 +113,10 @@ BROKEN = {
     "digest of no file": (lambda t: t(components=[a_file("gone.bin", "0" * 64)]), "digests", 3, "no such file"),
     "another algorithm": (lambda t: t(hashes=[{"alg": "SHA-512", "content": "0" * 128}]), "digests", 3,
                           "its SHA-512 cannot be checked"),
+    "digest outside of any model": (lambda t: [t(), a_file("model.safetensors", "0" * 64)], "digests", 3,
+                                    "model.safetensors: its digest is stated outside of any model"),
+    "weights as data": (lambda t: t(components=[{**a_file("note.pt", "0" * 64), "type": "data"}]), "digests", 3,
+                        "note.pt: has"),
     "cut digest": (lambda t: t(hashes=[sha256("0" * 63)]), "digests", 3, "and not the stated"),
     "digest of a base": (lambda t: t() | ancestor(listed("owner/base", hashes=[sha256("0" * 64)])), "digests", 3,
                          "owner/base: model.safetensors: has"),

@@ -120,9 +120,9 @@ def command_line_page() -> str:
     parser = build_parser()
     (commands,) = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     lines = ["# Command line", "", _escaped(parser.description or ""), ""]
-    lines += ["Exit status: 0 for any verdict, 1 for a known error, 2 for wrong usage, 3 for an outcome named by"]
-    lines += ["`--fail-on`. A model is `owner/name`, `owner/name@revision`, `owner/name:Q4_K_M`, `owner/name/folder`,"]
-    lines += ["a Hub URL, a folder or a file.", ""]
+    lines += ["Exit status: 0 for any verdict, 1 for a known error, 2 for wrong usage, 3 for a verdict named by"]
+    lines += ["`--fail-on` or a statement that `verify` finds wrong. A model is `owner/name`, `owner/name@revision`,"]
+    lines += ["`owner/name:Q4_K_M`, `owner/name/folder`, a Hub URL, a folder or a file.", ""]
     for name, command in commands.choices.items():
         lines += [f"## {name}", "", _escaped(command.description or ""), "", "```text", *_usage(command), "```", ""]
         lines += ["| option | |", "|---|---|"]

@@ -256,7 +256,7 @@ def reading_of(options: argparse.Namespace) -> Reading:
 def settings_of(options: argparse.Namespace) -> Settings:
     """Return the settings of a comparison."""
     return Settings(
-        level=Level(options.level),
+        level=Level(options.level or Level.AUTO),
         alpha=options.alpha,
         seed=options.seed,
         device=options.device,

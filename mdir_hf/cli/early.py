@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mdir_hf.errors import InputError
+from mdir_hf.regular_file import open_regular
 
 
 def check_early(options: argparse.Namespace) -> None:
@@ -44,12 +45,8 @@ def _listed_models(options: argparse.Namespace) -> Iterator[str]:
 
 
 def check_input_file(path: Path) -> None:
-    """Raise ``InputError`` unless a file exists and can be read."""
-    try:
-        with path.open("rb"):
-            pass
-    except OSError as exc:
-        raise InputError(f"cannot be read: {exc.strerror}", subject=str(path)) from exc
+    """Raise ``InputError`` unless a path is a regular file that can be read."""
+    open_regular(path).close()
 
 
 def check_index(options: argparse.Namespace) -> None:

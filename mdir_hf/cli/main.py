@@ -12,7 +12,7 @@ from contextlib import suppress
 from mdir_hf._version import __version__
 from mdir_hf.cli.align import add_command as add_align
 from mdir_hf.cli.arguments import add_voice
-from mdir_hf.cli.card import add_badge, add_card, add_verify, add_verify_badge
+from mdir_hf.cli.card import add_badge, add_card
 from mdir_hf.cli.compare import add_compare, add_inspect
 from mdir_hf.cli.completion import add_command as add_completion
 from mdir_hf.cli.completion import remember_models, seen_models
@@ -23,6 +23,7 @@ from mdir_hf.cli.output import complain, hear, leave_output
 from mdir_hf.cli.parser import Parser, check_words, commands_of
 from mdir_hf.cli.space import add_demo, add_space
 from mdir_hf.cli.survey import add_command as add_survey
+from mdir_hf.cli.verify import add_verify
 from mdir_hf.errors import MdirError, OfflineError, RepositoryNotFoundError, ServerError
 from mdir_hf.names import did_you_mean, shown_name
 
@@ -49,8 +50,8 @@ MAX_ERROR_LENGTH = 2000
 GOING_ON = "run the same command again to continue with the data already read; no file was left incomplete"
 EXIT_INTERRUPTED = 130  # the shell's convention, 128 + SIGINT
 
-EPILOG = """exit status: 0 for any verdict, 1 for a known error, 2 for wrong usage, 3 for an outcome named by --fail-on,
-130 when interrupted.
+EPILOG = """exit status: 0 for any verdict, 1 for a known error, 2 for wrong usage, 3 for a verdict named by --fail-on
+or a statement that verify finds wrong, 130 when interrupted.
 environment: HF_TOKEN, HF_ENDPOINT, HF_HOME, HF_HUB_OFFLINE, HF_HUB_DISABLE_PROGRESS_BARS as in huggingface_hub;
 MDIR_HF_CACHE and MDIR_HF_CACHE_MAX_BYTES for our own cache of byte ranges; MDIR_HF_ATLAS for the
 index that family searches; NO_COLOR, FORCE_COLOR, COLUMNS."""
@@ -78,7 +79,6 @@ def build_parser() -> argparse.ArgumentParser:
     add_badge(commands)
     add_card(commands)
     add_index(commands)
-    add_verify_badge(commands)
     add_space(commands)
     add_demo(commands)
     add_completion(commands)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mdir_hf.comparison.api import ListenersOptions, ReadingOptions, changed, check_keywords, compare_named, named
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.model.open import NamedModel, Reading
+from mdir_hf.names import unquoted
 from mdir_hf.report import HomologyReport, Reason, Verdict
 from mdir_hf.report.encoding import differences
 
@@ -42,6 +43,9 @@ class FieldDifference(NamedTuple):
     reported: Any
     repeated: Any
 
+    def __str__(self) -> str:
+        return f"{self.field}: reported {_text(self.reported)}, now {_text(self.repeated)}"
+
 
 @dataclass(frozen=True, slots=True)
 class ReportCheck:
@@ -63,10 +67,7 @@ class ReportCheck:
             return THE_SAME
         n_fields = len(self.differences)
         lines = [f"{n_fields} field{' differs' if n_fields == 1 else 's differ'} from the report:"]
-        lines += [
-            f"  {field}: {_text(reported)} in the report, {_text(repeated)} now"
-            for field, reported, repeated in self.differences[:MOST_SHOWN]
-        ]
+        lines += [f"  {difference}" for difference in self.differences[:MOST_SHOWN]]
         return "\n".join([*lines, *([f"  and {n_fields - MOST_SHOWN} more"] if n_fields > MOST_SHOWN else [])])
 
     def to_dict(self) -> dict[str, object]:
@@ -152,4 +153,4 @@ def _evidence_of(report: HomologyReport) -> dict[str, Any]:
 def _text(value: Any) -> str:  # noqa: ANN401 - parsed JSON
     if isinstance(value, dict | list):
         return f"{len(value)} {'entry' if len(value) == 1 else 'entries'}"
-    return "none" if value is None else str(value)
+    return "none" if value is None else unquoted(str(value))

@@ -12,6 +12,7 @@ from typing import Any
 
 from mdir_hf.errors import CardError, InputError
 from mdir_hf.plain_yaml import read_yaml
+from mdir_hf.regular_file import open_regular
 
 FILE = "mergekit_config.yml"
 """Name of the recipe file that mergekit writes to the folder of a merge."""
@@ -122,9 +123,10 @@ def read_recipe_file(path: Path) -> MergeRecipe:
         CardError: If it is not YAML, or not the recipe of a single merge.
     """
     try:
-        data = path.read_bytes()
+        with open_regular(path) as file:
+            data = file.read(MAX_N_BYTES + 1)
     except OSError as exc:
-        raise InputError(f"cannot read the recipe: {exc.strerror}", subject=str(path)) from exc
+        raise InputError(f"cannot be read: {exc.strerror}", subject=str(path)) from exc
     return read_recipe(data, subject=str(path))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,11 @@ import torch
 
 from mdir_hf.comparison.api import compare
 from mdir_hf.comparison.settings import Listeners, Settings
-from mdir_hf.errors import CardError, MdirError, StoppedError
+from mdir_hf.errors import CardError, MdirError, StoppedError, one_line
+from mdir_hf.lineage.cards.branches import are_same
 from mdir_hf.lineage.check_recipe import TensorCheck, TensorOutcome, check_tensors
 from mdir_hf.lineage.entries import choose_entries, matrix_shape, placed_matrices
+from mdir_hf.lineage.policy import Condition, Failure, NotCompared, is_unread
 from mdir_hf.lineage.recipe import FILE, MAX_N_BYTES, LayerSource, MergeRecipe, read_recipe, read_recipe_file
 from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.model.opened import Model
@@ -100,12 +102,13 @@ class ParentCheck:
     share: float | None
     layers_with_share: int
     layers_told: int
+    not_compared: NotCompared = NotCompared.NOT_MEASURED
 
     @property
     def outcome(self) -> str:
-        """The verdict; ``no_share`` if the parent is related, but without a share; ``not_measured`` if it is unread."""
+        """The verdict; ``no_share`` if the parent is related, but without a share; or why there is no verdict."""
         if self.report is None:
-            return "not_measured"
+            return str(self.not_compared)
         has_share = self.layers_with_share or not self.layers_told
         return self.report.verdict.value if has_share or self.report.verdict is not Verdict.HOMOLOGOUS else "no_share"
 
@@ -136,6 +139,14 @@ class MergeCheck:
             return RecipeOutcome.CONTRADICTED
         of_layers = {check.outcome for check in self.tensors if check.layer is not None}
         return RecipeOutcome.CONFIRMED if of_layers == {TensorOutcome.HOLDS} else RecipeOutcome.CANNOT_TELL
+
+    def failures(self, required: Set[Condition] = frozenset()) -> tuple[Failure, ...]:
+        """Return the statements of the recipe that break a policy.
+
+        Without ``required``, these are a recipe that is contradicted, a merge as its own parent, and parents that the
+        Hub's failure kept from being read.
+        """
+        return tuple(_failures(self, required))
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict."""
@@ -185,7 +196,22 @@ _OUTCOMES = {
     "no_evidence": "no evidence of shared weight ancestry found",
     "inconclusive": "inconclusive",
     "not_measured": "not measured",
+    "not_read": "not read",
+    "own_base": "not measured",
 }
+
+
+def _failures(check: MergeCheck, required: Set[Condition]) -> Iterator[Failure]:
+    is_required = Condition.BASES in required
+    if check.outcome is RecipeOutcome.CONTRADICTED or (is_required and check.outcome is not RecipeOutcome.CONFIRMED):
+        yield Failure(Condition.BASES, f"{check.model}: its recipe: {check.outcome.words}")
+    if is_required and not check.parents:
+        yield Failure(Condition.BASES, f"{check.model}: its recipe names no parent")
+    for parent in check.parents:
+        unread = parent.report is None and parent.not_compared is NotCompared.NOT_READ
+        if unread or (is_required and parent.outcome != Verdict.HOMOLOGOUS.value):
+            text = f"{_OUTCOMES[parent.outcome]}{_measured(parent)}"
+            yield Failure(Condition.BASES, f"{check.model}: parent {parent.parent}: {text}", unread)
 
 
 def verify_merge(
@@ -207,20 +233,25 @@ def verify_merge(
     """
     merged = model.open(reading)
     recipe, may_be_local = _recipe_of(merged, recipe_file)
-    reports: dict[str, HomologyReport | str] = {}
+    reports: dict[str, HomologyReport] = {}
+    reasons: dict[str, tuple[NotCompared, str]] = {}
     parent_models: dict[str, Model] = {}
     for parent in recipe.parents:
         try:
             parent_model = NamedModel(parent)
             beside = reading if may_be_local else replace(reading, allow_local=False)
-            parent_models[parent] = parent_model.open(beside)
+            opened = parent_model.open(beside)
+            if are_same(opened.repository, merged.repository):
+                reasons[parent] = (NotCompared.OWN_BASE, "the recipe names the merge itself")
+                continue
+            parent_models[parent] = opened
             reports[parent] = compare(parent_model, model, reading=beside, settings=settings, listeners=listeners)
         except (StoppedError, KeyboardInterrupt):
             raise
         except MdirError as exc:
-            reports[parent] = " ".join(str(exc).split())
+            reasons[parent] = (NotCompared.NOT_READ if is_unread(exc) else NotCompared.NOT_MEASURED, one_line(exc))
     layers = tuple(_layers(merged, recipe, parent_models))
-    parents = tuple(_parent(name, reports[name], layers) for name in recipe.parents)
+    parents = tuple(_parent(name, reports.get(name), reasons.get(name), layers) for name in recipe.parents)
     tensors = tuple(check_tensors(merged, recipe, parent_models, seed=settings.sample_seed))
     return MergeCheck(merged.label, recipe, parents, layers, tensors)
 
@@ -290,7 +321,10 @@ def _first_of(names: Sequence[str]) -> str:
 
 
 def _parent(
-    name: str, report_or_reason: HomologyReport | str, layers: tuple[tuple[tuple[LayerSource, ...], LayerShares], ...]
+    name: str,
+    report: HomologyReport | None,
+    reason: tuple[NotCompared, str] | None,
+    layers: tuple[tuple[tuple[LayerSource, ...], LayerShares], ...],
 ) -> ParentCheck:
     shares = [
         (share, error)
@@ -301,11 +335,12 @@ def _parent(
     ]
     return ParentCheck(
         parent=name,
-        report=None if isinstance(report_or_reason, str) else report_or_reason,
-        why_not=report_or_reason if isinstance(report_or_reason, str) else None,
+        report=report,
+        why_not=None if reason is None else reason[1],
         share=sum(share for share, _ in shares) / len(shares) if shares else None,
         layers_with_share=sum(abs(share) > max(LEAST_SHARE, STANDARD_ERRORS * error) for share, error in shares),
         layers_told=len(shares),
+        not_compared=NotCompared.NOT_MEASURED if reason is None else reason[0],
     )
 
 

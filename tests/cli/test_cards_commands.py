@@ -1,4 +1,4 @@
-"""``mdir-hf badge``, ``card``, ``verify`` and ``verify-badge`` on the command line and in scripts."""
+"""``mdir-hf badge``, ``card`` and ``verify`` on the command line and in scripts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from mdir_hf import HomologyChecker, HomologyReport, make_badge
 from mdir_hf.cli import main
+from tests.loopback.faults import Fault
 from tests.specimens import gaussian, write_model
 
 V, N = 1200, 64
@@ -140,7 +141,7 @@ def test_a_merged_pull_request_is_not_repeated(report, hub, capsys, monkeypatch)
     assert (out, err) == ("", "the repository has all of this already\n")
     assert len(hub.pull_requests("me/tuned")) == 1
     # The updated card passes verification.
-    assert main(["verify-badge", f"{hub.endpoint}/me/tuned/resolve/main/.lineage/badge.svg", "--quiet"]) == 0
+    assert main(["verify", "--badge", f"{hub.endpoint}/me/tuned/resolve/main/.lineage/badge.svg", "--quiet"]) == 0
     assert capsys.readouterr().out.startswith("MATCH")
 
 
@@ -162,32 +163,49 @@ def test_verify_sets_the_card_beside_the_weights(hub, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("fail_on", "status"),
-    [("homologous", 3), ("no_evidence", 0), ("no_evidence,inconclusive,not_measured", 3), ("inconclusive", 0)],
+    ("bases", "status", "line"),
+    [
+        ("owner/base", 0, ""),
+        ("[owner/base, owner/none]", 3, "base owner/none (README.md): not measured"),
+        ("[owner/base, 'two words']", 3, "'two words' does not name a repository"),
+        ("me/other", 3, "base me/other (README.md): measured: no evidence"),
+        ("ME/tuned", 3, "it declares itself as its own base model"),
+        ("owner/gated", 1, "base owner/gated (README.md): not measured"),
+        ("owner/failing", 1, "base owner/failing (README.md): not measured"),
+        (None, 3, "it declares no base model"),
+    ],
 )
-def test_verify_fails_on_the_named_outcomes(hub, tmp_path, fail_on, status, capsys):
-    (tmp_path / "tuned" / "README.md").write_text("---\nbase_model: [owner/base, owner/none]\n---\n")
+def test_a_card_is_held_to_the_policy(hub, tmp_path, capsys, waits, bases, status, line):
+    hub.add_repository("me/other", write_model(tmp_path / "other", gaussian(V, N, 2)))
+    hub.add_repository("owner/gated", tmp_path / "base", gated=True)
+    hub.faults.append(Fault("status", path="owner/failing", status=429, times=None))
+    card = "license: mit" if bases is None else f"base_model: {bases}"
+    (tmp_path / "tuned" / "README.md").write_text(f"---\n{card}\n---\n")
     hub.add_repository("me/tuned", tmp_path / "tuned")
-    assert main(["verify", "me/tuned", "--quiet", "--fail-on", fail_on]) == status
-    capsys.readouterr()
+    for condition in ("all", "bases"):
+        assert main(["verify", "me/tuned", "--quiet", "--require", condition]) == status
+        err = capsys.readouterr().err
+        assert err.count("\n") == bool(line) and line in err
+    assert main(["verify", "me/tuned", "--quiet"]) == (status if status == 1 else 0)
 
 
-def test_verify_without_declarations(hub, capsys):
-    assert main(["verify", "me/tuned", "--fail-on", "not_measured,no_evidence", "--quiet"]) == 0
-    assert "no base model" in capsys.readouterr().out
-
-
-def test_verify_badge_prints_and_fails_on_the_named_states(report, hub, tmp_path, capsys):
-    assert main(["verify-badge", str(report), "--quiet", "--fail-on", "stale,different"]) == 0
-    assert main(["verify-badge", str(report), "--quiet", "--fail-on", "match"]) == 3
-    capsys.readouterr()
-    assert main(["verify-badge", str(report), "--json", "--quiet"]) == 0
+def test_badges_are_held_to_the_policy(report, hub, tmp_path, capsys):
+    assert main(["verify", "--badge", str(report), "--json", "--quiet", "--require", "all"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["state"] == "match" and err == ""
+    (tmp_path / "tuned" / "config.json").write_bytes((tmp_path / "tuned" / "config.json").read_bytes() + b"\n")
+    hub.find("me/tuned").add_revision("main", tmp_path / "tuned")
+    assert main(["verify", "--badge", str(report), "--quiet", "--require", "bases"]) == 0
+    assert main(["verify", "--badge", str(report), "--quiet", "--require", "all"]) == 3
+    out, err = capsys.readouterr()
+    assert "STALE" in out and err.startswith("mdir-hf: not so: pins: ") and "changed: config.json" in err
     body = json.loads(report.read_text())
-    report.write_text(json.dumps({**body, "log10_p": 3 * body["log10_p"]}))
-    assert main(["verify-badge", str(report), "--quiet", "--fail-on", "different"]) == 3
-    assert "off by" in capsys.readouterr().out
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text(json.dumps({**body, "log10_p": 3 * body["log10_p"]}))
+    assert main(["verify", "--badge", str(report), str(wrong), "--json", "--quiet"]) == 3
+    out, err = capsys.readouterr()
+    assert [badge["state"] for badge in json.loads(out)["badges"]] == ["stale", "different"]
+    assert err == f"mdir-hf: not so: bases: {wrong}: the result differs\n"
 
 
 def test_verify_badge_of_a_model_in_a_folder_of_its_repository(hub, tmp_path, capsys):
@@ -196,7 +214,7 @@ def test_verify_badge_of_a_model_in_a_folder_of_its_repository(hub, tmp_path, ca
     hub.add_repository("me/tuned", tmp_path / "deep")
     assert main(["compare", "owner/base", "me/tuned", "--candidate-subfolder", "v2", "--json", "--quiet"]) == 0
     (tmp_path / "r.json").write_text(capsys.readouterr().out)
-    assert main(["verify-badge", str(tmp_path / "r.json"), "--quiet"]) == 0
+    assert main(["verify", "--badge", str(tmp_path / "r.json"), "--quiet"]) == 0
     assert capsys.readouterr().out.startswith("MATCH")
 
 
@@ -207,10 +225,11 @@ def test_verify_badge_of_a_model_in_a_folder_of_its_repository(hub, tmp_path, ca
         ["card", "a/b"],
         ["card", "a/b", "x", "--confirm-base-model", "--base-model-relation", "child"],
         ["verify"],
-        ["verify", "a/b", "--fail-on", "false"],
-        ["verify-badge"],
-        ["verify-badge", "x", "--fail-on", "homologous"],
-        ["verify-badge", "x", "--level", "deep"],
+        ["verify", "a/b", "--require", "false"],
+        ["verify", "--badge"],
+        ["verify", "--badge", "x", "--require", "digests"],
+        ["verify", "--badge", "x", "--level", "deep"],
+        ["verify-badge", "x"],
     ],
 )
 def test_wrong_usage_ends_with_2(arguments, capsys):

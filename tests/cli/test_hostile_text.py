@@ -97,7 +97,7 @@ def test_cards_and_badges(models, shown, tmp_path):
     shown("badge", report, "--output", tmp_path, may_fail=True)
     shown("card", models[1], report, may_fail=True)
     shown("verify", models[1], may_fail=True)
-    shown("verify-badge", report, may_fail=True)
+    shown("verify", "--badge", report, may_fail=True)
     shown("index", "publish", tmp_path / EVIL.replace(chr(0), ""), "--dataset", f"me/{EVIL}", may_fail=True)
 
 

@@ -51,7 +51,7 @@ def test_a_model_that_was_read_before_is_remembered(tmp_path, loopback_hub, monk
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        (["ver"], ["verify", "verify-badge"]),
+        (["ver"], ["verify"]),
         (["compare", "--lev"], ["--level"]),
         (["compare", "--level", "l"], ["layers"]),
         (["compare", "own"], ["owner/one"]),

@@ -17,9 +17,12 @@ from hypothesis import strategies as st
 
 from mdir_hf import HomologyReport
 from mdir_hf.errors import MdirError
+from mdir_hf.lineage.bom.read import read_bom
+from mdir_hf.lineage.bom.result import result_without_hub
 from mdir_hf.lineage.cards.badge import make_badge
 from mdir_hf.lineage.cards.front_matter import parse_card, read_metadata, with_metadata
 from mdir_hf.lineage.cards.verify_badge import read_badge
+from mdir_hf.lineage.policy import ALL
 from mdir_hf.model.files import TensorSource, open_checkpoint
 from mdir_hf.model.files.adapters.config import read_adapter_config
 from mdir_hf.model.files.index import parse_index
@@ -278,9 +281,34 @@ def _badge(data: bytes) -> object:
         return found.kind, found.claim, found.is_faithful
 
 
+def _bom(data: bytes) -> object:
+    document = read_bom(data, subject="bom.json")
+    check = result_without_hub(document)
+    return repr(document), None if check is None else (str(check), check.failures(ALL))
+
+
 REPORT = a_report()
 SVG = make_badge(REPORT).svg.encode()
 RWKV = [b"1 '\\x00' 1", b"2 '\xc3\xa9' 2", b"3 b'\\xff' 1"]
+BOM = {
+    "bomFormat": "CycloneDX",
+    "specVersion": "1.6",
+    "metadata": {"tools": {"components": [{"name": "tool", "version": "1"}]}, "component": {"type": "application"}},
+    "components": [
+        {
+            "type": "machine-learning-model",
+            "group": "me",
+            "name": "tuned",
+            "version": 40 * "a",
+            "purl": "pkg:huggingface/me/tuned@" + 40 * "a",
+            "hashes": [{"alg": "SHA-256", "content": 64 * "0"}],
+            "components": [{"type": "file", "name": "model.safetensors", "hashes": [{"alg": "MD5", "content": "0"}]}],
+            "modelCard": {"properties": [{"name": "base_model", "value": "owner/base, owner/other"}]},
+            "pedigree": {"ancestors": [{"name": "base", "purl": "pkg:huggingface/o/b?repository_url=https://x.y"}]},
+        }
+    ],
+    "services": [{"name": "chat", "externalReferences": [{"type": "website", "url": "https://hf.co/me/tuned"}]}],
+}
 LITERALS = [b"b'<s>'", b"b'a'", b'b"\'\\xff"']
 
 TARGETS: dict[str, Target] = {
@@ -320,6 +348,7 @@ TARGETS: dict[str, Target] = {
     "card": Target(CARDS, CARD, _card),
     "report": Target(json_files(json.loads(REPORT.to_json())), REPORT.to_json().encode(), _report),
     "badge": Target(damaged(SVG), SVG, _badge),
+    "bom": Target(json_files(BOM), json.dumps(BOM).encode(), _bom),
     **PASSED_ON,
     **ANSWERS,
 }

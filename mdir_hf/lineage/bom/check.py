@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from mdir_hf.comparison.api import compare
 from mdir_hf.comparison.progress import ByteCounter
@@ -13,119 +14,45 @@ from mdir_hf.errors import (
     InputError,
     MdirError,
     MissingExtraError,
+    OfflineError,
+    RateLimitedError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
+    ServerError,
     StoppedError,
     one_line,
 )
-from mdir_hf.lineage.bom.read import WEIGHT_SUFFIXES, BillOfMaterials, ListedModel, StatedBase
+from mdir_hf.lineage.bom.read import WEIGHT_SUFFIXES, BillOfMaterials, ListedModel, StatedBase, StatedDigest
+from mdir_hf.lineage.bom.result import (
+    BomCheck,
+    ClaimCheck,
+    ClaimOutcome,
+    DigestCheck,
+    DigestOutcome,
+    ModelCheck,
+    ModelState,
+    not_on_hub,
+)
 from mdir_hf.lineage.cards.branches import changed_files, hub_reference
 from mdir_hf.lineage.cards.declared import declared_in
 from mdir_hf.lineage.cards.verify_lineage import MEASURED
+from mdir_hf.lineage.policy import is_unread
 from mdir_hf.model.hub import Repository
 from mdir_hf.model.open import NamedModel, Reading
-from mdir_hf.report import REASON_TEXT, HomologyReport, Term, Verdict
+from mdir_hf.report import REASON_TEXT, HomologyReport, Verdict
 
-SCHEMA = "mdir-hf/bom-check/1"
 MOST_CLAIMS = 64
-"""Maximum number of stated bases to compare per document."""
+"""Maximum number of pairs of models to compare per document."""
 MOST_DECLARED = 4
 """Maximum number of bases of a model's card to compare if the document's base is not confirmed."""
-MOST_MODELS = 256
-"""Maximum number of models to look up per document."""
+MOST_LOOKUPS = 256
+"""Maximum number of look-ups per document. Each is one repository at one commit, or one small file that is hashed."""
+MOST_FAILURES = 3
+"""Number of look-ups in a row that the Hub may fail before the others are left out."""
 
-
-class ModelState(Term):
-    """State of a listed model."""
-
-    UNCHANGED = "unchanged", "the listed commit is the newest, or the model has not changed since"
-    CHANGED = "changed", "the model has changed since the document was written"
-    NO_COMMIT = "no_commit", "the document states neither a commit nor digests"
-    NOT_FOUND = "not_found", "not found on the Hub"
-    NOT_MEASURED = "not_measured", "could not be read"
-
-
-class ClaimOutcome(Term):
-    """Outcome of checking a stated base."""
-
-    CONFIRMED = "confirmed", "shared weight ancestry"
-    CONFIRMED_IN_PART = "confirmed_in_part", "shared weight ancestry of a part only"
-    CONTRADICTED = "contradicted", "the weights show another base"
-    NOT_CONFIRMED = "not_confirmed", "the weights do not show it"
-    INCONCLUSIVE = "inconclusive"
-    NOT_FOUND = "not_found", "not found on the Hub"
-    NOT_MEASURED = "not_measured", "not measured"
-
-
-@dataclass(frozen=True, slots=True)
-class ModelCheck:
-    """A listed model and its state on the Hub.
-
-    Attributes:
-        commit: Commit that is read for comparisons, or None.
-    """
-
-    listed: ListedModel
-    state: ModelState
-    why: str
-    commit: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimCheck:
-    """A stated base and the outcome of its check.
-
-    Attributes:
-        report: Comparison with the base as the reference, or None.
-    """
-
-    claim: StatedBase
-    outcome: ClaimOutcome
-    why: str
-    report: HomologyReport | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class BomCheck:
-    """A bill of materials, with a check of each model and stated base."""
-
-    document: BillOfMaterials
-    models: tuple[ModelCheck, ...]
-    claims: tuple[ClaimCheck, ...]
-
-    @property
-    def outcomes(self) -> tuple[str, ...]:
-        """States of models and outcomes of claims, as named by ``--fail-on``."""
-        return (*(check.state.value for check in self.models), *(check.outcome.value for check in self.claims))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-serialisable dict."""
-        models = [
-            {**asdict(check.listed), "state": check.state.value, "why": check.why, "read_at": check.commit}
-            for check in self.models
-        ]
-        claims = [
-            {
-                "model": check.claim.model.repo or check.claim.model.name,
-                "base": check.claim.base.repo or check.claim.base.name,
-                "part": check.claim.part,
-                "stated_in": check.claim.stated_in,
-                "outcome": check.outcome.value,
-                "why": check.why,
-                "report": None if check.report is None else check.report.to_dict(),
-            }
-            for check in self.claims
-        ]
-        return {
-            "schema": SCHEMA,
-            "spec_version": self.document.version,
-            "tools": list(self.document.tools),
-            "models": models,
-            "claims": claims,
-        }
-
-    def __str__(self) -> str:
-        return "\n".join(_lines(self))
+_MOST_HASHED_BYTES = 16 << 20
+"""Maximum size of a file to hash if the Hub lists no digest. Such files are in git, which limits them to 10 MB."""
+_SHA256_NAMES = ("SHA-256", "SHA256")
 
 
 def check_bom(
@@ -139,7 +66,8 @@ def check_bom(
 ) -> BomCheck:
     """Look up the models of a bill of materials, and compare each with its stated bases.
 
-    Models are read at the stated commit, if any.
+    Models are read at the stated commit, if any. The time is linear in the length of the document, and the numbers of
+    requests and comparisons are limited.
 
     Args:
         document: The document, from :func:`~mdir_hf.lineage.bom.read.read_bom`.
@@ -149,169 +77,297 @@ def check_bom(
         max_bytes: Limit on the total bytes read by all comparisons, or None.
         on_step: Called with each intermediate result.
 
+    Returns:
+        The result; :meth:`~mdir_hf.lineage.bom.result.BomCheck.failures` applies a policy to it.
+
     Raises:
         InputError: If an argument is invalid.
         StoppedError: If a listener raises.
     """
     reading = replace(reading, allow_local=False)
-    check = BomCheck(document, (), ())
-    places: dict[ListedModel, ModelCheck] = {}
+    lookups = _Lookups(document, reading)
+    checker = _ClaimChecker(document, lookups, reading, settings, listeners, max_bytes)
+    models: list[ModelCheck] = []
+    claims: list[ClaimCheck] = []
 
-    def place_of(listed: ListedModel) -> ModelCheck:
-        if listed not in places:
-            places[listed] = _look_up(listed, reading)
-        return places[listed]
+    def result() -> BomCheck:
+        return BomCheck(document, tuple(models), tuple(claims), tuple(lookups.bases_with_digests))
 
-    for number, listed in enumerate(document.models):
-        if number >= MOST_MODELS:
-            model_check = ModelCheck(
-                listed, ModelState.NOT_MEASURED, f"only the first {MOST_MODELS} models are looked up"
-            )
-        else:
-            model_check = place_of(listed)
-        check = replace(check, models=(*check.models, model_check))
-        on_step(check)
-    counter = ByteCounter(listeners)
-    checks: dict[tuple[str, str], ClaimCheck] = {}
-
-    def checked_claim(claim: StatedBase) -> ClaimCheck:
-        if len(checks) >= MOST_CLAIMS:
-            why = f"only the first {MOST_CLAIMS} stated bases are compared"
-            return ClaimCheck(claim, ClaimOutcome.NOT_MEASURED, why)
-        caps = [cap for cap in (settings.max_bytes, counter.left_of(max_bytes)) if cap is not None]
-        capped = replace(settings, max_bytes=min(caps, default=None))
-        return _check(claim, place_of, capped, reading, counter.listeners, checks)
-
+    n_steps = -1
+    for listed in document.models:
+        models.append(lookups.place_of(listed))
+        if lookups.n_made != n_steps:  # the number of steps is limited, and a result takes time linear in the document
+            n_steps = lookups.n_made
+            on_step(result())
     for claim in document.claims:
-        checked = checked_claim(claim)
-        if checked.outcome is ClaimOutcome.NOT_CONFIRMED and checked.report is not None:
-            for other in _other_claims(claim, document, place_of, reading):
-                if checked_claim(other).outcome is ClaimOutcome.CONFIRMED:
-                    why = f"{checked.why}; the weights show {other.base} ({other.stated_in})"
-                    checked = replace(checked, outcome=ClaimOutcome.CONTRADICTED, why=why)
-                    break
-        check = replace(check, claims=(*check.claims, checked))
-        on_step(check)
-    return check
+        claims.append(checker.check(claim))
+        if lookups.n_made + checker.n_compared != n_steps:
+            n_steps = lookups.n_made + checker.n_compared
+            on_step(result())
+    return result()
 
 
-def _other_claims(
-    claim: StatedBase, document: BillOfMaterials, place_of: Callable[[ListedModel], ModelCheck], reading: Reading
-) -> Iterator[StatedBase]:
-    """Yield other bases of a model: those that the document states, then those that the card declares."""
-    for other in document.claims:
-        if other.model == claim.model and other.part is None and other.base.repo not in (None, claim.base.repo):
-            yield other
-    commit = place_of(claim.model).commit
-    if claim.model.repo is None or commit is None:
-        return
-    try:
-        declared = declared_in(reading.open(hub_reference(claim.model.repo, commit)))
-    except (StoppedError, InputError):
-        raise
-    except MdirError:
-        return
-    for base in declared.base_models[:MOST_DECLARED]:
-        if base != claim.base.repo:
-            listed = ListedModel(name=base, repo=base, commit=None)
-            yield StatedBase(model=claim.model, base=listed, stated_in=f"declared in {declared.source}")
+class _TooManyError(MdirError):
+    """The document needs more look-ups than the limit."""
 
 
-def _look_up(listed: ListedModel, reading: Reading) -> ModelCheck:
+class _Lookups:
+    """Looks up repositories and files on the Hub: each once, and a limited number."""
+
+    def __init__(self, document: BillOfMaterials, reading: Reading) -> None:
+        self._reading = reading
+        self._listed = frozenset(document.models)
+        self._places: dict[ListedModel, ModelCheck] = {}
+        self._opened: dict[tuple[str, str | None], Repository | MdirError] = {}
+        self._hashed: dict[tuple[str, str], str | MdirError] = {}
+        self._n_failed = 0
+        self.n_made = 0
+        self.bases_with_digests: list[ModelCheck] = []
+
+    def open(self, repo: str, revision: str | None = None) -> Repository:
+        """Open a repository, or raise the error of the first attempt again."""
+        key = (repo, revision)
+        if key not in self._opened:
+            self._expect_one_more()
+            try:
+                self._opened[key] = self._reading.open(hub_reference(repo, revision))
+                self._n_failed = 0
+            except (StoppedError, InputError):
+                raise
+            except MdirError as exc:
+                self._opened[key] = exc
+                has_failed = isinstance(exc, (OfflineError, RateLimitedError, ServerError))
+                self._n_failed = self._n_failed + 1 if has_failed else 0
+        answer = self._opened[key]
+        if isinstance(answer, MdirError):
+            raise answer
+        return answer
+
+    def sha256(self, repository: Repository, path: str) -> str:
+        """Return the SHA-256 of a small file whose digest the Hub does not list."""
+        key = (repository.label, path)
+        if key not in self._hashed:
+            self._expect_one_more()
+            try:
+                content = repository.read(path, max_bytes=_MOST_HASHED_BYTES)
+                self._hashed[key] = hashlib.sha256(content).hexdigest()
+            except StoppedError:
+                raise
+            except MdirError as exc:
+                self._hashed[key] = exc
+        answer = self._hashed[key]
+        if isinstance(answer, MdirError):
+            raise answer
+        return answer
+
+    def _expect_one_more(self) -> None:
+        if self._n_failed >= MOST_FAILURES:
+            raise ServerError(f"not asked, because the Hub failed {MOST_FAILURES} times in a row")
+        if self.n_made >= MOST_LOOKUPS:
+            raise _TooManyError(f"not looked up: only the first {MOST_LOOKUPS} look-ups of a bill are made")
+        self.n_made += 1
+
+    def place_of(self, listed: ListedModel) -> ModelCheck:
+        """Look up a listed model."""
+        if listed not in self._places:
+            place = self._places[listed] = _look_up(listed, self)
+            if place.digests and listed not in self._listed:
+                self.bases_with_digests.append(place)
+        return self._places[listed]
+
+
+def _look_up(listed: ListedModel, lookups: _Lookups) -> ModelCheck:
     if listed.repo is None:
-        return ModelCheck(listed, ModelState.NOT_FOUND, "the document names no repository on the Hub")
+        return not_on_hub(listed)
     try:
-        head = reading.open(hub_reference(listed.repo))
-        pinned = _pinned(listed, head, reading)
+        head = lookups.open(listed.repo)
+        is_head = listed.commit is None or (head.commit or "").startswith(listed.commit)
+        opened = head if is_head else lookups.open(listed.repo, listed.commit)
     except RepositoryNotFoundError as exc:
         return ModelCheck(listed, ModelState.NOT_FOUND, one_line(exc))
+    except RevisionNotFoundError as exc:
+        gone = one_line(exc) if listed.commit is None else f"the Hub does not have the stated commit {listed.commit}"
+        return ModelCheck(listed, ModelState.COMMIT_GONE, gone)
     except (StoppedError, InputError):
         raise
     except MdirError as exc:
-        return ModelCheck(listed, ModelState.NOT_MEASURED, one_line(exc))
-    if pinned is None:
-        gone = f"the Hub no longer has the listed commit {listed.commit}; {_short(head)} is read instead"
-        return ModelCheck(listed, ModelState.CHANGED, gone, head.commit)
-    n_missing = _missing_digests(listed, pinned)
-    if n_missing:
-        n_stated = len(listed.hashes)
-        verb = "is" if n_missing == 1 else "are"
-        why = f"{n_missing} of {n_stated} stated SHA-256 {verb} of no file at {_short(pinned)}"
-        return ModelCheck(listed, ModelState.CHANGED, why, pinned.commit)
-    if listed.commit is None and not listed.hashes:
-        return ModelCheck(
-            listed, ModelState.NO_COMMIT, f"no commit or digest is stated; read at {_short(head)}", head.commit
-        )
-    files = "its files have the stated SHA-256" if listed.hashes else "no SHA-256 is stated"
-    if pinned.commit == head.commit:
-        return ModelCheck(listed, ModelState.UNCHANGED, f"{_short(head)} is the newest commit; {files}", pinned.commit)
-    changed_paths = changed_files(pinned, head)
-    if changed_paths:
-        names = ", ".join(changed_paths[:3]) + (", ..." if len(changed_paths) > 3 else "")
-        why = f"the newest commit is {_short(head)}, changed: {names}; {files}"
-        return ModelCheck(listed, ModelState.CHANGED, why, pinned.commit)
-    why = f"the newest commit is {_short(head)}, with no change to the model; {files}"
-    return ModelCheck(listed, ModelState.UNCHANGED, why, pinned.commit)
+        state = ModelState.NOT_READ if is_unread(exc) else ModelState.NOT_MEASURED
+        return ModelCheck(listed, state, one_line(exc))
+    state, why = _state(listed, opened, head)
+    weight_files = _weight_files(opened)
+    digests = tuple(_check_digest(digest, opened, weight_files, lookups) for digest in listed.digests)
+    n_equal = sum(check.outcome is DigestOutcome.MATCHES for check in digests)
+    n_stated = len(digests)
+    has_digests = f"{n_equal} of {n_stated} stated digests match" if n_stated else "no digest is stated"
+    return ModelCheck(listed, state, f"{why}; {has_digests}", opened.present_name, opened.commit, digests)
 
 
-def _pinned(listed: ListedModel, head: Repository, reading: Reading) -> Repository | None:
-    if listed.commit is None or (head.commit or "").startswith(listed.commit):
-        return head
-    assert listed.repo is not None
+def _state(listed: ListedModel, opened: Repository, head: Repository) -> tuple[ModelState, str]:
+    if listed.commit is None:
+        stated = "no commit is stated"
+        stated += "" if listed.version is None else f", and the version is not one commit: {listed.version}"
+        return ModelState.NO_COMMIT, f"{stated}; read at {_short(head)}"
+    if not (opened.commit or "").startswith(listed.commit):
+        return ModelState.NO_COMMIT, f"{listed.commit} is a branch or tag, and not a commit; read at {_short(opened)}"
+    if opened.commit == head.commit:
+        return ModelState.UNCHANGED, f"{_short(head)} is the newest commit"
+    changed_paths = changed_files(opened, head)
+    if not changed_paths:
+        return ModelState.UNCHANGED, f"the newest commit is {_short(head)}, with no change to the model"
+    names = ", ".join(changed_paths[:3]) + (", ..." if len(changed_paths) > 3 else "")
+    return ModelState.CHANGED, f"the newest commit is {_short(head)}, changed: {names}"
+
+
+def _weight_files(repository: Repository) -> list[str]:
+    for suffix in WEIGHT_SUFFIXES:
+        paths = [path for path in repository.files if path.lower().endswith(suffix)]
+        if paths:
+            return paths
+    return []
+
+
+def _check_digest(
+    digest: StatedDigest, repository: Repository, weight_files: Sequence[str], lookups: _Lookups
+) -> DigestCheck:
+    named = "the model" if digest.file is None else digest.file
+    if digest.algorithm.upper() not in _SHA256_NAMES:
+        why = f"{named}: its {digest.algorithm or 'digest'} cannot be checked; the Hub lists SHA-256"
+        return DigestCheck(digest, DigestOutcome.CANNOT_TELL, why)
+    path = digest.file
+    if path is None:
+        if len(weight_files) != 1:
+            why = f"a SHA-256 is stated without a file, and the model has {len(weight_files)} weight files"
+            return DigestCheck(digest, DigestOutcome.CANNOT_TELL, why)
+        (path,) = weight_files
+    entry = repository.files.get(path)
+    if entry is None:
+        why = f"{path}: there is no such file at {_short(repository)}"
+        return DigestCheck(digest, DigestOutcome.DIFFERS, why)
     try:
-        return reading.open(hub_reference(listed.repo, listed.commit))
-    except RevisionNotFoundError:
-        return None
+        sha256 = entry.sha256 or lookups.sha256(repository, path)
+    except StoppedError:
+        raise
+    except MdirError as exc:
+        outcome = DigestOutcome.NOT_READ if is_unread(exc) else DigestOutcome.CANNOT_TELL
+        return DigestCheck(digest, outcome, f"{path}: its SHA-256 was not computed: {one_line(exc)}")
+    if sha256 == digest.content:
+        return DigestCheck(digest, DigestOutcome.MATCHES, f"{path}: has the stated SHA-256")
+    why = f"{path}: has the SHA-256 {sha256[:12]}…, and not the stated {digest.content[:12] or 'empty text'}…"
+    return DigestCheck(digest, DigestOutcome.DIFFERS, why)
 
 
-def _missing_digests(listed: ListedModel, repository: Repository) -> int:
-    digests = {entry.sha256 for entry in repository.files.values()}
-    weights = [entry for path, entry in repository.files.items() if path.lower().endswith(WEIGHT_SUFFIXES)]
-    if any(entry.sha256 is None for entry in weights):
-        return 0
-    return sum(digest not in digests for digest in listed.hashes)
+class _ClaimChecker:
+    """Compares models with their stated bases: each pair once, and a limited number."""
 
+    def __init__(
+        self,
+        document: BillOfMaterials,
+        lookups: _Lookups,
+        reading: Reading,
+        settings: Settings,
+        listeners: Listeners,
+        max_bytes: int | None,
+    ) -> None:
+        self._lookups = lookups
+        self._reading = reading
+        self._settings = settings
+        self._counter = ByteCounter(listeners)
+        self._max_bytes = max_bytes
+        self._checks: dict[tuple[str, str], ClaimCheck] = {}
+        self._claims_of: Mapping[ListedModel, list[StatedBase]] = defaultdict(list)
+        for claim in document.claims:
+            self._claims_of[claim.model].append(claim)
 
-def _check(
-    claim: StatedBase,
-    place_of: Callable[[ListedModel], ModelCheck],
-    settings: Settings,
-    reading: Reading,
-    listeners: Listeners,
-    checks: dict[tuple[str, str], ClaimCheck],
-) -> ClaimCheck:
-    references: list[str] = []
-    for listed in (claim.base, claim.model):
-        place = place_of(listed)
-        if place.commit is None or listed.repo is None:
-            outcome = ClaimOutcome.NOT_FOUND if place.state is ModelState.NOT_FOUND else ClaimOutcome.NOT_MEASURED
-            return ClaimCheck(claim, outcome, f"{listed}: {place.why}")
-        references.append(hub_reference(listed.repo, place.commit))
-    base, model = references
-    if base == model:
-        return ClaimCheck(claim, ClaimOutcome.NOT_CONFIRMED, "the document states the model as its own base")
-    check = checks.get((base, model))
-    if check is None:
+    @property
+    def n_compared(self) -> int:
+        """Number of compared pairs."""
+        return len(self._checks)
+
+    def check(self, claim: StatedBase) -> ClaimCheck:
+        """Check a claim; if the weights do not show the base, look for one that they show."""
+        check = self._compare(claim)
+        if check.outcome is not ClaimOutcome.NOT_CONFIRMED or check.report is None:
+            return check
+        for other in self._other_claims(claim):
+            if self.n_compared >= MOST_CLAIMS:
+                break
+            if self._compare(other).outcome is ClaimOutcome.CONFIRMED:
+                why = f"{check.why}; the weights show {other.base} ({other.stated_in})"
+                return replace(check, outcome=ClaimOutcome.CONTRADICTED, why=why)
+        return check
+
+    def _other_claims(self, claim: StatedBase) -> Iterator[StatedBase]:
+        """Yield other bases of a model: those that the document states, then those that the card declares."""
+        for other in self._claims_of[claim.model]:
+            if other.part is None and other.base.repo not in (None, claim.base.repo):
+                yield other
+        commit = self._lookups.place_of(claim.model).commit
+        if claim.model.repo is None or commit is None:
+            return
+        try:
+            declared = declared_in(self._lookups.open(claim.model.repo, commit))
+        except (StoppedError, InputError):
+            raise
+        except MdirError:
+            return
+        for base in declared.base_models[:MOST_DECLARED]:
+            if base != claim.base.repo:
+                listed = ListedModel(name=base, repo=base, commit=None)
+                yield StatedBase(model=claim.model, base=listed, stated_in=f"declared in {declared.source}")
+
+    def _compare(self, claim: StatedBase) -> ClaimCheck:
+        if claim.base.repo is not None and claim.base.repo.lower() == (claim.model.repo or "").lower():
+            return ClaimCheck(claim, ClaimOutcome.OWN_BASE, _OWN_BASE)
+        base, model = self._lookups.place_of(claim.base), self._lookups.place_of(claim.model)
+        for place in (base, model):
+            if place.commit is None:
+                outcome = _UNREAD_OUTCOMES.get(place.state, ClaimOutcome.NOT_MEASURED)
+                return ClaimCheck(claim, outcome, f"{place.listed}: {place.why}")
+        assert base.repo is not None and model.repo is not None
+        if base.repo.lower() == model.repo.lower():
+            return ClaimCheck(claim, ClaimOutcome.OWN_BASE, f"{_OWN_BASE}: on the Hub, both are {model.repo}")
+        pair = (hub_reference(base.repo, base.commit), hub_reference(model.repo, model.commit))
+        if pair not in self._checks:
+            if self.n_compared >= MOST_CLAIMS:
+                why = f"only the first {MOST_CLAIMS} pairs of a bill are compared"
+                return ClaimCheck(claim, ClaimOutcome.NOT_MEASURED, why)
+            self._checks[pair] = self._measured(claim, *pair)
+        check = self._checks[pair]
+        outcome = check.outcome
+        if claim.part is not None and outcome is ClaimOutcome.CONFIRMED_IN_PART:
+            outcome = ClaimOutcome.CONFIRMED
+        note = f"; {claim.base}: {base.why}" if base.state is ModelState.CHANGED else ""
+        return replace(check, claim=claim, outcome=outcome, why=check.why + note)
+
+    def _measured(self, claim: StatedBase, base: str, model: str) -> ClaimCheck:
+        caps = [self._settings.max_bytes, self._counter.left_of(self._max_bytes)]
+        capped = replace(self._settings, max_bytes=min((cap for cap in caps if cap is not None), default=None))
         try:
             report = compare(
-                NamedModel(base), NamedModel(model), reading=reading, settings=settings, listeners=listeners
+                NamedModel(base),
+                NamedModel(model),
+                reading=self._reading,
+                settings=capped,
+                listeners=self._counter.listeners,
             )
-            check = _judged(claim, report)
         except MissingExtraError as exc:  # affects only this model
-            check = ClaimCheck(claim, ClaimOutcome.NOT_MEASURED, one_line(exc))
+            return ClaimCheck(claim, ClaimOutcome.NOT_MEASURED, one_line(exc))
         except (InputError, StoppedError):
             raise
         except RepositoryNotFoundError as exc:
-            check = ClaimCheck(claim, ClaimOutcome.NOT_FOUND, one_line(exc))
+            return ClaimCheck(claim, ClaimOutcome.NOT_FOUND, one_line(exc))
         except MdirError as exc:
-            check = ClaimCheck(claim, ClaimOutcome.NOT_MEASURED, one_line(exc))
-        checks[base, model] = check
-    outcome = check.outcome
-    if claim.part is not None and outcome is ClaimOutcome.CONFIRMED_IN_PART:
-        outcome = ClaimOutcome.CONFIRMED
-    place = place_of(claim.base)
-    note = f"; {claim.base}: {place.why}" if place.state is ModelState.CHANGED else ""
-    return replace(check, claim=claim, outcome=outcome, why=check.why + note)
+            outcome = ClaimOutcome.NOT_READ if is_unread(exc) else ClaimOutcome.NOT_MEASURED
+            return ClaimCheck(claim, outcome, one_line(exc))
+        return _judged(claim, report)
+
+
+_OWN_BASE = "the model is stated as its own base"
+_UNREAD_OUTCOMES = {
+    ModelState.NOT_FOUND: ClaimOutcome.NOT_FOUND,
+    ModelState.COMMIT_GONE: ClaimOutcome.NOT_FOUND,
+    ModelState.NOT_READ: ClaimOutcome.NOT_READ,
+}
 
 
 def _judged(claim: StatedBase, report: HomologyReport) -> ClaimCheck:
@@ -328,31 +384,3 @@ def _judged(claim: StatedBase, report: HomologyReport) -> ClaimCheck:
 
 def _short(repository: Repository) -> str:
     return (repository.commit or "")[:8]
-
-
-def _lines(check: BomCheck) -> list[str]:
-    document = check.document
-    by = f" by {', '.join(document.tools)}" if document.tools else ""
-    n_models = len(check.models)
-    lines = [f"CycloneDX {document.version}{by}: {n_models} model{'' if n_models == 1 else 's'}"]
-    shown_models: set[ListedModel] = set()
-    for model in check.models:
-        lines.append(f"  {model.listed}: {model.state.value.replace('_', ' ')} ({model.why})")
-        shown_models.add(model.listed)
-        claims = [claim for claim in check.claims if claim.claim.model == model.listed]
-        lines += [f"    {_claim_line(claim)}" for claim in claims]
-        if not claims:
-            lines.append("    no base is stated; nothing to compare with")
-    for claim in check.claims:
-        if claim.claim.model not in shown_models:
-            lines.append(f"  {claim.claim.model}, an ancestor: {_claim_line(claim)}")
-    if not check.models:
-        lines.append("  no machine-learning model is listed")
-    return lines
-
-
-def _claim_line(check: ClaimCheck) -> str:
-    part = "" if check.claim.part is None else f" of {check.claim.part}"
-    return (
-        f"base{part} {check.claim.base} ({check.claim.stated_in}): {check.outcome.value.replace('_', ' ')}: {check.why}"
-    )

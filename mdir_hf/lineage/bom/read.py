@@ -7,49 +7,74 @@ not used.
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from mdir_hf.budgets import Budget, json_weight
+from mdir_hf.budgets import Budget, collector_paused, json_weight
 from mdir_hf.errors import InputError
-from mdir_hf.lineage.cards.claim import COMMIT
-from mdir_hf.lineage.cards.section import LinkedBom
 from mdir_hf.names import is_repo_id, visible_text
+from mdir_hf.regular_file import open_regular
 
-DOCUMENT = Budget(32 << 20, 4 << 20)
+DOCUMENT = Budget(16 << 20, 2 << 20)
 """Documents with tens of thousands of components take about 10 MB."""
 
 VERSIONS = ("1.4", "1.5", "1.6", "1.7")
 MODEL = "machine-learning-model"
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".ckpt", ".onnx", ".onnx_data")
+"""Suffixes of weight files, in the order in which a model is loaded from them."""
 
 _MOST_COMPONENTS = 100_000
-_DEEPEST = 64
+_MOST_BASES = 100_000
+_LONGEST_ADDRESS = 2000
+_LONGEST_VALUE = 10_000
 _BASE_FIELDS = ("base_model", "base_models", "basemodel")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_SHORT_COMMIT = re.compile(r"[0-9a-f]{7,39}")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_SHORT_COMMIT = re.compile(r"(?=[0-9]*[a-f])[0-9a-f]{7,39}")
+"""Abbreviated commits. Digits alone are not accepted: they may be a date."""
 _HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
+_HUB_PURL = "pkg:huggingface/"
+_NOT_MODELS = ("file", "data")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
+class StatedDigest:
+    """A digest that a document states.
+
+    Attributes:
+        file: Path of the file in its repository; None if the digest is stated of the model as a whole.
+        algorithm: Name of the algorithm, such as ``SHA-256``.
+        content: The digest in lower case.
+    """
+
+    file: str | None
+    algorithm: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ListedModel:
-    """A model in a document.
+    """A model in a document. Equal entries are one object, so it is compared by identity.
 
     Attributes:
         name: Printable name.
         repo: Repo id on the Hub, or None.
         commit: Full or abbreviated commit, or None.
-        hashes: Stated SHA-256 of the model or of its files.
+        version: The stated version if it is not a commit, or None.
+        digests: Stated digests of the model and of its files.
+        why_no_repo: Why ``repo`` is None, or an empty string.
     """
 
     name: str
     repo: str | None
     commit: str | None
-    hashes: tuple[str, ...] = ()
+    version: str | None = None
+    digests: tuple[StatedDigest, ...] = ()
+    why_no_repo: str = ""
 
     def __str__(self) -> str:
         return self.name if self.repo is None else self.repo + (f"@{self.commit[:8]}" if self.commit else "")
@@ -76,26 +101,46 @@ class BillOfMaterials:
 
     Attributes:
         tools: Tools that wrote the document.
+        loose_digests: Digests of weight files that are listed outside of any model.
     """
 
     version: str
     tools: tuple[str, ...]
     models: tuple[ListedModel, ...]
     claims: tuple[StatedBase, ...]
+    loose_digests: tuple[StatedDigest, ...] = ()
 
 
 def read_bom_file(path: Path) -> BillOfMaterials:
     """Read a document from a file.
 
     Raises:
-        InputError: If the file cannot be read, or is not CycloneDX 1.4 to 1.7 in JSON.
+        InputError: If the path is not a regular file that can be read, or not CycloneDX 1.4 to 1.7 in JSON.
     """
+    return read_bom(bom_bytes(path), subject=str(path))
+
+
+def bom_bytes(path: Path) -> bytes:
+    """Return the bytes of a document.
+
+    Raises:
+        InputError: If the path is not a regular file that can be read, or the file is too large.
+    """
+    subject = str(path)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
+            _expect_size(subject, n_bytes=os.fstat(file.fileno()).st_size)
             content = file.read(DOCUMENT.n_bytes + 1)
     except OSError as exc:
-        raise InputError(f"cannot be read: {exc.strerror}", subject=str(path)) from exc
-    return read_bom(content, subject=str(path))
+        raise InputError(f"cannot be read: {exc.strerror}", subject=subject) from exc
+    _expect_size(subject, n_bytes=len(content))
+    return content
+
+
+def _expect_size(subject: str, **counts: int) -> None:
+    excess = DOCUMENT.excess(**counts, of="values")
+    if excess is not None:
+        raise InputError(f"is too large: it {excess}", subject=subject)
 
 
 def read_bom(content: bytes, *, subject: str = "the document") -> BillOfMaterials:
@@ -104,135 +149,270 @@ def read_bom(content: bytes, *, subject: str = "the document") -> BillOfMaterial
     Raises:
         InputError: If the document is not CycloneDX 1.4 to 1.7 in JSON.
     """
-    excess = DOCUMENT.excess(n_bytes=len(content), n_items=json_weight(content), of="values")
-    if excess is not None:
-        raise InputError(f"is too large: it {excess}", subject=subject)
-    if content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
+    _expect_size(subject, n_bytes=len(content), n_items=json_weight(content))
+    start = content.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if not start:
+        raise InputError("is empty", subject=subject)
+    if start.startswith(b"<"):
         raise InputError("is XML; convert it to CycloneDX JSON first, for example with cyclonedx-cli", subject=subject)
+    if start.startswith(b"SPDXVersion:"):
+        raise InputError(_SPDX, subject=subject)
     try:
-        body = json.loads(content.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as exc:
+        with collector_paused():
+            body = json.loads(content.decode("utf-8-sig"))
+    except RecursionError as exc:
+        raise InputError("is nested too deeply", subject=subject) from exc
+    except ValueError as exc:
         raise InputError(f"is not JSON: {visible_text(str(exc), length=200)}", subject=subject) from exc
-    form = body.get("bomFormat") if isinstance(body, dict) else None
-    if not isinstance(body, dict) or form != "CycloneDX":
-        raise InputError(f"expected a document with bomFormat CycloneDX, got {form!r:.60}", subject=subject)
+    if not isinstance(body, dict) or body.get("bomFormat") != "CycloneDX":
+        raise InputError(_why_not_cyclonedx(body), subject=subject)
     version = body.get("specVersion")
     if version not in VERSIONS:
         raise InputError(
             f"expected CycloneDX {VERSIONS[0]} to {VERSIONS[-1]}, got specVersion {version!r:.40}", subject=subject
         )
-    metadata = _object(body.get("metadata"))
-    models: dict[ListedModel, None] = {}
-    claims: dict[StatedBase, None] = {}
-    for component, parent in _components([metadata.get("component"), *_list(body.get("components"))], subject):
-        listed = _listed(component)
-        if not _is_model(component):
-            continue
-        if listed.repo is None and parent is not None and _is_model(parent):
-            whole = _listed(parent)
-            claims.update((replace(claim, part=listed.name), None) for claim in _claims(component, whole))
-            continue
-        models[listed] = None
-        claims.update(dict.fromkeys(_claims(component, listed)))
+    walk = _Walk(subject)
+    models, claims = walk.of(body)
     return BillOfMaterials(
-        version=str(version), tools=_tools(metadata.get("tools")), models=tuple(models), claims=tuple(claims)
+        version=str(version),
+        tools=_tools(_object(body.get("metadata")).get("tools")),
+        models=models,
+        claims=claims,
+        loose_digests=tuple(walk.loose_digests),
     )
 
 
-def linked_bom(path: Path, repo: str) -> LinkedBom:
-    """Read a bill of materials, from ``verify REPO --bom`` or ``family REPO --bom``, for a card to link to.
+_SPDX = "is an SPDX document; mdir-hf reads CycloneDX in JSON, so ask the tool that wrote it for CycloneDX"
 
-    Raises:
-        InputError: If the file is unreadable, from another program, or about another model.
-    """
-    subject = str(path)
-    try:
-        content = path.read_bytes()
-    except OSError as exc:
-        raise InputError(f"cannot be read: {exc.strerror}", subject=subject) from exc
-    document = read_bom(content, subject=subject)
-    if not any(tool.split(" ")[0] == "mdir-hf" for tool in document.tools):
-        raise InputError(
-            "was not written by mdir-hf, and a card may only name checked bases; write one with "
-            f"`mdir-hf verify {repo} --bom FILE`",
-            subject=subject,
+
+def _why_not_cyclonedx(body: object) -> str:
+    if not isinstance(body, dict):
+        return "is JSON, but not a bill of materials: expected an object with bomFormat CycloneDX"
+    context = body.get("@context")
+    if "spdxVersion" in body or (isinstance(context, str) and "spdx.org" in context[:_LONGEST_ADDRESS]):
+        return _SPDX
+    form = body.get("bomFormat")
+    if form is None:
+        return "is JSON, but not a CycloneDX bill of materials: it has no bomFormat"
+    return f"is not a CycloneDX bill of materials: its bomFormat is {form!r:.60}"
+
+
+@dataclass(slots=True, eq=False)
+class _Draft:
+    """A model while its document is being read."""
+
+    name: str
+    repo: str | None
+    commit: str | None
+    version: str | None
+    why_no_repo: str
+    is_listed: bool = False
+    is_base: bool = False
+    digests: dict[StatedDigest, None] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """The facts that make two entries one."""
+        return (self.name, self.repo, self.commit, self.version, self.why_no_repo, tuple(self.digests))
+
+    def frozen(self) -> ListedModel:
+        """Return the finished model."""
+        return ListedModel(
+            name=self.name,
+            repo=self.repo,
+            commit=self.commit,
+            version=self.version,
+            digests=tuple(self.digests),
+            why_no_repo=self.why_no_repo,
         )
-    name = repo.removeprefix("hf://models/").partition("@")[0].lower()
-    models = [model.repo or model.name for model in document.models]
-    if name not in (model.lower() for model in models):
-        raise InputError(f"is about {', '.join(models) or 'no model'}, not about {repo}", subject=subject)
-    component = json.loads(content)["components"][0]
-    notes = str(component.get("pedigree", {}).get("notes") or "No base is declared, and none was found.")
-    return LinkedBom(content, f"Bases compared by their weights: {notes.rstrip('.').replace('. ', '; ')}.")
 
 
-def _components(components: Sequence[object], subject: str) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
-    waiting: list[tuple[object, dict[str, Any] | None, int]] = [(entry, None, 0) for entry in reversed(components)]
-    n_seen = 0
-    while waiting:
-        component, parent, depth = waiting.pop()
-        if not isinstance(component, dict):
-            continue
-        n_seen += 1
-        if n_seen > _MOST_COMPONENTS:
-            raise InputError(f"lists more than {_MOST_COMPONENTS:,} components", subject=subject)
-        yield component, parent
-        if depth < _DEEPEST:
-            nested = reversed(_list(component.get("components")))
-            waiting.extend((entry, component, depth + 1) for entry in nested)
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A component that waits to be read.
+
+    Attributes:
+        owner: The model that encloses it, or whose ancestor it is.
+        part: The part of the owner that states the ancestor.
+    """
+
+    component: object
+    owner: _Draft | None = None
+    is_ancestor: bool = False
+    part: str | None = None
 
 
-def _is_model(component: dict[str, Any]) -> bool:
-    """Return whether a component is a model, according to its type or, in version 1.4, its package URL."""
-    if component.get("type") == MODEL:
-        return True
-    return component.get("type") not in ("file", "data") and _hub_purl(component.get("purl")) is not None
+class _Walk:
+    """Collects the models and claims of a document, in its order and without recursion."""
 
+    def __init__(self, subject: str) -> None:
+        self._subject = subject
+        self._drafts: list[_Draft] = []
+        self._claims: list[tuple[_Draft, _Draft, str, str | None]] = []
+        self._waiting: list[_Place] = []
+        self.loose_digests: dict[StatedDigest, None] = {}
 
-def _claims(component: dict[str, Any], listed: ListedModel, depth: int = 0) -> Iterator[StatedBase]:
-    for ancestor in _list(_object(component.get("pedigree")).get("ancestors")):
-        if isinstance(ancestor, dict):
-            base = _listed(ancestor)
-            yield StatedBase(model=listed, base=base, stated_in="pedigree.ancestors")
-            if depth < _DEEPEST:
-                yield from _claims(ancestor, base, depth + 1)
-    card = _object(component.get("modelCard"))
-    for stated_in, properties in (("modelCard.properties", card), ("properties", component)):
+    def of(self, body: dict[str, Any]) -> tuple[tuple[ListedModel, ...], tuple[StatedBase, ...]]:
+        """Return the listed models and the stated bases of a document."""
+        roots = (_object(body.get("metadata")).get("component"), *_nested(body))
+        self._waiting = [_Place(root) for root in reversed(roots)]
+        n_components = 0
+        while self._waiting:
+            place = self._waiting.pop()
+            if not isinstance(place.component, dict):
+                continue
+            n_components += not place.is_ancestor
+            if n_components > _MOST_COMPONENTS:
+                raise InputError(f"lists more than {_MOST_COMPONENTS:,} components", subject=self._subject)
+            self._read(place, place.component)
+        frozen: dict[tuple[object, ...], ListedModel] = {}
+        models = {id(draft): frozen.setdefault(draft.key, draft.frozen()) for draft in self._drafts}
+        claims = dict.fromkeys(
+            StatedBase(model=models[id(model)], base=models[id(base)], stated_in=stated_in, part=part)
+            for model, base, stated_in, part in self._claims
+        )
+        listed = dict.fromkeys(models[id(draft)] for draft in self._drafts if draft.is_listed)
+        return tuple(listed), tuple(claims)
+
+    def _read(self, place: _Place, component: dict[str, Any]) -> None:
+        owner = place.owner
+        if place.is_ancestor and owner is not None:
+            base = self._add(_draft_of(component))
+            base.is_base = True
+            self._claim(owner, base, "pedigree.ancestors", place.part)
+            self._read_statements(component, base, None)
+            owner = base
+        elif _is_model(component):
+            draft = _draft_of(component)
+            if owner is not None and draft.repo is None:
+                self._read_statements(component, owner, draft.name)
+            else:
+                draft.is_base = owner is not None and owner.is_base
+                draft.is_listed = not draft.is_base
+                owner = self._add(draft)
+                self._read_statements(component, owner, None)
+        else:
+            name = _text(component.get("name"))
+            is_weight_file = name.lower().endswith(WEIGHT_SUFFIXES)
+            if is_weight_file or (owner is not None and component.get("type") == "file"):
+                digests = self.loose_digests if owner is None else owner.digests
+                digests.update(dict.fromkeys(_digests(component, name)))
+        self._waiting += [_Place(nested, owner) for nested in reversed(_nested(component))]
+
+    def _read_statements(self, component: dict[str, Any], owner: _Draft, part: str | None) -> None:
+        """Read the digests and bases that a model or a part of it states."""
+        owner.digests.update(dict.fromkeys(_digests(component, part)))
+        card = _object(component.get("modelCard"))
+        for stated_in, properties in (("modelCard.properties", card), ("properties", component)):
+            for text in self._base_texts(properties):
+                self._claim(owner, self._add(_draft_of_text(text)), stated_in, part)
+        ancestors = _list(_object(component.get("pedigree")).get("ancestors"))
+        self._waiting += [_Place(ancestor, owner, True, part) for ancestor in reversed(ancestors)]
+
+    def _base_texts(self, properties: dict[str, Any]) -> Iterator[str]:
         for entry in _list(properties.get("properties")):
             name, value = _object(entry).get("name"), _object(entry).get("value")
             if not isinstance(name, str) or not isinstance(value, str):
                 continue
             if name.rsplit(":", 1)[-1].lower() in _BASE_FIELDS:
-                for text in re.split(r"[,\s\[\]'\"]+", value[:10_000]):
-                    if text:
-                        yield StatedBase(model=listed, base=_of_text(text), stated_in=stated_in)
+                if len(value) > _LONGEST_VALUE:
+                    raise InputError(
+                        f"has a base_model of {len(value):,} characters; the limit is {_LONGEST_VALUE:,}",
+                        subject=self._subject,
+                    )
+                yield from filter(None, re.split(r"[,\s\[\]'\"]+", value))
+
+    def _add(self, draft: _Draft) -> _Draft:
+        self._drafts.append(draft)
+        return draft
+
+    def _claim(self, model: _Draft, base: _Draft, stated_in: str, part: str | None) -> None:
+        self._claims.append((model, base, stated_in, part))
+        if len(self._claims) > _MOST_BASES:
+            raise InputError(f"states more than {_MOST_BASES:,} bases", subject=self._subject)
 
 
-def _listed(component: dict[str, Any]) -> ListedModel:
-    purl = _hub_purl(component.get("purl"))
-    repo, version = purl if purl is not None else (_repo_of_names(component), None)
-    version = version or component.get("version")
-    hashes = [component, *filter(_is_weight_file, map(_object, _list(component.get("components"))))]
-    name = component.get("name")
-    return ListedModel(
-        name=visible_text(name, length=120) if isinstance(name, str) and name else "(no name)",
-        repo=repo,
-        commit=_commit(version),
-        hashes=tuple(dict.fromkeys(digest for part in hashes for digest in _hashes(part))),
+def _nested(component: dict[str, Any]) -> list[Any]:
+    return [*_list(component.get("components")), *_list(component.get("services"))]
+
+
+def _is_model(component: dict[str, Any]) -> bool:
+    """Return whether a component is a model, according to its type, its model card, or its package URL."""
+    if component.get("type") == MODEL or "modelCard" in component:
+        return True
+    return component.get("type") not in _NOT_MODELS and _is_hub_purl(component.get("purl"))
+
+
+def _is_hub_purl(purl: object) -> bool:
+    return isinstance(purl, str) and purl[: len(_HUB_PURL)].lower() == _HUB_PURL
+
+
+def _draft_of(component: dict[str, Any]) -> _Draft:
+    purl = component.get("purl")
+    if _is_hub_purl(purl):
+        repo, purl_version, why = _of_purl(str(purl))
+    else:
+        repo, purl_version, why = _repo_of_names(component), None, "the document names no repository on the Hub"
+    versions = dict.fromkeys(
+        text for text in (purl_version, component.get("version")) if isinstance(text, str) and text
+    )
+    commits = [text.lower() for text in versions if _is_commit(text.lower())]
+    is_contradictory = (
+        len(commits) > 1 and not commits[0].startswith(commits[1]) and not commits[1].startswith(commits[0])
+    )
+    commit = None if is_contradictory or not commits else max(commits, key=len)
+    version = None if commit is not None else " and ".join(visible_text(text, length=60) for text in versions) or None
+    return _Draft(_name(component.get("name")), repo, commit, version, "" if repo is not None else why)
+
+
+def _draft_of_text(text: str) -> _Draft:
+    version, why = None, "it does not name a repository on the Hub"
+    if _is_hub_purl(text):
+        repo, version, why = _of_purl(text)
+    else:
+        repo = _repo_of_address(text) or (text if is_repo_id(text) else None)
+    is_commit = version is not None and _is_commit(version.lower())
+    return _Draft(
+        _name(text),
+        repo,
+        version.lower() if version is not None and is_commit else None,
+        None if version is None or is_commit else visible_text(version, length=60),
+        "" if repo is not None else why,
     )
 
 
-def _is_weight_file(component: dict[str, Any]) -> bool:
-    return component.get("type") == "file" and str(component.get("name")).lower().endswith(WEIGHT_SUFFIXES)
+def _is_commit(text: str) -> bool:
+    return _COMMIT.fullmatch(text) is not None or _SHORT_COMMIT.fullmatch(text) is not None
 
 
-def _hub_purl(purl: object) -> tuple[str, str | None] | None:
-    if not isinstance(purl, str) or not purl.lower().startswith("pkg:huggingface/"):
-        return None
-    path = purl[len("pkg:huggingface/") :].split("#")[0].split("?")[0]
+def _name(value: object) -> str:
+    return (visible_text(value, length=120) if isinstance(value, str) else "") or "(no name)"
+
+
+def _of_purl(purl: str) -> tuple[str | None, str | None, str]:
+    """Return repository and version of a package URL, and why there is no repository."""
+    if len(purl) > _LONGEST_ADDRESS:
+        return None, None, f"its package URL has {len(purl):,} characters; the limit is {_LONGEST_ADDRESS:,}"
+    path, _, qualifiers = purl[len(_HUB_PURL) :].partition("#")[0].partition("?")
     path, _, version = path.partition("@")
+    version = unquote(version)
+    for qualifier in qualifiers.split("&"):
+        name, _, value = qualifier.partition("=")
+        if name.lower() == "repository_url" and not _is_hub_address(unquote(value)):
+            host = visible_text(unquote(value), length=120) or "an empty address"
+            return None, version or None, f"its package URL is of another host, {host}"
     repo = unquote(path).strip("/")
-    return (repo, unquote(version) or None) if is_repo_id(repo) else None
+    if not is_repo_id(repo):
+        return None, version or None, "its package URL does not name a repository on the Hub"
+    return repo, version or None, ""
+
+
+def _is_hub_address(address: str) -> bool:
+    try:
+        parts = urlsplit(address if "://" in address else f"https://{address}")
+    except ValueError:
+        return False
+    return parts.hostname in _HUB_HOSTS and not parts.path.strip("/")
 
 
 def _repo_of_names(component: dict[str, Any]) -> str | None:
@@ -250,7 +430,7 @@ def _repo_of_names(component: dict[str, Any]) -> str | None:
 
 
 def _repo_of_address(url: object) -> str | None:
-    if not isinstance(url, str) or len(url) > 2000:
+    if not isinstance(url, str) or len(url) > _LONGEST_ADDRESS:
         return None
     try:
         parts = urlsplit(url)
@@ -265,24 +445,18 @@ def _repo_of_address(url: object) -> str | None:
     return repo if is_repo_id(repo) else None
 
 
-def _of_text(text: str) -> ListedModel:
-    purl = _hub_purl(text)
-    repo = purl[0] if purl is not None else _repo_of_address(text) or (text if is_repo_id(text) else None)
-    return ListedModel(
-        name=visible_text(text, length=120) or "(no name)", repo=repo, commit=_commit(purl[1] if purl else None)
-    )
-
-
-def _commit(version: object) -> str | None:
-    text = version.lower() if isinstance(version, str) else ""
-    return text if COMMIT.fullmatch(text) or _SHORT_COMMIT.fullmatch(text) else None
-
-
-def _hashes(component: dict[str, Any]) -> Iterator[str]:
+def _digests(component: dict[str, Any], file: str | None) -> Iterator[StatedDigest]:
     for entry in _list(component.get("hashes")):
         algorithm, content = _object(entry).get("alg"), _object(entry).get("content")
-        if algorithm == "SHA-256" and isinstance(content, str) and _SHA256.fullmatch(content.lower()):
-            yield content.lower()
+        yield StatedDigest(
+            None if file is None else visible_text(file.removeprefix("./"), length=_LONGEST_ADDRESS),
+            _text(algorithm)[:20],
+            _text(content)[:200].lower(),
+        )
+
+
+def _text(value: object) -> str:
+    return visible_text(value, length=_LONGEST_ADDRESS) if isinstance(value, str) else ""
 
 
 def _tools(tools: object) -> tuple[str, ...]:

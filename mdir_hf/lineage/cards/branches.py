@@ -51,6 +51,14 @@ def hub_reference(repo: str, revision: str | None = None, file: str | None = Non
     return f"hf://models/{repo}" + (f"@{quote(revision, safe='')}" if revision else "") + (f"/{file}" if file else "")
 
 
+def are_same(first: Repository, second: Repository) -> bool:
+    """Return whether two names led to one repository or folder, at any commit."""
+    if first.is_local or second.is_local:
+        places = [os.path.realpath(repository.repo) for repository in (first, second) if repository.is_local]
+        return len(places) == 2 and places[0] == places[1]
+    return first.present_name.lower() == second.present_name.lower()
+
+
 def branch_head_of(
     model: PinnedModel, *, token: str | bool | None = None, cache_dir: str | os.PathLike[str] | None = None
 ) -> BranchHead:

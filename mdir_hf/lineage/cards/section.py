@@ -71,7 +71,7 @@ def lineage_section(
         *([""] if report.caveats else []),
         *([] if bom is None else [_bom_line(bom, f"{endpoint}/{repo}/blob/main/{BOM_PATH}"), ""]),
         f"Measured by mdir-hf {plain(claim.version)}, seed {claim.seed}, level {claim.level}; report sha256 "
-        f"`{claim.short_digest}`. To compute it again: `mdir-hf verify-badge {report_url}`",
+        f"`{claim.short_digest}`. To compute it again: `mdir-hf verify --badge {report_url}`",
         END,
     ]
     return "\n".join(lines) + "\n"

@@ -1,10 +1,14 @@
-"""``mdir-hf verify-badge``: recompute a claim from its pinned commits, and compare the results."""
+"""``mdir-hf verify --badge``: recompute a claim from its pinned commits, and compare the results.
+
+:func:`mdir_hf.check_report` repeats a comparison on the sample of its report. A badge is compared on a sample drawn
+afresh, which its author could not foresee, so the numbers agree up to the sampling.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +17,16 @@ from xml.etree import ElementTree
 from mdir_hf._version import __version__
 from mdir_hf.budgets import REPORT_JSON, json_weight
 from mdir_hf.comparison.api import compare
+from mdir_hf.comparison.check import FieldDifference
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError, naming
 from mdir_hf.lineage.cards.badge import endpoint_of, render_svg
 from mdir_hf.lineage.cards.badge_folder import MOST_BYTES, REPORT_NAME, decoded, local_text
 from mdir_hf.lineage.cards.branches import BranchHead, branch_head_of, hub_reference
 from mdir_hf.lineage.cards.claim import A_FOLDER, Claim, PinnedModel, claim_of_dict, claim_of_report
+from mdir_hf.lineage.policy import Condition, Failure
 from mdir_hf.model.hub.hub_file import read_hub_file
 from mdir_hf.model.open import NamedModel, Reading
-from mdir_hf.names import unquoted
 from mdir_hf.report import SCHEMA as REPORT_SCHEMA
 from mdir_hf.report import HomologyReport, Level
 
@@ -140,33 +145,33 @@ _BY_CHANCE = {"settled_by", "log10_p", "tests"}
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """A value in the report that differs from the claim."""
-
-    name: str
-    claimed: Any
-    measured: Any
-
-    def __str__(self) -> str:
-        by = ""
-        if isinstance(self.claimed, float) and isinstance(self.measured, float):
-            by = f" (off by {abs(self.claimed - self.measured):.3g})"
-        return f"{self.name}: claimed {_shown(self.claimed)}, measured {_shown(self.measured)}{by}"
-
-
-@dataclass(frozen=True, slots=True)
 class BadgeCheck:
     """A claim and the recomputed result.
 
     Attributes:
         state: ``match``, ``stale`` (the same result, but a model has changed since) or ``different``.
+        differences: Fields of the claim or report that differ.
     """
 
     state: str
     source: BadgeSource
-    differences: tuple[Difference, ...]
+    differences: tuple[FieldDifference, ...]
     branches: tuple[BranchHead, ...]
     report: HomologyReport
+
+    def failures(self, required: Set[Condition] = frozenset()) -> tuple[Failure, ...]:
+        """Return the statements that break a policy; without ``required``, only a different result does."""
+        name = self.source.name
+        if self.state == "different":
+            return (Failure(Condition.BASES, f"{name}: the result differs"),)
+        if Condition.PINS not in required:
+            return ()
+        heads = ((branch, branch.head is None) for branch in self.branches)
+        return tuple(
+            Failure(Condition.PINS, f"{name}: {branch.repo}: {branch}", is_unread)
+            for branch, is_unread in heads
+            if is_unread or branch.changed
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict."""
@@ -175,9 +180,10 @@ class BadgeCheck:
             "state": self.state,
             "source": self.source.name,
             "kind": self.source.kind,
+            "is_faithful": self.source.is_faithful,
             "claim": self.source.claim.to_dict(),
             "tolerance": {"log10_p": LEAST_TOLERANCE, "relative": RELATIVE_TOLERANCE},
-            "differences": [asdict(difference) for difference in self.differences],
+            "differences": [difference._asdict() for difference in self.differences],
             "heads": [asdict(branch) for branch in self.branches],
             "report": self.report.to_dict(),
         }
@@ -229,11 +235,11 @@ def verify_badge(
     for _ in range(ATTEMPTS):
         report = compare(reference, candidate, reading=reading, settings=settings, listeners=listeners)
         differences = tuple(_differences(source_read, report))
-        if not differences or not _BY_CHANCE.issuperset(difference.name for difference in differences):
+        if not differences or not _BY_CHANCE.issuperset(difference.field for difference in differences):
             break
     branches = tuple(branch_head_of(model, token=token, cache_dir=cache_dir) for model in sides)
     is_stale = any(branch.changed for branch in branches)
-    state = "different" if differences else "stale" if is_stale else "match"
+    state = "different" if differences or not source_read.is_faithful else "stale" if is_stale else "match"
     return BadgeCheck(state, source_read, differences, branches, report)
 
 
@@ -276,30 +282,27 @@ _OF_PART = {
 }
 
 
-def _differences(source: BadgeSource, measured: HomologyReport) -> Iterator[Difference]:
+def _differences(source: BadgeSource, measured: HomologyReport) -> Iterator[FieldDifference]:
     claim, now = source.claim, claim_of_report(measured)
-    if not source.is_faithful:
-        shown = "the picture" if source.kind == "badge" else "the text"
-        yield Difference("what it shows", shown, f"not what its data gives ({claim.sentence})")
     if claim.verdict is not now.verdict:
-        yield Difference("verdict", claim.verdict.value, now.verdict.value)
+        yield FieldDifference("verdict", claim.verdict.value, now.verdict.value)
     if claim.level != now.level:
         return
     if claim.settled_by != now.settled_by:
-        yield Difference("settled_by", claim.settled_by, now.settled_by)
+        yield FieldDifference("settled_by", claim.settled_by, now.settled_by)
     if claim.log10_p is not None and now.log10_p is not None:
         # Each comparison draws its own neurons, so p differs in its last digits.
         if not agree(claim.log10_p, now.log10_p, relative=TOLERANCE_OF_SAMPLES):
-            yield Difference("log10_p", float(claim.log10_p), float(now.log10_p))
+            yield FieldDifference("log10_p", float(claim.log10_p), float(now.log10_p))
     elif claim.log10_p is not now.log10_p:
-        yield Difference("log10_p", claim.log10_p, now.log10_p)
+        yield FieldDifference("log10_p", claim.log10_p, now.log10_p)
     if source.report is None:
         return
     then: dict[str, Any] = source.report.to_dict()
     today: dict[str, Any] = measured.to_dict()
     for name in ("reason", "tests"):
         if then[name] != today[name]:
-            yield Difference(name, then[name], today[name])
+            yield FieldDifference(name, then[name], today[name])
     for layers in (then["layers"], today["layers"]):
         if layers is not None:  # p of a pair of layers may differ in its last digits
             layers["matches"] = [list(match[:2]) for match in layers["matches"]]
@@ -307,15 +310,15 @@ def _differences(source: BadgeSource, measured: HomologyReport) -> Iterator[Diff
         claimed_part, measured_part = then[part], today[part]
         if claimed_part is None or measured_part is None:
             if claimed_part is not measured_part:
-                yield Difference(
+                yield FieldDifference(
                     part, *("not run" if side is None else "run" for side in (claimed_part, measured_part))
                 )
             continue
         for name in exact:
             if claimed_part[name] != measured_part[name]:
-                yield Difference(f"{part}.{name}", claimed_part[name], measured_part[name])
+                yield FieldDifference(f"{part}.{name}", claimed_part[name], measured_part[name])
         if "log10_p" in claimed_part and not agree(claimed_part["log10_p"], measured_part["log10_p"]):
-            yield Difference(f"{part}.log10_p", claimed_part["log10_p"], measured_part["log10_p"])
+            yield FieldDifference(f"{part}.log10_p", claimed_part["log10_p"], measured_part["log10_p"])
 
 
 _STATES = {
@@ -334,6 +337,9 @@ def _lines(check: BadgeCheck) -> list[str]:
     for model, branch in zip((claim.reference, claim.candidate), check.branches, strict=True):
         read_as = f" ({model.read_as})" if model.read_as else ""
         rows.append(("model", f"{model}{read_as}; {branch}"))
+    if not check.source.is_faithful:
+        shown = "picture" if check.source.kind == "badge" else "text"
+        rows.append(("differs", f"the {shown} does not show what its data gives ({claim.sentence})"))
     rows += [("differs", str(difference)) for difference in check.differences]
     if claim.level != now.level:
         text = f"the claim is of level {claim.level}; at level {now.level} only the verdicts can be compared"
@@ -341,7 +347,3 @@ def _lines(check: BadgeCheck) -> list[str]:
     if check.differences and claim.version != __version__:
         rows.append(("note", f"it was computed by mdir-hf {claim.version}, which may compute it in another way"))
     return [_STATES[check.state], "", *(f"  {name:<12} {text}" for name, text in rows)]
-
-
-def _shown(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else unquoted(str(value))

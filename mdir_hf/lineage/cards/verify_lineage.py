@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -11,11 +11,12 @@ from mdir_hf.comparison.api import compare
 from mdir_hf.comparison.progress import ByteCounter
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import CheckpointError, HubError, InputError, MdirError, StoppedError, one_line
-from mdir_hf.lineage.cards.branches import hub_reference
+from mdir_hf.lineage.cards.branches import are_same, hub_reference
 from mdir_hf.lineage.cards.declared import DeclaredLineage, declared_in
 from mdir_hf.lineage.cards.quantised import RelationOutcome, RelationTest, check_quantised
 from mdir_hf.lineage.part_origins import origins_of_parts
-from mdir_hf.model.hub import IoLedger
+from mdir_hf.lineage.policy import Condition, Failure, NotCompared, is_unread
+from mdir_hf.model.hub import IoLedger, Repository
 from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.model.opened import Model
 from mdir_hf.report import REASON_TEXT, HomologyReport, Verdict
@@ -42,6 +43,8 @@ class BaseCheck:
 
     Attributes:
         report: Comparison with the base as the reference, or None.
+        why_not: Why there is no report, in a sentence.
+        not_compared: The kind of reason, if there is no report.
         relation: Test of the declared relation; None if none is declared, or the models do not share ancestry.
     """
 
@@ -49,11 +52,12 @@ class BaseCheck:
     report: HomologyReport | None
     why_not: str | None
     relation: RelationTest | None = None
+    not_compared: NotCompared = NotCompared.NOT_MEASURED
 
     @property
     def outcome(self) -> str:
-        """The verdict, or ``not_measured``."""
-        return "not_measured" if self.report is None else self.report.verdict.value
+        """The verdict, or why there is none: ``not_measured``, ``not_read`` or ``own_base``."""
+        return str(self.not_compared if self.report is None else self.report.verdict)
 
     @property
     def outcomes(self) -> tuple[str, ...]:
@@ -73,6 +77,14 @@ class LineageCheck:
     declared: DeclaredLineage
     bases: tuple[BaseCheck, ...]
     cycle: tuple[str, ...] | None
+
+    def failures(self, required: Set[Condition] = frozenset()) -> tuple[Failure, ...]:
+        """Return the declarations that break a policy.
+
+        Without ``required``, these are the declarations that are contradicted, or that the Hub's failure kept from
+        being checked.
+        """
+        return tuple(_failures(self, required))
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict."""
@@ -120,7 +132,8 @@ def verify_lineage(
         InputError: If an argument is invalid.
         HubError: If the model's own repository cannot be read.
     """
-    declared = declared_in(reading.open(model.repo_or_folder, revision=model.revision))
+    repository = reading.open(model.repo_or_folder, revision=model.revision)
+    declared = declared_in(repository)
     check = LineageCheck(declared, (), None)
     on_step(check)
     counter = ByteCounter(listeners)
@@ -131,8 +144,18 @@ def verify_lineage(
         base_model = NamedModel(hub_reference(base))
         return compare(base_model, model, reading=reading, settings=capped, listeners=counter.listeners)
 
+    opened_bases: dict[str, Repository] = {}
+
+    def opened_base(base: str) -> Repository:
+        if base not in opened_bases:
+            opened_bases[base] = reading.open(hub_reference(base))
+        return opened_bases[base]
+
+    def is_own(base: str) -> bool:
+        return _is_same(base, declared.repo) or are_same(opened_base(base), repository)
+
     def declarations(base: str) -> DeclaredLineage:
-        return declared_in(reading.open(hub_reference(base)))
+        return declared_in(opened_base(base))
 
     def tested(base_check: BaseCheck) -> BaseCheck:
         if declared.relation is None or base_check.outcome != Verdict.HOMOLOGOUS.value:
@@ -157,25 +180,33 @@ def verify_lineage(
         return replace(base_check, relation=relation)
 
     for number, base in enumerate(declared.base_models):
-        check = replace(check, bases=(*check.bases, tested(_check(declared, base, number, measure))))
+        check = replace(check, bases=(*check.bases, tested(_check(declared, base, number, measure, is_own))))
         on_step(check)
     return replace(check, cycle=_cycle(declared, declarations))
 
 
-def _check(declared: DeclaredLineage, base: str, number: int, measure: Callable[[str], HomologyReport]) -> BaseCheck:
-    if _is_same(base, declared.repo):
-        return BaseCheck(base, None, "it declares itself as its own base model")
+def _check(
+    declared: DeclaredLineage,
+    base: str,
+    number: int,
+    measure: Callable[[str], HomologyReport],
+    is_own: Callable[[str], bool],
+) -> BaseCheck:
     if number >= MOST_BASES:
         return BaseCheck(base, None, f"only the first {MOST_BASES} declared base models are compared")
     if declared.is_adapter and declared.adapter_of is not None and _is_same(base, declared.adapter_of):
         why = "the repository holds an adapter of this model, which shares its weights by construction"
         return BaseCheck(base, None, why)
     try:
+        if is_own(base):
+            why = "it declares itself as its own base model"
+            return BaseCheck(base, None, why, not_compared=NotCompared.OWN_BASE)
         return BaseCheck(base, measure(base), None)
     except (InputError, StoppedError):
         raise
     except MdirError as exc:
-        return BaseCheck(base, None, " ".join(str(exc).split()))
+        not_compared = NotCompared.NOT_READ if is_unread(exc) else NotCompared.NOT_MEASURED
+        return BaseCheck(base, None, one_line(exc), not_compared=not_compared)
 
 
 def _cycle(declared: DeclaredLineage, declarations: Callable[[str], DeclaredLineage]) -> tuple[str, ...] | None:
@@ -232,6 +263,24 @@ def _ancestors(base: str, declarations: Callable[[str], DeclaredLineage], model:
 
 def _is_same(repo: str, other_repo: str) -> bool:
     return repo.lower() == other_repo.lower()
+
+
+def _failures(check: LineageCheck, required: Set[Condition]) -> Iterator[Failure]:
+    repo, declared = check.declared.repo, check.declared
+    if Condition.BASES in required:
+        if not check.bases:
+            yield Failure(Condition.BASES, f"{repo}: it declares no base model")
+        for text in declared.ignored:
+            if text.startswith("base_model:"):
+                yield Failure(Condition.BASES, f"{repo}: {text} does not name a repository")
+    for base in check.bases:
+        is_confirmed = base.report is not None and base.report.verdict is Verdict.HOMOLOGOUS
+        unread = base.report is None and base.not_compared is NotCompared.NOT_READ
+        if unread or (Condition.BASES in required and not is_confirmed):
+            yield Failure(Condition.BASES, f"{repo}: base {base.base} ({declared.source}): {_measured(base)}", unread)
+        if base.relation is not None and base.relation.outcome is RelationOutcome.CONTRADICTED:
+            stated = f"{declared.relation} of {base.base}"
+            yield Failure(Condition.BASES, f"{repo}: {stated}: contradicted: {base.relation.tested}")
 
 
 def _lines(check: LineageCheck) -> list[str]:

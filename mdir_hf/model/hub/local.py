@@ -188,6 +188,11 @@ class LocalRepository:
         return f"LocalRepository({self.label!r})"
 
     @property
+    def present_name(self) -> str:
+        """Same as ``repo``."""
+        return self.repo
+
+    @property
     def label(self) -> str:
         """The path of the folder, or ``owner/name@0123abc`` for a snapshot."""
         return self.repo if self.commit is None or self.is_local else f"{self.repo}@{self.commit[:7]}"

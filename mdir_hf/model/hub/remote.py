@@ -73,7 +73,7 @@ class HubRepository:
         self._opened: dict[str, HubFile] = {}
         self._coming: dict[str, Future[bytes]] = {}
         self._lock = threading.Lock()
-        self._present_name, commit, self._files = self._listing()
+        self.present_name, commit, self._files = self._listing()
         self._commit = commit
         self.commit: str | None = commit
 
@@ -218,7 +218,7 @@ class HubRepository:
     def _place(self, path: str) -> HubPlace:
         # Use the current name, so that requests for a renamed repository are not redirected one by one.
         return HubPlace(
-            self._present_name,
+            self.present_name,
             self._commit,
             self._prefix + path,
             self._endpoint,

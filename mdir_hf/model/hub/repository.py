@@ -76,6 +76,7 @@ class Repository(Protocol):
 
     Attributes:
         repo: Name to show in reports: the requested repo id, or the folder.
+        present_name: Name on the Hub now, which differs from ``repo`` after a rename; else the same as ``repo``.
         is_local: Whether the user named a local folder.
         is_sharded: Whether several ranks of ``torch.distributed`` store parts of the model.
         created_at: Creation date on the Hub, or None.
@@ -96,6 +97,9 @@ class Repository(Protocol):
 
     @property
     def label(self) -> str: ...  # noqa: D102
+
+    @property
+    def present_name(self) -> str: ...  # noqa: D102
 
     @property
     def files(self) -> Mapping[str, FileEntry]: ...  # noqa: D102

@@ -43,6 +43,11 @@ class LoadedRepository:
         return f"LoadedRepository({self.label!r})"
 
     @property
+    def present_name(self) -> str:
+        """Same as ``repo``."""
+        return self.repo
+
+    @property
     def label(self) -> str:
         """Same as ``repo``."""
         return self.repo

@@ -190,7 +190,7 @@ VERIFIED = object_of(
         listed(
             object_of(
                 base=_TEXT,
-                outcome=described("A verdict, or not_measured."),
+                outcome=described("A verdict, or own_base, not_read or not_measured."),
                 sentence=described("Result of the comparison, to quote; null if there was none.", _TEXT_OR_NULL),
                 log10_p=_NUMBER_OR_NULL,
                 p_is_bound=_P_IS_BOUND,

@@ -9,7 +9,7 @@ import pytest
 from mdir_hf import compare
 from mdir_hf.cli import main
 from mdir_hf.errors import InputError
-from mdir_hf.lineage.bom.read import linked_bom
+from mdir_hf.lineage.bom.linking import linked_bom
 from mdir_hf.lineage.cards.card import propose_card
 from tests.lineage.bom.models import serve_family
 

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import CardError, InputError, RepositoryNotFoundError
 from mdir_hf.lineage.cards.verify_lineage import MOST_BASES, verify_lineage
+from mdir_hf.lineage.policy import Condition, exit_status
 from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.report import SCHEMA
 from tests.specimens import gaussian, write_model
@@ -90,10 +91,13 @@ def test_the_text_contains_no_accusation(serve):
         assert word not in said
 
 
-def test_a_model_that_declares_itself_is_not_compared(serve):
-    serve("me/tuned", "base_model: Me/Tuned")
-    (one,) = verify("me/tuned").bases
-    assert one.outcome == "not_measured" and "itself" in one.why_not
+@pytest.mark.parametrize("base", ["Me/Tuned", "me/former"])
+def test_a_model_that_declares_itself_is_not_compared(serve, loopback_hub, base):
+    serve("me/tuned", f"base_model: {base}")
+    loopback_hub._renamed = {"me/former": "me/tuned"}
+    check = verify("me/tuned")
+    assert check.bases[0].outcome == "own_base" and "itself" in check.bases[0].why_not
+    assert check.failures() == () and exit_status(check.failures({Condition.BASES})) == 3
 
 
 def test_an_adapter_shares_the_weights_of_its_base(serve, loopback_hub):

@@ -12,6 +12,7 @@ import torch
 from mdir_hf.cli import main
 from mdir_hf.errors import CardError
 from mdir_hf.lineage.check_recipe import TensorOutcome
+from mdir_hf.lineage.policy import Condition, exit_status
 from mdir_hf.lineage.recipe import LayerSource, read_recipe
 from mdir_hf.lineage.verify_merge import RecipeOutcome, shares_of, verify_merge
 from mdir_hf.model.open import NamedModel
@@ -123,13 +124,31 @@ def test_the_command_reads_the_recipe_beside_the_merge(place, capsys):
     named = {"merge_method": "linear", "models": models(place, "first", "stranger")}
     (place / "linear" / "mergekit_config.yml").write_text(yaml.safe_dump(named))
     arguments = ["verify", str(place / "linear"), "--mergekit", "--quiet"]
-    assert main([*arguments, "--fail-on", "no_share"]) == 0
+    assert main(arguments) == 3
     said = capsys.readouterr().out
     assert "first: related" in said
     assert "by its recipe: contradicted" in said
-    assert main([*arguments, "--json", "--fail-on", "contradicted"]) == 3
+    assert main([*arguments, "--json", "--require", "all"]) == 3
     result = json.loads(capsys.readouterr().out)
     assert (result["schema"], result["outcome"]) == ("mdir-hf/merge/1", "contradicted")
+
+
+def test_a_merge_that_is_its_own_parent_is_not_confirmed(place):
+    own = recipe(place, merge_method="passthrough", models=[{"model": str(place / "base" / ".." / "linear")}])
+    check = verify_merge(NamedModel(place / "linear"), own)
+    assert [one.outcome for one in check.parents] == ["own_base"]
+    assert check.outcome is RecipeOutcome.CANNOT_TELL
+    assert [str(one) for one in check.failures()] == []
+    assert exit_status(check.failures({Condition.BASES})) == 3
+
+
+def test_a_recipe_that_gives_the_merge_meets_the_policy(place):
+    parents = [
+        {"model": str(place / name), "parameters": {"weight": weight}}
+        for name, weight in (("first", 0.3), ("second", 0.7))
+    ]
+    check = verify_merge(NamedModel(place / "linear"), recipe(place, merge_method="linear", models=parents))
+    assert check.failures({Condition.BASES}) == ()
 
 
 def test_an_unreadable_parent_is_listed(place):

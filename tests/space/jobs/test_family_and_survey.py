@@ -402,7 +402,7 @@ def test_adapters_folders_and_partial_answers_have_an_address(hub, index, unusua
 
     half = family_question(HALF)
     first = last(service.answer(half, ANYBODY))
-    assert [one.outcome for one in first.result.declared.bases] == ["homologous", "not_measured"]
+    assert [one.outcome for one in first.result.declared.bases] == ["homologous", "not_read"]
     assert opened_again(service, first, half).result == first.result
     assert not last(service.answer(half, ANYBODY)).was_kept  # unreadable bases may have become readable
     reader = last(service.answer(half, Visitor("account reader", hub.token)))

@@ -1,4 +1,4 @@
-"""``mdir-hf card`` and ``badge``, which add results to model cards."""
+"""``mdir-hf card``, which makes the badge of a report and writes it into a model card."""
 
 from __future__ import annotations
 
@@ -15,30 +15,57 @@ if TYPE_CHECKING:
     from mdir_hf.lineage.cards.card import CardProposal
 
 
-def add_badge(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the ``badge`` command."""
+def add_card(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the ``card`` command."""
     parser = commands.add_parser(
-        "badge",
-        help="make a badge of a report",
-        description="Make a badge of a report: badge.svg, badge.md (the image, linked to the report) and badge.json "
-        "(a shields endpoint), beside report.json. Reads only the report.",
+        "card",
+        help="make the badge of a report, or write it into a model card",
+        description="Without REPO, make the badge of a report: badge.svg, badge.md (the image, linked to the report) "
+        "and badge.json (a shields endpoint), beside report.json. With REPO, write a section on weight ancestry into "
+        "its model card: print the new card on standard output and its changes on standard error. --create-pr opens "
+        "one pull request with card, report and badge.",
+    )
+    parser.add_argument(
+        "repo", metavar="REPO", nargs="?", help="owner/name on the Hub, one of the two models of the report"
     )
     parser.add_argument("report", metavar="REPORT.json", type=Path, help="output of `mdir-hf compare --json`")
-    arguments.add_output(parser, "output folder (default: the folder of the report)")
-    parser.add_argument("--image-url", default="badge.svg", help="URL or path of the image (default badge.svg)")
-    parser.add_argument("--report-url", default="report.json", help="URL or path of the report (default report.json)")
-    parser.add_argument("--bom-url", help="URL or path of a bill of materials, which the snippet then links as well")
     arguments.add_json(parser)
-    parser.set_defaults(run=_run_badge)
+    parser.add_argument(
+        "--bom", metavar="FILE", type=Path, help="output of `mdir-hf verify REPO --bom FILE`, which the card then links"
+    )
+    parser.add_argument("--create-pr", action="store_true", help="open a pull request; needs a token with write access")
+    arguments.add_output(parser, "folder for the badge (default: of the report) or for card, report and badge")
+    parser.add_argument(
+        "--confirm-base-model",
+        action="store_true",
+        help="set base_model; only if you are the author and the other model is a base of this one",
+    )
+    parser.add_argument("--base-model-relation", choices=RELATIONS, help="also set base_model_relation")
+    arguments.add_access(parser)
+    parser.set_defaults(run=_run, usage_error=_usage_error)
 
 
-def _run_badge(options: argparse.Namespace) -> int:
+def _usage_error(options: argparse.Namespace) -> str | None:
+    if options.base_model_relation and not options.confirm_base_model:
+        return "only the author of the model can set --base-model-relation: it needs --confirm-base-model"
+    if options.repo is None and (options.create_pr or options.confirm_base_model or options.bom is not None):
+        return "--create-pr, --confirm-base-model and --bom change a card: name its repository before REPORT.json"
+    if options.repo is not None and options.json:
+        return "--json describes a badge; a card is printed as it is"
+    return None
+
+
+def _run(options: argparse.Namespace) -> int:
+    return _write_badge(options) if options.repo is None else _write_card(options)
+
+
+def _write_badge(options: argparse.Namespace) -> int:
     from mdir_hf.lineage.cards.badge import make_badge
     from mdir_hf.lineage.cards.badge_folder import read_report, write_badge
 
     report = read_report(options.report)
     badge = make_badge(report)
-    snippet = badge.markdown(options.image_url, options.report_url, options.bom_url)
+    snippet = badge.markdown("badge.svg", "report.json")
     written_paths = write_badge(badge, report, snippet, options.output or options.report.parent)
     if options.json:
         result = {
@@ -55,34 +82,7 @@ def _run_badge(options: argparse.Namespace) -> int:
     return 0
 
 
-def add_card(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the ``card`` command."""
-    parser = commands.add_parser(
-        "card",
-        help="write a report into a model card",
-        description="Write a section on weight ancestry into the model card of REPO. Prints the new card on standard "
-        "output and its changes on standard error. --create-pr opens one pull request with card, report and badge.",
-    )
-    parser.add_argument("repo", metavar="REPO", help="owner/name on the Hub, one of the two models of the report")
-    parser.add_argument("report", metavar="REPORT.json", type=Path, help="output of `mdir-hf compare --json`")
-    parser.add_argument(
-        "--bom", metavar="FILE", type=Path, help="output of `mdir-hf verify REPO --bom FILE`, which the card then links"
-    )
-    parser.add_argument("--create-pr", action="store_true", help="open a pull request; needs a token with write access")
-    arguments.add_output(parser, "write the new card to this file instead of printing it", metavar="FILE")
-    parser.add_argument(
-        "--confirm-base-model",
-        action="store_true",
-        help="set base_model; only if you are the author and the other model is a base of this one",
-    )
-    parser.add_argument("--base-model-relation", choices=RELATIONS, help="also set base_model_relation")
-    arguments.add_access(parser)
-    parser.set_defaults(run=_run_card, refuse=parser.error)
-
-
-def _run_card(options: argparse.Namespace) -> int:
-    if options.base_model_relation and not options.confirm_base_model:
-        options.refuse("only the author of the model can set --base-model-relation: it needs --confirm-base-model")
+def _write_card(options: argparse.Namespace) -> int:
     from mdir_hf.lineage.bom.linking import linked_bom
     from mdir_hf.lineage.cards.badge_folder import read_report
     from mdir_hf.lineage.cards.card import propose_card
@@ -104,9 +104,10 @@ def _run_card(options: argparse.Namespace) -> int:
     if options.create_pr:
         return _create_pull_request(proposal, options.token)
     if options.output is not None:
-        _write(options.output, proposal.after)
-    else:
-        say_bytes(proposal.after)
+        for path, content in proposal.files.items():
+            _write(options.output / path, content)
+        return 0
+    say_bytes(proposal.after)
     others = " and ".join(path for path in proposal.files if path != "README.md")
     remark(f"no request was sent; the card links to {others}, which --create-pr would add as well\n")
     return 0

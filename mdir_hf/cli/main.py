@@ -12,7 +12,7 @@ from contextlib import suppress
 from mdir_hf._version import __version__
 from mdir_hf.cli.align import add_command as add_align
 from mdir_hf.cli.arguments import add_voice
-from mdir_hf.cli.card import add_badge, add_card
+from mdir_hf.cli.card import add_card
 from mdir_hf.cli.compare import add_compare, add_inspect
 from mdir_hf.cli.completion import add_command as add_completion
 from mdir_hf.cli.completion import remember_models, seen_models
@@ -76,7 +76,6 @@ def build_parser() -> argparse.ArgumentParser:
     add_survey(commands)
     add_family(commands)
     add_verify(commands)
-    add_badge(commands)
     add_card(commands)
     add_index(commands)
     add_space(commands)

@@ -44,7 +44,7 @@ def refused(capsys, *arguments: object) -> str:
 
 
 def test_a_badge_lies_beside_its_report(report, tmp_path, capsys):
-    assert main(["badge", str(report), "--output", str(tmp_path / "out")]) == 0
+    assert main(["card", str(report), "--output", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
     badge = make_badge(HomologyReport.from_json(report.read_text()))
     assert f"shared weight ancestry | {badge.message}" in said
@@ -60,41 +60,40 @@ def test_a_badge_lies_beside_its_report(report, tmp_path, capsys):
 
 def test_a_badge_goes_to_the_folder_of_its_report_by_default(report, capsys):
     before = report.read_bytes()
-    assert main(["badge", str(report)]) == 0
+    assert main(["card", str(report)]) == 0
     assert {path.name for path in report.parent.iterdir()} == {
         "badge.svg", "badge.md", "badge.json", "report.json", "first.json",
     }  # fmt: skip
-    assert main(["badge", str(report.parent / "report.json")]) == 0  # the report itself is not written again
+    assert main(["card", str(report.parent / "report.json")]) == 0  # the report itself is not written again
     assert report.read_bytes() == before
     capsys.readouterr()
 
 
 def test_the_report_of_another_comparison_is_not_overwritten(report, capsys):
     (report.parent / "report.json").write_text("{}")
-    assert "is not the report of this badge" in refused(capsys, "badge", report)
+    assert "is not the report of this badge" in refused(capsys, "card", report)
     assert (report.parent / "report.json").read_text() == "{}"
     assert not (report.parent / "badge.svg").exists()
 
 
 def test_badge_json_is_one_object(report, tmp_path, capsys):
-    urls = ["--image-url", "https://x.example/b.svg", "--report-url", "https://x.example/r.json"]
-    assert main(["badge", str(report), "--output", str(tmp_path / "out"), "--json", *urls]) == 0
+    assert main(["card", str(report), "--output", str(tmp_path / "out"), "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
     assert body["message"].startswith("p ≤ 10⁻") and len(body["report_sha256"]) == 64
-    assert body["markdown"].endswith("(https://x.example/b.svg)](https://x.example/r.json)")
+    assert body["markdown"].endswith("(badge.svg)](report.json)")
     assert len(body["files"]) == 4
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"schema": "other"}', "\x00"])
 def test_a_badge_of_an_invalid_report_gives_one_line(tmp_path, capsys, content):
     (tmp_path / "x.json").write_text(content)
-    assert "x.json" in refused(capsys, "badge", tmp_path / "x.json")
+    assert "x.json" in refused(capsys, "card", tmp_path / "x.json")
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
 
 
 def test_a_badge_into_a_file_is_refused(report, tmp_path, capsys):
     (tmp_path / "taken").write_text("x")
-    assert "taken" in refused(capsys, "badge", report, "--output", tmp_path / "taken")
+    assert "taken" in refused(capsys, "card", report, "--output", tmp_path / "taken")
 
 
 def test_the_card_goes_to_stdout_as_it_is_and_the_diff_to_stderr(report, capsysbinary):
@@ -104,13 +103,14 @@ def test_the_card_goes_to_stdout_as_it_is_and_the_diff_to_stderr(report, capsysb
     assert b"+## Weight ancestry" in err and b"no request was sent" in err
 
 
-def test_the_card_goes_to_a_file(report, tmp_path, capsys):
-    place = tmp_path / "new" / "README.md"
+def test_the_card_goes_to_a_folder_with_its_report_and_badge(report, tmp_path, capsys):
+    place = tmp_path / "new"
     options = ["--confirm-base-model", "--base-model-relation", "finetune"]
     assert main(["card", "me/tuned", str(report), "--output", str(place), *options]) == 0
     assert capsys.readouterr().out == ""
-    assert b"base_model: owner/base\r\nbase_model_relation: finetune\r\n---\r\n" in place.read_bytes()
-    assert "README.md: it is a file" in refused_err(capsys, "card", "me/tuned", report, "--output", place / "below")
+    assert b"base_model: owner/base\r\nbase_model_relation: finetune\r\n---\r\n" in (place / "README.md").read_bytes()
+    assert {path.name for path in (place / ".lineage").iterdir()} == {"report.json", "badge.svg"}
+    assert "it is a file" in refused_err(capsys, "card", "me/tuned", report, "--output", place / "README.md")
 
 
 def refused_err(capsys, *arguments: object) -> str:
@@ -221,8 +221,7 @@ def test_verify_badge_of_a_model_in_a_folder_of_its_repository(hub, tmp_path, ca
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["badge"],
-        ["card", "a/b"],
+        ["card"],
         ["card", "a/b", "x", "--confirm-base-model", "--base-model-relation", "child"],
         ["verify"],
         ["verify", "a/b", "--require", "false"],

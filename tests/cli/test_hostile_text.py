@@ -94,7 +94,7 @@ def test_cards_and_badges(models, shown, tmp_path):
     report = tmp_path / "report.json"
     hostile = a_report(reference=model(f"owner/{EVIL}"), candidate=replace(model("me/tuned"), architecture=EVIL))
     report.write_text(hostile.to_json(), encoding="utf-8")
-    shown("badge", report, "--output", tmp_path, may_fail=True)
+    shown("card", report, "--output", tmp_path, may_fail=True)
     shown("card", models[1], report, may_fail=True)
     shown("verify", models[1], may_fail=True)
     shown("verify", "--badge", report, may_fail=True)

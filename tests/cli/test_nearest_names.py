@@ -57,7 +57,7 @@ def test_a_model_that_was_read_before_is_remembered(tmp_path, loopback_hub, monk
         (["compare", "own"], ["owner/one"]),
         (["compare", "owner/one", "--tokenizer", ""], ["owner/one"]),
         (["compare", "--output", ""], []),
-        (["badge", ""], []),
+        (["demo", ""], []),
         (["completion", "z"], ["zsh"]),
     ],
 )

@@ -25,7 +25,7 @@ def numbers(value: object, place: tuple[str | int, ...] = ()) -> Iterator[tuple[
 
 def badge(capsys, folder: Path, text: str) -> int:
     (folder / "report.json").write_text(text)
-    status = main(["badge", str(folder / "report.json"), "--output", str(folder / "out")])
+    status = main(["card", str(folder / "report.json"), "--output", str(folder / "out")])
     said = capsys.readouterr().err
     if status:
         assert status == 1

@@ -123,7 +123,7 @@ atlas: .venv/.installed ## Build the atlas in a Hub Job and propose it to a data
 	$(BIN)/python -m pip wheel . --no-deps -q -w build/atlas
 	$(BIN)/hf buckets sync build/atlas hf://buckets/$(ATLAS)
 	$(BIN)/hf jobs run --flavor cpu-upgrade --timeout 4h --secrets HF_TOKEN -v hf://buckets/$(ATLAS):/in:ro python:3.12 \
-	  bash -c 'pip install -q /in/*.whl && mdir-hf atlas build /in/bases.toml --output atlas --publish $(ATLAS)'
+	  bash -c 'pip install -q /in/*.whl && mdir-hf index atlas /in/bases.toml --output atlas --dataset $(ATLAS)'
 
 # Slow tests and screenshots open the Space in Chromium. CI runs as root and may install it: Debian's headless shell,
 # which needs half the processor time for a page, or else the whole browser.

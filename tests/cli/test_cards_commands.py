@@ -1,4 +1,4 @@
-"""``mdir-hf badge``, ``card`` and ``verify`` on the command line and in scripts."""
+"""``mdir-hf card`` and ``verify`` on the command line and in scripts."""
 
 from __future__ import annotations
 

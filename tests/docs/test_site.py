@@ -32,6 +32,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 REPORTS = [*DOCS.glob("reports/*.json"), *DOCS.parent.glob("space/examples/*[!x].json")]
 COMMON_WORDS = {"", "used", "seconds", "what", "file", "smallest", "largest", "without", "best", "one", "model"}
 READ_A_RESULT = (DOCS / "read-a-result.md").read_text(encoding="utf-8")
+EVERY_LINE = (DOCS / "reference" / "report.md").read_text(encoding="utf-8")
 
 
 def stored(name):
@@ -40,20 +41,23 @@ def stored(name):
 
 @pytest.mark.parametrize(
     ("page", "names"),
-    [("read-a-result.md", ("rotated", "strangers")), ("../README.md", ("fine-tune",))],
+    [("read-a-result.md", ("fine-tune", "rotated", "strangers")), ("../README.md", ("fine-tune",))],
 )
 def test_a_page_prints_the_stored_report(page, names):
     blocks = re.findall(r"```text\n(.*?)\n```", (DOCS / page).read_text(encoding="utf-8"), re.S)
-    for name in names:
-        assert str(stored(name)) in blocks
-    # Later quotations are parts of one of the reports.
-    reports = "\n".join(str(stored(name)) for name in ("fine-tune", "permuted", "rotated", "strangers"))
+    assert set(map(str, map(stored, names))) == set(blocks)
+
+
+def test_the_page_on_every_line_prints_a_stored_report_and_parts_of_it():
+    blocks = re.findall(r"```text\n(.*?)\n```", EVERY_LINE, re.S)
+    assert stored("rotated").details in blocks
+    reports = "\n".join(stored(name).details for name in ("fine-tune", "permuted", "rotated", "strangers"))
     for block in blocks:
         assert block in reports or block.startswith("plan: ")
 
 
 def test_the_plan_on_the_page_matches_the_stored_report_and_names_every_step():
-    (shown,) = re.findall(r"```text\n(plan: .*?)\n```", READ_A_RESULT, re.S)
+    (shown,) = re.findall(r"```text\n(plan: .*?)\n```", EVERY_LINE, re.S)
     io = stored("strangers").io
     planned = range_text(*map(n_bytes_text, io.bytes_planned))
     assert shown.startswith(f"plan: {planned} of {n_bytes_text(io.bytes_of_weights)} of weights; peak memory about ")
@@ -65,21 +69,21 @@ def test_the_plan_on_the_page_matches_the_stored_report_and_names_every_step():
 def test_every_line_that_a_report_prints_is_explained():
     source = "".join(map(inspect.getsource, (description, layer_words, projection_words)))
     labels = set(re.findall(r'Line\(\s*"([^"]+)"', source)) | {"embedding", "unembedding"}
-    assert {"log10 p", "excludes", "neurons", "layers", "projections"} <= labels
+    assert {"warning", "excludes", "neurons", "layers", "projections"} <= labels
     for label in labels:
-        assert re.search(rf"^###? .*\b{label}\b|`{label}`|\*\*{label}\*\*", READ_A_RESULT, re.M), label
+        assert re.search(rf"^###? .*\b{label}\b|`{label}`|\*\*{label}\*\*", EVERY_LINE, re.M), label
 
 
 @pytest.mark.parametrize("words", [SettledBy, LayerPattern, ModuleRole], ids=lambda one: one.__name__)
 def test_every_word_that_a_line_may_hold_is_explained(words):
     for word in words:
         shown = word.words if words in (SettledBy, LayerPattern) else word.value.replace("_", " ")
-        assert f"`{shown}`" in READ_A_RESULT or f"`{word.value}`" in READ_A_RESULT, word
+        assert f"`{shown}`" in EVERY_LINE or f"`{word.value}`" in EVERY_LINE, word
 
 
 def test_every_transformation_is_explained():
     for word in Transformation:
-        assert f"`{description.FOUND[word]}`" in READ_A_RESULT, word
+        assert f"`{description.FOUND[word]}`" in EVERY_LINE, word
 
 
 def test_every_reason_of_inconclusive_has_its_section():

@@ -251,7 +251,7 @@ Which base models does a model descend from? `{INDEX}` holds a few rows of the e
 {states["held"]} base models, each at the commit that `{TABLE}` names. Not held: {not_held}. The table has the reasons.
 
 ```
-mdir-hf identify owner/name --index https://huggingface.co/datasets/OWNER/NAME/resolve/main/{INDEX}
+mdir-hf family owner/name --index https://huggingface.co/datasets/OWNER/NAME/resolve/main/{INDEX}
 ```
 
 A result says that weights are shared. It does not say which model came first. The licence of each base holds for its

@@ -212,7 +212,7 @@ def plan_identification(
         InputError: If the index is empty.
     """
     if not len(index):
-        raise InputError("the index holds no base models; add some with `mdir-hf index`")
+        raise InputError("the index holds no base models; add some with `mdir-hf index build`")
     opened_model = model.open(reading)
     vocabulary = None if opened_model.anatomy.embedding is None else opened_model.vocabulary
     tokens = () if vocabulary is None else tokens_with_rows(vocabulary, opened_model.n_rows, index.tokens)

@@ -213,7 +213,7 @@ def identify_in_steps(
     The first search is by tokens. Neurons are read only if it leads to no finding.
     """
     if not len(index):
-        raise InputError("the index holds no base models; add some with `mdir-hf index`")
+        raise InputError("the index holds no base models; add some with `mdir-hf index build`")
     ledger = IoLedger(max_bytes=settings.max_bytes)
     counter = ByteCounter(listeners)
     watch = Watch(ledger, counter.listeners, from_start=True)

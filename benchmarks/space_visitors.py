@@ -170,7 +170,8 @@ def run(n_visitors: int, seconds: float, n_rounds: int) -> dict[str, Any]:
         hub.faults.append(Fault("slow", origin="cdn", path="medium", times=None, delay_s=SLOW_READ_S))
         home = Path(folder) / "server"
         home.mkdir()
-        with running_command(["--limited"], {"HF_ENDPOINT": hub.endpoint}, home) as server:
+        environment = {"HF_ENDPOINT": hub.endpoint, "MDIR_HF_CACHE_MAX_BYTES": "0"}  # every new question reads anew
+        with running_command(["--limited"], environment, home) as server:
             visitors = Visitors(server.url)
             with visitors.client("9.9.9.8") as client:
                 ask(client, [BASE, RELATED, "auto", 1e-10])

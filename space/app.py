@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 if __name__ != "__mp_main__":  # multiprocessing imports this file again in each job's process
     try:
         import spaces  # on ZeroGPU, before torch
@@ -30,4 +32,5 @@ if __name__ != "__mp_main__":  # multiprocessing imports this file again in each
     demo = build_page(service)
 
     if __name__ == "__main__":
-        demo.launch(**launch_options(service) | {"quiet": False})  # the log of a Space shows when it listens
+        host = os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")  # which a Space sets
+        demo.launch(**launch_options(service, host) | {"quiet": False})  # the log of a Space shows when it listens

@@ -116,7 +116,7 @@ found = SurveyJob(access=access, question=question, allow_local=True).run(lambda
 assert set(found.pictures) == {"matrix", "dendrogram"} and found.trees[0].newick, found.trees
 assert "All of them form one family" in survey_card(found, question)
 service = Service(ServiceSettings())
-build_page(service), launch_options(service)
+build_page(service), launch_options(service, "127.0.0.1")
 """,
     "docs": f"""
 import os

@@ -122,10 +122,9 @@ def _serve(options: argparse.Namespace, named_models: tuple[str, ...]) -> None:
     demo: Any = page.build_page(service)
     try:
         _, url, _ = demo.launch(
-            server_name=options.host,
             server_port=options.port or None,
             prevent_thread_lock=True,
-            **page.launch_options(service),
+            **page.launch_options(service, options.host),
         )
     except OSError as exc:  # another program took the port after it was checked
         raise _port_error(options.host, options.port, exc) from exc

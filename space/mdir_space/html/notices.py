@@ -107,10 +107,15 @@ def does_not_fit(plan: ReadPlan, limits: Limits) -> str:
 def in_words(step: Queued | Running[Any]) -> str:
     """Describe the state of a job in a sentence: its position in the queue, or its stage and its results so far."""
     if isinstance(step, Queued):
-        others = "1 comparison is" if step.n_ahead == 1 else f"{step.n_ahead} comparisons are"
-        return f"Waiting: {others} ahead of yours."
+        return f"Waiting: {place_in_words(step)}."
     so_far = f" So far: {step.interim.sentence}" if isinstance(step.interim, HomologyReport) else ""
     return f"{_stage(step)}: {_read(step)}.{so_far}"
+
+
+def place_in_words(step: Queued) -> str:
+    """Return the place in the queue and the estimated wait, such as ``place 3 of 12, about 40 s``."""
+    wait = f"{max(5, 5 * round(step.seconds / 5))} s" if step.seconds < 100.0 else f"{round(step.seconds / 60)} min"
+    return f"place {step.n_ahead} of {step.n_waiting}, about {wait}"
 
 
 def _stage(step: Running[Any]) -> str:

@@ -16,6 +16,9 @@ OPENING_S = 2.0
 SECONDS_OF_PAIR = (0.02, 0.1)
 """Seconds to compare the stored neurons of two models, idle and on a busy server (``benchmarks/survey_scale.py``)."""
 
+FIRST_GUESS_OF_JOB_S = 10.0
+"""Assumed time of a job before the first one has ended."""
+
 WEIGHT_OF_NEW = 0.3
 MIN_BYTES_TO_LEARN_FROM = 1 << 20
 
@@ -25,10 +28,16 @@ class Pace:
 
     Attributes:
         bytes_per_s: Speed of reads.
+        job_s: Time of a job, in seconds.
     """
 
     def __init__(self) -> None:
         self.bytes_per_s = FIRST_GUESS_BYTES_PER_S
+        self.job_s = FIRST_GUESS_OF_JOB_S
+
+    def learn_job(self, seconds: float) -> None:
+        """Update the time of a job with one that has ended."""
+        self.job_s += WEIGHT_OF_NEW * (seconds - self.job_s)
 
     def learn(self, report: HomologyReport) -> None:
         """Update the estimate with a completed comparison."""

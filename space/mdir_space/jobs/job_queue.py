@@ -65,8 +65,14 @@ class JobQueue:
             self._let_run()
             return entry
 
+    @property
+    def n_waiting(self) -> int:
+        """Number of waiting jobs."""
+        with self._lock:
+            return len(self._waiting)
+
     def n_ahead(self, entry: QueueEntry) -> int:
-        """Return the number of jobs ahead of an entry."""
+        """Return the place of an entry among the waiting ones, from 1; 0 if it may run."""
         with self._lock:
             return 0 if entry in self._running else self._in_turn().index(entry) + 1
 

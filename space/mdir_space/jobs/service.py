@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, Generic, TypeVar, overload
 
+import gradio as gr
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from mdir_hf import HomologyReport, MdirError, ReadPlan
@@ -23,6 +24,7 @@ from mdir_space.jobs.estimate import Pace
 from mdir_space.jobs.family import FamilyJob, FamilyPlan, FamilyPlanJob
 from mdir_space.jobs.job import Job
 from mdir_space.jobs.job_queue import JobQueue, QueueEntry
+from mdir_space.jobs.lease import Lease, Leases
 from mdir_space.jobs.limits import Limits
 from mdir_space.jobs.listing import listed_models
 from mdir_space.jobs.pool import JobRun, JobTimeoutError, ProcessPool, hit_limit, memory_cap
@@ -47,7 +49,7 @@ from mdir_space.jobs.results import (
     result_key,
 )
 from mdir_space.jobs.survey import SurveyJob, SurveyPlanJob, SurveyResult
-from mdir_space.jobs.visitor import Visitor
+from mdir_space.jobs.visitor import Visitor, visitor_of
 
 POLL_S = 0.1
 R = TypeVar("R")
@@ -77,9 +79,17 @@ class ServiceSettings:
 
 @dataclass(frozen=True)
 class Queued:
-    """The job is waiting for ``n_ahead`` other jobs."""
+    """The job is waiting.
+
+    Attributes:
+        n_ahead: Number of waiting jobs ahead of it, and this one.
+        n_waiting: Number of all waiting jobs.
+        seconds: Estimated time until it starts, in seconds.
+    """
 
     n_ahead: int
+    n_waiting: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -136,12 +146,14 @@ class Service:
     Attributes:
         pace: Speed of comparisons.
         downloads: Files of reconstructions.
+        leases: Leases of the sessions of pages and API calls.
     """
 
     def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
         self.pace = Pace()
         self.downloads = Downloads()
+        self.leases = Leases()
         self._results = PublicResults()
         limits = settings.limits
         self._pool = ProcessPool()
@@ -158,6 +170,21 @@ class Service:
         import_module("matplotlib.style")
         self._pool.warm_up()
         threading.Thread(target=_prepare_first_answer, name="warm-up", daemon=True).start()
+
+    def visitor(
+        self,
+        request: Any,  # noqa: ANN401 - of gradio or of starlette
+        account: gr.OAuthProfile | None = None,
+        account_token: gr.OAuthToken | None = None,
+        *,
+        lease: Lease | None = None,
+    ) -> Visitor:
+        """Return the sender of a request, with a lease: the given one, or that of gradio's session, if any."""
+        visitor = visitor_of(request, account, account_token, n_proxies=self.settings.limits.n_proxies)
+        session = getattr(request, "session_hash", None)
+        if lease is None and session:
+            lease = self.leases.take(session, visitor.key)
+        return replace(visitor, lease=lease)
 
     async def access(self, question: Question, visitor: Visitor) -> Access:
         """Find the models of a question. A survey leaves out models that cannot be read, unless no model can be read.
@@ -241,13 +268,18 @@ class Service:
         run: JobRun[Plan] | None = None
         try:
             while entry.n_ahead:
+                _check_presence(visitor)
                 await asyncio.sleep(POLL_S)
             question, _ = await self._listed(await self.resolve_author(requested, visitor), visitor)
             access = await self.access(question, visitor)
             earlier = await self._survey_without_layers(access, question, visitor)
             run = JobRun(access, self._plan_job(question, earlier), self._pool, timeout_s=limits.plan_seconds)
             work = _submit(self._planners, run.run, entry)
-            return await _shielded(work)
+            ended = _event_of(work)
+            while not work.done():
+                _check_presence(visitor)
+                await _wait(ended)
+            return work.result()
         except JobTimeoutError as exc:
             raise timeout_refusal(limits.plan_seconds or 0.0, what="Looking at these models") from exc
         except MdirError as exc:
@@ -380,7 +412,9 @@ class Service:
         work: Future[Result | ReconstructionResult] | None = None
         try:
             while n_ahead := entry.n_ahead:
-                yield Queued(n_ahead)
+                _check_presence(visitor)
+                seconds = self.pace.job_s * n_ahead / settings.limits.n_running
+                yield Queued(n_ahead, self._queue.n_waiting, seconds)
                 await asyncio.sleep(POLL_S)
             # A visitor ahead in the queue may have asked the same question.
             answered = await self._kept_answer(access, question, visitor, must_be_current=True)
@@ -388,9 +422,10 @@ class Service:
                 work = self._workers.submit(run.run)
                 ended = _event_of(work)
                 while not work.done():
+                    _check_presence(visitor)
                     yield Running(run.plan, run.progress, run.seconds, run.interim, run.total.share)
-                    with suppress(asyncio.TimeoutError):
-                        await asyncio.wait_for(ended.wait(), POLL_S)
+                    await _wait(ended)
+                self.pace.learn_job(run.seconds)
                 answered = await self._keep(self._answered(work, run, question), question, visitor)
         finally:
             run.stop()
@@ -455,6 +490,17 @@ async def _shielded(work: Future[R]) -> R:
 def _leave_after(work: Future[R], entry: QueueEntry) -> None:
     """Leave the queue when work ends. If its visitor leaves, that is soon, because the process is killed."""
     work.add_done_callback(lambda _: entry.leave())
+
+
+def _check_presence(visitor: Visitor) -> None:
+    if visitor.is_gone:
+        raise RefusedError("The connection that waited for this answer was closed, so the work was stopped.")
+
+
+async def _wait(ended: asyncio.Event) -> None:
+    """Wait for an event, or for the next poll."""
+    with suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(ended.wait(), POLL_S)
 
 
 def _event_of(work: Future[R]) -> asyncio.Event:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 import gradio as gr
 from starlette.requests import Request
 
+from mdir_space.jobs.lease import Lease
+
 TOKEN_HEADER = "x-hf-token"
 """Header in which programs send their token to read gated models; the page has a sign-in button instead."""
 
@@ -20,10 +22,17 @@ class Visitor:
     Attributes:
         key: The account if signed in, otherwise the IP address.
         token: The visitor's own token, used only for their own reads and never stored; None to read only public models.
+        lease: Lease of the connection that waits for the answer; None if the caller of the service waits itself.
     """
 
     key: str
     token: str | None = field(default=None, repr=False)
+    lease: Lease | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody waits for the answer any more."""
+        return self.lease is not None and self.lease.is_over
 
     def without_rights(self) -> Visitor:
         """Return the same visitor without a token."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
@@ -28,7 +28,6 @@ from mdir_space.jobs.examples import Example, example_of, stored_examples
 from mdir_space.jobs.question import DEFAULT_ALPHA, LEVELS, PairQuestion, RefusedError, parse_question, split_names
 from mdir_space.jobs.results import WHAT_IS_KEPT
 from mdir_space.jobs.service import Service
-from mdir_space.jobs.visitor import visitor_of
 from mdir_space.page.answer import answer_question, refuse_stored, show_example, show_kept
 from mdir_space.page.method import method_page, suspect_page
 from mdir_space.page.panels import Panels, Updates, accumulated
@@ -39,10 +38,11 @@ from mdir_space.routes.api import add_endpoints
 from mdir_space.routes.body_limit import BodyLimit
 from mdir_space.routes.cards import Cards
 from mdir_space.routes.first_paint import FirstPaint
+from mdir_space.routes.hosts import KnownHosts, known_hosts
 from mdir_space.routes.mcp import McpMiddleware, McpServer
 from mdir_space.routes.pictures import PREFIX, StaticPictures
 from mdir_space.routes.reconstructions import ReconstructionFiles
-from mdir_space.routes.unread import DropUnread
+from mdir_space.routes.streams import StreamLeases
 
 TITLE = "mdir-hf: do two models share weight ancestry?"
 HERE = Path(__file__).resolve().parent
@@ -66,6 +66,7 @@ def build_page(service: Service) -> gr.Blocks:
     suggestions = Suggestions()
     service.warm_up()
     demo = gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=False)
+    demo.queue(api_open=False)  # a direct call has no session, and would not end with its connection
     with demo:
         Navbar(main_page_name="Compare", elem_id="navigation")
         with gr.Column(elem_id="page"):
@@ -123,12 +124,13 @@ def footer() -> Markup:
     return render("footer", install=install_command(for_others=True), what_is_kept=WHAT_IS_KEPT)
 
 
-def launch_options(service: Service) -> dict[str, Any]:
-    """Return the arguments of ``launch``, except host and port."""
+def launch_options(service: Service, host: str) -> dict[str, Any]:
+    """Return the arguments of ``launch``, except the port; ``host`` is the address to bind."""
     limits = service.settings.limits
     mcp = McpServer(service)
     look, css = theme(), (HERE / "style.css").read_text(encoding="utf-8")
     return {
+        "server_name": host,
         "theme": look,
         "css": css,
         "head": "".join(f"<script>{(HERE / name).read_text(encoding='utf-8')}</script>" for name in SCRIPTS),
@@ -138,8 +140,9 @@ def launch_options(service: Service) -> dict[str, Any]:
         "max_file_size": 1,  # bytes: there are no uploads
         "app_kwargs": {
             "middleware": [
+                Middleware(KnownHosts, hosts=known_hosts(host)),
                 Middleware(BodyLimit),
-                Middleware(DropUnread),
+                Middleware(StreamLeases, leases=service.leases),
                 Middleware(McpMiddleware, server=mcp),
                 Middleware(StaticPictures),
                 Middleware(FirstPaint, service=service, theme=look, css=css, title=TITLE, introduction=introduction()),
@@ -204,7 +207,7 @@ def _listen(
     service: Service, fields: list[Any], panels: Panels, examples: list[tuple[gr.Button, Example]], opener: gr.Button
 ) -> None:
     """Connect the page to the service. A visitor's data exists only in these calls."""
-    at_work: Counter[str | None] = Counter()  # running answers of each open page
+    at_work: defaultdict[str | None, set[object]] = defaultdict(set)  # running answers of each open page
     hidden: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
     async def run(
@@ -216,7 +219,7 @@ def _listen(
         account: gr.OAuthProfile | None,
         account_token: gr.OAuthToken | None,
     ) -> AsyncGenerator[Updates, None]:
-        visitor = visitor_of(request, account, account_token, n_proxies=service.settings.limits.n_proxies)
+        visitor = service.visitor(request, account, account_token)
         pair = split_names(first, allow_local=service.settings.allow_local)
         if not second.strip() and len(pair) == 2:
             first, second = pair
@@ -228,36 +231,42 @@ def _listen(
             yield updates
 
     async def counted(updates: AsyncGenerator[Updates, None], request: gr.Request) -> AsyncGenerator[Updates, None]:
-        at_work[request.session_hash] += 1
+        answer = object()
+        at_work[request.session_hash].add(answer)
         try:
             async with aclosing(accumulated(updates)) as all_:
                 async for more in all_:
                     yield more
         finally:
-            at_work[request.session_hash] -= 1
+            at_work[request.session_hash].discard(answer)
             if not at_work[request.session_hash]:
                 del at_work[request.session_hash]
 
-    async def ended(request: gr.Request) -> None:
+    async def ended(request: gr.Request) -> bool:
+        """Wait until the cancelled answers of a page have ended; return whether no other one has begun meanwhile."""
+        cancelled = set(at_work.get(request.session_hash, ()))
         ends = time.monotonic() + STOPPING_S
-        while at_work[request.session_hash] and time.monotonic() < ends:
+        while cancelled & at_work.get(request.session_hash, set()) and time.monotonic() < ends:
             await asyncio.sleep(0.05)
         await asyncio.sleep(LAST_WORDS_S)
+        return not at_work.get(request.session_hash, set()) - cancelled
 
     async def stop(request: gr.Request) -> Updates:
-        await ended(request)
+        if not await ended(request):
+            return {panels.plan: gr.skip()}
         stopped = render("status", said=STOPPED, is_stopped=True)
         return {panels.status: stopped, **panels.busy(False)}
 
     async def run_reconstruction(
         pair: str, request: gr.Request, account: gr.OAuthProfile | None, account_token: gr.OAuthToken | None
     ) -> AsyncGenerator[Updates, None]:
-        visitor = visitor_of(request, account, account_token, n_proxies=service.settings.limits.n_proxies)
+        visitor = service.visitor(request, account, account_token)
         async for updates in counted(show_reconstruction(service, panels, pair, visitor, request), request):
             yield updates
 
     async def stop_reconstruction(request: gr.Request) -> Updates:
-        await ended(request)
+        if not await ended(request):
+            return {panels.reconstruction: gr.skip()}
         return {panels.reconstruction: reconstruction_end(Markup("<p>{}</p>").format(STOPPED))}
 
     async def open_link(
@@ -276,7 +285,7 @@ def _listen(
             yield dict(zip(fields, (*names, level, alpha), strict=True))
             return
         else:
-            visitor = visitor_of(request, account, account_token, n_proxies=service.settings.limits.n_proxies)
+            visitor = service.visitor(request, account, account_token)
             show = show_kept if link.version else answer_question
             updates = show(service, panels, (*names, level, alpha, link.only), visitor, request)
         filled = dict(zip(fields, (*names, level, alpha), strict=True))
@@ -302,7 +311,7 @@ def _listen(
             refuse_stored(question.names)
             if not isinstance(question, PairQuestion):
                 await asyncio.sleep(OTHER_NAME_S)
-            visitor = visitor_of(request, account, account_token, n_proxies=service.settings.limits.n_proxies)
+            visitor = service.visitor(request, account, account_token)
             plan = await service.plan(question, visitor)
         except RefusedError:
             return {panels.plan: ""}  # the visitor may still be typing; the click shows the refusal

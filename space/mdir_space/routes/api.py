@@ -10,9 +10,9 @@ from typing import Any
 import gradio as gr
 from gradio.events import api
 
+from mdir_space.html.notices import place_in_words
 from mdir_space.jobs.question import RefusedError
 from mdir_space.jobs.service import Queued, Running, Service
-from mdir_space.jobs.visitor import visitor_of
 from mdir_space.routes.tools import REQUIRED, TOOLS, Call, Tool
 
 FROM_GRADIO = {
@@ -48,7 +48,7 @@ def _endpoint(service: Service, tool: Tool) -> Callable[..., Awaitable[dict[str,
             tool.question(arguments)  # its messages are clearer than the errors of the schema
             if why_not := tool.why_not(arguments):
                 raise RefusedError(why_not)
-            visitor = visitor_of(request, account, account_token, n_proxies=service.settings.limits.n_proxies)
+            visitor = service.visitor(request, account, account_token)
             async with aclosing(tool.answer(service, Call(arguments, visitor, request))) as steps:
                 async for step in steps:
                     if isinstance(step, dict):
@@ -77,7 +77,7 @@ def _endpoint(service: Service, tool: Tool) -> Callable[..., Awaitable[dict[str,
 
 def _show(step: Queued | Running[Any], progress: gr.Progress) -> None:
     if isinstance(step, Queued):
-        progress(None, desc=f"waiting, {step.n_ahead} ahead")
+        progress(None, desc=place_in_words(step))
         return
     at = step.progress
     progress((at.bytes_read, at.bytes_expected), desc=at.stage, unit="bytes")

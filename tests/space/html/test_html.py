@@ -438,15 +438,16 @@ def test_the_pace_is_learnt_from_what_was_read(relatives):
     assert bytes_of(large) == (10**6 // 2, 10**6 + 10**9)
 
 
-def test_progress_says_bytes_and_how_many_are_ahead():
+def test_progress_says_bytes_or_the_place_in_the_queue():
     said = progress_notice(Running(None, Progress("embeddings", 1_500_000), 4.2, share=0.5))
     assert "Looking at the embeddings" in said
     assert "1.5 MB read · 4 s" in said
     assert 'value="0.500"' in said
     parts = progress_notice(Running(None, Progress("layers", 9_000_000, None, 3, 15), 60.0))
     assert "Comparing every projection of every layer" in parts and "part 4 of 15" in parts
-    assert "1 comparison is ahead of yours" in progress_notice(Queued(1))
-    assert "7 comparisons are ahead of yours" in progress_notice(Queued(7))
+    assert "Waiting: place 3 of 12, about 40 s." in progress_notice(Queued(3, 12, 41.0))
+    assert "place 1 of 1, about 5 s" in progress_notice(Queued(1, 1, 0.4))
+    assert "place 30 of 30, about 4 min" in progress_notice(Queued(30, 30, 250.0))
 
 
 def test_sizes_and_durations_are_round():

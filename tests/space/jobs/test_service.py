@@ -187,6 +187,9 @@ def test_waiting_jobs_know_how_many_are_ahead(hub):
     assert all(isinstance(steps[-1], Answered) for steps in answers)
     longest = [max((step.n_ahead for step in steps if isinstance(step, Queued)), default=0) for steps in answers]
     assert sorted(longest) == [0, 1, 2, 3]
+    waits = [step for steps in answers for step in steps if isinstance(step, Queued)]
+    assert all(1 <= step.n_ahead <= step.n_waiting <= 3 for step in waits)
+    assert all(step.seconds > 0.0 for step in waits)
 
 
 def test_fifty_equal_questions_cost_one_comparison(hub):

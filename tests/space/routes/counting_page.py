@@ -6,9 +6,10 @@ import time
 import gradio as gr
 from starlette.middleware import Middleware
 
-from mdir_space.routes.unread import DropUnread
+from mdir_space.jobs.lease import Leases
+from mdir_space.routes.streams import StreamLeases
 
-KEPT_S = 0.5
+leases = Leases()
 at_work = []
 
 
@@ -38,7 +39,7 @@ _, url, _ = demo.launch(
     prevent_thread_lock=True,
     quiet=True,
     ssr_mode=False,
-    app_kwargs={"middleware": [Middleware(DropUnread, kept_s=KEPT_S)]},
+    app_kwargs={"middleware": [Middleware(StreamLeases, leases=leases)]},
 )
 sys.stdout.write(f"counting at {url}\n")
 demo.block_thread()

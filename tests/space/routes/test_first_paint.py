@@ -35,7 +35,9 @@ def patient(monkeypatch):
 
 
 def client_of(service):
-    options = next(m.kwargs for m in launch_options(service)["app_kwargs"]["middleware"] if m.cls is FirstPaint)
+    options = next(
+        m.kwargs for m in launch_options(service, "127.0.0.1")["app_kwargs"]["middleware"] if m.cls is FirstPaint
+    )
     routes = [
         Route("/", lambda request: HTMLResponse(GRADIO, headers={"x-of": "gradio"}), methods=["GET", "POST"]),
         Route("/other", lambda request: HTMLResponse(GRADIO)),

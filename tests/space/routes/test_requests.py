@@ -51,10 +51,10 @@ def test_an_invalid_length_is_refused(client, length):
 
 
 def test_the_page_takes_no_files_and_limits_bodies():
-    options = launch_options(Service(ServiceSettings()))
+    options = launch_options(Service(ServiceSettings()), "127.0.0.1")
     assert options["enable_monitoring"] is False
     assert options["max_file_size"] <= 1
-    assert options["app_kwargs"]["middleware"][0].cls is BodyLimit
+    assert options["app_kwargs"]["middleware"][1].cls is BodyLimit
 
 
 def test_the_page_contains_no_server_paths():

@@ -1,4 +1,4 @@
-"""Unread answers are dropped, and their jobs are stopped."""
+"""What nobody listens to is dropped, and its jobs are stopped."""
 
 import time
 from pathlib import Path
@@ -6,8 +6,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from mdir_space.jobs.lease import LEASE_S
 from mdir_space.page.page import MAX_SESSIONS, launch_options
-from mdir_space.routes.unread import DropUnread
+from mdir_space.routes.streams import StreamLeases
 from tests.space.jobs.test_service import Service, ServiceSettings
 from tests.space.servers import ROOT, running
 
@@ -31,13 +32,27 @@ def left(client):
 def test_an_unread_answer_is_dropped_and_its_job_stopped(client):
     ask = {"data": [100_000], "fn_index": 0, "session_hash": "deaf"}
     assert client.post("/gradio_api/queue/join", json=ask).status_code == 200
-    for _ in range(300):
+    is_dropped_in_time(client, "deaf")
+
+
+def test_a_closed_stream_is_dropped_and_its_job_stopped(client):
+    asked = client.post("/gradio_api/call/count", json={"data": [100_000]}).json()["event_id"]
+    with client.stream("GET", f"/gradio_api/call/count/{asked}") as answer:
+        lines = answer.iter_lines()
+        while not next(lines).startswith("data: "):
+            pass
+        time.sleep(LEASE_S + 2.0)  # an open stream outlasts the lease
+        assert left(client) == [[asked], [100_000]]
+    is_dropped_in_time(client, asked)
+
+
+def is_dropped_in_time(client, session):
+    for _ in range(60):  # 6 s: the lease, a second until it is seen, and a second on a busy machine
         sessions, at_work = left(client)
-        if "deaf" not in sessions and not at_work:
-            break
+        if session not in sessions and not at_work:
+            return
         time.sleep(0.1)
-    assert "deaf" not in sessions
-    assert at_work == []
+    raise AssertionError((sessions, at_work))
 
 
 def test_a_listening_client_gets_every_update(client):
@@ -52,6 +67,6 @@ def test_a_listening_client_gets_every_update(client):
 
 
 def test_the_page_drops_unread_answers_and_old_sessions():
-    options = launch_options(Service(ServiceSettings()))
-    assert DropUnread in [one.cls for one in options["app_kwargs"]["middleware"]]
+    options = launch_options(Service(ServiceSettings()), "127.0.0.1")
+    assert StreamLeases in [one.cls for one in options["app_kwargs"]["middleware"]]
     assert options["state_session_capacity"] == MAX_SESSIONS <= 64

@@ -135,7 +135,7 @@ def _run_tree(options: argparse.Namespace) -> int:
         from mdir_hf.lineage.survey.folder import kept_rows
         from mdir_hf.lineage.trees.tree import FamilyTree, grow_tree, trees_to_json
         from mdir_hf.model.hub import IoLedger
-        from mdir_hf.render.folder import write_file
+        from mdir_hf.writing import write_file
 
     report, fingerprints = kept_rows(options.survey)
     groups = [group for group in report.groups() if len(group) > 1]

@@ -27,8 +27,8 @@ from mdir_hf.errors import HubError, InputError, one_line
 from mdir_hf.lineage.index.base_index import BaseIndex
 from mdir_hf.lineage.index.building import CHOOSING, BaseOutcome, extend_index
 from mdir_hf.model.open import Reading
-from mdir_hf.render.folder import write_file
 from mdir_hf.validation import AS_WRITTEN, read_json
+from mdir_hf.writing import write_file
 
 INDEX = "bases.safetensors"
 TABLE = "bases.jsonl"

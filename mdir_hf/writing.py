@@ -209,11 +209,11 @@ class Output:
             self._manifest = replace(self._manifest, files=files)
             self._write(self._manifest)
 
-    def put(self, name: str, content: bytes) -> None:
-        """Stage a small file."""
+    def put(self, name: str, content: bytes, note: Any = None) -> None:  # noqa: ANN401 - JSON
+        """Stage a small file; see :meth:`keep`."""
         with writing_into(self._staged):
             write_file(self.place(name), content)
-        self.keep(name)
+        self.keep(name, note)
 
     def forget(self) -> None:
         """Remove all staged files, which no longer fit."""

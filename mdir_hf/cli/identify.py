@@ -89,19 +89,16 @@ def index_usage_error(options: argparse.Namespace) -> str | None:
 
 def run_index(options: argparse.Namespace) -> int:
     """Add base models to an index, and return the exit status."""
-    from mdir_hf.lineage.index.base_index import BaseIndex
     from mdir_hf.lineage.index.building import extend_index
 
     names = listed_models(options)
     if not names:
         raise InputError("the lists name no base models")
-    base_index = BaseIndex.load(options.index) if options.index.exists() else None
 
     def report(outcome: BaseOutcome) -> None:
         remark(f"{outcome.kind}: {outcome.name}\n" if outcome.is_held else f"not added: {outcome.reason}\n")
 
     index, n_failed = extend_index(
-        base_index,
         names,
         options.index,
         on_model=report,

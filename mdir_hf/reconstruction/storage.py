@@ -275,13 +275,10 @@ class _Reader:
     def _distinct(self, values: torch.Tensor, n: int, name: str) -> IntArray:
         """Return different numbers from 0 to n - 1."""
         least, most = (int(values.min()), int(values.max())) if len(values) else (0, 0)
-        self._expect(
-            least >= 0 and most < max(n, 1), name, f"holds {least} and {most}, expected numbers from 0 below {n}"
-        )
-        n_distinct = len(values.unique())
-        self._expect(
-            n_distinct == len(values), name, f"names {n_distinct} in {len(values)} places, expected no number twice"
-        )
+        is_inside = least >= 0 and most < max(n, 1)
+        self._expect(is_inside, name, f"holds {least} and {most}, expected numbers from 0 to {n - 1}")
+        n_distinct = len(np.unique(values.numpy()))
+        self._expect(n_distinct == len(values), name, f"has {n_distinct} numbers in {len(values)}, expected none twice")
         return values.long().numpy()
 
     def _pairs(self, name: str, n_candidate: int, n_reference: int = MOST_OF_REFERENCE) -> tuple[IntArray, IntArray]:

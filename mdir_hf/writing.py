@@ -52,15 +52,15 @@ def write_file(path: Path, content: bytes) -> Path:
 
 
 @contextmanager
-def writing_into(folder: Path) -> Iterator[None]:
-    """Create a folder, and convert write errors in the block to ``InputError``."""
+def writing_into(folder: Path, subject: Path | None = None) -> Iterator[None]:
+    """Create a folder, and convert write errors in the block to ``InputError`` about ``subject`` or the folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as exc:
         if isinstance(exc, InputError):
             raise
-        raise InputError(f"cannot write there: {exc.strerror}", subject=str(folder)) from exc
+        raise InputError(f"cannot write there: {exc.strerror}", subject=str(subject or folder)) from exc
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def locked(lock_file: Path, subject: Path, *, wait_s: float = 0.0) -> Iterator[N
         InputError: If another process holds the lock, or the lock file cannot be written.
     """
     lock, owner = FileLock(lock_file), lock_file.with_name(f"{lock_file.name}-owner")
-    with writing_into(lock_file.parent):
+    with writing_into(lock_file.parent, subject):
         try:
             lock.acquire(timeout=wait_s)
         except Timeout:
@@ -145,7 +145,7 @@ class Output:
         with self._stack:
             self._stack.enter_context(locked(self._hidden / "lock", self.folder, wait_s=wait_s))
             self._stack.callback(self._remove_if_empty, is_new=is_new)
-            with writing_into(self._staged):
+            with writing_into(self._staged, self.folder):
                 self._open()
             self._stack = self._stack.pop_all()
         return self
@@ -202,7 +202,7 @@ class Output:
 
     def keep(self, name: str, note: Any = None) -> None:  # noqa: ANN401 - JSON
         """Record that a staged file is whole, with a note for a later run."""
-        with writing_into(self._staged):
+        with writing_into(self._staged, self.folder):
             with self.place(name).open("rb+") as file:
                 os.fsync(file.fileno())
             files = {**self._manifest.files, name: _described(self.place(name), note)}
@@ -211,22 +211,22 @@ class Output:
 
     def put(self, name: str, content: bytes, note: Any = None) -> None:  # noqa: ANN401 - JSON
         """Stage a small file; see :meth:`keep`."""
-        with writing_into(self._staged):
+        with writing_into(self._staged, self.folder):
             write_file(self.place(name), content)
         self.keep(name, note)
 
     def forget(self) -> None:
-        """Remove all staged files, which no longer fit."""
+        """Remove all staged files, which do not fit any more."""
         self._manifest = replace(self._manifest, files={})
-        with writing_into(self._staged):
-            self._write(self._manifest)
+        with writing_into(self._staged, self.folder):
+            self._next.unlink(missing_ok=True)
             for path in self._staged.iterdir():
                 path.unlink()
 
     def finish(self) -> tuple[Path, ...]:
         """Move all staged files to their names, in the order in which they were kept, and return their paths."""
         self._manifest = replace(self._manifest, is_whole=True)
-        with writing_into(self._staged):
+        with writing_into(self._staged, self.folder):
             self._write(self._manifest)
             self._move(self._manifest)
         return tuple(self.folder / name for name in self._manifest.files)
@@ -256,7 +256,7 @@ class Output:
                 raise InputError("the manifest is too large", subject=str(path))
             manifest = read(path.read_bytes(), Manifest)
             for name in manifest.files:
-                if Path(name).name != name or "\\" in name or name.startswith("."):
+                if Path(name).name != name or not name or name.startswith(".") or not {"\\", "\0"}.isdisjoint(name):
                     raise InputError(f"the manifest names {name!r:.80}, which is not written there", subject=str(path))
         except InputError as exc:
             raise InputError(f"{exc.message}; name another folder, or remove {HIDDEN}", subject=exc.subject) from exc

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, NoReturn
 
 from annotated_types import Ge, Gt, Le
+from pydantic import ValidationError
 
 from mdir_hf.budgets import Budget
 from mdir_hf.errors import ReconstructionError
@@ -140,9 +141,18 @@ def read_index(content: bytes, label: str) -> Index:
     try:
         index = read_json(content, Index, what="it", label=label, budget=INDEX_BUDGET, error=ReconstructionError)
     except ReconstructionError as exc:
-        raise ReconstructionError(f"{exc.message}; {AGAIN}", subject=label) from exc
+        raise ReconstructionError(f"{_named(exc.__cause__) or exc.message}; {AGAIN}", subject=label) from exc
     _Checker(index, label).check()
     return index
+
+
+def _named(exc: BaseException | None) -> str:
+    """Name the whole path of an invalid entry, or return an empty string."""
+    if not isinstance(exc, ValidationError):
+        return ""
+    wrong = max(exc.errors(include_url=False), key=lambda error: len(error["loc"]))
+    path = ".".join(str(step) for step in wrong["loc"])
+    return f"its {path:.200} is {wrong['input']!r:.80}; {wrong['msg']}" if path else ""
 
 
 _FLOATS, _INTEGERS = ("float32", "float64"), ("int32", "int64")

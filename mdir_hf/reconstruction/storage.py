@@ -310,9 +310,8 @@ class _Reader:
         if matrix.shape[0] != matrix.shape[1]:
             return matrix
         error = float((matrix @ matrix.T - torch.eye(len(matrix), dtype=matrix.dtype)).abs().max())
-        self._expect(
-            error <= ROTATION_ERROR, name, f"is off an orthogonal matrix by {error:.1e}, expected {ROTATION_ERROR}"
-        )
+        what = f"differs from an orthogonal matrix by {error:.1e}, expected at most {ROTATION_ERROR:g}"
+        self._expect(error <= ROTATION_ERROR, name, what)
         for _ in range(2):
             matrix = 1.5 * matrix - 0.5 * (matrix @ (matrix.T @ matrix))
         return matrix
@@ -349,10 +348,9 @@ class _Reader:
             return None
         matrices = self._floats(name) if name in self.specs else None
         if matrices is not None and matrices.numel():
-            conditions = torch.linalg.cond(matrices)
-            self._expect(
-                bool((conditions <= MOST_CONDITION).all()), name, f"holds a matrix of condition {conditions.max():.1e}"
-            )
+            condition = float(torch.linalg.cond(matrices).max())
+            what = f"holds a matrix of condition {condition:.1e}, expected at most {MOST_CONDITION:g}"
+            self._expect(condition <= MOST_CONDITION, name, what)
         return BlockMap(index.kind, matrices, index.residual)
 
     def _mlp(self, index: MlpIndex, at: str) -> MlpMap:
@@ -361,9 +359,7 @@ class _Reader:
         if index.kind != "order":
             scales = self._floats(f"{at}.scales")
             is_fit = torch.isfinite(1.0 / scales.float()) & (index.kind != "signs" or scales.abs() == 1.0)
-            self._expect(
-                bool(is_fit.all()), f"{at}.scales", f"holds other numbers than {index.kind} of neurons, such as 0"
-            )
+            self._expect(bool(is_fit.all()), f"{at}.scales", f"holds numbers that are no {index.kind}, such as 0")
         return MlpMap(NeuronMap(index.kind, reference, candidate, scales), index.n_neurons)
 
     def _experts(self, index: ExpertsIndex, at: str) -> ExpertsMap:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -142,6 +143,22 @@ def write_into(
     on_bytes: OnBytes | None = None,
 ) -> Written:
     """Stage the files of :func:`write_model`, except those that an earlier run staged from the same reconstruction."""
+    try:
+        return _write_into(output, model, reconstruction, reference, on_bytes, is_inverse, full_rotation)
+    except ReconstructionError:
+        output.forget()  # the next run would fail in the same way
+        raise
+
+
+def _write_into(
+    output: Output,
+    model: Model,
+    reconstruction: Reconstruction,
+    reference: Model | None,
+    on_bytes: OnBytes | None,
+    is_inverse: bool,
+    full_rotation: bool,
+) -> Written:
     _check(model, reconstruction, reference)
     plan = plan_places(model)
     stream = StreamTransform(reconstruction, is_inverse)
@@ -219,6 +236,12 @@ def _check(model: Model, reconstruction: Reconstruction, reference: Model | None
             subject=label,
         )
     _expect_same_sizes(model, reconstruction, reference)
+    scale = reconstruction.stream.scale
+    if not 0.0 < scale < math.inf:  # also if it is NaN
+        raise ReconstructionError(
+            f"the scale of its residual stream is {scale}, expected a positive number; make the reconstruction again",
+            subject=label,
+        )
     if outer.matrix is not None:
         gram = outer.matrix @ outer.matrix.T
         error = float((gram - torch.eye(len(gram), dtype=gram.dtype)).abs().max())
@@ -305,7 +328,7 @@ class _Tensors:
         """
         try:
             values = self._mapped(name)
-        except (RuntimeError, ValueError) as exc:  # torch and RowMap; an error of a file is a ValueError, too
+        except (ArithmeticError, RuntimeError, ValueError) as exc:  # an error of a file is a ValueError, too
             if isinstance(exc, MdirError):
                 raise
             raise ReconstructionError(

@@ -347,5 +347,5 @@ def test_an_invalid_survey_is_reported(tmp_path, hf_home, names, options, messag
 
 def test_a_folder_that_is_a_file_is_reported(population, tmp_path):
     Path(tmp_path / "out").write_text("x")
-    with pytest.raises(InputError, match="cannot write a survey"):
+    with pytest.raises(InputError, match="cannot write there"):
         run_in(tmp_path / "out", plan(population))

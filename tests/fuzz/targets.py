@@ -42,6 +42,7 @@ from tests.fuzz.mutations import (
 )
 from tests.fuzz.passed_on import PASSED_ON
 from tests.fuzz.property import Target
+from tests.fuzz.written import WRITTEN
 from tests.lineage.cards.reports import a_report
 from tests.model.files.pytorch.archives import saved, with_pickle
 from tests.specimens import sentencepiece_bytes
@@ -322,4 +323,5 @@ TARGETS: dict[str, Target] = {
     "badge": Target(damaged(SVG), SVG, _badge),
     **PASSED_ON,
     **ANSWERS,
+    **WRITTEN,
 }

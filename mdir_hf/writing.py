@@ -88,15 +88,19 @@ def locked(lock_file: Path, subject: Path, *, wait_s: float = 0.0) -> Iterator[N
         lock.release()
 
 
+Note = str | list[tuple[str, float | None]] | None
+"""What a program remembers about a file: a digest, or a number for each tensor."""
+
+
 @dataclass(frozen=True)
 class WrittenFile:
-    """A whole file: its size in bytes, its SHA-256, and a note of the program, as JSON."""
+    """A whole file: its size in bytes, its SHA-256, and a note of the program that wrote it."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
 
     n_bytes: int
     sha256: str
-    note: Any = None
+    note: Note = None
 
 
 @dataclass(frozen=True)
@@ -200,7 +204,7 @@ class Output:
         """Return the record of a file that is staged and whole, or None."""
         return self._manifest.files.get(name)
 
-    def keep(self, name: str, note: Any = None) -> None:  # noqa: ANN401 - JSON
+    def keep(self, name: str, note: Note = None) -> None:
         """Record that a staged file is whole, with a note for a later run."""
         with writing_into(self._staged, self.folder):
             with self.place(name).open("rb+") as file:
@@ -209,7 +213,7 @@ class Output:
             self._manifest = replace(self._manifest, files=files)
             self._write(self._manifest)
 
-    def put(self, name: str, content: bytes, note: Any = None) -> None:  # noqa: ANN401 - JSON
+    def put(self, name: str, content: bytes, note: Note = None) -> None:
         """Stage a small file; see :meth:`keep`."""
         with writing_into(self._staged, self.folder):
             write_file(self.place(name), content)
@@ -277,7 +281,7 @@ class Output:
                 self.folder.rmdir()
 
 
-def _described(path: Path, note: Any = None) -> WrittenFile:  # noqa: ANN401 - JSON
+def _described(path: Path, note: Note = None) -> WrittenFile:
     digest, n_bytes = hashlib.sha256(), 0
     with path.open("rb") as file:
         while block := file.read(1 << 20):

@@ -21,7 +21,7 @@ def written(folder, inputs="x", *, names=tuple(CONTENTS), **options):
         kept = [name for name in names if output.kept(name)]
         for name in names:
             if name not in kept:
-                output.put(name, CONTENTS[name], note=[name])
+                output.put(name, CONTENTS[name], note=name)
         if len(names) == len(CONTENTS):
             output.finish()
         return kept

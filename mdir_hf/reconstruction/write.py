@@ -176,7 +176,7 @@ def _write_into(
     writer_of = _Tensors(model, reconstruction, stream, plan, untied=untied, is_tied=is_tied)
     for file, tensors in shards.items():
         kept = output.kept(file)
-        if kept is not None:
+        if kept is not None and isinstance(kept.note, list):
             explained += [Explained(name, share) for name, share in kept.note]
             n_bytes_written += sum(tensor.n_bytes for tensor in tensors)
             continue

@@ -2,6 +2,7 @@
 
 ``MdirError``: base class for all of them
  ├── ``InputError`` (ValueError)
+ │    ├── ``CompleteOutputError``
  │    ├── ``InvalidReferenceError``
  │    ├── ``MissingExtraError``
  │    └── ``RemoteCodeRefusedError``
@@ -90,6 +91,10 @@ def _rebuild(kind: type[MdirError], message: str, subject: str | None) -> MdirEr
 
 class InputError(MdirError, ValueError):
     """Invalid input."""
+
+
+class CompleteOutputError(InputError):
+    """The output folder already holds the finished result of the same command."""
 
 
 class InvalidReferenceError(InputError):

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
+from collections.abc import Mapping
+from statistics import median
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from mdir_hf.cli import arguments
 from mdir_hf.cli.output import loading, remark, say
+from mdir_hf.errors import CompleteOutputError
 
 if TYPE_CHECKING:
     from tqdm import tqdm
-
-    from mdir_hf.reconstruction.reconstruct import Aligned
 
 DONE = {"layers": ("reconstructing", "layers"), "bytes": ("writing", "B")}
 
@@ -29,8 +31,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="write the weights of a related model in the basis of another",
         description="Reconstruct the transformation that takes A to B, and write the weights of B in the basis of A: "
         "channels, layers, heads and neurons in the places and axes that they have in A. The written model computes "
-        "what B computes. For each tensor it prints how much of it A explains: 1 - |B' - A|^2 / |B'|^2. The models are "
-        "compared first; a model that is not homologous is not written.",
+        "what B computes. It prints how much of its tensors A explains: 1 - |B' - A|^2 / |B'|^2; align.json in the "
+        "output has all values. The models are compared first; a model that is not homologous is not written. After a "
+        "kill, the same command continues from the last whole file.",
     )
     parser.add_argument("reference", metavar="A", help=arguments.MODEL)
     parser.add_argument("candidate", metavar="B")
@@ -42,6 +45,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument(
         "--full-rotation", action="store_true", help="save a rotation of the residual stream in float64, however large"
     )
+    parser.add_argument(
+        "--restart", action="store_true", help="start again, and replace what this command wrote there before"
+    )
     reading = arguments.add_reading(parser)
     arguments.add_model(reading, whose="A")
     arguments.add_model(reading, prefix="candidate-", whose="B")
@@ -50,23 +56,29 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def run(options: argparse.Namespace) -> int:
-    """Align the models, print and save the result, and return the exit status."""
+    """Align the models, print the result, and return the exit status."""
     with loading():
-        from mdir_hf.reconstruction.reconstruct import align
-        from mdir_hf.reconstruction.storage import save_reconstruction
+        from mdir_hf.reconstruction.reconstruct import RESULT, align
 
-    with AlignBar(is_wanted=not options.quiet) as bar:
-        aligned = align(
-            arguments.model_of(options, options.reference),
-            arguments.model_of(options, options.candidate, prefix="candidate_"),
-            options.output,
-            settings=arguments.settings_of(options),
-            reading=arguments.reading_of(options),
-            on_part=bar.tell,
-        )
-    save_reconstruction(aligned.reconstruction, options.output, full_rotation=options.full_rotation)
-    say(_json(aligned) if options.json else _text(aligned))
-    remark(f"saved in {options.output}\n")
+    try:
+        with AlignBar(is_wanted=not options.quiet) as bar:
+            content = align(
+                arguments.model_of(options, options.reference),
+                arguments.model_of(options, options.candidate, prefix="candidate_"),
+                options.output,
+                settings=arguments.settings_of(options),
+                reading=arguments.reading_of(options),
+                full_rotation=options.full_rotation,
+                restart=options.restart,
+                on_part=bar.tell,
+            ).to_dict()
+        done = "saved in"
+    except CompleteOutputError:
+        content = json.loads((options.output / RESULT).read_bytes())  # its hash has just been checked
+        content["output"] = str(options.output)
+        done = "it is complete; --restart writes it again:"
+    say(json.dumps(content, indent=2) + "\n" if options.json else _text(content, RESULT))
+    remark(f"{done} {options.output}\n")
     return 0
 
 
@@ -107,36 +119,27 @@ class AlignBar:
         self._bar.update(n_done - self._bar.n)
 
 
-def _text(aligned: Aligned) -> str:
-    from mdir_hf.reconstruction.records import describe
-
-    reconstruction = aligned.reconstruction
-    lines = [f"{reconstruction.candidate} in the basis of {reconstruction.reference}", ""]
-    lines += [*describe(reconstruction), *aligned.written.notes]
-    lines += ["", f"share of each tensor that the reference explains, {EXPLAINED}:"]
-    width = max((len(tensor.name) for tensor in aligned.written.explained), default=0)
-    for tensor in aligned.written.explained:
-        share = "not compared" if tensor.share is None else f"{tensor.share:.6f}"
-        lines.append(f"  {tensor.name:<{width}}  {share}")
-    return "\n".join(lines) + "\n"
+N_WORST = 10
 
 
-def _json(aligned: Aligned) -> str:
-    reconstruction = aligned.reconstruction
-    content = {
-        "schema": "mdir-hf/align/1",
-        "reference": reconstruction.reference,
-        "candidate": reconstruction.candidate,
-        "output": str(aligned.written.folder),
-        "n_bytes": aligned.written.n_bytes,
-        "log10_p": aligned.report.log10_p,
-        "stream": {
-            "kind": reconstruction.stream.outer.kind,
-            "scale": reconstruction.stream.scale,
-            "residual": reconstruction.stream.residual,
-        },
-        "layers": [list(pair) for pair in reconstruction.layer_map],
-        "explained": {tensor.name: tensor.share for tensor in aligned.written.explained},
-        "notes": list(aligned.written.notes),
-    }
-    return json.dumps(content, indent=2) + "\n"
+def _text(content: Mapping[str, Any], file: str) -> str:
+    explained = content["explained"]
+    shares = {name: share for name, share in explained.items() if share is not None}
+    lines = [f"{content['candidate']} in the basis of {content['reference']}", ""]
+    lines += [*content["description"], *content["notes"], ""]
+    lines.append(f"share of a tensor that the reference explains, {EXPLAINED}:")
+    if shares:
+        lines.append(
+            f"  smallest {min(shares.values()):.6f}, median {median(shares.values()):.6f}, of {len(shares)} tensors"
+        )
+    if without := [name for name in explained if name not in shares]:
+        more = f" and {len(without) - 3} more" if len(without) > 3 else ""
+        lines.append(f"  {len(without)} without a counterpart, not compared: {', '.join(without[:3])}{more}")
+    worst = sorted(sorted(shares, key=shares.__getitem__)[:N_WORST], key=_in_order)
+    lines += [f"the {len(worst)} smallest:", *(f"  {shares[name]:.6f}  {name}" for name in worst)] if shares else []
+    return "\n".join([*lines, f"all: {file}"]) + "\n"
+
+
+def _in_order(name: str) -> list[tuple[int, str]]:
+    """Sort key that puts layer 2 before layer 10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name)]

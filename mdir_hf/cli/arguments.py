@@ -128,7 +128,7 @@ def write_bom(options: argparse.Namespace, result: LineageCheck | Family, name: 
     if options.bom is None:
         return
     from mdir_hf.lineage.bom.documents import make_bom, read_model_facts
-    from mdir_hf.render.folder import write_file
+    from mdir_hf.writing import write_file
 
     facts = read_model_facts(model_of(options, name), reading=reading_of(options))
     text = make_bom(result, facts, version=options.bom_version)

@@ -125,7 +125,7 @@ def _create_pull_request(proposal: CardProposal, token: str | None) -> int:
 
 def _write(path: Path, content: bytes) -> None:
     from mdir_hf.errors import InputError
-    from mdir_hf.render.folder import write_file
+    from mdir_hf.writing import write_file
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -99,7 +99,7 @@ def _index(options: argparse.Namespace) -> BaseIndex:
     reading, listeners = arguments.reading_of(options), arguments.listeners_of(options)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bases.safetensors"
-        return extend_index(None, options.among, path, on_model=report, reading=reading, listeners=listeners)[0]
+        return extend_index(options.among, path, on_model=report, reading=reading, listeners=listeners)[0]
 
 
 def _show(family: Family, options: argparse.Namespace) -> None:

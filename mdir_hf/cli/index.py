@@ -86,19 +86,16 @@ def _run(options: argparse.Namespace) -> int:
 
 def _build(options: argparse.Namespace) -> int:
 
-    from mdir_hf.lineage.index.base_index import BaseIndex
     from mdir_hf.lineage.index.building import extend_index
 
     names = listed_models(options)
     if not names:
         raise InputError("the lists name no base models")
-    base_index = BaseIndex.load(options.output) if options.output.exists() else None
 
     def report(outcome: BaseOutcome) -> None:
         remark(f"{outcome.kind}: {outcome.name}\n" if outcome.is_held else f"not added: {outcome.reason}\n")
 
     index, n_failed = extend_index(
-        base_index,
         names,
         options.output,
         on_model=report,

@@ -197,7 +197,7 @@ def _demo_hub(folder: Path) -> Iterator[tuple[str, ...]]:
         bases = [member.repo for member in lineage.members if member.relation != "related"]
         place = folder / "bases.safetensors"
         place.unlink(missing_ok=True)  # the models may have been retrained
-        extend_index(None, bases, place, on_model=lambda outcome: None)
+        extend_index(bases, place, on_model=lambda outcome: None)
         os.environ.setdefault("MDIR_SPACE_INDEX", str(place.resolve()))
         say(f"Models to compare: {', '.join(names)}\n")
         yield names

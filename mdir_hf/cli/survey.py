@@ -185,7 +185,7 @@ def _trees(report: SurveyReport, state: SurveyFolder, options: argparse.Namespac
     from mdir_hf.comparison.progress import Watch
     from mdir_hf.lineage.trees.tree import FamilyTree, grow_tree, trees_to_json
     from mdir_hf.model.hub import IoLedger
-    from mdir_hf.render.folder import write_file
+    from mdir_hf.writing import write_file
 
     fingerprints = state.all_rows()
     groups = [group for group in report.groups() if len(group) > 1]

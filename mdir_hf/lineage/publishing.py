@@ -13,11 +13,11 @@ from mdir_hf.lineage.index.base_index import BaseIndex
 from mdir_hf.lineage.survey import RESULTS
 from mdir_hf.lineage.survey.folder import read_survey
 from mdir_hf.model.hub.pull_request import ProposedCommit, PullRequest, open_pull_request
-from mdir_hf.render.folder import write_file
 from mdir_hf.render.layer_words import layers_text
 from mdir_hf.render.projection_words import drift_text
 from mdir_hf.render.text import plain
 from mdir_hf.report import HomologyReport
+from mdir_hf.writing import write_file
 
 
 def save_family(family: Family, folder: Path) -> tuple[Path, ...]:

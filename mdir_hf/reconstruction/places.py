@@ -21,6 +21,7 @@ from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Layer, Role, StoredWeight, WeightPart, WeightProduct
 from mdir_hf.reconstruction.mlps import bias_name, norm_role
 from mdir_hf.reconstruction.records import (
+    N_SAMPLED,
     ExpertsMap,
     MlpMap,
     NormGains,
@@ -278,6 +279,26 @@ class StreamTransform:
             before, after = after, before
         return self.columns(weight * before.to(weight)) / after.to(weight)
 
+    def return_error(self, rows: torch.Tensor, mapped: torch.Tensor, gains: NormGains | None, *, writes: bool) -> float:
+        """Map a few rows back, and return ``|back - rows|_F / |rows|_F``.
+
+        ``writes`` and ``gains`` are those of the map: :meth:`written`, or :meth:`read`. Gains are compared folded in,
+        because a gain of 0 hides a column from the model and cannot be divided by.
+        """
+        step = max(1, len(rows) // N_SAMPLED)
+        rows, mapped = rows[::step].double(), mapped[::step].double()
+        back = StreamTransform(self.reconstruction, not self.is_inverse)
+        if writes:
+            mapped = mapped * back.scale
+        elif gains is not None and gains.is_moved:
+            assert gains.candidate is not None and gains.reference is not None
+            before, after = gains.candidate, gains.reference
+            if self.is_inverse:
+                before, after = after, before
+            rows, mapped = rows * before, mapped * after
+        returned = back.columns(mapped)
+        return float((returned - rows).norm() / rows.norm().clamp(min=torch.finfo(rows.dtype).tiny))
+
     def _permuted(self, gain: torch.Tensor) -> torch.Tensor:
         """Reorder a gain, ignoring signs."""
         outer = self.reconstruction.stream.outer
@@ -325,19 +346,26 @@ def mapped_weight(
     mlp: MlpMap | None,
     stream: StreamTransform,
     is_shared: bool = False,
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, float]:
     """Map both sides of a layer's floating-point ``(d_out, d_in)`` weight.
 
     ``matched`` is None if the layer has no partner; the head or neuron side is then unchanged.
+
+    Returns:
+        The mapped weight, and the relative error of a sample of it that was mapped back.
     """
     inner = rows_of(matched, role, mlp)
     if inner is not None and stream.is_inverse:
         inner = inner.inverse
-    if role.writes_stream:
-        mapped = stream.written(weight.T)
-        return (mapped if inner is None else inner.apply(mapped)).T
-    if role.reads_stream:
-        gains = None if matched is None else matched.gains.get(norm_role(layer, role, is_shared=is_shared).value)
-        mapped = stream.read(weight, gains)
-        return mapped if inner is None else inner.apply(mapped)
-    return weight if inner is None else inner.apply(weight)
+    gains, error, mapped = None, 0.0, weight.T if role.writes_stream else weight
+    if role.writes_stream or role.reads_stream:
+        if role.reads_stream and matched is not None:
+            gains = matched.gains.get(norm_role(layer, role, is_shared=is_shared).value)
+        rows = mapped
+        mapped = stream.written(rows) if role.writes_stream else stream.read(rows, gains)
+        error = stream.return_error(rows, mapped, gains, writes=role.writes_stream)
+    if inner is not None:
+        rows = mapped
+        mapped = inner.apply(rows)
+        error += inner.return_error(rows, mapped)
+    return (mapped.T if role.writes_stream else mapped), error

@@ -5,11 +5,12 @@ The steps follow the paper: Algorithms 1 to 3, and the appendix "Solving All Tra
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -42,10 +43,11 @@ from mdir_hf.reconstruction.mlps import (
     read_gains,
     relative_residual,
 )
-from mdir_hf.reconstruction.records import AttentionMap, MlpMap, NormGains, ReconstructedLayer, Reconstruction
+from mdir_hf.reconstruction.records import AttentionMap, MlpMap, NormGains, ReconstructedLayer, Reconstruction, describe
 from mdir_hf.reconstruction.stream import find_stream, pair_layers
-from mdir_hf.reconstruction.write import Written, check_empty, write_model
+from mdir_hf.reconstruction.write import Written, inputs_digest, write_into
 from mdir_hf.report import HomologyReport, Verdict
+from mdir_hf.writing import Output
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -250,6 +252,10 @@ OnPart = Callable[[str, int, int], None]
 """Callback that receives the unit (``layers`` or ``bytes``), the number done, and the total."""
 
 
+RESULT = "align.json"
+"""Name of the file with the result in the folder of an aligned model."""
+
+
 @dataclass(frozen=True, slots=True)
 class Aligned:
     """An aligned model.
@@ -263,6 +269,27 @@ class Aligned:
     report: HomologyReport
     reconstruction: Reconstruction
     written: Written
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of ``align.json``, which ``mdir-hf align --json`` prints."""
+        reconstruction = self.reconstruction
+        return {
+            "schema": "mdir-hf/align/1",
+            "reference": reconstruction.reference,
+            "candidate": reconstruction.candidate,
+            "output": str(self.written.folder),
+            "n_bytes": self.written.n_bytes,
+            "log10_p": self.report.log10_p,
+            "stream": {
+                "kind": reconstruction.stream.outer.kind,
+                "scale": reconstruction.stream.scale,
+                "residual": reconstruction.stream.residual,
+            },
+            "layers": [list(pair) for pair in reconstruction.layer_map],
+            "description": describe(reconstruction),
+            "explained": {tensor.name: tensor.share for tensor in self.written.explained},
+            "notes": list(self.written.notes),
+        }
 
 
 def reconstruct(
@@ -292,7 +319,8 @@ def reconstruct(
     """
     ledger = IoLedger()
     with ledger.limited(settings.max_bytes):
-        models, report = _compared(reference, candidate, report, settings, reading, ledger)
+        models = open_both(named(reference, {}), named(candidate, {}), reading, ledger)
+        report = _compared(models, report, settings, ledger)
         return _fitted(models, report, settings, on_part)
 
 
@@ -304,47 +332,57 @@ def align(
     report: HomologyReport | None = None,
     settings: Settings = Settings(),
     reading: Reading = Reading(),
+    full_rotation: bool = False,
+    restart: bool = False,
     on_part: OnPart | None = None,
 ) -> Aligned:
     """Write the candidate's weights in the reference's basis, preserving the logits.
 
+    The files appear together when all are whole. After a kill, the same call continues from the last whole shard.
+
     Args:
         reference: One model, as in :func:`mdir_hf.compare`.
         candidate: The other model.
-        output: Folder for the aligned model, which must be empty or new.
+        output: Folder for the aligned model, the transformation and ``align.json``. It must be empty or new, or hold
+            what a killed run of the same call left.
         report: A report on the two models. By default, they are compared first.
         settings: Settings of that comparison.
         reading: Options for opening repositories.
+        full_rotation: Whether to save a rotation in float64, however large.
+        restart: Start again, and replace an earlier result of this function in ``output``.
         on_part: Called after each layer and each written tensor.
 
     Raises:
         ReconstructionError: If the models are not homologous or the candidate cannot be aligned exactly.
+        CompleteOutputError: If the aligned model is there already, and ``restart`` is not set.
         MdirError: If the files cannot be read or written.
     """
-    check_empty(Path(output))
     ledger = IoLedger()
     with ledger.limited(settings.max_bytes):
-        models, report = _compared(reference, candidate, report, settings, reading, ledger)
-        reconstruction = _fitted(models, report, settings, on_part)
-        written = write_model(
-            models[1],
-            reconstruction,
-            Path(output),
-            reference=models[0],
-            on_bytes=None if on_part is None else lambda n_done, n_total: on_part("bytes", n_done, n_total),
-        )
-    return Aligned(report, reconstruction, written)
+        models = open_both(named(reference, {}), named(candidate, {}), reading, ledger)
+        options = {name: getattr(settings, name) for name in ("level", "alpha", "seed")}
+        inputs = inputs_digest(*models, **options, full_rotation=full_rotation)
+        with Output(Path(output), inputs, restart=restart) as place:
+            report = _compared(models, report, settings, ledger)
+            reconstruction = _fitted(models, report, settings, on_part)
+            written = write_into(
+                place,
+                models[1],
+                reconstruction,
+                reference=models[0],
+                full_rotation=full_rotation,
+                on_bytes=None if on_part is None else lambda n_done, n_total: on_part("bytes", n_done, n_total),
+            )
+            aligned = Aligned(report, reconstruction, written)
+            place.put(RESULT, (json.dumps(aligned.to_dict(), indent=2) + "\n").encode())
+            place.finish()
+    return aligned
 
 
 def _compared(
-    reference: str | os.PathLike[str] | PreTrainedModel | NamedModel,
-    candidate: str | os.PathLike[str] | PreTrainedModel | NamedModel,
-    report: HomologyReport | None,
-    settings: Settings,
-    reading: Reading,
-    ledger: IoLedger,
-) -> tuple[tuple[Model, Model], HomologyReport]:
-    first, second = open_both(named(reference, {}), named(candidate, {}), reading, ledger)
+    models: tuple[Model, Model], report: HomologyReport | None, settings: Settings, ledger: IoLedger
+) -> HomologyReport:
+    first, second = models
     if report is None:
         watch = Watch(ledger, Listeners(progress=False), from_start=True)
         with watch.listening():
@@ -356,7 +394,7 @@ def _compared(
             "(--level layers describes them)",
             subject=f"{first.label} and {second.label}",
         )
-    return (first, second), report
+    return report
 
 
 def _fitted(

@@ -18,6 +18,9 @@ from mdir_hf.method.neuron_maps import NeuronMap
 from mdir_hf.method.planes import PlanePairing
 from mdir_hf.method.stream_map import StreamMap
 
+N_SAMPLED = 4
+"""Number of rows, heads or neurons of each weight that are mapped back to check the result."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowMap:
@@ -59,6 +62,18 @@ class RowMap:
         if self.matrices is not None:
             blocks = self.matrices.to(blocks) @ blocks
         return blocks.reshape(rows.shape)
+
+    def return_error(self, rows: torch.Tensor, mapped: torch.Tensor) -> float:
+        """Map a few blocks of :meth:`apply` back, and return ``|back - rows|_F / |rows|_F``."""
+        n_blocks = len(self.order)
+        chosen = torch.arange(0, n_blocks, max(1, n_blocks // N_SAMPLED))
+        blocks, returned = (
+            values.reshape(n_blocks, rows.shape[0] // n_blocks, -1)[numbers].double()
+            for values, numbers in ((rows, torch.from_numpy(self.order)[chosen]), (mapped, chosen))
+        )
+        if self.matrices is not None:
+            returned = torch.linalg.solve(self.matrices[chosen].double(), returned)
+        return float((returned - blocks).norm() / blocks.norm().clamp(min=torch.finfo(blocks.dtype).tiny))
 
 
 def full_order(reference: IntArray, candidate: IntArray, n_blocks: int) -> IntArray:

@@ -32,14 +32,14 @@ class Planned:
 
 
 class ShardWriter:
-    """Writes one file atomically, with tensors in the planned order.
+    """Writes one file with tensors in the planned order, and removes it if not all are written.
 
     Raises:
         InputError: If the file cannot be written.
     """
 
     def __init__(self, path: Path, tensors: Sequence[Planned]) -> None:
-        self._path, self._partial = path, path.with_name(f".{path.name}.partial")
+        self._path = path
         self._waiting = list(tensors)
         header: dict[str, object] = {"__metadata__": {"format": "pt"}}
         start = 0
@@ -50,10 +50,10 @@ class ShardWriter:
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % ALIGNMENT)
         try:
-            self._file = self._partial.open("wb")
+            self._file = self._path.open("wb")
             self._file.write(len(text).to_bytes(8, "little") + text)
         except OSError as exc:
-            raise InputError(f"cannot write {self._partial}: {exc.strerror}") from exc
+            raise InputError(f"cannot write {self._path}: {exc.strerror}") from exc
 
     def __enter__(self) -> ShardWriter:
         return self
@@ -63,9 +63,7 @@ class ShardWriter:
     ) -> None:
         self._file.close()
         if kind is not None or self._waiting:
-            self._partial.unlink(missing_ok=True)
-            return
-        self._partial.replace(self._path)
+            self._path.unlink(missing_ok=True)
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
         """Append the next tensor.
@@ -84,4 +82,4 @@ class ShardWriter:
         try:
             self._file.write(tensor.contiguous().view(torch.uint8).numpy().data if tensor.numel() else b"")
         except OSError as exc:
-            raise InputError(f"cannot write {self._partial}: {exc.strerror}") from exc
+            raise InputError(f"cannot write {self._path}: {exc.strerror}") from exc

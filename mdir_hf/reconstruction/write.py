@@ -5,18 +5,24 @@ One tensor is in memory at a time. An unknown tensor raises an error before anyt
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
+import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from mdir_hf.errors import InputError, ReconstructionError
+from mdir_hf._version import __version__
+from mdir_hf.errors import InputError, MdirError, ReconstructionError, one_line
 from mdir_hf.model.files.decode import DTYPES, NAME_OF_TORCH_DTYPE
+from mdir_hf.model.hub import Repository
+from mdir_hf.model.hub.local import LocalRepository
 from mdir_hf.model.opened import CONFIG, MAX_CONFIG_N_BYTES, Model
-from mdir_hf.model.roles import Role
+from mdir_hf.model.roles import Role, StoredWeight, part_shape
 from mdir_hf.reconstruction.explained import Explained, explained_share
 from mdir_hf.reconstruction.places import (
     StreamTransform,
@@ -26,8 +32,10 @@ from mdir_hf.reconstruction.places import (
     plan_places,
     rows_of,
 )
-from mdir_hf.reconstruction.records import MlpMap, Reconstruction
+from mdir_hf.reconstruction.records import MlpMap, NormGains, Reconstruction
 from mdir_hf.reconstruction.shards import Planned, ShardWriter
+from mdir_hf.reconstruction.storage import ARRAYS, INDEX, reconstruction_files
+from mdir_hf.writing import Output
 
 SIDE_FILES = frozenset(
     {
@@ -44,6 +52,10 @@ EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "layernorm_e
 SPARE_DISK = 64 << 20
 
 BLOCK_ROWS = 4096
+
+MOST_RETURN_ERROR = 1e-3
+"""Largest relative error of sampled rows that were mapped there and back, before they are rounded. A map that loses
+more in float32 loses everything in 16 bits."""
 
 OnBytes = Callable[[int, int], None]
 """Callback that receives the number of bytes written and the total."""
@@ -72,18 +84,82 @@ def write_model(
     *,
     reference: Model | None = None,
     is_inverse: bool = False,
+    restart: bool = False,
     on_bytes: OnBytes | None = None,
 ) -> Written:
-    """Write a model in the reference's basis as safetensors, with its config and tokenizer files.
+    """Write a model in the reference's basis as safetensors, with its config, tokenizer files and the reconstruction.
 
     The result has the same logits, up to rounding. With ``is_inverse``, an aligned model is mapped back to its
-    original basis. The folder must be empty or new. If ``reference`` is given, each tensor is compared with it.
+    original basis. If ``reference`` is given, each tensor is compared with it. The folder must be new or empty, or hold
+    what a killed run of the same call left, which is then continued; see :class:`~mdir_hf.writing.Output`.
 
     Raises:
-        ReconstructionError: If a tensor has no known place or the transformation cannot be applied exactly.
+        ReconstructionError: If a tensor has no known place, the transformation cannot be applied exactly, or it would
+            write a value that is not finite.
+        CompleteOutputError: If the model is there already, and ``restart`` is not set.
         InputError: If the folder is not empty or the disk has too little space.
     """
-    _check(model, reconstruction)
+    inputs = inputs_digest(model, reference, is_inverse=is_inverse)
+    with Output(folder, inputs, restart=restart) as output:
+        written = write_into(
+            output, model, reconstruction, reference=reference, is_inverse=is_inverse, on_bytes=on_bytes
+        )
+        output.finish()
+        return written
+
+
+def inputs_digest(*models: Model | None, **options: object) -> str:
+    """Return a digest of the models' files, all options, and the version of this package.
+
+    Files on the Hub are identified by their commit, and local files by size and time. A model in memory never has the
+    same digest twice.
+    """
+    files = [
+        None if model is None else [_identity(link.repository, link.recipe) for link in model.weights.chain]
+        for model in models
+    ]
+    text = json.dumps([__version__, files, sorted(options.items())], default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _identity(repository: Repository, recipe: str) -> list[object]:
+    if isinstance(repository, LocalRepository):
+        stats = {path: (repository.folder / path).stat() for path in repository.files if "/" not in path}
+        times = {path: stat.st_mtime_ns for path, stat in sorted(stats.items()) if not path.endswith(".md")}
+    else:
+        times = {} if repository.commit is not None else {secrets.token_hex(): 0}
+    sizes = {path: repository.files[path].n_bytes for path in times if path in repository.files}
+    return [repository.label, repository.commit, repository.subfolder, repository.file, recipe, times, sizes]
+
+
+def write_into(
+    output: Output,
+    model: Model,
+    reconstruction: Reconstruction,
+    *,
+    reference: Model | None = None,
+    is_inverse: bool = False,
+    full_rotation: bool = False,
+    on_bytes: OnBytes | None = None,
+) -> Written:
+    """Stage the files of :func:`write_model`, except those that an earlier run staged from the same reconstruction."""
+    try:
+        return _write_into(output, model, reconstruction, reference, on_bytes, is_inverse, full_rotation)
+    except ReconstructionError:
+        output.forget()  # the next run would fail in the same way
+        raise
+
+
+def _write_into(
+    output: Output,
+    model: Model,
+    reconstruction: Reconstruction,
+    reference: Model | None,
+    on_bytes: OnBytes | None,
+    is_inverse: bool,
+    full_rotation: bool,
+) -> Written:
+    _check(model, reconstruction, reference)
     plan = plan_places(model)
     stream = StreamTransform(reconstruction, is_inverse)
     is_rotated = reconstruction.stream.outer.kind == "rotation"
@@ -92,12 +168,20 @@ def write_model(
     config, notes = _config(model, stream, is_untied=untied is not None)
     shards = _shards(model, untied)
     total = sum(tensor.n_bytes for tensors in shards.values() for tensor in tensors)
-    _make_folder(folder, total)
+    n_bytes_kept = sum(tensor.n_bytes for file, tensors in shards.items() for tensor in tensors if output.kept(file))
+    _expect_room(output.folder, total - n_bytes_kept)
+    _put_reconstruction(output, reconstruction, full_rotation=full_rotation)
     explained: list[Explained] = []
     n_bytes_written = 0
     writer_of = _Tensors(model, reconstruction, stream, plan, untied=untied, is_tied=is_tied)
     for file, tensors in shards.items():
-        with ShardWriter(folder / file, tensors) as writer:
+        kept = output.kept(file)
+        if kept is not None and isinstance(kept.note, list):
+            explained += [Explained(name, share) for name, share in kept.note]
+            n_bytes_written += sum(tensor.n_bytes for tensor in tensors)
+            continue
+        shares: list[tuple[str, float | None]] = []
+        with ShardWriter(output.place(file), tensors) as writer:
             for tensor in tensors:
                 values = writer_of.tensor(tensor.name)
                 if reference is not None and values.is_floating_point():
@@ -105,16 +189,31 @@ def write_model(
                     share = explained_share(
                         values, tensor.name, places, model, reference, reconstruction, is_head=tensor.name == untied
                     )
-                    explained.append(Explained(tensor.name, share))
+                    shares.append((tensor.name, share))
                 writer.write(tensor.name, values)
                 n_bytes_written += tensor.n_bytes
                 if on_bytes is not None:
                     on_bytes(n_bytes_written, total)
-    _write_side_files(model, folder, config, shards, total)
-    return Written(folder, total, tuple(explained), tuple(notes))
+        output.keep(file, shares)
+        explained += [Explained(name, share) for name, share in shares]
+    for name, content in _side_files(model, config, shards, total).items():
+        output.put(name, content)
+    return Written(output.folder, total, tuple(explained), tuple(notes))
 
 
-def _check(model: Model, reconstruction: Reconstruction) -> None:
+def _put_reconstruction(output: Output, reconstruction: Reconstruction, *, full_rotation: bool) -> None:
+    """Stage the reconstruction, and remove files that were staged from another one."""
+    whole = hashlib.sha256(b"".join(reconstruction_files(reconstruction, full_rotation=True))).hexdigest()
+    kept = output.kept(INDEX)
+    if kept is not None and kept.note == whole and output.kept(ARRAYS) is not None:
+        return
+    output.forget()
+    index, arrays = reconstruction_files(reconstruction, full_rotation=full_rotation)
+    output.put(ARRAYS, arrays)
+    output.put(INDEX, index, whole)
+
+
+def _check(model: Model, reconstruction: Reconstruction, reference: Model | None) -> None:
     outer = reconstruction.stream.outer
     label = model.label
     quantization = model.tensors.description.quantization
@@ -136,10 +235,17 @@ def _check(model: Model, reconstruction: Reconstruction) -> None:
             f"{outer.n_candidate}",
             subject=label,
         )
+    _expect_same_sizes(model, reconstruction, reference)
+    scale = reconstruction.stream.scale
+    if not 0.0 < scale < math.inf:  # also if it is NaN
+        raise ReconstructionError(
+            f"the scale of its residual stream is {scale}, expected a positive number; make the reconstruction again",
+            subject=label,
+        )
     if outer.matrix is not None:
         gram = outer.matrix @ outer.matrix.T
         error = float((gram - torch.eye(len(gram), dtype=gram.dtype)).abs().max())
-        if error > 1e-6:
+        if not error <= 1e-6:  # also if it is NaN
             raise ReconstructionError(
                 f"the rotation that was fitted is not orthogonal (error {error:.1e}): too few common tokens for "
                 f"{outer.n_candidate} channels",
@@ -163,6 +269,48 @@ def _check(model: Model, reconstruction: Reconstruction) -> None:
         )
 
 
+def _expect_same_sizes(model: Model, reconstruction: Reconstruction, reference: Model | None) -> None:
+    """Check that the neurons, heads, experts and layers of a reconstruction are those of the models."""
+
+    def expect(what: str, stated: object, actual: object) -> None:
+        if stated != actual:
+            raise ReconstructionError(
+                f"it has {actual} {what}, and the reconstruction is of a model with {stated}; make one of this pair",
+                subject=model.label,
+            )
+
+    def n_neurons(part: StoredWeight) -> int:
+        return part_shape(part, lambda name: tuple(model.tensors.spec(name).shape))[0]
+
+    anatomy = model.anatomy
+    for position, (layer, matched) in enumerate(zip(anatomy.layers, reconstruction.layers, strict=True)):
+        at, heads = f"in layer {position}", matched.attention
+        if heads is not None and heads.n_heads > 1:
+            n_heads = layer.heads.n_heads if layer.heads else anatomy.n_heads or 1
+            n_kv_heads = layer.heads.n_kv_heads if layer.heads else anatomy.n_kv_heads or n_heads
+            expect(f"query and key-value heads {at}", (heads.n_heads, heads.n_kv_heads), (n_heads, n_kv_heads))
+        groups: list[tuple[Sequence[MlpMap], Sequence[Mapping[Role, StoredWeight]]]] = []
+        if matched.mlp is not None:
+            groups.append(([matched.mlp], [layer.parts]))
+        if matched.experts is not None:
+            groups += [(matched.experts.mlps, layer.experts), (matched.experts.shared, layer.shared_experts)]
+            expect(f"routed experts {at}", len(matched.experts.mlps), len(layer.experts))
+        for mlps, parts in groups:
+            for mlp, of_mlp in zip(mlps, parts, strict=False):
+                if Role.UP in of_mlp:
+                    expect(f"neurons {at}", mlp.n_neurons, n_neurons(of_mlp[Role.UP]))
+    if reference is None:
+        return
+    outer, n_layers = reconstruction.stream.outer, len(reference.anatomy.layers)
+    numbers = [layer.reference for layer in reconstruction.layers if layer.reference is not None]
+    if reference.anatomy.hidden_size != outer.n_reference or max(numbers, default=0) >= n_layers:
+        raise ReconstructionError(
+            f"it has {n_layers} layers of width {reference.anatomy.hidden_size}; the reconstruction is from a model of "
+            f"width {outer.n_reference}, with a layer {max(numbers, default=0)}",
+            subject=reference.label,
+        )
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tensors:
     model: Model
@@ -173,30 +321,66 @@ class _Tensors:
     is_tied: bool
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Return a tensor of the aligned model in its stored dtype."""
+        """Return a tensor of the aligned model in its stored dtype.
+
+        Raises:
+            ReconstructionError: If a value is not finite, or a sample of rows cannot be mapped back.
+        """
+        try:
+            values = self._mapped(name)
+        except (ArithmeticError, RuntimeError, ValueError) as exc:  # an error of a file is a ValueError, too
+            if isinstance(exc, MdirError):
+                raise
+            raise ReconstructionError(
+                f"tensor {name!r} cannot be mapped: {one_line(exc)}; make the reconstruction of this pair again",
+                subject=self.model.label,
+            ) from exc
+        is_buffer = name in self.plan and not self.plan[name]
+        if values.is_floating_point() and not is_buffer:
+            n_bad = int((~torch.isfinite(values.float())).sum())
+            if n_bad:
+                raise ReconstructionError(
+                    f"tensor {name!r} would have {n_bad:,} of {values.numel():,} values that are not finite in "
+                    f"{str(values.dtype)[6:]}, expected none; it is not written. Check the stored tensor, or store the "
+                    "model in float32 first",
+                    subject=self.model.label,
+                )
+        return values
+
+    def _mapped(self, name: str) -> torch.Tensor:
+        final_gain = self.reconstruction.final_gain
         if name == self.untied:
             embedding = self.model.anatomy.embedding
             assert embedding is not None
-            return self._by_blocks(self._stored(embedding.tensor), self._headed)
+            return self._by_blocks(name, self._stored(embedding.tensor), final_gain, writes=False)
         stored = self._stored(name)
         places = self.plan[name]
         if not places:
             return stored
         if places[0].kind in ("written", "head"):
-            return self._by_blocks(stored, self.stream.written if places[0].kind == "written" else self._headed)
+            return self._by_blocks(name, stored, final_gain, writes=places[0].kind == "written")
         values = stored.to(_exact(stored.dtype)).clone()
         for place in places:
             self._apply(values, place, name)
         return values.to(stored.dtype)
 
-    def _headed(self, rows: torch.Tensor) -> torch.Tensor:
-        return self.stream.read(rows, self.reconstruction.final_gain)
-
-    def _by_blocks(self, stored: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    def _by_blocks(self, name: str, stored: torch.Tensor, gains: NormGains | None, *, writes: bool) -> torch.Tensor:
         result = torch.empty_like(stored)
         for start in range(0, len(stored), BLOCK_ROWS):
-            result[start : start + BLOCK_ROWS] = change(stored[start : start + BLOCK_ROWS].to(_exact(stored.dtype)))
+            rows = stored[start : start + BLOCK_ROWS].to(_exact(stored.dtype))
+            mapped = self.stream.written(rows) if writes else self.stream.read(rows, gains)
+            result[start : start + BLOCK_ROWS] = mapped
+            if start == 0:
+                self._expect_return(self.stream.return_error(rows, mapped, gains, writes=writes), name)
         return result
+
+    def _expect_return(self, error: float, name: str) -> None:
+        if not error <= MOST_RETURN_ERROR:  # also if it is NaN
+            raise ReconstructionError(
+                f"rows of tensor {name!r}, mapped there and back, differ by {error:.1e} of their size, expected at "
+                f"most {MOST_RETURN_ERROR:g}; it is not written. Make the reconstruction of this pair again",
+                subject=self.model.label,
+            )
 
     def _stored(self, name: str) -> torch.Tensor:
         read_stored = getattr(self.model.tensors, "read_stored", None)
@@ -248,9 +432,10 @@ class _Tensors:
         if place.kind == "bias":
             place.put(values, self._mapped_bias(weight, place, mlp))
             return
-        mapped = mapped_weight(
+        mapped, error = mapped_weight(
             weight, place.role, layer=layer, matched=matched, mlp=mlp, stream=self.stream, is_shared=place.is_shared
         )
+        self._expect_return(error, name)
         if place.role is Role.ROUTER and order is not None:
             mapped = mapped[order.argsort() if self.stream.is_inverse else order]
         place.put(values, mapped)
@@ -351,23 +536,8 @@ def _shards(model: Model, untied: str | None) -> dict[str, list[Planned]]:
     return {f"model-{i:05d}-of-{n:05d}.safetensors": by_path[path] for i, path in enumerate(sorted(by_path), start=1)}
 
 
-def check_empty(folder: Path) -> None:
-    """Reject a folder that already contains files.
-
-    Raises:
-        InputError: If the path is a file, or a folder that contains files.
-    """
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise InputError(f"{folder} is not empty; name a folder that does not exist")
-
-
-def _make_folder(folder: Path, n_bytes: int) -> None:
-    check_empty(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(folder).free
-    except OSError as exc:
-        raise InputError(f"cannot write into {folder}: {exc.strerror}") from exc
+def _expect_room(folder: Path, n_bytes: int) -> None:
+    free = shutil.disk_usage(folder).free
     if free < n_bytes + SPARE_DISK:
         raise InputError(
             f"the aligned model takes {n_bytes / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free at {folder}; make room, "
@@ -375,19 +545,18 @@ def _make_folder(folder: Path, n_bytes: int) -> None:
         )
 
 
-def _write_side_files(
-    model: Model, folder: Path, config: bytes | None, shards: Mapping[str, list[Planned]], total: int
-) -> None:
-    try:
-        if config is not None:
-            (folder / CONFIG).write_bytes(config)
-        for repository in (model.weights.base, model.tokenizer_files):
-            for path in repository.files:
-                if path in SIDE_FILES and not (folder / path).exists():
-                    (folder / path).write_bytes(repository.read(path))
-        if len(shards) > 1:
-            weight_map = {tensor.name: file for file, tensors in shards.items() for tensor in tensors}
-            index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-            (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-    except OSError as exc:
-        raise InputError(f"cannot write into {folder}: {exc.strerror}") from exc
+def _side_files(
+    model: Model, config: bytes | None, shards: Mapping[str, list[Planned]], total: int
+) -> dict[str, bytes]:
+    contents: dict[str, bytes] = {}
+    for repository in (model.weights.base, model.tokenizer_files):
+        for path in repository.files:
+            if path in SIDE_FILES and path not in contents:
+                contents[path] = repository.read(path)
+    if len(shards) > 1:
+        weight_map = {tensor.name: file for file, tensors in shards.items() for tensor in tensors}
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        contents["model.safetensors.index.json"] = (json.dumps(index, indent=2) + "\n").encode()
+    if config is not None:
+        contents[CONFIG] = config  # the last file: without it, nobody takes the folder for a model
+    return contents

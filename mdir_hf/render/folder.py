@@ -1,18 +1,17 @@
-"""Write the files of a saved report, each atomically."""
+"""Write the files of a saved report."""
 
 from __future__ import annotations
 
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from mdir_hf.errors import InputError, MissingExtraError
+from mdir_hf.errors import MissingExtraError
 from mdir_hf.render.figures import draw_figures, figure_bytes
 from mdir_hf.render.figures.rendering import svg_img
 from mdir_hf.render.html import html_page
 from mdir_hf.render.text import markdown_text
 from mdir_hf.report import HomologyReport
+from mdir_hf.writing import write_together
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +23,7 @@ class Saved:
 
 
 def save_report(report: HomologyReport, folder: Path) -> Saved:
-    """Write report.json, report.md, report.html and the figures (SVG and PNG, light and dark), each atomically.
+    """Write report.json, report.md, report.html and the figures (SVG and PNG, light and dark), all of them or none.
 
     If matplotlib is not installed, only the figures are omitted.
 
@@ -47,27 +46,9 @@ def save_report(report: HomologyReport, folder: Path) -> Saved:
     alt_texts = {name: str(figure.get_label()) for name, figure in light.items()}
     contents["report.md"] = _encoded(markdown_text(report, alt_texts))
     contents["report.html"] = _encoded(html_page(report, images))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return Saved(tuple(write_file(folder / name, content) for name, content in contents.items()), without)
-    except OSError as exc:
-        raise InputError(f"cannot save into {folder}: {exc.strerror}") from exc
+    return Saved(write_together(folder, contents), without)
 
 
 def _encoded(text: str) -> bytes:
     # Paths that are not UTF-8 arrive as lone surrogates, which UTF-8 cannot encode.
     return text.encode("utf-8", "replace")
-
-
-def write_file(path: Path, content: bytes) -> Path:
-    """Write a file to a temporary path, then move it into place."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return path

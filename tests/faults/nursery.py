@@ -154,10 +154,12 @@ def warm(models: Path, report: Path) -> None:
     from tqdm import tqdm
 
     from mdir_hf.lineage.publishing import publish  # noqa: F401
+    from mdir_hf.reconstruction import write
 
     mpl.use("Agg")
     tqdm.monitor_interval = 0  # a fork would lose its thread
     without_pictures()
+    write.SPARE_DISK = 0  # the tests fill small disks
     names = [str(folder) for folder in sorted(models.iterdir())]
     silence = io.StringIO()
     with (
@@ -167,6 +169,7 @@ def warm(models: Path, report: Path) -> None:
     ):
         run(["compare", *names[:2], "--quiet"])
         run(["survey", *names, "--tokens", "256", "--quiet", "--output", f"{folder}/survey"])
+        run(["align", names[0], names[1], "--output", f"{folder}/aligned"])
         run(["index", f"{folder}/bases.index", *names])
         run(["badge", str(report), "--output", f"{folder}/badge"])
         run(["save", str(report), f"{folder}/saved"])

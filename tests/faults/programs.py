@@ -73,6 +73,7 @@ class Machine:
     def programs(self) -> dict[str, Program]:
         """All programs, by name."""
         hub, report = self.hub, str(self.report)
+        pair = [self.place / "models" / name.replace("/", "-") for name in ("owner/base", "owner/permuted")]
         return {
             "comparison": Program(
                 lambda place: ["compare", *MODELS[:2], "--json", "--quiet"],
@@ -93,6 +94,11 @@ class Machine:
                 lambda place: ["index", str(place / "bases.index"), *MODELS],
                 lambda place: files_of(place),
                 lambda place, whole: _is_sound_index(place / "bases.index"),
+            ),
+            "aligned model": Program(
+                lambda place: ["align", *map(str, pair), "--output", str(place / "out"), "--quiet"],
+                _aligned,
+                lambda place, whole: _aligned(place).items() <= whole.items(),
             ),
             "badge": Program(
                 lambda place: ["badge", report, "--output", str(place / "out")],
@@ -186,6 +192,12 @@ def _verdict(said: Path) -> dict[str, Any]:
     """Return the printed report without its costs, and without the seed of its neurons, which each run draws anew."""
     report = json.loads(said.read_text())
     return {key: value for key, value in report.items() if key not in ("io", "seconds", "sample_seed")}
+
+
+def _aligned(place: Path) -> Files:
+    """Return the files of an aligned model without the folder, and without p, whose sample each run draws anew."""
+    found = files_of(place / "out")
+    return {name: re.sub(rb'"(output|log10_p)": [^\n]*', rb'"\1"', content) for name, content in found.items()}
 
 
 def _of_survey(place: Path) -> Files:

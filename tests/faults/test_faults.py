@@ -25,7 +25,9 @@ LONG = [(name, 3) for name in ("comparison", "survey")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "most"), [("badge", 4), ("publication", 4), *LONG])
+@pytest.mark.parametrize(
+    ("name", "most"), [("badge", 4), ("publication", 4), ("aligned model", 6), ("saved report", 4), *LONG]
+)
 def test_a_killed_run_leaves_valid_files_and_can_be_repeated(running, tmp_path, name, most):
     outcome = hold(running, name, tmp_path, most=most, outcome=Outcome())
     assert outcome.broken == []
@@ -33,7 +35,7 @@ def test_a_killed_run_leaves_valid_files_and_can_be_repeated(running, tmp_path, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["survey", "badge"])
+@pytest.mark.parametrize("name", ["survey", "badge", "aligned model"])
 def test_a_full_disk_gives_one_line_and_leaves_no_damage(running, tmp_path, name):
     assert hold(running, name, tmp_path, most=2, fault="full", outcome=Outcome()).broken == []
     with small_disk(tmp_path / "disk", 16 << 20) as disk:

@@ -45,6 +45,7 @@ from tests.fuzz.mutations import (
 )
 from tests.fuzz.passed_on import PASSED_ON
 from tests.fuzz.property import Target
+from tests.fuzz.written import WRITTEN
 from tests.lineage.cards.reports import a_report
 from tests.model.files.pytorch.archives import saved, with_pickle
 from tests.specimens import sentencepiece_bytes
@@ -351,4 +352,5 @@ TARGETS: dict[str, Target] = {
     "bom": Target(json_files(BOM), json.dumps(BOM).encode(), _bom),
     **PASSED_ON,
     **ANSWERS,
+    **WRITTEN,
 }

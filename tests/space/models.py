@@ -104,6 +104,6 @@ def add_models(hub: FullHub, folder: Path) -> None:
 def index_of(names: list[str], path: Path) -> str:
     """Write an index of models of the Hub that ``HF_ENDPOINT`` names; return its path."""
     outcomes = []
-    extend_index(None, names, path, on_model=lambda outcome: outcomes.append(outcome.kind))
+    extend_index(names, path, on_model=lambda outcome: outcomes.append(outcome.kind))
     assert outcomes == ["added"] * len(names)
     return str(path)

@@ -11,8 +11,8 @@ from mdir_hf.budgets import REPORT_JSON
 from mdir_hf.errors import InputError, naming
 from mdir_hf.lineage.cards.badge import Badge
 from mdir_hf.lineage.cards.claim import claim_of_report
-from mdir_hf.render.folder import write_file
 from mdir_hf.report import HomologyReport
+from mdir_hf.writing import write_file
 
 REPORT_NAME = "report.json"
 MOST_BYTES = REPORT_JSON.n_bytes

@@ -25,10 +25,10 @@ from mdir_hf.budgets import REPORT_JSON
 from mdir_hf.comparison.settings import Listeners
 from mdir_hf.errors import HubError, InputError, one_line
 from mdir_hf.lineage.index.base_index import BaseIndex
-from mdir_hf.lineage.index.building import CHOOSING, BaseOutcome, extend_index
+from mdir_hf.lineage.index.building import CHOOSING, BaseOutcome, extend_locked_index, index_locked
 from mdir_hf.model.open import Reading
-from mdir_hf.render.folder import write_file
 from mdir_hf.validation import AS_WRITTEN, read_json
+from mdir_hf.writing import write_together
 
 INDEX = "bases.safetensors"
 TABLE = "bases.jsonl"
@@ -137,44 +137,48 @@ def build_atlas(
     Raises:
         InputError: If the folder cannot be used, or no base of a new atlas can be opened.
     """
-    earlier_bases = {base.repo: base for base in read_table(folder)}
-    wanted_bases = {base.repo: base for base in bases}
-    table = {**earlier_bases, **{repo: _merged(earlier_bases.get(repo), base) for repo, base in wanted_bases.items()}}
-    path = folder / INDEX
-    index = BaseIndex.load(path) if path.exists() else None
+    with index_locked(folder / INDEX):
+        earlier_bases = {base.repo: base for base in read_table(folder)}
+        wanted_bases = {base.repo: base for base in bases}
+        table = {
+            **earlier_bases,
+            **{repo: _merged(earlier_bases.get(repo), base) for repo, base in wanted_bases.items()},
+        }
+        path = folder / INDEX
 
-    def record(outcome: BaseOutcome) -> None:
-        state = _STATES[outcome.kind]
-        table[outcome.name] = replace(table[outcome.name], state=state, reason=outcome.reason)
-        on_model(outcome)
+        def record(outcome: BaseOutcome) -> None:
+            state = _STATES[outcome.kind]
+            table[outcome.name] = replace(table[outcome.name], state=state, reason=outcome.reason)
+            on_model(outcome)
 
-    try:
-        extend_index(
-            index,
-            list(wanted_bases),
-            path,
-            on_model=record,
-            choosing=_one_of_each_family(bases),
-            reading=reading,
-            listeners=listeners,
-        )
-    finally:
-        models_held = {} if not path.exists() else {base.model.repo: base.model for base in BaseIndex.load(path).bases}
-        for repo, base in table.items():
-            model = models_held.get(repo)
-            if model is not None:
-                table[repo] = replace(
-                    base,
-                    state="held",
-                    commit=model.commit,
-                    architecture=model.architecture,
-                    width=model.hidden_size,
-                    layers=model.layers,
-                )
-            elif base.state == "held":  # stopped before the index was written
-                table[repo] = replace(base, state="not tried")
-        _write(tuple(table.values()), folder)
-    return tuple(table.values())
+        try:
+            extend_locked_index(
+                list(wanted_bases),
+                path,
+                on_model=record,
+                choosing=_one_of_each_family(bases),
+                reading=reading,
+                listeners=listeners,
+            )
+        finally:
+            models_held = (
+                {} if not path.exists() else {base.model.repo: base.model for base in BaseIndex.load(path).bases}
+            )
+            for repo, base in table.items():
+                model = models_held.get(repo)
+                if model is not None:
+                    table[repo] = replace(
+                        base,
+                        state="held",
+                        commit=model.commit,
+                        architecture=model.architecture,
+                        width=model.hidden_size,
+                        layers=model.layers,
+                    )
+                elif base.state == "held":  # stopped before the index was written
+                    table[repo] = replace(base, state="not tried")
+            _write(tuple(table.values()), folder)
+        return tuple(table.values())
 
 
 def open_index(
@@ -224,12 +228,7 @@ def _one_of_each_family(bases: Sequence[AtlasBase]) -> list[str]:
 
 def _write(table: Sequence[AtlasBase], folder: Path) -> None:
     lines = "".join(json.dumps(asdict(base), ensure_ascii=False) + "\n" for base in table)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_file(folder / TABLE, lines.encode())
-        write_file(folder / CARD, atlas_card(table).encode())
-    except OSError as exc:
-        raise InputError(f"cannot write the atlas: {exc.strerror}", subject=str(folder)) from exc
+    write_together(folder, {TABLE: lines.encode(), CARD: atlas_card(table).encode()})
 
 
 def atlas_card(table: Sequence[AtlasBase]) -> str:

@@ -45,10 +45,10 @@ from mdir_hf.lineage.index.sketches import (
 from mdir_hf.method.polar import orthonormal_rows, thin_svd
 from mdir_hf.model.hub.hub_file import fetch_hub_file
 from mdir_hf.model.opened import Model
-from mdir_hf.render.folder import write_file
 from mdir_hf.report import ModelSummary
 from mdir_hf.report.parts import Count
 from mdir_hf.validation import AS_WRITTEN, read_json
+from mdir_hf.writing import write_file
 
 FORMAT = "mdir-hf/index/2"
 

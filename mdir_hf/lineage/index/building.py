@@ -7,6 +7,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -33,6 +34,7 @@ from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.model.opened import Model
 from mdir_hf.model.tokens import Vocabulary
 from mdir_hf.report import ModelSummary
+from mdir_hf.writing import locked
 
 READERS = 4
 """Number of models read concurrently."""
@@ -77,7 +79,6 @@ class BaseOutcome:
 
 
 def extend_index(
-    index: BaseIndex | None,
     names: Sequence[str],
     path: Path,
     *,
@@ -86,19 +87,44 @@ def extend_index(
     reading: Reading = Reading(),
     listeners: Listeners = Listeners(progress=False),
 ) -> tuple[BaseIndex, int]:
-    """Add base models to a new or existing index, which is saved as it grows.
+    """Add base models to the index in a file, or to a new one, which is saved as it grows.
 
     Models that are already stored at the same commit are not read. The tokens of a new index are chosen from the
     vocabularies of the first models in ``choosing``. Returns the index and the number of failures.
 
     Raises:
-        InputError: If the index cannot be written, or no model for a new index can be opened.
+        CorruptCheckpointError: If the file is not an index.
+        InputError: If another process extends the index, it cannot be written, or no model for a new index can be
+            opened.
     """
+    with index_locked(path):
+        return extend_locked_index(
+            names, path, on_model=on_model, choosing=choosing, reading=reading, listeners=listeners
+        )
+
+
+def index_locked(path: Path) -> AbstractContextManager[None]:
+    """Let no other process write the index during a block."""
+    return locked(path.with_name(f".{path.name}.lock"), path)
+
+
+def extend_locked_index(
+    names: Sequence[str],
+    path: Path,
+    *,
+    on_model: Callable[[BaseOutcome], None],
+    choosing: Sequence[str] | None,
+    reading: Reading,
+    listeners: Listeners,
+) -> tuple[BaseIndex, int]:
+    """Extend an index inside :func:`index_locked`; see :func:`extend_index`."""
     ledger = IoLedger()
     watch = Watch(ledger, listeners, from_start=True)
     with watch.listening():
         watch.enter("opening")
-        if index is None:
+        if path.exists():
+            index = BaseIndex.load(path)
+        else:
             index = BaseIndex(choose_index_tokens(_vocabularies(choosing or names, reading, ledger)))
         return index, _add_bases(index, names, path, on_model, reading, ledger, watch)
 

@@ -12,17 +12,13 @@ import json
 import math
 import os
 import re
-import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Gt, Lt
-from filelock import FileLock, Timeout
 
 from mdir_hf.budgets import REPORT_JSON
 from mdir_hf.errors import CorruptCheckpointError, InputError
@@ -31,57 +27,19 @@ from mdir_hf.lineage.fingerprints.opening import Pin, pin_of_summary
 from mdir_hf.lineage.survey import RESULTS, expect_survey
 from mdir_hf.lineage.survey.results import SCHEMA, ModelResult, Pair, PairResult, Stage, SurveyReport
 from mdir_hf.lineage.survey.sample import Sample
-from mdir_hf.render.folder import write_file
 from mdir_hf.report import SettledBy
 from mdir_hf.report.parts import Count
 from mdir_hf.validation import AS_WRITTEN, read_json
+from mdir_hf.writing import write_file, writing_into
 
 ROWS = "rows"
-LOCK, LOCK_OWNER = ".lock", ".lock-owner"
+LOCK = ".lock"
 
 DEFAULT_CACHE_BYTES = 8 << 30
 """Enough for 800 models of width 2048 with 2048 rows each."""
 
 LEAST_FREE = 0.9
 """If the rows exceed the limit, the least recently used ones are deleted until they take this share of it."""
-
-
-@contextmanager
-def writing_into(folder: Path) -> Iterator[None]:
-    """Create a survey's folder, and convert write errors in the block to ``InputError``."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as exc:
-        raise InputError(f"cannot write a survey there: {exc.strerror}", subject=str(folder)) from exc
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Create a survey's folder, and let no other process write into it during the block.
-
-    Raises:
-        InputError: If another process does, or the folder cannot be written.
-    """
-    lock, owner = FileLock(folder / LOCK), folder / LOCK_OWNER
-    with writing_into(folder):
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            whose = owner.read_text(encoding="utf-8", errors="replace")[:200] if owner.exists() else "another process"
-            raise InputError(
-                f"{whose} is running a survey there; wait until it ends, or name another folder", subject=str(folder)
-            ) from None
-        write_file(owner, f"process {os.getpid()} on {socket.gethostname()}, since {_now()},".encode())
-    try:
-        yield
-    finally:
-        owner.unlink(missing_ok=True)
-        lock.release()
-
-
-def _now() -> str:
-    return datetime.now().astimezone().isoformat(" ", "seconds")
 
 
 @dataclass(frozen=True)

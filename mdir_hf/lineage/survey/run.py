@@ -28,7 +28,7 @@ from mdir_hf.errors import InputError
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, SampledModel
 from mdir_hf.lineage.fingerprints.opening import Pin, local_stamp
 from mdir_hf.lineage.survey.drift import OpenModels, describe_relatives
-from mdir_hf.lineage.survey.folder import DEFAULT_CACHE_BYTES, SurveyFolder, SurveyState, locked
+from mdir_hf.lineage.survey.folder import DEFAULT_CACHE_BYTES, LOCK, SurveyFolder, SurveyState
 from mdir_hf.lineage.survey.nominate import Edges, Prints, PrintsOfMany, next_pairs, similar_models
 from mdir_hf.lineage.survey.results import (
     MOST_COMPARED,
@@ -52,6 +52,7 @@ from mdir_hf.lineage.survey.work import (
 from mdir_hf.model.hub import IoLedger, Repository
 from mdir_hf.model.memory import LoadedRepository, load_model
 from mdir_hf.model.open import Reading
+from mdir_hf.writing import locked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -151,7 +152,7 @@ def open_folder(plan: SurveyPlan, folder: Path) -> Iterator[SurveyFolder]:
         InputError: If another process runs a survey there, or the folder holds another survey.
     """
     check_plan(plan)
-    with locked(folder):
+    with locked(folder / LOCK, folder):
         yield SurveyFolder(folder, plan.names, plan.settings, cache_bytes=plan.cache_bytes)
 
 

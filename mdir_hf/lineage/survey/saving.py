@@ -21,11 +21,10 @@ from mdir_hf.errors import MdirError
 from mdir_hf.lineage.cards.declared import declared_in
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
 from mdir_hf.lineage.survey.drawing import draw_survey, family_distances
-from mdir_hf.lineage.survey.folder import writing_into
 from mdir_hf.lineage.survey.results import NOT_NOMINATED, ModelResult, SurveyReport
 from mdir_hf.model.open import Reading
-from mdir_hf.render.folder import write_file
 from mdir_hf.render.projection_words import drift_text
+from mdir_hf.writing import write_together
 
 CARD = "README.md"
 MODELS = "models.jsonl"
@@ -210,7 +209,7 @@ def save_survey(
     """Write ``survey.json``, ``survey.md``, a dataset, and light and dark figures as SVG and PNG.
 
     ``rows`` returns the stored rows of a model, from which distances of relatives are measured. A ``README.md`` from
-    another source is left unchanged; all other files are replaced atomically. Figures need matplotlib.
+    another source is left unchanged; all other files are replaced together. Figures need matplotlib.
 
     Raises:
         InputError: If the folder cannot be written.
@@ -226,8 +225,7 @@ def save_survey(
     contents["survey.md"] = _markdown(report, contents).encode()
     if not is_ours(folder / CARD):
         del contents[CARD]
-    with writing_into(folder):
-        return tuple(write_file(folder / name, content) for name, content in contents.items())
+    return write_together(folder, contents)
 
 
 def _markdown(report: SurveyReport, written_names: Collection[str]) -> str:

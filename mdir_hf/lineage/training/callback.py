@@ -21,9 +21,10 @@ from mdir_hf.lineage.cards.front_matter import parse_card
 from mdir_hf.lineage.cards.section import BADGE_PATH, BEGIN, END, REPORT_PATH
 from mdir_hf.lineage.training.drift import Drift
 from mdir_hf.lineage.training.watching import ModelWatch
-from mdir_hf.render.folder import save_report, write_file
+from mdir_hf.render.folder import save_report
 from mdir_hf.render.text import plain
 from mdir_hf.report import HomologyReport, ModelSummary
+from mdir_hf.writing import write_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, Trainer, TrainerControl, TrainerState, TrainingArguments

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from mdir_hf.lineage.index.atlas import (
     summary_of,
 )
 from mdir_hf.lineage.index.base_index import BaseIndex
+from mdir_hf.lineage.index.building import extend_index
 from tests.loopback.commits import OLD_UPLOAD
 from tests.specimens import gaussian, write_model
 
@@ -97,6 +99,28 @@ def test_a_build_that_is_stopped_goes_on(hub, listed, tmp_path):
     assert not hub.sent("cdn")
     assert len(read_table(folder)) == 5, "the other entries of the table stay"
     assert read_table(folder)[0].licence == "mit"
+
+
+@pytest.mark.parametrize("add", [build_atlas, None], ids=["atlas", "index"])
+def test_two_processes_do_not_lose_the_bases_of_each_other(hub, tmp_path, add):
+    """Without a lock, the one that saved last replaced the index of the other."""
+    refused = []
+
+    def extend(name, on_model):
+        if add is None:
+            extend_index([name], tmp_path / INDEX, on_model=on_model)
+        else:
+            add([AtlasBase(name)], tmp_path, on_model=on_model)
+
+    def start_another(outcome):
+        with pytest.raises(InputError, match=rf"process {os.getpid()} on .* is writing there; wait until it ends"):
+            extend("lab/two", lambda outcome: None)
+        refused.append(outcome.name)
+
+    extend("lab/one", start_another)
+    assert refused == ["lab/one"]
+    extend("lab/two", lambda outcome: None)
+    assert [base.model.repo for base in BaseIndex.load(tmp_path / INDEX).bases] == ["lab/one", "lab/two"]
 
 
 @OLD_UPLOAD

@@ -19,10 +19,11 @@ import pytest
 
 from mdir_hf.errors import InputError, WorkersLostError
 from mdir_hf.lineage.survey import run as run_module
-from mdir_hf.lineage.survey.folder import RESULTS, ROWS, SurveyFolder, kept_rows, locked, read_survey
+from mdir_hf.lineage.survey.folder import LOCK, RESULTS, ROWS, SurveyFolder, kept_rows, read_survey
 from mdir_hf.lineage.survey.run import SurveyPlan, open_folder, prepare_survey, run_survey, survey
 from mdir_hf.lineage.survey.work import MOST_IN_FLIGHT, open_executor, run_tasks
 from mdir_hf.model.open import Reading
+from mdir_hf.writing import locked
 
 
 def plan(population, **options) -> SurveyPlan:
@@ -150,10 +151,10 @@ def test_rows_of_another_sample_are_never_mixed(population, tmp_path):
 def test_a_second_run_in_the_folder_names_the_first(population, tmp_path):
     with (
         open_folder(plan(population), tmp_path / "out"),
-        pytest.raises(InputError, match=rf"process {os.getpid()} on .* is running a survey there"),
+        pytest.raises(InputError, match=rf"process {os.getpid()} on .* is writing there"),
     ):
         run_in(tmp_path / "out", plan(population))
-    with locked(tmp_path / "out"):  # it is free again
+    with locked(tmp_path / "out" / LOCK, tmp_path):  # it is free again
         pass
 
 
@@ -346,5 +347,5 @@ def test_an_invalid_survey_is_reported(tmp_path, hf_home, names, options, messag
 
 def test_a_folder_that_is_a_file_is_reported(population, tmp_path):
     Path(tmp_path / "out").write_text("x")
-    with pytest.raises(InputError, match="cannot write a survey"):
+    with pytest.raises(InputError, match="cannot write there"):
         run_in(tmp_path / "out", plan(population))

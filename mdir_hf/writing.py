@@ -79,6 +79,10 @@ def locked(lock_file: Path, subject: Path, *, wait_s: float = 0.0) -> Iterator[N
             raise InputError(
                 f"{whose} is writing there; wait until it ends, or name another place", subject=str(subject)
             ) from None
+        except NotImplementedError as exc:
+            raise InputError(
+                "its file system has no locks; name a place on another disk", subject=str(subject)
+            ) from exc
         since = datetime.now().astimezone().isoformat(" ", "seconds")
         write_file(owner, f"process {os.getpid()} on {socket.gethostname()}, since {since},".encode())
     try:
@@ -175,7 +179,8 @@ class Output:
             )
         whole = unfinished.files if unfinished is not None and is_continued else {}
         for path in self._staged.iterdir():
-            if path.name not in whole or whole[path.name] != _described(path, whole[path.name].note):
+            file = whole.get(path.name) if path.is_file() else None
+            if file is None or file != _described(path, file.note):
                 path.unlink()
         whole = {name: file for name, file in whole.items() if self.place(name).exists()}
         self._manifest = Manifest(SCHEMA, self._inputs, files=whole)

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -172,13 +174,33 @@ def test_a_manifest_moves_no_file_of_another_folder(tmp_path, name):
 
 
 def test_the_lock_of_a_process_that_died_is_free(tmp_path):
-    process = os.fork() if hasattr(os, "fork") else None
-    if process is None:
-        pytest.skip("needs fork")
-    if process == 0:
-        with locked(tmp_path / "lock", tmp_path):
-            os._exit(0)
-    os.waitpid(process, 0)
+    code = """
+import os, sys
+from pathlib import Path
+from mdir_hf.writing import locked
+with locked(Path(sys.argv[1], "lock"), Path(sys.argv[1])):
+    os._exit(0)
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
     assert (tmp_path / "lock-owner").exists()
     with locked(tmp_path / "lock", tmp_path):
         pass
+    assert not (tmp_path / "lock-owner").exists()
+
+
+def test_a_disk_without_locks_is_named(tmp_path, monkeypatch):
+    def acquire(self, timeout):
+        raise NotImplementedError
+
+    monkeypatch.setattr("mdir_hf.writing.FileLock.acquire", acquire)
+    with pytest.raises(InputError, match="its file system has no locks; name a place on another disk"):
+        written(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_among_staged_files_does_not_block(tmp_path):
+    written(tmp_path / "out", names=("b", "a"))
+    place = tmp_path / "out" / HIDDEN / "staged" / "a"
+    place.unlink()
+    os.mkfifo(place)
+    assert written(tmp_path / "out") == ["b"]

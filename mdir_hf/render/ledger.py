@@ -24,9 +24,9 @@ class Shares:
 
     @property
     def words(self) -> str:
-        """The shares as text, such as ``77 % match, 23 % no match, 0 % not compared``."""
+        """The shares that are not 0 as text, such as ``77 % match, 23 % no match (by samples)``."""
         pairs = zip(self.shares, GROUPS, strict=True)
-        return ", ".join(f"{100 * share:.0f} % {name}" for share, (_, name, _) in pairs)
+        return f"{', '.join(f'{100 * share:.0f} % {name}' for share, (_, name, _) in pairs if share)} (by samples)"
 
 
 def ledger_of(report: HomologyReport) -> tuple[Shares, ...]:

@@ -15,10 +15,8 @@ from mdir_space.html.templates import render
 _NO_LAYERS = "The layers were not described: that takes level layers, or one model has none."
 INTRODUCTIONS = {
     SectionKind.EVIDENCE: (
-        "A few neurons of one model were compared with neurons of the other, after a rotation that was fitted on other "
-        "neurons. The verdict rests on them. The embeddings describe the two models: on the shared tokens, the rows of "
-        "one model are multiplied with the rows of the other, and the polar factor of that product is the best-fitting "
-        "rotation (Procrustes). In a copy each channel has one counterpart, which looks like a shuffled diagonal."
+        "The verdict rests on a few neurons, compared after a rotation that was fitted on other neurons. The "
+        "embeddings only describe the two models."
     ),
     SectionKind.LAYERS: "Sampled rows of every layer of one model were compared with every layer of the other.",
     SectionKind.MODULES: (

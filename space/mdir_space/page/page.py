@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from mdir_hf.installing import install_command
 from mdir_hf.lineage.survey.reads import SurveyReads
-from mdir_space.html.links import CARD_PATH, DOWNLOAD_PATH, read_link
+from mdir_space.html.links import CARD_PATH, DOWNLOAD_PATH, MCP_PATH, read_link
 from mdir_space.html.notices import stored_notice
 from mdir_space.html.plans import notice_of
 from mdir_space.html.reconstruction_tab import reconstruction_end
@@ -57,6 +57,12 @@ STOPPED = "Stopped. Nothing more is read."
 STOPPING_S, LAST_WORDS_S = 5.0, 0.3
 """Longest time for a cancelled job to end, and for its last update to arrive. A later update would show Cancel
 again."""
+TABS = {
+    "Evidence": ("evidence",),
+    "Layers": ("layers", "modules"),
+    "Share": ("badge", "reproduce", "reconstruction"),
+}
+"""Tabs below a verdict, and the panels in each."""
 MAX_SESSIONS = 64
 """Number of page states that gradio stores, 2 MB each; its default is 10,000."""
 
@@ -121,7 +127,13 @@ def introduction() -> Markup:
 
 def footer() -> Markup:
     """Return the foot of the page."""
-    return render("footer", install=install_command(for_others=True), what_is_kept=WHAT_IS_KEPT)
+    return render(
+        "footer",
+        install=install_command(for_others=True),
+        what_is_kept=WHAT_IS_KEPT,
+        api="gradio_api/openapi.json",
+        mcp=MCP_PATH.lstrip("/"),
+    )
 
 
 def launch_options(service: Service, host: str) -> dict[str, Any]:
@@ -197,9 +209,10 @@ def _panels(plan: gr.HTML, status: gr.HTML, alert: gr.HTML, compare: gr.Button, 
     tabs = {}
     # The script of the page opens the right tab, once. Opening it here would undo a later choice of the visitor.
     with gr.Column(visible=False, elem_id="details") as details, gr.Tabs(overflow_behavior="wrap"):
-        for name in ("Evidence", "Layers", "Modules", "Reconstruction", "Reproduce", "Badge"):
-            with gr.Tab(name, elem_id=f"tab-{name.lower()}", id=name.lower()):
-                tabs[name.lower()] = gr.HTML(elem_classes="panel", elem_id=f"panel-{name.lower()}")
+        for tab, contents in TABS.items():
+            with gr.Tab(tab, elem_id=f"tab-{tab.lower()}", id=tab.lower()):
+                for name in contents:
+                    tabs[name] = gr.HTML(elem_classes="panel", elem_id=f"panel-{name}")
     return Panels(plan, status, alert, verdict, details, compare=compare, cancel=cancel, **tabs)
 
 

@@ -14,6 +14,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mdir_hf import Verdict
 from mdir_space.html.answer_card import answer_card, answer_words
 from mdir_space.html.links import page_address, pinned_link, server_address
 from mdir_space.html.templates import render
@@ -30,7 +31,8 @@ MAX_WAIT_S = 1.0
 """Longest wait for the Hub to confirm that the models of a stored result are still public."""
 
 DESCRIPTION = "Do two language models share weight ancestry? An answer from their weights alone, with a p-value."
-PREVIEW_PICTURE = "/pictures/landing-yes-light.webp"
+PREVIEW_PICTURES = {True: "/pictures/landing-yes-light.webp", False: "/pictures/landing-no-light.webp"}
+"""Picture in the preview of a link: a diagonal, or noise if a comparison found nothing."""
 
 _PREVIEW_TAGS = re.compile(r"<meta\s+(?:property|name)=[\"'](?:og|twitter):[^>]*>\s*")
 """Tags that gradio writes for link previews. They are removed, because readers use the first tag of each name."""
@@ -128,7 +130,8 @@ class FirstPaint:
         address = page_address(request)
         query = f"?{request.url.query}" if kept_answer is not None else ""
         preview = {"title": title, "description": description, "address": f"{address}{query}"}
-        picture = f"{server_address(request)}{PREVIEW_PICTURE}"
+        is_found = kept_answer is None or getattr(kept_answer[1].result, "verdict", None) is not Verdict.NO_EVIDENCE
+        picture = f"{server_address(request)}{PREVIEW_PICTURES[is_found]}"
         head = str(render("first_paint_head", picture=picture, **preview))
         head += f"<style>{self._style.get(theme, self._style[''])}</style>"
         body = str(render("first_paint_body", introduction=self._introduction, card=card))

@@ -196,7 +196,7 @@ def test_the_card_begins_with_a_sentence_to_quote_and_a_scale(relatives):
     for report in (relatives, EXAMPLES["strangers"].report):
         card = verdict_card(report)
         assert f"<span>{report.sentence}</span></h2>" in card
-        assert card.index(report.sentence) < card.index('class="scale"') < card.index('class="numbers-behind"')
+        assert card.index(report.sentence) < card.index('class="numbers-behind"') < card.index('class="scale"')
         assert "In the stored evidence of this project" in card
         for pairs, kind in zip(measured_pairs(), ("unrelated", "related"), strict=True):
             assert f">{len(pairs)} {kind} pairs" in card  # the labels tell the ticks apart
@@ -208,15 +208,16 @@ def deciding():
     return {name: ReportFigures(example.report).deciding for name, example in EXAMPLES.items()}
 
 
-def test_p_its_basis_and_the_deciding_figure_are_unfolded(deciding):
+def test_the_answer_and_the_deciding_figure_are_unfolded(deciding):
     for name_of_example, example in EXAMPLES.items():
         report, figure = example.report, deciding[name_of_example]
         open_part, _, folded = verdict_card(report, figure=figure).partition('<details class="numbers-behind">')
+        assert report.sentence in open_part and (report.warning is None or report.warning in open_part)
         is_settled = report.settled_by is not None
         of_p = ("strength", "p rests on" if report.p_is_bound else "the verdict rests on")
         for name in (*of_p, "settled by"):
-            assert (f"<dt>{name}</dt>" in open_part) is is_settled
-            assert f"<dt>{name}</dt>" not in folded
+            assert (f"<dt>{name}</dt>" in folded) is is_settled
+            assert f"<dt>{name}</dt>" not in open_part
         assert ('<figure class="deciding">' in open_part) is is_settled
         assert not is_settled or open_part.count("<img") == 2  # light and dark
 

@@ -12,7 +12,15 @@ from mdir_space.jobs.examples import stored_examples
 
 MOVING_MS = 5_000
 """Time allowed for a tab to move into or out of the overflow menu."""
-TABS = ("Evidence", "Layers", "Modules", "Reconstruction", "Reproduce", "Badge")
+TABS = {
+    "Evidence": "Evidence",
+    "Layers": "Layers",
+    "Modules": "Layers",
+    "Reconstruction": "Share",
+    "Reproduce": "Share",
+    "Badge": "Share",
+}
+"""Tab of each panel."""
 
 
 def fill(page: Page, first: str, second: str) -> None:
@@ -58,8 +66,8 @@ def settle(page: Page) -> None:
 
 
 def open_tab(page: Page, name: str) -> str:
-    """Open a tab, from the overflow menu if it is there, and return its text."""
-    tab = page.get_by_role("tab", name=name)
+    """Open the tab of a panel, from the overflow menu if it is there, and return the panel's text."""
+    tab = page.get_by_role("tab", name=TABS[name])
     menu = page.locator("#details .overflow-menu button").first
     panel = page.locator(f"#panel-{name.lower()}")
     for is_last in (False, False, True):  # tabs move to the menu only after they appear
@@ -69,7 +77,7 @@ def open_tab(page: Page, name: str) -> str:
                 tab.first.click(timeout=None if is_last else MOVING_MS)
             else:
                 menu.click(timeout=None if is_last else MOVING_MS)
-                page.locator("#details .overflow-dropdown button", has_text=name).click()
+                page.locator("#details .overflow-dropdown button", has_text=TABS[name]).click()
             break
         except PlaywrightTimeoutError:
             if is_last:

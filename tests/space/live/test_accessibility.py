@@ -159,7 +159,7 @@ def test_everything_works_without_a_mouse_and_is_announced(visit):
     page.keyboard.press("Enter")
     expect(page.locator("#said")).to_have_text("Copied")
     assert focused(page) == "Copy the link"
-    expect(page.get_by_role("tab", name="Badge")).to_be_visible()  # the strip hides tabs while it is being measured
+    expect(page.get_by_role("tab", name="Share")).to_be_visible()  # the strip hides tabs while it is being measured
     tab_to(page, "Evidence")
     tab_to(page, "Layers", most=1)
     page.keyboard.press("Enter")

@@ -340,9 +340,9 @@ def test_compare_opens_the_stored_result_of_the_fields(visit, server, live_hub):
 def test_a_tab_that_a_visitor_opens_early_stays_open(visit):
     page = visit()
     open_example(page, "hidden")
-    page.get_by_role("tab", name="Reproduce").click()
+    page.get_by_role("tab", name="Share").click()
     settle(page)
-    expect(page.get_by_role("tab", name="Reproduce")).to_have_attribute("aria-selected", "true")
+    expect(page.get_by_role("tab", name="Share")).to_have_attribute("aria-selected", "true")
     open_example(page, "other-tokenizer")
     expect(page.locator(".sentence")).to_contain_text("retokenised")
     expect(page.get_by_role("tab", name="Evidence")).to_have_attribute("aria-selected", "true")

@@ -92,9 +92,9 @@ def test_a_cached_result_is_in_the_page_and_its_preview_tags(hub):
     assert 'data-holds="result"' in shown and "Stored result of an earlier comparison" in shown
     assert shown.count('id="verdict-words"') == 1
     title = re.search(r'og:title" content="([^"]*)"', shown)[1]
-    assert title == f"{answered.result.headline}."
+    assert title == html.escape(answered.result.sentence)
     assert re.search(r'og:url" content="([^"]*)"', shown)[1].endswith(html.escape(f"?{query}"))
-    assert "share weights" in re.search(r'name="description" content="([^"]*)"', shown)[1]
+    assert re.search(r'og:image" content="([^"]*)"', shown)[1].endswith("landing-yes-light.webp")
 
 
 def last_of(stream):

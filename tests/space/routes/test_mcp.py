@@ -108,7 +108,7 @@ def test_a_card_shows_cached_public_results_only(hub):
     assert isinstance(answered, Answered)
     query = pinned_link(answered, None, PairQuestion(BASE, RELATED)).partition("?")[2]
     shown = client.get(f"{CARD_PATH}?{query}")
-    assert shown.status_code == 200 and "share weight ancestry" in shown.text
+    assert shown.status_code == 200 and "share weights (p ≤" in shown.text
     assert "default-src 'none'" in shown.headers["content-security-policy"]
 
     reader = Visitor("account reader", hub.token)

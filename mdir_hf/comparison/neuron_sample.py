@@ -293,11 +293,19 @@ def _read(choice: _Choice) -> NeuronSample:
     n_fitted = len(choice.numbers) - choice.n_tested
     in_spans, whole = [], []
     for place in read_places:
-        matrices = [reader.read(place, rows)[at].float() for reader in readers]
-        in_spans.append(torch.stack(in_span(matrices, n_fitted)))
+        matrices = torch.empty(len(readers), len(rows), choice.model.anatomy.hidden_size)
+        for matrix, reader in zip(matrices, readers, strict=True):
+            matrix.copy_(reader.read(place, rows)[at])
+        spans_all = n_fitted * len(matrices) >= matrices.shape[2]  # then the rows need no basis and no second copy
+        in_spans.append(matrices if spans_all else torch.stack(in_span(list(matrices), n_fitted)))
         if place in spread(read_places, FEW_LAYERS):
-            whole.append(torch.stack(matrices))
-    return NeuronSample(tuple(read_places), choice.n_neurons, n_fitted, torch.stack(in_spans), torch.stack(whole))
+            whole.append(matrices)
+    return NeuronSample(tuple(read_places), choice.n_neurons, n_fitted, _stacked(in_spans), _stacked(whole))
+
+
+def _stacked(layers: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Stack layers; one layer, which may take gigabytes, is not copied."""
+    return layers[0][None] if len(layers) == 1 else torch.stack(list(layers))
 
 
 def resemblances(sample: NeuronSample) -> torch.Tensor:

@@ -112,8 +112,9 @@ def match_neurons_by_number(
     strong directions, of weights or of noise, count less; this is meant for strong noise and several fitted rows for
     each channel.
     """
-    fitted = [torch.cat([rows[:n_fitted] for rows in model]) for model in (reference, candidate)]
-    of_reference, of_candidate, deviation = _whitened_maps(*fitted) if is_whitened else _rotation(*fitted)
+    fitted = [[rows[:n_fitted] for rows in model] for model in (reference, candidate)]
+    fit = _whitened_maps if is_whitened else _rotation
+    of_reference, of_candidate, deviation = fit(*fitted)
     by_matrix = torch.stack(
         [
             unit_rows(x[n_fitted:] @ of_reference) @ unit_rows(y[n_fitted:] @ of_candidate).T
@@ -175,13 +176,22 @@ def _least_cosines(n_matrices: int, n_neurons: int, deviation: float) -> tuple[f
     return least_sum, LEAST_DEVIATIONS * deviation
 
 
-def _rotation(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
+def _products(x: Neurons, y: Neurons) -> torch.Tensor:
+    """Return the sum of ``a.T @ b`` over matrices, without joining them, which would copy gigabytes of rows."""
+    total = x[0].T @ y[0]
+    for first, second in zip(x[1:], y[1:], strict=True):
+        total.addmm_(first.T, second)
+    return total
+
+
+def _rotation(x: Neurons, y: Neurons) -> tuple[torch.Tensor, torch.Tensor, float]:
     """Return maps of both models' rows to common coordinates, and the deviation of the cosine of random directions."""
-    left, _, right = torch.linalg.svd(x.T @ y, full_matrices=False)
-    return left @ right, torch.eye(y.shape[1], dtype=y.dtype, device=y.device), math.sqrt(1.0 / y.shape[1])
+    left, _, right = torch.linalg.svd(_products(x, y), full_matrices=False)
+    width = y[0].shape[1]
+    return left @ right, torch.eye(width, dtype=y[0].dtype, device=y[0].device), math.sqrt(1.0 / width)
 
 
-def _whitened_maps(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
+def _whitened_maps(x: Neurons, y: Neurons) -> tuple[torch.Tensor, torch.Tensor, float]:
     """Do the same with whitened coordinates (a canonical correlation analysis with a ridge).
 
     With symmetric whiteners W, and ``U s V^T`` the singular value decomposition of ``W_x x^T y W_y``, the coordinates
@@ -191,10 +201,11 @@ def _whitened_maps(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torc
     """
     roots = []
     for rows in (x, y):
-        moments = rows.T @ rows
-        ridge = WHITENING_RIDGE * moments.diagonal().mean().clamp(min=torch.finfo(rows.dtype).tiny)
-        roots.append(torch.linalg.cholesky(moments + ridge * torch.eye(len(moments), dtype=x.dtype, device=x.device)))
-    half = torch.linalg.solve_triangular(roots[0], x.T @ y, upper=False)
+        moments = _products(rows, rows)
+        ridge = WHITENING_RIDGE * moments.diagonal().mean().clamp(min=torch.finfo(moments.dtype).tiny)
+        moments.diagonal().add_(ridge)
+        roots.append(torch.linalg.cholesky(moments))
+    half = torch.linalg.solve_triangular(roots[0], _products(x, y), upper=False)
     core = torch.linalg.solve_triangular(roots[1].T, half, upper=True, left=False)
     left, scale, right = torch.linalg.svd(core, full_matrices=False)
     of_reference, of_candidate = (

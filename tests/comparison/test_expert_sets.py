@@ -55,7 +55,10 @@ def test_two_mixtures_that_share_two_of_three_experts_are_found(save):
     report = compare(save(base, "base"), save(candidate, "candidate"), progress=False)
     assert report.verdict is Verdict.HOMOLOGOUS and report.p_is_bound
     assert matched(report) == {(i, i): {1: 2, 2: 0} for i in range(LAYERS)}
-    assert "experts 1 and 2 of layer 0 of" in report.sentence and "with experts 0 and 2 of layer 0" in report.sentence
+    assert (
+        "experts 1 and 2 of layer 0 of" in report.warning.lower()
+        and "with experts 0 and 2 of layer 0" in report.warning.lower()
+    )
     ledger = {entry.part: entry for entry in report.coverage.candidate}["experts of the language model"]
     assert ledger.treatment is Treatment.SAMPLED and "each expert in 2 of 2 layers" in ledger.reason
     assert HomologyReport.from_json(report.to_json()).parts == report.parts
@@ -115,7 +118,10 @@ def test_an_expert_made_from_a_dense_mlp_is_found(save):
             down.copy_(origin.mlp.down_proj.weight)
     report = compare(save(dense, "dense"), save(candidate, "candidate"), progress=False)
     assert report.verdict is Verdict.HOMOLOGOUS and matched(report)[0, 0] == {1: None}
-    assert "expert 1 of layer 0 of" in report.sentence and "with the dense MLP of layer 0 of" in report.sentence
+    assert (
+        "expert 1 of layer 0 of" in report.warning.lower()
+        and "with the dense MLP of layer 0 of" in report.warning.lower()
+    )
 
 
 def test_copied_experts_with_tiny_outputs_are_copies_too(save):
@@ -133,4 +139,4 @@ def test_a_copied_expert_that_is_never_chosen_is_still_a_copy(save):
         layer.mlp.gate.weight[1] = 0.0
     report = compare(save(base, "base"), save(candidate, "candidate"), progress=False)
     assert report.verdict is Verdict.HOMOLOGOUS and matched(report)[0, 0] == {1: 2}
-    assert "expert 1 of layer 0 of" in report.sentence
+    assert "expert 1 of layer 0 of" in report.warning.lower()

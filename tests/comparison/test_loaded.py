@@ -107,8 +107,8 @@ def test_copies_that_the_class_does_not_load_decide_nothing_and_are_named(kind, 
     assert report.verdict is Verdict.NO_EVIDENCE
     copied = next(pair for pair in report.parts if pair.layers)
     assert (copied.reference_is_loaded, copied.candidate_is_loaded) == (True, False)
-    assert "also contain copies of layer" in report.sentence
-    assert "which this model does not load" in report.sentence
+    assert "also contain copies of layer" in report.warning
+    assert "which this model does not load" in report.warning
     (entry,) = [entry for entry in report.coverage.candidate if entry.part == copied.candidate]
     assert (entry.is_match, entry.is_loaded) == (True, False)
     assert not any(entry.is_match for entry in report.coverage.reference)
@@ -129,7 +129,7 @@ def test_they_decide_nothing_from_the_other_side_and_at_level_layers(victim, own
     folder = add(own, tmp_path / "own", beyond(layer_tensors(victim)))
     report = compare(folder, victim, progress=False, level=Level.LAYERS)
     assert report.verdict is Verdict.NO_EVIDENCE
-    assert "which this model does not load" in report.sentence
+    assert "which this model does not load" in report.warning
 
 
 @pytest.mark.parametrize("command", ["compare", "verify", "family"])
@@ -151,7 +151,7 @@ def test_without_a_known_class_it_cannot_be_told(model_type, victim, own, tmp_pa
     folder = add(own, tmp_path / "own", under("talker")(layer_tensors(victim)), model_type=model_type)
     report = compare(victim, folder, progress=False)
     assert (report.verdict, report.reason) == (Verdict.INCONCLUSIVE, Reason.LOADING_UNKNOWN)
-    assert "it is unknown whether this model loads them" in report.sentence
+    assert "it is unknown whether this model loads them" in report.warning
 
 
 def test_a_declared_part_of_a_model_with_its_own_code_counts(victim, own, tmp_path):
@@ -194,7 +194,7 @@ def test_a_foreign_encoder_is_named_with_its_share(whole, tmp_path):
     (encoder,) = [entry for entry in report.coverage.candidate if "encoder" in entry.part and entry.layers]
     share = encoder.bytes / sum(entry.bytes for entry in report.coverage.candidate)
     assert encoder.is_match is False
-    assert f": {encoder.part} ({100 * share:.0f} %)" in report.sentence.partition("no match in")[2]
+    assert f"No match in {encoder.part} ({100 * share:.0f} %)" in report.warning
 
 
 def test_family_compares_every_part_with_every_base_that_is_named(victim, own, tmp_path, capsys):

@@ -14,6 +14,7 @@ from mdir_hf.comparison.neurons import _log_p_of_step
 from mdir_hf.method.neuron_numbers import log_p_own_numbers
 from mdir_hf.model.files.ranged import RangedTensors
 from mdir_hf.model.opened import Model
+from mdir_hf.report.words import probability_text
 from tests.comparison.relatives import SIZES, drift, edited, new_embeddings, turned, with_layers
 from tests.method.obfuscation import new_model
 
@@ -168,7 +169,7 @@ def test_p_is_that_of_the_neurons_at_every_level(base, save):
     report = judged(*folders, level="layers")
     assert min(match.log10_p for match in report.layers.matches) != report.log10_p
     assert report.log10_p == report.neurons.log10_p and report.settled_by is report.neurons.step
-    assert f"p at most 10^{math.ceil(report.log10_p):,}" in report.sentence
+    assert f"({probability_text(report.log10_p)})" in report.sentence
 
 
 def test_a_chosen_sample_is_inconclusive(base, save):

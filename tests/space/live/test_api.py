@@ -57,7 +57,7 @@ def test_a_comparison_gives_the_slim_report_with_words(client):
     report = client.predict(BASE, RELATED, api_name="/compare")
     assert (report["schema"], report["verdict"]) == ("mdir-hf/report/5", "homologous")
     assert report["log10_p"] < -80  # 64 neurons of the only layer at their own numbers: 1 / 64! is 10^-89
-    assert report["headline"] == "The two models share weight ancestry"
+    assert report["sentence"].endswith(f"share weights ({report['strength']}).")
     assert any("no direction" in sentence for sentence in report["does_not_mean"])
     assert len(json.dumps(report)) < 8000
     jsonschema.validate(report, answer_schema())
@@ -197,7 +197,7 @@ def test_many_calls_at_once_are_answered_or_refused(server, live_hub, visit):
         thread.start()
     page = visit(extra_http_headers={"x-forwarded-for": "8.8.1.1"})
     open_example(page, "fine-tune")
-    verdict(page, "share weight ancestry.")
+    verdict(page, "share weights (p ≤")
     for thread in threads:
         thread.join()
     for client in clients:
@@ -211,4 +211,4 @@ def test_many_calls_at_once_are_answered_or_refused(server, live_hub, visit):
     assert all("queue is full" in words or "comparisons of yours" in words for words in refused)
 
     compare(page, BASE, RELATED)
-    verdict(page, "share weight ancestry.")
+    verdict(page, "share weights (p ≤")

@@ -83,7 +83,7 @@ def test_a_plan_never_appears_with_another_question(visit):
 
 
 def test_an_answer_has_its_tabs_its_report_and_its_pictures(result, live_hub):
-    verdict(result, "The two models share weight ancestry.")
+    verdict(result, "share weights (p ≤")
     open_tab(result, "Evidence")
     check_pictures(result)
     text = {name: open_tab(result, name) for name in TABS}
@@ -137,7 +137,7 @@ def check_pictures(page):
 
 def test_a_link_opens_its_comparison(visit, server):
     page = visit(f"/?a={BASE}&b=https://huggingface.co/{RELATED}/tree/main&level=layers&alpha=1e-20")
-    verdict(page, "share weight ancestry.")
+    verdict(page, "share weights (p ≤")
     expect(page.get_by_label("One model")).to_have_value(BASE)
     link = page.get_by_label("Link to this comparison").input_value()
     assert f"a={BASE}@" in link and link.endswith(f"&level=layers&alpha=1e-20&v={__version__}")
@@ -185,7 +185,7 @@ def test_cancel_stops_the_reading_and_the_next_comparison_works(visit, live_hub)
 
     live_hub.faults.clear()
     compare(page, BASE, RELATED)
-    verdict(page, "share weight ancestry.")
+    verdict(page, "share weights (p ≤")
 
 
 def test_closing_the_page_stops_the_reading(visit, live_hub):
@@ -207,7 +207,7 @@ def test_a_wrong_name_gives_a_message_that_stays(visit):
     assert page.get_by_test_id("toast-body").count() == 0
 
     compare(page, BASE, RELATED)
-    verdict(page, "share weight ancestry.")
+    verdict(page, "share weights (p ≤")
     assert page.locator("#alert [role=alert]").count() == 0
     assert "cancel" in sent  # a click stops the plan that leaving a field started
 
@@ -263,7 +263,7 @@ def test_concurrent_visitors_see_their_own_results(visit, live_hub):
     compare(one, RELATED, DECLARED)
     compare(other, RELATED, STRANGER)
 
-    verdict(one, "share weight ancestry.")
+    verdict(one, "share weights (p ≤")
     verdict(other, "No evidence of shared weight ancestry was found.")
     settle(one)
     settle(other)
@@ -295,7 +295,7 @@ def test_stored_results_open_at_once_and_say_what_they_are(visit, live_hub):
     assert is_quiet(live_hub)  # what earlier visitors left behind has ended
     asked = len(live_hub.requests)
     open_example(page, "hidden")
-    verdict(page, "share weight ancestry.")
+    verdict(page, "share weights (p ≤")
     expect(page.locator(".verdict .note")).to_contain_text("is in no repository", use_inner_text=True)
     settle(page)
     evidence = open_tab(page, "Evidence")

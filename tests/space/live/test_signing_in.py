@@ -77,7 +77,7 @@ def test_signing_in_opens_a_gated_model_and_keeps_the_link(come, provider, share
     sign_in(page, provider, "reader")
 
     expect(page.get_by_label("Compare with, optional")).to_have_value(GATED)
-    verdict(page, "share weight ancestry.")
+    verdict(page, "share weights (p ≤")
     link = page.get_by_label("Link to this comparison").input_value()
     assert link == f"https://huggingface.co/spaces/owner/mdir-hf?a={BASE}&b={GATED}"
     settle(page)
@@ -89,7 +89,7 @@ def test_results_of_one_account_are_shown_to_no_other_visitor(come, provider, sp
     sign_in(reader, provider, "reader")
     for name in (GATED, PRIVATE):
         compare(reader, BASE, name)
-        verdict(reader, "share weight ancestry.")
+        verdict(reader, "share weights (p ≤")
         settle(reader)
 
         stranger = come()

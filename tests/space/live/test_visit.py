@@ -40,7 +40,7 @@ def test_fields_and_address_fit_the_question_and_back_works(visit, live_hub):
     expect(page.locator("#verdict-words")).to_contain_text("No evidence")
     settle(page)
     open_example(page, "hidden")
-    expect(page.locator("#verdict-words")).to_contain_text("share weight ancestry")
+    expect(page.locator("#verdict-words")).to_contain_text("share weights (p ≤")
     expect(page).to_have_url(re.compile("[?]example="))
     settle(page)
     pair = page.locator(".verdict .pair").inner_text()
@@ -51,7 +51,7 @@ def test_fields_and_address_fit_the_question_and_back_works(visit, live_hub):
     expect(page.locator("#verdict-words")).to_contain_text("No evidence")
     expect(page.get_by_label("Compare with, optional")).to_have_value(STRANGER)
     page.go_back()
-    expect(page.locator("#verdict-words")).to_contain_text("share weight ancestry")
+    expect(page.locator("#verdict-words")).to_contain_text("share weights (p ≤")
     expect(page.get_by_label("Compare with, optional")).to_have_value(RELATED)
 
 
@@ -96,7 +96,7 @@ def test_a_card_shows_a_public_result_without_scripts(result, visit, server):
     assert "<iframe" in text and "A discussion on the Hub" in text
     query = urlparse(result.get_by_label("Link to this comparison").input_value()).query
     card = visit(f"/card?{query}")
-    expect(card.get_by_role("heading")).to_contain_text("share weight ancestry")
+    expect(card.get_by_role("heading")).to_contain_text("share weights (p ≤")
     assert card.locator("script").count() == 0
     assert card.evaluate("document.documentElement.scrollWidth <= innerWidth")
     answer = card.request.get(f"{server.url}/card?{query}")

@@ -204,8 +204,7 @@ def _look_up(listed: ListedModel, lookups: _Lookups) -> ModelCheck:
 
 def _state(listed: ListedModel, opened: Repository, head: Repository) -> tuple[ModelState, str]:
     if listed.commit is None:
-        stated = "no commit is stated"
-        stated += "" if listed.version is None else f", and the version is not one commit: {listed.version}"
+        stated = "none is stated" if listed.version is None else f"the version is not one commit: {listed.version}"
         return ModelState.NO_COMMIT, f"{stated}; read at {_short(head)}"
     if not (opened.commit or "").startswith(listed.commit):
         return ModelState.NO_COMMIT, f"{listed.commit} is a branch or tag, and not a commit; read at {_short(opened)}"

@@ -6,6 +6,7 @@ import json
 import os
 import time
 import tracemalloc
+from dataclasses import replace
 
 import pytest
 
@@ -32,7 +33,9 @@ def hub(loopback_hub, tmp_path):
     serve_family(loopback_hub, tmp_path)
     folder = tmp_path / "me" / "tuned"
     (folder / "note.pt").write_bytes(100 * b"n")
-    loopback_hub.add_repository("me/tuned", folder, revisions={"abcdef1": tmp_path / "owner" / "stranger"})
+    commit = loopback_hub.add_repository("me/tuned", folder, revisions={"abcdef1": tmp_path / "owner" / "stranger"})
+    files = loopback_hub.find("me/tuned").commits[commit]
+    files["note.pt"] = replace(files["note.pt"], is_lfs=False)  # the Hub lists no SHA-256 of it
     loopback_hub.add_repository("owner/gated", tmp_path / "owner" / "base", gated=True)
     loopback_hub.rename_repository("me/tuned", "me/present")
     loopback_hub.rename_repository("me/present", "me/tuned")
@@ -121,7 +124,7 @@ BROKEN = {
     "digest of a base": (lambda t: t() | ancestor(listed("owner/base", hashes=[sha256("0" * 64)])), "digests", 3,
                          "owner/base: model.safetensors: has"),
     "no commit and no digest": (lambda t: without_commit(t()), "digests", 3, "neither a digest nor a commit"),
-    "no commit": (lambda t: without_commit(t()), "pins", 3, "no commit is stated"),
+    "no commit": (lambda t: without_commit(t()), "pins", 3, "none is stated"),
     "commit that is gone": (lambda t: t(commit="a" * 40), "pins", 3, "does not have the stated commit"),
     "branch like a commit": (lambda t: t(commit="abcdef1"), "pins", 3, "abcdef1 is a branch or tag, and not a commit"),
     "abbreviated commit that is gone": (lambda t: t(commit="abcdef2"), "pins", 3, "does not have the stated commit"),

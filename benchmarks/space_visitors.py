@@ -174,7 +174,7 @@ def run(n_visitors: int, seconds: float, n_rounds: int) -> dict[str, Any]:
         with running_command(["--limited"], environment, home) as server:
             visitors = Visitors(server.url)
             with visitors.client("9.9.9.8") as client:
-                ask(client, [BASE, RELATED, "auto", 1e-10])
+                page(client, BASE, RELATED, 1e-10)  # from now on, its answer and figures are stored
             idle_s = statistics.median(visitors.new_question_s() for _ in range(3))
             rounds = []
             before = main_memory(server.process.pid)

@@ -7,6 +7,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from markupsafe import Markup
@@ -65,19 +66,25 @@ class DrawnFigures:
     def __init__(self, most: int = MAX_DRAWN) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._figures: OrderedDict[int, tuple[HomologyReport, ReportFigures]] = OrderedDict()
+        self._figures: OrderedDict[int, tuple[HomologyReport, Future[ReportFigures]]] = OrderedDict()
 
     def of(self, report: HomologyReport) -> ReportFigures:
-        """Return the figures of a report, drawing them only on the first call for the same object."""
+        """Return the figures of a report. Only the first call for the same object draws; others wait for it."""
+        drawn: Future[ReportFigures] = Future()
         with self._lock:
-            report, figures = self._figures.get(id(report), (report, None))
-        figures = figures or ReportFigures(report)  # outside the lock, so that others need not wait for a drawing
-        with self._lock:
-            self._figures[id(report)] = report, figures  # stored with the report, so that no other object gets its id
+            # Stored with the report, so that no other object gets its id.
+            _, figures = self._figures.setdefault(id(report), (report, drawn))
             self._figures.move_to_end(id(report))
             while len(self._figures) > self._most:
                 self._figures.popitem(last=False)
-        return figures
+        if figures is drawn:
+            try:
+                drawn.set_result(ReportFigures(report))
+            except BaseException as exc:
+                with self._lock:
+                    self._figures.pop(id(report), None)
+                drawn.set_exception(exc)
+        return figures.result()
 
 
 PUBLIC_FIGURES = DrawnFigures()

@@ -4,6 +4,8 @@ import html
 import itertools
 import json
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from html.parser import HTMLParser
 from types import SimpleNamespace
@@ -23,6 +25,7 @@ from mdir_hf.render.reproduce import compare_command
 from mdir_hf.render.scale import measured_pairs
 from mdir_hf.render.sections import SectionKind
 from mdir_hf.report import DirectionFact, Exclusion, FactKind, LayerPair, ModuleResult, ModuleRole, ReportArrays
+from mdir_space.html import figures as drawing
 from mdir_space.html.figures import DrawnFigures, ReportFigures
 from mdir_space.html.notices import (
     cut_short_notice,
@@ -227,6 +230,31 @@ def test_the_card_has_the_figure_of_the_deciding_step(deciding):
         n_matches = 0 if example.report.neurons is None else len(example.report.neurons.matches)
         assert (f"Neurons of the layers: {n_matches} of" in deciding[name]) is (name != "strangers")
     assert deciding["strangers"] == ""
+
+
+def test_visitors_who_come_at_once_wait_for_one_drawing(monkeypatch):
+    report, n_drawn = EXAMPLES["strangers"].report, []
+
+    class Slow(ReportFigures):
+        def __init__(self, report):
+            n_drawn.append(report)
+            time.sleep(0.5)  # the others come meanwhile
+            super().__init__(report)
+
+    monkeypatch.setattr(drawing, "ReportFigures", Slow)
+    drawn = DrawnFigures()
+    with ThreadPoolExecutor(8) as visitors:
+        shown = list(visitors.map(lambda _: drawn.of(report), range(8)))
+    assert len(n_drawn) == 1 and all(one is shown[0] for one in shown)
+
+
+def test_a_failed_drawing_is_tried_again(monkeypatch):
+    drawn = DrawnFigures()
+    with monkeypatch.context() as patched:
+        patched.setattr(drawing, "ReportFigures", lambda report: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            drawn.of(EXAMPLES["strangers"].report)
+    assert isinstance(drawn.of(EXAMPLES["strangers"].report), ReportFigures)
 
 
 def test_figures_of_a_public_report_are_drawn_once(monkeypatch):

@@ -25,9 +25,10 @@ def count(number):
 
 
 def left():
-    """Return the sessions with pending messages or events, and the running counts."""
-    queue = demo._queue
-    return [sorted({*queue.pending_messages_per_session, *queue.pending_event_ids_session}), list(at_work)]
+    """Return the sessions with a state, pending messages or events, and the running counts."""
+    queue, states = demo._queue, demo.state_holder.session_data
+    sessions = {*queue.pending_messages_per_session, *queue.pending_event_ids_session, *states} - {"looking"}
+    return [sorted(sessions), list(at_work)]
 
 
 with gr.Blocks(analytics_enabled=False) as demo:

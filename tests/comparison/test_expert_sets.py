@@ -120,7 +120,7 @@ def test_an_expert_made_from_a_dense_mlp_is_found(save):
     assert report.verdict is Verdict.HOMOLOGOUS and matched(report)[0, 0] == {1: None}
     assert (
         "expert 1 of layer 0 of" in report.warning.lower()
-        and "with the dense MLP of layer 0 of" in report.warning.lower()
+        and "with the dense mlp of layer 0 of" in report.warning.lower()
     )
 
 

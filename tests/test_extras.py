@@ -49,8 +49,7 @@ from mdir_hf import compare
 assert compare("a", "b", progress=False).figures()
 """,
     "tree": f"""
-{SURVEY.format("")}
-assert main(["tree", "out"]) == 0
+{SURVEY.format("'--tree'")}
 import json
 from pathlib import Path
 (tree,) = json.loads(Path("out/tree.json").read_text())["trees"]

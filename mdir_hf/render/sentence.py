@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from mdir_hf.names import shown_name, without_common_folder
+from mdir_hf.names import shown_name, visible_text, without_common_folder
 from mdir_hf.render.sections import counted
 from mdir_hf.report.models import ModelSummary
 from mdir_hf.report.optional_parts import LayerTable, StackPair
@@ -17,6 +17,8 @@ NAME_LENGTH = 48
 NOTHING_FOUND = "No shared weights were found"
 NO_PROOF = "This does not prove that the models are independent."
 NEITHER = "This is evidence neither for nor against a relation."
+LONGEST_CAUSE = 320
+"""Maximum length of a caveat that is the warning, because it says why the layers could not be compared."""
 MOST_RUNS = 6
 """Maximum number of runs of layers listed in a sentence; beyond that, layers are counted."""
 
@@ -57,6 +59,8 @@ def warning_of(report: HomologyReport) -> str | None:
         return next(filter(None, reversed(texts) if is_part else texts), None)
     if related:
         return _as_sentence(related[0])
+    if report.reason is Reason.WEIGHTS_UNREADABLE and report.caveats:
+        return visible_text(report.caveats[0], length=LONGEST_CAUSE)
     return NO_PROOF if report.verdict is Verdict.NO_EVIDENCE else NEITHER
 
 

@@ -98,7 +98,7 @@ def test_an_adapter_is_homologous_to_its_base(hub, tmp_path):
     adapter, base = (f"some/{name}@{open_repository(f'some/{name}').commit[:7]}" for name in ("adapter", "base"))
     note = f"{adapter}: an adapter (LoRA) on {base}; W = W_base + (alpha / r) B A for 2 modules."
     assert note in report.caveats
-    assert "an adapter (LoRA) on" in " ".join(str(report).split())
+    assert "an adapter (LoRA) on" in " ".join(report.details.split())
     assert report.candidate.repo == "some/adapter"
     stranger = write_base(tmp_path / "stranger", seed=7)
     assert checker.compare(stranger).verdict.value == "no_evidence"

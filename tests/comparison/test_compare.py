@@ -62,7 +62,7 @@ def test_a_plan_names_each_step_and_is_reported_with_the_bytes_read(base, tmp_pa
 
     report = compare(HomologyChecker.from_pretrained(base), candidate)
     assert 0 < report.io.bytes_read <= report.io.bytes_planned[1]
-    assert "(planned: " in str(report)
+    assert "(planned: " in report.details
     assert HomologyReport.from_json(report.to_json()).io == report.io
 
 

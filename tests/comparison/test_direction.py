@@ -286,7 +286,7 @@ def test_odd_facts_are_refused(rounded, odd):
 
 
 def test_facts_are_printed_beside_the_note_that_a_comparison_has_no_direction(rounded):
-    text, page = str(rounded), markdown_text(rounded, {})
-    assert "\n  direction    In 64 sampled rows of the embedding" in text and "## What is equal" in page
+    text, page = " ".join(rounded.details.split()), markdown_text(rounded, {})
+    assert "direction In 64 sampled rows of the embedding" in text and "## What is equal" in page
     assert "A comparison has no direction" in text and "A comparison has no direction" in page
     assert "What is equal" not in markdown_text(replace(rounded, direction=()), {})

@@ -71,7 +71,7 @@ def test_kept_experts_show_their_noise(save):
         # 1 / sqrt(1 + 0.3^2) = 0.958; 48 rows of 64 values determine it to 0.01.
         assert result.cosine == pytest.approx(0.958, abs=0.03)
     assert HomologyReport.from_json(report.to_json()).projections == report.projections
-    text = str(report)
+    text = report.details
     assert f"{7 * LAYERS} kept" in text
     assert "Experts were compared with each expert of the paired layer only" in html_page(report, {})
     assert "experts of a layer" not in text  # all were compared
@@ -83,7 +83,7 @@ def test_experts_in_another_order_are_permuted(save):
     for result in of_experts(report).values():
         assert (result.outcome, result.moved) == (Outcome.PERMUTED, "experts")
         assert partners(result) == {0: 0, 1: 2, 2: 1}
-    assert f"{3 * LAYERS} permuted" in str(report)
+    assert f"{3 * LAYERS} permuted" in report.details
 
 
 def test_experts_found_as_sets_do_not_confirm_the_table(save):
@@ -150,7 +150,7 @@ def test_a_large_mixture_says_how_many_experts_were_compared(save, monkeypatch):
     for result in of_experts(report).values():
         assert (result.outcome, len(result.experts), result.unread_experts) == (Outcome.KEPT, 4, (5, 5))
         assert all(candidate == reference for candidate, reference in partners(result).items())
-    for text in (str(report), html_page(report, {})):
+    for text in (report.details, html_page(report, {})):
         assert "4 of 9 experts" in " ".join(text.split())
     assert "4 of 4 experts; 5 not read" in html_page(report, {})
 

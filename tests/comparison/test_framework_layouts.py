@@ -82,7 +82,7 @@ def test_two_models_with_open_readings_are_compared(base, tmp_path):
 
 def test_a_note_says_that_names_were_unknown(base, tmp_path):
     folder, _ = in_layout(base, tmp_path / "x", "Megatron")
-    text = str(compare(base, folder, progress=False))
+    text = compare(base, folder, progress=False).details
     assert f"names and shapes allow 12 readings of the MLPs of {folder}" in " ".join(text.split())
 
 
@@ -115,6 +115,6 @@ def test_rows_that_several_tokens_share_are_not_blamed_on_the_tokenizer(base, tm
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({"model_type": "model2vec"}))
     (folder / "tokenizer.json").write_bytes((base / "tokenizer.json").read_bytes())
-    text = " ".join(str(compare(base, folder, progress=False)).split())
+    text = " ".join(compare(base, folder, progress=False).details.split())
     assert f"40 rows, which {n_tokens} tokens share, as tensor 'mapping' tells" in text
     assert "does not match its embedding" not in text

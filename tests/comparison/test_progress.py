@@ -116,8 +116,8 @@ def test_a_report_of_what_is_known_arrives_before_every_step(pair):
     assert {(result.verdict, result.reason) for result in interim} == {(Verdict.INCONCLUSIVE, Reason.UNFINISHED)}
     assert all(result.embedding is None for result in interim) and report.embedding is not None
     assert all(sum("not finished" in caveat for caveat in result.caveats) == 1 for result in interim)
-    assert not any("stopped" in str(result) for result in interim)  # the comparison is running
-    assert report.verdict is Verdict.NO_EVIDENCE and "not finished" not in str(report)
+    assert not any("stopped" in result.details for result in interim)  # the comparison is running
+    assert report.verdict is Verdict.NO_EVIDENCE and "not finished" not in report.details
 
 
 def test_a_settled_question_stays_settled_in_later_reports(pair, tmp_path):

@@ -173,7 +173,7 @@ def test_maps_inside_a_layer_are_kept_in_python(report):
 def test_the_table_survives_json_and_stands_in_the_text(report):
     again = HomologyReport.from_json(report.to_json())
     assert again.projections == report.projections
-    assert "MLP gate permuted: layer 7" in str(report)
+    assert "MLP gate permuted: layer 7" in report.details
 
 
 def test_strangers_have_no_row_in_common(tmp_path):

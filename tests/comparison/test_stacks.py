@@ -153,7 +153,7 @@ def test_two_matrices_of_a_connector_form_an_mlp(shapes, roles):
 def test_a_given_sample_reports_no_tower(seeing):
     found = compare(*seeing, sample_seed=7, progress=False)
     assert [pair.verdict for pair in found.parts if pair.layers] == [Verdict.INCONCLUSIVE]
-    assert related(found) == {} and "shares weights" not in found.sentence + str(found)
+    assert related(found) == {} and "shares weights" not in found.sentence + found.details
 
 
 def test_composites_of_strangers_share_nothing(seeing, tmp_path):

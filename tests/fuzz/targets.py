@@ -268,7 +268,7 @@ def _report(data: bytes) -> object:
     report = HomologyReport.from_json(text)
     again = HomologyReport.from_json(report.to_json())
     assert again.to_json() == report.to_json()
-    return str(report), describe(report), markdown_text(report, {}), report.to_json()
+    return str(report), report.details, describe(report), markdown_text(report, {}), report.to_json()
 
 
 def _badge(data: bytes) -> object:

@@ -114,7 +114,8 @@ def test_a_negative_sentence_states_what_was_compared():
 def test_an_inconclusive_sentence_gives_the_reason_and_no_result(reason):
     report = a_report(verdict=Verdict.INCONCLUSIVE, reason=reason, settled_by=None)
     assert "10⁻" not in report.sentence and not FOUND.search(report.sentence)
-    assert report.warning == "This is evidence neither for nor against a relation."
+    why = "A caveat." if reason is Reason.WEIGHTS_UNREADABLE else "This is evidence neither for nor against a relation."
+    assert report.warning == why
 
 
 def test_a_large_part_that_matches_nothing_is_the_warning():

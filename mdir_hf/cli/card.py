@@ -19,7 +19,7 @@ def add_card(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     """Add the ``card`` command."""
     parser = commands.add_parser(
         "card",
-        help="make the badge of a report, or write it into a model card",
+        help="put a result on a model card, or make its badge",
         description="Without REPO, make the badge of a report: badge.svg, badge.md (the image, linked to the report) "
         "and badge.json (a shields endpoint), beside report.json. With REPO, write a section on weight ancestry into "
         "its model card: print the new card on standard output and its changes on standard error. --create-pr opens "

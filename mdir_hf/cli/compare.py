@@ -21,7 +21,7 @@ def add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add the ``compare`` command."""
     parser = commands.add_parser(
         "compare",
-        help="compare two models",
+        help="do two models share weights?",
         description="Compare two models. Each is owner/name, owner/name@revision, a Hub URL, a local folder or a file.",
     )
     parser.add_argument("reference", metavar="A")
@@ -154,7 +154,7 @@ def add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add the ``inspect`` command."""
     parser = commands.add_parser(
         "inspect",
-        help="show how a comparison sees one model",
+        help="how is a model read, and which parts are compared?",
         description="Show how a comparison sees one model: architecture, roles in each layer, vocabulary, "
         "quantisation, and planned reads. Reads no weights.",
     )

@@ -22,7 +22,7 @@ def add_family(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the ``family`` command."""
     parser = commands.add_parser(
         "family",
-        help="find the family of a model: its nearest bases, the bases on its card, and matching layers",
+        help="what was a model made from?",
         description="Search an index of base models, compare the model with the bases that are found and those that "
         "its card declares, and match its layers with theirs.",
     )

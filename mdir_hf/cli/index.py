@@ -26,7 +26,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add the ``index`` command."""
     parser = commands.add_parser(
         "index",
-        help="build an index of base models, or publish one",
+        help="build an index of base models for family, or publish results",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

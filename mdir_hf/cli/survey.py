@@ -92,7 +92,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add the ``survey`` command."""
     parser = commands.add_parser(
         "survey",
-        help="find which of many models are related",
+        help="which of many models are related? --tree draws their family trees",
         description="Find which of many models are related. Each model is read once: a sample of its rows. Pairs whose "
         "neurons or attention heads are similar are compared; in surveys of at most 20 models, all pairs. Results are "
         "written to a folder as they are computed. Run the same command again to continue a stopped survey.",

@@ -126,6 +126,7 @@ class Inspection:
         rope: How RoPE pairs the rows of a head.
         unembedding: The output head, if it has its own tensor.
         vocabulary: The tokenizer, or None if unavailable; a note then gives the reason.
+        main_stack: Prefix of the stack that a verdict answers for, and the reason; None if there are no layers.
     """
 
     model: ModelSummary
@@ -147,6 +148,7 @@ class Inspection:
     notes: tuple[str, ...]
     reads: ReadEstimate
     io: InputOutput
+    main_stack: str | None
 
     def to_json(self) -> str:
         """Return a JSON object with the schema ``mdir-hf/inspection/1``."""
@@ -213,6 +215,7 @@ def _inspected(model: Model, watch: Watch, all_headers: bool | None) -> Inspecti
         notes=tuple(notes),
         reads=_reads(model, has_headers=wants_headers),
         io=watch.io(model.tensors.n_bytes),
+        main_stack=f"{' + '.join(anatomy.prefixes)}: {anatomy.why_main}" if anatomy.layers else None,
     )
 
 
@@ -350,6 +353,8 @@ def lines_of(inspection: Inspection) -> Iterator[str]:
             yield _line(f"layer{plural}", f"{', '.join(group.names)}: {_group_text(group)}")
     if not inspection.layer_groups:
         yield _line("layers", "none found")
+    if inspection.main_stack is not None:
+        yield _line("main stack", inspection.main_stack)
     if inspection.unplaced:
         n_more = len(inspection.unplaced) - MOST_NAMES
         names = ", ".join(shown_name(name, length=NAME_LENGTH) for name in inspection.unplaced[:MOST_NAMES])

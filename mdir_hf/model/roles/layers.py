@@ -63,18 +63,27 @@ class Layer:
 
 
 @collector_paused()
-def choose_stack(stacks: Iterable[Stack], embedding: str, sizes: ConfigSizes) -> Stack | None:
-    """Return the language model's stack: the one whose prefix has most in common with the embedding's name.
+def choose_stack(stacks: Iterable[Stack], embedding: str, sizes: ConfigSizes) -> tuple[Stack | None, str]:
+    """Choose the main stack, which a verdict answers for: its prefix has most in common with the embedding's name.
 
     Ties go to the stack with the most known roles. Vision towers and the like are skipped if there is any other stack.
     :data:`~mdir_hf.model.roles.tables.MAIN_STACKS` overrides this rule for some families.
+
+    Returns:
+        The stack, or None if there is none, and the reason for the choice.
     """
     candidates = list(stacks)
+    if len(candidates) < 2:
+        return (candidates[0], "the only stack of layers") if candidates else (None, "")
     main = tables.MAIN_STACKS.get(sizes.architecture)
     candidates = [stack for stack in candidates if main is not None and stack.prefix.endswith(main)] or candidates
+    if len(candidates) == 1:
+        return candidates[0], "it has nearly all weights of this family"
     own_stacks = [
         stack for stack in candidates if not any(word in stack.prefix.lower() for word in tables.OTHER_STACKS)
     ]
+    if len(own_stacks) == 1:
+        return own_stacks[0], "by their names, the others are towers, talkers or draft models"
     has_decoder = any("decoder" in stack.prefix for stack in own_stacks)
 
     def folder(name: str) -> list[str]:
@@ -91,10 +100,11 @@ def choose_stack(stacks: Iterable[Stack], embedding: str, sizes: ConfigSizes) ->
     near = [(closeness(stack), stack) for stack in own_stacks or candidates]
     highest = max((shared for shared, _ in near), default=None)
     closest = [stack for shared, stack in near if shared == highest]
-    if len(closest) < 2:
-        return closest[0] if closest else None
+    if len(closest) == 1:
+        return closest[0], "its name is nearest to that of the embedding"
     largest = heapq.nlargest(tables.MOST_STACKS, closest, key=_n_names)
-    return max(largest, key=lambda stack: (_n_roles(stack, sizes), _n_names(stack)))
+    chosen = max(largest, key=lambda stack: (_n_roles(stack, sizes), _n_names(stack)))
+    return chosen, "it has the most matrices with a known role"
 
 
 def _n_names(stack: Stack) -> int:

@@ -53,6 +53,7 @@ class Anatomy:
         tied: Whether the output head is the embedding; False if a head is stored.
         declares_tied: Whether the config declares the output head as tied.
         unplaced: Names of tensors in the language model's stack that have no role.
+        why_main: Why this stack is the main one, which a verdict answers for.
     """
 
     architecture: str
@@ -78,6 +79,7 @@ class Anatomy:
     channel_numbers: str | None = None
     neuron_numbers: str | None = None
     prefixes: tuple[str, ...] = ()
+    why_main: str = field(default="", compare=False)
     readings: tuple[tuple[Reading, ...], ...] = field(default=(), repr=False)
     decided_by: DecidedBy = "names"
     output_width: int | None = None
@@ -210,7 +212,8 @@ def _resolve(config: Config | None, all_names: list[str], shape_of: ShapeOf) -> 
                 "independent test only if the two differ"
             )
 
-    stack = None if sizes.architecture in tables.HEADS_ALONE else choose_stack(stacks, embedding or "", sizes)
+    has_stack = sizes.architecture not in tables.HEADS_ALONE
+    stack, why_main = choose_stack(stacks, embedding or "", sizes) if has_stack else (None, "")
     layers: tuple[Layer, ...] = ()
     unplaced: tuple[str, ...] = ()
     final_norm = None
@@ -260,6 +263,7 @@ def _resolve(config: Config | None, all_names: list[str], shape_of: ShapeOf) -> 
         channel_numbers=sizes.channel_numbers,
         neuron_numbers=meaning_of_neuron_numbers(sizes.architecture),
         prefixes=() if stack is None else stack.prefixes,
+        why_main=why_main,
     )
 
 

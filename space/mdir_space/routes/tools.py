@@ -50,7 +50,7 @@ COMPARE = (
 )
 PLAN = (
     "Estimate the cost of an answer, step by step, without computing it. "
-    "Name reference and candidate to plan compare, reference alone to plan identify and verify together, models to "
+    "Name reference and candidate to plan compare, reference alone to plan family and verify together, models to "
     "plan survey. Reads headers and vocabularies only; takes seconds, for a survey some seconds a model."
 )
 IDENTIFY = (
@@ -286,7 +286,7 @@ TOOLS = (
         lambda answered, link, arguments: reconstructed(answered, link, detailed=arguments.get("detailed", False)),
     ),
     Tool(
-        "identify",
+        "family",
         "Find the family of a model",
         IDENTIFY,
         _ONE_MODEL,

@@ -47,7 +47,7 @@ def client(server):
 
 def test_a_program_finds_the_endpoints_and_nothing_of_the_page(client):
     endpoints = client.view_api(return_format="dict")["named_endpoints"]
-    assert set(endpoints) == {"/compare", "/plan", "/reconstruct", "/identify", "/verify", "/survey"}
+    assert set(endpoints) == {"/compare", "/plan", "/reconstruct", "/family", "/verify", "/survey"}
     names = [parameter["parameter_name"] for parameter in endpoints["/compare"]["parameters"]]
     assert names == ["reference", "candidate", "level", "alpha"]
     assert "share weight ancestry" in endpoints["/compare"]["description"]
@@ -84,7 +84,7 @@ def test_a_family_and_a_survey_come_to_programs_too(client, server, visit):
     assert sorted(map(sorted, compared["groups"])) == [[BASE, RELATED], [STRANGER]]
     assert client.predict(f"{BASE}, {RELATED} {STRANGER}", api_name="/survey")["groups"] == compared["groups"]
     assert client.predict("", "", "auto", f"{BASE} {RELATED}", api_name="/plan")["kind"] == "survey"
-    known = client.predict(RELATED, api_name="/identify")
+    known = client.predict(RELATED, api_name="/family")
     jsonschema.validate(known, IDENTIFIED)
     assert known["found"] == [BASE] and known["candidates"][0]["verdict"] == "homologous"
     for half in (found, known):

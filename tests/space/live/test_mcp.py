@@ -54,7 +54,7 @@ def test_a_session_that_succeeds(server, live_hub):
         async def hear(progress, total, message):
             heard.append((progress, message))
 
-        identified = await agent.call_tool("identify", {"model": RELATED})
+        identified = await agent.call_tool("family", {"model": RELATED})
         verified = await agent.call_tool("verify", {"model": DECLARED})
         surveyed = await agent.call_tool("survey", {"models": [BASE, RELATED, STRANGER]})
         whole = {"reference": LARGE, "candidate": LARGER, "level": "auto", "alpha": 1e-9, "detailed": True}
@@ -63,8 +63,8 @@ def test_a_session_that_succeeds(server, live_hub):
 
     tools, planned, compared, identified, verified, surveyed, detailed, heard = session(server, use, "answers")
 
-    assert set(tools) == {"compare", "plan", "reconstruct", "identify", "verify", "survey"}
-    results = {"plan": planned, "identify": identified, "verify": verified, "survey": surveyed, "compare": detailed}
+    assert set(tools) == {"compare", "plan", "reconstruct", "family", "verify", "survey"}
+    results = {"plan": planned, "family": identified, "verify": verified, "survey": surveyed, "compare": detailed}
     for name, result in results.items():
         jsonschema.validate(result.structuredContent, tools[name].outputSchema)
     assert identified.structuredContent["found"] == [BASE]
@@ -139,7 +139,7 @@ def test_a_session_of_wrong_input_and_a_cancel(server, live_hub):
         assert len(result.content[0].text) < 900 and "Traceback" not in result.content[0].text
     assert (
         unknown.isError
-        and "The tools are compare, plan, reconstruct, identify, verify, survey" in unknown.content[0].text
+        and "The tools are compare, plan, reconstruct, family, verify, survey" in unknown.content[0].text
     )
     assert told[-1] == "Request cancelled"
     assert not after.isError

@@ -50,7 +50,7 @@ def test_tools_have_the_same_limits_and_queue(hub):
 
     service = Service(ServiceSettings(Limits(n_running=1, n_waiting=5, n_per_visitor=1)))
     entry = service._queue.enter(ANYBODY.key)
-    for name, arguments in (("compare", pair), ("identify", {"model": BASE}), ("survey", {"models": [BASE, RELATED]})):
+    for name, arguments in (("compare", pair), ("family", {"model": BASE}), ("survey", {"models": [BASE, RELATED]})):
         with pytest.raises(RefusedError, match="comparisons of yours are running"):
             finish(result_of(service, name, arguments))
     entry.leave()
@@ -66,7 +66,7 @@ def test_wrong_arguments_give_a_short_message():
         ("survey", {"models": [f"o/{k}" for k in range(MAX_MODELS + 1)]}),
         ("survey", {"models": []}),
         ("verify", {"model": {"a": "b"}}),
-        ("identify", {}),
+        ("family", {}),
         ("plan", {"candidate": BASE}),
     ):
         assert 20 < len(TOOL[name].why_not(arguments)) < 600
@@ -85,9 +85,9 @@ def client():
 
 def test_the_mcp_server_lists_its_tools_only_at_its_address(client):
     assert client.get("/").text == "the page"
-    assert "compare, plan, reconstruct, identify, verify, survey" in client.get(f"{MCP_PATH}/").text
+    assert "compare, plan, reconstruct, family, verify, survey" in client.get(f"{MCP_PATH}/").text
     listed = {tool["name"]: tool for tool in client.get(f"{MCP_PATH}/schema").json()}
-    assert set(listed) == {"compare", "plan", "reconstruct", "identify", "verify", "survey"}
+    assert set(listed) == {"compare", "plan", "reconstruct", "family", "verify", "survey"}
     assert listed["compare"]["outputSchema"]["properties"]["verdict"]
 
 

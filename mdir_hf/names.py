@@ -67,6 +67,12 @@ def without_common_folder(names: Sequence[str]) -> tuple[str | None, tuple[str, 
     return str(Path(*parts[0][:n_common])), tuple(str(Path(*path[n_common:])) for path in parts)
 
 
+def without_folder(text: str, names: Sequence[str]) -> str:
+    """Leave the folder that all names share out of a text about them, and state it once on the first line."""
+    folder, _ = without_common_folder(names)
+    return text if folder is None else "in " + folder + ":\n" + text.replace(folder.rstrip("/") + "/", "")
+
+
 def did_you_mean(word: str, names: Iterable[str]) -> str:
     """Return ``; did you mean 'x'?`` with the known name closest to a word, or an empty string if none is close."""
     by_lower = {name.lower(): name for name in names if name != word}

@@ -16,6 +16,7 @@ from mdir_hf.cli.completion import remember_models
 from mdir_hf.cli.output import loading, remark, say, shown_if_stopped
 from mdir_hf.errors import InputError, MdirError, one_line
 from mdir_hf.lineage.survey import expect_survey
+from mdir_hf.names import without_folder
 from mdir_hf.render.sections import counted
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ def _show(report: SurveyReport, options: argparse.Namespace, trees: Sequence[Fam
         body = report.to_dict() | ({"trees": [tree.to_dict() for tree in trees]} if options.tree else {})
         say(json.dumps(body, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
     else:
-        say("\n\n".join([str(report), *map(str, trees)]) + "\n", is_prose=True)
+        say(without_folder("\n\n".join([str(report), *map(str, trees)]), report.names) + "\n", is_prose=True)
 
 
 def _trees(report: SurveyReport, state: SurveyFolder, options: argparse.Namespace) -> list[FamilyTree]:

@@ -36,7 +36,9 @@ def compare(page: Page, first: str, second: str) -> None:
 
 
 def open_example(page: Page, name: str) -> None:
-    """Open a stored result; unfold the list if it has the button."""
+    """Open a stored result from the first view of the page; unfold the list if it has the button."""
+    if page.locator("#page .verdict").count():
+        page.goto(page.url.partition("?")[0])
     words = next(example.words for example in stored_examples() if example.name == name)
     button = page.get_by_role("button", name=words, exact=True)
     if not words.endswith("?") and not button.is_visible():

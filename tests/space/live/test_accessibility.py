@@ -90,9 +90,9 @@ def test_a_dark_theme_shows_dark_pictures_on_a_light_system(visit):
 
 
 def test_text_twice_as_large_is_not_cut_off(result):
-    before = result.locator("svg.scale").bounding_box()["width"]
+    before = result.locator("svg.ledger").bounding_box()["width"]
     result.evaluate("document.documentElement.style.fontSize = '200%'")
-    assert result.locator("svg.scale").bounding_box()["width"] > 1.5 * before
+    assert result.locator("svg.ledger").bounding_box()["width"] > 1.5 * before
     for tab in result.get_by_role("tab").all():
         assert tab.bounding_box()["height"] >= 2 * 16 * 1.25, tab.inner_text()
     assert overflow(result) == 0
@@ -173,7 +173,7 @@ def test_everything_works_without_a_mouse_and_is_announced(visit):
             break
         page.keyboard.press("Shift+Tab")
     page.keyboard.press("Enter")
-    expect(page.locator("#verdict-words")).to_contain_text("No evidence")
+    expect(page.locator("#verdict-words")).to_contain_text("No shared weights")
 
 
 def test_the_focused_element_is_visible(visit):
@@ -220,7 +220,7 @@ class TestAxe:
     def test_with_layers_and_modules(self, visit):
         page = visit(color_scheme="light")
         open_example(page, "upscaled")
-        expect(page.locator(".sentence")).to_contain_text("deeper")
+        expect(page.locator("#verdict-words")).to_contain_text("deeper")
         settle(page)
         for name in ("Layers", "Modules"):
             open_tab(page, name)

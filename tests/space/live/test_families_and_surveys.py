@@ -31,7 +31,7 @@ def test_one_name_on_a_phone_gives_a_family(visit, server):
 
     answered(page, f"It shares weight ancestry with {BASE}.")
     expect(page.locator(".verdict .sentence")).to_have_text(
-        re.compile(rf"^\s*{DECLARED} and {BASE} share weights \(log10 p = ")
+        re.compile(rf"^\s*{DECLARED} and {BASE} share weights \(p ≤ ")
     )
     expect(page.locator(".declared")).to_contain_text(
         f"Its card declares {BASE} as its base (finetune). Measured: shared weights were found.", use_inner_text=True

@@ -163,7 +163,7 @@ def test_each_figure_has_one_hint_and_responds(visit):
     expect(strip.locator(".said")).to_have_text(re.compile("^Query, layer 0 of .*: kept, mean cosine 1.000"))
 
     open_example(page, "fine-tune")
-    expect(page.locator(".sentence")).to_contain_text("fine-tuned")
+    expect(page.locator("#verdict-words")).to_contain_text("fine-tuned")
     settle(page)
     open_tab(page, "Evidence")
     assert page.locator('.answers[data-name="flow"]').count() == 0  # the layers were not described

@@ -44,7 +44,7 @@ def test_two_names_give_progress_verdict_and_evidence(visit, live_hub):
     expect(page.locator("#status")).to_contain_text(re.compile(r"[\d.]+ (kB|MB) read"))
     expect(page.get_by_role("button", name="Cancel")).to_be_visible()
     live_hub.faults.clear()  # a slow page shows all of this before the answer comes
-    verdict(page, "No evidence of shared weight ancestry was found.")
+    verdict(page, "No shared weights were found")
     settle(page)
     expect(page.locator("#status")).to_have_text(re.compile(r"^\s*$"), use_inner_text=True)
     expect(page.locator(".verdict")).to_contain_text(f"{STRANGER} and {BASE}", use_inner_text=True)
@@ -52,7 +52,7 @@ def test_two_names_give_progress_verdict_and_evidence(visit, live_hub):
     assert "No shared weights were found" in card
     assert "This does not prove that the models are independent." in card
     assert "What this excludes" not in card
-    page.get_by_text("The numbers behind it").click()
+    page.get_by_text("How do you know?").click()
     expect(page.locator(".verdict")).to_contain_text("What this excludes", use_inner_text=True)
     expect(page.locator("#plan")).to_have_text(re.compile(r"Planned: .* Read: [\d.]+ [kM]B"), use_inner_text=True)
 
@@ -264,7 +264,7 @@ def test_concurrent_visitors_see_their_own_results(visit, live_hub):
     compare(other, RELATED, STRANGER)
 
     verdict(one, "share weights (p ≤")
-    verdict(other, "No evidence of shared weight ancestry was found.")
+    verdict(other, "No shared weights were found")
     settle(one)
     settle(other)
     assert STRANGER not in one.content()
@@ -299,13 +299,13 @@ def test_stored_results_open_at_once_and_say_what_they_are(visit, live_hub):
     expect(page.locator(".verdict .note")).to_contain_text("is in no repository", use_inner_text=True)
     settle(page)
     evidence = open_tab(page, "Evidence")
-    assert "Step keys" in evidence and "in another order" in evidence
+    assert "Step keys" in evidence and "tested neurons match" in evidence
     expect(page.locator("#panel-evidence .answers").first).to_have_attribute("data-name", "neurons")  # the deciding one
     assert "The layers were not described" in open_tab(page, "Layers")  # the keys settled it before them
     assert "make real" in open_tab(page, "Reproduce")
 
     open_example(page, "upscaled")
-    expect(page.locator(".sentence")).to_contain_text("deeper")
+    expect(page.locator("#verdict-words")).to_contain_text("deeper")
     settle(page)
     assert "44 of 44 layers" in open_tab(page, "Layers")
     expect(page.locator("#panel-layers figure img")).to_have_count(4)  # the map and the flow, light and dark
@@ -314,7 +314,25 @@ def test_stored_results_open_at_once_and_say_what_they_are(visit, live_hub):
     assert [request.path for request in live_hub.requests[asked:]] == []
 
     open_example(page, "strangers")
-    expect(page.locator("#verdict-words")).to_contain_text("No evidence")
+    expect(page.locator("#verdict-words")).to_contain_text("No shared weights")
+
+
+TALLEST_PX = 2_400
+"""Maximum height of an answer on a desktop before anything is unfolded."""
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 720), (390, 844)])
+@pytest.mark.parametrize("example", ["permuted", "strangers"])
+def test_the_answer_is_visible_without_scrolling(visit, width, height, example):
+    page = visit(f"/?example={example}", viewport={"width": width, "height": height})
+    settle(page)
+    words = page.locator("#verdict-words").bounding_box()
+    assert page.evaluate("scrollY") == 0 and words["y"] + words["height"] < height
+    assert [tab.inner_text() for tab in page.get_by_role("tab").all()] == ["Evidence", "Layers", "Share"]
+    assert page.locator(".verdict figure").count() <= 1
+    if width > height:
+        assert page.evaluate("document.documentElement.scrollHeight") <= TALLEST_PX
+    assert page.get_by_label("One model").is_visible() and not page.locator(".intro").first.is_visible()
 
 
 def test_compare_opens_the_stored_result_of_the_fields(visit, server, live_hub):
@@ -328,7 +346,7 @@ def test_compare_opens_the_stored_result_of_the_fields(visit, server, live_hub):
     page.get_by_role("button", name="Compare", exact=True).click()
     expect(page.locator(".verdict:not(.before)")).to_be_visible()
     settle(page)
-    expect(page.locator(".verdict .sentence")).to_contain_text("reordered", use_inner_text=True)
+    expect(page.locator("#verdict-words")).to_contain_text("reordered", use_inner_text=True)
     expect(page).to_have_url(f"{server.url}/?example=permuted")
 
     page.get_by_label("Compare with, optional").fill(BASE)
@@ -344,7 +362,7 @@ def test_a_tab_that_a_visitor_opens_early_stays_open(visit):
     settle(page)
     expect(page.get_by_role("tab", name="Share")).to_have_attribute("aria-selected", "true")
     open_example(page, "other-tokenizer")
-    expect(page.locator(".sentence")).to_contain_text("retokenised")
+    expect(page.locator("#verdict-words")).to_contain_text("retokenised")
     expect(page.get_by_role("tab", name="Evidence")).to_have_attribute("aria-selected", "true")
 
 

@@ -37,7 +37,7 @@ def test_fields_and_address_fit_the_question_and_back_works(visit, live_hub):
         expect(page).to_have_url(re.compile(f"[?]a={BASE}&b={STRANGER}$"))
         page.wait_for_timeout(500)
     page.reload()
-    expect(page.locator("#verdict-words")).to_contain_text("No evidence")
+    expect(page.locator("#verdict-words")).to_contain_text("No shared weights")
     settle(page)
     open_example(page, "hidden")
     expect(page.locator("#verdict-words")).to_contain_text("share weights (p ≤")
@@ -47,8 +47,9 @@ def test_fields_and_address_fit_the_question_and_back_works(visit, live_hub):
     for label in ("One model", "Compare with, optional"):
         assert page.get_by_label(label).input_value() in pair
 
+    page.go_back()  # to the first view of the page
     page.go_back()
-    expect(page.locator("#verdict-words")).to_contain_text("No evidence")
+    expect(page.locator("#verdict-words")).to_contain_text("No shared weights")
     expect(page.get_by_label("Compare with, optional")).to_have_value(STRANGER)
     page.go_back()
     expect(page.locator("#verdict-words")).to_contain_text("share weights (p ≤")

@@ -39,7 +39,7 @@ def tab_html(report: HomologyReport, kind: SectionKind, figures: ReportFigures, 
     if section is not None:
         images = figures.images(section.figures)
         return render("tab", introduction=INTRODUCTIONS[kind], link="", section=section, images=images)
-    is_about_layers = kind in (SectionKind.LAYERS, SectionKind.MODULES) and report.layers is None
-    way_on = link_to_layers(link) if is_about_layers else ""
+    # The modules are on the same tab, so one link is enough.
+    way_on = link_to_layers(link) if kind is SectionKind.LAYERS and report.layers is None else ""
     is_missing = kind is SectionKind.EVIDENCE and report.settled_by is not SettledBy.IDENTICAL_FILES
     return render("tab", introduction=NOTHING_COMPARED if is_missing else NOT_RUN[kind], link=way_on, section=None)

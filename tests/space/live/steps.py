@@ -57,7 +57,7 @@ def verdict(page: Page, part: str = "") -> str:
     """Wait for a verdict that contains a text, and return its words."""
     words = page.locator("#verdict-words")
     expect(words).to_be_visible()
-    expect(words).to_have_text(re.compile(re.escape(part)), use_inner_text=True)
+    expect(words).to_have_text(re.compile(re.escape(part) or "."), use_inner_text=True)
     return words.inner_text()
 
 

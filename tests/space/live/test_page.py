@@ -295,7 +295,7 @@ def test_stored_results_open_at_once_and_say_what_they_are(visit, live_hub):
     assert is_quiet(live_hub)  # what earlier visitors left behind has ended
     asked = len(live_hub.requests)
     open_example(page, "hidden")
-    verdict(page, "share weights (p ≤")
+    verdict(page, "share weights (all 64")
     expect(page.locator(".verdict .note")).to_contain_text("is in no repository", use_inner_text=True)
     settle(page)
     evidence = open_tab(page, "Evidence")

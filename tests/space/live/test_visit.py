@@ -47,7 +47,6 @@ def test_fields_and_address_fit_the_question_and_back_works(visit, live_hub):
     for label in ("One model", "Compare with, optional"):
         assert page.get_by_label(label).input_value() in pair
 
-    page.go_back()  # to the first view of the page
     page.go_back()
     expect(page.locator("#verdict-words")).to_contain_text("No shared weights")
     expect(page.get_by_label("Compare with, optional")).to_have_value(STRANGER)

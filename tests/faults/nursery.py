@@ -170,7 +170,7 @@ def warm(models: Path, report: Path) -> None:
         run(["compare", *names[:2], "--quiet"])
         run(["survey", *names, "--tokens", "256", "--quiet", "--output", f"{folder}/survey"])
         run(["align", names[0], names[1], "--output", f"{folder}/aligned"])
-        run(["index", f"{folder}/bases.index", *names])
+        run(["index", "build", *names, "--output", f"{folder}/bases.index"])
         run(["card", str(report), "--output", f"{folder}/badge"])
         run(["save", str(report), f"{folder}/saved"])
     assert threading.active_count() == 1, f"a process with threads must not be forked: {threading.enumerate()}"

@@ -91,7 +91,7 @@ class Machine:
                 _is_sound_survey,
             ),
             "index": Program(
-                lambda place: ["index", str(place / "bases.index"), *MODELS],
+                lambda place: ["index", "build", *MODELS, "--output", str(place / "bases.index")],
                 lambda place: files_of(place),
                 lambda place, whole: _is_sound_index(place / "bases.index"),
             ),

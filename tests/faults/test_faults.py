@@ -69,7 +69,7 @@ def test_an_answer_that_cannot_be_written_gives_one_line(tmp_path):
         sys.executable,
         "-m",
         "mdir_hf",
-        "badge",
+        "card",
         str(tmp_path / "report.json"),
         "--output",
         str(tmp_path / "out"),

@@ -40,9 +40,9 @@ def test_embeddings_are_compared_with_few_requests_and_megabytes(hub, tmp_path):
     # The layers of these files are holes: the embeddings agree, but no neurons do.
     assert (run.report["verdict"], run.report["reason"]) == ("inconclusive", "embeddings_only")
     io = run.report["io"]
-    # Two indices of 9 MB, a tokenizer of 10 MB, neurons of 256 experts in two layers, and some whole gates: 365 to
-    # 411 MB with five seeds.
-    assert (io["bytes_read"] < 450e6, io["requests"] < 4500) == (True, True), io
+    # Two indices of 9 MB, a tokenizer of 10 MB, neurons of 256 experts in two layers, some whole gates, and 258 MB of
+    # each model for the noise step: 790 MB. If that step reads a layer of experts, 365 to 411 MB.
+    assert (io["bytes_read"] < 900e6, io["requests"] < 4500) == (True, True), io
     # 6.4 GB: the noise step fits 35,840 rows of 7,168 channels of both models.
     assert run.peak_memory_bytes < 7e9
 

@@ -33,9 +33,9 @@ def hub(tmp_path_factory):
 def test_a_relative_is_settled_with_a_few_megabytes(hub, tmp_path):
     run = run_compare("llama/base", "llama/fine-tune", endpoint=hub.endpoint, home=tmp_path)
     assert run.report["verdict"] == "homologous"
-    # Gate and up of 64 tested and 24 fitted neurons of one layer of each model (2.9 MB), and headers. 16 neurons more
-    # than that may be read in their gaps.
-    assert run.report["io"]["bytes_read"] < 4e6
+    # Gate and up of 64 tested and 24 fitted neurons of one layer of each model (2.9 MB), headers, and neurons in gaps
+    # between them, whose number depends on the sample: up to 4.4 MB in six runs.
+    assert run.report["io"]["bytes_read"] < 6e6
     assert run.peak_memory_bytes < 1 << 30
     assert not any(path.endswith("tokenizer.json") for path in run.report["io"]["files"])
 

@@ -79,9 +79,8 @@ def test_merges_are_shown_with_the_shares_of_each_layer(loopback_hub, tmp_path, 
     members = (ROOT, "left", "left-a", "left-b", "right", "right-b", "star-1", *MERGES)
     for name in members:
         loopback_hub.add_repository(f"lab/{name}", lineage_model(name))
-    assert main(["survey", "--author", "lab", "--output", str(tmp_path), "--tokens", "512", "--quiet"]) == 0
-    capsys.readouterr()
-    assert main(["tree", str(tmp_path), "--layers", "--json"]) == 0
+    command = ["survey", "--author", "lab", "--output", str(tmp_path), "--tokens", "512", "--quiet"]
+    assert main([*command, "--tree", "--layers", "--json"]) == 0
     (tree,) = json.loads(capsys.readouterr().out)["trees"]
     merges = {merge["model"]: merge for merge in tree["merges"]}
     assert merges.keys() == {f"lab/{name}" for name in MERGES}

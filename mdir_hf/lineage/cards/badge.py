@@ -138,8 +138,8 @@ class Badge:
         """JSON for a shields.io endpoint badge, which can be verified next to its ``report.json``."""
         return json.dumps(endpoint_of(self.claim), indent=2) + "\n"
 
-    def markdown(self, image_url: str, report_url: str, bom_url: str | None = None) -> str:
-        """Return a line of Markdown: the badge, linked to the report, and optionally a link to a bill of materials.
+    def markdown(self, image_url: str, report_url: str) -> str:
+        """Return a line of Markdown: the badge, linked to the report.
 
         URLs may be relative paths.
 
@@ -147,8 +147,7 @@ class Badge:
             InputError: If a URL is empty, or has a scheme other than http or https.
         """
         # The sentence consists of fixed words and a number, so it needs no escaping.
-        bom = "" if bom_url is None else f" [bill of materials]({_target(bom_url)})"
-        return f"[![{self.claim.sentence}]({_target(image_url)})]({_target(report_url)}){bom}"
+        return f"[![{self.claim.sentence}]({_target(image_url)})]({_target(report_url)})"
 
 
 def make_badge(report: HomologyReport) -> Badge:

@@ -46,10 +46,11 @@ def test_a_card_without_a_document_links_none(bom):
 
 
 def test_the_command_writes_the_link(bom, report, tmp_path):
-    out = tmp_path / "README.md"
+    out = tmp_path / "out"
     words = ["card", "me/tuned", str(report), "--bom", str(bom), "--output", str(out), "--quiet"]
     assert main(words) == 0
-    assert ".lineage/bom.json" in out.read_text()
+    assert ".lineage/bom.json" in (out / "README.md").read_text()
+    assert (out / ".lineage" / "bom.json").read_bytes() == bom.read_bytes()
 
 
 def test_a_document_about_another_model_is_refused(bom):
@@ -63,8 +64,3 @@ def test_a_document_of_another_program_is_refused(bom):
     bom.write_text(json.dumps(body))
     with pytest.raises(InputError, match="was not written by mdir-hf"):
         linked_bom(bom, "me/tuned")
-
-
-def test_a_badge_links_the_document(bom, report, capsys):
-    assert main(["badge", str(report), "--bom-url", "bom.json"]) == 0
-    assert "(report.json) [bill of materials](bom.json)" in capsys.readouterr().out

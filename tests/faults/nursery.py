@@ -93,11 +93,17 @@ def without_pictures() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run a command, or save an existing report, which no command does; return the exit status."""
+    """Run a command, save a report (which no command does), or write files carelessly; return the exit status."""
     from mdir_hf import HomologyReport, MdirError
     from mdir_hf.cli.main import main
     from mdir_hf.render.folder import save_report
 
+    if arguments[0] == "write carelessly":
+        folder = Path(arguments[1])
+        folder.mkdir(exist_ok=True)
+        for name in ("first", "second", "third"):
+            (folder / name).write_text(name)
+        return 0
     if arguments[0] != "save":
         return main(arguments)
     try:

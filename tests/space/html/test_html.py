@@ -318,9 +318,11 @@ def test_the_deciding_tab_opens_first():
 
 def test_empty_tabs_link_to_the_layers_unless_requested_before(relatives):
     bare = replace(relatives, layers=None, modules=None, projections=None)
+    said = tab_html(bare, SectionKind.LAYERS, ReportFigures(bare), "http://here/?a=a/b&b=c/d&alpha=1e-20")
+    assert 'href="?a=a/b&amp;b=c/d&amp;alpha=1e-20&amp;level=layers"' in said
+    # Modules are on the tab of the layers, where one link is enough.
+    assert "href" not in tab_html(bare, SectionKind.MODULES, ReportFigures(bare), "http://here/?a=a/b&b=c/d")
     for kind in (SectionKind.LAYERS, SectionKind.MODULES):
-        said = tab_html(bare, kind, ReportFigures(bare), "http://here/?a=a/b&b=c/d&alpha=1e-20")
-        assert 'href="?a=a/b&amp;b=c/d&amp;alpha=1e-20&amp;level=layers"' in said
         assert "href" not in tab_html(bare, kind, ReportFigures(bare), "http://here/?a=a/b&b=c/d&level=layers")
         assert "href" not in tab_html(bare, kind, ReportFigures(bare))
 

@@ -35,16 +35,15 @@ def test_the_checkpoint_has_the_published_size():
 
 
 def test_embeddings_are_compared_with_few_requests_and_megabytes(hub, tmp_path):
-    # With this seed the noise step reads a dense layer, which takes most memory.
-    run = run_compare("deepseek/base", "deepseek/fine-tune", "--sample-seed", "2", endpoint=hub.endpoint, home=tmp_path)
+    # Bytes and memory depend on the sample. With this seed the noise step reads a layer of experts; a dense layer takes
+    # 426 MB and several gigabytes more (docs/LOG.md).
+    run = run_compare("deepseek/base", "deepseek/fine-tune", "--sample-seed", "1", endpoint=hub.endpoint, home=tmp_path)
     # The layers of these files are holes: the embeddings agree, but no neurons do.
     assert (run.report["verdict"], run.report["reason"]) == ("inconclusive", "embeddings_only")
     io = run.report["io"]
-    # Two indices of 9 MB, a tokenizer of 10 MB, neurons of 256 experts in two layers, some whole gates, and 258 MB of
-    # each model for the noise step: 790 MB. If that step reads a layer of experts, 365 to 411 MB.
-    assert (io["bytes_read"] < 900e6, io["requests"] < 4500) == (True, True), io
-    # 6.4 GB: the noise step fits 35,840 rows of 7,168 channels of both models.
-    assert run.peak_memory_bytes < 7e9
+    # Two indices of 9 MB, a tokenizer of 10 MB, neurons of 256 experts in two layers, and some whole gates: 365 MB.
+    assert (io["bytes_read"] < 450e6, io["requests"] < 4500) == (True, True), io
+    assert run.peak_memory_bytes < 5 << 30  # 3.5 GB: rows of 2,048 neurons, and square matrices of 7,168 channels
 
 
 def test_it_is_inspected_without_its_161_other_headers(hub, capsys):

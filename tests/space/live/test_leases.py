@@ -7,7 +7,6 @@ import httpx
 import pytest
 from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
-from playwright.sync_api import expect
 
 from benchmarks.space_day import descendants
 from mdir_space.jobs.lease import LEASE_S
@@ -146,16 +145,3 @@ def test_another_host_is_refused(server):
             answer = client.get(path)
             assert answer.status_code == 403
             assert "access-control-allow-origin" not in answer.headers
-
-
-def test_a_running_comparison_never_says_stopped(visit, jobs):
-    page = visit(f"/?a={LARGE}&b={LARGER}&level=layers")
-    jobs.wait_for(1, STARTS_S)
-    page.get_by_role("button", name="Cancel").click()
-    page.get_by_label("Compare with, optional").press("Enter")  # at once, as an impatient visitor does
-    expect(page.locator("#status .progress")).to_be_visible()
-    for _ in range(80):  # 8 s: a cancelled comparison has 5 s to end
-        assert "Stopped" not in page.locator("#status").inner_text()
-        page.wait_for_timeout(100)
-    assert jobs.n_running == 1
-    page.close()

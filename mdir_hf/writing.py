@@ -65,7 +65,7 @@ def writing_into(folder: Path, subject: Path | None = None) -> Iterator[None]:
 
 @contextmanager
 def locked(lock_file: Path, subject: Path, *, wait_s: float = 0.0) -> Iterator[None]:
-    """Let no other process take the same lock during the block. ``subject`` is what it protects.
+    """Let no other process take the same lock during the block. Errors name ``subject``.
 
     Raises:
         InputError: If another process holds the lock, or the lock file cannot be written.
@@ -93,7 +93,7 @@ def locked(lock_file: Path, subject: Path, *, wait_s: float = 0.0) -> Iterator[N
 
 
 Note = str | list[tuple[str, float | None]] | None
-"""What a program remembers about a file: a digest, or a number for each tensor."""
+"""A program's note on a file: a digest, or a number for each tensor."""
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ class Output:
         return tuple(self.folder / name for name in self._manifest.files)
 
     def _move(self, manifest: Manifest) -> None:
-        """Finish an output whose manifest is in place; a second call continues where the first was killed."""
+        """Finish an output whose manifest is in place; a second call continues after a kill."""
         earlier = self._read(self._last) or Manifest(SCHEMA, None)
         for name in manifest.files:
             with suppress(FileNotFoundError):  # moved before a kill

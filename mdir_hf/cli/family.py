@@ -22,7 +22,7 @@ def add_family(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the ``family`` command."""
     parser = commands.add_parser(
         "family",
-        help="what was a model made from?",
+        help="which base models was a model made from?",
         description="Search an index of base models, compare the model with the bases that are found and those that "
         "its card declares, and match its layers with theirs.",
     )

@@ -61,7 +61,7 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         default=[],
         type=conditions,
         help="exit with 0 only if these conditions are met: all, or a comma-separated list of pins (every model has a "
-        "commit that the Hub has), digests (stated digests are those of the files) and bases (there is a base, and "
+        "commit that the Hub has), digests (the files have the stated digests) and bases (there is a base, and "
         "the weights confirm every one)",
     )
     arguments.add_bom(

@@ -16,7 +16,7 @@ class Condition(Term):
     """A condition that ``--require`` names."""
 
     PINS = "pins", "every model has a commit"
-    DIGESTS = "digests", "stated digests are those of the files"
+    DIGESTS = "digests", "the files have the stated digests"
     BASES = "bases", "every base is confirmed by the weights"
 
 

@@ -282,7 +282,7 @@ class StreamTransform:
     def return_error(self, rows: torch.Tensor, mapped: torch.Tensor, gains: NormGains | None, *, writes: bool) -> float:
         """Map a few rows back, and return ``|back - rows|_F / |rows|_F``.
 
-        ``writes`` and ``gains`` are those of the map: :meth:`written`, or :meth:`read`. Gains are compared folded in,
+        ``writes`` and ``gains`` say which map was used: :meth:`written`, or :meth:`read`. Gains are compared folded in,
         because a gain of 0 hides a column from the model and cannot be divided by.
         """
         step = max(1, len(rows) // N_SAMPLED)

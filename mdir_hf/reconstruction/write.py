@@ -270,7 +270,7 @@ def _check(model: Model, reconstruction: Reconstruction, reference: Model | None
 
 
 def _expect_same_sizes(model: Model, reconstruction: Reconstruction, reference: Model | None) -> None:
-    """Check that the neurons, heads, experts and layers of a reconstruction are those of the models."""
+    """Check that the models have the neurons, heads, experts and layers of a reconstruction."""
 
     def expect(what: str, stated: object, actual: object) -> None:
         if stated != actual:

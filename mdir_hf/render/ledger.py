@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from mdir_hf.report.optional_parts import PartCoverage
 from mdir_hf.report.result import HomologyReport
+from mdir_hf.report.words import LEAST_SHARE, percent_text
 
 WIDTH, BAR_HEIGHT, ROW_HEIGHT = 600, 18, 46
 GROUPS = ((True, "match", "1"), (False, "no match", "0.45"), (None, "not compared", "0.12"))
@@ -24,9 +25,10 @@ class Shares:
 
     @property
     def words(self) -> str:
-        """The shares that are not 0 as text, such as ``77 % match, 23 % no match (by samples)``."""
+        """The shares of at least 0.1 % as text, such as ``77 % match, 23 % no match (by samples)``."""
         pairs = zip(self.shares, GROUPS, strict=True)
-        return f"{', '.join(f'{100 * share:.0f} % {name}' for share, (_, name, _) in pairs if share)} (by samples)"
+        texts = [f"{percent_text(share)} {name}" for share, (_, name, _) in pairs if share >= LEAST_SHARE]
+        return f"{', '.join(texts)} (by samples)"
 
 
 def ledger_of(report: HomologyReport) -> tuple[Shares, ...]:

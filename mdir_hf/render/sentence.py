@@ -11,7 +11,7 @@ from mdir_hf.report.optional_parts import LayerTable, StackPair
 from mdir_hf.report.parts import ExpertName
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.terms import Reason, SettledBy, Verdict
-from mdir_hf.report.words import compared_share, percent_text, unmatched_text
+from mdir_hf.report.words import compared_share, not_compared_text, percent_text, unmatched_text
 
 NAME_LENGTH = 48
 NOTHING_FOUND = "No shared weights were found"
@@ -61,7 +61,10 @@ def warning_of(report: HomologyReport) -> str | None:
         return _as_sentence(related[0])
     if report.reason is Reason.WEIGHTS_UNREADABLE and report.caveats:
         return visible_text(report.caveats[0], length=LONGEST_CAUSE)
-    return NO_PROOF if report.verdict is Verdict.NO_EVIDENCE else NEITHER
+    if report.verdict is not Verdict.NO_EVIDENCE:
+        return NEITHER
+    alike = [name for name, matrix in report.matrices.items() if matrix.is_significant]
+    return f"Their {alike[0]}s are alike, but not copies. {NO_PROOF}" if alike else NO_PROOF
 
 
 def _as_sentence(text: str) -> str:
@@ -79,23 +82,20 @@ def _beside_the_main_stacks(report: HomologyReport) -> list[StackPair]:
 def _nothing_found(report: HomologyReport, pair: str) -> str:
     if _beside_the_main_stacks(report):
         return f"{NOTHING_FOUND} between the language models of {pair}."
-    alike = [name for name, matrix in report.matrices.items() if matrix.is_significant]
-    if alike:
-        return f"{NOTHING_FOUND} between {pair}; their {alike[0]}s are alike."
     are_layers_excluded = report.neurons is not None or (
         report.excludes is not None and report.excludes.keys is not None
     )
     if not are_layers_excluded and report.matrices and not report.parts:
         return f"{NOTHING_FOUND} between the {next(iter(report.matrices))}s of {pair}."
-    share = _compared_share(report)
-    extent = "" if share is None else f" in {percent_text(share)} of the bytes"
-    return f"{NOTHING_FOUND} between {pair}{extent}."
-
-
-def _compared_share(report: HomologyReport) -> float | None:
-    """Return the smaller of the two models' shares of bytes that were compared; None if unknown or all were."""
     sides = () if report.coverage is None else (report.coverage.reference, report.coverage.candidate)
-    return min((share for side in sides if (share := compared_share(side)) is not None), default=None)
+    if all(not_compared_text(side) is None for side in sides):
+        return f"{NOTHING_FOUND} between {pair}."
+    shares = [compared_share(side) for side in sides]
+    known = [share for share in shares if share is not None]
+    if len(known) < len(shares):
+        return f"{NOTHING_FOUND} between the compared parts of {pair}."
+    # The smaller share, and never 100 %, because something was left out.
+    return f"{NOTHING_FOUND} between {pair} in {percent_text(min(0.99, *known))} of the bytes."
 
 
 def part_relation(pair: StackPair, reference: str, candidate: str) -> str:

@@ -200,7 +200,7 @@ def not_compared_text(parts: Iterable[PartCoverage]) -> str | None:
 
 
 def compared_share(parts: Iterable[PartCoverage]) -> float | None:
-    """Return the share of a model's bytes in parts that were compared; None if sizes are unknown or all parts were."""
+    """Return the share of a model's bytes in parts that were compared, between 0 and 1; None if sizes are unknown."""
     ledger = tuple(parts)
     total = sum(entry.bytes or 0 for entry in ledger)
     if not total or any(entry.bytes is None for entry in ledger):
@@ -208,7 +208,7 @@ def compared_share(parts: Iterable[PartCoverage]) -> float | None:
     n_left = sum(
         entry.bytes or 0 for entry in ledger if entry.is_match is None and not entry.part.startswith(FOLLOWERS)
     )
-    return 1.0 - n_left / total if n_left >= LEAST_SHARE * total else None
+    return 1.0 - n_left / total
 
 
 def unmatched_text(parts: Iterable[PartCoverage]) -> str:

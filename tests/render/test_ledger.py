@@ -45,7 +45,7 @@ def test_weights_that_are_not_loaded_are_marked():
 def test_the_shares_of_a_model_sum_to_one_and_fill_the_bar():
     reference, candidate = ledger_of(REPORT)
     assert reference.shares == (0.23, 0.74, 0.03) and candidate.shares == (1.0, 0.0, 0.0)
-    assert reference.words == "23 % match, 74 % no match, 3 % not compared (by samples)"
+    assert reference.words == "23 % match, 74 % no match, 3.0 % not compared (by samples)"
     drawn = str(ledger_svg((reference,)))
     widths = [float(width) for width in re.findall(r'<rect [^>]*width="([\d.]+)"', drawn)]
     assert abs(sum(widths) - WIDTH) < 0.2  # each width is rounded to 0.1

@@ -105,7 +105,8 @@ def test_a_negative_sentence_states_what_was_compared():
     on_embeddings = replace(no, neurons=None, excludes=Exclusion(None, None, 0.33))
     assert on_embeddings.sentence == "No shared weights were found between the embeddings of me/tuned and owner/base."
     alike = replace(no, embedding=a_matrix(cosine=0.4))
-    assert alike.sentence == "No shared weights were found between me/tuned and owner/base; their embeddings are alike."
+    assert alike.sentence == no.sentence
+    assert alike.warning == f"Their embeddings are alike, but not copies. {no.warning}"
     shown = " ".join(no.details.split())
     assert "neurons in place 0.65 or more, keys and neurons 0.55 or more, embeddings 0.33 or more" in shown
 
@@ -127,6 +128,24 @@ def test_a_large_part_that_matches_nothing_is_the_warning():
         candidate=(replace(matched, is_match=False, bytes=230), replace(tower, is_match=None, bytes=770)),
     ))  # fmt: skip
     assert no.sentence == "No shared weights were found between me/tuned and owner/base in 23 % of the bytes."
+
+
+def of_sizes(*sizes):
+    """Return a negative report whose tower, the second part of the candidate, was not compared."""
+    matched, tower = ledger(layers=60, treatment=Treatment.NOT_COMPARED)
+    parts = (
+        replace(matched, is_match=False, bytes=sizes[0]),
+        replace(tower, is_match=None, bytes=sizes[1]),
+    )
+    return replace(stranger(), coverage=Coverage(reference=(replace(matched, is_match=False),), candidate=parts))
+
+
+def test_a_negative_sentence_never_covers_parts_that_were_not_compared():
+    both = "me/tuned and owner/base"
+    assert of_sizes(None, 10).sentence == f"No shared weights were found between the compared parts of {both}."
+    assert of_sizes(998, 2).sentence == f"No shared weights were found between {both} in 99 % of the bytes."
+    alike = replace(of_sizes(23, 77), embedding=a_matrix(cosine=0.4))
+    assert alike.sentence == f"No shared weights were found between {both} in 23 % of the bytes."
 
 
 def test_the_short_answer_fits_a_terminal():

@@ -1,4 +1,4 @@
-"""The result of checking a bill of materials, and what it means for a policy."""
+"""The result of checking a bill of materials, and the failures of a policy that follow from it."""
 
 from __future__ import annotations
 

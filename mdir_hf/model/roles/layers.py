@@ -101,7 +101,7 @@ def choose_stack(stacks: Iterable[Stack], embedding: str, sizes: ConfigSizes) ->
     highest = max((shared for shared, _ in near), default=None)
     closest = [stack for shared, stack in near if shared == highest]
     if len(closest) == 1:
-        return closest[0], "its name is nearest to that of the embedding"
+        return closest[0], "its name has most in common with the embedding's"
     largest = heapq.nlargest(tables.MOST_STACKS, closest, key=_n_names)
     chosen = max(largest, key=lambda stack: (_n_roles(stack, sizes), _n_names(stack)))
     return chosen, "it has the most matrices with a known role"

@@ -31,7 +31,7 @@ def names_of(*prefixes, layer=LAYER):
             "encoder.embed_tokens.weight",
             "t5",
             "decoder.block",
-            "nearest to that of the embedding",
+            "most in common with the embedding",
         ),
         (
             [*names_of("first.layers"), *names_of("second.layers", layer=LAYER[:1])],

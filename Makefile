@@ -59,7 +59,7 @@ test-slow: .venv/.installed chromium ## Run the slow tests: trained models, larg
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n 3 --dist loadfile --no-loadscope-reorder --durations=25
 
 fuzz: .venv/.installed ## Fuzz readers for an hour with changed valid files and responses; failing inputs go to tests/fuzz/findings
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz 3600
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz 3600 --results benchmarks/results/reliability.jsonl
 
 oracles: .venv/.installed ## Test readers against the libraries that define the formats, with all cases; some minutes of one core
 	MDIR_HF_ORACLES=full MDIR_HF_ORACLES_COUNTS=benchmarks/results/oracles.json OMP_NUM_THREADS=1 \
@@ -67,7 +67,7 @@ oracles: .venv/.installed ## Test readers against the libraries that define the 
 	$(BIN)/python -m benchmarks.oracles
 
 faults: .venv/.installed ## Kill writing programs at 200 points each, and run them on small disks: about an hour of one core
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults --results benchmarks/results/reliability.jsonl
 
 check: .venv/.installed ## Check lint rules, format, types, and imports between folders
 	$(BIN)/ruff check

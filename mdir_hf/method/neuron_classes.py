@@ -16,6 +16,9 @@ EQUAL_COSINE = 0.98
 length, differ by less than 2%. Parts of a split neuron still fulfil this under noise of 0.14 times the weights. Ten
 layers of SmolLM2 have no two neurons with a cosine of 0.9."""
 
+BLOCK = 1024
+"""Number of neurons that are compared with all others at once, which bounds the memory."""
+
 NEGLIGIBLE_SUM = 0.01
 """Neurons cancel each other if their sum is below this share of the root sum of squares of its terms. Rounding to an
 8-bit mantissa leaves 0.002."""
@@ -38,14 +41,17 @@ def equal_neurons(
         For each chosen neuron, the ascending numbers of the neurons equal to it, itself included.
     """
     on_device = rows.to(device)
-    is_equal = (on_device[chosen.to(device)] @ on_device.T).cpu() > EQUAL_COSINE
     tiny = torch.finfo(lengths.dtype).tiny
-    is_equal &= (lengths / lengths[chosen].clamp(min=tiny)[:, None] - 1.0).abs() < 1.0 - EQUAL_COSINE
-    if bias is not None:
-        offsets = bias / lengths.clamp(min=tiny)
-        is_equal &= (offsets - offsets[chosen][:, None]).abs() < 1.0 - EQUAL_COSINE
-    is_equal[torch.arange(len(chosen)), chosen] = True
-    return [row.nonzero()[:, 0] for row in is_equal]
+    offsets = None if bias is None else bias / lengths.clamp(min=tiny)
+    classes: list[torch.Tensor] = []
+    for block in torch.split(chosen, BLOCK):
+        is_equal = (on_device[block.to(device)] @ on_device.T).cpu() > EQUAL_COSINE
+        is_equal &= (lengths / lengths[block].clamp(min=tiny)[:, None] - 1.0).abs() < 1.0 - EQUAL_COSINE
+        if offsets is not None:
+            is_equal &= (offsets - offsets[block][:, None]).abs() < 1.0 - EQUAL_COSINE
+        is_equal[torch.arange(len(block)), block] = True
+        classes += [row.nonzero()[:, 0] for row in is_equal]
+    return classes
 
 
 def summed_neuron(ups: torch.Tensor, downs: torch.Tensor) -> torch.Tensor:

@@ -8,11 +8,13 @@ import sys
 import time
 import traceback
 import warnings
+from pathlib import Path
 
 from huggingface_hub.utils.logging import set_verbosity_error
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.counted import store_counts
 from tests.fuzz.property import FINDINGS, Target, check
 from tests.fuzz.targets import TARGETS
 
@@ -46,6 +48,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("seconds", type=float, help="processor time of this process")
     parser.add_argument("targets", nargs="*", default=list(TARGETS))
+    parser.add_argument("--results", type=Path, metavar="FILE", help="add the counts to this file")
     asked = parser.parse_args()
     warnings.simplefilter("error")
     set_verbosity_error()  # else the client logs each of some 100,000 retries
@@ -63,10 +66,19 @@ def main() -> int:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(broken)
             sys.stderr.write(f"kept as {path}\n")
+    n_files = n_rounds * EXAMPLES_AT_A_TIME
     sys.stdout.write(
-        f"{n_rounds} rounds of {EXAMPLES_AT_A_TIME} files in {time.process_time():,.0f} s of processor time, "
+        f"{n_files:,} files for {len(spent_s)} readers in {time.process_time():,.0f} s of processor time, "
         f"{n_found} broke the property\n"
     )
+    if asked.results is not None:
+        row = {
+            "what": "changed files and responses read",
+            "tried": n_files,
+            "wrong": n_found,
+            "command": f"python -m tests.fuzz {asked.seconds:.0f}",
+        }
+        store_counts(asked.results, [row])
     return 1 if n_found else 0
 
 

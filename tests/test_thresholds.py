@@ -39,8 +39,7 @@ def test_certain_neurons_of_strangers_and_framers_stay_below_half_and_those_of_r
         for framing in lines("framing.jsonl")
         if framing["copied"] == "nothing"
     ]
-    kinds = json.loads((RESULTS / "neuron-null.json").read_text("utf-8"))
-    null = [kind["most_certain"] / 64 for kind in kinds if kind["kind"] != "noisy copies"]
+    null = [kind["most_certain"] / 64 for kind in lines("neuron-null.jsonl") if kind["kind"] != "noisy copies"]
     settled = [
         pair["neurons"]["most_certain"] / pair["neurons"]["tested"]
         for pair in real

@@ -16,9 +16,11 @@ from benchmarks.evidence.forgery import forgery_section
 from benchmarks.evidence.framing import framing_section
 from benchmarks.evidence.losses import losses_section
 from benchmarks.evidence.methods import methods_section
+from benchmarks.evidence.numbers import numbers_section
 from benchmarks.evidence.peers import peers_section
 from benchmarks.evidence.plain import plain_section
 from benchmarks.evidence.real import real_peers_section, real_section
+from benchmarks.evidence.reliability import reliability_section
 from benchmarks.evidence.strangers import strangers_section
 from benchmarks.evidence.tables import Results
 from benchmarks.evidence.zoo import zoo_section
@@ -115,11 +117,13 @@ OPENING = """# Evidence
 described in `benchmarks/zoo`, `benchmarks/peers`, `benchmarks/metrics.py` and `benchmarks/calibration.py`. Every
 decision uses alpha 1e-10, which was fixed in advance.
 
-All tables were measured before [neurons alone decided](method/verdicts.md), with rules that also asked what copied
-neurons do, and that let matching embeddings or layers make a verdict `inconclusive`. Reasons, costs and columns for
-embeddings in the tables are from that version. Small strangers of one recipe were compared earlier, when embeddings
-alone could decide. [The limit](method/verdicts.md#when-two-layers-match) has the largest counts of neurons that
-strangers and framed models reach under the present rule."""
+[Real models](../benchmarks/results/pages/real-models.md), [the tail of
+p](../benchmarks/results/pages/the-tail-of-p.md) and [reliability](../benchmarks/results/pages/reliability.md) were
+measured under the present rules. The other tables were measured before [neurons alone decided](method/verdicts.md),
+with rules that also asked what copied neurons do, and that let matching embeddings or layers make a verdict
+`inconclusive`; reasons, costs and columns for embeddings are from that version. Small strangers of one recipe were
+compared earlier, when embeddings alone could decide. [The limit](method/verdicts.md#when-two-layers-match) has the
+largest counts of neurons that strangers and framed models reach under the present rule."""
 
 PAPER = {
     "paper-noise": "The paper's tables of noise",
@@ -158,6 +162,8 @@ SECTIONS: tuple[tuple[str, tuple[str, ...], Callable[[Results, dict[str, Figure]
     ("Others on the same pairs", ("zoo-pairs", "zoo-peers"), peers_section),
     ("Where we lose", ("zoo-pairs", "zoo-peers"), losses_section),
     ("Calibration", ("calibration-models", "calibration-pairs", "calibration-haar"), calibration_section),
+    ("The tail of p", ("neuron-null",), numbers_section),
+    ("Reliability", ("reliability",), reliability_section),
     ("Broken on purpose", ("mutants",), broken_section),
 )
 """Name, required result files and function of each section, in page order."""

@@ -100,6 +100,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     add_list_arguments(parser)
     arguments.add_output(parser, "folder for the results")
+    parser.add_argument("--restart", action="store_true", help="remove the results of an earlier survey in the folder")
     parser.add_argument(
         "--alpha", type=arguments.alpha, default=1e-10, help="level of the whole survey (default 1e-10)"
     )
@@ -153,7 +154,7 @@ def run(options: argparse.Namespace) -> int:
 
     earlier = [SurveyFolder(place) for place in _earlier(options)]
     plan = _plan(names, options, earlier)
-    with open_folder(plan, folder) as state:
+    with open_folder(plan, folder, restart=options.restart) as state:
         for part in earlier:
             state.take_over(part)
         _say_requests(plan, state, only_sample=options.prepare, with_cards=options.declared and not options.prepare)

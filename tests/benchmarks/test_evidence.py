@@ -70,9 +70,8 @@ def test_every_result_file_belongs_to_a_section():
     needed = {need for _, needs, _ in SECTIONS for need in needs}
     of_guides = {
         "drift",
-        "neuron-null",
         "oracles",
-    }  # for the pages on training and on numbers
+    }  # for the pages on training and on formats
     assert {path.stem for path in RESULTS.glob("*.json*")} <= needed | set(PAPER) | of_guides
 
 

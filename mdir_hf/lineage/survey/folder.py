@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -341,7 +342,9 @@ class SurveyFolder(SurveyState):
                 key = differing[0] if differing else "models"
                 what = f"{key} = {settings.get(key)!r}" if differing else "other models"
                 raise InputError(
-                    f"it was made with {what}; name another folder, or use the earlier options", subject=str(self._path)
+                    f"it was made with {what}; name another folder, use the earlier options, or start again "
+                    "with --restart",
+                    subject=str(self._path),
                 )
         self.names, self.settings = names, settings
         whole = [(number, _checked(line)) for number, line in enumerate(lines, start=2)]
@@ -392,6 +395,20 @@ class SurveyFolder(SurveyState):
             raise InputError(
                 f"line {number} is about {absent!r:.80}, which is not in its list of models", subject=str(self._path)
             )
+
+
+def remove_survey(folder: Path) -> None:
+    """Remove the results and rows of a survey from its folder.
+
+    Raises:
+        InputError: If they cannot be removed.
+    """
+    try:
+        (folder / RESULTS).unlink(missing_ok=True)
+        if (folder / ROWS).exists():
+            shutil.rmtree(folder / ROWS)
+    except OSError as exc:
+        raise InputError(f"cannot remove the earlier survey: {exc.strerror}", subject=str(folder)) from exc
 
 
 def read_survey(folder: Path) -> SurveyReport:

@@ -28,7 +28,7 @@ from mdir_hf.errors import InputError
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, SampledModel
 from mdir_hf.lineage.fingerprints.opening import Pin, local_stamp
 from mdir_hf.lineage.survey.drift import OpenModels, describe_relatives
-from mdir_hf.lineage.survey.folder import DEFAULT_CACHE_BYTES, LOCK, SurveyFolder, SurveyState
+from mdir_hf.lineage.survey.folder import DEFAULT_CACHE_BYTES, LOCK, SurveyFolder, SurveyState, remove_survey
 from mdir_hf.lineage.survey.nominate import Edges, Prints, PrintsOfMany, next_pairs, similar_models
 from mdir_hf.lineage.survey.results import (
     MOST_COMPARED,
@@ -145,14 +145,16 @@ def check_plan(plan: SurveyPlan) -> None:
 
 
 @contextmanager
-def open_folder(plan: SurveyPlan, folder: Path) -> Iterator[SurveyFolder]:
-    """Lock the folder of a survey, and read its contents.
+def open_folder(plan: SurveyPlan, folder: Path, *, restart: bool = False) -> Iterator[SurveyFolder]:
+    """Lock the folder of a survey, and read its contents or, to restart, remove the results and rows of an earlier one.
 
     Raises:
         InputError: If another process runs a survey there, or the folder holds another survey.
     """
     check_plan(plan)
     with locked(folder / LOCK, folder):
+        if restart:
+            remove_survey(folder)
         yield SurveyFolder(folder, plan.names, plan.settings, cache_bytes=plan.cache_bytes)
 
 
@@ -522,6 +524,7 @@ def survey(
     models: Iterable[str] | Mapping[str, PreTrainedModel],
     *,
     folder: str | os.PathLike[str] | None = None,
+    restart: bool = False,
     earlier: Sequence[str | os.PathLike[str]] = (),
     n_tokens: int = N_TOKENS,
     all_pairs: bool | None = None,
@@ -539,6 +542,7 @@ def survey(
     Args:
         models: Distinct names, as for :func:`mdir_hf.compare`, or models in memory by the names to call them.
         folder: Folder for results, from which a stopped survey can be resumed; None to store nothing.
+        restart: Remove the results and rows of an earlier survey in the folder.
         earlier: Folders of surveys of parts of the list that started from one sample; their results are used.
         n_tokens: Number of rows of the embedding to read from each model, for trees.
         all_pairs: Whether to compare every pair by number, which takes tens of milliseconds for each. The default is
@@ -583,7 +587,7 @@ def survey(
         if earlier:
             raise InputError("name a folder for the results that earlier surveys are joined into")
         return run_survey(plan, executor=executor)
-    with open_folder(plan, Path(folder)) as state:
+    with open_folder(plan, Path(folder), restart=restart) as state:
         for place in map(Path, earlier):
             state.take_over(SurveyFolder(place))
         return run_survey(plan, state, executor=executor)

@@ -30,9 +30,9 @@ def plan(population, **options) -> SurveyPlan:
     return SurveyPlan(tuple(population.values()), **{"n_tokens": 512, "progress": False, **options})
 
 
-def run_in(folder, plan, **options):
+def run_in(folder, plan, *, restart=False, **options):
     """Run a survey in a folder."""
-    with open_folder(plan, folder) as state:
+    with open_folder(plan, folder, restart=restart) as state:
         return run_survey(plan, state, **options)
 
 
@@ -221,6 +221,21 @@ def test_a_folder_of_other_settings_is_refused(population, tmp_path):
     for changed in ({"seed": 1}, {"alpha": 1e-6}, {"n_tokens": 300}):
         with pytest.raises(InputError, match="name another folder"):
             run_in(tmp_path / "out", plan(population, **changed))
+
+
+def test_a_restart_replaces_the_results_and_leaves_other_files(population, tmp_path):
+    out = tmp_path / "out"
+    whole = run_in(out, plan(population))
+    earlier = {path.name for path in (out / ROWS).iterdir()}
+    (out / RESULTS).write_bytes(b"{}\n" + (out / RESULTS).read_bytes())  # no survey can be read from it
+    (out / "notes.txt").write_text("mine")
+    changed = plan(population, seed=1)
+    with open_folder(changed, tmp_path / "locked"), pytest.raises(InputError, match="is writing there"):
+        run_in(tmp_path / "locked", changed, restart=True)
+    again = run_in(out, changed, restart=True)
+    assert groups(again) == groups(whole) and again.settings["seed"] == 1
+    assert not earlier & {path.name for path in (out / ROWS).iterdir()}  # rows of another sample
+    assert (out / "notes.txt").read_text() == "mine"
 
 
 def test_the_level_of_a_pair_is_its_share_of_the_survey(population):

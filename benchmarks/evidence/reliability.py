@@ -1,0 +1,36 @@
+"""Section on reliability: what was tried to get a wrong answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from benchmarks.evidence.tables import Results, table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WRONG = """A wrong answer is a verdict or a p that differs from that of an undisturbed run, a file that is
+neither the old one nor the new one, an exception that is not ours, or a hang."""
+
+
+def reliability_section(results: Results, figures: dict[str, Figure]) -> str:
+    """Tabulate damaged inputs and stopped programs, and visitors of a Space."""
+    del figures
+    rows = [
+        [
+            row["what"],
+            f"{row['tried']:,}",
+            ", ".join(f"{outcome}: {n:,}" for outcome, n in row.get("outcomes", {}).items() if outcome != "wrong"),
+            str(row["wrong"]),
+            f"`{row['command']}`",
+        ]
+        for row in results["reliability"]
+    ]
+    return "\n\n".join(
+        [
+            "## Reliability",
+            WRONG,
+            table(["what was done", "times", "outcomes", "wrong answers", "command"], rows),
+            "[Sixty visitors at once](guides/space.md#visitors) and an attacker were measured on a Space.",
+        ]
+    )

@@ -4,7 +4,7 @@ PYTHON ?= python3
 CONSTRAIN ?= $(shell $(PYTHON) -c 'import sys; print("-c constraints.txt" * (sys.version_info >= (3, 11)))')
 BIN := .venv/bin
 
-.PHONY: help demo test test-machines test-slow check schema space space-folder examples screenshots site reports atlas chromium coverage evidence real mutants fuzz oracles faults clean
+.PHONY: help demo test test-machines test-slow check schema space space-folder examples screenshots site reports atlas chromium coverage evidence real fuzz oracles faults clean
 .DEFAULT_GOAL := help
 
 # Write bytecode even if the environment disables it. Otherwise each test process compiles torch, transformers and the
@@ -91,9 +91,6 @@ evidence: .venv/.installed ## Train the lineage zoo, compare with other methods,
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.zoo.run
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.calibration
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.evidence
-
-mutants: .venv/.installed ## Mutation testing: list mutants that no quick test detects; MODULES="comparison/decide hub/ranges"; hours for all
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.mutants --write $(MODULES)
 
 schema: .venv/.installed ## Renew the JSON Schema of a report
 	$(BIN)/python docs/make_schema.py

@@ -19,7 +19,7 @@ import itertools
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,14 +28,15 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.null_distribution import tests_of, uncut
 from benchmarks.zoo.build import cache_root, text_of
 from benchmarks.zoo.stack import Shape, new_model
 from mdir_hf import HomologyChecker
 from mdir_hf.demo.training import BEGIN, END, mean_loss, seeded_single_thread, train
 from mdir_hf.demo.transformations import rotate_channels
-from mdir_hf.method.polar import polar_factor_of_rows, row_factors
+from mdir_hf.method.matching import Matching, best_matching
+from mdir_hf.method.polar import PolarFactor, polar_factor_of_rows, row_factors
 from mdir_hf.method.rows import pair_rows
+from mdir_hf.method.significance import log_p_matching
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -175,7 +176,7 @@ def varimax(rows: torch.Tensor, *, n_steps: int = 100) -> torch.Tensor:
 def examine(a: Specimen, b: Specimen, checker: HomologyChecker, level: str = "auto") -> dict[str, Any]:
     """Results of a pair."""
     left, right = a.embedding, b.embedding
-    smallest = min(uncut(matching, factor) for _, _, factor, matching in tests_of((left.numpy(), right.numpy())))
+    smallest = min(log_p_of_searches(left, right))
     report = checker.compare(b.folder, level=level, describes=True, progress=False)
     return {
         "a": a.seed,
@@ -189,6 +190,32 @@ def examine(a: Specimen, b: Specimen, checker: HomologyChecker, level: str = "au
         "settled_by": report.settled_by,
         "privileged_basis_z": None if report.embedding is None else [round(z, 1) for z in report.embedding.axes_z],
     }
+
+
+def log_p_of_searches(left: torch.Tensor, right: torch.Tensor) -> Iterator[float]:
+    """Yield ln p of each view and gauge group for which a matching is searched, not capped at 0."""
+    rows = pair_rows(left, right)
+    x, y = row_factors(rows.reference), row_factors(rows.candidate)
+    for is_whitened in (False, True):
+        factor = polar_factor_of_rows(x, y, whitened=is_whitened)
+        for signed in (False, True):
+            matching = best_matching(factor.matrix, signed=signed)
+            assert matching is not None
+            yield _uncut(matching, factor)
+
+
+def _uncut(matching: Matching, factor: PolarFactor) -> float:
+    u = factor.matrix.double().numpy()
+    rows = float((u[matching.reference] ** 2).sum())
+    columns = float((u[:, matching.candidate] ** 2).sum())
+    return log_p_matching(
+        float(matching.entries.sum()),
+        sizes=(min(u.shape), max(u.shape)),
+        energies=(rows, columns) if u.shape[0] <= u.shape[1] else (columns, rows),
+        n_matched=len(matching.entries),
+        signed=matching.signed,
+        is_cut=False,
+    )
 
 
 def fixed_matching(left: torch.Tensor, right: torch.Tensor) -> dict[str, float]:

@@ -47,7 +47,6 @@ PAGE = Path(__file__).parent / "results" / "pages" / "coverage.md"
 NOISE = 0.01
 
 ATTENTION = (Role.Q, Role.K, Role.V, Role.O)
-MIXER = (Role.SSM_IN, Role.SSM_OUT)
 MLP = (Role.UP, Role.DOWN, Role.GATE)
 
 REASONS: dict[str, str] = {

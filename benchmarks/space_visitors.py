@@ -20,6 +20,8 @@ import statistics
 import tempfile
 import threading
 import time
+import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +29,6 @@ from typing import Any
 
 import httpx
 
-from benchmarks.space_day import page
 from tests.loopback.faults import Fault
 from tests.loopback.hub import FullHub
 from tests.loopback.limits import RateLimits
@@ -54,6 +55,46 @@ class Act:
     kind: str
     outcome: str
     seconds: float
+
+
+def page(
+    client: httpx.Client,
+    reference: str,
+    candidate: str,
+    alpha: float,
+    *,
+    level: str = "auto",
+    stays_s: float | None = None,
+    until: Callable[[], bool] = lambda: False,
+) -> str:
+    """Open the page and compare, as a browser does; optionally close the tab early."""
+    client.get("/").raise_for_status()
+    config = client.get("/config").json()
+    asking = [
+        dependency for dependency in config["dependencies"] if dependency["targets"] and len(dependency["inputs"]) == 4
+    ]
+    # The others fill one part of the page each.
+    click = max(asking, key=lambda dependency: len(dependency["outputs"]))["id"]
+    session = uuid.uuid4().hex
+    data = [reference, candidate, level, f"{alpha:.3g}"]
+    joined = client.post("/gradio_api/queue/join", json={"data": data, "fn_index": click, "session_hash": session})
+    if joined.status_code != 200:
+        return f"status {joined.status_code}"
+    until_s = None if stays_s is None else time.monotonic() + stays_s
+    outcome = ""
+    with client.stream("GET", "/gradio_api/queue/data", params={"session_hash": session}) as answer:
+        for line in answer.iter_lines():
+            if until() or (until_s is not None and time.monotonic() > until_s):
+                return "closed"
+            for words, how in (
+                ('class=\\"verdict ', "answered"),
+                ('class=\\"alert', "refused"),
+                ('role=\\"alert', "refused"),
+            ):
+                outcome = how if words in line else outcome
+            if "close_stream" in line:
+                return outcome or "ended without a message"
+    return "cut off"
 
 
 class Visitors:

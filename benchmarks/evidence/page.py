@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from benchmarks.evidence.broken import broken_section
 from benchmarks.evidence.calibration import calibration_section
 from benchmarks.evidence.costs import growth_section
 from benchmarks.evidence.figure import draw_evidence
@@ -126,13 +125,11 @@ compared earlier, when embeddings alone could decide. [The limit](method/verdict
 largest counts of neurons that strangers and framed models reach under the present rule."""
 
 PAPER = {
-    "paper-noise": "The paper's tables of noise",
-    "paper-noise-real": "The paper's tables of noise, on real models",
+    "paper-noise-real": "The paper's tables of noise",
     "paper-changed-tokenizer": "The paper's table of a changed tokenizer",
     "paper-ablation": "The paper's ablation of seed and data",
     "paper-layer-maps": "The paper's layer maps",
     "paper-printed-matrix": "The paper's matrix of 25 models",
-    "paper-pairwise": "The paper's matrix of all pairs",
     "paper-matrices": "The paper's pictures of matrices",
 }
 """Sections that ``benchmarks.paper`` writes, in page order."""
@@ -148,7 +145,7 @@ NOT_RUN = (
 SECTIONS: tuple[tuple[str, tuple[str, ...], Callable[[Results, dict[str, Figure]], str]], ...] = (
     (
         "Real models",
-        ("real-pairs", "real-models", "real-power", "real-strangers-at-layers", "real-seeds"),
+        ("real-pairs", "real-models", "real-strangers-at-layers", "real-seeds"),
         real_section,
     ),
     ("What published methods leave", ("real-methods",), methods_section),
@@ -164,6 +161,5 @@ SECTIONS: tuple[tuple[str, tuple[str, ...], Callable[[Results, dict[str, Figure]
     ("Calibration", ("calibration-models", "calibration-pairs", "calibration-haar"), calibration_section),
     ("The tail of p", ("neuron-null",), numbers_section),
     ("Reliability", ("reliability",), reliability_section),
-    ("Broken on purpose", ("mutants",), broken_section),
 )
 """Name, required result files and function of each section, in page order."""

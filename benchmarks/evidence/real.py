@@ -69,15 +69,6 @@ def real_section(results: Results, figures: dict[str, Figure]) -> str:
                 [_format(row, models.get(row["b"], {}), printed) for row in formats],
             ),
             *_seeds(results.get("real-seeds", [])),
-            "### What a no excludes",
-            "Copies were planted with the stated noise, and with twice that noise (`python -m benchmarks.real_power`).",
-            table(
-                ["model", "planted into", "noise, RMS", "found"],
-                [
-                    [row["model"], row["planted_into"], f"{row['noise']:.2f}", f"{row['found']} of {row['plants']}"]
-                    for row in results["real-power"]
-                ],
-            ),
         ]
     )
 

@@ -31,6 +31,6 @@ def reliability_section(results: Results, figures: dict[str, Figure]) -> str:
             "## Reliability",
             WRONG,
             table(["what was done", "times", "outcomes", "wrong answers", "command"], rows),
-            "[Sixty visitors at once](guides/space.md#visitors) and an attacker were measured on a Space.",
+            "[Sixty visitors at once](guides/space.md#visitors) were measured on a Space.",
         ]
     )

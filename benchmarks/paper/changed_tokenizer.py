@@ -234,7 +234,7 @@ def traces(base: Path, candidate_folder: Path) -> dict[str, Any]:
     )
     matching = best_matching(polar_factor(x.T @ y).matrix, signed=False)
     assert matching is not None
-    rows = pair_rows(x, y, dtype=torch.float64)
+    rows = pair_rows(x, y)
     factor = polar_factor(rows.reference.T @ rows.candidate)
     diagonal = factor.matrix.diagonal()
     trace = max(0.0, float(diagonal.sum()))

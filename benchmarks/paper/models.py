@@ -37,7 +37,6 @@ class Scale:
     Attributes:
         name: Name of the folder.
         qwen3: Architecture of the paper's ablation: Qwen3, with eight layers of 96 value rows.
-        llama: A wider model with an untied head, for the second noise table.
         steps: Training steps of a base.
         short_steps: Training steps after layers were cut or copied.
         retokenised_steps: Steps at which embeddings for another tokenizer are measured; the last is the end of
@@ -50,7 +49,6 @@ class Scale:
 
     name: str
     qwen3: Shape
-    llama: Shape
     steps: int
     short_steps: int
     retokenised_steps: tuple[int, ...]
@@ -63,7 +61,6 @@ class Scale:
 FULL = Scale(
     "full",
     Shape(2048, 160, 416, 8, 6, 3, 32, True),
-    Shape(2048, 224, 576, 4, 7, 7, 32, False),
     300,
     60,
     (25, 50, 100, 150, 200, 300, 400, 600),
@@ -75,7 +72,6 @@ FULL = Scale(
 TINY = Scale(
     "tiny",
     Shape(1024, 64, 128, 4, 4, 2, 32, True),
-    Shape(1024, 64, 128, 2, 2, 2, 32, False),
     12,
     4,
     (2, 6),
@@ -93,13 +89,12 @@ EMBEDDED = {"slow": (SLOW, 5), "held": (0.0, 5), "held-seed-6": (0.0, 6), "held-
 PAPER_WIDTH = 896
 """Width of Qwen2.5-0.5B; the paper replaces its embeddings."""
 
-# Bases: architecture, seed of the initialisation, text.
+# Bases: seed of the initialisation, text.
 BASES = {
-    "seed2-code": ("qwen3", 2, "code"),
-    "seed2-prose": ("qwen3", 2, "prose"),
-    "seed3-code": ("qwen3", 3, "code"),
-    "seed3-prose": ("qwen3", 3, "prose"),
-    "llama": ("llama", 4, "code"),
+    "seed2-code": (2, "code"),
+    "seed2-prose": (2, "prose"),
+    "seed3-code": (3, "code"),
+    "seed3-prose": (3, "prose"),
 }
 BASE = "seed2-code"
 
@@ -197,9 +192,9 @@ def save(model: PreTrainedModel, learnt: Text, folder: Path, losses: Sequence[fl
 def _trained(name: str, scale: Scale) -> tuple[PreTrainedModel, list[float]]:
     learnt = text(scale).learnt
     if name in BASES:
-        architecture, seed, kind = BASES[name]
+        seed, kind = BASES[name]
         with seeded_single_thread(seed):
-            model = new_model(architecture, scale.llama if architecture == "llama" else scale.qwen3)
+            model = new_model("qwen3", scale.qwen3)
             return model, _train(model, learnt[kind], scale.steps, 3e-3)
     model = load(built(BASE, scale))
     with seeded_single_thread(0):

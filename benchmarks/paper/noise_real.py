@@ -9,16 +9,16 @@ python -m benchmarks.paper.noise_real [--model NAME]...    (real models under MD
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.paper.noise import add_noise
 from benchmarks.paper.output import RESULTS, rounded, save_results, table
 from benchmarks.peers.inference import load_tokenizer, statements
 from benchmarks.peers.reads import Reads
@@ -27,6 +27,9 @@ from benchmarks.real.bases import base_folder, load, save
 from mdir_hf.demo.training import mean_loss, seeded_single_thread
 from mdir_hf.method.paper import algorithm_1
 from mdir_hf.method.significance import LN10
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 LEVELS = (0.0, 0.1, 0.3, 1.0, 3.0)
 """The paper's levels."""
@@ -88,6 +91,19 @@ def rows_of(folder: Path, *, reads_text: bool) -> list[dict[str, Any]]:
         print(json.dumps(row), flush=True)
         rows.append(row)
     return rows
+
+
+@torch.no_grad()
+def add_noise(model: PreTrainedModel, level: float) -> PreTrainedModel:
+    """Return a copy with Gaussian noise on embedding and head; ``level`` is relative to their root mean square."""
+    made = copy.deepcopy(model)
+    with seeded_single_thread(0):
+        matrices = [made.get_input_embeddings().weight]
+        if not model.config.tie_word_embeddings:
+            matrices.append(made.get_output_embeddings().weight)
+        for matrix in matrices:
+            matrix.add_(level * matrix.square().mean().sqrt() * torch.randn(matrix.shape))
+    return made
 
 
 def printed_row(first: torch.Tensor, second: torch.Tensor) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from benchmarks.peers.interface import CannotSayError, Peer, PeerScore
 from benchmarks.peers.reads import Reads
 from benchmarks.peers.weights import open_model, optional, read_embedding
 from mdir_hf.comparison.tokens import common_tokens
-from mdir_hf.method.paper import PaperMatch, algorithm_1, algorithm_2, algorithm_3
+from mdir_hf.method.paper import PaperMatch, algorithm_1, algorithm_2
 from mdir_hf.method.significance import LN10
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Role
@@ -37,8 +36,7 @@ class PlainMdir(Peer):
     """The smallest p of Algorithm 1 on all common tokens and of Algorithm 2 on V behind U_E.
 
     :mod:`mdir_hf.method.paper` lists the choices that the paper leaves open. p is only corrected by the factor L that
-    Algorithms 2 and 3 print. Algorithm 3 does not change the score: it analyses layers that match
-    (:func:`layer_analysis`).
+    Algorithms 2 and 3 print. Algorithm 3 does not change the score: it analyses layers that match.
     """
 
     name = "MDIR, as printed"
@@ -77,12 +75,3 @@ def layer_correspondence(a: Weights, b: Weights, u: torch.Tensor) -> dict[tuple[
         raise CannotSayError("the embedding is projected before the first layer")
     log_p = algorithm_2(list(first.values()), second.values(), u)
     return {(i, j): float(log_p[row, column]) for row, i in enumerate(first) for column, j in enumerate(second)}
-
-
-def layer_analysis(a: Weights, b: Weights, u: torch.Tensor, pair: tuple[int, int]) -> dict[Role, float]:
-    """Run Algorithm 3: return ln p of Q, K, V and Up of one pair of layers, with p times L."""
-    log_l = math.log(max(1, len(a.layers)))
-    first, second = (
-        {role.value: weight for role, weight in side.layers[at].items()} for side, at in zip((a, b), pair, strict=True)
-    )
-    return {Role(name): log_l + match.log_p for name, match in algorithm_3(first, second, u).items()}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -268,23 +269,12 @@ def inner_rows(model: PlacedTensors, position: int, role: Role) -> int | None:
 def layer_weights(
     model: PlacedTensors,
     position: int,
-    *,
-    without: Collection[Role] = frozenset(),
-    cached_weights: Mapping[Role, torch.Tensor] = {},
 ) -> LayerWeights:
-    """Read one layer for Algorithm 3, with norm gains folded in; missing roles are None.
-
-    Roles in ``without`` are not read. ``cached_weights`` contains stored weights that are already in memory.
-    """
+    """Read one layer for Algorithm 3, with norm gains folded in; missing roles are None."""
     anatomy = model.anatomy
     layer = anatomy.layers[position]
     parts = layer.parts
-
-    def read(role: Role) -> torch.Tensor | None:
-        if role in without:
-            return None
-        return cached_weights[role] if role in cached_weights else _read_if_placed(model, layer, role)
-
+    read = partial(_read_if_placed, model, layer)
     q, k, v, o = (read(role) for role in (Role.Q, Role.K, Role.V, Role.O))
     n_heads = layer.heads.n_heads if layer.heads else anatomy.n_heads or 1
     n_kv_heads = layer.heads.n_kv_heads if layer.heads else anatomy.n_kv_heads or n_heads

@@ -57,7 +57,7 @@ def common_tokens(reference: Comparable, candidate: Comparable) -> tuple[CommonV
     else:
         rows = np.array(sorted(row for row in vocabulary.row_of.values() if row < n_common), dtype=np.int64)
     by_number = ROWS_PAIRED_BY_NUMBER.format(models=without)
-    return CommonVocabulary(rows, rows, 0, 0, is_by_number=True), (*caveats, by_number)
+    return CommonVocabulary(rows, rows, 0, 0), (*caveats, by_number)
 
 
 def _refuse_shared_rows(model: Comparable, last_id: int, error: VocabularyError) -> None:

@@ -16,7 +16,6 @@ from scipy.optimize import linear_sum_assignment
 
 from mdir_hf.method.blocks import FloatArray, HeadPattern, IntArray
 from mdir_hf.method.neurons import unit_rows
-from mdir_hf.method.significance import log_n_matchings
 
 
 def unit_heads(rows: torch.Tensor, n_heads: int) -> torch.Tensor:
@@ -27,19 +26,12 @@ def unit_heads(rows: torch.Tensor, n_heads: int) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadMap:
-    """Matched KV heads ``(k,)`` and query heads ``(k r,)`` of both models, ordered by group.
-
-    Attributes:
-        log_n_kv_maps: Natural log of the number of possible maps of KV heads.
-        log_n_q_maps: Natural log of the number of possible maps of query heads that respect the groups.
-    """
+    """Matched KV heads ``(k,)`` and query heads ``(k r,)`` of both models, ordered by group."""
 
     kv_reference: IntArray
     kv_candidate: IntArray
     q_reference: IntArray
     q_candidate: IntArray
-    log_n_kv_maps: float
-    log_n_q_maps: float
 
 
 def find_head_map(
@@ -55,7 +47,6 @@ def find_head_map(
     (k, v) and ``q_patterns`` (q, o) may be empty.
     """
     sizes = (n_heads[0] // n_kv_heads[0], n_heads[1] // n_kv_heads[1])
-    k = min(sizes)
     group_score = _weighted(kv_patterns, n_kv_heads)
     query_score = _weighted(q_patterns, n_heads)
     inner: dict[tuple[int, int], tuple[IntArray, IntArray]] = {}
@@ -67,15 +58,11 @@ def find_head_map(
             group_score[g, h] += float(block[rows, columns].sum())
     kv_reference, kv_candidate = linear_sum_assignment(group_score, maximize=True)
     pairs = [inner[int(g), int(h)] for g, h in zip(kv_reference, kv_candidate, strict=True)]
-    narrow, wide = sorted(n_kv_heads)
-    log_n_kv = log_n_matchings(narrow, wide, narrow)
     return HeadMap(
         kv_reference=kv_reference.astype(np.int64),
         kv_candidate=kv_candidate.astype(np.int64),
         q_reference=np.concatenate([p[0] for p in pairs]).astype(np.int64),
         q_candidate=np.concatenate([p[1] for p in pairs]).astype(np.int64),
-        log_n_kv_maps=log_n_kv,
-        log_n_q_maps=log_n_kv + narrow * log_n_matchings(k, max(sizes), k),
     )
 
 

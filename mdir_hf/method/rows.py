@@ -20,72 +20,43 @@ LONGEST = 1e3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RowStandard:
-    """Means and minimum lengths of a block of rows, for preparing other blocks in the same way.
-
-    ``shortest`` contains the minimum row length before and after centring, first for the reference, then for the
-    candidate.
-    """
-
-    reference_mean: torch.Tensor
-    candidate_mean: torch.Tensor
-    shortest: tuple[float, float, float, float]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class PairedRows:
     """Centred, unit-length rows of both models for the same tokens.
 
     Attributes:
-        reference: ``(r, n_reference)``, float64 by default.
-        candidate: ``(r, n_candidate)``, float64 by default.
+        reference: ``(r, n_reference)``, float64.
+        candidate: ``(r, n_candidate)``, float64.
         is_kept: ``(r_given,)`` bool, False for rows that are empty, too long or not finite in either model.
     """
 
     reference: torch.Tensor
     candidate: torch.Tensor
     is_kept: torch.Tensor
-    standard: RowStandard
 
 
-def pair_rows(
-    reference: torch.Tensor,
-    candidate: torch.Tensor,
-    *,
-    like: RowStandard | None = None,
-    dtype: torch.dtype = torch.float64,
-) -> PairedRows:
+def pair_rows(reference: torch.Tensor, candidate: torch.Tensor) -> PairedRows:
     """Centre and normalise both blocks, excluding rows that are empty, too long or not finite in either model.
-
-    If ``like`` is given, use its means and minimum lengths instead of the blocks' own, for streaming.
 
     Returns:
         The paired rows, possibly none.
     """
-    x, y = _own_copy(reference, dtype), _own_copy(candidate, dtype)  # all further steps are in place
+    x, y = _own_copy(reference), _own_copy(candidate)  # all further steps are in place
     x_raw, y_raw = x.norm(dim=1), y.norm(dim=1)
-    raw = (_shortest(x_raw), _shortest(y_raw)) if like is None else (like.shortest[0], like.shortest[2])
-    is_usual = _usual(x_raw, raw[0]) & _usual(y_raw, raw[1])
+    x_shortest, y_shortest = _shortest(x_raw), _shortest(y_raw)
+    is_usual = _usual(x_raw, x_shortest) & _usual(y_raw, y_shortest)
     if not bool(is_usual.all()):
         x, y = x[is_usual], y[is_usual]
-    if like is not None:
-        x_mean, y_mean = like.reference_mean.to(dtype), like.candidate_mean.to(dtype)
-    elif len(x):
-        x_mean, y_mean = x.mean(dim=0), y.mean(dim=0)
-    else:
-        x_mean, y_mean = x.new_zeros(x.shape[1]), y.new_zeros(y.shape[1])
-    x_norm, y_norm = x.sub_(x_mean).norm(dim=1), y.sub_(y_mean).norm(dim=1)
-    if like is None:
-        centred = (_shortest_centred(x_norm, raw[0]), _shortest_centred(y_norm, raw[1]))
-    else:
-        centred = (like.shortest[1], like.shortest[3])
-    still = (x_norm > centred[0]) & (y_norm > centred[1])
+    if len(x):
+        x.sub_(x.mean(dim=0))
+        y.sub_(y.mean(dim=0))
+    x_norm, y_norm = x.norm(dim=1), y.norm(dim=1)
+    still = (x_norm > _shortest_centred(x_norm, x_shortest)) & (y_norm > _shortest_centred(y_norm, y_shortest))
     if not bool(still.all()):
         x, y, x_norm, y_norm = x[still], y[still], x_norm[still], y_norm[still]
         is_usual[is_usual.clone()] = still
     x.div_(x_norm[:, None])
     y.div_(y_norm[:, None])
-    return PairedRows(x, y, is_usual, RowStandard(x_mean, y_mean, (raw[0], centred[0], raw[1], centred[1])))
+    return PairedRows(x, y, is_usual)
 
 
 def long_rows(rows: torch.Tensor) -> torch.Tensor:
@@ -97,7 +68,7 @@ def long_rows(rows: torch.Tensor) -> torch.Tensor:
 
 def usual_rows(rows: torch.Tensor) -> torch.Tensor:
     """Return an ``(r,)`` mask of the rows that :func:`pair_rows` would keep based on one model alone."""
-    copied = _own_copy(rows, torch.float64)
+    copied = _own_copy(rows)
     norms = copied.norm(dim=1)
     shortest = _shortest(norms)
     is_usual = _usual(norms, shortest)
@@ -107,9 +78,9 @@ def usual_rows(rows: torch.Tensor) -> torch.Tensor:
     return is_usual
 
 
-def _own_copy(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _own_copy(rows: torch.Tensor) -> torch.Tensor:
     # Contiguous rows make sums, and so the last bit of p, independent of how the rows were stored.
-    return rows.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
+    return rows.detach().to(torch.float64, copy=True, memory_format=torch.contiguous_format)
 
 
 def _shortest(norms: torch.Tensor) -> float:

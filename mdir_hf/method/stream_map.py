@@ -83,13 +83,11 @@ def held_out_share(fitted: RowProducts, held_out: RowProducts, *, keeps_mean: bo
     return max(0.0, inner) ** 2 / max(energies, 1e-300)
 
 
-def fit_stream(
-    products: RowProducts, *, keeps_mean: bool, fitted_on: str = "embeddings", must_rotate: bool = False
-) -> StreamMap:
+def fit_stream(products: RowProducts, *, keeps_mean: bool, fitted_on: str = "embeddings") -> StreamMap:
     """Fit U and s to paired rows in O(n^3) time.
 
-    If ``keeps_mean``, the norms subtract the mean (LayerNorm), so U must fix the all-ones direction. ``must_rotate``
-    excludes permutations. If the widths differ, U is always a matching.
+    If ``keeps_mean``, the norms subtract the mean (LayerNorm), so U must fix the all-ones direction. If the widths
+    differ, U is always a matching.
     """
     n, n_other = products.cross.shape
     rotation = _polar(products.cross, keeps_mean=keeps_mean)
@@ -101,7 +99,7 @@ def fit_stream(
     turned = _with_scale(ResidualBasisMap.rotation(rotation, fitted_on=fitted_on), products)
     if n != n_other:
         return _with_scale(ResidualBasisMap.from_matching(matching, n, n_other, fitted_on=fitted_on), products)
-    if must_rotate or matching.log_p >= LOG_ALPHA:
+    if matching.log_p >= LOG_ALPHA:
         return turned
     is_plain = matching.is_identity and not bool((matching.signs < 0).any())
     outer = (

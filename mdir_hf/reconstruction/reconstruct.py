@@ -390,7 +390,7 @@ def _compared(
             report = compare_models(first, second, replace(settings, device=device), watch)
     if report.verdict is not Verdict.HOMOLOGOUS:
         raise ReconstructionError(
-            f"{report.headline}; only homologous models have a transformation to reconstruct "
+            f"the verdict is {report.verdict.value}; only homologous models have a transformation to reconstruct "
             "(--level layers describes them)",
             subject=f"{first.label} and {second.label}",
         )

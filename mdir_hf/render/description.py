@@ -89,9 +89,9 @@ def _visible(part: Any) -> Any:  # noqa: ANN401 - returns the type that it gets
     return part
 
 
-def pair_name(report: HomologyReport, *, length: int = NAME_LENGTH) -> str:
+def pair_name(report: HomologyReport) -> str:
     """Return the names of the two models, joined by "and"."""
-    return f"{shown_name(report.reference.repo, length=length)} and {shown_name(report.candidate.repo, length=length)}"
+    return " and ".join(shown_name(model.repo, length=NAME_LENGTH) for model in (report.reference, report.candidate))
 
 
 def _verdict(report: HomologyReport) -> Section:
@@ -119,7 +119,7 @@ def _verdict(report: HomologyReport) -> Section:
     facts.append(Fact("read", n_bytes_text(report.io.bytes_read), f"{share[:1].upper()}{share[1:]}{before}"))
     return Section(
         SectionKind.VERDICT,
-        report.headline,
+        report.sentence,
         brief=tuple(brief),
         paragraphs=(report.means, report.what_p_says),
         facts=tuple(facts),

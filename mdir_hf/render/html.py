@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from mdir_hf.names import shown_name
-from mdir_hf.render.description import describe, pair_name
+from mdir_hf.render.description import describe
 from mdir_hf.render.ledger import ledger_svg
 from mdir_hf.render.scale import scale_svg
 from mdir_hf.render.sections import NAME_LENGTH, FigureName, Section, SectionKind, Table, deciding_first, deciding_kind
@@ -48,8 +48,7 @@ def html_page(report: HomologyReport, images: Mapping[str, str]) -> str:
     ``images`` maps figure names to markup with alt texts.
     """
     data = base64.b64encode(report.to_json().encode()).decode("ascii")
-    title = f"{report.headline}: {pair_name(report, length=40)}"
-    return _filled("page.html.j2", report, images, title=title, policy=POLICY, data=data)
+    return _filled("page.html.j2", report, images, title=report.sentence, policy=POLICY, data=data)
 
 
 def notebook_html(report: HomologyReport, images: Mapping[str, str]) -> str:

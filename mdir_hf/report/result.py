@@ -33,9 +33,7 @@ from mdir_hf.report.words import (
     MEANS_SEARCHED,
     P_IS_NO_MEASURE,
     PARTS_MATCH,
-    REASON_TEXT,
     SAME_FILES,
-    SENTENCE,
     THE_SAME_FILES,
     matched_neurons_text,
     probability_text,
@@ -166,11 +164,6 @@ class HomologyReport:
     def icon(self) -> str:
         """A character for the verdict: a filled, empty or half-filled circle."""
         return ICON[self.verdict]
-
-    @property
-    def headline(self) -> str:
-        """The verdict as a sentence without a full stop, with the reason if it is inconclusive."""
-        return SENTENCE[self.verdict] + (f": {REASON_TEXT[self.reason]}" if self.reason is not None else "")
 
     @property
     def sentence(self) -> str:

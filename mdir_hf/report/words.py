@@ -30,12 +30,6 @@ KEYWORD = {
 }
 """First word of the terminal output, for scripts."""
 
-SENTENCE = {
-    Verdict.HOMOLOGOUS: "The two models share weight ancestry",
-    Verdict.NO_EVIDENCE: "No evidence of shared weight ancestry was found",
-    Verdict.INCONCLUSIVE: "The comparison is inconclusive",
-}
-
 MEANS = {
     Verdict.HOMOLOGOUS: (
         "The weights of the two models have a common origin: one was made from the other, or both from a third, or "

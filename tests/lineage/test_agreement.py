@@ -3,6 +3,7 @@
 import copy
 import itertools
 import json
+import shutil
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from mdir_hf.lineage.index.base_index import BaseIndex
 from mdir_hf.lineage.index.building import choose_index_tokens
 from mdir_hf.lineage.index.identify import identify
 from mdir_hf.model.hub import open_repository
-from mdir_hf.model.open import NamedModel, Reading
+from mdir_hf.model.open import NamedModel
 from mdir_hf.model.opened import Model
 from tests.comparison.relatives import SIZES, drift, edited, new_embeddings, renumbered, turned, with_layers
 from tests.method.obfuscation import new_model, obfuscate
@@ -117,15 +118,14 @@ def test_identification_and_families_give_the_verdict_step_and_p_of_their_compar
             assert "shared weight ancestry, p ≤ 10⁻" in text and text.count("p ≤") == 1
 
 
-def test_an_index_alone_finds_nothing(folders):
-    model = Model(open_repository(folders["base"]))
+def test_an_index_alone_finds_nothing(folders, tmp_path):
+    shutil.copytree(folders["base"], tmp_path / "base")
+    model = Model(open_repository(str(tmp_path / "base")))
     index = BaseIndex(choose_index_tokens([model.vocabulary], 96))
     index.add(model)
-    # Its base cannot be compared: folders may not be opened.
-    for options in ({"confirm": False}, {"reading": Reading(allow_local=True)}):
-        identification = identify(NamedModel(folders["tuned"]), index, **options)
-        assert bool(identification.found) is ("reading" in options)
-    unconfirmed = identify(NamedModel(folders["tuned"]), index, confirm=False)
+    assert identify(NamedModel(folders["tuned"]), index).found
+    shutil.rmtree(tmp_path / "base")  # nothing can be compared with it any more
+    unconfirmed = identify(NamedModel(folders["tuned"]), index)
     (ancestor,) = unconfirmed.ancestors
     assert ancestor.is_nominated and ancestor.log10_p is None and not ancestor.p_is_bound
     assert "10⁻" not in str(unconfirmed) and "a proposal is not a finding" in str(unconfirmed)

@@ -62,7 +62,7 @@ def test_more_rows_exclude_stronger_noise():
 def test_copies_planted_at_the_stated_noise_are_found(n, n_rows):
     noise = strongest_noise(MatrixSizes(n, n, n_rows), log_level=LOG_LEVEL)
     assert noise > 0.5
-    for seed in range(8):  # benchmarks/real_power.py plants a hundred copies in real weights
+    for seed in range(8):
         assert planted(n, n_rows, noise, seed).is_significant, seed
     assert not all(planted(n, n_rows, 2.5 * noise, seed).is_significant for seed in range(8))
 

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
@@ -99,3 +99,13 @@ def running_command(options: list[str], environment: Mapping[str, str], home: Pa
         line = next(line for line in server.lines if line.startswith("Open "))
         server.url = line.split()[1].rstrip("/")
         yield server
+
+
+def descendants(pid: int) -> list[int]:
+    """Return a process and its descendants."""
+    pids = [pid]
+    for each in pids:
+        for task in Path(f"/proc/{each}/task").glob("*/children"):
+            with suppress(FileNotFoundError, ProcessLookupError):  # the thread has just ended
+                pids += [int(word) for word in task.read_text().split()]
+    return pids

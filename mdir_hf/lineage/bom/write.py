@@ -253,7 +253,7 @@ def _pedigree(bases: Iterable[BaseRecord], *, within: str, part: str | None = No
 
 def _why(base: BaseRecord) -> str:
     if base.standing in (Standing.NOT_CONFIRMED, Standing.NOT_MEASURED):
-        return f" ({base.why_not if base.report is None else base.report.headline})"
+        return f" ({base.why_not if base.report is None else base.report.sentence})"
     return ""
 
 

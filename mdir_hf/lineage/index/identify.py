@@ -144,7 +144,7 @@ class Identification:
                 how = f"{ancestor.evidence}, {report.verdict.value} by comparison ({report.strength})"
                 lines.append(f"  shared weight ancestry with {ancestor.base.repo}: {how}")
             elif report is not None:
-                lines.append(f"  proposed {ancestor.evidence}: {ancestor.base.repo}; by comparison: {report.headline}")
+                lines.append(f"  proposed {ancestor.evidence}: {ancestor.base.repo}; by comparison: {report.sentence}")
             elif ancestor.is_nominated:
                 why = f": {ancestor.error}" if ancestor.error is not None else ""
                 lines.append(f"  proposed {ancestor.evidence}: {ancestor.base.repo}; not compared{why}")
@@ -171,7 +171,6 @@ def identify(
     index: BaseIndex,
     *,
     top: int = 5,
-    confirm: bool = True,
     settings: Settings = Settings(),
     reading: Reading = Reading(),
     listeners: Listeners = Listeners(progress=False),
@@ -182,7 +181,6 @@ def identify(
         model: The model.
         index: The bases.
         top: Number of most likely bases to rank by tokens, and again by neurons.
-        confirm: Whether to compare the model with nominated bases, at their commits. Otherwise nothing is found.
         settings: Settings of the comparisons. Alpha is shared across all bases, and the byte limit covers all reads.
         reading: How repositories are opened.
         listeners: Callbacks that receive progress.
@@ -193,7 +191,7 @@ def identify(
         VocabularyError: If the model has neither a tokenizer nor neurons.
     """
     *_, identification = identify_in_steps(
-        model, index, top=top, confirm=confirm, settings=settings, reading=reading, listeners=listeners
+        model, index, top=top, settings=settings, reading=reading, listeners=listeners
     )
     return identification
 
@@ -203,7 +201,6 @@ def identify_in_steps(
     index: BaseIndex,
     *,
     top: int = 5,
-    confirm: bool = True,
     settings: Settings = Settings(),
     reading: Reading = Reading(),
     listeners: Listeners = Listeners(progress=False),
@@ -235,7 +232,7 @@ def identify_in_steps(
         identification = replace(identification, ancestors=by_tokens, n_of_width=n_of_width, excluded_noise=noise)
 
     def with_reports(identification: Identification) -> Iterator[Identification]:
-        for ancestor in identification.ancestors if confirm else ():
+        for ancestor in identification.ancestors:
             if ancestor.is_nominated and ancestor.report is None and ancestor.error is None:
                 base_settings = replace(
                     settings, alpha=settings.alpha / len(index), max_bytes=counter.left_of(settings.max_bytes)
@@ -251,7 +248,7 @@ def identify_in_steps(
         for step in with_reports(identification):
             identification = step
             yield identification
-    if identification.found or (is_nominated and not confirm):
+    if identification.found:
         return
     try:
         with watch.listening(), ledger.limited(counter.left_of(settings.max_bytes)):

@@ -88,15 +88,10 @@ class InnerModel:
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """A model that lies between two others according to bitwise equal rows.
-
-    Attributes:
-        equal_rows: Number of rows shared only with the first model, and number shared only with the second.
-    """
+    """A model that lies between two others according to bitwise equal rows."""
 
     model: str
     ends: tuple[str, str]
-    equal_rows: tuple[int, int]
 
 
 def equal_models(squared: FloatArray, names: Sequence[str]) -> dict[str, str]:
@@ -198,7 +193,7 @@ def between_by_equal_rows(
             with_a, with_c, ends = (np.asarray(side) for side in sides)
             n_a, n_c = int((with_a & ~with_c).sum()), int((with_c & ~with_a).sum())
             if min(n_a, n_c) >= FEWEST_EQUAL_ROWS and not (ends & ~with_a).any():
-                triples.append(Between(middle, (a, c), (n_a, n_c)))
+                triples.append(Between(middle, (a, c)))
     return tuple(triples)
 
 

@@ -3,7 +3,6 @@
 from mdir_hf.model.files.adapters import AdapterConfig, has_adapter
 from mdir_hf.model.files.formats import first_files, open_checkpoint
 from mdir_hf.model.files.memory import MemorySource
-from mdir_hf.model.files.ranged import iter_row_blocks
 from mdir_hf.model.files.safetensors import SafetensorsSource
 from mdir_hf.model.sources import ByteSource, FileEntry, FileTree, TensorSource, TensorSpec
 
@@ -18,6 +17,5 @@ __all__ = [
     "TensorSpec",
     "first_files",
     "has_adapter",
-    "iter_row_blocks",
     "open_checkpoint",
 ]

@@ -8,11 +8,9 @@ from __future__ import annotations
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +26,6 @@ from mdir_hf.model.files.decode import (
     weight_encoding,
 )
 from mdir_hf.model.sources import ByteSource, Description, FileTree, Span, TensorSpec
-from mdir_hf.processor import is_one_of_several_ranks
 
 IntArray = npt.NDArray[np.int64]
 
@@ -108,50 +105,6 @@ def coalesce(
 def cut_span(start: int, stop: int, step_n_bytes: int) -> list[Span]:
     """Cut ``[start, stop)`` into consecutive spans of at most ``step_n_bytes``."""
     return [(at, min(at + step_n_bytes, stop)) for at in range(start, stop, step_n_bytes)]
-
-
-class ReadsRows(Protocol):
-    """A source of rows, such as a tensor source."""
-
-    def read_rows(self, name: str, rows: npt.NDArray[np.int64], *, max_gap_bytes: int | None = None) -> torch.Tensor:
-        """Return the given rows; see ``TensorSource.read_rows``."""
-        ...
-
-
-def iter_row_blocks(
-    source: ReadsRows,
-    name: str,
-    rows: npt.NDArray[np.int64],
-    block_rows: int,
-    *,
-    max_gap_bytes: int | None = None,
-) -> Generator[torch.Tensor, None, None]:
-    """Yield the given rows of a matrix in blocks ``(<= block_rows, d)``, prefetching the next block.
-
-    Closing the generator waits for the current read to finish.
-    """
-    if block_rows < 1:
-        raise InputError(f"a block must have at least one row, got block_rows={block_rows}")
-    pieces = [rows[at : at + block_rows] for at in range(0, len(rows), block_rows)]
-    if is_one_of_several_ranks():
-        for piece in pieces:
-            yield source.read_rows(name, piece, max_gap_bytes=max_gap_bytes)
-        return
-    reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mdir-row-blocks")
-
-    def start(piece: npt.NDArray[np.int64]) -> Future[torch.Tensor]:
-        return reader.submit(source.read_rows, name, piece, max_gap_bytes=max_gap_bytes)
-
-    try:
-        upcoming = start(pieces[0]) if pieces else None
-        for following in [*pieces[1:], None]:
-            if upcoming is None:
-                return
-            block = upcoming.result()
-            upcoming = None if following is None else start(following)
-            yield block
-    finally:
-        reader.shutdown(wait=True, cancel_futures=True)
 
 
 ROW_SPAN_FACTOR = 8

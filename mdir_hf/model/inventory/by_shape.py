@@ -68,7 +68,6 @@ def resolve_by_shape(
         embedding=None if embedding is None else WeightPart(embedding),
         unembedding=None if head is None else WeightPart(head),
         tied=head is None and embedding is not None and sizes.ties_embeddings is not False,
-        declares_tied=bool(sizes.ties_embeddings),
         layers=layers,
         unplaced=tuple(sorted(matrices - placed_names)),
         notes=("its tensors have unknown names; shapes decided which is which", *notes),

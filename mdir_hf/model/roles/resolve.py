@@ -51,7 +51,6 @@ class Anatomy:
         embedding: Input embedding, ``(d_vocab, d_model)``.
         unembedding: Stored output head (``lm_head``), ``(d_vocab, d_model)``.
         tied: Whether the output head is the embedding; False if a head is stored.
-        declares_tied: Whether the config declares the output head as tied.
         unplaced: Names of tensors in the language model's stack that have no role.
         why_main: Why this stack is the main one, which a verdict answers for.
     """
@@ -67,7 +66,6 @@ class Anatomy:
     embedding: WeightPart | None
     unembedding: WeightPart | None
     tied: bool
-    declares_tied: bool = False
     final_norm: WeightPart | None = None
     layers: tuple[Layer, ...] = ()
     unplaced: tuple[str, ...] = ()
@@ -251,7 +249,6 @@ def _resolve(config: Config | None, all_names: list[str], shape_of: ShapeOf) -> 
         embedding=None if embedding is None else WeightPart(embedding),
         unembedding=None if unembedding is None else WeightPart(unembedding),
         tied=tied,
-        declares_tied=bool(sizes.ties_embeddings),
         final_norm=None if final_norm is None else WeightPart(final_norm),
         layers=layers,
         unplaced=unplaced,

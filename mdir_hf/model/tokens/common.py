@@ -28,14 +28,12 @@ class CommonVocabulary:
         reference_rows: Row numbers in the reference, strictly ascending, int64.
         candidate_rows: Row numbers in the candidate, all distinct, int64.
         n_reference_beyond: Number of the reference's usable tokens that have no embedding row.
-        is_by_number: Whether rows were paired by number because the tokens are unknown.
     """
 
     reference_rows: NDArray[np.int64]
     candidate_rows: NDArray[np.int64]
     n_reference_beyond: int
     n_candidate_beyond: int
-    is_by_number: bool = False
 
     def __len__(self) -> int:
         return len(self.reference_rows)

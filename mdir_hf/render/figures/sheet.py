@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.ft2font import FT2Font
-    from matplotlib.patches import Patch
 
 Box = tuple[float, float, float, float]
 
@@ -165,13 +164,6 @@ def write_in_cell(axes: Axes, x: float, y: float, text: str, colour: str, size: 
     axes.text(x, y, text, color=colour, fontsize=size, ha="center", va="center")
 
 
-def hatched(theme: Theme, left: float, top: float) -> Patch:
-    """Return a hatched cell, for values that were not computed."""
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((left, top), 1, 1, facecolor=theme.paper, edgecolor=theme.hatch, linewidth=0.0, hatch="/////")
-
-
 def shade_bar(
     figure: Figure,
     theme: Theme,
@@ -179,7 +171,6 @@ def shade_bar(
     *,
     ticks: Sequence[tuple[float, str]],
     label: str,
-    horizontal: bool = False,
 ) -> None:
     """Draw the colour bar beside a map.
 
@@ -189,12 +180,10 @@ def shade_bar(
 
     axes = add_axes(figure, theme, *box)
     ramp = np.linspace(0.0, 1.0, 128)
-    fill_cells(axes, theme, ramp[np.newaxis, :] if horizontal else ramp[:, np.newaxis], (0, 1, 0, 1), origin="lower")
-    along, across = (axes.set_xticks, axes.set_yticks) if horizontal else (axes.set_yticks, axes.set_xticks)
-    across([])
-    if not horizontal:
-        axes.yaxis.tick_right()
-    along([place for place, _ in ticks], [text for _, text in ticks])
+    fill_cells(axes, theme, ramp[:, np.newaxis], (0, 1, 0, 1), origin="lower")
+    axes.set_xticks([])
+    axes.yaxis.tick_right()
+    axes.set_yticks([place for place, _ in ticks], [text for _, text in ticks])
     axes.set_title(label, color=theme.ink, fontsize=SMALL_SIZE, loc="left", pad=5)
 
 

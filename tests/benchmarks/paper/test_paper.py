@@ -1,19 +1,15 @@
 """The paper's scripts on models trained for a few steps: everything runs, and parts without training are correct."""
 
-import json
 import math
 from functools import cache, partial
 
-import numpy as np
 import pytest
 import torch
 
-from benchmarks.paper import noise as noise_module
 from benchmarks.paper.changed_tokenizer import finding
 from benchmarks.paper.models import BASE, TINY, built, load
-from benchmarks.paper.noise import add_noise, noise
-from benchmarks.paper.output import p_text, save_results
-from benchmarks.paper.pairwise import equivalence_breaks, pairwise
+from benchmarks.paper.noise_real import add_noise
+from benchmarks.paper.output import p_text
 from benchmarks.zoo import build
 from mdir_hf.demo.training import read_corpus
 from tests.benchmarks.evidence import WITH_THE_SCRIPTS
@@ -31,15 +27,6 @@ def kept_for_this_module(tmp_path_factory):
         patch.setattr(build, "read_corpus", cache(partial(read_corpus, code_n_chars=300_000, prose_n_chars=350_000)))
         yield
     build.text_of.cache_clear()
-
-
-def test_a_relation_with_a_gap_is_not_an_equivalence():
-    whole = {(a, b) for a in "abc" for b in "abc"}
-    assert not any(equivalence_breaks(list("abc"), whole).values())
-    found = equivalence_breaks(list("abc"), whole - {("a", "a"), ("a", "c")})
-    assert found["reflexive"] == [["a"]]
-    assert found["symmetric"] == [["c", "a"]]
-    assert ["a", "b", "c"] in found["transitive"]
 
 
 def test_p_is_ns_unless_it_is_below_the_level():
@@ -83,39 +70,3 @@ def test_noise_of_one_rms_leaves_a_cosine_of_seven_tenths():
     noisy = add_noise(model, 1.0)
     x, y = (m.get_input_embeddings().weight.detach().flatten() for m in (model, noisy))
     assert float(torch.nn.functional.cosine_similarity(x, y, dim=0)) == pytest.approx(math.sqrt(0.5), abs=0.01)
-
-
-@pytest.mark.slow
-@WITH_THE_SCRIPTS
-def test_the_noise_tables_begin_with_a_copy_and_end_without_a_match(tmp_path, monkeypatch):
-    levels = (0.0, 1.0, 30.0)
-    monkeypatch.setattr(noise_module, "LEVELS", levels)
-    data, section, figures = noise(TINY)
-    save_results("noise", data, section, figures, tmp_path)
-    saved = json.loads((tmp_path / "paper-noise.json").read_text())
-    for key in "ab":
-        rows = saved[key]["rows"]
-        assert [row["level"] for row in rows] == list(levels)
-        assert rows[0]["normalized_trace"] == pytest.approx(1.0, abs=1e-6)
-        assert rows[0]["reef"] == rows[0]["huref"] == pytest.approx(1.0, abs=1e-3)
-        assert rows[0]["verdict"] == "homologous"
-        traces = [row["trace"] for row in rows]
-        assert traces[2] < traces[1] < traces[0]
-        assert rows[-1]["verdict"] != "homologous"
-
-
-@pytest.mark.slow
-@WITH_THE_SCRIPTS
-def test_every_pair_both_ways_round_is_judged_by_its_lineage(tmp_path):
-    data, section, figures = pairwise(TINY)
-    save_results("pairwise", data, section, figures, tmp_path)
-    saved = json.loads((tmp_path / "paper-pairwise.json").read_text())
-    n = len(saved["models"])
-    assert np.shape(saved["verdicts"]) == np.shape(saved["log10_p"]) == (n, n)
-    related = {(i, j) for i in range(n) for j in range(n) if saved["verdicts"][i][j] == "homologous"}
-    groups = [saved["lineage"][name] for name in saved["models"]]
-    assert related == {(i, j) for i in range(n) for j in range(n) if groups[i] == groups[j]}
-    assert saved["against_lineage"] == []
-    assert not any(saved["breaks"].values())
-    assert f"{n * n} ordered pairs" in section
-    assert (tmp_path / "paper-pairwise-matrix.png").stat().st_size > 0

@@ -3,7 +3,6 @@
 import math
 
 import pytest
-import torch
 
 from benchmarks.peers import PEERS
 from benchmarks.peers.awm import Awm
@@ -11,11 +10,10 @@ from benchmarks.peers.gradient import LeafBenchGradient, TensorGuard
 from benchmarks.peers.huref import HuRef
 from benchmarks.peers.model_tracing import Csu, Match
 from benchmarks.peers.pdf import Pdf
-from benchmarks.peers.plain_mdir import PlainMdir, Weights, layer_analysis
+from benchmarks.peers.plain_mdir import PlainMdir
 from benchmarks.peers.provenance_kit import ProvenanceKit, ProvenanceKitSignals
 from benchmarks.peers.reef import Reef
 from benchmarks.peers.seedprints import SeedPrints
-from mdir_hf.model.roles import Role
 from tests.benchmarks.evidence import WITH_THE_SCRIPTS
 
 pytestmark = [pytest.mark.slow, WITH_THE_SCRIPTS]
@@ -159,16 +157,3 @@ def test_match_maps_layers_of_another_depth(ask):
 
 def test_csu_refuses_other_shapes(ask):
     assert "shapes" in ask(Csu(), "narrow").reason
-
-
-def test_algorithm_3_as_printed_tells_kept_projections_from_drawn_ones():
-    draw = torch.Generator().manual_seed(0)
-    roles = (Role.Q, Role.K, Role.V, Role.UP)
-    layer = {role: torch.randn(64, 96, generator=draw) for role in roles}
-    other = layer | {Role.K: torch.randn(64, 96, generator=draw)}
-    sides = [Weights(None, torch.zeros(1, 64), (each,)) for each in (layer, other)]
-    log_p = layer_analysis(*sides, torch.eye(64, dtype=torch.float64), (0, 0))
-    assert set(log_p) == set(roles)
-    # A copy has trace 64, so ln p is at most ln 96! - 96 x 64 / 2; a replaced matrix stays above ln 1e-10.
-    assert all(log_p[role] < -1000 for role in roles if role is not Role.K)
-    assert log_p[Role.K] > math.log(1e-10)

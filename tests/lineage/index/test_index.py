@@ -272,9 +272,9 @@ def test_rows_of_any_size_are_found(built, folders, tmp_path, times):
 
 def test_a_few_huge_rows_hide_nothing(built, folders, tmp_path):
     rows = gaussian(1500, 96, 1) + 0.2 * gaussian(1500, 96, 2)
-    (as_it_is, *_) = identify(NamedModel(folders["tuned"]), built, confirm=False).ancestors
+    (as_it_is, *_) = identify(NamedModel(folders["tuned"]), built).ancestors
     rows[::20] *= 1e18
-    found = identify(NamedModel(write_model(tmp_path / "odd", rows)), built, confirm=False)
+    found = identify(NamedModel(write_model(tmp_path / "odd", rows)), built)
     assert [one.base.repo for one in found.ancestors if one.is_nominated] == [folders["second"]]
     assert found.ancestors[0].log10_score < 0.9 * as_it_is.log10_score  # the score of the remaining rows
 

@@ -113,11 +113,11 @@ def test_the_index_and_the_card_both_give_the_base(index):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_copy_with_the_stated_noise_is_found(hub, index, tmp_path, seed):
-    stated = identify(NamedModel(LARGER), BaseIndex.open(index), confirm=False).excluded_noise
+    stated = identify(NamedModel(LARGER), BaseIndex.open(index)).excluded_noise
     noised = gaussian(6000, 512, 6) + stated * gaussian(6000, 512, 100 + seed)
     hub.add_repository("owner/noised", write_model(tmp_path / "noised", noised))
 
-    found = identify(NamedModel("owner/noised"), BaseIndex.open(index), confirm=False)
+    found = identify(NamedModel("owner/noised"), BaseIndex.open(index))
 
     assert [one.base.repo for one in found.ancestors if one.is_nominated] == [LARGE]
 

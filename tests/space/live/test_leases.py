@@ -8,13 +8,13 @@ import pytest
 from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 
-from benchmarks.space_day import descendants
 from mdir_space.jobs.lease import LEASE_S
 from mdir_space.routes.mcp import MAX_SESSIONS_OF_ONE
 from tests.loopback.faults import Fault
 from tests.space.coroutines import finish
 from tests.space.live.steps import compare, is_quiet
 from tests.space.models import LARGE, LARGER
+from tests.space.servers import descendants
 
 SLOW_S = 1.5
 """Delay of every 64 kB; a comparison of the large models would take minutes."""

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.optimize import linear_sum_assignment
 
 from mdir_hf.comparison.neuron_sample import NeuronSample
+from mdir_hf.method.assignment import best_assignment
 from mdir_hf.method.matching import REMARKABLE
 from mdir_hf.method.neuron_numbers import count_in_batch, in_span, log_p_own_numbers, match_neurons_by_number
 from mdir_hf.method.significance import LN10, log_cost_of_look, log_n_choices
@@ -167,7 +167,7 @@ def _log_p_of_step(own: IntArray, cells: Sequence[Pair] | None, n_nominated_of: 
     """
     if cells is None:
         n_few, n_many = sorted(own.shape)
-        n_own = int(own[linear_sum_assignment(own, maximize=True)].sum())
+        n_own = int(own[best_assignment(own)].sum())
         return min(0.0, log_p_own_numbers(n_own, n_few) + math.log(math.perm(n_many, n_few)))
     n_own = int(sum(own[cell] for cell in cells))
     log_p = log_p_own_numbers(n_own, len(cells))
@@ -179,7 +179,7 @@ def _log_p_of_step(own: IntArray, cells: Sequence[Pair] | None, n_nominated_of: 
 def nominated_pairs(counts: NeuronNumbers) -> list[Pair]:
     """Return the pairs of layers in which remarkably many neurons kept their number, best first, each layer once."""
     own = np.array(counts.own_number, dtype=np.int64)
-    rows, columns = linear_sum_assignment(own, maximize=True)
+    rows, columns = best_assignment(own)
     pairs = [
         (int(own[i, j]), counts.reference_layers[i], counts.candidate_layers[j])
         for i, j in zip(rows, columns, strict=True)

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.optimize import linear_sum_assignment
 
+from mdir_hf.method.assignment import best_assignment
 from mdir_hf.method.significance import log_n_matchings
 
 IntArray = npt.NDArray[np.int64]
@@ -98,7 +98,7 @@ def best_head_map(pattern: HeadPattern) -> tuple[IntArray, IntArray, float]:
     Returns:
         Reference heads in ascending order, their partners, and the natural log of the number of possible maps.
     """
-    reference, candidate = linear_sum_assignment(pattern.scores, maximize=True)
+    reference, candidate = best_assignment(pattern.scores)
     narrow, wide = sorted(pattern.scores.shape)
     return reference.astype(np.int64), candidate.astype(np.int64), log_n_matchings(narrow, wide, narrow)
 

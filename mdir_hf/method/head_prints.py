@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
-from scipy.special import ndtri
 
+from mdir_hf.method.assignment import best_assignment
 from mdir_hf.method.blocks import FloatArray, IntArray
 from mdir_hf.method.planes import PlanePairing, plane_rows
 from mdir_hf.thresholds import FALSE_NOMINATIONS
@@ -137,7 +137,7 @@ def prominence(correlation: FloatArray, n_products: int) -> FloatArray:
 
 def prominence_limit(n_pairs: int) -> float:
     """Return the prominence that the most prominent of ``n_pairs`` pairs of unrelated heads hardly ever reaches."""
-    return float(-ndtri(FALSE_NOMINATIONS / max(1, n_pairs)))
+    return -NormalDist().inv_cdf(FALSE_NOMINATIONS / max(1, n_pairs))
 
 
 def least_correlation(n_products: int, deviations: float) -> float:
@@ -147,7 +147,7 @@ def least_correlation(n_products: int, deviations: float) -> float:
 
 def paired_heads(correlation: FloatArray) -> tuple[IntArray, IntArray, float]:
     """Pair heads one to one, ``(min(h, h'),)`` each, and return the mean correlation of the pairs."""
-    heads, candidate_heads = linear_sum_assignment(correlation, maximize=True)
+    heads, candidate_heads = best_assignment(correlation)
     return heads, candidate_heads, float(correlation[heads, candidate_heads].mean())
 
 

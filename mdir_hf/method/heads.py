@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 
+from mdir_hf.method.assignment import best_assignment
 from mdir_hf.method.blocks import FloatArray, HeadPattern, IntArray
 from mdir_hf.method.neurons import unit_rows
 
@@ -53,10 +53,10 @@ def find_head_map(
     for g in range(n_kv_heads[0]):
         for h in range(n_kv_heads[1]):
             block = query_score[g * sizes[0] : (g + 1) * sizes[0], h * sizes[1] : (h + 1) * sizes[1]]
-            rows, columns = linear_sum_assignment(block, maximize=True)
+            rows, columns = best_assignment(block)
             inner[g, h] = (rows + g * sizes[0], columns + h * sizes[1])
             group_score[g, h] += float(block[rows, columns].sum())
-    kv_reference, kv_candidate = linear_sum_assignment(group_score, maximize=True)
+    kv_reference, kv_candidate = best_assignment(group_score)
     pairs = [inner[int(g), int(h)] for g, h in zip(kv_reference, kv_candidate, strict=True)]
     return HeadMap(
         kv_reference=kv_reference.astype(np.int64),

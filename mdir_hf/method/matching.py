@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.optimize import linear_sum_assignment
 
+from mdir_hf.method.assignment import best_assignment
 from mdir_hf.method.significance import log_p_entry, log_p_matching, log_p_signs
 from mdir_hf.report import REMARKABLE_LOG10_P
 from mdir_hf.thresholds import CHANNEL_ALPHA
@@ -215,7 +215,7 @@ class _Factor:
 
 
 def _assignment(weights: torch.Tensor) -> IntArray:
-    _, columns = linear_sum_assignment(weights.cpu().numpy(), maximize=True)
+    _, columns = best_assignment(weights.cpu().numpy())
     return np.asarray(columns, dtype=np.int64)
 
 

@@ -10,8 +10,8 @@ from typing import Literal
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 
+from mdir_hf.method.assignment import best_assignment
 from mdir_hf.method.blocks import IntArray
 from mdir_hf.method.inner_maps import EXACT, MUCH_BETTER
 from mdir_hf.method.neurons import MlpWeights, unit_rows
@@ -142,7 +142,7 @@ def _in_full(x: _Views, y: _Views, partner: IntArray) -> None:
     if len(rows) <= len(columns) and len(torch.unique(best)) == len(best):
         partner[rows.numpy()] = columns[best].numpy()
         return
-    assigned_rows, assigned_columns = linear_sum_assignment(score.double().numpy(), maximize=True)
+    assigned_rows, assigned_columns = best_assignment(score.double().numpy())
     partner[rows.numpy()[assigned_rows]] = columns.numpy()[assigned_columns]
 
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.optimize import linear_sum_assignment
+
+from mdir_hf.method.assignment import best_assignment
 
 P_0 = math.log(1e-10)
 """Natural log of the paper's threshold p_0."""
@@ -52,7 +53,7 @@ def orthogonal_part(matrix: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 def best_match(u: torch.Tensor, rank: int) -> PaperMatch:
     """Return P = argmax Tr(P U^T) by the Hungarian algorithm, and its p."""
-    rows, columns = linear_sum_assignment(u.numpy(), maximize=True)
+    rows, columns = best_assignment(u.numpy())
     trace = float(u[rows, columns].sum())
     log_p = math.lgamma(max(u.shape) + 1) - max(0.0, trace) ** 2 / 2
     return PaperMatch(rows.astype(np.int64), columns.astype(np.int64), trace, rank, log_p)

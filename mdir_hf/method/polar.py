@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import scipy.linalg
 import torch
 
 from mdir_hf.processor import all_cores
@@ -34,8 +33,10 @@ def thin_svd(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.
 
 
 def _by_qr_iteration(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    from scipy.linalg import svd  # imported here, because it is hardly ever needed
+
     stack = matrices.detach().double().cpu().reshape(-1, *matrices.shape[-2:]).numpy()
-    factors = [scipy.linalg.svd(matrix, full_matrices=False, lapack_driver="gesvd") for matrix in stack]
+    factors = [svd(matrix, full_matrices=False, lapack_driver="gesvd") for matrix in stack]
     left, scale, right_t = (
         torch.from_numpy(np.stack(parts)).to(matrices).reshape(*matrices.shape[:-2], *parts[0].shape)
         for parts in zip(*factors, strict=True)

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.optimize import linear_sum_assignment
 
+from mdir_hf.method.assignment import best_assignment
 from mdir_hf.method.blocks import FloatArray, IntArray
 from mdir_hf.method.neurons import unit_rows
 from mdir_hf.method.significance import log_n_matchings
@@ -273,7 +273,7 @@ def match_heads(reference: torch.Tensor, candidate: torch.Tensor, *, n_heads: tu
     pairs = np.zeros((2, *shape[:2], few), dtype=np.int64)
     for i, j in np.ndindex(*shape[:2]):
         best = max(
-            (linear_sum_assignment(sign * traces[i, j], maximize=True) for sign in (1.0, -1.0)),
+            (best_assignment(sign * traces[i, j]) for sign in (1.0, -1.0)),
             key=lambda assignment: abs(traces[i, j][assignment].sum()),
         )
         pairs[:, i, j] = best
@@ -305,7 +305,7 @@ def search_rows(sample: torch.Tensor, every: torch.Tensor, *, is_signed: bool) -
     """
     factor = flattened(centred_rows(sample) @ centred_rows(every).T)
     weights = (factor.abs() if is_signed else factor).double().cpu().numpy()
-    rows, columns = linear_sum_assignment(weights, maximize=True)
+    rows, columns = best_assignment(weights)
     values = factor.double().cpu().numpy()
     entries = values[rows, columns]
     energies = float(np.square(values).sum()), float(np.square(values[:, columns]).sum())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 
 from mdir_hf.comparison.layer_weights import read_role
+from mdir_hf.method.assignment import best_assignment
 from mdir_hf.method.gauge import fold_gain
 from mdir_hf.method.neuron_maps import fit_neurons
 from mdir_hf.method.neurons import MlpWeights, unit_rows
@@ -136,7 +136,7 @@ def fit_experts(
     carried = [carried_mlp(mlp, stream) for mlp in references]
     likeness = np.array([[_likeness(x, y) for y in candidates] for x in carried])
     if len(references) >= len(candidates):
-        rows, columns = linear_sum_assignment(likeness, maximize=True)
+        rows, columns = best_assignment(likeness)
     else:  # several experts may come from one
         rows, columns = likeness.argmax(axis=0), np.arange(len(candidates))
     order = np.argsort(columns)

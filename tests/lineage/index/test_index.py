@@ -102,11 +102,11 @@ def test_forged_sketches_are_refused(index, part, tmp_path):
 
 def test_no_large_assignment_is_solved_for_a_relative(monkeypatch):
     # With 23 rows nothing is robust; once, an insignificant unsigned matching was solved to the end first.
-    def small_only(weights, **kwargs):
+    def small_only(weights):
         assert min(weights.shape) <= matching.GREEDY_REST
-        return linear_sum_assignment(weights, **kwargs)
+        return linear_sum_assignment(weights, maximize=True)
 
-    monkeypatch.setattr(matching, "linear_sum_assignment", small_only)
+    monkeypatch.setattr(matching, "best_assignment", small_only)
     index = BaseIndex(WORDS, [base("base/0", 4096, 0)])
     assert len(index.bases[0].tokens) == 23
     own, generator = rows(len(WORDS), 4096, 0), torch.Generator().manual_seed(8)

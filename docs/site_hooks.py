@@ -136,10 +136,10 @@ def command_line_page() -> str:
 
 def schema_page() -> str:
     """Return the page of the fields of a report's JSON: types from the schema, texts from the dataclasses."""
-    from mdir_hf.report import optional_parts, parts, result, terms
+    from mdir_hf.report import parts, result, terms
 
     schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
-    classes = {**vars(terms), **vars(parts), **vars(optional_parts), **vars(result)}
+    classes = {**vars(terms), **vars(parts), **vars(result)}
     lines = [
         "# The JSON of a report",
         "",

@@ -13,7 +13,7 @@ from mdir_hf.model.inventory import ModelInventory, ModelPart, PartKind
 from mdir_hf.model.inventory.records import LANGUAGE
 from mdir_hf.model.roles import Layer, Role
 from mdir_hf.report import HomologyReport, MatrixResult, ModuleRole, SettledBy, Verdict
-from mdir_hf.report.optional_parts import Coverage, PartCoverage, Treatment
+from mdir_hf.report.parts import Coverage, PartCoverage, Treatment
 
 Treated = tuple[Treatment, str | None]
 """How a part was treated, and an optional note on the extent or the reason."""

@@ -25,7 +25,7 @@ from mdir_hf.model.comparable import Comparable, PlacedTensors
 from mdir_hf.model.inventory.records import LANGUAGE, ModelView
 from mdir_hf.model.roles import Role, StoredWeight
 from mdir_hf.report import ExpertName, LayerPair, SettledBy, Verdict
-from mdir_hf.report.optional_parts import ExpertOrigin, StackPair
+from mdir_hf.report.parts import ExpertOrigin, StackPair
 from mdir_hf.thresholds import LEAST_EXPERT_Z, MOST_EXPERT_PAIRS
 
 EXPERTS_PLACE = len(STEPS) + 1

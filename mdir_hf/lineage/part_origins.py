@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mdir_hf.render.sentence import experts_text
 from mdir_hf.report import HomologyReport, Verdict
-from mdir_hf.report.optional_parts import ExpertOrigin, PartCoverage, Treatment
+from mdir_hf.report.parts import ExpertOrigin, PartCoverage, Treatment
 
 LANGUAGE = "language model"
 _NO_PARTS_OF_THEIR_OWN = ("norms, biases and buffers", "storage", "unplaced")

@@ -28,8 +28,7 @@ from mdir_hf.render.sections import (
     Table,
     number,
 )
-from mdir_hf.report.optional_parts import StackPair
-from mdir_hf.report.parts import MatrixResult
+from mdir_hf.report.parts import MatrixResult, StackPair
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.terms import SettledBy, Transformation, Verdict
 from mdir_hf.report.words import (

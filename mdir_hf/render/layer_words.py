@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from mdir_hf.render.projection_words import projection_lines, projection_paragraphs, projection_table
 from mdir_hf.render.sections import FigureName, Line, Section, SectionKind, Table, counted, number
 from mdir_hf.render.sentence import runs_text
-from mdir_hf.report.optional_parts import ModuleResult
-from mdir_hf.report.parts import LayersResult, NeuronNumbers
+from mdir_hf.report.parts import LayersResult, ModuleResult, NeuronNumbers
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.terms import ResidualMap
 from mdir_hf.report.words import neurons_text

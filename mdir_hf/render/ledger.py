@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from mdir_hf.report.optional_parts import PartCoverage
+from mdir_hf.report.parts import PartCoverage
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.words import LEAST_SHARE, percent_text
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mdir_hf.render.sections import Line, Table, counted
 from mdir_hf.render.sentence import runs_text, unread_experts_text
-from mdir_hf.report.optional_parts import ComparedExpert, LayerDrift, LayerTable, ProjectionResult
+from mdir_hf.report.parts import ComparedExpert, LayerDrift, LayerTable, ProjectionResult
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.terms import ModuleRole, Outcome
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from mdir_hf.names import shown_name, visible_text, without_common_folder
 from mdir_hf.render.sections import counted
 from mdir_hf.report.models import ModelSummary
-from mdir_hf.report.optional_parts import LayerTable, StackPair
-from mdir_hf.report.parts import ExpertName
+from mdir_hf.report.parts import ExpertName, LayerTable, StackPair
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.terms import Reason, SettledBy, Verdict
 from mdir_hf.report.words import compared_share, not_compared_text, percent_text, unmatched_text

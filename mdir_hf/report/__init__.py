@@ -2,33 +2,31 @@
 
 from mdir_hf.report.encoding import SCHEMA, json_schema
 from mdir_hf.report.models import READ_AS, HowRead, InputOutput, ModelSummary
-from mdir_hf.report.optional_parts import (
+from mdir_hf.report.parts import (
+    AncestorLayer,
     ComparedExpert,
     Coverage,
     DirectionFact,
     Exclusion,
+    ExpertName,
     ExpertOrigin,
     FactKind,
     LayerDrift,
+    LayerPair,
+    LayersResult,
     LayerTable,
+    MatrixResult,
     ModelFacts,
     ModuleResult,
+    NeuronNumbers,
     PartCoverage,
+    PrintedAlgorithm1,
     ProjectionResult,
     StackPair,
     Treatment,
     WeightFile,
     unconfirmed,
     without_history,
-)
-from mdir_hf.report.parts import (
-    AncestorLayer,
-    ExpertName,
-    LayerPair,
-    LayersResult,
-    MatrixResult,
-    NeuronNumbers,
-    PrintedAlgorithm1,
 )
 from mdir_hf.report.result import HomologyReport, LayerMaps, MatrixArrays, ReportArrays
 from mdir_hf.report.terms import (

@@ -10,14 +10,19 @@ from annotated_types import Ge, Gt, Lt
 
 from mdir_hf.errors import MissingExtraError
 from mdir_hf.report.models import InputOutput, ModelSummary
-from mdir_hf.report.optional_parts import Coverage, DirectionFact, Exclusion, LayerTable, ModuleResult, StackPair
 from mdir_hf.report.parts import (
     Count,
+    Coverage,
+    DirectionFact,
+    Exclusion,
     LayerPair,
     LayersResult,
+    LayerTable,
     Log10P,
     MatrixResult,
+    ModuleResult,
     NeuronNumbers,
+    StackPair,
 )
 from mdir_hf.report.terms import Assumption, Level, ModuleRole, Reason, SettledBy, Verdict
 from mdir_hf.report.words import (

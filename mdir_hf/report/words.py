@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from mdir_hf.report.optional_parts import PartCoverage
-from mdir_hf.report.parts import NeuronNumbers, PrintedAlgorithm1
+from mdir_hf.report.parts import NeuronNumbers, PartCoverage, PrintedAlgorithm1
 from mdir_hf.report.terms import Reason, Verdict
 
 ICON = {Verdict.HOMOLOGOUS: "●", Verdict.NO_EVIDENCE: "○", Verdict.INCONCLUSIVE: "◐"}

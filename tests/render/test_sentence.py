@@ -19,7 +19,7 @@ from mdir_hf.render.sections import SectionKind
 from mdir_hf.render.sentence import runs_text
 from mdir_hf.render.text import markdown_text, plain
 from mdir_hf.report import Exclusion, ExpertOrigin, LayerPair, Reason, SettledBy, StackPair
-from mdir_hf.report.optional_parts import Coverage, PartCoverage, Treatment
+from mdir_hf.report.parts import Coverage, PartCoverage, Treatment
 from tests.render.figures.drawn_reports import (
     HOSTILE_NAMES,
     a_matrix,

@@ -94,7 +94,6 @@ def neox(n: int, qkv: int, m: int, folder: str, norms: str) -> Shapes:
     }
 
 
-FOUR_NORMS = "input post_attention pre_feedforward post_feedforward"
 LORA = {
     f"{name}.lora_{side}.{kind}.weight": shape
     for kind in ("speech", "vision")
@@ -311,36 +310,6 @@ MODELS: dict[str, PublishedModel] = {
         (24, 0, "model.layers"),
         llama(896, 896, 128, 4864),
         (14, 2, 64),
-    ),
-    "google/gemma-2-2b": PublishedModel(
-        {"model_type": "gemma2", "hidden_size": 2304, "head_dim": 256, "num_attention_heads": 8,
-         "num_key_value_heads": 4, "num_hidden_layers": 26, "vocab_size": 256000},
-        ("model.embed_tokens.weight", (256000, 2304)),
-        (26, 0, "model.layers"),
-        llama(2304, 2048, 1024, 9216, norms=FOUR_NORMS),
-        (8, 4, 256),
-    ),
-    "allenai/OLMo-2-1124-7B": PublishedModel(
-        {"model_type": "olmo2", "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32,
-         "vocab_size": 100352},
-        ("model.embed_tokens.weight", (100352, 4096)),
-        (32, 0, "model.layers"),
-        llama(4096, 4096, 4096, 11008, norms="post_attention post_feedforward", q_norm=(4096,), k_norm=(4096,)),
-        (32, 32, 128),
-        unembedding=("lm_head.weight", (100352, 4096)),
-    ),
-    "THUDM/GLM-4-9B-0414": PublishedModel(
-        {"model_type": "glm4", "hidden_size": 4096, "head_dim": 128, "num_attention_heads": 32,
-         "num_key_value_heads": 2, "num_hidden_layers": 40, "partial_rotary_factor": 0.5, "vocab_size": 151552},
-        ("model.embed_tokens.weight", (151552, 4096)),
-        (40, 0, "model.layers"),
-        {name: shape for name, shape in
-         llama(4096, 4096, 256, 13696, norms="input post_attention post_self_attn post_mlp").items()
-         if name not in ("mlp.gate_proj.weight", "mlp.up_proj.weight")}
-        | {"mlp.gate_up_proj.weight": (27392, 4096)},
-        (32, 2, 128),
-        unembedding=("lm_head.weight", (151552, 4096)),
-        rope=("interleaved", 64),
     ),
 }  # fmt: skip
 _FALCON = MODELS["tiiuae/falcon-40b, first config"]

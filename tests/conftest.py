@@ -47,6 +47,7 @@ LONGEST = (
     *("trained/test_quantized.py", "large/test_deepseek_v3.py", "trained/test_transformations.py"),
     *("model/roles/test_coverage.py", "comparison/test_hostile_files.py", "trained/test_verdicts.py"),
     *("faults/test_faults.py", "trained/test_lineages.py", "model/memory/test_models_in_memory.py"),
+    "test_installed.py",
 )
 """Files of slow tests that take a quarter of a minute of processor or more. They begin first, so that no process waits
 for another at the end. Those that train the same models lie apart, so that none waits for another's model."""

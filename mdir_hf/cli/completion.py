@@ -90,8 +90,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         '`eval "$(mdir-hf completion bash)"` (or zsh) into ~/.bashrc (~/.zshrc); for fish, '
         "`mdir-hf completion fish | source` into ~/.config/fish/config.fish.",
     )
-    parser.add_argument("shell", choices=tuple(_SCRIPTS), help="the shell")
-    parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.add_argument("shell", metavar="|".join(_SCRIPTS), choices=tuple(_SCRIPTS), help="the shell")
+    parser.add_argument("words", metavar="…", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     arguments.add_output(parser, "the index (build) or the folder of the atlas", metavar="PATH")
     parser.add_argument("--dataset", metavar="owner/name", help="publish: the data set; atlas: also publish there")
     parser.add_argument("--name", help="publish: name of the file or folder in the data set (default: its local name)")
+    arguments.add_json(parser)
     arguments.add_reading(parser)
     parser.set_defaults(
         run=_run, usage_error=_usage_error, check_output=_no_check, check_files=_check_files, listed_models=_base_models
@@ -85,7 +87,6 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _build(options: argparse.Namespace) -> int:
-
     from mdir_hf.lineage.index.building import extend_index
 
     names = listed_models(options)
@@ -104,7 +105,9 @@ def _build(options: argparse.Namespace) -> int:
     )
     if n_failed == len(names):
         raise InputError("none of the models could be added; the index is unchanged", subject=str(options.output))
-    say(f"{options.output}: {len(index)} base models, {index.n_bytes / 1e6:.1f} MB of rows\n")
+    counts = {"output": str(options.output), "bases": len(index), "not_added": n_failed, "bytes": index.n_bytes}
+    text = f"{options.output}: {len(index)} base models, {index.n_bytes / 1e6:.1f} MB of rows"
+    say(f"{json.dumps(counts) if options.json else text}\n")
     return 0
 
 
@@ -127,9 +130,13 @@ def _atlas(options: argparse.Namespace) -> int:
         reading=arguments.reading_of(options),
         listeners=arguments.listeners_of(options),
     )
-    say(f"{options.output}: {summary_of(table)}\n")
+    counts = {"output": str(options.output), "bases": [{"repo": base.repo, "state": base.state} for base in table]}
+    if not options.json:
+        say(f"{options.output}: {summary_of(table)}\n")
     if options.dataset is not None:
-        _propose(options.output, options)
+        _propose(options.output, options, **counts)
+    elif options.json:
+        say(f"{json.dumps(counts)}\n")
     return 0
 
 
@@ -138,14 +145,16 @@ def _publish(options: argparse.Namespace) -> int:
     return 0
 
 
-def _propose(place: Path, options: argparse.Namespace) -> None:
+def _propose(place: Path, options: argparse.Namespace, **result: object) -> None:
+    """Open a pull request, and print its address, as JSON with the given result."""
     from mdir_hf.lineage.publishing import publish
 
     pull_request, paths = publish(place, options.dataset, name=options.name, token=options.token)
     for note in pull_request.notes:
         remark(f"note: {note}\n")
     remark(f"proposed: {', '.join(paths)}\n")
-    say(f"{pull_request.url}\n")
+    proposal = {**result, "pull_request": pull_request.url, "files": list(paths)}
+    say(f"{json.dumps(proposal) if options.json else pull_request.url}\n")
 
 
 ACTIONS = {"build": _build, "atlas": _atlas, "publish": _publish}

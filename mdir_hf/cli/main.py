@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from mdir_hf._version import __version__
 from mdir_hf.cli.align import add_command as add_align
@@ -56,6 +57,9 @@ environment: HF_TOKEN, HF_ENDPOINT, HF_HOME, HF_HUB_OFFLINE, HF_HUB_DISABLE_PROG
 MDIR_HF_CACHE and MDIR_HF_CACHE_MAX_BYTES for our own cache of byte ranges; MDIR_HF_ATLAS for the
 index that family searches; NO_COLOR, FORCE_COLOR, COLUMNS."""
 
+EXTENSION = "hf-mdir"
+"""Name of the program that ``hf mdir`` runs."""
+
 READERS = ("compare", "align", "family", "inspect", "verify")
 """Commands whose models are remembered for completion. Such a command succeeds only if all its models could be read."""
 
@@ -63,7 +67,7 @@ READERS = ("compare", "align", "family", "inspect", "verify")
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser for the whole command line."""
     parser: argparse.ArgumentParser = Parser(
-        prog="mdir-hf",
+        prog="hf mdir" if Path(sys.argv[0]).stem == EXTENSION else "mdir-hf",
         description="Do two language models share weight ancestry? An answer from the weights alone, with a p-value.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

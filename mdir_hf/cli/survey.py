@@ -15,7 +15,7 @@ from mdir_hf.cli import arguments
 from mdir_hf.cli.completion import remember_models
 from mdir_hf.cli.output import loading, remark, say, shown_if_stopped
 from mdir_hf.errors import InputError, MdirError, one_line
-from mdir_hf.lineage.survey import expect_survey
+from mdir_hf.lineage.survey import expect_survey, expect_tokens
 from mdir_hf.names import without_folder
 from mdir_hf.render.sections import counted
 
@@ -226,6 +226,7 @@ def _closer(group: Sequence[str], state: SurveyFolder, options: argparse.Namespa
 
 
 def _check_files(options: argparse.Namespace) -> None:
+    expect_tokens(options.tokens)
     for folder in _earlier(options):
         expect_survey(folder)
 

@@ -37,6 +37,15 @@ def test_an_index_is_built_extended_and_searched(folders, tmp_path, capsys):
     assert body["bases"] == 2
 
 
+def test_an_index_is_described_as_json(folders, tmp_path, capsys):
+    index = str(tmp_path / "bases.safetensors")
+    assert main(["index", "build", str(tmp_path), folders["base"], "--output", index, "--json"]) == 0
+    built = json.loads(capsys.readouterr().out)
+    assert (built["output"], built["bases"], built["not_added"]) == (index, 1, 1) and built["bytes"] > 0
+    assert main(["index", "atlas", folders["base"], "--output", str(tmp_path / "atlas"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["bases"] == [{"repo": folders["base"], "state": "held"}]
+
+
 def test_models_that_cannot_be_added_are_reported_and_the_others_are_added(folders, tmp_path, capsys):
     index = tmp_path / "bases.safetensors"
     (tmp_path / "empty").mkdir()

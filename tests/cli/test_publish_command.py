@@ -43,7 +43,7 @@ def test_a_survey_is_proposed_without_rows_of_weights(loopback_hub, dataset, sur
     assert not any("fingerprints" in path or path.endswith(".safetensors") for path in added)
     content = loopback_hub.content("datasets/lab/lineage", "first-survey/survey.json", "refs/pr/1")
     assert content == (survey / "survey.json").read_bytes()
-    assert main(["index", "publish", str(survey), "--dataset", dataset]) == 1
+    assert main(["index", "publish", str(survey), "--dataset", dataset, "--json"]) == 1
     assert "same title and is open" in capsys.readouterr().err
 
 

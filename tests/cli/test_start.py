@@ -14,6 +14,7 @@ import pytest
 from mdir_hf.cli import main
 from mdir_hf.cli.arguments import settings_of
 from mdir_hf.cli.main import build_parser
+from mdir_hf.cli.parser import commands_of
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.report import Level
 from tests.specimens import gaussian, write_model
@@ -36,6 +37,8 @@ WITHOUT_WEIGHTS = [
     (["survey", "owner/name", "owner/other"], 2, "--output"),
     (["survey", "owner/name", "--output", "out"], 2, "at least two models, got 1"),
     (["survey", "owner/name", "owner/name", "--output", "out"], 1, "named twice"),
+    (["survey", "folder", "--tree"], 2, "--output"),
+    (["survey", "owner/name", "owner/other", "--output", "out", "--tokens", "5"], 1, "is too small to show anything"),
     (["survey", "--from", "text", "--output", "out"], 1, "at least two models, got 1"),
     (["survey", "--from", "there-is-none", "--output", "out"], 1, "cannot read the list of models there-is-none"),
     (["survey", "owner/name", "owner/other", "--output", "text"], 1, "it is a file"),
@@ -54,7 +57,9 @@ WITHOUT_WEIGHTS = [
     (["index", "atlas", "owner/name", "--output", "text"], 1, "it is a file"),
     (["index", "publish", "there-is-none", "--dataset", "owner/name"], 1, "there is no such file or folder"),
     (["index", "publish", "folder"], 2, "--dataset"),
-    (["card", "folder"], 1, "folder: there is no such file"),
+    (["compare", "owner/name", "owner/other", "--check", "there-is-none"], 1, "there-is-none: there is no such file"),
+    (["align", "owner/name", "owner/other"], 2, "--output"),
+    (["card", "folder"], 1, "folder: is a folder; name the file in it"),
     (["card", "report.json", "--create-pr"], 2, "name its repository"),
     (["card", "folder", "there-is-none"], 1, "there-is-none: there is no such file"),
     (["card", "folder", "foreign.json"], 1, "foreign.json: "),
@@ -192,6 +197,23 @@ def test_the_nearest_path_is_suggested(tmp_path, capsys, monkeypatch):
     (tmp_path / "models").mkdir()
     assert main(["inspect", "./model"]) == 1
     assert "did you mean './models'?" in capsys.readouterr().err
+
+
+# --- one convention for all commands
+
+
+def test_every_command_with_a_result_prints_it_as_json():
+    commands = commands_of(build_parser())
+    flags = {name: command._option_string_actions.get("--json") for name, command in commands.items()}
+    assert {name for name, flag in flags.items() if flag is None} == {"space", "demo", "completion"}
+    assert len({flag.help for flag in flags.values() if flag is not None}) == 1
+
+
+def test_every_command_that_writes_files_has_an_output():
+    has_output = {
+        name for name, command in commands_of(build_parser()).items() if "--output" in command._option_string_actions
+    }
+    assert has_output == set(commands_of(build_parser())) - {"inspect", "verify", "completion"}
 
 
 # --- every command that reads models has the same options for them

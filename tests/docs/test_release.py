@@ -89,3 +89,28 @@ def test_the_version_is_the_same_everywhere():
     changes = re.findall(r"^## \[(.+)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
     pinned = re.search(r"^mdir-hf\[.*\]==(.+)$", (ROOT / "space" / "requirements.txt").read_text("utf-8"), re.M)[1]
     assert {citation["version"], changes[0], pinned} == {__version__}
+
+
+def test_hooks_before_a_commit_run_the_checks():
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"][0]["hooks"]
+    checks = re.findall(r"^\t\$\(BIN\)/((?:ruff|mypy).*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+    assert len(checks) == 3
+    for check, hook in zip(checks, hooks, strict=True):
+        assert hook["entry"].startswith(f".venv/bin/{check.removesuffix(' --check')}")
+
+
+def test_workflows_run_what_a_clone_runs():
+    steps = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8"))["jobs"]
+    assert any(step.get("run") == ".ci/run" for step in steps["everything"]["steps"])
+    release = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
+    assert "uses: ./.github/workflows/tests.yml" in release and "tests/try_installed.py" in release
+
+
+def test_templates_of_issues_ask_for_what_is_needed():
+    folder = ROOT / ".github" / "ISSUE_TEMPLATE"
+    templates = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in folder.glob("*.yml")}
+    assert set(templates) == {"config", "wrong_answer", "bug", "model_family"}
+    for name in set(templates) - {"config"}:
+        template = templates[name]
+        assert template["name"] and template["description"]
+        assert any(field.get("validations", {}).get("required") for field in template["body"])

@@ -33,6 +33,8 @@ def local_text(name: str) -> str:
     """Return the contents of a text file of at most :data:`MOST_BYTES`, or raise ``InputError``."""
     path = Path(name)
     try:
+        if path.is_dir():
+            raise InputError("is a folder; name the file in it", subject=name)
         if not path.is_file():
             raise InputError("there is no such file", subject=name)
         with path.open("rb") as file:

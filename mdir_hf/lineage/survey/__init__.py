@@ -12,3 +12,12 @@ def expect_survey(folder: Path) -> None:
     """Raise ``InputError`` unless a folder has the results of a survey, without reading them."""
     if not (folder / RESULTS).exists():
         raise InputError(f"is not the folder of a survey: it has no {RESULTS}", subject=str(folder))
+
+
+LEAST_TOKENS = 16
+
+
+def expect_tokens(n_tokens: int) -> None:
+    """Raise ``InputError`` if a sample of so many rows of each model can show nothing."""
+    if n_tokens < LEAST_TOKENS:
+        raise InputError(f"a sample of {n_tokens} tokens is too small to show anything; use a few hundred")

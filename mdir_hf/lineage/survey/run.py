@@ -27,6 +27,7 @@ from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint, SampledModel
 from mdir_hf.lineage.fingerprints.opening import Pin, local_stamp
+from mdir_hf.lineage.survey import expect_tokens
 from mdir_hf.lineage.survey.drift import OpenModels, describe_relatives
 from mdir_hf.lineage.survey.folder import DEFAULT_CACHE_BYTES, LOCK, SurveyFolder, SurveyState, remove_survey
 from mdir_hf.lineage.survey.nominate import Edges, Prints, PrintsOfMany, next_pairs, similar_models
@@ -140,8 +141,7 @@ def check_plan(plan: SurveyPlan) -> None:
     if other is not None:
         raise InputError(f"{other!r} is not among the models of the sample")
     Settings(alpha=plan.alpha, seed=plan.seed)  # validates alpha and seed
-    if plan.n_tokens < 16:
-        raise InputError(f"a sample of {plan.n_tokens} tokens is too small to show anything; use a few hundred")
+    expect_tokens(plan.n_tokens)
 
 
 @contextmanager

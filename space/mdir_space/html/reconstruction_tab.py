@@ -37,7 +37,7 @@ def reconstruction_progress(step: Queued | Running[ReconstructionResult]) -> Mar
 
 def reconstruction_end(notice: Markup) -> Markup:
     """Return a notice after a failed or cancelled reconstruction, and a button that starts it again."""
-    return render("reconstruction_state", notice=notice, press="reconstruct", label="Reconstruct")
+    return render("reconstruction_state", notice=notice, press="reconstruct", label="Align")
 
 
 def reconstruction_result(result: ReconstructionResult, names: Sequence[str], address: str) -> Markup:

@@ -11,6 +11,7 @@ from mdir_hf.lineage.cards.declared import DeclaredLineage
 from mdir_hf.render.description import describe
 from mdir_hf.render.ledger import ledger_of, ledger_svg
 from mdir_hf.render.sections import SectionKind
+from mdir_hf.report.concepts import concepts_in
 from mdir_space.html.templates import HUB, render
 
 KEPT = "Stored result of an earlier comparison: same commits, level and alpha."
@@ -46,6 +47,7 @@ def verdict_card(
         note=note,
         hub="" if is_example else HUB,
         ledger=ledger_svg(ledger_of(report)),
+        concepts=concepts_in(f"{report.sentence} {report.warning} compared match"),
         max_caveats=MAX_CAVEATS,
         direction=of_kind.get(SectionKind.DIRECTION),
         scale=replace(scale, paragraphs=()) if scale is not None and scale.scale is not None else None,

@@ -53,7 +53,7 @@ PLAN = (
     "Name reference and candidate to plan compare, reference alone to plan family and verify together, models to "
     "plan survey. Reads headers and vocabularies only; takes seconds, for a survey some seconds a model."
 )
-IDENTIFY = (
+FAMILY = (
     "Find known base models that share weight ancestry with one language model on the Hugging Face Hub, regardless of "
     "its card: searches an index of base models and compares the candidates. Use it if you do not know which model to "
     "compare with. A negative answer excludes only the base models of the index. Takes seconds to minutes."
@@ -67,7 +67,7 @@ SURVEY = (
     "model is read once, and the result has groups of relatives and their family trees. Takes some seconds a model "
     "and up to eight a pair."
 )
-RECONSTRUCT = (
+ALIGN = (
     "Reconstruct the transformation between the weights of two homologous language models on the Hugging Face Hub: the "
     "order, signs or rotation of channels, the layer map, and in each layer heads, neurons and experts, with the "
     "relative residual of each matrix. Returns a summary and a link to the files (JSON and safetensors, some "
@@ -270,9 +270,9 @@ TOOLS = (
         one_of=("reference", "models"),
     ),
     Tool(
-        "reconstruct",
+        "align",
         "Reconstruct the transformation between two models",
-        RECONSTRUCT,
+        ALIGN,
         (
             Argument("reference", str, _REFERENCE),
             Argument("candidate", str, {**_NAME, "description": f"The model that was made from it: {MODEL}."}),
@@ -288,7 +288,7 @@ TOOLS = (
     Tool(
         "family",
         "Find the family of a model",
-        IDENTIFY,
+        FAMILY,
         _ONE_MODEL,
         IDENTIFIED,
         lambda arguments: family_question(arguments["model"], arguments.get("level", "auto"), verifies=False),

@@ -47,7 +47,7 @@ def client(server):
 
 def test_a_program_finds_the_endpoints_and_nothing_of_the_page(client):
     endpoints = client.view_api(return_format="dict")["named_endpoints"]
-    assert set(endpoints) == {"/compare", "/plan", "/reconstruct", "/family", "/verify", "/survey"}
+    assert set(endpoints) == {"/compare", "/plan", "/align", "/family", "/verify", "/survey"}
     names = [parameter["parameter_name"] for parameter in endpoints["/compare"]["parameters"]]
     assert names == ["reference", "candidate", "level", "alpha"]
     assert "share weight ancestry" in endpoints["/compare"]["description"]
@@ -97,7 +97,7 @@ def test_a_family_and_a_survey_come_to_programs_too(client, server, visit):
 
 
 def test_a_program_downloads_a_reconstruction(client, server, tmp_path):
-    answer = client.predict(DEEP, DEEP_MOVED, detailed=True, api_name="/reconstruct")
+    answer = client.predict(DEEP, DEEP_MOVED, detailed=True, api_name="/align")
     jsonschema.validate(answer, RECONSTRUCTED)
     assert (answer["stream"]["kind"], answer["layers"]) == ("permutation", [[layer, layer] for layer in range(4)])
     with urlopen(answer["link"]) as response:
@@ -111,9 +111,9 @@ def test_a_program_downloads_a_reconstruction(client, server, tmp_path):
     for name in ("x" * 32, "..%2f..%2fetc%2fpasswd"):
         with pytest.raises(HTTPError, match="404"):
             urlopen(f"{server.url}/reconstruction/{name}.zip")
-    assert client.predict(DEEP, DEEP_MOVED, api_name="/reconstruct")["index"] is None
+    assert client.predict(DEEP, DEEP_MOVED, api_name="/align")["index"] is None
     with pytest.raises(AppError, match="Only homologous models have a transformation"):
-        client.predict(BASE, STRANGER, api_name="/reconstruct")
+        client.predict(BASE, STRANGER, api_name="/align")
 
 
 @pytest.mark.parametrize(

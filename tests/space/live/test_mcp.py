@@ -63,7 +63,7 @@ def test_a_session_that_succeeds(server, live_hub):
 
     tools, planned, compared, identified, verified, surveyed, detailed, heard = session(server, use, "answers")
 
-    assert set(tools) == {"compare", "plan", "reconstruct", "family", "verify", "survey"}
+    assert set(tools) == {"compare", "plan", "align", "family", "verify", "survey"}
     results = {"plan": planned, "family": identified, "verify": verified, "survey": surveyed, "compare": detailed}
     for name, result in results.items():
         jsonschema.validate(result.structuredContent, tools[name].outputSchema)
@@ -137,10 +137,7 @@ def test_a_session_of_wrong_input_and_a_cancel(server, live_hub):
     for (_, words), result in zip(wrong, refused, strict=True):
         assert result.isError and words in result.content[0].text
         assert len(result.content[0].text) < 900 and "Traceback" not in result.content[0].text
-    assert (
-        unknown.isError
-        and "The tools are compare, plan, reconstruct, family, verify, survey" in unknown.content[0].text
-    )
+    assert unknown.isError and "The tools are compare, plan, align, family, verify, survey" in unknown.content[0].text
     assert told[-1] == "Request cancelled"
     assert not after.isError
     assert is_quiet(live_hub)

@@ -85,9 +85,9 @@ def client():
 
 def test_the_mcp_server_lists_its_tools_only_at_its_address(client):
     assert client.get("/").text == "the page"
-    assert "compare, plan, reconstruct, family, verify, survey" in client.get(f"{MCP_PATH}/").text
+    assert "compare, plan, align, family, verify, survey" in client.get(f"{MCP_PATH}/").text
     listed = {tool["name"]: tool for tool in client.get(f"{MCP_PATH}/schema").json()}
-    assert set(listed) == {"compare", "plan", "reconstruct", "family", "verify", "survey"}
+    assert set(listed) == {"compare", "plan", "align", "family", "verify", "survey"}
     assert listed["compare"]["outputSchema"]["properties"]["verdict"]
 
 

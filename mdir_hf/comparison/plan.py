@@ -145,9 +145,9 @@ def _bytes_of_embeddings(reference: Comparable, candidate: Comparable) -> int:
 
 def _peak_memory(models: tuple[Comparable, ...], level: Level) -> int:
     width = max(model.anatomy.hidden_size for model in models)
-    # Both models' fitted rows in float32, one model's rows while they are read, and about 14 square matrices for
-    # whitening: 6 GB at the width of DeepSeek-V3, whose comparison took 6.4 GB with Python and torch.
-    rows = 4 * width * (3 * NOISE_ROWS_PER_CHANNEL + 14) * width
+    # Both models' fitted rows in float32, one model's rows while they are read, and about 17 square matrices for
+    # whitening, or for the cosines of a search: a comparison at the width of DeepSeek-V3 took 6.9 GB.
+    rows = 4 * width * (3 * NOISE_ROWS_PER_CHANNEL + 17) * width
     gates = 0
     with suppress(AnatomyError, UnsupportedFormatError):
         # The gate of a search as stored, in float32, and a normalised copy.

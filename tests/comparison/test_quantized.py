@@ -113,6 +113,7 @@ def unread(tensors, which="_proj.weight"):
 def test_unreadable_layers_do_not_hide_the_embedding(save):
     original = tensors_of(0)
     report = compare(save("original", original), save("hqq", unread(original)))
+    assert report.sentence.endswith("share their embeddings; no neurons were compared.")
     assert (report.verdict, report.reason) == (Verdict.INCONCLUSIVE, Reason.EMBEDDINGS_ONLY)
     assert any("The embeddings are copies" in caveat for caveat in report.caveats)
     assert report.candidate.quantization == "HQQ, not read"

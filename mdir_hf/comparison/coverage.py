@@ -144,7 +144,9 @@ def _share_of_layers(
             agreeing = float(any(expert.cosine is not None for expert in result.experts))
         key = (layer, Role(result.role.value))
         shares[key] = max(agreeing, shares.get(key, 0.0))
-    for match in () if report.neurons is None else report.neurons.matches:
+    dense = [pair for pair in report.parts or () if any(getattr(origin, side) is None for origin in pair.experts or ())]
+    matches = [match for pair in dense for match in pair.layers]
+    for match in (*matches, *(() if report.neurons is None else report.neurons.matches)):
         shares |= dict.fromkeys(((getattr(match, side), role) for role in (Role.GATE, Role.UP)), 1.0)
     total = sum(sizes.values())
     compared = {key: sizes[key] for key in shares.keys() & sizes.keys()}
@@ -182,7 +184,8 @@ def read_of(
         LANGUAGE: _share_of_layers(report, side, layers_of_model, size_of),
         EXPERTS: _share_of_experts(report, side, mixtures),
     }
-    shares = {name: share for name, share in known.items() if share is not None}
+    as_stacks = {getattr(pair, side) for pair in report.parts or () if pair.layers and pair.experts is None}
+    shares = {name: share for name, share in known.items() if share is not None and name not in as_stacks}
     neuron_layers = frozenset(() if neurons is None else getattr(neurons, f"{side}_layers"))
     matching_parts = _matching_parts(report, side, mixtures) - shares.keys()
     return ReadOfModel(

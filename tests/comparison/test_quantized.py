@@ -99,7 +99,7 @@ def test_layers_in_codes_are_mapped_by_their_values(save, scheme):
 
 
 def unread(tensors, which="_proj.weight"):
-    """Weights as HQQ stores them."""
+    """Weights as HQQ stores them, without their shapes."""
     stored = {}
     for name, tensor in tensors.items():
         module = name.removesuffix(".weight")
@@ -124,7 +124,7 @@ def test_unread_layers_make_a_silent_embedding_inconclusive(save):
     assert (report.verdict, report.reason) == (Verdict.INCONCLUSIVE, Reason.WEIGHTS_UNREADABLE)
     said = [caveat for caveat in report.caveats if caveat.startswith("Not all layers were compared: ")]
     assert len(said) == 2  # neurons and keys
-    assert all("HQQ, its codes are packed in" in sentence for sentence in said)
+    assert all("HQQ, only its codes of" in sentence for sentence in said)
 
 
 def test_an_unembedding_that_cannot_be_read_leaves_the_embedding(save):

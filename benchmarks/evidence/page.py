@@ -120,8 +120,9 @@ decision uses alpha 1e-10, which was fixed in advance.
 p](../benchmarks/results/pages/the-tail-of-p.md) and [reliability](../benchmarks/results/pages/reliability.md) were
 measured under the present rules. The other tables were measured before [neurons alone decided](method/verdicts.md),
 with rules that also asked what copied neurons do, and that let matching embeddings or layers make a verdict
-`inconclusive`; reasons, costs and columns for embeddings are from that version. [The limit](method/verdicts.md#when-two-layers-match) has the
-largest counts of neurons that strangers and framed models reach under the present rule."""
+`inconclusive`; reasons, costs and columns for embeddings are from that version. [The
+limit](method/verdicts.md#when-two-layers-match) has the largest counts of neurons that strangers and framed models
+reach under the present rule."""
 
 PAPER = {
     "paper-noise-real": "The paper's tables of noise",

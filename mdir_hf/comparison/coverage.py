@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from mdir_hf.comparison.stacks import name_of_experts
+from mdir_hf.errors import MdirError
 from mdir_hf.model.comparable import Comparable
 from mdir_hf.model.inventory import ModelInventory, ModelPart, PartKind
 from mdir_hf.model.inventory.records import LANGUAGE
-from mdir_hf.model.roles import Layer, Role
-from mdir_hf.report import HomologyReport, MatrixResult, ModuleRole, SettledBy, Verdict
+from mdir_hf.model.roles import Layer, Role, part_shape
+from mdir_hf.report import HomologyReport, MatrixResult, ModuleRole, Outcome, SettledBy, Verdict
 from mdir_hf.report.parts import Coverage, PartCoverage, Treatment
 
 Treated = tuple[Treatment, str | None]
 """How a part was treated, and an optional note on the extent or the reason."""
 
+SizeOf = Callable[[Layer, Role], int]
+"""Function that returns the number of weights of a role in a layer."""
+
+LEAST_DIVIDED = 1e-3
+"""Smallest share of a part's weights that has an entry of its own."""
+
+EXPERTS = f"experts of the {LANGUAGE}"
 OTHER_STACK = "it was compared with no part of the other model"
 IN_PLACE = "norms and biases scale its weights, and are not evidence in themselves"
 
@@ -32,6 +41,8 @@ class ReadOfModel:
         row_layers: Layers in which sampled rows of the projections in ``rows_of`` were compared.
         reads_keys: Whether keys of some heads were compared.
         other_stacks: Number of comparisons for each of the other stacks whose neurons were compared.
+        shares: For parts that match only in part, the shares of their weights that match, and that match nothing. The
+            rest was not compared.
     """
 
     n_layers: int
@@ -45,19 +56,21 @@ class ReadOfModel:
     rows_of: tuple[ModuleRole, ...] = ()
     reads_keys: bool = False
     expert_row_layers: frozenset[int] = frozenset()
-    reads_first_experts: bool = False
+    first_expert_layers: frozenset[int] = frozenset()
     expert_set_layers: frozenset[int] = frozenset()
     other_stacks: Mapping[str, int] = field(default_factory=dict)
     matching_parts: frozenset[str] = frozenset()
+    shares: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
-def _matching_parts(report: HomologyReport, side: str, *, has_experts: bool) -> frozenset[str]:
+def _matching_parts(report: HomologyReport, side: str, mixtures: Mapping[int, int]) -> frozenset[str]:
     """Return the names of the parts that hold copies of a part which the other model loads, or may load."""
     other_is_loaded = "candidate_is_loaded" if side == "reference" else "reference_is_loaded"
     pairs = [pair for pair in report.parts or () if pair.layers and getattr(pair, other_is_loaded) is not False]
-    names = {f"experts of the {LANGUAGE}" if pair.experts is not None else getattr(pair, side) for pair in pairs}
-    if report.neurons is not None and report.neurons.matches:
-        names |= {LANGUAGE, f"experts of the {LANGUAGE}"} if has_experts else {LANGUAGE}
+    names = {getattr(pair, side) for pair in pairs if pair.experts is None}
+    names |= {LANGUAGE if getattr(origin, side) is None else EXPERTS for pair in pairs for origin in pair.experts or ()}
+    for match in () if report.neurons is None else report.neurons.matches:
+        names.add(EXPERTS if getattr(match, side) in mixtures else LANGUAGE)
     tables = {"embedding": report.embedding, "unembedding": report.unembedding}
     is_homologous = report.verdict is Verdict.HOMOLOGOUS
     names |= {
@@ -68,34 +81,134 @@ def _matching_parts(report: HomologyReport, side: str, *, has_experts: bool) -> 
     return frozenset(names)
 
 
-def read_of(report: HomologyReport, side: str, layers_of_model: Sequence[Layer]) -> ReadOfModel:
+def _mixtures(layers: Sequence[Layer]) -> dict[int, int]:
+    """Return the number of experts in each layer whose neurons are those of its experts."""
+    return {
+        layer.index: len(layer.experts) + len(layer.shared_experts)
+        for layer in layers
+        if layer.experts and Role.UP not in layer.parts
+    }
+
+
+def _share_of_experts(report: HomologyReport, side: str, mixtures: Mapping[int, int]) -> tuple[float, float] | None:
+    """Return the shares of the experts that match, and that match nothing, by the comparison that read most experts."""
+    looks: list[list[tuple[int, int, int]]] = [[], [], []]  # matching, compared, all
+    of_layer: dict[int, set[object]] = defaultdict(set)
+    names = {name_of_experts(index): index for index in mixtures}
+    for pair in report.parts or ():
+        if pair.experts is not None and getattr(pair, side) in names:
+            of_layer[names[getattr(pair, side)]] |= {getattr(origin, side) for origin in pair.experts}
+    looks[0] = [(len(found), mixtures[layer], mixtures[layer]) for layer, found in of_layer.items()]
+    for result in () if report.projections is None else report.projections.results:
+        layer = getattr(result.layer, side)
+        if result.role is ModuleRole.UP and result.experts is not None and layer in mixtures:
+            matching = {getattr(expert, side) for expert in result.experts if expert.cosine is not None}
+            n_read = mixtures[layer] - result.unread_experts[0 if side == "reference" else 1] if result.rows else 0
+            looks[1].append((len(matching), n_read, mixtures[layer]))
+    if report.neurons is not None:
+        matching_layers = {getattr(match, side) for match in report.neurons.matches}
+        first = mixtures.keys() & set(getattr(report.neurons, f"{side}_layers"))
+        looks[2] = [(int(layer in matching_layers), 1, mixtures[layer]) for layer in first]
+    totals = [[sum(column) for column in zip(*look, strict=True)] for look in looks if look]
+    if not totals:
+        return None
+    n_matching, n_compared, n_all = max(totals, key=lambda total: total[1] / total[2])
+    return n_matching / n_all, (n_compared - n_matching) / n_all
+
+
+_AGREES = frozenset(Outcome) - {Outcome.REPLACED, Outcome.NO_AGREEMENT, Outcome.NOT_COMPARED}
+
+
+def _share_of_layers(
+    report: HomologyReport, side: str, layers: Sequence[Layer], size_of: SizeOf
+) -> tuple[float, float] | None:
+    """Return the shares of the weights of layers whose sampled rows agree, and agree with nothing."""
+    mixtures = _mixtures(layers)
+    if report.verdict is not Verdict.HOMOLOGOUS:
+        return None
+    if report.projections is None:
+        return _share_of_sampled_layers(report, side, mixtures)
+    sizes = {(layer.index, role): size_of(layer, role) for layer in layers for role in layer.parts if not role.is_norm}
+    shares: dict[tuple[int, Role], float] = {}
+    for result in report.projections.results:
+        if not result.rows:
+            continue
+        source = result.source if side == "reference" else None
+        layer: int = getattr(result.layer, side) if source is None else source
+        agreeing = float(result.outcome in _AGREES)
+        if result.outcome is Outcome.KEPT_IN_PART and result.share is not None:
+            agreeing = result.share
+        if result.experts is not None:
+            if layer in mixtures:
+                continue
+            agreeing = float(any(expert.cosine is not None for expert in result.experts))
+        key = (layer, Role(result.role.value))
+        shares[key] = max(agreeing, shares.get(key, 0.0))
+    dense = [pair for pair in report.parts or () if any(getattr(origin, side) is None for origin in pair.experts or ())]
+    matches = [match for pair in dense for match in pair.layers]
+    for match in (*matches, *(() if report.neurons is None else report.neurons.matches)):
+        shares |= dict.fromkeys(((getattr(match, side), role) for role in (Role.GATE, Role.UP)), 1.0)
+    total = sum(sizes.values())
+    compared = {key: sizes[key] for key in shares.keys() & sizes.keys()}
+    if not total or not compared:
+        return None
+    matching = sum(size * shares[key] for key, size in compared.items()) / total
+    return matching, sum(compared.values()) / total - matching
+
+
+def _share_of_sampled_layers(
+    report: HomologyReport, side: str, mixtures: Mapping[int, int]
+) -> tuple[float, float] | None:
+    # A sampled layer without a match may match a layer that was not sampled, so that nothing is said of it.
+    neurons = report.neurons
+    matching = set() if neurons is None else {getattr(match, side) for match in neurons.matches} - mixtures.keys()
+    if neurons is None or not matching:
+        return None
+    return len(matching) / len(set(getattr(neurons, f"{side}_layers")) - mixtures.keys()), 0.0
+
+
+def read_of(
+    report: HomologyReport,
+    side: str,
+    layers_of_model: Sequence[Layer],
+    size_of: SizeOf = lambda layer, role: 1,
+) -> ReadOfModel:
     """Collect, from a report, the weights that were read from one model."""
     neurons, modules = report.neurons, report.modules or ()
     rows = [] if report.projections is None else [result for result in report.projections.results if result.rows]
     of_experts = [] if report.projections is None else [r for r in report.projections.results if r.experts]
     stored_roles = {layer.index: {role for role in layer.parts if not role.is_norm} for layer in layers_of_model}
     rows = [result for result in rows if Role(result.role.value) in stored_roles.get(getattr(result.layer, side), ())]
-    mixtures = {layer.index for layer in layers_of_model if layer.experts}
+    mixtures = _mixtures(layers_of_model)
+    known = {
+        LANGUAGE: _share_of_layers(report, side, layers_of_model, size_of),
+        EXPERTS: _share_of_experts(report, side, mixtures),
+    }
+    as_stacks = {getattr(pair, side) for pair in report.parts or () if pair.layers and pair.experts is None}
+    shares = {name: share for name, share in known.items() if share is not None and name not in as_stacks}
+    neuron_layers = frozenset(() if neurons is None else getattr(neurons, f"{side}_layers"))
+    matching_parts = _matching_parts(report, side, mixtures) - shares.keys()
     return ReadOfModel(
         n_layers=len(layers_of_model),
         are_files_equal=report.settled_by is SettledBy.IDENTICAL_FILES,
         embedding=report.embedding,
         unembedding=report.unembedding,
-        neuron_layers=frozenset(() if neurons is None else getattr(neurons, f"{side}_layers")),
+        neuron_layers=neuron_layers - mixtures.keys(),
         whole_layers=frozenset(getattr(module.layer, side) for module in modules),
         whole_roles=tuple(role for role in ModuleRole if any(module.role is role for module in modules)),
         row_layers=frozenset(getattr(result.layer, side) for result in rows),
         rows_of=tuple(role for role in ModuleRole if any(result.role is role for result in rows)),
         reads_keys=report.excludes is not None and report.excludes.keys is not None,
-        expert_row_layers=frozenset(getattr(result.layer, side) for result in of_experts) & mixtures,
-        reads_first_experts=neurons is not None and any(layer.experts for layer in layers_of_model),
+        expert_row_layers=frozenset(getattr(result.layer, side) for result in of_experts) & mixtures.keys(),
+        first_expert_layers=neuron_layers & mixtures.keys(),
         expert_set_layers=frozenset(
             layer.index
             for layer in layers_of_model
             if any(getattr(pair, side) == name_of_experts(layer.index) for pair in report.parts or ())
         ),
         other_stacks=Counter(getattr(pair, side) for pair in report.parts or () if pair.experts is None),
-        matching_parts=_matching_parts(report, side, has_experts=any(layer.experts for layer in layers_of_model)),
+        matching_parts=matching_parts | {name for name, (matching, _) in shares.items() if matching},
+        shares=shares,
     )
 
 
@@ -107,24 +220,42 @@ def ledger_of(
     ``loaded`` says of other stacks whether the model loads them.
     """
     treated = {part.name: _treated(part, reads) for part in inventory.parts}
-    records = []
+    records: list[PartCoverage] = []
     for part in inventory.parts:
         treatment, reason = treated[part.name]
         if part.kind in (PartKind.STORAGE, PartKind.VECTORS) and part.owner in treated and not reads.are_files_equal:
             treatment, reason = _as_its_owner(part, treated[part.owner])
-        records.append(
-            PartCoverage(
-                part=part.name,
-                layers=len(part.layers),
-                tensors=part.n_tensors,
-                bytes=part.n_bytes,
-                treatment=treatment,
-                reason=reason,
-                is_match=_is_match(part, treatment, reads),
-                is_loaded=is_loaded(part, loaded),
-            )
+        entry = PartCoverage(
+            part=part.name,
+            layers=len(part.layers),
+            tensors=part.n_tensors,
+            bytes=part.n_bytes,
+            treatment=treatment,
+            reason=reason,
+            is_match=_is_match(part, treatment, reads),
+            is_loaded=is_loaded(part, loaded),
         )
+        records += [entry] if entry.is_match is None or reads.are_files_equal else _divided(entry, reads)
     return tuple(records)
+
+
+def _divided(entry: PartCoverage, reads: ReadOfModel) -> Iterator[PartCoverage]:
+    """Divide a part that matches only in part by the shares that match, match nothing, and were not compared."""
+    matching, unmatched = reads.shares.get(entry.part, (float(bool(entry.is_match)), float(not entry.is_match)))
+    n_bytes, n_tensors = entry.bytes, entry.tensors
+    stops = (matching, matching + unmatched, 1.0)
+    start = 0.0
+    for is_match, stop in zip((True, False, None), stops, strict=True):
+        if stop - start > LEAST_DIVIDED:
+            yield replace(
+                entry,
+                tensors=round(stop * n_tensors) - round(start * n_tensors),
+                bytes=None if n_bytes is None else round(stop * n_bytes) - round(start * n_bytes),
+                treatment=Treatment.NOT_COMPARED if is_match is None else entry.treatment,
+                reason="not in the sample" if is_match is None else entry.reason,
+                is_match=is_match,
+            )
+            start = stop
 
 
 def is_loaded(part: ModelPart, loaded: Mapping[str, bool | None]) -> bool | None:
@@ -143,6 +274,16 @@ def _is_match(part: ModelPart, treatment: Treatment, reads: ReadOfModel) -> bool
     return (part.owner if is_follower and part.owner else part.name) in reads.matching_parts
 
 
+def _size_in(model: Comparable) -> SizeOf:
+    def size_of(layer: Layer, role: Role) -> int:
+        try:
+            return math.prod(part_shape(layer.parts[role], lambda name: model.tensors.spec(name).shape))
+        except MdirError:
+            return 0  # listed as unplaced, because it cannot be read
+
+    return size_of
+
+
 def with_coverage(report: HomologyReport, reference: Comparable, candidate: Comparable) -> HomologyReport:
     """Add the ledger to a report if the inventories of both models are known."""
     sides: dict[str, tuple[PartCoverage, ...]] = {}
@@ -151,7 +292,7 @@ def with_coverage(report: HomologyReport, reference: Comparable, candidate: Comp
         if inventory is None:
             return report  # if only sampled rows are available, the files are unknown
         loaded = {stack.name: stack.is_loaded for stack in model.other_stacks or ()}
-        sides[side] = ledger_of(inventory, read_of(report, side, model.anatomy.layers), loaded)
+        sides[side] = ledger_of(inventory, read_of(report, side, model.anatomy.layers, _size_in(model)), loaded)
     return replace(report, coverage=Coverage(**sides))
 
 
@@ -207,8 +348,8 @@ def _experts(reads: ReadOfModel) -> Treated:
         return Treatment.SAMPLED, f"rows of a few experts of {len(reads.expert_row_layers)} of {n} layers"
     if reads.expert_set_layers:
         return Treatment.SAMPLED, f"a few neurons of each expert in {len(reads.expert_set_layers)} of {n} layers"
-    if reads.reads_first_experts and reads.neuron_layers:
-        return Treatment.SAMPLED, f"some neurons of the first expert of {len(reads.neuron_layers)} of {n} layers"
+    if reads.first_expert_layers:
+        return Treatment.SAMPLED, f"some neurons of the first expert of {len(reads.first_expert_layers)} of {n} layers"
     return Treatment.NOT_COMPARED, "no expert was read"
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import secrets
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,16 +20,21 @@ from mdir_hf.lineage.merge_methods import (
     BY_SIZE,
     ON_SPHERE,
     CannotComputeError,
+    MergedTensor,
     MergeInputs,
+    RandomMerge,
     merge_tensors,
     needs_whole_tensors,
+    random_merge,
+    weights_on_sphere,
 )
 from mdir_hf.lineage.recipe import MergeRecipe, RecipeLayer
 from mdir_hf.model.opened import Model
 from mdir_hf.report.terms import Term
 
-MOST_VALUES = 1 << 24
-"""Largest tensor that is read whole, if the method needs whole tensors: 64 MB in float32."""
+MOST_VALUES = 1 << 26
+"""Largest tensor that is held whole, if the method needs whole tensors: 256 MB in float32. Products of larger tensors
+are added up from blocks of this size; their largest entries are not found."""
 
 ROUNDINGS = 6.0
 """Most roundings of a value in a weighted sum: of the source, the weight, the product, the sum, the sum of the weights,
@@ -50,6 +55,9 @@ ROUGH_WEIGHT, FAIR_WEIGHT = 0.05, 1e-4
 
 MOST_OF_QUANTISATION = 0.5
 """Largest error of quantisation, relative to the values: codes of 2 bits are off by a third, of 4 bits by a tenth."""
+
+FEWEST_TELLING = 100
+"""Minimum number of entries that tell which change a random method kept, to test how many it keeps."""
 
 MOST_FITTED = 1 << 16
 """Maximum number of entries of a whole tensor that are compared."""
@@ -112,7 +120,12 @@ class _OneTensor:
 
 
 def check_tensors(
-    merged: Model, recipe: MergeRecipe, parents: Mapping[str, Model], *, seed: int | None = None
+    merged: Model,
+    recipe: MergeRecipe,
+    parents: Mapping[str, Model],
+    *,
+    seed: int | None = None,
+    own_names: Collection[str] = (),
 ) -> Iterator[TensorCheck]:
     """Test every tensor of a merge. Reads 64 rows of each, or all of it if the method needs whole tensors.
 
@@ -121,6 +134,7 @@ def check_tensors(
         recipe: Its recipe.
         parents: The parents that could be opened, by the recipe's names.
         seed: Seed of the sample; by default it is drawn afresh, so that the sample cannot be foreseen.
+        own_names: The recipe's names for the merge itself. What holds only because a model equals itself is not tested.
     """
     seed = secrets.randbits(62) if seed is None else seed
     prefix = _prefix_of_layers(merged)
@@ -154,7 +168,12 @@ def check_tensors(
         )
         tensor = _OneTensor(name, layer, made, names)
         try:
-            yield _check(merged, recipe, [parents[source.parent] for source in made.sources], tensor, seed)
+            check = _check(merged, recipe, [parents[source.parent] for source in made.sources], tensor, seed)
+            if check.outcome is TensorOutcome.HOLDS and any(source.parent in own_names for source in made.sources):
+                check = replace(
+                    check, outcome=TensorOutcome.NOT_TESTED, why="the recipe takes it from the merge itself"
+                )
+            yield check
         except StoppedError:
             raise
         except CannotComputeError as exc:
@@ -200,15 +219,29 @@ def _check(merged: Model, recipe: MergeRecipe, models: Sequence[Model], tensor: 
     own = max(of_sources, key=_step)
     dtype = _named_dtype(recipe.dtype) or own
     dtypes = (dtype, _named_dtype(recipe.out_dtype) or dtype, stored)
-    is_whole = needs_whole_tensors(recipe.method, tensor.inputs([torch.empty(0)] * len(sources)))
+    inputs = tensor.inputs([torch.empty(0)] * len(sources))
+    is_whole = needs_whole_tensors(recipe.method, inputs)
+    weights = None
     if is_whole and math.prod(shape) > MOST_VALUES:
-        raise CannotComputeError(f"{recipe.method} needs whole tensors, and it has more than {MOST_VALUES:,} entries")
+        if recipe.method not in ON_SPHERE or inputs.shared("filter_wise", 0.0):
+            why = f"{recipe.method} needs the largest entries of whole tensors, and it has more than {MOST_VALUES:,}"
+            raise CannotComputeError(why)
+        weights, is_whole = weights_on_sphere(recipe.method, inputs, _products(sources, shape, dtype)), False
     sample = _Sample(shape, is_whole, np.random.default_rng([seed, zlib.crc32(tensor.name.encode())]))
     tensors = [sample.read(model, name).to(dtype) for model, name in sources]
-    expected = merge_tensors(recipe.method, tensor.inputs(tensors))
-    values = sample.read(merged, tensor.name)
-    compared = (sample.few(values), sample.few(expected.tensor), [sample.few(source) for source in tensors])
-    fit = _fit(*compared, recipe.method, expected.gain, dtypes)
+    values = sample.few(sample.read(merged, tensor.name))
+    random = random_merge(recipe.method, tensor.inputs(tensors))
+    if random is None:
+        if weights is None:
+            expected = merge_tensors(recipe.method, tensor.inputs(tensors))
+        else:
+            total = sum(w * source.double() for w, source in zip(weights.tolist(), tensors, strict=True))
+            assert isinstance(total, torch.Tensor)
+            expected = MergedTensor(total, float(weights.abs().sum()))
+        few = sample.few(expected.tensor), [sample.few(source) for source in tensors]
+        fit = _fit(values, *few, recipe.method, expected.gain, dtypes)
+    else:
+        fit = _fit_random(values, random, dtypes, is_vector=len(shape) < 2)
     outcome, why = TensorOutcome.HOLDS, ""
     if quantised and fit.difference < MOST_OF_QUANTISATION:
         why = f"{quantised[0]} is quantised, with an unknown step"
@@ -218,6 +251,18 @@ def _check(merged: Model, recipe: MergeRecipe, models: Sequence[Model], tensor: 
     elif fit.why:
         outcome, why = TensorOutcome.DIFFERS, fit.why
     return TensorCheck(tensor.name, tensor.layer, outcome, why, fit.difference, fit.limit)
+
+
+def _products(sources: Sequence[tuple[Model, str]], shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return the products of whole tensors, ``(k, k)``, read in blocks of rows."""
+    n_rows, width = math.prod(shape[:-1]), shape[-1]
+    products = torch.zeros((len(sources), len(sources)), dtype=torch.float64)
+    step = max(1, MOST_VALUES // (8 * width * len(sources)))
+    for start in range(0, n_rows, step):
+        rows = np.arange(start, min(start + step, n_rows))
+        block = torch.stack([model.tensors.read_rows(name, rows).to(dtype).flatten() for model, name in sources])
+        products += block.double() @ block.double().T
+    return products
 
 
 class _Sample:
@@ -294,6 +339,48 @@ def _fit(
     errors = ((right.T * inverse).square().sum(dim=1) * noise).sqrt()
     if bool((weights.abs() > slack + STANDARD_ERRORS * errors + 1e-6).any()):
         return _Fit(difference, limit, "its values follow other weights than the recipe's: " + text)
+    return _Fit(difference, limit, "")
+
+
+def _fit_random(
+    values: torch.Tensor,
+    random: RandomMerge,
+    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
+    *,
+    is_vector: bool,
+) -> _Fit:
+    """Test that each entry is one of the values that a random method allows, and that it keeps the stated share.
+
+    Which changes were kept is not tested, because a recipe does not say it.
+    """
+    allowed = random.tensors.flatten(1).double()
+    base = allowed[0]  # no random change is kept
+    n_random = len(random.densities)
+    alone = (allowed - base)[2 ** torch.arange(n_random).flip(0)].abs()  # the choices that keep one change
+    limits = (random.spread + ROUNDINGS * _step(dtypes[0])) * (random.kept.double() @ alone)
+    limits = limits + (_step(dtypes[0]) + sum(map(_step, dtypes))) * allowed.abs() + 1e-30
+    nearest = ((values - allowed).abs() / limits).argmin(dim=0)
+    at = nearest, torch.arange(len(values))
+    residual, size = values - allowed[at], float(allowed.square().mean().sqrt()) or 1.0
+    difference, limit = (float(entries.square().mean().sqrt()) / size for entries in (residual, limits[at]))
+    if int((residual.abs() > limits[at]).sum()) > FEW * len(values):
+        text = (
+            f"differs by {difference:.3g} times its size; rounding and the factor of kept changes explain {limit:.2g}"
+        )
+        return _Fit(difference, limit, text)
+    gaps = (allowed[:, None] - allowed[None]).abs() - limits[:, None] - limits[None]
+    gaps[torch.eye(len(allowed), dtype=torch.bool)] = math.inf
+    is_telling = (gaps > 0).all(dim=0).all(dim=0)
+    n_telling = int(is_telling.sum())
+    if n_telling < FEWEST_TELLING:
+        if is_vector:  # norms change little, and are no test of a recipe by themselves
+            return _Fit(difference, limit, "")
+        raise CannotComputeError("its changes are too small, beside rounding, to tell which of them were kept")
+    kept = random.kept[nearest[is_telling]].double().mean(dim=0)
+    errors = (random.densities * (1 - random.densities) / n_telling).sqrt()
+    for share, density, error in zip(kept.tolist(), random.densities.tolist(), errors.tolist(), strict=True):
+        if abs(share - density) > STANDARD_ERRORS * error + random.spread * density:
+            return _Fit(difference, limit, f"keeps {share:.1%} of the changes, and the recipe says {density:.1%}")
     return _Fit(difference, limit, "")
 
 

@@ -6,9 +6,10 @@ mergekit does, because a 16-bit dtype also rounds the weights.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -17,10 +18,11 @@ ELEMENTWISE = frozenset({"passthrough", "linear", "task_arithmetic", "nearswap"}
 """Methods that compute each entry from the same entry of the sources, so that a sample of entries can be tested."""
 
 RANDOM = frozenset({"dare_linear", "dare_ties", "della", "della_linear"})
-"""Methods that keep random entries. They are deterministic only if they keep all."""
+"""Methods that keep random entries: a merged entry is one of a few values, but which one cannot be foretold."""
 
 ON_SPHERE = frozenset({"slerp", "nuslerp", "multislerp", "karcher", "model_stock"})
-"""Methods whose weights depend on angles between whole tensors, which 16-bit arithmetic determines only roughly."""
+"""Methods that form a weighted sum. The weights depend on products of whole tensors, which 16-bit arithmetic determines
+only roughly."""
 
 BY_SIZE = frozenset({"ties", "breadcrumbs", "breadcrumbs_ties", "sce"})
 """Methods that keep only the largest changes."""
@@ -81,15 +83,12 @@ def needs_whole_tensors(method: str, inputs: MergeInputs) -> bool:
     """Return whether a method needs whole tensors.
 
     Raises:
-        CannotComputeError: If the method is random or unknown.
+        CannotComputeError: If the method is unknown.
     """
-    if method in ELEMENTWISE:
+    if method in ELEMENTWISE or method in RANDOM:
         return False
     if method in _TASK_VECTORS:
-        densities = [inputs.own(at, "density", 1.0) for at in inputs.others]
-        if method in RANDOM and any(density < 1.0 for density in densities):
-            raise CannotComputeError(f"{method} keeps random entries, which the recipe does not determine")
-        return any(density < 1.0 for density in densities)
+        return any(inputs.own(at, "density", 1.0) < 1.0 for at in inputs.others)
     if method not in _METHODS:
         raise CannotComputeError(f"the method {method or 'of the recipe'} is not known")
     return True
@@ -104,6 +103,74 @@ def merge_tensors(method: str, inputs: MergeInputs) -> MergedTensor:
     if method in _TASK_VECTORS:
         return _of_task_vectors(inputs, *_TASK_VECTORS[method])
     return _METHODS[method](inputs)
+
+
+def weights_on_sphere(method: str, inputs: MergeInputs, products: torch.Tensor) -> torch.Tensor:
+    """Return the weight of each source in a merged tensor, given the ``(k, k)`` products of its whole tensors.
+
+    The method is applied to short vectors that have the same products.
+
+    Raises:
+        CannotComputeError: If the recipe does not determine the tensor.
+    """
+    values, vectors = torch.linalg.eigh(products.double())
+    root = vectors * values.clamp(min=0).sqrt() @ vectors.T
+    short = replace(inputs, tensors=[row[None] for row in root])
+    merged = _METHODS[method](short).tensor.double().flatten()
+    weights: torch.Tensor = torch.linalg.lstsq(root.T, merged[:, None], driver="gelsd").solution[:, 0]
+    return weights
+
+
+MOST_RANDOM = 4
+"""Maximum number of models whose entries a random method keeps or drops, because 16 values of an entry are possible."""
+
+RESCALING = 0.05
+"""Largest relative difference between one over the density and the factor by which kept changes are rescaled."""
+
+
+class RandomMerge(NamedTuple):
+    """The values that a random method allows for each entry.
+
+    Attributes:
+        tensors: Values, one row for each choice of kept changes, ``(2^r, ...)``.
+        kept: Whether each choice keeps the change of each random source, ``(2^r, r)``.
+        densities: Stated share of the changes that each random source keeps, ``(r,)``.
+        spread: Largest relative difference of the factor by which kept changes are rescaled.
+    """
+
+    tensors: torch.Tensor
+    kept: torch.Tensor
+    densities: torch.Tensor
+    spread: float
+
+
+def random_merge(method: str, inputs: MergeInputs) -> RandomMerge | None:
+    """Compute the values that a random method allows for each entry; None if the method is not random here.
+
+    Raises:
+        CannotComputeError: If too many models have a density below 1.
+    """
+    densities = [inputs.own(at, "density", 1.0) for at in inputs.others] if method in RANDOM else []
+    drawn = [place for place, density in enumerate(densities) if density < 1.0]
+    if not drawn:
+        return None
+    if len(drawn) > MOST_RANDOM:
+        raise CannotComputeError(f"{method} drops random entries of {len(drawn)} models; {MOST_RANDOM} can be tested")
+    if min(densities) <= 0.0:
+        raise CannotComputeError("a density is not positive")
+    is_rescaled = bool(inputs.shared("rescale", 1.0))
+    choices = list(itertools.product((0.0, 1.0), repeat=len(drawn)))
+    merged = []
+    for choice in choices:
+        factors = [1.0] * len(densities)
+        for place, is_kept in zip(drawn, choice, strict=True):
+            factors[place] = is_kept / densities[place] if is_rescaled else is_kept
+        merged.append(_of_task_vectors(inputs, *_TASK_VECTORS[method], factors))
+    spread = RESCALING if is_rescaled else 0.0
+    if method.startswith("della"):  # keeps large changes more often
+        spread += max(inputs.own(at, "epsilon", 0.15) for at in inputs.others) / min(densities)
+    stated = torch.tensor([densities[place] for place in drawn], dtype=torch.float64)
+    return RandomMerge(torch.stack([one.tensor for one in merged]), torch.tensor(choices), stated, spread)
 
 
 def _passthrough(inputs: MergeInputs) -> MergedTensor:
@@ -148,11 +215,19 @@ _TASK_VECTORS = {
 }
 
 
-def _of_task_vectors(inputs: MergeInputs, dropping: str, has_consensus: bool, normalizes: bool) -> MergedTensor:
+def _of_task_vectors(
+    inputs: MergeInputs,
+    dropping: str,
+    has_consensus: bool,
+    normalizes: bool,
+    factors: Sequence[float] | None = None,
+) -> MergedTensor:
     base, others = inputs.base_tensor(), inputs.others
     if not others:
         return MergedTensor(base)
     deltas = torch.stack([_sparse(inputs, at, inputs.tensors[at] - base, dropping) for at in others])
+    if factors is not None:
+        deltas = deltas * _beside(torch.tensor(factors, dtype=deltas.dtype), deltas)
     weights = inputs.weights(others)
     gain = float(weights.double().abs().sum())
     weighted = deltas * _beside(weights, deltas)

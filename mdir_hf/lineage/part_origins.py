@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from mdir_hf.render.sentence import experts_text
@@ -10,6 +10,7 @@ from mdir_hf.report import HomologyReport, Verdict
 from mdir_hf.report.parts import ExpertOrigin, PartCoverage, Treatment
 
 LANGUAGE = "language model"
+EXPERTS = f"experts of the {LANGUAGE}"
 _NO_PARTS_OF_THEIR_OWN = ("norms, biases and buffers", "storage", "unplaced")
 
 
@@ -49,19 +50,18 @@ def origins_of_parts(reports: Mapping[str, HomologyReport]) -> tuple[PartOrigin,
     parts = _parts_of_model(reports.values())
     origins: list[PartOrigin] = []
     for base, report in reports.items():
-        if report.verdict is Verdict.HOMOLOGOUS and _shares_language_model(report):
-            origins.append(PartOrigin(LANGUAGE, base, LANGUAGE))
-        origins += [
-            PartOrigin(pair.candidate, base, pair.reference, pair.experts)
-            for pair in report.parts or ()
-            if pair.verdict is Verdict.HOMOLOGOUS
-        ]
+        related = [pair for pair in report.parts or () if pair.verdict is Verdict.HOMOLOGOUS]
+        alone = {EXPERTS} if any(pair.experts for pair in related) else set()
+        if report.verdict is Verdict.HOMOLOGOUS:
+            shared = _parts_that(report, lambda entry: entry.is_match is True)
+            origins += [PartOrigin(part, base, part) for part in (LANGUAGE, EXPERTS) if part in shared - alone]
+        origins += [PartOrigin(pair.candidate, base, pair.reference, pair.experts) for pair in related]
     if len(parts) < 2:
         return ()
     parts_with_base = {origin.part for origin in origins}
     if any(origin.experts for origin in origins):  # a match in some layers accounts for the experts of all layers
         parts_with_base |= {part for part in parts if part.startswith("experts of the")}
-    compared_parts = _parts_compared(reports.values())
+    compared_parts = {part for report in reports.values() for part in _parts_that(report, _is_compared)}
     unknown = [
         PartOrigin(part, None, is_compared=part in compared_parts) for part in parts if part not in parts_with_base
     ]
@@ -69,26 +69,19 @@ def origins_of_parts(reports: Mapping[str, HomologyReport]) -> tuple[PartOrigin,
     return tuple(sorted(origins, key=lambda origin: order.get(origin.part, len(order)))) + tuple(unknown)
 
 
-def _shares_language_model(report: HomologyReport) -> bool:
-    has_neurons = report.neurons is not None and bool(report.neurons.matches)
-    has_layers = report.layers is not None and bool(report.layers.matches)
-    return has_neurons or has_layers or not any(pair.verdict is Verdict.HOMOLOGOUS for pair in report.parts or ())
-
-
-def _parts_compared(reports: Iterable[HomologyReport]) -> frozenset[str]:
-    return frozenset(
-        entry.part
-        for report in reports
-        if report.coverage is not None
-        for entry in report.coverage.candidate
-        if entry.treatment is not Treatment.NOT_COMPARED
-    )
+def _parts_that(report: HomologyReport, are_so: Callable[[PartCoverage], bool]) -> set[str]:
+    """Return the names of the model's parts whose entries in the ledger meet a condition."""
+    return set() if report.coverage is None else {entry.part for entry in report.coverage.candidate if are_so(entry)}
 
 
 def _parts_of_model(reports: Iterable[HomologyReport]) -> tuple[str, ...]:
     ledgers = [report.coverage.candidate for report in reports if report.coverage is not None]
     ledger = max(ledgers, key=len, default=())
-    return tuple(entry.part for entry in ledger if _has_layers(entry))
+    return tuple(dict.fromkeys(entry.part for entry in ledger if _has_layers(entry)))
+
+
+def _is_compared(entry: PartCoverage) -> bool:
+    return entry.treatment is not Treatment.NOT_COMPARED
 
 
 def _has_layers(entry: PartCoverage) -> bool:

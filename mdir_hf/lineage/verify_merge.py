@@ -24,6 +24,7 @@ from mdir_hf.lineage.policy import Condition, Failure, NotCompared, is_unread
 from mdir_hf.lineage.recipe import FILE, MAX_N_BYTES, LayerSource, MergeRecipe, read_recipe, read_recipe_file
 from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.model.opened import Model
+from mdir_hf.render.sections import counted
 from mdir_hf.report import HomologyReport, Verdict
 from mdir_hf.report.terms import Term
 
@@ -172,7 +173,7 @@ class MergeCheck:
         }  # fmt: skip
 
     def __str__(self) -> str:
-        kind = f"{self.recipe.method or 'a merge'} of {len(self.parents)} models, by its recipe"
+        kind = f"{self.recipe.method or 'a merge'} of {counted(len(self.parents), 'model')}, by its recipe"
         lines = [f"{self.model}: {kind}: {self.outcome.words}", *_tensor_lines(self.tensors)]
         for number, parent in enumerate(self.parents, start=1):
             lines.append(f"  [{number}] {parent.parent}: {_OUTCOMES[parent.outcome]}{_measured(parent)}")
@@ -236,6 +237,7 @@ def verify_merge(
     reports: dict[str, HomologyReport] = {}
     reasons: dict[str, tuple[NotCompared, str]] = {}
     parent_models: dict[str, Model] = {}
+    own: dict[str, Model] = {}
     for parent in recipe.parents:
         try:
             parent_model = NamedModel(parent)
@@ -243,6 +245,7 @@ def verify_merge(
             opened = parent_model.open(beside)
             if are_same(opened.repository, merged.repository):
                 reasons[parent] = (NotCompared.OWN_BASE, "the recipe names the merge itself")
+                own[parent] = opened
                 continue
             parent_models[parent] = opened
             reports[parent] = compare(parent_model, model, reading=beside, settings=settings, listeners=listeners)
@@ -252,7 +255,7 @@ def verify_merge(
             reasons[parent] = (NotCompared.NOT_READ if is_unread(exc) else NotCompared.NOT_MEASURED, one_line(exc))
     layers = tuple(_layers(merged, recipe, parent_models))
     parents = tuple(_parent(name, reports.get(name), reasons.get(name), layers) for name in recipe.parents)
-    tensors = tuple(check_tensors(merged, recipe, parent_models, seed=settings.sample_seed))
+    tensors = tuple(check_tensors(merged, recipe, parent_models | own, seed=settings.sample_seed, own_names=own.keys()))
     return MergeCheck(merged.label, recipe, parents, layers, tensors)
 
 

@@ -29,7 +29,7 @@ def models_section(report: HomologyReport) -> Section:
         }
 
     reference, candidate = column(report.reference), column(report.candidate)
-    reference["compared"], candidate["compared"] = _ledgers(report)
+    reference["compared"], candidate["compared"] = ledger_texts(report)
     rows = tuple((label, value, candidate[label]) for label, value in reference.items() if value or candidate[label])
     return Section(
         SectionKind.MODELS,
@@ -58,7 +58,8 @@ def _stack_lines(report: HomologyReport) -> tuple[Line, ...]:
     )
 
 
-def _ledgers(report: HomologyReport) -> tuple[str, str]:
+def ledger_texts(report: HomologyReport) -> tuple[str, str]:
+    """Say which parts of each model match, match nothing and were not compared; empty if the files are unknown."""
     if report.coverage is None:
         return "", ""
     sides = (report.coverage.reference, report.coverage.candidate)
@@ -68,11 +69,14 @@ def _ledgers(report: HomologyReport) -> tuple[str, str]:
 
 def ledger_lines(report: HomologyReport) -> tuple[Line, ...]:
     """Return a line with the shares of the bytes that match, or one for each model if they differ."""
-    reference, candidate = _ledgers(report)
-    if reference == candidate:
-        return (Line("compared", f"by samples: {reference}"),) if reference else ()
-    sides = zip(names_of(report), (reference, candidate), strict=True)
-    return tuple(Line("compared", f"of {name}, by samples: {text}") for name, text in sides if text)
+    return tuple(Line("compared", text) for text in ledger_sentences(names_of(report), ledger_texts(report)))
+
+
+def ledger_sentences(names: tuple[str, str], texts: tuple[str, str]) -> tuple[str, ...]:
+    """Return one text for both models, or one for each if they differ."""
+    if texts[0] == texts[1]:
+        return (f"by samples: {texts[0]}",) if texts[0] else ()
+    return tuple(f"of {name}, by samples: {text}" for name, text in zip(names, texts, strict=True) if text)
 
 
 def _model_line(model: ModelSummary) -> str:

@@ -23,8 +23,8 @@ MOST_RUNS = 6
 
 _INCONCLUSIVE = {
     Reason.SAMPLE_CHOSEN: "{pair} agree, but in a sample that a given seed selected.",
-    Reason.EMBEDDINGS_ONLY: "{pair} share their embeddings; no layer matches.",
-    Reason.ATTENTION_ONLY: "Attention heads of {pair} are alike; no neurons match.",
+    Reason.EMBEDDINGS_ONLY: "{pair} share their embeddings; {neurons}.",
+    Reason.ATTENTION_ONLY: "Attention heads of {pair} are alike; {neurons}.",
     Reason.LOADING_UNKNOWN: "{pair} share weights in a part that may not be loaded.",
     Reason.WEIGHTS_UNREADABLE: "Too few layers of {pair} could be compared.",
     Reason.UNFINISHED: f"{NOTHING_FOUND} yet; the comparison of {{pair}} is not finished.",
@@ -39,7 +39,8 @@ def sentence_of(report: HomologyReport) -> str:
         text = (
             "Whether {pair} share weights could not be told." if report.reason is None else _INCONCLUSIVE[report.reason]
         )
-        return text.format(pair=pair)
+        neurons = "no neurons were compared" if report.neurons is None else "no neurons match"
+        return text.format(pair=pair, neurons=neurons)
     if report.verdict is Verdict.NO_EVIDENCE:
         return _nothing_found(report, pair)
     if report.settled_by is SettledBy.IDENTICAL_FILES:

@@ -279,7 +279,7 @@ class Treatment(Term):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartCoverage(ReportRecord):
-    """How one part of a model was treated.
+    """How one part of a model was treated. A part that matches in part has several entries with the same name.
 
     Attributes:
         part: Name of the part, as in ``mdir-hf inspect``.

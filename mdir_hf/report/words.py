@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 
 from mdir_hf.report.parts import NeuronNumbers, PartCoverage, PrintedAlgorithm1
@@ -213,6 +214,7 @@ def _named_parts(ledger: tuple[PartCoverage, ...], *, is_match: bool | None, lea
     sizes = [entry.bytes for entry in ledger]
     total = None if None in sizes else sum(size for size in sizes if size is not None)
     texts: list[str] = []
+    n_entries = Counter(entry.part for entry in ledger)
     for entry in ledger:
         if entry.is_match is not is_match or entry.part.startswith(FOLLOWERS):
             continue
@@ -221,7 +223,8 @@ def _named_parts(ledger: tuple[PartCoverage, ...], *, is_match: bool | None, lea
             continue
         details = [] if share is None else [percent_text(share)]
         details += ["not loaded by this model"] if entry.is_loaded is False else []
-        texts.append(f"{_name(entry)} ({', '.join(details)})" if details else _name(entry))
+        name = f"part of the {entry.part}" if n_entries[entry.part] > 1 else _name(entry)
+        texts.append(f"{name} ({', '.join(details)})" if details else name)
     return ", ".join(texts)
 
 

@@ -12,7 +12,7 @@ from mdir_hf.comparison.coverage import ReadOfModel, ledger_of, read_of
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.inventory import ModelInventory, ModelPart, PartKind
 from mdir_hf.model.opened import Model
-from mdir_hf.report import ModuleRole, PartCoverage, Treatment, not_compared_text
+from mdir_hf.report import ModuleRole, PartCoverage, Treatment, ledger_text, not_compared_text
 from tests.method.obfuscation import new_model
 from tests.model.roles.test_draft_models import SIZES, write
 
@@ -93,8 +93,7 @@ def test_projections_of_the_papers_algorithms_are_named(tmp_path):
 
 def test_first_experts_do_not_stand_for_all():
     entries = {
-        entry.part: entry
-        for entry in ledger_of(INVENTORY, ReadOfModel(4, neuron_layers=frozenset({0, 3}), reads_first_experts=True))
+        entry.part: entry for entry in ledger_of(INVENTORY, ReadOfModel(4, first_expert_layers=frozenset({0, 3})))
     }
     experts = entries["experts of the language model"]
     assert experts.treatment is Treatment.SAMPLED
@@ -104,8 +103,28 @@ def test_first_experts_do_not_stand_for_all():
     assert reason == "rows of a few experts of 3 of 4 layers"
 
 
+def test_a_part_that_matches_in_part_is_divided():
+    shares = {"language model": (0.5, 0.25), "experts of the language model": (0.0, 1.0)}
+    read = ReadOfModel(
+        4,
+        row_layers=frozenset({0}),
+        expert_row_layers=frozenset({0}),
+        matching_parts=frozenset({"language model"}),
+        shares=shares,
+    )
+    ledger = ledger_of(INVENTORY, read)
+    divided = [(entry.is_match, entry.bytes) for entry in ledger if entry.part == "language model"]
+    assert divided == [(True, 300), (False, 150), (None, 150)]
+    assert sum(entry.bytes for entry in ledger) == INVENTORY.n_bytes
+    assert sum(entry.tensors for entry in ledger) == sum(part.n_tensors for part in INVENTORY.parts)
+    assert ledger_text(ledger).startswith(
+        "matches: part of the language model (30 %); no match: part of the language model (15 %), "
+        "experts of the language model (2.0 %); not compared: part of the language model (15 %)"
+    )
+
+
 def test_the_line_names_parts_with_layers_and_shares():
-    read = ReadOfModel(4, neuron_layers=frozenset({0}), reads_first_experts=True)
+    read = ReadOfModel(4, neuron_layers=frozenset({0}), first_expert_layers=frozenset({1}))
     assert not_compared_text(ledger_of(INVENTORY, read)) == (
         "vision tower (12 %), embedding (10 %), unembedding (10 %), positions (1.0 %), "
         "connector (3.0 %), 1 tensor without a known role (1.0 %)"

@@ -118,7 +118,8 @@ def test_experts_that_were_copied_from_a_dense_mlp_name_it(save):
     for result in of_experts(report).values():  # two of the four have reordered or new neurons
         assert (result.outcome, result.moved) == (Outcome.KEPT_IN_PART, None)
         assert partners(result) == {0: None, 1: None}
-    ledgers = [{entry.part: entry for entry in side} for side in (report.coverage.reference, report.coverage.candidate)]
+    sides = (report.coverage.reference, report.coverage.candidate)
+    ledgers = [{entry.part: entry for entry in reversed(side)} for side in sides]
     assert "gate, up, down" in ledgers[0]["language model"].reason.replace("MLP ", "")
     assert "gate" not in ledgers[1]["language model"].reason
 

@@ -59,8 +59,12 @@ def test_two_mixtures_that_share_two_of_three_experts_are_found(save):
         "experts 1 and 2 of layer 0 of" in report.warning.lower()
         and "with experts 0 and 2 of layer 0" in report.warning.lower()
     )
-    ledger = {entry.part: entry for entry in report.coverage.candidate}["experts of the language model"]
-    assert ledger.treatment is Treatment.SAMPLED and "each expert in 2 of 2 layers" in ledger.reason
+    ledger = [entry for entry in report.coverage.candidate if entry.part == "experts of the language model"]
+    assert ledger[0].treatment is Treatment.SAMPLED and "each expert in 2 of 2 layers" in ledger[0].reason
+    sizes = {entry.is_match: entry.bytes for entry in ledger}
+    assert set(sizes) == {True, False} and sizes[True] == pytest.approx(2 * sizes[False], abs=2)  # rounded to bytes
+    attention = next(entry for entry in report.coverage.candidate if entry.part == "language model")
+    assert attention.treatment is Treatment.NOT_COMPARED  # only neurons of experts were compared
     assert HomologyReport.from_json(report.to_json()).parts == report.parts
 
 

@@ -94,7 +94,9 @@ def test_a_shared_tower_alone_is_a_warning():
     assert no.sentence == "No shared weights were found between the language models of me/tuned and owner/base."
     assert no.warning == warning
     told = a_report(verdict=Verdict.INCONCLUSIVE, reason=Reason.EMBEDDINGS_ONLY, settled_by=None, parts=(TOWER,))
-    assert told.sentence == "me/tuned and owner/base share their embeddings; no layer matches."
+    assert told.sentence == "me/tuned and owner/base share their embeddings; no neurons match."
+    unread = replace(told, neurons=None)
+    assert unread.sentence == "me/tuned and owner/base share their embeddings; no neurons were compared."
     assert told.warning == warning
 
 

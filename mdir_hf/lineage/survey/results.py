@@ -80,6 +80,8 @@ class PairResult:
         agreement: How much agrees, such as ``all 256 tested neurons match``, or None.
         layers_compared: Whether the result comes from a full comparison.
         layer_drift: How much of each layer agrees and how far each layer has moved, or None.
+        ledger: Which parts of each model match, match nothing and were not compared, with shares of its bytes; None if
+            layers were not compared.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
@@ -97,6 +99,7 @@ class PairResult:
     layers_compared: bool = False
     layers_error: str | None = None
     layer_drift: tuple[LayerDrift, ...] | None = None
+    ledger: tuple[str, str] | None = None
 
     @property
     def same_files(self) -> bool:
@@ -133,6 +136,8 @@ class PairResult:
     @classmethod
     def of(cls, reference: str, candidate: str, report: HomologyReport, *, layers_compared: bool = False) -> PairResult:
         """Reduce a report to the fields that a survey stores."""
+        from mdir_hf.render.model_words import ledger_texts
+
         matrix = report.embedding
         return cls(
             reference=reference,
@@ -146,6 +151,7 @@ class PairResult:
             agreement=report.agreement,
             layers_compared=layers_compared,
             layer_drift=None if report.projections is None else report.projections.drift(),
+            ledger=ledger_texts(report) if layers_compared else None,
         )
 
 
@@ -382,6 +388,7 @@ def _unfinished(report: SurveyReport) -> str:
 
 
 def _group_lines(report: SurveyReport, group: tuple[str, ...], related: Sequence[Pair]) -> list[str]:
+    from mdir_hf.render.model_words import ledger_sentences
     from mdir_hf.render.projection_words import drift_text
 
     lines = [f"group: {', '.join(group)}"]
@@ -391,6 +398,7 @@ def _group_lines(report: SurveyReport, group: tuple[str, ...], related: Sequence
         how = f", {result.found_by}" if result.found_by else ""
         drift = f"; {drift_text(result.layer_drift)}" if result.layer_drift else ""
         lines.append(f"  {pair[0]} ~ {pair[1]}: {result.strength}{how}{drift}")
+        lines += [f"    compared {text}" for text in ledger_sentences(pair, result.ledger or ("", ""))]
     if len(related) > MOST_PAIRS:
         lines.append(f"  and {len(related) - MOST_PAIRS} more related pairs of this group, which agree more")
     return lines

@@ -23,6 +23,7 @@ from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
 from mdir_hf.lineage.survey.drawing import draw_survey, family_distances
 from mdir_hf.lineage.survey.results import NOT_NOMINATED, ModelResult, SurveyReport
 from mdir_hf.model.open import Reading
+from mdir_hf.render.model_words import ledger_sentences
 from mdir_hf.render.projection_words import drift_text
 from mdir_hf.writing import write_together
 
@@ -254,7 +255,9 @@ def _markdown(report: SurveyReport, written_names: Collection[str]) -> str:
             _block(commands),
         ]
     layer_lines = [
-        f"{a}, {b}: {drift_text(pair.layer_drift)}" for (a, b), pair in report.pairs.items() if pair.layer_drift
+        "; ".join((f"{a}, {b}: {drift_text(pair.layer_drift)}", *ledger_sentences((a, b), pair.ledger or ("", ""))))
+        for (a, b), pair in report.pairs.items()
+        if pair.layer_drift
     ]
     if layer_lines:
         parts += ["## Layers of relatives", _block("\n".join(layer_lines))]

@@ -142,6 +142,14 @@ def test_a_merge_that_is_its_own_parent_is_not_confirmed(place):
     assert exit_status(check.failures({Condition.BASES})) == 3
 
 
+def test_slices_of_the_merge_itself_are_contradicted_and_never_confirmed(place):
+    slices = [{"sources": [{"model": str(place / "base"), "layer_range": [i, i + 1]}]} for i in (2, 1, 0)]
+    check = verify_merge(NamedModel(place / "base"), recipe(place, merge_method="passthrough", slices=slices))
+    assert check.outcome is RecipeOutcome.CONTRADICTED
+    assert {one.layer for one in check.tensors if one.outcome is TensorOutcome.DIFFERS} == {0, 2}
+    assert "the recipe takes it from the merge itself" in str(check)
+
+
 def test_a_recipe_that_gives_the_merge_meets_the_policy(place):
     parents = [
         {"model": str(place / name), "parameters": {"weight": weight}}

@@ -1,6 +1,7 @@
 """A survey with layers describes the drift of each layer of relatives, and reads the rows of a model once."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -53,6 +54,17 @@ def test_each_layer_of_relatives_has_its_counterpart_and_its_cosine(surveyed, fo
     assert [layer.layer for layer in drift] == [(at, at) for at in range(4)]
     assert all((layer.agreeing, layer.compared) == (7, 7) for layer in drift)
     assert [layer.cosine for layer in drift] == pytest.approx([1.0 / (1.0 + 0.3**2) ** 0.5] * 4, abs=0.03)
+
+
+def test_the_ledger_by_bytes_is_that_of_a_comparison(surveyed, folders):
+    report, _ = surveyed
+    pair = report.pairs[folders["base"], folders["noised"]]
+    reference, candidate = pair.ledger
+    assert re.fullmatch(r"matches: language model \(\d+ %\).*; not compared: embedding \([\d.]+ %\).*", candidate)
+    assert reference == candidate
+    assert f"compared by samples: {candidate}" in str(report)
+    stranger = report.pairs[folders["base"], folders["stranger"]]
+    assert "matches" not in stranger.ledger[0] and stranger.ledger[0].startswith("no match: language model")
 
 
 def test_layers_that_changed_places_are_named(surveyed, folders):

@@ -6,6 +6,10 @@ into int32 words along a row; zero points are packed along the first axis.
 BitNet: weights -1, 0 and 1 are stored as 0, 1 and 2 in two bits each, with one scale. If there are 4m rows, byte row i
 contains rows i, i + m, i + 2m and i + 3m, lowest bits first. AutoBitLinear multiplies by the scale; BitLinear divides.
 
+HQQ: W = (code - zero) * scale, with one zero and one scale for each group of neighbouring columns. The groups of all
+rows form a matrix. If it has 2p rows, byte row i holds row i in its high half, and row i + p in its low half. Codes of
+2 bits and 1 bit are packed likewise, 4 and 8 to a byte. Source: hqq 0.2.8 (``bitpack.py``).
+
 MLX, and transformers' format for Metal: codes are packed densely into uint32 words along a row, lowest bits first. In
 affine mode, W = code * scale + bias, for each group of columns. The config states the bits and group size, which single
 modules may override. The modes mxfp4, mxfp8 and nvfp4 store scales as bytes and have no biases. Source: MLX 0.32.
@@ -206,6 +210,45 @@ def open_ternary(opening: Opening) -> CodedTensor:
         scale = dividing(scale)
     meaning = "BitNet, three values"
     return QuarteredRowCodes(shape, "INT2", codes, meaning, lambda packed: widen(packed) - 1, scales=(scale,))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedCodes(RowCodes):
+    """Codes in groups of columns, packed so that a byte row combines groups of several parts of the matrix."""
+
+    bits: int = 8
+
+    def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
+        """Return the given rows."""
+        n_byte_rows, group = self.codes.shape
+        n_groups = self.shape[-1] // group
+        groups = (rows[:, None] * n_groups + np.arange(n_groups)).reshape(-1)
+        packed = stored.read_stored_rows(self.codes.name, groups % n_byte_rows, max_gap_bytes=max_gap_bytes)
+        shifts = torch.from_numpy(8 - self.bits * (1 + groups // n_byte_rows)).to(torch.uint8)[:, None]
+        codes = self.decode(packed >> shifts & (2**self.bits - 1))
+        return self.finish(codes.reshape(len(rows), -1), stored, rows)
+
+
+def open_groups(opening: Opening) -> CodedTensor | None:
+    """Open an HQQ weight; None if its layout is not the usual one."""
+    codes = opening.codes
+    if codes.dtype != "U8" or len(codes.shape) != 2 or not all(map(opening.has, ("scale", "zero", "shape"))):
+        return None
+    scale, zero = opening.spec("scale"), opening.spec("zero")
+    n_groups = math.prod(scale.shape)
+    per_byte = n_groups // codes.shape[0] if codes.shape[0] else 0
+    is_plain = all(spec.shape == (n_groups, 1) and spec.dtype in ("F16", "BF16", "F32") for spec in (scale, zero))
+    if per_byte not in (1, 2, 4, 8) or n_groups != per_byte * codes.shape[0] or not is_plain:
+        return None
+    values, group = opening.small("shape").reshape(-1).tolist(), codes.shape[1]
+    if len(values) != 2 or min(values) <= 0 or values[1] % group or values[0] * values[1] != n_groups * group:
+        raise opening.misfit()
+    n_rows, width = (int(value) for value in values)
+    bits = 8 // per_byte
+    scales = Grid(scale, (1, n_rows, width), (1, n_rows, width // group), (1, group), widen)
+    meaning = f"HQQ, {bits} bits in groups of {group}"
+    zeros = replace(scales, spec=zero)
+    return GroupedCodes((n_rows, width), f"INT{bits}", codes, meaning, widen, scales=(scales,), zero=zeros, bits=bits)
 
 
 BYTE_MODES = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}

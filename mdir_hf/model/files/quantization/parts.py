@@ -39,6 +39,10 @@ class RefusedScheme:
 
 _CODEBOOK = "its weights are entries of codebooks, in a layout of its own"
 _PACKED = "its codes are packed in an order of its own, which this version does not read"
+_OTHER_GROUPS = (
+    "only its codes of 1, 2, 4 and 8 bits in groups along a row (axis 1) are read, with plain scales and the shape of "
+    "the weight beside them"
+)
 _NOT_PLAIN = "only its 8-bit codes without zero points are read, and these codes are packed or have zero points"
 
 REFUSED: tuple[RefusedScheme, ...] = (
@@ -79,7 +83,7 @@ REFUSED: tuple[RefusedScheme, ...] = (
             *("compute_dtype", "offload_meta", "optimize", "round_zero", "unpack_view_dtype", "view_as_float"),
             *("quant_scale", "quant_zero", "stores_quant_config"),
         ),
-        _PACKED,
+        _OTHER_GROUPS,
     ),
     RefusedScheme("quanto", ("_data", "_scale"), ("_shift", "input_scale", "output_scale"), _NOT_PLAIN),
     RefusedScheme("torchao", ("_weight_qdata",), ("_weight_scale", "_weight_zero_point", "_weight_zero"), _NOT_PLAIN),
@@ -114,8 +118,8 @@ REFUSED: tuple[RefusedScheme, ...] = (
 TELLTALES = frozenset(scheme.markers[-1] for scheme in REFUSED)
 """Last components of tensor names that suggest an unsupported scheme."""
 
-SCALES_OF_PLAIN_CODES = {"quanto": "_scale", "torchao": "_weight_scale"}
-"""Schemes that are read if their codes are plain: the name of the scales, keyed by scheme."""
+SCALES_OF_PLAIN_CODES = {"quanto": "_scale", "torchao": "_weight_scale", "HQQ": "scale"}
+"""Schemes that are read in their usual layouts: the name of the scales, keyed by scheme."""
 
 REASON: dict[str, str] = {scheme.name: scheme.reason for scheme in REFUSED}
 

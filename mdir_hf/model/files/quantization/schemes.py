@@ -6,7 +6,14 @@ from mdir_hf.model.files.quantization.bitsandbytes import open_eight_bits, open_
 from mdir_hf.model.files.quantization.coded import CodedTensor, RowCodes, widen
 from mdir_hf.model.files.quantization.float_codes import FLOAT8, open_expert_blocks, open_fp4, open_fp8
 from mdir_hf.model.files.quantization.gptq import open_qweight
-from mdir_hf.model.files.quantization.integers import open_int4_pairs, open_int8, open_packed, open_ternary, open_words
+from mdir_hf.model.files.quantization.integers import (
+    open_groups,
+    open_int4_pairs,
+    open_int8,
+    open_packed,
+    open_ternary,
+    open_words,
+)
 from mdir_hf.model.files.quantization.opening import Opening
 from mdir_hf.model.files.quantization.parts import REASON, SCALES_OF_PLAIN_CODES
 
@@ -55,7 +62,9 @@ def open_coded(opening: Opening) -> CodedTensor | None:
 
 
 def _open_plain_codes(opening: Opening) -> CodedTensor | None:
-    """Open torchao's and quanto's 8-bit codes, which lie plain in the files unless they have zero points."""
+    """Open HQQ's groups, and torchao's and quanto's 8-bit codes, which lie plain unless they have zero points."""
+    if opening.parts.form == "HQQ":
+        return open_groups(opening)
     part = SCALES_OF_PLAIN_CODES.get(opening.parts.form)
     if (
         part is None

@@ -1,8 +1,8 @@
-"""What the metadata of a release says of its repository: addresses, and the README with pictures that can be found.
+"""Fill in the README and the addresses of the repository in the metadata of a release.
 
-An index shows the README away from its repository, where relative links lead nowhere. The repository's own address
-stands in no file, as a fork would publish under ours: it is taken from CI, or from git's ``origin``. A build that finds
-neither has no such addresses, and says the rest.
+A package index shows the README outside of the repository, so its links and pictures become absolute. The address comes
+from CI or from git's ``origin``: written into a file, it would be wrong in every fork. Without an address, links stay
+relative.
 """
 
 from __future__ import annotations

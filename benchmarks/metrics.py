@@ -3,10 +3,9 @@
 LeaFBench's numbers are computed as in its code (``evaluate_fingerprinting_method`` at commit c9e2fee), including its
 flaws, because only then are they comparable to published ones:
 
-- ACC uses the threshold that does best on the same scores (the largest TPR - FPR). Users do not have that threshold. -
-AUC, pAUC and TPR@1%FPR rank pooled pairs. This penalises methods with scores that mean something different in each
-family,
-  but not methods that would choose a wrong threshold.
+- ACC uses the threshold that does best on the same scores (the largest TPR - FPR). Users do not have that threshold.
+- AUC, pAUC and TPR@1%FPR rank pooled pairs. This penalises methods with scores that mean something different in each
+  family, but not methods that would choose a wrong threshold.
 - MD ("Mahalanobis distance") divides by the covariance of all scores, positives and negatives together, although its
   comment says pooled. It is therefore at most sqrt(N (N - 1) / (n_positive n_negative)) for any method: 2.834 on
   LeaFBench's 845 pairs with 123 positives. Scores of only 0 and 1 reach this limit; graded scores stay below it.

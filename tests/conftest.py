@@ -34,8 +34,7 @@ NEEDED_BY_SLOW_BYTES = 4 << 30
 """Disk for ``make test-slow`` and ``make test ALL=1``: at most 3.3 GB, mainly checkpoints of published size."""
 
 FIRST = ("comparison/test_compare.py", "comparison/test_hidden.py", "cli/test_compare_command.py")
-"""Files of whole comparisons, through most of the package: what breaks anything mostly breaks one of them. They begin a
-run, after what failed last time (``--failed-first``)."""
+"""Files of whole comparisons, which run first, after the previous failures: most faults fail one of them."""
 
 TOGETHER = ("tests/space/live",)
 """Folders whose files run in one process, because their tests share a server and a browser."""

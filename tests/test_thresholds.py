@@ -63,3 +63,8 @@ def test_the_default_level_is_that_of_the_stored_results(real):
     assert all(
         pair["log10_p"] < -10 for pair in real if pair["verdict"] == "homologous" and pair["log10_p"] is not None
     )
+
+
+def test_the_script_of_the_page_has_the_same_default_of_alpha():
+    script = (Path(__file__).parents[1] / "space" / "mdir_space" / "page" / "page.js").read_text("utf-8")
+    assert f'const DEFAULT_ALPHA = "{thresholds.ALPHA:g}";' in script

@@ -28,7 +28,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add the ``align`` command."""
     parser = commands.add_parser(
         "align",
-        help="write the weights of a related model in the basis of another",
+        help="undo a disguise: write the weights of a related model in the basis of another",
         description="Reconstruct the transformation that takes A to B, and write the weights of B in the basis of A: "
         "channels, layers, heads and neurons in the places and axes that they have in A. The written model computes "
         "what B computes. It prints how much of its tensors A explains: 1 - |B' - A|^2 / |B'|^2; align.json in the "

@@ -13,6 +13,7 @@ from mdir_hf.cli.output import remark
 from mdir_hf.comparison.settings import Listeners, Settings
 from mdir_hf.errors import InputError
 from mdir_hf.report import Level, Verdict
+from mdir_hf.thresholds import ALPHA
 
 if TYPE_CHECKING:
     from mdir_hf.comparison.plan import ReadPlan
@@ -148,7 +149,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 def add_settings(parser: argparse.ArgumentParser, *, over: str = "") -> None:
     """Add options for the settings of a comparison; in the help text, ``over`` describes what alpha applies to."""
     parser.add_argument("--level", choices=LEVELS, default="auto", help=LEVEL_HELP)
-    parser.add_argument("--alpha", type=alpha, default=1e-10, help=f"level{over}, fixed in advance (default 1e-10)")
+    parser.add_argument("--alpha", type=alpha, default=ALPHA, help=f"level{over}, fixed in advance (default {ALPHA:g})")
     add_seed(parser, "every random choice except the sample of neurons")
     parser.add_argument(
         "--sample-seed",

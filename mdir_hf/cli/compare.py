@@ -21,7 +21,7 @@ def add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add the ``compare`` command."""
     parser = commands.add_parser(
         "compare",
-        help="do two models share weights?",
+        help="do two models share weights? --level layers: in which layers? --check repeats a report",
         description="Compare two models. Each is owner/name, owner/name@revision, a Hub URL, a local folder or a file.",
     )
     parser.add_argument("reference", metavar="A")

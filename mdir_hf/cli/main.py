@@ -51,11 +51,13 @@ MAX_ERROR_LENGTH = 2000
 GOING_ON = "run the same command again to continue with the data already read; no file was left incomplete"
 EXIT_INTERRUPTED = 130  # the shell's convention, 128 + SIGINT
 
-EPILOG = """exit status: 0 for any verdict, 1 for a known error, 2 for wrong usage, 3 for a verdict named by --fail-on
-or a statement that verify finds wrong, 130 when interrupted.
-environment: HF_TOKEN, HF_ENDPOINT, HF_HOME, HF_HUB_OFFLINE, HF_HUB_DISABLE_PROGRESS_BARS as in huggingface_hub;
-MDIR_HF_CACHE and MDIR_HF_CACHE_MAX_BYTES for our own cache of byte ranges; MDIR_HF_ATLAS for the
-index that family searches; NO_COLOR, FORCE_COLOR, COLUMNS."""
+EPILOG = """exit status: 0 for any verdict, 1 for a known error, 2 for wrong usage,
+3 for a verdict named by --fail-on or a statement that verify finds wrong,
+130 when interrupted.
+environment: HF_TOKEN, HF_ENDPOINT, HF_HOME, HF_HUB_OFFLINE and
+HF_HUB_DISABLE_PROGRESS_BARS as in huggingface_hub; MDIR_HF_CACHE and
+MDIR_HF_CACHE_MAX_BYTES for our own cache of byte ranges; MDIR_HF_ATLAS for
+the index that family searches; NO_COLOR, FORCE_COLOR, COLUMNS."""
 
 EXTENSION = "hf-mdir"
 """Name of the program that ``hf mdir`` runs."""
@@ -68,7 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser for the whole command line."""
     parser: argparse.ArgumentParser = Parser(
         prog="hf mdir" if Path(sys.argv[0]).stem == EXTENSION else "mdir-hf",
-        description="Do two language models share weight ancestry? An answer from the weights alone, with a p-value.",
+        description="Do two language models share weight ancestry? An answer from the weights\nalone, with a p-value.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

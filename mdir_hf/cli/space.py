@@ -50,7 +50,7 @@ def add_space(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     """Add the ``space`` command."""
     parser = commands.add_parser(
         "space",
-        help="open the comparison page on this machine",
+        help="open a page on this machine, with an API and MCP",
         description="Run the Space on this machine: a page with two fields, a verdict and its evidence. "
         "Needs mdir-hf[space].",
     )

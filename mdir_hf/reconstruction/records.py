@@ -260,7 +260,7 @@ class ReconstructedLayer:
     residuals: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Reconstruction:
     """The transformation from the reference to the candidate.
 
@@ -279,6 +279,15 @@ class Reconstruction:
     final_gain: NormGains | None
     residuals: Mapping[str, float]
     version: str
+
+    def __str__(self) -> str:
+        """Summarise the transformation in a few lines."""
+        return "\n".join(describe(self))
+
+    def __repr__(self) -> str:
+        """Return one line, without arrays."""
+        n_matched, n_layers = len(self.layer_map), len(self.layers)
+        return f"<Reconstruction {self.reference} -> {self.candidate}: {n_matched} of {n_layers} layers>"
 
     @property
     def layer_map(self) -> tuple[tuple[int, int], ...]:

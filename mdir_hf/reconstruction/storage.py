@@ -6,6 +6,7 @@ The guide "Align" describes the schema, ``mdir-hf/reconstruction/1``. Identity m
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,14 +102,14 @@ def reconstruction_files(reconstruction: Reconstruction, *, full_rotation: bool 
     return (json.dumps(index, indent=1) + "\n").encode(), save(arrays, {"schema": SCHEMA})
 
 
-def load_reconstruction(folder: Path) -> Reconstruction:
+def load_reconstruction(folder: str | os.PathLike[str]) -> Reconstruction:
     """Read a saved reconstruction, and check everything in it that can be checked without the models.
 
     Raises:
         ReconstructionError: If the files are missing, are not a reconstruction, or lack a large rotation.
     """
     try:
-        index_file, arrays_file = (LocalFile(folder / name) for name in (INDEX, ARRAYS))
+        index_file, arrays_file = (LocalFile(Path(folder) / name) for name in (INDEX, ARRAYS))
         for file, limit in ((index_file, INDEX_BUDGET.n_bytes), (arrays_file, MAX_ARRAYS_BYTES)):
             if file.n_bytes > limit:
                 raise ReconstructionError(f"has {file.n_bytes:,} bytes; the limit is {limit:,}", subject=file.label)

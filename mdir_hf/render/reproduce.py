@@ -11,6 +11,7 @@ from mdir_hf.render.sections import Line, Listing, Section, SectionKind, Table, 
 from mdir_hf.report.models import ModelSummary
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.words import n_bytes_text, range_text
+from mdir_hf.thresholds import ALPHA
 
 LONGEST_LINE = 80
 REPORT_FILE = "report.json"
@@ -24,7 +25,7 @@ def command_line(report: HomologyReport, file: str = REPORT_FILE) -> str:
 
 
 def compare_command(
-    reference: str, candidate: str, *options: str, level: str = "auto", alpha: float = 1e-10, seed: int = 0
+    reference: str, candidate: str, *options: str, level: str = "auto", alpha: float = ALPHA, seed: int = 0
 ) -> str:
     """Return the POSIX shell command that compares two models; ``options`` are already quoted."""
     return _command(reference, candidate, *options, f"--level {level} --alpha {alpha!r} --seed {seed}")

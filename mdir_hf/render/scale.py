@@ -59,6 +59,8 @@ def scale_section(report: HomologyReport) -> Section:
 def _words_of_place(log10_p: float, strangers: tuple[float, ...], relatives: tuple[float, ...]) -> str:
     if log10_p >= strangers[0]:
         return "among the unrelated ones"
+    if log10_p < relatives[0]:
+        return "below all of the related ones"
     if log10_p <= relatives[-1]:
         return "among the related ones"
     return "between the two, without any measured pair"

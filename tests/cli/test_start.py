@@ -13,7 +13,7 @@ import pytest
 
 from mdir_hf.cli import main
 from mdir_hf.cli.arguments import settings_of
-from mdir_hf.cli.main import build_parser
+from mdir_hf.cli.main import EPILOG, build_parser
 from mdir_hf.cli.parser import commands_of
 from mdir_hf.comparison.settings import Settings
 from mdir_hf.report import Level
@@ -237,3 +237,30 @@ def test_options_become_settings(command):
     words += ["--max-bytes", "2k", "--max-memory", "1M"]
     expected = Settings(Level.LAYERS, 1e-6, 3, "auto", 2000, 10**6)
     assert settings_of(parsed(command, *COMPUTING[command], *words)) == expected
+
+
+# Twelve questions of newcomers, each with the command whose help must have its words.
+QUESTIONS = {
+    "do two models share weights?": "compare",
+    "in which layers?": "compare",
+    "repeats a report": "compare",
+    "which of many models are related?": "survey",
+    "family trees": "survey",
+    "which base models was a model made from?": "family",
+    "check a model card": "verify",
+    "a bill of materials": "verify",
+    "undo a disguise": "align",
+    "which parts are compared?": "inspect",
+    "make its badge": "card",
+    "with an API and MCP": "space",
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_the_help_answers_a_newcomers_question(question):
+    help_of = {action.dest: action.help for action in build_parser()._subparsers._group_actions[0]._choices_actions}
+    assert [name for name, text in help_of.items() if question in text] == [QUESTIONS[question]]
+
+
+def test_the_help_fits_80_columns():
+    assert all(len(line) <= 80 for line in EPILOG.splitlines())

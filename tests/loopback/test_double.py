@@ -1,4 +1,4 @@
-"""The loopback Hub answers the real client as docs/hub-behaviour.md says, and is as strict as the Hub."""
+"""The loopback Hub answers the real client as tests/loopback/README.md says, and is as strict as the Hub."""
 
 import hashlib
 from pathlib import Path

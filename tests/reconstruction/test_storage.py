@@ -39,7 +39,7 @@ def test_index_lists_every_array_with_its_shape(kept):
 
 def test_a_saved_reconstruction_aligns_the_model(kept, tmp_path):
     folder, _ = kept
-    found = load_reconstruction(folder / "files")
+    found = load_reconstruction(str(folder / "files"))
     write_model(opened(folder / "hidden"), found, tmp_path / "aligned")
     assert largest_difference(tmp_path / "aligned", folder / "base") < 1e-5  # maps of heads are stored in float32
 
@@ -67,3 +67,10 @@ def test_other_files_are_refused_in_one_line(content, tmp_path):
     (tmp_path / ARRAYS).write_bytes(b"")
     with pytest.raises(ReconstructionError, match="reconstruction"):
         load_reconstruction(tmp_path)
+
+
+def test_a_reconstruction_prints_as_a_few_lines(kept):
+    _, found = kept
+    assert repr(found) == f"<Reconstruction {found.reference} -> {found.candidate}: 3 of 3 layers>"
+    assert str(found).splitlines()[0].startswith("the residual stream is rotated; relative residual ")
+    assert len(str(found)) < 1000

@@ -307,7 +307,8 @@ def test_the_scale_matches_the_judged_pairs():
     [
         (0.0, "among the unrelated"),
         (-20.0, "without any measured pair"),
-        (-1e6, "This pair has -1,000,000: among the rel"),
+        (-170.0, "among the related"),
+        (-1e6, "This pair has -1,000,000: below all of the rel"),
     ],
 )
 def test_a_p_is_placed_beside_real_models(log10_p, words):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from mdir_hf.comparison.api import compare
@@ -206,7 +208,18 @@ def _check(
         raise
     except MdirError as exc:
         not_compared = NotCompared.NOT_READ if is_unread(exc) else NotCompared.NOT_MEASURED
-        return BaseCheck(base, None, one_line(exc), not_compared=not_compared)
+        folder = _folder_of(base, beside=Path(declared.repo))
+        hint = f"; {folder} may be this base: `mdir-hf compare {folder} {declared.repo}`" if folder else ""
+        return BaseCheck(base, None, f"{one_line(exc)}{hint}", not_compared=not_compared)
+
+
+def _folder_of(base: str, *, beside: Path) -> Path | None:
+    """Return a folder beside a local model, or beside its owner's folder, that has the name of a base."""
+    if not beside.is_dir():
+        return None
+    parent = Path(os.path.normpath(beside)).parent
+    places = (parent / base, parent / base.rpartition("/")[2], parent.parent / base)
+    return next((place for place in places if place.is_dir() and place != beside), None)
 
 
 def _cycle(declared: DeclaredLineage, declarations: Callable[[str], DeclaredLineage]) -> tuple[str, ...] | None:

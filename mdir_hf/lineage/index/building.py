@@ -34,6 +34,7 @@ from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.model.opened import Model
 from mdir_hf.model.tokens import Vocabulary
 from mdir_hf.report import ModelSummary
+from mdir_hf.thresholds import ALPHA
 from mdir_hf.writing import locked
 
 READERS = 4
@@ -226,7 +227,7 @@ class IdentificationPlan:
 
 
 def plan_identification(
-    model: NamedModel, index: BaseIndex, *, alpha: float = 1e-10, reading: Reading = Reading()
+    model: NamedModel, index: BaseIndex, *, alpha: float = ALPHA, reading: Reading = Reading()
 ) -> IdentificationPlan:
     """Plan the reads of :func:`~mdir_hf.lineage.index.identify.identify` without reading weights.
 

@@ -53,6 +53,7 @@ from mdir_hf.lineage.survey.work import (
 from mdir_hf.model.hub import IoLedger, Repository
 from mdir_hf.model.memory import LoadedRepository, load_model
 from mdir_hf.model.open import Reading
+from mdir_hf.thresholds import ALPHA
 from mdir_hf.writing import locked
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class SurveyPlan:
 
     names: tuple[str, ...]
     part: tuple[str, ...] | None = None
-    alpha: float = 1e-10
+    alpha: float = ALPHA
     seed: int = 0
     n_tokens: int = N_TOKENS
     all_pairs: bool | None = None

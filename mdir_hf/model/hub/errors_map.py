@@ -68,8 +68,8 @@ _NO_CONNECTION: _Message = (
 )
 _NO_CONNECTION_YET: _Message = (
     ServerError,
-    "{host} {failed}: there is no connection (or HF_ENDPOINT is wrong), or a mistyped local folder was taken for a "
-    "name on the Hub. To use files that are already downloaded, pass local_files_only",
+    "{host} {failed}: check the connection and HF_ENDPOINT, and put ./ before a local folder; local_files_only uses "
+    "files that are already downloaded",
 )
 """Used for a model's first request, because its name may be a mistyped local folder."""
 _NO_DISK: _Message = (

@@ -64,7 +64,10 @@ def declared_lineage_html(
     ``declared`` contains the declarations of the reference and the candidate; None if a card could not be read.
     """
     names = (report.reference.repo, report.candidate.repo)
-    lineages = [(repo, lineage) for repo, lineage in zip(names, declared, strict=True) if lineage is not None]
+    # A model that is compared with itself has one card.
+    lineages = list(
+        {repo: lineage for repo, lineage in zip(names, declared, strict=True) if lineage is not None}.items()
+    )
     if not lineages:
         return Markup()
     is_declared = any(_names(lineage, names[repo == names[0]]) for repo, lineage in lineages)

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from urllib.parse import urlsplit
 
+from mdir_hf.thresholds import ALPHA
+
 LEVELS = {
     "auto": "compares neurons until the question is settled, and looks at the embeddings",
     "layers": "also compares rows of every projection of every layer",
 }
-DEFAULT_ALPHA = 1e-10
+DEFAULT_ALPHA = ALPHA
 MAX_NAME_LENGTH = 400
 """Repo ids have at most 96 characters. A URL with a revision and a folder is slightly longer."""
 MAX_MODELS = 20

@@ -63,6 +63,15 @@ def test_a_true_declaration_is_set_beside_its_measurement(serve):
     assert check.cycle is None
 
 
+def test_a_folder_of_the_bases_name_beside_a_local_model_is_suggested(loopback_hub, tmp_path):
+    write_model(tmp_path / "demo" / "base", gaussian(V, N, 0))
+    folder = write_model(tmp_path / "demo" / "tuned", gaussian(V, N, 0))
+    (folder / "README.md").write_text("---\nbase_model: demo/base\n---\n# T\n")
+    (one,) = verify(str(folder)).bases
+    assert one.outcome == "not_measured"  # the Hub has no such model
+    assert f"mdir-hf compare {tmp_path / 'demo' / 'base'} {folder}" in one.why_not
+
+
 @pytest.mark.parametrize(("of_each", "of_all"), [(1000, 10**9), (10**9, 1000)])
 def test_the_smaller_cap_on_bytes_holds(serve, of_each, of_all):
     serve("owner/base")

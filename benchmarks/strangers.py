@@ -1,88 +1,496 @@
-"""Compare unrelated models that are as similar as possible and differ only in their seeds.
+"""Train models of 33 million parameters on a GPU, and compare strangers and relatives among them.
 
-    python -m benchmarks.strangers [--steps 1500]
-    python -m benchmarks.strangers --size 33M --device cuda    # benchmarks/at_scale.py; about ten minutes on an H100
+    python -m benchmarks.strangers --device cuda
+    python -m benchmarks.strangers --device cuda --only mixture on-docstrings same-seed
 
-Two models of each of three recipes (Llama; GPT-2 with learned positions; XGLM with sinusoidal positions) are trained on
-one core for the given number of steps, and each is trained for a tenth longer as its own relative. Generated text,
-losses and the statistics of all pairs go to ``benchmarks/results/strangers.json``; weights are not stored.
+The text is the source code of installed Python packages, and their docstrings. A Llama, a GPT-2 (learned positions), an
+XGLM (sinusoidal positions), a Llama with tied embeddings and a mixture of experts are trained from two seeds each,
+on the same text in the same order. From the first Llama, M, come:
+
+- M after a tenth of its training, and M trained on for docstrings;
+- M pruned to half in width, depth and MLP, then distilled from M, much as Llama-3.2-1B was made;
+- M with new embeddings for another tokenizer, and all of its weights trained at one rate: the paper's table 4;
+- a student from random weights that is trained towards the hidden states of M: a stranger in the basis of M;
+- a model with the seed of M and other text.
+
+Results are written to ``benchmarks/results/strangers-at-scale.json`` after each model. Weights are not stored.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import math
+import os
+import re
+import sysconfig
 import tempfile
-from collections.abc import Callable
-from itertools import combinations
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import functional
 
-from benchmarks.at_scale import PARTS, SIZES, Run, train_and_compare
-from benchmarks.at_scale import RESULTS as AT_SCALE
-from mdir_hf import HomologyReport, compare
-from mdir_hf.demo.training import encode, mean_loss, read_corpus, seeded_single_thread, train, train_byte_level_bpe
+from mdir_hf.demo.training import encode, optimize, train_byte_level_bpe
 
-RESULTS = Path(__file__).parent / "results" / "strangers.json"
-VOCABULARY, WIDTH, LAYERS, HEADS, MLP = 2_048, 192, 4, 6, 768
-BATCH, LENGTH = 8, 96
-LEARNING_RATE = 2e-3
+RESULTS = Path(__file__).parent / "results" / "strangers-at-scale.json"
+DOCSTRING = re.compile(r'"""(.{40,}?)"""', re.DOTALL)
+LEVELS = ("auto", "layers")
+PEAK_RATE = 1e-3
+NEW_EMBEDDING_SHARE = 1e-3
+"""Scale of new embeddings, relative to the old ones; zeros would have no gradient."""
 
 
-def llama() -> Any:
+@dataclass(frozen=True)
+class Size:
+    """Sizes of models, batches and text.
+
+    Attributes:
+        n_tokens: Tokens that the first Llama is trained on.
+        n_characters: Numbers of characters of code and of docstrings.
+    """
+
+    vocabulary: int
+    width: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    n_neurons: int
+    batch: int
+    length: int
+    n_tokens: int
+    n_characters: tuple[int, int]
+
+
+SIZES = {
+    "33M": Size(8_192, 512, 8, 8, 4, 1_408, 128, 512, 100_000_000, (90_000_000, 30_000_000)),
+    "tiny": Size(512, 64, 2, 4, 2, 128, 8, 32, 4_096, (400_000, 200_000)),
+}
+
+
+def llama(size: Size, *, is_tied: bool = False) -> Any:
     """Return a Llama: rotary positions, gated MLP, RMS norms."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
-            num_key_value_heads=2, intermediate_size=512, tie_word_embeddings=True, max_position_embeddings=256,
-        )
-    )  # fmt: skip
+    return LlamaForCausalLM(LlamaConfig(**_llama_sizes(size), tie_word_embeddings=is_tied))
 
 
-def gpt2() -> Any:
+def tied_llama(size: Size) -> Any:
+    """Return a Llama with tied embeddings."""
+    return llama(size, is_tied=True)
+
+
+def gpt2(size: Size) -> Any:
     """Learned positions."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     return GPT2LMHeadModel(
         GPT2Config(
-            vocab_size=VOCABULARY, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, n_positions=256, resid_pdrop=0.0,
-            embd_pdrop=0.0, attn_pdrop=0.0,
+            vocab_size=size.vocabulary, n_embd=size.width, n_layer=size.n_layers, n_head=size.n_heads,
+            n_positions=size.length, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
         )
     )  # fmt: skip
 
 
-def xglm() -> Any:
+def xglm(size: Size) -> Any:
     """Return an XGLM: sinusoidal positions give channel numbers a meaning, so that they are not evidence."""
     from transformers import XGLMConfig, XGLMForCausalLM
 
     return XGLMForCausalLM(
         XGLMConfig(
-            vocab_size=VOCABULARY, d_model=WIDTH, num_layers=LAYERS, attention_heads=HEADS, ffn_dim=MLP, dropout=0.0,
-            attention_dropout=0.0, layerdrop=0.0, max_position_embeddings=256,
+            vocab_size=size.vocabulary, d_model=size.width, num_layers=size.n_layers, attention_heads=size.n_heads,
+            ffn_dim=4 * size.width, dropout=0.0, attention_dropout=0.0, layerdrop=0.0,
+            max_position_embeddings=size.length,
         )
     )  # fmt: skip
 
 
-RECIPES: dict[str, Callable[[], Any]] = {"llama": llama, "gpt2": gpt2, "xglm": xglm}
+def mixture(size: Size) -> Any:
+    """Return a mixture of four experts in each layer, two for each token."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    sizes = _llama_sizes(size) | {"intermediate_size": size.n_neurons // 2}
+    return MixtralForCausalLM(MixtralConfig(**sizes, num_local_experts=4, num_experts_per_tok=2))
 
 
-def statistics(report: HomologyReport) -> dict[str, Any]:
-    """Results of each test: log10 p, trace over rank, channels and neurons with equal numbers, pairs of layers."""
-    matrix, neurons, layers = report.embedding, report.neurons, report.layers
+def _llama_sizes(size: Size) -> dict[str, Any]:
     return {
-        "verdict": report.verdict.value,
-        "log10_p": report.log10_p,
-        "trace_over_rank": None if matrix is None or matrix.trace is None else matrix.trace / matrix.rank,
-        "neurons_own_number": None if neurons is None else max(map(max, neurons.own_number)),
-        "neurons_tested": None if neurons is None else neurons.tested,
-        "layers_log10_p": None if layers is None else min((match.log10_p for match in layers.matches), default=0.0),
-        "layers_matched": None if layers is None else len(layers.matches),
-    }
+        "vocab_size": size.vocabulary, "hidden_size": size.width, "num_hidden_layers": size.n_layers,
+        "num_attention_heads": size.n_heads, "num_key_value_heads": size.n_kv_heads,
+        "intermediate_size": size.n_neurons, "max_position_embeddings": size.length,
+    }  # fmt: skip
+
+
+RECIPES: Mapping[str, tuple[Callable[[Size], Any], float]] = {
+    "llama": (llama, 1.0),
+    "gpt2": (gpt2, 0.3),
+    "xglm": (xglm, 0.2),
+    "tied": (tied_llama, 0.2),
+    "mixture": (mixture, 0.04),
+}
+"""Recipe of a model, and the ratio of its tokens to the tokens of the first Llama."""
+
+PARTS = (
+    "llama-1", "pruned", "retokenised", "hidden-student", *(recipe for recipe in RECIPES if recipe != "llama"),
+    "on-docstrings", "same-seed",
+)  # fmt: skip
+"""Models that are trained in addition to the first Llama, in this order."""
+
+SECOND_LLAMA = 0.5
+"""Ratio of the second Llama's tokens to the first one's."""
+
+STAGES = (0.05, 0.2, 0.5, 1.0)
+"""Shares of a training after which a copy is stored."""
+
+
+@dataclass
+class Workshop:
+    """Train models, store them in a folder, and compare them in other processes meanwhile."""
+
+    size: Size
+    device: str
+    share: float
+    folder: Path
+    pool: ProcessPoolExecutor
+    models: dict[str, dict[str, Any]] = field(default_factory=dict)
+    comparisons: list[Future[dict[str, Any]]] = field(default_factory=list)
+    began: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        code, prose = installed_text(self.size.n_characters)
+        self.tokenizer = train_byte_level_bpe([*_some(code, 6), *_some(prose, 3)], vocabulary_size=self.size.vocabulary)
+        self.new_tokenizer = train_byte_level_bpe(_some(prose, 9), vocabulary_size=self.size.vocabulary)
+        held_out, code = code[-1:], code[:-1]
+        self.code, self.prose, self.held_out, self.new_code, self.new_held_out = (
+            encode(tokenizer, texts).to(self.device)
+            for tokenizer, texts in (
+                (self.tokenizer, code), (self.tokenizer, prose), (self.tokenizer, held_out),
+                (self.new_tokenizer, code), (self.new_tokenizer, held_out),
+            )
+        )  # fmt: skip
+        self.say(f"text: {len(self.code):,} tokens of code, {len(self.prose):,} of docstrings")
+
+    def say(self, text: str) -> None:
+        """Print a line with the seconds since the start."""
+        print(f"{time.monotonic() - self.began:6.0f} s  {text}", flush=True)
+
+    def made(self, make: Callable[[Size], Any], seed: int) -> Any:
+        """Return a model with random weights from this seed."""
+        torch.manual_seed(seed)
+        return make(self.size).to(self.device)
+
+    def train(
+        self,
+        name: str,
+        model: Any,
+        share: float,
+        *,
+        tokens: torch.Tensor | None = None,
+        loss_of: Callable[[Any, torch.Tensor], torch.Tensor] | None = None,
+        stages: Sequence[float] = (1.0,),
+        is_compiled: bool = True,
+    ) -> list[str]:
+        """Train a model in place, keep copies at some stages, and return their names.
+
+        ``share`` is the ratio of its tokens to the tokens of the first Llama. It learns code if ``tokens`` is None.
+        """
+        size, text = self.size, self.code if tokens is None else tokens
+        new = text is self.new_code
+        steps = max(2, round(self.share * share * size.n_tokens / (size.batch * size.length)))
+        if is_compiled and self.device != "cpu":
+            compile_layers(model)
+        order = torch.Generator().manual_seed(0)
+        names, done = [], 0
+        places = {max(1, round(stage * steps)): stage for stage in stages}
+
+        def next_loss() -> torch.Tensor:
+            starts = torch.randint(len(text) - size.length, (size.batch, 1), generator=order)
+            batch = text[(starts + torch.arange(size.length)).to(self.device)]
+            with torch.autocast(self.device.split(":")[0], torch.bfloat16):
+                return next_token_loss(model, batch) if loss_of is None else loss_of(model, batch)
+
+        def on_step() -> None:
+            nonlocal done
+            done += 1
+            if done in places:
+                names.append(name if places[done] == 1.0 else f"{name}-{places[done]:.0%}")
+                self.keep(names[-1], model, done * size.batch * size.length, is_new=new)
+
+        began = time.monotonic()
+        losses = optimize(model, next_loss, steps=steps, learning_rate=PEAK_RATE, on_step=on_step)
+        rate = steps * size.batch * size.length / (time.monotonic() - began)
+        self.say(f"{name}: {steps} steps, loss {losses[0]:.2f} to {losses[-1]:.2f}, {rate:,.0f} tokens a second")
+        return names
+
+    def keep(self, name: str, model: Any, n_tokens: int, *, is_new: bool) -> None:
+        """Write a model in bfloat16, and note its loss on held-out code."""
+        text = self.new_held_out if is_new else self.held_out
+        starts = torch.linspace(0, len(text) - self.size.length, 32).long()[:, None]
+        batch = text[(starts + torch.arange(self.size.length)).to(self.device)]
+        model.eval()
+        with torch.no_grad():
+            loss = float(next_token_loss(model, batch))
+        model.train()
+        stored = type(model)(copy.deepcopy(model.config))
+        stored.load_state_dict({key: value.float().cpu() for key, value in model.state_dict().items()})
+        stored.bfloat16().save_pretrained(self.folder / name)
+        (self.new_tokenizer if is_new else self.tokenizer).save(str(self.folder / name / "tokenizer.json"))
+        n_parameters = sum(weight.numel() for weight in model.parameters())
+        self.models[name] = {"parameters": n_parameters, "tokens": n_tokens, "held_out_loss": round(loss, 3)}
+
+    def compare(self, reference: str, candidate: str, *, is_related: bool) -> None:
+        """Compare two models at both levels, in other processes."""
+        for level in LEVELS:
+            self.comparisons.append(
+                self.pool.submit(compared, self.folder, (reference, candidate), level, is_related=is_related)
+            )
+
+    def write(self, results: Path) -> None:
+        """Write the results so far."""
+        rows = [each.result() for each in self.comparisons if each.done() and not each.exception()]
+        failed = [str(each.exception()) for each in self.comparisons if each.done() and each.exception()]
+        record = {"device": device_name(self.device), "share": self.share, "models": self.models, "pairs": rows}
+        results.write_text(json.dumps([record | ({"failed": failed} if failed else {})], indent=1) + "\n")
+
+
+def device_name(device: str) -> str:
+    """Return the name of the device."""
+    return torch.cuda.get_device_name() if device.startswith("cuda") else "a processor"
+
+
+def compile_layers(model: Any) -> None:
+    """Compile each layer in place, so that layers share one compiled function and weights keep their names."""
+    layers = next(module for module in model.modules() if isinstance(module, torch.nn.ModuleList))
+    for layer in layers:
+        layer.compile()
+
+
+def next_token_loss(model: Any, batch: torch.Tensor) -> torch.Tensor:
+    """Return the mean loss in nats per token."""
+    logits = model(input_ids=batch, use_cache=False).logits
+    return functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), batch[:, 1:].flatten())
+
+
+def towards_logits(teacher: Any) -> Callable[[Any, torch.Tensor], torch.Tensor]:
+    """Return the divergence of a student's next-token distributions from a teacher's."""
+
+    def loss(student: Any, batch: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            target = functional.log_softmax(teacher(input_ids=batch, use_cache=False).logits.flatten(0, 1).float(), -1)
+        guess = functional.log_softmax(student(input_ids=batch, use_cache=False).logits.flatten(0, 1).float(), -1)
+        return functional.kl_div(guess, target, log_target=True, reduction="batchmean")
+
+    return loss
+
+
+def towards_hidden_states(teacher: Any) -> Callable[[Any, torch.Tensor], torch.Tensor]:
+    """Return the next-token loss plus the relative squared distance of all hidden states from a teacher's."""
+
+    def loss(student: Any, batch: torch.Tensor) -> torch.Tensor:
+        options = {"input_ids": batch, "use_cache": False, "output_hidden_states": True}
+        with torch.no_grad():
+            target = teacher(**options).hidden_states
+        output = student(**options)
+        total = functional.cross_entropy(output.logits[:, :-1].flatten(0, 1).float(), batch[:, 1:].flatten())
+        for ours, theirs in zip(output.hidden_states, target, strict=True):
+            total = total + (ours - theirs).float().square().mean() / theirs.float().square().mean()
+        return total
+
+    return loss
+
+
+def pruned(model: Any) -> Any:
+    """Keep the half of the channels, layers and neurons with the largest weights."""
+    from benchmarks.real.relatives import rebuilt
+    from benchmarks.zoo import edits
+    from benchmarks.zoo.stack import take_apart
+
+    stack = take_apart(model.cpu())
+    halved = edits.cut_width(
+        edits.take_layers(stack, range(0, len(stack.blocks), 2)),
+        n_channels=stack.embedding.shape[1] // 2,
+        n_heads=stack.n_heads,
+        n_neurons=stack.blocks[0].up.weight.shape[0] // 2,
+    )
+    return rebuilt(model, halved)
+
+
+def with_new_embeddings(model: Any, seed: int) -> Any:
+    """Return a copy with newly drawn, very small embedding and unembedding."""
+    made = copied(model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for table in (made.get_input_embeddings(), made.get_output_embeddings()):
+            drawn = torch.randn(table.weight.shape, generator=generator)
+            table.weight.copy_(drawn * table.weight.float().square().mean().sqrt().cpu() * NEW_EMBEDDING_SHARE)
+    return made
+
+
+def copied(model: Any) -> Any:
+    """Return a copy that is not compiled."""
+    made = type(model)(copy.deepcopy(model.config))
+    made.load_state_dict(model.state_dict())
+    return made.to(next(model.parameters()).device)
+
+
+def installed_text(n_characters: tuple[int, int]) -> tuple[list[str], list[str]]:
+    """Return code and docstrings of installed packages and the standard library, from different modules, in shards."""
+    roots = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")]
+    paths = sorted({path for root in roots for path in root.rglob("*.py")})
+    shards: tuple[list[str], list[str]] = ([], [])
+    for kind, texts in enumerate((_contents(paths[::2]), _docstrings(paths[1::2]))):
+        waiting: list[str] = []
+        for text in texts:
+            waiting.append(text)
+            if sum(map(len, waiting)) >= 200_000:
+                shards[kind].append("\n\n".join(waiting))
+                waiting = []
+            if sum(map(len, shards[kind])) >= n_characters[kind]:
+                break
+    return shards
+
+
+def _contents(paths: Sequence[Path]) -> Iterator[str]:
+    for path in paths:
+        if path.stat().st_size < 400_000:  # larger files are generated tables
+            yield path.read_text(encoding="utf-8", errors="replace")
+
+
+def _docstrings(paths: Sequence[Path]) -> Iterator[str]:
+    for text in _contents(paths):
+        yield "\n\n".join(DOCSTRING.findall(text))
+
+
+def _some(shards: Sequence[str], n: int) -> list[str]:
+    return list(shards[:: max(1, len(shards) // n)])
+
+
+def compared(
+    folder: Path, names: tuple[str, str], level: str, *, is_related: bool, device: str = "cpu"
+) -> dict[str, Any]:
+    """Compare two models of a folder."""
+    from benchmarks.paper.changed_tokenizer import traces
+    from benchmarks.strangers import statistics
+    from mdir_hf import compare
+
+    reference, candidate = (folder / name for name in names)
+    began = time.perf_counter()
+    report = compare(reference, candidate, level=level, progress=False, use_caches=False, device=device)
+    row = {
+        "a": names[0], "b": names[1], "level": level, "related": is_related, **statistics(report),
+        "reason": None if report.reason is None else report.reason.value,
+        "seconds": round(time.perf_counter() - began, 2),
+    }  # fmt: skip
+    if "retokenised" in names[1] and level == "auto":
+        row["table_4"] = traces(reference, candidate)
+    return row
+
+
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Settings of a run.
+
+    Attributes:
+        size: A key of :data:`SIZES`.
+        device: torch device of the training.
+        share: Share of the tokens in the sizes.
+        most_seconds: Seconds after which no training begins.
+        only: Keys of :data:`PARTS` to train in addition to the first Llama.
+    """
+
+    size: str
+    device: str
+    share: float
+    most_seconds: float
+    only: Sequence[str]
+
+
+def train_and_compare(run: Run, folder: Path, results: Path) -> None:
+    """Train everything, compare everything, and write the results after each model.
+
+    Args:
+        run: Sizes and device.
+        folder: Folder of the models.
+        results: Output file, JSON.
+    """
+    n_processes = max(1, (os.cpu_count() or 2) - 2)
+    with ProcessPoolExecutor(n_processes, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
+        work = Workshop(SIZES[run.size], run.device, run.share, folder, pool)
+        for _ in steps(work, run.only):
+            work.write(results)
+            if time.monotonic() - work.began > run.most_seconds:
+                work.say("no time left for further models")
+                break
+        for number, each in enumerate(work.comparisons):
+            each.exception()  # waits
+            if number % 10 == 0:
+                work.write(results)
+        work.say(f"{len(work.comparisons)} comparisons")
+        work.write(results)
+
+
+def steps(work: Workshop, only: Sequence[str]) -> Iterator[None]:
+    """Train the models, the important ones first, and order their comparisons; yields after each."""
+    strangers: list[str] = []
+
+    def add_stranger(name: str) -> None:
+        for earlier in strangers:
+            work.compare(earlier, name, is_related=False)
+        strangers.append(name)
+
+    teacher = work.made(llama, 0)
+    early, base = work.train("llama-0", teacher, 1.0, stages=(0.1, 1.0))
+    work.compare(early, base, is_related=True)
+    add_stranger(base)
+    yield
+    if "llama-1" in only:
+        work.train("llama-1", work.made(llama, 1), SECOND_LLAMA)
+        add_stranger("llama-1")
+        yield
+    if "pruned" in only:
+        student = pruned(copied(teacher)).to(work.device)
+        work.keep("pruned", student, 0, is_new=False)
+        loss = towards_logits(teacher)
+        for name in ("pruned", *work.train("pruned-distilled", student, 1.0, loss_of=loss, stages=STAGES)):
+            work.compare(base, name, is_related=True)
+        yield
+    if "retokenised" in only:
+        model = with_new_embeddings(teacher, 5)
+        for name in work.train("retokenised", model, 1.0, tokens=work.new_code, stages=STAGES):
+            work.compare(base, name, is_related=True)
+        yield
+    if "hidden-student" in only:
+        student = work.made(llama, 6)
+        loss = towards_hidden_states(copied(teacher))
+        work.train("hidden-student", student, 0.2, loss_of=loss, is_compiled=False)
+        add_stranger("hidden-student")
+        yield
+    for recipe, (make, share) in RECIPES.items():
+        for seed in (0, 1) if recipe != "llama" and recipe in only else ():
+            name = f"{recipe}-{seed}"
+            # No two models share a seed: even with different recipes they would start with the same numbers.
+            number = 10 + 2 * list(RECIPES).index(recipe) + seed
+            work.train(name, work.made(make, number), share, is_compiled=recipe != "mixture")
+            add_stranger(name)
+            yield
+    if "on-docstrings" in only:
+        for name in work.train("on-docstrings", copied(teacher), 0.4, tokens=work.prose, stages=STAGES):
+            work.compare(base, name, is_related=True)
+        yield
+    if "same-seed" in only:
+        work.train("same-seed", work.made(llama, 0), 0.25, tokens=work.prose)
+        work.compare(base, "same-seed", is_related=True)
+        yield
 
 
 def main() -> None:
@@ -90,97 +498,18 @@ def main() -> None:
     from transformers.utils import logging
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=1_500, help="of each of six small models")
-    parser.add_argument("--size", choices=["small", *SIZES], default="small")
-    parser.add_argument("--device", default="cpu", help="of the training, unless the size is small")
-    parser.add_argument("--share", type=float, default=1.0, help="share of the tokens, unless the size is small")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no training later, unless size is small")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="only these, unless the size is small")
-    parser.add_argument("--results", type=Path, help="another JSON file, unless the size is small")
+    parser.add_argument("--size", choices=SIZES, default="33M")
+    parser.add_argument("--device", default="cpu", help="of the training")
+    parser.add_argument("--share", type=float, default=1.0, help="share of the tokens")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no training later")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="only these")
+    parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as place:
-        if options.size == "small":
-            compare_small(options.steps, Path(place))
-        else:
-            run = Run(options.size, options.device, options.share, options.seconds, options.only)
-            train_and_compare(run, Path(place), options.results or AT_SCALE)
-
-
-def compare_small(steps: int, place: Path) -> None:
-    """Train six small models, compare them, and write and print the results."""
-    corpus = read_corpus()
-    tokenizer = train_byte_level_bpe([*corpus.code.learnt[:2], *corpus.prose.learnt[:3]], vocabulary_size=VOCABULARY)
-    learnt, held_out = (encode(tokenizer, texts) for texts in (corpus.prose.learnt, corpus.prose.held_out))
-    rows = []
-    for number, (recipe, make) in enumerate(RECIPES.items()):
-        # No two models share a seed: even with different recipes, they would start with the same numbers and be
-        # found.
-        for seed in (2 * number, 2 * number + 1):
-            rows.append(trained(recipe, make, seed, steps, learnt, held_out, tokenizer, place))
-            print(rows[-1], flush=True)
-    pairs = []
-    for a, b in combinations(range(len(rows)), 2):
-        pairs.append(compared(rows[a]["name"], rows[b]["name"], place, related=False))
-    pairs += [compared(row["name"], f"{row['name']}-on", place, related=True) for row in rows]
-    RESULTS.write_text(json.dumps([{"steps": steps, "models": rows, "pairs": pairs}], indent=1) + "\n")
-    for related in (False, True):
-        of_kind = [pair for pair in pairs if pair["related"] is related]
-        verdicts = [pair["verdict"] for pair in of_kind]
-        print(
-            "relatives" if related else "strangers",
-            len(of_kind),
-            {verdict: verdicts.count(verdict) for verdict in set(verdicts)},
-        )
-        for name in ("log10_p", "trace_over_rank", "neurons_own_number", "layers_log10_p"):
-            values = [pair[name] for pair in of_kind if pair[name] is not None]
-            print(f"  {name}: {min(values, default=math.nan):.3g} to {max(values, default=math.nan):.3g}")
-
-
-def trained(
-    recipe: str,
-    make: Callable[[], Any],
-    seed: int,
-    steps: int,
-    learnt: torch.Tensor,
-    held_out: torch.Tensor,
-    tokenizer: Any,
-    place: Path,
-) -> dict[str, Any]:
-    """Train a model and a continuation of it, save both, and return loss and generated text."""
-    name = f"{recipe}-{seed}"
-    with seeded_single_thread(seed):
-        model = make()
-        how = {"batch": (BATCH, LENGTH), "learning_rate": LEARNING_RATE}
-        losses = train(model, learnt, steps=steps, **how)
-        loss = mean_loss(model, held_out, sequence_length=LENGTH)
-        prompt = encode(tokenizer, ["The "])[None]
-        written = model.generate(prompt, max_new_tokens=60, do_sample=True, top_k=20, pad_token_id=0)
-        save(model, tokenizer, place / name)
-        train(model, learnt, steps=max(5, steps // 10), order_seed=1, **{**how, "learning_rate": LEARNING_RATE / 4})
-        save(model, tokenizer, place / f"{name}-on")
-    n_parameters = sum(parameter.numel() for parameter in model.parameters())
-    return {
-        "name": name,
-        "parameters": n_parameters,
-        "tokens": steps * BATCH * LENGTH,
-        "first_loss": losses[0],
-        "held_out_loss": loss,
-        "writes": tokenizer.decode(written[0].tolist()),
-    }
-
-
-def save(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write a model in the layout of the Hub."""
-    model.save_pretrained(folder)
-    tokenizer.save(str(folder / "tokenizer.json"))
-
-
-def compared(a: str, b: str, place: Path, *, related: bool) -> dict[str, Any]:
-    """Compare two models down to their layers."""
-    report = compare(str(place / a), str(place / b), level="layers", progress=False, use_caches=False)
-    return {"a": a, "b": b, "related": related, **statistics(report)}
+        run = Run(options.size, options.device, options.share, options.seconds, options.only)
+        train_and_compare(run, Path(place), options.results)
 
 
 if __name__ == "__main__":

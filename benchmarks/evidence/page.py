@@ -116,9 +116,8 @@ decision uses alpha 1e-10, which was fixed in advance.
 
 All tables were measured before [neurons alone decided](method/verdicts.md), with rules that also asked what copied
 neurons do, and that let matching embeddings or layers make a verdict `inconclusive`. Reasons, costs and columns for
-embeddings in the tables are from that version. Small strangers of one recipe were compared earlier, when embeddings
-alone could decide. [The limit](method/verdicts.md#when-two-layers-match) has the largest counts of neurons that
-strangers and framed models reach under the present rule."""
+embeddings in the tables are from that version. [The limit](method/verdicts.md#when-two-layers-match) has the largest
+counts of neurons that strangers and framed models reach under the present rule."""
 
 PAPER = {
     "paper-noise-real": "The paper's tables of noise",
@@ -145,7 +144,7 @@ SECTIONS: tuple[tuple[str, tuple[str, ...], Callable[[Results, dict[str, Figure]
         real_section,
     ),
     ("What published methods leave", ("real-methods",), methods_section),
-    ("Strangers of one recipe", ("strangers", "strangers-at-scale"), strangers_section),
+    ("Strangers of one recipe", ("strangers-at-scale",), strangers_section),
     ("What evading costs", ("real-forgery", "real-pairs", "real-models"), forgery_section),
     ("What framing takes", ("framing",), framing_section),
     ("MDIR as printed", ("plain-mdir",), plain_section),

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from benchmarks.evidence.tables import Results, Row, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-STATISTICS = {
-    "log10_p": ("log10 p", min),
-    "trace_over_rank": ("trace over rank", max),
-    "channels_own_number": ("channels with their own number, of 192", max),
-    "neurons_own_number": ("neurons with their own number, of 32 in a pair of layers", max),
-    "layers_log10_p": ("log10 p of the layers", min),
-}
-"""Label of each statistic, and the function that picks the value with the most evidence."""
-
 
 OUTSIDE = (
     "Longer trainings were measured outside the project, on one H100, with an earlier version. "
@@ -30,61 +18,16 @@ OUTSIDE = (
 
 
 def strangers_section(results: Results, figures: dict[str, Figure]) -> str:
-    """Tabulate each statistic for the strangers with the most evidence and the relatives with the least."""
+    """Describe comparisons of models of 33 million parameters, which were trained in two runs."""
     del figures
-    (made,) = results["strangers"]
-    models, pairs = made["models"], made["pairs"]
-    strangers = [pair for pair in pairs if not pair["related"]]
-    relatives = [pair for pair in pairs if pair["related"]]
-    wrong = [pair for pair in strangers if pair["verdict"] == "homologous"]
-    return "\n\n".join(
-        [
-            "## Strangers of one recipe",
-            f"There are two models of each of three recipes, {len(models)} in all. They share the tokenizer, width, "
-            f"text and order of batches, but have different seeds (`python -m benchmarks.strangers`: {made['steps']:,} "
-            f"steps on one core each). All {len(strangers)} pairs of them were compared, and each model with a "
-            f"continuation of itself: **{len(wrong)} strangers are called homologous**, and "
-            f"{sum(pair['verdict'] == 'homologous' for pair in relatives)} of {len(relatives)} relatives. Larger "
-            "models, which write whole functions, are below.",
-            table(
-                ["model", "parameters", "tokens", "first loss", "held-out loss", "sample of its text"],
-                [
-                    [
-                        row["name"],
-                        f"{row['parameters'] / 1e6:.1f} M",
-                        f"{row['tokens'] / 1e6:.2f} M",
-                        f"{row['first_loss']:.2f}",
-                        f"{row['held_out_loss']:.2f}",
-                        f"`{' '.join(row['writes'].replace('`', ' ').replace('|', ' ').split())[:90]}`",
-                    ]
-                    for row in models
-                ],
-            ),
-            table(
-                ["statistic", "strongest of any stranger", "weakest of any relative"],
-                [
-                    [name, _end(strangers, key, most), _end(relatives, key, min if most is max else max)]
-                    for key, (name, most) in STATISTICS.items()
-                ],
-            ),
-            "Models of two recipes that start from one seed of torch share the numbers of some matrices. They are "
-            "found to be related, correctly, because a shared seed is shared ancestry. The models here therefore have "
-            "different seeds.",
-            *_at_scale(*results["strangers-at-scale"]),
-            OUTSIDE,
-        ]
-    )
-
-
-def _at_scale(first: Row, second: Row) -> list[str]:
-    """Return the paragraphs on models of 33 million parameters, which were trained in two runs."""
+    first, second = results["strangers-at-scale"]
     pairs = [pair for run in (first, second) for pair in run["pairs"]]
     strangers = [pair for pair in pairs if not pair["related"]]
     relatives = [pair for pair in pairs if pair["related"]]
     framed = [pair for pair in strangers if pair["verdict"] != "no_evidence"]
-    return [
-        "### At 33 million parameters",
-        "`python -m benchmarks.strangers --size 33M --device cuda` trained these models in two runs on one "
+    parts = [
+        "## Strangers of one recipe",
+        "`python -m benchmarks.strangers --device cuda` trained models of 33 million parameters in two runs on one "
         f"{first['device']} each, with {first['share']:.0%} and {second['share']:.0%} of the planned tokens. They were "
         "compared on CPUs. They have width 512, 8 layers and a vocabulary of 8,192. `hidden-student` was trained from "
         "random weights towards all hidden states of `llama-0`: it is a stranger in the basis of `llama-0`. "
@@ -121,7 +64,9 @@ def _at_scale(first: Row, second: Row) -> list[str]:
         ),
         "*neurons*: the number of neurons, out of 64, that have their own number in the best pair of layers. The "
         "embeddings of `retokenised` are not significant after 55 million tokens; the paper's were after 3 billion.",
+        OUTSIDE,
     ]
+    return "\n\n".join(parts)
 
 
 def _relatives(run: Row) -> list[list[str]]:
@@ -150,8 +95,3 @@ def _relative(models: dict[str, Row], *of_pair: Row) -> list[str]:
     return [
         name, layers["a"], f"{model['tokens'] / 1e6:.1f} M", f"{model['held_out_loss']:.2f}", *p_values, trace, neurons,
     ]  # fmt: skip
-
-
-def _end(pairs: list[Row], key: str, end: Callable[..., Any]) -> str:
-    values = [pair[key] for pair in pairs if pair[key] is not None and math.isfinite(pair[key])]
-    return f"{end(values):,.3g}" if values else "not computed"

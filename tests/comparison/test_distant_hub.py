@@ -176,7 +176,7 @@ def test_if_both_models_cannot_be_opened_the_reference_is_named(loopback_hub, fo
 
 
 def test_a_checker_asks_for_the_vocabulary_once(loopback_hub, pair):
-    loopback_hub.network.round_trip_s = 0.2
+    loopback_hub.network.round_trip_s = 0.05
     checker = HomologyChecker.from_pretrained(pair[0], use_caches=False)
     assert not loopback_hub.sent(path="tokenizer.json")
     for _ in range(2):

@@ -138,15 +138,15 @@ def test_rows_outside_of_partial_rotary_planes_are_compared_too():
 
 
 def test_strangers_are_rarely_nominated():
-    # Each of 150 comparisons nominates with a probability of about 0.001 by the limit. More than 2 have a
-    # probability of 5e-4 for a Poisson variable of mean 0.15.
+    # Each of 40 comparisons nominates with a probability of about 0.001 by the limit. More than one nomination has a
+    # probability of 8e-4 for a Poisson variable of mean 0.04.
     n_nominated = 0
-    for seed in range(150):
+    for seed in range(40):
         models = llama(drawn(4, 2 * seed)), llama(drawn(5, 2 * seed + 1))
         resemblances = compare_heads(models, seed=seed)
         n_nominated += len(resemblances.nominated)
         assert not resemblances.has_copies
-    assert n_nominated <= 2
+    assert n_nominated <= 1
 
 
 def test_structure_that_all_heads_share_nominates_nothing():

@@ -18,7 +18,7 @@ from mdir_hf.lineage.index import base_index
 from mdir_hf.lineage.index.base_index import BaseIndex
 from mdir_hf.lineage.index.building import choose_index_tokens, plan_identification
 from mdir_hf.lineage.index.identify import identify
-from mdir_hf.lineage.survey.folder import kept_rows
+from mdir_hf.lineage.survey.folder import SurveyFolder
 from mdir_hf.lineage.survey.reads import plan_reads
 from mdir_hf.lineage.survey.run import SurveyPlan
 from mdir_hf.lineage.trees.tree import grow_tree
@@ -143,7 +143,7 @@ def test_a_survey_takes_models_without_a_tokenizer_or_an_embedding(folders, tmp_
         assert report.groups() == (tuple(names[:3]), (names[3],))
         assert report.pairs[names[0], names[2]].found_by == "number"
         assert report.pairs[names[0], names[3]].verdict != "homologous"
-    rows = kept_rows(tmp_path / "out")[1]
+    rows = SurveyFolder(tmp_path / "out").all_rows()
     tree = grow_tree({name: rows[name] for name in names[:3]})
     assert f"{names[2]} is not in the tree: it has too few rows of the sample." in tree.notes
     planned = plan_reads(SurveyPlan(tuple(names)))

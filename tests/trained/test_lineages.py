@@ -7,7 +7,7 @@ import json
 import pytest
 
 from mdir_hf.cli import main
-from mdir_hf.lineage.survey.folder import kept_rows
+from mdir_hf.lineage.survey.folder import SurveyFolder
 from mdir_hf.lineage.survey.run import survey
 from mdir_hf.lineage.trees.tree import grow_tree
 from tests.trained.lineages import MERGES, PARENT_OF, ROOT, TREE, lineage_model
@@ -36,7 +36,7 @@ def fingerprints(folder):
     name_of = {str(lineage_model(name)): name for name in (ROOT, *PARENT_OF, *MERGES)}
     report = survey([*name_of], n_tokens=1024, all_pairs=True, folder=folder, progress=False)
     assert len(report.groups()) == 1
-    return {name_of[path]: kept for path, kept in kept_rows(folder)[1].items()}
+    return {name_of[path]: kept for path, kept in SurveyFolder(folder).all_rows().items()}
 
 
 @pytest.fixture(scope="module")

@@ -420,16 +420,6 @@ def read_survey(folder: Path) -> SurveyReport:
     return SurveyFolder(folder).report
 
 
-def kept_rows(folder: Path) -> tuple[SurveyReport, dict[str, Fingerprint]]:
-    """Read a survey, and the rows that are still stored, keyed by name.
-
-    Raises:
-        InputError: If it is not the folder of a survey.
-    """
-    state = SurveyFolder(folder)
-    return state.report, state.all_rows()
-
-
 def _line(kind: str, body: Mapping[str, Any]) -> bytes:
     text = json.dumps({"kind": kind, **body}, ensure_ascii=False, allow_nan=False).encode()
     return text[:-1] + f', "sum": "{hashlib.sha256(text).hexdigest()[:16]}"}}\n'.encode()

@@ -125,6 +125,15 @@ def drain(response: Any, *, subject: str) -> bytes:  # noqa: ANN401
 _MOST_MOVES = 4
 
 
+class RefusalError(Exception):
+    """Status and message of an error response."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(status)
+        self.status = status
+        self.text = text
+
+
 def ask(
     url: str,
     *,
@@ -139,7 +148,8 @@ def ask(
     Returns the parsed JSON, without checking its structure, and the URL of the next page or None.
 
     Raises:
-        HubError: If the Hub refuses the request, is unreachable, or does not return JSON.
+        HubError: If the Hub refuses the request (the cause is then a :class:`RefusalError`), is unreachable, or does
+            not return JSON.
     """
     patience = Patience()
     n_moves = n_unconnected = 0
@@ -148,6 +158,7 @@ def ask(
             before_each()
             failure: MdirError | None = None
             cause: Exception | None = None
+            refusal: RefusalError | None = None
             headers: Mapping[str, str] = {}
             try:
                 with get(url, endpoint=endpoint, token=token) as response:
@@ -155,15 +166,16 @@ def ask(
                     if status == 200:
                         content = _parsed(_whole(response, label), label)
                         return content, response.links.get("next", {}).get("url")
-                    drain(response, subject=label)
+                    body = drain(response, subject=label)
                     if status in MOVED and "location" in headers and n_moves < _MOST_MOVES:
                         n_moves += 1
                         url = secured(url, headers["location"], subject=label)
                         continue
                 lowered = {key.lower(): value for key, value in headers.items()}
                 failure = of_status(status, headers=lowered, subject=label, revision=revision)
+                refusal = RefusalError(status, f"{lowered.get('x-error-message', '')} {body.decode(errors='replace')}")
                 if status not in RETRIED_STATUSES:
-                    raise failure
+                    raise failure from refusal
             except MdirError:
                 raise
             except Exception as exc:
@@ -173,7 +185,7 @@ def ask(
                 n_unconnected += is_unconnected(exc)
             if n_unconnected == MOST_UNCONNECTED or not patience.failed(headers, cause=cause):
                 if failure is not None:
-                    raise failure
+                    raise failure from refusal
                 raise cause or ServerError("the Hub did not answer", subject=label)
 
 

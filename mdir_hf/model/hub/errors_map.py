@@ -21,7 +21,6 @@ from mdir_hf.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
     ServerError,
-    ShortReadError,
 )
 from mdir_hf.model.hub.retry import is_transport_error, requested_wait_s
 
@@ -76,17 +75,7 @@ _NO_DISK: _Message = (
     HubError,
     "cannot write to the Hub's cache: {reason}{of}; free some space, or set HF_HOME or cache_dir",
 )
-_SHORT: _Message = (ShortReadError, "the download ended early{of}; try again, with force_download=True")
-_NO_METADATA: _Message = (
-    ServerError,
-    "the response{of} has no commit, ETag or size in its headers; it may come from a network's login page: "
-    "check HF_ENDPOINT and any proxy",
-)
 _NO_ID: _Message = (InvalidReferenceError, "the Hub client does not accept this as a repository id")
-_DAMAGED: _Message = (
-    HubError,
-    "the Hub's cache on this disk is damaged; remove this repository from it with `hf cache`",
-)
 _NO_TOKEN: _Message = (RepositoryNotFoundError, f"a token is required, but none is stored; {_LOG_IN}")
 _INVALID_TOKEN: _Message = (
     InputError,
@@ -126,7 +115,7 @@ _OTHER_STATUS: _Message = (ServerError, "the server still returned {status}{of} 
 
 # Keyed by name, because the 1.x client lacks some of these. If the value is a string, the error depends on the
 # response; the string is the X-Error-Code to assume if the response has none. All other errors, such as errors of
-# inference or jobs, are unexpected.
+# downloads, inference or jobs, are unexpected: the client is asked for neither.
 _TRANSLATIONS: dict[str, _Message | str] = {
     "HfHubHTTPError": "",
     "BadRequestError": "",
@@ -134,25 +123,13 @@ _TRANSLATIONS: dict[str, _Message | str] = {
     "GatedRepoError": "GatedRepo",
     "DisabledRepoError": _DISABLED,
     "RevisionNotFoundError": _NO_REVISION,
-    "RevisionResolutionError": _NOT_CACHED,
     "EntryNotFoundError": _NO_FILE,
     "RemoteEntryNotFoundError": _NO_FILE,
-    "LocalEntryNotFoundError": _NOT_CACHED,
-    "IncompleteSnapshotError": _NOT_CACHED,
     "OfflineModeIsEnabled": _NOT_CACHED,
-    "CachedRepoTreeNotFoundError": _NOT_CACHED,
-    "FileMetadataError": _NO_METADATA,
     "HFValidationError": _NO_ID,
-    "HfUriError": _NO_ID,
-    "CacheNotFound": _DAMAGED,
-    "CorruptedCacheException": _DAMAGED,
     "LocalTokenNotFoundError": _NO_TOKEN,
     "OIDCError": _NO_TOKEN,
     "DeviceCodeError": _NO_TOKEN,
-    "XetDownloadError": (
-        ServerError,
-        "the download from Xet storage failed{of}; try again, or set HF_HUB_DISABLE_XET=1",
-    ),
 }
 
 
@@ -182,10 +159,6 @@ def translate(
     def translated(message: _Message, **fields: object) -> MdirError:
         return _error(message, subject, file, revision, **fields)
 
-    def by_cause() -> MdirError | None:
-        cause = exc.__cause__
-        return None if cause is None else translate(cause, subject=subject, file=file, revision=revision)
-
     for kind in type(exc).__mro__:
         if kind.__module__ != "huggingface_hub.errors" or kind.__name__ not in _TRANSLATIONS:
             continue
@@ -194,9 +167,6 @@ def translate(
             assert isinstance(exc, HfHubHTTPError)
             headers = {"x-error-code": entry} | {key.lower(): value for key, value in exc.response.headers.items()}
             return of_status(exc.response.status_code, headers=headers, subject=subject, file=file, revision=revision)
-        if entry is _NOT_CACHED and not isinstance(exc.__cause__, type(exc)):
-            # The client also reports a network failure as "not in the cache"; the cause tells them apart.
-            return by_cause() or translated(entry)
         return translated(entry, kind=type(exc).__name__)
     if type(exc).__module__ == "huggingface_hub.errors":
         return translated(_UNEXPECTED, kind=type(exc).__name__)
@@ -205,14 +175,10 @@ def translate(
     no_connection = _NO_CONNECTION if file or not revision else _NO_CONNECTION_YET
     if is_transport_error(exc):
         return translated(no_connection, **_connection(exc))
-    if exc.__cause__ is not None and isinstance(exc, (ValueError, OSError)) and (cause := by_cause()) is not None:
-        return cause  # "Force download failed due to the above error"
     if isinstance(exc, (ConnectionError, TimeoutError)):
         return translated(no_connection, **_connection(exc))
     if isinstance(exc, OSError) and exc.errno is not None:
         return translated(_NO_DISK, reason=exc.strerror)
-    if isinstance(exc, OSError) and "Consistency check failed" in str(exc):
-        return translated(_SHORT)
     if (isinstance(exc, _OF_PARSING) and _is_of_the_client(exc)) or _is_of_http(exc):
         return translated(_NOT_FROM_THE_HUB, kind=type(exc).__name__)
     if isinstance(exc, RuntimeError) and _is_of_the_client(exc):  # everything that hf_xet raises

@@ -6,18 +6,17 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from typing import Literal
+from urllib.parse import urlencode
 
-from huggingface_hub import CommitOperationAdd, Discussion, HfApi, constants, get_token
+from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
 from huggingface_hub.errors import HfHubHTTPError
 
 from mdir_hf.errors import CardError, OfflineError, PullRequestError, ServerError
-from mdir_hf.model.hub.connection import no_answer
+from mdir_hf.model.hub.connection import RefusalError, ask, no_answer
 from mdir_hf.model.hub.endpoint import CALLER, current_endpoint, is_offline
 from mdir_hf.model.hub.errors_map import hub_errors
 from mdir_hf.model.hub.model_info import model_info
-from mdir_hf.model.hub.retry import with_patience
 
 _MEANWHILE = "while its files were being written; run the command again"
 _ARE_DISABLED = (
@@ -33,6 +32,7 @@ _REFUSALS = {
 
 _MOST_OPEN = 100
 """Number of open pull requests whose titles are checked, newest first."""
+_FEWEST_ON_A_PAGE = 10
 _Kind = Literal["model", "dataset"]
 
 
@@ -85,9 +85,10 @@ def open_pull_request(
             "a pull request needs a token, but there is none; log in with `hf auth login`, set HF_TOKEN or use --token",
             subject=repo,
         )
-    api = HfApi(endpoint=current_endpoint(), token=token, **CALLER)
+    endpoint = current_endpoint()
+    api = HfApi(endpoint=endpoint, token=token, **CALLER)
     with _write_errors(repo), hub_errors(repo, revision=branch):
-        _check_no_duplicate(api, repo, proposed.title, kind)
+        _check_no_duplicate(repo, proposed.title, kind, endpoint=endpoint, token=token)
         head = model_info(repo, revision=branch, label=repo, token=token, with_files=False, kind=kind).commit
         if proposed.parent is not None and head != proposed.parent:
             raise PullRequestError(
@@ -115,22 +116,38 @@ def open_pull_request(
     return PullRequest(info.pr_url, info.oid, tuple(notes))
 
 
-def _check_no_duplicate(api: HfApi, repo: str, title: str, kind: _Kind) -> None:
-    def newest_open() -> list[Discussion]:
-        listed = api.get_repo_discussions(
-            repo, discussion_type="pull_request", discussion_status="open", repo_type=kind
-        )
-        return list(islice(listed, _MOST_OPEN))
+def _check_no_duplicate(repo: str, title: str, kind: _Kind, *, endpoint: str, token: str | bool | None) -> None:
+    place = f"{endpoint}/{'datasets/' if kind == 'dataset' else ''}{repo}/discussions"
+    for number, open_title in _open_pull_requests(repo, kind, endpoint=endpoint, token=token):
+        if open_title == title:
+            raise PullRequestError(
+                f"pull request {number} has the same title and is open; merge or close it first ({place}/{number})",
+                subject=repo,
+            )
 
-    try:
-        same = next((each for each in with_patience(newest_open) if each.title == title), None)
-    except (LookupError, TypeError, ValueError, AttributeError) as exc:
-        raise no_answer(repo, "expected a list of pull requests") from exc
-    if same is not None:
-        raise PullRequestError(
-            f"pull request {same.num} has the same title and is open; merge or close it first ({same.url})",
-            subject=repo,
+
+def _open_pull_requests(
+    repo: str, kind: _Kind, *, endpoint: str, token: str | bool | None
+) -> Iterator[tuple[int, str]]:
+    # The client's own function has no timeout, and would request pages forever if the Hub kept returning empty ones.
+    n_seen = 0
+    for page in range(_MOST_OPEN // _FEWEST_ON_A_PAGE):
+        query = urlencode({"type": "pull_request", "status": "open", "p": page})
+        response, _ = ask(
+            f"{endpoint}/api/{kind}s/{repo}/discussions?{query}", label=repo, endpoint=endpoint, token=token
         )
+        is_object = isinstance(response, dict)
+        discussions, n_all = (response.get("discussions"), response.get("count")) if is_object else (None, None)
+        if not isinstance(discussions, list) or not isinstance(n_all, int):
+            raise no_answer(repo, "expected a list of pull requests")
+        for entry in discussions[: _MOST_OPEN - n_seen]:
+            number, title = (entry.get("num"), entry.get("title")) if isinstance(entry, dict) else (None, None)
+            if not isinstance(number, int) or not isinstance(title, str):
+                raise no_answer(repo, f"{repr(entry)[:60]} is not a pull request with a number and a title")
+            yield number, title
+        n_seen += len(discussions)
+        if not discussions or n_seen >= min(n_all, _MOST_OPEN):
+            return
 
 
 @contextmanager
@@ -153,8 +170,13 @@ def _says_disabled(text: str) -> bool:
 
 
 def _refusal(exc: BaseException, repo: str) -> PullRequestError | CardError | ServerError | None:
+    refused: tuple[int, str] | None = None
     if isinstance(exc, HfHubHTTPError):
-        status, text = exc.response.status_code, exc.server_message or ""
+        refused = exc.response.status_code, f"{exc.server_message or ''} {exc}"
+    elif isinstance(exc, RefusalError):
+        refused = exc.status, exc.text
+    if refused is not None:
+        status, text = refused
         is_disabled = status in (400, 403, 404, 409, 410) and _says_disabled(text)
         why = _ARE_DISABLED if is_disabled else _REFUSALS.get(status)
         return None if why is None else PullRequestError(why, subject=repo)

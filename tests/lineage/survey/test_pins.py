@@ -9,7 +9,7 @@ import torch
 
 from mdir_hf.errors import InputError
 from mdir_hf.lineage.fingerprints.opening import Pin, open_model, pin_of
-from mdir_hf.lineage.survey.folder import RESULTS, ROWS, SurveyFolder, _line, kept_rows
+from mdir_hf.lineage.survey.folder import RESULTS, ROWS, SurveyFolder, _line
 from mdir_hf.lineage.survey.run import SurveyPlan, open_folder, prepare_survey, run_survey
 from mdir_hf.lineage.survey.sample import Sample
 from mdir_hf.lineage.survey.work import take
@@ -62,7 +62,7 @@ def run_in(folder, part=None):
 
 def test_rows_that_were_dropped_are_read_again_from_the_same_commits(hub, tmp_path):
     first = run_in(tmp_path / "out")
-    before = kept_rows(tmp_path / "out")[1]
+    before = SurveyFolder(tmp_path / "out").all_rows()
     results = tmp_path / "out" / RESULTS
     lines = results.read_bytes().splitlines(keepends=True)
     results.write_bytes(b"".join(line for line in lines if b'"kind": "pair"' not in line and b'"stages"' not in line))
@@ -71,7 +71,7 @@ def test_rows_that_were_dropped_are_read_again_from_the_same_commits(hub, tmp_pa
     for name in NAMES[:2]:
         move(hub, name, tmp_path)
     again = run_in(tmp_path / "out")
-    after = kept_rows(tmp_path / "out")[1]
+    after = SurveyFolder(tmp_path / "out").all_rows()
     for name in NAMES:
         assert torch.equal(after[name].rows, before[name].rows), name
         assert again.models[name].model.commit == first.models[name].model.commit
@@ -83,7 +83,7 @@ def test_a_model_that_appears_later_is_pinned_when_it_is_read(hub, tmp_path):
     hub._repositories["some/tuned"] = hidden
     assert run_in(tmp_path / "out").models["some/tuned"].error is None
     assert SurveyFolder(tmp_path / "out").sample.pins["some/tuned"].commit == hidden.revisions["main"]
-    assert set(kept_rows(tmp_path / "out")[1]) == set(NAMES)
+    assert set(SurveyFolder(tmp_path / "out").all_rows()) == set(NAMES)
 
 
 def test_parts_of_one_preparation_read_the_same_commits(hub, tmp_path):

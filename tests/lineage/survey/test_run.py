@@ -19,7 +19,7 @@ import pytest
 
 from mdir_hf.errors import InputError, WorkersLostError
 from mdir_hf.lineage.survey import run as run_module
-from mdir_hf.lineage.survey.folder import LOCK, RESULTS, ROWS, SurveyFolder, kept_rows, read_survey
+from mdir_hf.lineage.survey.folder import LOCK, RESULTS, ROWS, SurveyFolder, read_survey
 from mdir_hf.lineage.survey.run import SurveyPlan, open_folder, prepare_survey, run_survey, survey
 from mdir_hf.lineage.survey.work import MOST_IN_FLIGHT, open_executor, run_tasks
 from mdir_hf.model.open import Reading
@@ -201,7 +201,7 @@ def test_parts_from_one_sample_are_joined_and_compared(population, expected_grou
     shutil.rmtree(tmp_path / "models")  # no model is read again
     joined = survey(names, n_tokens=512, folder=tmp_path / "joined", earlier=folders, progress=False)
     assert groups(joined) == expected_groups and joined.is_complete and len(joined.pairs) == 15
-    assert kept_rows(tmp_path / "joined")[1].keys() == set(names)
+    assert SurveyFolder(tmp_path / "joined").all_rows().keys() == set(names)
 
 
 def test_parts_of_other_samples_or_lists_are_refused(population, tmp_path):

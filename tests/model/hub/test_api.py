@@ -9,7 +9,7 @@ import pytest
 
 from mdir_hf.budgets import HUB_ANSWER
 from mdir_hf.errors import GatedRepositoryError, RateLimitedError, ServerError
-from mdir_hf.model.hub.connection import ask
+from mdir_hf.model.hub.connection import RefusalError, ask
 from tests.loopback.faults import Fault
 
 PATH = "/api/models/owner/name"
@@ -75,14 +75,18 @@ def test_a_lasting_failure_is_named_by_its_last_response(loopback_hub, waits, st
     answers(loopback_hub, b"words", status=status, X_Error_Message="of the server")
     with pytest.raises(kind, match=str(status)) as caught:
         asked(loopback_hub)
-    assert "words" not in str(caught.value)  # logs do not show anything that a server wrote
+    cause = caught.value.__cause__
+    assert isinstance(cause, RefusalError) and (cause.status, cause.text) == (status, "of the server words")
+    assert str(cause) == str(status)  # logs do not show anything that a server wrote
     assert len(loopback_hub.requests) == 6
 
 
 def test_a_refusal_is_not_retried(loopback_hub):
     answers(loopback_hub, b"x" * 100_000, status=403)
-    with pytest.raises(GatedRepositoryError):
+    with pytest.raises(GatedRepositoryError) as caught:
         asked(loopback_hub)
+    cause = caught.value.__cause__
+    assert isinstance(cause, RefusalError) and cause.text.strip() == ""
     assert len(loopback_hub.requests) == 1
 
 

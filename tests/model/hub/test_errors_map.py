@@ -65,27 +65,10 @@ def test_the_clients_exception_is_kept_as_the_cause():
     assert caught.value.__cause__ is exc
 
 
-def test_an_uncached_file_behind_a_gate_is_reported_as_gated():
-    exc = huggingface_hub.errors.LocalEntryNotFoundError("not found in cache")
-    exc.__cause__ = instance(huggingface_hub.errors.GatedRepoError)
-    assert type(translate(exc, subject="o/n")) is errors.GatedRepositoryError
-
-
-def test_a_failed_forced_download_is_reported_by_its_cause():
-    exc = ValueError("Force download failed due to the above error.")
-    exc.__cause__ = instance(huggingface_hub.errors.RevisionNotFoundError)
-    assert type(translate(exc, subject="o/n", revision="v2")) is errors.RevisionNotFoundError
-
-
 def test_a_full_disk_names_the_cache_and_the_way_out():
     translated = translate(OSError(28, "No space left on device"), subject="o/n", file="config.json")
     assert type(translated) is errors.HubError
     assert "cannot write to the Hub's cache: No space left on device for 'config.json'" in str(translated)
-
-
-def test_a_failed_consistency_check_is_a_short_read():
-    translated = translate(OSError("Consistency check failed: file should be of size 5"), subject="o/n")
-    assert type(translated) is errors.ShortReadError
 
 
 @pytest.mark.parametrize(

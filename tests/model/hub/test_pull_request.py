@@ -136,9 +136,18 @@ def test_only_the_newest_hundred_open_pull_requests_are_read(loopback_hub, head)
     assert len(loopback_hub.sent(path="/discussions")) == 10
 
 
+@pytest.mark.parametrize(("on_a_page", "n_asked"), [([], 1), ([{"num": 7, "title": "Other"}], 10)])
+def test_an_endless_list_is_read_up_to_the_newest_hundred(loopback_hub, head, on_a_page, n_asked):
+    body = json.dumps({"discussions": on_a_page, "count": 10**18, "start": 0}).encode()
+    loopback_hub.faults.append(Fault("status", status=200, body=body, path="/discussions", times=None))
+    assert propose(loopback_hub, head).url
+    assert len(loopback_hub.sent(path="/discussions")) == n_asked
+
+
 @pytest.mark.parametrize(
     "said",
-    [{}, [], None, {"discussions": 5, "count": 1, "start": 0}, {"discussions": [{}], "count": 1, "start": 0}],
+    [{}, [], None, {"discussions": 5, "count": 1}, {"discussions": [], "count": "1"}, {"discussions": [5], "count": 1}]
+    + [{"discussions": [one], "count": 1} for one in ({}, {"num": "7", "title": "T"}, {"num": 7, "title": 5})],
 )
 def test_an_invalid_list_is_refused_before_anything_is_written(loopback_hub, head, said):
     body = json.dumps(said).encode()

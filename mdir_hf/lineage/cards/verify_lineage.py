@@ -160,6 +160,12 @@ def verify_lineage(
     def tested(base_check: BaseCheck) -> BaseCheck:
         if declared.relation is None or base_check.outcome != Verdict.HOMOLOGOUS.value:
             return base_check
+        named = declared.adapter_of if declared.is_adapter and declared.relation == "adapter" else None
+        if named is not None and not _is_same(base_check.base, named):
+            with suppress(HubError, CheckpointError):
+                if not are_same(opened_base(base_check.base), opened_base(named)):
+                    relation = RelationTest(RelationOutcome.CONTRADICTED, f"the adapter's config names {named}")
+                    return replace(base_check, relation=relation)
         if declared.relation != "quantized":
             return replace(base_check, relation=_UNTESTED[declared.relation])
         ledger = IoLedger(max_bytes=counter.left_of(max_bytes))

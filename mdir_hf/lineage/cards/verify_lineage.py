@@ -20,6 +20,7 @@ from mdir_hf.model.hub import IoLedger, Repository
 from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.model.opened import Model
 from mdir_hf.report import REASON_TEXT, HomologyReport, Verdict
+from mdir_hf.report.words import unmatched_text
 
 SCHEMA = "mdir-hf/lineage/1"
 MOST_BASES = 32
@@ -35,6 +36,14 @@ MEASURED = {
     Verdict.NO_EVIDENCE: "no evidence of shared weight ancestry found",
     Verdict.INCONCLUSIVE: "inconclusive",
 }
+
+
+def no_match_text(report: HomologyReport) -> str:
+    """Name the large parts of a related model that match nothing, with a semicolon before; empty if there are none."""
+    if report.verdict is not Verdict.HOMOLOGOUS or report.coverage is None:
+        return ""
+    unmatched = unmatched_text(report.coverage.candidate)
+    return f"; no match: {unmatched}" if unmatched else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,4 +330,4 @@ def _measured(base_check: BaseCheck) -> str:
     text = f"measured: {MEASURED[report.verdict]}"
     if report.reason is not None:
         text += f", {REASON_TEXT[report.reason]}"
-    return f"{text}, {report.strength}" if report.strength else text
+    return f"{text}, {report.strength}{no_match_text(report)}" if report.strength else text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import safetensors.torch
@@ -178,3 +179,20 @@ def test_other_relations_state_what_was_tested(serve, relation):
     serve("me/model", TUNE, card("ds/base", relation))
     check = verify("me/model")
     assert f"    {relation}: cannot tell: " in str(check)
+
+
+def test_large_parts_that_match_nothing_are_named_with_their_share(serve):
+    def with_tower(state, seed):
+        names = {name: value.shape for name, value in state.items() if ".layers." in name}
+        draw = torch.Generator().manual_seed(seed)
+        tower = {
+            f"vision_tower.{n.removeprefix('model.')}": 0.05 * torch.randn(s, generator=draw) for n, s in names.items()
+        }
+        return state | tower
+
+    serve("ds/base", with_tower(BASE, 1))
+    serve("me/tune", with_tower(TUNE, 2), card("ds/base", "finetune"))
+    measured = r"measured: shared weight ancestry, p ≤ 10⁻\S+; no match: vision tower \(\d\d %, not loaded by this model\)"
+    assert re.search(measured, str(verify("me/tune")))
+    serve("me/whole", with_tower(TUNE, 1), card("ds/base", "finetune"))
+    assert "no match" not in str(verify("me/whole"))

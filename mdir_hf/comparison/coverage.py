@@ -64,9 +64,13 @@ class ReadOfModel:
 
 
 def _matching_parts(report: HomologyReport, side: str, mixtures: Mapping[int, int]) -> frozenset[str]:
-    """Return the names of the parts that hold copies of a part which the other model loads, or may load."""
-    other_is_loaded = "candidate_is_loaded" if side == "reference" else "reference_is_loaded"
-    pairs = [pair for pair in report.parts or () if pair.layers and getattr(pair, other_is_loaded) is not False]
+    """Return the names of the parts that hold copies. Copies that only the other model does not load do not count."""
+    own, other = f"{side}_is_loaded", f"{'candidate' if side == 'reference' else 'reference'}_is_loaded"
+    pairs = [
+        pair
+        for pair in report.parts or ()
+        if pair.layers and (getattr(pair, other) is not False or getattr(pair, own) is False)
+    ]
     names = {getattr(pair, side) for pair in pairs if pair.experts is None}
     names |= {LANGUAGE if getattr(origin, side) is None else EXPERTS for pair in pairs for origin in pair.experts or ()}
     for match in () if report.neurons is None else report.neurons.matches:

@@ -192,7 +192,9 @@ def test_large_parts_that_match_nothing_are_named_with_their_share(serve):
 
     serve("ds/base", with_tower(BASE, 1))
     serve("me/tune", with_tower(TUNE, 2), card("ds/base", "finetune"))
-    measured = r"measured: shared weight ancestry, p ≤ 10⁻\S+; no match: vision tower \(\d\d %, not loaded by this model\)"
+    measured = (
+        r"measured: shared weight ancestry, p ≤ 10⁻\S+; no match: vision tower \(\d\d %, not loaded by this model\)"
+    )
     assert re.search(measured, str(verify("me/tune")))
     serve("me/whole", with_tower(TUNE, 1), card("ds/base", "finetune"))
     assert "no match" not in str(verify("me/whole"))

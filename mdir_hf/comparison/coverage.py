@@ -15,7 +15,8 @@ from mdir_hf.model.inventory import ModelInventory, ModelPart, PartKind
 from mdir_hf.model.inventory.records import LANGUAGE
 from mdir_hf.model.roles import Layer, Role, part_shape
 from mdir_hf.report import HomologyReport, MatrixResult, ModuleRole, Outcome, SettledBy, Verdict
-from mdir_hf.report.parts import Coverage, PartCoverage, Treatment
+from mdir_hf.report.parts import Coverage, ExpertOrigin, PartCoverage, Treatment
+from mdir_hf.thresholds import MOST_EXPERT_PAIRS
 
 Treated = tuple[Treatment, str | None]
 """How a part was treated, and an optional note on the extent or the reason."""
@@ -27,6 +28,7 @@ LEAST_DIVIDED = 1e-3
 """Smallest share of a part's weights that has an entry of its own."""
 
 EXPERTS = f"experts of the {LANGUAGE}"
+_OTHER_SIDE = {"reference": "candidate", "candidate": "reference"}
 OTHER_STACK = "it was compared with no part of the other model"
 IN_PLACE = "norms and biases scale its weights, and are not evidence in themselves"
 
@@ -64,9 +66,13 @@ class ReadOfModel:
 
 
 def _matching_parts(report: HomologyReport, side: str, mixtures: Mapping[int, int]) -> frozenset[str]:
-    """Return the names of the parts that hold copies of a part which the other model loads, or may load."""
-    other_is_loaded = "candidate_is_loaded" if side == "reference" else "reference_is_loaded"
-    pairs = [pair for pair in report.parts or () if pair.layers and getattr(pair, other_is_loaded) is not False]
+    """Return the names of the parts that hold copies. Copies that only the other model does not load do not count."""
+    own, other = f"{side}_is_loaded", f"{_OTHER_SIDE[side]}_is_loaded"
+    pairs = [
+        pair
+        for pair in report.parts or ()
+        if pair.layers and (getattr(pair, other) is not False or getattr(pair, own) is False)
+    ]
     names = {getattr(pair, side) for pair in pairs if pair.experts is None}
     names |= {LANGUAGE if getattr(origin, side) is None else EXPERTS for pair in pairs for origin in pair.experts or ()}
     for match in () if report.neurons is None else report.neurons.matches:
@@ -93,18 +99,23 @@ def _mixtures(layers: Sequence[Layer]) -> dict[int, int]:
 def _share_of_experts(report: HomologyReport, side: str, mixtures: Mapping[int, int]) -> tuple[float, float] | None:
     """Return the shares of the experts that match, and that match nothing, by the comparison that read most experts."""
     looks: list[list[tuple[int, int, int]]] = [[], [], []]  # matching, compared, all
-    of_layer: dict[int, set[object]] = defaultdict(set)
+    of_layer: dict[int, list[ExpertOrigin]] = defaultdict(list)
     names = {name_of_experts(index): index for index in mixtures}
     for pair in report.parts or ():
         if pair.experts is not None and getattr(pair, side) in names:
-            of_layer[names[getattr(pair, side)]] |= {getattr(origin, side) for origin in pair.experts}
-    looks[0] = [(len(found), mixtures[layer], mixtures[layer]) for layer, found in of_layer.items()]
+            of_layer[names[getattr(pair, side)]] += pair.experts
+    for layer, origins in of_layer.items():
+        own, others = ({getattr(origin, name) for origin in origins} for name in (side, _OTHER_SIDE[side]))
+        # Only the most similar pairs are tested, and of experts that are alike, only the best partner is named.
+        are_all_known = 2 * len(origins) < MOST_EXPERT_PAIRS and len(others) <= len(own)
+        looks[0].append((len(own), mixtures[layer] if are_all_known else len(own), mixtures[layer]))
     for result in () if report.projections is None else report.projections.results:
         layer = getattr(result.layer, side)
         if result.role is ModuleRole.UP and result.experts is not None and layer in mixtures:
             matching = {getattr(expert, side) for expert in result.experts if expert.cosine is not None}
-            n_read = mixtures[layer] - result.unread_experts[0 if side == "reference" else 1] if result.rows else 0
-            looks[1].append((len(matching), n_read, mixtures[layer]))
+            # An expert without a partner may match one that was not read.
+            n_compared = mixtures[layer] if result.unread_experts == (0, 0) else len(matching)
+            looks[1].append((len(matching), n_compared if result.rows else 0, mixtures[layer]))
     if report.neurons is not None:
         matching_layers = {getattr(match, side) for match in report.neurons.matches}
         first = mixtures.keys() & set(getattr(report.neurons, f"{side}_layers"))

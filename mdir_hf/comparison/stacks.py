@@ -166,11 +166,14 @@ class _Sets:
                 torch.stack([reader.read(place, numbers).float() for place in of_size[size]])
                 for reader, of_size in zip(readers, places, strict=True)
             ]
-            by_map = [_likeness(residual_map, rows[0], rows[1], self.device) for residual_map in residual_maps]
-            likeness = torch.stack(by_map).amax(dim=0)
-            # Mean cosines of strangers spread by about 1 / sqrt(rows x width) around a level set by common directions.
+            likeness, of_others = (
+                torch.stack([_likeness(one, rows[0], partners, self.device) for one in residual_maps]).amax(dim=0)
+                for partners in (rows[1], rows[1].roll(1, dims=1))
+            )
+            # Mean cosines of strangers spread by about 1 / sqrt(rows x width) around a level set by common directions,
+            # which rows with different numbers have, too.
             deviation = 1.0 / math.sqrt(len(numbers) * rows[1].shape[2])
-            level = max(0.0, float(likeness.median())) if likeness.numel() > 4 else 0.0
+            level = max(0.0, float(of_others.median()))
             for i, j in (likeness > level + LEAST_EXPERT_Z * deviation).nonzero().tolist():
                 scored.append((float(likeness[i, j]), places[0][size][i], places[1][size][j]))
         return [(i, j) for _, i, j in sorted(scored, reverse=True)[:MOST_EXPERT_PAIRS]]

@@ -24,7 +24,7 @@ from mdir_hf.errors import (
     one_line,
 )
 from mdir_hf.lineage.cards.branches import hub_reference
-from mdir_hf.lineage.cards.verify_lineage import MEASURED, LineageCheck, verify_lineage
+from mdir_hf.lineage.cards.verify_lineage import MEASURED, LineageCheck, no_match_text, verify_lineage
 from mdir_hf.lineage.fingerprints.fingerprint import neurons_of, take_fingerprint
 from mdir_hf.lineage.index.base_index import BaseIndex
 from mdir_hf.lineage.index.identify import Ancestor, Identification, compared, identify_in_steps, judge_neurons
@@ -37,7 +37,6 @@ from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.render.layer_words import layers_text
 from mdir_hf.render.projection_words import drift_text
 from mdir_hf.report import HomologyReport, LayerDrift, ModelFacts, NeuronNumbers, SettledBy, Verdict
-from mdir_hf.report.words import unmatched_text
 
 SCHEMA = "mdir-hf/family/1"
 
@@ -359,9 +358,7 @@ def measured_text(report: HomologyReport) -> str:
     if report.verdict is not Verdict.HOMOLOGOUS:
         return MEASURED[report.verdict]
     rests_on = f" (rests on {report.assumption.value})" if report.p_is_bound and report.assumption is not None else ""
-    unmatched = "" if report.coverage is None else unmatched_text(report.coverage.candidate)
-    no_match = f"; no match: {unmatched}" if unmatched else ""
-    return f"{MEASURED[report.verdict]}, {report.strength}{rests_on}{no_match}"
+    return f"{MEASURED[report.verdict]}, {report.strength}{rests_on}{no_match_text(report)}"
 
 
 def _lines(family: Family) -> list[str]:

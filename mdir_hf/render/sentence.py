@@ -26,7 +26,7 @@ _INCONCLUSIVE = {
     Reason.EMBEDDINGS_ONLY: "{pair} share their embeddings; {neurons}.",
     Reason.ATTENTION_ONLY: "Attention heads of {pair} are alike; {neurons}.",
     Reason.LOADING_UNKNOWN: "{pair} share weights in a part that may not be loaded.",
-    Reason.WEIGHTS_UNREADABLE: "Too few layers of {pair} could be compared.",
+    Reason.WEIGHTS_UNREADABLE: "Too few weights of {pair} could be compared.",
     Reason.UNFINISHED: f"{NOTHING_FOUND} yet; the comparison of {{pair}} is not finished.",
 }
 

@@ -19,7 +19,7 @@ REASON_TEXT = {
     Reason.EMBEDDINGS_ONLY: "only the embeddings were found to be copies",
     Reason.ATTENTION_ONLY: "only attention heads were found to resemble each other as copies do",
     Reason.LOADING_UNKNOWN: "copies were found only in a part that may not be loaded",
-    Reason.WEIGHTS_UNREADABLE: "too few layers of the two models could be compared with each other",
+    Reason.WEIGHTS_UNREADABLE: "too few weights of the two models could be compared with each other",
     Reason.UNFINISHED: "no evidence was found in the parts read so far, and the comparison is not finished",
 }
 

@@ -1,5 +1,6 @@
 """Experts of two mixtures are compared as sets, in any order, and with dense MLPs."""
 
+import copy
 import json
 import math
 
@@ -66,6 +67,33 @@ def test_two_mixtures_that_share_two_of_three_experts_are_found(save):
     attention = next(entry for entry in report.coverage.candidate if entry.part == "language model")
     assert attention.treatment is Treatment.NOT_COMPARED  # only neurons of experts were compared
     assert HomologyReport.from_json(report.to_json()).parts == report.parts
+
+
+def test_experts_that_are_all_tunes_of_one_mlp_are_found(save):
+    """Most pairs of experts are alike, so that a typical pair tells nothing of strangers."""
+    base = mixture(0)
+    base = give_experts(base, copy.deepcopy(base), {1: 0, 2: 0})
+    candidate = give_experts(mixture(1), base, {1: 1, 2: 2})
+    report = compare(save(base, "base"), save(candidate, "candidate"), progress=False)
+    assert report.verdict is Verdict.HOMOLOGOUS
+    assert matched(report)[0, 0].keys() == {1, 2}
+    # Only one of three equal experts is named as their origin, so that nothing is said of the other two.
+    experts = [entry.is_match for entry in report.coverage.reference if entry.part.startswith("experts")]
+    assert experts == [True, None]
+
+
+def test_many_experts_made_from_one_mlp_are_not_said_to_match_nothing(save):
+    dense, candidate = new_model("llama", 4), mixture(1, 12)
+    with torch.no_grad():
+        for layer, origin in zip(candidate.model.layers, dense.model.layers, strict=True):
+            for number in range(1, 12):
+                gate_up, down = expert(layer, number)
+                gate_up.copy_(torch.cat([origin.mlp.gate_proj.weight, origin.mlp.up_proj.weight]))
+                down.copy_(origin.mlp.down_proj.weight)
+    report = compare(save(dense, "dense"), save(candidate, "candidate"), progress=False)
+    assert report.verdict is Verdict.HOMOLOGOUS
+    experts = {entry.is_match for entry in report.coverage.candidate if entry.part.startswith("experts")}
+    assert experts == {True, None}  # 8 pairs are tested
 
 
 def test_experts_are_compared_with_experts_of_the_same_size(save):

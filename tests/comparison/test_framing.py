@@ -142,3 +142,98 @@ def test_strangers_with_odd_weights_are_not_homologous(save, change):
     folders = [save(change(new_model(seed=seed, **SIZES), seed), f"model-{seed}") for seed in (0, 9)]
     report = compare(*folders, progress=False)
     assert report.verdict is Verdict.NO_EVIDENCE
+
+
+@torch.no_grad()
+def without_output(victim):
+    """A stranger whose MLPs hold the victim's neurons, whose outputs are dropped."""
+    idle = new_model(seed=9, **SIZES)
+    for own, copied in zip(idle.model.layers, victim.model.layers, strict=True):
+        own.mlp.load_state_dict(copied.mlp.state_dict())
+        own.post_attention_layernorm.load_state_dict(copied.post_attention_layernorm.state_dict())
+        own.mlp.down_proj.weight.zero_()
+    return idle
+
+
+@torch.no_grad()
+def of_unwritten_directions(victim):
+    """A stranger of twice the width, whose first channels nothing writes; the victim's neurons read only these."""
+    idle = new_model(seed=9, **{**SIZES, "hidden_size": 192})
+    idle.model.embed_tokens.weight[:, :96] = 0.0
+    for own, copied in zip(idle.model.layers, victim.model.layers, strict=True):
+        own.self_attn.o_proj.weight[:96] = own.mlp.down_proj.weight[:96] = 0.0
+        for new, old in ((own.mlp.gate_proj, copied.mlp.gate_proj), (own.mlp.up_proj, copied.mlp.up_proj)):
+            new.weight.zero_()
+            new.weight[:, :96] = old.weight * copied.post_attention_layernorm.weight
+        own.post_attention_layernorm.weight[:96] = 1.0
+    return idle
+
+
+@torch.no_grad()
+def behind_closed_gates(victim):
+    """Cross-attention layers of an Mllama whose gates are zero hold the victim's MLPs."""
+    from transformers import MllamaForCausalLM
+    from transformers.models.mllama.configuration_mllama import MllamaTextConfig
+
+    torch.manual_seed(9)
+    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    sizes = {name: SIZES[name] for name in names} | {"vocab_size": victim.config.vocab_size, "num_hidden_layers": 8}
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    config = MllamaTextConfig(**sizes, **tokens, cross_attention_layers=[1, 3, 5, 7], rope_parameters=rope)
+    idle = MllamaForCausalLM(config).double().eval()
+    for number, copied in zip((1, 3, 5, 7), victim.model.layers, strict=True):
+        own = idle.model.layers[number]
+        own.mlp.load_state_dict(copied.mlp.state_dict())
+        own.post_attention_layernorm.load_state_dict(copied.post_attention_layernorm.state_dict())
+        assert own.cross_attn_mlp_gate == 0
+    return idle
+
+
+@torch.no_grad()
+def mamba(seed):
+    from transformers import MambaConfig, MambaForCausalLM
+
+    torch.manual_seed(seed)
+    config = MambaConfig(vocab_size=160, hidden_size=96, state_size=8, num_hidden_layers=4, tie_word_embeddings=False)
+    model = MambaForCausalLM(config).double().eval()
+    for layer in model.backbone.layers:
+        layer.norm.weight.copy_(0.5 + torch.rand(96))
+        layer.mixer.in_proj.weight.normal_(std=0.1)
+    return model
+
+
+@torch.no_grad()
+def behind_a_zero_convolution(victim):
+    """Channels of a Mamba whose convolution is zero hold the victim's."""
+    idle = mamba(9)
+    for own, copied in zip(idle.backbone.layers, victim.backbone.layers, strict=True):
+        own.mixer.in_proj.weight.copy_(copied.mixer.in_proj.weight)
+        own.mixer.conv1d.weight.zero_()
+        own.mixer.conv1d.bias.zero_()
+        own.norm.load_state_dict(copied.norm.state_dict())
+    return idle
+
+
+IDLE = {
+    "no output": without_output,
+    "directions that nothing writes": of_unwritten_directions,
+    "closed gates": behind_closed_gates,
+    "a zero convolution": behind_a_zero_convolution,
+}
+
+
+@pytest.mark.parametrize("kind", IDLE)
+def test_the_sentence_on_copies_that_do_nothing_is_true(base, save, kind):
+    """The model shares weights with the victim; no sentence says that these weights do anything."""
+    is_mamba = kind == "a zero convolution"
+    victim, other = (mamba(0), mamba(5)) if is_mamba else (base, new_model(seed=5, **SIZES))
+    with_copies, with_others = IDLE[kind](victim), IDLE[kind](other)
+    tokens = torch.randint(160, (2, 24), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.equal(with_copies(tokens).logits, with_others(tokens).logits)
+    report = compare(save(victim, "victim"), save(with_copies, "idle"), progress=False)
+    assert report.verdict is Verdict.HOMOLOGOUS and "share weights" in report.sentence
+    assert any("not how much they do" in sentence for sentence in report.does_not_mean)
+    control = compare(save(victim, "victim"), save(with_others, "other"), progress=False)
+    assert control.verdict is Verdict.NO_EVIDENCE

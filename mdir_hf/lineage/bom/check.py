@@ -35,7 +35,7 @@ from mdir_hf.lineage.bom.result import (
 )
 from mdir_hf.lineage.cards.branches import changed_files, hub_reference
 from mdir_hf.lineage.cards.declared import declared_in
-from mdir_hf.lineage.cards.verify_lineage import MEASURED
+from mdir_hf.lineage.cards.verify_lineage import MEASURED, no_match_text
 from mdir_hf.lineage.policy import is_unread
 from mdir_hf.model.hub import Repository
 from mdir_hf.model.open import NamedModel, Reading
@@ -371,7 +371,8 @@ _UNREAD_OUTCOMES = {
 
 def _judged(claim: StatedBase, report: HomologyReport) -> ClaimCheck:
     if report.verdict is Verdict.HOMOLOGOUS:
-        return ClaimCheck(claim, ClaimOutcome.CONFIRMED, f"{MEASURED[report.verdict]}, {report.strength}", report)
+        why = f"{MEASURED[report.verdict]}, {report.strength}{no_match_text(report)}"
+        return ClaimCheck(claim, ClaimOutcome.CONFIRMED, why, report)
     parts = [pair.candidate for pair in report.parts or () if pair.verdict is Verdict.HOMOLOGOUS]
     if parts:
         why = f"the language models show no evidence of it; these parts share weights: {', '.join(parts)}"

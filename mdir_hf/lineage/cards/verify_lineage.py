@@ -22,6 +22,7 @@ from mdir_hf.model.hub import IoLedger, Repository
 from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.model.opened import Model
 from mdir_hf.report import REASON_TEXT, HomologyReport, Verdict
+from mdir_hf.report.words import unmatched_text
 
 SCHEMA = "mdir-hf/lineage/1"
 MOST_BASES = 32
@@ -37,6 +38,14 @@ MEASURED = {
     Verdict.NO_EVIDENCE: "no evidence of shared weight ancestry found",
     Verdict.INCONCLUSIVE: "inconclusive",
 }
+
+
+def no_match_text(report: HomologyReport) -> str:
+    """Name the large parts of a related model that match nothing, with a semicolon before; empty if there are none."""
+    if report.verdict is not Verdict.HOMOLOGOUS or report.coverage is None:
+        return ""
+    unmatched = unmatched_text(report.coverage.candidate)
+    return f"; no match: {unmatched}" if unmatched else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +171,12 @@ def verify_lineage(
     def tested(base_check: BaseCheck) -> BaseCheck:
         if declared.relation is None or base_check.outcome != Verdict.HOMOLOGOUS.value:
             return base_check
+        named = declared.adapter_of if declared.is_adapter and declared.relation == "adapter" else None
+        if named is not None and not _is_same(base_check.base, named):
+            with suppress(HubError, CheckpointError):
+                if not are_same(opened_base(base_check.base), opened_base(named)):
+                    relation = RelationTest(RelationOutcome.CONTRADICTED, f"the adapter's config names {named}")
+                    return replace(base_check, relation=relation)
         if declared.relation != "quantized":
             return replace(base_check, relation=_UNTESTED[declared.relation])
         ledger = IoLedger(max_bytes=counter.left_of(max_bytes))
@@ -328,4 +343,4 @@ def _measured(base_check: BaseCheck) -> str:
     text = f"measured: {MEASURED[report.verdict]}"
     if report.reason is not None:
         text += f", {REASON_TEXT[report.reason]}"
-    return f"{text}, {report.strength}" if report.strength else text
+    return f"{text}, {report.strength}{no_match_text(report)}" if report.strength else text

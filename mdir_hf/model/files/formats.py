@@ -298,7 +298,9 @@ def _open_adapter(tree: FileTree, open_base: OpenBase) -> TensorSource:
     config = read_adapter_config(tree)
     weights = next(name for name in ADAPTER_WEIGHTS if name in tree.files)
     source = PytorchSource if weights.endswith(PYTORCH_SUFFIXES) else SafetensorsSource
-    return AdaptedSource(open_base(config), source(tree, paths=[weights]), config)
+    factors = source(tree, paths=[weights])
+    _mention_adapter(factors, tree)
+    return AdaptedSource(open_base(config), factors, config)
 
 
 def _refuse_adapter(tree: FileTree, variant: str | None) -> ShardedTensors | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import safetensors.torch
@@ -80,6 +81,52 @@ def test_a_quantised_tune_under_the_card_of_its_base_is_contradicted(serve):
     assert "no rounding explains" in base.relation.tested
 
 
+SISTER, STRANGER = drifted(BASE, 2, share=0.05), weights(9)
+PROJECTION = "model.layers.1.mlp.up_proj.weight"
+
+
+def swapped(state):
+    """Return a model whose first two layers have changed places."""
+    return {
+        name: state[name.replace(f"layers.{old}.", f"layers.{1 - old}.")] if f"layers.{old}." in name else value
+        for name, value in state.items()
+        for old in (1 if "layers.1." in name else 0,)
+    }
+
+
+MUTATIONS = {
+    "of a tune": TUNE,
+    "of a stranger": STRANGER,
+    "one layer of a tune": {n: TUNE[n] if "layers.2." in n else v for n, v in BASE.items()},
+    "one projection of a tune": BASE | {PROJECTION: TUNE[PROJECTION]},
+    "one projection of a stranger": BASE | {PROJECTION: STRANGER[PROJECTION]},
+    "one negated projection": BASE | {PROJECTION: -BASE[PROJECTION]},
+    "one scaled projection": BASE | {PROJECTION: 1.1 * BASE[PROJECTION]},
+    "layers in another order": swapped(BASE),
+    "mean of two models": {n: (v + TUNE[n]) / 2 for n, v in BASE.items()},
+}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_mutations_of_a_quantised_model_are_not_confirmed(serve, mutation):
+    serve("ds/base", BASE)
+    serve("me/q", quantised(MUTATIONS[mutation]), card("ds/base"))
+    (base,) = verify("me/q").bases
+    assert base.relation is None or base.relation.outcome.value != "confirmed"
+
+
+@pytest.mark.parametrize("declared", ["ds/tune", "ds/sister", "ds/stranger"])
+def test_mutations_of_a_card_are_not_confirmed(serve, declared):
+    serve("ds/base", BASE)
+    serve("ds/tune", TUNE)
+    serve("ds/sister", SISTER, card("ds/base", "finetune"))
+    serve("ds/stranger", STRANGER)
+    serve("me/q", quantised(BASE), card(declared))
+    (base,) = verify("me/q").bases
+    assert base.relation is None or base.relation.outcome.value == "contradicted"
+    assert (base.relation is None) is (declared == "ds/stranger")
+
+
 def test_scales_of_columns_do_not_contradict(serve):
     """AWQ multiplies columns before it rounds; the norm before the matrix divides by the same numbers."""
     scales = 1 + torch.rand(48)
@@ -132,3 +179,22 @@ def test_other_relations_state_what_was_tested(serve, relation):
     serve("me/model", TUNE, card("ds/base", relation))
     check = verify("me/model")
     assert f"    {relation}: cannot tell: " in str(check)
+
+
+def test_large_parts_that_match_nothing_are_named_with_their_share(serve):
+    def with_tower(state, seed):
+        names = {name: value.shape for name, value in state.items() if ".layers." in name}
+        draw = torch.Generator().manual_seed(seed)
+        tower = {
+            f"vision_tower.{n.removeprefix('model.')}": 0.05 * torch.randn(s, generator=draw) for n, s in names.items()
+        }
+        return state | tower
+
+    serve("ds/base", with_tower(BASE, 1))
+    serve("me/tune", with_tower(TUNE, 2), card("ds/base", "finetune"))
+    measured = (
+        r"measured: shared weight ancestry, p ≤ 10⁻\S+; no match: vision tower \(\d\d %, not loaded by this model\)"
+    )
+    assert re.search(measured, str(verify("me/tune")))
+    serve("me/whole", with_tower(TUNE, 1), card("ds/base", "finetune"))
+    assert "no match" not in str(verify("me/whole"))

@@ -126,6 +126,18 @@ def test_an_adapter_on_another_model_than_it_declares_is_measured(serve):
         assert verify("me/adapter").bases[0].outcome == outcome
 
 
+def test_an_adapter_under_the_card_of_a_relative_of_its_base_is_contradicted(serve):
+    serve("owner/base")
+    serve("owner/tuned", noise=1)
+    card = "base_model: owner/base\nbase_model_relation: adapter"
+    serve("me/adapter", card, adapter_of="owner/tuned")
+    check = verify("me/adapter")
+    assert "adapter: contradicted: the adapter's config names owner/tuned" in str(check)
+    assert exit_status(check.failures()) == 3
+    serve("me/merged", card, noise=1)
+    assert "adapter: cannot tell" in str(verify("me/merged"))
+
+
 def test_an_adapter_as_base_means_the_merged_model(serve):
     serve("owner/base")
     serve("owner/adapter", adapter_of="owner/base")

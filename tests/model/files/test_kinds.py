@@ -145,6 +145,15 @@ def test_an_adapter_beside_a_model_is_mentioned(folder):
     assert note == f"{path}, an adapter, lies beside model.safetensors and was not applied"
 
 
+def test_another_adapter_of_the_repository_is_mentioned():
+    names = ("adapter_model.safetensors", "code/adapter_model.safetensors")
+    config = json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8, "base_model_name_or_path": "a/base"}).encode()
+    base = open_checkpoint(MemoryTree({"model.safetensors": safetensors_bytes(model())}))
+    files = dict.fromkeys(names, safetensors_bytes(factors())) | {"adapter_config.json": config}
+    notes = open_checkpoint(MemoryTree(files), open_base=lambda config: base).description.notes
+    assert notes[0] == f"{names[1]}, an adapter, lies beside {names[0]} and was not applied"
+
+
 def test_other_files_are_described_by_their_headers():
     ema = {f"ema.{name}": tensor for name, tensor in model().items()}
     draft = {"d2t": torch.zeros(4), "midlayer.up_proj.weight": torch.zeros(4, 8)}

@@ -91,7 +91,8 @@ class AdaptedSource:
     def description(self) -> Description:
         """The base's description, with a note about the adapter."""
         base = self._base.description
-        return replace(base, notes=(*base.notes, self._note()), unreadable=base.unreadable | self._blocked.keys())
+        notes = (*base.notes, *self._adapter.description.notes, self._note())
+        return replace(base, notes=notes, unreadable=base.unreadable | self._blocked.keys())
 
     def names(self) -> tuple[str, ...]:
         """Return the sorted names of all tensors."""

@@ -213,20 +213,36 @@ def open_ternary(opening: Opening) -> CodedTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupedCodes(RowCodes):
-    """Codes in groups of columns, packed so that a byte row combines groups of several parts of the matrix."""
+class GroupedCodes(CodedTensor):
+    """Codes in groups of neighbours, which may reach into the next row, packed so that groups far apart share a byte.
 
-    bits: int = 8
+    Attributes:
+        scale: Scales, one for each group.
+        zero: Zero points to subtract first.
+        bits: Bits of a code.
+    """
+
+    scale: TensorSpec
+    zero: TensorSpec
+    bits: int
 
     def rows(self, stored: StoredRows, rows: IntArray, *, max_gap_bytes: int | None = None) -> torch.Tensor:
         """Return the given rows."""
-        n_byte_rows, group = self.codes.shape
-        n_groups = self.shape[-1] // group
-        groups = (rows[:, None] * n_groups + np.arange(n_groups)).reshape(-1)
+        n_byte_rows, size = self.codes.shape
+        width = self.shape[-1]
+        first, last = rows * width // size, (rows * width + width - 1) // size
+        spans = first[:, None] + np.arange(int((last - first).max(initial=0)) + 1)
+        groups = np.minimum(spans.reshape(-1), math.prod(self.scale.shape) - 1)
         packed = stored.read_stored_rows(self.codes.name, groups % n_byte_rows, max_gap_bytes=max_gap_bytes)
         shifts = torch.from_numpy(8 - self.bits * (1 + groups // n_byte_rows)).to(torch.uint8)[:, None]
-        codes = self.decode(packed >> shifts & (2**self.bits - 1))
-        return self.finish(codes.reshape(len(rows), -1), stored, rows)
+        scale, zero = (
+            stored.read_stored(spec.name).reshape(-1, 1)[torch.from_numpy(groups)].float()
+            for spec in (self.scale, self.zero)
+        )
+        values = ((packed >> shifts & (2**self.bits - 1)).float() - zero) * scale
+        columns = torch.from_numpy((rows * width - first * size)[:, None] + np.arange(width))
+        weights: torch.Tensor = values.reshape(len(rows), -1).gather(1, columns)
+        return weights
 
 
 def open_groups(opening: Opening) -> CodedTensor | None:
@@ -240,15 +256,12 @@ def open_groups(opening: Opening) -> CodedTensor | None:
     is_plain = all(spec.shape == (n_groups, 1) and spec.dtype in ("F16", "BF16", "F32") for spec in (scale, zero))
     if per_byte not in (1, 2, 4, 8) or n_groups != per_byte * codes.shape[0] or not is_plain:
         return None
-    values, group = opening.small("shape").reshape(-1).tolist(), codes.shape[1]
-    if len(values) != 2 or min(values) <= 0 or values[1] % group or values[0] * values[1] != n_groups * group:
+    shape = tuple(int(size) for size in opening.small("shape").reshape(-1).tolist())
+    if len(shape) != 2 or min(shape) <= 0 or math.prod(shape) != n_groups * codes.shape[1]:
         raise opening.misfit()
-    n_rows, width = (int(value) for value in values)
     bits = 8 // per_byte
-    scales = Grid(scale, (1, n_rows, width), (1, n_rows, width // group), (1, group), widen)
-    meaning = f"HQQ, {bits} bits in groups of {group}"
-    zeros = replace(scales, spec=zero)
-    return GroupedCodes((n_rows, width), f"INT{bits}", codes, meaning, widen, scales=(scales,), zero=zeros, bits=bits)
+    meaning = f"HQQ, {bits} bit{'' if bits == 1 else 's'} in groups of {codes.shape[1]}"
+    return GroupedCodes(shape, f"INT{bits}", codes, meaning, scale, zero, bits)
 
 
 BYTE_MODES = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}

@@ -262,5 +262,11 @@ def test_the_help_answers_a_newcomers_question(question):
     assert [name for name, text in help_of.items() if question in text] == [QUESTIONS[question]]
 
 
+def test_as_an_extension_of_hf_it_calls_itself_so(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/home/me/.local/share/hf/extensions/hf-mdir/venv/bin/hf-mdir"])
+    assert build_parser().prog == "hf mdir"
+    assert commands_of(build_parser())["compare"].prog == "hf mdir compare"
+
+
 def test_the_help_fits_80_columns():
     assert all(len(line) <= 80 for line in EPILOG.splitlines())

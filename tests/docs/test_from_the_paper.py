@@ -97,3 +97,20 @@ def test_the_page_says_what_plain_mdir_finds() -> None:
     assert f"finds {real[2]} of {real[1]} related pairs" in page
     framed = cells_of(text, "Framed strangers, and soups (related), each with its victim", "found as printed")
     assert f"[{sum(int(row[at]) for row in (zoo, real, framed) for at in (1, 4)):,} pairs]" in page
+
+
+def test_every_table_and_figure_has_a_command_and_a_time() -> None:
+    section = PAGE.split("## Commands and times", 1)[1].split("\n## ", 1)[0]
+    lines = [line for line in section.splitlines() if re.match(r"\|.*`(python|make) ", line)]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    for _, command, minutes in rows:
+        assert re.fullmatch(r"\d+( to \d+)?|not measured", minutes), command
+    for module in re.findall(r"`python -m (benchmarks[\w.]+)`", section):
+        assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), module
+    named: dict[str, set[int]] = {"Table": set(), "Figure": set()}
+    for cell, *_ in rows:
+        for kind, numbers in re.findall(r"(Table|Figure)s? ([\dab]+(?: (?:to|and) [\dab]+)?)", cell):
+            first, *last = [int(number) for number in re.findall(r"\d+", numbers)]
+            named[kind] |= set(range(first, (last or [first])[0] + 1)) if " to " in numbers else {first, *last}
+    assert named["Table"] == numbers_on_page("Table")
+    assert named["Figure"] == numbers_on_page("Figure") - {7}  # a diagram, printed as a table on this page

@@ -225,7 +225,7 @@ def add_computing(group: argparse._ArgumentGroup) -> None:
         metavar="SIZE",
         help="hard limit on the bytes that a comparison reads, e.g. 500M or 2G",
     )
-    group.add_argument("--max-memory", type=size, metavar="SIZE", help="refuse comparisons that need more memory")
+    group.add_argument("--max-memory", type=size, metavar="SIZE", help="leave out steps that need more memory")
     add_device(group)
 
 

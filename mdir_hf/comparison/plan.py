@@ -51,12 +51,14 @@ class ReadPlan:
             before it do not settle the question, except for those that the level requires.
         opening_bytes: Bytes of both models' headers and configs.
         peak_memory_bytes: Estimated peak memory.
+        least_memory_bytes: The same without the steps that hold many rows, which can be left out.
         level: Level of the comparison.
     """
 
     steps: tuple[tuple[str, int], ...]
     bytes_of_weights: int
     peak_memory_bytes: int
+    least_memory_bytes: int
     level: Level
     opening_bytes: int = 0
 
@@ -86,10 +88,12 @@ def plan_comparison(reference: Comparable, candidate: Comparable, settings: Sett
         steps["layers"] = bytes_of_weights
     if level.runs_paper:
         steps["paper"] = bytes_of_weights
+    least_memory = BASE_MEMORY_BYTES + (_memory_of_paper(models) if level.runs_paper else 0)
     return ReadPlan(
         steps=tuple((name, n_bytes) for name, n_bytes in steps.items() if n_bytes),
         bytes_of_weights=bytes_of_weights,
-        peak_memory_bytes=_peak_memory(models, level),
+        peak_memory_bytes=least_memory + _memory_of_many_rows(models),
+        least_memory_bytes=least_memory,
         level=level,
     )
 
@@ -143,7 +147,7 @@ def _bytes_of_embeddings(reference: Comparable, candidate: Comparable) -> int:
     return 0
 
 
-def _peak_memory(models: tuple[Comparable, ...], level: Level) -> int:
+def _memory_of_many_rows(models: tuple[Comparable, ...]) -> int:
     width = max(model.anatomy.hidden_size for model in models)
     # Both models' fitted rows in float32, one model's rows while they are read, and about 17 square matrices for
     # whitening, or for the cosines of a search: a comparison at the width of DeepSeek-V3 took 6.9 GB.
@@ -152,11 +156,14 @@ def _peak_memory(models: tuple[Comparable, ...], level: Level) -> int:
     with suppress(AnatomyError, UnsupportedFormatError):
         # The gate of a search as stored, in float32, and a normalised copy.
         gates = 5 * max(_bytes_of_neurons(model, neuron_layers(model)) for model in models)
-    memory = BASE_MEMORY_BYTES + max(rows, gates)
-    if level.runs_paper:  # whole matrices in float64, with the copies that LAPACK makes
-        matrices = [model.tensors.spec(name).shape for model in models for name in _largest(model)]
-        memory += 8 * 9 * width * width + 2 * 8 * max((math.prod(shape) for shape in matrices), default=0)
-    return memory
+    return max(rows, gates)
+
+
+def _memory_of_paper(models: tuple[Comparable, ...]) -> int:
+    """Return the size of whole matrices in float64, with the copies that LAPACK makes."""
+    width = max(model.anatomy.hidden_size for model in models)
+    matrices = [model.tensors.spec(name).shape for model in models for name in _largest(model)]
+    return 8 * 9 * width * width + 2 * 8 * max((math.prod(shape) for shape in matrices), default=0)
 
 
 def _largest(model: Comparable) -> list[str]:
@@ -164,18 +171,19 @@ def _largest(model: Comparable) -> list[str]:
     return [name for name in names if name in model.tensors.names()]
 
 
-def check_memory(plan: ReadPlan, max_memory_bytes: int | None) -> None:
-    """Reject a comparison that does not fit in memory. None allows all of the machine's memory.
+def has_room_for_many_rows(plan: ReadPlan, max_memory_bytes: int | None) -> bool:
+    """Return whether the steps that hold many rows fit in memory, too. None allows all of the machine's memory.
 
     Raises:
-        MemoryBudgetError: If the estimate exceeds the limit.
+        MemoryBudgetError: If not even the other steps fit.
     """
     allowed = max_memory_bytes if max_memory_bytes is not None else _machine_memory_bytes()
-    if allowed is not None and plan.peak_memory_bytes > allowed:
+    if allowed is not None and plan.least_memory_bytes > allowed:
         raise MemoryBudgetError(
-            f"this comparison needs about {n_bytes_text(plan.peak_memory_bytes)} of memory, and "
+            f"this comparison needs about {n_bytes_text(plan.least_memory_bytes)} of memory, and "
             f"{n_bytes_text(allowed)} are allowed; use level 'auto', or a machine with more memory"
         )
+    return allowed is None or plan.peak_memory_bytes <= allowed
 
 
 def _machine_memory_bytes() -> int | None:

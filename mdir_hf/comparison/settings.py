@@ -34,7 +34,7 @@ class Settings:
             are open. To check a report, use :func:`mdir_hf.check_report`.
         device: torch device for matrix products. ``auto`` selects a CUDA device if there is one, else the CPU.
         max_bytes: Limit on the bytes that this comparison reads, or None for no limit.
-        max_memory_bytes: Memory limit, by default the machine's memory. A comparison that needs more is refused.
+        max_memory_bytes: Memory limit, by default the machine's memory. Steps that need more are left out.
         describes: Whether the embeddings are described even if neurons settle the question without them.
         describes_relatives: Whether reports on related models include the projection table at every level.
 

@@ -48,7 +48,7 @@ def compare_files(measurements: Measurements) -> Measurements:
     if reference == candidate:
         return replace(measurements, files_are_equal=True)
     n_same = len(reference & candidate)
-    return _with_notes(measurements, caveats.of_equal_files(n_same)) if n_same else measurements
+    return with_notes(measurements, caveats.of_equal_files(n_same)) if n_same else measurements
 
 
 def compare_near(measurements: Measurements) -> Measurements:
@@ -80,7 +80,7 @@ def count_sampled(measurements: Measurements, first: NeuronSample | None, second
 
 
 def _with_other_shapes(measurements: Measurements) -> Measurements:
-    return _with_notes(replace(measurements, have_other_shapes=True), caveats.NEURONS_OF_OTHER_SIZES)
+    return with_notes(replace(measurements, have_other_shapes=True), caveats.NEURONS_OF_OTHER_SIZES)
 
 
 def _having_read(measurements: Measurements, *samples: NeuronSample) -> Measurements:
@@ -161,16 +161,16 @@ def look_at_embeddings(measurements: Measurements) -> Measurements:
     """Compare rows of the embeddings or, if a model has none, of the unembeddings."""
     named_pair = matrix_pair(*measurements.models)
     if named_pair is None:
-        return _with_notes(measurements, caveats.NO_COMMON_MATRIX)
+        return with_notes(measurements, caveats.NO_COMMON_MATRIX)
     try:
         common, notes = common_tokens(*measurements.models)
     except VocabularyError as exc:
         if any(model.vocabulary_from is not None for model in measurements.models):
             raise  # the user named this tokenizer
-        return _with_notes(measurements, caveats.of_unusable_tokenizer(exc))
+        return with_notes(measurements, caveats.of_unusable_tokenizer(exc))
     matrix = look_at_matrices(named_pair[0], measurements.models, named_pair[1], common, measurements.settings)
     measurements = replace(measurements, matrices={named_pair[0]: matrix})
-    return _with_notes(measurements, *notes)
+    return with_notes(measurements, *notes)
 
 
 def compare_numbers_under_noise(measurements: Measurements) -> Measurements:
@@ -225,13 +225,14 @@ def without_unreadable(measurements: Measurements, error: MdirError) -> Measurem
         MdirError: If the error is of another kind, or the limit on bytes was reached before the question was settled.
     """
     if isinstance(error, AnatomyError | UnsupportedFormatError):
-        return _with_notes(measurements, caveats.of_failed_layers(error))
+        return with_notes(measurements, caveats.of_failed_layers(error))
     if isinstance(error, ByteBudgetError) and measurements.is_settled:
-        return _with_notes(measurements, caveats.of_spent_budget(error))
+        return with_notes(measurements, caveats.of_spent_budget(error))
     raise error
 
 
-def _with_notes(measurements: Measurements, *notes: str) -> Measurements:
+def with_notes(measurements: Measurements, *notes: str) -> Measurements:
+    """Return the measurements with further notes."""
     return replace(measurements, notes=tuple(dict.fromkeys((*measurements.notes, *notes))))
 
 

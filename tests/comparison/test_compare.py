@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mdir_hf import HomologyChecker, HomologyReport, Reason, Verdict
-from mdir_hf.comparison.plan import GAPS
+from mdir_hf.comparison.plan import BASE_MEMORY_BYTES, GAPS
 from mdir_hf.errors import (
     ByteBudgetError,
     CorruptCheckpointError,
@@ -18,7 +18,7 @@ from mdir_hf.errors import (
     MemoryBudgetError,
     RemoteCodeRefusedError,
 )
-from mdir_hf.report import SCHEMA
+from mdir_hf.report import SCHEMA, SettledBy
 from tests.specimens import gaussian, tokens, write_model
 
 V, N = 1500, 96
@@ -192,6 +192,17 @@ def test_the_byte_cap_holds_for_one_comparison(checker, tmp_path):
 def test_a_comparison_that_exceeds_memory_is_refused_before_the_read(checker, tmp_path):
     with pytest.raises(MemoryBudgetError, match="level 'auto'"):
         compare(checker, write_model(tmp_path / "x", gaussian(V, N, 1)), max_memory_bytes=1000)
+
+
+def test_steps_that_exceed_memory_are_left_out_and_the_others_decide(checker, tmp_path):
+    rows = gaussian(V, N, 0)
+    copy = write_model(tmp_path / "copy", rows + 0.01 * gaussian(V, N, 1))
+    report = compare(checker, copy, max_memory_bytes=BASE_MEMORY_BYTES)
+    assert (report.verdict, report.settled_by) == (Verdict.HOMOLOGOUS, SettledBy.NEAR)
+    assert not any("--max-memory" in caveat for caveat in report.caveats)
+    report = compare(checker, write_model(tmp_path / "x", gaussian(V, N, 1)), max_memory_bytes=BASE_MEMORY_BYTES)
+    assert report.verdict is Verdict.NO_EVIDENCE
+    assert any("were not searched: that takes 44" in caveat for caveat in report.caveats)
 
 
 def test_remote_code_is_refused_with_a_sentence(base, checker):

@@ -63,11 +63,18 @@ def plan_notice(plan: ReadPlan, pace: Pace, limits: Limits, fields: Sequence[str
         parts.append(f"It stops at {size_text(limits.n_bytes)}, the limit here, and shows its results so far.")
     parts += [
         f"Takes {' to '.join(times)}, by estimate.",
-        f"Needs {size_text(plan.peak_memory_bytes)} of memory{'' if fits else '; it fits'}.",
+        _memory_text(plan, limits),
     ]
     if fits:
         parts.append(fits)
     return render("plan", said=" ".join(parts), kind="too-large" if fits else "", asked=fields)
+
+
+def _memory_text(plan: ReadPlan, limits: Limits) -> str:
+    peak = f"Needs {size_text(plan.peak_memory_bytes)} of memory"
+    if limits.memory_bytes is None or plan.peak_memory_bytes <= limits.memory_bytes:
+        return f"{peak}; it fits."
+    return f"{peak}; steps that need more than {size_text(limits.memory_bytes)} are left out here."
 
 
 def read_notice(report: HomologyReport, fields: Sequence[str]) -> Markup:
@@ -97,7 +104,7 @@ def stored_notice(example: Example, fields: Sequence[str] = ()) -> Markup:
 
 def does_not_fit(plan: ReadPlan, limits: Limits) -> str:
     """Return why this server would refuse a planned comparison; empty if it would not."""
-    if limits.memory_bytes is not None and plan.peak_memory_bytes > limits.memory_bytes:
+    if limits.memory_bytes is not None and plan.least_memory_bytes > limits.memory_bytes:
         return f"That does not fit: one comparison may use {size_text(limits.memory_bytes)} here."
     if limits.n_bytes is not None and bytes_of(plan)[0] > limits.n_bytes:
         return f"That is too much: one comparison may read {size_text(limits.n_bytes)} here."

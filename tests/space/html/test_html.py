@@ -415,7 +415,11 @@ def plan(level="auto", **changes):
     """Return a plan of 3 MB or, at level layers, of 19 MB."""
     steps = STEPS if level == "auto" else (*STEPS, ("layers", 16_000_000))
     fields = {
-        **{"steps": steps, "bytes_of_weights": 16_000_000, "peak_memory_bytes": 450_000_000, "level": Level(level)}
+        "steps": steps,
+        "bytes_of_weights": 16_000_000,
+        "peak_memory_bytes": 450_000_000,
+        "least_memory_bytes": 430_000_000,
+        "level": Level(level),
     }
     return ReadPlan(**{**fields, **changes})
 
@@ -461,6 +465,11 @@ def test_a_plan_that_does_not_fit_says_so():
     assert "one comparison may use 300 MB here" in plan_notice(plan(), Pace(), Limits(memory_bytes=300_000_000))
     assert "one comparison may read 100 kB here" in does_not_fit(plan(), Limits(n_bytes=100_000))
     assert does_not_fit(plan(), Limits(n_bytes=500_000, memory_bytes=500_000_000)) == ""
+
+
+def test_a_plan_that_fits_in_part_says_what_is_left_out():
+    told = plan_notice(plan(), Pace(), Limits(memory_bytes=440_000_000))
+    assert "Needs 450 MB of memory; steps that need more than 440 MB are left out here." in told
 
 
 def test_the_pace_is_learnt_from_what_was_read(relatives):

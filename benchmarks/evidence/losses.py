@@ -72,14 +72,17 @@ def _median_s(rows: Iterable[Row], *, is_settled: bool) -> float:
 
 
 def _of_earlier_runs(peers: list[Row]) -> str:
-    """Name the peers timed on a slower machine; ``times_slower`` was entered by hand, from times of the checker."""
+    """Say when peers were timed; ``times_slower`` was entered by hand, from times of the checker."""
+    told = " Peers were timed in an earlier run, on models of the same recipes and seeds."
     earlier = [peer for peer in peers if "times_slower" in peer]
     if not earlier:
-        return ""
+        return told
     names, times = " and ".join(peer["peer"] for peer in earlier), earlier[0]["times_slower"]
-    return f" {names} were timed in an earlier run, when the machine was {times} times slower."
+    return f"{told} For {names} the machine was {times} times slower."
 
 
 def _told(times: dict[str, float]) -> str:
     """Format names and ratios, the smallest first."""
-    return ", ".join(f"{name} ({ratio:.2g})" for name, ratio in sorted(times.items(), key=lambda each: each[1]))
+    return (
+        ", ".join(f"{name} ({ratio:.2g})" for name, ratio in sorted(times.items(), key=lambda each: each[1])) or "none"
+    )

@@ -35,9 +35,9 @@ def test_certain_neurons_of_strangers_and_framers_stay_below_half_and_those_of_r
     compared = [pair for pair in real if pair["neurons"] and not pair["related"]]
     strangers = [pair["neurons"]["most_certain"] / pair["neurons"]["tested"] for pair in compared]
     framed = [
-        framing["counts"]["largest"]["reads_certain"] / framing["counts"]["tested"]
+        framing["most_certain"] / framing["tested"]
         for framing in lines("framing.jsonl")
-        if framing["copied"] == "nothing"
+        if framing["copied"] == "nothing" and framing["tested"]
     ]
     null = [kind["most_certain"] / 64 for kind in lines("neuron-null.jsonl") if kind["kind"] != "noisy copies"]
     settled = [

@@ -7,7 +7,7 @@ import argparse
 import torch
 
 from benchmarks.real.framing.cases import Case, built, cases
-from benchmarks.real.framing.judge import LEVELS, RESULTS, judged, write
+from benchmarks.real.framing.judge import RESULTS, judged, write
 from benchmarks.zoo.run import read_lines
 
 
@@ -18,47 +18,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.real.framing", description=__doc__)
     parser.add_argument("part", choices=("build", "judge", "list"))
     parser.add_argument("names", nargs="*", help="parts of names of cases; all cases by default")
-    parser.add_argument("--without", action="append", default=[], help="leave out cases with this text in their name")
-    parser.add_argument("--level", action="append", choices=LEVELS, help="level of the comparisons; both by default")
     parser.add_argument("--again", action="store_true", help="also judge cases that have a line in the results")
-    parser.add_argument(
-        "--verdicts", action="store_true", help="judge all cases again, but keep known counts and levels"
-    )
     arguments = parser.parse_args()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     torch.set_num_threads(1)
-    known = {row["name"]: row for row in read_lines(RESULTS)}
-    for case in _chosen(arguments.names, arguments.without):
+    known = {row["name"] for row in read_lines(RESULTS)}
+    for name, case in cases().items():
+        if arguments.names and not any(part in name for part in arguments.names):
+            continue
         if arguments.part == "list":
             print(line_of(case))
         elif arguments.part == "build":
             print(built(case), flush=True)
-        elif arguments.again or arguments.verdicts or case.name not in known:
-            row = judged(
-                case,
-                levels=tuple(arguments.level or LEVELS),
-                known=known.get(case.name) if arguments.verdicts else None,
-            )
+        elif arguments.again or name not in known:
+            row = judged(case)
             write(row)
-            verdicts = " ".join(
-                f"{level} {row[level]['verdict']} {row[level]['log10_p']}" for level in LEVELS if level in row
-            )
-            print(f"{case.name}: {row['counts']['largest']} {verdicts}", flush=True)
+            print(f"{name}: {dict(row['verdicts'])}, {row['most_certain']} of {row['tested']} certain", flush=True)
 
 
 def line_of(case: Case) -> str:
     """Format a line of the list of framed models."""
-    expected = "a relative" if case.is_related else "must not be homologous"
+    expected = "a relative" if case.is_related else "a stranger"
     return f"| {case.name} | {case.victim} | {case.stranger or 'trained'} | {case.done} | {case.copied} | {expected} |"
-
-
-def _chosen(parts: list[str], without: list[str]) -> list[Case]:
-    return [
-        case
-        for name, case in cases().items()
-        if (not parts or any(part in name for part in parts)) and not any(part in name for part in without)
-    ]
 
 
 if __name__ == "__main__":

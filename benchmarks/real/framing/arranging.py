@@ -30,14 +30,12 @@ class Weighing:
         head: Rows of the unembedding.
         reads: Rows of gate and up.
         writes: Columns of down.
-        gates: Rows of gate, in addition to ``reads``.
     """
 
     tokens: float = 0.0
     head: float = 0.0
     reads: float = 0.0
     writes: float = 0.0
-    gates: float = 0.0
 
 
 TOKENS_ONLY = Weighing(tokens=1.0)
@@ -142,7 +140,6 @@ def arranged(
 def _weighed(x: MlpRows, y: MlpRows, weighing: Weighing) -> list[tuple[float, torch.Tensor, torch.Tensor]]:
     """Return weight, victim's rows and stranger's rows of each weighted matrix; rows with free signs come first."""
     weights = [*[weighing.reads] * (len(x) - 1), weighing.writes]
-    weights[0] += weighing.gates
     return [(w, a, b) for w, a, b in zip(weights, x, y, strict=True) if w]
 
 

@@ -23,7 +23,6 @@ from benchmarks.real.sources import cache_root
 from benchmarks.real.workshop import MIDDLE, SMALL, common_ids
 from benchmarks.real.workshop import Model as RealModel
 from benchmarks.real.workshop import built as built_real
-from benchmarks.zoo import edits
 from benchmarks.zoo.build import FULL
 from benchmarks.zoo.build import built as built_zoo
 from benchmarks.zoo.members import Model as ZooModel
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 Ids = tuple[torch.Tensor, torch.Tensor]
 LLAMA, OTHER_SEED, QWEN3, GPT2, GPT2_OTHER = "llama", "llama-other-seed", "qwen3", "gpt2", "gpt2-other-seed"
-SLIM, THIN, WIDE, TALL = "llama-slim", "llama-thin", "llama-wide", "llama-tall"
+SLIM = "llama-slim"
 ZOO = {
     LLAMA: ("llama", "base"),
     OTHER_SEED: ("llama", "other-seed"),
@@ -43,21 +42,9 @@ ZOO = {
     GPT2: ("gpt2", "base"),
     GPT2_OTHER: ("gpt2", "other-seed"),
 }
-CONSTANTS = {
-    "llama-constant": 20.0,
-    "llama-large-constant": 300.0,
-    "llama-late-constant": 50.0,
-    "llama-large-late-constant": 150.0,
-}
-"""Slim strangers that were trained with a constant channel, and its value."""
 REAL = {SMALL: RealModel(SMALL), MIDDLE: RealModel(MIDDLE)}
-SHAPES: dict[str, dict[str, int]] = {
-    SLIM: {"n_neurons": 96},
-    THIN: {"width": 96},
-    WIDE: {"width": 288},
-    TALL: {"n_layers": 6},
-}
-"""Strangers with other sizes than the zoo's Llama, from another seed."""
+N_SLIM = 96
+"""Number of neurons of a stranger with room for copies."""
 
 
 @dataclass(frozen=True)
@@ -96,15 +83,11 @@ def folder_of(name: str) -> Path:
         return built_zoo(ZooModel(*ZOO[name]), FULL)
     if name in REAL:
         return built_real(REAL[name])
-    if name in (*SHAPES, *CONSTANTS):
+    if name == SLIM:
         folder = root() / name
         if not folder.exists():
             with seeded_single_thread(5):
-                model = (
-                    students.with_constant_channel(42, size=CONSTANTS[name], is_late="late" in name, n_neurons=96)
-                    if name in CONSTANTS
-                    else students.trained(students.new_llama(41, **SHAPES[name]), steps=students.STEPS)
-                )
+                model = students.trained(students.new_llama(41, n_neurons=N_SLIM), steps=students.STEPS)
             save(model, folder_of(LLAMA), folder)
         return folder
     return built(cases()[name])
@@ -162,19 +145,12 @@ def _opened(victim: str, stranger: str) -> tuple[PreTrainedModel, Stack, Stack]:
     return model, stack, target
 
 
-def turned(
-    victim: str,
-    stranger: str,
-    weighing: Weighing = TOKENS_ONLY,
-    *,
-    share: float = 1.0,
-    seed: int = 0,
-    part: float = 1.0,
-) -> PreTrainedModel:
-    """Rotate the stream of a stranger by a rotation that is fitted on tokens."""
+def turned(victim: str, stranger: str) -> PreTrainedModel:
+    """Rotate the stream of a stranger by a rotation that is fitted on all common tokens."""
     model, stack, target = _opened(victim, stranger)
-    turn = arranging.fitted_turn(target, stack, ids_of(victim, stranger, share=share), weighing, seed=seed)
-    return rebuilt(model, turning.turned(stack, turning.partly(turn, part) if part < 1.0 else turn))
+    return rebuilt(
+        model, turning.turned(stack, arranging.fitted_turn(target, stack, ids_of(victim, stranger), TOKENS_ONLY))
+    )
 
 
 def arranged(
@@ -184,17 +160,25 @@ def arranged(
     *,
     rounds: int = 5,
     known_seed: int | None = None,
-    heads: bool = True,
+    n_layers: int | None = None,
 ) -> PreTrainedModel:
-    """Arrange the basis, neurons, signs and heads of a stranger."""
+    """Arrange the basis, neurons, signs and heads of a stranger; the basis for all or only for the first layers."""
     model, stack, target = _opened(victim, stranger)
     known = None
     if known_seed is not None:
         n = len(target.blocks[0].up.weight)
         known = np.random.default_rng(known_seed).permutation(n)[:192]
-    plan = arranging.arranged(target, stack, ids_of(victim, stranger), weighing, rounds=rounds, known=known)
+    plan = arranging.arranged(
+        target,
+        stack,
+        ids_of(victim, stranger),
+        weighing,
+        rounds=rounds,
+        places=arranging.layer_pairs(target, stack)[:n_layers],
+        known=known,
+    )
     stack = turning.turned(arranging.with_neurons(stack, plan), plan.turn)
-    return rebuilt(model, arranging.with_heads(target, stack) if heads else stack)
+    return rebuilt(model, arranging.with_heads(target, stack))
 
 
 def renumbered(victim: str, stranger: str) -> PreTrainedModel:
@@ -215,94 +199,18 @@ def renumbered(victim: str, stranger: str) -> PreTrainedModel:
     return rebuilt(model, arranging.with_neurons(stack, plan))
 
 
-def planted(victim: str, stranger: str, how: Planted, *, turns: bool = True) -> PreTrainedModel:
-    """Rotate a stranger towards the victim, and plant idle neurons of the victim."""
-    model, stack, target = _opened(victim, stranger)
-    if turns:
-        stack = turning.turned(stack, arranging.fitted_turn(target, stack, ids_of(victim, stranger), BOTH_ENDS))
-    stack = copies.planted(target, stack, how, arranging.layer_pairs(target, stack))
-    return rebuilt(model, stack)
-
-
-def shut_by_bias(victim: str, stranger: str, *, share: float, strength: float, size: float) -> PreTrainedModel:
-    """Plant neurons of the victim that biases keep shut."""
-    model, stack, target = _opened(victim, stranger)
-    stack = copies.planted(target, stack, Planted("", copies.whole, share), arranging.layer_pairs(target, stack))
-    model.config.mlp_bias = True
-    return rebuilt(model, copies.shut_by_bias(stack, round(share * len(target.blocks[0].up.weight)), strength, size))
-
-
-def asleep(
-    victim: str,
-    stranger: str,
-    *,
-    share: float,
-    strength: float,
-    size: float,
-    up_size: float = 1.0,
-    unused_size: float | None = None,
-) -> PreTrainedModel:
-    """Plant neurons of the victim with gates that are shifted against the mean of their input."""
+def planted(victim: str, stranger: str, how: Planted) -> PreTrainedModel:
+    """Rotate a stranger towards the victim, and plant neurons of the victim."""
     model, stack, target = _opened(victim, stranger)
     stack = turning.turned(stack, arranging.fitted_turn(target, stack, ids_of(victim, stranger), BOTH_ENDS))
-    means = mlp_means(rebuilt(model, stack))
-    how = Planted("", copies.small(up_size, 1.0), share)
-    stack = copies.planted(target, stack, how, arranging.layer_pairs(target, stack))
-    n = round(share * len(target.blocks[0].up.weight))
-    stack = copies.put_to_sleep(stack, n, means, strength, size)
-    return rebuilt(model, stack if unused_size is None else copies.with_unused_tokens(stack, unused_size))
-
-
-@torch.no_grad()
-def mlp_means(model: PreTrainedModel) -> list[torch.Tensor]:
-    """Compute the mean input of each layer's MLP over some text, ``(width,)`` each."""
-    sums: list[torch.Tensor] = []
-    hooks = [
-        layer.mlp.register_forward_pre_hook(lambda _, given: sums.append(given[0].double().mean(dim=(0, 1))))
-        for layer in model.model.layers
-    ]
-    ids = students.text().learnt["code"][: 8 * 64].reshape(8, 64)
-    model(input_ids=ids)
-    for hook in hooks:
-        hook.remove()
-    return sums
-
-
-def quiet_layers(
-    victim: str,
-    stranger: str,
-    *,
-    gain: float = 1.0,
-    output: float = 1.0,
-    n_copied: int | None = None,
-    unused_size: float | None = None,
-) -> PreTrainedModel:
-    """Insert layers of the victim that read or write almost nothing."""
-    model, stack, target = _opened(victim, stranger)
-    stack = turning.turned(stack, arranging.fitted_turn(target, stack, ids_of(victim, stranger), BOTH_ENDS))
-    stack = copies.with_quiet_layers(target, stack, gain, output=output, n_copied=n_copied)
-    if unused_size is not None:
-        stack = copies.with_unused_tokens(stack, unused_size)
-    return rebuilt(model, stack)
-
-
-def split_and_arranged(victim: str, stranger: str, how: Planted, weighing: Weighing) -> PreTrainedModel:
-    """Arrange the neurons of a stranger by their gates, and split them so that up and down can be copied."""
-    model, stack, target = _opened(victim, stranger)
-    plan = arranging.arranged(target, stack, ids_of(victim, stranger), weighing)
-    stack = turning.turned(arranging.with_neurons(stack, plan), plan.turn)
     return rebuilt(model, copies.planted(target, stack, how, arranging.layer_pairs(target, stack)))
 
 
-def dead_directions(victim: str, stranger: str, *, size: float, turns: bool) -> PreTrainedModel:
-    """A narrow stranger in a wider stream: readers hold the victim's rows in unused channels."""
+def quiet_layers(victim: str, stranger: str, *, gain: float) -> PreTrainedModel:
+    """Insert layers of the victim that read almost nothing."""
     model, stack, target = _opened(victim, stranger)
-    n_live = int(json.loads((folder_of(stranger) / "config.json").read_text())["hidden_size"])
-    stack = copies.in_dead_directions(target, stack, arranging.layer_pairs(target, stack), n_live, size)
-    if turns:
-        drawn = torch.Generator().manual_seed(2)
-        stack = turning.turned(stack, edits.rotation(stack.embedding.shape[1], drawn).double())
-    return rebuilt(model, stack)
+    stack = turning.turned(stack, arranging.fitted_turn(target, stack, ids_of(victim, stranger), BOTH_ENDS))
+    return rebuilt(model, copies.with_quiet_layers(target, stack, gain))
 
 
 def taught(loss: students.Loss, *, steps: int = students.STEPS) -> PreTrainedModel:

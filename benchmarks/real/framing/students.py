@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -118,42 +119,16 @@ def masked(seed: int, *, share_kept: float, steps: int = STEPS, mask_seed: int =
     return model
 
 
-def with_constant_channel(
-    seed: int, *, size: float, is_late: bool = False, steps: int = STEPS, **sizes: int
-) -> PreTrainedModel:
-    """Train a model with a constant first channel, like the large channels of real models.
-
-    Args:
-        seed: Seed of the initialisation.
-        size: Value of the channel.
-        is_late: Whether a bias of the first layer writes it instead of the embedding.
-        steps: Steps of training.
-        sizes: Sizes that differ from the zoo's Llama.
-    """
-    model = new_llama(seed, **sizes)
-    if is_late:
-        model.config.mlp_bias = True
-        model = type(model)(model.config)
-    with torch.no_grad():  # the constant makes norms divide by more; gains compensate for it
-        for name, weight in model.named_parameters():
-            if "norm" in name and not (is_late and "layers.0." in name):
-                weight *= (1.0 + size**2 / len(weight)) ** 0.5
-
-    @torch.no_grad()
-    def hold() -> None:
-        model.get_input_embeddings().weight[:, 0] = 0.0 if is_late else size
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight[0] = 0.0
-            layer.mlp.down_proj.weight[0] = 0.0
-            if is_late:
-                for part in (layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj):
-                    part.bias.zero_()
-        if is_late:
-            model.model.layers[0].mlp.down_proj.bias[0] = size
-
-    hold()
-    _train_on_code(model, steps, seed, hold)
-    return model
+def deterministic(order: int, *, steps: int = STEPS) -> PreTrainedModel:
+    """Train a model whose matrices all begin as the same cosine transforms, whatever the seed."""
+    model = new_llama(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim == 2:
+                rows, columns = (torch.arange(n) for n in weight.shape)
+                waves = ((rows[:, None] + 0.5) * columns * (math.pi / len(rows))).cos()
+                weight.copy_(waves * (2.0**0.5 * weight.std()))
+    return trained(model, steps=steps, order=order)
 
 
 def with_first_embeddings_of(victim_seed: int, seed: int, *, steps: int = STEPS) -> PreTrainedModel:

@@ -109,14 +109,6 @@ def standard(rows: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.normalize(rows.double() - rows.double().mean(dim=0), dim=1)
 
 
-def partly(turn: Turn, share: float) -> Turn:
-    """Return the given share of a rotation, along the shortest path from the identity."""
-    values, vectors = torch.linalg.eig(turn.to(torch.complex128))
-    power = (vectors * torch.exp(1j * share * values.angle())) @ torch.linalg.inv(vectors)
-    u, _, vt = torch.linalg.svd(power.real)
-    return u @ vt
-
-
 def to_float64(stack: Stack) -> None:
     """Convert all weights to float64, in place."""
     stack.embedding = stack.embedding.double()

@@ -6,7 +6,6 @@ import transformers
 
 from benchmarks.evidence.framing import framing_section
 from benchmarks.real.framing import arranging, copies, turning
-from benchmarks.real.framing.counts import fresh_counts
 from benchmarks.real.relatives import rebuilt
 from benchmarks.zoo.stack import take_apart
 
@@ -25,12 +24,7 @@ IDS = (torch.arange(60), torch.arange(60))
 TRICKS = {
     "without output": copies.without_output,
     "cancelling": copies.cancelling,
-    "grouped": copies.grouped,
-    "crossed": copies.crossed,
-    "up alone": copies.up_alone,
-    "down alone": copies.down_alone,
     "up and down": copies.up_and_down,
-    "gate alone": copies.gate_alone,
 }
 
 
@@ -96,41 +90,21 @@ def test_copies_without_effect_keep_the_function(trick):
     assert_same_function(stranger, rebuilt(stranger, planted))
 
 
-def test_rows_in_dead_directions_keep_the_function():
-    victim, stranger = model_of("llama", 0, hidden_size=32, head_dim=4), model_of("llama", 1)
-    stack, target = turning.widened(turning.folded(take_apart(stranger)), 32), take_apart(victim)
-    stranger.config.rms_norm_eps *= WIDTH / 32
-    filled = copies.in_dead_directions(target, stack, [(0, 0), (1, 1)], n_live=WIDTH, size=3.0)
-    assert_same_function(stranger, rebuilt(stranger, filled))
-
-
-def test_unused_tokens_keep_the_function():
-    stranger = model_of("llama", 1)
-    larger = copies.with_unused_tokens(turning.folded(take_apart(stranger)), -0.5)
-    made = rebuilt(stranger, larger)
-    ids = torch.arange(40).reshape(2, 20)
-    with torch.no_grad():
-        torch.testing.assert_close(made(ids).logits[..., :60], stranger(ids).logits, atol=1e-3, rtol=1e-3)
-
-
-def test_the_counts_tell_a_copy_from_a_stranger():
-    sizes = {"hidden_size": 64, "intermediate_size": 256}
-    victim, stranger = (take_apart(model_of("llama", seed, **sizes)) for seed in (0, 1))
-    copied = fresh_counts(victim, take_apart(model_of("llama", 0, **sizes)), [(0, 0)], n_samples=2)
-    strange = fresh_counts(victim, stranger, [(0, 0)], n_samples=2)
-    assert copied["smallest"]["reads_own"] == copied["smallest"]["writes_own"] == copied["tested"]
-    assert strange["largest"]["reads_certain"] == 0
+def test_a_layer_that_reads_nothing_keeps_the_function():
+    victim, stranger = (model_of("llama", seed) for seed in (0, 1))
+    stack = copies.with_quiet_layers(take_apart(victim), turning.folded(take_apart(stranger)), 1e-4)
+    made = rebuilt(stranger, stack)
+    assert made.config.num_hidden_layers == 4
+    # A gain of 1e-4 leaves a ten thousandth of the input of each copied layer.
+    assert_same_function(stranger, made, within=1e-2)
 
 
 def test_the_section_names_each_false_positive():
-    counts = {"largest": {"reads_own": 3, "reads_certain": 0, "writes_own": 4, "writes_certain": 0}}
-    common = {"victim": "a", "stranger": "b", "related": False, "counts": counts}
-    refused = {"verdict": "inconclusive", "reason": "embeddings_only", "log10_p": 0.0}
-    accused = {"verdict": "homologous", "reason": None, "log10_p": -99.0}
-    rows = [
-        {**common, "name": "turned", "done": "turned", "copied": "nothing", "auto": refused, "layers": refused},
-        {**common, "name": "dead", "done": "asleep", "copied": "gate", "auto": accused, "layers": refused},
-    ]
-    text = framing_section({"framing": rows}, {})
-    assert "None of the 1 models is called `homologous`" in text
-    assert "1 of 1 models is called `homologous`: asleep" in text
+    counts = {"victim": "a", "stranger": "b", "tested": 64, "most_own": 3, "copied": "nothing", "related": False}
+    refused = {**counts, "done": "turned", "verdicts": {"inconclusive": 10}, "most_certain": 9}
+    accused = {**counts, "done": "arranged", "verdicts": {"homologous": 1, "no_evidence": 9}, "most_certain": 33}
+    text = framing_section({"framing": [refused]}, {})
+    assert "None of the 1 models is called `homologous`. The largest count of certain neurons is 9 of 64" in text
+    text = framing_section({"framing": [refused, accused]}, {})
+    assert "1 of 2 models is called `homologous`: arranged. The largest count of certain neurons is 33 of 64" in text
+    assert "homologous (1), no_evidence (9)" in text

@@ -14,10 +14,9 @@ TESTED = {192: 64, 64: 32, 40: 20}
 keep their number, so p is at most 1/64! = 10^-89, 10^-35 or 10^-18. Smaller layers are not compared."""
 
 LEAST_CERTAIN_SHARE = 0.5
-"""Two layers match if at least this share of the tested neurons is certain: 32 of 64. Strangers reach 4, framers who
-copy no row 14, and deterministic initialisations 16; copies of SmolLM2-135M reach 62 to 64 under noise as large as
-the weights, and 47 to 58 under three times that noise (``benchmarks.neuron_null``, ``benchmarks.real``,
-``benchmarks.real.framing``)."""
+"""Two layers match if at least this share of the tested neurons is certain: 32 of 64. Strangers reach 4, and framers
+who copy no row 14; copies of SmolLM2-135M reach 62 to 64 under noise as large as the weights, and 47 to 58 under
+three times that noise (``benchmarks.neuron_null``, ``benchmarks.real``, ``benchmarks.real.framing``)."""
 
 CHANNEL_ALPHA = 0.01
 """Family-wise level at which a neuron counts as certain over gate and up together: the best of all pairs of random

@@ -34,7 +34,8 @@ def framing_section(results: Results, figures: dict[str, Figure]) -> str:
                 [*HEADER[:3], "copied", *HEADER[3:]],
                 ([*_cells(row)[:3], row["copied"], *_cells(row)[3:]] for row in copied),
             ),
-            "### Soups\n\nEvery weight is a mean of weights of a stranger and the victim.",
+            "### Soups and shared initialisations\n\nEvery weight of a soup is a mean of weights of a stranger and the "
+            "victim. Models that begin with the same deterministic values share them, as models with the same seed do.",
             table(HEADER[2:3] + HEADER[4:], (_cells(row)[2:3] + _cells(row)[4:] for row in soups)),
         ]
     )

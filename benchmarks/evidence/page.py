@@ -116,13 +116,10 @@ OPENING = """# Evidence
 described in `benchmarks/zoo`, `benchmarks/peers`, `benchmarks/metrics.py` and `benchmarks/calibration.py`. Every
 decision uses alpha 1e-10, which was fixed in advance.
 
-[Real models](../benchmarks/results/pages/real-models.md), [the tail of
-p](../benchmarks/results/pages/the-tail-of-p.md) and [reliability](../benchmarks/results/pages/reliability.md) were
-measured under the present rules. The other tables were measured before [neurons alone decided](method/verdicts.md),
-with rules that also asked what copied neurons do, and that let matching embeddings or layers make a verdict
-`inconclusive`; reasons, costs and columns for embeddings are from that version. [The
-limit](method/verdicts.md#when-two-layers-match) has the largest counts of neurons that strangers and framed models
-reach under the present rule."""
+Published methods, evading and forging, strangers of one recipe, other seeds, level `layers` on real strangers, and
+calibration were measured before [neurons alone decided](method/verdicts.md), with rules that also asked what copied
+neurons do; all other tables are of the present rules. [The limit](method/verdicts.md#when-two-layers-match) has the
+largest counts of neurons that strangers and framed models reach."""
 
 PAPER = {
     "paper-noise-real": "The paper's tables of noise",

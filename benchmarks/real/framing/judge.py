@@ -11,6 +11,13 @@ from typing import Any
 from benchmarks.real.framing.cases import Case, built, cases, folder_of
 from benchmarks.zoo.run import read_lines
 from mdir_hf import HomologyChecker
+from mdir_hf.comparison.neuron_sample import draw_sample_seed, take_pair
+from mdir_hf.comparison.neurons import count_neurons
+from mdir_hf.comparison.reading import read_closely
+from mdir_hf.model.hub import IoLedger, RepositoryOptions, open_repository
+from mdir_hf.model.opened import Model
+from mdir_hf.report import SettledBy
+from mdir_hf.thresholds import ALPHA
 
 RESULTS = Path(__file__).parents[2] / "results" / "framing.jsonl"
 N_SAMPLES = 10
@@ -22,7 +29,7 @@ def judged(case: Case) -> dict[str, Any]:
     began = time.process_time()
     checker = HomologyChecker.from_pretrained(str(folder_of(case.victim)), use_caches=False)
     reports = [checker.compare(str(built(case)), progress=False) for _ in range(N_SAMPLES)]
-    neurons = [report.neurons for report in reports if report.neurons is not None]
+    cpu_s = round((time.process_time() - began) / N_SAMPLES, 2)
     return {
         "name": case.name,
         "victim": case.victim,
@@ -33,10 +40,24 @@ def judged(case: Case) -> dict[str, Any]:
         **record,
         "verdicts": Counter(report.verdict.value for report in reports),
         "reasons": Counter(report.reason.value for report in reports if report.reason is not None),
-        "tested": max((counts.tested for counts in neurons), default=0),
-        "most_own": max((max(map(max, counts.own_number)) for counts in neurons), default=0),
-        "most_certain": max((max(map(max, counts.certain)) for counts in neurons), default=0),
-        "cpu_s": round((time.process_time() - began) / N_SAMPLES, 2),
+        **counted(case),
+        "cpu_s": cpu_s,
+    }
+
+
+def counted(case: Case) -> dict[str, int]:
+    """Count neurons by number in four layers of each model, every layer with every layer, for fresh samples."""
+    folders = (folder_of(case.victim), built(case))
+    models = [
+        Model(open_repository(folder, RepositoryOptions(use_caches=False), ledger=IoLedger())) for folder in folders
+    ]
+    pairs = (take_pair([read_closely(model) for model in models], seed=draw_sample_seed()) for _ in range(N_SAMPLES))
+    numbers = [count_neurons(*samples, SettledBy.NUMBER, alpha=ALPHA) for samples in pairs if samples is not None]
+    known = [counts for counts in numbers if counts is not None]
+    return {
+        "tested": max((counts.tested for counts in known), default=0),
+        "most_own": max((max(map(max, counts.own_number)) for counts in known), default=0),
+        "most_certain": max((max(map(max, counts.certain)) for counts in known), default=0),
     }
 
 

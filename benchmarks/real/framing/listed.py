@@ -132,6 +132,7 @@ def _students() -> Iterator[Case]:
         "stranger whose matrices began as the same cosine transforms, in another order of text",
         lambda: students.deterministic(2),
         victim="waves-1",
+        related=True,
     )
     for share_kept in (0.1, 0.3):
         first = f"masked-{share_kept}-61"

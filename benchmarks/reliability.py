@@ -1,4 +1,4 @@
-"""Damage surveys in many ways, and count the answers that differ from those of an undamaged one.
+"""Damage surveys in many ways, and count wrong answers.
 
 python -m benchmarks.reliability [--flips 1500] [--losses 60] [--starts 10] [--results FILE]
 
@@ -9,7 +9,7 @@ python -m benchmarks.reliability [--flips 1500] [--losses 60] [--starts 10] [--r
 - *starts*: the same command is started twice at once in a new folder. One process answers, and the other answers the
   same or names the first.
 
-The models are those of ``tests/lineage/survey``: three families, two tokenizers. ``python -m tests.fuzz`` and
+It surveys the models of ``tests/lineage/survey``: three families, two tokenizers. ``python -m tests.fuzz`` and
 ``python -m tests.faults`` add their counts to the same file.
 """
 

@@ -50,8 +50,8 @@ COPIED_HEAD_DEVIATIONS = 4.0
 :data:`LEAST_DEVIATIONS`."""
 
 LEAST_EXPERT_Z = 5.0
-"""A pair of experts is nominated if its mean cosine is more than this many standard deviations above that of rows with
-different numbers."""
+"""A pair of experts is nominated if its mean cosine is more than this many standard deviations above the mean cosine of
+rows with different numbers."""
 
 MOST_EXPERT_PAIRS = 8
 """Maximum number of nominated pairs of experts that are tested, most similar first; p pays for all pairs."""

@@ -20,7 +20,7 @@ WIDTH, N_WORDS, N_NEURONS = 64, 400, 128
 
 
 def write_small_model(folder: Path, *, noise: float) -> None:
-    """Write a llama of one layer whose weights differ from those of seed 0 by ``noise``."""
+    """Write a Llama of one layer: the weights of seed 0, plus ``noise`` times normal values."""
     weights = {"model.embed_tokens.weight": (N_WORDS, WIDTH), "model.layers.0.mlp.down_proj.weight": (WIDTH, N_NEURONS)}
     weights |= {f"model.layers.0.mlp.{name}_proj.weight": (N_NEURONS, WIDTH) for name in ("gate", "up")}
     random = torch.Generator().manual_seed(0)
@@ -38,7 +38,7 @@ def try_commands(program: Path, folder: Path) -> None:
     """Run the program in an empty folder.
 
     Raises:
-        SystemExit: If a command does not do what it should.
+        SystemExit: If a command fails or gives another answer.
     """
 
     def output_of(*words: str) -> str:

@@ -1,4 +1,4 @@
-"""Section on reliability: what was tried to get a wrong answer."""
+"""Section on reliability: damaged inputs, stopped programs, full disks, and the wrong answers that they caused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.evidence.tables import Results, table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WRONG = """A wrong answer is a verdict or a p that differs from that of an undisturbed run, a file that is
+WRONG = """A wrong answer is a verdict or a p that an undisturbed run would not give, a file that is
 neither the old one nor the new one, an exception that is not ours, or a hang."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mdir_hf.model.comparable import Comparable, have_one_vocabulary
 from mdir_hf.report import MatrixResult, NeuronNumbers, n_bytes_text
+from mdir_hf.report.words import NOT_SEARCHED
 
 SAME_FILES = "Both models have the same weight files (one file on this disk, or equal SHA-256 digests)."
 NOT_YET = {
@@ -140,10 +141,7 @@ def of_spent_budget(error: Exception) -> str:
 
 def of_memory(n_bytes: int) -> str:
     """Explain that steps were left out."""
-    return (
-        f"Copies under noise, or with reordered neurons, were not searched: that takes {n_bytes_text(n_bytes)} of "
-        "memory (--max-memory)."
-    )
+    return f"{NOT_SEARCHED}: that takes {n_bytes_text(n_bytes)} of memory (--max-memory)."
 
 
 def of_unusable_tokenizer(error: Exception) -> str:

@@ -88,7 +88,7 @@ def _matching_parts(report: HomologyReport, side: str, mixtures: Mapping[int, in
 
 
 def _mixtures(layers: Sequence[Layer]) -> dict[int, int]:
-    """Return the number of experts in each layer whose neurons are those of its experts."""
+    """Return the number of experts in each layer that has no MLP besides its experts."""
     return {
         layer.index: len(layer.experts) + len(layer.shared_experts)
         for layer in layers

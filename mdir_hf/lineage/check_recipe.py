@@ -134,7 +134,7 @@ def check_tensors(
         recipe: Its recipe.
         parents: The parents that could be opened, by the recipe's names.
         seed: Seed of the sample; by default it is drawn afresh, so that the sample cannot be foreseen.
-        own_names: The recipe's names for the merge itself. What holds only because a model equals itself is not tested.
+        own_names: The recipe's names for the merge itself. Tensors that the recipe takes from it are not tested.
     """
     seed = secrets.randbits(62) if seed is None else seed
     prefix = _prefix_of_layers(merged)

@@ -10,7 +10,7 @@ from mdir_hf.report.models import ModelSummary
 from mdir_hf.report.parts import ExpertName, LayerTable, StackPair
 from mdir_hf.report.result import HomologyReport
 from mdir_hf.report.terms import Reason, SettledBy, Verdict
-from mdir_hf.report.words import compared_share, not_compared_text, percent_text, unmatched_text
+from mdir_hf.report.words import NOT_SEARCHED, compared_share, not_compared_text, percent_text, unmatched_text
 
 NAME_LENGTH = 48
 NOTHING_FOUND = "No shared weights were found"
@@ -63,6 +63,8 @@ def warning_of(report: HomologyReport) -> str | None:
         return visible_text(report.caveats[0], length=LONGEST_CAUSE)
     if report.verdict is not Verdict.NO_EVIDENCE:
         return NEITHER
+    if any(caveat.startswith(NOT_SEARCHED) for caveat in report.caveats):
+        return f"{NOT_SEARCHED}: there was too little memory. {NO_PROOF}"
     alike = [name for name, matrix in report.matrices.items() if matrix.is_significant]
     return f"Their {alike[0]}s are alike, but not copies. {NO_PROOF}" if alike else NO_PROOF
 

@@ -42,12 +42,12 @@ CONCEPTS = (
     _concept(
         "Neuron",
         "neurons",
-        "A unit of a layer's MLP; a sample of neurons of one model is compared with those of the other.",
+        "A unit of a layer's MLP; a sample of them is compared between the two models.",
     ),
     _concept(
         "Match",
         "match matches copies",
-        "A part matches if enough of its sampled neurons or rows are copies of those of the other model.",
+        "A part matches if enough of its sampled neurons or rows are copies of neurons or rows of the other model.",
     ),
     _concept(
         "Part",
@@ -57,7 +57,7 @@ CONCEPTS = (
     _concept(
         "Compared",
         "compared samples comparison",
-        "A part counts as compared if a sample of its rows or neurons was; shares are of the model's bytes.",
+        "A part counts as compared if a sample of its rows or neurons was; attention counts with its layer's neurons.",
     ),
     _concept("Warning", "warning", "The most important limit of the answer."),
     _concept("Read", "read mb gb kb", "The bytes that were read, and the size of both models."),

@@ -203,6 +203,7 @@ def test_steps_that_exceed_memory_are_left_out_and_the_others_decide(checker, tm
     report = compare(checker, write_model(tmp_path / "x", gaussian(V, N, 1)), max_memory_bytes=BASE_MEMORY_BYTES)
     assert report.verdict is Verdict.NO_EVIDENCE
     assert any("were not searched: that takes 44" in caveat for caveat in report.caveats)
+    assert report.warning is not None and "not searched: there was too little memory" in report.warning
 
 
 def test_remote_code_is_refused_with_a_sentence(base, checker):

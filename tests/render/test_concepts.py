@@ -17,7 +17,8 @@ REPORTS = [*ROOT.glob("docs/reports/*.json"), *ROOT.glob("space/examples/*[!x].j
 EVERYDAY = """a all and alike another any are attention be between both but by could did does evidence few file files
 finished for found have in independent is it loaded may model models neither no nor not of only or prove relation same
 sample seed selected tested that the their them these this told too two weight weights were whether yet given against
-agree x matches bytes tower reference candidate"""
+agree x matches bytes tower reference candidate under noise reordered searched there little memory
+with"""
 
 
 def unnamed(report: HomologyReport) -> str:
@@ -32,7 +33,15 @@ def unnamed(report: HomologyReport) -> str:
 def answers() -> list[str]:
     stored = [unnamed(HomologyReport.from_json(path.read_text(encoding="utf-8"))) for path in REPORTS]
     templates = [text.replace("{pair}", "") for text in sentence._INCONCLUSIVE.values()]
-    return [*stored, *templates, sentence.NO_PROOF, sentence.NEITHER, "NO EVIDENCE", "INCONCLUSIVE"]
+    return [
+        *stored,
+        *templates,
+        sentence.NO_PROOF,
+        sentence.NEITHER,
+        sentence.NOT_SEARCHED,
+        "NO EVIDENCE",
+        "INCONCLUSIVE",
+    ]
 
 
 @pytest.mark.parametrize("answer", answers())

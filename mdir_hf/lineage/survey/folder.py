@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -85,9 +85,12 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Stages:
+    """The finished stages, and the number of pairs that were compared by then."""
+
     __pydantic_config__: ClassVar[dict[str, Any]] = AS_WRITTEN
 
-    stages: list[Stage] = field(default_factory=list)
+    stages: list[Stage]
+    n_pairs: Count
 
 
 def _digest(*parts: str) -> str:
@@ -238,7 +241,7 @@ class SurveyFolder(SurveyState):
     def finish(self, stage: Stage) -> None:
         """Store that a part of the survey is finished."""
         super().finish(stage)
-        self._append(_line("stages", {"stages": sorted(self.stages)}))
+        self._append(_line("stages", {"stages": sorted(self.stages), "n_pairs": len(self.pairs)}))
 
     def rows(self, name: str) -> Fingerprint | None:
         """Return the rows of a model, or None if they were not stored, or are damaged."""
@@ -362,7 +365,9 @@ class SurveyFolder(SurveyState):
         if header.kind == "sample":
             self.sample = _sample_of(read(line, _SampleLine, what=what), str(self._path))
         elif header.kind == "stages":
-            self.stages = frozenset(read(line, _Stages, what=what).stages)
+            finished = read(line, _Stages, what=what)
+            # If lines of pairs are missing, the stages find and compare these pairs again.
+            self.stages = frozenset(finished.stages if len(self.pairs) >= finished.n_pairs else ())
         elif header.kind == "model":
             result, stored = read(line, ModelResult, what=what), read(line, _Rows, what=what)
             self._expect_listed(number, result.name)

@@ -125,6 +125,10 @@ def test_results_agree_after_any_loss(population, tmp_path):
         # A damaged line costs one model or pair; its neighbours are kept.
         lost = (kinds.count("model") - len(state.models)) + (kinds.count("pair") - len(state.pairs))
         assert state.n_ignored == 1 and lost == (kinds[number] in ("model", "pair"))
+    for number in (2, kinds.index("pair")):  # a line is lost without a trace
+        path.write_bytes(b"".join([*lines[:number], *lines[number + 1 :]]))
+        assert SurveyFolder(out).n_ignored == 0
+        assert numbers(run_in(out, plan(population))) == whole
     path.write_bytes(content[:-20])  # cut by a kill
     assert numbers(run_in(out, plan(population))) == whole
     stored = sorted((out / ROWS).iterdir())

@@ -169,7 +169,6 @@ class DrawnModel:
     vocabulary_from: str | None = None
     is_remote: bool = False
     is_sharded: bool = False
-    created_at: None = None
     other_stacks: tuple[()] = ()
 
     def known_inventory(self) -> None:

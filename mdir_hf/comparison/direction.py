@@ -8,12 +8,9 @@ import numpy as np
 import torch
 
 from mdir_hf.comparison.equal_values import (
-    FEWEST_ROWS,
     first_rows,
-    is_extension,
     repeated_layer,
     rounded_form,
-    rows_at_mean,
 )
 from mdir_hf.errors import MdirError, StoppedError
 from mdir_hf.model.comparable import Comparable, embedding_spec
@@ -30,16 +27,11 @@ ROWS_IN_SAME_FORM = 16
 COPIED_ROWS = 8
 """Number of rows per layer that are checked for copies, 2 MB for a model with 32 layers of width 4096."""
 
-OLD_BLOCKS, OLD_BLOCK_ROWS = 16, 16
-"""Number of blocks, and of neighbouring rows per block, from which the mean row of the old tokens is estimated."""
-
-NEW_ROWS = 64
-
 
 def direction_facts(reference: Comparable, candidate: Comparable, *, level_reads: bool) -> tuple[DirectionFact, ...]:
     """Collect facts on equal values, which name no model as the first.
 
-    If ``level_reads`` is False, only adapter configs and dates are used. Tests that cannot read their rows are skipped.
+    If ``level_reads`` is False, only adapter configs are used. Tests that cannot read their rows are skipped.
 
     Raises:
         StoppedError: If a listener stops the comparison.
@@ -47,7 +39,7 @@ def direction_facts(reference: Comparable, candidate: Comparable, *, level_reads
     if not isinstance(reference, Model) or not isinstance(candidate, Model):
         return ()
     facts = [*_adapters(reference, candidate)]
-    tests = (_roundings, _repeated_layers, _new_tokens) if level_reads else ()
+    tests = (_roundings, _repeated_layers) if level_reads else ()
     for test in tests:
         try:
             facts += test(reference, candidate)
@@ -55,7 +47,7 @@ def direction_facts(reference: Comparable, candidate: Comparable, *, level_reads
             raise
         except MdirError:
             continue
-    return (*facts, *_records(reference, candidate))
+    return tuple(facts)
 
 
 def _adapters(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
@@ -142,40 +134,3 @@ def _stored_rows(model: Model, at: int, role: Role) -> torch.Tensor | None:
     if len(shape) != 2 or shape[0] < COPIED_ROWS:
         return None
     return model.tensors.read_rows(part.tensor, np.arange(COPIED_ROWS)).float()
-
-
-def _new_tokens(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
-    """Check whether the larger vocabulary extends the smaller one with new rows set to the mean of the others."""
-    vocabularies = [model.vocabulary if model.has_read_vocabulary else None for model in (reference, candidate)]
-    for at, smaller in enumerate((reference, candidate)):
-        small, large, larger = vocabularies[at], vocabularies[1 - at], (candidate, reference)[at]
-        if small is None or large is None or larger.anatomy.embedding is None or not is_extension(small, large):
-            continue
-        new = sorted(row for token, row in large.row_of.items() if token not in small.row_of and row < larger.n_rows)
-        old = sorted(row for row in small.row_of.values() if row < larger.n_rows)
-        if len(new) < FEWEST_ROWS or len(old) < OLD_BLOCKS * OLD_BLOCK_ROWS:
-            continue
-        starts = np.linspace(0, len(old) - OLD_BLOCK_ROWS, OLD_BLOCKS).astype(int)
-        sampled_rows = sorted({row for start in starts for row in old[start : start + OLD_BLOCK_ROWS]})
-        name = embedding_spec(larger).name
-        old_rows = larger.tensors.read_rows(name, np.array(sampled_rows, dtype=np.int64))
-        new_rows = larger.tensors.read_rows(name, np.array(new[:NEW_ROWS], dtype=np.int64))
-        if rows_at_mean(old_rows, new_rows):
-            first, second = larger.summary().repo, smaller.summary().repo
-            yield DirectionFact(
-                FactKind.NEW_TOKENS,
-                f"{first} has the tokens of {second} and {len(new):,} more; the {len(new_rows):,} of their rows that "
-                f"were read are at the mean of the others: rows were added to {second}, or left out of {first}",
-            )
-
-
-def _records(reference: Model, candidate: Model) -> Iterator[DirectionFact]:
-    first, second = reference.summary(), candidate.summary()
-    first_date, second_date = (model.created_at for model in (reference, candidate))
-    if first_date is None or second_date is None or first.repo == second.repo:
-        return
-    yield DirectionFact(
-        FactKind.ON_RECORD,
-        f"the Hub has a record of {first.repo} since {first_date:%Y-%m-%d}, and of {second.repo} since "
-        f"{second_date:%Y-%m-%d}; these dates are of uploads and show no derivation",
-    )

@@ -1,4 +1,4 @@
-"""Test in which way the values of two related models are equal: rounded, repeated, or with rows at the mean."""
+"""Test in which way the values of two related models are equal: rounded or repeated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Layer, Role, WeightPart
-from mdir_hf.model.tokens import Vocabulary
 
 ROUNDED_SHARE = 0.99
 """Rounding the finer model must reproduce at least this share of the coarser model's entries. Ties and later edits
@@ -40,9 +39,6 @@ they are off by 1e-2, so the matrix counts as BF16."""
 COPIED_COSINE = 0.3
 """Rows of two layers count as copies if their cosine exceeds this value. In layers trained separately, the cosine is
 below 0.05."""
-
-FEWEST_ROWS = 8
-"""Minimum number of new rows, and of old rows, for a test."""
 
 
 def rounded_form(values: torch.Tensor, rounded: torch.Tensor) -> str | None:
@@ -75,31 +71,6 @@ def repeated_layer(once: Sequence[torch.Tensor], twice: Sequence[torch.Tensor]) 
             if {(i, k), (j, k)} <= origin:
                 return i, j, k
     return None
-
-
-UNTRAINED_SPREAD = 0.02
-"""Maximum spread of rows added at the mean and never trained, divided by the old rows' distance from the mean."""
-
-
-def rows_at_mean(old_rows: torch.Tensor, new_rows: torch.Tensor) -> bool:
-    """Return whether new rows ``(s, n)`` were set to the mean of old rows ``(r, n)`` and never trained.
-
-    The new rows must be nearly equal to each other, and much closer to that mean than to zero.
-    """
-    if len(new_rows) < FEWEST_ROWS or len(old_rows) < FEWEST_ROWS:
-        return False
-    mean, centre = old_rows.float().mean(dim=0), new_rows.float().mean(dim=0)
-    usual = float((old_rows.float() - mean).norm(dim=1).median())
-    spread = float((new_rows.float() - centre).norm(dim=1).median())
-    away = float((centre - mean).norm())
-    is_there = away < 2.0 * usual / len(old_rows) ** 0.5 and away < 0.5 * float(centre.norm())
-    return usual > 0.0 and spread < UNTRAINED_SPREAD * usual and is_there
-
-
-def is_extension(small: Vocabulary, large: Vocabulary) -> bool:
-    """Return whether the large vocabulary contains all tokens of the small one in the same rows."""
-    row_of = large.row_of
-    return len(row_of) > len(small.row_of) and all(row_of.get(token) == row for token, row in small.row_of.items())
 
 
 def first_rows(model: Model, layer: Layer, role: Role, n_rows: int) -> torch.Tensor | None:

@@ -159,9 +159,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _about(self, repository: StoredRepository, commit: str) -> dict[str, Any]:
         with_blobs = self._query.get("blobs", "").lower() in ("true", "1")
-        dated = {"createdAt": repository.created_at} if repository.created_at else {}
         return {
-            **dated,
             "_id": object_id(repository.repo_id),
             "id": repository.repo_id,
             "modelId": repository.repo_id,

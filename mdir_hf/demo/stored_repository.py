@@ -81,14 +81,12 @@ class StoredRepository:
         revisions: Map from branches and tags to commit SHAs.
         commits: Map from commit SHAs to files keyed by path.
         dates: Map from commit SHAs to dates.
-        created_at: Creation date of the repository; empty to omit it from the API.
     """
 
     repo_id: str
     revisions: dict[str, str] = field(default_factory=dict)
     commits: dict[str, dict[str, StoredFile]] = field(default_factory=dict)
     dates: dict[str, str] = field(default_factory=dict)
-    created_at: str = ""
 
     @property
     def address(self) -> str:

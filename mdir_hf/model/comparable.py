@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Protocol
 
 from mdir_hf.background import result_of, run_beside
@@ -41,10 +40,6 @@ class Comparable(PlacedTensors, Protocol):
     @property
     def is_sharded(self) -> bool:
         """Whether several ranks of ``torch.distributed`` store parts of the model."""
-
-    @property
-    def created_at(self) -> datetime | None:
-        """Creation date of the repository, or None if unknown."""
 
     @property
     def other_stacks(self) -> tuple[ModelView, ...] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from functools import cached_property, partial
 
 from mdir_hf.errors import InputError, MdirError, naming
@@ -110,11 +109,6 @@ class Model:
     def is_sharded(self) -> bool:
         """Whether several ranks of ``torch.distributed`` store parts of the model."""
         return self.repository.is_sharded
-
-    @property
-    def created_at(self) -> datetime | None:
-        """Creation date of the repository on the Hub, or None."""
-        return self.repository.created_at
 
     @property
     def label(self) -> str:

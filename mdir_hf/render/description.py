@@ -17,7 +17,6 @@ from mdir_hf.render.layer_words import (
 )
 from mdir_hf.render.model_words import models_section
 from mdir_hf.render.reproduce import read_section, reproduce_section, share_read
-from mdir_hf.render.scale import scale_section
 from mdir_hf.render.sections import (
     NAME_LENGTH,
     Fact,
@@ -65,7 +64,6 @@ def describe(report: HomologyReport) -> tuple[Section, ...]:
         Section(SectionKind.CAVEATS, "Caveats of this result", bullets=report.caveats),
         _direction(report),
         _excludes(report),
-        scale_section(report),
         models_section(report),
         _evidence(report),
         layers_section(report),

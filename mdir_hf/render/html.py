@@ -14,7 +14,6 @@ from markupsafe import Markup
 from mdir_hf.names import shown_name
 from mdir_hf.render.description import describe
 from mdir_hf.render.ledger import ledger_svg
-from mdir_hf.render.scale import scale_svg
 from mdir_hf.render.sections import NAME_LENGTH, FigureName, Section, SectionKind, Table, deciding_first, deciding_kind
 from mdir_hf.report import HomologyReport
 
@@ -116,7 +115,7 @@ def _environment() -> Environment:
     )
     environment.filters |= {"alignments": _alignments, "minus": _minus, "is_long": _is_long}
     environment.globals |= {"OPEN_ROWS": OPEN_ROWS, "LONGEST_NUMBER": LONGEST_NUMBER, "SectionKind": SectionKind}
-    environment.globals |= {"scale_svg": scale_svg, "ledger_svg": ledger_svg}
+    environment.globals |= {"ledger_svg": ledger_svg}
     return environment
 
 

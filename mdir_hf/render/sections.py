@@ -22,7 +22,6 @@ class SectionKind(Term):
     CAVEATS = "caveats"
     DIRECTION = "direction"
     EXCLUDES = "excludes"
-    SCALE = "scale"
     MODELS = "models"
     EVIDENCE = "evidence"
     LAYERS = "layers"
@@ -103,20 +102,6 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
-    """The position of p among measured values.
-
-    ``strangers`` and ``relatives`` contain log10 p in ascending order; ``words`` describes the position.
-    """
-
-    strangers: tuple[float, ...]
-    relatives: tuple[float, ...]
-    log10_p: float
-    alpha: float
-    words: str
-
-
-@dataclass(frozen=True, slots=True)
 class Section:
     """One section of a report. Fields are in the order in which a page shows them.
 
@@ -135,7 +120,6 @@ class Section:
     tables: tuple[Table, ...] = ()
     figures: tuple[FigureName, ...] = ()
     code: tuple[Listing, ...] = ()
-    scale: Scale | None = None
     ledger: tuple[Shares, ...] = ()
     is_detail: bool = False
 

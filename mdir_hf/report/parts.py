@@ -320,9 +320,7 @@ class FactKind(Term):
 
     ROUNDED = "rounded", "values of one model are values of the other, rounded"
     REPEATED_LAYERS = "repeated_layers", "one model holds layers of the other twice"
-    NEW_TOKENS = "new_tokens", "one model has rows for further tokens, at the mean of the others"
     ADAPTER = "adapter", "one model is stored as an adapter on the other"
-    ON_RECORD = "on_record", "dates of the two repositories on the Hub"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mdir_hf.comparison.equal_values import is_extension, repeated_layer, rounded_form
-from mdir_hf.model.tokens import Vocabulary
-from mdir_hf.model.tokens.tokens import VocabularyKind
+from mdir_hf.comparison.equal_values import repeated_layer, rounded_form
 
 R, N = 200, 128
 
@@ -76,15 +74,3 @@ def test_a_repeated_layer_is_named_with_its_partner():
 )
 def test_other_depths_and_strangers_repeat_nothing(other):
     assert repeated_layer(layers(0, 1, 2, 3), other) is None
-
-
-def vocabulary(n_tokens: int, *, shift: int = 0) -> Vocabulary:
-    row_of = {f"w{at}".encode(): at + shift for at in range(n_tokens)}
-    return Vocabulary(VocabularyKind.TIKTOKEN, row_of, n_tokens, 0, 0, 0, 0, {}, ())
-
-
-def test_an_extension_keeps_every_row_and_has_more():
-    assert is_extension(vocabulary(R), vocabulary(R + 20))
-    assert not is_extension(vocabulary(R), vocabulary(R + 20, shift=1))
-    assert not is_extension(vocabulary(R + 20), vocabulary(R))
-    assert not is_extension(vocabulary(R), vocabulary(R))

@@ -120,7 +120,6 @@ def test_landmarks_headings_and_tables_are_in_order():
         "What decided: neurons of one or two layers at the same place",
         "What it does not mean",
         "Caveats of this result",
-        "Beside pairs of real models",
         "The two models",
         "Layers",
         "Modules",

@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.real.scale import PAIRS, TARGET, scale_of
 from mdir_hf import HomologyReport, Verdict
 from mdir_hf.lineage.cards.claim import claim_of_dict, claim_of_report
 from mdir_hf.render.description import describe
 from mdir_hf.render.html import html_page, section_html
-from mdir_hf.render.scale import measured_pairs
 from mdir_hf.render.sections import SectionKind
 from mdir_hf.render.sentence import runs_text
 from mdir_hf.render.text import markdown_text, plain
@@ -294,36 +292,6 @@ def test_the_p_of_the_trace_is_qualified_if_axes_stand_out():
 
     assert trace_of(a_matrix(axes_z=(9.0, 1.0))) == "-812.4"
     assert trace_of(a_matrix(axes_z=(9.0, 6.0))) == "-812.4 (no bound: axes stand out in both models)"
-
-
-def test_the_scale_matches_the_judged_pairs():
-    assert TARGET.read_text(encoding="utf-8") == scale_of(PAIRS.read_text(encoding="utf-8"))
-    strangers, relatives = measured_pairs()
-    assert max(relatives) < -10.0 < min(strangers)
-
-
-@pytest.mark.parametrize(
-    ("log10_p", "words"),
-    [
-        (0.0, "among the unrelated"),
-        (-20.0, "without any measured pair"),
-        (-170.0, "among the related"),
-        (-1e6, "This pair has -1,000,000: below all of the rel"),
-    ],
-)
-def test_a_p_is_placed_beside_real_models(log10_p, words):
-    (section,) = [part for part in describe(replace(stranger(), log10_p=log10_p)) if part.kind is SectionKind.SCALE]
-    assert words in section.paragraphs[0]
-    assert 'role="img" aria-label="A scale of log10 p.' in section_html(section, {})
-
-
-def test_results_without_p_are_not_on_the_scale():
-    for report in (
-        a_report(verdict=Verdict.INCONCLUSIVE, settled_by=None),
-        settled(SettledBy.IDENTICAL_FILES),
-        settled(SettledBy.KEYS),
-    ):
-        assert SectionKind.SCALE not in {section.kind for section in describe(report)}
 
 
 def test_stored_reports_of_real_models_have_the_sentence():

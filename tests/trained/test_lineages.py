@@ -66,8 +66,6 @@ def test_every_ancestor_is_where_its_descendants_branch(whole_tree, name):
     below = [descendants(child) for child, parent in PARENT_OF.items() if parent == name]
     above = frozenset(members) - descendants(name)
     assert {frozenset(branch) for branch in inner[name].branches} == {*below, *([above] if above else [])}
-    agreeing, n_pairs = inner[name].untouched
-    assert agreeing > 0.9 * n_pairs
 
 
 def test_only_ancestors_are_there_and_no_root_is_claimed(whole_tree):

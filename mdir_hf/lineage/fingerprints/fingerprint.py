@@ -282,7 +282,6 @@ class SampledModel:
     vocabulary_from = None
     is_remote = False
     is_sharded = False
-    created_at = None
     other_stacks = None
 
     def __init__(self, fingerprint: Fingerprint) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -31,9 +31,6 @@ leaf's own branch. A cosine would be small there, too, if that branch is short a
 SAME_BRANCH_SHARE = 0.3
 """Above this share, two models are on the same branch. Between ``ON_PATH_SHARE`` and this value, the position is
 unknown."""
-
-FEWEST_EQUAL_ROWS = 8
-"""Minimum number of bitwise equal rows needed for a conclusion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +73,11 @@ class InnerModel:
     Attributes:
         branches: The other models, grouped by branch.
         shared: Largest share of the shorter way that two ways to different branches have in common.
-        untouched: Number of pairs of models on different branches whose bitwise equal rows confirm the position, and
-            number of all pairs on different branches.
     """
 
     model: str
     branches: tuple[tuple[str, ...], ...]
     shared: float
-    untouched: tuple[int, int] = (0, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Between:
-    """A model that lies between two others according to bitwise equal rows."""
-
-    model: str
-    ends: tuple[str, str]
 
 
 def equal_models(squared: FloatArray, names: Sequence[str]) -> dict[str, str]:
@@ -164,37 +150,6 @@ def inner_models(squared: FloatArray, names: Sequence[str]) -> tuple[InnerModel,
             branches = tuple(sorted(map(tuple, members), key=lambda branch: (len(branch), branch)))
             result.append(InnerModel(names[b], branches, largest))
     return tuple(result)
-
-
-def between_by_equal_rows(
-    rows: Mapping[str, torch.Tensor], middles: Sequence[str] | None = None
-) -> tuple[Between, ...]:
-    """Find models that lie between two others, using rows ``(r, n)`` that training left unchanged.
-
-    Such a model shares some rows only with the first, some only with the second, and every row that these two share. If
-    ``middles`` is given, only those models are tested. For m models, takes O(m^2 r n) time, and O(m^2 r) for each
-    model tested.
-    """
-    names = list(rows)
-    middles = [name for name in names if middles is None or name in middles]
-    if not middles:
-        return ()
-    equal = {
-        frozenset(pair): (rows[pair[0]] == rows[pair[1]]).all(dim=1).numpy()
-        for pair in combinations(names, 2)
-        if rows[pair[0]].shape == rows[pair[1]].shape
-    }
-    triples = []
-    for middle in middles:
-        for a, c in combinations([name for name in names if name != middle], 2):
-            sides = [equal.get(frozenset(pair)) for pair in ((middle, a), (middle, c), (a, c))]
-            if any(side is None for side in sides):
-                continue
-            with_a, with_c, ends = (np.asarray(side) for side in sides)
-            n_a, n_c = int((with_a & ~with_c).sum()), int((with_c & ~with_a).sum())
-            if min(n_a, n_c) >= FEWEST_EQUAL_ROWS and not (ends & ~with_a).any():
-                triples.append(Between(middle, (a, c)))
-    return tuple(triples)
 
 
 def _share(merged: torch.Tensor | None, a: torch.Tensor | None, b: torch.Tensor | None) -> float | None:

@@ -21,10 +21,8 @@ from mdir_hf.installing import require_extra
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
 from mdir_hf.lineage.trees.aligning import CloserLook, LayerRows, align_rows
 from mdir_hf.lineage.trees.placing import (
-    Between,
     InnerModel,
     Merge,
-    between_by_equal_rows,
     equal_models,
     find_merges,
     inner_models,
@@ -196,9 +194,7 @@ class FamilyTree:
             lines += _merge_lines(merge)
         for inner_model in self.inner:
             branches = " | ".join(_branch_text(branch, tree_size=len(self.members)) for branch in inner_model.branches)
-            n_agreeing, n_pairs = inner_model.untouched
-            rows = f"; untouched rows say so for {n_agreeing} of {n_pairs} pairs" if n_agreeing else ""
-            lines.append(f"  {inner_model.model} lies between {branches}{rows}")
+            lines.append(f"  {inner_model.model} lies between {branches}")
         if self.merges:
             lines.append("  Each of three models on a line is a weighted sum of the other two: none is the first.")
         lines += [f"  {note}" for note in self.notes]
@@ -267,12 +263,7 @@ def grow_tree(
             newick, splits = join(distances, _resampled(geometry, not_merged, seed), members)
         except MissingExtraError as exc:  # then only the tree is missing
             notes.append(f"{exc.message[:1].upper()}{exc.message[1:]}")
-    # Rows can be bitwise equal only if no channel was moved.
-    unmoved = {name: aligned.rows[name] for name in placed_names if aligned.is_unmoved(name)}
     inner = inner_models(distances, members)
-    in_tree = {name: values for name, values in unmoved.items() if name in members}
-    between = between_by_equal_rows(in_tree, [inner_model.model for inner_model in inner])
-    inner = tuple(_with_untouched(inner_model, between) for inner_model in inner)
     notes.append(f"No root: distances have no direction. Rows are aligned with {aligned.pivot}.")
     return FamilyTree(
         members=members,
@@ -293,14 +284,6 @@ def grow_tree(
 def _with_layers(merge: Merge, layers: Mapping[str, LayerRows]) -> Merge:
     model_layers = [layers[name] for name in (merge.model, *merge.parents) if name in layers]
     return replace(merge, layers=layer_shares(*model_layers)) if len(model_layers) == 3 else merge
-
-
-def _with_untouched(inner_model: InnerModel, between: Iterable[Between]) -> InnerModel:
-    branch_of = {name: at for at, branch in enumerate(inner_model.branches) for name in branch}
-    ends = [link.ends for link in between if link.model == inner_model.model]
-    n_agreeing = sum(branch_of.get(a) != branch_of.get(c) for a, c in ends)
-    sizes = [len(branch) for branch in inner_model.branches]
-    return replace(inner_model, untouched=(n_agreeing, (sum(sizes) ** 2 - sum(size**2 for size in sizes)) // 2))
 
 
 def _resampled(geometry: TokenGeometry, positions: Sequence[int], seed: int) -> Iterable[FloatArray]:

@@ -11,7 +11,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 
@@ -175,7 +174,6 @@ class LocalRepository:
     missing: Callable[[str, str], MdirError] = _not_in_folder
     is_local: bool = True
     is_sharded: bool = False
-    created_at: datetime | None = None
     subfolder: str = ""
     variant: str | None = None
 

@@ -73,7 +73,6 @@ class ModelInfo:
     is_public: bool
     is_restricted: bool
     files: tuple[FileEntry, ...]
-    created_at: datetime | None = None
 
 
 def model_info(
@@ -106,7 +105,6 @@ def model_info(
         is_public=private is False and gated is False,  # not public unless the Hub says so
         is_restricted=bool(private or gated),
         files=_files(info.get("siblings"), label) if with_files else (),
-        created_at=parsed_date(info.get("createdAt")),
     )
 
 

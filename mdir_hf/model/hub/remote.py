@@ -167,7 +167,6 @@ class HubRepository:
                 subject=f"{self.repo}@{info.commit[:7]}",
             )
         self._is_restricted = info.is_restricted
-        self.created_at = info.created_at
         if self._options.token is False and info.is_restricted:
             # The caches may contain content that only other tokens can access; without a token, ask the Hub.
             self._use_caches, self._ranges = False, None

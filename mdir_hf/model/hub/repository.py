@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -79,7 +78,6 @@ class Repository(Protocol):
         present_name: Name on the Hub now, which differs from ``repo`` after a rename; else the same as ``repo``.
         is_local: Whether the user named a local folder.
         is_sharded: Whether several ranks of ``torch.distributed`` store parts of the model.
-        created_at: Creation date on the Hub, or None.
         subfolder: Folder used as root, or empty.
         file: Weight file that the name selects, relative to the tree, or None.
     """
@@ -89,7 +87,6 @@ class Repository(Protocol):
     commit: str | None
     is_local: bool
     is_sharded: bool
-    created_at: datetime | None
     subfolder: str
     file: str | None
     variant: str | None

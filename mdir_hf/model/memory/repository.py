@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import cached_property
 
 from mdir_hf.errors import ByteBudgetError, FileMissingError
@@ -34,7 +33,6 @@ class LoadedRepository:
     revision: str | None = None
     commit: str | None = None
     is_local: bool = True
-    created_at: datetime | None = None
     subfolder: str = ""
     file: str | None = None
     variant: str | None = None

@@ -35,8 +35,7 @@ def verdict_card(
     """
     verdict, *sections = describe(report)
     of_kind = {section.kind: section for section in sections}
-    scale = of_kind.get(SectionKind.SCALE)
-    behind = [of_kind[kind] for kind in (SectionKind.EXCLUDES, SectionKind.SCALE) if kind in of_kind]
+    excludes = of_kind.get(SectionKind.EXCLUDES)
     return render(
         "verdict_card",
         report=report,
@@ -50,9 +49,8 @@ def verdict_card(
         concepts=concepts_in(f"{report.sentence} {report.warning} compared match"),
         max_caveats=MAX_CAVEATS,
         direction=of_kind.get(SectionKind.DIRECTION),
-        scale=replace(scale, paragraphs=()) if scale is not None and scale.scale is not None else None,
         numbers=replace(verdict, paragraphs=(), facts=tuple(fact for fact in verdict.facts if not fact.is_decisive)),
-        more=[replace(section, scale=None) for section in behind],
+        excludes=excludes,
     )
 
 

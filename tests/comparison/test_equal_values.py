@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mdir_hf.comparison.equal_values import repeated_layer, rounded_form
+from mdir_hf.comparison.direction import repeated_layer, rounded_form
 
 R, N = 200, 128
 

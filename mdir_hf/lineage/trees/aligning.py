@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mdir_hf.comparison.equal_values import first_rows
+from mdir_hf.comparison.direction import first_rows
 from mdir_hf.errors import MdirError, one_line
 from mdir_hf.lineage.fingerprints.fingerprint import Fingerprint
 from mdir_hf.method.distances import Alignment, TokenGeometry, token_geometry

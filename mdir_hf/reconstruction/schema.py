@@ -110,14 +110,6 @@ class LayerIndex(_Strict):
 
 
 @dataclass(frozen=True)
-class ArrayIndex(_Strict):
-    """The shape and the torch dtype of an array."""
-
-    shape: list[Annotated[int, Ge(0), Le(1 << 24)]]
-    dtype: str
-
-
-@dataclass(frozen=True)
 class Index(_Strict):
     """The content of ``reconstruction.json``."""
 
@@ -129,11 +121,14 @@ class Index(_Strict):
     residuals: dict[str, Residual]
     final_gain: GainsIndex | None
     layers: list[LayerIndex]
-    arrays: dict[str, ArrayIndex]
 
 
-def read_index(content: bytes, label: str) -> Index:
-    """Read an index, and check it together with the names and shapes of its arrays.
+Arrays = Mapping[str, tuple[tuple[int, ...], str]]
+"""Shape and torch dtype of each array in the array file."""
+
+
+def read_index(content: bytes, arrays: Arrays, label: str) -> Index:
+    """Read an index, and check it together with the shapes of the arrays in the array file.
 
     Raises:
         ReconstructionError: If anything in it is impossible; the message names the entry.
@@ -142,7 +137,7 @@ def read_index(content: bytes, label: str) -> Index:
         index = read_json(content, Index, what="it", label=label, budget=INDEX_BUDGET, error=ReconstructionError)
     except ReconstructionError as exc:
         raise ReconstructionError(f"{_named(exc.__cause__) or exc.message}; {AGAIN}", subject=label) from exc
-    _Checker(index, label).check()
+    _Checker(index, arrays, label).check()
     return index
 
 
@@ -161,6 +156,7 @@ _FLOATS, _INTEGERS = ("float32", "float64"), ("int32", "int64")
 @dataclass(frozen=True, slots=True)
 class _Checker:
     index: Index
+    arrays: Arrays
     label: str
     used: set[str] = field(default_factory=set)
 
@@ -184,7 +180,7 @@ class _Checker:
                 for prefix, mlps in (("experts", layer.experts.routed), ("shared_experts", layer.experts.shared)):
                     for number, mlp in enumerate(mlps):
                         self._mlp(mlp, f"{at}.{prefix}.{number}")
-        unused = self.index.arrays.keys() - self.used
+        unused = self.arrays.keys() - self.used
         if unused:
             self.fail(f"the array {min(unused)!r:.80} belongs to nothing in it")
 
@@ -194,17 +190,16 @@ class _Checker:
     def array(self, name: str, shape: tuple[int | None, ...], dtypes: Collection[str]) -> tuple[int, ...]:
         """Return the shape of an array, in which None stands for any size."""
         self.used.add(name)
-        array = self.index.arrays.get(name)
-        if array is None:
-            self.fail(f"it has no array {name!r}")
-        fits = len(array.shape) == len(shape) and all(
-            size in (None, real) for size, real in zip(shape, array.shape, strict=True)
+        if name not in self.arrays:
+            self.fail(f"there is no array {name!r}")
+        actual_shape, dtype = self.arrays[name]
+        fits = len(actual_shape) == len(shape) and all(
+            size in (None, real) for size, real in zip(shape, actual_shape, strict=True)
         )
-        if not fits or array.dtype not in dtypes:
+        if not fits or dtype not in dtypes:
             wanted = ", ".join("any" if size is None else str(size) for size in shape)
-            actual = f"{array.dtype:.20} {tuple(array.shape)}"
-            self.fail(f"the array {name!r} is {actual}, expected {' or '.join(dtypes)} ({wanted})")
-        return tuple(array.shape)
+            self.fail(f"the array {name!r} is {dtype} {actual_shape}, expected {' or '.join(dtypes)} ({wanted})")
+        return actual_shape
 
     def _stream(self, stream: StreamIndex) -> None:
         sizes = (stream.n_reference, stream.n_candidate)
@@ -229,7 +224,7 @@ class _Checker:
         stream = self.index.stream
         for side, size in (("reference", stream.n_reference), ("candidate", stream.n_candidate)):
             self.array(f"{name}.{side}", (size,), _FLOATS)
-            if f"{name}.{side}_bias" in self.index.arrays:
+            if f"{name}.{side}_bias" in self.arrays:
                 self.array(f"{name}.{side}_bias", (size,), _FLOATS)
 
     def _attention(self, heads: AttentionIndex, at: str) -> None:
@@ -244,7 +239,7 @@ class _Checker:
         for name, blocks in (("values", heads.values), ("keys", heads.keys)):
             array = f"{at}.{name}"
             # An identity has matrices if the models pair rotary rows in different ways.
-            if blocks is None or (blocks.kind == "identity" and array not in self.index.arrays):
+            if blocks is None or (blocks.kind == "identity" and array not in self.arrays):
                 continue
             d = self.array(array, (n_matched["kv"], None, None), _FLOATS)[1]
             self.array(array, (n_matched["kv"], d, d), _FLOATS)
@@ -255,19 +250,3 @@ class _Checker:
         self.array(f"{at}.neurons", (2, mlp.matched), _INTEGERS)
         if mlp.kind != "order":
             self.array(f"{at}.scales", (mlp.matched,), _FLOATS)
-
-
-def expect_same_arrays(index: Index, in_file: Mapping[str, tuple[tuple[int, ...], str]], label: str) -> None:
-    """Check that the array file holds exactly the arrays of the index, with their shapes and dtypes.
-
-    Raises:
-        ReconstructionError: If it does not.
-    """
-    in_index = {name: (tuple(array.shape), array.dtype) for name, array in index.arrays.items()}
-    for name in sorted(in_index.keys() | in_file.keys()):
-        if in_index.get(name) != in_file.get(name):
-            expected, actual = (
-                "no such array" if array is None else f"{array[1]:.20} {array[0]}"
-                for array in (in_index.get(name), in_file.get(name))
-            )
-            raise ReconstructionError(f"{name!r:.80}: expected {expected}, found {actual}; {AGAIN}", subject=label)

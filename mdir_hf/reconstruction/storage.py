@@ -45,7 +45,6 @@ from mdir_hf.reconstruction.schema import (
     Index,
     LayerIndex,
     MlpIndex,
-    expect_same_arrays,
     read_index,
 )
 from mdir_hf.writing import write_together
@@ -113,7 +112,6 @@ def load_reconstruction(folder: str | os.PathLike[str]) -> Reconstruction:
         for file, limit in ((index_file, INDEX_BUDGET.n_bytes), (arrays_file, MAX_ARRAYS_BYTES)):
             if file.n_bytes > limit:
                 raise ReconstructionError(f"has {file.n_bytes:,} bytes; the limit is {limit:,}", subject=file.label)
-        index = read_index(index_file.read(0, index_file.n_bytes), index_file.label)
         n_bytes = arrays_file.n_bytes
         n_header = read_header_n_bytes(
             arrays_file.read(0, min(9, n_bytes)), n_file_bytes=n_bytes, label=arrays_file.label
@@ -121,7 +119,7 @@ def load_reconstruction(folder: str | os.PathLike[str]) -> Reconstruction:
         header = arrays_file.read(LENGTH_N_BYTES, LENGTH_N_BYTES + n_header)
         specs = parse_header(header, n_file_bytes=n_bytes, path=ARRAYS, label=arrays_file.label)
         in_file = {name: (spec.shape, str(DTYPES[spec.dtype].torch_dtype)[6:]) for name, spec in specs.items()}
-        expect_same_arrays(index, in_file, arrays_file.label)
+        index = read_index(index_file.read(0, index_file.n_bytes), in_file, index_file.label)
         return _Reader(index, specs, arrays_file).reconstruction()
     except (MemoryError, RuntimeError) as exc:  # torch raises RuntimeError if memory is short, or a matrix too odd
         raise ReconstructionError(
@@ -164,7 +162,6 @@ def _index_of(
         "residuals": dict(reconstruction.residuals),
         "final_gain": _gains_index(reconstruction.final_gain, "final_gain", arrays),
         "layers": layers,
-        "arrays": {name: {"shape": list(array.shape), "dtype": str(array.dtype)[6:]} for name, array in arrays.items()},
     }
 
 

@@ -30,7 +30,7 @@ def pair(tmp_path_factory):
 
 
 def forged(pair, folder, *, index=None, array=None):
-    """Save the reconstruction with a changed index, or with a changed array that the index describes."""
+    """Save the reconstruction with a changed index, or with a changed array."""
     shutil.copytree(pair[0] / "kept", folder)
     content, arrays = json.loads((folder / INDEX).read_text()), load_file(folder / ARRAYS)
     if index is not None:
@@ -42,8 +42,6 @@ def forged(pair, folder, *, index=None, array=None):
     if array is not None:
         name, change = array
         arrays[name] = change(arrays[name].clone())
-        shape, dtype = list(arrays[name].shape), str(arrays[name].dtype)[6:]
-        content["arrays"][name] = {"shape": shape, "dtype": dtype}
     (folder / INDEX).write_text(json.dumps(content))
     save_file(arrays, folder / ARRAYS)
     return folder
@@ -74,8 +72,6 @@ INDEXES = {
     "a layer twice": (("layers", 1, "candidate", 0), "is for layer 0 of the candidate, expected 1"),
     "a layer that is no number": (("layers", 1, "reference", "1"), "reference is '1'"),
     "a norm without a name": (("layers", 1, "gains", "x", {"is_moved": True}), "gains"),
-    "an array that nothing uses": (("arrays", "x", {"shape": [1], "dtype": "float32"}), "'x' belongs to nothing"),
-    "no such array": (("arrays", "layers.1.values", None), "arrays"),
     "a list": (("layers", 1, []), "layers"),
 }
 VALUES = {
@@ -126,9 +122,12 @@ def test_a_forged_array_is_refused_by_name(pair, tmp_path, name):
 def test_arrays_other_than_those_of_the_index_are_refused(pair, tmp_path):
     folder = forged(pair, tmp_path / "forged")
     arrays = load_file(folder / ARRAYS)
+    save_file({**arrays, "x": arrays["layers.1.scales"].clone()}, folder / ARRAYS)
+    with pytest.raises(ReconstructionError, match="the array 'x' belongs to nothing in it"):
+        load_reconstruction(folder)
     del arrays["layers.1.scales"]
     save_file(arrays, folder / ARRAYS)
-    with pytest.raises(ReconstructionError, match=r"'layers.1.scales': expected float32 \(144,\), found no such array"):
+    with pytest.raises(ReconstructionError, match=r"there is no array 'layers\.1\.scales'"):
         load_reconstruction(folder)
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.evidence.tables import Results, Row, table
+from benchmarks.evidence.tables import Results
+from benchmarks.runner import Row, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

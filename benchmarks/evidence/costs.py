@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchmarks.evidence.judged import Cost, Judged, named
-from benchmarks.evidence.tables import Results, Row, table
+from benchmarks.evidence.tables import Results
 from benchmarks.peers.full_size import LLAMA_8B, N_BYTES_PER_WEIGHT, first_sample, weights_of_strangers, weights_read
+from benchmarks.runner import Row, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -166,7 +167,7 @@ def full_size_text(names: Sequence[str]) -> str:
             f"The checker's first sample of such a pair is {first / 1e6:.1f} MB of weights, which settles near copies. "
             f"For a pair of strangers it reads {strangers / 1e9:.2f} GB, {strangers / (2 * whole):.1%}: rows of gate "
             "and up of a few layers, some keys and rows of up of all layers, and some rows of the embeddings. `python "
-            "-m benchmarks.cost_growth` measures both.",
+            "-m benchmarks cost-growth` measures both.",
         ]
     )
 
@@ -192,7 +193,7 @@ def growth_section(results: Results, figures: dict[str, Figure]) -> str:
     columns = ["shape of", "candidate", "verdict", "log10 p", "MB read", "share", "processor seconds"]
     return (
         "## Cost, by size\n\nThe weights have the shapes of published models and are drawn when they are read (`python "
-        "-m benchmarks.cost_growth`). A fine-tune has noise of 0.3 RMS on every matrix. A hidden relative is rotated, "
+        "-m benchmarks cost-growth`). A fine-tune has noise of 0.3 RMS on every matrix. A hidden relative is rotated, "
         "and its heads and neurons are reordered. On this machine with 25 GB, the steps that hold many rows were left "
         "out for Llama-3.1-405B.\n\n![GB read and processor seconds against billions of "
         "parameters](../benchmarks/results/cost-growth.png)\n\n" + table(columns, rows)

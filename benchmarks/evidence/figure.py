@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.evidence.tables import Row, log10_p_of
+from benchmarks.evidence.tables import log10_p_of
+from benchmarks.runner import Row
 from mdir_hf.render.figures.sheet import HEAD, SMALL_SIZE, add_axes, drawing, new_sheet
 from mdir_hf.render.figures.theme import Theme, theme_of
 

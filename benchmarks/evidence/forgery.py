@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benchmarks.evidence.tables import Results, Row, table
+from benchmarks.evidence.tables import Results
+from benchmarks.runner import Row, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,7 +36,7 @@ def forgery_section(results: Results, figures: dict[str, Figure]) -> str:
             "## What evading costs, and what forging takes",
             "The losses of SmolLM2-135M-Instruct are in nats per token on text that it was not trained on: "
             f"{loss[MODEL]:.2f} unchanged, {loss[f'{MODEL}/random']:.2f} with random weights (`python -m "
-            "benchmarks.real.forgery`).",
+            "benchmarks real-forgery`).",
             table(["edit", "nats per token", "verdict", "log10 p"], attacks),
             f"Not found: {'; '.join(missed) or 'none of these'}. Attacks that preserve the function cost nothing, and "
             "they are detected. Attacks that damage the weights make the model worse than random weights long before "

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from benchmarks.evidence.costs import SETTLED_IN_PLACE, compared
 from benchmarks.evidence.judged import of_checker, of_peer
 from benchmarks.evidence.peers import above_every_stranger
-from benchmarks.evidence.tables import Results, Row
+from benchmarks.evidence.tables import Results
 from benchmarks.peers.full_size import LLAMA_8B, weights_of_strangers, weights_read
+from benchmarks.runner import Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from benchmarks.evidence.tables import Results, Row, table
+from benchmarks.evidence.tables import Results
+from benchmarks.runner import Row, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,7 +38,7 @@ def methods_section(results: Results, figures: dict[str, Figure]) -> str:
             "## What published methods leave",
             f"{len(published)} published methods were applied to two real models, along with "
             f"{len(names) - len(published)} other edits that were designed to be hard (`python -m "
-            "benchmarks.real.methods`). No model is trained: if a method trains, its starting point is compared. If a "
+            "benchmarks real-methods`). No model is trained: if a method trains, its starting point is compared. If a "
             "method makes choices by running the model, we make them by size or at random, except for the bases of "
             "SliceGPT. *As it is*: the result of the method, compared with its base. *Layers alone*: the embeddings "
             "are drawn anew as well, and the residual stream is rotated if the method preserves most of the layers. A "

@@ -6,7 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 from benchmarks.evidence.calibration import binomial_band
-from benchmarks.evidence.tables import Results, table
+from benchmarks.evidence.tables import Results
+from benchmarks.runner import table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,7 +37,7 @@ def numbers_section(results: Results, figures: dict[str, Figure]) -> str:
             "## The tail of p",
             f"**{n_pairs:,} pairs of independent layers, and {sum(row['matches'] for row in rows)} match**: drawn from "
             "distributions that are hard for the method, trained by one recipe in one order of text, and layers of "
-            "real models (`python -m benchmarks.neuron_null` describes each kind). In each pair, 64 neurons are "
+            "real models (`python -m benchmarks neuron-null` describes each kind). In each pair, 64 neurons are "
             "tested; k of them have the same number as their partner. The bound on p is 1/k!, and alpha 1e-10 needs "
             f"k of at least 14; the largest is {most_own}.",
             table(["k at least", "pairs that the bound allows", "99 % binomial band of the bound", "observed"], tail),

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from benchmarks.evidence.costs import compared, costs_text
 from benchmarks.evidence.judged import Judged, named, of_checker, of_peer
-from benchmarks.evidence.tables import Results, Row, table
+from benchmarks.evidence.tables import Results
 from benchmarks.metrics import decisions, leafbench_metrics, mahalanobis_ceiling
+from benchmarks.runner import Row, table
 from benchmarks.zoo.members import MEMBERS
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from benchmarks.evidence.tables import Results, Row, table
+from benchmarks.evidence.tables import Results
+from benchmarks.runner import Row, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,7 +31,7 @@ def plain_section(results: Results, figures: dict[str, Figure]) -> str:
             "Algorithms 1 and 2 were run as the paper prints them (`benchmarks/peers/plain_mdir.py`): on all common "
             "tokens, and on V of every pair of layers behind $U_E$, with p by the paper's formula. A pair is related "
             f"if the smaller p is below 1e-10. The {len(rows)} pairs are all pairs whose models were on disk "
-            "(`python -m benchmarks.real.plain`). The checker's verdicts come from the result files. *Framed* "
+            "(`python -m benchmarks plain-mdir`). The checker's verdicts come from the result files. *Framed* "
             "strangers were made to deceive methods that read embeddings or layers; the paper does not claim to resist "
             "them. Algorithm 3 analyses layers that match and does not affect the decision.",
             table(

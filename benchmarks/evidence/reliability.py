@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benchmarks.evidence.tables import Results, table
+from benchmarks.evidence.tables import Results
+from benchmarks.runner import table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benchmarks.evidence.tables import Results, Row, table
+from benchmarks.evidence.tables import Results
+from benchmarks.runner import Row, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,7 +28,7 @@ def strangers_section(results: Results, figures: dict[str, Figure]) -> str:
     framed = [pair for pair in strangers if pair["verdict"] != "no_evidence"]
     parts = [
         "## Strangers of one recipe",
-        "`python -m benchmarks.strangers --device cuda` trained models of 33 million parameters in two runs on one "
+        "`python -m benchmarks strangers-at-scale` trained models of 33 million parameters in two runs on one "
         f"{first['device']} each, with {first['share']:.0%} and {second['share']:.0%} of the planned tokens. They were "
         "compared on CPUs. They have width 512, 8 layers and a vocabulary of 8,192. `hidden-student` was trained from "
         "random weights towards all hidden states of `llama-0`: it is a stranger in the basis of `llama-0`. "

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.evidence.tables import Results, Row, log10_p_of, table
+from benchmarks.evidence.tables import Results, log10_p_of
 from benchmarks.metrics import decisions, upper_bound_of_rate
+from benchmarks.runner import Row, table
 from benchmarks.zoo.members import FAMILIES, MEMBERS, models
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def zoo_section(results: Results, figures: dict[str, Figure]) -> str:
         "### Each base and its descendants",
         "The table shows log10 p at level `auto` and the step that settled the pair; `-` if no step did. Strangers are "
         "in italics. *MDIR, Algorithm 1*: log10 p over all common tokens by the paper's formula (`python -m "
-        "benchmarks.real.plain`), 0 if it is not below 1.",
+        "benchmarks plain-mdir`), 0 if it is not below 1.",
         base_table(rows, results.get("plain-mdir", [])),
         twins_text(rows),
         "![Matrix of all pairs within each of the four families: all related pairs except the marked ones are found, "

@@ -1,4 +1,4 @@
-"""Write the reference values that reports show next to their p: ``python -m benchmarks.real.scale``.
+"""Write the reference values that reports show next to their p: ``python -m benchmarks scale``.
 
 They are the log10 p in ``benchmarks/results/real-pairs.jsonl``, separately for unrelated and related pairs. Pairs
 whose neurons were searched for have no p. Relatives that were missed are left out, too.
@@ -29,5 +29,6 @@ def scale_of(pairs: str) -> str:
     return json.dumps(numbers) + "\n"
 
 
-if __name__ == "__main__":
+def write_scale() -> None:
+    """Write the file."""
     TARGET.write_text(scale_of(PAIRS.read_text(encoding="utf-8")), encoding="utf-8")

@@ -30,7 +30,7 @@ from mdir_hf.lineage.survey import RESULTS as LINES
 from mdir_hf.lineage.survey.folder import LOCK, read_survey
 from mdir_hf.lineage.survey.results import SurveyReport
 from mdir_hf.lineage.survey.run import SurveyPlan, open_folder, run_survey
-from tests.lineage.survey.conftest import write_population
+from tests.population import write_population
 
 N_TOKENS, N_FLIPS, N_LOSSES, N_STARTS = 512, 1500, 60, 10
 

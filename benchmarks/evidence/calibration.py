@@ -19,12 +19,11 @@ LEVELS = ("0.3", "0.1", "0.03", "0.01", "0.001")
 ADVERSARIAL = ("principal axes", "varimax axes")
 
 
-def calibration_section(results: Results, figures: dict[str, Figure]) -> str:
+def calibration_section(results: Results) -> str:
     """Compare p-values of independent models with their bounds."""
     rows = results["calibration-pairs"]
-    ordinary = [row for row in rows if not set(ADVERSARIAL) & set(row["populations"])]
+    ordinary = ordinary_pairs(results)
     adversarial = [row for row in rows if set(ADVERSARIAL) & set(row["populations"])]
-    figures["evidence-calibration.png"] = draw_calibration(ordinary)
     n_models = len({row["a"] for row in ordinary} | {row["b"] for row in ordinary})
     z, votes = (np.array([row[key] for row in ordinary]) for key in ("z", "votes"))
     wrong = sum(row["verdict"] == "homologous" for row in ordinary)
@@ -73,6 +72,11 @@ def calibration_section(results: Results, figures: dict[str, Figure]) -> str:
             "it is capped at 0, with all values above 0](images/evidence-calibration.png)",
         ]
     )
+
+
+def ordinary_pairs(results: Results) -> list[Row]:
+    """Return the pairs whose models were not rotated after training."""
+    return [row for row in results["calibration-pairs"] if not set(ADVERSARIAL) & set(row["populations"])]
 
 
 def populations_table(rows: list[Row], specimens: list[Row]) -> str:
@@ -152,8 +156,9 @@ def binomial_band(n: int, rate: float, *, level: float = 0.99) -> tuple[int, int
     return int(low), int(high)
 
 
-def draw_calibration(rows: list[Row]) -> Figure:
+def draw_calibration(results: Results) -> Figure:
     """Draw z of the fixed matching, and ln p before it is capped at 0."""
+    rows = ordinary_pairs(results)
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4), layout="constrained")

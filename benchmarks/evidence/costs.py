@@ -6,16 +6,11 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from benchmarks.evidence.judged import Cost, Judged, named
 from benchmarks.evidence.tables import Results
 from benchmarks.peers.full_size import LLAMA_8B, N_BYTES_PER_WEIGHT, first_sample, weights_of_strangers, weights_read
 from benchmarks.runner import Row, table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 SETTLED_IN_PLACE = ("near", "number")
 """Steps that compare neurons of a few layers by number, before anything else is read."""
@@ -176,7 +171,7 @@ def _times(ratio: float) -> str:
     return "" if math.isnan(ratio) else f"{ratio:.2g}"
 
 
-def growth_section(results: Results, figures: dict[str, Figure]) -> str:
+def growth_section(results: Results) -> str:
     """Tabulate the cost of a comparison by the size of the models."""
     rows = [
         [

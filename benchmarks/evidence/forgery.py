@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from benchmarks.evidence.tables import Results
 from benchmarks.runner import Row, table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MODEL = "smollm2-135m-instruct"
 
 
-def forgery_section(results: Results, figures: dict[str, Figure]) -> str:
+def forgery_section(results: Results) -> str:
     """Tabulate attacks by their cost, and forgeries by the weights that they copy."""
-    del figures
     row_of = {row["b"]: row for row in results["real-pairs"] if row["a"] == MODEL}
     done = {row["model"]: row["done"] for row in results["real-models"]}
     of = {part: [row for row in results["real-forgery"] if row["part"] == part] for part in _PARTS}

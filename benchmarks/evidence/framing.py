@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from benchmarks.evidence.tables import Results
 from benchmarks.runner import Row, table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 HEADER = ["victim", "stranger", "method", "change of logits", "verdict", "own numbers", "certain"]
 
 
-def framing_section(results: Results, figures: dict[str, Figure]) -> str:
+def framing_section(results: Results) -> str:
     """Tabulate framed strangers, then models with copied rows, then mixtures."""
-    del figures
     rows = results["framing"]
     framed = [row for row in rows if not row["related"]]
     copied = [row for row in rows if row["related"] and row["stranger"]]

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from benchmarks.evidence.tables import Results
 from benchmarks.runner import Row, table
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 BASES = {"smollm2-135m-instruct": "SmolLM2-135M", "qwen2.5-coder-0.5b-instruct": "Qwen2.5-Coder-0.5B"}
 
 
-def methods_section(results: Results, figures: dict[str, Figure]) -> str:
+def methods_section(results: Results) -> str:
     """Tabulate the conclusive step, log10 p and MB read for each method and base."""
-    del figures
     rows = results["real-methods"]
     related = [row for row in rows if row["related"]]
     strangers = [row for row in rows if not row["related"]]

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from benchmarks.evidence.calibration import binomial_band
 from benchmarks.evidence.tables import Results
 from benchmarks.runner import table
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 CONTROL = "noisy copies"
 
 
-def numbers_section(results: Results, figures: dict[str, Figure]) -> str:
+def numbers_section(results: Results) -> str:
     """Compare counts of equal numbers in independent layers with the bound, overall and by kind."""
-    del figures
     rows = [row for row in results["neuron-null"] if row["kind"] != CONTROL]
     control = next(row for row in results["neuron-null"] if row["kind"] == CONTROL)
     n_pairs = sum(row["pairs"] for row in rows)

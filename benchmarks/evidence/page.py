@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.evidence.calibration import calibration_section
+from benchmarks.evidence.calibration import calibration_section, draw_calibration
 from benchmarks.evidence.costs import growth_section
 from benchmarks.evidence.figure import draw_evidence
 from benchmarks.evidence.forgery import forgery_section
@@ -24,7 +24,7 @@ from benchmarks.evidence.real import real_peers_section, real_section
 from benchmarks.evidence.reliability import reliability_section
 from benchmarks.evidence.strangers import strangers_section
 from benchmarks.evidence.tables import Results, read_results
-from benchmarks.evidence.zoo import zoo_section
+from benchmarks.evidence.zoo import draw_zoo, zoo_section
 from benchmarks.paper import ablation, changed_tokenizer, layer_maps, matrices, noise_real, printed_matrix
 from benchmarks.runner import Row
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 DOCS = Path(__file__).parents[2] / "docs"
-Section = Callable[[Results, "dict[str, Figure]"], str]
+Section = Callable[[Results], str]
 
 PAGES = "../benchmarks/results/pages"
 """Folder of the tables, relative to ``docs``. The site shows them under ``evidence/``."""
@@ -53,20 +53,17 @@ def make_evidence(results: Results) -> Evidence:
     Args:
         results: Result files by name.
     """
-    figures: dict[str, Figure] = {}
     sections, missing = [], []
     for name, needs, section in SECTIONS:
         if all(need in results for need in needs):
-            sections.append(section(results, figures))
+            sections.append(section(results))
         else:
             missing.append(f"- {name}: no `{'`, `'.join(need for need in needs if need not in results)}` in results")
     not_run = "\n".join([*NOT_RUN, *missing])
     pages = {f"{PAGES}/{_slug(section)}.md": _page_of(section) for section in sections}
     more = "\n".join(f"- [{_title(section)}]({place})" for place, section in zip(pages, sections, strict=True))
-    picture = []
-    if "real-pairs" in results and "real-peers" in results:
-        figures["evidence.png"] = drawn = draw_evidence(results["real-pairs"], results["real-peers"])
-        picture = [f"![{drawn.get_label()}](images/evidence.png)"]
+    figures = {name: draw(results) for name, needs, draw in FIGURES if all(need in results for need in needs)}
+    picture = [f"![{figures[name].get_label()}](images/{name})" for name in ("evidence.png",) if name in figures]
     front = [
         OPENING,
         *picture,
@@ -133,8 +130,7 @@ NOT_RUN = (
 def _section_of_experiment(name: str, section_of: Callable[[Row], str]) -> Section:
     """Return the section of an experiment, whose numbers are one line."""
 
-    def section(results: Results, figures: dict[str, Figure]) -> str:
-        del figures
+    def section(results: Results) -> str:
         (line,) = results[name]
         return section_of({field: value for field, value in line.items() if field != "experiment"})
 
@@ -163,7 +159,7 @@ SECTIONS: tuple[tuple[str, tuple[str, ...], Section], ...] = (
     (
         "The paper's tables of noise",
         ("paper-noise-real",),
-        lambda results, _: noise_real.section_of(results["paper-noise-real"]),
+        lambda results: noise_real.section_of(results["paper-noise-real"]),
     ),
     *(
         (title, (f"paper-{name}",), _section_of_experiment(f"paper-{name}", section_of))
@@ -177,6 +173,13 @@ SECTIONS: tuple[tuple[str, tuple[str, ...], Section], ...] = (
     ),
 )
 """Name, required result files and function of each section, in page order."""
+
+FIGURES: tuple[tuple[str, tuple[str, ...], Callable[[Results], Figure]], ...] = (
+    ("evidence.png", ("real-pairs", "real-peers"), draw_evidence),
+    ("evidence-calibration.png", ("calibration-pairs",), draw_calibration),
+    ("evidence-zoo.png", ("zoo-pairs",), draw_zoo),
+)
+"""File, required result files and function of each figure."""
 
 
 def write_evidence() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from benchmarks.evidence.costs import compared, costs_text
 from benchmarks.evidence.judged import Judged, named, of_checker, of_peer
@@ -13,13 +12,9 @@ from benchmarks.metrics import decisions, leafbench_metrics, mahalanobis_ceiling
 from benchmarks.runner import Row, table
 from benchmarks.zoo.members import MEMBERS
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
-
-def peers_section(results: Results, figures: dict[str, Figure]) -> str:
+def peers_section(results: Results) -> str:
     """Tabulate decisions, metrics and costs of every method on the same pairs."""
-    del figures
     checker_rows = {(row["a"], row["b"]): row for row in results["zoo-pairs"] if row["level"] == "auto"}
     packages_last = sorted(results["zoo-peers"], key=lambda row: "(package)" in row["peer"])
     judged = [of_checker(checker_rows), *(of_peer(row, checker_rows) for row in packages_last)]

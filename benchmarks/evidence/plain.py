@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from benchmarks.evidence.tables import Results
 from benchmarks.runner import Row, table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 LOG10_ALPHA = -10.0
 GROUPS = {
@@ -19,9 +15,8 @@ GROUPS = {
 }
 
 
-def plain_section(results: Results, figures: dict[str, Figure]) -> str:
+def plain_section(results: Results) -> str:
     """Tabulate counts of each group, the pairs on which the two differ, and all real pairs."""
-    del figures
     rows = results["plain-mdir"]
     groups = {name: [row for row in rows if row["group"] == name] for name in GROUPS}
     real = groups["real"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from benchmarks.evidence.tables import LOG10_ALPHA, Results, log10_p_of
 from benchmarks.peers.plain_mdir import PlainMdir
@@ -14,11 +13,8 @@ from benchmarks.real.table import PAPER_P, p_text, paper_p, summary
 from benchmarks.real.table import table as table_of_pairs
 from benchmarks.runner import Row, table
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
-
-def real_section(results: Results, figures: dict[str, Figure]) -> str:
+def real_section(results: Results) -> str:
     """Tabulate results on real models, quantised copies, other seeds, and the noise that a "no" excludes."""
     pairs = results["real-pairs"]
     printed = printed_p(results.get("plain-mdir", []))
@@ -130,7 +126,7 @@ def _strangers_at_layers(rows: list[Row]) -> str:
     )
 
 
-def real_peers_section(results: Results, figures: dict[str, Figure]) -> str:
+def real_peers_section(results: Results) -> str:
     """Tabulate how well other methods separate relatives of real models from strangers."""
     rows = [*printed_as_peer(results.get("plain-mdir", []), results["real-peers"]), *results["real-peers"]]
     head = ["peer", "relatives above every stranger", "by its threshold", "strangers", "no answer", "s"]

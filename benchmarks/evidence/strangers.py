@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from benchmarks.evidence.tables import Results
 from benchmarks.runner import Row, table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 OUTSIDE = (
     "Longer trainings were measured outside the project, on one H100, with an earlier version. "
@@ -18,9 +13,8 @@ OUTSIDE = (
 )
 
 
-def strangers_section(results: Results, figures: dict[str, Figure]) -> str:
+def strangers_section(results: Results) -> str:
     """Describe comparisons of models of 33 million parameters, which were trained in two runs."""
-    del figures
     first, second = results["strangers-at-scale"]
     pairs = [pair for run in (first, second) for pair in run["pairs"]]
     strangers = [pair for pair in pairs if not pair["related"]]

@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def zoo_section(results: Results, figures: dict[str, Figure]) -> str:
+def zoo_section(results: Results) -> str:
     """Describe the members of the zoo and the checker's decisions."""
     rows = [row for row in results["zoo-pairs"] if row["level"] == "auto"]
-    figures["evidence-zoo.png"] = draw_zoo(rows)
     counted = decisions((row["verdict"] == "homologous" for row in rows), (row["related"] for row in rows))
     n_strangers = counted.false_positives + counted.true_negatives
     n_related = counted.true_positives + counted.false_negatives
@@ -217,10 +216,11 @@ def maps_text(rows: list[Row]) -> str:
     )
 
 
-def draw_zoo(rows: list[Row]) -> Figure:
+def draw_zoo(results: Results) -> Figure:
     """Draw four matrices of log(-log10 p), with wrong decisions marked."""
     from matplotlib.figure import Figure
 
+    rows = [row for row in results["zoo-pairs"] if row["level"] == "auto"]
     known = {frozenset((row["a"], row["b"])): row for row in rows}
     figure = Figure(figsize=(13, 12), layout="constrained")
     image = None

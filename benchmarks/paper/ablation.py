@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.paper.models import FULL, built, losses_of
+from benchmarks.paper.models import built, losses_of
 from benchmarks.paper.output import draw_maps, experiment, layers_log10_p, p_text, table
 from benchmarks.peers.plain_mdir import PlainMdir, embedding_analysis
 from benchmarks.peers.reads import Reads
@@ -34,9 +34,9 @@ def measure() -> tuple[Row, dict[str, Figure]]:
     """Compare every pair of the four models."""
     rows, pictures = [], []
     for first, second in combinations(NAMES, 2):
-        checker = HomologyChecker.from_pretrained(built(first, FULL), use_caches=False)
-        embedding = checker.compare(built(second, FULL), describes=True, progress=False)
-        body = checker.compare(built(second, FULL), level="layers", progress=False)
+        checker = HomologyChecker.from_pretrained(built(first), use_caches=False)
+        embedding = checker.compare(built(second), describes=True, progress=False)
+        body = checker.compare(built(second), level="layers", progress=False)
         (seed, kind), (other_seed, other_kind) = first.split("-"), second.split("-")
         rows.append(
             {
@@ -53,9 +53,9 @@ def measure() -> tuple[Row, dict[str, Figure]]:
         )
         if (first, second) in DRAWN:
             pictures.append((f"{first}, {second}\nembedding", _picture(embedding), 1.0))
-            pictures.append((f"V of layer {LAYER}", value_picture(built(first, FULL), built(second, FULL)), 1.0))
+            pictures.append((f"V of layer {LAYER}", value_picture(built(first), built(second)), 1.0))
     wrong = [row for row in rows if (row["verdict"] == "homologous") != row["same_seed"]]
-    losses = {name: {key: round(value, 3) for key, value in losses_of(name, FULL).items()} for name in NAMES}
+    losses = {name: {key: round(value, 3) for key, value in losses_of(name).items()} for name in NAMES}
     figure = draw_maps(
         "One seed, two texts: a diagonal. Two seeds, one text: noise",
         "square root of |polar factor|, channel against channel; V behind the match of the embeddings",

@@ -20,9 +20,12 @@ import torch
 from benchmarks.paper.models import (
     BASE,
     EMBEDDED,
-    FULL,
+    EMBEDDED_STEPS,
+    QWEN3,
+    RETOKENISED_STEPS,
     SEQUENCE_LENGTH,
     SLOW,
+    SMALL,
     TOKENS_PER_STEP,
     built,
     load,
@@ -53,11 +56,11 @@ ALPHA_LOG10 = -10.0
 
 def measure() -> tuple[Row, dict[str, Figure]]:
     """Tabulate three trainings, and the final states of other draws of the new embeddings."""
-    width, last = FULL.small.width, FULL.embedded_steps[-1]
+    width, last = SMALL.width, EMBEDDED_STEPS[-1]
     tables = {
-        "slow": (width, _rows("small", "slow", FULL.embedded_steps, 2 * TOKENS_PER_STEP)),
-        "held": (width, _rows("small", "held", FULL.embedded_steps, 2 * TOKENS_PER_STEP)),
-        "equal": (FULL.qwen3.width, _rows(BASE, "retokenised", FULL.retokenised_steps, TOKENS_PER_STEP)),
+        "slow": (width, _rows("small", "slow", EMBEDDED_STEPS, 2 * TOKENS_PER_STEP)),
+        "held": (width, _rows("small", "held", EMBEDDED_STEPS, 2 * TOKENS_PER_STEP)),
+        "equal": (QWEN3.width, _rows(BASE, "retokenised", RETOKENISED_STEPS, TOKENS_PER_STEP)),
     }
     draws = [
         {
@@ -103,12 +106,12 @@ def section_of(data: Row) -> str:
 
 
 def _rows(base_name: str, name: str, steps: tuple[int, ...], tokens_per_step: int) -> list[dict[str, Any]]:
-    base = built(base_name, FULL)
-    learnt = text(FULL, "unigram") if base_name == BASE else small_text(FULL.small.vocabulary, is_other=True)
+    base = built(base_name)
+    learnt = text("unigram") if base_name == BASE else small_text(SMALL.vocabulary, is_other=True)
     tokens = learnt.held_out["code"]
     rows = []
     for step in steps:
-        folder = built(f"{name}-{step}", FULL)
+        folder = built(f"{name}-{step}")
         checker = HomologyChecker.from_pretrained(base, use_caches=False)
         by_embedding = checker.compare(folder, describes=True, progress=False)
         whole = checker.compare(folder, level="layers", progress=False)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.paper.models import BASE, FULL, built, pruned_layers, upscaled_layers
+from benchmarks.paper.models import BASE, QWEN3, built, pruned_layers, upscaled_layers
 from benchmarks.paper.output import draw_maps, experiment, layers_log10_p, log_shades, p_text, table
 from benchmarks.peers.inference import encode, loaded, statements
 from benchmarks.peers.reads import Reads
@@ -31,18 +31,18 @@ N_STATEMENTS, N_TOKENS = 200, 48
 
 def measure() -> tuple[Row, dict[str, Figure]]:
     """Draw two maps for each of three pairs."""
-    n_layers = FULL.qwen3.n_layers
+    n_layers = QWEN3.n_layers
     origins: dict[str, tuple[int, ...] | None] = {
         "upscaled": upscaled_layers(n_layers),
         "pruned": pruned_layers(n_layers),
         "seed3-code": None,
     }
-    base = built(BASE, FULL)
+    base = built(BASE)
     states = hidden_states(base)
     data: Row = {}
     figures = {}
     for name, truth in origins.items():
-        candidate = built(name, FULL)
+        candidate = built(name)
         report = HomologyChecker.from_pretrained(base, use_caches=False).compare(
             candidate, level="layers", progress=False
         )

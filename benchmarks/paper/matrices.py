@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.paper.models import BASE, FULL, built, pruned_layers
+from benchmarks.paper.models import BASE, QWEN3, built, pruned_layers
 from benchmarks.paper.output import draw_maps, experiment, p_text, table
 from benchmarks.paper.printed_matrix import embedding_of, judged
 from benchmarks.peers.weights import optional
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 def measure() -> tuple[Row, dict[str, Figure]]:
     """Draw four matrices for each of three pairs."""
-    base = built(BASE, FULL)
-    layers_left = pruned_layers(FULL.qwen3.n_layers)
+    base = built(BASE)
+    layers_left = pruned_layers(QWEN3.n_layers)
     pairs: dict[str, tuple[Path, Path, int, int]] = {
-        "pruned": (base, built("pruned", FULL), layers_left[2], 2),
-        "strangers": (base, built("seed3-code", FULL), 1, 1),
+        "pruned": (base, built("pruned"), layers_left[2], 2),
+        "strangers": (base, built("seed3-code"), 1, 1),
     }
     upcycled = (zoo.built(Member("llama", name), zoo.FULL) for name in ("base", "moe-upcycled"))
     pairs["upcycled"] = (*upcycled, 1, 1)

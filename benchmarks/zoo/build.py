@@ -78,9 +78,6 @@ class Scale:
 
 
 FULL = Scale("full", Shape(3072, 192, 512, 4, 6, 2, 32, False), 144, 300)
-SMALL = Scale("small", Shape(1024, 96, 256, 2, 4, 2, 32, False), 64, 60, ("llama",))
-"""A slice of one family for the tests: the same recipes with fewer steps."""
-
 SHARES = {
     "continued": 2.5,
     "sft": 0.25,

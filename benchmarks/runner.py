@@ -37,7 +37,7 @@ class Benchmark:
 
     Attributes:
         name: Name of the result file.
-        about: What is measured, in one line.
+        about: Description of the measurement, in one line.
         key: Fields that identify a line.
         cases: Yields the cases.
         finish: Called with all lines at the end, for example to draw a figure.
@@ -99,7 +99,14 @@ def read_lines(path: Path) -> list[Row]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Format a Markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+def table(header: str | Sequence[str], rows: Iterable[Sequence[str]], *, rule: str = " --- ") -> str:
+    """Format a Markdown table.
+
+    Args:
+        header: Names of the columns, as a sequence or separated by " | ".
+        rows: Cells of each row.
+        rule: Cell of the line below the header.
+    """
+    names = header.split(" | ") if isinstance(header, str) else header
+    lines = [f"| {' | '.join(cells)} |" for cells in (names, *rows)]
+    return "\n".join([lines[0], "|" + f"{rule}|" * len(names), *lines[1:]])

@@ -58,9 +58,7 @@ def calibration_section(results: Results) -> str:
             f"positive signs minus negative ones). Its mean is {votes.mean():.2f}, its standard deviation "
             f"{votes.std():.2f} (8 for random signs), and its maximum {votes.max()} of 64; alpha requires more than "
             "54.",
-            table(
-                ["p at most", "allowed by the bound", "expected if z is normal", "99 % binomial band", "observed"], body
-            ),
+            table("p at most | allowed by the bound | expected if z is normal | 99 % binomial band | observed", body),
             "Pairs share models. If every model's axes are random, traces are still pairwise independent, so a count "
             "has the variance of a binomial. The band also assumes the shape of a binomial.",
             "For n = 2 to 6, the whole bound with its n! matchings is tight enough to be tested. The table shows the "
@@ -112,16 +110,7 @@ def populations_table(rows: list[Row], specimens: list[Row]) -> str:
                 str(verdicts["inconclusive"]),
             ]
         )
-    header = [
-        "both models are",
-        "held-out loss",
-        "pairs",
-        "ln p, smallest",
-        "5 %",
-        "median",
-        "homologous",
-        "inconclusive",
-    ]
+    header = "both models are | held-out loss | pairs | ln p, smallest | 5 % | median | homologous | inconclusive"
     return table(header, body)
 
 

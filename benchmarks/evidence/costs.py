@@ -93,7 +93,7 @@ def costs_text(costs: Sequence[Compared]) -> str:
             "two fingerprints and a score for peers, but no imports. The checker and the peers ran one after the other "
             "on a machine with other work, which changes processor times by up to two fifths.",
             table(
-                ["method", "seconds for a new pair", "times the checker's", "seconds with cached fingerprints"],
+                "method | seconds for a new pair | times the checker's | seconds with cached fingerprints",
                 [
                     [
                         named(each.method),
@@ -113,15 +113,8 @@ def costs_text(costs: Sequence[Compared]) -> str:
             "separately, once for each model: they are nearly as large as the weights that a settled comparison reads "
             "here, and negligible for large models. GGUF files contain them.",
             table(
-                [
-                    "method",
-                    "MB of weights for a new pair",
-                    "times the checker's",
-                    "if neurons in place are conclusive",
-                    "otherwise",
-                    "share of both models",
-                    "kB of tokenizers and configs",
-                ],
+                "method | MB of weights for a new pair | times the checker's | if neurons in place are conclusive | "
+                "otherwise | share of both models | kB of tokenizers and configs",
                 [
                     [
                         named(each.method),
@@ -152,7 +145,7 @@ def full_size_text(names: Sequence[str]) -> str:
             f"For a pair as large as Llama-3.1-8B ({2 * whole / 1e9:.1f} GB), the methods would fetch these bytes "
             "(computed from the shapes of the tensors that they read, `benchmarks/peers/full_size.py`; not run):",
             table(
-                ["method", "tensors read from each model", "GB for a new pair", "share"],
+                "method | tensors read from each model | GB for a new pair | share",
                 [
                     [name, read[name][1], f"{2 * N_BYTES_PER_WEIGHT * read[name][0] / 1e9:.2f}", f"{share:.0%}"]
                     for name in names

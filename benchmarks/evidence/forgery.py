@@ -31,7 +31,7 @@ def forgery_section(results: Results) -> str:
             "The losses of SmolLM2-135M-Instruct are in nats per token on text that it was not trained on: "
             f"{loss[MODEL]:.2f} unchanged, {loss[f'{MODEL}/random']:.2f} with random weights (`python -m "
             "benchmarks real-forgery`).",
-            table(["edit", "nats per token", "verdict", "log10 p"], attacks),
+            table("edit | nats per token | verdict | log10 p", attacks),
             f"Not found: {'; '.join(missed) or 'none of these'}. Attacks that preserve the function cost nothing, and "
             "they are detected. Attacks that damage the weights make the model worse than random weights long before "
             "they evade detection.",
@@ -40,12 +40,12 @@ def forgery_section(results: Results) -> str:
             f"were not tried. On other parts of that text, the model has {base['loss']:.2f} nats per token, and a "
             f"model trained from random weights {as_random:.2f} after the same steps. If the repaired model ends above "
             "that value, training from scratch would have been no worse.",
-            table(["edit, then repaired", "nats before", "after", "verdict after", "log10 p"], repairs),
+            table("edit, then repaired | nats before | after | verdict after | log10 p", repairs),
             "A forgery copies parts of the model into a stranger of the same shape that was trained from random "
             "weights. A whole copied layer is found, because these weights are shared. Copied rows of the embedding "
             "are reported, but they are not enough for a verdict. Copied neurons whose output is not used are not "
             "evidence.",
-            table(["copied into the stranger", "verdict", "log10 p"], forged),
+            table("copied into the stranger | verdict | log10 p", forged),
         ]
     )
 

@@ -35,10 +35,10 @@ def numbers_section(results: Results) -> str:
             "real models (`python -m benchmarks neuron-null` describes each kind). In each pair, 64 neurons are "
             "tested; k of them have the same number as their partner. The bound on p is 1/k!, and alpha 1e-10 needs "
             f"k of at least 14; the largest is {most_own}.",
-            table(["k at least", "pairs that the bound allows", "99 % binomial band of the bound", "observed"], tail),
+            table("k at least | pairs that the bound allows | 99 % binomial band of the bound | observed", tail),
             "Pairs of trained and of real layers share layers, but the numbering of each is independent, so pairs are "
             "pairwise independent and a count has the variance of a binomial. A count may be below the band, because "
             "the bound is not exact: it allows any choice of partners.",
-            table(["kind", "pairs", "largest k", "most certain neurons of 64", "matches"], by_kind),
+            table("kind | pairs | largest k | most certain neurons of 64 | matches", by_kind),
         ]
     )

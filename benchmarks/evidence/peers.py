@@ -34,15 +34,8 @@ def peers_section(results: Results) -> str:
             "threshold*: the best threshold for these very scores, which is unknown in advance, over the pairs "
             "answered. *Before the first error*: related pairs that score higher than every unrelated pair.",
             table(
-                [
-                    "method",
-                    "answered",
-                    "own rule",
-                    "errors by own rule",
-                    "at 1e-10",
-                    "best threshold",
-                    "before the first error",
-                ],
+                "method | answered | own rule | errors by own rule | at 1e-10 | best threshold | "
+                "before the first error",
                 [decision_row(method) for method in judged],
             ),
             where_others_are_right(judged, checker_rows),
@@ -57,7 +50,7 @@ def peers_section(results: Results) -> str:
             f"these pairs, MD cannot exceed {ceiling:.2f} for any method, and scores that only say yes or no come "
             "closest to it.",
             table(
-                ["method", "ACC", "AUC", "pAUC", "MD", "TPR at 1 % FPR", "AUC, all pairs", "TPR at 1 % FPR, all pairs"],
+                "method | ACC | AUC | pAUC | MD | TPR at 1 % FPR | AUC, all pairs | TPR at 1 % FPR, all pairs",
                 [metrics_row(method) for method in judged if method.is_ranked],
             ),
             costs_text(compared(judged, checker_rows)),

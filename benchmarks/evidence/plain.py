@@ -30,15 +30,8 @@ def plain_section(results: Results) -> str:
             "strangers were made to deceive methods that read embeddings or layers; the paper does not claim to resist "
             "them. Algorithm 3 analyses layers that match and does not affect the decision.",
             table(
-                [
-                    "pairs",
-                    "related",
-                    "found as printed",
-                    "found by the checker",
-                    "strangers",
-                    "accused as printed",
-                    "accused by the checker",
-                ],
+                "pairs | related | found as printed | found by the checker | strangers | accused as printed | "
+                "accused by the checker",
                 [_counts(GROUPS[name], group) for name, group in groups.items() if group],
             ),
             "Pairs without an answer: " + (_unanswered(rows) or "none") + ".",
@@ -46,11 +39,11 @@ def plain_section(results: Results) -> str:
             "### Where the two differ",
             "*Embeddings*: log10 p of Algorithm 1. *Layers*: the smallest log10 p of Algorithm 2.",
             table(
-                ["pair", "related", "kind", "trace", "rank", "embeddings", "layers", "checker"],
+                "pair | related | kind | trace | rank | embeddings | layers | checker",
                 [_cells(row) for row in rows if _differs(row)],
             ),
             "### All real pairs",
-            table(["pair", "related", "kind", "trace", "rank", "embeddings", "layers", "checker"], map(_cells, real)),
+            table("pair | related | kind | trace | rank | embeddings | layers | checker", map(_cells, real)),
         ]
     )
 

@@ -31,7 +31,7 @@ def real_section(results: Results) -> str:
             "called homologous**.",
             "GGUF files are read back as BF16, and ONNX files as F32. The F32 files are used as packaged.",
             table(
-                ["model", "name", "read from", "bits per weight in the file"],
+                "model | name | read from | bits per weight in the file",
                 [
                     [name, source.title, source.read_from, _number(models.get(name, {}), "bits_per_weight_in_packages")]
                     for name, source in SOURCES.items()

@@ -35,7 +35,7 @@ def strangers_section(results: Results) -> str:
         f"and `layers`). {len(framed)} are `inconclusive` because only embeddings agree: {_pairs(framed)}. "
         f"{_n_homologous(relatives)} of {len(relatives)} comparisons of relatives are `homologous`.",
         table(
-            ["run", "model", "tokens", "loss on held-out code"],
+            "run | model | tokens | loss on held-out code",
             [
                 [str(number), name, f"{model['tokens'] / 1e6:.1f} M", f"{model['held_out_loss']:.2f}"]
                 for number, run in enumerate((first, second), start=1)
@@ -44,17 +44,7 @@ def strangers_section(results: Results) -> str:
             ],
         ),
         table(
-            [
-                "run",
-                "descendant",
-                "of",
-                "tokens",
-                "loss",
-                "log10 p, `auto`",
-                "log10 p, `layers`",
-                "trace over rank",
-                "neurons",
-            ],
+            "run | descendant | of | tokens | loss | log10 p, `auto` | log10 p, `layers` | trace over rank | neurons",
             [[str(number), *row] for number, run in enumerate((first, second), start=1) for row in _relatives(run)],
         ),
         "*neurons*: the number of neurons, out of 64, that have their own number in the best pair of layers. The "

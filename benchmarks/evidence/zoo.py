@@ -142,7 +142,7 @@ def relation_table(rows: list[Row]) -> str:
         for name in order
         if name in counts
     ]
-    return table(["member", "related, found", "unrelated, called homologous", "inconclusive"], body)
+    return table("member | related, found | unrelated, called homologous | inconclusive", body)
 
 
 def missed_text(rows: list[Row]) -> str:

@@ -80,7 +80,7 @@ def section_of(data: Row) -> str:
     ]
     return (
         "## Seed and text (the paper's ablation and its figure 6)\n\n"
-        + table(["pair", "same seed", "same text and order", "p, embeddings", "p, layers", "verdict"], shown)
+        + table("pair | same seed | same text and order | p, embeddings | p, layers | verdict", shown)
         + f"\n\n{data['n_wrong']} of {len(data['rows'])} verdicts contradict the seeds. A shared initialisation "
         "counts as shared weights, however the models were trained afterwards.\n\nThe figure shows embeddings and V of "
         f"layer {LAYER}, "

@@ -130,16 +130,8 @@ def _rows(base_name: str, name: str, steps: tuple[int, ...], tokens_per_step: in
 
 
 def _table(width: int, rows: list[dict[str, Any]]) -> str:
-    header = [
-        "tokens",
-        "trace",
-        "p, embeddings",
-        f"own channels of {width}",
-        "p, own order",
-        f"positive of {width}",
-        "p, layers",
-        "loss",
-    ]
+    channels = f"own channels of {width} | p, own order | positive of {width}"
+    header = f"tokens | trace | p, embeddings | {channels} | p, layers | loss"
     return table(
         header,
         [

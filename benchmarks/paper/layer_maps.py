@@ -87,14 +87,8 @@ def section_of(data: Row) -> str:
     return (
         "## Layer maps (the paper's figures 2 and 8)\n\n"
         + table(
-            [
-                "candidate",
-                "verdict",
-                "p of the map",
-                "origins named by MDIR",
-                "origins by the largest CKA",
-                "largest CKA, mean",
-            ],
+            "candidate | verdict | p of the map | origins named by MDIR | origins by the largest CKA | "
+            "largest CKA, mean",
             rows,
         )
         + "\n\nMDIR names no origin without evidence. CKA always has a largest entry, even between strangers.\n\n"

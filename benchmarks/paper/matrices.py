@@ -85,16 +85,8 @@ def section_of(data: Row) -> str:
     return (
         "## Matrices (the paper's figures 3 to 5)\n\n"
         + table(
-            [
-                "pair",
-                "verdict, level embedding",
-                "p, level embedding",
-                "p, Algorithm 1 as printed",
-                "embedding: trace / rank",
-                "V",
-                "O",
-                "up",
-            ],
+            "pair | verdict, level embedding | p, level embedding | p, Algorithm 1 as printed | "
+            "embedding: trace / rank | V | O | up",
             rows,
         )
         + "\n\n"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from benchmarks.runner import RESULTS, Benchmark, Case, Row
+from benchmarks.runner import table as table_with_rule
 from mdir_hf.render.figures.rendering import figure_bytes
 from mdir_hf.render.figures.sheet import HEAD, add_axes, drawing, new_sheet
 from mdir_hf.render.figures.theme import colour_map, theme_of
@@ -26,7 +28,7 @@ def experiment(name: str, about: str, measure: Callable[[], tuple[Row, Mapping[s
 
     Args:
         name: Name of the experiment.
-        about: What is measured, in one line.
+        about: Description of the measurement, in one line.
         measure: Returns the numbers in plain containers, and figures, which are stored as ``paper-NAME-FIGURE.png``.
     """
 
@@ -39,10 +41,8 @@ def experiment(name: str, about: str, measure: Callable[[], tuple[Row, Mapping[s
     return Benchmark(f"paper-{name}", about, ("experiment",), lambda: [Case((name,), measured)])
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Format a Markdown table."""
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+table = partial(table_with_rule, rule="---")
+"""Formats a Markdown table."""
 
 
 def p_text(log10_p: float, log10_alpha: float = -10.0) -> str:

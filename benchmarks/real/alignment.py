@@ -16,13 +16,7 @@ from mdir_hf.reconstruction.write import write_model
 
 COPIES = ("hidden", "rescaled", "signed")
 HEADER = (
-    "copy",
-    "stream",
-    "residual of the embeddings",
-    "largest residual of a projection",
-    "matrices explained",
-    "logits",
-    "s",
+    "copy | stream | residual of the embeddings | largest residual of a projection | matrices explained | logits | s"
 )
 
 

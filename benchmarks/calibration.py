@@ -1,7 +1,5 @@
 """Compute the p-values of two thousand pairs of independently trained models.
 
-python -m benchmarks.calibration [--results FOLDER]
-
 The models are small language models, each trained from its own initialisation: on one text in one order, on another
 text, half trained, untrained, with outlier channels in the same positions, with another architecture. Sixteen more are
 rotated after training into the principal axes of their embeddings or into varimax axes. Two unrelated models may share
@@ -14,20 +12,20 @@ searches for a matching before it is capped at 0; and the checker's verdict.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from benchmarks.runner import Benchmark, Case, Row
 from benchmarks.zoo.build import cache_root, text_of
 from benchmarks.zoo.stack import Shape, new_model
 from mdir_hf import HomologyChecker
@@ -44,10 +42,10 @@ if TYPE_CHECKING:
 RECIPE = 1
 """Version of the training; increase it with every change."""
 
-RESULTS = Path(__file__).parent / "results"
 WIDTH, VOCABULARY, SEQUENCE_LENGTH = 64, 1024, 64
 ALPHA = 1e-10
 N_OUTLIERS, OUTLIER_SIZE = 4, 20.0
+N_DRAWS = 20_000
 
 
 @dataclass(frozen=True)
@@ -173,11 +171,11 @@ def varimax(rows: torch.Tensor, *, n_steps: int = 100) -> torch.Tensor:
     return turn
 
 
-def examine(a: Specimen, b: Specimen, checker: HomologyChecker, level: str = "auto") -> dict[str, Any]:
+def examine(a: Specimen, b: Specimen, checker: HomologyChecker) -> Row:
     """Results of a pair."""
     left, right = a.embedding, b.embedding
     smallest = min(log_p_of_searches(left, right))
-    report = checker.compare(b.folder, level=level, describes=True, progress=False)
+    report = checker.compare(b.folder, describes=True, progress=False)
     return {
         "a": a.seed,
         "b": b.seed,
@@ -242,46 +240,37 @@ def haar_exceedances(n: int, levels: tuple[float, ...], *, n_draws: int = 20_000
     return {f"{level:g}": int((ln_p <= np.log(level)).sum()) for level in levels}
 
 
-def run(results: Path, report: Callable[[str], None] = print) -> None:
-    """Examine every pair without a stored line, then the Haar matrices."""
+def describe(specimen: Specimen) -> Row:
+    """Return a line of ``calibration-models.jsonl``."""
+    name = specimen.population.name
+    return {"seed": specimen.seed, "population": name, "held_out_loss": specimen.held_out_loss}
+
+
+def pair_cases() -> Iterator[Case]:
+    """Yield every pair of models."""
     everyone = specimens()
-    described = [{"seed": s.seed, "population": s.population.name, "held_out_loss": s.held_out_loss} for s in everyone]
-    lines = [json.dumps(row) + "\n" for row in described]
-    (results / "calibration-models.jsonl").write_text("".join(lines), encoding="utf-8")
-    path = results / "calibration-pairs.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    known = {(row["a"], row["b"]) for row in map(json.loads, lines)}
-    started = time.perf_counter()
-    with path.open("a", encoding="utf-8") as file:
-        for a in everyone:
-            others = [b for b in everyone if b.seed > a.seed and (a.seed, b.seed) not in known]
-            if not others:
-                continue
-            checker = HomologyChecker.from_pretrained(a.folder, alpha=ALPHA, use_caches=False)
-            for b in others:
-                row = examine(a, b, checker)
-                file.write(json.dumps(row) + "\n")
-                if row["verdict"] != "no_evidence":
-                    report(f"{a.folder.name} | {b.folder.name}: {row}")
-            file.flush()
-            report(f"{a.folder.name}: {len(others)} pairs, {time.perf_counter() - started:.0f} s")
-    levels = (0.3, 0.1, 0.03, 0.01, 0.001)
-    haar = [{"n": n, "n_draws": 20_000, "counts": haar_exceedances(n, levels)} for n in (2, 3, 4, 5, 6)]
-    (results / "calibration-haar.json").write_text(json.dumps(haar, indent=1) + "\n", encoding="utf-8")
+    for a in everyone:
+        checker = HomologyChecker.from_pretrained(a.folder, alpha=ALPHA, use_caches=False)
+        for b in everyone:
+            if b.seed > a.seed:
+                yield Case((a.seed, b.seed), partial(examine, a, b, checker))
 
 
-def main() -> None:
-    """Train missing models and examine every pair."""
-    from transformers.utils import logging
-
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
-    arguments = parser.parse_args()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    run(arguments.results, lambda line: print(line, flush=True))
+def count_haar(n: int) -> Row:
+    """Return a line of ``calibration-haar.jsonl``."""
+    return {"n": n, "n_draws": N_DRAWS, "counts": haar_exceedances(n, (0.3, 0.1, 0.03, 0.01, 0.001), n_draws=N_DRAWS)}
 
 
-if __name__ == "__main__":
-    main()
+CALIBRATION_MODELS = Benchmark(
+    "calibration-models",
+    "small models from their own initialisations; missing ones are trained, 1.5 s each",
+    ("seed",),
+    lambda: (Case((specimen.seed,), partial(describe, specimen)) for specimen in specimens()),
+)
+CALIBRATION_PAIRS = Benchmark("calibration-pairs", "p of every pair of these models", ("a", "b"), pair_cases)
+CALIBRATION_HAAR = Benchmark(
+    "calibration-haar",
+    "p of the best matching of random rotations",
+    ("n",),
+    lambda: (Case((n,), partial(count_haar, n)) for n in (2, 3, 4, 5, 6)),
+)

@@ -1,24 +1,18 @@
 """Measure how the cost of a comparison grows with model size: 0.1 B to 1 T parameters, four kinds of candidate.
 
-Run from the repository: ``.venv/bin/python -m benchmarks.cost_growth``. It takes some minutes on one core up to 70 B,
-and 8 GB of memory for larger models (``--up-to 1000``). Shapes and names come from published models. Weights are
-generated when they are read, so nothing is stored; the time for generating them is not counted. The script prints one
-line per pair: bytes read, their share of both models, number of reads, and processor seconds. ``--write`` stores the
-lines next to the lines of earlier runs and plots them, beside the bytes that peers would fetch
-(``benchmarks/peers/full_size.py``).
+It takes some minutes on one core up to 70 B, and 8 GB of memory for larger models. Shapes and names come from published
+models. Weights are generated when they are read, so nothing is stored; the time for generating them is not counted. The
+figure also shows the bytes that peers would fetch (``benchmarks/peers/full_size.py``).
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import Path
+from functools import cached_property, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +20,7 @@ import torch
 from scipy.fft import dct
 
 from benchmarks.peers.full_size import Shape, weights_read
-from benchmarks.zoo.run import read_lines
+from benchmarks.runner import RESULTS, Benchmark, Case
 from mdir_hf.comparison.progress import Watch
 from mdir_hf.comparison.run import compare_models
 from mdir_hf.comparison.settings import Listeners, Settings
@@ -37,8 +31,6 @@ from mdir_hf.model.tokens import Vocabulary
 from mdir_hf.model.tokens.tokens import VocabularyKind
 from mdir_hf.report import ModelSummary
 
-RESULTS = Path(__file__).parent / "results" / "cost-growth.jsonl"
-PICTURE = RESULTS.with_suffix(".png")
 KINDS = ("copy", "fine-tune", "hidden", "stranger")
 RUN_ROWS = 16
 """Number of rows generated at a time."""
@@ -351,42 +343,24 @@ def draw(rows: list[dict[str, object]]) -> None:
     for axis, what in zip(axes, ("GB read of both models", "processor seconds"), strict=True):
         axis.set(xscale="log", yscale="log", xlabel="billions of parameters", ylabel=what)
         axis.legend(fontsize=8)
-    figure.savefig(PICTURE, dpi=110)
+    figure.savefig(RESULTS / "cost-growth.png", dpi=110)
 
 
 def _llama(size: Size) -> Shape:
     return Shape(size.rows, size.width, size.layers, size.kv_heads * size.head_dim, size.neurons)
 
 
-def main() -> None:
-    """Compare each pair and print one line for it."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.cost_growth", description=__doc__)
-    parser.add_argument("--up-to", type=float, default=71.0, metavar="BILLIONS", help="largest model (default 71)")
-    parser.add_argument("--kind", action="append", choices=KINDS)
-    parser.add_argument("--write", action="store_true", help="store and plot the lines")
-    arguments = parser.parse_args()
-    rows = []
+def cases() -> Iterator[Case]:
+    """Yield each pair, the small models first."""
     for size in SIZES:
-        if size.billions > arguments.up_to:
-            continue
-        for kind in arguments.kind or KINDS:
-            row = measure(size, kind)
-            rows.append(row)
-            print(
-                f"{size.name:15} {kind:10} {row['verdict']:12} log10 p {row['log10_p']!s:>9} read "
-                f"{int(str(row['n_bytes_read'])) / 1e6:8.1f} MB ({100 * float(str(row['share'])):.3f} %) in "
-                f"{row['reads']} reads, {row['cpu_s']} s of processor time",
-                flush=True,
-            )
-    if arguments.write:
-        row_of = {(row["model"], row["candidate"]): row for row in (*read_lines(RESULTS), *rows)}
-        order = {size.name: number for number, size in enumerate(SIZES)}
-        in_order = sorted(
-            row_of.values(), key=lambda row: (order[str(row["model"])], KINDS.index(str(row["candidate"])))
-        )
-        RESULTS.write_text("".join(json.dumps(row) + "\n" for row in in_order), encoding="utf-8")
-        draw(in_order)
+        for kind in KINDS:
+            yield Case((size.name, kind), partial(measure, size, kind))
 
 
-if __name__ == "__main__":
-    main()
+COST_GROWTH = Benchmark(
+    "cost-growth",
+    "bytes and seconds of a comparison up to 405 B parameters, on weights that are drawn when they are read",
+    ("model", "candidate"),
+    cases,
+    draw,
+)

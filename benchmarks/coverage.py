@@ -11,22 +11,17 @@ files and in its modules, and opened as users do. Then
 
 The script prints a table and totals, and writes ``benchmarks/results/pages/coverage.md``. It lists classes that
 transformers itself cannot build or run, with the reason. It takes about three minutes on two idle cores.
-
-python -m benchmarks.coverage [--only llama,mixtral] [--jobs 2] [--json FILE] [--no-page]
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import re
-import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -351,32 +346,23 @@ def _quietly() -> None:
     transformers.utils.logging.disable_progress_bar()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table, and write the requested files."""
-    parser = argparse.ArgumentParser(description="Coverage of the causal language models of transformers.")
-    parser.add_argument("--only", help="model types, separated by commas")
-    parser.add_argument("--jobs", type=int, default=2, help="processes (default 2)")
-    parser.add_argument("--json", type=Path, help="also write the rows to this file")
-    parser.add_argument("--no-page", action="store_true", help="do not write benchmarks/results/pages/coverage.md")
-    options = parser.parse_args(argv)
-    chosen = options.only.split(",") if options.only else list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+def cover_all(words: Sequence[str] = ()) -> None:
+    """Print the table and totals of all classes, and write the page; with words, only print these classes.
+
+    Raises:
+        SystemExit: If a class does not exist, or if a role is wrong.
+    """
+    chosen = words or list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     unknown = sorted(set(chosen) - set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
     if unknown:
-        parser.error(f"transformers {transformers.__version__} has no causal model called {', '.join(unknown)}")
+        raise SystemExit(f"transformers {transformers.__version__} has no causal model called {', '.join(unknown)}")
     rows: list[Row] = []
-    _quietly()
-    with ProcessPoolExecutor(options.jobs, initializer=_quietly) as pool:
+    with ProcessPoolExecutor(2, initializer=_quietly) as pool:
         for row in pool.map(cover, chosen):
             rows.append(row)
             print(" | ".join(cells(row)), flush=True)
-    print()
-    print("\n".join(totals(rows)))
-    if options.json:
-        options.json.write_text(json.dumps([asdict(row) | {"full": row.is_full} for row in rows], indent=1) + "\n")
-    if not options.only and not options.no_page:
+    print("\n".join(["", *totals(rows)]))
+    if not words:
         PAGE.write_text(page(rows), encoding="utf-8")
-    return 1 if any(row.wrong for row in rows) else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    if any(row.wrong for row in rows):
+        raise SystemExit(1)

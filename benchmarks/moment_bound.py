@@ -6,13 +6,10 @@ docs/moment-bound.md proves, for O Haar on O(n) and any fixed X with S = X X^T,
 
 The script checks the inequality and each step of the proof without rounding: zonal polynomials are computed in the
 basis of monomials by James' recurrence, moments from them, and every number is a fraction.
-
-    python benchmarks/moment_bound.py [--n 6] [--k 6]
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -194,15 +191,7 @@ def count(n_most: int, k_most: int) -> list[Count]:
     ]
 
 
-def main() -> None:
-    """Print the counts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--n", type=int, default=6, help="largest size of O")
-    parser.add_argument("--k", type=int, default=6, help="half of the highest moment")
-    options = parser.parse_args()
-    for counts in count(options.n, options.k):
+def print_counts() -> None:
+    """Print the counts up to six channels and the twelfth moment."""
+    for counts in count(6, 6):
         print(counts)
-
-
-if __name__ == "__main__":
-    main()

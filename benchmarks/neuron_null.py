@@ -1,7 +1,5 @@
 """Count neurons with equal numbers in 100,000 pairs of independent layers, beside the bound.
 
-python -m benchmarks.neuron_null [--results FILE]
-
 64 neurons are tested after a rotation fitted on 128 other rows. Where weights are drawn, half of the pairs have a gate:
 
 - *random*: normal weights.
@@ -23,11 +21,11 @@ packages, the stored row of real models is kept.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +34,12 @@ import torch
 from safetensors import safe_open
 
 from benchmarks.real.bases import base_folder
-from benchmarks.real.sources import UnavailableError
-from benchmarks.zoo.run import read_lines
+from benchmarks.runner import Benchmark, Case
 from mdir_hf.comparison.neuron_sample import FITTED_ROWS, n_tested_of
 from mdir_hf.method.neuron_numbers import OwnNumbers, in_span, log_p_own_numbers, match_neurons_by_number
 from mdir_hf.method.neurons import unit_rows
 from mdir_hf.thresholds import LEAST_CERTAIN_SHARE
 
-RESULTS = Path(__file__).parent / "results" / "neuron-null.jsonl"
 WIDTH, N_NEURONS = 64, 192
 TESTED = n_tested_of(N_NEURONS)
 N_FEATURES, OWN_PART = 8, 0.3
@@ -195,6 +191,7 @@ KINDS: dict[str, Callable[[], Pairs]] = {
     "deterministic": pairs_of(deterministic, 5_000),
     "trained": trained,
     "real": real,
+    "noisy copies": noisy_copies,
 }
 """Real models have 82 layers, which form 3,321 pairs; all kinds together have 100,000."""
 
@@ -210,9 +207,9 @@ def counted(reference: Rows, candidate: Rows, seed: int) -> OwnNumbers:
     return match_neurons_by_number(*sides, n_fitted=n_fitted, n_neurons=TESTED).counts
 
 
-def row_of(kind: str, pairs: Pairs) -> dict[str, Any]:
+def row_of(kind: str, pairs: Callable[[], Pairs]) -> dict[str, Any]:
     """Results of one kind."""
-    counts = [counted(*mlps, seed) for seed, mlps in enumerate(pairs)]
+    counts = [counted(*mlps, seed) for seed, mlps in enumerate(pairs())]
     own_numbers = np.array([each.own for each in counts])
     return {
         "kind": kind,
@@ -227,21 +224,9 @@ def row_of(kind: str, pairs: Pairs) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Count every kind, and print and store a line for each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FILE")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    stored = {row["kind"]: row for row in read_lines(arguments.results)}
-    for kind, pairs in {**KINDS, "noisy copies": noisy_copies}.items():
-        try:
-            stored[kind] = row_of(kind, pairs())
-        except UnavailableError as exc:
-            print(f"kept the stored row of {kind}: {exc}")
-        print(json.dumps(stored.get(kind)), flush=True)
-    arguments.results.write_text("".join(json.dumps(row) + "\n" for row in stored.values()), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+NEURON_NULL = Benchmark(
+    "neuron-null",
+    "neurons with equal numbers in 100,000 pairs of independent layers",
+    ("kind",),
+    lambda: (Case((kind,), partial(row_of, kind, pairs)) for kind, pairs in KINDS.items()),
+)

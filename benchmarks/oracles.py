@@ -121,11 +121,7 @@ def section() -> str:
     return "\n".join([*lines, "", REASONS])
 
 
-def main() -> None:
+def write_section() -> None:
     """Replace the section at the end of the page."""
     page = PAGE.read_text(encoding="utf-8").partition(f"\n{HEADING}")[0]
     PAGE.write_text(f"{page}\n{section()}", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,5 @@
 """Damage surveys in many ways, and count wrong answers.
 
-python -m benchmarks.reliability [--flips 1500] [--losses 60] [--starts 10] [--results FILE]
-
 - *flips*: one random bit of the results file is flipped, and the folder is read. A line may be ignored or the file
   refused; no verdict and no p may change.
 - *losses*: one or two files or lines are removed, changed or cut short at random, and the survey is run again. It must
@@ -15,7 +13,6 @@ It surveys the models of ``tests/lineage/survey``: three families, two tokenizer
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import shutil
@@ -23,53 +20,35 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cached_property, partial
 from pathlib import Path
 
+from benchmarks.runner import Benchmark, Case, Row
 from mdir_hf.errors import MdirError
 from mdir_hf.lineage.survey import RESULTS as LINES
 from mdir_hf.lineage.survey.folder import LOCK, read_survey
 from mdir_hf.lineage.survey.results import SurveyReport
 from mdir_hf.lineage.survey.run import SurveyPlan, open_folder, run_survey
-from tests.counted import store_counts
-from tests.lineage.survey.conftest import write_population
+from tests.population import write_population
 
-RESULTS = Path(__file__).parent / "results" / "reliability.jsonl"
-N_TOKENS = 512
+N_TOKENS, N_FLIPS, N_LOSSES, N_STARTS = 512, 1500, 60, 10
 
 Numbers = dict[tuple[str, str], tuple[str | None, float | None]]
 
 
-def main() -> None:
-    """Run all parts, and print and store their counts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--flips", type=int, default=1500)
-    parser.add_argument("--losses", type=int, default=60)
-    parser.add_argument("--starts", type=int, default=10)
-    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FILE")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
-        names = tuple(str(model) for model in write_population(place / "models").values())
-        plan = SurveyPlan(names, n_tokens=N_TOKENS, progress=False)
-        whole = numbers(run_in(place / "whole", plan))
-        counts = {
-            "bits of a survey's results flipped": flipped(place / "whole", whole, arguments.flips),
-            "surveys resumed after losses": resumed(place / "whole", plan, whole, arguments.losses),
-            "surveys started twice at once": started_twice(place, names, arguments.starts),
-        }
-    rows = [
-        {
-            "what": what,
-            "tried": outcomes.total(),
-            "outcomes": dict(outcomes),
-            "wrong": outcomes["wrong"],
-            "command": "python -m benchmarks.reliability",
-        }
-        for what, outcomes in counts.items()
-    ]
-    for row in rows:
-        print(json.dumps(row))
-    store_counts(arguments.results, rows)
+class Survey:
+    """The undamaged survey of the population, in a folder."""
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.folder = place, place / "whole"
+        self.names = tuple(str(model) for model in write_population(place / "models").values())
+        self.plan = SurveyPlan(self.names, n_tokens=N_TOKENS, progress=False)
+
+    @cached_property
+    def whole(self) -> Numbers:
+        """Verdict and p of every pair."""
+        return numbers(run_in(self.folder, self.plan))
 
 
 def run_in(folder: Path, plan: SurveyPlan) -> SurveyReport:
@@ -86,18 +65,18 @@ def numbers(report: SurveyReport) -> Numbers:
     }
 
 
-def flipped(folder: Path, whole: Numbers, n_flips: int) -> Counter[str]:
+def flipped(survey: Survey) -> Counter[str]:
     """Flip one bit at a time in the results file, and read the folder."""
     outcomes: Counter[str] = Counter()
     generator = random.Random(0)
-    path = folder / LINES
+    whole, path = survey.whole, survey.folder / LINES
     content = path.read_bytes()
     try:
-        for _ in range(n_flips):
+        for _ in range(N_FLIPS):
             at, bit = generator.randrange(len(content)), 1 << generator.randrange(8)
             path.write_bytes(content[:at] + bytes([content[at] ^ bit]) + content[at + 1 :])
             try:
-                read = numbers(read_survey(folder))
+                read = numbers(read_survey(survey.folder))
             except MdirError:
                 outcomes["refused"] += 1
                 continue
@@ -110,18 +89,18 @@ def flipped(folder: Path, whole: Numbers, n_flips: int) -> Counter[str]:
     return outcomes
 
 
-def resumed(folder: Path, plan: SurveyPlan, whole: Numbers, n_losses: int) -> Counter[str]:
+def resumed(survey: Survey) -> Counter[str]:
     """Damage one or two files or lines, and run the survey again."""
     outcomes: Counter[str] = Counter()
-    verdicts = {pair: verdict for pair, (verdict, _) in whole.items()}
-    for number in range(n_losses):
+    verdicts = {pair: verdict for pair, (verdict, _) in survey.whole.items()}
+    for number in range(N_LOSSES):
         generator = random.Random(number)
-        copy = folder.with_name("copy")
-        shutil.copytree(folder, copy)
+        copy = survey.place / "copy"
+        shutil.copytree(survey.folder, copy)
         for _ in range(generator.choice((1, 2))):
             damage(copy, generator)
         try:
-            read = {pair: verdict for pair, (verdict, _) in numbers(run_in(copy, plan)).items()}
+            read = {pair: verdict for pair, (verdict, _) in numbers(run_in(copy, survey.plan)).items()}
             outcomes["complete" if read == verdicts else "wrong"] += 1
         except MdirError:
             outcomes["refused"] += 1
@@ -150,12 +129,22 @@ def damage(folder: Path, generator: random.Random) -> None:
         path.write_bytes(b"".join(lines[:lost] + lines[lost + 1 :]))
 
 
-def started_twice(place: Path, names: tuple[str, ...], n_starts: int) -> Counter[str]:
+def started_twice(survey: Survey) -> Counter[str]:
     """Start the same command twice at once in a new folder, and compare the answers."""
     outcomes: Counter[str] = Counter()
-    for number in range(n_starts):
-        command = [sys.executable, "-m", "mdir_hf", "survey", *names, "--tokens", str(N_TOKENS), "--json", "--quiet"]
-        command += ["--output", str(place / f"start-{number}")]
+    for number in range(N_STARTS):
+        command = [
+            sys.executable,
+            "-m",
+            "mdir_hf",
+            "survey",
+            *survey.names,
+            "--tokens",
+            str(N_TOKENS),
+            "--json",
+            "--quiet",
+        ]
+        command += ["--output", str(survey.place / f"start-{number}")]
         runs = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
         said = [run.communicate(timeout=600) for run in runs]
         answers = [json.loads(out) for run, (out, _) in zip(runs, said, strict=True) if run.returncode == 0]
@@ -174,5 +163,23 @@ def verdicts_in(answer: dict[str, object]) -> object:
     return answer["pairs"]
 
 
-if __name__ == "__main__":
-    main()
+def cases() -> Iterator[Case]:
+    """Yield the three kinds of damage."""
+    kinds = {
+        "bits of a survey's results flipped": flipped,
+        "surveys resumed after losses": resumed,
+        "surveys started twice at once": started_twice,
+    }
+    for what, damaged in kinds.items():
+        yield Case((what,), partial(count, what, damaged))
+
+
+def count(what: str, damaged: Callable[[Survey], Counter[str]]) -> Row:
+    """Survey the population, damage the survey in one way, and return a line of the results."""
+    with tempfile.TemporaryDirectory() as place:
+        outcomes = damaged(Survey(Path(place)))
+    row = {"what": what, "tried": outcomes.total(), "outcomes": dict(outcomes), "wrong": outcomes["wrong"]}
+    return {**row, "command": "python -m benchmarks reliability"}
+
+
+RELIABILITY = Benchmark("reliability", "wrong answers of damaged surveys", ("what",), cases)

@@ -1,20 +1,15 @@
 """Send many visitors at once to a Space, and measure what each of them gets.
 
-python -m benchmarks.space_visitors [--visitors 60] [--seconds 120] [--rounds 1] [--write]
-
 The script runs ``mdir-hf space --limited`` against a local Hub with small models. Visitors have addresses of their own
 and act in a loop: a third load the page, a third ask a question with a stored answer (on the page or through the API),
 a sixth ask a new one and wait for the answer, a sixth ask a new one and leave after two seconds. Reads from the Hub are
-slow enough that a new question takes some seconds, so visitors ask more than the server can answer. Before the visitors
-and 30 seconds after each round, the script measures the time of a new question and the memory of the main process.
-``--write`` stores the figures in ``benchmarks/results/space``.
+slow enough that a new question takes some seconds, so visitors ask more than the server can answer. Before and
+30 seconds after them, the script measures the time of a new question and the memory of the main process.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import random
 import statistics
 import tempfile
@@ -29,13 +24,14 @@ from typing import Any
 
 import httpx
 
+from benchmarks.runner import Benchmark, Case, Row
 from tests.loopback.faults import Fault
 from tests.loopback.hub import FullHub
 from tests.loopback.limits import RateLimits
 from tests.space.models import BASE, MEDIUM, MEDIUM_STRANGER, RELATED, add_models, write_models
 from tests.space.servers import running_command
 
-RESULTS = Path(__file__).parent / "results" / "space" / "visitors.json"
+N_VISITORS, SECONDS = 60, 120.0
 GIVES_UP_S = 300.0
 PAUSE_S = 3.0
 """Pause of a visitor between two actions, on average."""
@@ -200,8 +196,8 @@ def summary(acts: list[Act]) -> dict[str, Any]:
     }
 
 
-def run(n_visitors: int, seconds: float, n_rounds: int) -> dict[str, Any]:
-    """Run the rounds, and return their figures."""
+def measure() -> Row:
+    """Send the visitors, and return a line of the results."""
     with tempfile.TemporaryDirectory(prefix="space-visitors-") as folder, FullHub() as hub:
         plenty = {plan: dict.fromkeys(quotas, 10**9) for plan, quotas in RateLimits().quotas.items()}
         hub.limits = RateLimits(plenty)
@@ -217,35 +213,20 @@ def run(n_visitors: int, seconds: float, n_rounds: int) -> dict[str, Any]:
             with visitors.client("9.9.9.8") as client:
                 page(client, BASE, RELATED, 1e-10)  # from now on, its answer and figures are stored
             idle_s = statistics.median(visitors.new_question_s() for _ in range(3))
-            rounds = []
             before = main_memory(server.process.pid)
-            for _ in range(n_rounds):
-                visitors.acts.clear()
-                visitors.round(n_visitors, seconds)
-                figures = summary(visitors.acts)
-                time.sleep(AFTER_S)
-                after_s = visitors.new_question_s()
-                memory = main_memory(server.process.pid)
-                rounds.append({**figures, "new question after": round(after_s, 2), "memory": memory})
+            visitors.round(N_VISITORS, SECONDS)
+            figures = summary(visitors.acts)
+            time.sleep(AFTER_S)
+            figures["new question after"] = round(visitors.new_question_s(), 2)
+            figures["memory"] = main_memory(server.process.pid)
             faults = [line for line in server.lines if "Traceback" in line]
-    return {"new question idle": round(idle_s, 2), "memory before": before, "rounds": rounds, "faults": len(faults)}
+    told = {"visitors": N_VISITORS, "seconds": SECONDS, "new question idle": round(idle_s, 2), "memory before": before}
+    return {**told, "rounds": [figures], "faults": len(faults)}
 
 
-def main() -> None:
-    """Run the rounds, print and store the figures."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.space_visitors", description=__doc__)
-    parser.add_argument("--visitors", type=int, default=60)
-    parser.add_argument("--seconds", type=float, default=120.0)
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--write", action="store_true", help="store the figures")
-    arguments = parser.parse_args()
-    figures = run(arguments.visitors, arguments.seconds, arguments.rounds)
-    text = json.dumps(figures, indent=1)
-    print(text)
-    if arguments.write:
-        RESULTS.parent.mkdir(parents=True, exist_ok=True)
-        RESULTS.write_text(text + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+SPACE_VISITORS = Benchmark(
+    "space-visitors",
+    "what 60 visitors at once get from a limited Space",
+    ("visitors", "seconds"),
+    lambda: [Case((N_VISITORS, SECONDS), measure)],
+)

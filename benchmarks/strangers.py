@@ -1,8 +1,5 @@
 """Train models of 33 million parameters on a GPU, and compare strangers and relatives among them.
 
-    python -m benchmarks.strangers --device cuda
-    python -m benchmarks.strangers --device cuda --only mixture on-docstrings same-seed
-
 The text is the source code of installed Python packages, and their docstrings. A Llama, a GPT-2 (learned positions), an
 XGLM (sinusoidal positions), a Llama with tied embeddings and a mixture of experts are trained from two seeds each,
 on the same text in the same order. From the first Llama, M, come:
@@ -13,15 +10,12 @@ on the same text in the same order. From the first Llama, M, come:
 - a student from random weights that is trained towards the hidden states of M: a stranger in the basis of M;
 - a model with the seed of M and other text.
 
-Results are written to ``benchmarks/results/strangers-at-scale.json`` after each model. Weights are not stored.
+Weights are not stored. A GPU trains everything in about an hour.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
-import math
 import os
 import re
 import sysconfig
@@ -30,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -37,9 +32,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from benchmarks.runner import Benchmark, Case, Row
 from mdir_hf.demo.training import encode, optimize, train_byte_level_bpe
 
-RESULTS = Path(__file__).parent / "results" / "strangers-at-scale.json"
 DOCSTRING = re.compile(r'"""(.{40,}?)"""', re.DOTALL)
 LEVELS = ("auto", "layers")
 PEAK_RATE = 1e-3
@@ -68,10 +63,11 @@ class Size:
     n_characters: tuple[int, int]
 
 
-SIZES = {
-    "33M": Size(8_192, 512, 8, 8, 4, 1_408, 128, 512, 100_000_000, (90_000_000, 30_000_000)),
-    "tiny": Size(512, 64, 2, 4, 2, 128, 8, 32, 4_096, (400_000, 200_000)),
-}
+SIZE = Size(8_192, 512, 8, 8, 4, 1_408, 128, 512, 100_000_000, (90_000_000, 30_000_000))
+"""A Llama of 33 million parameters."""
+
+SHARE = 1.0
+"""Share of the tokens that a run trains on."""
 
 
 def llama(size: Size, *, is_tied: bool = False) -> Any:
@@ -128,19 +124,12 @@ def _llama_sizes(size: Size) -> dict[str, Any]:
 
 
 RECIPES: Mapping[str, tuple[Callable[[Size], Any], float]] = {
-    "llama": (llama, 1.0),
     "gpt2": (gpt2, 0.3),
     "xglm": (xglm, 0.2),
     "tied": (tied_llama, 0.2),
     "mixture": (mixture, 0.04),
 }
-"""Recipe of a model, and the ratio of its tokens to the tokens of the first Llama."""
-
-PARTS = (
-    "llama-1", "pruned", "retokenised", "hidden-student", *(recipe for recipe in RECIPES if recipe != "llama"),
-    "on-docstrings", "same-seed",
-)  # fmt: skip
-"""Models that are trained in addition to the first Llama, in this order."""
+"""Recipes of further models, and the ratio of its tokens to the tokens of the first Llama."""
 
 SECOND_LLAMA = 0.5
 """Ratio of the second Llama's tokens to the first one's."""
@@ -251,12 +240,13 @@ class Workshop:
                 self.pool.submit(compared, self.folder, (reference, candidate), level, is_related=is_related)
             )
 
-    def write(self, results: Path) -> None:
-        """Write the results so far."""
-        rows = [each.result() for each in self.comparisons if each.done() and not each.exception()]
-        failed = [str(each.exception()) for each in self.comparisons if each.done() and each.exception()]
-        record = {"device": device_name(self.device), "share": self.share, "models": self.models, "pairs": rows}
-        results.write_text(json.dumps([record | ({"failed": failed} if failed else {})], indent=1) + "\n")
+    def results(self) -> Row:
+        """Wait for the comparisons, and return a line of the results."""
+        failed = [str(each.exception()) for each in self.comparisons if each.exception()]
+        rows = [each.result() for each in self.comparisons if not each.exception()]
+        self.say(f"{len(self.comparisons)} comparisons")
+        record: Row = {"device": device_name(self.device), "share": self.share, "models": self.models, "pairs": rows}
+        return record | ({"failed": failed} if failed else {})
 
 
 def device_name(device: str) -> str:
@@ -396,51 +386,20 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@dataclass(frozen=True)
-class Run:
-    """Settings of a run.
-
-    Attributes:
-        size: A key of :data:`SIZES`.
-        device: torch device of the training.
-        share: Share of the tokens in the sizes.
-        most_seconds: Seconds after which no training begins.
-        only: Keys of :data:`PARTS` to train in addition to the first Llama.
-    """
-
-    size: str
-    device: str
-    share: float
-    most_seconds: float
-    only: Sequence[str]
-
-
-def train_and_compare(run: Run, folder: Path, results: Path) -> None:
-    """Train everything, compare everything, and write the results after each model.
-
-    Args:
-        run: Sizes and device.
-        folder: Folder of the models.
-        results: Output file, JSON.
-    """
+def train_and_compare(device: str) -> Row:
+    """Train everything, and compare everything in other processes meanwhile; return a line of the results."""
     n_processes = max(1, (os.cpu_count() or 2) - 2)
-    with ProcessPoolExecutor(n_processes, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
-        work = Workshop(SIZES[run.size], run.device, run.share, folder, pool)
-        for _ in steps(work, run.only):
-            work.write(results)
-            if time.monotonic() - work.began > run.most_seconds:
-                work.say("no time left for further models")
-                break
-        for number, each in enumerate(work.comparisons):
-            each.exception()  # waits
-            if number % 10 == 0:
-                work.write(results)
-        work.say(f"{len(work.comparisons)} comparisons")
-        work.write(results)
+    with (
+        tempfile.TemporaryDirectory() as place,
+        ProcessPoolExecutor(n_processes, mp_context=get_context("spawn"), initializer=_one_thread) as pool,
+    ):
+        work = Workshop(SIZE, device, SHARE, Path(place), pool)
+        train_models(work)
+        return work.results()
 
 
-def steps(work: Workshop, only: Sequence[str]) -> Iterator[None]:
-    """Train the models, the important ones first, and order their comparisons; yields after each."""
+def train_models(work: Workshop) -> None:
+    """Train the models, the important ones first, and order their comparisons."""
     strangers: list[str] = []
 
     def add_stranger(name: str) -> None:
@@ -448,69 +407,44 @@ def steps(work: Workshop, only: Sequence[str]) -> Iterator[None]:
             work.compare(earlier, name, is_related=False)
         strangers.append(name)
 
+    def add_relatives(names: Sequence[str]) -> None:
+        for name in names:
+            work.compare(base, name, is_related=True)
+
     teacher = work.made(llama, 0)
     early, base = work.train("llama-0", teacher, 1.0, stages=(0.1, 1.0))
-    work.compare(early, base, is_related=True)
+    add_relatives([early])
     add_stranger(base)
-    yield
-    if "llama-1" in only:
-        work.train("llama-1", work.made(llama, 1), SECOND_LLAMA)
-        add_stranger("llama-1")
-        yield
-    if "pruned" in only:
-        student = pruned(copied(teacher)).to(work.device)
-        work.keep("pruned", student, 0, is_new=False)
-        loss = towards_logits(teacher)
-        for name in ("pruned", *work.train("pruned-distilled", student, 1.0, loss_of=loss, stages=STAGES)):
-            work.compare(base, name, is_related=True)
-        yield
-    if "retokenised" in only:
-        model = with_new_embeddings(teacher, 5)
-        for name in work.train("retokenised", model, 1.0, tokens=work.new_code, stages=STAGES):
-            work.compare(base, name, is_related=True)
-        yield
-    if "hidden-student" in only:
-        student = work.made(llama, 6)
-        loss = towards_hidden_states(copied(teacher))
-        work.train("hidden-student", student, 0.2, loss_of=loss, is_compiled=False)
-        add_stranger("hidden-student")
-        yield
-    for recipe, (make, share) in RECIPES.items():
-        for seed in (0, 1) if recipe != "llama" and recipe in only else ():
-            name = f"{recipe}-{seed}"
+    work.train("llama-1", work.made(llama, 1), SECOND_LLAMA)
+    add_stranger("llama-1")
+    student = pruned(copied(teacher)).to(work.device)
+    work.keep("pruned", student, 0, is_new=False)
+    loss = towards_logits(teacher)
+    add_relatives(["pruned", *work.train("pruned-distilled", student, 1.0, loss_of=loss, stages=STAGES)])
+    retokenised = with_new_embeddings(teacher, 5)
+    add_relatives(work.train("retokenised", retokenised, 1.0, tokens=work.new_code, stages=STAGES))
+    loss = towards_hidden_states(copied(teacher))
+    work.train("hidden-student", work.made(llama, 6), 0.2, loss_of=loss, is_compiled=False)
+    add_stranger("hidden-student")
+    for number, (recipe, (make, share)) in enumerate(RECIPES.items(), start=1):
+        for seed in (0, 1):
             # No two models share a seed: even with different recipes they would start with the same numbers.
-            number = 10 + 2 * list(RECIPES).index(recipe) + seed
-            work.train(name, work.made(make, number), share, is_compiled=recipe != "mixture")
-            add_stranger(name)
-            yield
-    if "on-docstrings" in only:
-        for name in work.train("on-docstrings", copied(teacher), 0.4, tokens=work.prose, stages=STAGES):
-            work.compare(base, name, is_related=True)
-        yield
-    if "same-seed" in only:
-        work.train("same-seed", work.made(llama, 0), 0.25, tokens=work.prose)
-        work.compare(base, "same-seed", is_related=True)
-        yield
+            model = work.made(make, 10 + 2 * number + seed)
+            work.train(f"{recipe}-{seed}", model, share, is_compiled=recipe != "mixture")
+            add_stranger(f"{recipe}-{seed}")
+    add_relatives(work.train("on-docstrings", copied(teacher), 0.4, tokens=work.prose, stages=STAGES))
+    add_relatives(work.train("same-seed", work.made(llama, 0), 0.25, tokens=work.prose))
 
 
-def main() -> None:
-    """Train and compare models, and write and print the results."""
-    from transformers.utils import logging
-
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=SIZES, default="33M")
-    parser.add_argument("--device", default="cpu", help="of the training")
-    parser.add_argument("--share", type=float, default=1.0, help="share of the tokens")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no training later")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="only these")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    options = parser.parse_args()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    with tempfile.TemporaryDirectory() as place:
-        run = Run(options.size, options.device, options.share, options.seconds, options.only)
-        train_and_compare(run, Path(place), options.results)
+def cases() -> list[Case]:
+    """Return one case: everything on this machine's device."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return [Case((device_name(device), SHARE), partial(train_and_compare, device))]
 
 
-if __name__ == "__main__":
-    main()
+STRANGERS = Benchmark(
+    "strangers-at-scale",
+    "strangers and relatives of 33 million parameters, trained on this machine's GPU",
+    ("device", "share"),
+    cases,
+)

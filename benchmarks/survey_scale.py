@@ -1,31 +1,31 @@
 """Measure the price of surveys: processor seconds and full comparisons for more and more tiny models.
 
-    python -m benchmarks.survey_scale                    # 40, 120 and 500 models, and the fitted exponent
-    python -m benchmarks.survey_scale --models 2000
-    python -m benchmarks.survey_scale --disguises 20     # which disguised copies a survey and a comparison find
-
 Models are Llamas of random weights (width 64, 4 layers, 256 neurons, a vocabulary of 400 words; 0.8 MB). A fifth are
 bases; the others derive from them by noise, by a permuted or rotated stream, or by a mixture of two fine-tunes.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
+from benchmarks.runner import Benchmark, Case, Row
 from mdir_hf import compare, survey
 from tests.specimens import tokenizer_json, tokens
 
 WIDTH, LAYERS, NEURONS, HEADS, HEAD_DIM, WORDS = 64, 4, 256, 4, 32, 400
+N_COPIES = 10
+"""Copies of each disguise."""
+
 Weights = dict[str, torch.Tensor]
 
 CONFIG = {
@@ -165,8 +165,8 @@ def population(place: Path, n: int) -> Iterator[tuple[str, int]]:
         yield write(place / f"m{number}", weights), family
 
 
-def measure(n: int) -> tuple[int, float]:
-    """Survey n models, print the price, and return processor seconds."""
+def price(n: int) -> Row:
+    """Survey n models, and return a line with the price."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         made = dict(population(place, n))
@@ -175,57 +175,47 @@ def measure(n: int) -> tuple[int, float]:
         seconds, wall = time.process_time() - before, time.perf_counter() - clock
     found = sorted(sorted(group) for group in report.groups())
     families = [sorted(name for name in made if made[name] == family) for family in set(made.values())]
-    n_full = sum(pair.layers_compared for pair in report.pairs.values())
-    print(
-        f"{n:>6} models: {len(report.pairs):>6} pairs by number, {n_full} in full, of {math.comb(n, 2):,}; "
-        f"{seconds:.1f} s of processor, {wall:.1f} s; groups {'as made' if found == sorted(families) else 'DIFFER'}",
-        flush=True,
-    )
-    return n, seconds
+    return {
+        "models": n,
+        "pairs": math.comb(n, 2),
+        "by_number": len(report.pairs),
+        "in_full": sum(pair.layers_compared for pair in report.pairs.values()),
+        "groups_as_made": found == sorted(families),
+        "cpu_s": round(seconds, 1),
+        "wall_s": round(wall, 1),
+    }
 
 
-def disguises(n: int) -> None:
-    """For each disguise, print how many of n copies a survey finds among strangers, and how many ``compare`` finds."""
-    print("| disguise | survey | all pairs | compare |\n|---|---|---|---|")
-    generator = torch.Generator().manual_seed(1)
+def disguised(name: str) -> Row:
+    """Return how many disguised copies a survey finds among strangers, and how many ``compare`` finds."""
+    generator = torch.Generator().manual_seed(list(DISGUISES).index(name))
     with tempfile.TemporaryDirectory() as folder:
-        for number, (name, edits) in enumerate(DISGUISES.items()):
-            place = Path(folder) / str(number)
-            place.mkdir()
-            pairs = []
-            for at in range(n):
-                base = copy = new_weights(generator)
-                for edit in edits:
-                    copy = edit(copy, generator)
-                pairs.append((write(place / f"base{at}", base), write(place / f"copy{at}", copy)))
-            names = [name for pair in pairs for name in pair]
-            counts = []
-            for all_pairs in (False, True):
-                report = survey(names, all_pairs=all_pairs, progress=False)
-                counts.append(sum(report.is_related(*pair) for pair in pairs))
-                wrong = sum(result.verdict == "homologous" for result in report.pairs.values()) - counts[-1]
-                assert not wrong, f"{wrong} pairs of strangers are called homologous"
-            found = Counter(compare(*pair, progress=False).verdict.value for pair in pairs)
-            print(f"| {name} | {counts[0]} of {n} | {counts[1]} of {n} | {found['homologous']} of {n} |", flush=True)
+        place, pairs = Path(folder), []
+        for at in range(N_COPIES):
+            base = copy = new_weights(generator)
+            for edit in DISGUISES[name]:
+                copy = edit(copy, generator)
+            pairs.append((write(place / f"base{at}", base), write(place / f"copy{at}", copy)))
+        counts = []
+        for all_pairs in (False, True):
+            report = survey([name for pair in pairs for name in pair], all_pairs=all_pairs, progress=False)
+            counts.append(sum(report.is_related(*pair) for pair in pairs))
+            wrong = sum(result.verdict == "homologous" for result in report.pairs.values()) - counts[-1]
+            assert not wrong, f"{wrong} pairs of strangers are called homologous"
+        verdicts = Counter(compare(*pair, progress=False).verdict.value for pair in pairs)
+    found = {"survey": counts[0], "all_pairs": counts[1], "compare": verdicts["homologous"]}
+    return {"disguise": name, "copies": N_COPIES, **found}
 
 
-def main() -> None:
-    """Print what the options ask for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", type=int, nargs="+", default=[40, 120, 500])
-    parser.add_argument("--disguises", type=int, metavar="N", help="instead: N copies of each disguise")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    if options.disguises:
-        disguises(options.disguises)
-        return
-    prices = [measure(n) for n in options.models]
-    if len(prices) > 1:
-        (n_first, first), (n_last, last) = prices[0], prices[-1]
-        exponent = math.log(last / first) / math.log(n_last / n_first)
-        at_10_000 = last * (10_000 / n_last) ** exponent
-        print(f"exponent {exponent:.2f}; at 10,000 models, {at_10_000:,.0f} s of processor")
-
-
-if __name__ == "__main__":
-    main()
+SURVEY_SCALE = Benchmark(
+    "survey-scale",
+    "processor time of surveys of 40 to 2,000 models",
+    ("models",),
+    lambda: (Case((n,), partial(price, n)) for n in (40, 120, 500, 2000)),
+)
+SURVEY_DISGUISES = Benchmark(
+    "survey-disguises",
+    "disguised copies that a survey and a comparison find",
+    ("disguise",),
+    lambda: (Case((name,), partial(disguised, name)) for name in DISGUISES),
+)

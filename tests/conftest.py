@@ -192,6 +192,22 @@ def model_folder(tmp_path):
     return folder
 
 
+@pytest.fixture
+def population(tmp_path):
+    """Folders of six models of known ancestry, by name: three families, two tokenizers."""
+    from tests.population import write_population  # with torch
+
+    return {name: str(folder) for name, folder in write_population(tmp_path / "models").items()}
+
+
+@pytest.fixture
+def expected_groups(population):
+    """The families of ``population``, as sets of folders."""
+    from tests.population import FAMILIES
+
+    return {frozenset(population[name] for name in members) for members in FAMILIES.values()}
+
+
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
     """The only browser of a test process: Playwright cannot start twice at a time."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -112,3 +114,22 @@ def write_model(
 def gaussian(n_rows: int, width: int, seed: int) -> torch.Tensor:
     """Rows of an untrained embedding, ``(n_rows, width)``."""
     return 0.02 * torch.randn(n_rows, width, generator=torch.Generator().manual_seed(seed))
+
+
+def save_pretrained(folder: Path, model: Any, *, words: Sequence[str] | None = None, **options: object) -> Path:
+    """Save a model of transformers in float32, and a tokenizer of whole words.
+
+    Args:
+        folder: Folder to create.
+        model: The model, which stays as it is.
+        words: The vocabulary, row by row; by default one word for each row. An empty list writes no tokenizer.
+        options: Options of ``save_pretrained``.
+    """
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    copy.deepcopy(model).float().save_pretrained(folder, **options)
+    words = tokens(model.config.vocab_size) if words is None else words
+    if words:
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(words)))
+    return folder

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.evidence.tables import Results, Row, table
+from benchmarks.evidence.tables import Results
+from benchmarks.runner import Row, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,12 +19,11 @@ LEVELS = ("0.3", "0.1", "0.03", "0.01", "0.001")
 ADVERSARIAL = ("principal axes", "varimax axes")
 
 
-def calibration_section(results: Results, figures: dict[str, Figure]) -> str:
+def calibration_section(results: Results) -> str:
     """Compare p-values of independent models with their bounds."""
     rows = results["calibration-pairs"]
-    ordinary = [row for row in rows if not set(ADVERSARIAL) & set(row["populations"])]
+    ordinary = ordinary_pairs(results)
     adversarial = [row for row in rows if set(ADVERSARIAL) & set(row["populations"])]
-    figures["evidence-calibration.png"] = draw_calibration(ordinary)
     n_models = len({row["a"] for row in ordinary} | {row["b"] for row in ordinary})
     z, votes = (np.array([row[key] for row in ordinary]) for key in ("z", "votes"))
     wrong = sum(row["verdict"] == "homologous" for row in ordinary)
@@ -58,9 +58,7 @@ def calibration_section(results: Results, figures: dict[str, Figure]) -> str:
             f"positive signs minus negative ones). Its mean is {votes.mean():.2f}, its standard deviation "
             f"{votes.std():.2f} (8 for random signs), and its maximum {votes.max()} of 64; alpha requires more than "
             "54.",
-            table(
-                ["p at most", "allowed by the bound", "expected if z is normal", "99 % binomial band", "observed"], body
-            ),
+            table("p at most | allowed by the bound | expected if z is normal | 99 % binomial band | observed", body),
             "Pairs share models. If every model's axes are random, traces are still pairwise independent, so a count "
             "has the variance of a binomial. The band also assumes the shape of a binomial.",
             "For n = 2 to 6, the whole bound with its n! matchings is tight enough to be tested. The table shows the "
@@ -72,6 +70,11 @@ def calibration_section(results: Results, figures: dict[str, Figure]) -> str:
             "it is capped at 0, with all values above 0](images/evidence-calibration.png)",
         ]
     )
+
+
+def ordinary_pairs(results: Results) -> list[Row]:
+    """Return the pairs whose models were not rotated after training."""
+    return [row for row in results["calibration-pairs"] if not set(ADVERSARIAL) & set(row["populations"])]
 
 
 def populations_table(rows: list[Row], specimens: list[Row]) -> str:
@@ -107,16 +110,7 @@ def populations_table(rows: list[Row], specimens: list[Row]) -> str:
                 str(verdicts["inconclusive"]),
             ]
         )
-    header = [
-        "both models are",
-        "held-out loss",
-        "pairs",
-        "ln p, smallest",
-        "5 %",
-        "median",
-        "homologous",
-        "inconclusive",
-    ]
+    header = "both models are | held-out loss | pairs | ln p, smallest | 5 % | median | homologous | inconclusive"
     return table(header, body)
 
 
@@ -151,8 +145,9 @@ def binomial_band(n: int, rate: float, *, level: float = 0.99) -> tuple[int, int
     return int(low), int(high)
 
 
-def draw_calibration(rows: list[Row]) -> Figure:
+def draw_calibration(results: Results) -> Figure:
     """Draw z of the fixed matching, and ln p before it is capped at 0."""
+    rows = ordinary_pairs(results)
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4), layout="constrained")

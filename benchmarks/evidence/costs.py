@@ -6,15 +6,11 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from benchmarks.evidence.judged import Cost, Judged, named
-from benchmarks.evidence.tables import Results, Row, table
+from benchmarks.evidence.tables import Results
 from benchmarks.peers.full_size import LLAMA_8B, N_BYTES_PER_WEIGHT, first_sample, weights_of_strangers, weights_read
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+from benchmarks.runner import Row, table
 
 SETTLED_IN_PLACE = ("near", "number")
 """Steps that compare neurons of a few layers by number, before anything else is read."""
@@ -97,7 +93,7 @@ def costs_text(costs: Sequence[Compared]) -> str:
             "two fingerprints and a score for peers, but no imports. The checker and the peers ran one after the other "
             "on a machine with other work, which changes processor times by up to two fifths.",
             table(
-                ["method", "seconds for a new pair", "times the checker's", "seconds with cached fingerprints"],
+                "method | seconds for a new pair | times the checker's | seconds with cached fingerprints",
                 [
                     [
                         named(each.method),
@@ -117,15 +113,8 @@ def costs_text(costs: Sequence[Compared]) -> str:
             "separately, once for each model: they are nearly as large as the weights that a settled comparison reads "
             "here, and negligible for large models. GGUF files contain them.",
             table(
-                [
-                    "method",
-                    "MB of weights for a new pair",
-                    "times the checker's",
-                    "if neurons in place are conclusive",
-                    "otherwise",
-                    "share of both models",
-                    "kB of tokenizers and configs",
-                ],
+                "method | MB of weights for a new pair | times the checker's | if neurons in place are conclusive | "
+                "otherwise | share of both models | kB of tokenizers and configs",
                 [
                     [
                         named(each.method),
@@ -156,7 +145,7 @@ def full_size_text(names: Sequence[str]) -> str:
             f"For a pair as large as Llama-3.1-8B ({2 * whole / 1e9:.1f} GB), the methods would fetch these bytes "
             "(computed from the shapes of the tensors that they read, `benchmarks/peers/full_size.py`; not run):",
             table(
-                ["method", "tensors read from each model", "GB for a new pair", "share"],
+                "method | tensors read from each model | GB for a new pair | share",
                 [
                     [name, read[name][1], f"{2 * N_BYTES_PER_WEIGHT * read[name][0] / 1e9:.2f}", f"{share:.0%}"]
                     for name in names
@@ -166,7 +155,7 @@ def full_size_text(names: Sequence[str]) -> str:
             f"The checker's first sample of such a pair is {first / 1e6:.1f} MB of weights, which settles near copies. "
             f"For a pair of strangers it reads {strangers / 1e9:.2f} GB, {strangers / (2 * whole):.1%}: rows of gate "
             "and up of a few layers, some keys and rows of up of all layers, and some rows of the embeddings. `python "
-            "-m benchmarks.cost_growth` measures both.",
+            "-m benchmarks cost-growth` measures both.",
         ]
     )
 
@@ -175,7 +164,7 @@ def _times(ratio: float) -> str:
     return "" if math.isnan(ratio) else f"{ratio:.2g}"
 
 
-def growth_section(results: Results, figures: dict[str, Figure]) -> str:
+def growth_section(results: Results) -> str:
     """Tabulate the cost of a comparison by the size of the models."""
     rows = [
         [
@@ -192,7 +181,7 @@ def growth_section(results: Results, figures: dict[str, Figure]) -> str:
     columns = ["shape of", "candidate", "verdict", "log10 p", "MB read", "share", "processor seconds"]
     return (
         "## Cost, by size\n\nThe weights have the shapes of published models and are drawn when they are read (`python "
-        "-m benchmarks.cost_growth`). A fine-tune has noise of 0.3 RMS on every matrix. A hidden relative is rotated, "
+        "-m benchmarks cost-growth`). A fine-tune has noise of 0.3 RMS on every matrix. A hidden relative is rotated, "
         "and its heads and neurons are reordered. On this machine with 25 GB, the steps that hold many rows were left "
         "out for Llama-3.1-405B.\n\n![GB read and processor seconds against billions of "
         "parameters](../benchmarks/results/cost-growth.png)\n\n" + table(columns, rows)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.evidence.tables import Row, log10_p_of
+from benchmarks.evidence.tables import Results, log10_p_of
 from mdir_hf.render.figures.sheet import HEAD, SMALL_SIZE, add_axes, drawing, new_sheet
 from mdir_hf.render.figures.theme import Theme, theme_of
 
@@ -19,13 +19,9 @@ ROW = 0.34
 WIDTH = 9.6
 
 
-def draw_evidence(pairs: list[Row], peers: list[Row]) -> Figure:
-    """Draw every pair of real models, with p and with the score of each peer.
-
-    Args:
-        pairs: Rows of ``real-pairs``.
-        peers: Rows of ``real-peers``.
-    """
+def draw_evidence(results: Results) -> Figure:
+    """Draw every pair of real models, with p and with the score of each peer."""
+    pairs, peers = results["real-pairs"], results["real-peers"]
     theme = theme_of(dark=False)
     kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in pairs)]
     names = list(dict.fromkeys(row["peer"] for row in peers))

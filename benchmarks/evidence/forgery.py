@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from benchmarks.evidence.tables import Results, Row, table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from benchmarks.evidence.tables import Results
+from benchmarks.runner import Row, table
 
 MODEL = "smollm2-135m-instruct"
 
 
-def forgery_section(results: Results, figures: dict[str, Figure]) -> str:
+def forgery_section(results: Results) -> str:
     """Tabulate attacks by their cost, and forgeries by the weights that they copy."""
-    del figures
     row_of = {row["b"]: row for row in results["real-pairs"] if row["a"] == MODEL}
     done = {row["model"]: row["done"] for row in results["real-models"]}
     of = {part: [row for row in results["real-forgery"] if row["part"] == part] for part in _PARTS}
@@ -35,8 +30,8 @@ def forgery_section(results: Results, figures: dict[str, Figure]) -> str:
             "## What evading costs, and what forging takes",
             "The losses of SmolLM2-135M-Instruct are in nats per token on text that it was not trained on: "
             f"{loss[MODEL]:.2f} unchanged, {loss[f'{MODEL}/random']:.2f} with random weights (`python -m "
-            "benchmarks.real.forgery`).",
-            table(["edit", "nats per token", "verdict", "log10 p"], attacks),
+            "benchmarks real-forgery`).",
+            table("edit | nats per token | verdict | log10 p", attacks),
             f"Not found: {'; '.join(missed) or 'none of these'}. Attacks that preserve the function cost nothing, and "
             "they are detected. Attacks that damage the weights make the model worse than random weights long before "
             "they evade detection.",
@@ -45,12 +40,12 @@ def forgery_section(results: Results, figures: dict[str, Figure]) -> str:
             f"were not tried. On other parts of that text, the model has {base['loss']:.2f} nats per token, and a "
             f"model trained from random weights {as_random:.2f} after the same steps. If the repaired model ends above "
             "that value, training from scratch would have been no worse.",
-            table(["edit, then repaired", "nats before", "after", "verdict after", "log10 p"], repairs),
+            table("edit, then repaired | nats before | after | verdict after | log10 p", repairs),
             "A forgery copies parts of the model into a stranger of the same shape that was trained from random "
             "weights. A whole copied layer is found, because these weights are shared. Copied rows of the embedding "
             "are reported, but they are not enough for a verdict. Copied neurons whose output is not used are not "
             "evidence.",
-            table(["copied into the stranger", "verdict", "log10 p"], forged),
+            table("copied into the stranger | verdict | log10 p", forged),
         ]
     )
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from benchmarks.evidence.tables import Results, Row, table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from benchmarks.evidence.tables import Results
+from benchmarks.runner import Row, table
 
 HEADER = ["victim", "stranger", "method", "change of logits", "verdict", "own numbers", "certain"]
 
 
-def framing_section(results: Results, figures: dict[str, Figure]) -> str:
+def framing_section(results: Results) -> str:
     """Tabulate framed strangers, then models with copied rows, then mixtures."""
-    del figures
     rows = results["framing"]
     framed = [row for row in rows if not row["related"]]
     copied = [row for row in rows if row["related"] and row["stranger"]]
@@ -23,7 +18,7 @@ def framing_section(results: Results, figures: dict[str, Figure]) -> str:
         [
             "## What framing takes",
             f"{len(rows)} models were prepared to look like relatives of a victim (`python -m "
-            "benchmarks.real.framing`); the tiny models come from the zoo. Each was compared ten times, each time with "
+            "benchmarks framing`); the tiny models come from the zoo. Each was compared ten times, each time with "
             "a fresh sample; the counts of neurons are the largest of all layers and samples.",
             f"### Nothing is copied\n\n{_in_short(framed)}",
             table(HEADER, map(_cells, framed)),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.evidence.tables import Row, log10_p_of
+from benchmarks.evidence.tables import log10_p_of
 from benchmarks.metrics import score_of_log10_p
+from benchmarks.runner import Row
 
 OURS = "mdir-hf"
 

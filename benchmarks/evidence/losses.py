@@ -5,21 +5,17 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from benchmarks.evidence.costs import SETTLED_IN_PLACE, compared
 from benchmarks.evidence.judged import of_checker, of_peer
 from benchmarks.evidence.peers import above_every_stranger
-from benchmarks.evidence.tables import Results, Row
+from benchmarks.evidence.tables import Results
 from benchmarks.peers.full_size import LLAMA_8B, weights_of_strangers, weights_read
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from benchmarks.runner import Row
 
 
-def losses_section(results: Results, figures: dict[str, Figure]) -> str:
+def losses_section(results: Results) -> str:
     """List the pairs and costs for which other methods are better than the checker."""
-    del figures
     checker_rows = {(row["a"], row["b"]): row for row in results["zoo-pairs"] if row["level"] == "auto"}
     missed = {key for key, row in checker_rows.items() if row["related"] and row["verdict"] != "homologous"}
     checker_method = of_checker(checker_rows)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from benchmarks.evidence.tables import Results, Row, table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from benchmarks.evidence.tables import Results
+from benchmarks.runner import Row, table
 
 BASES = {"smollm2-135m-instruct": "SmolLM2-135M", "qwen2.5-coder-0.5b-instruct": "Qwen2.5-Coder-0.5B"}
 
 
-def methods_section(results: Results, figures: dict[str, Figure]) -> str:
+def methods_section(results: Results) -> str:
     """Tabulate the conclusive step, log10 p and MB read for each method and base."""
-    del figures
     rows = results["real-methods"]
     related = [row for row in rows if row["related"]]
     strangers = [row for row in rows if not row["related"]]
@@ -37,7 +33,7 @@ def methods_section(results: Results, figures: dict[str, Figure]) -> str:
             "## What published methods leave",
             f"{len(published)} published methods were applied to two real models, along with "
             f"{len(names) - len(published)} other edits that were designed to be hard (`python -m "
-            "benchmarks.real.methods`). No model is trained: if a method trains, its starting point is compared. If a "
+            "benchmarks real-methods`). No model is trained: if a method trains, its starting point is compared. If a "
             "method makes choices by running the model, we make them by size or at random, except for the bases of "
             "SliceGPT. *As it is*: the result of the method, compared with its base. *Layers alone*: the embeddings "
             "are drawn anew as well, and the residual stream is rotated if the method preserves most of the layers. A "

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import posixpath
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.evidence.calibration import calibration_section
+from benchmarks.evidence.calibration import calibration_section, draw_calibration
 from benchmarks.evidence.costs import growth_section
 from benchmarks.evidence.figure import draw_evidence
 from benchmarks.evidence.forgery import forgery_section
@@ -21,12 +23,17 @@ from benchmarks.evidence.plain import plain_section
 from benchmarks.evidence.real import real_peers_section, real_section
 from benchmarks.evidence.reliability import reliability_section
 from benchmarks.evidence.strangers import strangers_section
-from benchmarks.evidence.tables import Results
-from benchmarks.evidence.zoo import zoo_section
+from benchmarks.evidence.tables import Results, read_results
+from benchmarks.evidence.zoo import draw_zoo, zoo_section
+from benchmarks.paper import ablation, changed_tokenizer, layer_maps, matrices, noise_real, printed_matrix
+from benchmarks.runner import Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+
+DOCS = Path(__file__).parents[2] / "docs"
+Section = Callable[[Results], str]
 
 PAGES = "../benchmarks/results/pages"
 """Folder of the tables, relative to ``docs``. The site shows them under ``evidence/``."""
@@ -40,32 +47,23 @@ class Evidence:
     figures: dict[str, Figure]
 
 
-def make_evidence(results: Results, written: Mapping[str, str]) -> Evidence:
+def make_evidence(results: Results) -> Evidence:
     """Build the pages and their figures; sections without results are left out and listed at the end.
 
     Args:
         results: Result files by name.
-        written: Markdown sections from other scripts, by name.
     """
-    figures: dict[str, Figure] = {}
     sections, missing = [], []
     for name, needs, section in SECTIONS:
         if all(need in results for need in needs):
-            sections.append(section(results, figures))
+            sections.append(section(results))
         else:
             missing.append(f"- {name}: no `{'`, `'.join(need for need in needs if need not in results)}` in results")
-    for name, title in PAPER.items():
-        if name in written:
-            sections.append(re.sub(r"\]\((paper-[^)]+\.png)\)", r"](../benchmarks/results/\1)", written[name]).strip())
-        else:
-            missing.append(f"- {title}: no `{name}` in results")
     not_run = "\n".join([*NOT_RUN, *missing])
     pages = {f"{PAGES}/{_slug(section)}.md": _page_of(section) for section in sections}
     more = "\n".join(f"- [{_title(section)}]({place})" for place, section in zip(pages, sections, strict=True))
-    picture = []
-    if "real-pairs" in results and "real-peers" in results:
-        figures["evidence.png"] = drawn = draw_evidence(results["real-pairs"], results["real-peers"])
-        picture = [f"![{drawn.get_label()}](images/evidence.png)"]
+    figures = {name: draw(results) for name, needs, draw in FIGURES if all(need in results for need in needs)}
+    picture = [f"![{figures[name].get_label()}](images/{name})" for name in ("evidence.png",) if name in figures]
     front = [
         OPENING,
         *picture,
@@ -112,7 +110,7 @@ closest to bge-small, as the trace over rank shows."""
 
 OPENING = """# Evidence
 
-`python -m benchmarks.evidence` writes this page from `benchmarks/results`. Models, pairs, peers and metrics are
+`python -m benchmarks evidence` writes this page from `benchmarks/results`. Models, pairs, peers and metrics are
 described in `benchmarks/zoo`, `benchmarks/peers`, `benchmarks/metrics.py` and `benchmarks/calibration.py`. Every
 decision uses alpha 1e-10, which was fixed in advance.
 
@@ -120,16 +118,6 @@ Published methods, evading and forging, strangers of one recipe, other seeds, le
 calibration were measured before [neurons alone decided](method/verdicts.md), with rules that also asked what copied
 neurons do; all other tables are of the present rules. [The limit](method/verdicts.md#when-two-layers-match) has the
 largest counts of neurons that strangers and framed models reach."""
-
-PAPER = {
-    "paper-noise-real": "The paper's tables of noise",
-    "paper-changed-tokenizer": "The paper's table of a changed tokenizer",
-    "paper-ablation": "The paper's ablation of seed and data",
-    "paper-layer-maps": "The paper's layer maps",
-    "paper-printed-matrix": "The paper's matrix of 25 models",
-    "paper-matrices": "The paper's pictures of matrices",
-}
-"""Sections that ``benchmarks.paper`` writes, in page order."""
 
 NOT_RUN = (
     "- No model was read from the Hub, because the machine had no network. LeaFBench's own 65 models were not tried.",
@@ -139,7 +127,17 @@ NOT_RUN = (
 )
 
 
-SECTIONS: tuple[tuple[str, tuple[str, ...], Callable[[Results, dict[str, Figure]], str]], ...] = (
+def _section_of_experiment(name: str, section_of: Callable[[Row], str]) -> Section:
+    """Return the section of an experiment, whose numbers are one line."""
+
+    def section(results: Results) -> str:
+        (line,) = results[name]
+        return section_of({field: value for field, value in line.items() if field != "experiment"})
+
+    return section
+
+
+SECTIONS: tuple[tuple[str, tuple[str, ...], Section], ...] = (
     (
         "Real models",
         ("real-pairs", "real-models", "real-strangers-at-layers", "real-seeds"),
@@ -158,5 +156,40 @@ SECTIONS: tuple[tuple[str, tuple[str, ...], Callable[[Results, dict[str, Figure]
     ("Calibration", ("calibration-models", "calibration-pairs", "calibration-haar"), calibration_section),
     ("The tail of p", ("neuron-null",), numbers_section),
     ("Reliability", ("reliability",), reliability_section),
+    (
+        "The paper's tables of noise",
+        ("paper-noise-real",),
+        lambda results: noise_real.section_of(results["paper-noise-real"]),
+    ),
+    *(
+        (title, (f"paper-{name}",), _section_of_experiment(f"paper-{name}", section_of))
+        for title, name, section_of in (
+            ("The paper's table of a changed tokenizer", "changed-tokenizer", changed_tokenizer.section_of),
+            ("The paper's ablation of seed and data", "ablation", ablation.section_of),
+            ("The paper's layer maps", "layer-maps", layer_maps.section_of),
+            ("The paper's matrix of 25 models", "printed-matrix", printed_matrix.section_of),
+            ("The paper's pictures of matrices", "matrices", matrices.section_of),
+        )
+    ),
 )
 """Name, required result files and function of each section, in page order."""
+
+FIGURES: tuple[tuple[str, tuple[str, ...], Callable[[Results], Figure]], ...] = (
+    ("evidence.png", ("real-pairs", "real-peers"), draw_evidence),
+    ("evidence-calibration.png", ("calibration-pairs",), draw_calibration),
+    ("evidence-zoo.png", ("zoo-pairs",), draw_zoo),
+)
+"""File, required result files and function of each figure."""
+
+
+def write_evidence() -> None:
+    """Write the pages and their figures."""
+    evidence = make_evidence(read_results())
+    (DOCS / PAGES).mkdir(exist_ok=True)
+    for place, text in evidence.pages.items():
+        (DOCS / place).write_text(text, encoding="utf-8")
+    for name, figure in evidence.figures.items():
+        data = io.BytesIO()
+        figure.savefig(data, format="png", dpi=110, metadata={"Software": None})
+        (DOCS / "images" / name).write_bytes(data.getvalue())
+    print(f"docs/evidence.md, {len(evidence.pages) - 1} pages with all rows, {len(evidence.figures)} figures")

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from benchmarks.evidence.costs import compared, costs_text
 from benchmarks.evidence.judged import Judged, named, of_checker, of_peer
-from benchmarks.evidence.tables import Results, Row, table
+from benchmarks.evidence.tables import Results
 from benchmarks.metrics import decisions, leafbench_metrics, mahalanobis_ceiling
+from benchmarks.runner import Row, table
 from benchmarks.zoo.members import MEMBERS
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
-
-def peers_section(results: Results, figures: dict[str, Figure]) -> str:
+def peers_section(results: Results) -> str:
     """Tabulate decisions, metrics and costs of every method on the same pairs."""
-    del figures
     checker_rows = {(row["a"], row["b"]): row for row in results["zoo-pairs"] if row["level"] == "auto"}
     packages_last = sorted(results["zoo-peers"], key=lambda row: "(package)" in row["peer"])
     judged = [of_checker(checker_rows), *(of_peer(row, checker_rows) for row in packages_last)]
@@ -38,15 +34,8 @@ def peers_section(results: Results, figures: dict[str, Figure]) -> str:
             "threshold*: the best threshold for these very scores, which is unknown in advance, over the pairs "
             "answered. *Before the first error*: related pairs that score higher than every unrelated pair.",
             table(
-                [
-                    "method",
-                    "answered",
-                    "own rule",
-                    "errors by own rule",
-                    "at 1e-10",
-                    "best threshold",
-                    "before the first error",
-                ],
+                "method | answered | own rule | errors by own rule | at 1e-10 | best threshold | "
+                "before the first error",
                 [decision_row(method) for method in judged],
             ),
             where_others_are_right(judged, checker_rows),
@@ -61,7 +50,7 @@ def peers_section(results: Results, figures: dict[str, Figure]) -> str:
             f"these pairs, MD cannot exceed {ceiling:.2f} for any method, and scores that only say yes or no come "
             "closest to it.",
             table(
-                ["method", "ACC", "AUC", "pAUC", "MD", "TPR at 1 % FPR", "AUC, all pairs", "TPR at 1 % FPR, all pairs"],
+                "method | ACC | AUC | pAUC | MD | TPR at 1 % FPR | AUC, all pairs | TPR at 1 % FPR, all pairs",
                 [metrics_row(method) for method in judged if method.is_ranked],
             ),
             costs_text(compared(judged, checker_rows)),

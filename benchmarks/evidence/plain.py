@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from benchmarks.evidence.tables import Results, Row, table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from benchmarks.evidence.tables import Results
+from benchmarks.runner import Row, table
 
 LOG10_ALPHA = -10.0
 GROUPS = {
@@ -18,9 +15,8 @@ GROUPS = {
 }
 
 
-def plain_section(results: Results, figures: dict[str, Figure]) -> str:
+def plain_section(results: Results) -> str:
     """Tabulate counts of each group, the pairs on which the two differ, and all real pairs."""
-    del figures
     rows = results["plain-mdir"]
     groups = {name: [row for row in rows if row["group"] == name] for name in GROUPS}
     real = groups["real"]
@@ -30,19 +26,12 @@ def plain_section(results: Results, figures: dict[str, Figure]) -> str:
             "Algorithms 1 and 2 were run as the paper prints them (`benchmarks/peers/plain_mdir.py`): on all common "
             "tokens, and on V of every pair of layers behind $U_E$, with p by the paper's formula. A pair is related "
             f"if the smaller p is below 1e-10. The {len(rows)} pairs are all pairs whose models were on disk "
-            "(`python -m benchmarks.real.plain`). The checker's verdicts come from the result files. *Framed* "
+            "(`python -m benchmarks plain-mdir`). The checker's verdicts come from the result files. *Framed* "
             "strangers were made to deceive methods that read embeddings or layers; the paper does not claim to resist "
             "them. Algorithm 3 analyses layers that match and does not affect the decision.",
             table(
-                [
-                    "pairs",
-                    "related",
-                    "found as printed",
-                    "found by the checker",
-                    "strangers",
-                    "accused as printed",
-                    "accused by the checker",
-                ],
+                "pairs | related | found as printed | found by the checker | strangers | accused as printed | "
+                "accused by the checker",
                 [_counts(GROUPS[name], group) for name, group in groups.items() if group],
             ),
             "Pairs without an answer: " + (_unanswered(rows) or "none") + ".",
@@ -50,11 +39,11 @@ def plain_section(results: Results, figures: dict[str, Figure]) -> str:
             "### Where the two differ",
             "*Embeddings*: log10 p of Algorithm 1. *Layers*: the smallest log10 p of Algorithm 2.",
             table(
-                ["pair", "related", "kind", "trace", "rank", "embeddings", "layers", "checker"],
+                "pair | related | kind | trace | rank | embeddings | layers | checker",
                 [_cells(row) for row in rows if _differs(row)],
             ),
             "### All real pairs",
-            table(["pair", "related", "kind", "trace", "rank", "embeddings", "layers", "checker"], map(_cells, real)),
+            table("pair | related | kind | trace | rank | embeddings | layers | checker", map(_cells, real)),
         ]
     )
 

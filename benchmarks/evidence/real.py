@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from benchmarks.evidence.tables import LOG10_ALPHA, Results, Row, log10_p_of, table
+from benchmarks.evidence.tables import LOG10_ALPHA, Results, log10_p_of
 from benchmarks.peers.plain_mdir import PlainMdir
 from benchmarks.real.plain import SMALL
 from benchmarks.real.sources import SOURCES
 from benchmarks.real.table import PAPER_P, p_text, paper_p, summary
 from benchmarks.real.table import table as table_of_pairs
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from benchmarks.runner import Row, table
 
 
-def real_section(results: Results, figures: dict[str, Figure]) -> str:
+def real_section(results: Results) -> str:
     """Tabulate results on real models, quantised copies, other seeds, and the noise that a "no" excludes."""
     pairs = results["real-pairs"]
     printed = printed_p(results.get("plain-mdir", []))
@@ -34,7 +31,7 @@ def real_section(results: Results, figures: dict[str, Figure]) -> str:
             "called homologous**.",
             "GGUF files are read back as BF16, and ONNX files as F32. The F32 files are used as packaged.",
             table(
-                ["model", "name", "read from", "bits per weight in the file"],
+                "model | name | read from | bits per weight in the file",
                 [
                     [name, source.title, source.read_from, _number(models.get(name, {}), "bits_per_weight_in_packages")]
                     for name, source in SOURCES.items()
@@ -43,7 +40,7 @@ def real_section(results: Results, figures: dict[str, Figure]) -> str:
             "\n".join(f"- {line}" for line in summary(pairs).splitlines()),
             table_of_pairs([row for row in pairs if row["kind"] != "format"], printed),
             "The column of Algorithm 1 shows log10 p as the paper defines it, from all common tokens "
-            "(`python -m benchmarks.real.plain`). It is 0 if p is not below 1, and empty if a model was not on disk "
+            "(`python -m benchmarks plain-mdir`). It is 0 if p is not below 1, and empty if a model was not on disk "
             "when the script ran. The formula assumes that one model has no preferred axes, which is often false for "
             "trained embeddings. No verdict rests on it.",
             _strangers_at_layers(results["real-strangers-at-layers"]),
@@ -103,7 +100,7 @@ def _seeds(rows: Sequence[Row]) -> list[str]:
     return [
         "### Other seeds",
         f"{len(rows)} of these pairs were compared with {' and '.join(map(str, n_seeds))} seeds each "
-        "(`python -m benchmarks.real.seeds`); each comparison also draws its own neurons from the entropy of the "
+        "(`python -m benchmarks real-seeds`); each comparison also draws its own neurons from the entropy of the "
         f"system. Pairs with more than one verdict: {told['verdicts']}. Pairs with more than one assumption: "
         f"{told['assumptions']}. For {sum(deviation <= 0.05 for deviation in deviations)} of the {len(with_bounds)} "
         "related pairs with a bound, every log10 p is within 5% of the middle of its pair's range; the largest "
@@ -124,21 +121,21 @@ def _strangers_at_layers(rows: list[Row]) -> str:
     return (
         f"Level `layers` tests every projection of all layers. It calls **{n_wrong} of {len(rows)} pairs of these "
         f"strangers homologous**. The smallest log10 p of a pair is {smallest:.1f}, after "
-        f"{min(n_tests)} to {max(n_tests)} tests (`python -m benchmarks.real judge --level layers --kind stranger`). "
+        f"{min(n_tests)} to {max(n_tests)} tests (`python -m benchmarks real-strangers-at-layers`). "
         f"The pairs consist of these models: {', '.join(names)}."
     )
 
 
-def real_peers_section(results: Results, figures: dict[str, Figure]) -> str:
+def real_peers_section(results: Results) -> str:
     """Tabulate how well other methods separate relatives of real models from strangers."""
     rows = [*printed_as_peer(results.get("plain-mdir", []), results["real-peers"]), *results["real-peers"]]
     head = ["peer", "relatives above every stranger", "by its threshold", "strangers", "no answer", "s"]
     return "\n\n".join(
         [
             "## Peers on real models",
-            "Each peer scores some of the pairs of real models (`python -m benchmarks.real.peers`). Few of these pairs "
+            "Each peer scores some of the pairs of real models (`python -m benchmarks real-peers`). Few of these pairs "
             f"are strangers, so the first column overestimates a peer. {PlainMdir.name}: the pairs whose models were "
-            "on disk (`python -m benchmarks.real.plain`).",
+            "on disk (`python -m benchmarks plain-mdir`).",
             table(head, [_peer(name, [row for row in rows if row["peer"] == name]) for name in _in_order(rows)]),
         ]
     )

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from benchmarks.evidence.tables import Results, table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from benchmarks.evidence.tables import Results
+from benchmarks.runner import table
 
 WRONG = """A wrong answer is a verdict or a p that an undisturbed run would not give, a file that is
 neither the old one nor the new one, an exception that is not ours, or a hang."""
 
 
-def reliability_section(results: Results, figures: dict[str, Figure]) -> str:
+def reliability_section(results: Results) -> str:
     """Tabulate damaged inputs and stopped programs, and visitors of a Space."""
-    del figures
     rows = [
         [
             row["what"],
@@ -30,7 +25,7 @@ def reliability_section(results: Results, figures: dict[str, Figure]) -> str:
         [
             "## Reliability",
             WRONG,
-            table(["what was done", "times", "outcomes", "wrong answers", "command"], rows),
+            table("what was done | times | outcomes | wrong answers | command", rows),
             "[Sixty visitors at once](guides/space.md#visitors) were measured on a Space.",
         ]
     )

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from benchmarks.evidence.tables import Results, Row, table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from benchmarks.evidence.tables import Results
+from benchmarks.runner import Row, table
 
 OUTSIDE = (
     "Longer trainings were measured outside the project, on one H100, with an earlier version. "
@@ -17,9 +13,8 @@ OUTSIDE = (
 )
 
 
-def strangers_section(results: Results, figures: dict[str, Figure]) -> str:
+def strangers_section(results: Results) -> str:
     """Describe comparisons of models of 33 million parameters, which were trained in two runs."""
-    del figures
     first, second = results["strangers-at-scale"]
     pairs = [pair for run in (first, second) for pair in run["pairs"]]
     strangers = [pair for pair in pairs if not pair["related"]]
@@ -27,7 +22,7 @@ def strangers_section(results: Results, figures: dict[str, Figure]) -> str:
     framed = [pair for pair in strangers if pair["verdict"] != "no_evidence"]
     parts = [
         "## Strangers of one recipe",
-        "`python -m benchmarks.strangers --device cuda` trained models of 33 million parameters in two runs on one "
+        "`python -m benchmarks strangers-at-scale` trained models of 33 million parameters in two runs on one "
         f"{first['device']} each, with {first['share']:.0%} and {second['share']:.0%} of the planned tokens. They were "
         "compared on CPUs. They have width 512, 8 layers and a vocabulary of 8,192. `hidden-student` was trained from "
         "random weights towards all hidden states of `llama-0`: it is a stranger in the basis of `llama-0`. "
@@ -40,7 +35,7 @@ def strangers_section(results: Results, figures: dict[str, Figure]) -> str:
         f"and `layers`). {len(framed)} are `inconclusive` because only embeddings agree: {_pairs(framed)}. "
         f"{_n_homologous(relatives)} of {len(relatives)} comparisons of relatives are `homologous`.",
         table(
-            ["run", "model", "tokens", "loss on held-out code"],
+            "run | model | tokens | loss on held-out code",
             [
                 [str(number), name, f"{model['tokens'] / 1e6:.1f} M", f"{model['held_out_loss']:.2f}"]
                 for number, run in enumerate((first, second), start=1)
@@ -49,17 +44,7 @@ def strangers_section(results: Results, figures: dict[str, Figure]) -> str:
             ],
         ),
         table(
-            [
-                "run",
-                "descendant",
-                "of",
-                "tokens",
-                "loss",
-                "log10 p, `auto`",
-                "log10 p, `layers`",
-                "trace over rank",
-                "neurons",
-            ],
+            "run | descendant | of | tokens | loss | log10 p, `auto` | log10 p, `layers` | trace over rank | neurons",
             [[str(number), *row] for number, run in enumerate((first, second), start=1) for row in _relatives(run)],
         ),
         "*neurons*: the number of neurons, out of 64, that have their own number in the best pair of layers. The "

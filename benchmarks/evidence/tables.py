@@ -1,32 +1,20 @@
-"""Read result files and format Markdown tables."""
+"""Read result files."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-Row = dict[str, Any]
+from benchmarks.runner import RESULTS, Row, read_lines
+
 Results = dict[str, list[Row]]
 LOG10_ALPHA = -10.0
-RESULTS = Path(__file__).parents[1] / "results"
 
 
 def read_results(folder: Path = RESULTS) -> Results:
     """Read every result file, by its name without suffix."""
-    results = {}
-    for path in sorted(folder.glob("*.json*")):
-        text = path.read_text(encoding="utf-8")
-        results[path.stem] = (
-            [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else json.loads(text)
-        )
-    return results
-
-
-def read_written(folder: Path = RESULTS) -> dict[str, str]:
-    """Read the Markdown sections that other scripts have written, by name."""
-    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.md"))}
+    return {path.stem: read_lines(path) for path in sorted(folder.glob("*.jsonl"))}
 
 
 def log10_p_of(row: Mapping[str, Any]) -> float:
@@ -34,9 +22,3 @@ def log10_p_of(row: Mapping[str, Any]) -> float:
     if row["log10_p"] is not None:
         return float(row["log10_p"])
     return LOG10_ALPHA if row["verdict"] == "homologous" else 0.0
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Format a Markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

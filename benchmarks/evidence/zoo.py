@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.evidence.tables import Results, Row, log10_p_of, table
+from benchmarks.evidence.tables import Results, log10_p_of
 from benchmarks.metrics import decisions, upper_bound_of_rate
+from benchmarks.runner import Row, table
 from benchmarks.zoo.members import FAMILIES, MEMBERS, models
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def zoo_section(results: Results, figures: dict[str, Figure]) -> str:
+def zoo_section(results: Results) -> str:
     """Describe the members of the zoo and the checker's decisions."""
     rows = [row for row in results["zoo-pairs"] if row["level"] == "auto"]
-    figures["evidence-zoo.png"] = draw_zoo(rows)
     counted = decisions((row["verdict"] == "homologous" for row in rows), (row["related"] for row in rows))
     n_strangers = counted.false_positives + counted.true_negatives
     n_related = counted.true_positives + counted.false_negatives
@@ -44,7 +44,7 @@ def zoo_section(results: Results, figures: dict[str, Figure]) -> str:
         "### Each base and its descendants",
         "The table shows log10 p at level `auto` and the step that settled the pair; `-` if no step did. Strangers are "
         "in italics. *MDIR, Algorithm 1*: log10 p over all common tokens by the paper's formula (`python -m "
-        "benchmarks.real.plain`), 0 if it is not below 1.",
+        "benchmarks plain-mdir`), 0 if it is not below 1.",
         base_table(rows, results.get("plain-mdir", [])),
         twins_text(rows),
         "![Matrix of all pairs within each of the four families: all related pairs except the marked ones are found, "
@@ -142,7 +142,7 @@ def relation_table(rows: list[Row]) -> str:
         for name in order
         if name in counts
     ]
-    return table(["member", "related, found", "unrelated, called homologous", "inconclusive"], body)
+    return table("member | related, found | unrelated, called homologous | inconclusive", body)
 
 
 def missed_text(rows: list[Row]) -> str:
@@ -216,10 +216,11 @@ def maps_text(rows: list[Row]) -> str:
     )
 
 
-def draw_zoo(rows: list[Row]) -> Figure:
+def draw_zoo(results: Results) -> Figure:
     """Draw four matrices of log(-log10 p), with wrong decisions marked."""
     from matplotlib.figure import Figure
 
+    rows = [row for row in results["zoo-pairs"] if row["level"] == "auto"]
     known = {frozenset((row["a"], row["b"])): row for row in rows}
     figure = Figure(figsize=(13, 12), layout="constrained")
     image = None

@@ -1,20 +1,18 @@
-"""The paper's ablation: four models from two seeds and two texts. Seeds relate weights, and texts do not.
-
-python -m benchmarks.paper.ablation [--tiny]
-"""
+"""The paper's ablation: four models from two seeds and two texts. Seeds relate weights, and texts do not."""
 
 from __future__ import annotations
 
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.paper.models import Scale, built, losses_of
-from benchmarks.paper.output import draw_maps, layers_log10_p, p_text, run, table
+from benchmarks.paper.models import built, losses_of
+from benchmarks.paper.output import draw_maps, experiment, layers_log10_p, p_text, table
 from benchmarks.peers.plain_mdir import PlainMdir, embedding_analysis
 from benchmarks.peers.reads import Reads
+from benchmarks.runner import Row
 from mdir_hf import HomologyChecker, HomologyReport
 from mdir_hf.method.paper import orthogonal_part
 from mdir_hf.method.polar import reduce_peaks
@@ -32,13 +30,13 @@ LAYER = 1
 NAMES = ("seed2-code", "seed2-prose", "seed3-code", "seed3-prose")
 
 
-def ablation(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
+def measure() -> tuple[Row, dict[str, Figure]]:
     """Compare every pair of the four models."""
     rows, pictures = [], []
     for first, second in combinations(NAMES, 2):
-        checker = HomologyChecker.from_pretrained(built(first, scale), use_caches=False)
-        embedding = checker.compare(built(second, scale), describes=True, progress=False)
-        body = checker.compare(built(second, scale), level="layers", progress=False)
+        checker = HomologyChecker.from_pretrained(built(first), use_caches=False)
+        embedding = checker.compare(built(second), describes=True, progress=False)
+        body = checker.compare(built(second), level="layers", progress=False)
         (seed, kind), (other_seed, other_kind) = first.split("-"), second.split("-")
         rows.append(
             {
@@ -55,8 +53,20 @@ def ablation(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
         )
         if (first, second) in DRAWN:
             pictures.append((f"{first}, {second}\nembedding", _picture(embedding), 1.0))
-            pictures.append((f"V of layer {LAYER}", value_picture(built(first, scale), built(second, scale)), 1.0))
+            pictures.append((f"V of layer {LAYER}", value_picture(built(first), built(second)), 1.0))
     wrong = [row for row in rows if (row["verdict"] == "homologous") != row["same_seed"]]
+    losses = {name: {key: round(value, 3) for key, value in losses_of(name).items()} for name in NAMES}
+    figure = draw_maps(
+        "One seed, two texts: a diagonal. Two seeds, one text: noise",
+        "square root of |polar factor|, channel against channel; V behind the match of the embeddings",
+        pictures,
+        side=1.6,
+    )
+    return {"rows": rows, "losses": losses, "n_wrong": len(wrong)}, {"embeddings": figure}
+
+
+def section_of(data: Row) -> str:
+    """Format the results as a section of Markdown."""
     shown = [
         [
             " / ".join(row["pair"]),
@@ -66,25 +76,18 @@ def ablation(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
             "—" if row["log10_p_layers"] is None else p_text(row["log10_p_layers"]),
             row["verdict"],
         ]
-        for row in rows
+        for row in data["rows"]
     ]
-    losses = {name: {key: round(value, 3) for key, value in losses_of(name, scale).items()} for name in NAMES}
-    section = (
+    return (
         "## Seed and text (the paper's ablation and its figure 6)\n\n"
-        + table(["pair", "same seed", "same text and order", "p, embeddings", "p, layers", "verdict"], shown)
-        + f"\n\n{len(wrong)} of {len(rows)} verdicts contradict the seeds. A shared initialisation counts as shared "
-        f"weights, however the models were trained afterwards.\n\nThe figure shows embeddings and V of layer {LAYER}, "
+        + table("pair | same seed | same text and order | p, embeddings | p, layers | verdict", shown)
+        + f"\n\n{data['n_wrong']} of {len(data['rows'])} verdicts contradict the seeds. A shared initialisation "
+        "counts as shared weights, however the models were trained afterwards.\n\nThe figure shows embeddings and V of "
+        f"layer {LAYER}, "
         "like the paper's. V is shown behind U_E of Algorithm 1 as printed; U_E is the orthogonal factor itself if no "
         "permutation is significant.\n\n![Polar factors of embeddings and V: diagonals for one seed and two texts, "
-        "noise for two seeds and one text](paper-ablation-embeddings.png)"
+        "noise for two seeds and one text](../benchmarks/results/paper-ablation-embeddings.png)"
     )
-    figure = draw_maps(
-        "One seed, two texts: a diagonal. Two seeds, one text: noise",
-        "square root of |polar factor|, channel against channel; V behind the match of the embeddings",
-        pictures,
-        side=1.6,
-    )
-    return {"rows": rows, "losses": losses, "n_wrong": len(wrong)}, section, {"embeddings": figure}
 
 
 def value_picture(first: Path, second: Path) -> np.ndarray:
@@ -101,5 +104,4 @@ def _picture(report: HomologyReport) -> np.ndarray:
     return np.sqrt(np.clip(report.arrays.embedding.polar, 0.0, 1.0))
 
 
-if __name__ == "__main__":
-    run("ablation", ablation)
+ABLATION = experiment("ablation", "figure 6 of the paper: two seeds and two texts", measure)

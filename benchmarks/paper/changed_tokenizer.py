@@ -9,8 +9,6 @@ In the paper, with 0.5 billion parameters and 12 billion tokens, no channels are
 all. The same happens here if the body learns slowly (a) or is frozen (b), also from other draws of the new embeddings
 (c). If all weights of a base train at one rate for a few minutes (d), only the layers show the ancestry, from the first
 step on. docs/LOG.md, 2026-11-22, has the details.
-
-python -m benchmarks.paper.changed_tokenizer [--tiny]
 """
 
 from __future__ import annotations
@@ -22,16 +20,20 @@ import torch
 from benchmarks.paper.models import (
     BASE,
     EMBEDDED,
+    EMBEDDED_STEPS,
+    QWEN3,
+    RETOKENISED_STEPS,
     SEQUENCE_LENGTH,
     SLOW,
+    SMALL,
     TOKENS_PER_STEP,
-    Scale,
     built,
     load,
     small_text,
     text,
 )
-from benchmarks.paper.output import layers_log10_p, p_text, run, table
+from benchmarks.paper.output import experiment, layers_log10_p, p_text, table
+from benchmarks.runner import Row
 from mdir_hf import HomologyChecker
 from mdir_hf.demo.training import mean_loss
 from mdir_hf.method.matching import best_matching
@@ -52,26 +54,30 @@ if TYPE_CHECKING:
 ALPHA_LOG10 = -10.0
 
 
-def changed_tokenizer(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
+def measure() -> tuple[Row, dict[str, Figure]]:
     """Tabulate three trainings, and the final states of other draws of the new embeddings."""
-    width, last = scale.small.width, scale.embedded_steps[-1]
+    width, last = SMALL.width, EMBEDDED_STEPS[-1]
     tables = {
-        "slow": (width, _rows("small", "slow", scale.embedded_steps, 2 * TOKENS_PER_STEP, scale)),
-        "held": (width, _rows("small", "held", scale.embedded_steps, 2 * TOKENS_PER_STEP, scale)),
-        "equal": (scale.qwen3.width, _rows(BASE, "retokenised", scale.retokenised_steps, TOKENS_PER_STEP, scale)),
+        "slow": (width, _rows("small", "slow", EMBEDDED_STEPS, 2 * TOKENS_PER_STEP)),
+        "held": (width, _rows("small", "held", EMBEDDED_STEPS, 2 * TOKENS_PER_STEP)),
+        "equal": (QWEN3.width, _rows(BASE, "retokenised", RETOKENISED_STEPS, TOKENS_PER_STEP)),
     }
     draws = [
         {
             "seed": seed,
-            **(
-                tables["held"][1][-1]
-                if name == "held"
-                else _rows("small", name, (last,), 2 * TOKENS_PER_STEP, scale)[0]
-            ),
+            **(tables["held"][1][-1] if name == "held" else _rows("small", name, (last,), 2 * TOKENS_PER_STEP)[0]),
         }
         for name, (body_share, seed) in EMBEDDED.items()
         if body_share == 0
     ]
+    data = {key: {"width": width, "rows": rows} for key, (width, rows) in tables.items()}
+    return data | {"draws": {"width": width, "rows": draws}}, {}
+
+
+def section_of(data: Row) -> str:
+    """Format the results as a section of Markdown."""
+    tables = {key: (data[key]["width"], data[key]["rows"]) for key in ("slow", "held", "equal")}
+    width, draws = data["draws"]["width"], data["draws"]["rows"]
     words = {
         "slow": f"(a) All weights are trained, the body at 1/{round(1 / SLOW)} of the rate of the new embeddings. The "
         "new tokenizer is a BPE of other text",
@@ -84,11 +90,11 @@ def changed_tokenizer(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figu
         for key, (width, rows) in tables.items()
     }
     parts["draws"] = (
-        f"(c) Different draws of the new embeddings, with a frozen body, after {last * 2 * TOKENS_PER_STEP:,} tokens. "
+        f"(c) Different draws of the new embeddings, with a frozen body, after {draws[0]['tokens']:,} tokens. "
         "Rates, decay and width were chosen with the same seeds, but on another "
         f"base.\n\n{_table_of_draws(width, draws)}\n\n" + _finding_of_draws(width, draws)
     )
-    section = (
+    return (
         "## Changed tokenizer (the paper's table 4)\n\nEmbeddings are drawn anew at a thousandth of their usual size, "
         "because the paper's zeros have no gradient without biases. *Own channels* counts the channels that the best "
         "of n! matchings maps to themselves. *Own order* tests only the identity, which is fixed in advance, before "
@@ -97,19 +103,15 @@ def changed_tokenizer(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figu
         "at 512 tokens and at all tokens. *Loss* is in nats per token of held-out code.\n\n"
         + "\n\n".join(parts[key] for key in ("slow", "held", "draws", "equal"))
     )
-    data = {key: {"width": width, "rows": rows} for key, (width, rows) in tables.items()}
-    return data | {"draws": {"width": width, "rows": draws}}, section, {}
 
 
-def _rows(
-    base_name: str, name: str, steps: tuple[int, ...], tokens_per_step: int, scale: Scale
-) -> list[dict[str, Any]]:
-    base = built(base_name, scale)
-    learnt = text(scale, "unigram") if base_name == BASE else small_text(scale.small.vocabulary, is_other=True)
+def _rows(base_name: str, name: str, steps: tuple[int, ...], tokens_per_step: int) -> list[dict[str, Any]]:
+    base = built(base_name)
+    learnt = text("unigram") if base_name == BASE else small_text(SMALL.vocabulary, is_other=True)
     tokens = learnt.held_out["code"]
     rows = []
     for step in steps:
-        folder = built(f"{name}-{step}", scale)
+        folder = built(f"{name}-{step}")
         checker = HomologyChecker.from_pretrained(base, use_caches=False)
         by_embedding = checker.compare(folder, describes=True, progress=False)
         whole = checker.compare(folder, level="layers", progress=False)
@@ -128,16 +130,8 @@ def _rows(
 
 
 def _table(width: int, rows: list[dict[str, Any]]) -> str:
-    header = [
-        "tokens",
-        "trace",
-        "p, embeddings",
-        f"own channels of {width}",
-        "p, own order",
-        f"positive of {width}",
-        "p, layers",
-        "loss",
-    ]
+    channels = f"own channels of {width} | p, own order | positive of {width}"
+    header = f"tokens | trace | p, embeddings | {channels} | p, layers | loss"
     return table(
         header,
         [
@@ -248,5 +242,4 @@ def traces(base: Path, candidate_folder: Path) -> dict[str, Any]:
     }
 
 
-if __name__ == "__main__":
-    run("changed-tokenizer", changed_tokenizer)
+CHANGED_TOKENIZER = experiment("changed-tokenizer", "table 4 of the paper: new embeddings during training", measure)

@@ -4,24 +4,23 @@ The deepened copy has the first three quarters of the base's layers, followed by
 has Mistral's. The pruned copy has fewer layers, channels and neurons. Both copies were trained further. CKA compares
 hidden states of last tokens after every layer, as REEF does. Both methods name the base layer that each layer comes
 from.
-
-python -m benchmarks.paper.layer_maps [--tiny]
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.paper.models import BASE, Scale, built, pruned_layers, upscaled_layers
-from benchmarks.paper.output import draw_maps, layers_log10_p, log_shades, p_text, run, table
+from benchmarks.paper.models import BASE, QWEN3, built, pruned_layers, upscaled_layers
+from benchmarks.paper.output import draw_maps, experiment, layers_log10_p, log_shades, p_text, table
 from benchmarks.peers.inference import encode, loaded, statements
 from benchmarks.peers.reads import Reads
 from benchmarks.peers.reef import linear_cka
+from benchmarks.runner import Row
 from mdir_hf import HomologyChecker
 
 if TYPE_CHECKING:
@@ -30,19 +29,20 @@ if TYPE_CHECKING:
 N_STATEMENTS, N_TOKENS = 200, 48
 
 
-def layer_maps(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
+def measure() -> tuple[Row, dict[str, Figure]]:
     """Draw two maps for each of three pairs."""
-    n_layers = scale.qwen3.n_layers
+    n_layers = QWEN3.n_layers
     origins: dict[str, tuple[int, ...] | None] = {
         "upscaled": upscaled_layers(n_layers),
         "pruned": pruned_layers(n_layers),
         "seed3-code": None,
     }
-    base = built(BASE, scale)
+    base = built(BASE)
     states = hidden_states(base)
-    rows, data, figures = [], {}, {}
+    data: Row = {}
+    figures = {}
     for name, truth in origins.items():
-        candidate = built(name, scale)
+        candidate = built(name)
         report = HomologyChecker.from_pretrained(base, use_caches=False).compare(
             candidate, level="layers", progress=False
         )
@@ -62,39 +62,38 @@ def layer_maps(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
             "mdir_matrix": mdir.round(1).tolist(),
             "cka_matrix": cka.round(3).tolist(),
         }
-        rows.append(
-            [
-                name,
-                report.verdict.value,
-                p_text(layers_log10_p(report.layers)),
-                _right(by_mdir, truth),
-                _right(by_cka, truth),
-                f"{cka.max(axis=0).mean():.2f}",
-            ]
-        )
         figures[name] = draw_maps(
             f"{name}: layers of the base down, its own across",
             "left: log10(1 - log10 p) of MDIR; right: CKA of hidden states",
             [("MDIR", log_shades(mdir), 4.0), ("CKA", cka, 1.0)],
             axes_names=("layer", "layer of the base"),
         )
-    section = (
+    return data, figures
+
+
+def section_of(data: Row) -> str:
+    """Format the results as a section of Markdown."""
+    rows = [
+        [
+            name,
+            row["verdict"],
+            p_text(row["log10_p"]),
+            _right(row["mdir"], row["origins"]),
+            _right(row["cka"], row["origins"]),
+            f"{np.max(row['cka_matrix'], axis=0).mean():.2f}",
+        ]
+        for name, row in data.items()
+    ]
+    return (
         "## Layer maps (the paper's figures 2 and 8)\n\n"
         + table(
-            [
-                "candidate",
-                "verdict",
-                "p of the map",
-                "origins named by MDIR",
-                "origins by the largest CKA",
-                "largest CKA, mean",
-            ],
+            "candidate | verdict | p of the map | origins named by MDIR | origins by the largest CKA | "
+            "largest CKA, mean",
             rows,
         )
         + "\n\nMDIR names no origin without evidence. CKA always has a largest entry, even between strangers.\n\n"
-        + "\n".join(f"![Layer maps of {name}](paper-layer-maps-{name}.png)" for name in figures)
+        + "\n".join(f"![Layer maps of {name}](../benchmarks/results/paper-layer-maps-{name}.png)" for name in data)
     )
-    return data, section, figures
 
 
 @torch.no_grad()
@@ -106,11 +105,10 @@ def hidden_states(folder: Path) -> list[npt.NDArray[np.float64] | torch.Tensor]:
     return [state[torch.arange(len(ids)), lengths - 1].double() for state in states]
 
 
-def _right(named: list[int | None], truth: tuple[int, ...] | None) -> str:
+def _right(named: list[int | None], truth: list[int] | None) -> str:
     if truth is None:
         return f"{sum(i is not None for i in named)} named, none right"
     return f"{sum(i == j for i, j in zip(named, truth, strict=True))} of {len(truth)} right"
 
 
-if __name__ == "__main__":
-    run("layer-maps", layer_maps)
+LAYER_MAPS = experiment("layer-maps", "figures 2 and 8 of the paper: deepened and pruned copies, also by CKA", measure)

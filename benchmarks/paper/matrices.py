@@ -3,23 +3,22 @@
 The plots show |U| of the embeddings, and of attention V, attention O and MLP up in a layer and its ancestor; the latter
 three are carried through the matched channels. Pruning gives oblique lines, because fewer channels cover the same
 range; upcycling gives a diagonal; unrelated models give no pattern.
-
-python -m benchmarks.paper.matrices [--tiny]
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.paper.models import BASE, FULL, Scale, built, pruned_layers
-from benchmarks.paper.output import draw_maps, p_text, run, table
+from benchmarks.paper.models import BASE, QWEN3, built, pruned_layers
+from benchmarks.paper.output import draw_maps, experiment, p_text, table
 from benchmarks.paper.printed_matrix import embedding_of, judged
 from benchmarks.peers.weights import optional
+from benchmarks.runner import Row
 from benchmarks.zoo import build as zoo
 from benchmarks.zoo.members import Model as Member
 from mdir_hf import HomologyChecker
@@ -34,18 +33,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def matrices(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
+def measure() -> tuple[Row, dict[str, Figure]]:
     """Draw four matrices for each of three pairs."""
-    base = built(BASE, scale)
-    layers_left = pruned_layers(scale.qwen3.n_layers)
+    base = built(BASE)
+    layers_left = pruned_layers(QWEN3.n_layers)
     pairs: dict[str, tuple[Path, Path, int, int]] = {
-        "pruned": (base, built("pruned", scale), layers_left[2], 2),
-        "strangers": (base, built("seed3-code", scale), 1, 1),
+        "pruned": (base, built("pruned"), layers_left[2], 2),
+        "strangers": (base, built("seed3-code"), 1, 1),
     }
-    if scale is FULL:
-        upcycled = (zoo.built(Member("llama", name), zoo.FULL) for name in ("base", "moe-upcycled"))
-        pairs["upcycled"] = (*upcycled, 1, 1)
-    rows, data, figures = [], {}, {}
+    upcycled = (zoo.built(Member("llama", name), zoo.FULL) for name in ("base", "moe-upcycled"))
+    pairs["upcycled"] = (*upcycled, 1, 1)
+    data: Row = {}
+    figures = {}
     for name, (reference, candidate, i, j) in pairs.items():
         traces = _traces(reference, candidate, i, j)
         report = HomologyChecker.from_pretrained(reference, use_caches=False).compare(
@@ -58,9 +57,6 @@ def matrices(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
             "layers": [i, j],
             "normalized_traces": {what: round(trace, 4) for what, (trace, _) in traces.items()},
         }
-        printed, p = data[name]["log10_p_printed"], data[name]["log10_p"]
-        shown = [report.verdict.value, "no bound" if p is None else p_text(p), p_text(printed)]
-        rows.append([name, *shown, *(f"{trace:.3f}" for trace, _ in traces.values())])
         figures[name] = draw_maps(
             {
                 "pruned": "Pruning: lines, because the remaining channels are in order",
@@ -71,25 +67,31 @@ def matrices(scale: Scale) -> tuple[dict[str, Any], str, dict[str, Figure]]:
             [(what, picture, 1.0) for what, (_, picture) in traces.items()],
             side=1.9,
         )
-    section = (
+    return data, figures
+
+
+def section_of(data: Row) -> str:
+    """Format the results as a section of Markdown."""
+    rows = [
+        [
+            name,
+            row["verdict"],
+            "no bound" if row["log10_p"] is None else p_text(row["log10_p"]),
+            p_text(row["log10_p_printed"]),
+            *(f"{trace:.3f}" for trace in row["normalized_traces"].values()),
+        ]
+        for name, row in data.items()
+    ]
+    return (
         "## Matrices (the paper's figures 3 to 5)\n\n"
         + table(
-            [
-                "pair",
-                "verdict, level embedding",
-                "p, level embedding",
-                "p, Algorithm 1 as printed",
-                "embedding: trace / rank",
-                "V",
-                "O",
-                "up",
-            ],
+            "pair | verdict, level embedding | p, level embedding | p, Algorithm 1 as printed | "
+            "embedding: trace / rank | V | O | up",
             rows,
         )
         + "\n\n"
-        + "\n".join(f"![Polar factors of {name}](paper-matrices-{name}.png)" for name in figures)
+        + "\n".join(f"![Polar factors of {name}](../benchmarks/results/paper-matrices-{name}.png)" for name in data)
     )
-    return data, section, figures
 
 
 def _traces(reference: Path, candidate: Path, i: int, j: int) -> dict[str, tuple[float, npt.NDArray[np.floating]]]:
@@ -123,5 +125,4 @@ def _factor(x: torch.Tensor, y: torch.Tensor) -> tuple[Matching, float, npt.NDAr
     return matching, matching.trace / factor.rank, np.sqrt(np.clip(reduce_peaks(factor.matrix), 0.0, 1.0))
 
 
-if __name__ == "__main__":
-    run("matrices", matrices)
+MATRICES = experiment("matrices", "figures 3 to 5 of the paper: pruning, upcycling and strangers", measure)

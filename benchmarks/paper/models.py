@@ -7,7 +7,7 @@ import math
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,57 +30,22 @@ SEQUENCE_LENGTH, BATCH_SIZE = 64, 8
 TOKENS_PER_STEP = SEQUENCE_LENGTH * BATCH_SIZE
 
 
-@dataclass(frozen=True)
-class Scale:
-    """Sizes of models and durations of training.
+QWEN3 = Shape(2048, 160, 416, 8, 6, 3, 32, True)
+"""Architecture of the paper's ablation: Qwen3, with eight layers of 96 value rows."""
 
-    Attributes:
-        name: Name of the folder.
-        qwen3: Architecture of the paper's ablation: Qwen3, with eight layers of 96 value rows.
-        steps: Training steps of a base.
-        short_steps: Training steps after layers were cut or copied.
-        retokenised_steps: Steps at which embeddings for another tokenizer are measured; the last is the end of
-            training.
-        small: A smaller model that can be trained longer, for new embeddings with a slow or frozen body.
-        small_steps: Training steps of its base, with batches twice as large.
-        embedded_steps: Steps at which its new embeddings are measured; the last is the end of training.
-        pruned_width: Number of channels after pruning.
-    """
+STEPS, SHORT_STEPS = 300, 60
+"""Training steps of a base, and after layers were cut or copied."""
 
-    name: str
-    qwen3: Shape
-    steps: int
-    short_steps: int
-    retokenised_steps: tuple[int, ...]
-    pruned_width: int
-    small: Shape
-    small_steps: int
-    embedded_steps: tuple[int, ...]
+RETOKENISED_STEPS = (25, 50, 100, 150, 200, 300, 400, 600)
+"""Steps at which embeddings for another tokenizer are measured; the last is the end of training."""
 
+PRUNED_WIDTH = 96
+SMALL, SMALL_STEPS = Shape(1024, 128, 384, 4, 8, 8, 16, True), 2500
+"""A smaller model that can be trained longer, for new embeddings with a slow or frozen body, and the training steps of
+its base, with batches twice as large."""
 
-FULL = Scale(
-    "full",
-    Shape(2048, 160, 416, 8, 6, 3, 32, True),
-    300,
-    60,
-    (25, 50, 100, 150, 200, 300, 400, 600),
-    96,
-    Shape(1024, 128, 384, 4, 8, 8, 16, True),
-    2500,
-    (50, 250, 500, 1000, 2000, 4000, 8000),
-)
-TINY = Scale(
-    "tiny",
-    Shape(1024, 64, 128, 4, 4, 2, 32, True),
-    12,
-    4,
-    (2, 6),
-    48,
-    Shape(600, 32, 64, 2, 2, 1, 16, True),
-    4,
-    (1, 3),
-)
-"""Scale for the tests: runs all code, learns little."""
+EMBEDDED_STEPS = (50, 250, 500, 1000, 2000, 4000, 8000)
+"""Steps at which its new embeddings are measured; the last is the end of training."""
 
 # New embeddings for the small base: the body's learning rate relative to theirs, and their seed.
 SLOW = 1 / 300
@@ -110,9 +75,9 @@ def pruned_layers(n_layers: int) -> tuple[int, ...]:
     return (0, 1, *range(3, n_layers - 2, 2), n_layers - 2, n_layers - 1)
 
 
-def text(scale: Scale, kind: str = "bpe") -> Text:
+def text(kind: str = "bpe") -> Text:
     """Return token ids under the byte-level BPE of the bases, or under a ``unigram`` tokenizer."""
-    return text_of(kind, scale.qwen3.vocabulary)
+    return text_of(kind, QWEN3.vocabulary)
 
 
 @lru_cache(maxsize=2)
@@ -123,32 +88,31 @@ def small_text(n_tokens: int, *, is_other: bool) -> Text:
     return Text(train_byte_level_bpe(learnt, vocabulary_size=n_tokens))
 
 
-def folder_of(name: str, scale: Scale) -> Path:
+def folder_of(name: str) -> Path:
     """Return the folder of a model, whether it exists or not."""
     root = os.environ.get("MDIR_HF_TEST_CACHE") or Path(__file__).parents[2] / ".trained-models"
-    return Path(root) / f"paper-{scale.name}-{RECIPE}" / name
+    return Path(root) / f"paper-full-{RECIPE}" / name
 
 
-def built(name: str, scale: Scale) -> Path:
+def built(name: str) -> Path:
     """Return the folder of a model, training it if necessary.
 
     Args:
         name: One of ``BASES``, ``fine-tuned``, ``upscaled``, ``pruned``, ``small``, ``retokenised-STEP`` or one of
             ``EMBEDDED`` with ``-STEP``.
-        scale: Sizes and durations.
     """
-    folder = folder_of(name, scale)
+    folder = folder_of(name)
     if not folder.exists():
         if name.startswith("retokenised-"):
-            _retokenise(scale)
+            _retokenise()
         elif name == "small":
-            _train_small(scale)
+            _train_small()
         elif name.rpartition("-")[0] in EMBEDDED:
-            _embed(name.rpartition("-")[0], scale)
+            _embed(name.rpartition("-")[0])
         else:
-            model, losses = _trained(name, scale)
+            model, losses = _trained(name)
             kind = "prose" if name == "fine-tuned" or name.endswith("prose") else "code"
-            save(model, text(scale), folder, losses, kind)
+            save(model, text(), folder, losses, kind)
     return folder
 
 
@@ -162,9 +126,9 @@ def load(folder: Path) -> PreTrainedModel:
     return model.eval()
 
 
-def losses_of(name: str, scale: Scale) -> dict[str, float]:
+def losses_of(name: str) -> dict[str, float]:
     """Return the first, last and held-out loss of a model's training, in nats per token."""
-    losses: dict[str, float] = json.loads((built(name, scale) / "training.json").read_text())
+    losses: dict[str, float] = json.loads((built(name) / "training.json").read_text())
     return losses
 
 
@@ -189,44 +153,44 @@ def save(model: PreTrainedModel, learnt: Text, folder: Path, losses: Sequence[fl
         made.rename(folder)
 
 
-def _trained(name: str, scale: Scale) -> tuple[PreTrainedModel, list[float]]:
-    learnt = text(scale).learnt
+def _trained(name: str) -> tuple[PreTrainedModel, list[float]]:
+    learnt = text().learnt
     if name in BASES:
         seed, kind = BASES[name]
         with seeded_single_thread(seed):
-            model = new_model("qwen3", scale.qwen3)
-            return model, _train(model, learnt[kind], scale.steps, 3e-3)
-    model = load(built(BASE, scale))
+            model = new_model("qwen3", QWEN3)
+            return model, _train(model, learnt[kind], STEPS, 3e-3)
+    model = load(built(BASE))
     with seeded_single_thread(0):
         if name == "fine-tuned":
-            return model, _train(model, learnt["prose"], scale.short_steps, 1e-3, order=1)
+            return model, _train(model, learnt["prose"], SHORT_STEPS, 1e-3, order=1)
         stack = take_apart(model)
         if name == "upscaled":
             stack = take_layers(stack, upscaled_layers(len(stack.blocks)))
         elif name == "pruned":
             stack = take_layers(stack, pruned_layers(len(stack.blocks)))
             neurons = stack.blocks[0].up.weight.shape[0]
-            stack = cut_width(stack, n_channels=scale.pruned_width, n_heads=stack.n_heads, n_neurons=neurons * 3 // 4)
+            stack = cut_width(stack, n_channels=PRUNED_WIDTH, n_heads=stack.n_heads, n_neurons=neurons * 3 // 4)
         else:
             raise ValueError(f"no recipe for {name!r}")
         model = rebuilt(stack)
-        return model, _train(model, learnt["code"], scale.short_steps, 1e-3, order=1)
+        return model, _train(model, learnt["code"], SHORT_STEPS, 1e-3, order=1)
 
 
-def _retokenise(scale: Scale) -> None:
+def _retokenise() -> None:
     """Give the base new embeddings for another tokenizer, and store it at every step in the table.
 
     The paper starts with zeros, which get a gradient through Qwen2's biases. A model without biases would stay at
     zero, so these embeddings are drawn at a thousandth of the usual size. All weights are trained at one peak rate.
     """
-    learnt = text(scale, "unigram")
+    learnt = text("unigram")
     with seeded_single_thread(5):
-        base = load(built(BASE, scale))
+        base = load(built(BASE))
         stack = take_apart(base)
         vocabulary = learnt.tokenizer.get_vocab_size()
-        model = new_model("qwen3", replace(scale.qwen3, vocabulary=vocabulary))
+        model = new_model("qwen3", replace(QWEN3, vocabulary=vocabulary))
         state = dict(base.state_dict())
-        drawn = 1e-3 * float(stack.embedding.std()) * torch.randn(vocabulary, scale.qwen3.width)
+        drawn = 1e-3 * float(stack.embedding.std()) * torch.randn(vocabulary, QWEN3.width)
         state["model.embed_tokens.weight"] = state["lm_head.weight"] = drawn
         model.load_state_dict(state)
         step = 0
@@ -234,15 +198,15 @@ def _retokenise(scale: Scale) -> None:
         def keep() -> None:
             nonlocal step
             step += 1
-            folder = folder_of(f"retokenised-{step}", scale)
-            if step in scale.retokenised_steps and not folder.exists():
+            folder = folder_of(f"retokenised-{step}")
+            if step in RETOKENISED_STEPS and not folder.exists():
                 save(model, learnt, folder, [], "code")
                 model.train()
 
-        _train(model, learnt.learnt["code"], max(scale.retokenised_steps), 1e-3, order=2, on_step=keep)
+        _train(model, learnt.learnt["code"], max(RETOKENISED_STEPS), 1e-3, order=2, on_step=keep)
 
 
-def _train_small(scale: Scale) -> None:
+def _train_small() -> None:
     """Train the small base with its embedding and final norm scaled to the paper's width.
 
     A normalised state of n channels has length sqrt(n), and logits need the same range at any width. At 64 channels, an
@@ -250,26 +214,26 @@ def _train_small(scale: Scale) -> None:
     which hides the rest from the body. At 896 channels this is not necessary, so rows and states get the lengths that
     they have at that width.
     """
-    learnt = small_text(scale.small.vocabulary, is_other=False)
+    learnt = small_text(SMALL.vocabulary, is_other=False)
     with seeded_single_thread(2):
-        model = new_model("qwen3", scale.small)
+        model = new_model("qwen3", SMALL)
         with torch.no_grad():
             for weight in (model.get_input_embeddings().weight, model.get_parameter("model.norm.weight")):
-                weight.mul_(math.sqrt(PAPER_WIDTH / scale.small.width))
-        losses = _train(model, learnt.learnt["code"], scale.small_steps, 3e-3, batch_size=2 * BATCH_SIZE)
-        save(model, learnt, folder_of("small", scale), losses, "code")
+                weight.mul_(math.sqrt(PAPER_WIDTH / SMALL.width))
+        losses = _train(model, learnt.learnt["code"], SMALL_STEPS, 3e-3, batch_size=2 * BATCH_SIZE)
+        save(model, learnt, folder_of("small"), losses, "code")
 
 
-def _embed(name: str, scale: Scale) -> None:
+def _embed(name: str) -> None:
     """Learn new embeddings for another tokenizer for the small base, with a slow or frozen body.
 
     As in the paper, there is no warm-up, and the rate falls quadratically to 0. The new embeddings use weight decay,
     because with Adam a rare row takes a full step whenever it has a gradient, and would drift away.
     """
     body_share, seed = EMBEDDED[name]
-    learnt = small_text(scale.small.vocabulary, is_other=True)
+    learnt = small_text(SMALL.vocabulary, is_other=True)
     with seeded_single_thread(seed):
-        model = load(built("small", scale))
+        model = load(built("small"))
         embedding = model.get_input_embeddings().weight
         with torch.no_grad():
             embedding.copy_(1e-3 * embedding.std() * torch.randn(embedding.shape))
@@ -281,7 +245,7 @@ def _embed(name: str, scale: Scale) -> None:
             {"params": body if body_share else [], "lr": 1e-2 * body_share, "weight_decay": 0.0},
         ]
         optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
-        n_steps, tokens = max(scale.embedded_steps), learnt.learnt["code"]
+        n_steps, tokens = max(EMBEDDED_STEPS), learnt.learnt["code"]
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (1 - step / n_steps) ** 2)
         order = torch.Generator().manual_seed(3)
         model.train()
@@ -293,7 +257,7 @@ def _embed(name: str, scale: Scale) -> None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
-            if step in scale.embedded_steps and not (folder := folder_of(f"{name}-{step}", scale)).exists():
+            if step in EMBEDDED_STEPS and not (folder := folder_of(f"{name}-{step}")).exists():
                 save(model, learnt, folder, [], "code")
                 model.train()
 

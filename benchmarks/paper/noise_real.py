@@ -2,28 +2,26 @@
 
 The noise is E' = E + level * RMS(E) * N for the embedding, which is also the head of both models. The paper reports
 perplexity on LAMBADA and accuracy on MMLU; this script reports perplexity on text that comes with Python.
-
-python -m benchmarks.paper.noise_real [--model NAME]...    (real models under MDIR_HF_REAL_CACHE)
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.paper.output import RESULTS, rounded, save_results, table
+from benchmarks.paper.output import rounded, table
 from benchmarks.peers.inference import load_tokenizer, statements
 from benchmarks.peers.reads import Reads
 from benchmarks.peers.reef import Reef
 from benchmarks.real.bases import base_folder, load, save
+from benchmarks.runner import Benchmark, Case, Row
 from mdir_hf.demo.training import mean_loss, seeded_single_thread
 from mdir_hf.method.paper import algorithm_1
 from mdir_hf.method.significance import LN10
@@ -88,7 +86,6 @@ def rows_of(folder: Path, *, reads_text: bool) -> list[dict[str, Any]]:
             with seeded_single_thread(0):
                 loss = mean_loss(noisy, tokens, sequence_length=SEQUENCE_LENGTH, n_sequences=N_SEQUENCES)
             row |= {"reef": None if score is None else round(score, 4), "perplexity": rounded(math.exp(loss), 1)}
-        print(json.dumps(row), flush=True)
         rows.append(row)
     return rows
 
@@ -121,7 +118,7 @@ def printed_row(first: torch.Tensor, second: torch.Tensor) -> dict[str, float]:
     }
 
 
-def section_of(data: Mapping[str, Any]) -> str:
+def section_of(models: Sequence[Row]) -> str:
     """Format the results as a section of Markdown."""
     parts = [
         "## Noise on the embeddings of real models (the paper's tables 3a and 3b)",
@@ -132,12 +129,12 @@ def section_of(data: Mapping[str, Any]) -> str:
     for key, label in KEYS.items():
         rows = [
             [f"{model['name']} (here, n = {model['width']})", *(_shown(row.get(key)) for row in model["rows"])]
-            for model in data["models"]
+            for model in models
             if any(key in row for row in model["rows"])
         ]
         rows += [[name, *map(_shown, columns[key])] for name, columns in PAPER.items() if key in columns]
         parts.append(f"**{label[:1].upper()}{label[1:]}**\n\n" + table(["noise / RMS", *map(str, LEVELS)], rows))
-    unread = [model["name"] for model in data["models"] if "perplexity" not in model["rows"][0]]
+    unread = [model["name"] for model in models if "perplexity" not in model["rows"][0]]
     if unread:
         parts.append(f"{' and '.join(unread)} did not run on text, which takes hours on one core.")
     return "\n\n".join(parts)
@@ -149,22 +146,16 @@ def _shown(value: float | None) -> str:
     return f"{value:.0e}" if value >= 1e7 else f"{value:,.0f}" if abs(value) >= 3000 else f"{value:g}"
 
 
-def main(names: Sequence[str]) -> None:
-    """Measure models, add them to the stored results, and write the section."""
-    file = RESULTS / "paper-noise-real.json"
-    known = {model["key"]: model for model in json.loads(file.read_text())["models"]} if file.exists() else {}
-    for name in names:
-        folder = base_folder(name)
-        rows = rows_of(folder, reads_text=name in RUNS)
-        width = round(rows[0]["trace"] / rows[0]["normalized_trace"])
-        known[name] = {"key": name, "name": MODELS[name], "width": width, "rows": rows}
-    data = {"levels": list(LEVELS), "models": [known[name] for name in MODELS if name in known]}
-    section = section_of(data)
-    save_results("noise-real", data, section, {}, RESULTS)
-    print(section)
+def measured(name: str) -> Row:
+    """Return the line of a model."""
+    rows = rows_of(base_folder(name), reads_text=name in RUNS)
+    width = round(rows[0]["trace"] / rows[0]["normalized_trace"])
+    return {"key": name, "name": MODELS[name], "width": width, "rows": rows}
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", action="append", choices=tuple(MODELS))
-    main(parser.parse_args().model or tuple(MODELS))
+NOISE_REAL = Benchmark(
+    "paper-noise-real",
+    "tables 3a and 3b of the paper: trace and usefulness under noise, on real models",
+    ("key",),
+    lambda: (Case((name,), partial(measured, name)) for name in MODELS),
+)

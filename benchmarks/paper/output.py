@@ -1,18 +1,17 @@
-"""Write the numbers, sections and figures of the scripts, and draw matrices."""
+"""Store numbers and figures of the experiments, and draw matrices."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.paper.models import FULL, TINY, Scale
+from benchmarks.runner import RESULTS, Benchmark, Case, Row
+from benchmarks.runner import table as table_with_rule
 from mdir_hf.render.figures.rendering import figure_bytes
 from mdir_hf.render.figures.sheet import HEAD, add_axes, drawing, new_sheet
 from mdir_hf.render.figures.theme import colour_map, theme_of
@@ -21,32 +20,29 @@ from mdir_hf.report import LayersResult
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-RESULTS = Path(__file__).parents[1] / "results"
-
 _LEFT, _BELOW, _GAP = 0.65, 0.6, 0.6
 
 
-def save_results(name: str, data: Mapping[str, Any], section: str, figures: Mapping[str, Figure], folder: Path) -> None:
-    """Write ``paper-NAME.json``, ``paper-NAME.md`` and ``paper-NAME-FIGURE.png``.
+def experiment(name: str, about: str, measure: Callable[[], tuple[Row, Mapping[str, Figure]]]) -> Benchmark:
+    """Return the benchmark of one experiment, whose numbers are one line in ``paper-NAME.jsonl``.
 
     Args:
         name: Name of the experiment.
-        data: Numbers in plain containers.
-        section: Markdown that begins with a second-level heading; paths of figures are relative to the folder.
-        figures: Figures by name.
-        folder: Output folder, created if necessary.
+        about: Description of the measurement, in one line.
+        measure: Returns the numbers in plain containers, and figures, which are stored as ``paper-NAME-FIGURE.png``.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"paper-{name}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    (folder / f"paper-{name}.md").write_text(section.rstrip() + "\n", encoding="utf-8")
-    for key, figure in figures.items():
-        (folder / f"paper-{name}-{key}.png").write_bytes(figure_bytes(figure, "png"))
+
+    def measured() -> Row:
+        data, figures = measure()
+        for key, figure in figures.items():
+            (RESULTS / f"paper-{name}-{key}.png").write_bytes(figure_bytes(figure, "png"))
+        return {"experiment": name, **data}
+
+    return Benchmark(f"paper-{name}", about, ("experiment",), lambda: [Case((name,), measured)])
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Format a Markdown table."""
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+table = partial(table_with_rule, rule="---")
+"""Formats a Markdown table."""
 
 
 def p_text(log10_p: float, log10_alpha: float = -10.0) -> str:
@@ -105,17 +101,6 @@ def draw_maps(
 def log_shades(log10_p: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
     """Return log10(1 - log10 p), so that both -20 and -7000 are visible next to 0."""
     return np.log10(1 - np.minimum(log10_p, 0.0))
-
-
-def run(name: str, experiment: Callable[[Scale], tuple[dict[str, Any], str, dict[str, Figure]]]) -> None:
-    """Run one experiment from the command line, save its results and print its section."""
-    parser = argparse.ArgumentParser(description=f"paper-{name}")
-    parser.add_argument("--tiny", action="store_true", help="train each model for a few steps only, as a smoke test")
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR")
-    options = parser.parse_args()
-    data, section, figures = experiment(TINY if options.tiny else FULL)
-    save_results(name, data, section, figures, options.out)
-    print(section)
 
 
 def rounded(value: float, digits: int = 4) -> float | None:

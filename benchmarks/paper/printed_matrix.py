@@ -1,9 +1,8 @@
 """The paper's matrix of 25 models: p of Algorithm 1 as printed for every pair, drawn as log(-log p).
 
 Twelve models are real or made from real ones, ten are from the zoo in four architectures, and three are small RWKV
-models that this script trains. Only embeddings are compared, over all common tokens.
-
-python -m benchmarks.paper.printed_matrix    (models under MDIR_HF_REAL_CACHE and MDIR_HF_TEST_CACHE)
+models that this script trains. Only embeddings are compared, over all common tokens. The models are under
+MDIR_HF_REAL_CACHE and MDIR_HF_TEST_CACHE.
 """
 
 from __future__ import annotations
@@ -18,12 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.paper.models import save
-from benchmarks.paper.output import RESULTS, save_results
+from benchmarks.paper.output import experiment
 from benchmarks.peers.interface import CannotSayError
 from benchmarks.peers.plain_mdir import Weights, embedding_analysis
 from benchmarks.peers.reads import Reads
 from benchmarks.peers.weights import open_model, read_embedding
 from benchmarks.real.plain import real_folder
+from benchmarks.runner import Row
 from benchmarks.zoo import build as zoo
 from benchmarks.zoo.members import Model as Member
 from mdir_hf.demo.training import seeded_single_thread, train
@@ -121,7 +121,6 @@ def matrix(models: Mapping[str, tuple[str, Path]]) -> dict[str, Any]:
     pairs = []
     for first, second in combinations_with_replacement(models, 2):
         pairs.append({"a": first, "b": second, **judged(opened[first], opened[second])})
-        print(pairs[-1], flush=True)
     return {"lineage": {name: lineage for name, (lineage, _) in models.items()}, "pairs": pairs}
 
 
@@ -138,12 +137,13 @@ def section_of(data: Mapping[str, Any]) -> str:
         [
             "## 25 models by Algorithm 1 as printed (the paper's figure 1)",
             f"There are {len(lineage)} models and {len(pairs)} pairs. Each pair is compared on all common tokens of "
-            "the embeddings, with p by the paper's formula (`python -m benchmarks.paper.printed_matrix`). "
+            "the embeddings, with p by the paper's formula (`python -m benchmarks paper-printed-matrix`). "
             f"{len(related) - len(missed)} of {len(related)} related pairs and {len(accused)} of {len(strangers)} "
             f"pairs of strangers are below 1e-10; {unanswered} pairs have no common token. The paper's 25 models are "
             "from the Hub, with up to a trillion parameters.",
             f"Related and not found: {_names(missed)}. Strangers below 1e-10: {_names(accused)}.",
-            "![Matrix of 25 models: dark squares within each lineage](paper-printed-matrix-matrix.png)",
+            "![Matrix of 25 models: dark squares within each lineage]"
+            "(../benchmarks/results/paper-printed-matrix-matrix.png)",
         ]
     )
 
@@ -184,13 +184,10 @@ def draw(data: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def main() -> None:
-    """Compare every pair and write the results."""
+def measure() -> tuple[Row, dict[str, Figure]]:
+    """Compare every pair."""
     data = matrix(folders())
-    section = section_of(data)
-    save_results("printed-matrix", data, section, {"matrix": draw(data)}, RESULTS)
-    print(section)
+    return data, {"matrix": draw(data)}
 
 
-if __name__ == "__main__":
-    main()
+PRINTED_MATRIX = experiment("printed-matrix", "figure 1 of the paper: 25 models by Algorithm 1 as printed", measure)

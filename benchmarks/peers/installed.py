@@ -3,7 +3,7 @@
 They need another Python version (3.12 for the kit) and packages that this project does not use:
 
 python3.12 -m venv peers && peers/bin/pip install cisco-ai-provenance-kit weightscope
-MDIR_HF_PEERS_PYTHON=peers/bin/python python -m benchmarks.zoo …
+MDIR_HF_PEERS_PYTHON=peers/bin/python python -m benchmarks zoo-peers
 
 One process per package answers pair after pair (``rival.py``), so that imports run only once.
 """

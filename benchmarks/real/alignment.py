@@ -1,30 +1,22 @@
-"""Align hidden copies of a real model with it, and print residuals, shares, logits and seconds in Markdown.
-
-python -m benchmarks.real.alignment FOLDER hidden rescaled signed   # copies beside FOLDER/base
-"""
+"""Align hidden copies of a real model with it, and print residuals, shares, logits and seconds in Markdown."""
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from pathlib import Path
 
 import torch
 
-from benchmarks.evidence.tables import table
+from benchmarks.real.workshop import SMALL, Model, built
+from benchmarks.runner import table
 from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.reconstruction.reconstruct import fit_reconstruction
 from mdir_hf.reconstruction.write import write_model
 
+COPIES = ("hidden", "rescaled", "signed")
 HEADER = (
-    "copy",
-    "stream",
-    "residual of the embeddings",
-    "largest residual of a projection",
-    "matrices explained",
-    "logits",
-    "s",
+    "copy | stream | residual of the embeddings | largest residual of a projection | matrices explained | logits | s"
 )
 
 
@@ -61,18 +53,7 @@ def aligned_row(base: Path, copy: Path) -> list[str]:
     ]
 
 
-def main() -> None:
+def print_alignments() -> None:
     """Print the table."""
-    from transformers.utils import logging
-
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("copies", nargs="+")
-    arguments = parser.parse_args()
-    logging.disable_progress_bar()
-    rows = [aligned_row(arguments.folder / "base", arguments.folder / name) for name in arguments.copies]
-    print(table(HEADER, rows))
-
-
-if __name__ == "__main__":
-    main()
+    base = built(Model(SMALL))
+    print(table(HEADER, [aligned_row(base, built(Model(SMALL, name))) for name in COPIES]))

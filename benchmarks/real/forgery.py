@@ -1,25 +1,20 @@
 """Measure the cost of evading detection and of forging a relation, on SmolLM2-135M-Instruct.
 
-python -m benchmarks.real.forgery [losses] [evading] [repairing] [forging]
-
 *losses* measures nats per token on held-out text, for the model and for attacked copies. *evading* makes attacks
 stronger than :mod:`benchmarks.real.relatives` until one is not found, each with its loss and verdict. *repairing*
 trains an attacked model for as many steps as a model with random weights, and measures the remaining damage and the
-verdict. *forging* plants parts of the model into an unrelated model of the same shape, and compares the pair. Lines are
-written to ``benchmarks/results/real-forgery.jsonl``, and replace earlier lines of the same name.
+verdict. *forging* plants parts of the model into an unrelated model of the same shape, and compares the pair.
 """
 
 from __future__ import annotations
 
-import argparse
-import gc
-import json
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -31,12 +26,14 @@ from benchmarks.real.bases import load, save
 from benchmarks.real.relatives import EDITS, Edited, edited, noise, one_after_the_other
 from benchmarks.real.trained import BATCH_SIZE, SEQUENCE_LENGTH, TRAINED, held_out_loss, learn, tokens_of
 from benchmarks.real.workshop import SMALL, Model, built
-from benchmarks.zoo.run import read_lines
+from benchmarks.runner import Benchmark, Case, Row
 from mdir_hf import HomologyChecker
 from mdir_hf.demo.training import mean_loss, seeded_single_thread
 from mdir_hf.method.matching import IntArray
 
-RESULTS = Path(__file__).parents[1] / "results" / "real-forgery.jsonl"
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 N_SEQUENCES = 2
 """Number of sequences of 128 tokens; few are enough, because an attack costs whole nats."""
 
@@ -135,66 +132,45 @@ PLANTED = {
 }
 
 
-def losses() -> Iterator[dict[str, Any]]:
-    """Measure the losses of the model and of existing derivatives."""
-    for member in ATTACKS:
-        name = Model(SMALL, member).name
-        yield {"part": "losses", "name": name, "loss": _loss(load(built(Model(SMALL, member))))}
+def losses(member: str) -> Row:
+    """Measure the loss of the model or of an existing derivative."""
+    model = Model(SMALL, member)
+    return {"part": "losses", "name": model.name, "loss": _loss(load(built(model)))}
 
 
-def evading() -> Iterator[dict[str, Any]]:
-    """Apply stronger attacks and measure loss and verdict."""
-    base = built(Model(SMALL))
-    for how in FURTHER:
-        made = edited(load(base), how)
-        loss = _loss(made)
-        with tempfile.TemporaryDirectory() as folder:
-            save(made, base, Path(folder) / "made")
-            del made
-            gc.collect()
-            yield {
-                "part": "evading",
-                "name": how.name,
-                "done": how.done,
-                "loss": loss,
-                **_compared_with_original(Path(folder) / "made"),
-            }
+def evading(how: Edited) -> Row:
+    """Apply a stronger attack, and measure loss and verdict."""
+    made = edited(load(built(Model(SMALL))), how)
+    row = {"part": "evading", "name": how.name, "done": how.done, "loss": _loss(made)}
+    return {**row, **_compared_with_original(made)}
 
 
-def repairing() -> Iterator[dict[str, Any]]:
-    """Repair attacked models by training; the first line is the model itself, without training."""
+def repairing(how: Edited | None) -> Row:
+    """Repair an attacked model by training; without an attack, measure the model itself."""
     base, steps = built(Model(SMALL)), TRAINED["from-random"].steps
     tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
-    told = {"part": "repairing", "steps": steps, "tokens": steps * BATCH_SIZE * SEQUENCE_LENGTH}
+    row: Row = {"part": "repairing", "steps": steps, "tokens": steps * BATCH_SIZE * SEQUENCE_LENGTH}
+    row |= {"name": "base", "done": "nothing"} if how is None else {"name": how.name, "done": how.done}
     with seeded_single_thread(11):
-        loss = held_out_loss(load(base), tokenizer)
-        yield {**told, "name": "base", "done": "nothing", "loss": round(loss, 3), "repaired": None}
-        for how in REPAIRED:
-            made = edited(load(base), how)
-            row = {**told, "name": how.name, "done": how.done, "loss": round(held_out_loss(made, tokenizer), 3)}
-            learn(made, tokenizer, steps, REPAIR_RATE)
-            row["repaired"] = round(held_out_loss(made, tokenizer), 3)
-            with tempfile.TemporaryDirectory() as folder:
-                save(made, base, Path(folder) / "made")
-                del made
-                gc.collect()
-                yield {**row, **_compared_with_original(Path(folder) / "made")}
+        made = load(base) if how is None else edited(load(base), how)
+        row["loss"] = round(held_out_loss(made, tokenizer), 3)
+        if how is None:
+            return {**row, "repaired": None}
+        learn(made, tokenizer, steps, REPAIR_RATE)
+        row["repaired"] = round(held_out_loss(made, tokenizer), 3)
+        return {**row, **_compared_with_original(made)}
 
 
-def forging() -> Iterator[dict[str, Any]]:
+def forging(name: str) -> Row:
     """Plant parts of the model into a stranger, and compare the pair."""
-    model = load_file(built(Model(SMALL)) / "model.safetensors")
     stranger = built(Model(SMALL, "from-random"))
-    for name, plant in PLANTED.items():
-        with tempfile.TemporaryDirectory() as folder:
-            made = Path(folder) / "made"
-            shutil.copytree(stranger, made)
-            weights = load_file(stranger / "model.safetensors")
-            plant(weights, model)
-            save_file(weights, made / "model.safetensors")
-            del weights
-            gc.collect()
-            yield {"part": "forging", "name": name, **_compared_with_original(made)}
+    weights = load_file(stranger / "model.safetensors")
+    PLANTED[name](weights, load_file(built(Model(SMALL)) / "model.safetensors"))
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "made"
+        shutil.copytree(stranger, made)
+        save_file(weights, made / "model.safetensors")
+        return {"part": "forging", "name": name, **_judged(made)}
 
 
 def _loss(model: Any) -> float:
@@ -204,31 +180,37 @@ def _loss(model: Any) -> float:
         return round(mean_loss(model, tokens, sequence_length=SEQUENCE_LENGTH, n_sequences=N_SEQUENCES), 3)
 
 
-def _compared_with_original(made: Path) -> dict[str, Any]:
+def _compared_with_original(model: PreTrainedModel) -> Row:
+    with tempfile.TemporaryDirectory() as folder:
+        save(model, built(Model(SMALL)), Path(folder) / "made")
+        return _judged(Path(folder) / "made")
+
+
+def _judged(made: Path) -> Row:
     began = time.process_time()
     checker = HomologyChecker.from_pretrained(str(built(Model(SMALL))), use_caches=False)
     report = checker.compare(str(made), progress=False)
-    settled = None if report.settled_by is None else str(getattr(report.settled_by, "value", report.settled_by))
     return {
         "verdict": report.verdict.value,
-        "reason": None if report.reason is None else report.reason.value,
+        "reason": report.reason,
         "log10_p": report.log10_p,
-        "settled_by": settled,
+        "settled_by": report.settled_by,
         "cpu_s": round(time.process_time() - began, 1),
     }
 
 
-def main() -> None:
-    """Run the requested parts, writing each line as soon as it is known."""
-    parts = {"losses": losses, "evading": evading, "repairing": repairing, "forging": forging}
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.real.forgery", description=__doc__)
-    parser.add_argument("parts", nargs="*", help="losses, evading, repairing, forging (default: all)")
-    for part in parser.parse_args().parts or parts:
-        for row in parts[part]():
-            print(row, flush=True)
-            others = [known for known in read_lines(RESULTS) if (known["part"], known["name"]) != (part, row["name"])]
-            RESULTS.write_text("".join(json.dumps(line) + "\n" for line in (*others, row)), encoding="utf-8")
+def cases() -> Iterator[Case]:
+    """Yield the measurements of each part."""
+    for member in ATTACKS:
+        yield Case(("losses", Model(SMALL, member).name), partial(losses, member))
+    for how in FURTHER:
+        yield Case(("evading", how.name), partial(evading, how))
+    for attack in (None, *REPAIRED):
+        yield Case(("repairing", "base" if attack is None else attack.name), partial(repairing, attack))
+    for name in PLANTED:
+        yield Case(("forging", name), partial(forging, name))
 
 
-if __name__ == "__main__":
-    main()
+REAL_FORGERY = Benchmark(
+    "real-forgery", "what evading detection costs, and what a forgery must copy", ("part", "name"), cases
+)

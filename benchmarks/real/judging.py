@@ -1,27 +1,24 @@
-"""Compare every pair with the checker, and write each result immediately as one line of JSON."""
+"""Compare every pair of real models with the checker, and describe the models."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.real.pairs import Pair
-from benchmarks.real.sources import SOURCES, UnavailableError, unpacked
+from benchmarks.real.pairs import Pair, pairs
+from benchmarks.real.sources import SOURCES, unpacked
 from benchmarks.real.stored import equal_to_base, stored
-from benchmarks.real.workshop import Model, built
-from benchmarks.zoo.run import read_lines
+from benchmarks.real.workshop import Model, built, models
+from benchmarks.runner import Benchmark, Case
 from mdir_hf import HomologyChecker, MdirError
 
 if TYPE_CHECKING:
     from mdir_hf import HomologyReport
     from mdir_hf.report import NeuronNumbers
 
-RESULTS = Path(__file__).parents[1] / "results" / "real-pairs.jsonl"
-AT_LAYERS = RESULTS.with_name("real-strangers-at-layers.jsonl")
-MODELS = RESULTS.with_name("real-models.jsonl")
 ALPHA = 1e-10
 
 
@@ -112,32 +109,9 @@ def _layers(layers: dict[str, Any]) -> dict[str, Any]:
     return {key: _rounded(value) for key, value in row.items()}
 
 
-def judge_all(every: Iterable[Pair], results: Path, *, level: str = "auto", again: bool = False) -> None:
-    """Judge pairs without a line, or all; skip pairs with unavailable packages, and print a message."""
-    rows = {(row["a"], row["b"], row["level"]): row for row in read_lines(results)}
+def _cases(every: Iterable[Pair], level: str) -> Iterator[Case]:
     for pair in every:
-        key = (pair.a.name, pair.b.name, level)
-        if key in rows and not again:
-            continue
-        try:
-            row = judge(pair, level=level)
-        except UnavailableError as exc:
-            print(f"skipped {pair.a.name} | {pair.b.name}: {exc}", flush=True)
-            continue
-        rows[key] = row
-        results.write_text("".join(json.dumps(each) + "\n" for each in rows.values()), encoding="utf-8")
-        against = "" if row["verdict"] == ("homologous" if pair.is_related else "no_evidence") else "   <-- look"
-        print(
-            f"{row['verdict']:13} {row.get('settled_by') or '':10} {log10_p_text(row.get('log10_p')):>8} "
-            f"{row['cpu_s']:7.1f} s  "
-            f"{pair.a.name} | {pair.b.name}{against}",
-            flush=True,
-        )
-
-
-def log10_p_text(log10_p: float | None) -> str:
-    """Return log10 p with one decimal; a step that searched for partners has none."""
-    return "none" if log10_p is None else f"{log10_p:.1f}"
+        yield Case((pair.a.name, pair.b.name, level), partial(judge, pair, level=level))
 
 
 def describe(model: Model) -> dict[str, Any]:
@@ -161,3 +135,23 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.6g}")
     return [_rounded(each) for each in value] if isinstance(value, list) else value
+
+
+REAL_MODELS = Benchmark(
+    "real-models",
+    "sizes and types of real models, and of models made from them; fetches packages with models, 45 GB in all",
+    ("model",),
+    lambda: (Case((model.name,), partial(describe, model)) for model in models()),
+)
+REAL_PAIRS = Benchmark(
+    "real-pairs",
+    "verdicts on pairs of real models and models made from them",
+    ("a", "b", "level"),
+    lambda: _cases(pairs(), "auto"),
+)
+AT_LAYERS = Benchmark(
+    "real-strangers-at-layers",
+    "verdicts on real strangers at level layers",
+    ("a", "b", "level"),
+    lambda: _cases((pair for pair in pairs() if pair.kind == "stranger"), "layers"),
+)

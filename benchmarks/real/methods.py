@@ -1,26 +1,24 @@
 """Apply published methods of compression, conversion and merging to real models, and judge the results.
 
-python -m benchmarks.real.methods [--only NAME] [--base NAME] [--again]
-
 Each method is applied to two base models. The result is compared with its base directly. If the method keeps the
 layers, it is also compared with new random embeddings and a rotated residual stream, so that only the layers remain.
 (If most of the layers are foreign, the stream is not rotated.) The unrelated pairs consist of a result from one base
 and the other base. No model is trained or run to choose parameters, except for the bases of SliceGPT: entries are
-chosen by size, and rotations at random. Unpublished methods that were designed to be hard are marked. Rows are written
-to ``benchmarks/results/real-methods.jsonl``; the models are written to a temporary folder, one at a time.
+chosen by size, and rotations at random. Unpublished methods that were designed to be hard are marked. The models are
+written to a temporary folder, one at a time.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import math
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,15 +30,13 @@ from benchmarks.real.relatives import config_of, new_embeddings, noise
 from benchmarks.real.sliced import sliced
 from benchmarks.real.trained import tokens_of
 from benchmarks.real.workshop import MIDDLE, SMALL, Model, built
+from benchmarks.runner import Benchmark, Case, Row
 from benchmarks.zoo import edits
-from benchmarks.zoo.run import read_lines
 from benchmarks.zoo.stack import Affine, Stack, state_dict, take_apart
 from mdir_hf import HomologyChecker, MdirError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-RESULTS = Path(__file__).parents[1] / "results" / "real-methods.jsonl"
 
 State = dict[str, torch.Tensor]
 Config = dict[str, Any]
@@ -558,64 +554,32 @@ def judge(reference: Path, candidate: Path, *, level: str = "auto") -> dict[str,
     return row | {"wall_s": round(time.perf_counter() - started, 1)}
 
 
-def main() -> None:
-    """Judge all pairs without a row."""
-    from transformers.utils import logging
-
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.real.methods", description=__doc__.split("\n")[0])
-    parser.add_argument("--only", action="append", metavar="NAME", help="only this method; may be repeated")
-    parser.add_argument("--base", choices=(SMALL, MIDDLE), help="only methods applied to this base")
-    parser.add_argument("--again", action="store_true", help="also judge pairs that have a row")
-    arguments = parser.parse_args()
-    logging.disable_progress_bar()
-    rows = {(row["base"], row["method"], row["left"]): row for row in read_lines(RESULTS)}
-
-    def told(base: str, method: Method, left: str, row: dict[str, Any]) -> None:
-        is_related = left != "stranger"
-        row = {
-            "base": base,
-            "method": method.name,
-            "done": method.done,
-            "left": left,
-            "related": is_related,
-            "published": method.is_published,
-        } | row
-        rows[base, method.name, left] = row
-        RESULTS.write_text("".join(json.dumps(each) + "\n" for each in rows.values()), encoding="utf-8")
-        against = "" if (row["verdict"] == "homologous") is is_related and "error" not in row else "   <-- look"
-        layers, neurons = row.get("layers") or {}, row.get("neurons") or {}
-        print(
-            f"{row['verdict']:13} {row.get('log10_p') or 0.0:10.1f} {row.get('settled_by') or '':10}"
-            f" {row['wall_s']:6.1f} s"
-            f"  {base[:12]} {method.name} {left}: layers {layers.get('n_matched')} of {layers.get('n_layers')} by "
-            f"{layers.get('role')}, neurons {neurons.get('n_matched')} {row.get('error', '')}{against}",
-            flush=True,
-        )
-
-    folders = {base: base_folder(base) for base in (SMALL, MIDDLE)}
-    for base, method in ((name, method) for name in folders for method in methods(name)):
-        if (arguments.only and method.name not in arguments.only) or arguments.base not in (None, base):
-            continue
-        for left, hides, is_wanted in (("all", False, method.keeps_embeddings), ("layers", True, method.keeps_layers)):
-            comparisons = [(folders[base], base, left)]
-            if base == SMALL and not hides:
-                comparisons.append((folders[MIDDLE], MIDDLE, "stranger"))
-            comparisons = [
-                comparison
-                for comparison in comparisons
-                if arguments.again or (comparison[1], method.name, comparison[2]) not in rows
-            ]
-            if is_wanted and comparisons:
-                with tempfile.TemporaryDirectory() as place:
-                    made = Path(place) / "made"
-                    write(load(folders[base]), folders[base], method, made, hides=hides)
-                    gc.collect()
-                    for reference, name, kind in comparisons:
-                        row = judge(reference, made)
-                        if kind != "stranger" and name == SMALL and row["verdict"] != "homologous":
-                            row["at_level_layers"] = judge(reference, made, level="layers")  # of the large one: hours
-                        told(name, method, kind, row)
+def judged(base: str, method: Method, left: str) -> Row:
+    """Apply a method, and compare the result with its base, or as a stranger with the other base."""
+    reference = base if left != "stranger" else MIDDLE
+    origin = base if left != "stranger" else SMALL
+    with tempfile.TemporaryDirectory() as place:
+        made = Path(place) / "made"
+        write(load(base_folder(origin)), base_folder(origin), method, made, hides=left == "layers")
+        gc.collect()
+        row = judge(base_folder(reference), made)
+        if left != "stranger" and base == SMALL and row["verdict"] != "homologous":
+            row["at_level_layers"] = judge(base_folder(reference), made, level="layers")  # of the large one: hours
+    described = {"base": base, "method": method.name, "done": method.done, "left": left}
+    return {**described, "related": left != "stranger", "published": method.is_published, **row}
 
 
-if __name__ == "__main__":
-    main()
+def cases() -> Iterator[Case]:
+    """Yield each method on each base, as it is and with hidden layers alone, and on SmolLM2 as a stranger to Qwen."""
+    for base in (SMALL, MIDDLE):
+        for method in methods(base):
+            for left, is_wanted in (("all", method.keeps_embeddings), ("layers", method.keeps_layers)):
+                if is_wanted:
+                    yield Case((base, method.name, left), partial(judged, base, method, left))
+            if base == SMALL and method.keeps_embeddings:
+                yield Case((MIDDLE, method.name, "stranger"), partial(judged, MIDDLE, method, "stranger"))
+
+
+REAL_METHODS = Benchmark(
+    "real-methods", "verdicts on real models after published methods", ("base", "method", "left"), cases
+)

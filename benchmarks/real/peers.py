@@ -1,86 +1,59 @@
-"""Run other methods on the same pairs of real models, if they can load them.
-
-python -m benchmarks.real.peers --peer PDF --peer AWM --base smollm2-135m-instruct    # all by default; resumes
-"""
+"""Run other methods on the same pairs of real models, if they can load them."""
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from benchmarks.peers import PEERS, Peer
-from benchmarks.real.judging import RESULTS
 from benchmarks.real.pairs import Pair, pairs
-from benchmarks.real.sources import UnavailableError
-from benchmarks.real.workshop import MIDDLE, SMALL, Model, built
-from benchmarks.zoo.run import read_lines, seconds_of
-
-SCORES = RESULTS.with_name("real-peers.jsonl")
+from benchmarks.real.workshop import Model, built
+from benchmarks.runner import Benchmark, Case, Row
+from benchmarks.zoo.run import seconds_of
 
 
-def pairs_of_peers(bases: Sequence[str] = ()) -> list[Pair]:
-    """Return the pairs for peers: all except formats, which peers cannot open, or only relatives of some bases."""
-    return [
-        pair
-        for pair in pairs()
-        if pair.kind not in ("format", "copy") and (not bases or {pair.a.base, pair.b.base} <= set(bases))
-    ]
+class Scorer:
+    """Score pairs by one peer. The fingerprint of a base is computed once; other models are in one or two pairs."""
 
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self._of_bases: dict[Model, Any] = {}
 
-def score_all(peer: Peer, every: list[Pair]) -> Iterator[dict[str, Any]]:
-    """Yield a line for each pair; the fingerprint of each model is computed once."""
-    fingerprints: dict[Model, Any] = {}
-    for pair in every:
-        started = seconds_of(peer)
-        for model in (pair.a, pair.b):
-            if model not in fingerprints:
-                fingerprints[model] = peer.fingerprint(built(model))
-        answer = peer.score(fingerprints[pair.a], fingerprints[pair.b])
-        if pair.b.member != "base":  # bases are needed in most pairs, other models only once or twice
-            fingerprints.pop(pair.b)
-            gc.collect()
-        yield {
-            "peer": peer.name,
+    def score(self, pair: Pair) -> Row:
+        """Return a line of ``real-peers.jsonl``."""
+        started = seconds_of(self.peer)
+        answer = self.peer.score(self._fingerprint(pair.a), self._fingerprint(pair.b))
+        gc.collect()
+        return {
+            "peer": self.peer.name,
             "a": pair.a.name,
             "b": pair.b.name,
             "related": pair.is_related,
             "kind": pair.kind,
             "score": answer.score,
             "log10_p": answer.log10_p,
-            "threshold": peer.threshold,
+            "threshold": self.peer.threshold,
             "reason": answer.reason,
-            "cpu_s": round(seconds_of(peer) - started, 2),
+            "cpu_s": round(seconds_of(self.peer) - started, 2),
         }
 
+    def _fingerprint(self, model: Model) -> Any:
+        if model.member != "base":
+            return self.peer.fingerprint(built(model))
+        if model not in self._of_bases:
+            self._of_bases[model] = self.peer.fingerprint(built(model))
+        return self._of_bases[model]
 
-def main() -> None:
-    """Score the pairs without a line."""
-    from transformers.utils import logging
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer", action="append", choices=[peer.name for peer in PEERS])
-    parser.add_argument("--base", action="append", choices=(SMALL, MIDDLE), help="only pairs with this base")
-    arguments = parser.parse_args()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    known = {(row["peer"], row["a"], row["b"]) for row in read_lines(SCORES)}
+def cases() -> Iterator[Case]:
+    """Yield every pair for each peer, except formats, which peers cannot open."""
     for peer in PEERS:
-        if arguments.peer and peer.name not in arguments.peer:
-            continue
-        left = [
-            pair for pair in pairs_of_peers(arguments.base or ()) if (peer.name, pair.a.name, pair.b.name) not in known
-        ]
-        try:
-            for row in score_all(peer, left):
-                with SCORES.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
-                print(peer.name, row["a"], row["b"], row["score"], row["reason"] or "", flush=True)
-        except UnavailableError as exc:
-            print(f"{peer.name} stops: {exc}", flush=True)
+        scorer = Scorer(peer)
+        for pair in pairs():
+            if pair.kind not in ("format", "copy"):
+                yield Case((peer.name, pair.a.name, pair.b.name), partial(scorer.score, pair))
 
 
-if __name__ == "__main__":
-    main()
+REAL_PEERS = Benchmark("real-peers", "scores of other methods on pairs of real models", ("peer", "a", "b"), cases)

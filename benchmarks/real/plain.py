@@ -1,18 +1,15 @@
 """Run MDIR as printed on models on this disk: relatives of the zoo, real relatives, and framed strangers.
 
-    python -m benchmarks.real.plain    # resumes
-
-The script reads the models that the other scripts build, under MDIR_HF_REAL_CACHE, MDIR_HF_FRAMING_CACHE and
+It reads the models that the other benchmarks build, under MDIR_HF_REAL_CACHE, MDIR_HF_FRAMING_CACHE and
 MDIR_HF_TEST_CACHE. Missing models are left out.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +18,16 @@ from benchmarks.peers.plain_mdir import PlainMdir, embedding_analysis, layer_cor
 from benchmarks.peers.reads import Reads
 from benchmarks.real.framing.cases import root as framing_root
 from benchmarks.real.sources import cache_root
+from benchmarks.runner import RESULTS, Benchmark, Case, read_lines
 from benchmarks.zoo.build import cache_root as zoo_root
-from benchmarks.zoo.run import read_lines
 from mdir_hf.errors import MdirError
 
-RESULTS = Path(__file__).parents[1] / "results"
-PLAIN = RESULTS / "plain-mdir.jsonl"
 LN10 = 2.302585092994046
 SMALL = "smollm2-135m-instruct"
 
 
 @dataclass(frozen=True)
-class Case:
+class PlainPair:
     """One pair of folders.
 
     Attributes:
@@ -52,21 +47,23 @@ class Case:
     ours: dict[str, Any]
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[PlainPair]:
     """Yield every pair on disk, with the checker's verdicts from the result files."""
     zoo, root = zoo_root() / "zoo-full-1", framing_root()
     for row in read_lines(RESULTS / "zoo-pairs.jsonl"):
         folders = tuple(zoo / row[side] for side in ("a", "b"))
         if row["level"] == "auto" and all(folder.is_dir() for folder in folders):
             name = f"{row['a']} | {row['b']}"
-            yield Case(
+            yield PlainPair(
                 "zoo", name, row["relation"], row["related"], (folders[0], folders[1]), {"auto": _stored_result(row)}
             )
     for row in read_lines(RESULTS / "real-pairs.jsonl"):
         pair = [real_folder(row[side]) for side in ("a", "b")]
         if row["level"] == "auto" and all(folder.is_dir() for folder in pair):
             name = real_name(row)
-            yield Case("real", name, row["kind"], row["related"], (pair[0], pair[1]), {"auto": _stored_result(row)})
+            yield PlainPair(
+                "real", name, row["kind"], row["related"], (pair[0], pair[1]), {"auto": _stored_result(row)}
+            )
     victims = {"llama": zoo / "llama" / "base", "gpt2": zoo / "gpt2" / "base", "qwen3": zoo / "qwen3" / "base"}
     for row in read_lines(RESULTS / "framing.jsonl"):
         victim = victims.get(row["victim"], real_folder(row["victim"]))
@@ -74,7 +71,7 @@ def cases() -> Iterator[Case]:
         if victim.is_dir() and (root / row["name"]).is_dir():
             most = max(row["verdicts"], key=row["verdicts"].get)  # of ten comparisons
             ours = {"auto": _stored_result({"verdict": most, "cpu_s": row["cpu_s"]})}
-            yield Case("framed", row["name"], row["done"], row["related"], (victim, root / row["name"]), ours)
+            yield PlainPair("framed", row["name"], row["done"], row["related"], (victim, root / row["name"]), ours)
 
 
 def real_name(row: Mapping[str, Any]) -> str:
@@ -92,7 +89,7 @@ def _stored_result(row: dict[str, Any]) -> dict[str, Any]:
     return {key: row.get(key) for key in ("verdict", "reason", "log10_p", "bytes_read", "cpu_s")}
 
 
-def judge(case: Case) -> dict[str, Any]:
+def judge(case: PlainPair) -> dict[str, Any]:
     """Return a line of the results."""
     peer, reads = PlainMdir(), Reads()
     began = time.process_time()
@@ -122,21 +119,9 @@ def judge(case: Case) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Judge every case without a line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--group", action="append", choices=("zoo", "real", "framed"))
-    arguments = parser.parse_args()
-    known = {(line["group"], line["name"]) for line in read_lines(PLAIN)}
-    for case in cases():
-        if (case.group, case.name) in known or (arguments.group and case.group not in arguments.group):
-            continue
-        line = judge(case)
-        with PLAIN.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-        told = line.get("reason") or f"{line['trace']} {line['embedding_log10_p']} {line['layers_log10_p']}"
-        print(f"{case.group} {case.name}: {told}", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+PLAIN_MDIR = Benchmark(
+    "plain-mdir",
+    "Algorithms 1 and 2 as the paper prints them, on every pair on this disk",
+    ("group", "name"),
+    lambda: (Case((case.group, case.name), partial(judge, case)) for case in cases()),
+)

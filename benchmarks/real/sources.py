@@ -19,6 +19,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.runner import UnavailableError
+
 REQUIREMENTS = Path(__file__).parent / "requirements"
 COPY_BYTES = 1 << 22
 
@@ -130,10 +132,6 @@ SOURCES = {
         ),
     )
 }
-
-
-class UnavailableError(Exception):
-    """The packages of a model are not available, for example because there is no network."""
 
 
 def cache_root() -> Path:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.runner import table as format_table
+
 PAPER_P = "MDIR, Algorithm 1: log10 p by the paper's formula"
 
 HEAD = (
@@ -22,9 +24,7 @@ def table(rows: Sequence[dict[str, Any]], printed: Mapping[tuple[str, str], floa
         printed: log10 p of Algorithm 1 as printed, by the two models; None if it was not run on any.
     """
     ordered = sorted(rows, key=lambda row: (not row["related"], row["a"], row["kind"], row["b"]))
-    lines = ["| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD)]
-    lines += ["| " + " | ".join(_cells(row, printed or {})) + " |" for row in ordered]
-    return "\n".join(lines)
+    return format_table(HEAD, (_cells(row, printed or {}) for row in ordered), rule="---")
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:

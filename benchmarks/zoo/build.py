@@ -1,6 +1,4 @@
-"""Train the zoo, or its missing models.
-
-python -m benchmarks.zoo.build [--family llama ...] [--small]
+"""Train the models of the zoo.
 
 Every model is stored as it would be on the Hub: weights in BF16 (or quantised), config.json, tokenizer.json. Its
 children are made from the saved files. Models are stored in ``.trained-models`` with the tests' models, or in
@@ -9,7 +7,6 @@ MDIR_HF_TEST_CACHE.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import os
@@ -26,7 +23,7 @@ import torch
 from torch.nn import functional
 
 from benchmarks.zoo import edits, formats
-from benchmarks.zoo.members import FAMILIES, MEMBERS, MIXTURES, Family, Model, models
+from benchmarks.zoo.members import FAMILIES, MEMBERS, MIXTURES, Family, Model
 from benchmarks.zoo.stack import Shape, new_model, take_apart
 from mdir_hf.demo.training import (
     BEGIN,
@@ -81,9 +78,6 @@ class Scale:
 
 
 FULL = Scale("full", Shape(3072, 192, 512, 4, 6, 2, 32, False), 144, 300)
-SMALL = Scale("small", Shape(1024, 96, 256, 2, 4, 2, 32, False), 64, 60, ("llama",))
-"""A slice of one family for the tests: the same recipes with fewer steps."""
-
 SHARES = {
     "continued": 2.5,
     "sft": 0.25,
@@ -402,29 +396,3 @@ def _save(model: PreTrainedModel, tokenizer: Tokenizer, folder: Path) -> None:
     model = copy.deepcopy(model).to(torch.bfloat16)
     model.save_pretrained(folder)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=BEGIN, eos_token=END).save_pretrained(folder)
-
-
-def main() -> None:
-    """Build missing models and print a line for each."""
-    from transformers.utils import logging
-
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--family", choices=FAMILIES, action="append", help="only these; all by default")
-    parser.add_argument("--small", action="store_true", help="the slice that the tests build")
-    arguments = parser.parse_args()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    scale = SMALL if arguments.small else FULL
-    total = 0.0
-    for model in models(tuple(arguments.family or scale.families)):
-        built(model, scale)
-        record = record_of(model, scale)
-        total += record["cpu_s"]
-        loss = record.get("held_out_loss")
-        told = "" if loss is None else f"held-out loss {loss:.3f} ({record['held_out_text']})"
-        print(f"{model.name:24} {record['steps']:5} steps {record['cpu_s']:7.1f} s  {told}", flush=True)
-    print(f"{total / 60:.1f} minutes of processor time in all")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,27 +1,23 @@
 """Compare every pair of the zoo with the checker, and with every peer.
 
-python -m benchmarks.zoo.run                 # both; resumes an earlier run
-python -m benchmarks.zoo.run --part checker  # or one of them
-python -m benchmarks.zoo.run --part peers --peer PDF
-
-Results are small and stored in ``benchmarks/results``: ``zoo-models.jsonl``, ``zoo-pairs.jsonl`` (one line per pair and
-level) and ``zoo-peers.jsonl`` (one line per peer). Seconds are processor time, because the machine has other load. Run
-both parts one after the other if their times are to be compared. Bytes do not depend on the load.
+Seconds are processor time, because the machine has other load. Run checker and peers one after the other if their times
+are to be compared. Bytes do not depend on the load.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import PEERS, Peer
 from benchmarks.peers.reads import WEIGHT_SUFFIXES, Reads
-from benchmarks.zoo.build import FULL, SMALL, Scale, built, folder_of, folder_of_model, record_of
+from benchmarks.runner import Benchmark, Case
+from benchmarks.zoo.build import FULL, Scale, built, folder_of, folder_of_model, record_of
 from benchmarks.zoo.members import MEMBERS, Model, Pair, models, pairs, tokenizer_of
 from mdir_hf import HomologyChecker
 from mdir_hf.comparison.settings import Settings
@@ -29,7 +25,6 @@ from mdir_hf.model.hub import IoLedger, RepositoryOptions, open_repository
 from mdir_hf.model.open import Reading
 from mdir_hf.model.opened import Model as OpenModel
 
-RESULTS = Path(__file__).parents[1] / "results"
 ALPHA = 1e-10
 
 
@@ -72,6 +67,7 @@ def judge(pair: Pair, scale: Scale, *, level: str = "auto") -> dict[str, Any]:
 
 def describe(model: Model, scale: Scale) -> dict[str, Any]:
     """Describe a model in a line of ``zoo-models.jsonl``."""
+    built(model, scale)
     record, folder = record_of(model, scale), folder_of_model(model, scale)
     member = MEMBERS[model.member]
     losses = {key: round(value, 4) for key, value in record.items() if isinstance(value, float)}
@@ -90,52 +86,6 @@ def describe(model: Model, scale: Scale) -> dict[str, Any]:
 def _config(folder: Path, model: Model, scale: Scale) -> Path:
     config = folder / "config.json"
     return config if config.exists() else folder_of_model(Model(model.family, "base"), scale) / "config.json"
-
-
-def checks(every: Iterable[Pair]) -> Iterator[tuple[Pair, str]]:
-    """Return pairs and levels: all pairs at ``auto``, a base and its family also at ``layers``."""
-    every = list(every)
-    yield from ((pair, "auto") for pair in every)
-    yield from ((pair, "layers") for pair in every if pair.a.family == pair.b.family and pair.a.member == "base")
-
-
-def run_checker(scale: Scale, results: Path) -> None:
-    """Judge the pairs without a line."""
-    path = results / "zoo-pairs.jsonl"
-    known = {(row["a"], row["b"], row["level"]) for row in read_lines(path)}
-    left = [
-        check for check in checks(pairs(scale.families)) if (check[0].a.name, check[0].b.name, check[1]) not in known
-    ]
-    with path.open("a", encoding="utf-8") as file:
-        for number, (pair, level) in enumerate(left):
-            row = judge(pair, scale, level=level)
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            right = (row["verdict"] == "homologous") == pair.related
-            if not right or number % 50 == 0:
-                told = "" if right else "  <-- against the label"
-                print(
-                    f"{number + 1}/{len(left)} {level:9} {pair.a.name} | {pair.b.name}: {row['verdict']}"
-                    f" {row['log10_p']} ({row['cpu_s']} s){told}",
-                    flush=True,
-                )
-
-
-def run_peers(scale: Scale, results: Path, chosen: list[str] | None) -> None:
-    """Score every pair by every peer without a line."""
-    path = results / "zoo-peers.jsonl"
-    known = {row["peer"] for row in read_lines(path)}
-    for peer in PEERS:
-        if peer.name in known or (chosen and peer.name not in chosen):
-            continue
-        row = score_all(peer, scale)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-        print(
-            f"{peer.name}: {len(row['scores'])} pairs, {sum(row['fingerprint_cpu_s']):.0f} s for fingerprints, "
-            f"{sum(score[4] for score in row['scores']):.0f} s for scores",
-            flush=True,
-        )
 
 
 def score_all(peer: Peer, scale: Scale) -> dict[str, Any]:
@@ -190,40 +140,29 @@ def without_paths(reason: str, scale: Scale) -> str:
     return reason.replace(f"{folder_of(scale).resolve()}/", "").replace(f"{folder_of(scale)}/", "")
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a JSONL file, or none if there is no file."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-
-
 def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.7g}")
 
 
-def main() -> None:
-    """Run the missing parts."""
-    from transformers.utils import logging
-
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=("models", "checker", "peers"), action="append", help="all by default")
-    parser.add_argument("--peer", action="append", help="only these peers")
-    parser.add_argument("--small", action="store_true", help="the slice that the tests build")
-    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
-    arguments = parser.parse_args()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    scale = SMALL if arguments.small else FULL
-    parts = arguments.part or ("models", "checker", "peers")
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    if "models" in parts:
-        for model in models(scale.families):
-            built(model, scale)
-        lines = [json.dumps(describe(model, scale)) + "\n" for model in models(scale.families)]
-        (arguments.results / "zoo-models.jsonl").write_text("".join(lines), encoding="utf-8")
-    if "checker" in parts:
-        run_checker(scale, arguments.results)
-    if "peers" in parts:
-        run_peers(scale, arguments.results, arguments.peer)
+def model_cases() -> Iterator[Case]:
+    """Yield every model; missing ones are trained, about half an hour on one core for all."""
+    for model in models(FULL.families):
+        yield Case((model.name,), partial(describe, model, FULL))
 
 
-if __name__ == "__main__":
-    main()
+def pair_cases() -> Iterator[Case]:
+    """Yield all pairs at level ``auto``, then a base and its family at level ``layers``."""
+    for level in ("auto", "layers"):
+        for pair in pairs(FULL.families):
+            if level == "auto" or (pair.a.family == pair.b.family and pair.a.member == "base"):
+                yield Case((pair.a.name, pair.b.name, level), partial(judge, pair, FULL, level=level))
+
+
+ZOO_MODELS = Benchmark("zoo-models", "models of the zoo; missing ones are trained", ("model",), model_cases)
+ZOO_PAIRS = Benchmark("zoo-pairs", "verdicts on every pair of the zoo", ("a", "b", "level"), pair_cases)
+ZOO_PEERS = Benchmark(
+    "zoo-peers",
+    "scores of other methods on every pair of the zoo",
+    ("peer",),
+    lambda: (Case((peer.name,), partial(score_all, peer, FULL)) for peer in PEERS),
+)

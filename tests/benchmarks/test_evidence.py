@@ -6,9 +6,9 @@ import pytest
 
 from benchmarks.evidence.costs import compared
 from benchmarks.evidence.judged import of_checker, of_peer
-from benchmarks.evidence.page import PAPER, SECTIONS, make_evidence
+from benchmarks.evidence.page import SECTIONS, make_evidence
 from benchmarks.evidence.peers import above_every_stranger
-from benchmarks.evidence.tables import RESULTS, read_results, read_written
+from benchmarks.evidence.tables import RESULTS, read_results
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -44,7 +44,7 @@ def peer_row(models, scores, *, threshold=None, cpu_s=(0.0, 0.0, 0.0, 0.0)):
 
 
 def test_the_pages_match_the_output_of_the_script():
-    made = make_evidence(read_results(), read_written())
+    made = make_evidence(read_results())
     for place, text in made.pages.items():
         assert (DOCS / place).read_text(encoding="utf-8") == text
     tables = (RESULTS / "pages").glob("*.md")
@@ -68,13 +68,13 @@ def test_the_readme_agrees_with_the_results():
 
 def test_every_result_file_belongs_to_a_section():
     needed = {need for _, needs, _ in SECTIONS for need in needs}
-    of_others = {"oracles"}  # for the page on architectures
-    assert {path.stem for path in RESULTS.glob("*.json*")} <= needed | set(PAPER) | of_others
+    of_guides = {"space-visitors", "survey-scale", "survey-disguises"}
+    assert {path.stem for path in RESULTS.glob("*.jsonl")} <= needed | of_guides
 
 
 def test_without_results_every_section_is_named_as_not_run():
-    text = make_evidence({}, {}).pages["evidence.md"]
-    for name in (*(name for name, _, _ in SECTIONS), *PAPER.values()):
+    text = make_evidence({}).pages["evidence.md"]
+    for name, _, _ in SECTIONS:
         assert f"- {name}: no `" in text
 
 

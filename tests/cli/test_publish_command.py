@@ -7,10 +7,7 @@ import json
 import pytest
 
 from mdir_hf.cli import main
-from tests.lineage.survey.conftest import population
 from tests.loopback.commits import OLD_UPLOAD
-
-__all__ = ["population"]
 
 
 @pytest.fixture

@@ -9,10 +9,7 @@ from pathlib import Path
 import pytest
 
 from mdir_hf.cli import main
-from tests.lineage.survey.conftest import expected_groups, population
 from tests.specimens import gaussian, write_model
-
-__all__ = ["expected_groups", "population"]
 
 
 def test_it_prints_groups_and_saves_them(population, expected_groups, tmp_path, capsys):

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import copy
-import json
-
 import pytest
 
 from tests.comparison.relatives import SIZES
 from tests.method.obfuscation import new_model
-from tests.specimens import tokenizer_json, tokens
+from tests.specimens import save_pretrained
 
 
 @pytest.fixture
 def save(tmp_path):
-    from huggingface_hub.utils import disable_progress_bars
-
-    disable_progress_bars()
-
-    def save_model(model, name, *, words=None, with_tokenizer=True):
-        copy.deepcopy(model).float().save_pretrained(tmp_path / name)
-        if with_tokenizer:
-            vocabulary = words or tokens(model.config.vocab_size)
-            (tmp_path / name / "tokenizer.json").write_text(json.dumps(tokenizer_json(vocabulary)))
-        return tmp_path / name
-
-    return save_model
+    return lambda model, name, **options: save_pretrained(tmp_path / name, model, **options)
 
 
 @pytest.fixture
 def base():
     pytest.importorskip("transformers")
     return new_model(seed=0, **SIZES)
+
+
+@pytest.fixture(params=[False, True], ids=["one by one", "stacked"])
+def save_mixture(request, tmp_path):
+    """Save a model with its experts in separate tensors, as Mixtral does, or stacked in one."""
+    return lambda model, name: save_pretrained(tmp_path / name, model, save_original_format=not request.param)

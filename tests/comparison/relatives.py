@@ -2,14 +2,45 @@
 
 from __future__ import annotations
 
-import torch
+import copy
+import json
 
+import torch
+from safetensors.torch import load_file, save_file
+
+from mdir_hf.demo.transformations import permute_channels
 from tests.method.obfuscation import haar, new_model
+from tests.specimens import tokenizer_json, tokens
 
 SIZES = {
     "hidden_size": 96, "intermediate_size": 200, "num_hidden_layers": 4, "num_attention_heads": 8,
     "num_key_value_heads": 4, "head_dim": 16,
 }  # fmt: skip
+WIDTH, DEPTH = SIZES["hidden_size"], SIZES["num_hidden_layers"]
+IN_PLACE = [(i, i) for i in range(DEPTH)]
+
+
+def weights_of(model):
+    """Every weight by its name, in float32."""
+    return {name: tensor.float() for name, tensor in model.state_dict().items()}
+
+
+def write(folder, model, make=weights_of, config=None, file="model.safetensors"):
+    """Write the tensors that ``make`` returns for a model, its config, and a tokenizer of whole words."""
+    folder.mkdir(parents=True)
+    save_file({name: weight.contiguous().clone() for name, weight in make(model).items()}, folder / file)
+    (folder / "config.json").write_text(json.dumps(config or model.config.to_dict()))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(model.config.vocab_size))))
+    return folder
+
+
+def changed(folder, change):
+    """Change the tensors of a folder in place."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    return folder
 
 
 @torch.no_grad()
@@ -105,3 +136,30 @@ def turned(model, seed=3, turn=None):
         return weight * gain @ turn
 
     return edit
+
+
+def of_layers(base, origins):
+    """Return a copy of the model that consists of some of its layers, in the given order."""
+    model = copy.deepcopy(base)
+    model.model.layers = torch.nn.ModuleList(copy.deepcopy(base.model.layers[origin]) for origin in origins)
+    model.config.num_hidden_layers = len(origins)
+    return model
+
+
+@torch.no_grad()
+def with_new_embeddings(model):
+    model = copy.deepcopy(model)
+    for seed, weight in enumerate((model.model.embed_tokens.weight, model.lm_head.weight)):
+        generator = torch.Generator().manual_seed(seed)
+        weight.copy_(0.1 * torch.randn(weight.shape, generator=generator, dtype=weight.dtype))
+    return model
+
+
+def with_permuted_channels(model):
+    model = copy.deepcopy(model)
+    permute_channels(model, torch.randperm(WIDTH, generator=torch.Generator().manual_seed(1)))
+    return model
+
+
+def layer_pairs(report):
+    return [(match.reference, match.candidate) for match in report.layers.matches]

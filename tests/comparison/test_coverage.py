@@ -13,8 +13,8 @@ from mdir_hf.model.hub import open_repository
 from mdir_hf.model.inventory import ModelInventory, ModelPart, PartKind
 from mdir_hf.model.opened import Model
 from mdir_hf.report import ModuleRole, PartCoverage, Treatment, ledger_text, not_compared_text
+from tests.comparison.relatives import SIZES, write
 from tests.method.obfuscation import new_model
-from tests.model.roles.test_draft_models import SIZES, write
 
 N = SIZES["hidden_size"]
 

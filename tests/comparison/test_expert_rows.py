@@ -15,9 +15,7 @@ from mdir_hf.model.roles import Role
 from mdir_hf.render.html import html_page
 from mdir_hf.render.projection_words import outcome_words
 from mdir_hf.report import Outcome
-from tests.comparison.test_expert_sets import give_experts, mixture
-from tests.comparison.test_expert_sets import save as save  # a fixture that saves experts separately or stacked
-from tests.comparison.upcycled import LAYERS, NEURONS, V, new_model, upcycle_to_mixtral
+from tests.comparison.upcycled import LAYERS, NEURONS, V, give_experts, mixture, new_model, upcycle_to_mixtral
 from tests.comparison.upcycled import expert as expert_of
 from tests.specimens import tokenizer_json, tokens
 
@@ -56,13 +54,13 @@ def noised(model, share, seed=3):
     return model
 
 
-def table_of(save, base, candidate):
-    return compare(save(base, "base"), save(candidate, "candidate"), level="layers", progress=False)
+def table_of(save_mixture, base, candidate):
+    return compare(save_mixture(base, "base"), save_mixture(candidate, "candidate"), level="layers", progress=False)
 
 
-def test_kept_experts_show_their_noise(save):
+def test_kept_experts_show_their_noise(save_mixture):
     base = mixture(0)
-    report = table_of(save, base, noised(copied(base), 0.3))
+    report = table_of(save_mixture, base, noised(copied(base), 0.3))
     lines = of_experts(report)
     assert report.verdict is Verdict.HOMOLOGOUS and len(lines) == 3 * LAYERS
     for result in lines.values():
@@ -77,35 +75,35 @@ def test_kept_experts_show_their_noise(save):
     assert "experts of a layer" not in text  # all were compared
 
 
-def test_experts_in_another_order_are_permuted(save):
+def test_experts_in_another_order_are_permuted(save_mixture):
     base = mixture(0)
-    report = table_of(save, base, give_experts(copied(base), base, {1: 2, 2: 1}))
+    report = table_of(save_mixture, base, give_experts(copied(base), base, {1: 2, 2: 1}))
     for result in of_experts(report).values():
         assert (result.outcome, result.moved) == (Outcome.PERMUTED, "experts")
         assert partners(result) == {0: 0, 1: 2, 2: 1}
     assert f"{3 * LAYERS} permuted" in report.details
 
 
-def test_experts_found_as_sets_do_not_confirm_the_table(save):
+def test_experts_found_as_sets_do_not_confirm_the_table(save_mixture):
     """The experts are found as sets; the neurons of the first experts, which confirm a table, do not match."""
     base = mixture(0)
-    report = table_of(save, base, give_experts(copied(base), base, {0: 1, 1: 2, 2: 0}))
+    report = table_of(save_mixture, base, give_experts(copied(base), base, {0: 1, 1: 2, 2: 0}))
     assert report.settled_by is SettledBy.PARTS and not report.projections.is_confirmed
     for result in of_experts(report).values():
         assert (result.outcome, result.moved) == (Outcome.ROWS_AGREE, "experts")
         assert partners(result) == {0: 1, 1: 2, 2: 0}
 
 
-def test_an_expert_of_a_stranger_does_not_agree(save):
+def test_an_expert_of_a_stranger_does_not_agree(save_mixture):
     base = mixture(0)
-    report = table_of(save, base, give_experts(copied(base), mixture(1), {1: 1}))
+    report = table_of(save_mixture, base, give_experts(copied(base), mixture(1), {1: 1}))
     for result in of_experts(report).values():
         assert (result.outcome, result.share) == (Outcome.KEPT_IN_PART, pytest.approx(2 / 3))
         assert partners(result) == {0: 0, 2: 2}
     assert "kept in part (at least 2 of 3 experts)" in html_page(report, {})
 
 
-def test_experts_that_were_copied_from_a_dense_mlp_name_it(save):
+def test_experts_that_were_copied_from_a_dense_mlp_name_it(save_mixture):
     dense = new_model("llama", 0)
     upcycled = upcycle_to_mixtral(dense)
     with torch.no_grad():
@@ -114,7 +112,7 @@ def test_experts_that_were_copied_from_a_dense_mlp_name_it(save):
                 gate_up, down = expert_of(layer, number)
                 gate_up.copy_(torch.cat([origin.mlp.gate_proj.weight, origin.mlp.up_proj.weight]))
                 down.copy_(origin.mlp.down_proj.weight)
-    report = table_of(save, dense, upcycled)
+    report = table_of(save_mixture, dense, upcycled)
     for result in of_experts(report).values():  # two of the four have reordered or new neurons
         assert (result.outcome, result.moved) == (Outcome.KEPT_IN_PART, None)
         assert partners(result) == {0: None, 1: None}
@@ -124,7 +122,7 @@ def test_experts_that_were_copied_from_a_dense_mlp_name_it(save):
     assert "gate" not in ledgers[1]["language model"].reason
 
 
-def test_renumbered_neurons_of_experts_are_not_called_replaced(save):
+def test_renumbered_neurons_of_experts_are_not_called_replaced(save_mixture):
     base = mixture(0)
     candidate = copied(base)
     generator = torch.Generator().manual_seed(7)
@@ -135,19 +133,19 @@ def test_renumbered_neurons_of_experts_are_not_called_replaced(save):
                 order = torch.randperm(NEURONS, generator=generator)
                 gate_up.copy_(gate_up[torch.cat([order, order + NEURONS])])
                 down.copy_(down[:, order])
-    for result in of_experts(table_of(save, base, candidate)).values():
+    for result in of_experts(table_of(save_mixture, base, candidate)).values():
         assert result.outcome is Outcome.NOT_COMPARED and "neurons of experts were not searched" in result.reason
 
 
-def test_strangers_share_no_expert(save):
-    for result in of_experts(table_of(save, mixture(0), mixture(1))).values():
+def test_strangers_share_no_expert(save_mixture):
+    for result in of_experts(table_of(save_mixture, mixture(0), mixture(1))).values():
         assert result.outcome is Outcome.NOT_COMPARED and not partners(result)
 
 
-def test_a_large_mixture_says_how_many_experts_were_compared(save, monkeypatch):
+def test_a_large_mixture_says_how_many_experts_were_compared(save_mixture, monkeypatch):
     monkeypatch.setattr(expert_rows, "MOST_EXPERTS", 4)
     base = mixture(0, n_experts=9)
-    report = table_of(save, base, copied(base))
+    report = table_of(save_mixture, base, copied(base))
     for result in of_experts(report).values():
         assert (result.outcome, len(result.experts), result.unread_experts) == (Outcome.KEPT, 4, (5, 5))
         assert all(candidate == reference for candidate, reference in partners(result).items())
@@ -156,11 +154,11 @@ def test_a_large_mixture_says_how_many_experts_were_compared(save, monkeypatch):
     assert "4 of 4 experts; 5 not read" in html_page(report, {})
 
 
-def test_an_expert_may_have_a_partner_that_was_not_read(save, monkeypatch):
+def test_an_expert_may_have_a_partner_that_was_not_read(save_mixture, monkeypatch):
     monkeypatch.setattr(expert_rows, "MOST_EXPERTS", 4)
     base = mixture(0, n_experts=9)
     shifted = give_experts(copied(base), base, {number: 1 + number % 8 for number in range(1, 9)})
-    results = of_experts(table_of(save, base, shifted)).values()
+    results = of_experts(table_of(save_mixture, base, shifted)).values()
     in_part = [result for result in results if result.outcome is Outcome.KEPT_IN_PART]
     assert in_part and all(outcome_words(result).startswith("kept in part (at least") for result in in_part)
 
@@ -200,10 +198,10 @@ def test_a_dense_mlp_beside_experts_stands_for_its_layer():
     assert expert_rows.compare_experts(reader, None, (0, 0), 0.0) is None
 
 
-def test_experts_that_would_be_read_whole_are_left_out(save, monkeypatch):
+def test_experts_that_would_be_read_whole_are_left_out(save_mixture, monkeypatch):
     """Llama 4 stores the rows of its experts as columns."""
     monkeypatch.setattr(expert_rows, "MOST_WHOLE_VALUES", 0)
     base = new_model("gpt_oss", 0, num_local_experts=3, head_dim=16)
-    report = table_of(save, base, copied(base))
+    report = table_of(save_mixture, base, copied(base))
     for result in of_experts(report).values():
         assert result.outcome is Outcome.NOT_COMPARED and "read whole" in result.reason

@@ -1,7 +1,6 @@
 """Experts of two mixtures are compared as sets, in any order, and with dense MLPs."""
 
 import copy
-import json
 import math
 
 import pytest
@@ -11,35 +10,7 @@ from mdir_hf import HomologyReport, Verdict, compare
 from mdir_hf.comparison.neurons import STEPS
 from mdir_hf.comparison.stacks import EXPERT_LAYERS, EXPERTS_PLACE, FIRST_PLACE
 from mdir_hf.report import Treatment
-from tests.comparison.upcycled import LAYERS, V, expert, new_model
-from tests.specimens import tokenizer_json, tokens
-
-
-@pytest.fixture(params=[False, True], ids=["one by one", "stacked"])
-def save(request, tmp_path):
-    """Save a model with its experts in separate tensors, as Mixtral does, or stacked in one."""
-
-    def save_model(model, name):
-        model.save_pretrained(tmp_path / name, save_original_format=not request.param)
-        (tmp_path / name / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(V))))
-        return tmp_path / name
-
-    return save_model
-
-
-def mixture(seed, n_experts=3):
-    return new_model("mixtral", seed, num_local_experts=n_experts)
-
-
-@torch.no_grad()
-def give_experts(model, donor, origins, *, gain=1.0):
-    """Copy experts of a donor: ``origins`` maps the number of an expert to the number of its origin."""
-    for layer, of_donor in zip(model.model.layers, donor.model.layers, strict=True):
-        for number, origin in origins.items():
-            for weight, source in zip(expert(layer, number), expert(of_donor, origin), strict=True):
-                weight.copy_(source)
-            expert(layer, number)[1].mul_(gain)
-    return model
+from tests.comparison.upcycled import LAYERS, expert, give_experts, mixture, new_model
 
 
 def matched(report):
@@ -50,10 +21,10 @@ def matched(report):
     }
 
 
-def test_two_mixtures_that_share_two_of_three_experts_are_found(save):
+def test_two_mixtures_that_share_two_of_three_experts_are_found(save_mixture):
     base = mixture(0)
     candidate = give_experts(mixture(1), base, {1: 2, 2: 0})
-    report = compare(save(base, "base"), save(candidate, "candidate"), progress=False)
+    report = compare(save_mixture(base, "base"), save_mixture(candidate, "candidate"), progress=False)
     assert report.verdict is Verdict.HOMOLOGOUS and report.p_is_bound
     assert matched(report) == {(i, i): {1: 2, 2: 0} for i in range(LAYERS)}
     assert (
@@ -69,12 +40,12 @@ def test_two_mixtures_that_share_two_of_three_experts_are_found(save):
     assert HomologyReport.from_json(report.to_json()).parts == report.parts
 
 
-def test_experts_that_are_all_tunes_of_one_mlp_are_found(save):
+def test_experts_that_are_all_tunes_of_one_mlp_are_found(save_mixture):
     """Most pairs of experts are alike, so that a typical pair tells nothing of strangers."""
     base = mixture(0)
     base = give_experts(base, copy.deepcopy(base), {1: 0, 2: 0})
     candidate = give_experts(mixture(1), base, {1: 1, 2: 2})
-    report = compare(save(base, "base"), save(candidate, "candidate"), progress=False)
+    report = compare(save_mixture(base, "base"), save_mixture(candidate, "candidate"), progress=False)
     assert report.verdict is Verdict.HOMOLOGOUS
     assert matched(report)[0, 0].keys() == {1, 2}
     # Only one of three equal experts is named as their origin, so that nothing is said of the other two.
@@ -82,7 +53,7 @@ def test_experts_that_are_all_tunes_of_one_mlp_are_found(save):
     assert experts == [True, None]
 
 
-def test_many_experts_made_from_one_mlp_are_not_said_to_match_nothing(save):
+def test_many_experts_made_from_one_mlp_are_not_said_to_match_nothing(save_mixture):
     dense, candidate = new_model("llama", 4), mixture(1, 12)
     with torch.no_grad():
         for layer, origin in zip(candidate.model.layers, dense.model.layers, strict=True):
@@ -90,13 +61,13 @@ def test_many_experts_made_from_one_mlp_are_not_said_to_match_nothing(save):
                 gate_up, down = expert(layer, number)
                 gate_up.copy_(torch.cat([origin.mlp.gate_proj.weight, origin.mlp.up_proj.weight]))
                 down.copy_(origin.mlp.down_proj.weight)
-    report = compare(save(dense, "dense"), save(candidate, "candidate"), progress=False)
+    report = compare(save_mixture(dense, "dense"), save_mixture(candidate, "candidate"), progress=False)
     assert report.verdict is Verdict.HOMOLOGOUS
     experts = {entry.is_match for entry in report.coverage.candidate if entry.part.startswith("experts")}
     assert experts == {True, None}  # 8 pairs are tested
 
 
-def test_experts_are_compared_with_experts_of_the_same_size(save):
+def test_experts_are_compared_with_experts_of_the_same_size(save_mixture):
     """A shared expert is often larger than the routed ones, and is compared with experts of its own size."""
     sizes = {"moe_intermediate_size": 96, "shared_expert_intermediate_size": 160, "num_experts": 3}
 
@@ -105,15 +76,15 @@ def test_experts_are_compared_with_experts_of_the_same_size(save):
 
     base = qwen(0)
     candidate = give_experts(qwen(1), base, {1: 2})
-    report = compare(save(base, "base"), save(candidate, "candidate"), progress=False)
+    report = compare(save_mixture(base, "base"), save_mixture(candidate, "candidate"), progress=False)
     assert report.verdict is Verdict.HOMOLOGOUS
     assert matched(report) == {(i, i): {1: 2} for i in range(LAYERS)}
 
 
-def test_p_of_an_expert_is_corrected_for_all_pairs_and_for_its_look(save):
+def test_p_of_an_expert_is_corrected_for_all_pairs_and_for_its_look(save_mixture):
     base = mixture(0)
     candidate = give_experts(mixture(1, n_experts=4), base, {3: 0})
-    report = compare(save(base, "base"), save(candidate, "candidate"), progress=False)
+    report = compare(save_mixture(base, "base"), save_mixture(candidate, "candidate"), progress=False)
     pairs = {tuple(pair.layers[0]): pair for pair in report.parts if pair.layers}
     (origin,) = pairs[0, 0].experts
     # 32 of the 128 neurons are tested; every copy has its own number (1 / 32!); 3 x 4 pairs of experts; look s of the
@@ -128,27 +99,27 @@ def test_experts_and_stacks_spend_no_share_of_alpha_twice():
     assert len(STEPS) < EXPERTS_PLACE
 
 
-def test_strangers_share_no_expert(save):
-    report = compare(save(mixture(0), "base"), save(mixture(1, 4), "candidate"), progress=False)
+def test_strangers_share_no_expert(save_mixture):
+    report = compare(save_mixture(mixture(0), "base"), save_mixture(mixture(1, 4), "candidate"), progress=False)
     assert report.verdict is Verdict.NO_EVIDENCE and matched(report) == {}
     assert any("In at most two layers of" in caveat for caveat in report.caveats)
 
 
-def test_a_given_sample_reports_no_expert(save):
+def test_a_given_sample_reports_no_expert(save_mixture):
     base = mixture(0)
     candidate = give_experts(mixture(1), base, {1: 2})
-    report = compare(save(base, "base"), save(candidate, "candidate"), sample_seed=3, progress=False)
+    report = compare(save_mixture(base, "base"), save_mixture(candidate, "candidate"), sample_seed=3, progress=False)
     assert (report.verdict, report.reason.value) == (Verdict.INCONCLUSIVE, "sample_chosen")
 
 
-def test_an_expert_made_from_a_dense_mlp_is_found(save):
+def test_an_expert_made_from_a_dense_mlp_is_found(save_mixture):
     dense, candidate = new_model("llama", 4), mixture(1)
     with torch.no_grad():
         for layer, origin in zip(candidate.model.layers, dense.model.layers, strict=True):
             gate_up, down = expert(layer, 1)
             gate_up.copy_(torch.cat([origin.mlp.gate_proj.weight, origin.mlp.up_proj.weight]))
             down.copy_(origin.mlp.down_proj.weight)
-    report = compare(save(dense, "dense"), save(candidate, "candidate"), progress=False)
+    report = compare(save_mixture(dense, "dense"), save_mixture(candidate, "candidate"), progress=False)
     assert report.verdict is Verdict.HOMOLOGOUS and matched(report)[0, 0] == {1: None}
     assert (
         "expert 1 of layer 0 of" in report.warning.lower()
@@ -156,19 +127,19 @@ def test_an_expert_made_from_a_dense_mlp_is_found(save):
     )
 
 
-def test_copied_experts_with_tiny_outputs_are_copies_too(save):
+def test_copied_experts_with_tiny_outputs_are_copies_too(save_mixture):
     base = mixture(0)
     candidate = give_experts(mixture(1), base, {1: 2}, gain=1e-4)
-    report = compare(save(base, "base"), save(candidate, "candidate"), progress=False)
+    report = compare(save_mixture(base, "base"), save_mixture(candidate, "candidate"), progress=False)
     assert report.verdict is Verdict.HOMOLOGOUS and matched(report)[0, 0] == {1: 2}
 
 
 @torch.no_grad()
-def test_a_copied_expert_that_is_never_chosen_is_still_a_copy(save):
+def test_a_copied_expert_that_is_never_chosen_is_still_a_copy(save_mixture):
     base = mixture(0)
     candidate = give_experts(mixture(1), base, {1: 2})
     for layer in candidate.model.layers:
         layer.mlp.gate.weight[1] = 0.0
-    report = compare(save(base, "base"), save(candidate, "candidate"), progress=False)
+    report = compare(save_mixture(base, "base"), save_mixture(candidate, "candidate"), progress=False)
     assert report.verdict is Verdict.HOMOLOGOUS and matched(report)[0, 0] == {1: 2}
     assert "expert 1 of layer 0 of" in report.warning.lower()

@@ -12,8 +12,8 @@ from mdir_hf.model.hub import open_repository
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Role, read_part
 from tests.comparison.framework_layouts import LAYOUTS
+from tests.comparison.relatives import SIZES, write
 from tests.method.obfuscation import new_model
-from tests.model.roles.test_draft_models import SIZES, write
 
 N_GROUPS = SIZES["num_key_value_heads"]
 ROLES = {role: f"self_attn.{role.value}_proj" for role in (Role.Q, Role.K, Role.V, Role.O)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 import warnings
 
@@ -17,7 +16,6 @@ from mdir_hf.model.hub import open_repository
 from mdir_hf.model.opened import Model
 from mdir_hf.render.projection_words import projection_table
 from mdir_hf.report import Outcome
-from tests.specimens import tokenizer_json, tokens
 
 transformers = pytest.importorskip("transformers")
 
@@ -74,20 +72,6 @@ def retrained(base, seed=5):
         elif weight.ndim > 1 and weight.numel() > WIDTH * 8:
             weight += 0.2 * weight.std() * torch.randn(weight.shape, generator=gen)
     return model
-
-
-@pytest.fixture
-def save(tmp_path):
-    from huggingface_hub.utils import disable_progress_bars
-
-    disable_progress_bars()
-
-    def save_model(model, name):
-        model.save_pretrained(tmp_path / name)
-        (tmp_path / name / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(V))))
-        return tmp_path / name
-
-    return save_model
 
 
 def compare(reference, candidate, **options):

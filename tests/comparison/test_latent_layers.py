@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-import json
 
 import pytest
 import torch
 
 from mdir_hf import HomologyChecker, SettledBy, Verdict
 from mdir_hf.report import Outcome
-from tests.specimens import tokenizer_json, tokens
 
 SIZES = {
     "vocab_size": 160,
@@ -38,20 +36,6 @@ def new_model(seed):
     torch.manual_seed(seed)
     config = transformers.DeepseekV3Config(**SIZES, pad_token_id=0, bos_token_id=1, eos_token_id=2)
     return transformers.DeepseekV3ForCausalLM(config)
-
-
-@pytest.fixture
-def save(tmp_path):
-    from huggingface_hub.utils import disable_progress_bars
-
-    disable_progress_bars()
-
-    def save_model(model, name):
-        model.save_pretrained(tmp_path / name)
-        (tmp_path / name / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(SIZES["vocab_size"]))))
-        return tmp_path / name
-
-    return save_model
 
 
 def compare(reference, candidate, **options):

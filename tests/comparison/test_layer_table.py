@@ -8,50 +8,23 @@ import pytest
 import torch
 
 from mdir_hf import Verdict, compare
-from mdir_hf.demo.transformations import permute_channels
 from mdir_hf.report import LayerPattern, Outcome
-from tests.comparison.relatives import drift
+from tests.comparison.relatives import (
+    DEPTH,
+    IN_PLACE,
+    SIZES,
+    drift,
+    layer_pairs,
+    of_layers,
+    with_new_embeddings,
+    with_permuted_channels,
+)
 from tests.method.obfuscation import VOCABULARY, new_model, obfuscate
 from tests.specimens import tokens
 
 pytest.importorskip("transformers")
 
-WIDTH, DEPTH = 96, 4
-SIZES = {"hidden_size": WIDTH, "intermediate_size": 200, "num_hidden_layers": DEPTH, "head_dim": 16}
 PROJECTIONS = {"q", "k", "v", "o", "gate", "up", "down"}
-IN_PLACE = [(i, i) for i in range(DEPTH)]
-
-
-@pytest.fixture
-def base():
-    return new_model(seed=0, **SIZES)
-
-
-def with_layers(base, origins):
-    """Return a copy of the model that consists of some of its layers, in the given order."""
-    model = copy.deepcopy(base)
-    model.model.layers = torch.nn.ModuleList(copy.deepcopy(base.model.layers[origin]) for origin in origins)
-    model.config.num_hidden_layers = len(origins)
-    return model
-
-
-@torch.no_grad()
-def with_new_embeddings(model):
-    model = copy.deepcopy(model)
-    for seed, weight in enumerate((model.model.embed_tokens.weight, model.lm_head.weight)):
-        generator = torch.Generator().manual_seed(seed)
-        weight.copy_(0.1 * torch.randn(weight.shape, generator=generator, dtype=weight.dtype))
-    return model
-
-
-def with_permuted_channels(model):
-    model = copy.deepcopy(model)
-    permute_channels(model, torch.randperm(WIDTH, generator=torch.Generator().manual_seed(1)))
-    return model
-
-
-def pairs(report):
-    return [(match.reference, match.candidate) for match in report.layers.matches]
 
 
 @pytest.mark.parametrize(
@@ -64,10 +37,10 @@ def pairs(report):
     ],
 )
 def test_changes_of_depth_are_read_off_the_matches(base, save, origins, pattern):
-    report = compare(save(base, "base"), save(drift(with_layers(base, origins), 0.2), "candidate"), level="layers")
+    report = compare(save(base, "base"), save(drift(of_layers(base, origins), 0.2), "candidate"), level="layers")
     assert report.verdict is Verdict.HOMOLOGOUS
     assert (report.layers.method, report.layers.pattern) == ("sampled rows", pattern)
-    assert pairs(report) == [(origin, place) for place, origin in enumerate(origins)]
+    assert layer_pairs(report) == [(origin, place) for place, origin in enumerate(origins)]
     assert all(match.log10_p < -10.0 for match in report.layers.matches)
     assert report.layers.reference_layers == tuple(range(DEPTH))
     assert report.layers.candidate_layers == tuple(range(len(origins)))
@@ -76,10 +49,10 @@ def test_changes_of_depth_are_read_off_the_matches(base, save, origins, pattern)
 
 
 def test_layers_of_a_stranger_among_a_copys_do_not_match(base, save):
-    candidate = with_layers(base, [0, 1, 2, 3])
+    candidate = of_layers(base, [0, 1, 2, 3])
     candidate.model.layers[2] = new_model(seed=7, **SIZES).model.layers[2]
     report = compare(save(base, "base"), save(candidate, "candidate"), level="layers")
-    assert pairs(report) == [(0, 0), (1, 1), (3, 3)]
+    assert layer_pairs(report) == [(0, 0), (1, 1), (3, 3)]
     assert report.layers.pattern is LayerPattern.PARTIAL
 
 
@@ -114,7 +87,7 @@ def test_new_embeddings_do_not_hide_the_layers(base, save, is_permuted):
     report = compare(save(base, "base"), save(candidate, "candidate"), level="layers")
     assert report.verdict is Verdict.HOMOLOGOUS
     assert not report.embedding.is_significant
-    assert pairs(report) == IN_PLACE
+    assert layer_pairs(report) == IN_PLACE
     assert report.layers.residual_map == ("permutation" if is_permuted else "identity")
     assert report.layers.fitted_on == ("keys of the layers" if is_permuted else None)
     assert report.projections is not None and report.projections.results
@@ -124,7 +97,7 @@ def test_a_vocabulary_without_common_tokens_does_not_hide_the_layers(base, save)
     renamed = save(with_permuted_channels(base), "candidate", words=tokens(VOCABULARY, first=1000))
     report = compare(save(base, "base"), renamed, level="layers")
     assert report.embedding.common_tokens == 0
-    assert pairs(report) == IN_PLACE
+    assert layer_pairs(report) == IN_PLACE
     assert report.layers.fitted_on == "keys of the layers"
 
 
@@ -133,7 +106,7 @@ def test_a_rotated_model_with_reordered_heads_and_neurons_has_all_matches(base, 
     report = compare(save(base, "base"), save(hidden, "hidden"), level="layers")
     assert report.verdict is Verdict.HOMOLOGOUS
     assert report.layers.residual_map == "rotation"
-    assert pairs(report) == IN_PLACE
+    assert layer_pairs(report) == IN_PLACE
     moved = {result.role.value for result in report.projections.results if result.moved}
     assert {"gate", "up"} <= moved
 

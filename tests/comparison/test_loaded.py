@@ -11,7 +11,7 @@ from transformers import T5ForConditionalGeneration as T5
 
 from mdir_hf import Level, Reason, Verdict, compare
 from mdir_hf.cli import main
-from tests.specimens import tokenizer_json, tokens
+from tests.specimens import save_pretrained
 
 WIDTH, LAYERS = 64, 6
 CONFIG = LlamaConfig(
@@ -27,9 +27,7 @@ CONFIG = LlamaConfig(
 
 def save_llama(folder, seed):
     torch.manual_seed(seed)
-    LlamaForCausalLM(CONFIG).save_pretrained(folder)
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(CONFIG.vocab_size))))
-    return folder
+    return save_pretrained(folder, LlamaForCausalLM(CONFIG))
 
 
 @pytest.fixture(scope="module")

@@ -63,9 +63,9 @@ def test_layers_that_were_left_out_are_matched_with_their_own(base, save):
 
 def test_neurons_are_compared_without_a_tokenizer(base, save):
     candidate = new_embeddings(drift(copy.deepcopy(base), 0.1))
-    folders = save(base, "base", with_tokenizer=False), save(candidate, "other", with_tokenizer=False)
+    folders = save(base, "base", words=[]), save(candidate, "other", words=[])
     assert judged(*folders).settled_by is SettledBy.NEAR
-    strangers = judged(folders[0], save(new_model(seed=9, **SIZES), "stranger", with_tokenizer=False))
+    strangers = judged(folders[0], save(new_model(seed=9, **SIZES), "stranger", words=[]))
     assert strangers.verdict is Verdict.NO_EVIDENCE
     assert any("paired by number" in caveat for caveat in strangers.caveats)
 

@@ -11,14 +11,13 @@ from mdir_hf import HomologyReport, Verdict, compare
 from mdir_hf.comparison.caveats import NO_LAYERS_FOR_PAPER, NO_ROWS_FOR_PAPER
 from mdir_hf.demo.transformations import keep_channels, rotate_channels
 from mdir_hf.report import LayerPattern
-from tests.comparison.test_layer_table import (  # noqa: F401 - fixtures
+from tests.comparison.relatives import (
     DEPTH,
     IN_PLACE,
     SIZES,
     WIDTH,
-    base,
-    pairs,
-    with_layers,
+    layer_pairs,
+    of_layers,
     with_new_embeddings,
     with_permuted_channels,
 )
@@ -53,8 +52,8 @@ def paper(reference, candidate):
         ([0, 1, 1, 2, 3], LayerPattern.REPEATED),
     ],
 )
-def test_layers_of_a_permuted_copy_have_the_papers_p(base, save, origins, pattern):  # noqa: F811
-    candidate = save(with_permuted_channels(with_layers(base, origins)), "candidate")
+def test_layers_of_a_permuted_copy_have_the_papers_p(base, save, origins, pattern):
+    candidate = save(with_permuted_channels(of_layers(base, origins)), "candidate")
     report = paper(save(base, "base"), candidate)
     printed = report.embedding.printed
     # Stored as float32, whose rounding changes the trace of a copy by about 1e-7 of itself.
@@ -63,15 +62,15 @@ def test_layers_of_a_permuted_copy_have_the_papers_p(base, save, origins, patter
     assert (printed.rank, printed.width, printed.common_tokens) == (WIDTH, WIDTH, report.embedding.common_tokens)
     assert (report.layers.method, report.layers.role, report.layers.residual_map) == ("algorithm 2", "v", "permutation")
     assert report.layers.pattern is pattern
-    assert pairs(report) == [(origin, place) for place, origin in enumerate(origins)]
+    assert layer_pairs(report) == [(origin, place) for place, origin in enumerate(origins)]
     of_values = papers_log10_p(VALUES, VALUES) + math.log10(DEPTH)
     assert [match.log10_p for match in report.layers.matches] == pytest.approx([of_values] * len(origins), rel=1e-5)
     for row, of_reference in zip(report.layers.reference_layers, report.layers.matrix, strict=True):
         assert [row == origin for origin in origins] == [log10_p < -10.0 for log10_p in of_reference]
 
 
-def test_projections_of_matched_layers_have_the_papers_p(base, save):  # noqa: F811
-    report = paper(save(base, "base"), save(with_permuted_channels(with_layers(base, [2, 0])), "candidate"))
+def test_projections_of_matched_layers_have_the_papers_p(base, save):
+    report = paper(save(base, "base"), save(with_permuted_channels(of_layers(base, [2, 0])), "candidate"))
     found = {(*result.layer, result.role.value): result for result in report.modules}
     assert set(found) == {(*pair, role) for pair in ((2, 0), (0, 1)) for role in COLUMNS}
     for (*_, role), result in found.items():
@@ -82,21 +81,21 @@ def test_projections_of_matched_layers_have_the_papers_p(base, save):  # noqa: F
         assert result.log10_p == pytest.approx(expected, rel=1e-4)
 
 
-def test_layers_of_a_rotated_copy_match_behind_the_rotation(base, save):  # noqa: F811
+def test_layers_of_a_rotated_copy_match_behind_the_rotation(base, save):
     with torch.no_grad():
         for name, weight in base.named_parameters():
             if "norm" in name:
                 weight.fill_(1.0)  # the printed algorithms do not fold gains
-    rotated = with_layers(base, range(DEPTH))
+    rotated = of_layers(base, range(DEPTH))
     rotate_channels(rotated, haar(WIDTH, torch.Generator().manual_seed(2)))
     report = paper(save(base, "base"), save(rotated, "candidate"))
     assert report.embedding.printed.log10_p == 0.0
     assert (report.layers.residual_map, report.layers.fitted_on) == ("rotation", "embeddings")
-    assert pairs(report) == IN_PLACE
+    assert layer_pairs(report) == IN_PLACE
     assert {result.role.value for result in report.modules} == set(COLUMNS)
 
 
-def test_strangers_have_no_matches(base, save):  # noqa: F811
+def test_strangers_have_no_matches(base, save):
     report = paper(save(base, "base"), save(new_model(seed=7, **SIZES), "stranger"))
     assert report.verdict is Verdict.NO_EVIDENCE
     assert report.embedding.printed.log10_p == 0.0
@@ -108,7 +107,7 @@ def test_strangers_have_no_matches(base, save):  # noqa: F811
     assert all(log10_p == 0.0 for row in report.layers.matrix for log10_p in row)
 
 
-def test_no_verdict_depends_on_the_papers_algorithms(base, save):  # noqa: F811
+def test_no_verdict_depends_on_the_papers_algorithms(base, save):
     # The printed algorithms fail behind new embeddings, where neurons do not.
     report = paper(save(base, "base"), save(with_new_embeddings(with_permuted_channels(base)), "candidate"))
     assert report.verdict is Verdict.HOMOLOGOUS
@@ -117,16 +116,16 @@ def test_no_verdict_depends_on_the_papers_algorithms(base, save):  # noqa: F811
     assert report.projections is not None  # the table of level "layers" is there, too
 
 
-def test_embeddings_of_other_width_have_no_p_of_the_paper(base, save):  # noqa: F811
+def test_embeddings_of_other_width_have_no_p_of_the_paper(base, save):
     kept = torch.randperm(WIDTH, generator=torch.Generator().manual_seed(3))[:64]
     report = paper(save(base, "base"), save(keep_channels(base, kept), "narrower"))
     printed = report.embedding.printed
     assert (printed.log10_p, printed.width, printed.rank) == (None, 64, 64)
-    assert pairs(report) == IN_PLACE
+    assert layer_pairs(report) == IN_PLACE
 
 
-def test_without_common_tokens_a_note_says_so(base, save):  # noqa: F811
-    renamed = save(with_layers(base, range(DEPTH)), "renamed", words=tokens(VOCABULARY, first=1000))
+def test_without_common_tokens_a_note_says_so(base, save):
+    renamed = save(of_layers(base, range(DEPTH)), "renamed", words=tokens(VOCABULARY, first=1000))
     report = paper(save(base, "base"), renamed)
     assert report.verdict is Verdict.HOMOLOGOUS
     assert NO_ROWS_FOR_PAPER in report.caveats and NO_LAYERS_FOR_PAPER not in report.caveats
@@ -134,7 +133,7 @@ def test_without_common_tokens_a_note_says_so(base, save):  # noqa: F811
     assert report.embedding.printed is None
 
 
-def test_the_results_survive_json(base, save):  # noqa: F811
+def test_the_results_survive_json(base, save):
     report = paper(save(base, "base"), save(with_permuted_channels(base), "candidate"))
     read = HomologyReport.from_json(report.to_json())
     assert (read.embedding.printed, read.layers, read.modules) == (

@@ -4,25 +4,16 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from mdir_hf import Verdict, compare
 from mdir_hf.errors import AnatomyError
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.opened import Model
-from tests.comparison.relatives import new_embeddings
+from tests.comparison.relatives import SIZES, changed, new_embeddings, write
 from tests.method.obfuscation import new_model
-from tests.model.roles.test_draft_models import SIZES, write
 
 N = SIZES["hidden_size"]
-
-
-def changed(folder, change):
-    path = folder / "model.safetensors"
-    tensors = load_file(path)
-    change(tensors)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
-    return folder
 
 
 def widen(*names):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +19,7 @@ from mdir_hf.model.hub import open_repository
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Role
 from mdir_hf.report import ModuleRole, Outcome
-from tests.specimens import tokenizer_json, tokens
+from tests.specimens import save_pretrained
 
 pytest.importorskip("transformers")
 
@@ -32,15 +31,6 @@ SIZES = {
     "num_key_value_heads": 2, "head_dim": 32,
 }  # fmt: skip
 NEURON_ORDER = np.random.default_rng(1).permutation(256)
-
-
-def save(model, folder):
-    from huggingface_hub.utils import disable_progress_bars
-
-    disable_progress_bars()
-    copy.deepcopy(model).float().save_pretrained(folder)
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(V))))
-    return folder
 
 
 @torch.no_grad()
@@ -105,7 +95,7 @@ def edited(base):
 def folders(tmp_path_factory):
     folder = tmp_path_factory.mktemp("edits")
     base = new_model(seed=0, **SIZES)
-    return save(base, folder / "base"), save(edited(base), folder / "edited")
+    return save_pretrained(folder / "base", base), save_pretrained(folder / "edited", edited(base))
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +167,7 @@ def test_the_table_survives_json_and_stands_in_the_text(report):
 
 
 def test_strangers_have_no_row_in_common(tmp_path):
-    folders = [save(new_model(seed=seed, **SIZES), tmp_path / str(seed)) for seed in (8, 9)]
+    folders = [save_pretrained(tmp_path / str(seed), new_model(seed=seed, **SIZES)) for seed in (8, 9)]
     checker = HomologyChecker.from_pretrained(folders[0], use_caches=False)
     table = checker.compare(folders[1], level="layers", progress=False).projections
     assert set(table.counts()) == {Outcome.NO_AGREEMENT}
@@ -190,7 +180,7 @@ def test_without_the_second_witness_rows_only_agree(tmp_path):
     base, other = new_model(seed=0, **SIZES), new_model(seed=9, **SIZES)
     kept = {name: weight for name, weight in base.state_dict().items() if "self_attn" in name}
     other.load_state_dict(kept, strict=False)
-    folders = save(base, tmp_path / "base"), save(other, tmp_path / "other")
+    folders = save_pretrained(tmp_path / "base", base), save_pretrained(tmp_path / "other", other)
     checker = HomologyChecker.from_pretrained(folders[0], use_caches=False)
     found = checker.compare(folders[1], level="layers", progress=False)
     assert found.verdict.value == "inconclusive"
@@ -236,7 +226,7 @@ def test_a_layer_that_resembles_two_alike_has_no_counterpart(cosine, best):
 
 
 def opened(model, folder):
-    return Model(open_repository(save(model, folder)))
+    return Model(open_repository(save_pretrained(folder, model)))
 
 
 def test_copies_in_their_places_are_described_without_other_pairs_of_layers(tmp_path):

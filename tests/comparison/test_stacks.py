@@ -11,9 +11,8 @@ from mdir_hf import HomologyReport, Verdict, compare
 from mdir_hf.model.inventory.by_shape import connector_anatomy, stack_anatomy
 from mdir_hf.model.roles import Role
 from mdir_hf.report import Treatment
-from tests.comparison.test_partial_refusal import changed
+from tests.comparison.relatives import SIZES, changed, write
 from tests.method.obfuscation import new_model
-from tests.model.roles.test_draft_models import SIZES, write
 
 WIDTH = 80
 

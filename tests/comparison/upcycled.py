@@ -69,3 +69,18 @@ def upcycle_to_mixtral(dense, *, n_experts=4, seed=1):
         for number in range(n_experts - 1):
             put(expert(layer, number), origin.mlp, torch.randperm(NEURONS, generator=generator), generator)
     return mixture
+
+
+def mixture(seed, n_experts=3):
+    return new_model("mixtral", seed, num_local_experts=n_experts)
+
+
+@torch.no_grad()
+def give_experts(model, donor, origins, *, gain=1.0):
+    """Copy experts of a donor: ``origins`` maps the number of an expert to the number of its origin."""
+    for layer, of_donor in zip(model.model.layers, donor.model.layers, strict=True):
+        for number, origin in origins.items():
+            for weight, source in zip(expert(layer, number), expert(of_donor, origin), strict=True):
+                weight.copy_(source)
+            expert(layer, number)[1].mul_(gain)
+    return model

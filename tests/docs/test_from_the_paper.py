@@ -105,8 +105,8 @@ def test_every_table_and_figure_has_a_command_and_a_time() -> None:
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     for _, command, minutes in rows:
         assert re.fullmatch(r"\d+( to \d+)?|not measured", minutes), command
-    for module in re.findall(r"`python -m (benchmarks[\w.]+)`", section):
-        assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), module
+    for name in re.findall(r"`python -m benchmarks ([\w-]+)`", section):
+        assert (ROOT / "benchmarks" / "results" / f"{name}.jsonl").is_file(), name
     named: dict[str, set[int]] = {"Table": set(), "Figure": set()}
     for cell, *_ in rows:
         for kind, numbers in re.findall(r"(Table|Figure)s? ([\dab]+(?: (?:to|and) [\dab]+)?)", cell):

@@ -1,8 +1,6 @@
 """Surveys, identification, families and verification agree with ``compare`` on every pair."""
 
-import copy
 import itertools
-import json
 import shutil
 
 import pytest
@@ -19,7 +17,7 @@ from mdir_hf.model.open import NamedModel
 from mdir_hf.model.opened import Model
 from tests.comparison.relatives import SIZES, drift, edited, new_embeddings, renumbered, turned, with_layers
 from tests.method.obfuscation import new_model, obfuscate
-from tests.specimens import tokenizer_json, tokens
+from tests.specimens import save_pretrained
 
 pytest.importorskip("transformers")
 
@@ -45,13 +43,7 @@ STRANGERS = {"stranger", "stranger with more neurons"}
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     place = tmp_path_factory.mktemp("models")
-    made = {}
-    for name, make in MODELS.items():
-        folder = place / name.replace(" ", "-")
-        copy.deepcopy(make()).float().save_pretrained(folder)
-        (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(160))))
-        made[name] = str(folder)
-    return made
+    return {name: str(save_pretrained(place / name.replace(" ", "-"), make())) for name, make in MODELS.items()}
 
 
 @pytest.fixture(scope="module")
@@ -135,8 +127,7 @@ def test_copied_embeddings_alone_nominate_a_base_that_no_comparison_confirms(fol
     """The model has the embedding of one base, and the layers of another with new numbers of nothing."""
     model = drift(new_model(seed=9, **SIZES), 0.1)
     model.model.embed_tokens.weight.copy_(base().model.embed_tokens.weight)
-    model.float().save_pretrained(tmp_path / "both")
-    (tmp_path / "both" / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(160))))
+    save_pretrained(tmp_path / "both", model)
     models = [Model(open_repository(folders[name])) for name in ("base", "stranger")]
     index = BaseIndex(choose_index_tokens([each.vocabulary for each in models], 96))
     for each in models:

@@ -25,11 +25,10 @@ from mdir_hf.model.open import NamedModel, Reading
 from mdir_hf.model.opened import Model
 from mdir_hf.render.layer_words import layers_text
 from mdir_hf.report import Verdict
-from tests.comparison.relatives import drift, new_embeddings, with_layers
+from tests.comparison.relatives import SIZES, drift, new_embeddings, with_layers
 from tests.comparison.test_stacks import tower
-from tests.lineage.test_neurons import SIZES
 from tests.method.obfuscation import new_model
-from tests.specimens import tokenizer_json, tokens
+from tests.specimens import save_pretrained
 
 pytest.importorskip("transformers")
 
@@ -55,8 +54,7 @@ def hub(loopback_hub, tmp_path):
     }
     for name, model in models.items():
         folder = tmp_path / name
-        copy.deepcopy(model).float().save_pretrained(folder)
-        (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(model.config.vocab_size))))
+        save_pretrained(folder, model)
         declared = {"tuned": "lab/base", "part": "lab/other"}.get(name)
         if declared:
             (folder / "README.md").write_text(f"---\nbase_model: {declared}\nbase_model_relation: finetune\n---\n")
@@ -282,10 +280,7 @@ def tunes(hub, tmp_path):
             weight.copy_(0.6 * a + 0.4 * b)
     made = {"first": first, "second": second, "merge": merge, "later": drift(copy.deepcopy(first), 0.02, seed=3)}
     for name, model in made.items():
-        folder = tmp_path / name
-        model.float().save_pretrained(folder)
-        (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(model.config.vocab_size))))
-        hub.add_repository(f"lab/{name}", folder)
+        hub.add_repository(f"lab/{name}", save_pretrained(tmp_path / name, model))
     models = [Model(open_repository(f"lab/{name}")) for name in ("first", "second")]
     index = BaseIndex(choose_index_tokens([model.vocabulary for model in models], 96))
     for model in models:

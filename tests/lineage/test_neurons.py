@@ -1,7 +1,6 @@
 """Neurons by number find relatives with new embeddings, rotations or no tokenizer in surveys and indexes."""
 
 import copy
-import json
 import shutil
 from pathlib import Path
 
@@ -26,16 +25,10 @@ from mdir_hf.model.hub import open_repository
 from mdir_hf.model.open import NamedModel
 from mdir_hf.model.opened import Model
 from mdir_hf.render.layer_words import layers_text
-from tests.comparison.relatives import drift, edited, new_embeddings, turned, with_layers
+from tests.comparison.relatives import SIZES, drift, edited, new_embeddings, turned, with_layers, write
 from tests.method.obfuscation import new_model, obfuscate
-from tests.specimens import tokenizer_json, tokens
 
 pytest.importorskip("transformers")
-
-SIZES = {
-    "hidden_size": 96, "intermediate_size": 200, "num_hidden_layers": 4, "num_attention_heads": 8,
-    "num_key_value_heads": 4, "head_dim": 16,
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +42,8 @@ def folders(tmp_path_factory):
         "part": new_embeddings(drift(with_layers(base, [1, 3]), 0.1)),
         "stranger": new_model(seed=9, **SIZES),
     }
-    made = {}
-    for name, model in models.items():
-        folder = tmp_path_factory.mktemp(name)
-        copy.deepcopy(model).float().save_pretrained(folder)
-        (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(model.config.vocab_size))))
-        made[name] = str(folder)
-    return made
+    place = tmp_path_factory.mktemp("models")
+    return {name: str(write(place / name, model)) for name, model in models.items()}
 
 
 @pytest.fixture(scope="module")

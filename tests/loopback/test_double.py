@@ -10,7 +10,6 @@ from huggingface_hub import (
     get_hf_file_metadata,
     hf_hub_download,
     hf_hub_url,
-    snapshot_download,
 )
 from huggingface_hub.errors import (
     DisabledRepoError,
@@ -58,21 +57,6 @@ def metadata(hub, path=WEIGHTS):
 
 
 # --- reading
-
-
-def test_the_client_downloads_a_whole_snapshot(loopback_hub, head, model_folder):
-    place = snapshot_download("owner/name", endpoint=loopback_hub.endpoint)
-    for path in model_folder.iterdir():
-        assert Path(place, path.name).read_bytes() == path.read_bytes()
-
-
-def test_a_listing_has_sizes_digests_and_gates(api, model_folder):
-    info = api.model_info("owner/gated", files_metadata=True)
-    assert info.gated == "auto"
-    (weights,) = [sibling for sibling in info.siblings if sibling.rfilename == WEIGHTS]
-    assert weights.lfs.sha256 == hashlib.sha256((model_folder / WEIGHTS).read_bytes()).hexdigest()
-    assert weights.lfs.size == weights.size == 300_000
-    assert all(sibling.size is None for sibling in api.model_info("owner/name").siblings)
 
 
 def test_the_client_knows_each_refusal(loopback_hub, api):
@@ -208,13 +192,6 @@ def test_rights_to_propose_and_to_push(loopback_hub, owner, model_folder):
     loopback_hub.add_repository("owner/name", model_folder, discussions=False)
     with pytest.raises(HfHubHTTPError, match="Discussions are disabled"):
         commit(owner, {"a": b"1"}, create_pr=True)
-
-
-HEADER = {"key": "header", "value": {"summary": "Add"}}
-
-
-def added(path, content="e30="):
-    return {"key": "file", "value": {"path": path, "content": content, "encoding": "base64"}}
 
 
 # --- counting requests

@@ -17,33 +17,8 @@ from tests.oracles.tally import cases
 pytestmark = pytest.mark.slow
 
 WORDS = [
-    "the",
-    "of",
-    "and",
-    "to",
-    "in",
-    "is",
-    "you",
-    "that",
-    "it",
-    "he",
-    "was",
-    "for",
-    "on",
-    "are",
-    "as",
-    "with",
-    "his",
-    "they",
-    "at",
-    "be",
-    "this",
-    "have",
-    "from",
-    "or",
-    "one",
-    "had",
-    "by",
+    *("the", "of", "and", "to", "in", "is", "you", "that", "it", "he", "was", "for", "on", "are", "as", "with", "his"),
+    *("they", "at", "be", "this", "have", "from", "or", "one", "had", "by"),
 ]
 LETTERS = "abcdefghijklmnopqrstuvwxyzäéßñ中文字日本한국éÀ0123456789.,;:!?#-_()"
 

@@ -4,7 +4,7 @@ import pytest
 
 from mdir_space.jobs import pool
 from tests.space.job_environment import RunJobInThisEnvironment
-from tests.space.models import add_models, write_models
+from tests.space.models import BASE, LARGE, STRANGER, add_models, index_of, write_models
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +20,9 @@ def hub(loopback_hub, monkeypatch, model_folders):
     if sys.platform == "linux":
         monkeypatch.setattr(pool, "run_job", RunJobInThisEnvironment())
     return loopback_hub
+
+
+@pytest.fixture
+def index(hub, tmp_path):
+    """An index of two strangers of one width and a base of another, at their commits on the Hub."""
+    return index_of([BASE, STRANGER, LARGE], tmp_path / "bases.safetensors")

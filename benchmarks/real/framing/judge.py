@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from benchmarks.real.framing.cases import Case, built, cases, folder_of
-from benchmarks.zoo.run import read_lines
+from benchmarks.real.framing.cases import Case as FramedModel
+from benchmarks.real.framing.cases import built, cases, folder_of
+from benchmarks.runner import Benchmark, Case
 from mdir_hf import HomologyChecker
 from mdir_hf.comparison.neuron_sample import draw_sample_seed, take_pair
 from mdir_hf.comparison.neurons import count_neurons
@@ -19,11 +20,10 @@ from mdir_hf.model.opened import Model
 from mdir_hf.report import SettledBy
 from mdir_hf.thresholds import ALPHA
 
-RESULTS = Path(__file__).parents[2] / "results" / "framing.jsonl"
 N_SAMPLES = 10
 
 
-def judged(case: Case) -> dict[str, Any]:
+def judged(case: FramedModel) -> dict[str, Any]:
     """Return a line of the results: verdicts, and the largest counts of neurons over all samples."""
     record = json.loads((built(case) / "framed.json").read_text(encoding="utf-8"))
     began = time.process_time()
@@ -45,7 +45,7 @@ def judged(case: Case) -> dict[str, Any]:
     }
 
 
-def counted(case: Case) -> dict[str, int]:
+def counted(case: FramedModel) -> dict[str, int]:
     """Count neurons by number in four layers of each model, every layer with every layer, for fresh samples."""
     folders = (folder_of(case.victim), built(case))
     models = [
@@ -61,7 +61,9 @@ def counted(case: Case) -> dict[str, int]:
     }
 
 
-def write(row: dict[str, Any], results: Path = RESULTS) -> None:
-    """Replace the line of the same name, or add one; drop lines of cases that are no longer listed."""
-    lines = {line["name"]: line for line in read_lines(results) if line["name"] in cases()} | {row["name"]: row}
-    results.write_text("".join(json.dumps(line) + "\n" for line in lines.values()), encoding="utf-8")
+FRAMING = Benchmark(
+    "framing",
+    "verdicts on strangers and copies that were prepared to look like relatives, ten samples each",
+    ("name",),
+    lambda: (Case((name,), partial(judged, case)) for name, case in cases().items()),
+)

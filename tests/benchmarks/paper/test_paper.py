@@ -1,32 +1,14 @@
-"""The paper's scripts on models trained for a few steps: everything runs, and parts without training are correct."""
+"""Parts of the paper's experiments that need no training."""
 
 import math
-from functools import cache, partial
 
 import pytest
 import torch
 
 from benchmarks.paper.changed_tokenizer import finding
-from benchmarks.paper.models import BASE, TINY, built, load
 from benchmarks.paper.noise_real import add_noise
 from benchmarks.paper.output import p_text
-from benchmarks.zoo import build
-from mdir_hf.demo.training import read_corpus
-from tests.benchmarks.evidence import WITH_THE_SCRIPTS
-
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def kept_for_this_module(tmp_path_factory):
-    """Models trained for a few steps on part of the text, in a separate folder."""
-    build.text_of.cache_clear()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MDIR_HF_TEST_CACHE", str(tmp_path_factory.mktemp("paper")))
-        # Read once: otherwise the scripts read each tokenizer's text again.
-        patch.setattr(build, "read_corpus", cache(partial(read_corpus, code_n_chars=300_000, prose_n_chars=350_000)))
-        yield
-    build.text_of.cache_clear()
+from tests.method.obfuscation import new_model
 
 
 def test_p_is_ns_unless_it_is_below_the_level():
@@ -63,10 +45,8 @@ def test_a_table_unlike_the_papers_is_described_as_such():
     assert "As in the paper" not in finding(64, [_look(1000, -40.0, 64)])
 
 
-@pytest.mark.slow
-@WITH_THE_SCRIPTS
 def test_noise_of_one_rms_leaves_a_cosine_of_seven_tenths():
-    model = load(built(BASE, TINY))
+    model = new_model(seed=0)
     noisy = add_noise(model, 1.0)
     x, y = (m.get_input_embeddings().weight.detach().flatten() for m in (model, noisy))
     assert float(torch.nn.functional.cosine_similarity(x, y, dim=0)) == pytest.approx(math.sqrt(0.5), abs=0.01)

@@ -29,7 +29,7 @@ def test_a_copy_has_the_whole_trace_and_a_stranger_little():
 
 def test_the_noise_section_has_the_papers_numbers_beside_ours():
     rows = [{"level": level, "trace": 5.0, "normalized_trace": 0.5, "log10_p": -3.0, "cosine": 0.1} for level in LEVELS]
-    section = section_of({"models": [{"key": "k", "name": "Ours", "width": 10, "rows": rows}]})
+    section = section_of([{"key": "k", "name": "Ours", "width": 10, "rows": rows}])
     for name in ("Ours (here, n = 10)", *PAPER):
         assert name in section
     assert "0.982" in section and "31,412" in section

@@ -103,8 +103,8 @@ def test_the_section_names_each_false_positive():
     counts = {"victim": "a", "stranger": "b", "tested": 64, "most_own": 3, "copied": "nothing", "related": False}
     refused = {**counts, "done": "turned", "verdicts": {"inconclusive": 10}, "most_certain": 9}
     accused = {**counts, "done": "arranged", "verdicts": {"homologous": 1, "no_evidence": 9}, "most_certain": 33}
-    text = framing_section({"framing": [refused]}, {})
+    text = framing_section({"framing": [refused]})
     assert "None of the 1 models is called `homologous`. The largest count of certain neurons is 9 of 64" in text
-    text = framing_section({"framing": [refused, accused]}, {})
+    text = framing_section({"framing": [refused, accused]})
     assert "1 of 2 models is called `homologous`: arranged. The largest count of certain neurons is 33 of 64" in text
     assert "homologous (1), no_evidence (9)" in text

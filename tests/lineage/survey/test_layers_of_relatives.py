@@ -14,7 +14,8 @@ from mdir_hf.lineage.survey.results import MOST_DESCRIBED, PairResult, SurveyRep
 from mdir_hf.lineage.survey.run import SurveyPlan, survey
 from mdir_hf.lineage.survey.saving import dataset_files, save_survey
 from mdir_hf.model.hub import IoLedger
-from tests.comparison.test_projections import SIZES, noised, save
+from tests.comparison.test_projections import SIZES, noised
+from tests.specimens import save_pretrained
 
 pytest.importorskip("transformers")
 
@@ -35,7 +36,7 @@ def folders(tmp_path_factory):
         "swapped": swapped,
         "stranger": new_model(seed=9, **{**SIZES, "num_hidden_layers": 4}),
     }
-    return {name: str(save(model, place / name)) for name, model in models.items()}
+    return {name: str(save_pretrained(place / name, model)) for name, model in models.items()}
 
 
 @pytest.fixture(scope="module")

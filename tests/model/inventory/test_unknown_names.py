@@ -18,9 +18,8 @@ from mdir_hf.model.inventory.by_shape import resolve_by_shape
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Role
 from mdir_hf.report import Outcome
-from tests.comparison.test_partial_refusal import changed
+from tests.comparison.relatives import SIZES, changed, write
 from tests.method.obfuscation import new_model
-from tests.model.roles.test_draft_models import SIZES, write
 from tests.model.roles.tiny_causal import build_module, save_and_open
 
 ATTENTION = {Role.Q, Role.K, Role.V, Role.O}

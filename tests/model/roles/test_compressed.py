@@ -1,25 +1,18 @@
 """Checkpoints saved by compression methods: all weights have roles, relatives are found and strangers are not."""
 
 import copy
-import json
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from mdir_hf import Verdict, compare
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.opened import Model
-from tests.comparison.relatives import new_embeddings
+from tests.comparison.relatives import SIZES, new_embeddings, weights_of, write
 from tests.method.obfuscation import new_model
-from tests.specimens import tokenizer_json, tokens
 
 pytest.importorskip("transformers")
 
-SIZES = {
-    "hidden_size": 96, "intermediate_size": 200, "num_hidden_layers": 4, "num_attention_heads": 8,
-    "num_key_value_heads": 4, "head_dim": 16,
-}  # fmt: skip
 RANK, WIDTH = 56, 72
 
 
@@ -115,17 +108,9 @@ def mha2mla(svd):
 SVDS = {f"MHA2MLA, {svd}": mha2mla(svd) for svd in ("joint", "split", "only_key", "only_value")}
 METHODS = {"SVD-LLM": by_weight(svd_llm), "ASVD": by_weight(asvd), "QuaRot": by_weight(quarot), "SliceGPT": sliced}
 METHODS |= SVDS
+METHODS = {name: lambda model, make=make: make(weights_of(model)) for name, make in METHODS.items()}
 ROLES = {"q", "k", "v", "o", "gate", "up", "down"}
 ROLES_OF = {method: ROLES - {"q", "k"} for method in SVDS} | {"MHA2MLA, joint": ROLES - {"q", "k"} | {"kv_latent"}}
-
-
-def write(folder, model, make=dict):
-    folder.mkdir()
-    tensors = make({name: tensor.float() for name, tensor in model.state_dict().items()})
-    save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(model.config.to_dict()))
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(model.config.vocab_size))))
-    return folder
 
 
 @pytest.mark.parametrize("method", METHODS)

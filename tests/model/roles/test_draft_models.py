@@ -1,32 +1,21 @@
 """Companions of other models, without an embedding: published draft models and heads for later tokens."""
 
 import copy
-import json
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from mdir_hf import Reason, Verdict, compare
 from mdir_hf.comparison.inspection import inspect_model, lines_of
 from mdir_hf.model.hub import open_repository
 from mdir_hf.model.opened import Model
 from mdir_hf.model.roles import Role
-from tests.comparison.relatives import new_embeddings
+from tests.comparison.relatives import SIZES, new_embeddings, weights_of, write
 from tests.method.obfuscation import new_model
-from tests.specimens import tokenizer_json, tokens
 
 pytest.importorskip("transformers")
 
-SIZES = {
-    "hidden_size": 96, "intermediate_size": 200, "num_hidden_layers": 4, "num_attention_heads": 8,
-    "num_key_value_heads": 4, "head_dim": 16,
-}  # fmt: skip
 N = SIZES["hidden_size"]
-
-
-def weights_of(model):
-    return {name: tensor.float() for name, tensor in model.state_dict().items()}
 
 
 def eagle_3(model):
@@ -61,15 +50,6 @@ def layers_only(model):
 
 
 OF_MEDUSA = {"base_model_name_or_path": "owner/base", "medusa_num_heads": 2, "medusa_num_layers": 1}
-
-
-def write(folder, model, make=weights_of, config=None, file="model.safetensors"):
-    folder.mkdir()
-    tensors = {name: weight.contiguous().clone() for name, weight in make(model).items()}
-    save_file(tensors, folder / file)
-    (folder / "config.json").write_text(json.dumps(config or model.config.to_dict()))
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(tokens(model.config.vocab_size))))
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -13,29 +13,6 @@ HEADS = HeadCounts(n_heads=4, n_kv_heads=2)
 QKV = (0, 1, 2)
 
 
-def test_parts_interleaved_per_head_match_a_view():
-    stored = np.arange(4 * 3 * 5).reshape(4, 3, 5)  # n_heads, 3, d_head
-    for at in QKV:
-        assert FusedRows("heads", (1, 1, 1), at).rows(60, HEADS).tolist() == stored[:, at].reshape(-1).tolist()
-
-
-def test_parts_interleaved_per_group_match_a_view():
-    stored = np.arange(2 * 4 * 3).reshape(2, 4, 3)  # n_kv_heads, q q k v, d_head
-    for at, taken in enumerate((slice(0, 2), slice(2, 3), slice(3, 4))):
-        rows = FusedRows("kv_heads", ("heads_per_kv_head", 1, 1), at).rows(24, HEADS)
-        assert rows.tolist() == stored[:, taken].reshape(-1).tolist()
-
-
-def test_some_rows_of_each_group_match_a_view():
-    heads = HeadCounts(4, 2, {"nope": 3, "value": 2})
-    stored = np.arange(4 * 5).reshape(4, 5)  # n_heads, nope + value
-    assert RowsOfEach("heads", "nope").rows(20, heads).tolist() == stored[:, :3].reshape(-1).tolist()
-    assert RowsOfEach("heads", "value", from_end=True).rows(20, heads).tolist() == stored[:, 3:].reshape(-1).tolist()
-    assert RowsOfEach(1, "nope").rows(5, heads).tolist() == [0, 1, 2]
-    assert RowsOfEach(1, "nope").is_known(heads)
-    assert not RowsOfEach(1, "rope").is_known(heads)
-
-
 @pytest.mark.parametrize("n_rows", [22, 8])
 def test_more_rows_of_a_group_than_it_has_are_refused(n_rows):
     with pytest.raises(AnatomyError, match=rf"{n_rows} rows cannot be divided into 4 group\(s\) of at least 3 rows"):

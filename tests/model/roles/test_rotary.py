@@ -96,6 +96,13 @@ def rotations(**config):
         ({"model_type": "phi", "rope_parameters": {"partial_rotary_factor": 0.5}}, ("half", 8), {}),
         ({"model_type": "phi", "partial_rotary_factor": 1.0}, ("half", None), {}),
         ({"model_type": "phi", "partial_rotary_factor": "most"}, ("half", None), {}),
+        ({"model_type": "RefinedWeb", "alibi": False}, ("half", None), {}),
+        ({"model_type": "mixformer-sequential", "rotary_dim": 4}, ("half", 4), {}),
+        ({"model_type": "mpt", "attn_config": {"alibi": True}}, ("none", None), {}),
+        ({"model_type": "phi3_v"}, ("half", None), {}),
+        ({"model_type": "new", "position_embedding_type": "rope"}, ("half", None), {}),
+        ({"model_type": "zamba"}, ("none", None), {}),
+        ({"model_type": "zamba2", "use_mem_rope": True}, ("half", None), {}),
         ({"model_type": "gptj", "rotary_dim": 4}, ("interleaved", 4), {}),
         ({"model_type": "gptj", "rotary_dim": 16}, ("interleaved", None), {}),
         (

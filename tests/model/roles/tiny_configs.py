@@ -125,6 +125,7 @@ MORE: dict[str, dict[str, object]] = {
         "vision_config": {"mlp_layer_types": ["dense", "dense"], "adapter_in_dim": WIDTH, "adapter_out_dim": WIDTH},
         "audio_config": {"adapter_out_dim": WIDTH, "adapter_input_size": WIDTH},
     },
+    "falcon_h1": {"mamba_d_ssm": 128, "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_n_groups": 2, "mamba_d_state": 16},
     "gemma3n": {"text_config": {"num_kv_shared_layers": 0, "intermediate_size": [N_NEURONS] * N_LAYERS}},
     "gemma3n_text": {"num_kv_shared_layers": 0, "intermediate_size": [N_NEURONS] * N_LAYERS},
     "gemma4_assistant": {"text_config": _NO_PER_LAYER_INPUT | _OF_ASSISTANT, "backbone_hidden_size": WIDTH},

@@ -30,15 +30,13 @@ from mdir_space.jobs.question import (
 )
 from mdir_space.jobs.service import Running
 from mdir_space.jobs.survey import SurveyResult
-from tests.space.jobs.test_family_and_survey import family, index
 from tests.space.models import (
     BASE,
     DECLARED,
     LARGER,
     MEDIUM,
 )
-
-__all__ = ["index"]
+from tests.space.own_process import family
 
 
 def test_a_negative_answer_says_which_copy_it_excludes(index):

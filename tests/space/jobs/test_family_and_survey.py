@@ -19,10 +19,8 @@ from mdir_space.html.family_card import family_card, family_sentence
 from mdir_space.html.links import pinned_link
 from mdir_space.html.plans import in_sentences
 from mdir_space.html.survey_card import survey_card
-from mdir_space.jobs.access import find_access
 from mdir_space.jobs.base_index import index_place, shipped_bases
 from mdir_space.jobs.estimate import Pace
-from mdir_space.jobs.family import FamilyJob
 from mdir_space.jobs.job import Interim
 from mdir_space.jobs.limits import Limits
 from mdir_space.jobs.listing import listed_models
@@ -54,17 +52,11 @@ from tests.space.models import (
     STRANGER,
     N,
     V,
-    index_of,
 )
+from tests.space.own_process import access_of, family
 from tests.specimens import gaussian, write_model
 
 ANYBODY = Visitor("address 1.2.3.4")
-
-
-@pytest.fixture
-def index(hub, tmp_path):
-    """An index of two strangers of one width and a base of another, at their commits on the Hub."""
-    return index_of([BASE, STRANGER, LARGE], tmp_path / "bases.safetensors")
 
 
 async def steps_of(stream):
@@ -76,18 +68,6 @@ def last(stream):
     step = finish(steps_of(stream))[-1]
     assert isinstance(step, Answered)
     return step
-
-
-def access_of(question, token=None):
-    return find_access(question, token, allow_local=False, may_sign_in=False, may_lack=True)
-
-
-def family(name, index, token=None, n_bytes=None):
-    """Run the job for one model in this process."""
-    question = family_question(name)
-    return FamilyJob(access=access_of(question, token), question=question, index=index, n_bytes=n_bytes).run(
-        lambda event: None
-    )
 
 
 def survey(names, token=None, emit=lambda event: None):

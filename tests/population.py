@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from tests.specimens import gaussian, tokens, write_model
@@ -27,13 +26,3 @@ def write_population(place):
     return {
         name: write_model(place / name.replace("/", "-"), rows, words=words) for name, (rows, words) in made.items()
     }
-
-
-@pytest.fixture
-def population(tmp_path):
-    return {name: str(folder) for name, folder in write_population(tmp_path / "models").items()}
-
-
-@pytest.fixture
-def expected_groups(population):
-    return {frozenset(population[name] for name in members) for members in FAMILIES.values()}

@@ -1,0 +1,49 @@
+"""The runner resumes, replaces lines on request, and says what changed."""
+
+import pytest
+
+from benchmarks import runner
+from benchmarks.runner import Benchmark, Case, UnavailableError, read_lines, run
+
+
+@pytest.fixture
+def counted(monkeypatch, tmp_path):
+    """A benchmark whose cases count how often they were measured."""
+    monkeypatch.setattr(runner, "RESULTS", tmp_path)
+    measured = []
+
+    def measure(name):
+        if name == "absent":
+            raise UnavailableError("no such package")
+        measured.append(name)
+        return {"name": name, "value": len(measured), "cpu_s": 0.1 * len(measured)}
+
+    names = ("one", "absent", "two")
+    cases = [Case((name,), lambda name=name: measure(name)) for name in names]
+    return Benchmark("counts", "a count", ("name",), lambda: cases), measured
+
+
+def test_cases_with_a_line_are_not_measured_again(counted, capsys):
+    benchmark, measured = counted
+    run(benchmark)
+    run(benchmark)
+    assert measured == ["one", "two"]
+    assert [row["name"] for row in read_lines(benchmark.path)] == ["one", "two"]
+    assert "absent: left out, no such package" in capsys.readouterr().out
+
+
+def test_a_case_measured_again_replaces_its_line_and_tells_the_change(counted, capsys):
+    benchmark, _ = counted
+    run(benchmark)
+    capsys.readouterr()
+    run(benchmark, ["one"], again=True)
+    assert capsys.readouterr().out == "one: value 1 -> 3\n"
+    assert [row["value"] for row in read_lines(benchmark.path)] == [3, 2]
+
+
+def test_the_end_gets_all_lines(counted):
+    benchmark, _ = counted
+    ends = []
+    with_end = Benchmark(benchmark.name, benchmark.about, benchmark.key, benchmark.cases, ends.append)
+    run(with_end, ["two"])
+    assert [[row["name"] for row in rows] for rows in ends] == [["two"]]

@@ -1,6 +1,6 @@
 """Measure which share of relatives is found, by how far they are from their base.
 
-python -m benchmarks.power [--only KIND] [--results FILE]
+``python -m benchmarks power`` takes an hour of one core.
 
 Each relative is drawn and compared ten times, each time with a fresh sample. The base of the first four kinds is
 SmolLM2-135M-Instruct (read from a GGUF file of Q4_1, in BF16); the base of the last one is the demo's.
@@ -12,31 +12,29 @@ SmolLM2-135M-Instruct (read from a GGUF file of Q4_1, in BF16); the base of the 
 - *trained at RATE*: steps of AdamW on prose, with this largest learning rate; the base was trained on code.
 
 A report without a match predicts how similar a copy would have to be (``excludes``). The strongest noise that it
-excludes is stored with the rows of noise and mixtures. An hour of one core.
+excludes is stored with the rows of noise and mixtures.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.real.bases import base_folder
 from benchmarks.real.sources import cache_root
-from benchmarks.zoo.run import read_lines
+from benchmarks.runner import Benchmark, Case, Row
 from mdir_hf import HomologyChecker, HomologyReport
 
-RESULTS = Path(__file__).parent / "results" / "power.jsonl"
 BASE = "smollm2-135m-instruct"
 DRAWS = 10
 RATES, STEPS = (1e-3, 3e-3, 1e-2), (100, 300, 1000, 3000)
@@ -95,14 +93,14 @@ def pruned(weights: Weights, share: float, generator: torch.Generator) -> Weight
 
 
 CHANGES: dict[str, tuple[Change, tuple[float, ...]]] = {
-    "noise": (with_noise, (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)),
+    "noise": (with_noise, (1.0, 2.0, 3.0, 3.25, 3.5, 3.75, 4.0, 5.0, 6.0, 8.0)),
     "mixed": (mixed, (0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85)),
     "replaced": (replaced, (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)),
     "pruned": (pruned, (0.1, 0.25, 0.5, 0.75, 0.9, 0.95)),
 }
 
 
-def row_of(kind: str, amount: float, reports: list[HomologyReport], n_bytes: int) -> dict[str, Any]:
+def row_of(kind: str, amount: float, reports: list[HomologyReport], n_bytes: int) -> Row:
     """Summarise the comparisons of one kind and amount."""
     found = [report for report in reports if report.verdict == "homologous"]
     bounds = [report.log10_p for report in found if report.log10_p is not None]
@@ -120,22 +118,23 @@ def row_of(kind: str, amount: float, reports: list[HomologyReport], n_bytes: int
     }
 
 
-def of_weights(kind: str) -> Iterator[dict[str, Any]]:
-    """Change the weights of the real base, and yield a row for each amount."""
-    change, amounts = CHANGES[kind]
-    base = base_folder(BASE)
+@cache
+def _base_weights() -> Weights:
+    return {name: weight.float() for name, weight in load_file(base_folder(BASE) / "model.safetensors").items()}
+
+
+def of_weights(kind: str, amount: float) -> Row:
+    """Change the weights of the real base by this amount."""
+    base, reports = base_folder(BASE), []
     checker = HomologyChecker.from_pretrained(base)
-    weights = {name: weight.float() for name, weight in load_file(base / "model.safetensors").items()}
-    for amount in amounts:
-        reports = []
-        for draw in range(DRAWS):
-            changed = change(weights, amount, torch.Generator().manual_seed(draw))
-            with tempfile.TemporaryDirectory() as folder:
-                written = Path(folder, "changed")
-                _write(base, changed, written)
-                reports.append(checker.compare(written, progress=False))
-                n_bytes = (written / "model.safetensors").stat().st_size
-        yield row_of(kind, amount, reports, n_bytes)
+    for draw in range(DRAWS):
+        changed = CHANGES[kind][0](_base_weights(), amount, torch.Generator().manual_seed(draw))
+        with tempfile.TemporaryDirectory() as folder:
+            written = Path(folder, "changed")
+            _write(base, changed, written)
+            reports.append(checker.compare(written, progress=False))
+            n_bytes = (written / "model.safetensors").stat().st_size
+    return row_of(kind, amount, reports, n_bytes)
 
 
 def _write(base: Path, weights: Weights, folder: Path) -> None:
@@ -147,57 +146,34 @@ def _write(base: Path, weights: Weights, folder: Path) -> None:
     save_file(stored, folder / "model.safetensors", {"format": "pt"})
 
 
-def of_training(rate: float) -> Iterator[dict[str, Any]]:
-    """Train the base of the demo further, and yield a row for each number of steps."""
+def of_training(rate: float, steps: int) -> Row:
+    """Train the base of the demo further."""
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
     from mdir_hf.demo.lineage import build_lineage
     from mdir_hf.demo.training import encode, read_corpus, seeded_single_thread, train
 
     base = build_lineage(cache_root() / "demo").folder / "demo" / "base"
-    checker = HomologyChecker.from_pretrained(base)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(base)
-    rows, n_done = [], 0
-
-    def compare_now() -> None:
-        nonlocal n_done
-        n_done += 1
-        if n_done not in STEPS:
-            return
-        with tempfile.TemporaryDirectory() as folder:
-            model.save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
-            reports = [checker.compare(folder, progress=False) for _ in range(DRAWS)]
-            n_bytes = Path(folder, "model.safetensors").stat().st_size
-        rows.append(row_of(f"trained at {rate:g}", n_done, reports, n_bytes))
-
     with seeded_single_thread(0):
-        tokens = encode(tokenizer.backend_tokenizer, read_corpus().prose.learnt)
-        train(model, tokens, steps=max(STEPS), learning_rate=rate, on_step=compare_now)
-    yield from rows
+        train(model, encode(tokenizer.backend_tokenizer, read_corpus().prose.learnt), steps=steps, learning_rate=rate)
+    checker = HomologyChecker.from_pretrained(base)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        reports = [checker.compare(folder, progress=False) for _ in range(DRAWS)]
+        return row_of(f"trained at {rate:g}", steps, reports, Path(folder, "model.safetensors").stat().st_size)
 
 
-KINDS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
-    **{kind: (lambda kind=kind: of_weights(kind)) for kind in CHANGES},  # type: ignore[misc]
-    **{f"trained at {rate:g}": (lambda rate=rate: of_training(rate)) for rate in RATES},  # type: ignore[misc]
-}
+def cases() -> Iterator[Case]:
+    """Yield a case for each kind and amount."""
+    for kind, (_, amounts) in CHANGES.items():
+        for amount in amounts:
+            yield Case((kind, amount), partial(of_weights, kind, amount))
+    for rate in RATES:
+        for steps in STEPS:
+            yield Case((f"trained at {rate:g}", steps), partial(of_training, rate, steps))
 
 
-def main() -> None:
-    """Measure the chosen kinds; print each row, and store it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=tuple(KINDS), metavar="KIND")
-    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FILE")
-    arguments = parser.parse_args()
-    for kind in arguments.only or KINDS:
-        for row in KINDS[kind]():
-            stored = {(old["kind"], old["amount"]): old for old in read_lines(arguments.results)}
-            stored[row["kind"], row["amount"]] = row
-            print(json.dumps(row), flush=True)
-            text = "".join(json.dumps(each) + "\n" for each in stored.values())
-            arguments.results.write_text(text, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+POWER = Benchmark("power", "share of relatives found, by how far they are from their base", ("kind", "amount"), cases)

@@ -85,11 +85,10 @@ coverage: .venv/.installed ## Test every causal model of transformers: roles by 
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks coverage
 	MDIR_HF_EVIDENCE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/model/roles/test_coverage.py tests/model/memory
 
-evidence: .venv/.installed ## Train the lineage zoo, compare with other methods, calibrate; docs/evidence.md: an hour or two of one core
+evidence: .venv/.installed ## Train the lineage zoo, compare with other methods; docs/evidence.md: an hour or two of one core
 	MDIR_HF_EVIDENCE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --ignore tests/benchmarks/real \
 	  tests/benchmarks tests/demo tests/docs/test_notebooks.py tests/large tests/trained
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks zoo-models zoo-pairs zoo-peers \
-	  calibration-models calibration-pairs calibration-haar evidence
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks zoo-models zoo-pairs zoo-peers neuron-null evidence
 
 schema: .venv/.installed ## Renew the JSON Schema of a report
 	$(BIN)/python docs/make_schema.py

@@ -9,7 +9,6 @@ import torch
 from transformers.utils import logging
 
 from benchmarks import (
-    calibration,
     cost_growth,
     coverage,
     moment_bound,
@@ -18,22 +17,20 @@ from benchmarks import (
     power,
     reliability,
     space_visitors,
-    strangers,
     survey_scale,
 )
 from benchmarks.evidence.page import write_evidence
 from benchmarks.paper import ablation, changed_tokenizer, layer_maps, matrices, noise_real, printed_matrix
-from benchmarks.real import alignment, forgery, judging, methods, peers, plain, seeds
+from benchmarks.real import alignment, forgery, judging, methods, peers, plain
 from benchmarks.real.framing import judge
 from benchmarks.runner import Benchmark, read_lines, run
 from benchmarks.zoo import run as zoo
 
 BENCHMARKS: tuple[Benchmark, ...] = (
     *(zoo.ZOO_MODELS, zoo.ZOO_PAIRS, zoo.ZOO_PEERS),
-    *(judging.REAL_MODELS, judging.REAL_PAIRS, judging.AT_LAYERS, seeds.REAL_SEEDS, peers.REAL_PEERS),
+    *(judging.REAL_MODELS, judging.REAL_PAIRS, judging.AT_LAYERS, peers.REAL_PEERS),
     *(methods.REAL_METHODS, forgery.REAL_FORGERY, judge.FRAMING, plain.PLAIN_MDIR),
-    *(calibration.CALIBRATION_MODELS, calibration.CALIBRATION_PAIRS, calibration.CALIBRATION_HAAR),
-    *(neuron_null.NEURON_NULL, strangers.STRANGERS, cost_growth.COST_GROWTH, reliability.RELIABILITY, power.POWER),
+    *(neuron_null.NEURON_NULL, cost_growth.COST_GROWTH, reliability.RELIABILITY, power.POWER),
     *(survey_scale.SURVEY_SCALE, survey_scale.SURVEY_DISGUISES, space_visitors.SPACE_VISITORS),
     *(noise_real.NOISE_REAL, changed_tokenizer.CHANGED_TOKENIZER, ablation.ABLATION, layer_maps.LAYER_MAPS),
     *(printed_matrix.PRINTED_MATRIX, matrices.MATRICES),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from benchmarks.evidence.calibration import binomial_band
+from scipy.stats import binom
+
 from benchmarks.evidence.tables import Results
 from benchmarks.runner import table
 
@@ -20,7 +21,7 @@ def numbers_section(results: Results) -> str:
     tail = []
     for k in range(1, most_own + 2):
         allowed = 1.0 / math.factorial(k)
-        low, high = binomial_band(n_pairs, allowed)
+        low, high = map(int, binom.interval(0.99, n_pairs, allowed))
         observed = sum(sum(row["own"][k:]) for row in rows)
         tail.append([str(k), f"{n_pairs * allowed:,.0f}", f"{low:,} to {high:,}", f"{observed:,}"])
     by_kind = [

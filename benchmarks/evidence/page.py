@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.evidence.calibration import calibration_section, draw_calibration
 from benchmarks.evidence.costs import growth_section
 from benchmarks.evidence.figure import draw_evidence
 from benchmarks.evidence.forgery import forgery_section
@@ -20,9 +19,9 @@ from benchmarks.evidence.methods import methods_section
 from benchmarks.evidence.numbers import numbers_section
 from benchmarks.evidence.peers import peers_section
 from benchmarks.evidence.plain import plain_section
+from benchmarks.evidence.power import draw_power, power_section
 from benchmarks.evidence.real import real_peers_section, real_section
 from benchmarks.evidence.reliability import reliability_section
-from benchmarks.evidence.strangers import strangers_section
 from benchmarks.evidence.tables import Results, read_results
 from benchmarks.evidence.zoo import draw_zoo, zoo_section
 from benchmarks.paper import ablation, changed_tokenizer, layer_maps, matrices, noise_real, printed_matrix
@@ -111,13 +110,9 @@ closest to bge-small, as the trace over rank shows."""
 OPENING = """# Evidence
 
 `python -m benchmarks evidence` writes this page from `benchmarks/results`. Models, pairs, peers and metrics are
-described in `benchmarks/zoo`, `benchmarks/peers`, `benchmarks/metrics.py` and `benchmarks/calibration.py`. Every
-decision uses alpha 1e-10, which was fixed in advance.
-
-Published methods, evading and forging, strangers of one recipe, other seeds, level `layers` on real strangers, and
-calibration were measured before [neurons alone decided](method/verdicts.md), with rules that also asked what copied
-neurons do; all other tables are of the present rules. [The limit](method/verdicts.md#when-two-layers-match) has the
-largest counts of neurons that strangers and framed models reach."""
+described in `benchmarks/zoo`, `benchmarks/peers` and `benchmarks/metrics.py`. Every decision uses alpha 1e-10, which
+was fixed in advance. [The limit](method/verdicts.md#when-two-layers-match) has the largest counts of neurons that
+strangers and framed models reach."""
 
 NOT_RUN = (
     "- No model was read from the Hub, because the machine had no network. LeaFBench's own 65 models were not tried.",
@@ -140,11 +135,11 @@ def _section_of_experiment(name: str, section_of: Callable[[Row], str]) -> Secti
 SECTIONS: tuple[tuple[str, tuple[str, ...], Section], ...] = (
     (
         "Real models",
-        ("real-pairs", "real-models", "real-strangers-at-layers", "real-seeds"),
+        ("real-pairs", "real-models", "real-strangers-at-layers"),
         real_section,
     ),
+    ("Which relatives are found", ("power",), power_section),
     ("What published methods leave", ("real-methods",), methods_section),
-    ("Strangers of one recipe", ("strangers-at-scale",), strangers_section),
     ("What evading costs", ("real-forgery", "real-pairs", "real-models"), forgery_section),
     ("What framing takes", ("framing",), framing_section),
     ("MDIR as printed", ("plain-mdir",), plain_section),
@@ -153,7 +148,6 @@ SECTIONS: tuple[tuple[str, tuple[str, ...], Section], ...] = (
     ("The zoo", ("zoo-models", "zoo-pairs"), zoo_section),
     ("Others on the same pairs", ("zoo-pairs", "zoo-peers"), peers_section),
     ("Where we lose", ("zoo-pairs", "zoo-peers"), losses_section),
-    ("Calibration", ("calibration-models", "calibration-pairs", "calibration-haar"), calibration_section),
     ("The tail of p", ("neuron-null",), numbers_section),
     ("Reliability", ("reliability",), reliability_section),
     (
@@ -176,7 +170,7 @@ SECTIONS: tuple[tuple[str, tuple[str, ...], Section], ...] = (
 
 FIGURES: tuple[tuple[str, tuple[str, ...], Callable[[Results], Figure]], ...] = (
     ("evidence.png", ("real-pairs", "real-peers"), draw_evidence),
-    ("evidence-calibration.png", ("calibration-pairs",), draw_calibration),
+    ("evidence-power.png", ("power",), draw_power),
     ("evidence-zoo.png", ("zoo-pairs",), draw_zoo),
 )
 """File, required result files and function of each figure."""

@@ -15,7 +15,7 @@ from benchmarks.runner import Row, table
 
 
 def real_section(results: Results) -> str:
-    """Tabulate results on real models, quantised copies, other seeds, and the noise that a "no" excludes."""
+    """Tabulate results on real models, and quantised copies."""
     pairs = results["real-pairs"]
     printed = printed_p(results.get("plain-mdir", []))
     models = {row["model"]: row for row in results["real-models"]}
@@ -65,7 +65,6 @@ def real_section(results: Results) -> str:
                 ],
                 [_format(row, models.get(row["b"], {}), printed) for row in formats],
             ),
-            *_seeds(results.get("real-seeds", [])),
         ]
     )
 
@@ -83,33 +82,6 @@ def names_of(row: Row) -> tuple[str, str]:
     """Return the names of the two real models in a result of MDIR as printed."""
     first, _, second = row["name"].rpartition(" | ")
     return first or SMALL, second
-
-
-def _seeds(rows: Sequence[Row]) -> list[str]:
-    """Describe how verdict, assumption and p of each pair depend on the seed; return [] without results."""
-    if not rows:
-        return []
-    n_seeds = sorted({row["seeds"] for row in rows})
-    with_bounds = [row for row in rows if row["log10_p"] is not None and "homologous" in row["verdicts"]]
-    deviations = [(low - high) / (low + high) for low, high in (row["log10_p"] for row in with_bounds)]
-    by_key = {key: [row for row in rows if len(row[key]) > 1] for key in ("verdicts", "assumptions")}
-    told = {
-        key: "none" if not differing else "; ".join(f"`{row['b']}` {_counts(row[key])}" for row in differing)
-        for key, differing in by_key.items()
-    }
-    return [
-        "### Other seeds",
-        f"{len(rows)} of these pairs were compared with {' and '.join(map(str, n_seeds))} seeds each "
-        "(`python -m benchmarks real-seeds`); each comparison also draws its own neurons from the entropy of the "
-        f"system. Pairs with more than one verdict: {told['verdicts']}. Pairs with more than one assumption: "
-        f"{told['assumptions']}. For {sum(deviation <= 0.05 for deviation in deviations)} of the {len(with_bounds)} "
-        "related pairs with a bound, every log10 p is within 5% of the middle of its pair's range; the largest "
-        f"deviation is {max(deviations):.1%} (`{with_bounds[deviations.index(max(deviations))]['b']}`).",
-    ]
-
-
-def _counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{n} times {name}" for name, n in counts.items())
 
 
 def _strangers_at_layers(rows: list[Row]) -> str:

@@ -96,7 +96,7 @@ def draw_power(results: Results) -> Figure:
                 axes.set_xscale("log")
             if len(curves) > 1:
                 axes.legend(fontsize=SMALL_SIZE, frameon=False, labelcolor=theme.ink, loc="lower left")
-            else:
+            elif label == MEANINGS["noise"]:
                 axes.axvline(excluded, color=theme.null, linestyle="--", linewidth=1.0)
             axes.set_ylim(-0.05, 1.05)
             axes.set_xlabel(label, color=theme.ink, fontsize=SMALL_SIZE)

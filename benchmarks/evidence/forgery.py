@@ -15,11 +15,11 @@ def forgery_section(results: Results) -> str:
     of = {part: [row for row in results["real-forgery"] if row["part"] == part] for part in _PARTS}
     loss = {row["name"]: row["loss"] for row in of["losses"]}
     attacks = [
-        [done[name], f"{nats:.2f}", *_verdict(row_of[name])]
+        [done[name], f"{nats:.2f}", *_verdict(row_of[name]), row_of[name]["settled_by"] or ""]
         for name, nats in sorted(loss.items(), key=lambda each: each[1])
         if name in row_of and row_of[name]["related"]
     ]
-    attacks += [[row["done"], f"{row['loss']:.2f}", *_verdict(row)] for row in of["evading"]]
+    attacks += [[row["done"], f"{row['loss']:.2f}", *_verdict(row), row["settled_by"] or ""] for row in of["evading"]]
     forged = [[row["name"], *_verdict(row)] for row in of["forging"]]
     base, *repaired = sorted(of["repairing"], key=lambda row: row["name"] != "base")
     as_random = next(row["held_out_loss"] for row in results["real-models"] if row["model"] == f"{MODEL}/from-random")
@@ -31,7 +31,7 @@ def forgery_section(results: Results) -> str:
             "The losses of SmolLM2-135M-Instruct are in nats per token on text that it was not trained on: "
             f"{loss[MODEL]:.2f} unchanged, {loss[f'{MODEL}/random']:.2f} with random weights (`python -m "
             "benchmarks real-forgery`).",
-            table("edit | nats per token | verdict | log10 p", attacks),
+            table("edit | nats per token | verdict | log10 p | found by", attacks),
             f"Not found: {'; '.join(missed) or 'none of these'}. Attacks that preserve the function cost nothing, and "
             "they are detected. Attacks that damage the weights make the model worse than random weights long before "
             "they evade detection.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import torch
@@ -54,6 +55,43 @@ def split_neurons(stack: Stack, generator: torch.Generator) -> Stack:
         for reader in (block.up, block.gate):
             reader.weight = torch.cat([reader.weight, reader.weight[chosen]])
         edits.shuffle_neurons(block, generator, signed=True)
+    return stack
+
+
+@torch.no_grad()
+def split_ups(stack: Stack, generator: torch.Generator) -> Stack:
+    """Split 40 % of the neurons in two that share gate and down; random parts of their ups cancel. Shuffle all."""
+    n = stack.blocks[0].up.weight.shape[0]
+    for block in stack.blocks:
+        chosen = torch.randperm(n, generator=generator)[: round(0.4 * n)]
+        up, half = block.up.weight, block.up.weight[chosen] / 2
+        random_part = up.square().mean().sqrt() * torch.randn(half.shape, generator=generator)
+        block.up.weight = torch.cat([up.index_copy(0, chosen, half + random_part), half - random_part])
+        block.gate.weight = torch.cat([block.gate.weight, block.gate.weight[chosen]])
+        block.down.weight = torch.cat([block.down.weight, block.down.weight[:, chosen]], 1)
+        edits.shuffle_neurons(block, generator, signed=True)
+    return stack
+
+
+@torch.no_grad()
+def with_decoy(stack: Stack, generator: torch.Generator) -> Stack:
+    """Put a layer of random weights in front, whose heads and neurons cancel each other."""
+    decoy = copy.deepcopy(stack.blocks[0])
+    for affine in (decoy.q, decoy.k, decoy.v, decoy.o, decoy.up, decoy.gate, decoy.down):
+        size = affine.weight.square().mean().sqrt()
+        affine.weight = size * torch.randn(affine.weight.shape, generator=generator)
+    if decoy.q.bias is not None:
+        decoy.q.bias = torch.zeros_like(decoy.q.bias)
+    n_groups, head_dim = stack.n_kv_heads, stack.head_dim
+    queries = decoy.q.weight.view(n_groups, -1, head_dim, decoy.q.weight.shape[1])
+    queries[:, 1:] = queries[:, :1]
+    outputs = decoy.o.weight.view(decoy.o.weight.shape[0], n_groups, -1, head_dim)
+    outputs[:, :, -1] = -outputs[:, :, :-1].sum(dim=2)
+    half = decoy.up.weight.shape[0] // 2
+    for reader in (decoy.up, decoy.gate):
+        reader.weight[half:] = reader.weight[:half]
+    decoy.down.weight[:, half:] = -decoy.down.weight[:, :half]
+    stack.blocks.insert(0, decoy)
     return stack
 
 

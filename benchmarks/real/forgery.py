@@ -39,7 +39,18 @@ N_SEQUENCES = 2
 
 Weights = dict[str, torch.Tensor]
 ATTACKS = (
-    *("base", "random", "rotated", "hidden", "rescaled", "split-neurons", "outliers", "noisy-axes", "without-top-16"),
+    *(
+        "base",
+        "random",
+        "rotated",
+        "hidden",
+        "rescaled",
+        "split-neurons",
+        "split-ups",
+        "outliers",
+        "noisy-axes",
+        "without-top-16",
+    ),
     *("with-rank-16", "noise-1", "noise-3", "noise-10", "noise-20", "rotated-noise-1", "swapped-embeddings"),
 )
 
@@ -145,6 +156,17 @@ def evading(how: Edited) -> Row:
     return {**row, **_compared_with_original(made)}
 
 
+def laundered() -> Row:
+    """Hide a copy in every way that costs nothing, and leave the tokenizer as it was over reordered rows."""
+    how = EDITS["decoy"]
+    made = edited(load(built(Model(SMALL))), how)
+    row = {"part": "evading", "name": "laundered", "done": f"{how.done}, false tokens", "loss": _loss(made)}
+    order = torch.randperm(made.config.vocab_size, generator=torch.Generator().manual_seed(0))
+    for rows in {made.get_input_embeddings().weight, made.get_output_embeddings().weight}:
+        rows.data = rows.data[order]
+    return {**row, **_compared_with_original(made)}
+
+
 def repairing(how: Edited | None) -> Row:
     """Repair an attacked model by training; without an attack, measure the model itself."""
     base, steps = built(Model(SMALL)), TRAINED["from-random"].steps
@@ -205,6 +227,7 @@ def cases() -> Iterator[Case]:
         yield Case(("losses", Model(SMALL, member).name), partial(losses, member))
     for how in FURTHER:
         yield Case(("evading", how.name), partial(evading, how))
+    yield Case(("evading", "laundered"), laundered)
     for attack in (None, *REPAIRED):
         yield Case(("repairing", "base" if attack is None else attack.name), partial(repairing, attack))
     for name in PLANTED:

@@ -236,6 +236,20 @@ EDITS = {
             "split-neurons", "half of the neurons split in two, shuffled", attacks.split_neurons, True, is_attack=True
         ),
         Edited(
+            "split-ups",
+            "40 % of the neurons split in two by ups that differ at random, shuffled",
+            attacks.split_ups,
+            True,
+            is_attack=True,
+        ),
+        Edited(
+            "decoy",
+            "a layer that cancels itself in front, residual stream rotated, heads and neurons reordered",
+            one_after_the_other(attacks.with_decoy, heads_and_neurons, edits.turn_stream),
+            True,
+            is_attack=True,
+        ),
+        Edited(
             "outliers", "one entry in a thousand an outlier, four channels times 30", attacks.outliers, is_attack=True
         ),
         Edited("noisy-axes", "noise of 5 RMS on half of the channels", attacks.noisy_axes, is_attack=True),

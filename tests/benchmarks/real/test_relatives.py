@@ -28,7 +28,7 @@ MODELS = {
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
 }
-IN_THE_LAYERS = ("heads-neurons", "values-turned", "half-depth", "upscaled", "rescaled", "split-neurons")
+IN_THE_LAYERS = ("heads-neurons", "values-turned", "half-depth", "upscaled", "rescaled", "split-neurons", "split-ups")
 """Edits that do not change the embeddings."""
 
 

@@ -8,18 +8,29 @@ from benchmarks.runner import Row, table
 MODEL = "smollm2-135m-instruct"
 
 
-def forgery_section(results: Results) -> str:
-    """Tabulate attacks by their cost, and forgeries by the weights that they copy."""
+def attack_rows(results: Results) -> tuple[list[list[str]], float, float]:
+    """Return a row for each attack, and the losses of the model and of random weights, in nats per token."""
     row_of = {row["b"]: row for row in results["real-pairs"] if row["a"] == MODEL}
     done = {row["model"]: row["done"] for row in results["real-models"]}
-    of = {part: [row for row in results["real-forgery"] if row["part"] == part] for part in _PARTS}
-    loss = {row["name"]: row["loss"] for row in of["losses"]}
-    attacks = [
+    forgery = results["real-forgery"]
+    loss = {row["name"]: row["loss"] for row in forgery if row["part"] == "losses"}
+    rows = [
         [done[name], f"{nats:.2f}", *_verdict(row_of[name]), row_of[name]["settled_by"] or ""]
         for name, nats in sorted(loss.items(), key=lambda each: each[1])
         if name in row_of and row_of[name]["related"]
     ]
-    attacks += [[row["done"], f"{row['loss']:.2f}", *_verdict(row), row["settled_by"] or ""] for row in of["evading"]]
+    rows += [
+        [row["done"], f"{row['loss']:.2f}", *_verdict(row), row["settled_by"] or ""]
+        for row in forgery
+        if row["part"] == "evading"
+    ]
+    return rows, loss[MODEL], loss[f"{MODEL}/random"]
+
+
+def forgery_section(results: Results) -> str:
+    """Tabulate attacks by their cost, and forgeries by the weights that they copy."""
+    of = {part: [row for row in results["real-forgery"] if row["part"] == part] for part in _PARTS}
+    attacks, of_base, of_random = attack_rows(results)
     forged = [[row["name"], *_verdict(row)] for row in of["forging"]]
     base, *repaired = sorted(of["repairing"], key=lambda row: row["name"] != "base")
     as_random = next(row["held_out_loss"] for row in results["real-models"] if row["model"] == f"{MODEL}/from-random")
@@ -29,7 +40,7 @@ def forgery_section(results: Results) -> str:
         [
             "## What evading costs, and what forging takes",
             "The losses of SmolLM2-135M-Instruct are in nats per token on text that it was not trained on: "
-            f"{loss[MODEL]:.2f} unchanged, {loss[f'{MODEL}/random']:.2f} with random weights (`python -m "
+            f"{of_base:.2f} unchanged, {of_random:.2f} with random weights (`python -m "
             "benchmarks real-forgery`).",
             table("edit | nats per token | verdict | log10 p | found by", attacks),
             f"Not found: {'; '.join(missed) or 'none of these'}. Attacks that preserve the function cost nothing, and "
@@ -56,4 +67,4 @@ def _verdict(row: Row) -> tuple[str, str]:
     return f"{row['verdict']}{reason}", f"{row['log10_p']:,.1f}" if row["log10_p"] else ""
 
 
-_PARTS = ("losses", "evading", "repairing", "forging")
+_PARTS = ("repairing", "forging")

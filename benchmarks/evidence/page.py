@@ -14,6 +14,7 @@ from benchmarks.evidence.costs import growth_section
 from benchmarks.evidence.figure import draw_evidence
 from benchmarks.evidence.forgery import forgery_section
 from benchmarks.evidence.framing import framing_section
+from benchmarks.evidence.front import NEEDS, draw_framing, front_sections
 from benchmarks.evidence.losses import losses_section
 from benchmarks.evidence.methods import methods_section
 from benchmarks.evidence.numbers import numbers_section
@@ -62,11 +63,9 @@ def make_evidence(results: Results) -> Evidence:
     pages = {f"{PAGES}/{_slug(section)}.md": _page_of(section) for section in sections}
     more = "\n".join(f"- [{_title(section)}]({place})" for place, section in zip(pages, sections, strict=True))
     figures = {name: draw(results) for name, needs, draw in FIGURES if all(need in results for need in needs)}
-    picture = [f"![{figures[name].get_label()}](images/{name})" for name in ("evidence.png",) if name in figures]
     front = [
         OPENING,
-        *picture,
-        *map(_in_short, sections[:1]),
+        *(front_sections(results, PAGES) if all(need in results for need in NEEDS) else ()),
         f"## All tables\n\n{more}",
         f"## What was not run\n\n{not_run}",
     ]
@@ -91,21 +90,6 @@ def _page_of(section: str) -> str:
 
     return re.sub(r"\]\((?!https?://|#)([^)#\s]+)", moved, lower).strip() + "\n"
 
-
-def _in_short(section: str) -> str:
-    """Return the text before the rows of all pairs, and a summary of the pairs made by third parties."""
-    before, head, rows = re.split(r"^(\| reference \| candidate .*\n\|[-| ]+\|\n)", section, maxsplit=1, flags=re.M)
-    family = [line for line in rows.splitlines() if "| third party |" in line]
-    return (
-        f"{before}{_FAMILY}\n\nThe table shows the pairs that other people made. [Real models]({PAGES}/real-models.md) "
-        f"has all rows.\n\n{head}" + "\n".join(family)
-    )
-
-
-_FAMILY = """Five of these models were trained by different people and belong to one family. MiniLM-L6 is declared
-to have every second layer of MiniLM-L12, the base of the reranker. The packages do not declare that bge-small and the
-ColBERT also descend from MiniLM-L12, or that paraphrase-L3 has its layers 3, 7 and 11; we measured both. The ColBERT is
-closest to bge-small, as the trace over rank shows."""
 
 OPENING = """# Evidence
 
@@ -170,6 +154,7 @@ SECTIONS: tuple[tuple[str, tuple[str, ...], Section], ...] = (
 
 FIGURES: tuple[tuple[str, tuple[str, ...], Callable[[Results], Figure]], ...] = (
     ("evidence.png", ("real-pairs", "real-peers"), draw_evidence),
+    ("evidence-framing.png", ("framing",), draw_framing),
     ("evidence-power.png", ("power",), draw_power),
     ("evidence-zoo.png", ("zoo-pairs",), draw_zoo),
 )

@@ -100,7 +100,7 @@ def _strangers_at_layers(rows: list[Row]) -> str:
 
 def real_peers_section(results: Results) -> str:
     """Tabulate how well other methods separate relatives of real models from strangers."""
-    rows = [*printed_as_peer(results.get("plain-mdir", []), results["real-peers"]), *results["real-peers"]]
+    rows = rows_of_peers(results)
     head = ["peer", "relatives above every stranger", "by its threshold", "strangers", "no answer", "s"]
     return "\n\n".join(
         [
@@ -108,9 +108,16 @@ def real_peers_section(results: Results) -> str:
             "Each peer scores some of the pairs of real models (`python -m benchmarks real-peers`). Few of these pairs "
             f"are strangers, so the first column overestimates a peer. {PlainMdir.name}: the pairs whose models were "
             "on disk (`python -m benchmarks plain-mdir`).",
-            table(head, [_peer(name, [row for row in rows if row["peer"] == name]) for name in _in_order(rows)]),
+            table(
+                head, [peer_row(name, [row for row in rows if row["peer"] == name]) for name in peers_in_order(rows)]
+            ),
         ]
     )
+
+
+def rows_of_peers(results: Results) -> list[Row]:
+    """Return the scores of all methods on real models, MDIR as printed first."""
+    return [*printed_as_peer(results.get("plain-mdir", []), results["real-peers"]), *results["real-peers"]]
 
 
 def printed_as_peer(plain: Sequence[Row], rows: Sequence[Row]) -> list[Row]:
@@ -156,11 +163,13 @@ def _number(model: Row, field: str) -> str:
     return f"{model[field]:.1f}" if field in model else ""
 
 
-def _in_order(rows: list[Row]) -> list[str]:
+def peers_in_order(rows: list[Row]) -> list[str]:
+    """Return the names of the methods, each once."""
     return list(dict.fromkeys(row["peer"] for row in rows))
 
 
-def _peer(name: str, rows: list[Row]) -> list[str]:
+def peer_row(name: str, rows: list[Row]) -> list[str]:
+    """Return the row of a method: how many relatives score above every stranger, and its errors and seconds."""
     scored = [row for row in rows if row["score"] is not None]
     relatives = [row["score"] for row in scored if row["related"]]
     strangers = [row["score"] for row in scored if not row["related"]]

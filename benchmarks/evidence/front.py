@@ -97,8 +97,8 @@ def _framing(rows: list[Row], pages: str) -> str:
         [
             "## What a framer reaches",
             "Models were prepared to look like relatives of a victim; each was compared with ten fresh samples. A "
-            "match needs 32 certain neurons of 64. Counts are of the step by number; soups below 32 were found by a step "
-            "that reads more rows. A copied row counts as a copy, whatever it does. "
+            "match needs 32 certain neurons of 64. Counts are of the step by number; soups below 32 were found by a "
+            "step that reads more rows. A copied row counts as a copy, whatever it does. "
             f"[All models]({pages}/what-framing-takes.md).",
             "![Largest count of certain neurons of each framed model](images/evidence-framing.png)",
             table("preparation | copied | models | most certain neurons of 64 | verdicts", body),
@@ -119,8 +119,8 @@ def draw_framing(results: Results) -> Figure:
             theme,
             HEAD + 1.9,
             "Largest count of certain neurons of each framed model",
-            "Each mark is a model, with the largest count by number of 64 neurons in ten samples; the line is the limit of\n"
-            "a match. Rings were not called homologous. Marks below the line were found by a step that reads more rows.",
+            "Each mark is a model, with the largest count by number in ten samples; the line is the limit of a match.\n"
+            "Rings were not called homologous. Discs below the line were found by a step that reads more rows.",
             width=9.6,
         )
         axes = add_axes(figure, theme, 1.4, 0.5, 8.0, 1.2)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.evidence.costs import growth_section
 from benchmarks.evidence.figure import draw_evidence
+from benchmarks.evidence.filled import fill_pages
 from benchmarks.evidence.forgery import forgery_section
 from benchmarks.evidence.framing import framing_section
 from benchmarks.evidence.front import NEEDS, draw_framing, front_sections
@@ -163,7 +164,9 @@ FIGURES: tuple[tuple[str, tuple[str, ...], Callable[[Results], Figure]], ...] = 
 
 def write_evidence() -> None:
     """Write the pages and their figures."""
-    evidence = make_evidence(read_results())
+    results = read_results()
+    evidence = make_evidence(results)
+    fill_pages(results)
     (DOCS / PAGES).mkdir(exist_ok=True)
     for place, text in evidence.pages.items():
         (DOCS / place).write_text(text, encoding="utf-8")

@@ -54,12 +54,13 @@ def is_found(row: Row) -> bool:
     return any(number is not None and number < LOG10_ALPHA for number in numbers)
 
 
-def _is_ours(row: Row) -> bool:
+def is_ours(row: Row) -> bool:
+    """Return whether the checker calls a pair related."""
     return any(result["verdict"] == "homologous" for result in row["ours"].values())
 
 
 def _differs(row: Row) -> bool:
-    return is_found(row) is not _is_ours(row)
+    return is_found(row) is not is_ours(row)
 
 
 def _counts(title: str, rows: Sequence[Row]) -> list[str]:
@@ -69,10 +70,10 @@ def _counts(title: str, rows: Sequence[Row]) -> list[str]:
         title,
         str(len(related)),
         str(sum(map(is_found, related))),
-        str(sum(map(_is_ours, related))),
+        str(sum(map(is_ours, related))),
         str(len(strangers)),
         str(sum(map(is_found, strangers))),
-        str(sum(map(_is_ours, strangers))),
+        str(sum(map(is_ours, strangers))),
     ]
 
 

@@ -36,6 +36,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     arguments.add_output(parser, "the index (build) or the folder of the atlas", metavar="PATH")
     parser.add_argument("--dataset", metavar="owner/name", help="publish: the data set; atlas: also publish there")
     parser.add_argument("--name", help="publish: name of the file or folder in the data set (default: its local name)")
+    parser.add_argument(
+        "--restart", action="store_true", help="build, atlas: read all again, and replace the index when it is whole"
+    )
     arguments.add_json(parser)
     arguments.add_reading(parser)
     parser.set_defaults(
@@ -53,7 +56,7 @@ def _usage_error(options: argparse.Namespace) -> str | None:
             return "name a file or folder"
         return "name base models, or lists of them with --from, --author or --collection"
     if options.action == "publish":
-        if len(options.models) != 1 or options.dataset is None or options.output is not None:
+        if len(options.models) != 1 or options.dataset is None or options.output is not None or options.restart:
             return "use index publish FILE|DIR --dataset owner/name"
         return None
     if options.output is None:
@@ -102,6 +105,7 @@ def _build(options: argparse.Namespace) -> int:
         on_model=report,
         reading=arguments.reading_of(options),
         listeners=arguments.listeners_of(options),
+        restart=options.restart,
     )
     if n_failed == len(names):
         raise InputError("none of the models could be added; the index is unchanged", subject=str(options.output))
@@ -129,6 +133,7 @@ def _atlas(options: argparse.Namespace) -> int:
         on_model=report,
         reading=arguments.reading_of(options),
         listeners=arguments.listeners_of(options),
+        restart=options.restart,
     )
     counts = {"output": str(options.output), "bases": [{"repo": base.repo, "state": base.state} for base in table]}
     if not options.json:

@@ -129,10 +129,12 @@ def build_atlas(
     on_model: Callable[[BaseOutcome], None] = lambda outcome: None,
     reading: Reading = Reading(),
     listeners: Listeners = Listeners(progress=False),
+    restart: bool = False,
 ) -> tuple[AtlasBase, ...]:
     """Build or extend an atlas, skipping bases that are stored at their newest commit.
 
-    Even if interrupted, writes the index, table and card to ``folder``.
+    Even if interrupted, writes the index, table and card to ``folder``. With ``restart``, every base is read again,
+    and the earlier index stays until the new one is whole.
 
     Raises:
         InputError: If the folder cannot be used, or no base of a new atlas can be opened.
@@ -159,6 +161,7 @@ def build_atlas(
                 choosing=_one_of_each_family(bases),
                 reading=reading,
                 listeners=listeners,
+                restart=restart,
             )
         finally:
             models_held = (

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mdir_hf.cli import arguments
-from mdir_hf.cli.early import check_input_file, check_save_file, check_save_folder
+from mdir_hf.cli.early import check_index, check_input_file, check_save_file, check_save_folder
 from mdir_hf.cli.output import loading, remark, say
 from mdir_hf.cli.survey import add_list_arguments, is_list_given, list_usage_error, listed_models
 from mdir_hf.errors import InputError
@@ -66,14 +66,24 @@ def _usage_error(options: argparse.Namespace) -> str | None:
 
 def _check_files(options: argparse.Namespace) -> None:
     if options.action == "publish":
-        if not Path(options.models[0]).exists():
+        path = Path(options.models[0])
+        if not path.exists():
             raise InputError("there is no such file or folder", subject=options.models[0])
+        if path.is_file():
+            check_index(path)
     elif options.action == "build":
         check_save_file(options.output)
+        if options.output.exists():
+            check_index(options.output)
+        if not (options.author or options.collection or listed_models(options)):
+            raise InputError("the lists name no base models")
     else:
+        from mdir_hf.lineage.index.table import read_list
+
         check_save_folder(options.output)
         for name in filter(_is_table, options.models):
             check_input_file(Path(name))
+            read_list(Path(name))
 
 
 def _base_models(options: argparse.Namespace) -> list[str]:
@@ -117,7 +127,8 @@ def _build(options: argparse.Namespace) -> int:
 
 def _atlas(options: argparse.Namespace) -> int:
     with loading():
-        from mdir_hf.lineage.index.atlas import AtlasBase, build_atlas, read_list, summary_of
+        from mdir_hf.lineage.index.atlas import build_atlas, summary_of
+        from mdir_hf.lineage.index.table import AtlasBase, read_list
 
     tables = [name for name in options.models if _is_table(name)]
     options.models = [name for name in options.models if not _is_table(name)]

@@ -8,8 +8,9 @@ from pathlib import Path
 from mdir_hf.errors import InputError
 from mdir_hf.lineage.cards.verify_lineage import MEASURED
 from mdir_hf.lineage.family import Family
-from mdir_hf.lineage.index.atlas import CARD, INDEX, TABLE
+from mdir_hf.lineage.index.atlas import CARD, INDEX
 from mdir_hf.lineage.index.base_index import BaseIndex
+from mdir_hf.lineage.index.table import TABLE
 from mdir_hf.lineage.survey import RESULTS
 from mdir_hf.lineage.survey.folder import read_survey
 from mdir_hf.model.hub.pull_request import ProposedCommit, PullRequest, open_pull_request

@@ -5,8 +5,10 @@ python -m benchmarks.space_visitors [--visitors 60] [--seconds 120] [--rounds 1]
 The script runs ``mdir-hf space --limited`` against a local Hub with small models. Visitors have addresses of their own
 and act in a loop: a third load the page, a third ask a question with a stored answer (on the page or through the API),
 a sixth ask a new one and wait for the answer, a sixth ask a new one and leave after two seconds. Reads from the Hub are
-slow enough that a new question takes some seconds, so visitors ask more than the server can answer. Before the visitors
-and 30 seconds after each round, the script measures the time of a new question and the memory of the main process.
+slow enough that a new question takes some seconds, so visitors ask more than the server can answer. The time of an
+answer on the page begins with the click. Before the visitors and 30 seconds after each round, the script measures the
+time of a new question and the memory of the main process. The first round fills threads and caches; later ones should
+not add more than 5 %. ``tests/space/live/test_leaks.py`` counts objects.
 ``--write`` stores the figures in ``benchmarks/results/space``.
 """
 
@@ -68,13 +70,32 @@ def page(
     until: Callable[[], bool] = lambda: False,
 ) -> str:
     """Open the page and compare, as a browser does; optionally close the tab early."""
+    return compare(client, opened_page(client), reference, candidate, alpha, level=level, stays_s=stays_s, until=until)
+
+
+def opened_page(client: httpx.Client) -> int:
+    """Open the page, and return the number of the event that its button starts."""
     client.get("/").raise_for_status()
     config = client.get("/config").json()
     asking = [
         dependency for dependency in config["dependencies"] if dependency["targets"] and len(dependency["inputs"]) == 4
     ]
     # The others fill one part of the page each.
-    click = max(asking, key=lambda dependency: len(dependency["outputs"]))["id"]
+    return int(max(asking, key=lambda dependency: len(dependency["outputs"]))["id"])
+
+
+def compare(
+    client: httpx.Client,
+    click: int,
+    reference: str,
+    candidate: str,
+    alpha: float,
+    *,
+    level: str = "auto",
+    stays_s: float | None = None,
+    until: Callable[[], bool] = lambda: False,
+) -> str:
+    """Click the button of an open page, and wait for the answer."""
     session = uuid.uuid4().hex
     data = [reference, candidate, level, f"{alpha:.3g}"]
     joined = client.post("/gradio_api/queue/join", json={"data": data, "fn_index": click, "session_hash": session})
@@ -120,17 +141,19 @@ class Visitors:
             time.sleep(chance.uniform(0.0, PAUSE_S))
             while (started := time.monotonic()) < until:
                 try:
-                    outcome = self._act(kind, client, until)
+                    click = opened_page(client) if kind == "cached, page" else 0
+                    started = time.monotonic()
+                    outcome = self._act(kind, client, until, click)
                 except httpx.HTTPError as exc:
                     outcome = f"broken: {type(exc).__name__}"
                 self.acts.append(Act(kind, outcome, time.monotonic() - started))
                 time.sleep(chance.uniform(0.0, 2 * PAUSE_S))
 
-    def _act(self, kind: str, client: httpx.Client, until: float) -> str:
+    def _act(self, kind: str, client: httpx.Client, until: float, click: int) -> str:
         if kind == "page":
             return "answered" if client.get("/").status_code == 200 else "refused"
         if kind == "cached, page":
-            return page(client, BASE, RELATED, 1e-10)
+            return compare(client, click, BASE, RELATED, 1e-10)
         if kind == "cached, API":
             return ask(client, [BASE, RELATED, "auto", 1e-10])
         return self.ask_new(client, until - time.monotonic() if kind == "patient" else LEAVES_S)
@@ -228,7 +251,13 @@ def run(n_visitors: int, seconds: float, n_rounds: int) -> dict[str, Any]:
                 memory = main_memory(server.process.pid)
                 rounds.append({**figures, "new question after": round(after_s, 2), "memory": memory})
             faults = [line for line in server.lines if "Traceback" in line]
-    return {"new question idle": round(idle_s, 2), "memory before": before, "rounds": rounds, "faults": len(faults)}
+    return {
+        "new question idle": round(idle_s, 2),
+        "memory before": before,
+        "memory after the last round, of that after the first": round(rounds[-1]["memory"] / rounds[0]["memory"], 3),
+        "rounds": rounds,
+        "faults": len(faults),
+    }
 
 
 def main() -> None:

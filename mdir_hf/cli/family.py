@@ -104,4 +104,4 @@ def _index(options: argparse.Namespace) -> BaseIndex:
 
 
 def _show(family: Family, options: argparse.Namespace) -> None:
-    say((family.to_json() if options.json else str(family)) + "\n", is_prose=False)
+    say((family.to_json() if options.json else str(family)) + "\n", is_prose=not options.json)

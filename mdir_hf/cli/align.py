@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
         content = json.loads((options.output / RESULT).read_bytes())  # its hash has just been checked
         content["output"] = str(options.output)
         done = "it is complete; --restart writes it again:"
-    say(json.dumps(content, indent=2) + "\n" if options.json else _text(content, RESULT))
+    say(json.dumps(content, indent=2) + "\n" if options.json else _text(content, RESULT), is_prose=not options.json)
     remark(f"{done} {options.output}\n")
     return 0
 

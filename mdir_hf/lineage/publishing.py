@@ -18,7 +18,7 @@ from mdir_hf.render.layer_words import layers_text
 from mdir_hf.render.projection_words import drift_text
 from mdir_hf.render.text import plain
 from mdir_hf.report import HomologyReport
-from mdir_hf.writing import write_file
+from mdir_hf.writing import write_together
 
 
 def save_family(family: Family, folder: Path) -> tuple[Path, ...]:
@@ -33,11 +33,7 @@ def save_family(family: Family, folder: Path) -> tuple[Path, ...]:
 
         contents["family.svg"] = figure_bytes(draw_dendrogram([family.apart]), "svg")
     contents["family.md"] = family_section(family, has_picture="family.svg" in contents).encode()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return tuple(write_file(folder / name, content) for name, content in contents.items())
-    except OSError as exc:
-        raise InputError(f"cannot write it: {exc.strerror}", subject=str(folder)) from exc
+    return write_together(folder, contents)
 
 
 def _measured(report: HomologyReport) -> str:
